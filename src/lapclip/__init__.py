@@ -1,0 +1,32 @@
+"""lapclip: train, understand and ship CLIP on the computer you own.
+
+    import lapclip
+    model = lapclip.load("runs/first-run")
+    model.encode_text(["a red cat on the left, at night."])
+
+Names load on first use, so that `import lapclip` is quick.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from lapclip.embedder import Embedder, load
+    from lapclip.errors import LapclipError
+
+__version__ = "0.1.0"
+__all__ = ["Embedder", "LapclipError", "__version__", "load"]
+
+_HOMES = {"Embedder": "lapclip.embedder", "load": "lapclip.embedder", "LapclipError": "lapclip.errors"}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(importlib.import_module(_HOMES[name]), name)
+    raise AttributeError(f"module 'lapclip' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

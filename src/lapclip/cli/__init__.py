@@ -1,0 +1,59 @@
+"""The command line: parse, call, print. No logic, and no torch until a command needs it."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+from cyclopts import App
+from cyclopts.exceptions import CycloptsError
+
+from lapclip import __version__
+from lapclip.cli.models import model
+from lapclip.cli.runs import runs, stop
+from lapclip.cli.scores import evaluate
+from lapclip.cli.training import resume, train
+from lapclip.errors import LapclipError
+
+app = App(
+    name="lapclip",
+    version=__version__,
+    help="Train, understand and ship CLIP on the computer you own.\n\nExample: `lapclip train`",
+    help_format="markdown",
+    help_epilogue="Every command takes `--json` for scripts and `--debug` for the traceback of an error.",
+)
+app.command(train, sort_key=1)
+app.command(resume, sort_key=2)
+app.command(stop, sort_key=3)
+app.command(runs, sort_key=4)
+app.command(evaluate, name="eval", sort_key=5)
+app.command(model, sort_key=6)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run a command. Exit status: 0 done, 1 a fault of ours, 2 the user's input, 130 and 143 stopped by a signal."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    debug, as_json = "--debug" in arguments, "--json" in arguments
+    try:
+        status = app(arguments, exit_on_error=False, print_error=False, result_action="return_value")
+    except (LapclipError, CycloptsError) as error:
+        if debug:
+            raise
+        status = 2
+        hint = "" if isinstance(error, LapclipError) else "\nTry: lapclip --help"
+        _report(f"{str(error).strip()}{hint}", as_json)
+    except KeyboardInterrupt:
+        status = 130
+        _report("Interrupted.", as_json)
+    except Exception as error:
+        if debug:
+            raise
+        status = 1
+        _report(f"A fault in lapclip: {type(error).__name__}: {error}\nTry: the same command with --debug", as_json)
+    sys.exit(status)
+
+
+def _report(message: str, as_json: bool) -> None:
+    print(message, file=sys.stderr)
+    if as_json:
+        print(json.dumps({"error": message}))

@@ -1,0 +1,41 @@
+"""`lapclip model`."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+from lapclip.cli.output import Common, emit
+
+
+def model(name: str, /, *, common: Common | None = None) -> int:
+    """Show the shape of a named model and count its parameters.
+
+    Examples:
+
+    - `lapclip model seed`
+    - `lapclip model vit-b-32 --json`
+
+    Parameters
+    ----------
+    name
+        mini, tiny, seed, seed-as-written, vit-b-32 or vit-b-16.
+    """
+    import torch
+
+    from lapclip.model.clip import CLIP, count_parameters
+    from lapclip.model.zoo import named_shape
+
+    shape = named_shape(name)
+    with torch.device("meta"):  # counts without filling memory
+        built = CLIP(shape)
+    counts = {
+        "parameters": count_parameters(built),
+        "image_parameters": count_parameters(built.image),
+        "text_parameters": count_parameters(built.text),
+    }
+    lines = [f"[bold]{name}[/bold]  {counts['parameters']:,} parameters"]
+    lines += [f"  {what:<18}{counts[f'{what}_parameters']:>14,}" for what in ("image", "text")]
+    lines += [f"  {field:<18}{value:>14,}" for field, value in asdict(shape).items() if field != "name"]
+    recipe = {"mini": "lapclip train", "seed": "lapclip train --recipe seed"}.get(name, f"lapclip train --set model.name={name}")
+    emit({"name": name, **counts}, [*lines, f"Next: {recipe}"], common)
+    return 0

@@ -1,0 +1,71 @@
+"""`lapclip runs` and `lapclip stop`."""
+
+from __future__ import annotations
+
+import time
+from datetime import datetime
+from typing import Any
+
+from lapclip.cli.output import Common, console, emit
+from lapclip.errors import RunError
+from lapclip.records.runs import Run, all_runs, find_run
+from lapclip.records.store import read_events
+
+
+def runs(*, common: Common | None = None) -> int:
+    """List the runs in this folder, the newest last.
+
+    Example: `lapclip runs`
+    """
+    rows = [_row(run) for run in all_runs()]
+    lines = [f"[bold]{'name':<24}{'state':<10}{'step':>14}  {'best':>6}  started[/bold]"]
+    for row in rows:
+        progress = f"{row['step']:,}/{row['steps']:,}"
+        best = f"{row['best']:.1%}" if row["best"] is not None else "-"
+        started = datetime.fromtimestamp(row["started"]).strftime("%Y-%m-%d %H:%M") if row["started"] else "-"
+        lines.append(f"{row['name']:<24}{row['state']:<10}{progress:>14}  {best:>6}  {started}")
+    unfinished = [row["name"] for row in rows if row["state"] in ("died", "stopped", "failed")]
+    ending = [f"Next: lapclip resume {unfinished[-1]}"] if unfinished else []
+    emit({"runs": rows}, [*lines, *ending] if rows else ["No runs here yet.", "Next: lapclip train"], common)
+    return 0
+
+
+def stop(run: str | None = None, /, *, common: Common | None = None) -> int:
+    """Ask a running run to save and end, and wait until it has.
+
+    Examples:
+
+    - `lapclip stop`
+    - `lapclip stop first-run-2`
+
+    Parameters
+    ----------
+    run
+        The run's name; without one, the newest.
+    """
+    found = find_run(run)
+    found.read_settings()
+    if found.state != "running":
+        raise RunError(f"{found.path} is not running; it is {found.state}.", hint="lapclip runs")
+    found.ask_to_stop()
+    with console().status(f"{found.name} finishes its step and saves"):
+        while found.state == "running":
+            time.sleep(0.2)
+    row = _row(found)
+    result = {"run": str(found.path), "state": row["state"], "step": row["step"]}
+    emit(result, [f"{found.path} is {row['state']} after step {row['step']:,}.", f"Go on: lapclip resume {found.name}"], common)
+    return 0
+
+
+def _row(run: Run) -> dict[str, Any]:
+    """A run as `lapclip runs` shows it."""
+    step, steps, best, started = 0, 0, None, None
+    for event in read_events(run.events):
+        match event["type"]:
+            case "started":
+                steps, started = event["steps"], started or event["time"]
+            case "step":
+                step = event["step"]
+            case "evaluation" if event.get("best"):
+                best = event["evaluation"]["t2i_r1"]
+    return {"name": run.name, "state": run.state, "step": step, "steps": steps, "best": best, "started": started}

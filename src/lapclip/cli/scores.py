@@ -1,0 +1,44 @@
+"""`lapclip eval`, and how scores look."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lapclip.cli.output import Common, display, emit
+
+
+def evaluate(run: str | None = None, /, *, common: Common | None = None) -> int:
+    """Score a run's best model on pictures and captions that neither trained nor chose it.
+
+    Examples:
+
+    - `lapclip eval`
+    - `lapclip eval first-run --json`
+
+    Parameters
+    ----------
+    run
+        The run's name; without one, the newest.
+    """
+    from lapclip import launch
+
+    with display() as shown:
+        result = launch.evaluate(run, launch.Hooks(data_progress=shown.data_progress))
+    emit(result, [f"{result['run']}, split {result['split']}", *score_table(result["evaluation"])], common)
+    return 0
+
+
+def score_table(evaluation: dict[str, Any]) -> list[str]:
+    """Recall both ways beside chance, with 95 % intervals of R@1."""
+    lines = [f"[bold]held-out pairs: {evaluation['candidates']} candidates[/bold]       R@1     R@5    R@10   R@1 95 % interval"]
+    for way, text in (("t2i", "text to image"), ("i2t", "image to text")):
+        recalls = "".join(f"{evaluation[f'{way}_r{rank}']:>8.1%}" for rank in (1, 5, 10))
+        low, high = evaluation["intervals"][f"{way}_r1"]
+        lines.append(f"  {text:<33}{recalls}   {low:.1%} to {high:.1%}")
+    chances = "".join(f"{min(1, rank * evaluation['chance']):>8.1%}" for rank in (1, 5, 10))
+    lines.append(f"  [dim]{'chance':<33}{chances}[/dim]")
+    if batch := evaluation.get("in_batch"):
+        low, high = batch["interval"]
+        what = f"accuracy in batches of {batch['size']}"
+        lines.append(f"  {what:<33}{batch['accuracy']:>8.1%}{'':16}   {low:.1%} to {high:.1%}, chance {batch['chance']:.1%}")
+    return lines

@@ -1,0 +1,98 @@
+"""`lapclip train` and `lapclip resume`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Parameter
+
+from lapclip.cli.output import Common, display, emit
+from lapclip.cli.scores import score_table
+from lapclip.config import DEFAULT_RECIPE
+
+if TYPE_CHECKING:
+    from lapclip.launch import Outcome
+
+
+def train(
+    *,
+    recipe: str = DEFAULT_RECIPE,
+    minutes: float | None = None,
+    name: str | None = None,
+    settings: Annotated[tuple[str, ...], Parameter(name="--set", negative="")] = (),
+    common: Common | None = None,
+) -> int:
+    """Train a model from scratch on pictures and captions that lapclip draws itself.
+
+    The run is a folder under runs/: settings, events, log, checkpoints and the best model. Ctrl-C saves and ends;
+    `lapclip resume` goes on.
+
+    Examples:
+
+    - `lapclip train`
+    - `lapclip train --minutes 2 --name quick`
+    - `lapclip train --recipe seed --set train.epochs=3`
+
+    Parameters
+    ----------
+    recipe
+        A recipe's name (first-run, seed, seed-gpu) or a TOML file. Example: lapclip train --recipe seed
+    minutes
+        Fill this many minutes; the schedule is fitted to them. Example: lapclip train --minutes 10
+    name
+        Name of the run's folder under runs/. Example: lapclip train --name mine
+    settings
+        Change a setting of the recipe; may be repeated. Example: lapclip train --set train.batch_size=64
+    """
+    from lapclip import launch
+
+    with display() as shown:
+        outcome = launch.start(recipe, list(settings), minutes, name, launch.Hooks([shown], shown.data_progress))
+    emit(outcome.to_dict(), summary(outcome), common)
+    return outcome.exit_status
+
+
+def resume(run: str | None = None, /, *, common: Common | None = None) -> int:
+    """Go on with a run that was stopped, killed or put to sleep; it ends with the result it would have had.
+
+    Examples:
+
+    - `lapclip resume`
+    - `lapclip resume first-run-2`
+
+    Parameters
+    ----------
+    run
+        The run's name; without one, the newest.
+    """
+    from lapclip import launch
+
+    with display() as shown:
+        outcome = launch.resume(run, launch.Hooks([shown], shown.data_progress))
+    emit(outcome.to_dict(), summary(outcome), common)
+    return outcome.exit_status
+
+
+def summary(outcome: Outcome) -> list[str]:
+    """The end of a run, for a person."""
+    name = outcome.run.replace("\\", "/").removeprefix("runs/")
+    if outcome.evaluation is None:
+        return [f"Stopped after step {outcome.steps:,} of {outcome.run}; everything is saved.", f"Go on: lapclip resume {name}"]
+    places = " and ".join(f"{tower} on {place}" for tower, place in outcome.devices.items())
+    return [
+        *score_table(outcome.evaluation),
+        "",
+        f"time          {_duration(outcome.training_seconds)} of training, {_duration(outcome.seconds)} in all",
+        f"speed         {outcome.pairs_per_second:,.0f} pairs/s ({places})",
+        f"peak memory   {outcome.peak_memory_bytes / 1e9:.2f} GB",
+        f"run           {outcome.run}",
+        "",
+        f"Next: lapclip eval {name}",
+        f'      python -c "import lapclip; print(lapclip.load({outcome.run!r}).encode_text([{"a red cat"!r}]).shape)"',
+        "      lapclip train --minutes 10 --name longer",
+    ]
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest} s" if minutes else f"{rest} s"

@@ -1,0 +1,261 @@
+"""Every setting exactly once: what it means, what it may be, and how recipes, --set and defaults come together.
+
+A setting is named `section.field` everywhere: in recipes, in --set, in run.toml. Later layers win over earlier ones.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import tomllib
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from lapclip.errors import ConfigError, nearest
+
+AUTO = "auto"
+RECIPES = Path(__file__).parent / "recipes"
+DEFAULT_RECIPE = "first-run"
+
+
+def knob(default: Any = dataclasses.MISSING, *, least: float | None = None, most: float | None = None, choices=()) -> Any:
+    """A field with its limits beside it."""
+    limits = {"least": least, "most": most, "choices": tuple(choices)}
+    if default is dataclasses.MISSING:
+        return field(metadata=limits)
+    return field(default=default, metadata=limits)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """The shape of the model. `lapclip model NAME` shows the named ones."""
+
+    name: str = knob()
+    """The named shape to start from; the fields below change it."""
+    image_size: int = knob(least=1)
+    """Side of the square pictures the image tower sees, in pixels."""
+    patch: int = knob(least=1)
+    """Side of a patch, in pixels. It must divide image_size."""
+    image_width: int = knob(least=1)
+    """Width of the image tower."""
+    image_layers: int = knob(least=1)
+    """Blocks in the image tower."""
+    image_heads: int = knob(least=1)
+    """Attention heads in the image tower. They must divide image_width."""
+    text_width: int = knob(least=1)
+    """Width of the text tower."""
+    text_layers: int = knob(least=1)
+    """Blocks in the text tower."""
+    text_heads: int = knob(least=1)
+    """Attention heads in the text tower. They must divide text_width."""
+    embedding: int = knob(least=1)
+    """Length of the vectors that pictures and captions become."""
+    vocabulary: int = knob(least=3)
+    """Symbols the text tower knows. Training takes it from the tokenizer."""
+    context: int = knob(least=2)
+    """Longest caption in symbols, start and end included. Longer captions are cut."""
+
+    def __post_init__(self) -> None:
+        if self.image_size % self.patch:
+            raise ConfigError(
+                f"model.patch {self.patch} does not divide model.image_size {self.image_size}.",
+                hint=f"--set model.image_size={max(1, self.image_size // self.patch) * self.patch}",
+            )
+        for tower in ("image", "text"):
+            width, heads = getattr(self, f"{tower}_width"), getattr(self, f"{tower}_heads")
+            if width % heads:
+                fitting = max(count for count in range(1, heads + 1) if width % count == 0)
+                raise ConfigError(
+                    f"model.{tower}_heads {heads} does not divide model.{tower}_width {width}.",
+                    hint=f"--set model.{tower}_heads={fitting}",
+                )
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataConfig:
+    """What to learn from."""
+
+    source: str = knob("scenes", choices=("scenes",))
+    """Where pictures and captions come from. `scenes` draws them."""
+    seed: int = knob(0, least=0)
+    """Seed of the drawn pictures, their captions and the split."""
+    train_pairs: int = knob(5000, least=2)
+    """Pictures to train on."""
+    captions: int = knob(4, least=1, most=16)
+    """Captions written for each training picture; each epoch draws one of them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    """How to learn."""
+
+    seed: int = knob(0, least=0)
+    """Seed of the initial weights, the order of the pairs and every draw while training."""
+    epochs: int = knob(20, least=1)
+    """Passes over the training pictures. `steps` or `minutes` override it."""
+    steps: int = knob(0, least=0)
+    """Updates in all; 0 leaves it to `epochs`."""
+    minutes: float = knob(0.0, least=0.0)
+    """Time to fill; turned into `steps` once, before training, by timing real steps. 0 leaves it to `epochs`."""
+    batch_size: int = knob(128, least=2)
+    """Pairs the loss compares at once. More negatives teach more; memory grows with it."""
+    learning_rate: float = knob(1e-3, least=0.0)
+    """Highest learning rate, reached at the end of the warm-up."""
+    weight_decay: float = knob(0.1, least=0.0)
+    """AdamW's decay of weight matrices. Norms, biases, position and class embeddings and the temperature have none."""
+    beta1: float = knob(0.9, least=0.0, most=1.0)
+    """AdamW's memory of the gradient."""
+    beta2: float = knob(0.98, least=0.0, most=1.0)
+    """AdamW's memory of the squared gradient."""
+    epsilon: float = knob(1e-6, least=0.0)
+    """AdamW's guard against division by zero."""
+    warmup: float = knob(0.1, least=0.0, most=1.0)
+    """Share of the run in which the learning rate rises; afterwards it falls along a cosine."""
+    clip_norm: float = knob(1.0, least=0.0)
+    """Gradients longer than this are shortened to it; 0 never shortens."""
+    patch_dropout: float = knob(0.0, least=0.0, most=0.95)
+    """Share of the patches left out while training. Evaluation always sees all."""
+    evaluate_every_epochs: int = knob(1, least=1)
+    """Epochs between evaluations. The last step is always evaluated."""
+    checkpoint_every_seconds: float = knob(60.0, least=0.0)
+    """Seconds between checkpoints: what a crash can cost. 0 writes none by the clock."""
+    checkpoint_every_epochs: int = knob(0, least=0)
+    """Epochs between checkpoints; 0 writes none by the epoch."""
+    device: str = knob(AUTO, choices=(AUTO, "cpu", "accelerator", "cuda", "mps", "xpu"))
+    """Where to compute. `auto` takes the accelerator where there is one, else the CPU."""
+    dtype: str = knob(AUTO, choices=(AUTO, "float32", "bfloat16"))
+    """Precision of the products. Weights stay float32."""
+    threads: int | str = knob(AUTO, least=1, choices=(AUTO,))
+    """CPU threads. `auto` takes torch's own choice. Kept for the whole run, because results depend on it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """A whole run."""
+
+    model: ModelConfig
+    data: DataConfig
+    train: TrainConfig
+
+
+SECTIONS: dict[str, type] = {"model": ModelConfig, "data": DataConfig, "train": TrainConfig}
+
+
+@dataclass(frozen=True)
+class Layer:
+    """Some settings and where they came from, for error messages."""
+
+    origin: str
+    values: Mapping[str, Mapping[str, Any]]
+
+
+def recipe_names() -> list[str]:
+    """The recipes that come with lapclip, the default one first."""
+    names = sorted(path.stem for path in RECIPES.glob("*.toml"))
+    return sorted(names, key=lambda name: name != DEFAULT_RECIPE)
+
+
+def read_recipe(recipe: str) -> Layer:
+    """A recipe by its name, or a TOML file by its path."""
+    path = RECIPES / f"{recipe}.toml"
+    if recipe.endswith(".toml"):
+        path = Path(recipe)
+    elif recipe not in recipe_names():
+        raise ConfigError(f"Unknown recipe {recipe}. {nearest(recipe, recipe_names())}", hint="lapclip train --recipe first-run")
+    return read_layer(path)
+
+
+def read_layer(path: Path) -> Layer:
+    """The settings in a TOML file."""
+    try:
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"No such file: {path}.", hint=f"--recipe with one of {', '.join(recipe_names())}") from None
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ConfigError(f"{path} is not readable as TOML: {error}.", hint="open it in an editor and mend that line") from None
+    return Layer(path.name, values)
+
+
+def parse_settings(settings: list[str]) -> Layer:
+    """`section.field=value`, as given to --set. A field name that is unique may stand alone."""
+    values: dict[str, dict[str, Any]] = {}
+    for setting in settings:
+        name, equals, text = setting.partition("=")
+        if not equals:
+            raise ConfigError(f"--set {setting} has no value.", hint=f"--set {name}=VALUE")
+        section, field_name = _locate(name.strip())
+        values.setdefault(section, {})[field_name] = _parse_text(text.strip())
+    return Layer("--set", values)
+
+
+def build_config(layers: list[Layer], shapes: Mapping[str, ModelConfig]) -> Config:
+    """Lay the layers over the defaults and over the named model shape, and check every value."""
+    chosen: dict[str, dict[str, Any]] = {section: {} for section in SECTIONS}
+    for layer in layers:
+        for section, values in layer.values.items():
+            if section not in SECTIONS:
+                raise ConfigError(f"{layer.origin}: unknown section {section}. {nearest(section, SECTIONS)}")
+            if not isinstance(values, Mapping):
+                raise ConfigError(f"{layer.origin}: {section} is a section, so it takes fields.", hint=f"[{section}]")
+            for name, value in values.items():
+                chosen[section][name] = _checked(layer.origin, section, name, value)
+    shape_name = chosen["model"].get("name", next(iter(shapes)))
+    if shape_name not in shapes:
+        raise ConfigError(f"Unknown model {shape_name}. {nearest(shape_name, shapes)}", hint="lapclip model mini")
+    model = dataclasses.replace(shapes[shape_name], **chosen["model"])
+    return Config(model=model, data=DataConfig(**chosen["data"]), train=TrainConfig(**chosen["train"]))
+
+
+def replace_in(config: Config, section: str, **values: Any) -> Config:
+    """The configuration with some fields of one section changed."""
+    return dataclasses.replace(config, **{section: dataclasses.replace(getattr(config, section), **values)})
+
+
+def _locate(name: str) -> tuple[str, str]:
+    fields = {f"{section}.{f.name}": (section, f.name) for section, kind in SECTIONS.items() for f in dataclasses.fields(kind)}
+    if name in fields:
+        return fields[name]
+    matches = [place for place in fields.values() if place[1] == name]
+    if len(matches) == 1:
+        return matches[0]
+    if matches:
+        options = " or ".join(".".join(place) for place in matches)
+        raise ConfigError(f"--set {name} could mean {options}.", hint=f"--set {'.'.join(matches[0])}=VALUE")
+    bare = {place[1]: ".".join(place) for place in fields.values()}
+    raise ConfigError(f"--set {name}: unknown field. {nearest(name, fields if '.' in name else bare)}")
+
+
+def _parse_text(text: str) -> Any:
+    """A value as TOML would read it; anything else is a string."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def _checked(origin: str, section: str, name: str, value: Any) -> Any:
+    kind = SECTIONS[section]
+    known = {f.name: f for f in dataclasses.fields(kind)}
+    if name not in known:
+        raise ConfigError(f"{origin}: unknown field {section}.{name}. {nearest(name, known)}")
+    limits = known[name].metadata
+    place = f"{origin}: {section}.{name}"
+    annotation = typing.get_type_hints(kind)[name]
+    accepted = typing.get_args(annotation) if isinstance(annotation, types.UnionType) else (annotation,)
+    if float in accepted and type(value) is int:
+        value = float(value)
+    if type(value) not in accepted:
+        expected = " or ".join({"int": "a whole number", "float": "a number", "str": "text"}[t.__name__] for t in accepted)
+        raise ConfigError(f"{place} must be {expected}, not {value!r}.")
+    if isinstance(value, str) and limits["choices"] and value not in limits["choices"]:
+        raise ConfigError(f"{place} cannot be {value!r}. {nearest(value, limits['choices'])}")
+    if not isinstance(value, str):
+        # Written so that NaN fails too.
+        if limits["least"] is not None and not value >= limits["least"]:
+            raise ConfigError(f"{place} must be at least {limits['least']}, not {value}.")
+        if limits["most"] is not None and not value <= limits["most"]:
+            raise ConfigError(f"{place} must be at most {limits['most']}, not {value}.")
+    return value

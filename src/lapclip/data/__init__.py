@@ -1,0 +1,1 @@
+"""The data: pictures with captions, from where they are to the batch the model sees."""

@@ -1,0 +1,86 @@
+"""Which pairs, in which order: a function of the seed and the step alone, so that a resumed run sees the same batches.
+
+Shapes: B batch, L tokens, S picture side, C colour channels.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+
+from lapclip.data.pairs import Pairs
+from lapclip.data.tokenizers import CharacterTokenizer
+from lapclip.errors import DataError
+from lapclip.randomness import generator
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Pictures, captions and which of them belong together."""
+
+    pixels_BSSC: np.ndarray
+    tokens_BL: np.ndarray
+    positives_BB: np.ndarray
+
+
+class BatchPlan:
+    """Each epoch visits every picture once in a new order; a last batch that would not be full is left out."""
+
+    def __init__(self, pairs: Pairs, tokenizer: CharacterTokenizer, context: int, batch_size: int, seed: int) -> None:
+        if batch_size > len(pairs):
+            raise DataError(
+                f"train.batch_size {batch_size} is more than the {len(pairs)} training pictures.",
+                hint=f"--set train.batch_size={len(pairs)}",
+            )
+        self.pairs, self.batch_size, self.seed = pairs, batch_size, seed
+        self.tokenizer, self.context = tokenizer, context
+        self.steps_per_epoch = len(pairs) // batch_size
+
+    def epoch(self, step: int) -> int:
+        """The epoch of a step; both count from 1."""
+        return (step - 1) // self.steps_per_epoch + 1
+
+    def batch(self, step: int) -> Batch:
+        """The batch of a step, counted from 1."""
+        epoch = self.epoch(step)
+        order = generator(self.seed, "order", epoch).permutation(len(self.pairs))
+        first = (step - 1) % self.steps_per_epoch * self.batch_size
+        rows = order[first : first + self.batch_size]
+        captions = self._captions(rows, step)
+        _, caption_B = np.unique(captions, return_inverse=True)
+        return Batch(
+            # Sorted reads are kinder to a memory-mapped file; the order within a batch does not matter to the loss.
+            pixels_BSSC=np.ascontiguousarray(self.pairs.pixels[rows]),
+            tokens_BL=self.tokenizer.batch(captions, self.context),
+            positives_BB=caption_B[:, None] == caption_B[None, :],
+        )
+
+    def _captions(self, rows: np.ndarray, step: int) -> list[str]:
+        """One caption a picture, drawn at random; another of its captions where the batch has that one already."""
+        draws = generator(self.seed, "captions", step).random(len(rows))
+        chosen: dict[str, None] = {}
+        captions = []
+        for row, draw in zip(rows, draws, strict=True):
+            options = self.pairs.captions[row]
+            start = int(draw * len(options))
+            turned = [*options[start:], *options[:start]]
+            caption = next((option for option in turned if option not in chosen), turned[0])
+            chosen[caption] = None
+            captions.append(caption)
+        return captions
+
+
+def prefetch(plan: BatchPlan, first: int, last: int, ahead: int = 2) -> Iterator[Batch]:
+    """The batches of steps first to last, prepared by a thread while the model works on earlier ones."""
+    with ThreadPoolExecutor(1, thread_name_prefix="lapclip-batches") as pool:
+        waiting: deque[Future[Batch]] = deque()
+        for step in range(first, last + 1):
+            waiting.append(pool.submit(plan.batch, step))
+            if len(waiting) > ahead:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()

@@ -1,0 +1,98 @@
+"""Pictures as numbers: decode, resize, normalise, and the packed store that training reads.
+
+Shapes: B batch, C colour channels, S picture side.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from PIL import Image, ImageOps, UnidentifiedImageError
+from torch import Tensor
+
+from lapclip.errors import DataError
+
+MEAN = (0.48145466, 0.4578275, 0.40821073)
+STD = (0.26862954, 0.26130258, 0.27577711)
+"""CLIP's own normalisation, so that published weights see what they were trained on."""
+
+
+def open_picture(picture: str | os.PathLike | Image.Image) -> Image.Image:
+    """A picture from a path or as it is, upright and in RGB."""
+    try:
+        image = picture if isinstance(picture, Image.Image) else Image.open(picture)
+        return ImageOps.exif_transpose(image).convert("RGB")
+    except FileNotFoundError:
+        raise DataError(f"No such picture: {picture}.") from None
+    except (UnidentifiedImageError, OSError, Image.DecompressionBombError) as error:
+        raise DataError(f"{picture} cannot be read as a picture: {error}.") from None
+
+
+def fit_picture(image: Image.Image, side: int) -> np.ndarray:
+    """The middle square of a picture at the model's size, uint8 of shape (side, side, 3)."""
+    if image.size == (side, side):
+        return np.asarray(image)
+    width, height = image.size
+    scale = side / min(width, height)
+    size = (max(side, round(height * scale)), max(side, round(width * scale)))
+    pixels_CHW = torch.from_numpy(np.array(image)).permute(2, 0, 1)
+    resized = F.interpolate(pixels_CHW[None], size=size, mode="bicubic", antialias=True)[0]
+    top, left = (size[0] - side) // 2, (size[1] - side) // 2
+    return resized[:, top : top + side, left : left + side].permute(1, 2, 0).contiguous().numpy()
+
+
+def normalise(pixels_BSSC: Tensor) -> Tensor:
+    """uint8 pictures, channels last, to what the image tower sees: float32, channels first, CLIP's mean and deviation."""
+    mean = torch.tensor(MEAN, device=pixels_BSSC.device) * 255
+    std = torch.tensor(STD, device=pixels_BSSC.device) * 255
+    return ((pixels_BSSC.to(torch.float32) - mean) / std).permute(0, 3, 1, 2)
+
+
+class PixelStore:
+    """Pictures of one size in one memory-mapped file, with a table beside it. Complete or not there at all."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def read(self) -> tuple[np.ndarray, Any] | None:
+        """The pictures and their table, or None where they have to be made."""
+        try:
+            table = json.loads((self.folder / "table.json").read_text(encoding="utf-8"))
+            return np.load(self.folder / "pixels.npy", mmap_mode="r"), table
+        except (OSError, ValueError):
+            return None
+
+    def write(self, pictures: Iterable[np.ndarray], shape: Sequence[int], table: Any) -> None:
+        """Write to a temporary name and rename, so that a half-written store is never read."""
+        partial = self.folder.with_name(f"{self.folder.name}.{os.getpid()}.partial")
+        try:
+            partial.mkdir(parents=True, exist_ok=True)
+            pixels = np.lib.format.open_memmap(partial / "pixels.npy", mode="w+", dtype=np.uint8, shape=tuple(shape))
+            for index, picture in enumerate(pictures):
+                pixels[index] = picture
+            pixels.flush()
+            del pixels  # Windows cannot rename a file that is still mapped.
+            (partial / "table.json").write_text(json.dumps(table), encoding="utf-8")
+            shutil.rmtree(self.folder, ignore_errors=True)
+            os.replace(partial, self.folder)
+        except OSError as error:
+            if self.read() is not None:  # another process finished the same store first
+                return
+            raise DataError(
+                f"Cannot write pictures to {self.folder}: {error.strerror or error}.",
+                hint="free some disk space, or set LAPCLIP_CACHE to a folder with room",
+            ) from error
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+
+
+Progress = Callable[[int, int], None]
+"""Called with how much is done and how much there is."""

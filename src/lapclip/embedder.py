@@ -1,0 +1,100 @@
+"""Model, tokenizer and preprocessing as one thing: saved, loaded, and asked for embeddings.
+
+    model = lapclip.load("runs/first-run")
+    pictures = model.encode_image(["cat.jpg", "dog.jpg"])
+    captions = model.encode_text(["a cat", "a dog"])
+    similarity = pictures @ captions.T
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+
+from lapclip.config import ModelConfig
+from lapclip.data.pairs import Pairs
+from lapclip.data.pixels import fit_picture, normalise, open_picture
+from lapclip.data.tokenizers import CharacterTokenizer
+from lapclip.errors import RunError
+from lapclip.machine.devices import Device
+from lapclip.model.clip import CLIP
+
+WEIGHTS, CONFIG = "model.safetensors", "config.json"
+BATCH = 64
+
+
+class Embedder:
+    """Turns pictures and captions into unit-length vectors that can be compared."""
+
+    def __init__(self, model: CLIP, tokenizer: CharacterTokenizer, device: Device, dtype: str = "float32") -> None:
+        self.model, self.tokenizer, self.device, self.dtype = model, tokenizer, device, dtype
+
+    def encode_image(self, pictures: Sequence[str | os.PathLike | Image.Image]) -> np.ndarray:
+        """One unit-length row per picture, given as paths or as PIL images."""
+        side = self.model.shape.image_size
+        parts = [
+            self.encode_pixels(np.stack([fit_picture(open_picture(picture), side) for picture in pictures[at : at + BATCH]]))
+            for at in range(0, len(pictures), BATCH)
+        ]
+        return np.concatenate(parts) if parts else self._nothing()
+
+    @torch.inference_mode()
+    def encode_pixels(self, pixels_NSSC: np.ndarray) -> np.ndarray:
+        """One unit-length row per picture, given as uint8 pixels of the model's size."""
+        parts = []
+        for at in range(0, len(pixels_NSSC), BATCH):
+            pixels = torch.from_numpy(np.array(pixels_NSSC[at : at + BATCH])).to(self.device.torch)
+            with self.device.autocast(self.dtype):
+                parts.append(self.model.encode_image(normalise(pixels)).cpu().numpy())
+        return np.concatenate(parts) if parts else self._nothing()
+
+    @torch.inference_mode()
+    def encode_text(self, captions: Sequence[str]) -> np.ndarray:
+        """One unit-length row per caption."""
+        if isinstance(captions, str):
+            raise TypeError("encode_text takes a list of captions, not one string")
+        parts = []
+        for at in range(0, len(captions), BATCH):
+            tokens_BL = self.tokenizer.batch(captions[at : at + BATCH], self.model.shape.context)
+            with self.device.autocast(self.dtype):
+                parts.append(self.model.encode_text(torch.from_numpy(tokens_BL).to(self.device.torch)).cpu().numpy())
+        return np.concatenate(parts) if parts else self._nothing()
+
+    def encode_pairs(self, pairs: Pairs) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Embeddings of all pictures, of all captions, and each caption's picture."""
+        texts = [caption for captions in pairs.captions for caption in captions]
+        owner = np.repeat(np.arange(len(pairs)), [len(captions) for captions in pairs.captions])
+        return self.encode_pixels(pairs.pixels), self.encode_text(texts), owner
+
+    def description(self) -> dict:
+        """What config.json holds: everything but the weights."""
+        return {"format": 1, "model": asdict(self.model.shape), "tokenizer": self.tokenizer.to_dict()}
+
+    def _nothing(self) -> np.ndarray:
+        return np.zeros((0, self.model.shape.embedding), dtype=np.float32)
+
+
+def load(path: str | os.PathLike) -> Embedder:
+    """The trained model in a run's folder or in a model folder, on the CPU."""
+    folder = Path(path)
+    if (folder / "model" / CONFIG).exists():
+        folder = folder / "model"
+    try:
+        saved = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+        model = CLIP(ModelConfig(**saved["model"]))
+        model.load_state_dict(load_file(folder / WEIGHTS))
+        tokenizer = CharacterTokenizer.from_dict(saved["tokenizer"])
+    except FileNotFoundError:
+        raise RunError(f"There is no trained model in {path} yet.", hint="lapclip runs") from None
+    except (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError) as error:
+        raise RunError(f"The model in {folder} cannot be loaded: {error}.", hint="lapclip train") from None
+    return Embedder(model.eval(), tokenizer, Device("cpu"))

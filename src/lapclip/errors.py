@@ -1,0 +1,60 @@
+"""What can go wrong that a person can do something about.
+
+    LapclipError              says what was wrong, where, and what to try; shown without a traceback
+      ConfigError             an unknown recipe, field, model or value
+      DataError               pictures or captions that cannot be used
+      RunError                a run folder that exists, is missing, is busy or cannot go on
+        RunBusy               another process is working on the run
+      CheckpointError         a checkpoint that cannot be written or read
+      TrainingError           training that cannot go on, such as a loss that is not a number
+
+Each error is one to three lines: the fault with its place, then, after "Try:", what to do next.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class LapclipError(Exception):
+    """A fault with its place, and what to try."""
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return f"{self.message}\nTry: {self.hint}" if self.hint else self.message
+
+
+class ConfigError(LapclipError):
+    """An unknown recipe, field, model or value."""
+
+
+class DataError(LapclipError):
+    """Pictures or captions that cannot be used."""
+
+
+class RunError(LapclipError):
+    """A run folder that exists, is missing, is busy or cannot go on."""
+
+
+class RunBusy(RunError):
+    """Another process is working on the run."""
+
+
+class CheckpointError(LapclipError):
+    """A checkpoint that cannot be written or read."""
+
+
+class TrainingError(LapclipError):
+    """Training that cannot go on."""
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """The known name closest to a mistyped one, as the end of a sentence."""
+    known = list(known)
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    return f"Did you mean {close[0]}?" if close else f"Known: {', '.join(known)}."

@@ -1,0 +1,97 @@
+"""What torch can compute on here. The only file that knows how CPU, CUDA, MPS and XPU differ.
+
+Run on CPU and CUDA; the MPS and XPU paths are written from documentation and have not been run on such hardware.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+
+import torch
+
+from lapclip.config import AUTO
+from lapclip.errors import ConfigError
+from lapclip.machine import facts
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+@dataclass(frozen=True)
+class Device:
+    """A place to compute: `cpu`, `cuda`, `mps` or `xpu`."""
+
+    kind: str
+
+    @property
+    def torch(self) -> torch.device:
+        return torch.device(self.kind)
+
+    @property
+    def is_cpu(self) -> bool:
+        return self.kind == "cpu"
+
+    @property
+    def label(self) -> str:
+        """The name of the hardware, for people."""
+        if self.kind == "cuda":
+            return torch.cuda.get_device_name()
+        if self.kind == "xpu":
+            return torch.xpu.get_device_name()
+        return facts.machine_facts()["chip"]
+
+    @property
+    def fused_adamw(self) -> bool:
+        """Whether AdamW's fused form is right here. On MPS it ignored found_inf (pytorch issue 186360)."""
+        return self.kind != "mps"
+
+    def synchronise(self) -> None:
+        """Wait until everything asked for has been computed."""
+        if not self.is_cpu:  # torch.accelerator raises on a build without accelerators
+            torch.accelerator.synchronize()
+
+    def autocast(self, dtype: str) -> AbstractContextManager:
+        """Products in `dtype`, everything else in float32."""
+        if dtype == "float32":
+            return nullcontext()
+        return torch.autocast(self.kind, DTYPES[dtype])
+
+    def peak_memory_bytes(self) -> int:
+        """The most memory training has held: the process's on the CPU, the allocator's on an accelerator."""
+        if self.kind == "cuda":
+            return torch.cuda.max_memory_allocated()
+        if self.kind == "xpu":
+            return torch.xpu.max_memory_allocated()
+        if self.kind == "mps":
+            return torch.mps.driver_allocated_memory()  # MPS keeps no peak; the driver rarely gives memory back
+        return facts.peak_memory_bytes()
+
+
+def choose_device(wanted: str) -> tuple[Device, str]:
+    """The device to train on, and why."""
+    # Without the check a CUDA build on a machine without a GPU names cuda.
+    found = torch.accelerator.current_accelerator(check_available=True)
+    if wanted == AUTO:
+        if found is None:
+            return Device("cpu"), "torch finds no accelerator here"
+        return Device(found.type), f"torch finds this accelerator; --set train.device=cpu overrides, {found.type} is not timed"
+    if wanted == "cpu":
+        return Device("cpu"), "asked for"
+    if found is None or wanted not in ("accelerator", found.type):
+        here = found.type if found else "none"
+        raise ConfigError(f"train.device {wanted} is not here (accelerator found: {here}).", hint="--set train.device=auto")
+    return Device(found.type), "asked for"
+
+
+def prepare(device: Device, threads: int) -> None:
+    """Fix what results depend on: the thread count, and on the CPU deterministic algorithms."""
+    torch.set_num_threads(threads)
+    # On accelerators this would forbid fast kernels, and results there differ between machines anyway.
+    torch.use_deterministic_algorithms(device.is_cpu)
+    # Filling every new tensor is for finding bugs; it costs time and changes no result.
+    torch.utils.deterministic.fill_uninitialized_memory = False
+
+
+def default_threads() -> int:
+    """torch's own choice: the performance cores."""
+    return torch.get_num_threads()

@@ -1,0 +1,81 @@
+"""Facts about the machine that need no torch."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+
+def cache_folder() -> Path:
+    """Where things that can be made again are kept: LAPCLIP_CACHE, or the system's place for caches."""
+    if chosen := os.environ.get("LAPCLIP_CACHE"):
+        return Path(chosen)
+    if chosen := os.environ.get("XDG_CACHE_HOME"):
+        return Path(chosen) / "lapclip"
+    if sys.platform == "darwin":
+        return Path.home() / "Library" / "Caches" / "lapclip"
+    if sys.platform == "win32":
+        return Path(os.environ.get("LOCALAPPDATA", Path.home() / "AppData" / "Local")) / "lapclip" / "cache"
+    return Path.home() / ".cache" / "lapclip"
+
+
+def machine_facts() -> dict[str, Any]:
+    """What a run records about the computer it ran on. Nothing here identifies a person."""
+    return {
+        "chip": _chip(),
+        "cores": os.cpu_count() or 1,
+        "memory_bytes": psutil.virtual_memory().total,
+        "system": f"{platform.system()} {platform.release()}",
+        "architecture": platform.machine(),
+        "python": platform.python_version(),
+    }
+
+
+def peak_memory_bytes() -> int:
+    """The most memory this process has held at once."""
+    if sys.platform == "win32":
+        return psutil.Process().memory_info().peak_wset
+    import resource
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024  # macOS counts bytes, Linux kilobytes
+
+
+def memory_bytes() -> int:
+    """The memory this process holds now."""
+    return psutil.Process().memory_info().rss
+
+
+def source_commit() -> str | None:
+    """The commit of lapclip's own source, where it runs from a clone."""
+    folder = Path(__file__).parent
+    try:
+        command = ["git", "-C", str(folder), "rev-parse", "--short=12", "HEAD"]
+        found = subprocess.run(command, capture_output=True, text=True, timeout=5, check=True)
+        tracked = subprocess.run(
+            ["git", "-C", str(folder), "ls-files", "--error-unmatch", Path(__file__).name], capture_output=True, timeout=5
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return found.stdout.strip() if tracked.returncode == 0 else None
+
+
+def _chip() -> str:
+    """The processor's name, as the system gives it."""
+    try:
+        if sys.platform == "linux":
+            for line in Path("/proc/cpuinfo").read_text().splitlines():
+                if line.startswith(("model name", "Model")):
+                    return line.split(":", 1)[1].strip()
+        if sys.platform == "darwin":
+            command = ["sysctl", "-n", "machdep.cpu.brand_string"]
+            return subprocess.run(command, capture_output=True, text=True, timeout=5, check=True).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        pass
+    return platform.processor() or platform.machine() or "unknown"

@@ -1,0 +1,1 @@
+"""The model: a transformer block, two towers, and CLIP made of them."""

@@ -1,0 +1,124 @@
+"""The events a run emits. Each becomes one JSON line with `v`, `type` and `time` in front.
+
+    started     once per run       resolved configuration, machine, versions, commit, where each tower runs
+    resumed     per resume         from which checkpoint, and what was skipped
+    step        per update         loss, accuracy, temperature, learning rate, gradient norms, phases
+    memory      now and then       what the process and the device hold
+    evaluation  between epochs     recall on held-out pairs
+    checkpoint  now and then       where it is and what it cost
+    finished, stopped, failed      how it ended
+
+Readers ignore fields and types they do not know, and take the last event of a step number: after a crash some steps
+are computed again, to the same values. `VERSION` rises when a field changes its meaning.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+VERSION = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Event:
+    """Something that happened in a run."""
+
+    type = "event"
+
+    def to_dict(self, time: float) -> dict[str, Any]:
+        """The event as it is written."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {"v": VERSION, "type": self.type, "time": round(time, 3), **values}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Started(Event):
+    type = "started"
+    config: dict[str, Any]
+    reasons: dict[str, str]
+    machine: dict[str, Any]
+    versions: dict[str, str]
+    commit: str | None
+    devices: dict[str, str]
+    steps: int
+    steps_per_epoch: int
+    pairs: dict[str, int]
+    parameters: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resumed(Event):
+    type = "resumed"
+    step: int
+    steps: int
+    checkpoint: str | None
+    skipped: list[str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step(Event):
+    type = "step"
+    step: int
+    epoch: int
+    loss: float
+    t2i_accuracy: float
+    i2t_accuracy: float
+    logit_scale: float
+    temperature: float
+    lr: float
+    grad_norm: float
+    grad_norms: dict[str, float]
+    seconds: dict[str, float] | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Memory(Event):
+    type = "memory"
+    step: int
+    process_bytes: int
+    peak_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation(Event):
+    type = "evaluation"
+    step: int
+    epoch: int
+    split: str
+    evaluation: dict[str, Any]
+    seconds: float
+    best: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checkpoint(Event):
+    type = "checkpoint"
+    step: int
+    path: str
+    bytes: int
+    seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finished(Event):
+    type = "finished"
+    step: int
+    training_seconds: float
+    pairs_per_second: float
+    peak_memory_bytes: int
+    evaluation: dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stopped(Event):
+    type = "stopped"
+    step: int
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failed(Event):
+    type = "failed"
+    step: int
+    error: str

@@ -1,0 +1,160 @@
+"""A run is a folder of plain files.
+
+    run.toml        the resolved configuration with the reasons for each automatic choice
+    events.jsonl    what happened, one JSON line an event
+    log.txt         the same for people
+    checkpoints/    the last two, complete
+    model/          the best model so far, ready to load
+    lock            held by the process that works on the run; the system frees it when that process dies
+    stop            there while someone asks the run to save and end
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import tomllib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import filelock
+import tomli_w
+
+from lapclip.errors import RunBusy, RunError, nearest
+from lapclip.records.store import read_events
+
+FORMAT = 1
+"""Rises when an older lapclip could not resume the run."""
+RUNS = Path("runs")
+ENDED = ("finished", "stopped", "failed")
+
+
+class Run:
+    """A run's folder."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.name = path.name
+        self.settings = path / "run.toml"
+        self.events = path / "events.jsonl"
+        self.log = path / "log.txt"
+        self.checkpoints = path / "checkpoints"
+        self.model = path / "model"
+        self._stop = path / "stop"
+
+    @contextmanager
+    def lock(self) -> Iterator[None]:
+        """Work on the run alone. A second process is refused."""
+        lock = filelock.FileLock(self.path / "lock")
+        try:
+            lock.acquire(timeout=0.5)
+        except filelock.Timeout:
+            raise RunBusy(f"Another process is working on {self.path}.", hint=f"lapclip stop {self.name}") from None
+        try:
+            yield
+        finally:
+            lock.release()
+
+    @property
+    def state(self) -> str:
+        """running, finished, stopped, failed, or died: ended without a word."""
+        if self._locked():
+            return "running"
+        return self.last_word if self.last_word in ENDED else "died"
+
+    @property
+    def last_word(self) -> str:
+        """The last event that says how the run goes; empty where there is none."""
+        telling = (*ENDED, "started", "resumed", "step")
+        return next((event["type"] for event in reversed(list(read_events(self.events))) if event["type"] in telling), "")
+
+    def read_settings(self) -> dict[str, Any]:
+        """The contents of run.toml."""
+        try:
+            values = tomllib.loads(self.settings.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise RunError(f"{self.path} is not a run: it has no run.toml.", hint="lapclip runs") from None
+        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+            raise RunError(f"{self.settings} is not readable: {error}.", hint="lapclip train starts a new run") from None
+        found = values.get("run", {}).get("format")
+        if found != FORMAT:
+            raise RunError(
+                f"{self.settings} has format {found!r}; this lapclip reads {FORMAT}.", hint="the release that wrote it"
+            )
+        return values
+
+    def ask_to_stop(self) -> None:
+        """Ask the process that works on the run to save and end."""
+        self._stop.touch()
+
+    def stop_asked(self) -> bool:
+        """Whether someone asked the run to end. Polled, because a detached Windows process gets no signals."""
+        return self._stop.exists()
+
+    def clear_stop(self) -> None:
+        """Forget an earlier request."""
+        self._stop.unlink(missing_ok=True)
+
+    def _locked(self) -> bool:
+        try:
+            with filelock.FileLock(self.path / "lock", timeout=0):
+                return False
+        except filelock.Timeout:
+            return True
+        except OSError:
+            return False
+
+
+def check_name(name: str | None) -> None:
+    """Refuse a name that cannot be a folder or is taken."""
+    if name is not None and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
+        raise RunError(f"{name!r} cannot name a run: letters, digits, dots, dashes and underscores.", hint="--name my-run")
+    if name is not None and (RUNS / name).exists():
+        raise RunError(f"{RUNS / name} exists.", hint=f"lapclip resume {name}, or another --name")
+
+
+def create_run(name: str | None, recipe: str, settings: dict[str, Any]) -> Run:
+    """A new folder under runs/ with its run.toml in it from the first moment, named after the recipe if not named."""
+    check_name(name)
+    partial = RUNS / f".{os.getpid()}.partial"
+    try:
+        RUNS.mkdir(exist_ok=True)
+        partial.mkdir()
+        (partial / "run.toml").write_text(tomli_w.dumps(settings), encoding="utf-8")
+        for candidate in [name] if name else _free_names(recipe):
+            if not (RUNS / candidate).exists():
+                os.rename(partial, RUNS / candidate)
+                return Run(RUNS / candidate)
+        raise FileExistsError(f"{name} exists")
+    except OSError as error:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise RunError(f"Cannot make a run folder in {RUNS.absolute()}: {error.strerror or error}.") from error
+
+
+def find_run(name: str | None) -> Run:
+    """A run by its name or path; without one, the newest."""
+    runs = all_runs()
+    if name is None:
+        if not runs:
+            raise RunError(f"There are no runs in {RUNS.absolute()}.", hint="lapclip train")
+        return runs[-1]
+    for path in (RUNS / name, Path(name)):
+        if path.is_dir():
+            return Run(path)
+    known = [run.name for run in runs]
+    raise RunError(f"No run called {name}. {nearest(name, known) if known else 'There are none here.'}", hint="lapclip runs")
+
+
+def all_runs() -> list[Run]:
+    """The runs in this folder, the newest last."""
+    settings = [path for path in RUNS.glob("*/run.toml") if not path.parent.name.startswith(".")]
+    return [Run(path.parent) for path in sorted(settings, key=lambda path: (path.stat().st_mtime_ns, path))]
+
+
+def _free_names(recipe: str) -> Iterator[str]:
+    yield recipe
+    for number in range(2, 100_000):
+        yield f"{recipe}-{number}"

@@ -1,0 +1,177 @@
+"""The table of contents of training: batches, step, schedule, evaluation, records, checkpoints."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from lapclip.config import Config
+from lapclip.data.batches import BatchPlan, prefetch
+from lapclip.data.pairs import DataSet, Pairs
+from lapclip.embedder import CONFIG, WEIGHTS, Embedder
+from lapclip.errors import TrainingError
+from lapclip.evaluate.retrieval import batch_accuracy, retrieval
+from lapclip.machine import facts
+from lapclip.machine.devices import Device
+from lapclip.machine.timing import Stopwatch, measured
+from lapclip.records import events
+from lapclip.records.runs import Run
+from lapclip.records.store import EventLog
+from lapclip.train.checkpoint import Progress, replace_folder_files, save_checkpoint, save_tensors
+from lapclip.train.optimizer import learning_rate
+from lapclip.train.step import StepResult, TrainStep
+
+MEMORY_EVERY = 50
+
+
+@dataclass
+class Training:
+    """Everything a run works with. `progress` is where it stands."""
+
+    run: Run
+    config: Config
+    data: DataSet
+    plan: BatchPlan
+    step: TrainStep
+    embedder: Embedder
+    device: Device
+    log: EventLog
+    progress: Progress = field(default_factory=Progress)
+    stop_reason: Callable[[], str | None] = lambda: None
+    _pending: tuple[int, float, StepResult, Stopwatch] | None = None
+
+    @property
+    def steps(self) -> int:
+        return self.config.train.steps
+
+    def train(self) -> str | None:
+        """Go on to the last step. Returns why it ended early, or None."""
+        if self.progress.step == 0:
+            self.save()
+        began, before = time.perf_counter(), self.progress.training_seconds
+        last_saved = began
+        batches = prefetch(self.plan, self.progress.step + 1, self.steps)
+        for number in range(self.progress.step + 1, self.steps + 1):
+            watch = Stopwatch(self.device.synchronise, on=measured(number))
+            with watch.phase("load"):
+                batch = next(batches)
+            lr = learning_rate(number, self.steps, self.config.train)
+            result = self.step(batch, number, lr, watch)
+            self.record_pending()  # the step before: reading this one's loss now would make the device wait
+            self._pending = (number, lr, result, watch)
+
+            self._advance(step=number, training_seconds=before + time.perf_counter() - began)
+            reason = self.stop_reason() or ("lapclip stop" if self.run.stop_asked() else None)
+            if self.evaluation_due(number):
+                self.evaluate(number)
+            if reason or self.checkpoint_due(number, time.perf_counter() - last_saved):
+                self._advance(training_seconds=before + time.perf_counter() - began)
+                self.save()
+                last_saved = time.perf_counter()
+            if reason:
+                batches.close()
+                self.log.append(events.Stopped(step=number, reason=reason))
+                return reason
+        self._advance(training_seconds=before + time.perf_counter() - began)
+        return None
+
+    def record_pending(self) -> None:
+        """Read and write down the figures of the last step; end the run if they are not numbers."""
+        if self._pending is None:
+            return
+        number, lr, result, watch = self._pending
+        self._pending = None
+        loss, scale = result.loss.item(), result.logit_scale.item()
+        part_norms = dict(zip(self.step.parts, result.part_norms.tolist(), strict=True))
+        grad_norm = result.grad_norm.item()
+        if not (math.isfinite(loss) and math.isfinite(grad_norm)):
+            what = "loss" if not math.isfinite(loss) else "gradient"
+            raise TrainingError(
+                f"The {what} is not a number at step {number} of {self.run.path}. The checkpoint before it is kept.",
+                hint=f"--set train.learning_rate={self.config.train.learning_rate / 4:g}, or --set train.dtype=float32",
+            )
+        self.log.append(
+            events.Step(
+                step=number,
+                epoch=self.plan.epoch(number),
+                loss=loss,
+                t2i_accuracy=result.t2i_accuracy.item(),
+                i2t_accuracy=result.i2t_accuracy.item(),
+                logit_scale=scale,
+                temperature=math.exp(-scale),
+                lr=lr,
+                grad_norm=grad_norm,
+                grad_norms=part_norms,
+                seconds=watch.seconds,
+            )
+        )
+        if number == 1 or number % MEMORY_EVERY == 0:
+            now, peak = facts.memory_bytes(), self.device.peak_memory_bytes()
+            self.log.append(events.Memory(step=number, process_bytes=now, peak_bytes=peak))
+
+    def evaluation_due(self, number: int) -> bool:
+        return number == self.steps or number % (self.plan.steps_per_epoch * self.config.train.evaluate_every_epochs) == 0
+
+    def checkpoint_due(self, number: int, seconds: float) -> bool:
+        train = self.config.train
+        by_epoch = train.checkpoint_every_epochs * self.plan.steps_per_epoch
+        by_clock = bool(train.checkpoint_every_seconds) and seconds >= train.checkpoint_every_seconds
+        return number == self.steps or by_clock or (by_epoch > 0 and number % by_epoch == 0)
+
+    def evaluate(self, number: int) -> None:
+        """Score the held-out pairs, and keep the model if it is the best so far."""
+        self.record_pending()
+        began = time.perf_counter()
+        scores = score(self.embedder, self.data.held_out, self.config.train.batch_size)
+        # The mean of both recalls, and among equals the later model.
+        mean = (scores["t2i_r1"] + scores["i2t_r1"]) / 2
+        best = mean >= self.progress.best_score
+        if best:
+            self._advance(best_score=mean, best_step=number)
+            self.keep_model()
+        seconds = time.perf_counter() - began
+        epoch = self.plan.epoch(number)
+        self.log.append(
+            events.Evaluation(step=number, epoch=epoch, split="val", evaluation=scores, seconds=seconds, best=best)
+        )
+
+    def keep_model(self) -> None:
+        """Put the model as it is now into model/."""
+        replace_folder_files(
+            self.run.model,
+            {
+                WEIGHTS: lambda path: save_tensors(dict(self.embedder.model.state_dict()), path),
+                CONFIG: lambda path: path.write_text(json.dumps(self.embedder.description(), indent=1), encoding="utf-8"),
+            },
+        )
+
+    def save(self) -> None:
+        """Write a checkpoint of a state whose figures are known to be numbers."""
+        self.record_pending()
+        began = time.perf_counter()
+        path = save_checkpoint(self.run.checkpoints, self.step.model, self.step.optimizer, self.progress)
+        size = sum(file.stat().st_size for file in path.iterdir())
+        seconds = time.perf_counter() - began
+        self.log.append(events.Checkpoint(step=self.progress.step, path=path.name, bytes=size, seconds=seconds))
+
+    def _advance(self, **changes: Any) -> None:
+        self.progress = dataclasses.replace(self.progress, **changes)
+
+
+def score(embedder: Embedder, pairs: Pairs, batch_size: int) -> dict[str, Any]:
+    """Recall both ways, and accuracy in batches of the training's size where there are enough pairs."""
+    embedder.model.eval()
+    images, texts, owner = embedder.encode_pairs(pairs)
+    scores = retrieval(images, texts, owner)
+    if len(pairs) >= batch_size:
+        _, first_captions = np.unique(owner, return_index=True)
+        scores["in_batch"] = batch_accuracy(images, texts[first_captions], batch_size)
+    embedder.model.train()
+    return scores

@@ -1,0 +1,38 @@
+"""AdamW's groups, and the learning rate over a run."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from lapclip.config import TrainConfig
+from lapclip.machine.devices import Device
+from lapclip.model.clip import CLIP
+
+
+def make_optimizer(model: CLIP, config: TrainConfig, device: Device) -> torch.optim.AdamW:
+    """AdamW that decays weight matrices and nothing else."""
+    decayed = [parameter for name, parameter in model.named_parameters() if is_decayed(name, parameter)]
+    spared = [parameter for name, parameter in model.named_parameters() if not is_decayed(name, parameter)]
+    return torch.optim.AdamW(
+        [{"params": decayed, "weight_decay": config.weight_decay}, {"params": spared, "weight_decay": 0.0}],
+        lr=config.learning_rate,
+        betas=(config.beta1, config.beta2),
+        eps=config.epsilon,
+        fused=device.fused_adamw,
+    )
+
+
+def is_decayed(name: str, parameter: torch.Tensor) -> bool:
+    """Norms, biases, the class embedding and the logit scale are vectors or scalars; positions are named."""
+    return parameter.ndim >= 2 and "position_embedding" not in name
+
+
+def learning_rate(step: int, steps: int, config: TrainConfig) -> float:
+    """Rises linearly over the warm-up, then falls along a cosine to zero after the last step. Steps count from 1."""
+    warmup = round(config.warmup * steps)
+    if step <= warmup:
+        return config.learning_rate * step / warmup
+    progress = (step - 1 - warmup) / max(1, steps - warmup)
+    return config.learning_rate * 0.5 * (1 + math.cos(math.pi * progress))
