@@ -21,7 +21,9 @@ RECIPES = Path(__file__).parent / "recipes"
 DEFAULT_RECIPE = "first-run"
 
 
-def knob(default: Any = dataclasses.MISSING, *, least: float | None = None, most: float | None = None, choices=()) -> Any:
+def knob(
+    default: Any = dataclasses.MISSING, *, least: float | None = None, most: float | None = None, choices=()
+) -> Any:
     """A field with its limits beside it."""
     limits = {"least": least, "most": most, "choices": tuple(choices)}
     if default is dataclasses.MISSING:
@@ -164,7 +166,9 @@ def read_recipe(recipe: str) -> Layer:
     if recipe.endswith(".toml"):
         path = Path(recipe)
     elif recipe not in recipe_names():
-        raise ConfigError(f"Unknown recipe {recipe}. {nearest(recipe, recipe_names())}", hint="lapclip train --recipe first-run")
+        raise ConfigError(
+            f"Unknown recipe {recipe}. {nearest(recipe, recipe_names())}", hint="lapclip train --recipe first-run"
+        )
     return read_layer(path)
 
 
@@ -175,7 +179,9 @@ def read_layer(path: Path) -> Layer:
     except FileNotFoundError:
         raise ConfigError(f"No such file: {path}.", hint=f"--recipe with one of {', '.join(recipe_names())}") from None
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise ConfigError(f"{path} is not readable as TOML: {error}.", hint="open it in an editor and mend that line") from None
+        raise ConfigError(
+            f"{path} is not readable as TOML: {error}.", hint="open it in an editor and mend that line"
+        ) from None
     return Layer(path.name, values)
 
 
@@ -215,7 +221,9 @@ def replace_in(config: Config, section: str, **values: Any) -> Config:
 
 
 def _locate(name: str) -> tuple[str, str]:
-    fields = {f"{section}.{f.name}": (section, f.name) for section, kind in SECTIONS.items() for f in dataclasses.fields(kind)}
+    fields = {
+        f"{section}.{f.name}": (section, f.name) for section, kind in SECTIONS.items() for f in dataclasses.fields(kind)
+    }
     if name in fields:
         return fields[name]
     matches = [place for place in fields.values() if place[1] == name]
@@ -248,7 +256,9 @@ def _checked(origin: str, section: str, name: str, value: Any) -> Any:
     if float in accepted and type(value) is int:
         value = float(value)
     if type(value) not in accepted:
-        expected = " or ".join({"int": "a whole number", "float": "a number", "str": "text"}[t.__name__] for t in accepted)
+        expected = " or ".join(
+            {"int": "a whole number", "float": "a number", "str": "text"}[t.__name__] for t in accepted
+        )
         raise ConfigError(f"{place} must be {expected}, not {value!r}.")
     if isinstance(value, str) and limits["choices"] and value not in limits["choices"]:
         raise ConfigError(f"{place} cannot be {value!r}. {nearest(value, limits['choices'])}")

@@ -1,9 +1,9 @@
 """Model, tokenizer and preprocessing as one thing: saved, loaded, and asked for embeddings.
 
-    model = lapclip.load("runs/first-run")
-    pictures = model.encode_image(["cat.jpg", "dog.jpg"])
-    captions = model.encode_text(["a cat", "a dog"])
-    similarity = pictures @ captions.T
+model = lapclip.load("runs/first-run")
+pictures = model.encode_image(["cat.jpg", "dog.jpg"])
+captions = model.encode_text(["a cat", "a dog"])
+similarity = pictures @ captions.T
 """
 
 from __future__ import annotations
@@ -42,7 +42,9 @@ class Embedder:
         """One unit-length row per picture, given as paths or as PIL images."""
         side = self.model.shape.image_size
         parts = [
-            self.encode_pixels(np.stack([fit_picture(open_picture(picture), side) for picture in pictures[at : at + BATCH]]))
+            self.encode_pixels(
+                np.stack([fit_picture(open_picture(picture), side) for picture in pictures[at : at + BATCH]])
+            )
             for at in range(0, len(pictures), BATCH)
         ]
         return np.concatenate(parts) if parts else self._nothing()

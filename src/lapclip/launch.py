@@ -107,15 +107,15 @@ def resume(name: str | None, hooks: Hooks = Hooks()) -> Outcome:
             progress, skipped = load_newest(run.checkpoints, training.step.model, training.step.optimizer)
             if progress is None and any(event["type"] == "step" for event in read_events(run.events)):
                 detail = f" ({'; '.join(skipped)})" if skipped else ""
-                raise RunError(f"{run.path} has no good checkpoint left{detail}.", hint="lapclip train starts a new run")
+                raise RunError(
+                    f"{run.path} has no good checkpoint left{detail}.", hint="lapclip train starts a new run"
+                )
             if progress is None:
                 log.append(_started(training, saved["reasons"]))
             else:
                 training.progress = progress
                 newest = f"step-{progress.step:08d}"
-                log.append(
-                    events.Resumed(step=progress.step, steps=training.steps, checkpoint=newest, skipped=skipped)
-                )
+                log.append(events.Resumed(step=progress.step, steps=training.steps, checkpoint=newest, skipped=skipped))
             return work(training, began)
 
 
@@ -149,14 +149,14 @@ def fit_vocabulary(config: Config, data: DataSet) -> tuple[Config, CharacterToke
     return replace_in(config, "model", vocabulary=tokenizer.vocabulary), tokenizer
 
 
-def count_steps(
-    config: Config, data: DataSet, tokenizer: CharacterTokenizer, device: Device
-) -> tuple[Config, str]:
+def count_steps(config: Config, data: DataSet, tokenizer: CharacterTokenizer, device: Device) -> tuple[Config, str]:
     """Turn epochs or minutes into a number of steps, once; the schedule and a resumed run rely on it."""
     train = config.train
     plan = BatchPlan(data.train, tokenizer, config.model.context, train.batch_size, train.seed)
     if train.steps and train.minutes:
-        raise ConfigError("train.steps and train.minutes are both set.", hint="--minutes alone, or --set train.minutes=0")
+        raise ConfigError(
+            "train.steps and train.minutes are both set.", hint="--minutes alone, or --set train.minutes=0"
+        )
     if train.minutes:
         step_seconds, evaluation_seconds = time_parts(config, data, plan, tokenizer, device)
         per_step = step_seconds + evaluation_seconds / (plan.steps_per_epoch * train.evaluate_every_epochs)
@@ -177,7 +177,9 @@ def time_parts(
     times = []
     while len(times) < 8 and (sum(times) < 10 or len(times) < 3):
         began = time.perf_counter()
-        step(plan.batch(1 + len(times) % plan.steps_per_epoch), 1, 0.0, Stopwatch(device.synchronise, on=False)).loss.item()
+        step(
+            plan.batch(1 + len(times) % plan.steps_per_epoch), 1, 0.0, Stopwatch(device.synchronise, on=False)
+        ).loss.item()
         times.append(time.perf_counter() - began)
     began = time.perf_counter()
     score(embedder, data.held_out, config.train.batch_size)
@@ -316,4 +318,3 @@ def _places(model: CLIP) -> dict[str, str]:
 def _rate(training: Training) -> float:
     pairs = training.progress.step * training.config.train.batch_size
     return pairs / training.progress.training_seconds if training.progress.training_seconds else 0.0
-

@@ -36,6 +36,8 @@ def model(name: str, /, *, common: Common | None = None) -> int:
     lines = [f"[bold]{name}[/bold]  {counts['parameters']:,} parameters"]
     lines += [f"  {what:<18}{counts[f'{what}_parameters']:>14,}" for what in ("image", "text")]
     lines += [f"  {field:<18}{value:>14,}" for field, value in asdict(shape).items() if field != "name"]
-    recipe = {"mini": "lapclip train", "seed": "lapclip train --recipe seed"}.get(name, f"lapclip train --set model.name={name}")
+    recipe = {"mini": "lapclip train", "seed": "lapclip train --recipe seed"}.get(
+        name, f"lapclip train --set model.name={name}"
+    )
     emit({"name": name, **counts}, [*lines, f"Next: {recipe}"], common)
     return 0

@@ -108,7 +108,14 @@ class Display:
         )
 
     def _start(self, total: int, what: str, figures: TextColumn, completed: int = 0) -> None:
-        columns = (TextColumn(what), BarColumn(20), MofNCompleteColumn(), figures, TimeElapsedColumn(), TextColumn("left"))
+        columns = (
+            TextColumn(what),
+            BarColumn(20),
+            MofNCompleteColumn(),
+            figures,
+            TimeElapsedColumn(),
+            TextColumn("left"),
+        )
         self._bar = Progress(*columns, TimeRemainingColumn(), console=self._console, transient=what != "training")
         self._bar.start()
         self._task = self._bar.add_task(what, total=total, completed=completed, figures="")

@@ -53,7 +53,11 @@ def stop(run: str | None = None, /, *, common: Common | None = None) -> int:
             time.sleep(0.2)
     row = _row(found)
     result = {"run": str(found.path), "state": row["state"], "step": row["step"]}
-    emit(result, [f"{found.path} is {row['state']} after step {row['step']:,}.", f"Go on: lapclip resume {found.name}"], common)
+    emit(
+        result,
+        [f"{found.path} is {row['state']} after step {row['step']:,}.", f"Go on: lapclip resume {found.name}"],
+        common,
+    )
     return 0
 
 

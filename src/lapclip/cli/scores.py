@@ -30,7 +30,8 @@ def evaluate(run: str | None = None, /, *, common: Common | None = None) -> int:
 
 def score_table(evaluation: dict[str, Any]) -> list[str]:
     """Recall both ways beside chance, with 95 % intervals of R@1."""
-    lines = [f"[bold]held-out pairs: {evaluation['candidates']} candidates[/bold]       R@1     R@5    R@10   R@1 95 % interval"]
+    title = f"held-out pairs: {evaluation['candidates']} candidates"
+    lines = [f"[bold]{title:<35}[/bold]     R@1     R@5    R@10   R@1 95 % interval"]
     for way, text in (("t2i", "text to image"), ("i2t", "image to text")):
         recalls = "".join(f"{evaluation[f'{way}_r{rank}']:>8.1%}" for rank in (1, 5, 10))
         low, high = evaluation["intervals"][f"{way}_r1"]
@@ -40,5 +41,7 @@ def score_table(evaluation: dict[str, Any]) -> list[str]:
     if batch := evaluation.get("in_batch"):
         low, high = batch["interval"]
         what = f"accuracy in batches of {batch['size']}"
-        lines.append(f"  {what:<33}{batch['accuracy']:>8.1%}{'':16}   {low:.1%} to {high:.1%}, chance {batch['chance']:.1%}")
+        lines.append(
+            f"  {what:<33}{batch['accuracy']:>8.1%}{'':16}   {low:.1%} to {high:.1%}, chance {batch['chance']:.1%}"
+        )
     return lines

@@ -77,7 +77,10 @@ def summary(outcome: Outcome) -> list[str]:
     """The end of a run, for a person."""
     name = outcome.run.replace("\\", "/").removeprefix("runs/")
     if outcome.evaluation is None:
-        return [f"Stopped after step {outcome.steps:,} of {outcome.run}; everything is saved.", f"Go on: lapclip resume {name}"]
+        return [
+            f"Stopped after step {outcome.steps:,} of {outcome.run}; everything is saved.",
+            f"Go on: lapclip resume {name}",
+        ]
     places = " and ".join(f"{tower} on {place}" for tower, place in outcome.devices.items())
     return [
         *score_table(outcome.evaluation),

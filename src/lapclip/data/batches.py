@@ -6,7 +6,7 @@ Shapes: B batch, L tokens, S picture side, C colour channels.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Generator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -53,7 +53,6 @@ class BatchPlan:
         captions = self._captions(rows, step)
         _, caption_B = np.unique(captions, return_inverse=True)
         return Batch(
-            # Sorted reads are kinder to a memory-mapped file; the order within a batch does not matter to the loss.
             pixels_BSSC=np.ascontiguousarray(self.pairs.pixels[rows]),
             tokens_BL=self.tokenizer.batch(captions, self.context),
             positives_BB=caption_B[:, None] == caption_B[None, :],
@@ -63,9 +62,9 @@ class BatchPlan:
         """One caption a picture, drawn at random; another of its captions where the batch has that one already."""
         draws = generator(self.seed, "captions", step).random(len(rows))
         chosen: dict[str, None] = {}
-        captions = []
+        captions: list[str] = []
         for row, draw in zip(rows, draws, strict=True):
-            options = self.pairs.captions[row]
+            options = list(self.pairs.captions[int(row)])
             start = int(draw * len(options))
             turned = [*options[start:], *options[:start]]
             caption = next((option for option in turned if option not in chosen), turned[0])
@@ -74,7 +73,7 @@ class BatchPlan:
         return captions
 
 
-def prefetch(plan: BatchPlan, first: int, last: int, ahead: int = 2) -> Iterator[Batch]:
+def prefetch(plan: BatchPlan, first: int, last: int, ahead: int = 2) -> Generator[Batch]:
     """The batches of steps first to last, prepared by a thread while the model works on earlier ones."""
     with ThreadPoolExecutor(1, thread_name_prefix="lapclip-batches") as pool:
         waiting: deque[Future[Batch]] = deque()

@@ -7,6 +7,7 @@ clouds, hills, noise) comes from the seed. All lengths are fractions of the pict
 import random
 from collections.abc import Callable
 from functools import cache
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -200,7 +201,7 @@ def _table(canvas: Canvas, dice: Dice, horizon: float, ground: Colour) -> None:
     if canvas.setting is SETTINGS["snow"]:
         cloth = mix(cloth, BLACK, 0.08)
     rows = [horizon + (1 - horizon) * depth for depth in (0.06, 0.2, 0.38, 0.64, 1)]
-    for row, (top, bottom) in enumerate(zip(rows, rows[1:], strict=False)):
+    for row, (top, bottom) in enumerate(pairwise(rows)):
         for column in range(-7 + row % 2, 8, 2):
             left, right = shift + column * 0.2, shift + (column + 1) * 0.2
             # The columns draw together towards the far edge of the cloth.

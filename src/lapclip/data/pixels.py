@@ -5,6 +5,7 @@ Shapes: B batch, C colour channels, S picture side.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -50,7 +51,7 @@ def fit_picture(image: Image.Image, side: int) -> np.ndarray:
 
 
 def normalise(pixels_BSSC: Tensor) -> Tensor:
-    """uint8 pictures, channels last, to what the image tower sees: float32, channels first, CLIP's mean and deviation."""
+    """uint8 pictures, channels last, to what the image tower sees: float32, channels first, CLIP's mean and scale."""
     mean = torch.tensor(MEAN, device=pixels_BSSC.device) * 255
     std = torch.tensor(STD, device=pixels_BSSC.device) * 255
     return ((pixels_BSSC.to(torch.float32) - mean) / std).permute(0, 3, 1, 2)
@@ -62,12 +63,12 @@ class PixelStore:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def read(self) -> tuple[np.ndarray, Any] | None:
-        """The pictures and their table, or None where they have to be made."""
+    def read(self) -> tuple[np.ndarray, Any, str] | None:
+        """The pictures, their table and the digest of both, or None where they have to be made."""
         try:
-            table = json.loads((self.folder / "table.json").read_text(encoding="utf-8"))
-            return np.load(self.folder / "pixels.npy", mmap_mode="r"), table
-        except (OSError, ValueError):
+            saved = json.loads((self.folder / "table.json").read_text(encoding="utf-8"))
+            return np.load(self.folder / "pixels.npy", mmap_mode="r"), saved["table"], saved["digest"]
+        except (OSError, ValueError, KeyError):
             return None
 
     def write(self, pictures: Iterable[np.ndarray], shape: Sequence[int], table: Any) -> None:
@@ -76,11 +77,15 @@ class PixelStore:
         try:
             partial.mkdir(parents=True, exist_ok=True)
             pixels = np.lib.format.open_memmap(partial / "pixels.npy", mode="w+", dtype=np.uint8, shape=tuple(shape))
+            digest = hashlib.sha256(json.dumps(table).encode())
             for index, picture in enumerate(pictures):
                 pixels[index] = picture
+                digest.update(picture.tobytes())
             pixels.flush()
             del pixels  # Windows cannot rename a file that is still mapped.
-            (partial / "table.json").write_text(json.dumps(table), encoding="utf-8")
+            (partial / "table.json").write_text(
+                json.dumps({"digest": digest.hexdigest(), "table": table}), encoding="utf-8"
+            )
             shutil.rmtree(self.folder, ignore_errors=True)
             os.replace(partial, self.folder)
         except OSError as error:

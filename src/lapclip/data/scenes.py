@@ -33,7 +33,7 @@ HELD_OUT_GRIDS = {
     "urban": (2, 5, 2, 1, 3),
     "food": (1, 5, 2, 2, 3),
 }
-"""How many values of each attribute (thing, colour, count, place, setting) a held-out grid takes: 60 scenes, 8 neighbours."""
+"""Values of thing, colour, count, place and setting in a held-out grid: 60 scenes with 8 neighbours each."""
 
 _PLURALS = {"cactus": "cacti", "fish": "fish", "butterfly": "butterflies", "bus": "buses"}
 _COUNT_WORDS = {1: ("a", "one", "just one"), 2: ("two", "a pair of"), 3: ("three", "a trio of")}

@@ -19,8 +19,7 @@ from lapclip.machine.facts import cache_folder
 def load_scenes(config: DataConfig, side: int, progress: Progress | None = None) -> DataSet:
     """The built-in data at one picture size, drawn on first use."""
     splits = scenes.split_scenes(config.train_pairs, config.seed)
-    fingerprint = _fingerprint(config, side)
-    store = PixelStore(cache_folder() / f"scenes-{fingerprint}")
+    store = PixelStore(cache_folder() / f"scenes-{_key(config, side)}")
     rows = [scene for split in splits.values() for scene in split]
     made = store.read()
     if made is None:
@@ -33,13 +32,13 @@ def load_scenes(config: DataConfig, side: int, progress: Progress | None = None)
         store.write(_pictures(rows, side, config.seed, progress), (len(rows), side, side, 3), table)
         made = store.read()
         assert made is not None
-    pixels, table = made
+    pixels, table, digest = made
     tables, first = {}, 0
     for split, members in splits.items():
         last = first + len(members)
         tables[split] = Pairs(pixels[first:last], table[first:last])
         first = last
-    return DataSet(tables, fingerprint, scenes.ALPHABET)
+    return DataSet(tables, digest[:16], scenes.ALPHABET)
 
 
 def _pictures(rows: list[scenes.Scene], side: int, seed: int, progress: Progress | None) -> Iterator[np.ndarray]:
@@ -49,8 +48,8 @@ def _pictures(rows: list[scenes.Scene], side: int, seed: int, progress: Progress
             progress(index + 1, len(rows))
 
 
-def _fingerprint(config: DataConfig, side: int) -> str:
-    """Changes with the settings and with the code that draws, so that an old cache is never taken for the new data."""
+def _key(config: DataConfig, side: int) -> str:
+    """Changes with the settings and with the code that draws, so that an old store is never taken for the new data."""
     digest = hashlib.sha256(f"{config.source} {config.seed} {config.train_pairs} {config.captions} {side}".encode())
     for module in (scenes, drawing, things):
         digest.update(Path(module.__file__ or "").read_bytes().replace(b"\r\n", b"\n"))

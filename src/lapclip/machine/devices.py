@@ -74,12 +74,16 @@ def choose_device(wanted: str) -> tuple[Device, str]:
     if wanted == AUTO:
         if found is None:
             return Device("cpu"), "torch finds no accelerator here"
-        return Device(found.type), f"torch finds this accelerator; --set train.device=cpu overrides, {found.type} is not timed"
+        return Device(
+            found.type
+        ), f"torch finds this accelerator; --set train.device=cpu overrides, {found.type} is not timed"
     if wanted == "cpu":
         return Device("cpu"), "asked for"
     if found is None or wanted not in ("accelerator", found.type):
         here = found.type if found else "none"
-        raise ConfigError(f"train.device {wanted} is not here (accelerator found: {here}).", hint="--set train.device=auto")
+        raise ConfigError(
+            f"train.device {wanted} is not here (accelerator found: {here}).", hint="--set train.device=auto"
+        )
     return Device(found.type), "asked for"
 
 
@@ -89,7 +93,7 @@ def prepare(device: Device, threads: int) -> None:
     # On accelerators this would forbid fast kernels, and results there differ between machines anyway.
     torch.use_deterministic_algorithms(device.is_cpu)
     # Filling every new tensor is for finding bugs; it costs time and changes no result.
-    torch.utils.deterministic.fill_uninitialized_memory = False
+    setattr(torch.utils.deterministic, "fill_uninitialized_memory", False)  # noqa: B010 (unknown to its type stubs)
 
 
 def default_threads() -> int:

@@ -59,7 +59,9 @@ def source_commit() -> str | None:
         command = ["git", "-C", str(folder), "rev-parse", "--short=12", "HEAD"]
         found = subprocess.run(command, capture_output=True, text=True, timeout=5, check=True)
         tracked = subprocess.run(
-            ["git", "-C", str(folder), "ls-files", "--error-unmatch", Path(__file__).name], capture_output=True, timeout=5
+            ["git", "-C", str(folder), "ls-files", "--error-unmatch", Path(__file__).name],
+            capture_output=True,
+            timeout=5,
         )
     except (OSError, subprocess.SubprocessError):
         return None

@@ -19,7 +19,7 @@ class Stopwatch:
 
     def __init__(self, synchronise: Callable[[], None], *, on: bool) -> None:
         self._synchronise = synchronise
-        self._seconds = dict.fromkeys(PHASES, 0.0) if on else None
+        self._seconds: dict[str, float] | None = {name: 0.0 for name in PHASES} if on else None  # noqa: C420
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:

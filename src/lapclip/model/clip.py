@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from lapclip.config import ModelConfig
 from lapclip.model.towers import ImageTower, TextTower
-from lapclip.model.transformer import Transformer
 
 START_LOGIT_SCALE = math.log(1 / 0.07)
 MAX_LOGIT_SCALE = math.log(100)
@@ -49,33 +48,19 @@ def count_parameters(module: nn.Module) -> int:
     return sum(parameter.numel() for parameter in module.parameters())
 
 
-@torch.no_grad()
 def initialise(model: CLIP, generator: torch.Generator) -> None:
-    """CLIP's initial values: residual branches shrink with depth, embeddings start small."""
-
-    def normal(tensor: Tensor, std: float) -> None:
-        tensor.normal_(0.0, std, generator=generator)
-
+    """CLIP's initial values: embeddings start small, towers as their blocks say."""
     image, text = model.image, model.text
-    image_width, text_width = model.shape.image_width, model.shape.text_width
-    normal(image.patch_weight, (3 * image.patch**2) ** -0.5)
-    normal(image.class_embedding, image_width**-0.5)
-    normal(image.position_embedding, image_width**-0.5)
-    normal(text.token_embedding.weight, 0.02)
-    normal(text.position_embedding, 0.01)
-    for tower, width in ((image, image_width), (text, text_width)):
-        _initialise_blocks(tower.transformer, width, normal)
-        normal(tower.projection, width**-0.5)
-
-
-def _initialise_blocks(transformer: Transformer, width: int, normal) -> None:
-    branch_std = width**-0.5 * (2 * len(transformer.blocks)) ** -0.5
-    for block in transformer.blocks:
-        for linear, std in (
-            (block.attention.qkv, width**-0.5),
-            (block.attention.out, branch_std),
-            (block.mlp[0], (2 * width) ** -0.5),
-            (block.mlp[2], branch_std),
-        ):
-            normal(linear.weight, std)
-            linear.bias.zero_()
+    image_std, text_std = model.shape.image_width**-0.5, model.shape.text_width**-0.5
+    for tensor, std in (
+        (image.patch_weight, (3 * image.patch**2) ** -0.5),
+        (image.class_embedding, image_std),
+        (image.position_embedding, image_std),
+        (image.projection, image_std),
+        (text.token_embedding.weight, 0.02),
+        (text.position_embedding, 0.01),
+        (text.projection, text_std),
+    ):
+        nn.init.normal_(tensor, 0.0, std, generator=generator)
+    image.transformer.initialise(generator)
+    text.transformer.initialise(generator)

@@ -47,18 +47,35 @@ class Block(nn.Module):
         self.ln_1 = nn.LayerNorm(width)
         self.attention = Attention(width, heads)
         self.ln_2 = nn.LayerNorm(width)
-        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+        self.mlp_in = nn.Linear(width, 4 * width)
+        self.mlp_out = nn.Linear(4 * width, width)
 
     def forward(self, x_BLD: Tensor, mask: Tensor | None = None) -> Tensor:
         x_BLD = x_BLD + self.attention(self.ln_1(x_BLD), mask)
-        return x_BLD + self.mlp(self.ln_2(x_BLD))
+        return x_BLD + self._mlp(self.ln_2(x_BLD))
+
+    def initialise(self, depth: int, generator: torch.Generator) -> None:
+        """CLIP's initial values: what is added to the residual stream shrinks with the depth of the stack."""
+        width = self.attention.out.in_features
+        branch_std = width**-0.5 * (2 * depth) ** -0.5
+        for linear, std in (
+            (self.attention.qkv, width**-0.5),
+            (self.attention.out, branch_std),
+            (self.mlp_in, (2 * width) ** -0.5),
+            (self.mlp_out, branch_std),
+        ):
+            nn.init.normal_(linear.weight, 0.0, std, generator=generator)
+            nn.init.zeros_(linear.bias)
 
     def pooled(self, x_BLD: Tensor, token_B: Tensor, mask: Tensor | None = None) -> Tensor:
         """What `forward` gives at one token of each sequence, computed for that token alone."""
         rows_B = torch.arange(len(x_BLD), device=x_BLD.device)
         normed_BLD = self.ln_1(x_BLD)
         x_BD = x_BLD[rows_B, token_B] + self.attention.one_query(normed_BLD, normed_BLD[rows_B, token_B], mask)
-        return x_BD + self.mlp(self.ln_2(x_BD))
+        return x_BD + self._mlp(self.ln_2(x_BD))
+
+    def _mlp(self, x: Tensor) -> Tensor:
+        return self.mlp_out(F.gelu(self.mlp_in(x)))
 
 
 class Transformer(nn.Module):
@@ -69,6 +86,15 @@ class Transformer(nn.Module):
         self.causal = causal
         self.blocks = nn.ModuleList(Block(width, heads) for _ in range(layers))
 
+    def layers(self) -> list[Block]:
+        """The blocks, first to last."""
+        return [block for block in self.blocks if isinstance(block, Block)]
+
+    def initialise(self, generator: torch.Generator) -> None:
+        """CLIP's initial values for every block."""
+        for block in self.layers():
+            block.initialise(len(self.blocks), generator)
+
     def forward(self, x_BLD: Tensor, token_B: Tensor) -> Tensor:
         """The last block runs for the pooled token only: nothing else leaves the tower, so nothing else is needed."""
         length = x_BLD.shape[1]
@@ -78,7 +104,7 @@ class Transformer(nn.Module):
             mask_LL = position_L[:, None] >= position_L[None, :]
             # With one query row `is_causal` would see key 0 only, so the row's own mask is given.
             last_mask = (position_L[None, :] <= token_B[:, None])[:, None, None, :]
-        *first, last = self.blocks
+        *first, last = self.layers()
         for block in first:
             x_BLD = block(x_BLD, mask_LL)
         return last.pooled(x_BLD, token_B, last_mask)

@@ -14,7 +14,9 @@ def line(event: Event) -> str | None:
     match event:
         case events.Started():
             places = ", ".join(f"{tower} tower on {place}" for tower, place in event.devices.items())
-            return f"{event.parameters:,} parameters, {event.pairs['train']:,} pictures, {event.steps:,} steps; {places}"
+            return (
+                f"{event.parameters:,} parameters, {event.pairs['train']:,} pictures, {event.steps:,} steps; {places}"
+            )
         case events.Resumed():
             damaged = "".join(f"; skipped a damaged checkpoint, {reason}" for reason in event.skipped)
             return f"going on after step {event.step:,} of {event.steps:,}{damaged}"
@@ -22,7 +24,8 @@ def line(event: Event) -> str | None:
             accuracy = (event.t2i_accuracy + event.i2t_accuracy) / 2
             return f"step {event.step}  epoch {event.epoch}  loss {event.loss:.3f}  accuracy {accuracy:.1%}"
         case events.Evaluation():
-            return f"step {event.step}  epoch {event.epoch}  {recall_line(event.evaluation)}{'  best' if event.best else ''}"
+            best = "  best" if event.best else ""
+            return f"step {event.step}  epoch {event.epoch}  {recall_line(event.evaluation)}{best}"
         case events.Stopped():
             return f"stopped after step {event.step}: {event.reason}"
         case events.Failed():

@@ -1,12 +1,12 @@
 """A run is a folder of plain files.
 
-    run.toml        the resolved configuration with the reasons for each automatic choice
-    events.jsonl    what happened, one JSON line an event
-    log.txt         the same for people
-    checkpoints/    the last two, complete
-    model/          the best model so far, ready to load
-    lock            held by the process that works on the run; the system frees it when that process dies
-    stop            there while someone asks the run to save and end
+run.toml        the resolved configuration with the reasons for each automatic choice
+events.jsonl    what happened, one JSON line an event
+log.txt         the same for people
+checkpoints/    the last two, complete
+model/          the best model so far, ready to load
+lock            held by the process that works on the run; the system frees it when that process dies
+stop            there while someone asks the run to save and end
 """
 
 from __future__ import annotations
@@ -69,7 +69,9 @@ class Run:
     def last_word(self) -> str:
         """The last event that says how the run goes; empty where there is none."""
         telling = (*ENDED, "started", "resumed", "step")
-        return next((event["type"] for event in reversed(list(read_events(self.events))) if event["type"] in telling), "")
+        return next(
+            (event["type"] for event in reversed(list(read_events(self.events))) if event["type"] in telling), ""
+        )
 
     def read_settings(self) -> dict[str, Any]:
         """The contents of run.toml."""
@@ -78,7 +80,9 @@ class Run:
         except FileNotFoundError:
             raise RunError(f"{self.path} is not a run: it has no run.toml.", hint="lapclip runs") from None
         except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-            raise RunError(f"{self.settings} is not readable: {error}.", hint="lapclip train starts a new run") from None
+            raise RunError(
+                f"{self.settings} is not readable: {error}.", hint="lapclip train starts a new run"
+            ) from None
         found = values.get("run", {}).get("format")
         if found != FORMAT:
             raise RunError(
@@ -111,7 +115,9 @@ class Run:
 def check_name(name: str | None) -> None:
     """Refuse a name that cannot be a folder or is taken."""
     if name is not None and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
-        raise RunError(f"{name!r} cannot name a run: letters, digits, dots, dashes and underscores.", hint="--name my-run")
+        raise RunError(
+            f"{name!r} cannot name a run: letters, digits, dots, dashes and underscores.", hint="--name my-run"
+        )
     if name is not None and (RUNS / name).exists():
         raise RunError(f"{RUNS / name} exists.", hint=f"lapclip resume {name}, or another --name")
 
@@ -145,7 +151,9 @@ def find_run(name: str | None) -> Run:
         if path.is_dir():
             return Run(path)
     known = [run.name for run in runs]
-    raise RunError(f"No run called {name}. {nearest(name, known) if known else 'There are none here.'}", hint="lapclip runs")
+    raise RunError(
+        f"No run called {name}. {nearest(name, known) if known else 'There are none here.'}", hint="lapclip runs"
+    )
 
 
 def all_runs() -> list[Run]:

@@ -46,7 +46,10 @@ def save_checkpoint(folder: Path, model: CLIP, optimizer: torch.optim.Optimizer,
         partial.mkdir(parents=True)
         save_tensors(dict(model.state_dict()), partial / WEIGHTS)
         save_tensors(_optimizer_tensors(model, optimizer), partial / OPTIMIZER)
-        body = {"progress": asdict(progress), "sha256": {name: _digest(partial / name) for name in (WEIGHTS, OPTIMIZER)}}
+        body = {
+            "progress": asdict(progress),
+            "sha256": {name: _digest(partial / name) for name in (WEIGHTS, OPTIMIZER)},
+        }
         text = json.dumps({"body": body, "sha256": _text_digest(body)})
         (partial / STATE).write_text(text, encoding="utf-8")
         flush(partial / STATE)

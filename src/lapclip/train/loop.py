@@ -117,7 +117,9 @@ class Training:
             self.log.append(events.Memory(step=number, process_bytes=now, peak_bytes=peak))
 
     def evaluation_due(self, number: int) -> bool:
-        return number == self.steps or number % (self.plan.steps_per_epoch * self.config.train.evaluate_every_epochs) == 0
+        return (
+            number == self.steps or number % (self.plan.steps_per_epoch * self.config.train.evaluate_every_epochs) == 0
+        )
 
     def checkpoint_due(self, number: int, seconds: float) -> bool:
         train = self.config.train
@@ -148,7 +150,9 @@ class Training:
             self.run.model,
             {
                 WEIGHTS: lambda path: save_tensors(dict(self.embedder.model.state_dict()), path),
-                CONFIG: lambda path: path.write_text(json.dumps(self.embedder.description(), indent=1), encoding="utf-8"),
+                CONFIG: lambda path: path.write_text(
+                    json.dumps(self.embedder.description(), indent=1), encoding="utf-8"
+                ),
             },
         )
 

@@ -72,7 +72,7 @@ class TrainStep:
     def _clip_gradients(self) -> tuple[Tensor, Tensor]:
         """Shorten the gradients where they are too long; their norm before that, in all and by part."""
         gradients = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
-        squares = torch.stack(torch._foreach_norm(gradients)) ** 2
+        squares = torch.stack([gradient.norm() for gradient in gradients]) ** 2
         part_norms = torch.zeros(len(self.parts), device=squares.device).index_add_(0, self._part_index, squares).sqrt()
         grad_norm = squares.sum().sqrt()
         if self.config.clip_norm:
@@ -91,7 +91,7 @@ class TrainStep:
 
 
 def part_of(name: str) -> str:
-    """The named part a parameter belongs to: image.embedding, image.0 ... image.head, the same for text, temperature."""
+    """The part a parameter belongs to: image.embedding, image.0 to image.head, the same for text, or temperature."""
     tower, _, rest = name.partition(".")
     if not rest:
         return "temperature"

@@ -1,0 +1,105 @@
+"""The command as a person or a script meets it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from ..conftest import SMALL, lapclip, set_flags
+
+
+def test_train_prints_a_summary_that_ends_with_the_next_command(here: Path) -> None:
+    done = lapclip("train", "--name", "mine", *set_flags(*SMALL))
+    assert done.returncode == 0, done.stderr
+    for words in ("text to image", "image to text", "chance", "R@10", "pairs/s", "peak memory", "runs/mine"):
+        assert words in done.stdout
+    assert "Next: lapclip eval mine" in done.stdout
+    assert "step 12  epoch 3  t2i R@1/5/10" in done.stderr
+    listed = json.loads(lapclip("runs", "--json").stdout)["runs"]
+    assert [(row["name"], row["state"], row["step"], row["steps"]) for row in listed] == [("mine", "finished", 12, 12)]
+    assert listed[0].keys() == {"name", "state", "step", "steps", "best", "started"}
+    assert "mine" in lapclip("runs").stdout
+
+
+def test_json_is_one_object_and_nothing_else_on_stdout(here: Path) -> None:
+    trained = lapclip("train", "--json", *set_flags(*SMALL))
+    outcome = json.loads(trained.stdout)
+    assert outcome.keys() == {
+        "run", "state", "seconds", "training_seconds", "steps", "pairs_per_second", "peak_memory_bytes", "devices",
+        "evaluation",
+    }  # fmt: skip
+    evaluated = json.loads(lapclip("eval", "--json").stdout)
+    scores = {"candidates", "t2i_r1", "t2i_r5", "t2i_r10", "i2t_r1", "i2t_r5", "i2t_r10", "chance", "intervals"}
+    assert evaluated["evaluation"].keys() >= scores
+    assert all(0 <= evaluated["evaluation"][name] <= 1 for name in scores - {"candidates", "intervals"})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["train", "--recipe", "sed"], "Unknown recipe sed. Did you mean seed?"),
+        (["train", "--set", "train.stepz=3"], "Did you mean train.steps?"),
+        (["train", "--set", "train.steps=few"], "train.steps must be a whole number"),
+        (["train", "--set", "model.image_size=65"], "model.patch 16 does not divide model.image_size 65"),
+        (["train", "--name", "a/b"], "cannot name a run"),
+        (["train", "--minutes", "soon"], "Try: lapclip --help"),
+        (["trian"], "Try: lapclip --help"),
+        (["resume"], "There are no runs in"),
+        (["resume", "nothing"], "No run called nothing"),
+        (["eval"], "There are no runs in"),
+        (["stop"], "There are no runs in"),
+        (["model", "sed"], "Unknown model sed. Did you mean seed?"),
+        (["model"], "Try: lapclip --help"),
+    ],
+)
+def test_bad_input_gets_status_2_and_at_most_three_lines(here: Path, arguments: list[str], words: str) -> None:
+    refused = lapclip(*arguments)
+    assert refused.returncode == 2, refused.stderr
+    assert words in " ".join(refused.stderr.split())
+    assert "Traceback" not in refused.stderr
+    assert 1 <= len(refused.stderr.strip().splitlines()) <= 3, refused.stderr
+    assert refused.stdout == ""
+    assert not (here / "runs").exists()
+
+
+def test_an_error_with_json_is_still_one_object(here: Path) -> None:
+    refused = lapclip("resume", "--json")
+    assert refused.returncode == 2
+    assert "There are no runs" in json.loads(refused.stdout)["error"]
+
+
+def test_debug_shows_the_traceback(here: Path) -> None:
+    refused = lapclip("resume", "--debug")
+    assert refused.returncode != 0
+    assert "Traceback" in refused.stderr
+
+
+def test_a_run_that_exists_is_refused_before_any_work(here: Path) -> None:
+    (here / "runs" / "mine").mkdir(parents=True)
+    refused = lapclip("train", "--name", "mine")
+    assert refused.returncode == 2
+    assert "mine exists" in refused.stderr
+    assert list((here / "runs" / "mine").iterdir()) == []
+
+
+def test_model_counts_parameters() -> None:
+    counted = json.loads(lapclip("model", "seed", "--json").stdout)
+    assert counted["parameters"] == 76_735_489
+    assert counted["image_parameters"] + counted["text_parameters"] + 1 == counted["parameters"]
+    assert counted.keys() == {"name", "parameters", "image_parameters", "text_parameters"}
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["train", "--help"], ["runs"]])
+def test_help_and_runs_never_load_torch(here: Path, arguments: list[str]) -> None:
+    import subprocess
+
+    program = (
+        "import sys\nfrom lapclip.cli import main\n"
+        f"try:\n    main({arguments!r})\nexcept SystemExit as end:\n    assert not end.code, end.code\n"
+        "assert 'torch' not in sys.modules and 'numpy' not in sys.modules"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,50 @@
+"""What tests share: a cache of their own, an empty working folder, and settings that make a run take seconds."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+# One thread a test process: two of them share two cores, and results are compared bit for bit.
+os.environ["OMP_NUM_THREADS"] = "1"
+
+SMALL = [
+    "model.name=tiny",
+    "data.train_pairs=64",
+    "train.batch_size=16",
+    "train.steps=12",
+    "train.dtype=float32",
+    "train.device=cpu",
+    "train.threads=1",
+]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("cache")
+    os.environ["LAPCLIP_CACHE"] = str(folder)
+    return folder
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty working folder."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def command(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "lapclip", *arguments]
+
+
+def set_flags(*settings: str) -> list[str]:
+    return [word for setting in settings for word in ("--set", setting)]
+
+
+def lapclip(*arguments: str, timeout: float = 120) -> subprocess.CompletedProcess[str]:
+    """Run the real command in the current folder."""
+    return subprocess.run(command(*arguments), capture_output=True, text=True, timeout=timeout)

@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from lapclip.config import DataConfig
+from lapclip.data.batches import BatchPlan, prefetch
+from lapclip.data.pairs import Pairs
+from lapclip.data.sources import load_scenes
+from lapclip.data.tokenizers import CharacterTokenizer
+from lapclip.errors import DataError
+
+
+def plan_of(captions: list[list[str]], batch_size: int, seed: int = 0) -> BatchPlan:
+    """Pictures that carry their row number in each pixel."""
+    rows = np.arange(len(captions), dtype=np.uint8)
+    pixels = np.broadcast_to(rows[:, None, None, None], (len(captions), 2, 2, 3))
+    return BatchPlan(Pairs(pixels, captions), CharacterTokenizer("abcdefgh "), 20, batch_size, seed)
+
+
+def rows_of(batch) -> list[int]:
+    return batch.pixels_BSSC[:, 0, 0, 0].tolist()
+
+
+def test_an_epoch_visits_every_picture_once_in_a_new_order() -> None:
+    plan = plan_of([["a"]] * 12, 4)
+    epochs = [[row for step in steps for row in rows_of(plan.batch(step))] for steps in ((1, 2, 3), (4, 5, 6))]
+    assert sorted(epochs[0]) == sorted(epochs[1]) == list(range(12))
+    assert epochs[0] != epochs[1]
+    assert [plan.epoch(step) for step in (1, 3, 4)] == [1, 1, 2]
+
+
+def test_a_batch_depends_on_seed_and_step_alone() -> None:
+    captions = [["a", "b", "c"]] * 9
+    one, same, other = plan_of(captions, 3), plan_of(captions, 3), plan_of(captions, 3, seed=1)
+    assert np.array_equal(one.batch(7).tokens_BL, same.batch(7).tokens_BL)
+    assert rows_of(one.batch(7)) == rows_of(same.batch(7))
+    assert [rows_of(one.batch(s)) for s in (1, 2, 3)] != [rows_of(other.batch(s)) for s in (1, 2, 3)]
+
+
+def test_equal_captions_are_avoided_where_another_caption_exists() -> None:
+    plan = plan_of([["a", "b"], ["a", "c"], ["a", "d"]], 3)
+    for step in range(1, 20):
+        batch = plan.batch(step)
+        assert len(np.unique(batch.tokens_BL, axis=0)) == 3
+        assert batch.positives_BB.sum() == 3
+
+
+def test_unavoidable_equal_captions_are_positives_of_each_other() -> None:
+    batch = plan_of([["a"], ["a"], ["b"]], 3).batch(1)
+    equal = (batch.tokens_BL[:, None, :] == batch.tokens_BL[None, :, :]).all(axis=2)
+    assert np.array_equal(batch.positives_BB, equal)
+    assert batch.positives_BB.sum() == 5
+
+
+def test_every_caption_of_a_picture_is_drawn_in_time() -> None:
+    plan = plan_of([["a", "b", "c", "d"]] * 2, 2)
+    seen = {tuple(row) for step in range(1, 40) for row in plan.batch(step).tokens_BL.tolist()}
+    assert len(seen) == 4
+
+
+def test_prefetched_batches_are_the_planned_ones_in_order() -> None:
+    plan = plan_of([["a", "b"]] * 10, 2)
+    fetched = list(prefetch(plan, 3, 9))
+    assert len(fetched) == 7
+    for step, batch in enumerate(fetched, 3):
+        assert np.array_equal(batch.tokens_BL, plan.batch(step).tokens_BL)
+        assert rows_of(batch) == rows_of(plan.batch(step))
+
+
+def test_an_error_while_preparing_a_batch_reaches_the_trainer() -> None:
+    with pytest.raises(IndexError):
+        list(prefetch(plan_of([["a"], []], 2), 1, 3))  # a picture without a caption
+
+
+def test_a_batch_larger_than_the_data_is_refused() -> None:
+    with pytest.raises(DataError, match="more than the 3 training pictures"):
+        plan_of([["a"]] * 3, 4)
+
+
+def test_captions_in_a_built_in_batch_are_trimmed() -> None:
+    data = load_scenes(DataConfig(train_pairs=20), 32)
+    assert data.alphabet is not None
+    batch = BatchPlan(data.train, CharacterTokenizer(data.alphabet), 77, 16, 0).batch(1)
+    assert batch.tokens_BL.shape[1] in (48, 56, 64)

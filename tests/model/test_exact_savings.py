@@ -1,0 +1,94 @@
+"""Trimmed captions and the pooled last block give what the plain computation gives, outputs and gradients."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+from lapclip.model.clip import CLIP
+from lapclip.model.zoo import SHAPES
+
+SHAPE = dataclasses.replace(SHAPES["tiny"], text_layers=3, image_layers=3)
+CONTEXT, END, START = SHAPE.context, SHAPE.vocabulary - 1, SHAPE.vocabulary - 3
+
+
+def model() -> CLIP:
+    return CLIP(SHAPE, seed=3).double()
+
+
+def plain_text(clip: CLIP, tokens: torch.Tensor) -> torch.Tensor:
+    """Every token through every block, then the end token picked out."""
+    text = clip.text
+    x = text.token_embedding(tokens) + text.position_embedding[: tokens.shape[1]]
+    mask = torch.ones(tokens.shape[1], tokens.shape[1], dtype=torch.bool).tril()
+    for block in text.transformer.blocks:
+        x = block(x, mask)
+    end = (tokens == END).int().argmax(dim=1)
+    return text.ln_final(x)[torch.arange(len(x)), end] @ text.projection
+
+
+def plain_image(clip: CLIP, pixels: torch.Tensor) -> torch.Tensor:
+    """The patch convolution, every token through every block, then the class token picked out."""
+    image = clip.image
+    patches = torch.nn.functional.conv2d(pixels, image.patch_weight, stride=image.patch).flatten(2).transpose(1, 2)
+    x = torch.cat([image.class_embedding.expand(len(pixels), 1, -1), patches], dim=1) + image.position_embedding
+    x = image.ln_pre(x)
+    for block in image.transformer.blocks:
+        x = block(x)
+    return image.ln_post(x[:, 0]) @ image.projection
+
+
+def captions(*lengths: int) -> torch.Tensor:
+    """Random captions of those lengths, start and end included, padded to the whole context."""
+    draw = torch.Generator().manual_seed(0)
+    tokens = torch.full((len(lengths), CONTEXT), START)
+    for row, length in enumerate(lengths):
+        tokens[row, 1 : length - 1] = torch.randint(0, START, (length - 2,), generator=draw)
+        tokens[row, length - 1] = END
+    return tokens
+
+
+def gradients(clip: CLIP, output: torch.Tensor) -> dict[str, torch.Tensor]:
+    clip.zero_grad()
+    output.square().sum().backward()
+    return {name: p.grad.clone() for name, p in clip.named_parameters() if p.grad is not None}
+
+
+def assert_same(clip: CLIP, fast: torch.Tensor, plain: torch.Tensor) -> None:
+    torch.testing.assert_close(fast, plain, rtol=1e-10, atol=1e-10)
+    fast_gradients, plain_gradients = gradients(clip, fast), gradients(clip, plain)
+    assert fast_gradients.keys() == plain_gradients.keys()
+    for name, gradient in plain_gradients.items():
+        torch.testing.assert_close(fast_gradients[name], gradient, rtol=1e-9, atol=1e-9, msg=name)
+
+
+@pytest.mark.parametrize("lengths", [(2, 2), (8, 8), (76, 76), (77, 77), (2, 77), (5, 8, 13)])
+def test_text_tower_equals_plain_path_for_trimmed_captions(lengths: tuple[int, ...]) -> None:
+    clip, tokens = model(), captions(*lengths)
+    trimmed = tokens[:, : min(CONTEXT, -(-max(lengths) // 8) * 8)]
+    assert_same(clip, clip.text(trimmed), plain_text(clip, tokens))
+
+
+def test_image_tower_equals_plain_path() -> None:
+    clip = model()
+    pixels = torch.randn(4, 3, SHAPE.image_size, SHAPE.image_size, generator=torch.Generator().manual_seed(1)).double()
+    assert_same(clip, clip.image(pixels), plain_image(clip, pixels))
+
+
+def test_keeping_every_patch_equals_dropping_none() -> None:
+    clip = model()
+    pixels = torch.randn(2, 3, SHAPE.image_size, SHAPE.image_size).double()
+    everything = torch.arange(clip.image.patches).expand(2, -1)
+    torch.testing.assert_close(clip.image(pixels, everything), clip.image(pixels))
+
+
+def test_dropped_patches_do_not_matter() -> None:
+    clip = model()
+    pixels = torch.randn(1, 3, SHAPE.image_size, SHAPE.image_size).double()
+    changed = pixels.clone()
+    changed[:, :, : SHAPE.patch, : SHAPE.patch] += 1  # the first patch
+    kept = torch.arange(1, clip.image.patches)[None]
+    torch.testing.assert_close(clip.image(changed, kept), clip.image(pixels, kept))
+    assert not torch.allclose(clip.image(changed), clip.image(pixels))

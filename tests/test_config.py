@@ -1,0 +1,111 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from lapclip.config import Layer, build_config, parse_settings, read_recipe, recipe_names
+from lapclip.errors import ConfigError
+from lapclip.model.zoo import SHAPES
+
+
+def config_of(*settings: str, recipe: str = "first-run"):
+    return build_config([read_recipe(recipe), parse_settings(list(settings))], SHAPES)
+
+
+@pytest.mark.parametrize("recipe", recipe_names())
+def test_every_recipe_is_valid_and_opens_with_its_command(recipe: str) -> None:
+    config_of(recipe=recipe)
+    from lapclip.config import RECIPES
+
+    first = (RECIPES / f"{recipe}.toml").read_text().splitlines()[0]
+    assert first == ("# lapclip train" if recipe == "first-run" else f"# lapclip train --recipe {recipe}")
+
+
+def test_the_seed_recipe_is_the_published_one() -> None:
+    config = config_of(recipe="seed")
+    assert config.model == SHAPES["seed"]
+    assert config.data.train_pairs == 216
+    train = config.train
+    assert (train.batch_size, train.learning_rate, train.weight_decay, train.epochs) == (12, 3e-4, 0.01, 15)
+    assert train.checkpoint_every_epochs == 5
+    gpu = config_of(recipe="seed-gpu")
+    assert (gpu.train.batch_size, gpu.train.device) == (16, "accelerator")
+
+
+def test_settings_win_over_the_recipe_and_the_recipe_over_defaults() -> None:
+    config = config_of("train.batch_size=7", "model.patch=8")
+    assert config.train.batch_size == 7
+    assert config.model.patch == 8
+    assert config.train.warmup == 0.2
+
+
+def test_a_named_model_is_the_base_and_single_fields_change_it() -> None:
+    config = config_of("model.name=seed", "model.image_layers=3")
+    assert config.model.image_width == 512
+    assert config.model.image_layers == 3
+
+
+def test_a_unique_field_may_stand_alone() -> None:
+    assert config_of("dtype=bfloat16").train.dtype == "bfloat16"
+    with pytest.raises(ConfigError, match=r"seed could mean data\.seed or train\.seed"):
+        config_of("seed=3")
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("train.lerning_rate=1", r"unknown field\. Did you mean train\.learning_rate"),
+        ("batchsize=1", r"Did you mean batch_size"),
+        ("train.batch_size=many", r"--set: train\.batch_size must be a whole number, not 'many'"),
+        ("train.batch_size=1.5", r"must be a whole number"),
+        ("train.batch_size=1", r"must be at least 2"),
+        ("train.learning_rate=nan", r"must be at least 0"),
+        ("train.patch_dropout=2", r"must be at most 0\.95"),
+        ("train.dtype=float23", r"cannot be 'float23'\. Did you mean float32"),
+        ("train.threads=fast", r"cannot be 'fast'"),
+        ("train.threads=0", r"must be at least 1"),
+        ("train.steps", r"has no value"),
+        ("model.name=sed", r"Unknown model sed\. Did you mean seed"),
+    ],
+)
+def test_bad_settings_are_named(setting: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        config_of(setting)
+
+
+def test_unknown_recipe_names_the_nearest() -> None:
+    with pytest.raises(ConfigError, match=r"Unknown recipe frist-run\. Did you mean first-run"):
+        read_recipe("frist-run")
+
+
+def test_a_recipe_file_of_ones_own(tmp_path: Path) -> None:
+    mine = tmp_path / "mine.toml"
+    mine.write_text('[train]\nbatch_size = 9\n[model]\nname = "tiny"\n')
+    assert config_of(recipe=str(mine)).train.batch_size == 9
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[train]\nbatch = 9\n", r"mine\.toml: unknown field train\.batch\. Did you mean batch_size"),
+        ("[trian]\nsteps = 9\n", r"mine\.toml: unknown section trian\. Did you mean train"),
+        ("train = 9\n", r"mine\.toml: train is a section"),
+        ("[train\n", r"mine\.toml is not readable as TOML"),
+    ],
+)
+def test_a_bad_recipe_file_is_named(text: str, message: str, tmp_path: Path) -> None:
+    mine = tmp_path / "mine.toml"
+    mine.write_text(text)
+    with pytest.raises(ConfigError, match=message):
+        config_of(recipe=str(mine))
+
+
+def test_a_missing_recipe_file_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"No such file: none\.toml"):
+        read_recipe("none.toml")
+
+
+def test_errors_say_which_layer_was_wrong() -> None:
+    with pytest.raises(ConfigError, match=r"run\.toml: train\.epochs must be at least 1"):
+        build_config([Layer("run.toml", {"train": {"epochs": 0}})], SHAPES)

@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from safetensors.torch import save_file
+
+import lapclip
+from lapclip.data.scenes import ALPHABET
+from lapclip.data.tokenizers import CharacterTokenizer
+from lapclip.embedder import Embedder
+from lapclip.machine.devices import Device
+from lapclip.model.clip import CLIP
+from lapclip.model.zoo import SHAPES
+
+
+@pytest.fixture
+def embedder() -> Embedder:
+    return Embedder(CLIP(SHAPES["tiny"]).eval(), CharacterTokenizer(ALPHABET), Device("cpu"))
+
+
+def test_paths_and_pictures_give_the_same_unit_rows(embedder: Embedder, tmp_path: Path) -> None:
+    noise = np.random.default_rng(0).integers(0, 256, (40, 60, 3), dtype=np.uint8)
+    picture = Image.fromarray(noise)
+    picture.save(tmp_path / "picture.png")
+    rows = embedder.encode_image([picture, tmp_path / "picture.png", str(tmp_path / "picture.png")])
+    assert rows.shape == (3, 64)
+    assert rows.dtype == np.float32
+    np.testing.assert_allclose(np.linalg.norm(rows, axis=1), 1, rtol=1e-5)
+    np.testing.assert_allclose(rows[0], rows[1], atol=1e-6)
+
+
+def test_a_caption_has_the_same_embedding_in_any_company(embedder: Embedder) -> None:
+    alone = embedder.encode_text(["a cat"])
+    together = embedder.encode_text(["a cat", "three purple butterflies in the centre, on a quiet night."] * 50)
+    assert together.shape == (100, 64)
+    np.testing.assert_allclose(together[0], alone[0], atol=1e-5)
+
+
+def test_nothing_in_nothing_out(embedder: Embedder) -> None:
+    assert embedder.encode_image([]).shape == (0, 64)
+    assert embedder.encode_text([]).shape == (0, 64)
+
+
+def test_one_string_is_a_mistake_that_is_named(embedder: Embedder) -> None:
+    with pytest.raises(TypeError, match="takes a list of captions"):
+        embedder.encode_text("a cat")
+
+
+def test_a_saved_model_loads_and_gives_the_same_rows(embedder: Embedder, tmp_path: Path) -> None:
+    folder = tmp_path / "run" / "model"
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps(embedder.description()))
+    save_file(embedder.model.state_dict(), folder / "model.safetensors")
+    for path in (folder, folder.parent):
+        np.testing.assert_array_equal(lapclip.load(path).encode_text(["a cat"]), embedder.encode_text(["a cat"]))
+    (folder / "model.safetensors").write_bytes(b"short")
+    with pytest.raises(lapclip.LapclipError, match="cannot be loaded"):
+        lapclip.load(folder)
+
+
+def test_a_folder_without_a_model_is_named(tmp_path: Path) -> None:
+    with pytest.raises(lapclip.LapclipError, match="no trained model"):
+        lapclip.load(tmp_path)

@@ -1,0 +1,95 @@
+"""Real processes, really killed."""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from .conftest import SMALL, command, lapclip, set_flags
+
+SETTINGS = set_flags(*SMALL, "train.steps=400", "train.checkpoint_every_seconds=0.3", "train.evaluate_every_epochs=20")
+
+
+def events(folder: Path) -> list[dict]:
+    lines = next(folder.glob("runs/*/events.jsonl")).read_text().splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
+    folder.mkdir(exist_ok=True)
+    return subprocess.Popen(command(*arguments), cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def wait_for_step(folder: Path, number: int, process: subprocess.Popen[str]) -> None:
+    limit = time.monotonic() + 90
+    while time.monotonic() < limit and process.poll() is None:
+        found = list(folder.glob("runs/*/events.jsonl"))
+        if found and f'"step":{number},"epoch"' in found[0].read_text():
+            return
+        time.sleep(0.02)
+
+
+def test_runs_killed_at_random_moments_lose_nothing(tmp_path: Path) -> None:
+    undisturbed = start(tmp_path / "a", "train", *SETTINGS)
+    assert undisturbed.wait(120) == 0, undisturbed.communicate()[1]
+    want = {event["step"]: event["loss"] for event in events(tmp_path / "a") if event["type"] == "step"}
+    chance = random.Random(5)
+    disturbed = tmp_path / "b"
+    process = start(disturbed, "train", *SETTINGS)
+    kills = 0
+    for target in (1, 60, 150, 290):
+        wait_for_step(disturbed, target, process)
+        time.sleep(chance.uniform(0, 0.4))
+        if process.poll() is None:
+            process.kill()
+            kills += 1
+        process.wait()
+        process = start(disturbed, "resume")
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 0, errors
+    assert kills >= 3
+    got: dict[int, float] = {}
+    for event in events(disturbed):
+        if event["type"] == "step":
+            assert got.setdefault(event["step"], event["loss"]) == event["loss"]
+    assert got == want
+    resumed = [event["step"] for event in events(disturbed) if event["type"] == "resumed"]
+    assert resumed == sorted(resumed)
+    assert resumed[-1] > 0
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no SIGTERM to send to another process")
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_saves_and_says_how_to_go_on(tmp_path: Path, number: int, status: int) -> None:
+    process = start(tmp_path, "train", "--name", "mine", *SETTINGS)
+    wait_for_step(tmp_path, 3, process)
+    process.send_signal(number)
+    output, errors = process.communicate(timeout=60)
+    assert process.returncode == status, errors
+    assert "lapclip resume mine" in output
+    assert "Traceback" not in errors
+    last = events(tmp_path)[-1]
+    assert last["type"] == "stopped"
+    assert (tmp_path / "runs/mine/checkpoints" / f"step-{last['step']:08d}").is_dir()
+
+
+def test_a_second_process_on_a_run_is_refused_and_stop_ends_the_first(here: Path) -> None:
+    process = start(here, "train", "--name", "mine", *SETTINGS)
+    wait_for_step(here, 3, process)
+    second = lapclip("resume", "mine")
+    assert second.returncode == 2
+    assert "Another process is working on" in second.stderr
+    stopped = lapclip("stop", "mine", "--json")
+    assert stopped.returncode == 0, stopped.stderr
+    assert json.loads(stopped.stdout)["state"] == "stopped"
+    assert process.wait(30) == 0
+    again = lapclip("stop", "mine")
+    assert again.returncode == 2
+    assert "is not running; it is stopped" in again.stderr

@@ -1,0 +1,242 @@
+"""Whole runs, in this process."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import tomllib
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import lapclip
+from lapclip import launch
+from lapclip.config import DataConfig
+from lapclip.data.sources import load_scenes
+from lapclip.errors import CheckpointError, ConfigError, DataError, RunError, TrainingError
+from lapclip.evaluate.baseline import linear_baseline
+from lapclip.records.runs import find_run
+from lapclip.records.store import read_events
+from lapclip.train import checkpoint
+
+from .conftest import SMALL
+
+
+def train(*settings: str, name: str = "run", **options) -> launch.Outcome:
+    return launch.start("first-run", [*SMALL, *settings], name=name, **options)
+
+
+def events(kind: str, name: str = "run") -> list[dict]:
+    return [event for event in read_events(Path("runs") / name / "events.jsonl") if event["type"] == kind]
+
+
+def losses(name: str = "run") -> dict[int, float]:
+    """The last event of each step number."""
+    return {event["step"]: event["loss"] for event in events("step", name)}
+
+
+def test_a_run_leaves_everything_it_promises(here: Path) -> None:
+    outcome = train()
+    assert outcome.state == "finished"
+    assert outcome.exit_status == 0
+    assert outcome.steps == 12
+    assert outcome.devices == {"image": "cpu", "text": "cpu"}
+    assert outcome.peak_memory_bytes > 1e8
+    assert 0 < outcome.training_seconds <= outcome.seconds
+    assert outcome.evaluation is not None
+    assert outcome.evaluation["candidates"] == 240
+    run = here / "runs" / "run"
+    assert {path.name for path in run.iterdir()} >= {"run.toml", "events.jsonl", "log.txt", "checkpoints", "model"}
+    settings = tomllib.loads((run / "run.toml").read_text())
+    assert settings["train"]["threads"] == 1
+    assert settings["reasons"]["train.steps"] == "asked for"
+    assert "finished: t2i R@1/5/10" in (run / "log.txt").read_text()
+
+
+def test_events_are_named_as_the_contract_says(here: Path) -> None:
+    train()
+    kinds = [event["type"] for event in read_events(Path("runs/run/events.jsonl"))]
+    assert kinds[:3] == ["started", "checkpoint", "step"]
+    assert kinds[-1] == "finished"
+    assert {"memory", "evaluation"} <= set(kinds)
+    (started,) = events("started")
+    assert started["devices"] == {"image": "cpu", "text": "cpu"}
+    assert started["machine"]["cores"] >= 1
+    assert {"config", "reasons", "versions", "commit", "parameters"} <= started.keys()
+    first = events("step")[0]
+    assert first.keys() >= {"v", "time", "step", "epoch", "loss", "t2i_accuracy", "i2t_accuracy", "logit_scale"}
+    assert first.keys() >= {"temperature", "lr", "grad_norm", "grad_norms", "seconds"}
+    assert list(first["seconds"]) == ["load", "preprocess", "transfer", "forward", "backward", "optimizer"]
+    assert first["temperature"] == pytest.approx(0.07, rel=1e-6)
+    assert first["temperature"] == pytest.approx(math.exp(-first["logit_scale"]))
+    assert events("step")[-1]["seconds"] is None
+    assert [event["step"] for event in events("step")] == list(range(1, 13))
+
+
+def test_the_model_learns_more_than_twice_what_a_linear_baseline_does(here: Path) -> None:
+    """A quarter of the default run; the whole one is measured in benchmarks/first_run.py."""
+    settings = ["train.epochs=8", "train.evaluate_every_epochs=8", "train.device=cpu", "train.dtype=float32"]
+    outcome = launch.start("first-run", settings, name="run")
+    data = load_scenes(DataConfig(), 64)
+    floor = linear_baseline(data.train, data.splits["test"])
+    assert outcome.evaluation is not None
+    print(f"linear baseline R@1 {floor:.1%}, model after 8 epochs {outcome.evaluation['t2i_r1']:.1%}")
+    assert outcome.evaluation["chance"] < floor < outcome.evaluation["t2i_r1"] / 2
+
+
+def test_the_same_seed_gives_the_same_losses_and_another_gives_others(here: Path) -> None:
+    for name, seed in (("one", 0), ("same", 0), ("other", 1)):
+        train("train.steps=4", f"train.seed={seed}", name=name)
+    assert losses("one") == losses("same") != losses("other")
+
+
+def test_patch_dropout_trains_and_changes_the_losses(here: Path) -> None:
+    train("train.steps=4", name="all")
+    train("train.steps=4", "train.patch_dropout=0.5", name="half")
+    assert losses("all") != losses("half")
+
+
+def test_resumed_run_matches_uninterrupted_run_step_for_step(here: Path) -> None:
+    whole = train("train.patch_dropout=0.25", name="whole")
+    asked = iter([None] * 6 + ["enough"])
+    stopping = launch._Signals.reason
+    launch._Signals.reason = lambda self: next(asked)  # type: ignore[method-assign]
+    try:
+        first = train("train.patch_dropout=0.25", name="parts")
+    finally:
+        launch._Signals.reason = stopping  # type: ignore[method-assign]
+    assert (first.state, first.steps) == ("stopped", 7)
+    second = launch.resume("parts")
+    assert (second.state, second.steps) == ("finished", 12)
+    assert losses("parts") == losses("whole")
+    assert second.evaluation == whole.evaluation
+    for name in ("weights.safetensors", "optimizer.safetensors"):
+        files = [here / "runs" / run / "checkpoints" / "step-00000012" / name for run in ("whole", "parts")]
+        assert files[0].read_bytes() == files[1].read_bytes()
+
+
+def test_stop_is_polled_and_resume_goes_on(here: Path) -> None:
+    def ask_at_three(event) -> None:
+        if getattr(event, "step", None) == 3 and event.type == "step":
+            find_run("run").ask_to_stop()
+
+    outcome = train(hooks=launch.Hooks([ask_at_three]))
+    assert outcome.state == "stopped"
+    assert outcome.steps == 4  # the loss is read one step late
+    assert launch.resume("run").state == "finished"
+
+
+def test_minutes_become_steps_once(here: Path) -> None:
+    outcome = launch.start("first-run", [*SMALL, "train.steps=0"], minutes=0.05, name="run")
+    settings = tomllib.loads((here / "runs/run/run.toml").read_text())
+    assert settings["train"]["steps"] == outcome.steps > 1
+    assert settings["reasons"]["train.steps"].startswith("0.05 minutes at")
+    with pytest.raises(ConfigError, match=r"train\.steps and train\.minutes are both set"):
+        launch.start("first-run", SMALL, minutes=1.0)
+
+
+def test_a_loss_that_is_not_a_number_ends_the_run_and_keeps_the_last_good_checkpoint(here: Path) -> None:
+    settings = ["train.learning_rate=1e30", "train.warmup=0", "train.checkpoint_every_seconds=0.000001"]
+    with pytest.raises(TrainingError, match=r"not a number at step \d+.*\n.*--set train\.learning_rate="):
+        train(*settings)
+    assert find_run("run").state == "failed"
+    assert events("failed")[0]["error"].startswith("The ")
+    for path in checkpoint.list_checkpoints(here / "runs/run/checkpoints"):
+        weights = checkpoint.load_file(path / "weights.safetensors")
+        assert path.name in ("step-00000000", "step-00000001")
+        assert all(bool(np.isfinite(tensor.numpy()).all()) for tensor in weights.values())
+
+
+def test_a_full_disk_fails_the_run_and_resume_finishes_it(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = checkpoint.save_file
+
+    def full_after_the_first(tensors, path) -> None:
+        if "step-00000000" not in str(path):
+            raise OSError(28, "No space left on device")
+        real(tensors, path)
+
+    monkeypatch.setattr(checkpoint, "save_file", full_after_the_first)
+    with pytest.raises(CheckpointError, match="No space left on device"):
+        train()
+    assert find_run("run").state == "failed"
+    monkeypatch.undo()
+    monkeypatch.chdir(here)
+    assert launch.resume("run").state == "finished"
+
+
+def test_a_damaged_checkpoint_is_skipped_with_a_word(here: Path) -> None:
+    train("train.checkpoint_every_epochs=1", name="whole")
+    shutil.copytree("runs/whole", "runs/copy")
+    run = find_run("copy")
+    lines = [line for line in run.events.read_text().splitlines() if json.loads(line)["type"] != "finished"]
+    run.events.write_text("\n".join(lines) + "\n")
+    (run.checkpoints / "step-00000012" / "weights.safetensors").write_bytes(b"short")
+    assert launch.resume("copy").state == "finished"
+    assert losses("copy") == losses("whole")
+    (resumed,) = events("resumed", "copy")
+    assert resumed["step"] == 8
+    assert "weights.safetensors" in resumed["skipped"][0]
+    assert "skipped a damaged checkpoint" in run.log.read_text()
+
+
+def test_a_finished_run_is_not_resumed(here: Path) -> None:
+    train()
+    with pytest.raises(RunError, match=r"is finished.*\n.*lapclip eval run"):
+        launch.resume("run")
+
+
+def test_an_emptied_run_is_not_resumed(here: Path) -> None:
+    train(name="run", hooks=launch.Hooks([_stop_at_once]))
+    shutil.rmtree("runs/run/checkpoints")
+    with pytest.raises(RunError, match="has no good checkpoint left"):
+        launch.resume("run")
+
+
+def test_a_run_killed_before_its_first_step_starts_again(here: Path) -> None:
+    train(name="whole")
+    train(name="run", hooks=launch.Hooks([_stop_at_once]))
+    run = find_run("run")
+    shutil.rmtree(run.checkpoints)
+    run.events.unlink()
+    assert launch.resume("run").state == "finished"
+    assert losses("run") == losses("whole")
+
+
+def test_other_data_than_the_run_began_with_is_refused(here: Path) -> None:
+    train(hooks=launch.Hooks([_stop_at_once]))
+    settings = Path("runs/run/run.toml")
+    settings.write_text(settings.read_text().replace("data_fingerprint = ", "data_fingerprint = 'x' # "))
+    with pytest.raises(RunError, match="The data is not what"):
+        launch.resume("run")
+
+
+def test_a_batch_larger_than_the_data_leaves_no_run_behind(here: Path) -> None:
+    with pytest.raises(DataError, match="more than the 64 training pictures"):
+        train("train.batch_size=65")
+    assert not Path("runs").exists()
+
+
+def test_a_device_that_is_not_here_is_refused(here: Path) -> None:
+    import torch
+
+    missing = "mps" if not torch.backends.mps.is_available() else "cuda"
+    with pytest.raises(ConfigError, match=f"train.device {missing} is not here"):
+        train(f"train.device={missing}")
+
+
+def test_evaluation_can_be_repeated_and_the_model_loads(here: Path) -> None:
+    outcome = train()
+    result = launch.evaluate("run")
+    assert outcome.evaluation is not None
+    assert {**result["evaluation"], "split": "test"} == outcome.evaluation
+    model = lapclip.load("runs/run")
+    text = model.encode_text(["a red cat on the left, at night.", "two blue cakes"])
+    assert text.shape == (2, 64)
+    np.testing.assert_allclose(np.linalg.norm(text, axis=1), 1, rtol=1e-5)
+
+
+def _stop_at_once(event) -> None:
+    if event.type == "checkpoint":
+        find_run(None).ask_to_stop()

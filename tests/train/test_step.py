@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from lapclip.config import TrainConfig
+from lapclip.data.batches import Batch
+from lapclip.machine.devices import Device
+from lapclip.machine.timing import PHASES, Stopwatch, measured
+from lapclip.model.clip import CLIP
+from lapclip.model.zoo import SHAPES
+from lapclip.train.optimizer import make_optimizer
+from lapclip.train.step import TrainStep, part_of
+
+CPU = Device("cpu")
+
+
+def off() -> Stopwatch:
+    return Stopwatch(CPU.synchronise, on=False)
+
+
+def step_of(**settings) -> TrainStep:
+    config = TrainConfig(**{"dtype": "float32", **settings})
+    model = CLIP(SHAPES["tiny"], seed=1)
+    return TrainStep(model, make_optimizer(model, config, CPU), config, CPU)
+
+
+def batch_of(rows: int = 8) -> Batch:
+    draw = np.random.default_rng(0)
+    tokens = draw.integers(0, 30, (rows, 16))
+    tokens[:, 9] = 32
+    pixels = draw.integers(0, 256, (rows, 32, 32, 3), dtype=np.uint8)
+    return Batch(pixels, tokens, np.eye(rows, dtype=bool))
+
+
+def test_repeated_steps_learn_a_batch_by_heart() -> None:
+    step, batch = step_of(), batch_of()
+    losses = [step(batch, number, 1e-3, off()).loss.item() for number in range(1, 41)]
+    assert losses[0] > math.log(8) - 0.5
+    assert losses[-1] < 0.1
+
+
+def test_norms_by_part_add_up_to_the_whole() -> None:
+    step = step_of(clip_norm=0.0)
+    result = step(batch_of(), 1, 1e-3, off())
+    assert result.part_norms.square().sum().sqrt().item() == pytest.approx(result.grad_norm.item(), rel=1e-5)
+    gradients = torch.cat([p.grad.flatten() for p in step.model.parameters() if p.grad is not None])
+    assert gradients.norm().item() == pytest.approx(result.grad_norm.item(), rel=1e-5)
+
+
+def test_long_gradients_are_shortened() -> None:
+    step = step_of(clip_norm=0.01)
+    result = step(batch_of(), 1, 1e-3, off())
+    assert result.grad_norm.item() > 0.01
+    gradients = torch.cat([p.grad.flatten() for p in step.model.parameters() if p.grad is not None])
+    assert gradients.norm().item() == pytest.approx(0.01, rel=1e-3)
+
+
+def test_parts_are_named_after_towers_and_blocks() -> None:
+    parts = step_of().parts
+    assert set(parts) == {
+        f"{tower}.{part}" for tower in ("image", "text") for part in ("embedding", "0", "1", "head")
+    } | {"temperature"}
+    assert part_of("text.token_embedding.weight") == "text.embedding"
+    assert part_of("image.transformer.blocks.11.mlp.0.bias") == "image.11"
+
+
+def test_patches_dropped_depend_on_the_step_and_are_the_right_share() -> None:
+    step = step_of(patch_dropout=0.5)
+    first, again, other = (step._kept_patches(4, number) for number in (1, 1, 2))
+    assert first is not None
+    assert again is not None
+    assert other is not None
+    assert first.shape == (4, 8)
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+    assert all(len(set(row.tolist())) == 8 for row in first)
+    assert step_of()._kept_patches(4, 1) is None
+
+
+def test_bfloat16_gives_nearly_the_float32_loss() -> None:
+    plain = step_of()(batch_of(), 1, 0.0, off()).loss.item()
+    half = step_of(dtype="bfloat16")(batch_of(), 1, 0.0, off()).loss.item()
+    assert half == pytest.approx(plain, rel=0.02)
+    assert half != plain
+
+
+def test_phases_are_measured_only_when_asked() -> None:
+    watch = Stopwatch(CPU.synchronise, on=True)
+    step_of()(batch_of(), 1, 1e-3, watch)
+    assert watch.seconds is not None
+    assert set(watch.seconds) == set(PHASES)
+    assert all(watch.seconds[phase] > 0 for phase in PHASES if phase != "load")
+    assert off().seconds is None
+    assert [measured(number) for number in (1, 10, 11, 50, 51)] == [True, True, False, True, False]
