@@ -60,13 +60,13 @@ def test_a_unique_field_may_stand_alone() -> None:
         ("train.batch_size=many", r"--set: train\.batch_size must be a whole number, not 'many'"),
         ("train.batch_size=1.5", r"must be a whole number"),
         ("train.batch_size=1", r"must be at least 2"),
-        ("train.learning_rate=nan", r"must be at least 0"),
+        ("train.learning_rate=nan", r"must be a finite number"),
         ("train.patch_dropout=2", r"must be at most 0\.95"),
         ("train.dtype=float23", r"cannot be 'float23'\. Did you mean float32"),
         ("train.threads=fast", r"cannot be 'fast'"),
         ("train.threads=0", r"must be at least 1"),
         ("train.steps", r"has no value"),
-        ("model.name=sed", r"Unknown model sed\. Did you mean seed"),
+        ("model.name=sed", r"--set: unknown model sed\. Did you mean seed"),
     ],
 )
 def test_bad_settings_are_named(setting: str, message: str) -> None:
@@ -92,13 +92,14 @@ def test_a_recipe_file_of_ones_own(tmp_path: Path) -> None:
         ("[trian]\nsteps = 9\n", r"mine\.toml: unknown section trian\. Did you mean train"),
         ("train = 9\n", r"mine\.toml: train is a section"),
         ("[train\n", r"mine\.toml is not readable as TOML"),
+        ("[model]\npatch = 7\n", r"mine\.toml, --set: model\.patch 7 does not divide"),
     ],
 )
 def test_a_bad_recipe_file_is_named(text: str, message: str, tmp_path: Path) -> None:
     mine = tmp_path / "mine.toml"
     mine.write_text(text)
     with pytest.raises(ConfigError, match=message):
-        config_of(recipe=str(mine))
+        config_of("model.image_size=64", recipe=str(mine))
 
 
 def test_a_missing_recipe_file_is_named() -> None:

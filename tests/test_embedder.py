@@ -48,6 +48,8 @@ def test_nothing_in_nothing_out(embedder: Embedder) -> None:
 def test_one_string_is_a_mistake_that_is_named(embedder: Embedder) -> None:
     with pytest.raises(TypeError, match="takes a list of captions"):
         embedder.encode_text("a cat")
+    with pytest.raises(TypeError, match="takes a list of pictures"):
+        embedder.encode_image("cat.png")
 
 
 def test_a_saved_model_loads_and_gives_the_same_rows(embedder: Embedder, tmp_path: Path) -> None:

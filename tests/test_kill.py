@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 import signal
@@ -34,6 +35,8 @@ def wait_for_step(folder: Path, number: int, process: subprocess.Popen[str]) -> 
         if found and f'"step":{number},"epoch"' in found[0].read_text():
             return
         time.sleep(0.02)
+    output, errors = process.communicate(timeout=10)
+    raise AssertionError(f"step {number} was never reached: {output}{errors}")
 
 
 def test_runs_killed_at_random_moments_lose_nothing(tmp_path: Path) -> None:
@@ -43,26 +46,29 @@ def test_runs_killed_at_random_moments_lose_nothing(tmp_path: Path) -> None:
     chance = random.Random(5)
     disturbed = tmp_path / "b"
     process = start(disturbed, "train", *SETTINGS)
-    kills = 0
     for target in (1, 60, 150, 290):
         wait_for_step(disturbed, target, process)
-        time.sleep(chance.uniform(0, 0.4))
-        if process.poll() is None:
-            process.kill()
-            kills += 1
-        process.wait()
+        time.sleep(chance.uniform(0, 0.3))
+        process.kill()
+        process.communicate()
         process = start(disturbed, "resume")
     _, errors = process.communicate(timeout=120)
     assert process.returncode == 0, errors
-    assert kills >= 3
     got: dict[int, float] = {}
     for event in events(disturbed):
         if event["type"] == "step":
             assert got.setdefault(event["step"], event["loss"]) == event["loss"]
     assert got == want
-    resumed = [event["step"] for event in events(disturbed) if event["type"] == "resumed"]
-    assert resumed == sorted(resumed)
-    assert resumed[-1] > 0
+    saved = [event["step"] for event in events(tmp_path / "a") if event["type"] == "checkpoint"]
+    interval = max(later - earlier for earlier, later in itertools.pairwise(saved))
+    newest = resumes = 0
+    for event in events(disturbed):
+        if event["type"] == "resumed":
+            resumes += 1
+            assert newest - event["step"] <= 3 * interval  # one interval, on a machine that may be busier than before
+        elif event["type"] == "step":
+            newest = event["step"]
+    assert resumes == 4
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no SIGTERM to send to another process")

@@ -6,6 +6,7 @@ A setting is named `section.field` everywhere: in recipes, in --set, in run.toml
 from __future__ import annotations
 
 import dataclasses
+import math
 import tomllib
 import types
 import typing
@@ -19,6 +20,7 @@ from lapclip.errors import ConfigError, nearest
 AUTO = "auto"
 RECIPES = Path(__file__).parent / "recipes"
 DEFAULT_RECIPE = "first-run"
+DEFAULT_MODEL = "mini"
 
 
 def knob(
@@ -108,9 +110,9 @@ class TrainConfig:
     """Highest learning rate, reached at the end of the warm-up."""
     weight_decay: float = knob(0.1, least=0.0)
     """AdamW's decay of weight matrices. Norms, biases, position and class embeddings and the temperature have none."""
-    beta1: float = knob(0.9, least=0.0, most=1.0)
+    beta1: float = knob(0.9, least=0.0, most=0.9999)
     """AdamW's memory of the gradient."""
-    beta2: float = knob(0.98, least=0.0, most=1.0)
+    beta2: float = knob(0.98, least=0.0, most=0.9999)
     """AdamW's memory of the squared gradient."""
     epsilon: float = knob(1e-6, least=0.0)
     """AdamW's guard against division by zero."""
@@ -208,10 +210,15 @@ def build_config(layers: list[Layer], shapes: Mapping[str, ModelConfig]) -> Conf
                 raise ConfigError(f"{layer.origin}: {section} is a section, so it takes fields.", hint=f"[{section}]")
             for name, value in values.items():
                 chosen[section][name] = _checked(layer.origin, section, name, value)
-    shape_name = chosen["model"].get("name", next(iter(shapes)))
+    origins = ", ".join(layer.origin for layer in layers if "model" in layer.values)
+    shape_name = chosen["model"].get("name", DEFAULT_MODEL)
     if shape_name not in shapes:
-        raise ConfigError(f"Unknown model {shape_name}. {nearest(shape_name, shapes)}", hint="lapclip model mini")
-    model = dataclasses.replace(shapes[shape_name], **chosen["model"])
+        unknown = f"{origins}: unknown model {shape_name}. {nearest(shape_name, shapes)}"
+        raise ConfigError(unknown, hint="lapclip model mini")
+    try:
+        model = dataclasses.replace(shapes[shape_name], **chosen["model"])
+    except ConfigError as error:  # a shape whose parts do not fit; the parts may come from several places
+        raise ConfigError(f"{origins}: {error.message}", hint=error.hint) from None
     return Config(model=model, data=DataConfig(**chosen["data"]), train=TrainConfig(**chosen["train"]))
 
 
@@ -262,10 +269,11 @@ def _checked(origin: str, section: str, name: str, value: Any) -> Any:
         raise ConfigError(f"{place} must be {expected}, not {value!r}.")
     if isinstance(value, str) and limits["choices"] and value not in limits["choices"]:
         raise ConfigError(f"{place} cannot be {value!r}. {nearest(value, limits['choices'])}")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ConfigError(f"{place} must be a finite number, not {value}.")
     if not isinstance(value, str):
-        # Written so that NaN fails too.
-        if limits["least"] is not None and not value >= limits["least"]:
+        if limits["least"] is not None and value < limits["least"]:
             raise ConfigError(f"{place} must be at least {limits['least']}, not {value}.")
-        if limits["most"] is not None and not value <= limits["most"]:
+        if limits["most"] is not None and value > limits["most"]:
             raise ConfigError(f"{place} must be at most {limits['most']}, not {value}.")
     return value

@@ -25,7 +25,7 @@ from lapclip.data.pairs import Pairs
 from lapclip.data.pixels import fit_picture, normalise, open_picture
 from lapclip.data.tokenizers import CharacterTokenizer
 from lapclip.errors import RunError
-from lapclip.machine.devices import Device
+from lapclip.machine.devices import Device, choose_device
 from lapclip.model.clip import CLIP
 
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
@@ -40,6 +40,8 @@ class Embedder:
 
     def encode_image(self, pictures: Sequence[str | os.PathLike | Image.Image]) -> np.ndarray:
         """One unit-length row per picture, given as paths or as PIL images."""
+        if isinstance(pictures, (str, os.PathLike, Image.Image)):
+            raise TypeError("encode_image takes a list of pictures, not one picture")
         side = self.model.shape.image_size
         parts = [
             self.encode_pixels(
@@ -85,18 +87,21 @@ class Embedder:
         return np.zeros((0, self.model.shape.embedding), dtype=np.float32)
 
 
-def load(path: str | os.PathLike) -> Embedder:
-    """The trained model in a run's folder or in a model folder, on the CPU."""
+def load(path: str | os.PathLike, device: str = "cpu") -> Embedder:
+    """The trained model in a run's folder or in a model folder."""
     folder = Path(path)
     if (folder / "model" / CONFIG).exists():
         folder = folder / "model"
     try:
         saved = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
-        model = CLIP(ModelConfig(**saved["model"]))
-        model.load_state_dict(load_file(folder / WEIGHTS))
+        with torch.device("meta"):  # no first values: the saved ones take their place
+            model = CLIP(ModelConfig(**saved["model"]))
+        # Copied into fresh memory: products of the file's own, unaligned memory differ in the last bit.
+        model.to_empty(device="cpu").load_state_dict(load_file(folder / WEIGHTS))
         tokenizer = CharacterTokenizer.from_dict(saved["tokenizer"])
     except FileNotFoundError:
         raise RunError(f"There is no trained model in {path} yet.", hint="lapclip runs") from None
     except (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError) as error:
         raise RunError(f"The model in {folder} cannot be loaded: {error}.", hint="lapclip train") from None
-    return Embedder(model.eval(), tokenizer, Device("cpu"))
+    place = choose_device(device)[0]
+    return Embedder(model.to(place.torch).eval(), tokenizer, place)

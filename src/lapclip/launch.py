@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import importlib.metadata
-import signal
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -22,8 +20,10 @@ from lapclip.data.sources import load_scenes
 from lapclip.data.tokenizers import CharacterTokenizer
 from lapclip.embedder import Embedder, load
 from lapclip.errors import ConfigError, LapclipError, RunError
+from lapclip.evaluate.baseline import linear_baseline
 from lapclip.machine import devices, facts
 from lapclip.machine.devices import Device
+from lapclip.machine.signals import Signals
 from lapclip.machine.timing import Stopwatch
 from lapclip.model.clip import CLIP, count_parameters
 from lapclip.model.zoo import SHAPES
@@ -76,18 +76,21 @@ def start(
     """Train from a recipe in a new run."""
     began = time.perf_counter()
     check_name(name)
+    if minutes is not None and minutes <= 0:
+        raise ConfigError(f"--minutes must be more than 0, not {minutes:g}.", hint="lapclip train --minutes 5")
     flags = Layer("--minutes", {"train": {"minutes": minutes}} if minutes is not None else {})
     config = build_config([read_recipe(recipe), flags, parse_settings(settings)], SHAPES)
     config, device, reasons = settle(config)
     data = load_scenes(config.data, config.model.image_size, hooks.data_progress)
     config, tokenizer = fit_vocabulary(config, data)
     config, reasons["train.steps"] = count_steps(config, data, tokenizer, device)
+    built = build(config, tokenizer, device)  # before there is a folder: what cannot be built leaves none behind
     about = {"format": FORMAT, "recipe": recipe, "lapclip": __version__, "data_fingerprint": data.fingerprint}
-    run = create_run(name, recipe.removesuffix(".toml"), {"run": about, **asdict(config), "reasons": reasons})
-    with run.lock(), _recording(run, hooks) as log:
-        training = prepare(run, config, data, tokenizer, device, log)
+    run = create_run(name, recipe, {"run": about, **asdict(config), "reasons": reasons})
+    with run.lock(), Signals() as signals, _recording(run, hooks) as log:
+        training = assemble(run, config, data, device, built, log)
         log.append(_started(training, reasons))
-        return work(training, began)
+        return work(training, signals, began)
 
 
 def resume(name: str | None, hooks: Hooks = Hooks()) -> Outcome:
@@ -95,28 +98,27 @@ def resume(name: str | None, hooks: Hooks = Hooks()) -> Outcome:
     began = time.perf_counter()
     run = find_run(name)
     saved = run.read_settings()
-    with run.lock():
-        if run.last_word == "finished":
+    with run.lock(), Signals() as signals:
+        run.clear_stop()  # first of all: a request made from now on is meant for this process
+        if run.last_state() == "finished":
             raise RunError(f"{run.path} is finished; there is nothing to resume.", hint=f"lapclip eval {run.name}")
         config, data, tokenizer = reopen(run, saved, hooks)
-        device, _ = devices.choose_device(config.train.device)
-        devices.prepare(device, int(config.train.threads))
-        run.clear_stop()
+        device = chosen_again(run, config)
+        built = build(config, tokenizer, device)
         with _recording(run, hooks) as log:
-            training = prepare(run, config, data, tokenizer, device, log)
+            training = assemble(run, config, data, device, built, log)
             progress, skipped = load_newest(run.checkpoints, training.step.model, training.step.optimizer)
-            if progress is None and any(event["type"] == "step" for event in read_events(run.events)):
+            if progress is not None:
+                training.progress = progress
+                log.append(_resumed(training, skipped))
+            elif any(event["type"] == "step" for event in read_events(run.events)):
                 detail = f" ({'; '.join(skipped)})" if skipped else ""
                 raise RunError(
                     f"{run.path} has no good checkpoint left{detail}.", hint="lapclip train starts a new run"
                 )
-            if progress is None:
-                log.append(_started(training, saved["reasons"]))
             else:
-                training.progress = progress
-                newest = f"step-{progress.step:08d}"
-                log.append(events.Resumed(step=progress.step, steps=training.steps, checkpoint=newest, skipped=skipped))
-            return work(training, began)
+                log.append(_started(training, saved["reasons"]))  # killed before its first step: it starts again
+            return work(training, signals, began)
 
 
 def evaluate(name: str | None, hooks: Hooks = Hooks()) -> dict[str, Any]:
@@ -124,7 +126,12 @@ def evaluate(name: str | None, hooks: Hooks = Hooks()) -> dict[str, Any]:
     run = find_run(name)
     config, data, _ = reopen(run, run.read_settings(), hooks)
     split, pairs = data.final
-    return {"run": str(run.path), "split": split, "evaluation": score(load(run.path), pairs, config.train.batch_size)}
+    return {
+        "run": str(run.path),
+        "split": split,
+        "evaluation": score(load(run.path), pairs, config.train.batch_size),
+        "linear_baseline": linear_baseline(data.train, pairs),
+    }
 
 
 def settle(config: Config) -> tuple[Config, Device, dict[str, str]]:
@@ -160,7 +167,8 @@ def count_steps(config: Config, data: DataSet, tokenizer: CharacterTokenizer, de
     if train.minutes:
         step_seconds, evaluation_seconds = time_parts(config, data, plan, tokenizer, device)
         per_step = step_seconds + evaluation_seconds / (plan.steps_per_epoch * train.evaluate_every_epochs)
-        steps = max(1, int(train.minutes * 60 / per_step))
+        # The last step is always evaluated, and the finished model once more on other pairs.
+        steps = max(1, int((train.minutes * 60 - 2 * evaluation_seconds) / per_step))
         reason = f"{train.minutes:g} minutes at {per_step:.3f} s a step, timed here before training"
     elif train.steps:
         steps, reason = train.steps, "asked for"
@@ -177,9 +185,8 @@ def time_parts(
     times = []
     while len(times) < 8 and (sum(times) < 10 or len(times) < 3):
         began = time.perf_counter()
-        step(
-            plan.batch(1 + len(times) % plan.steps_per_epoch), 1, 0.0, Stopwatch(device.synchronise, on=False)
-        ).loss.item()
+        batch = plan.batch(1 + len(times) % plan.steps_per_epoch)
+        step(batch, 1, 0.0, Stopwatch(device.synchronise, on=False))()
         times.append(time.perf_counter() - began)
     began = time.perf_counter()
     score(embedder, data.held_out, config.train.batch_size)
@@ -193,13 +200,26 @@ def build(config: Config, tokenizer: CharacterTokenizer, device: Device) -> tupl
     return TrainStep(model, optimizer, config.train, device), Embedder(model, tokenizer, device, config.train.dtype)
 
 
-def prepare(
-    run: Run, config: Config, data: DataSet, tokenizer: CharacterTokenizer, device: Device, log: EventLog
+def assemble(
+    run: Run, config: Config, data: DataSet, device: Device, built: tuple[TrainStep, Embedder], log: EventLog
 ) -> Training:
     """Everything a run works with, before its first step."""
-    step, embedder = build(config, tokenizer, device)
-    plan = BatchPlan(data.train, tokenizer, config.model.context, config.train.batch_size, config.train.seed)
+    step, embedder = built
+    train = config.train
+    plan = BatchPlan(data.train, embedder.tokenizer, config.model.context, train.batch_size, train.seed)
     return Training(run, config, data, plan, step, embedder, device, log)
+
+
+def chosen_again(run: Run, config: Config) -> Device:
+    """The device and threads a run began with: never chosen anew, because results depend on them."""
+    try:
+        device, _ = devices.choose_device(config.train.device)
+    except ConfigError as error:
+        raise RunError(
+            f"{run.path} began on {config.train.device}, which is not here.", hint="lapclip train"
+        ) from error
+    devices.prepare(device, int(config.train.threads))
+    return device
 
 
 def reopen(run: Run, saved: dict[str, Any], hooks: Hooks) -> tuple[Config, DataSet, CharacterTokenizer]:
@@ -216,21 +236,19 @@ def reopen(run: Run, saved: dict[str, Any], hooks: Hooks) -> tuple[Config, DataS
     return config, data, tokenizer
 
 
-def work(training: Training, began: float) -> Outcome:
+def work(training: Training, signals: Signals, began: float) -> Outcome:
     """Train to the end or to a signal, then score the best model."""
-    run, log, signals = training.run, training.log, _Signals()
     training.stop_reason = signals.reason
     try:
-        with signals:
-            stopped = training.train()
+        stopped = training.train()
         evaluation = None if stopped else finish(training)
     except Exception as error:
         with suppress(LapclipError):
-            log.append(events.Failed(step=training.progress.step, error=str(error) or type(error).__name__))
+            training.log.append(events.Failed(step=training.progress.step, error=str(error) or type(error).__name__))
         raise
     done = training.progress
     return Outcome(
-        run=str(run.path),
+        run=str(training.run.path),
         state="stopped" if stopped else "finished",
         seconds=time.perf_counter() - began,
         training_seconds=done.training_seconds,
@@ -239,14 +257,17 @@ def work(training: Training, began: float) -> Outcome:
         peak_memory_bytes=training.device.peak_memory_bytes(),
         devices=_places(training.step.model),
         evaluation=evaluation,
-        stop_signal=signals.received,
+        stop_signal=signals.received if stopped else None,
     )
 
 
 def finish(training: Training) -> dict[str, Any]:
     """Score the best model on the split that chose nothing, and say that the run is over."""
     split, pairs = training.data.final
-    evaluation = {"split": split, **score(load(training.run.path), pairs, training.config.train.batch_size)}
+    evaluation = {
+        "split": split,
+        **score(load(training.run.path, training.device.kind), pairs, training.config.train.batch_size),
+    }
     training.log.append(
         events.Finished(
             step=training.progress.step,
@@ -259,40 +280,30 @@ def finish(training: Training) -> dict[str, Any]:
     return evaluation
 
 
-class _Signals:
-    """Turns the first SIGINT or SIGTERM into a request to stop; a second SIGINT interrupts at once."""
-
-    def __init__(self) -> None:
-        self.received: int | None = None
-        self._before: dict[int, Any] = {}
-
-    def reason(self) -> str | None:
-        return signal.Signals(self.received).name if self.received else None
-
-    def __enter__(self) -> None:
-        if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
-                self._before[number] = signal.signal(number, self._receive)
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-
-    def _receive(self, number: int, _frame: object) -> None:
-        if self.received and number == signal.SIGINT:
-            raise KeyboardInterrupt
-        self.received = number
-
-
 @contextmanager
 def _recording(run: Run, hooks: Hooks) -> Iterator[EventLog]:
     """The run's event log, with log.txt written beside it."""
-    with open(run.log, "a", encoding="utf-8") as text:
+    text = open(run.log, "a", encoding="utf-8")  # noqa: SIM115 (closed below, where a full disk must not raise)
+    try:
         log = EventLog(run.events, LineWriter(text, every=10.0, clock=time.monotonic), *hooks.listeners)
         try:
             yield log
         finally:
             log.close()
+    finally:
+        with suppress(OSError):
+            text.close()
+
+
+def _resumed(training: Training, skipped: list[str]) -> events.Resumed:
+    step = training.progress.step
+    return events.Resumed(
+        step=step,
+        steps=training.steps,
+        batch_size=training.config.train.batch_size,
+        checkpoint=f"step-{step:08d}",
+        skipped=skipped,
+    )
 
 
 def _started(training: Training, reasons: dict[str, str]) -> events.Started:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -43,9 +45,13 @@ def test_json_is_one_object_and_nothing_else_on_stdout(here: Path) -> None:
         (["train", "--recipe", "sed"], "Unknown recipe sed. Did you mean seed?"),
         (["train", "--set", "train.stepz=3"], "Did you mean train.steps?"),
         (["train", "--set", "train.steps=few"], "train.steps must be a whole number"),
-        (["train", "--set", "model.image_size=65"], "model.patch 16 does not divide model.image_size 65"),
+        (
+            ["train", "--set", "model.image_size=65"],
+            "first-run.toml, --set: model.patch 16 does not divide model.image_size 65",
+        ),
         (["train", "--name", "a/b"], "cannot name a run"),
         (["train", "--minutes", "soon"], "Try: lapclip --help"),
+        (["train", "--minutes", "0"], "--minutes must be more than 0"),
         (["trian"], "Try: lapclip --help"),
         (["resume"], "There are no runs in"),
         (["resume", "nothing"], "No run called nothing"),
@@ -73,8 +79,9 @@ def test_an_error_with_json_is_still_one_object(here: Path) -> None:
 
 def test_debug_shows_the_traceback(here: Path) -> None:
     refused = lapclip("resume", "--debug")
-    assert refused.returncode != 0
+    assert refused.returncode == 2
     assert "Traceback" in refused.stderr
+    assert "There are no runs" in refused.stderr
 
 
 def test_a_run_that_exists_is_refused_before_any_work(here: Path) -> None:
@@ -83,6 +90,17 @@ def test_a_run_that_exists_is_refused_before_any_work(here: Path) -> None:
     assert refused.returncode == 2
     assert "mine exists" in refused.stderr
     assert list((here / "runs" / "mine").iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["train", "resume", "stop", "runs", "eval", "model"])
+def test_help_has_runnable_examples_and_a_word_on_each_argument(name: str) -> None:
+    text = lapclip(name, "--help").stdout
+    examples = [
+        line.strip(" •").strip() for line in text.splitlines() if line.strip(" •").startswith(f"lapclip {name}")
+    ]
+    assert examples or f"Example: lapclip {name}" in text
+    for argument in re.findall(r"│ (RUN|NAME|--\w+)(.*)│", text):
+        assert len(argument[1].split()) >= 3, argument
 
 
 def test_model_counts_parameters() -> None:
@@ -94,8 +112,6 @@ def test_model_counts_parameters() -> None:
 
 @pytest.mark.parametrize("arguments", [["--help"], ["train", "--help"], ["runs"]])
 def test_help_and_runs_never_load_torch(here: Path, arguments: list[str]) -> None:
-    import subprocess
-
     program = (
         "import sys\nfrom lapclip.cli import main\n"
         f"try:\n    main({arguments!r})\nexcept SystemExit as end:\n    assert not end.code, end.code\n"

@@ -53,6 +53,11 @@ def test_unavoidable_equal_captions_are_positives_of_each_other() -> None:
     assert batch.positives_BB.sum() == 5
 
 
+def test_captions_that_are_equal_once_cut_are_positives_of_each_other() -> None:
+    batch = plan_of([["a" * 30 + "b"], ["a" * 30 + "c"]], 2).batch(1)
+    assert batch.positives_BB.all()
+
+
 def test_every_caption_of_a_picture_is_drawn_in_time() -> None:
     plan = plan_of([["a", "b", "c", "d"]] * 2, 2)
     seen = {tuple(row) for step in range(1, 40) for row in plan.batch(step).tokens_BL.tolist()}

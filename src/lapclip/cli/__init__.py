@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import traceback
 
 from cyclopts import App
 from cyclopts.exceptions import CycloptsError
@@ -37,23 +38,20 @@ def main(arguments: list[str] | None = None) -> None:
     try:
         status = app(arguments, exit_on_error=False, print_error=False, result_action="return_value")
     except (LapclipError, CycloptsError) as error:
-        if debug:
-            raise
-        status = 2
         hint = "" if isinstance(error, LapclipError) else "\nTry: lapclip --help"
-        _report(f"{str(error).strip()}{hint}", as_json)
+        status = _report(2, f"{str(error).strip()}{hint}", as_json, debug)
     except KeyboardInterrupt:
-        status = 130
-        _report("Interrupted.", as_json)
+        status = _report(130, "Interrupted. See what there is: lapclip runs", as_json, debug)
     except Exception as error:
-        if debug:
-            raise
-        status = 1
-        _report(f"A fault in lapclip: {type(error).__name__}: {error}\nTry: the same command with --debug", as_json)
+        message = f"A fault in lapclip: {type(error).__name__}: {error}\nTry: the same command with --debug"
+        status = _report(1, message, as_json, debug)
     sys.exit(status)
 
 
-def _report(message: str, as_json: bool) -> None:
+def _report(status: int, message: str, as_json: bool, debug: bool) -> int:
+    if debug:
+        traceback.print_exc()
     print(message, file=sys.stderr)
     if as_json:
         print(json.dumps({"error": message}))
+    return status

@@ -10,7 +10,7 @@ from lapclip.cli.output import Common, emit
 def model(name: str, /, *, common: Common | None = None) -> int:
     """Show the shape of a named model and count its parameters.
 
-    Examples:
+    For example:
 
     - `lapclip model seed`
     - `lapclip model vit-b-32 --json`

@@ -6,7 +6,9 @@ import time
 from datetime import datetime
 from typing import Any
 
-from lapclip.cli.output import Common, console, emit
+from rich.console import Console
+
+from lapclip.cli.output import Common, emit
 from lapclip.errors import RunError
 from lapclip.records.runs import Run, all_runs, find_run
 from lapclip.records.store import read_events
@@ -33,7 +35,7 @@ def runs(*, common: Common | None = None) -> int:
 def stop(run: str | None = None, /, *, common: Common | None = None) -> int:
     """Ask a running run to save and end, and wait until it has.
 
-    Examples:
+    For example:
 
     - `lapclip stop`
     - `lapclip stop first-run-2`
@@ -48,16 +50,13 @@ def stop(run: str | None = None, /, *, common: Common | None = None) -> int:
     if found.state != "running":
         raise RunError(f"{found.path} is not running; it is {found.state}.", hint="lapclip runs")
     found.ask_to_stop()
-    with console().status(f"{found.name} finishes its step and saves"):
+    with Console(stderr=True).status(f"{found.name} finishes its step and saves"):
         while found.state == "running":
             time.sleep(0.2)
     row = _row(found)
     result = {"run": str(found.path), "state": row["state"], "step": row["step"]}
-    emit(
-        result,
-        [f"{found.path} is {row['state']} after step {row['step']:,}.", f"Go on: lapclip resume {found.name}"],
-        common,
-    )
+    next_command = f"lapclip resume {found.name}" if row["state"] == "stopped" else "lapclip runs"
+    emit(result, [f"{found.path} is {row['state']} after step {row['step']:,}.", f"Next: {next_command}"], common)
     return 0
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from lapclip.cli.output import Common, display, emit
+from lapclip.cli.output import Common, emit
+from lapclip.cli.progress import display
 
 
 def evaluate(run: str | None = None, /, *, common: Common | None = None) -> int:
     """Score a run's best model on pictures and captions that neither trained nor chose it.
 
-    Examples:
+    For example:
 
     - `lapclip eval`
     - `lapclip eval first-run --json`
@@ -24,7 +25,9 @@ def evaluate(run: str | None = None, /, *, common: Common | None = None) -> int:
 
     with display() as shown:
         result = launch.evaluate(run, launch.Hooks(data_progress=shown.data_progress))
-    emit(result, [f"{result['run']}, split {result['split']}", *score_table(result["evaluation"])], common)
+    lines = [f"{result['run']}, split {result['split']}", *score_table(result["evaluation"])]
+    lines.append(f"  [dim]{'linear baseline (words to thumbnail)':<35}{result['linear_baseline']:>6.1%}[/dim]")
+    emit(result, [*lines, f"Next: lapclip.load({result['run']!r}) in Python, or lapclip runs"], common)
     return 0
 
 

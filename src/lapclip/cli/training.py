@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from lapclip.cli.output import Common, display, emit
+from lapclip.cli.output import Common, emit
+from lapclip.cli.progress import display
 from lapclip.cli.scores import score_table
 from lapclip.config import DEFAULT_RECIPE
 
@@ -27,7 +28,7 @@ def train(
     The run is a folder under runs/: settings, events, log, checkpoints and the best model. Ctrl-C saves and ends;
     `lapclip resume` goes on.
 
-    Examples:
+    For example:
 
     - `lapclip train`
     - `lapclip train --minutes 2 --name quick`
@@ -55,7 +56,7 @@ def train(
 def resume(run: str | None = None, /, *, common: Common | None = None) -> int:
     """Go on with a run that was stopped, killed or put to sleep; it ends with the result it would have had.
 
-    Examples:
+    For example:
 
     - `lapclip resume`
     - `lapclip resume first-run-2`

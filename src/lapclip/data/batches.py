@@ -39,6 +39,7 @@ class BatchPlan:
         self.pairs, self.batch_size, self.seed = pairs, batch_size, seed
         self.tokenizer, self.context = tokenizer, context
         self.steps_per_epoch = len(pairs) // batch_size
+        self._drawn: tuple[int, np.ndarray] | None = None
 
     def epoch(self, step: int) -> int:
         """The epoch of a step; both count from 1."""
@@ -47,16 +48,23 @@ class BatchPlan:
     def batch(self, step: int) -> Batch:
         """The batch of a step, counted from 1."""
         epoch = self.epoch(step)
-        order = generator(self.seed, "order", epoch).permutation(len(self.pairs))
+        order = self._order(epoch)
         first = (step - 1) % self.steps_per_epoch * self.batch_size
         rows = order[first : first + self.batch_size]
         captions = self._captions(rows, step)
-        _, caption_B = np.unique(captions, return_inverse=True)
+        tokens_BL = self.tokenizer.batch(captions, self.context)
+        # Captions are compared as the model sees them; each row is a picture of its own, so none shares a picture.
+        caption_B = np.unique(tokens_BL, axis=0, return_inverse=True)[1].reshape(-1)
         return Batch(
             pixels_BSSC=np.ascontiguousarray(self.pairs.pixels[rows]),
-            tokens_BL=self.tokenizer.batch(captions, self.context),
+            tokens_BL=tokens_BL,
             positives_BB=caption_B[:, None] == caption_B[None, :],
         )
+
+    def _order(self, epoch: int) -> np.ndarray:
+        if self._drawn is None or self._drawn[0] != epoch:
+            self._drawn = (epoch, generator(self.seed, "order", epoch).permutation(len(self.pairs)))
+        return self._drawn[1]
 
     def _captions(self, rows: np.ndarray, step: int) -> list[str]:
         """One caption a picture, drawn at random; another of its captions where the batch has that one already."""

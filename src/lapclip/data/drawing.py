@@ -251,8 +251,9 @@ def _shifted(colour: Colour, dice: Dice) -> Colour:
 
 def _noisy(picture: np.ndarray, dice: Dice) -> np.ndarray:
     top, left = dice.whole(0, NOISE_SIDE), dice.whole(0, NOISE_SIDE)
-    size = len(picture)
-    noise = _noise_tile()[top : top + size, left : left + size]
+    tile = _noise_tile()
+    rows, columns = (np.arange(first, first + len(picture)) % len(tile) for first in (top, left))
+    noise = tile[rows[:, None], columns[None, :]]
     return np.clip(picture + noise, 0, 255).astype(np.uint8)
 
 

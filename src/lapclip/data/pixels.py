@@ -9,7 +9,9 @@ import hashlib
 import json
 import os
 import shutil
+import time
 from collections.abc import Callable, Iterable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -52,9 +54,14 @@ def fit_picture(image: Image.Image, side: int) -> np.ndarray:
 
 def normalise(pixels_BSSC: Tensor) -> Tensor:
     """uint8 pictures, channels last, to what the image tower sees: float32, channels first, CLIP's mean and scale."""
-    mean = torch.tensor(MEAN, device=pixels_BSSC.device) * 255
-    std = torch.tensor(STD, device=pixels_BSSC.device) * 255
+    mean, std = _mean_and_std(pixels_BSSC.device)
     return ((pixels_BSSC.to(torch.float32) - mean) / std).permute(0, 3, 1, 2)
+
+
+@cache
+def _mean_and_std(device: torch.device) -> tuple[Tensor, Tensor]:
+    """Kept on the device: sending them each step would make it wait."""
+    return torch.tensor(MEAN, device=device) * 255, torch.tensor(STD, device=device) * 255
 
 
 class PixelStore:
@@ -75,21 +82,24 @@ class PixelStore:
         """Write to a temporary name and rename, so that a half-written store is never read."""
         partial = self.folder.with_name(f"{self.folder.name}.{os.getpid()}.partial")
         try:
+            self._sweep()
             partial.mkdir(parents=True, exist_ok=True)
-            pixels = np.lib.format.open_memmap(partial / "pixels.npy", mode="w+", dtype=np.uint8, shape=tuple(shape))
             digest = hashlib.sha256(json.dumps(table).encode())
-            for index, picture in enumerate(pictures):
-                pixels[index] = picture
-                digest.update(picture.tobytes())
-            pixels.flush()
-            del pixels  # Windows cannot rename a file that is still mapped.
+            # Written in sequence, not through a memory map: there a full disk would be a signal instead of an error.
+            with open(partial / "pixels.npy", "wb") as file:
+                header = {"descr": "|u1", "fortran_order": False, "shape": tuple(shape)}
+                np.lib.format.write_array_header_1_0(file, header)
+                for picture in pictures:
+                    file.write(picture.tobytes())
+                    digest.update(picture.tobytes())
             (partial / "table.json").write_text(
                 json.dumps({"digest": digest.hexdigest(), "table": table}), encoding="utf-8"
             )
-            shutil.rmtree(self.folder, ignore_errors=True)
-            os.replace(partial, self.folder)
+            if self.read() is None:  # else another process finished the same store first
+                shutil.rmtree(self.folder, ignore_errors=True)
+                os.replace(partial, self.folder)
         except OSError as error:
-            if self.read() is not None:  # another process finished the same store first
+            if self.read() is not None:
                 return
             raise DataError(
                 f"Cannot write pictures to {self.folder}: {error.strerror or error}.",
@@ -97,6 +107,12 @@ class PixelStore:
             ) from error
         finally:
             shutil.rmtree(partial, ignore_errors=True)
+
+    def _sweep(self) -> None:
+        """Remove what killed processes left half-written a day ago or more."""
+        for stale in self.folder.parent.glob("*.partial"):
+            if time.time() - stale.stat().st_mtime > 86_400:
+                shutil.rmtree(stale, ignore_errors=True)
 
 
 Progress = Callable[[int, int], None]

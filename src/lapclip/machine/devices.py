@@ -5,6 +5,7 @@ Run on CPU and CUDA; the MPS and XPU paths are written from documentation and ha
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
@@ -50,6 +51,21 @@ class Device:
         if not self.is_cpu:  # torch.accelerator raises on a build without accelerators
             torch.accelerator.synchronize()
 
+    def read_later(self, figures: torch.Tensor) -> Callable[[], list[float]]:
+        """Start to bring figures to the CPU; the function returned waits for them, and for nothing computed since."""
+        if self.kind != "cuda":
+            return figures.tolist
+        arrived = torch.empty_like(figures, device="cpu", pin_memory=True)
+        arrived.copy_(figures, non_blocking=True)
+        copied = torch.cuda.Event()
+        copied.record()
+
+        def read() -> list[float]:
+            copied.synchronize()
+            return arrived.tolist()
+
+        return read
+
     def autocast(self, dtype: str) -> AbstractContextManager:
         """Products in `dtype`, everything else in float32."""
         if dtype == "float32":
@@ -65,6 +81,11 @@ class Device:
         if self.kind == "mps":
             return torch.mps.driver_allocated_memory()  # MPS keeps no peak; the driver rarely gives memory back
         return facts.peak_memory_bytes()
+
+
+def ready_for_attention(tensor: torch.Tensor) -> torch.Tensor:
+    """On MPS attention has been silently wrong for permuted inputs (pytorch issues 163597, 181133)."""
+    return tensor.contiguous() if tensor.device.type == "mps" else tensor
 
 
 def choose_device(wanted: str) -> tuple[Device, str]:

@@ -19,7 +19,7 @@ MAX_LOGIT_SCALE = math.log(100)
 
 
 class CLIP(nn.Module):
-    """The parameterisation is OpenAI CLIP's, so that published weights load and parameter counts match."""
+    """The parameterisation is OpenAI CLIP's, so that parameter counts match and published weights have their places."""
 
     def __init__(self, shape: ModelConfig, *, seed: int = 0) -> None:
         super().__init__()

@@ -9,6 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from lapclip.machine.devices import ready_for_attention
+
 
 class Attention(nn.Module):
     """Multi-head attention with one fused projection for queries, keys and values."""
@@ -33,7 +35,7 @@ class Attention(nn.Module):
         return self.out(self._merge(F.scaled_dot_product_attention(query, key, value, attn_mask=mask))).squeeze(1)
 
     def _split(self, x_BLD: Tensor) -> Tensor:
-        return x_BLD.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+        return ready_for_attention(x_BLD.unflatten(-1, (self.heads, -1)).transpose(1, 2))
 
     def _merge(self, x_BHLD: Tensor) -> Tensor:
         return x_BHLD.transpose(1, 2).flatten(-2)

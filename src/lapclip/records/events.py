@@ -52,7 +52,8 @@ class Resumed(Event):
     type = "resumed"
     step: int
     steps: int
-    checkpoint: str | None
+    batch_size: int
+    checkpoint: str
     skipped: list[str]
 
 

@@ -13,10 +13,9 @@ def line(event: Event) -> str | None:
     """What a person wants to know of an event, if anything."""
     match event:
         case events.Started():
-            places = ", ".join(f"{tower} tower on {place}" for tower, place in event.devices.items())
-            return (
-                f"{event.parameters:,} parameters, {event.pairs['train']:,} pictures, {event.steps:,} steps; {places}"
-            )
+            places = " and ".join(f"{tower} tower on {place}" for tower, place in event.devices.items())
+            size = f"{event.parameters:,} parameters, {event.pairs['train']:,} pictures, {event.steps:,} steps"
+            return f"{size}; {places} ({event.reasons['train.device']})"
         case events.Resumed():
             damaged = "".join(f"; skipped a damaged checkpoint, {reason}" for reason in event.skipped)
             return f"going on after step {event.step:,} of {event.steps:,}{damaged}"

@@ -11,9 +11,11 @@ stop            there while someone asks the run to save and end
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import shutil
+import tempfile
 import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -53,6 +55,8 @@ class Run:
             lock.acquire(timeout=0.5)
         except filelock.Timeout:
             raise RunBusy(f"Another process is working on {self.path}.", hint=f"lapclip stop {self.name}") from None
+        except OSError as error:
+            raise RunError(f"Cannot write to {self.path}: {error.strerror or error}.") from error
         try:
             yield
         finally:
@@ -63,15 +67,20 @@ class Run:
         """running, finished, stopped, failed, or died: ended without a word."""
         if self._locked():
             return "running"
-        return self.last_word if self.last_word in ENDED else "died"
+        return self.last_state()
+
+    def last_state(self) -> str:
+        """The state of a run that no process works on, by its last telling event."""
+        last = ""
+        for event in read_events(self.events):
+            if event["type"] in (*ENDED, "started", "resumed", "step"):
+                last = event["type"]
+        return last if last in ENDED else "died"
 
     @property
-    def last_word(self) -> str:
-        """The last event that says how the run goes; empty where there is none."""
-        telling = (*ENDED, "started", "resumed", "step")
-        return next(
-            (event["type"] for event in reversed(list(read_events(self.events))) if event["type"] in telling), ""
-        )
+    def recipe(self) -> str:
+        """The recipe the run was started with."""
+        return str(self.read_settings()["run"].get("recipe"))
 
     def read_settings(self) -> dict[str, Any]:
         """The contents of run.toml."""
@@ -92,7 +101,10 @@ class Run:
 
     def ask_to_stop(self) -> None:
         """Ask the process that works on the run to save and end."""
-        self._stop.touch()
+        try:
+            self._stop.touch()
+        except OSError as error:
+            raise RunError(f"Cannot write to {self.path}: {error.strerror or error}.") from error
 
     def stop_asked(self) -> bool:
         """Whether someone asked the run to end. Polled, because a detached Windows process gets no signals."""
@@ -125,18 +137,25 @@ def check_name(name: str | None) -> None:
 def create_run(name: str | None, recipe: str, settings: dict[str, Any]) -> Run:
     """A new folder under runs/ with its run.toml in it from the first moment, named after the recipe if not named."""
     check_name(name)
-    partial = RUNS / f".{os.getpid()}.partial"
+    partial = None
     try:
         RUNS.mkdir(exist_ok=True)
-        partial.mkdir()
+        partial = Path(tempfile.mkdtemp(dir=RUNS, prefix=".", suffix=".partial"))
+        partial.chmod(RUNS.stat().st_mode & 0o777)
         (partial / "run.toml").write_text(tomli_w.dumps(settings), encoding="utf-8")
-        for candidate in [name] if name else _free_names(recipe):
-            if not (RUNS / candidate).exists():
-                os.rename(partial, RUNS / candidate)
-                return Run(RUNS / candidate)
-        raise FileExistsError(f"{name} exists")
+        for path in (RUNS / candidate for candidate in ([name] if name else _free_names(recipe))):
+            if path.exists():
+                continue
+            try:
+                os.rename(partial, path)
+                return Run(path)
+            except OSError:
+                if not path.exists():  # else another process took the name just now
+                    raise
+        raise FileExistsError(errno.EEXIST, f"{name} was taken just now")
     except OSError as error:
-        shutil.rmtree(partial, ignore_errors=True)
+        if partial is not None:
+            shutil.rmtree(partial, ignore_errors=True)
         raise RunError(f"Cannot make a run folder in {RUNS.absolute()}: {error.strerror or error}.") from error
 
 
@@ -163,6 +182,8 @@ def all_runs() -> list[Run]:
 
 
 def _free_names(recipe: str) -> Iterator[str]:
-    yield recipe
+    """A recipe's name, or the name of its file, and then numbered."""
+    base = re.sub(r"[^A-Za-z0-9_-]+", "-", Path(recipe).stem).strip("-") or "run"
+    yield base
     for number in range(2, 100_000):
-        yield f"{recipe}-{number}"
+        yield f"{base}-{number}"

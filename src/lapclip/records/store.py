@@ -21,8 +21,11 @@ class EventLog:
     def __init__(self, path: Path, *listeners: Listener) -> None:
         self.path = path
         self.listeners = listeners
-        _drop_half_line(path)
-        self._file = open(path, "a", encoding="utf-8")  # noqa: SIM115 (open as long as the run)
+        try:
+            _drop_half_line(path)
+            self._file = open(path, "a", encoding="utf-8")  # noqa: SIM115 (open as long as the run)
+        except OSError as error:
+            raise RunError(f"Cannot write to {path}: {error.strerror or error}.") from error
 
     def append(self, event: Event) -> None:
         """Write one line and hand it to the system, so that a killed process loses nothing it has said."""

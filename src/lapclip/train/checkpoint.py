@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import shutil
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -18,10 +19,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from lapclip.errors import CheckpointError
 from lapclip.model.clip import CLIP
+
+if sys.platform == "darwin":
+    import fcntl
 
 KEPT = 2
 WEIGHTS, OPTIMIZER, STATE = "weights.safetensors", "optimizer.safetensors", "state.json"
@@ -42,10 +47,13 @@ def save_checkpoint(folder: Path, model: CLIP, optimizer: torch.optim.Optimizer,
     final = folder / f"step-{progress.step:08d}"
     partial = folder / f".{final.name}.partial"
     try:
-        shutil.rmtree(partial, ignore_errors=True)
+        for stale in folder.glob(".step-*.partial"):  # what a killed process had begun; the run's lock makes this safe
+            shutil.rmtree(stale, ignore_errors=True)
         partial.mkdir(parents=True)
         save_tensors(dict(model.state_dict()), partial / WEIGHTS)
         save_tensors(_optimizer_tensors(model, optimizer), partial / OPTIMIZER)
+        flush(partial / WEIGHTS)
+        flush(partial / OPTIMIZER)
         body = {
             "progress": asdict(progress),
             "sha256": {name: _digest(partial / name) for name in (WEIGHTS, OPTIMIZER)},
@@ -53,7 +61,7 @@ def save_checkpoint(folder: Path, model: CLIP, optimizer: torch.optim.Optimizer,
         text = json.dumps({"body": body, "sha256": _text_digest(body)})
         (partial / STATE).write_text(text, encoding="utf-8")
         flush(partial / STATE)
-        shutil.rmtree(final, ignore_errors=True)  # the same step, written before a crash: a resumed run writes it again
+        flush(partial)
         replace(partial, final)
         flush(folder)
     except OSError as error:
@@ -76,6 +84,7 @@ def replace_folder_files(folder: Path, writers: dict[str, Callable[[Path], Any]]
                 replace(partial, folder / name)
             finally:
                 partial.unlink(missing_ok=True)
+        flush(folder)
     except OSError as error:
         raise _cannot_write(folder, error) from error
 
@@ -86,23 +95,31 @@ def list_checkpoints(folder: Path) -> list[Path]:
 
 
 def load_newest(folder: Path, model: CLIP, optimizer: torch.optim.Optimizer) -> tuple[Progress | None, list[str]]:
-    """Restore the newest good checkpoint. Damaged ones are skipped; what was wrong with each comes back too."""
-    skipped = []
+    """Restore the newest good checkpoint. Damaged ones are skipped; what was wrong with each comes back too.
+
+    Damaged ones are renamed once a good one is found, so that they do not count among the two that are kept.
+    """
+    damaged: dict[Path, str] = {}
     for path in reversed(list_checkpoints(folder)):
         try:
-            return _load(path, model, optimizer), skipped
-        except (OSError, ValueError, KeyError, TypeError, RuntimeError, CheckpointError) as error:
-            skipped.append(f"{path.name}: {error}")
-    return None, skipped
+            progress = _load(path, model, optimizer)
+        except (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError, CheckpointError) as error:
+            damaged[path] = f"{path.name}: {str(error).splitlines()[0]}"
+            continue
+        for bad in damaged:
+            shutil.rmtree(bad.with_name(f"damaged-{bad.name}"), ignore_errors=True)
+            replace(bad, bad.with_name(f"damaged-{bad.name}"))
+        return progress, list(damaged.values())
+    return None, list(damaged.values())
 
 
 def save_tensors(tensors: dict[str, torch.Tensor], path: Path) -> None:
-    """Write tensors and flush them to disk."""
+    """Write tensors to a file; a full disk is an OSError."""
     try:
         save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, path)
-    except Exception as error:  # safetensors reports a full disk as its own error type
+    except SafetensorError as error:  # its own name for a full disk
         raise OSError(f"{error}") from error
-    flush(path)
+    path.chmod(path.parent.stat().st_mode & 0o666)  # safetensors makes files that only their owner can read
 
 
 def flush(path: Path) -> None:
@@ -111,7 +128,10 @@ def flush(path: Path) -> None:
         return  # Windows cannot flush a folder, and keeps renames in order by itself
     descriptor = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
     try:
-        os.fsync(descriptor)
+        if sys.platform == "darwin":  # fsync there leaves data in the drive's own cache
+            fcntl.fcntl(descriptor, fcntl.F_FULLFSYNC)
+        else:
+            os.fsync(descriptor)
     finally:
         os.close(descriptor)
 
@@ -163,8 +183,10 @@ def _restore_optimizer(model: CLIP, optimizer: torch.optim.Optimizer, tensors: d
     optimizer.state.clear()
     for key, value in tensors.items():
         kind, _, name = key.partition("/")
-        # AdamW keeps its step count where its fused form wants it: on the device of the parameter.
-        optimizer.state[named[name]][kind] = value.to(named[name].device)
+        # AdamW counts steps on the CPU, except in its fused form, which wants the count beside the parameter.
+        on_device = kind != "step" or optimizer.defaults["fused"]
+        # Copied, because the file's own memory is unaligned, and results may depend on that in the last bit.
+        optimizer.state[named[name]][kind] = value.to(named[name].device if on_device else "cpu", copy=True)
 
 
 def _digest(path: Path) -> str:

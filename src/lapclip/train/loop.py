@@ -24,9 +24,9 @@ from lapclip.machine.timing import Stopwatch, measured
 from lapclip.records import events
 from lapclip.records.runs import Run
 from lapclip.records.store import EventLog
-from lapclip.train.checkpoint import Progress, replace_folder_files, save_checkpoint, save_tensors
+from lapclip.train.checkpoint import Progress, list_checkpoints, replace_folder_files, save_checkpoint, save_tensors
 from lapclip.train.optimizer import learning_rate
-from lapclip.train.step import StepResult, TrainStep
+from lapclip.train.step import Figures, TrainStep
 
 MEMORY_EVERY = 50
 
@@ -45,7 +45,7 @@ class Training:
     log: EventLog
     progress: Progress = field(default_factory=Progress)
     stop_reason: Callable[[], str | None] = lambda: None
-    _pending: tuple[int, float, StepResult, Stopwatch] | None = None
+    _pending: tuple[int, float, Callable[[], Figures], Stopwatch] | None = None
 
     @property
     def steps(self) -> int:
@@ -53,7 +53,7 @@ class Training:
 
     def train(self) -> str | None:
         """Go on to the last step. Returns why it ended early, or None."""
-        if self.progress.step == 0:
+        if not list_checkpoints(self.run.checkpoints):
             self.save()
         began, before = time.perf_counter(), self.progress.training_seconds
         last_saved = began
@@ -63,9 +63,9 @@ class Training:
             with watch.phase("load"):
                 batch = next(batches)
             lr = learning_rate(number, self.steps, self.config.train)
-            result = self.step(batch, number, lr, watch)
+            read_figures = self.step(batch, number, lr, watch)
             self.record_pending()  # the step before: reading this one's loss now would make the device wait
-            self._pending = (number, lr, result, watch)
+            self._pending = (number, lr, read_figures, watch)
 
             self._advance(step=number, training_seconds=before + time.perf_counter() - began)
             reason = self.stop_reason() or ("lapclip stop" if self.run.stop_asked() else None)
@@ -86,29 +86,29 @@ class Training:
         """Read and write down the figures of the last step; end the run if they are not numbers."""
         if self._pending is None:
             return
-        number, lr, result, watch = self._pending
+        number, lr, read_figures, watch = self._pending
         self._pending = None
-        loss, scale = result.loss.item(), result.logit_scale.item()
-        part_norms = dict(zip(self.step.parts, result.part_norms.tolist(), strict=True))
-        grad_norm = result.grad_norm.item()
-        if not (math.isfinite(loss) and math.isfinite(grad_norm)):
-            what = "loss" if not math.isfinite(loss) else "gradient"
+        figures = read_figures()
+        if not (math.isfinite(figures.loss) and math.isfinite(figures.grad_norm)):
+            what = "loss" if not math.isfinite(figures.loss) else "gradient"
+            gentler = f"--set train.learning_rate={self.config.train.learning_rate / 4:g}"
             raise TrainingError(
-                f"The {what} is not a number at step {number} of {self.run.path}. The checkpoint before it is kept.",
-                hint=f"--set train.learning_rate={self.config.train.learning_rate / 4:g}, or --set train.dtype=float32",
+                f"The {what} is not a number at step {number} of {self.run.path}; the checkpoint before it is kept.\n"
+                "Resuming would end the same way.",
+                hint=f"a new run: lapclip train --recipe {self.run.recipe} {gentler}",
             )
         self.log.append(
             events.Step(
                 step=number,
                 epoch=self.plan.epoch(number),
-                loss=loss,
-                t2i_accuracy=result.t2i_accuracy.item(),
-                i2t_accuracy=result.i2t_accuracy.item(),
-                logit_scale=scale,
-                temperature=math.exp(-scale),
+                loss=figures.loss,
+                t2i_accuracy=figures.t2i_accuracy,
+                i2t_accuracy=figures.i2t_accuracy,
+                logit_scale=figures.logit_scale,
+                temperature=math.exp(-figures.logit_scale),
                 lr=lr,
-                grad_norm=grad_norm,
-                grad_norms=part_norms,
+                grad_norm=figures.grad_norm,
+                grad_norms=figures.part_norms,
                 seconds=watch.seconds,
             )
         )
@@ -171,11 +171,9 @@ class Training:
 
 def score(embedder: Embedder, pairs: Pairs, batch_size: int) -> dict[str, Any]:
     """Recall both ways, and accuracy in batches of the training's size where there are enough pairs."""
-    embedder.model.eval()
     images, texts, owner = embedder.encode_pairs(pairs)
     scores = retrieval(images, texts, owner)
     if len(pairs) >= batch_size:
         _, first_captions = np.unique(owner, return_index=True)
         scores["in_batch"] = batch_accuracy(images, texts[first_captions], batch_size)
-    embedder.model.train()
     return scores

@@ -5,6 +5,7 @@ Shapes: B batch, P patches, K patches kept.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -21,15 +22,15 @@ from lapclip.randomness import derived_seed
 
 
 @dataclass(frozen=True)
-class StepResult:
-    """Figures of an update, still on the device: reading them at once would make the device wait."""
+class Figures:
+    """What there is to know about an update. The logit scale is the one the loss was computed with."""
 
-    loss: Tensor
-    t2i_accuracy: Tensor
-    i2t_accuracy: Tensor
-    logit_scale: Tensor
-    grad_norm: Tensor
-    part_norms: Tensor
+    loss: float
+    t2i_accuracy: float
+    i2t_accuracy: float
+    logit_scale: float
+    grad_norm: float
+    part_norms: dict[str, float]
 
 
 class TrainStep:
@@ -42,12 +43,12 @@ class TrainStep:
         self.parts = list(dict.fromkeys(parts))
         self._part_index = torch.tensor([self.parts.index(part) for part in parts], device=device.torch)
 
-    def __call__(self, batch: Batch, step: int, lr: float, watch: Stopwatch) -> StepResult:
+    def __call__(self, batch: Batch, step: int, lr: float, watch: Stopwatch) -> Callable[[], Figures]:
+        """Update the model. The function returned reads the figures: at once, that would make a device wait."""
         model, place = self.model, self.device.torch
         with watch.phase("transfer"):
             pixels_BSSC, tokens_BL, positives_BB = (
-                torch.from_numpy(array).to(place, non_blocking=True)
-                for array in (batch.pixels_BSSC, batch.tokens_BL, batch.positives_BB)
+                torch.from_numpy(array).to(place) for array in (batch.pixels_BSSC, batch.tokens_BL, batch.positives_BB)
             )
             kept_BK = self._kept_patches(len(pixels_BSSC), step)
         with watch.phase("preprocess"):
@@ -55,19 +56,22 @@ class TrainStep:
         with watch.phase("forward"):
             with self.device.autocast(self.config.dtype):
                 image_BE, text_BE = model.encode_image(pixels_BCSS, kept_BK), model.encode_text(tokens_BL)
-            scale = model.logit_scale.exp()
-            loss, logits_BB = contrastive_loss(image_BE, text_BE, scale, positives_BB)
+            loss, logits_BB = contrastive_loss(image_BE, text_BE, model.logit_scale.exp(), positives_BB)
         with watch.phase("backward"):
             self.optimizer.zero_grad(set_to_none=True)
             loss.backward()
         with watch.phase("optimizer"):
             grad_norm, part_norms = self._clip_gradients()
+            scalars = (loss.detach(), *batch_accuracy(logits_BB, positives_BB), model.logit_scale.detach(), grad_norm)
+            read = self.device.read_later(torch.cat([torch.stack(scalars), part_norms]))
             for group in self.optimizer.param_groups:
                 group["lr"] = lr
-            scale = model.logit_scale.detach().clone()
             self.optimizer.step()
             model.hold_temperature()
-        return StepResult(loss.detach(), *batch_accuracy(logits_BB, positives_BB), scale, grad_norm, part_norms)
+        return lambda: self._figures(read())
+
+    def _figures(self, values: list[float]) -> Figures:
+        return Figures(*values[:5], part_norms=dict(zip(self.parts, values[5:], strict=True)))
 
     def _clip_gradients(self) -> tuple[Tensor, Tensor]:
         """Shorten the gradients where they are too long; their norm before that, in all and by part."""

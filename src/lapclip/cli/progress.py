@@ -1,0 +1,106 @@
+"""A run as it goes, on the terminal: a progress bar, or plain lines where there is no terminal."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+from lapclip.records import events
+from lapclip.records.events import Event
+from lapclip.records.lines import LineWriter, line
+
+
+class Display:
+    """Follows a run through its events."""
+
+    def __init__(self, console: Console | None = None) -> None:
+        self._console = console or Console(stderr=True, highlight=False)
+        self._lines = None if self._console.is_terminal else LineWriter(sys.stderr, every=5.0, clock=time.monotonic)
+        self._bar: tuple[Progress, TaskID] | None = None
+        self._batch_size = 0
+        self._first: tuple[int, float] | None = None
+        self._drawing_announced = False
+
+    def data_progress(self, done: int, total: int) -> None:
+        """Called while pictures are made."""
+        if self._lines:
+            if not self._drawing_announced:
+                print(f"drawing {total:,} pictures, once", file=sys.stderr, flush=True)
+            self._drawing_announced = True
+            return
+        if self._bar is None:
+            self._start("drawing pictures", total)
+        self._update(done, "")
+        if done == total:
+            self.close()
+
+    def __call__(self, event: Event) -> None:
+        """Called with each event of the run."""
+        if self._lines:
+            self._lines(event)
+            return
+        match event:
+            case events.Started():
+                self._batch_size = event.config["train"]["batch_size"]
+                self._say(event)
+                self._start("training", event.steps)
+            case events.Resumed():
+                self._batch_size = event.batch_size
+                self._say(event)
+                self._start("training", event.steps, event.step)
+            case events.Step():
+                accuracy = (event.t2i_accuracy + event.i2t_accuracy) / 2
+                self._update(event.step, f"loss {event.loss:.3f}  accuracy {accuracy:.0%}{self._rate(event.step)}")
+            case events.Evaluation():
+                self._say(event)
+            case events.Finished() | events.Failed() | events.Stopped():
+                self.close()
+
+    def close(self) -> None:
+        """Leave the terminal tidy."""
+        if self._bar is not None:
+            self._bar[0].stop()
+            self._bar = None
+
+    def _say(self, event: Event) -> None:
+        self._console.print(line(event), style="dim", markup=False, soft_wrap=True)
+
+    def _rate(self, step: int) -> str:
+        now = time.monotonic()
+        self._first = self._first or (step, now)
+        steps, seconds = step - self._first[0], now - self._first[1]
+        return f"  {steps * self._batch_size / seconds:,.0f} pairs/s" if steps and seconds else ""
+
+    def _start(self, what: str, total: int, completed: int = 0) -> None:
+        columns = (
+            TextColumn(what),
+            BarColumn(bar_width=None),
+            TextColumn("{task.completed:,}/{task.total:,}"),
+            TextColumn("{task.fields[figures]}"),
+            TimeRemainingColumn(compact=True),
+            TextColumn("left"),
+        )
+        # Pictures are drawn before training begins; their bar goes away when they are done.
+        bar = Progress(*columns, console=self._console, transient=what != "training", expand=True)
+        self._bar = (bar, bar.add_task(what, total=total, completed=completed, figures=""))
+        bar.start()
+
+    def _update(self, completed: int, figures: str) -> None:
+        if self._bar is not None:
+            bar, task = self._bar
+            bar.update(task, completed=completed, figures=figures)
+
+
+@contextmanager
+def display() -> Iterator[Display]:
+    """A display that is closed whatever happens."""
+    shown = Display()
+    try:
+        yield shown
+    finally:
+        shown.close()

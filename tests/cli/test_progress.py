@@ -1,0 +1,44 @@
+from __future__ import annotations
+
+import io
+
+from rich.console import Console
+
+from lapclip.cli.progress import Display
+from lapclip.records import events
+
+
+def step(number: int) -> events.Step:
+    return events.Step(
+        step=number, epoch=1, loss=2.5, t2i_accuracy=0.25, i2t_accuracy=0.75, logit_scale=2.66, temperature=0.07,
+        lr=1e-3, grad_norm=1.0, grad_norms={}, seconds=None,
+    )  # fmt: skip
+
+
+def test_a_terminal_shows_loss_accuracy_rate_and_time_left() -> None:
+    screen = io.StringIO()
+    display = Display(Console(file=screen, force_terminal=True, width=100, highlight=False))
+    display(events.Resumed(step=3, steps=1200, batch_size=16, checkpoint="step-00000003", skipped=["step-9: short"]))
+    for number in range(4, 8):
+        display(step(number))
+    display(events.Stopped(step=7, reason="SIGINT"))
+    shown = screen.getvalue()
+    assert "going on after step 3 of 1,200; skipped a damaged checkpoint, step-9: short" in shown
+    for words in ("7/1,200", "loss 2.500", "accuracy 50%", "pairs/s", "left"):
+        assert words in shown, words
+
+
+def test_pictures_being_drawn_have_a_bar_of_their_own() -> None:
+    screen = io.StringIO()
+    display = Display(Console(file=screen, force_terminal=True, width=80))
+    for done in (1, 50, 100):
+        display.data_progress(done, 100)
+    assert "drawing pictures" in screen.getvalue()
+
+
+def test_captions_and_names_are_text_and_never_markup() -> None:
+    screen = io.StringIO()
+    display = Display(Console(file=screen, force_terminal=True, width=100, highlight=False))
+    display(events.Resumed(step=3, steps=9, batch_size=2, checkpoint="x", skipped=["[red]odd[/red]"]))
+    display.close()
+    assert "[red]odd[/red]" in screen.getvalue()
