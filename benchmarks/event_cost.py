@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 import tempfile
 import time
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 
@@ -17,7 +18,7 @@ from lapclip.records.store import EventLog, read_events
 
 def main(run: str) -> None:
     steps = [event for event in read_events(Path(run) / "events.jsonl") if event["type"] == "step"]
-    between = median(later["time"] - earlier["time"] for earlier, later in zip(steps, steps[1:], strict=False))
+    between = median(later["time"] - earlier["time"] for earlier, later in pairwise(steps))
     costs = []
     with tempfile.TemporaryDirectory() as folder:
         log = EventLog(Path(folder) / "events.jsonl")
