@@ -23,7 +23,10 @@ def commands() -> str:
 def settings() -> str:
     """Every setting with its default and its meaning."""
     lines = ["<!-- Made by docs/generate.py from src/lapclip/config.py; edit that. -->", "", "# Settings", ""]
-    lines += ["Each can be set in a recipe file, or with `--set section.field=value`.", ""]
+    lines += [
+        "Each can be set in a recipe file, or with `--set section.field=value`. A field name that only one section"
+    ]
+    lines += ["has may stand alone: `--set batch_size=64`.", ""]
     for section, kind in config.SECTIONS.items():
         lines += [
             f"## {section}",

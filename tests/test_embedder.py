@@ -67,3 +67,5 @@ def test_a_saved_model_loads_and_gives_the_same_rows(embedder: Embedder, tmp_pat
 def test_a_folder_without_a_model_is_named(tmp_path: Path) -> None:
     with pytest.raises(lapclip.LapclipError, match="no trained model"):
         lapclip.load(tmp_path)
+    with pytest.raises(lapclip.LapclipError, match="There is no folder"):
+        lapclip.load(tmp_path / "nowhere")

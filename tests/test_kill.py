@@ -86,6 +86,18 @@ def test_a_signal_saves_and_says_how_to_go_on(tmp_path: Path, number: int, statu
     assert (tmp_path / "runs/mine/checkpoints" / f"step-{last['step']:08d}").is_dir()
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no SIGINT to send to another process")
+def test_an_interrupt_while_pictures_are_drawn_says_so(tmp_path: Path) -> None:
+    process = start(tmp_path, "train", "--set", "model.name=tiny", "--set", "data.seed=77")
+    assert process.stderr is not None
+    assert "drawing" in process.stderr.readline()
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "Interrupted" in errors
+    assert not (tmp_path / "runs").exists()
+
+
 def test_a_second_process_on_a_run_is_refused_and_stop_ends_the_first(here: Path) -> None:
     process = start(here, "train", "--name", "mine", *SETTINGS)
     wait_for_step(here, 3, process)

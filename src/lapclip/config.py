@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lapclip.errors import ConfigError, nearest
+from lapclip.errors import ConfigError, closest, nearest
 
 AUTO = "auto"
 RECIPES = Path(__file__).parent / "recipes"
@@ -168,9 +168,9 @@ def read_recipe(recipe: str) -> Layer:
     if recipe.endswith(".toml"):
         path = Path(recipe)
     elif recipe not in recipe_names():
-        raise ConfigError(
-            f"Unknown recipe {recipe}. {nearest(recipe, recipe_names())}", hint="lapclip train --recipe first-run"
-        )
+        likely = closest(recipe, recipe_names()) or DEFAULT_RECIPE
+        unknown = f"Unknown recipe {recipe}. {nearest(recipe, recipe_names())}"
+        raise ConfigError(unknown, hint=f"lapclip train --recipe {likely}")
     return read_layer(path)
 
 
@@ -210,15 +210,17 @@ def build_config(layers: list[Layer], shapes: Mapping[str, ModelConfig]) -> Conf
                 raise ConfigError(f"{layer.origin}: {section} is a section, so it takes fields.", hint=f"[{section}]")
             for name, value in values.items():
                 chosen[section][name] = _checked(layer.origin, section, name, value)
-    origins = ", ".join(layer.origin for layer in layers if "model" in layer.values)
     shape_name = chosen["model"].get("name", DEFAULT_MODEL)
     if shape_name not in shapes:
-        unknown = f"{origins}: unknown model {shape_name}. {nearest(shape_name, shapes)}"
-        raise ConfigError(unknown, hint="lapclip model mini")
+        origin = [layer.origin for layer in layers if "name" in layer.values.get("model", {})][-1]
+        likely = closest(shape_name, shapes) or DEFAULT_MODEL
+        unknown = f"{origin}: unknown model {shape_name}. {nearest(shape_name, shapes)}"
+        raise ConfigError(unknown, hint=f"lapclip model {likely}")
     try:
         model = dataclasses.replace(shapes[shape_name], **chosen["model"])
-    except ConfigError as error:  # a shape whose parts do not fit; the parts may come from several places
-        raise ConfigError(f"{origins}: {error.message}", hint=error.hint) from None
+    except ConfigError as error:  # parts that do not fit each other may come from several places
+        origins = [layer.origin for layer in layers if set(layer.values.get("model", {})) - {"name"}]
+        raise ConfigError(f"{', '.join(origins)}: {error.message}", hint=error.hint) from None
     return Config(model=model, data=DataConfig(**chosen["data"]), train=TrainConfig(**chosen["train"]))
 
 

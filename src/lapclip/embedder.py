@@ -100,7 +100,8 @@ def load(path: str | os.PathLike, device: str = "cpu") -> Embedder:
         model.to_empty(device="cpu").load_state_dict(load_file(folder / WEIGHTS))
         tokenizer = CharacterTokenizer.from_dict(saved["tokenizer"])
     except FileNotFoundError:
-        raise RunError(f"There is no trained model in {path} yet.", hint="lapclip runs") from None
+        what = "There is no trained model in" if Path(path).is_dir() else "There is no folder"
+        raise RunError(f"{what} {path}.", hint="lapclip runs") from None
     except (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError) as error:
         raise RunError(f"The model in {folder} cannot be loaded: {error}.", hint="lapclip train") from None
     place = choose_device(device)[0]

@@ -53,8 +53,14 @@ class TrainingError(LapclipError):
     """Training that cannot go on."""
 
 
+def closest(name: str, known: Iterable[str]) -> str | None:
+    """The known name closest to a mistyped one, if any is close."""
+    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+    return close[0] if close else None
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
-    """The known name closest to a mistyped one, as the end of a sentence."""
+    """The known name closest to a mistyped one, or all of them, as the end of a sentence."""
     known = list(known)
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    return f"Did you mean {close[0]}?" if close else f"Known: {', '.join(known)}."
+    close = closest(name, known)
+    return f"Did you mean {close}?" if close else f"Known: {', '.join(known)}."

@@ -21,6 +21,7 @@ app = App(
     version=__version__,
     help="Train, understand and ship CLIP on the computer you own.\n\nExample: `lapclip train`",
     help_format="markdown",
+    suppress_keyboard_interrupt=False,
     help_epilogue="Every command takes `--json` for scripts and `--debug` for the traceback of an error.",
 )
 app.command(train, sort_key=1)
@@ -38,7 +39,8 @@ def main(arguments: list[str] | None = None) -> None:
     try:
         status = app(arguments, exit_on_error=False, print_error=False, result_action="return_value")
     except (LapclipError, CycloptsError) as error:
-        hint = "" if isinstance(error, LapclipError) else "\nTry: lapclip --help"
+        command = f"{arguments[0]} " if arguments and arguments[0] in app else ""
+        hint = "" if isinstance(error, LapclipError) else f"\nTry: lapclip {command}--help"
         status = _report(2, f"{str(error).strip()}{hint}", as_json, debug)
     except KeyboardInterrupt:
         status = _report(130, "Interrupted. See what there is: lapclip runs", as_json, debug)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
-from lapclip.cli.output import Common, emit
+from lapclip.cli.output import Common, emit, typed
 
 
 def model(name: str, /, *, common: Common | None = None) -> int:
@@ -36,8 +36,6 @@ def model(name: str, /, *, common: Common | None = None) -> int:
     lines = [f"[bold]{name}[/bold]  {counts['parameters']:,} parameters"]
     lines += [f"  {what:<18}{counts[f'{what}_parameters']:>14,}" for what in ("image", "text")]
     lines += [f"  {field:<18}{value:>14,}" for field, value in asdict(shape).items() if field != "name"]
-    recipe = {"mini": "lapclip train", "seed": "lapclip train --recipe seed"}.get(
-        name, f"lapclip train --set model.name={name}"
-    )
-    emit({"name": name, **counts}, [*lines, f"Next: {recipe}"], common)
+    how = {"mini": "train", "tiny": "train --set model.name=tiny", "seed": "train --recipe seed"}
+    emit({"name": name, **counts}, [*lines, f"Next: {typed(how.get(name, 'model mini'))}"], common)
     return 0

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import shutil
+import sys
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any
 
 from cyclopts import Parameter
@@ -13,10 +17,20 @@ from rich.console import Console
 @Parameter(name="*")
 @dataclass(frozen=True)
 class Common:
-    json: Annotated[bool, Parameter(negative="")] = False
+    json: Annotated[bool, Parameter(negative="", show_default=False)] = False
     """Print one JSON object to stdout; everything for people goes to stderr."""
-    debug: Annotated[bool, Parameter(negative="")] = False
+    debug: Annotated[bool, Parameter(negative="", show_default=False)] = False
     """Show the traceback of an error."""
+
+
+def typed(arguments: str) -> str:
+    """A command as it can be typed here: `make` installs lapclip into .venv, which is rarely on the path."""
+    if shutil.which("lapclip"):
+        return f"lapclip {arguments}"
+    program = Path(sys.argv[0])
+    with suppress(ValueError):
+        program = program.relative_to(Path.cwd())
+    return f"{program} {arguments}" if program.stem == "lapclip" else f"python -m lapclip {arguments}"
 
 
 def emit(result: dict[str, Any], summary: list[str], common: Common | None) -> None:

@@ -42,7 +42,8 @@ class Display:
     def __call__(self, event: Event) -> None:
         """Called with each event of the run."""
         if self._lines:
-            self._lines(event)
+            if not isinstance(event, events.Finished):  # its scores follow as a table
+                self._lines(event)
             return
         match event:
             case events.Started():

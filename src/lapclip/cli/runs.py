@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.console import Console
 
-from lapclip.cli.output import Common, emit
+from lapclip.cli.output import Common, emit, typed
 from lapclip.errors import RunError
 from lapclip.records.runs import Run, all_runs, find_run
 from lapclip.records.store import read_events
@@ -20,15 +20,15 @@ def runs(*, common: Common | None = None) -> int:
     Example: `lapclip runs`
     """
     rows = [_row(run) for run in all_runs()]
-    lines = [f"[bold]{'name':<24}{'state':<10}{'step':>14}  {'best':>6}  started[/bold]"]
+    lines = [f"[bold]{'name':<24}{'state':<10}{'step':>14}  {'val R@1':>7}  started[/bold]"]
     for row in rows:
         progress = f"{row['step']:,}/{row['steps']:,}"
         best = f"{row['best']:.1%}" if row["best"] is not None else "-"
         started = datetime.fromtimestamp(row["started"]).strftime("%Y-%m-%d %H:%M") if row["started"] else "-"
-        lines.append(f"{row['name']:<24}{row['state']:<10}{progress:>14}  {best:>6}  {started}")
+        lines.append(f"{row['name']:<24}{row['state']:<10}{progress:>14}  {best:>7}  {started}")
     unfinished = [row["name"] for row in rows if row["state"] in ("died", "stopped", "failed")]
-    ending = [f"Next: lapclip resume {unfinished[-1]}"] if unfinished else []
-    emit({"runs": rows}, [*lines, *ending] if rows else ["No runs here yet.", "Next: lapclip train"], common)
+    ending = [f"Next: {typed(f'resume {unfinished[-1]}')}"] if unfinished else []
+    emit({"runs": rows}, [*lines, *ending] if rows else ["No runs here yet.", f"Next: {typed('train')}"], common)
     return 0
 
 
@@ -55,7 +55,7 @@ def stop(run: str | None = None, /, *, common: Common | None = None) -> int:
             time.sleep(0.2)
     row = _row(found)
     result = {"run": str(found.path), "state": row["state"], "step": row["step"]}
-    next_command = f"lapclip resume {found.name}" if row["state"] == "stopped" else "lapclip runs"
+    next_command = typed(f"resume {found.name}" if row["state"] == "stopped" else "runs")
     emit(result, [f"{found.path} is {row['state']} after step {row['step']:,}.", f"Next: {next_command}"], common)
     return 0
 

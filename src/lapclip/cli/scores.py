@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from lapclip.cli.output import Common, emit
+from lapclip.cli.output import Common, emit, typed
 from lapclip.cli.progress import display
 
 
@@ -26,8 +26,8 @@ def evaluate(run: str | None = None, /, *, common: Common | None = None) -> int:
     with display() as shown:
         result = launch.evaluate(run, launch.Hooks(data_progress=shown.data_progress))
     lines = [f"{result['run']}, split {result['split']}", *score_table(result["evaluation"])]
-    lines.append(f"  [dim]{'linear baseline (words to thumbnail)':<35}{result['linear_baseline']:>6.1%}[/dim]")
-    emit(result, [*lines, f"Next: lapclip.load({result['run']!r}) in Python, or lapclip runs"], common)
+    lines.append(f"  [dim]{'linear baseline':<33}{result['linear_baseline']:>8.1%}[/dim]")
+    emit(result, [*lines, f"Next: {typed('runs')}, or in Python: lapclip.load({result['run']!r})"], common)
     return 0
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from lapclip.cli.output import Common, emit
+from lapclip.cli.output import Common, emit, typed
 from lapclip.cli.progress import display
 from lapclip.cli.scores import score_table
 from lapclip.config import DEFAULT_RECIPE
@@ -20,7 +20,7 @@ def train(
     recipe: str = DEFAULT_RECIPE,
     minutes: float | None = None,
     name: str | None = None,
-    settings: Annotated[tuple[str, ...], Parameter(name="--set", negative="")] = (),
+    settings: Annotated[tuple[str, ...], Parameter(name="--set", negative="", show_default=False)] = (),
     common: Common | None = None,
 ) -> int:
     """Train a model from scratch on pictures and captions that lapclip draws itself.
@@ -80,20 +80,21 @@ def summary(outcome: Outcome) -> list[str]:
     if outcome.evaluation is None:
         return [
             f"Stopped after step {outcome.steps:,} of {outcome.run}; everything is saved.",
-            f"Go on: lapclip resume {name}",
+            f"Go on: {typed(f'resume {name}')}",
         ]
-    places = " and ".join(f"{tower} on {place}" for tower, place in outcome.devices.items())
+    kinds = set(outcome.devices.values())
+    places = kinds.pop() if len(kinds) == 1 else ", ".join(f"{tower} on {at}" for tower, at in outcome.devices.items())
     return [
         *score_table(outcome.evaluation),
         "",
         f"time          {_duration(outcome.training_seconds)} of training, {_duration(outcome.seconds)} in all",
-        f"speed         {outcome.pairs_per_second:,.0f} pairs/s ({places})",
+        f"speed         {outcome.pairs_per_second:,.0f} pairs/s on {places}",
         f"peak memory   {outcome.peak_memory_bytes / 1e9:.2f} GB",
         f"run           {outcome.run}",
         "",
-        f"Next: lapclip eval {name}",
-        f'      python -c "import lapclip; print(lapclip.load({outcome.run!r}).encode_text([{"a red cat"!r}]).shape)"',
-        "      lapclip train --minutes 10 --name longer",
+        f"Next: {typed(f'eval {name}')}",
+        f"      {typed('train --minutes 10 --name longer')}",
+        f"      or, in Python: lapclip.load({outcome.run!r}).encode_text(['a red cat on the left'])",
     ]
 
 

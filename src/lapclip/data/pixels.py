@@ -103,7 +103,7 @@ class PixelStore:
                 return
             raise DataError(
                 f"Cannot write pictures to {self.folder}: {error.strerror or error}.",
-                hint="free some disk space, or set LAPCLIP_CACHE to a folder with room",
+                hint="LAPCLIP_CACHE=FOLDER lapclip train, with a folder that can be written to and has room",
             ) from error
         finally:
             shutil.rmtree(partial, ignore_errors=True)

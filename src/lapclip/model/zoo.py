@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from lapclip.config import ModelConfig
-from lapclip.errors import ConfigError, nearest
+from lapclip.errors import ConfigError, closest, nearest
 
 _MINI = ModelConfig(
     name="mini",
@@ -83,5 +83,7 @@ SHAPES = {shape.name: shape for shape in (_MINI, _TINY, _SEED, _SEED_AS_WRITTEN,
 def named_shape(name: str) -> ModelConfig:
     """The shape of that name."""
     if name not in SHAPES:
-        raise ConfigError(f"Unknown model {name}. {nearest(name, SHAPES)}", hint="lapclip model mini")
+        raise ConfigError(
+            f"Unknown model {name}. {nearest(name, SHAPES)}", hint=f"lapclip model {closest(name, SHAPES) or 'mini'}"
+        )
     return SHAPES[name]

@@ -170,9 +170,8 @@ def find_run(name: str | None) -> Run:
         if path.is_dir():
             return Run(path)
     known = [run.name for run in runs]
-    raise RunError(
-        f"No run called {name}. {nearest(name, known) if known else 'There are none here.'}", hint="lapclip runs"
-    )
+    detail = nearest(name, known) if known else "There are none there."
+    raise RunError(f"No run called {name} in {RUNS.absolute()}. {detail}", hint="lapclip runs")
 
 
 def all_runs() -> list[Run]:
