@@ -5,10 +5,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help train test lint docs clean
+.PHONY: help train test lint docs bench bench-peers clean
 
 help: ## list the targets
-	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "make %-8s %s\n", $$1, $$2}' Makefile
+	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "make %-12s %s\n", $$1, $$2}' Makefile
 
 train: $(VENV)/ready ## train on the built-in pictures, in a few minutes
 	@$(BIN)/lapclip train
@@ -23,6 +23,11 @@ lint: $(VENV)/ready-to-test ## check style and types
 
 docs: $(VENV)/ready ## write the generated pages of docs/
 	@$(BIN)/python docs/generate.py
+
+bench: benchmarks/.venv/ready ## time our training step against OpenCLIP's (about 10 minutes)
+	@benchmarks/.venv/bin/python benchmarks/steps.py
+
+bench-peers: benchmarks/.venv/ready ## set up the environment with the other trainers
 
 clean: ## remove the environment
 	rm -rf $(VENV)
@@ -39,4 +44,12 @@ $(VENV)/ready: pyproject.toml
 $(VENV)/ready-to-test: $(VENV)/ready
 	@echo "Installing the test tools (once)"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[test]'
+	@touch $@
+
+benchmarks/.venv/ready: pyproject.toml
+	@echo "Setting up benchmarks/.venv with OpenCLIP (once)"
+	@$(PYTHON) -m venv benchmarks/.venv
+	@benchmarks/.venv/bin/python -m pip install --quiet --disable-pip-version-check $(TORCH)
+	@benchmarks/.venv/bin/python -m pip install --quiet --disable-pip-version-check \
+	  $(TORCH) torchvision==0.28.0 'numpy<2.4' open_clip_torch==3.3.0 transformers --editable .
 	@touch $@

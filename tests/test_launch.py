@@ -279,6 +279,19 @@ def test_the_accelerator_trains_and_resumes(here: Path) -> None:
     assert outcome.devices["image"] != "cpu"
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="only CUDA records graphs, and there is none here")
+def test_a_recorded_step_gives_the_losses_of_the_plain_one(here: Path) -> None:
+    settings = [setting for setting in SMALL if "device" not in setting]
+    for how in ("none", "graph"):
+        launch.start("first-run", [*settings, "train.device=cuda", f"train.compile={how}"], name=how)
+    assert losses("graph") == losses("none")
+
+
+def test_a_graph_is_refused_where_none_can_be_recorded(here: Path) -> None:
+    with pytest.raises(ConfigError, match=r"train\.compile graph cannot be had on cpu"):
+        train("train.compile=graph")
+
+
 def test_a_finished_run_is_not_resumed(here: Path) -> None:
     train()
     with pytest.raises(RunError, match=r"is finished.*\n.*lapclip eval run"):

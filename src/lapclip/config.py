@@ -106,6 +106,8 @@ class TrainConfig:
     """Time to fill; turned into `steps` once, before training, by timing real steps. 0 leaves it to `epochs`."""
     batch_size: int = knob(128, least=2)
     """Pairs the loss compares at once. More negatives teach more; memory grows with it."""
+    micro_batch: int = knob(0, least=0)
+    """Pairs in memory at once; 0 takes the whole batch. The result is the same: smaller costs time and saves memory."""
     learning_rate: float = knob(1e-3, least=0.0)
     """Highest learning rate, reached at the end of the warm-up."""
     weight_decay: float = knob(0.1, least=0.0)
@@ -132,6 +134,9 @@ class TrainConfig:
     """Where to compute. `auto` takes the accelerator where there is one, else the CPU."""
     dtype: str = knob(AUTO, choices=(AUTO, "float32", "bfloat16"))
     """Precision of the products. Weights stay float32."""
+    compile: str = knob(AUTO, choices=(AUTO, "none", "graph", "compiled-graph"))
+    """How a step is sent to a CUDA device. `graph` records it once and replays it; `compiled-graph` compiles it first,
+    which takes a minute and a compiler. `auto` does neither for now."""
     threads: int | str = knob(AUTO, least=1, choices=(AUTO,))
     """CPU threads. `auto` takes torch's own choice. Kept for the whole run, because results depend on it."""
 

@@ -33,9 +33,8 @@ from lapclip.records.lines import LineWriter
 from lapclip.records.runs import FORMAT, Run, check_name, create_run, find_run
 from lapclip.records.store import EventLog, Listener, read_events
 from lapclip.train.checkpoint import load_newest
+from lapclip.train.graph import AnyStep, make_step
 from lapclip.train.loop import Training, score
-from lapclip.train.optimizer import make_optimizer
-from lapclip.train.step import TrainStep
 
 
 @dataclass(frozen=True)
@@ -144,7 +143,9 @@ def settle(config: Config) -> tuple[Config, Device, dict[str, str]]:
     threads = devices.default_threads() if threads == AUTO else int(threads)
     dtype = "float32" if dtype == AUTO else dtype
     devices.prepare(device, threads)
-    return replace_in(config, "train", device=device.kind, threads=threads, dtype=dtype), device, reasons
+    how, reasons["train.compile"] = devices.choose_compile(config.train.compile, device)
+    settled = replace_in(config, "train", device=device.kind, threads=threads, dtype=dtype, compile=how)
+    return settled, device, reasons
 
 
 def fit_vocabulary(config: Config, data: DataSet) -> tuple[Config, CharacterTokenizer]:
@@ -193,15 +194,15 @@ def time_parts(
     return sorted(times[1:])[len(times[1:]) // 2], time.perf_counter() - began
 
 
-def build(config: Config, tokenizer: CharacterTokenizer, device: Device) -> tuple[TrainStep, Embedder]:
+def build(config: Config, tokenizer: CharacterTokenizer, device: Device) -> tuple[AnyStep, Embedder]:
     """A fresh model with its optimiser, ready to step, and the same model ready to embed."""
     model = CLIP(config.model, seed=derived_seed(config.train.seed, "weights")).to(device.torch)
-    optimizer = make_optimizer(model, config.train, device)
-    return TrainStep(model, optimizer, config.train, device), Embedder(model, tokenizer, device, config.train.dtype)
+    step = make_step(model, config.train, device)
+    return step, Embedder(model, tokenizer, device, config.train.dtype)
 
 
 def assemble(
-    run: Run, config: Config, data: DataSet, device: Device, built: tuple[TrainStep, Embedder], log: EventLog
+    run: Run, config: Config, data: DataSet, device: Device, built: tuple[AnyStep, Embedder], log: EventLog
 ) -> Training:
     """Everything a run works with, before its first step."""
     step, embedder = built

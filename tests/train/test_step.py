@@ -80,6 +80,27 @@ def test_patches_dropped_depend_on_the_step_and_are_the_right_share() -> None:
     assert step_of()._kept_patches(4, 1) is None
 
 
+@pytest.mark.parametrize("micro_batch", [1, 3, 4, 8])
+@pytest.mark.parametrize("patch_dropout", [0.0, 0.5])
+def test_micro_batches_give_the_gradients_of_the_whole_batch(micro_batch: int, patch_dropout: float) -> None:
+    settings = {"clip_norm": 0.0, "patch_dropout": patch_dropout}
+    batch = batch_of()
+    batch.positives_BB[0, 1] = batch.positives_BB[1, 0] = True
+    whole, parts = step_of(**settings), step_of(**settings, micro_batch=micro_batch)
+    whole_figures, parts_figures = (step(batch, 3, 0.0, off())() for step in (whole, parts))
+    assert parts_figures.loss == pytest.approx(whole_figures.loss, rel=1e-6)
+    for (name, one), other in zip(whole.model.named_parameters(), parts.model.parameters(), strict=True):
+        assert one.grad is not None
+        assert other.grad is not None
+        assert (one.grad - other.grad).norm() <= 1e-5 * one.grad.norm() + 1e-9, name
+
+
+def test_plain_accumulation_would_not_pass_the_test_above() -> None:
+    """With half the negatives the loss and its gradients are others: the reason for gradient caching."""
+    batch, half = batch_of(8), batch_of(4)
+    assert abs(step_of()(batch, 1, 0.0, off())().loss - step_of()(half, 1, 0.0, off())().loss) > 0.3
+
+
 def test_bfloat16_gives_nearly_the_float32_loss() -> None:
     plain = step_of()(batch_of(), 1, 0.0, off())().loss
     half = step_of(dtype="bfloat16")(batch_of(), 1, 0.0, off())().loss

@@ -46,6 +46,11 @@ class Device:
         """Whether AdamW's fused form is right here. On MPS it ignored found_inf (pytorch issue 186360)."""
         return self.kind != "mps"
 
+    @property
+    def records_graphs(self) -> bool:
+        """Whether a whole update can be recorded and replayed."""
+        return self.kind == "cuda"
+
     def synchronise(self) -> None:
         """Wait until everything asked for has been computed."""
         if not self.is_cpu:  # torch.accelerator raises on a build without accelerators
@@ -106,6 +111,15 @@ def choose_device(wanted: str) -> tuple[Device, str]:
             f"train.device {wanted} is not here (accelerator found: {here}).", hint="--set train.device=auto"
         )
     return Device(found.type), "asked for"
+
+
+def choose_compile(wanted: str, device: Device) -> tuple[str, str]:
+    """How steps are sent to the device, and why."""
+    if "graph" in wanted and not device.records_graphs:
+        raise ConfigError(f"train.compile {wanted} cannot be had on {device.kind}.", hint="--set train.compile=auto")
+    if wanted != AUTO:
+        return wanted, "asked for"
+    return "none", "recorded steps are tried where they are asked for, and timed by nothing yet"
 
 
 def prepare(device: Device, threads: int) -> None:

@@ -31,6 +31,10 @@ class Stopwatch:
         self._synchronise()
         self._seconds[name] += time.perf_counter() - start
 
+    def discard(self) -> None:
+        """Forget what was measured: the step turned out to have no phases."""
+        self._seconds = None
+
     @property
     def seconds(self) -> dict[str, float] | None:
         """Seconds by phase, or None where they were not measured."""

@@ -25,8 +25,9 @@ from lapclip.records import events
 from lapclip.records.runs import Run
 from lapclip.records.store import EventLog
 from lapclip.train.checkpoint import Progress, list_checkpoints, replace_folder_files, save_checkpoint, save_tensors
+from lapclip.train.graph import AnyStep
 from lapclip.train.optimizer import learning_rate
-from lapclip.train.step import Figures, TrainStep
+from lapclip.train.step import Figures
 
 MEMORY_EVERY = 50
 
@@ -39,7 +40,7 @@ class Training:
     config: Config
     data: DataSet
     plan: BatchPlan
-    step: TrainStep
+    step: AnyStep
     embedder: Embedder
     device: Device
     log: EventLog

@@ -5,8 +5,9 @@ Shapes: B batch, P patches, K patches kept.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,6 +20,20 @@ from lapclip.machine.devices import Device
 from lapclip.machine.timing import Stopwatch
 from lapclip.model.clip import CLIP
 from lapclip.randomness import derived_seed
+
+
+class Inputs(NamedTuple):
+    """What an update works on: uint8 pictures (B, S, S, C), captions (B, L), true pairs (B, B), patches kept (B, K)."""
+
+    pixels: Tensor
+    tokens: Tensor
+    positives: Tensor
+    kept: Tensor | None
+
+    def each(self, change: Callable[[Tensor], Tensor]) -> Inputs:
+        """The same change made to every part."""
+        kept = None if self.kept is None else change(self.kept)
+        return Inputs(change(self.pixels), change(self.tokens), change(self.positives), kept)
 
 
 @dataclass(frozen=True)
@@ -45,30 +60,87 @@ class TrainStep:
 
     def __call__(self, batch: Batch, step: int, lr: float, watch: Stopwatch) -> Callable[[], Figures]:
         """Update the model. The function returned reads the figures: at once, that would make a device wait."""
-        model, place = self.model, self.device.torch
         with watch.phase("transfer"):
-            pixels_BSSC, tokens_BL, positives_BB = (
-                torch.from_numpy(array).to(place) for array in (batch.pixels_BSSC, batch.tokens_BL, batch.positives_BB)
-            )
-            kept_BK = self._kept_patches(len(pixels_BSSC), step)
-        with watch.phase("preprocess"):
-            pixels_BCSS = normalise(pixels_BSSC)
-        with watch.phase("forward"):
-            with self.device.autocast(self.config.dtype):
-                image_BE, text_BE = model.encode_image(pixels_BCSS, kept_BK), model.encode_text(tokens_BL)
-            loss, logits_BB = contrastive_loss(image_BE, text_BE, model.logit_scale.exp(), positives_BB)
-        with watch.phase("backward"):
-            self.optimizer.zero_grad(set_to_none=True)
-            loss.backward()
+            inputs = self.inputs(batch, step).each(lambda part: part.to(self.device.torch))
+        self.set_learning_rate(lr)
+        return self.reader(self.update(inputs, watch))
+
+    def inputs(self, batch: Batch, step: int) -> Inputs:
+        """What an update needs, still on the CPU."""
+        pixels, tokens, positives = map(torch.from_numpy, (batch.pixels_BSSC, batch.tokens_BL, batch.positives_BB))
+        return Inputs(pixels, tokens, positives, self._kept_patches(len(tokens), step))
+
+    def set_learning_rate(self, lr: float) -> None:
+        """A number, or written into a tensor that a recorded graph reads."""
+        for group in self.optimizer.param_groups:
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(lr)
+            else:
+                group["lr"] = lr
+
+    def update(self, inputs: Inputs, watch: Stopwatch) -> Tensor:
+        """Gradients, clipping and the optimiser. Reads nothing back, so that it can be recorded as a graph."""
+        self.optimizer.zero_grad(set_to_none=True)
+        micro_batch = self.config.micro_batch or len(inputs.tokens)
+        compute = self._whole if micro_batch >= len(inputs.tokens) else self._in_parts
+        loss, logits_BB = compute(inputs, watch)
         with watch.phase("optimizer"):
             grad_norm, part_norms = self._clip_gradients()
-            scalars = (loss.detach(), *batch_accuracy(logits_BB, positives_BB), model.logit_scale.detach(), grad_norm)
-            read = self.device.read_later(torch.cat([torch.stack(scalars), part_norms]))
-            for group in self.optimizer.param_groups:
-                group["lr"] = lr
+            accuracies = batch_accuracy(logits_BB, inputs.positives)
+            scalars = torch.stack((loss.detach(), *accuracies, self.model.logit_scale.detach(), grad_norm))
             self.optimizer.step()
-            model.hold_temperature()
+            self.model.hold_temperature()
+        return torch.cat([scalars, part_norms])
+
+    def reader(self, figures: Tensor) -> Callable[[], Figures]:
+        """Start to bring the figures to the CPU; the function returned waits for them."""
+        read = self.device.read_later(figures)
         return lambda: self._figures(read())
+
+    def _encode(self, inputs: Inputs, watch: Stopwatch) -> tuple[Tensor, Tensor]:
+        """Embeddings of pictures, which stay uint8 until here, and of captions."""
+        with watch.phase("preprocess"):
+            pixels_BCSS = normalise(inputs.pixels)
+        with watch.phase("forward"), self.device.autocast(self.config.dtype):
+            return self.model.encode_image(pixels_BCSS, inputs.kept), self.model.encode_text(inputs.tokens)
+
+    def _whole(self, inputs: Inputs, watch: Stopwatch) -> tuple[Tensor, Tensor]:
+        """Loss, logits and gradients of a batch that fits in memory."""
+        image_BE, text_BE = self._encode(inputs, watch)
+        with watch.phase("forward"):
+            loss, logits_BB = contrastive_loss(image_BE, text_BE, self.model.logit_scale.exp(), inputs.positives)
+        with watch.phase("backward"):
+            loss.backward()
+        return loss, logits_BB
+
+    def _in_parts(self, inputs: Inputs, watch: Stopwatch) -> tuple[Tensor, Tensor]:
+        """The same in less memory: gradient caching (Gao et al. 2021, arXiv 2101.06983).
+
+        The embeddings of the whole batch are computed without a graph; the loss over all pairs gives the gradient of
+        each embedding; then the towers run again, a micro-batch at a time, and carry those gradients to the weights.
+        """
+        with torch.no_grad():
+            encoded = [self._encode(part, watch) for part in self._parts(inputs)]
+        image_BE, text_BE = (torch.cat(side).requires_grad_() for side in zip(*encoded, strict=True))
+        with watch.phase("forward"):
+            loss, logits_BB = contrastive_loss(image_BE, text_BE, self.model.logit_scale.exp(), inputs.positives)
+        with watch.phase("backward"):
+            loss.backward()
+        assert image_BE.grad is not None
+        assert text_BE.grad is not None
+        size = self.config.micro_batch
+        gradients = zip(image_BE.grad.split(size), text_BE.grad.split(size), strict=True)
+        for part, part_gradients in zip(self._parts(inputs), gradients, strict=True):
+            embeddings = self._encode(part, watch)
+            with watch.phase("backward"):
+                torch.autograd.backward(embeddings, part_gradients)
+        return loss, logits_BB
+
+    def _parts(self, inputs: Inputs) -> Iterator[Inputs]:
+        """Slices of a micro-batch each. What was drawn for the batch, such as dropped patches, is sliced with it."""
+        size = self.config.micro_batch
+        for at in range(0, len(inputs.tokens), size):
+            yield inputs.each(lambda part, at=at: part[at : at + size])
 
     def _figures(self, values: list[float]) -> Figures:
         return Figures(*values[:5], part_norms=dict(zip(self.parts, values[5:], strict=True)))
@@ -76,7 +148,7 @@ class TrainStep:
     def _clip_gradients(self) -> tuple[Tensor, Tensor]:
         """Shorten the gradients where they are too long; their norm before that, in all and by part."""
         gradients = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
-        squares = torch.stack([gradient.norm() for gradient in gradients]) ** 2
+        squares = torch.stack(torch._foreach_norm(gradients)) ** 2  # pyright: ignore[reportPrivateImportUsage]
         part_norms = torch.zeros(len(self.parts), device=squares.device).index_add_(0, self._part_index, squares).sqrt()
         grad_norm = squares.sum().sqrt()
         if self.config.clip_norm:
@@ -90,8 +162,7 @@ class TrainStep:
         patches = self.model.image.patches
         kept = max(1, round(patches * (1 - self.config.patch_dropout)))
         draw = torch.Generator().manual_seed(derived_seed(self.config.seed, "patches", step))
-        chosen_BK = torch.rand(batch_size, patches, generator=draw).argsort(dim=1)[:, :kept].sort(dim=1).values
-        return chosen_BK.to(self.device.torch)
+        return torch.rand(batch_size, patches, generator=draw).argsort(dim=1)[:, :kept].sort(dim=1).values
 
 
 def part_of(name: str) -> str:

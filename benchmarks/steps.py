@@ -1,0 +1,178 @@
+"""Our training step against OpenCLIP's: the same model, weights, batch and precision, in one run, in turns.
+
+    make bench                                                   # CPU rows
+    python benchmarks/steps.py --device cuda [--rows seed-256]   # on an accelerator, from source alone
+
+Rounds are interleaved (ours, peer, ours, peer, ...), so that a machine that drifts drifts for both; medians are shown.
+Both sides get the same pixels and the same ids; the peer's captions are padded to 77, because that is what it does.
+Before timing, both sides must give the same loss in float32 to 1e-4. The peer has fused AdamW, the same threads and, in
+bfloat16, the faster of amp_bf16 and pure_bf16; on an accelerator the faster of eager and compiled. `of_limit` is the
+arithmetic of our step (`arithmetic.py` says how it is counted) at the best rate its own products reach here, divided
+by the time it took.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from arithmetic import best_rate, operations, step_products
+
+from lapclip.config import TrainConfig
+from lapclip.data.batches import Batch
+from lapclip.data.pixels import normalise
+from lapclip.machine import devices
+from lapclip.machine.devices import DTYPES, Device
+from lapclip.machine.timing import Stopwatch
+from lapclip.model.clip import CLIP
+from lapclip.model.zoo import SHAPES
+from lapclip.train.graph import AnyStep, make_step
+
+
+@dataclass(frozen=True)
+class Row:
+    """One comparison."""
+
+    model: str
+    dtype: str
+    batch: int
+    caption_tokens: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.model}-{self.dtype}-{self.batch}"
+
+
+CPU_ROWS = [
+    Row("seed", "float32", 12, 40),
+    Row("seed", "bfloat16", 12, 40),
+    Row("vit-b-32", "float32", 32, 24),
+    Row("mini", "float32", 128, 64),
+]
+ACCELERATOR_ROWS = [
+    Row("seed", "bfloat16", 12, 40),
+    Row("seed", "bfloat16", 256, 64),
+    Row("vit-b-16", "bfloat16", 1024, 24),
+    Row("vit-b-32", "bfloat16", 1024, 24),
+    Row("mini", "bfloat16", 128, 64),
+]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rows", nargs="*", default=[], help="parts of row names, such as seed-bfloat16")
+    options = parser.parse_args()
+    device, _ = devices.choose_device(options.device)
+    devices.prepare(device, devices.default_threads())
+    rows = CPU_ROWS if device.is_cpu else ACCELERATOR_ROWS
+    results = []
+    for row in rows:
+        if not options.rows or any(part in row.name for part in options.rows):
+            results.append(compare(row, device, options.rounds))
+    print(json.dumps({"rows": results}))
+
+
+def compare(row: Row, device: Device, rounds: int) -> dict:
+    """Time a row and say how it went."""
+    from openclip import NAME, PeerStep
+
+    shape = SHAPES[row.model]
+    batch = random_batch(row)
+    ours = our_step(row, device)
+    check_same_loss(row, batch, device)
+    place = device.torch
+    pixels = normalise(torch.from_numpy(batch.pixels_BSSC).to(place)).contiguous()
+    tokens = torch.from_numpy(batch.tokens_BL).to(place)
+    padded = torch.nn.functional.pad(tokens, (0, shape.context - tokens.shape[1]), value=0)
+    precisions = ["float32"] if row.dtype == "float32" else ["amp_bf16", "pure_bf16"]
+    off = Stopwatch(device.synchronise, on=False)
+    sides: dict[str, Callable[[], object]] = {"ours": lambda: ours(batch, 1, 1e-5, off)()}
+    for precision in precisions:
+        for compiled in (False,) if device.is_cpu else (False, True):
+            step = PeerStep(CLIP(shape), precision, place, compiled=compiled)
+            name = f"{precision}{' compiled' if compiled else ''}"
+            sides[name] = lambda step=step: step(pixels, padded).item()
+    times = interleave(sides, device, rounds)
+    medians = {name: statistics.median(seconds) for name, seconds in times.items()}
+    ours_seconds = medians.pop("ours")
+    peer_name, peer_seconds = min(medians.items(), key=lambda item: item[1])
+    products = step_products(shape, row.batch, row.caption_tokens)
+    limit = operations(products) / best_rate(products, place, DTYPES[row.dtype], device.synchronise)
+    spread = (max(times["ours"]) - min(times["ours"])) / ours_seconds
+    print(
+        f"train step, {row.model}, batch {row.batch}, captions of {row.caption_tokens}, {row.dtype}, {device.kind}: "
+        f"{peer_seconds / ours_seconds:.2f}x {NAME} ({peer_name}); {ours_seconds * 1e3:.1f} ms against "
+        f"{peer_seconds * 1e3:.1f} ms, {limit / ours_seconds:.0%} of the limit "
+        f"(median of {rounds}, spread {spread:.0%})",
+        flush=True,
+    )
+    return {
+        "model": row.model,
+        "device": device.kind,
+        "dtype": row.dtype,
+        "batch": row.batch,
+        "caption_tokens": row.caption_tokens,
+        "ours_ms": ours_seconds * 1e3,
+        "peer": NAME,
+        "peer_ms": peer_seconds * 1e3,
+        "ratio": peer_seconds / ours_seconds,
+        "limit_ms": limit * 1e3,
+        "of_limit": limit / ours_seconds,
+    }
+
+
+def interleave(sides: dict[str, Callable[[], object]], device: Device, rounds: int) -> dict[str, list[float]]:
+    """Seconds of each side, taken in turns after a warm-up of each."""
+    for run in sides.values():
+        for _ in range(2 if device.is_cpu else 5):
+            run()
+    times: dict[str, list[float]] = {name: [] for name in sides}
+    for _ in range(rounds):
+        for name, run in sides.items():
+            device.synchronise()
+            began = time.perf_counter()
+            run()
+            device.synchronise()
+            times[name].append(time.perf_counter() - began)
+    return times
+
+
+def our_step(row: Row, device: Device, **changes) -> AnyStep:
+    how = "compiled-graph" if device.records_graphs else "none"
+    settings = {"dtype": row.dtype, "batch_size": row.batch, "weight_decay": 0.2, "compile": how, **changes}
+    return make_step(CLIP(SHAPES[row.model]).to(device.torch), TrainConfig(**settings), device)
+
+
+def check_same_loss(row: Row, batch: Batch, device: Device) -> None:
+    """The same weights in both sides give the same loss in float32, to 1e-4."""
+    from openclip import PeerStep
+
+    few = Batch(batch.pixels_BSSC[:12], batch.tokens_BL[:12], batch.positives_BB[:12, :12])
+    shape = SHAPES[row.model]
+    ours = our_step(row, device, dtype="float32", compile="none")
+    mine = ours(few, 1, 0.0, Stopwatch(device.synchronise, on=False))().loss
+    pixels = normalise(torch.from_numpy(few.pixels_BSSC).to(device.torch))
+    tokens = torch.nn.functional.pad(torch.from_numpy(few.tokens_BL), (0, shape.context - row.caption_tokens))
+    theirs = PeerStep(CLIP(shape), "float32", device.torch)(pixels, tokens.to(device.torch)).item()
+    assert abs(mine - theirs) < 1e-4, f"{row.name}: losses differ, ours {mine}, the peer's {theirs}"
+
+
+def random_batch(row: Row) -> Batch:
+    """Random pictures and captions of exactly that many symbols, start and end included."""
+    shape, draw = SHAPES[row.model], np.random.default_rng(0)
+    tokens = draw.integers(1, shape.vocabulary - 2, (row.batch, row.caption_tokens))
+    tokens[:, -1] = shape.vocabulary - 1
+    pixels = draw.integers(0, 256, (row.batch, shape.image_size, shape.image_size, 3), dtype=np.uint8)
+    return Batch(pixels, tokens, np.eye(row.batch, dtype=bool))
+
+
+if __name__ == "__main__":
+    main()
