@@ -6,6 +6,7 @@ import ast
 import dataclasses
 import inspect
 import itertools
+import sys
 from pathlib import Path
 
 from lapclip import config
@@ -59,6 +60,7 @@ def _meanings(kind: type) -> dict[str, str]:
 PAGES = {"commands.md": commands, "settings.md": settings}
 
 if __name__ == "__main__":
+    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else HERE
     for name, make in PAGES.items():
-        (HERE / name).write_text(make(), encoding="utf-8")
-        print(f"docs/{name}")
+        (folder / name).write_text(make(), encoding="utf-8")
+        print(folder / name)
