@@ -9,7 +9,7 @@ from lapclip.cli.progress import display
 
 
 def evaluate(run: str | None = None, /, *, common: Common | None = None) -> int:
-    """Score a run's best model on pictures and captions that neither trained nor chose it.
+    """Score a run's best model on held-out pictures and captions that did not choose its checkpoint.
 
     For example:
 

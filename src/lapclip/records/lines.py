@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TextIO
 
 from lapclip.records import events
@@ -53,7 +54,5 @@ class LineWriter:
                 return
             self._next_step_line = self._clock() + self._every
         if text := line(event):
-            try:
+            with suppress(OSError):  # a closed terminal or a full disk must not end a run for the sake of a log line
                 print(text, file=self._stream, flush=True)
-            except OSError:
-                pass  # a closed terminal or a full disk must not end a run for the sake of a log line
