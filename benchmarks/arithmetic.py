@@ -14,6 +14,7 @@ from collections.abc import Callable
 import torch
 
 from lapclip.config import ModelConfig
+from lapclip.model.kernels import has_onednn, linear
 
 Product = tuple[int, int, int, int]
 """Matrices at once, rows, inner size, columns."""
@@ -52,18 +53,35 @@ def operations(products: list[Product]) -> float:
 def best_rate(
     products: list[Product], device: torch.device, dtype: torch.dtype, synchronise: Callable[[], None]
 ) -> float:
-    """The highest rate, in operations a second, among the step's own shapes, forward and backward."""
+    """The highest rate, in operations a second, among the step's own shapes, forward and backward.
+
+    Products are repeated until they fill a few milliseconds, so that an accelerator is not timed by its launches.
+    """
     rates = []
     for matrices, m, k, n in sorted(set(products), key=lambda p: -p[0] * p[1] * p[2] * p[3])[:6]:
         for rows, inner, columns in ((m, k, n), (m, n, k), (k, m, n)):
             left = torch.randn(matrices, rows, inner, device=device, dtype=dtype).squeeze(0)
-            right = torch.randn(matrices, inner, columns, device=device, dtype=dtype).squeeze(0)
-            seconds = []
-            for _ in range(7):
-                synchronise()
-                began = time.perf_counter()
-                torch.matmul(left, right)
-                synchronise()
-                seconds.append(time.perf_counter() - began)
-            rates.append(2.0 * matrices * rows * inner * columns / min(statistics.median(seconds), seconds[-1]))
+            right = torch.randn(matrices, columns, inner, device=device, dtype=dtype).squeeze(0)
+            operations = 2.0 * matrices * rows * inner * columns
+            repeats = 1 if device.type == "cpu" else max(1, round(4e12 / operations))
+            for multiply in _multipliers(left, device):
+                seconds = []
+                for _ in range(7):
+                    synchronise()
+                    began = time.perf_counter()
+                    for _ in range(repeats):
+                        multiply(left, right)
+                    synchronise()
+                    seconds.append((time.perf_counter() - began) / repeats)
+                rates.append(operations / min(statistics.median(seconds), seconds[-1]))
     return max(rates)
+
+
+def _multipliers(
+    left: torch.Tensor, device: torch.device
+) -> list[Callable[[torch.Tensor, torch.Tensor], torch.Tensor]]:
+    """Every library our step may use: left times the transposed right."""
+    ways: list[Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = [lambda a, b: a @ b.mT]
+    if left.ndim == 2 and has_onednn(device):
+        ways.append(lambda a, b: linear(a, b, None, "onednn"))
+    return ways

@@ -132,11 +132,19 @@ class TrainConfig:
     """Epochs between checkpoints; 0 writes none by the epoch."""
     device: str = knob(AUTO, choices=(AUTO, "cpu", "accelerator", "cuda", "mps", "xpu"))
     """Where to compute. `auto` takes the accelerator where there is one, else the CPU."""
-    dtype: str = knob(AUTO, choices=(AUTO, "float32", "bfloat16"))
-    """Precision of the products. Weights stay float32."""
-    compile: str = knob(AUTO, choices=(AUTO, "none", "graph", "compiled-graph"))
-    """How a step is sent to a CUDA device. `graph` records it once and replays it; `compiled-graph` compiles it first,
-    which takes a minute and a compiler. `auto` does neither for now."""
+    dtype: str = knob(AUTO, choices=(AUTO, "float32", "bfloat16", "float16"))
+    """Precision of the products. The weights that are kept and updated stay float32."""
+    image_attention: str = knob(AUTO, choices=(AUTO, "fused", "products"))
+    """How the image tower computes attention: by torch's own kernel, or as two products with a softmax between them."""
+    text_attention: str = knob(AUTO, choices=(AUTO, "fused", "products"))
+    """The same for the text tower."""
+    linear: str = knob(AUTO, choices=(AUTO, "torch", "onednn"))
+    """Which library computes the linear layers on the CPU: torch's choice, or oneDNN."""
+    recompute: bool = knob(False)
+    """Compute each block again in the backward pass instead of keeping what it computed: less memory, more time."""
+    compile: str = knob(AUTO, choices=(AUTO, "none", "compiled", "graph", "compiled-graph"))
+    """How a step is sent to the device. `graph` records it once and replays it (CUDA); `compiled` has torch.compile
+    rewrite it first, which takes a minute and a C compiler. `auto` records where that can be had."""
     threads: int | str = knob(AUTO, least=1, choices=(AUTO,))
     """CPU threads. `auto` takes torch's own choice. Kept for the whole run, because results depend on it."""
 
@@ -271,7 +279,8 @@ def _checked(origin: str, section: str, name: str, value: Any) -> Any:
         value = float(value)
     if type(value) not in accepted:
         expected = " or ".join(
-            {"int": "a whole number", "float": "a number", "str": "text"}[t.__name__] for t in accepted
+            {"int": "a whole number", "float": "a number", "str": "text", "bool": "true or false"}[t.__name__]
+            for t in accepted
         )
         raise ConfigError(f"{place} must be {expected}, not {value!r}.")
     if isinstance(value, str) and limits["choices"] and value not in limits["choices"]:

@@ -35,8 +35,8 @@ BATCH = 64
 class Embedder:
     """Turns pictures and captions into unit-length vectors that can be compared."""
 
-    def __init__(self, model: CLIP, tokenizer: CharacterTokenizer, device: Device, dtype: str = "float32") -> None:
-        self.model, self.tokenizer, self.device, self.dtype = model, tokenizer, device, dtype
+    def __init__(self, model: CLIP, tokenizer: CharacterTokenizer, device: Device) -> None:
+        self.model, self.tokenizer, self.device = model, tokenizer, device
 
     def encode_image(self, pictures: Sequence[str | os.PathLike | Image.Image]) -> np.ndarray:
         """One unit-length row per picture, given as paths or as PIL images."""
@@ -57,8 +57,7 @@ class Embedder:
         parts = []
         for at in range(0, len(pixels_NSSC), BATCH):
             pixels = torch.from_numpy(np.array(pixels_NSSC[at : at + BATCH])).to(self.device.torch)
-            with self.device.autocast(self.dtype):
-                parts.append(self.model.encode_image(normalise(pixels)).cpu().numpy())
+            parts.append(self.model.encode_image(normalise(pixels)).cpu().numpy())
         return np.concatenate(parts) if parts else self._nothing()
 
     @torch.inference_mode()
@@ -69,8 +68,7 @@ class Embedder:
         parts = []
         for at in range(0, len(captions), BATCH):
             tokens_BL = self.tokenizer.batch(captions[at : at + BATCH], self.model.shape.context)
-            with self.device.autocast(self.dtype):
-                parts.append(self.model.encode_text(torch.from_numpy(tokens_BL).to(self.device.torch)).cpu().numpy())
+            parts.append(self.model.encode_text(torch.from_numpy(tokens_BL).to(self.device.torch)).cpu().numpy())
         return np.concatenate(parts) if parts else self._nothing()
 
     def encode_pairs(self, pairs: Pairs) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

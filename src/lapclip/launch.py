@@ -35,6 +35,7 @@ from lapclip.records.store import EventLog, Listener, read_events
 from lapclip.train.checkpoint import load_newest
 from lapclip.train.graph import AnyStep, make_step
 from lapclip.train.loop import Training, score
+from lapclip.tune.kernels import choose_kernels
 
 
 @dataclass(frozen=True)
@@ -82,6 +83,7 @@ def start(
     config, device, reasons = settle(config)
     data = load_scenes(config.data, config.model.image_size, hooks.data_progress)
     config, tokenizer = fit_vocabulary(config, data)
+    config = settle_kernels(config, data, tokenizer, device, reasons)
     config, reasons["train.steps"] = count_steps(config, data, tokenizer, device)
     built = build(config, tokenizer, device)  # before there is a folder: what cannot be built leaves none behind
     about = {"format": FORMAT, "recipe": recipe, "lapclip": __version__, "data_fingerprint": data.fingerprint}
@@ -106,7 +108,8 @@ def resume(name: str | None, hooks: Hooks = Hooks()) -> Outcome:
         built = build(config, tokenizer, device)
         with _recording(run, hooks) as log:
             training = assemble(run, config, data, device, built, log)
-            progress, skipped = load_newest(run.checkpoints, training.step.model, training.step.optimizer)
+            step = training.step
+            progress, skipped = load_newest(run.checkpoints, step.model, step.optimizer, step.others)
             if progress is not None:
                 training.progress = progress
                 log.append(_resumed(training, skipped))
@@ -146,6 +149,17 @@ def settle(config: Config) -> tuple[Config, Device, dict[str, str]]:
     how, reasons["train.compile"] = devices.choose_compile(config.train.compile, device)
     settled = replace_in(config, "train", device=device.kind, threads=threads, dtype=dtype, compile=how)
     return settled, device, reasons
+
+
+def settle_kernels(
+    config: Config, data: DataSet, tokenizer: CharacterTokenizer, device: Device, reasons: dict[str, str]
+) -> Config:
+    """Choose the form of each operation by timing it at the sizes of this run."""
+    some = [captions[0] for captions in data.train.captions[: config.train.batch_size]]
+    caption_tokens = tokenizer.batch(some, config.model.context).shape[1]
+    choices, why = choose_kernels(config.model, config.train, caption_tokens, device)
+    reasons.update(why)
+    return replace_in(config, "train", **choices)
 
 
 def fit_vocabulary(config: Config, data: DataSet) -> tuple[Config, CharacterTokenizer]:
@@ -198,7 +212,7 @@ def build(config: Config, tokenizer: CharacterTokenizer, device: Device) -> tupl
     """A fresh model with its optimiser, ready to step, and the same model ready to embed."""
     model = CLIP(config.model, seed=derived_seed(config.train.seed, "weights")).to(device.torch)
     step = make_step(model, config.train, device)
-    return step, Embedder(model, tokenizer, device, config.train.dtype)
+    return step, Embedder(model, tokenizer, device)
 
 
 def assemble(

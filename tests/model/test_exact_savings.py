@@ -8,6 +8,9 @@ import pytest
 import torch
 
 from lapclip.model.clip import CLIP
+from lapclip.model.kernels import Compute
+from lapclip.model.towers import resampling
+from lapclip.model.transformer import Block
 from lapclip.model.zoo import SHAPES
 
 SHAPE = dataclasses.replace(SHAPES["tiny"], text_layers=3, image_layers=3)
@@ -18,13 +21,29 @@ def model() -> CLIP:
     return CLIP(SHAPE, seed=3).double()
 
 
+def plain_block(block: Block, x: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
+    """The block as it is written in books."""
+    normed, attention = block.ln_1(x), block.attention
+    query, key, value = (
+        part.unflatten(-1, (attention.heads, -1)).transpose(1, 2)
+        for part in (normed @ attention.qkv.weight.T + attention.qkv.bias).chunk(3, dim=-1)
+    )
+    scores = query @ key.transpose(-1, -2) / query.shape[-1] ** 0.5
+    if mask is not None:
+        scores = scores.masked_fill(~mask, -torch.inf)
+    mixed = (scores.softmax(-1) @ value).transpose(1, 2).flatten(-2)
+    x = x + mixed @ attention.out.weight.T + attention.out.bias
+    hidden = torch.nn.functional.gelu(block.ln_2(x) @ block.mlp_in.weight.T + block.mlp_in.bias)
+    return x + hidden @ block.mlp_out.weight.T + block.mlp_out.bias
+
+
 def plain_text(clip: CLIP, tokens: torch.Tensor) -> torch.Tensor:
     """Every token through every block, then the end token picked out."""
     text = clip.text
     x = text.token_embedding(tokens) + text.position_embedding[: tokens.shape[1]]
     mask = torch.ones(tokens.shape[1], tokens.shape[1], dtype=torch.bool).tril()
-    for block in text.transformer.blocks:
-        x = block(x, mask)
+    for block in text.transformer.layers():
+        x = plain_block(block, x, mask)
     end = (tokens == END).int().argmax(dim=1)
     return text.ln_final(x)[torch.arange(len(x)), end] @ text.projection
 
@@ -35,8 +54,8 @@ def plain_image(clip: CLIP, pixels: torch.Tensor) -> torch.Tensor:
     patches = torch.nn.functional.conv2d(pixels, image.patch_weight, stride=image.patch).flatten(2).transpose(1, 2)
     x = torch.cat([image.class_embedding.expand(len(pixels), 1, -1), patches], dim=1) + image.position_embedding
     x = image.ln_pre(x)
-    for block in image.transformer.blocks:
-        x = block(x)
+    for block in image.transformer.layers():
+        x = plain_block(block, x)
     return image.ln_post(x[:, 0]) @ image.projection
 
 
@@ -64,15 +83,22 @@ def assert_same(clip: CLIP, fast: torch.Tensor, plain: torch.Tensor) -> None:
         torch.testing.assert_close(fast_gradients[name], gradient, rtol=1e-9, atol=1e-9, msg=name)
 
 
+COMPUTES = [Compute(), Compute(attention="products"), Compute(attention="products", recompute=True)]
+
+
+@pytest.mark.parametrize("compute", COMPUTES, ids=["fused", "products", "recompute"])
 @pytest.mark.parametrize("lengths", [(2, 2), (8, 8), (76, 76), (77, 77), (2, 77), (5, 8, 13)])
-def test_text_tower_equals_plain_path_for_trimmed_captions(lengths: tuple[int, ...]) -> None:
+def test_text_tower_equals_plain_path_for_trimmed_captions(lengths: tuple[int, ...], compute: Compute) -> None:
     clip, tokens = model(), captions(*lengths)
+    clip.compute_with(compute, compute)
     trimmed = tokens[:, : min(CONTEXT, -(-max(lengths) // 8) * 8)]
     assert_same(clip, clip.text(trimmed), plain_text(clip, tokens))
 
 
-def test_image_tower_equals_plain_path() -> None:
+@pytest.mark.parametrize("compute", COMPUTES, ids=["fused", "products", "recompute"])
+def test_image_tower_equals_plain_path(compute: Compute) -> None:
     clip = model()
+    clip.compute_with(compute, compute)
     pixels = torch.randn(4, 3, SHAPE.image_size, SHAPE.image_size, generator=torch.Generator().manual_seed(1)).double()
     assert_same(clip, clip.image(pixels), plain_image(clip, pixels))
 
@@ -92,3 +118,16 @@ def test_dropped_patches_do_not_matter() -> None:
     kept = torch.arange(1, clip.image.patches)[None]
     torch.testing.assert_close(clip.image(changed, kept), clip.image(pixels, kept))
     assert not torch.allclose(clip.image(changed), clip.image(pixels))
+
+
+def test_smaller_pictures_see_the_middle_of_the_position_embeddings() -> None:
+    """Interpolation keeps what is constant, and keeps left to the left."""
+    matrix = resampling(4, 2)
+    assert matrix.shape == (4, 16)
+    torch.testing.assert_close(matrix.sum(1), torch.ones(4))
+    columns = torch.arange(4.0).repeat(4)
+    left, right = (matrix @ columns).view(2, 2).T
+    assert (left < right).all()
+    clip = model()
+    half = torch.randn(2, 3, SHAPE.image_size // 2, SHAPE.image_size // 2).double()
+    assert clip.image(half).shape == (2, SHAPE.embedding)

@@ -12,7 +12,8 @@ from lapclip.machine.devices import Device
 from lapclip.machine.timing import PHASES, Stopwatch, measured
 from lapclip.model.clip import CLIP
 from lapclip.model.zoo import SHAPES
-from lapclip.train.optimizer import make_optimizer
+from lapclip.train.graph import make_step
+from lapclip.train.precision import FIRST_SCALE, GROW_AFTER, LossScale
 from lapclip.train.step import TrainStep, part_of
 
 CPU = Device("cpu")
@@ -24,8 +25,9 @@ def off() -> Stopwatch:
 
 def step_of(**settings) -> TrainStep:
     config = TrainConfig(**{"dtype": "float32", **settings})
-    model = CLIP(SHAPES["tiny"], seed=1)
-    return TrainStep(model, make_optimizer(model, config, CPU), config, CPU)
+    step = make_step(CLIP(SHAPES["tiny"], seed=1), config, CPU)
+    assert isinstance(step, TrainStep)
+    return step
 
 
 def batch_of(rows: int = 8) -> Batch:
@@ -106,6 +108,51 @@ def test_bfloat16_gives_nearly_the_float32_loss() -> None:
     half = step_of(dtype="bfloat16")(batch_of(), 1, 0.0, off())().loss
     assert half == pytest.approx(plain, rel=0.02)
     assert half != plain
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("micro_batch", [0, 3, 64])
+def test_half_precision_learns_and_keeps_float32_weights(dtype: str, micro_batch: int) -> None:
+    step, batch = step_of(dtype=dtype, micro_batch=micro_batch), batch_of()
+    losses = [step(batch, number, 1e-3, off())().loss for number in range(1, 41)]
+    assert losses[-1] < 0.1
+    assert all(parameter.dtype == torch.float32 for parameter in step.model.parameters())
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_half_precision_gradients_point_where_the_exact_ones_do(dtype: str) -> None:
+    exact, half = step_of(clip_norm=0.0), step_of(clip_norm=0.0, dtype=dtype)
+    if half.loss_scale:
+        half.loss_scale.state[0] = 2.0**8  # where it would settle here
+    norms = [step(batch_of(), 1, 0.0, off())().grad_norm for step in (exact, half)]
+    assert norms[1] == pytest.approx(norms[0], rel=0.02)
+    for (name, one), other in zip(exact.model.named_parameters(), half.model.parameters(), strict=True):
+        assert one.grad is not None
+        assert other.grad is not None
+        assert (one.grad - other.grad).norm() <= 0.05 * one.grad.norm() + 1e-6, name
+
+
+def test_float16_leaves_out_updates_that_overflow_and_lowers_its_scale() -> None:
+    step = step_of(dtype="float16")
+    assert step.loss_scale is not None
+    step.loss_scale.state[0] = 2.0**40
+    before = [parameter.detach().clone() for parameter in step.model.parameters()]
+    figures = step(batch_of(), 1, 1e-3, off())()
+    assert not math.isfinite(figures.grad_norm)
+    assert math.isfinite(figures.loss)
+    assert step.loss_scale.scale == 2.0**39
+    assert all(torch.equal(one, other) for one, other in zip(before, step.model.parameters(), strict=True))
+    for _ in range(40):
+        last = step(batch_of(), 1, 1e-3, off())()
+    assert math.isfinite(last.grad_norm)
+    assert last.loss < figures.loss
+
+
+def test_the_scale_of_the_loss_grows_again() -> None:
+    scale = LossScale(torch.device("cpu"))
+    for _ in range(GROW_AFTER):
+        scale.update(torch.tensor(False))
+    assert scale.state.tolist() == [2 * FIRST_SCALE, 0.0]
 
 
 def test_phases_are_measured_only_when_asked() -> None:

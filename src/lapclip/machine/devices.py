@@ -5,8 +5,11 @@ Run on CPU and CUDA; the MPS and XPU paths are written from documentation and ha
 
 from __future__ import annotations
 
+import ctypes
+import os
+import shutil
+import sys
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -15,7 +18,9 @@ from lapclip.config import AUTO
 from lapclip.errors import ConfigError
 from lapclip.machine import facts
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 @dataclass(frozen=True)
@@ -71,12 +76,6 @@ class Device:
 
         return read
 
-    def autocast(self, dtype: str) -> AbstractContextManager:
-        """Products in `dtype`, everything else in float32."""
-        if dtype == "float32":
-            return nullcontext()
-        return torch.autocast(self.kind, DTYPES[dtype])
-
     def peak_memory_bytes(self) -> int:
         """The most memory training has held: the process's on the CPU, the allocator's on an accelerator."""
         if self.kind == "cuda":
@@ -117,9 +116,20 @@ def choose_compile(wanted: str, device: Device) -> tuple[str, str]:
     """How steps are sent to the device, and why."""
     if "graph" in wanted and not device.records_graphs:
         raise ConfigError(f"train.compile {wanted} cannot be had on {device.kind}.", hint="--set train.compile=auto")
+    if "compiled" in wanted and not has_compiler():
+        rest = "graph" if "graph" in wanted else "none"
+        return rest, f"{wanted} was asked for, but there is no C compiler here, so nothing is compiled"
     if wanted != AUTO:
         return wanted, "asked for"
-    return "none", "recorded steps are tried where they are asked for, and timed by nothing yet"
+    if device.records_graphs:
+        return "graph", "a recorded step spends no time on launches; compiling is not timed yet"
+    return "none", "recording cannot be had here; compiling is not timed yet"
+
+
+def has_compiler() -> bool:
+    """Whether torch.compile finds the C compiler it needs."""
+    named = [os.environ[name] for name in ("CC", "CXX") if os.environ.get(name)]
+    return any(shutil.which(program) for program in (*named, "cc", "gcc", "clang", "cl"))
 
 
 def prepare(device: Device, threads: int) -> None:
@@ -129,6 +139,22 @@ def prepare(device: Device, threads: int) -> None:
     torch.use_deterministic_algorithms(device.is_cpu)
     # Filling every new tensor is for finding bugs; it costs time and changes no result.
     setattr(torch.utils.deterministic, "fill_uninitialized_memory", False)  # noqa: B010 (unknown to its type stubs)
+    _keep_freed_memory()
+
+
+def _keep_freed_memory() -> None:
+    """Have the C library reuse large blocks instead of giving them back to the system after each operation.
+
+    Each block taken anew is filled with zeros by the system, a page at a time: 250,000 pages a step for `seed`.
+    """
+    if sys.platform != "linux":
+        return
+    try:
+        adjust = ctypes.CDLL(None).mallopt  # glibc's; other C libraries have none
+        adjust(_M_MMAP_THRESHOLD, 1 << 30)
+        adjust(_M_TRIM_THRESHOLD, (1 << 31) - 1)
+    except (OSError, AttributeError):
+        pass
 
 
 def default_threads() -> int:

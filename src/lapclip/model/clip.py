@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lapclip.config import ModelConfig
+from lapclip.model.kernels import Compute
 from lapclip.model.towers import ImageTower, TextTower
 
 START_LOGIT_SCALE = math.log(1 / 0.07)
@@ -36,6 +37,13 @@ class CLIP(nn.Module):
     def encode_text(self, tokens_BL: Tensor) -> Tensor:
         """Unit-length embeddings of captions."""
         return F.normalize(self.text(tokens_BL).float(), dim=-1)
+
+    def compute_with(self, image: Compute, text: Compute) -> None:
+        """Change how each tower computes; what it computes stays the same, up to rounding."""
+        for tower, compute in ((self.image, image), (self.text, text)):
+            for module in tower.modules():
+                if hasattr(module, "compute"):
+                    setattr(module, "compute", compute)  # noqa: B010 (attributes of a Module are unknown to pyright)
 
     @torch.no_grad()
     def hold_temperature(self) -> None:

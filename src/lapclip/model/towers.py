@@ -5,11 +5,15 @@ Shapes: B batch, C colour channels, S picture side, P patches, K patches kept, L
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lapclip.config import ModelConfig
-from lapclip.model.transformer import Transformer
+from lapclip.model.kernels import Compute, linear
+from lapclip.model.transformer import LayerNorm, Transformer
 
 
 class ImageTower(nn.Module):
@@ -17,35 +21,48 @@ class ImageTower(nn.Module):
 
     def __init__(self, shape: ModelConfig) -> None:
         super().__init__()
-        width, self.patch = shape.image_width, shape.patch
+        width, self.patch, self.compute = shape.image_width, shape.patch, Compute()
         self.patches = (shape.image_size // shape.patch) ** 2
         self.patch_weight = nn.Parameter(torch.empty(width, 3, self.patch, self.patch))
         self.class_embedding = nn.Parameter(torch.empty(width))
         self.position_embedding = nn.Parameter(torch.empty(1 + self.patches, width))
-        self.ln_pre = nn.LayerNorm(width)
+        self.ln_pre = LayerNorm(width)
         self.transformer = Transformer(width, shape.image_layers, shape.image_heads, causal=False)
-        self.ln_post = nn.LayerNorm(width)
+        self.ln_post = LayerNorm(width)
         self.projection = nn.Parameter(torch.empty(width, shape.embedding))
 
     def forward(self, pixels_BCSS: Tensor, kept_BK: Tensor | None = None) -> Tensor:
-        """Embeddings before normalisation. kept_BK chooses the patches to look at (patch dropout); None takes all."""
-        patches_BPD = self._cut(pixels_BCSS)
-        positions_PD = self.position_embedding[1:]
-        if kept_BK is None:
-            x_BPD = patches_BPD @ self.patch_weight.flatten(1).T + positions_PD
-        else:
+        """Embeddings before normalisation. kept_BK chooses the patches to look at (patch dropout); None takes all.
+
+        Pictures may be smaller than the model's: the positions of their patches are interpolated.
+        """
+        grid = pixels_BCSS.shape[-1] // self.patch
+        patches_BPD, positions_PD = self._cut(pixels_BCSS, grid), self._positions(grid)
+        if kept_BK is not None:
             # Dropped patches are left out before the first product, so they cost nothing.
             rows_B1 = torch.arange(len(kept_BK), device=kept_BK.device)[:, None]
-            x_BPD = patches_BPD[rows_B1, kept_BK] @ self.patch_weight.flatten(1).T + positions_PD[kept_BK]
+            patches_BPD, positions_PD = patches_BPD[rows_B1, kept_BK], positions_PD[kept_BK]
+        x_BPD = self._linear(patches_BPD.to(self._dtype), self.patch_weight.flatten(1)) + positions_PD
         class_B1D = (self.class_embedding + self.position_embedding[0]).expand(len(x_BPD), 1, -1)
-        x_BLD = self.ln_pre(torch.cat([class_B1D.to(x_BPD.dtype), x_BPD], dim=1))
+        x_BLD = self.ln_pre(torch.cat([class_B1D, x_BPD], dim=1)).to(self._dtype)
         class_token_B = torch.zeros(len(x_BLD), dtype=torch.long, device=x_BLD.device)
-        return self.ln_post(self.transformer(x_BLD, class_token_B)) @ self.projection
+        return self._linear(self.ln_post(self.transformer(x_BLD, class_token_B)), self.projection.T)
 
-    def _cut(self, pixels_BCSS: Tensor) -> Tensor:
+    @property
+    def _dtype(self) -> torch.dtype:
+        return self.compute.dtype or self.patch_weight.dtype
+
+    def _linear(self, x: Tensor, weight_OI: Tensor) -> Tensor:
+        return linear(x, weight_OI, None, self.compute.linear)
+
+    def _positions(self, grid: int) -> Tensor:
+        """The position embeddings of a grid of patches, (P, D)."""
+        own = self.position_embedding[1:]
+        return own if grid * grid == self.patches else resampling(round(self.patches**0.5), grid).to(own) @ own
+
+    def _cut(self, pixels_BCSS: Tensor, grid: int) -> Tensor:
         """Pictures as rows of flattened patches; with the product that follows this is the patch convolution."""
-        batch, channels, side, _ = pixels_BCSS.shape
-        grid = side // self.patch
+        batch, channels = pixels_BCSS.shape[:2]
         cut = pixels_BCSS.reshape(batch, channels, grid, self.patch, grid, self.patch)
         return cut.permute(0, 2, 4, 1, 3, 5).reshape(batch, grid * grid, channels * self.patch**2)
 
@@ -55,15 +72,23 @@ class TextTower(nn.Module):
 
     def __init__(self, shape: ModelConfig) -> None:
         super().__init__()
-        width = shape.text_width
+        width, self.compute = shape.text_width, Compute()
         self.token_embedding = nn.Embedding(shape.vocabulary, width)
         self.position_embedding = nn.Parameter(torch.empty(shape.context, width))
         self.transformer = Transformer(width, shape.text_layers, shape.text_heads, causal=True)
-        self.ln_final = nn.LayerNorm(width)
+        self.ln_final = LayerNorm(width)
         self.projection = nn.Parameter(torch.empty(width, shape.embedding))
 
     def forward(self, tokens_BL: Tensor) -> Tensor:
         """Embeddings before normalisation. What follows the end token cannot reach it, so captions may be trimmed."""
         x_BLD = self.token_embedding(tokens_BL) + self.position_embedding[: tokens_BL.shape[1]]
         end_B = tokens_BL.argmax(dim=-1)  # the end symbol has the highest id
-        return self.ln_final(self.transformer(x_BLD, end_B)) @ self.projection
+        pooled_BD = self.ln_final(self.transformer(x_BLD.to(self.compute.dtype or x_BLD.dtype), end_B))
+        return linear(pooled_BD, self.projection.T, None, self.compute.linear)
+
+
+@cache
+def resampling(grid: int, smaller: int) -> Tensor:
+    """The matrix that takes values on a square grid to a smaller one, (smaller^2, grid^2)."""
+    units = torch.eye(grid * grid).view(grid * grid, 1, grid, grid)
+    return F.interpolate(units, (smaller, smaller), mode="bicubic", antialias=True).flatten(1).T.contiguous()

@@ -1,6 +1,6 @@
 """One pre-norm transformer block, as in CLIP, and the stack of them.
 
-Shapes: B batch, L tokens, D width, H heads. A mask is boolean, True where a query may look at a key.
+Shapes: B batch, L tokens, D width, H heads. A mask is boolean, True where the query may look at a key.
 """
 
 from __future__ import annotations
@@ -8,66 +8,81 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
-from lapclip.machine.devices import ready_for_attention
+from lapclip.model.kernels import Compute, attention, layer_norm, linear, merge_heads, split_heads
+
+
+class Linear(nn.Linear):
+    """A linear layer that takes the precision of its input."""
+
+    compute = Compute()
+
+    def forward(self, input: Tensor) -> Tensor:
+        return linear(input, self.weight, self.bias, self.compute.linear)
+
+    def rows(self, x: Tensor, first: int, last: int) -> Tensor:
+        """Some of the outputs alone."""
+        return linear(x, self.weight[first:last], self.bias[first:last], self.compute.linear)
+
+
+class LayerNorm(nn.LayerNorm):
+    """A norm that takes the precision of its input."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return layer_norm(input, self.weight, self.bias, self.eps)
 
 
 class Attention(nn.Module):
     """Multi-head attention with one fused projection for queries, keys and values."""
 
-    def __init__(self, width: int, heads: int) -> None:
-        super().__init__()
-        self.heads = heads
-        self.qkv = nn.Linear(width, 3 * width)
-        self.out = nn.Linear(width, width)
+    compute = Compute()
 
-    def forward(self, x_BLD: Tensor, mask: Tensor | None) -> Tensor:
-        query, key, value = (self._split(part) for part in self.qkv(x_BLD).chunk(3, dim=-1))
-        return self.out(self._merge(F.scaled_dot_product_attention(query, key, value, attn_mask=mask)))
+    def __init__(self, width: int, heads: int, *, causal: bool) -> None:
+        super().__init__()
+        self.heads, self.causal = heads, causal
+        self.qkv = Linear(width, 3 * width)
+        self.out = Linear(width, width)
+
+    def forward(self, x_BLD: Tensor) -> Tensor:
+        return self.out(attention(self.qkv(x_BLD), self.heads, self.compute.attention, causal=self.causal))
 
     def one_query(self, x_BLD: Tensor, query_BD: Tensor, mask: Tensor | None) -> Tensor:
         """Attention of a single token per sequence over all tokens; the mask is (B, 1, 1, L)."""
         width = x_BLD.shape[-1]
-        query_weight, rest_weight = self.qkv.weight.split([width, 2 * width])
-        query_bias, rest_bias = self.qkv.bias.split([width, 2 * width])
-        query = self._split(F.linear(query_BD, query_weight, query_bias).unsqueeze(1))
-        key, value = (self._split(part) for part in F.linear(x_BLD, rest_weight, rest_bias).chunk(2, dim=-1))
-        return self.out(self._merge(F.scaled_dot_product_attention(query, key, value, attn_mask=mask))).squeeze(1)
-
-    def _split(self, x_BLD: Tensor) -> Tensor:
-        return ready_for_attention(x_BLD.unflatten(-1, (self.heads, -1)).transpose(1, 2))
-
-    def _merge(self, x_BHLD: Tensor) -> Tensor:
-        return x_BHLD.transpose(1, 2).flatten(-2)
+        query = self.qkv.rows(query_BD, 0, width).unsqueeze(1)
+        key, value = self.qkv.rows(x_BLD, width, 3 * width).chunk(2, dim=-1)
+        query, key, value = (split_heads(part, self.heads) for part in (query, key, value))
+        return self.out(merge_heads(F.scaled_dot_product_attention(query, key, value, attn_mask=mask))).squeeze(1)
 
 
 class Block(nn.Module):
     """Attention and MLP, each added to its input."""
 
-    def __init__(self, width: int, heads: int) -> None:
+    def __init__(self, width: int, heads: int, *, causal: bool) -> None:
         super().__init__()
-        self.ln_1 = nn.LayerNorm(width)
-        self.attention = Attention(width, heads)
-        self.ln_2 = nn.LayerNorm(width)
-        self.mlp_in = nn.Linear(width, 4 * width)
-        self.mlp_out = nn.Linear(4 * width, width)
+        self.ln_1 = LayerNorm(width)
+        self.attention = Attention(width, heads, causal=causal)
+        self.ln_2 = LayerNorm(width)
+        self.mlp_in = Linear(width, 4 * width)
+        self.mlp_out = Linear(4 * width, width)
 
-    def forward(self, x_BLD: Tensor, mask: Tensor | None = None) -> Tensor:
-        x_BLD = x_BLD + self.attention(self.ln_1(x_BLD), mask)
+    def forward(self, x_BLD: Tensor) -> Tensor:
+        x_BLD = x_BLD + self.attention(self.ln_1(x_BLD))
         return x_BLD + self._mlp(self.ln_2(x_BLD))
 
     def initialise(self, depth: int, generator: torch.Generator) -> None:
         """CLIP's initial values: what is added to the residual stream shrinks with the depth of the stack."""
         width = self.attention.out.in_features
         branch_std = width**-0.5 * (2 * depth) ** -0.5
-        for linear, std in (
+        for layer, std in (
             (self.attention.qkv, width**-0.5),
             (self.attention.out, branch_std),
             (self.mlp_in, (2 * width) ** -0.5),
             (self.mlp_out, branch_std),
         ):
-            nn.init.normal_(linear.weight, 0.0, std, generator=generator)
-            nn.init.zeros_(linear.bias)
+            nn.init.normal_(layer.weight, 0.0, std, generator=generator)
+            nn.init.zeros_(layer.bias)
 
     def pooled(self, x_BLD: Tensor, token_B: Tensor, mask: Tensor | None = None) -> Tensor:
         """What `forward` gives at one token of each sequence, computed for that token alone."""
@@ -85,8 +100,8 @@ class Transformer(nn.Module):
 
     def __init__(self, width: int, layers: int, heads: int, *, causal: bool) -> None:
         super().__init__()
-        self.causal = causal
-        self.blocks = nn.ModuleList(Block(width, heads) for _ in range(layers))
+        self.causal, self.compute = causal, Compute()
+        self.blocks = nn.ModuleList(Block(width, heads, causal=causal) for _ in range(layers))
 
     def layers(self) -> list[Block]:
         """The blocks, first to last."""
@@ -99,14 +114,15 @@ class Transformer(nn.Module):
 
     def forward(self, x_BLD: Tensor, token_B: Tensor) -> Tensor:
         """The last block runs for the pooled token only: nothing else leaves the tower, so nothing else is needed."""
-        length = x_BLD.shape[1]
-        mask_LL = last_mask = None
-        if self.causal:
-            position_L = torch.arange(length, device=x_BLD.device)
-            mask_LL = position_L[:, None] >= position_L[None, :]
-            # With one query row `is_causal` would see key 0 only, so the row's own mask is given.
-            last_mask = (position_L[None, :] <= token_B[:, None])[:, None, None, :]
         *first, last = self.layers()
         for block in first:
-            x_BLD = block(x_BLD, mask_LL)
-        return last.pooled(x_BLD, token_B, last_mask)
+            if self.compute.recompute and torch.is_grad_enabled():
+                x_BLD = checkpoint(block, x_BLD, use_reentrant=False, preserve_rng_state=False)
+            else:
+                x_BLD = block(x_BLD)
+        visible = None
+        if self.causal:
+            # With one query row `is_causal` would see key 0 only, so the row's own mask is given.
+            position_L = torch.arange(x_BLD.shape[1], device=x_BLD.device)
+            visible = (position_L[None, :] <= token_B[:, None])[:, None, None, :]
+        return last.pooled(x_BLD, token_B, visible)

@@ -68,7 +68,8 @@ class Step(Event):
     logit_scale: float
     temperature: float
     lr: float
-    grad_norm: float
+    grad_norm: float | None
+    """None where float16 overflowed and the update was left out."""
     grad_norms: dict[str, float]
     seconds: dict[str, float] | None
 

@@ -13,9 +13,10 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -42,8 +43,17 @@ class Progress:
     best_step: int = 0
 
 
-def save_checkpoint(folder: Path, model: CLIP, optimizer: torch.optim.Optimizer, progress: Progress) -> Path:
-    """Write a checkpoint, then remove the ones it replaces. If it cannot be written, the earlier ones stay."""
+def save_checkpoint(
+    folder: Path,
+    model: CLIP,
+    optimizer: torch.optim.Optimizer,
+    progress: Progress,
+    others: Mapping[str, torch.Tensor] = MappingProxyType({}),
+) -> Path:
+    """Write a checkpoint, then remove the ones it replaces. If it cannot be written, the earlier ones stay.
+
+    `others` are tensors beside the optimiser's that a step depends on.
+    """
     final = folder / f"step-{progress.step:08d}"
     partial = folder / f".{final.name}.partial"
     try:
@@ -51,7 +61,7 @@ def save_checkpoint(folder: Path, model: CLIP, optimizer: torch.optim.Optimizer,
             shutil.rmtree(stale, ignore_errors=True)
         partial.mkdir(parents=True)
         save_tensors(dict(model.state_dict()), partial / WEIGHTS)
-        save_tensors(_optimizer_tensors(model, optimizer), partial / OPTIMIZER)
+        save_tensors({**_optimizer_tensors(model, optimizer), **others}, partial / OPTIMIZER)
         flush(partial / WEIGHTS)
         flush(partial / OPTIMIZER)
         body = {
@@ -94,7 +104,12 @@ def list_checkpoints(folder: Path) -> list[Path]:
     return sorted(path for path in folder.glob("step-*") if path.is_dir())
 
 
-def load_newest(folder: Path, model: CLIP, optimizer: torch.optim.Optimizer) -> tuple[Progress | None, list[str]]:
+def load_newest(
+    folder: Path,
+    model: CLIP,
+    optimizer: torch.optim.Optimizer,
+    others: Mapping[str, torch.Tensor] = MappingProxyType({}),
+) -> tuple[Progress | None, list[str]]:
     """Restore the newest good checkpoint. Damaged ones are skipped; what was wrong with each comes back too.
 
     Damaged ones are renamed once a good one is found, so that they do not count among the two that are kept.
@@ -102,7 +117,7 @@ def load_newest(folder: Path, model: CLIP, optimizer: torch.optim.Optimizer) -> 
     damaged: dict[Path, str] = {}
     for path in reversed(list_checkpoints(folder)):
         try:
-            progress = _load(path, model, optimizer)
+            progress = _load(path, model, optimizer, others)
         except (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError, CheckpointError) as error:
             damaged[path] = f"{path.name}: {str(error).splitlines()[0]}"
             continue
@@ -156,7 +171,7 @@ def _cannot_write(path: Path, error: OSError) -> CheckpointError:
     )
 
 
-def _load(path: Path, model: CLIP, optimizer: torch.optim.Optimizer) -> Progress:
+def _load(path: Path, model: CLIP, optimizer: torch.optim.Optimizer, others: Mapping[str, torch.Tensor]) -> Progress:
     saved = json.loads((path / STATE).read_text(encoding="utf-8"))
     body = saved["body"]
     if saved["sha256"] != _text_digest(body):
@@ -165,7 +180,10 @@ def _load(path: Path, model: CLIP, optimizer: torch.optim.Optimizer) -> Progress
         if _digest(path / name) != digest:
             raise CheckpointError(f"{name} is truncated or was altered")
     model.load_state_dict(load_file(path / WEIGHTS))
-    _restore_optimizer(model, optimizer, load_file(path / OPTIMIZER))
+    tensors = load_file(path / OPTIMIZER)
+    for name, tensor in others.items():
+        tensor.copy_(tensors.pop(name))
+    _restore_optimizer(model, optimizer, tensors)
     return Progress(**body["progress"])
 
 

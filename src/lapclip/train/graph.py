@@ -6,16 +6,17 @@ On an H200 a step of the `seed` model at batch 12 is about a millisecond of arit
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from lapclip.config import TrainConfig
 from lapclip.data.batches import Batch
-from lapclip.machine.devices import Device
+from lapclip.machine.devices import DTYPES, Device
 from lapclip.machine.timing import Stopwatch
 from lapclip.model.clip import CLIP
+from lapclip.model.kernels import Compute
 from lapclip.train.optimizer import make_optimizer
 from lapclip.train.step import Figures, Inputs, TrainStep
 
@@ -25,10 +26,14 @@ WARM_UP = 3
 
 def make_step(model: CLIP, config: TrainConfig, device: Device) -> AnyStep:
     """A step with its optimiser, sent to the device as the configuration says."""
+    compute = Compute(DTYPES[config.dtype], linear=config.linear, recompute=config.recompute)
+    model.compute_with(
+        image=replace(compute, attention=config.image_attention), text=replace(compute, attention=config.text_attention)
+    )
     step = TrainStep(model, make_optimizer(model, config, device), config, device)
-    if config.compile == "compiled-graph":
-        model.image.compile()
-        model.text.compile()
+    if "compiled" in config.compile:
+        step.worker.image.compile()
+        step.worker.text.compile()
     return GraphedStep(step) if "graph" in config.compile else step
 
 
@@ -46,7 +51,7 @@ class GraphedStep:
 
     def __init__(self, step: TrainStep) -> None:
         self.step, self.parts = step, step.parts
-        self.model, self.optimizer = step.model, step.optimizer
+        self.model, self.optimizer, self.others = step.model, step.optimizer, step.others
         self._taken = 0
         self._pool = torch.cuda.graph_pool_handle()
         self._recordings: dict[tuple, Recording] = {}

@@ -30,6 +30,8 @@ from lapclip.train.optimizer import learning_rate
 from lapclip.train.step import Figures
 
 MEMORY_EVERY = 50
+OVERFLOWS = 30
+"""Updates in a row that float16 may leave out: by then the scale of the loss has fallen by 2^30."""
 
 
 @dataclass
@@ -46,6 +48,7 @@ class Training:
     log: EventLog
     progress: Progress = field(default_factory=Progress)
     stop_reason: Callable[[], str | None] = lambda: None
+    _overflows: int = 0
     _pending: tuple[int, float, Callable[[], Figures], Stopwatch] | None = None
 
     @property
@@ -90,7 +93,11 @@ class Training:
         number, lr, read_figures, watch = self._pending
         self._pending = None
         figures = read_figures()
-        if not (math.isfinite(figures.loss) and math.isfinite(figures.grad_norm)):
+        # In float16 an update whose gradient overflows is left out, and the next is tried with smaller numbers.
+        overflow = self.config.train.dtype == "float16" and not math.isfinite(figures.grad_norm)
+        self._overflows = self._overflows + 1 if overflow else 0
+        tolerated = overflow and self._overflows <= OVERFLOWS
+        if not (math.isfinite(figures.loss) and (math.isfinite(figures.grad_norm) or tolerated)):
             what = "loss" if not math.isfinite(figures.loss) else "gradient"
             gentler = f"--set train.learning_rate={self.config.train.learning_rate / 4:g}"
             raise TrainingError(
@@ -108,8 +115,8 @@ class Training:
                 logit_scale=figures.logit_scale,
                 temperature=math.exp(-figures.logit_scale),
                 lr=lr,
-                grad_norm=figures.grad_norm,
-                grad_norms=figures.part_norms,
+                grad_norm=None if overflow else figures.grad_norm,
+                grad_norms={} if overflow else figures.part_norms,
                 seconds=watch.seconds,
             )
         )
@@ -161,7 +168,8 @@ class Training:
         """Write a checkpoint of a state whose figures are known to be numbers."""
         self.record_pending()
         began = time.perf_counter()
-        path = save_checkpoint(self.run.checkpoints, self.step.model, self.step.optimizer, self.progress)
+        step = self.step
+        path = save_checkpoint(self.run.checkpoints, step.model, step.optimizer, self.progress, step.others)
         size = sum(file.stat().st_size for file in path.iterdir())
         seconds = time.perf_counter() - began
         self.log.append(events.Checkpoint(step=self.progress.step, path=path.name, bytes=size, seconds=seconds))

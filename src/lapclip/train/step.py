@@ -16,10 +16,11 @@ from lapclip.config import TrainConfig
 from lapclip.data.batches import Batch
 from lapclip.data.pixels import normalise
 from lapclip.loss import batch_accuracy, contrastive_loss
-from lapclip.machine.devices import Device
+from lapclip.machine.devices import DTYPES, Device
 from lapclip.machine.timing import Stopwatch
 from lapclip.model.clip import CLIP
 from lapclip.randomness import derived_seed
+from lapclip.train.precision import LossScale, RoundedCopy
 
 
 class Inputs(NamedTuple):
@@ -53,6 +54,10 @@ class TrainStep:
 
     def __init__(self, model: CLIP, optimizer: torch.optim.Optimizer, config: TrainConfig, device: Device) -> None:
         self.model, self.optimizer, self.config, self.device = model, optimizer, config, device
+        self.rounded = None if config.dtype == "float32" else RoundedCopy(model, DTYPES[config.dtype])
+        self.worker = self.rounded.model if self.rounded else model
+        """The model that computes: the model itself, or its copy in half precision."""
+        self.loss_scale = LossScale(device.torch) if config.dtype == "float16" else None
         names, self._parameters = zip(*model.named_parameters(), strict=True)
         parts = [part_of(name) for name in names]
         self.parts = list(dict.fromkeys(parts))
@@ -64,6 +69,11 @@ class TrainStep:
             inputs = self.inputs(batch, step).each(lambda part: part.to(self.device.torch))
         self.set_learning_rate(lr)
         return self.reader(self.update(inputs, watch))
+
+    @property
+    def others(self) -> dict[str, Tensor]:
+        """What the next update depends on beside the weights and the optimiser."""
+        return {} if self.loss_scale is None else {"loss_scale": self.loss_scale.state}
 
     def inputs(self, batch: Batch, step: int) -> Inputs:
         """What an update needs, still on the CPU."""
@@ -81,6 +91,8 @@ class TrainStep:
     def update(self, inputs: Inputs, watch: Stopwatch) -> Tensor:
         """Gradients, clipping and the optimiser. Reads nothing back, so that it can be recorded as a graph."""
         self.optimizer.zero_grad(set_to_none=True)
+        if self.rounded:
+            self.rounded.refresh()
         micro_batch = self.config.micro_batch or len(inputs.tokens)
         compute = self._whole if micro_batch >= len(inputs.tokens) else self._in_parts
         loss, logits_BB = compute(inputs, watch)
@@ -88,7 +100,7 @@ class TrainStep:
             grad_norm, part_norms = self._clip_gradients()
             accuracies = batch_accuracy(logits_BB, inputs.positives)
             scalars = torch.stack((loss.detach(), *accuracies, self.model.logit_scale.detach(), grad_norm))
-            self.optimizer.step()
+            self._optimize(grad_norm)
             self.model.hold_temperature()
         return torch.cat([scalars, part_norms])
 
@@ -101,8 +113,8 @@ class TrainStep:
         """Embeddings of pictures, which stay uint8 until here, and of captions."""
         with watch.phase("preprocess"):
             pixels_BCSS = normalise(inputs.pixels)
-        with watch.phase("forward"), self.device.autocast(self.config.dtype):
-            return self.model.encode_image(pixels_BCSS, inputs.kept), self.model.encode_text(inputs.tokens)
+        with watch.phase("forward"):
+            return self.worker.encode_image(pixels_BCSS, inputs.kept), self.worker.encode_text(inputs.tokens)
 
     def _whole(self, inputs: Inputs, watch: Stopwatch) -> tuple[Tensor, Tensor]:
         """Loss, logits and gradients of a batch that fits in memory."""
@@ -110,7 +122,9 @@ class TrainStep:
         with watch.phase("forward"):
             loss, logits_BB = contrastive_loss(image_BE, text_BE, self.model.logit_scale.exp(), inputs.positives)
         with watch.phase("backward"):
-            loss.backward()
+            self._scaled(loss).backward()
+            if self.rounded:
+                self.rounded.hand_over()
         return loss, logits_BB
 
     def _in_parts(self, inputs: Inputs, watch: Stopwatch) -> tuple[Tensor, Tensor]:
@@ -125,7 +139,7 @@ class TrainStep:
         with watch.phase("forward"):
             loss, logits_BB = contrastive_loss(image_BE, text_BE, self.model.logit_scale.exp(), inputs.positives)
         with watch.phase("backward"):
-            loss.backward()
+            self._scaled(loss).backward()
         assert image_BE.grad is not None
         assert text_BE.grad is not None
         size = self.config.micro_batch
@@ -134,7 +148,13 @@ class TrainStep:
             embeddings = self._encode(part, watch)
             with watch.phase("backward"):
                 torch.autograd.backward(embeddings, part_gradients)
+                if self.rounded:
+                    self.rounded.hand_over()
         return loss, logits_BB
+
+    def _scaled(self, loss: Tensor) -> Tensor:
+        """The loss as the backward pass takes it: larger in float16, whose small numbers are coarse."""
+        return loss if self.loss_scale is None else loss * self.loss_scale.scale
 
     def _parts(self, inputs: Inputs) -> Iterator[Inputs]:
         """Slices of a micro-batch each. What was drawn for the batch, such as dropped patches, is sliced with it."""
@@ -145,9 +165,24 @@ class TrainStep:
     def _figures(self, values: list[float]) -> Figures:
         return Figures(*values[:5], part_norms=dict(zip(self.parts, values[5:], strict=True)))
 
+    def _optimize(self, grad_norm: Tensor) -> None:
+        """Update the weights, unless float16's gradients overflowed."""
+        if self.loss_scale is None:
+            self.optimizer.step()
+            return
+        overflowed = ~grad_norm.isfinite()
+        if self.device.fused_adamw:  # the kernel looks at the mark itself, so nothing waits for the device
+            setattr(self.optimizer, "found_inf", overflowed.float())  # noqa: B010 (where torch's own GradScaler puts it)
+            self.optimizer.step()
+        elif not overflowed:
+            self.optimizer.step()
+        self.loss_scale.update(overflowed)
+
     def _clip_gradients(self) -> tuple[Tensor, Tensor]:
         """Shorten the gradients where they are too long; their norm before that, in all and by part."""
         gradients = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
+        if self.loss_scale is not None:
+            torch._foreach_div_(gradients, self.loss_scale.scale)  # pyright: ignore[reportPrivateImportUsage]
         squares = torch.stack(torch._foreach_norm(gradients)) ** 2  # pyright: ignore[reportPrivateImportUsage]
         part_norms = torch.zeros(len(self.parts), device=squares.device).index_add_(0, self._part_index, squares).sqrt()
         grad_norm = squares.sum().sqrt()

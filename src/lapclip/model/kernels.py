@@ -1,0 +1,158 @@
+"""The operations of a block, each in several forms that give the same result at different speeds.
+
+Which form is fastest depends on the machine, the precision and the sizes, so it is measured (`lapclip.tune`), not
+assumed. Weights stay in float32 whatever the precision: they are rounded on the way into a product, and their gradients
+come back in float32.
+
+Shapes: B batch, L tokens, D width, H heads, N rows, I inputs, O outputs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from lapclip.machine.devices import ready_for_attention
+
+ATTENTION = ("fused", "products")
+LINEAR = ("torch", "onednn")
+
+
+@dataclass(frozen=True)
+class Compute:
+    """How a model computes: its precision, and the form of each operation."""
+
+    dtype: torch.dtype | None = None
+    """Precision of activations and products; None is the weights' own."""
+    attention: str = "fused"
+    """`fused` is torch's own attention; `products` writes it as two products with a softmax between them."""
+    linear: str = "torch"
+    """`torch` takes the library torch prefers; `onednn` asks for oneDNN, which is often faster on AMD processors."""
+    recompute: bool = False
+    """Compute each block again in the backward pass instead of keeping what it computed."""
+
+
+def has_onednn(device: torch.device) -> bool:
+    """Whether the `onednn` form can be had: on the CPU, in builds of torch that carry the library."""
+    return device.type == "cpu" and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+
+
+def layer_norm(x_BLD: Tensor, weight_D: Tensor, bias_D: Tensor, eps: float) -> Tensor:
+    """Computed in float32, given back in the precision of its input."""
+    if x_BLD.dtype == weight_D.dtype or x_BLD.device.type == "cpu":  # on the CPU the kernel itself sums in float32
+        return F.layer_norm(x_BLD, weight_D.shape, weight_D, bias_D, eps)
+    return F.layer_norm(x_BLD.to(weight_D.dtype), weight_D.shape, weight_D, bias_D, eps).to(x_BLD.dtype)
+
+
+def linear(x: Tensor, weight_OI: Tensor, bias_O: Tensor | None, form: str) -> Tensor:
+    """x times the transposed weight, plus the bias, in the precision of x."""
+    if form == "onednn" and x.dtype in (torch.float32, torch.bfloat16):
+        return _OneDnnLinear.apply(x, weight_OI, bias_O)  # pyright: ignore[reportReturnType]
+    return F.linear(x, weight_OI.to(x.dtype), None if bias_O is None else bias_O.to(x.dtype))
+
+
+def attention(qkv_BLD: Tensor, heads: int, form: str, *, causal: bool) -> Tensor:
+    """Multi-head self-attention of fused queries, keys and values (B, L, 3 D) to (B, L, D)."""
+    if form == "products":
+        return _ProductAttention.apply(qkv_BLD, heads, causal)  # pyright: ignore[reportReturnType]
+    query, key, value = (split_heads(part, heads) for part in qkv_BLD.chunk(3, dim=-1))
+    return merge_heads(F.scaled_dot_product_attention(query, key, value, is_causal=causal))
+
+
+def split_heads(x_BLD: Tensor, heads: int) -> Tensor:
+    """(B, L, D) to (B, H, L, D / H)."""
+    return ready_for_attention(x_BLD.unflatten(-1, (heads, -1)).transpose(1, 2))
+
+
+def merge_heads(x_BHLD: Tensor) -> Tensor:
+    """(B, H, L, D / H) to (B, L, D)."""
+    return x_BHLD.transpose(1, 2).flatten(-2)
+
+
+class _OneDnnLinear(torch.autograd.Function):
+    """A linear layer by oneDNN, forward and backward.
+
+    torch takes MKL for float32, which holds back on processors that are not Intel's; oneDNN does not.
+    """
+
+    @staticmethod
+    def forward(ctx, x: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:
+        rounded_OI = weight_OI.to(x.dtype)
+        x_NI = x.reshape(-1, x.shape[-1])
+        ctx.save_for_backward(x_NI, rounded_OI)
+        ctx.x_shape, ctx.weight_dtype = x.shape, weight_OI.dtype
+        y_NO = _onednn_product(x_NI, rounded_OI, None if bias_O is None else bias_O.to(x.dtype))
+        return y_NO.view(*x.shape[:-1], -1)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        x_NI, weight_OI = ctx.saved_tensors
+        grad_NO = grad.reshape(-1, grad.shape[-1])
+        grad_x = grad_weight = grad_bias = None
+        if ctx.needs_input_grad[0]:
+            grad_x = _onednn_product(grad_NO, weight_OI.T).view(ctx.x_shape)
+        if ctx.needs_input_grad[1]:
+            grad_weight = _weight_gradient(x_NI, grad_NO).to(ctx.weight_dtype)
+        if ctx.needs_input_grad[2]:
+            grad_bias = grad_NO.sum(0, dtype=ctx.weight_dtype)
+        return grad_x, grad_weight, grad_bias
+
+
+def _onednn_product(left_NK: Tensor, right_MK: Tensor, bias_M: Tensor | None = None) -> Tensor:
+    """left times the transposed right."""
+    return torch.ops.mkldnn._linear_pointwise(left_NK, right_MK, bias_M, "none", [], "")
+
+
+def _weight_gradient(x_NI: Tensor, grad_NO: Tensor) -> Tensor:
+    """(O, I). oneDNN is quick when the result is wide, so that way round, and not when it is square."""
+    inputs, outputs = x_NI.shape[1], grad_NO.shape[1]
+    if x_NI.dtype != torch.float32 or inputs == outputs:
+        return grad_NO.T @ x_NI
+    if inputs > outputs:
+        return _onednn_product(grad_NO.T, x_NI.T)
+    return _onednn_product(x_NI.T, grad_NO.T).T
+
+
+class _ProductAttention(torch.autograd.Function):
+    """Attention as softmax(Q K / sqrt(d)) V, with heads laid out once, forward and backward.
+
+    Keeps the (B H, L, L) weights, so it is for the short sequences of CLIP.
+    """
+
+    @staticmethod
+    def forward(ctx, qkv_BLD: Tensor, heads: int, causal: bool) -> Tensor:
+        batch, length, width = qkv_BLD.shape
+        size = width // 3 // heads
+        qkv_3NLD = qkv_BLD.view(batch, length, 3, heads, size).permute(2, 0, 3, 1, 4).reshape(3, -1, length, size)
+        query, key, value = qkv_3NLD.unbind(0)
+        # What a query may not see is at minus infinity before the softmax; with beta 0 the first argument is not read.
+        hidden = query.new_full((length, length), -torch.inf).triu_(1) if causal else query.new_empty(())
+        weights_NLL = torch.baddbmm(hidden, query, key.mT, beta=int(causal), alpha=size**-0.5).softmax(-1)
+        ctx.save_for_backward(qkv_3NLD, weights_NLL)
+        ctx.heads = heads
+        return merge_heads(torch.bmm(weights_NLL, value).view(batch, heads, length, size))
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad: Tensor) -> tuple[Tensor, None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        qkv_3NLD, weights_NLL = ctx.saved_tensors
+        query, key, value = qkv_3NLD.unbind(0)
+        batch, length, width = grad.shape
+        size = width // ctx.heads
+        grad_NLD = grad.unflatten(-1, (ctx.heads, size)).transpose(1, 2).reshape(-1, length, size)
+        grad_3NLD = torch.empty_like(qkv_3NLD)
+        torch.bmm(weights_NLL.mT, grad_NLD, out=grad_3NLD[2])
+        grad_weights = torch.bmm(grad_NLD, value.mT)
+        grad_scores = torch._softmax_backward_data(grad_weights, weights_NLL, -1, weights_NLL.dtype)
+        for at, left, right in ((0, grad_scores, key), (1, grad_scores.mT, query)):
+            torch.baddbmm(grad_3NLD[at], left, right, beta=0, alpha=size**-0.5, out=grad_3NLD[at])
+        return (
+            grad_3NLD.view(3, batch, ctx.heads, length, size).permute(1, 3, 0, 2, 4).reshape(batch, length, -1),
+            None,
+            None,
+        )

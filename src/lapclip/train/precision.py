@@ -1,0 +1,95 @@
+"""Training in half precision: rounded copies of the weights to compute with, and the scale of float16's loss.
+
+The optimiser works on float32 weights. Rounding them once a step, all together, and bringing their gradients back the
+same way is cheaper than rounding each where it is used.
+"""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from torch import Tensor, nn
+
+from lapclip.model.clip import CLIP
+
+FIRST_SCALE = 2.0**15
+GROW_AFTER = 1000
+"""Good steps in a row after which the scale doubles."""
+
+
+class RoundedCopy:
+    """A model that computes in half precision, beside the model whose weights it rounds.
+
+    What enters products is rounded; norms, embeddings and the temperature are the original's own parameters, and their
+    gradients arrive there directly.
+    """
+
+    def __init__(self, model: CLIP, dtype: torch.dtype) -> None:
+        self.model = copy.deepcopy(model)
+        self._exact: list[nn.Parameter] = []
+        self._rounded: list[nn.Parameter] = []
+        for name, parameter in model.named_parameters():
+            path, _, last = name.rpartition(".")
+            owner = self.model.get_submodule(path)
+            if enters_products(name):
+                setattr(owner, last, nn.Parameter(parameter.detach().to(dtype)))
+                self._exact.append(parameter)
+                self._rounded.append(getattr(owner, last))
+            else:
+                setattr(owner, last, parameter)
+
+    @torch.no_grad()
+    def refresh(self) -> None:
+        """Round the weights as they are now, and forget the last gradients."""
+        torch._foreach_copy_(self._rounded, self._exact)  # pyright: ignore[reportPrivateImportUsage]
+        self.forget()
+
+    def forget(self) -> None:
+        """Drop the gradients of the copy."""
+        for parameter in self._rounded:
+            parameter.grad = None
+
+    @torch.no_grad()
+    def hand_over(self) -> None:
+        """Add the gradients to the original's, in float32, so that those of many micro-batches do not lose digits."""
+        gradients = [parameter.grad for parameter in self._rounded if parameter.grad is not None]
+        if self._exact[0].grad is None:
+            for parameter in self._exact:
+                parameter.grad = torch.empty_like(parameter)
+            torch._foreach_copy_([p.grad for p in self._exact], gradients)  # pyright: ignore[reportPrivateImportUsage]
+        else:
+            torch._foreach_add_([p.grad for p in self._exact], gradients)  # pyright: ignore[reportPrivateImportUsage]
+        self.forget()
+
+
+def enters_products(name: str) -> bool:
+    """Whether a parameter is a factor or a bias of a matrix product."""
+    return not ("ln_" in name or "embedding" in name or name == "logit_scale")
+
+
+class LossScale:
+    """Keeps float16's gradients between its smallest and its largest numbers.
+
+    The loss is multiplied before the backward pass and the gradients divided after it. Where they overflowed, the
+    update is left out and the scale halved. All of it in tensors, so that nothing waits for the device.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.state = torch.tensor([FIRST_SCALE, 0.0], device=device)
+        """The scale, and how many good steps there were since it changed."""
+
+    @property
+    def scale(self) -> Tensor:
+        return self.state[0]
+
+    def update(self, overflowed: Tensor) -> None:
+        """Halve the scale after an overflow; double it after many steps without one."""
+        scale, good = self.state
+        good = torch.where(overflowed, 0.0, good + 1)
+        grown = good >= GROW_AFTER
+        self.state.copy_(
+            torch.stack(
+                [scale * torch.where(overflowed, 0.5, torch.where(grown, 2.0, 1.0)), torch.where(grown, 0.0, good)]
+            )
+        )

@@ -1,0 +1,94 @@
+"""Every form of an operation gives what the plain one gives in float64, outputs and gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from lapclip.model.kernels import ATTENTION, LINEAR, attention, has_onednn, layer_norm, linear
+
+TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 2e-2}
+"""Of the norm of the difference, relative to the norm."""
+
+
+def assert_same(run: Callable[..., Tensor], plain: Callable[..., Tensor], inputs: list[Tensor], dtype: torch.dtype):
+    """inputs[0] is an activation in the precision under test; the others are weights, always in float32."""
+    mine = [inputs[0].to(dtype), *(part.float() for part in inputs[1:])]
+    # Rounding the activation is not the operation's fault, so the plain one starts from the rounded value.
+    exact = [part.detach().double() for part in mine]
+    for part in (*mine, *exact):
+        part.requires_grad_()
+    got, wanted = run(*mine), plain(*exact)
+    assert got.dtype == dtype
+    gradient = torch.randn(got.shape, generator=torch.Generator().manual_seed(9)).to(dtype)
+    got.backward(gradient)
+    wanted.backward(gradient.double())
+    assert_close(got, wanted, dtype)
+    for one, other in zip(mine, exact, strict=True):
+        assert one.grad is not None
+        assert other.grad is not None
+        assert one.grad.dtype == one.dtype
+        assert_close(one.grad, other.grad, dtype)
+
+
+def assert_close(got: Tensor, wanted: Tensor, dtype: torch.dtype) -> None:
+    assert (got.double() - wanted).norm() <= TOLERANCE[dtype] * wanted.norm()
+
+
+def draw(*shape: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)), dtype=torch.float64)
+
+
+def plain_attention(qkv: Tensor, heads: int, causal: bool) -> Tensor:
+    query, key, value = (part.unflatten(-1, (heads, -1)).transpose(1, 2) for part in qkv.chunk(3, dim=-1))
+    scores = query @ key.mT / query.shape[-1] ** 0.5
+    if causal:
+        scores = scores + torch.full(scores.shape[-2:], -torch.inf).triu(1)
+    return (scores.softmax(-1) @ value).transpose(1, 2).flatten(-2)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("length", [1, 7, 24, 65])
+@pytest.mark.parametrize("form", ATTENTION)
+def test_attention(form: str, length: int, causal: bool, dtype: torch.dtype) -> None:
+    qkv = draw(3, length, 3 * 32)
+    assert_same(lambda x: attention(x, 4, form, causal=causal), lambda x: plain_attention(x, 4, causal), [qkv], dtype)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize(("inputs", "outputs"), [(32, 128), (128, 32), (64, 64), (33, 7)])
+@pytest.mark.parametrize("form", LINEAR)
+def test_linear(form: str, inputs: int, outputs: int, dtype: torch.dtype) -> None:
+    if form == "onednn" and not has_onednn(torch.device("cpu")):
+        pytest.skip("this build of torch has no oneDNN")
+    assert_same(
+        lambda x, weight, bias: linear(x, weight, bias, form),
+        lambda x, weight, bias: x @ weight.T + bias,
+        [draw(3, 5, inputs), draw(outputs, inputs), draw(outputs)],
+        dtype,
+    )
+
+
+def test_forms_are_really_different_code() -> None:
+    """Otherwise the tests above compare something with itself."""
+    qkv = draw(2, 40, 3 * 64).float()
+    forms = [attention(qkv, 4, form, causal=False) for form in ATTENTION]
+    assert not torch.equal(*forms)
+    if has_onednn(torch.device("cpu")):
+        x, weight, bias = draw(500, 512).float(), draw(2048, 512).float(), draw(2048).float()
+        assert linear(x.requires_grad_(), weight, bias, "onednn").grad_fn is not None
+        assert "OneDnn" in type(linear(x, weight, bias, "onednn").grad_fn).__name__
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+def test_layer_norm_keeps_the_precision_of_its_input(dtype: torch.dtype) -> None:
+    assert_same(
+        lambda x, weight, bias: layer_norm(x, weight, bias, 1e-5),
+        lambda x, weight, bias: torch.nn.functional.layer_norm(x, (64,), weight, bias, 1e-5),
+        [draw(3, 5, 64), draw(64), draw(64)],
+        dtype,
+    )
