@@ -5,8 +5,11 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import os
 import shutil
 import signal
+import subprocess
+import time
 import tomllib
 from pathlib import Path
 
@@ -16,15 +19,18 @@ import torch
 
 import lapclip
 from lapclip import launch
-from lapclip.config import DataConfig
+from lapclip.config import DataConfig, build_config, parse_settings, read_recipe
+from lapclip.data.batches import BatchPlan
 from lapclip.data.sources import load_scenes
 from lapclip.errors import CheckpointError, ConfigError, DataError, RunError, TrainingError
 from lapclip.evaluate.baseline import linear_baseline
+from lapclip.model.zoo import SHAPES
 from lapclip.records.runs import find_run
 from lapclip.records.store import read_events
 from lapclip.train import checkpoint
+from lapclip.train.schedule import is_cheap
 
-from .conftest import SMALL
+from .conftest import SMALL, command, set_flags
 
 
 def train(*settings: str, name: str = "run", **options) -> launch.Outcome:
@@ -285,6 +291,88 @@ def test_a_recorded_step_gives_the_losses_of_the_plain_one(here: Path) -> None:
     for how in ("none", "graph"):
         launch.start("first-run", [*settings, "train.device=cuda", f"train.compile={how}"], name=how)
     assert losses("graph") == losses("none")
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="only CUDA records graphs, and there is none here")
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_recorded_half_precision_with_every_schedule_follows_the_plain_one(here: Path, dtype: str) -> None:
+    settings = [setting for setting in SMALL if "device" not in setting]
+    changes = [
+        f"train.dtype={dtype}",
+        "train.cheap_size=16",
+        "train.cheap_share=0.5",
+        "train.crop=0.8",
+        "train.flip=0.5",
+    ]
+    for how in ("none", "graph"):
+        launch.start("first-run", [*settings, "train.device=cuda", f"train.compile={how}", *changes], name=how)
+    plain = losses("none")
+    assert losses("graph") == {step: pytest.approx(loss, rel=0.05) for step, loss in plain.items()}
+
+
+HALF = ["train.dtype=float16", "train.cheap_size=16", "train.cheap_share=0.5", "train.crop=0.8", "train.flip=0.5"]
+
+
+@pytest.mark.parametrize("changes", [["train.dtype=bfloat16"], HALF], ids=["bfloat16", "float16 with schedules"])
+def test_runs_in_half_precision_resume_to_the_same_losses(here: Path, changes: list[str]) -> None:
+    train(*changes, name="whole")
+
+    def stop(event) -> None:
+        if event.type == "step" and event.step == 4:
+            find_run("run").ask_to_stop()
+
+    assert train(*changes, hooks=launch.Hooks([stop])).state == "stopped"
+    assert launch.resume("run").state == "finished"
+    assert losses() == losses("whole")
+
+
+def test_a_run_from_before_kernels_were_chosen_goes_on_with_the_plain_ones(here: Path) -> None:
+    plain = ["train.image_attention=fused", "train.text_attention=fused", "train.linear=torch"]
+    train(*plain, name="whole")
+    train(*plain, hooks=launch.Hooks([_stop_at_once]))
+    settings = Path("runs/run/run.toml")
+    lines = settings.read_text().splitlines(keepends=True)
+    new = ("image_attention", "text_attention", "linear", "recompute", "cheap_size", "cheap_share", "crop", "flip")
+    settings.write_text("".join(line for line in lines if not line.startswith(new)))
+    assert launch.resume("run").state == "finished"
+    assert losses() == losses("whole")
+
+
+def test_what_cannot_be_compiled_runs_uncompiled_and_says_so_once(here: Path) -> None:
+    settings = set_flags(*SMALL, "train.compile=compiled")
+    # torch looks for a compiler here first, and only in a new process.
+    nothing = {"CXX": "no-such-compiler", "TORCHINDUCTOR_CACHE_DIR": str(here / "inductor")}
+    done = subprocess.run(
+        command("train", "--name", "run", *settings), env={**os.environ, **nothing}, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("compiled was asked for, but nothing can be compiled here") == 1
+    assert tomllib.loads(Path("runs/run/run.toml").read_text())["train"]["compile"] == "none"
+
+
+def test_minutes_count_the_cheap_part_at_its_own_price(here: Path) -> None:
+    data = load_scenes(DataConfig(train_pairs=64), 32)
+
+    class Priced:
+        """A step that takes as long as it is told to."""
+
+        def __init__(self, config) -> None:
+            self.config = config
+
+        def __call__(self, batch, number, lr, watch):
+            cheap = is_cheap(number, self.config.train.steps, self.config.train)
+            return lambda: time.sleep(0.01 if cheap else 0.03)
+
+    settings = ["train.cheap_size=16", "train.cheap_share=0.5"]
+    config = build_config([read_recipe("first-run"), parse_settings([*SMALL, *settings])], SHAPES)
+    config, device, _ = launch.settle(config)
+    config, tokenizer = launch.fit_vocabulary(config, data)
+    plan = BatchPlan(data.train, tokenizer, 77, 16, 0)
+    real = launch.build
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(launch, "build", lambda *given: (Priced(given[0]), real(*given)[1]))
+        step_seconds, _ = launch.time_parts(config, data, plan, tokenizer, device)
+    assert step_seconds == pytest.approx(0.02, rel=0.3)
 
 
 def test_a_graph_is_refused_where_none_can_be_recorded(here: Path) -> None:

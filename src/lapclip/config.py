@@ -123,7 +123,15 @@ class TrainConfig:
     clip_norm: float = knob(1.0, least=0.0)
     """Gradients longer than this are shortened to it; 0 never shortens."""
     patch_dropout: float = knob(0.0, least=0.0, most=0.95)
-    """Share of the patches left out while training. Evaluation always sees all."""
+    """Share of the patches left out in the cheap part of the run. Evaluation always sees all."""
+    cheap_size: int = knob(0, least=0)
+    """Side of the pictures in the cheap part of the run, in pixels; 0 is the model's own."""
+    cheap_share: float = knob(0.5, least=0.0, most=1.0)
+    """The cheap part: this share of the run, from its start. The rest sees pictures of full size with all patches."""
+    crop: float = knob(1.0, least=0.05, most=1.0)
+    """Smallest share of a picture that a random crop keeps; 1 never crops."""
+    flip: float = knob(0.0, least=0.0, most=1.0)
+    """How often a picture is flipped left to right. Never where its caption names a side."""
     evaluate_every_epochs: int = knob(1, least=1)
     """Epochs between evaluations. The last step is always evaluated."""
     checkpoint_every_seconds: float = knob(60.0, least=0.0)
@@ -141,7 +149,7 @@ class TrainConfig:
     linear: str = knob(AUTO, choices=(AUTO, "torch", "onednn"))
     """Which library computes the linear layers on the CPU: torch's choice, or oneDNN."""
     recompute: bool = knob(False)
-    """Compute each block again in the backward pass instead of keeping what it computed: less memory, more time."""
+    """Compute blocks again in the backward pass instead of keeping what it computed: less memory, more time."""
     compile: str = knob(AUTO, choices=(AUTO, "none", "compiled", "graph", "compiled-graph"))
     """How a step is sent to the device. `graph` records it once and replays it (CUDA); `compiled` has torch.compile
     rewrite it first, which takes a minute and a C compiler. `auto` records where that can be had."""
@@ -234,7 +242,15 @@ def build_config(layers: list[Layer], shapes: Mapping[str, ModelConfig]) -> Conf
     except ConfigError as error:  # parts that do not fit each other may come from several places
         origins = [layer.origin for layer in layers if set(layer.values.get("model", {})) - {"name"}]
         raise ConfigError(f"{', '.join(origins)}: {error.message}", hint=error.hint) from None
-    return Config(model=model, data=DataConfig(**chosen["data"]), train=TrainConfig(**chosen["train"]))
+    train = TrainConfig(**chosen["train"])
+    if train.cheap_size % model.patch or train.cheap_size > model.image_size:
+        origins = [layer.origin for layer in layers if "cheap_size" in layer.values.get("train", {})]
+        raise ConfigError(
+            f"{', '.join(origins)}: train.cheap_size {train.cheap_size} must be a multiple of model.patch "
+            f"{model.patch}, at most model.image_size {model.image_size}.",
+            hint=f"--set train.cheap_size={max(1, model.image_size // model.patch // 2) * model.patch}",
+        )
+    return Config(model=model, data=DataConfig(**chosen["data"]), train=train)
 
 
 def replace_in(config: Config, section: str, **values: Any) -> Config:

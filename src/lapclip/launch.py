@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import statistics
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -33,9 +34,9 @@ from lapclip.records.lines import LineWriter
 from lapclip.records.runs import FORMAT, Run, check_name, create_run, find_run
 from lapclip.records.store import EventLog, Listener, read_events
 from lapclip.train.checkpoint import load_newest
-from lapclip.train.graph import AnyStep, make_step
+from lapclip.train.graph import WARM_UP, AnyStep, make_step
 from lapclip.train.loop import Training, score
-from lapclip.tune.kernels import choose_kernels
+from lapclip.tune.kernels import check_kernels, choose_kernels
 
 
 @dataclass(frozen=True)
@@ -80,17 +81,20 @@ def start(
         raise ConfigError(f"--minutes must be more than 0, not {minutes:g}.", hint="lapclip train --minutes 5")
     flags = Layer("--minutes", {"train": {"minutes": minutes}} if minutes is not None else {})
     config = build_config([read_recipe(recipe), flags, parse_settings(settings)], SHAPES)
+    asked = config.train.compile
     config, device, reasons = settle(config)
+    notes = [reasons["train.compile"]] if asked not in (AUTO, config.train.compile) else []
     data = load_scenes(config.data, config.model.image_size, hooks.data_progress)
     config, tokenizer = fit_vocabulary(config, data)
-    config = settle_kernels(config, data, tokenizer, device, reasons)
+    config, timed = settle_kernels(config, data, tokenizer, device)
+    reasons |= timed
     config, reasons["train.steps"] = count_steps(config, data, tokenizer, device)
     built = build(config, tokenizer, device)  # before there is a folder: what cannot be built leaves none behind
     about = {"format": FORMAT, "recipe": recipe, "lapclip": __version__, "data_fingerprint": data.fingerprint}
     run = create_run(name, recipe, {"run": about, **asdict(config), "reasons": reasons})
     with run.lock(), Signals() as signals, _recording(run, hooks) as log:
         training = assemble(run, config, data, device, built, log)
-        log.append(_started(training, reasons))
+        log.append(_started(training, reasons, notes))
         return work(training, signals, began)
 
 
@@ -104,7 +108,7 @@ def resume(name: str | None, hooks: Hooks = Hooks()) -> Outcome:
         if run.last_state() == "finished":
             raise RunError(f"{run.path} is finished; there is nothing to resume.", hint=f"lapclip eval {run.name}")
         config, data, tokenizer = reopen(run, saved, hooks)
-        device = chosen_again(run, config)
+        config, device = chosen_again(run, config)
         built = build(config, tokenizer, device)
         with _recording(run, hooks) as log:
             training = assemble(run, config, data, device, built, log)
@@ -119,7 +123,7 @@ def resume(name: str | None, hooks: Hooks = Hooks()) -> Outcome:
                     f"{run.path} has no good checkpoint left{detail}.", hint="lapclip train starts a new run"
                 )
             else:
-                log.append(_started(training, saved["reasons"]))  # killed before its first step: it starts again
+                log.append(_started(training, saved["reasons"], []))  # killed before its first step: it starts again
             return work(training, signals, began)
 
 
@@ -152,14 +156,13 @@ def settle(config: Config) -> tuple[Config, Device, dict[str, str]]:
 
 
 def settle_kernels(
-    config: Config, data: DataSet, tokenizer: CharacterTokenizer, device: Device, reasons: dict[str, str]
-) -> Config:
+    config: Config, data: DataSet, tokenizer: CharacterTokenizer, device: Device
+) -> tuple[Config, dict[str, str]]:
     """Choose the form of each operation by timing it at the sizes of this run."""
     some = [captions[0] for captions in data.train.captions[: config.train.batch_size]]
     caption_tokens = tokenizer.batch(some, config.model.context).shape[1]
-    choices, why = choose_kernels(config.model, config.train, caption_tokens, device)
-    reasons.update(why)
-    return replace_in(config, "train", **choices)
+    choices, reasons = choose_kernels(config.model, config.train, caption_tokens, device)
+    return replace_in(config, "train", **choices), reasons
 
 
 def fit_vocabulary(config: Config, data: DataSet) -> tuple[Config, CharacterTokenizer]:
@@ -196,16 +199,25 @@ def time_parts(
     config: Config, data: DataSet, plan: BatchPlan, tokenizer: CharacterTokenizer, device: Device
 ) -> tuple[float, float]:
     """Seconds of a real step and of a real evaluation, on a model that is thrown away."""
-    step, embedder = build(config, tokenizer, device)
-    times = []
-    while len(times) < 8 and (sum(times) < 10 or len(times) < 3):
-        began = time.perf_counter()
-        batch = plan.batch(1 + len(times) % plan.steps_per_epoch)
-        step(batch, 1, 0.0, Stopwatch(device.synchronise, on=False))()
-        times.append(time.perf_counter() - began)
+    step, embedder = build(replace_in(config, "train", steps=2), tokenizer, device)
+    share = config.train.cheap_share if config.train.cheap_size or config.train.patch_dropout else 0.0
+    # Of two steps the first is cheap wherever some are, so both kinds can be timed.
+    kinds = [(1, share)] * (share > 0) + [(2, 1 - share)] * (share < 1)
+    seconds = sum(part * time_step(step, plan, number, device) for number, part in kinds)
     began = time.perf_counter()
     score(embedder, data.held_out, config.train.batch_size)
-    return sorted(times[1:])[len(times[1:]) // 2], time.perf_counter() - began
+    return seconds, time.perf_counter() - began
+
+
+def time_step(step: AnyStep, plan: BatchPlan, number: int, device: Device) -> float:
+    """The median time of one kind of step; the first ones warm up, compile and record."""
+    times: list[float] = []
+    batch = plan.batch(1)  # the same for all: a recording is made once for each shape
+    while len(times) < 12 and (sum(times) < 10 or len(times) < WARM_UP + 2):
+        began = time.perf_counter()
+        step(batch, number, 0.0, Stopwatch(device.synchronise, on=False))()
+        times.append(time.perf_counter() - began)
+    return statistics.median(times[1:] if device.is_cpu else times[WARM_UP + 1 :])
 
 
 def build(config: Config, tokenizer: CharacterTokenizer, device: Device) -> tuple[AnyStep, Embedder]:
@@ -225,16 +237,19 @@ def assemble(
     return Training(run, config, data, plan, step, embedder, device, log)
 
 
-def chosen_again(run: Run, config: Config) -> Device:
-    """The device and threads a run began with: never chosen anew, because results depend on them."""
+def chosen_again(run: Run, config: Config) -> tuple[Config, Device]:
+    """The device, threads and kernels a run began with: never chosen anew, because results depend on them."""
     try:
         device, _ = devices.choose_device(config.train.device)
+        check_kernels(config.train, device)
     except ConfigError as error:
-        raise RunError(
-            f"{run.path} began on {config.train.device}, which is not here.", hint="lapclip train"
-        ) from error
+        raise RunError(f"{run.path} began on another machine: {error.message}", hint="lapclip train") from error
     devices.prepare(device, int(config.train.threads))
-    return device
+    # Runs from before there was a choice had torch's own forms. What can no longer be compiled runs uncompiled.
+    plain = {"image_attention": "fused", "text_attention": "fused", "linear": "torch"}
+    settled = {name: form for name, form in plain.items() if getattr(config.train, name) == AUTO}
+    how, _ = devices.choose_compile(config.train.compile, device)
+    return replace_in(config, "train", **settled, compile=how), device
 
 
 def reopen(run: Run, saved: dict[str, Any], hooks: Hooks) -> tuple[Config, DataSet, CharacterTokenizer]:
@@ -321,8 +336,9 @@ def _resumed(training: Training, skipped: list[str]) -> events.Resumed:
     )
 
 
-def _started(training: Training, reasons: dict[str, str]) -> events.Started:
+def _started(training: Training, reasons: dict[str, str], notes: list[str]) -> events.Started:
     return events.Started(
+        notes=notes,
         config=asdict(training.config),
         reasons=reasons,
         machine=facts.machine_facts(),

@@ -6,7 +6,8 @@ from lapclip.config import TrainConfig
 from lapclip.machine.devices import Device
 from lapclip.model.clip import CLIP
 from lapclip.model.zoo import SHAPES
-from lapclip.train.optimizer import learning_rate, make_optimizer
+from lapclip.train.optimizer import make_optimizer
+from lapclip.train.schedule import learning_rate
 
 
 def test_only_weight_matrices_decay() -> None:

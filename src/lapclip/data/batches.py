@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from lapclip.data.augment import names_sides
 from lapclip.data.pairs import Pairs
 from lapclip.data.tokenizers import CharacterTokenizer
 from lapclip.errors import DataError
@@ -25,6 +26,8 @@ class Batch:
     pixels_BSSC: np.ndarray
     tokens_BL: np.ndarray
     positives_BB: np.ndarray
+    sided_B: np.ndarray
+    """Where the caption names left or right, so that the picture must not be flipped."""
 
 
 class BatchPlan:
@@ -59,6 +62,7 @@ class BatchPlan:
             pixels_BSSC=np.ascontiguousarray(self.pairs.pixels[rows]),
             tokens_BL=tokens_BL,
             positives_BB=caption_B[:, None] == caption_B[None, :],
+            sided_B=np.array([names_sides(caption) for caption in captions]),
         )
 
     def _order(self, epoch: int) -> np.ndarray:

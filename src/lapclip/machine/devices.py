@@ -6,8 +6,6 @@ Run on CPU and CUDA; the MPS and XPU paths are written from documentation and ha
 from __future__ import annotations
 
 import ctypes
-import os
-import shutil
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -92,6 +90,11 @@ def ready_for_attention(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.contiguous() if tensor.device.type == "mps" else tensor
 
 
+def trusts_is_causal(device: torch.device) -> bool:
+    """On MPS `is_causal` has let half-precision queries see later keys (pytorch issue 195910)."""
+    return device.type != "mps"
+
+
 def choose_device(wanted: str) -> tuple[Device, str]:
     """The device to train on, and why."""
     # Without the check a CUDA build on a machine without a GPU names cuda.
@@ -116,9 +119,9 @@ def choose_compile(wanted: str, device: Device) -> tuple[str, str]:
     """How steps are sent to the device, and why."""
     if "graph" in wanted and not device.records_graphs:
         raise ConfigError(f"train.compile {wanted} cannot be had on {device.kind}.", hint="--set train.compile=auto")
-    if "compiled" in wanted and not has_compiler():
+    if "compiled" in wanted and (fault := _fault_in_compiling(device)):
         rest = "graph" if "graph" in wanted else "none"
-        return rest, f"{wanted} was asked for, but there is no C compiler here, so nothing is compiled"
+        return rest, f"{wanted} was asked for, but nothing can be compiled here ({fault})"
     if wanted != AUTO:
         return wanted, "asked for"
     if device.records_graphs:
@@ -126,10 +129,13 @@ def choose_compile(wanted: str, device: Device) -> tuple[str, str]:
     return "none", "recording cannot be had here; compiling is not timed yet"
 
 
-def has_compiler() -> bool:
-    """Whether torch.compile finds the C compiler it needs."""
-    named = [os.environ[name] for name in ("CC", "CXX") if os.environ.get(name)]
-    return any(shutil.which(program) for program in (*named, "cc", "gcc", "clang", "cl"))
+def _fault_in_compiling(device: Device) -> str | None:
+    """Why torch.compile does not work here, if so: it needs a C++ compiler on the CPU and Triton on CUDA."""
+    try:
+        torch.compile(lambda x: x * 2 + 1)(torch.ones(8, device=device.torch))
+    except Exception as error:  # it has many ways to fail, and any of them means the same
+        return str(error).strip().splitlines()[0][:120]
+    return None
 
 
 def prepare(device: Device, threads: int) -> None:
@@ -151,8 +157,9 @@ def _keep_freed_memory() -> None:
         return
     try:
         adjust = ctypes.CDLL(None).mallopt  # glibc's; other C libraries have none
-        adjust(_M_MMAP_THRESHOLD, 1 << 30)
-        adjust(_M_TRIM_THRESHOLD, (1 << 31) - 1)
+        # Older releases take 32 MiB at most; where that is refused too, the defaults are better left alone.
+        if adjust(_M_MMAP_THRESHOLD, 1 << 30) or adjust(_M_MMAP_THRESHOLD, 1 << 25):
+            adjust(_M_TRIM_THRESHOLD, (1 << 31) - 1)
     except (OSError, AttributeError):
         pass
 

@@ -1,8 +1,8 @@
 """The operations of a block, each in several forms that give the same result at different speeds.
 
 Which form is fastest depends on the machine, the precision and the sizes, so it is measured (`lapclip.tune`), not
-assumed. Weights stay in float32 whatever the precision: they are rounded on the way into a product, and their gradients
-come back in float32.
+assumed. A weight that is kept in another precision than the input's is rounded on its way into a product, and its
+gradient comes back in the weight's own.
 
 Shapes: B batch, L tokens, D width, H heads, N rows, I inputs, O outputs.
 """
@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from lapclip.machine.devices import ready_for_attention
+from lapclip.machine.devices import ready_for_attention, trusts_is_causal
 
 ATTENTION = ("fused", "products")
 LINEAR = ("torch", "onednn")
@@ -33,12 +33,13 @@ class Compute:
     linear: str = "torch"
     """`torch` takes the library torch prefers; `onednn` asks for oneDNN, which is often faster on AMD processors."""
     recompute: bool = False
-    """Compute each block again in the backward pass instead of keeping what it computed."""
+    """Compute each block but the last again in the backward pass instead of keeping what it computed."""
 
 
-def has_onednn(device: torch.device) -> bool:
+def has_onednn(device: torch.device, dtype: torch.dtype = torch.float32) -> bool:
     """Whether the `onednn` form can be had: on the CPU, in builds of torch that carry the library."""
-    return device.type == "cpu" and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+    known = dtype in (torch.float32, torch.bfloat16) and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+    return device.type == "cpu" and known
 
 
 def layer_norm(x_BLD: Tensor, weight_D: Tensor, bias_D: Tensor, eps: float) -> Tensor:
@@ -50,7 +51,7 @@ def layer_norm(x_BLD: Tensor, weight_D: Tensor, bias_D: Tensor, eps: float) -> T
 
 def linear(x: Tensor, weight_OI: Tensor, bias_O: Tensor | None, form: str) -> Tensor:
     """x times the transposed weight, plus the bias, in the precision of x."""
-    if form == "onednn" and x.dtype in (torch.float32, torch.bfloat16):
+    if form == "onednn" and has_onednn(x.device, x.dtype):
         return _OneDnnLinear.apply(x, weight_OI, bias_O)  # pyright: ignore[reportReturnType]
     return F.linear(x, weight_OI.to(x.dtype), None if bias_O is None else bias_O.to(x.dtype))
 
@@ -60,6 +61,9 @@ def attention(qkv_BLD: Tensor, heads: int, form: str, *, causal: bool) -> Tensor
     if form == "products":
         return _ProductAttention.apply(qkv_BLD, heads, causal)  # pyright: ignore[reportReturnType]
     query, key, value = (split_heads(part, heads) for part in qkv_BLD.chunk(3, dim=-1))
+    if causal and not trusts_is_causal(qkv_BLD.device):
+        mask_LL = torch.ones(qkv_BLD.shape[1], qkv_BLD.shape[1], dtype=torch.bool, device=qkv_BLD.device).tril()
+        return merge_heads(F.scaled_dot_product_attention(query, key, value, attn_mask=mask_LL))
     return merge_heads(F.scaled_dot_product_attention(query, key, value, is_causal=causal))
 
 
@@ -148,7 +152,7 @@ class _ProductAttention(torch.autograd.Function):
         grad_3NLD = torch.empty_like(qkv_3NLD)
         torch.bmm(weights_NLL.mT, grad_NLD, out=grad_3NLD[2])
         grad_weights = torch.bmm(grad_NLD, value.mT)
-        grad_scores = torch._softmax_backward_data(grad_weights, weights_NLL, -1, weights_NLL.dtype)
+        grad_scores = torch.ops.aten._softmax_backward_data(grad_weights, weights_NLL, -1, weights_NLL.dtype)
         for at, left, right in ((0, grad_scores, key), (1, grad_scores.mT, query)):
             torch.baddbmm(grad_3NLD[at], left, right, beta=0, alpha=size**-0.5, out=grad_3NLD[at])
         return (

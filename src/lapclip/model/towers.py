@@ -19,9 +19,11 @@ from lapclip.model.transformer import LayerNorm, Transformer
 class ImageTower(nn.Module):
     """A vision transformer: patches and a class token in, the class token projected out."""
 
+    compute = Compute()
+
     def __init__(self, shape: ModelConfig) -> None:
         super().__init__()
-        width, self.patch, self.compute = shape.image_width, shape.patch, Compute()
+        width, self.patch = shape.image_width, shape.patch
         self.patches = (shape.image_size // shape.patch) ** 2
         self.patch_weight = nn.Parameter(torch.empty(width, 3, self.patch, self.patch))
         self.class_embedding = nn.Parameter(torch.empty(width))
@@ -58,7 +60,9 @@ class ImageTower(nn.Module):
     def _positions(self, grid: int) -> Tensor:
         """The position embeddings of a grid of patches, (P, D)."""
         own = self.position_embedding[1:]
-        return own if grid * grid == self.patches else resampling(round(self.patches**0.5), grid).to(own) @ own
+        if grid * grid == self.patches:
+            return own
+        return resampling(round(self.patches**0.5), grid, own.device).to(own.dtype) @ own
 
     def _cut(self, pixels_BCSS: Tensor, grid: int) -> Tensor:
         """Pictures as rows of flattened patches; with the product that follows this is the patch convolution."""
@@ -70,9 +74,11 @@ class ImageTower(nn.Module):
 class TextTower(nn.Module):
     """A causal transformer pooled at the end token."""
 
+    compute = Compute()
+
     def __init__(self, shape: ModelConfig) -> None:
         super().__init__()
-        width, self.compute = shape.text_width, Compute()
+        width = shape.text_width
         self.token_embedding = nn.Embedding(shape.vocabulary, width)
         self.position_embedding = nn.Parameter(torch.empty(shape.context, width))
         self.transformer = Transformer(width, shape.text_layers, shape.text_heads, causal=True)
@@ -88,7 +94,12 @@ class TextTower(nn.Module):
 
 
 @cache
-def resampling(grid: int, smaller: int) -> Tensor:
-    """The matrix that takes values on a square grid to a smaller one, (smaller^2, grid^2)."""
-    units = torch.eye(grid * grid).view(grid * grid, 1, grid, grid)
-    return F.interpolate(units, (smaller, smaller), mode="bicubic", antialias=True).flatten(1).T.contiguous()
+def resampling(grid: int, smaller: int, device: torch.device) -> Tensor:
+    """The matrix that takes values on a square grid to a smaller one, (smaller^2, grid^2).
+
+    Kept on the device: a recorded step must not fetch it from elsewhere.
+    """
+    with torch.inference_mode(False):  # training may use what an evaluation made
+        units = torch.eye(grid * grid).view(grid * grid, 1, grid, grid)
+        small = F.interpolate(units, (smaller, smaller), mode="bicubic", antialias=True)
+        return small.flatten(1).T.contiguous().to(device)

@@ -98,9 +98,11 @@ class Block(nn.Module):
 class Transformer(nn.Module):
     """A stack of blocks that ends at one token of each sequence."""
 
+    compute = Compute()
+
     def __init__(self, width: int, layers: int, heads: int, *, causal: bool) -> None:
         super().__init__()
-        self.causal, self.compute = causal, Compute()
+        self.causal = causal
         self.blocks = nn.ModuleList(Block(width, heads, causal=causal) for _ in range(layers))
 
     def layers(self) -> list[Block]:

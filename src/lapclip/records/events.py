@@ -45,6 +45,8 @@ class Started(Event):
     steps_per_epoch: int
     pairs: dict[str, int]
     parameters: int
+    notes: list[str]
+    """What was asked for and could not be had, in words."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,7 +16,8 @@ def line(event: Event) -> str | None:
         case events.Started():
             places = " and ".join(f"{tower} tower on {place}" for tower, place in event.devices.items())
             size = f"{event.parameters:,} parameters, {event.pairs['train']:,} pictures, {event.steps:,} steps"
-            return f"{size}; {places} ({event.reasons['train.device']})"
+            notes = "".join(f"\n{note}" for note in event.notes)
+            return f"{size}; {places} ({event.reasons['train.device']}){notes}"
         case events.Resumed():
             damaged = "".join(f"; skipped a damaged checkpoint, {reason}" for reason in event.skipped)
             return f"going on after step {event.step:,} of {event.steps:,}{damaged}"

@@ -64,13 +64,12 @@ class GraphedStep:
             return self._on_side_stream(lambda: self.step(batch, step, lr, watch))
         watch.discard()
         inputs = self.step.inputs(batch, step)
-        key = tuple(None if part is None else part.shape for part in inputs)
+        key = (inputs.side, *((name, part.shape) for name, part in inputs.tensors().items()))
         if key not in self._recordings:
             self._recordings[key] = self._record(inputs)
         recording = self._recordings[key]
-        for target, source in zip(recording.inputs, inputs, strict=True):
-            if target is not None and source is not None:
-                target.copy_(source.pin_memory(), non_blocking=True)
+        for name, source in inputs.tensors().items():
+            recording.inputs.tensors()[name].copy_(source.pin_memory(), non_blocking=True)
         self.step.set_learning_rate(lr)
         recording.graph.replay()
         return self.step.reader(recording.figures)

@@ -26,7 +26,7 @@ from lapclip.records.runs import Run
 from lapclip.records.store import EventLog
 from lapclip.train.checkpoint import Progress, list_checkpoints, replace_folder_files, save_checkpoint, save_tensors
 from lapclip.train.graph import AnyStep
-from lapclip.train.optimizer import learning_rate
+from lapclip.train.schedule import learning_rate
 from lapclip.train.step import Figures
 
 MEMORY_EVERY = 50
@@ -100,6 +100,8 @@ class Training:
         if not (math.isfinite(figures.loss) and (math.isfinite(figures.grad_norm) or tolerated)):
             what = "loss" if not math.isfinite(figures.loss) else "gradient"
             gentler = f"--set train.learning_rate={self.config.train.learning_rate / 4:g}"
+            if self.config.train.dtype == "float16":
+                gentler = "--set train.dtype=float32"
             raise TrainingError(
                 f"The {what} is not a number at step {number} of {self.run.path}; the checkpoint before it is kept.\n"
                 "Resuming would end the same way.",

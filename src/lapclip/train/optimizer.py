@@ -1,8 +1,6 @@
-"""AdamW's groups, and the learning rate over a run."""
+"""AdamW and its groups."""
 
 from __future__ import annotations
-
-import math
 
 import torch
 
@@ -30,12 +28,3 @@ def make_optimizer(model: CLIP, config: TrainConfig, device: Device) -> torch.op
 def is_decayed(name: str, parameter: torch.Tensor) -> bool:
     """Norms, biases, the class embedding and the logit scale are vectors or scalars; positions are named."""
     return parameter.ndim >= 2 and "position_embedding" not in name
-
-
-def learning_rate(step: int, steps: int, config: TrainConfig) -> float:
-    """Rises linearly over the warm-up, then falls along a cosine to zero after the last step. Steps count from 1."""
-    warmup = round(config.warmup * steps)
-    if step <= warmup:
-        return config.learning_rate * step / warmup
-    progress = (step - 1 - warmup) / max(1, steps - warmup)
-    return config.learning_rate * 0.5 * (1 + math.cos(math.pi * progress))

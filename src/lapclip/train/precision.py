@@ -27,15 +27,16 @@ class RoundedCopy:
 
     def __init__(self, model: CLIP, dtype: torch.dtype) -> None:
         self.model = copy.deepcopy(model)
-        self._exact: list[nn.Parameter] = []
-        self._rounded: list[nn.Parameter] = []
+        self._exact: list[Tensor] = []
+        self._rounded: list[Tensor] = []
         for name, parameter in model.named_parameters():
             path, _, last = name.rpartition(".")
             owner = self.model.get_submodule(path)
             if enters_products(name):
-                setattr(owner, last, nn.Parameter(parameter.detach().to(dtype)))
+                rounded = nn.Parameter(parameter.detach().to(dtype), requires_grad=parameter.requires_grad)
+                setattr(owner, last, rounded)
                 self._exact.append(parameter)
-                self._rounded.append(getattr(owner, last))
+                self._rounded.append(rounded)
             else:
                 setattr(owner, last, parameter)
 
@@ -53,13 +54,19 @@ class RoundedCopy:
     @torch.no_grad()
     def hand_over(self) -> None:
         """Add the gradients to the original's, in float32, so that those of many micro-batches do not lose digits."""
-        gradients = [parameter.grad for parameter in self._rounded if parameter.grad is not None]
-        if self._exact[0].grad is None:
-            for parameter in self._exact:
-                parameter.grad = torch.empty_like(parameter)
-            torch._foreach_copy_([p.grad for p in self._exact], gradients)  # pyright: ignore[reportPrivateImportUsage]
-        else:
-            torch._foreach_add_([p.grad for p in self._exact], gradients)  # pyright: ignore[reportPrivateImportUsage]
+        pairs = [
+            (exact, rounded.grad)
+            for exact, rounded in zip(self._exact, self._rounded, strict=True)
+            if rounded.grad is not None
+        ]
+        first = any(exact.grad is None for exact, _ in pairs)  # of the micro-batches of this step
+        sums: list[Tensor] = []
+        for exact, _ in pairs:
+            exact.grad = torch.empty_like(exact) if first else exact.grad
+            assert exact.grad is not None
+            sums.append(exact.grad)
+        combine = torch._foreach_copy_ if first else torch._foreach_add_  # pyright: ignore[reportPrivateImportUsage]
+        combine(sums, [gradient for _, gradient in pairs])
         self.forget()
 
 

@@ -6,35 +6,48 @@ Shapes: B batch, P patches, K patches kept.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from lapclip.config import TrainConfig
+from lapclip.data.augment import draw_boxes, view
 from lapclip.data.batches import Batch
 from lapclip.data.pixels import normalise
 from lapclip.loss import batch_accuracy, contrastive_loss
 from lapclip.machine.devices import DTYPES, Device
 from lapclip.machine.timing import Stopwatch
 from lapclip.model.clip import CLIP
-from lapclip.randomness import derived_seed
+from lapclip.randomness import derived_seed, generator
 from lapclip.train.precision import LossScale, RoundedCopy
+from lapclip.train.schedule import is_cheap, patches_kept, picture_side
 
 
-class Inputs(NamedTuple):
-    """What an update works on: uint8 pictures (B, S, S, C), captions (B, L), true pairs (B, B), patches kept (B, K)."""
+@dataclass(frozen=True)
+class Inputs:
+    """What an update works on. Pictures stay uint8 until they are on the device."""
 
-    pixels: Tensor
-    tokens: Tensor
-    positives: Tensor
-    kept: Tensor | None
+    pixels_BSSC: Tensor
+    tokens_BL: Tensor
+    positives_BB: Tensor
+    kept_BK: Tensor | None
+    """The patches each picture keeps; None keeps all."""
+    boxes_B5: Tensor | None
+    """The part of each picture to look at (`data/augment.py`); None looks at all of it."""
+    side: int
+    """The size at which to look at it."""
+
+    def __len__(self) -> int:
+        return len(self.tokens_BL)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Every part that is there."""
+        return {name: part for name, part in vars(self).items() if isinstance(part, Tensor)}
 
     def each(self, change: Callable[[Tensor], Tensor]) -> Inputs:
         """The same change made to every part."""
-        kept = None if self.kept is None else change(self.kept)
-        return Inputs(change(self.pixels), change(self.tokens), change(self.positives), kept)
+        return replace(self, **{name: change(part) for name, part in self.tensors().items()})
 
 
 @dataclass(frozen=True)
@@ -58,7 +71,7 @@ class TrainStep:
         self.worker = self.rounded.model if self.rounded else model
         """The model that computes: the model itself, or its copy in half precision."""
         self.loss_scale = LossScale(device.torch) if config.dtype == "float16" else None
-        names, self._parameters = zip(*model.named_parameters(), strict=True)
+        names, self._parameters = zip(*((n, p) for n, p in model.named_parameters() if p.requires_grad), strict=True)
         parts = [part_of(name) for name in names]
         self.parts = list(dict.fromkeys(parts))
         self._part_index = torch.tensor([self.parts.index(part) for part in parts], device=device.torch)
@@ -77,8 +90,16 @@ class TrainStep:
 
     def inputs(self, batch: Batch, step: int) -> Inputs:
         """What an update needs, still on the CPU."""
-        pixels, tokens, positives = map(torch.from_numpy, (batch.pixels_BSSC, batch.tokens_BL, batch.positives_BB))
-        return Inputs(pixels, tokens, positives, self._kept_patches(len(tokens), step))
+        config = self.config
+        cheap = is_cheap(step, config.steps, config)
+        return Inputs(
+            pixels_BSSC=torch.from_numpy(batch.pixels_BSSC),
+            tokens_BL=torch.from_numpy(batch.tokens_BL),
+            positives_BB=torch.from_numpy(batch.positives_BB),
+            kept_BK=self._kept_patches(len(batch.tokens_BL), step, cheap=cheap),
+            boxes_B5=draw_boxes(batch.sided_B, config.crop, config.flip, generator(config.seed, "boxes", step)),
+            side=picture_side(cheap, config, self.model.shape),
+        )
 
     def set_learning_rate(self, lr: float) -> None:
         """A number, or written into a tensor that a recorded graph reads."""
@@ -93,12 +114,12 @@ class TrainStep:
         self.optimizer.zero_grad(set_to_none=True)
         if self.rounded:
             self.rounded.refresh()
-        micro_batch = self.config.micro_batch or len(inputs.tokens)
-        compute = self._whole if micro_batch >= len(inputs.tokens) else self._in_parts
+        micro_batch = self.config.micro_batch or len(inputs)
+        compute = self._whole if micro_batch >= len(inputs) else self._in_parts
         loss, logits_BB = compute(inputs, watch)
         with watch.phase("optimizer"):
             grad_norm, part_norms = self._clip_gradients()
-            accuracies = batch_accuracy(logits_BB, inputs.positives)
+            accuracies = batch_accuracy(logits_BB, inputs.positives_BB)
             scalars = torch.stack((loss.detach(), *accuracies, self.model.logit_scale.detach(), grad_norm))
             self._optimize(grad_norm)
             self.model.hold_temperature()
@@ -112,15 +133,16 @@ class TrainStep:
     def _encode(self, inputs: Inputs, watch: Stopwatch) -> tuple[Tensor, Tensor]:
         """Embeddings of pictures, which stay uint8 until here, and of captions."""
         with watch.phase("preprocess"):
-            pixels_BCSS = normalise(inputs.pixels)
+            pixels_BCSS = view(normalise(inputs.pixels_BSSC), inputs.boxes_B5, inputs.side)
         with watch.phase("forward"):
-            return self.worker.encode_image(pixels_BCSS, inputs.kept), self.worker.encode_text(inputs.tokens)
+            image_BE = self.worker.encode_image(pixels_BCSS, inputs.kept_BK)
+            return image_BE, self.worker.encode_text(inputs.tokens_BL)
 
     def _whole(self, inputs: Inputs, watch: Stopwatch) -> tuple[Tensor, Tensor]:
         """Loss, logits and gradients of a batch that fits in memory."""
         image_BE, text_BE = self._encode(inputs, watch)
         with watch.phase("forward"):
-            loss, logits_BB = contrastive_loss(image_BE, text_BE, self.model.logit_scale.exp(), inputs.positives)
+            loss, logits_BB = contrastive_loss(image_BE, text_BE, self.model.logit_scale.exp(), inputs.positives_BB)
         with watch.phase("backward"):
             self._scaled(loss).backward()
             if self.rounded:
@@ -137,7 +159,7 @@ class TrainStep:
             encoded = [self._encode(part, watch) for part in self._parts(inputs)]
         image_BE, text_BE = (torch.cat(side).requires_grad_() for side in zip(*encoded, strict=True))
         with watch.phase("forward"):
-            loss, logits_BB = contrastive_loss(image_BE, text_BE, self.model.logit_scale.exp(), inputs.positives)
+            loss, logits_BB = contrastive_loss(image_BE, text_BE, self.model.logit_scale.exp(), inputs.positives_BB)
         with watch.phase("backward"):
             self._scaled(loss).backward()
         assert image_BE.grad is not None
@@ -159,7 +181,7 @@ class TrainStep:
     def _parts(self, inputs: Inputs) -> Iterator[Inputs]:
         """Slices of a micro-batch each. What was drawn for the batch, such as dropped patches, is sliced with it."""
         size = self.config.micro_batch
-        for at in range(0, len(inputs.tokens), size):
+        for at in range(0, len(inputs), size):
             yield inputs.each(lambda part, at=at: part[at : at + size])
 
     def _figures(self, values: list[float]) -> Figures:
@@ -190,12 +212,11 @@ class TrainStep:
             torch.nn.utils.clip_grads_with_norm_(self._parameters, self.config.clip_norm, grad_norm)
         return grad_norm, part_norms
 
-    def _kept_patches(self, batch_size: int, step: int) -> Tensor | None:
+    def _kept_patches(self, batch_size: int, step: int, *, cheap: bool) -> Tensor | None:
         """Which patches each picture keeps this step, in order; None keeps all."""
-        if not self.config.patch_dropout:
+        kept, patches = patches_kept(cheap, self.config, self.model.shape)
+        if kept == patches:
             return None
-        patches = self.model.image.patches
-        kept = max(1, round(patches * (1 - self.config.patch_dropout)))
         draw = torch.Generator().manual_seed(derived_seed(self.config.seed, "patches", step))
         return torch.rand(batch_size, patches, generator=draw).argsort(dim=1)[:, :kept].sort(dim=1).values
 

@@ -12,11 +12,15 @@ import os
 import statistics
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
+from lapclip import __version__
 from lapclip.config import AUTO, ModelConfig, TrainConfig
+from lapclip.errors import ConfigError
 from lapclip.machine.devices import DTYPES, Device
 from lapclip.machine.facts import cache_folder, machine_facts
 from lapclip.model.kernels import ATTENTION, LINEAR, attention, has_onednn, linear
@@ -24,15 +28,18 @@ from lapclip.model.kernels import ATTENTION, LINEAR, attention, has_onednn, line
 ROUNDS = 5
 SECONDS = 4.0
 """The most a comparison may take; it has two rounds at least."""
+TOLERANCE = {"float32": 1e-4, "bfloat16": 3e-2, "float16": 5e-3}
+"""How far a form may be from float32 on the CPU, relative to the norm; rounding alone stays below a third of it."""
+FEW = 4
+"""Pairs that show whether a form is right."""
 WORTH = 1.03
 """How much faster than torch's own form another one has to be: less is noise."""
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """What a tower sees in one pass."""
+    """What a tower sees of a pair."""
 
-    batch: int
     tokens: int
     width: int
     heads: int
@@ -44,109 +51,176 @@ def choose_kernels(
     """Settings of TrainConfig that are "auto", decided, and the reason for each."""
     batch = min(train.batch_size, train.micro_batch or train.batch_size)
     patches = max(1, round((model.image_size // model.patch) ** 2 * (1 - train.patch_dropout)))
-    image = Sizes(batch, 1 + patches, model.image_width, model.image_heads)
-    text = Sizes(batch, caption_tokens, model.text_width, model.text_heads)
+    image = Sizes(1 + patches, model.image_width, model.image_heads)
+    text = Sizes(caption_tokens, model.text_width, model.text_heads)
+    check_kernels(train, device)
     comparisons = {
-        "image_attention": lambda: _compare_attention(image, train.dtype, device, causal=False),
-        "text_attention": lambda: _compare_attention(text, train.dtype, device, causal=True),
-        "linear": lambda: _compare_linear((image, text), train.dtype, device),
+        "image_attention": (ATTENTION, _attention(image, causal=False)),
+        "text_attention": (ATTENTION, _attention(text, causal=True)),
+        "linear": (LINEAR, _linear((image, text))),
     }
     choices, reasons = {}, {}
-    for name, compare in comparisons.items():
+    for name, (forms, operation) in comparisons.items():
         if getattr(train, name) != AUTO:
-            choices[name], reasons[f"train.{name}"] = getattr(train, name), "asked for"
-            continue
-        key = f"{name} {image} {text} {train.dtype} {device.kind} {torch.get_num_threads()} {_machine(device)}"
-        choices[name], reasons[f"train.{name}"] = _remembered(key) or _remember(key, *compare())
+            choice = getattr(train, name), "asked for"
+        elif name == "linear" and not has_onednn(device.torch, DTYPES[train.dtype]):
+            choice = "torch", "the only form here"
+        else:
+            key = f"{name} {batch} {image} {text} {train.dtype} {torch.get_num_threads()} {_machine(device)}"
+            choice = _remembered(key, forms)
+            if choice is None:
+                choice = _fastest(operation, batch, forms, train.dtype, device)
+                _remember(key, *choice)
+        choices[name], reasons[f"train.{name}"] = choice
     return choices, reasons
 
 
-def _compare_attention(sizes: Sizes, dtype: str, device: Device, *, causal: bool) -> tuple[str, str]:
-    place, kind = device.torch, DTYPES[dtype]
-    qkv_BLD = torch.randn(sizes.batch, sizes.tokens, 3 * sizes.width, device=place, dtype=kind, requires_grad=True)
-    grad_BLD = torch.randn(sizes.batch, sizes.tokens, sizes.width, device=place, dtype=kind)
-    return _fastest(
-        {
-            form: lambda form=form: attention(qkv_BLD, sizes.heads, form, causal=causal).backward(grad_BLD)
-            for form in ATTENTION
-        },
-        device,
-    )
+def check_kernels(train: TrainConfig, device: Device) -> None:
+    """Refuse what was asked for and cannot be had here."""
+    if train.linear == "onednn" and not has_onednn(device.torch, DTYPES[train.dtype]):
+        raise ConfigError(
+            f"train.linear onednn cannot be had on {device.kind} in {train.dtype}.", hint="--set train.linear=auto"
+        )
 
 
-def _compare_linear(towers: tuple[Sizes, ...], dtype: str, device: Device) -> tuple[str, str]:
-    if not has_onednn(device.torch):
-        return "torch", "the only form here"
-    place, kind = device.torch, DTYPES[dtype]
-    layers = [
-        (
-            torch.randn(sizes.batch, sizes.tokens, inputs, device=place, dtype=kind, requires_grad=True),
-            torch.randn(outputs, inputs, device=place, requires_grad=True),
-            torch.randn(outputs, device=place, requires_grad=True),
+Run = Callable[[str], list[Tensor]]
+"""Computes one form of an operation and gives back its result and gradients."""
+Operation = Callable[[int, torch.device, torch.dtype], Run]
+"""An operation for so many pairs, somewhere, in some precision, always from the same numbers."""
+
+
+def _attention(sizes: Sizes, *, causal: bool) -> Operation:
+    def prepare(batch: int, place: torch.device, dtype: torch.dtype) -> Run:
+        qkv_BLD, grad_BLD = (
+            _numbers((batch, sizes.tokens, width), place, dtype) for width in (3 * sizes.width, sizes.width)
         )
-        for sizes in towers
-        for inputs, outputs in (
-            (sizes.width, 3 * sizes.width),
-            (sizes.width, sizes.width),
-            (sizes.width, 4 * sizes.width),
-            (4 * sizes.width, sizes.width),
-        )
+
+        def run(form: str) -> list[Tensor]:
+            qkv_BLD.grad = None  # as a step does; adding to an old gradient would be timed too
+            y_BLD = attention(qkv_BLD, sizes.heads, form, causal=causal)
+            y_BLD.backward(grad_BLD.detach())
+            return _results(y_BLD, qkv_BLD)
+
+        return run
+
+    return prepare
+
+
+def _linear(towers: tuple[Sizes, ...]) -> Operation:
+    def prepare(batch: int, place: torch.device, dtype: torch.dtype) -> Run:
+        layers = [
+            [_numbers(shape, place, dtype) for shape in ((batch, sizes.tokens, inputs), (outputs, inputs), (outputs,))]
+            for sizes in towers
+            for inputs, outputs in (
+                (sizes.width, 3 * sizes.width),
+                (sizes.width, sizes.width),
+                (sizes.width, 4 * sizes.width),
+                (4 * sizes.width, sizes.width),
+            )
+        ]
+
+        def run(form: str) -> list[Tensor]:
+            results = []
+            for layer in layers:
+                for part in layer:
+                    part.grad = None
+                y = linear(layer[0], layer[1], layer[2], form)
+                y.backward(y.detach())
+                results += _results(y, *layer)
+            return results
+
+        return run
+
+    return prepare
+
+
+def _numbers(shape: tuple[int, ...], place: torch.device, dtype: torch.dtype) -> Tensor:
+    draw = torch.Generator().manual_seed(sum(shape))
+    return torch.randn(shape, generator=draw).to(place, dtype).requires_grad_()
+
+
+def _results(y: Tensor, *inputs: Tensor) -> list[Tensor]:
+    return [y.detach(), *(part.grad for part in inputs if part.grad is not None)]
+
+
+def _fastest(operation: Operation, batch: int, forms: tuple[str, ...], dtype: str, device: Device) -> tuple[str, str]:
+    """The quickest form that computes the right thing, and why.
+
+    The first form is torch's own, and is kept unless another is clearly faster. Others count only if their results and
+    gradients agree with float32 on the CPU, for a few pairs.
+    """
+    own, *others = forms
+    few = min(batch, FEW)
+    right = operation(few, torch.device("cpu"), torch.float32)(own)
+    here = operation(few, device.torch, DTYPES[dtype])
+    rejected: dict[str, str] = {}
+    for form in others:
+        try:
+            error = _difference(here(form), right)
+            if error > TOLERANCE[dtype]:
+                rejected[form] = f"{form} is off by {error:.1e} here"
+        except Exception as error:  # a library's own error: this machine cannot do it
+            rejected[form] = f"{form} does not run here ({str(error).strip().splitlines()[0][:80]})"
+    good = [form for form in others if form not in rejected]
+    if not good:
+        return own, "; ".join(rejected.values())
+    run = operation(batch, device.torch, DTYPES[dtype])
+    medians = _race({form: lambda form=form: run(form) for form in (own, *good)}, device)
+    best = min(good, key=medians.__getitem__)
+    chosen, other = (best, own) if medians[own] > WORTH * medians[best] else (own, best)
+    return chosen, f"{medians[chosen] * 1e3:.1f} ms against {medians[other] * 1e3:.1f} ms {other}, timed here"
+
+
+def _difference(results: list[Tensor], right: list[Tensor]) -> float:
+    """The largest difference among the results, relative to their norms; infinite where something is not a number."""
+    errors = [
+        ((got.cpu().double() - wanted.double()).norm() / wanted.double().norm()).item()
+        for got, wanted in zip(results, right, strict=True)
     ]
-
-    def run(form: str) -> None:
-        for layer in layers:
-            y = linear(*layer, form)
-            y.backward(y.detach())
-            for part in layer:
-                part.grad = None  # as a step does; adding to an old gradient would be timed too
-
-    return _fastest({form: lambda form=form: run(form) for form in LINEAR}, device)
+    return max(error if error == error else float("inf") for error in errors)
 
 
-def _fastest(forms: dict[str, Callable[[], None]], device: Device) -> tuple[str, str]:
-    """The quickest form and why. The first one is torch's own, and is kept unless another is clearly faster."""
-    seconds: dict[str, list[float]] = {form: [] for form in forms}
+def _race(runs: dict[str, Callable[[], object]], device: Device) -> dict[str, float]:
+    """The median seconds of each, taken in turns, so that a machine that drifts drifts for all."""
+    seconds: dict[str, list[float]] = {name: [] for name in runs}
     began = time.perf_counter()
-    for turn in range(
-        1 + ROUNDS
-    ):  # the first is a warm-up; then in turns, so that a machine that drifts drifts for all
-        for form, run in forms.items():
+    for turn in range(1 + ROUNDS):  # the first is a warm-up
+        for name, run in runs.items():
             device.synchronise()
             start = time.perf_counter()
             run()
             device.synchronise()
             if turn:
-                seconds[form].append(time.perf_counter() - start)
+                seconds[name].append(time.perf_counter() - start)
         if turn >= 2 and time.perf_counter() - began > SECONDS:
             break
-    medians = {form: statistics.median(times) for form, times in seconds.items()}
-    own, *others = medians
-    best = min(others, key=medians.__getitem__)
-    chosen, rejected = (best, own) if medians[own] > WORTH * medians[best] else (own, best)
-    return chosen, f"{medians[chosen] * 1e3:.1f} ms against {medians[rejected] * 1e3:.1f} ms {rejected}, timed here"
+    return {name: statistics.median(times) for name, times in seconds.items()}
 
 
 def _machine(device: Device) -> str:
-    return f"{machine_facts()['chip']} {device.label} torch {torch.__version__}"
+    return f"{machine_facts()['chip']} {device.kind} {device.label} torch {torch.__version__} lapclip {__version__}"
 
 
-def _remembered(key: str) -> tuple[str, str] | None:
+def _remembered(key: str, forms: tuple[str, ...]) -> tuple[str, str] | None:
     try:
         form, reason = json.loads((cache_folder() / "kernels.json").read_text(encoding="utf-8"))[key]
-        return str(form), str(reason)
     except (OSError, ValueError, KeyError, TypeError):
         return None
+    return (form, str(reason)) if form in forms else None
 
 
-def _remember(key: str, form: str, reason: str) -> tuple[str, str]:
+def _remember(key: str, form: str, reason: str) -> None:
     """Kept beside the other things that can be made again. Where that cannot be written, the choice still stands."""
     path = cache_folder() / "kernels.json"
     try:
-        known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-        partial = path.with_name(f".kernels.{os.getpid()}.partial")
+        known = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        known = {}
+    partial = path.with_name(f".kernels.{os.getpid()}.partial")
+    try:
         partial.parent.mkdir(parents=True, exist_ok=True)
         partial.write_text(json.dumps({**known, key: [form, reason]}, indent=1), encoding="utf-8")
         os.replace(partial, path)
-    except (OSError, ValueError, TypeError):
-        pass
-    return form, reason
+    except (OSError, TypeError):
+        with suppress(OSError):
+            partial.unlink(missing_ok=True)

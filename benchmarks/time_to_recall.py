@@ -1,0 +1,73 @@
+"""How long the default recipe takes to find 60 % of the held-out pairs, against the same recipe without its schedules.
+
+    python benchmarks/time_to_recall.py [--seeds 0 1 2] [--set SECTION.FIELD=VALUE ...]
+
+The plain side sees pictures of full size with all patches from first to last; model, pairs, batch, number of
+steps, learning rate and kernels are the same. `--set` changes both sides. Runs take turns and end at the goal;
+the clock includes the evaluation after every epoch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from lapclip.records.store import read_events
+
+GOAL = 0.6
+PLAIN = ["cheap_size=0", "patch_dropout=0.0"]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--seeds", type=int, nargs="*", default=[0, 1, 2])
+    parser.add_argument("--set", action="append", default=[], dest="settings")
+    options = parser.parse_args()
+    times: dict[str, list[float]] = {"plain": [], "recipe": []}
+    with tempfile.TemporaryDirectory() as folder:
+        for seed in options.seeds:
+            for side, changes in (("plain", PLAIN), ("recipe", [])):
+                settings = [f"train.seed={seed}", "evaluate_every_epochs=1", *changes, *options.settings]
+                seconds, line = train(Path(folder), f"{side}-{seed}", settings)
+                times[side].append(seconds)
+                print(f"{side}, seed {seed}: {line}", flush=True)
+    medians = {side: statistics.median(seconds) for side, seconds in times.items()}
+    print(
+        json.dumps(
+            {"goal": GOAL, "seconds": times, "median_seconds": medians, "ratio": medians["plain"] / medians["recipe"]}
+        )
+    )
+
+
+def train(folder: Path, name: str, settings: list[str]) -> tuple[float, str]:
+    """Seconds of training until the goal, where the run is ended, and the epoch of it."""
+    command = [sys.executable, "-m", "lapclip", "train", "--json", "--name", name]
+    for setting in settings:
+        command += ["--set", setting]
+    run = subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    path = folder / "runs" / name / "events.jsonl"
+    try:
+        while True:
+            ended = run.poll() is not None
+            events = list(read_events(path)) if path.exists() else []
+            scored = [event for event in events if event["type"] == "evaluation"]
+            for event in scored:
+                if event["evaluation"]["t2i_r1"] >= GOAL:
+                    seconds = event["time"] - next(first["time"] for first in events if first["type"] == "started")
+                    return seconds, f"T2I R@1 on val at {GOAL:.0%} after {seconds:.1f} s, epoch {event['epoch']}"
+            if ended:
+                return float("inf"), f"T2I R@1 on val never at {GOAL:.0%} (exit status {run.returncode})"
+            time.sleep(0.5)
+    finally:
+        run.terminate()
+        run.wait()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,61 @@
+"""Looking at pictures a little differently each time: random crops and flips, a whole batch at once, on the device.
+
+Shapes: B batch, C colour channels, S picture side. A box is left, top, width, height as shares of the picture, and 1
+where it is to be flipped, else 0.
+"""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+ASPECT = (3 / 4, 4 / 3)
+"""Width to height of a crop."""
+SIDES = re.compile(r"\b(left|right)(most|wards?|[- ]?hand(ed)?)?\b", re.IGNORECASE)
+
+
+def names_sides(caption: str) -> bool:
+    """Whether a caption would be wrong for the flipped picture."""
+    return bool(SIDES.search(caption))
+
+
+def draw_boxes(sided_B: np.ndarray, smallest: float, flip: float, draw: np.random.Generator) -> Tensor | None:
+    """A random box for each picture, at least `smallest` of its area; None where there is nothing to change.
+
+    Flipped with probability `flip`, but never where the caption names a side.
+    """
+    if smallest >= 1 and not flip:
+        return None
+    count = len(sided_B)
+    area = draw.uniform(smallest, 1, count)
+    narrow, wide = np.maximum(ASPECT[0], area), np.minimum(ASPECT[1], 1 / area)  # wider would not fit into the picture
+    aspect = np.exp(draw.uniform(np.log(narrow), np.log(wide)))
+    width, height = np.sqrt(area * aspect), np.sqrt(area / aspect)
+    left, top = draw.random(count) * (1 - width), draw.random(count) * (1 - height)
+    flipped = (draw.random(count) < flip) & ~sided_B
+    return torch.from_numpy(np.stack([left, top, width, height, flipped], axis=1).astype(np.float32))
+
+
+def view(pixels_BCSS: Tensor, boxes_B5: Tensor | None, side: int) -> Tensor:
+    """The boxes of the pictures at the size the model is to see; without boxes the whole pictures."""
+    whole = pixels_BCSS.shape[-1]
+    if boxes_B5 is None and side == whole:
+        return pixels_BCSS
+    finer = max(1, whole // side)  # samples a pixel is the mean of, so that details do not alias when pictures shrink
+    if boxes_B5 is None and whole == finer * side:
+        return F.avg_pool2d(pixels_BCSS, finer)
+    if boxes_B5 is None:
+        boxes_B5 = pixels_BCSS.new_tensor([0, 0, 1, 1, 0]).expand(len(pixels_BCSS), 5)
+    left, top, width, height, flipped = boxes_B5.unbind(1)
+    across = width * (1 - 2 * flipped)
+    zero = torch.zeros_like(left)
+    # From the place in the new picture, -1 to 1, to the place in the old one.
+    rows = [[across, zero, 2 * left + width - 1], [zero, height, 2 * top + height - 1]]
+    map_B23 = torch.stack([torch.stack(row, dim=1) for row in rows], dim=1)
+    grid = F.affine_grid(map_B23, [len(pixels_BCSS), 3, finer * side, finer * side], align_corners=False)
+    fine = F.grid_sample(pixels_BCSS, grid, mode="bilinear", padding_mode="border", align_corners=False)
+    return F.avg_pool2d(fine, finer) if finer > 1 else fine

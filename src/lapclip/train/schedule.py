@@ -1,0 +1,35 @@
+"""What changes over a run: functions of the step alone, so that a resumed run goes on as it would have.
+
+Steps count from 1.
+"""
+
+from __future__ import annotations
+
+import math
+
+from lapclip.config import ModelConfig, TrainConfig
+
+
+def learning_rate(step: int, steps: int, config: TrainConfig) -> float:
+    """Rises linearly over the warm-up, then falls along a cosine to zero after the last step."""
+    warmup = round(config.warmup * steps)
+    if step <= warmup:
+        return config.learning_rate * step / warmup
+    progress = (step - 1 - warmup) / max(1, steps - warmup)
+    return config.learning_rate * 0.5 * (1 + math.cos(math.pi * progress))
+
+
+def is_cheap(step: int, steps: int, config: TrainConfig) -> bool:
+    """Whether a step belongs to the first part of the run, with smaller pictures or fewer patches."""
+    return step <= round(config.cheap_share * steps)
+
+
+def picture_side(cheap: bool, config: TrainConfig, model: ModelConfig) -> int:
+    """The side of the pictures the model sees, in pixels."""
+    return config.cheap_size if cheap and config.cheap_size else model.image_size
+
+
+def patches_kept(cheap: bool, config: TrainConfig, model: ModelConfig) -> tuple[int, int]:
+    """How many patches each picture keeps, and how many it has."""
+    patches = (picture_side(cheap, config, model) // model.patch) ** 2
+    return max(1, round(patches * (1 - (config.patch_dropout if cheap else 0.0)))), patches
