@@ -24,7 +24,7 @@ lint: $(VENV)/ready-to-test ## check style and types
 docs: $(VENV)/ready ## write the generated pages of docs/
 	@$(BIN)/python docs/generate.py
 
-bench: benchmarks/.venv/ready ## time our training step against OpenCLIP's (about 10 minutes)
+bench: benchmarks/.venv/ready ## time our training step against OpenCLIP's (6 minutes on two cores)
 	@benchmarks/.venv/bin/python benchmarks/steps.py
 
 bench-peers: benchmarks/.venv/ready ## set up the environment with the other trainers
