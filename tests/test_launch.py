@@ -9,7 +9,6 @@ import os
 import shutil
 import signal
 import subprocess
-import time
 import tomllib
 from pathlib import Path
 
@@ -28,7 +27,6 @@ from lapclip.model.zoo import SHAPES
 from lapclip.records.runs import find_run
 from lapclip.records.store import read_events
 from lapclip.train import checkpoint
-from lapclip.train.schedule import is_cheap
 
 from .conftest import SMALL, command, set_flags
 
@@ -350,29 +348,22 @@ def test_what_cannot_be_compiled_runs_uncompiled_and_says_so_once(here: Path) ->
     assert tomllib.loads(Path("runs/run/run.toml").read_text())["train"]["compile"] == "none"
 
 
-def test_minutes_count_the_cheap_part_at_its_own_price(here: Path) -> None:
-    data = load_scenes(DataConfig(train_pairs=64), 32)
-
-    class Priced:
-        """A step that takes as long as it is told to."""
-
-        def __init__(self, config) -> None:
-            self.config = config
-
-        def __call__(self, batch, number, lr, watch):
-            cheap = is_cheap(number, self.config.train.steps, self.config.train)
-            return lambda: time.sleep(0.01 if cheap else 0.03)
-
-    settings = ["train.cheap_size=16", "train.cheap_share=0.5"]
+@pytest.mark.parametrize(("share", "seconds"), [(0.0, 3.0), (0.2, 2.6), (0.5, 2.0), (1.0, 1.0)])
+def test_minutes_count_the_cheap_part_at_its_own_price(
+    here: Path, monkeypatch: pytest.MonkeyPatch, share: float, seconds: float
+) -> None:
+    settings = ["train.cheap_size=16", f"train.cheap_share={share}"]
     config = build_config([read_recipe("first-run"), parse_settings([*SMALL, *settings])], SHAPES)
+    data = load_scenes(config.data, 32)
     config, device, _ = launch.settle(config)
     config, tokenizer = launch.fit_vocabulary(config, data)
     plan = BatchPlan(data.train, tokenizer, 77, 16, 0)
-    real = launch.build
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(launch, "build", lambda *given: (Priced(given[0]), real(*given)[1]))
-        step_seconds, _ = launch.time_parts(config, data, plan, tokenizer, device)
-    assert step_seconds == pytest.approx(0.02, rel=0.3)
+
+    def price(step, plan, number, device) -> float:
+        return 1.0 if step.inputs(plan.batch(1), number).side == 16 else 3.0
+
+    monkeypatch.setattr(launch, "time_step", price)
+    assert launch.time_parts(config, data, plan, tokenizer, device)[0] == pytest.approx(seconds)
 
 
 def test_a_graph_is_refused_where_none_can_be_recorded(here: Path) -> None:
