@@ -58,6 +58,7 @@ CPU_ROWS = [
     Row("seed", "bfloat16", 12, 40),
     Row("vit-b-32", "float32", 32, 24),
     Row("mini", "float32", 128, 64),
+    Row("mini", "bfloat16", 128, 64),
 ]
 ACCELERATOR_ROWS = [
     Row("seed", "bfloat16", 12, 40),

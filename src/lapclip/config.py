@@ -149,10 +149,10 @@ class TrainConfig:
     linear: str = knob(AUTO, choices=(AUTO, "torch", "onednn"))
     """Which library computes the linear layers on the CPU: torch's choice, or oneDNN."""
     recompute: bool = knob(False)
-    """Compute blocks again in the backward pass instead of keeping what it computed: less memory, more time."""
+    """Compute blocks again in the backward pass instead of keeping what they computed: less memory, more time."""
     compile: str = knob(AUTO, choices=(AUTO, "none", "compiled", "graph", "compiled-graph"))
     """How a step is sent to the device. `graph` records it once and replays it (CUDA); `compiled` has torch.compile
-    rewrite it first, which takes a minute and a C compiler. `auto` records where that can be had."""
+    rewrite it first, which takes a minute and needs a compiler. `auto` records where that can be had."""
     threads: int | str = knob(AUTO, least=1, choices=(AUTO,))
     """CPU threads. `auto` takes torch's own choice. Kept for the whole run, because results depend on it."""
 

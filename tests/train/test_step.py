@@ -102,6 +102,17 @@ def test_micro_batches_give_the_gradients_of_the_whole_batch(micro_batch: int, c
         assert (one.grad - other.grad).norm() <= 1e-5 * one.grad.norm() + 1e-9, name
 
 
+def test_pictures_are_cropped_only_when_asked_and_as_the_step_says() -> None:
+    assert step_of().inputs(batch_of(), 1).boxes_B5 is None
+    step = step_of(crop=0.5)
+    first, again, other = (step.inputs(batch_of(), number).boxes_B5 for number in (1, 1, 2))
+    assert first is not None
+    assert again is not None
+    assert other is not None
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+
+
 def test_plain_accumulation_would_not_pass_the_test_above() -> None:
     """With half the negatives the loss and its gradients are others: the reason for gradient caching."""
     batch, half = batch_of(8), batch_of(4)

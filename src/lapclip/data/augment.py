@@ -23,13 +23,11 @@ def names_sides(caption: str) -> bool:
     return bool(SIDES.search(caption))
 
 
-def draw_boxes(sided_B: np.ndarray, smallest: float, flip: float, draw: np.random.Generator) -> Tensor | None:
-    """A random box for each picture, at least `smallest` of its area; None where there is nothing to change.
+def draw_boxes(sided_B: np.ndarray, smallest: float, flip: float, draw: np.random.Generator) -> Tensor:
+    """A random box for each picture, at least `smallest` of its area.
 
     Flipped with probability `flip`, but never where the caption names a side.
     """
-    if smallest >= 1 and not flip:
-        return None
     count = len(sided_B)
     area = draw.uniform(smallest, 1, count)
     narrow, wide = np.maximum(ASPECT[0], area), np.minimum(ASPECT[1], 1 / area)  # wider would not fit into the picture

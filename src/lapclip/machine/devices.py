@@ -151,7 +151,7 @@ def prepare(device: Device, threads: int) -> None:
 def _keep_freed_memory() -> None:
     """Have the C library reuse large blocks instead of giving them back to the system after each operation.
 
-    Each block taken anew is filled with zeros by the system, a page at a time: 250,000 pages a step for `seed`.
+    Each block taken anew is filled with zeros by the system, a page at a time.
     """
     if sys.platform != "linux":
         return

@@ -37,9 +37,13 @@ class Compute:
 
 
 def has_onednn(device: torch.device, dtype: torch.dtype = torch.float32) -> bool:
-    """Whether the `onednn` form can be had: on the CPU, in builds of torch that carry the library."""
-    known = dtype in (torch.float32, torch.bfloat16) and hasattr(torch.ops.mkldnn, "_linear_pointwise")
-    return device.type == "cpu" and known
+    """Whether the `onednn` form can be had: on the CPU, in builds of torch that carry the library.
+
+    It computes bfloat16 only on processors that know it; torch's own form does so everywhere.
+    """
+    if device.type != "cpu" or not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
+        return False
+    return dtype == torch.float32 or (dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 def layer_norm(x_BLD: Tensor, weight_D: Tensor, bias_D: Tensor, eps: float) -> Tensor:

@@ -97,7 +97,7 @@ class TrainStep:
             tokens_BL=torch.from_numpy(batch.tokens_BL),
             positives_BB=torch.from_numpy(batch.positives_BB),
             kept_BK=self._kept_patches(len(batch.tokens_BL), step, cheap=cheap),
-            boxes_B5=draw_boxes(batch.sided_B, config.crop, config.flip, generator(config.seed, "boxes", step)),
+            boxes_B5=self._boxes(batch, step),
             side=picture_side(cheap, config, self.model.shape),
         )
 
@@ -211,6 +211,11 @@ class TrainStep:
         if self.config.clip_norm:
             torch.nn.utils.clip_grads_with_norm_(self._parameters, self.config.clip_norm, grad_norm)
         return grad_norm, part_norms
+
+    def _boxes(self, batch: Batch, step: int) -> Tensor | None:
+        """Which part of each picture to look at this step; None looks at all of it."""
+        crop, flip, seed = self.config.crop, self.config.flip, self.config.seed
+        return None if crop == 1 and not flip else draw_boxes(batch.sided_B, crop, flip, generator(seed, "boxes", step))
 
     def _kept_patches(self, batch_size: int, step: int, *, cheap: bool) -> Tensor | None:
         """Which patches each picture keeps this step, in order; None keeps all."""

@@ -83,14 +83,14 @@ def check_kernels(train: TrainConfig, device: Device) -> None:
         )
 
 
-Run = Callable[[str], list[Tensor]]
+Trial = Callable[[str], list[Tensor]]
 """Computes one form of an operation and gives back its result and gradients."""
-Operation = Callable[[int, torch.device, torch.dtype], Run]
+Operation = Callable[[int, torch.device, torch.dtype], Trial]
 """An operation for so many pairs, somewhere, in some precision, always from the same numbers."""
 
 
 def _attention(sizes: Sizes, *, causal: bool) -> Operation:
-    def prepare(batch: int, place: torch.device, dtype: torch.dtype) -> Run:
+    def prepare(batch: int, place: torch.device, dtype: torch.dtype) -> Trial:
         qkv_BLD, grad_BLD = (
             _numbers((batch, sizes.tokens, width), place, dtype) for width in (3 * sizes.width, sizes.width)
         )
@@ -107,7 +107,7 @@ def _attention(sizes: Sizes, *, causal: bool) -> Operation:
 
 
 def _linear(towers: tuple[Sizes, ...]) -> Operation:
-    def prepare(batch: int, place: torch.device, dtype: torch.dtype) -> Run:
+    def prepare(batch: int, place: torch.device, dtype: torch.dtype) -> Trial:
         layers = [
             [_numbers(shape, place, dtype) for shape in ((batch, sizes.tokens, inputs), (outputs, inputs), (outputs,))]
             for sizes in towers
