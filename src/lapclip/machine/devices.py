@@ -85,6 +85,30 @@ class Device:
         return facts.peak_memory_bytes()
 
 
+class SideBySide:
+    """Two computations at once on CUDA, where small ones leave most of the chip idle; elsewhere one after the other.
+
+    Their backward passes run at once too: torch sends each to where its forward pass ran.
+    """
+
+    def __init__(self, device: Device, *, at_once: bool) -> None:
+        self._stream = torch.cuda.Stream() if at_once and device.kind == "cuda" else None
+
+    def __call__(
+        self, first: Callable[[], torch.Tensor], second: Callable[[], torch.Tensor]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        if self._stream is None:
+            return first(), second()
+        here = torch.cuda.current_stream()
+        self._stream.wait_stream(here)
+        with torch.cuda.stream(self._stream):
+            aside = second()
+        result = first()
+        here.wait_stream(self._stream)
+        aside.record_stream(here)  # its memory may not be given to others while it is read here
+        return result, aside
+
+
 def ready_for_attention(tensor: torch.Tensor) -> torch.Tensor:
     """On MPS attention has been silently wrong for permuted inputs (pytorch issues 163597, 181133)."""
     return tensor.contiguous() if tensor.device.type == "mps" else tensor

@@ -16,7 +16,7 @@ from lapclip.data.augment import draw_boxes, view
 from lapclip.data.batches import Batch
 from lapclip.data.pixels import normalise
 from lapclip.loss import batch_accuracy, contrastive_loss
-from lapclip.machine.devices import DTYPES, Device
+from lapclip.machine.devices import DTYPES, Device, SideBySide
 from lapclip.machine.timing import Stopwatch
 from lapclip.model.clip import CLIP
 from lapclip.randomness import derived_seed, generator
@@ -71,6 +71,7 @@ class TrainStep:
         self.worker = self.rounded.model if self.rounded else model
         """The model that computes: the model itself, or its copy in half precision."""
         self.loss_scale = LossScale(device.torch) if config.dtype == "float16" else None
+        self._towers = SideBySide(device, at_once="graph" in config.compile)
         names, self._parameters = zip(*((n, p) for n, p in model.named_parameters() if p.requires_grad), strict=True)
         parts = [part_of(name) for name in names]
         self.parts = list(dict.fromkeys(parts))
@@ -118,7 +119,7 @@ class TrainStep:
         compute = self._whole if micro_batch >= len(inputs) else self._in_parts
         loss, logits_BB = compute(inputs, watch)
         with watch.phase("optimizer"):
-            grad_norm, part_norms = self._clip_gradients()
+            grad_norm, part_norms = self._gradient_norms()
             accuracies = batch_accuracy(logits_BB, inputs.positives_BB)
             scalars = torch.stack((loss.detach(), *accuracies, self.model.logit_scale.detach(), grad_norm))
             self._optimize(grad_norm)
@@ -135,8 +136,10 @@ class TrainStep:
         with watch.phase("preprocess"):
             pixels_BCSS = view(normalise(inputs.pixels_BSSC), inputs.boxes_B5, inputs.side)
         with watch.phase("forward"):
-            image_BE = self.worker.encode_image(pixels_BCSS, inputs.kept_BK)
-            return image_BE, self.worker.encode_text(inputs.tokens_BL)
+            return self._towers(
+                lambda: self.worker.encode_image(pixels_BCSS, inputs.kept_BK),
+                lambda: self.worker.encode_text(inputs.tokens_BL),
+            )
 
     def _whole(self, inputs: Inputs, watch: Stopwatch) -> tuple[Tensor, Tensor]:
         """Loss, logits and gradients of a batch that fits in memory."""
@@ -187,30 +190,39 @@ class TrainStep:
     def _figures(self, values: list[float]) -> Figures:
         return Figures(*values[:5], part_norms=dict(zip(self.parts, values[5:], strict=True)))
 
-    def _optimize(self, grad_norm: Tensor) -> None:
-        """Update the weights, unless float16's gradients overflowed."""
-        if self.loss_scale is None:
-            self.optimizer.step()
-            return
-        overflowed = ~grad_norm.isfinite()
-        if self.device.fused_adamw:  # the kernel looks at the mark itself, so nothing waits for the device
-            setattr(self.optimizer, "found_inf", overflowed.float())  # noqa: B010 (where torch's own GradScaler puts it)
-            self.optimizer.step()
-        elif not overflowed:
-            self.optimizer.step()
-        self.loss_scale.update(overflowed)
-
-    def _clip_gradients(self) -> tuple[Tensor, Tensor]:
-        """Shorten the gradients where they are too long; their norm before that, in all and by part."""
-        gradients = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
-        if self.loss_scale is not None:
-            torch._foreach_div_(gradients, self.loss_scale.scale)  # pyright: ignore[reportPrivateImportUsage]
-        squares = torch.stack(torch._foreach_norm(gradients)) ** 2  # pyright: ignore[reportPrivateImportUsage]
+    def _gradient_norms(self) -> tuple[Tensor, Tensor]:
+        """Length of the gradients, in all and by part."""
+        norms = torch.stack(torch._foreach_norm(self._gradients()))  # pyright: ignore[reportPrivateImportUsage]
+        squares = (norms if self.loss_scale is None else norms / self.loss_scale.scale) ** 2
         part_norms = torch.zeros(len(self.parts), device=squares.device).index_add_(0, self._part_index, squares).sqrt()
-        grad_norm = squares.sum().sqrt()
-        if self.config.clip_norm:
-            torch.nn.utils.clip_grads_with_norm_(self._parameters, self.config.clip_norm, grad_norm)
-        return grad_norm, part_norms
+        return squares.sum().sqrt(), part_norms
+
+    def _optimize(self, grad_norm: Tensor) -> None:
+        """Update the weights: gradients that are too long are shortened, float16's that overflowed are left out."""
+        overflowed = ~grad_norm.isfinite() if self.loss_scale is not None else None
+        divisor = self._divisor(grad_norm)
+        if self.device.fused_adamw:
+            # The kernel divides and looks at the mark itself, which saves a pass over the gradients and a wait.
+            setattr(self.optimizer, "grad_scale", divisor)  # noqa: B010 (where torch's own GradScaler puts them)
+            setattr(self.optimizer, "found_inf", None if overflowed is None else overflowed.float())  # noqa: B010
+            self.optimizer.step()
+        elif overflowed is None or not overflowed:
+            if divisor is not None:
+                torch._foreach_div_(self._gradients(), divisor)  # pyright: ignore[reportPrivateImportUsage]
+            self.optimizer.step()
+        if self.loss_scale is not None and overflowed is not None:
+            self.loss_scale.update(overflowed)
+
+    def _divisor(self, grad_norm: Tensor) -> Tensor | None:
+        """What the gradients are too large by: float16's scale, and what exceeds the longest they may be."""
+        scale = None if self.loss_scale is None else self.loss_scale.scale.clone()
+        if not self.config.clip_norm:
+            return scale
+        excess = (grad_norm / self.config.clip_norm).clamp(min=1.0)
+        return excess if scale is None else excess * scale
+
+    def _gradients(self) -> list[Tensor]:
+        return [parameter.grad for parameter in self._parameters if parameter.grad is not None]
 
     def _boxes(self, batch: Batch, step: int) -> Tensor | None:
         """Which part of each picture to look at this step; None looks at all of it."""
