@@ -53,11 +53,12 @@ def layer_norm(x_BLD: Tensor, weight_D: Tensor, bias_D: Tensor, eps: float) -> T
     return F.layer_norm(x_BLD.to(weight_D.dtype), weight_D.shape, weight_D, bias_D, eps).to(x_BLD.dtype)
 
 
-def linear(x: Tensor, weight_OI: Tensor, bias_O: Tensor | None, form: str) -> Tensor:
-    """x times the transposed weight, plus the bias, in the precision of x."""
+def linear(x: Tensor, weight_OI: Tensor, bias_O: Tensor | None, form: str, added: Tensor | None = None) -> Tensor:
+    """x times the transposed weight, plus the bias and what is to be added, in the precision of x."""
     if form == "onednn" and has_onednn(x.device, x.dtype):
-        return _OneDnnLinear.apply(x, weight_OI, bias_O)  # pyright: ignore[reportReturnType]
-    return F.linear(x, weight_OI.to(x.dtype), None if bias_O is None else bias_O.to(x.dtype))
+        return _OneDnnLinear.apply(x, weight_OI, bias_O, added)  # pyright: ignore[reportReturnType]
+    y = F.linear(x, weight_OI.to(x.dtype), None if bias_O is None else bias_O.to(x.dtype))
+    return y if added is None else added + y
 
 
 def attention(qkv_BLD: Tensor, heads: int, form: str, *, causal: bool) -> Tensor:
@@ -88,17 +89,18 @@ class _OneDnnLinear(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, x: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:
+    def forward(ctx, x: Tensor, weight_OI: Tensor, bias_O: Tensor | None, added: Tensor | None) -> Tensor:
         rounded_OI = weight_OI.to(x.dtype)
         x_NI = x.reshape(-1, x.shape[-1])
         ctx.save_for_backward(x_NI, rounded_OI)
         ctx.x_shape, ctx.weight_dtype = x.shape, weight_OI.dtype
-        y_NO = _onednn_product(x_NI, rounded_OI, None if bias_O is None else bias_O.to(x.dtype))
-        return y_NO.view(*x.shape[:-1], -1)
+        rounded_O = None if bias_O is None else bias_O.to(x.dtype)
+        added_NO = None if added is None else added.reshape(-1, added.shape[-1])
+        return _onednn_product(x_NI, rounded_OI, rounded_O, added_NO).view(*x.shape[:-1], -1)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, grad: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def backward(ctx, grad: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         x_NI, weight_OI = ctx.saved_tensors
         grad_NO = grad.reshape(-1, grad.shape[-1])
         grad_x = grad_weight = grad_bias = None
@@ -108,11 +110,15 @@ class _OneDnnLinear(torch.autograd.Function):
             grad_weight = _weight_gradient(x_NI, grad_NO).to(ctx.weight_dtype)
         if ctx.needs_input_grad[2]:
             grad_bias = grad_NO.sum(0, dtype=ctx.weight_dtype)
-        return grad_x, grad_weight, grad_bias
+        return grad_x, grad_weight, grad_bias, grad if ctx.needs_input_grad[3] else None
 
 
-def _onednn_product(left_NK: Tensor, right_MK: Tensor, bias_M: Tensor | None = None) -> Tensor:
-    """left times the transposed right."""
+def _onednn_product(
+    left_NK: Tensor, right_MK: Tensor, bias_M: Tensor | None = None, added_NM: Tensor | None = None
+) -> Tensor:
+    """left times the transposed right, plus what is to be added, in one pass over the result."""
+    if added_NM is not None:
+        return torch.ops.mkldnn._linear_pointwise.binary(left_NK, added_NM, right_MK, bias_M, "add")
     return torch.ops.mkldnn._linear_pointwise(left_NK, right_MK, bias_M, "none", [], "")
 
 

@@ -18,8 +18,9 @@ class Linear(nn.Linear):
 
     compute = Compute()
 
-    def forward(self, input: Tensor) -> Tensor:
-        return linear(input, self.weight, self.bias, self.compute.linear)
+    def forward(self, input: Tensor, added: Tensor | None = None) -> Tensor:
+        """What is to be added to the result, if anything, is added on the way."""
+        return linear(input, self.weight, self.bias, self.compute.linear, added)
 
     def rows(self, x: Tensor, first: int, last: int) -> Tensor:
         """Some of the outputs alone."""
@@ -44,16 +45,18 @@ class Attention(nn.Module):
         self.qkv = Linear(width, 3 * width)
         self.out = Linear(width, width)
 
-    def forward(self, x_BLD: Tensor) -> Tensor:
-        return self.out(attention(self.qkv(x_BLD), self.heads, self.compute.attention, causal=self.causal))
+    def forward(self, x_BLD: Tensor, added_BLD: Tensor) -> Tensor:
+        seen_BLD = attention(self.qkv(x_BLD), self.heads, self.compute.attention, causal=self.causal)
+        return self.out(seen_BLD, added_BLD)
 
-    def one_query(self, x_BLD: Tensor, query_BD: Tensor, mask: Tensor | None) -> Tensor:
+    def one_query(self, x_BLD: Tensor, query_BD: Tensor, added_BD: Tensor, mask: Tensor | None) -> Tensor:
         """Attention of a single token per sequence over all tokens; the mask is (B, 1, 1, L)."""
         width = x_BLD.shape[-1]
         query = self.qkv.rows(query_BD, 0, width).unsqueeze(1)
         key, value = self.qkv.rows(x_BLD, width, 3 * width).chunk(2, dim=-1)
         query, key, value = (split_heads(part, self.heads) for part in (query, key, value))
-        return self.out(merge_heads(F.scaled_dot_product_attention(query, key, value, attn_mask=mask))).squeeze(1)
+        seen_B1D = merge_heads(F.scaled_dot_product_attention(query, key, value, attn_mask=mask))
+        return self.out(seen_B1D.squeeze(1), added_BD)
 
 
 class Block(nn.Module):
@@ -68,8 +71,8 @@ class Block(nn.Module):
         self.mlp_out = Linear(4 * width, width)
 
     def forward(self, x_BLD: Tensor) -> Tensor:
-        x_BLD = x_BLD + self.attention(self.ln_1(x_BLD))
-        return x_BLD + self._mlp(self.ln_2(x_BLD))
+        x_BLD = self.attention(self.ln_1(x_BLD), x_BLD)
+        return self._mlp(self.ln_2(x_BLD), x_BLD)
 
     def initialise(self, depth: int, generator: torch.Generator) -> None:
         """CLIP's initial values: what is added to the residual stream shrinks with the depth of the stack."""
@@ -88,11 +91,11 @@ class Block(nn.Module):
         """What `forward` gives at one token of each sequence, computed for that token alone."""
         rows_B = torch.arange(len(x_BLD), device=x_BLD.device)
         normed_BLD = self.ln_1(x_BLD)
-        x_BD = x_BLD[rows_B, token_B] + self.attention.one_query(normed_BLD, normed_BLD[rows_B, token_B], mask)
-        return x_BD + self._mlp(self.ln_2(x_BD))
+        x_BD = self.attention.one_query(normed_BLD, normed_BLD[rows_B, token_B], x_BLD[rows_B, token_B], mask)
+        return self._mlp(self.ln_2(x_BD), x_BD)
 
-    def _mlp(self, x: Tensor) -> Tensor:
-        return self.mlp_out(F.gelu(self.mlp_in(x)))
+    def _mlp(self, x: Tensor, added: Tensor) -> Tensor:
+        return self.mlp_out(F.gelu(self.mlp_in(x)), added)
 
 
 class Transformer(nn.Module):
