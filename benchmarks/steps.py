@@ -25,7 +25,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
-from arithmetic import best_rate, operations, step_products
 
 from lapclip.config import TrainConfig
 from lapclip.data.batches import Batch
@@ -36,6 +35,7 @@ from lapclip.machine.timing import Stopwatch
 from lapclip.model.clip import CLIP
 from lapclip.model.zoo import SHAPES
 from lapclip.train.graph import AnyStep, make_step
+from lapclip.tune.arithmetic import best_rate, operations, step_products
 from lapclip.tune.kernels import choose_kernels
 
 

@@ -139,7 +139,8 @@ class TrainConfig:
     checkpoint_every_epochs: int = knob(0, least=0)
     """Epochs between checkpoints; 0 writes none by the epoch."""
     device: str = knob(AUTO, choices=(AUTO, "cpu", "accelerator", "cuda", "mps", "xpu"))
-    """Where to compute. `auto` takes the accelerator where there is one, else the CPU."""
+    """Where to compute. Like the other `auto` settings it is settled by timing real steps (`lapclip tune`) or, where
+    the run is too short for that, plainly: the accelerator where there is one, float32."""
     dtype: str = knob(AUTO, choices=(AUTO, "float32", "bfloat16", "float16"))
     """Precision of the products. The weights that are kept and updated stay float32."""
     image_attention: str = knob(AUTO, choices=(AUTO, "fused", "products"))
@@ -154,7 +155,9 @@ class TrainConfig:
     """How a step is sent to the device. `graph` records it once and replays it (CUDA); `compiled` has torch.compile
     rewrite it first, which takes a minute and needs a compiler. `auto` records where that can be had."""
     threads: int | str = knob(AUTO, least=1, choices=(AUTO,))
-    """CPU threads. `auto` takes torch's own choice. Kept for the whole run, because results depend on it."""
+    """CPU threads. `auto` starts from torch's own choice. Kept for the whole run, because results depend on it."""
+    loader_threads: int | str = knob(AUTO, least=1, choices=(AUTO,))
+    """Threads that prepare the next batches. `auto` takes as few as keep up with the step."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -36,7 +37,14 @@ from lapclip.records.store import EventLog, Listener, read_events
 from lapclip.train.checkpoint import load_newest
 from lapclip.train.graph import WARM_UP, AnyStep, make_step
 from lapclip.train.loop import Training, score
-from lapclip.tune.kernels import check_kernels, choose_kernels
+from lapclip.tune.compare import QUICK_SECONDS, SECONDS, read_shared
+from lapclip.tune.compare import compare as compare_devices
+from lapclip.tune.kernels import check_kernels
+from lapclip.tune.loading import choose_loader_threads
+from lapclip.tune.measure import Tell
+from lapclip.tune.notebook import Notebook
+from lapclip.tune.search import Search, describe
+from lapclip.tune.settle import remember, settle
 
 
 @dataclass(frozen=True)
@@ -65,10 +73,11 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Hooks:
-    """Who wants to know: listeners for events, and progress while data is made."""
+    """Who wants to know: listeners for events, and progress while data is made and settings are tried."""
 
     listeners: Sequence[Listener] = ()
     data_progress: DataProgress | None = None
+    tuning_progress: Tell = lambda text: None
 
 
 def start(
@@ -81,14 +90,16 @@ def start(
         raise ConfigError(f"--minutes must be more than 0, not {minutes:g}.", hint="lapclip train --minutes 5")
     flags = Layer("--minutes", {"train": {"minutes": minutes}} if minutes is not None else {})
     config = build_config([read_recipe(recipe), flags, parse_settings(settings)], SHAPES)
+    devices.available(config.train.device)  # an unknown device is refused before pictures are drawn
     asked = config.train.compile
-    config, device, reasons = settle(config)
-    notes = [reasons["train.compile"]] if asked not in (AUTO, config.train.compile) else []
     data = load_scenes(config.data, config.model.image_size, hooks.data_progress)
     config, tokenizer = fit_vocabulary(config, data)
-    config, timed = settle_kernels(config, data, tokenizer, device)
-    reasons |= timed
-    config, reasons["train.steps"] = count_steps(config, data, tokenizer, device)
+    config, why_steps = count_steps(config, data, tokenizer)
+    config, device, reasons = settle(config, make_plan(config, data, tokenizer), hooks.tuning_progress)
+    notes = [reasons["train.compile"]] if asked not in (AUTO, config.train.compile) else []
+    if config.train.minutes:
+        config, why_steps = fill_minutes(config, data, tokenizer, device)
+    reasons["train.steps"] = why_steps
     built = build(config, tokenizer, device)  # before there is a folder: what cannot be built leaves none behind
     about = {"format": FORMAT, "recipe": recipe, "lapclip": __version__, "data_fingerprint": data.fingerprint}
     run = create_run(name, recipe, {"run": about, **asdict(config), "reasons": reasons})
@@ -127,6 +138,31 @@ def resume(name: str | None, hooks: Hooks = Hooks()) -> Outcome:
             return work(training, signals, began)
 
 
+def tune(recipe: str, settings: list[str], seconds: float, hooks: Hooks = Hooks()) -> dict[str, Any]:
+    """Find the fastest correct settings for a recipe here, and remember them for `train`."""
+    if seconds <= 0:
+        raise ConfigError(f"--seconds must be more than 0, not {seconds:g}.", hint="lapclip tune --seconds 60")
+    config = build_config([read_recipe(recipe), parse_settings(settings)], SHAPES)
+    devices.available(config.train.device)
+    data = load_scenes(config.data, config.model.image_size, hooks.data_progress)
+    config, tokenizer = fit_vocabulary(config, data)
+    config, _ = count_steps(config, data, tokenizer)
+    plan = make_plan(config, data, tokenizer)
+    batch = plan.batch(1)
+    tuning = Search(config, batch, seconds, hooks.tuning_progress).run()
+    remember(config, batch, tuning)
+    loaders, why_loaders = choose_loader_threads(config.train.loader_threads, plan, tuning.seconds_a_step)
+    return describe(tuning, loaders, why_loaders)
+
+
+def compare(quick: bool, seconds: float | None, others: Sequence[Path], tell: Tell) -> dict[str, Any]:
+    """Compare the devices here, keep the result for `report`, and put other machines' beside it."""
+    shared = [read_shared(path) for path in others]  # first, so that a bad file costs nothing
+    found = compare_devices(seconds or (QUICK_SECONDS if quick else SECONDS), tell)
+    Notebook("compare.json").replace(found)
+    return {**found, "others": shared}
+
+
 def evaluate(name: str | None, hooks: Hooks = Hooks()) -> dict[str, Any]:
     """Score a run's best model on the split that chose nothing."""
     run = find_run(name)
@@ -140,31 +176,6 @@ def evaluate(name: str | None, hooks: Hooks = Hooks()) -> dict[str, Any]:
     }
 
 
-def settle(config: Config) -> tuple[Config, Device, dict[str, str]]:
-    """Decide what is "auto", with the reason for each choice, and fix what results depend on."""
-    device, why = devices.choose_device(config.train.device)
-    reasons = {"train.device": why}
-    threads, dtype = config.train.threads, config.train.dtype
-    reasons["train.threads"] = "torch's own choice" if threads == AUTO else "asked for"
-    reasons["train.dtype"] = "the safe choice; nothing is timed yet" if dtype == AUTO else "asked for"
-    threads = devices.default_threads() if threads == AUTO else int(threads)
-    dtype = "float32" if dtype == AUTO else dtype
-    devices.prepare(device, threads)
-    how, reasons["train.compile"] = devices.choose_compile(config.train.compile, device)
-    settled = replace_in(config, "train", device=device.kind, threads=threads, dtype=dtype, compile=how)
-    return settled, device, reasons
-
-
-def settle_kernels(
-    config: Config, data: DataSet, tokenizer: CharacterTokenizer, device: Device
-) -> tuple[Config, dict[str, str]]:
-    """Choose the form of each operation by timing it at the sizes of this run."""
-    some = [captions[0] for captions in data.train.captions[: config.train.batch_size]]
-    caption_tokens = tokenizer.batch(some, config.model.context).shape[1]
-    choices, reasons = choose_kernels(config.model, config.train, caption_tokens, device)
-    return replace_in(config, "train", **choices), reasons
-
-
 def fit_vocabulary(config: Config, data: DataSet) -> tuple[Config, CharacterTokenizer]:
     """The tokenizer for the data, and the model's vocabulary to match."""
     if data.alphabet is not None:
@@ -174,24 +185,33 @@ def fit_vocabulary(config: Config, data: DataSet) -> tuple[Config, CharacterToke
     return replace_in(config, "model", vocabulary=tokenizer.vocabulary), tokenizer
 
 
-def count_steps(config: Config, data: DataSet, tokenizer: CharacterTokenizer, device: Device) -> tuple[Config, str]:
-    """Turn epochs or minutes into a number of steps, once; the schedule and a resumed run rely on it."""
+def make_plan(config: Config, data: DataSet, tokenizer: CharacterTokenizer) -> BatchPlan:
+    """Which pairs in which order."""
     train = config.train
-    plan = BatchPlan(data.train, tokenizer, config.model.context, train.batch_size, train.seed)
+    return BatchPlan(data.train, tokenizer, config.model.context, train.batch_size, train.seed)
+
+
+def count_steps(config: Config, data: DataSet, tokenizer: CharacterTokenizer) -> tuple[Config, str]:
+    """Turn epochs into a number of steps; the schedule and a resumed run rely on it. Minutes wait for the settings."""
+    train = config.train
     if train.steps and train.minutes:
         raise ConfigError(
             "train.steps and train.minutes are both set.", hint="--minutes alone, or --set train.minutes=0"
         )
-    if train.minutes:
-        step_seconds, evaluation_seconds = time_parts(config, data, plan, tokenizer, device)
-        per_step = step_seconds + evaluation_seconds / (plan.steps_per_epoch * train.evaluate_every_epochs)
-        # The last step is always evaluated, and the finished model once more on other pairs.
-        steps = max(1, int((train.minutes * 60 - 2 * evaluation_seconds) / per_step))
-        reason = f"{train.minutes:g} minutes at {per_step:.3f} s a step, timed here before training"
-    elif train.steps:
-        steps, reason = train.steps, "asked for"
-    else:
-        steps, reason = train.epochs * plan.steps_per_epoch, f"{train.epochs} epochs of {plan.steps_per_epoch} steps"
+    if train.steps or train.minutes:
+        return config, "asked for"
+    per_epoch = make_plan(config, data, tokenizer).steps_per_epoch
+    return replace_in(config, "train", steps=train.epochs * per_epoch), f"{train.epochs} epochs of {per_epoch} steps"
+
+
+def fill_minutes(config: Config, data: DataSet, tokenizer: CharacterTokenizer, device: Device) -> tuple[Config, str]:
+    """Turn minutes into a number of steps, once."""
+    train, plan = config.train, make_plan(config, data, tokenizer)
+    step_seconds, evaluation_seconds = time_parts(config, data, plan, tokenizer, device)
+    per_step = step_seconds + evaluation_seconds / (plan.steps_per_epoch * train.evaluate_every_epochs)
+    # The last step is always evaluated, and the finished model once more on other pairs.
+    steps = max(1, int((train.minutes * 60 - 2 * evaluation_seconds) / per_step))
+    reason = f"{train.minutes:g} minutes at {per_step:.3f} s a step, timed here before training"
     return replace_in(config, "train", steps=steps), reason
 
 
@@ -232,8 +252,7 @@ def assemble(
 ) -> Training:
     """Everything a run works with, before its first step."""
     step, embedder = built
-    train = config.train
-    plan = BatchPlan(data.train, embedder.tokenizer, config.model.context, train.batch_size, train.seed)
+    plan = make_plan(config, data, embedder.tokenizer)
     return Training(run, config, data, plan, step, embedder, device, log)
 
 

@@ -71,6 +71,12 @@ def test_linear(form: str, inputs: int, outputs: int, dtype: torch.dtype) -> Non
         [draw(3, 5, inputs), draw(outputs, inputs), draw(outputs)],
         dtype,
     )
+    assert_same(
+        lambda x, weight, bias, added: linear(x, weight, bias, form, added),
+        lambda x, weight, bias, added: added + (x @ weight.T + bias),
+        [draw(3, 5, inputs), draw(outputs, inputs), draw(outputs), draw(3, 5, outputs)],
+        dtype,
+    )
 
 
 def test_forms_are_really_different_code() -> None:

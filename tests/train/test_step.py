@@ -13,10 +13,19 @@ from lapclip.machine.timing import PHASES, Stopwatch, measured
 from lapclip.model.clip import CLIP
 from lapclip.model.zoo import SHAPES
 from lapclip.train.graph import make_step
+from lapclip.train.optimizer import make_optimizer
 from lapclip.train.precision import FIRST_SCALE, GROW_AFTER, LossScale
 from lapclip.train.step import TrainStep, part_of
 
 CPU = Device("cpu")
+
+
+class PlainAdamW(Device):
+    """A device where the fused form of AdamW is not trusted, such as MPS."""
+
+    @property
+    def fused_adamw(self) -> bool:
+        return False
 
 
 def off() -> Stopwatch:
@@ -58,6 +67,19 @@ def test_long_gradients_are_shortened() -> None:
     assert step(batch_of(), 1, 1e-3, off())().grad_norm > 0.01
     gradients = torch.cat([p.grad.flatten() for p in step.model.parameters() if p.grad is not None])
     assert gradients.norm().item() == pytest.approx(0.01, rel=1e-3)
+
+
+def test_the_optimiser_shortens_gradients_as_a_pass_of_its_own_would() -> None:
+    """The fused kernel divides on its way; elsewhere, as on MPS, the gradients are divided first."""
+    fused, plain = step_of(clip_norm=0.01), step_of(clip_norm=0.01)
+    plain.device = PlainAdamW("cpu")
+    plain.optimizer = make_optimizer(plain.model, plain.config, plain.device)
+    assert not plain.optimizer.defaults["fused"]
+    for number in range(1, 4):
+        for step in (fused, plain):
+            step(batch_of(), number, 1e-3, off())()
+    for one, other in zip(fused.model.parameters(), plain.model.parameters(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
 
 
 def test_parts_are_named_after_towers_and_blocks() -> None:

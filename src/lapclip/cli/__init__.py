@@ -10,10 +10,12 @@ from cyclopts import App
 from cyclopts.exceptions import CycloptsError
 
 from lapclip import __version__
+from lapclip.cli.comparing import compare
 from lapclip.cli.models import model
 from lapclip.cli.runs import runs, stop
 from lapclip.cli.scores import evaluate
 from lapclip.cli.training import resume, train
+from lapclip.cli.tuning import tune
 from lapclip.errors import LapclipError
 
 app = App(
@@ -30,6 +32,8 @@ app.command(stop, sort_key=3)
 app.command(runs, sort_key=4)
 app.command(evaluate, name="eval", sort_key=5)
 app.command(model, sort_key=6)
+app.command(tune, sort_key=7)
+app.command(compare, sort_key=8)
 
 
 def main(arguments: list[str] | None = None) -> None:

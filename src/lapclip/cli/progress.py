@@ -9,6 +9,7 @@ from contextlib import contextmanager
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.status import Status
 
 from lapclip.records import events
 from lapclip.records.events import Event
@@ -25,6 +26,7 @@ class Display:
         self._batch_size = 0
         self._first: tuple[int, float] | None = None
         self._drawing_announced = False
+        self._status: Status | None = None
 
     def data_progress(self, done: int, total: int) -> None:
         """Called while pictures are made."""
@@ -39,8 +41,21 @@ class Display:
         if done == total:
             self.close()
 
+    def tuning_progress(self, what: str) -> None:
+        """Called while settings are tried; what is being timed comes and goes on one line."""
+        if self._lines:
+            if self._status is None:
+                print("timing settings on this machine", file=sys.stderr, flush=True)
+                self._status = self._console.status("")
+            return
+        if self._status is None:
+            self._status = self._console.status("", spinner="line")
+            self._status.start()
+        self._status.update(f"timing settings on this machine: {what}")
+
     def __call__(self, event: Event) -> None:
         """Called with each event of the run."""
+        self._end_status()
         if self._lines:
             if not isinstance(event, events.Finished):  # its scores follow as a table
                 self._lines(event)
@@ -64,9 +79,15 @@ class Display:
 
     def close(self) -> None:
         """Leave the terminal tidy."""
+        self._end_status()
         if self._bar is not None:
             self._bar[0].stop()
             self._bar = None
+
+    def _end_status(self) -> None:
+        if self._status is not None:
+            self._status.stop()
+            self._status = None
 
     def _say(self, event: Event) -> None:
         self._console.print(line(event), style="dim", markup=False, soft_wrap=True)

@@ -48,7 +48,8 @@ def train(
     from lapclip import launch
 
     with display() as shown:
-        outcome = launch.start(recipe, list(settings), minutes, name, launch.Hooks([shown], shown.data_progress))
+        hooks = launch.Hooks([shown], shown.data_progress, shown.tuning_progress)
+        outcome = launch.start(recipe, list(settings), minutes, name, hooks)
     emit(outcome.to_dict(), summary(outcome), common)
     return outcome.exit_status
 

@@ -66,9 +66,10 @@ class BatchPlan:
         )
 
     def _order(self, epoch: int) -> np.ndarray:
-        if self._drawn is None or self._drawn[0] != epoch:
-            self._drawn = (epoch, generator(self.seed, "order", epoch).permutation(len(self.pairs)))
-        return self._drawn[1]
+        drawn = self._drawn  # read once: another thread may be at the next epoch
+        if drawn is None or drawn[0] != epoch:
+            drawn = self._drawn = (epoch, generator(self.seed, "order", epoch).permutation(len(self.pairs)))
+        return drawn[1]
 
     def _captions(self, rows: np.ndarray, step: int) -> list[str]:
         """One caption a picture, drawn at random; another of its captions where the batch has that one already."""
@@ -85,9 +86,10 @@ class BatchPlan:
         return captions
 
 
-def prefetch(plan: BatchPlan, first: int, last: int, ahead: int = 2) -> Generator[Batch]:
-    """The batches of steps first to last, prepared by a thread while the model works on earlier ones."""
-    with ThreadPoolExecutor(1, thread_name_prefix="lapclip-batches") as pool:
+def prefetch(plan: BatchPlan, first: int, last: int, threads: int = 1) -> Generator[Batch]:
+    """The batches of steps first to last, in order, prepared by threads while the model works on earlier ones."""
+    ahead = 1 + threads
+    with ThreadPoolExecutor(threads, thread_name_prefix="lapclip-batches") as pool:
         waiting: deque[Future[Batch]] = deque()
         for step in range(first, last + 1):
             waiting.append(pool.submit(plan.batch, step))

@@ -50,6 +50,11 @@ class Device:
         return self.kind != "mps"
 
     @property
+    def half(self) -> str:
+        """The half precision to try first: bfloat16 needs no loss scale, but M1 and M2 emulate it."""
+        return "float16" if self.kind == "mps" else "bfloat16"
+
+    @property
     def records_graphs(self) -> bool:
         """Whether a whole update can be recorded and replayed."""
         return self.kind == "cuda"
@@ -73,6 +78,11 @@ class Device:
             return arrived.tolist()
 
         return read
+
+    def free_bytes(self) -> int:
+        import psutil
+
+        return psutil.virtual_memory().available
 
     def peak_memory_bytes(self) -> int:
         """The most memory training has held: the process's on the CPU, the allocator's on an accelerator."""
@@ -139,11 +149,19 @@ def choose_device(wanted: str) -> tuple[Device, str]:
     return Device(found.type), "asked for"
 
 
+def available(wanted: str = AUTO) -> list[Device]:
+    """The devices that a setting of train.device allows here, the accelerator first."""
+    if wanted != AUTO:
+        return [choose_device(wanted)[0]]
+    found, _ = choose_device(AUTO)
+    return [Device("cpu")] if found.is_cpu else [found, Device("cpu")]
+
+
 def choose_compile(wanted: str, device: Device) -> tuple[str, str]:
     """How steps are sent to the device, and why."""
     if "graph" in wanted and not device.records_graphs:
         raise ConfigError(f"train.compile {wanted} cannot be had on {device.kind}.", hint="--set train.compile=auto")
-    if "compiled" in wanted and (fault := _fault_in_compiling(device)):
+    if "compiled" in wanted and (fault := fault_in_compiling(device)):
         rest = "graph" if "graph" in wanted else "none"
         return rest, f"{wanted} was asked for, but nothing can be compiled here ({fault})"
     if wanted != AUTO:
@@ -153,7 +171,7 @@ def choose_compile(wanted: str, device: Device) -> tuple[str, str]:
     return "none", "recording cannot be had here; compiling is not timed yet"
 
 
-def _fault_in_compiling(device: Device) -> str | None:
+def fault_in_compiling(device: Device) -> str | None:
     """Why torch.compile does not work here, if so: it needs a C++ compiler on the CPU and Triton on CUDA."""
     try:
         torch.compile(lambda x: x * 2 + 1)(torch.ones(8, device=device.torch))

@@ -37,6 +37,13 @@ def machine_facts() -> dict[str, Any]:
     }
 
 
+def logical_cores() -> int:
+    """The cores this process may use, as the system counts them."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
 def peak_memory_bytes() -> int:
     """The most memory this process has held at once."""
     if sys.platform == "win32":

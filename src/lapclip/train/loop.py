@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from lapclip.config import Config
+from lapclip.config import AUTO, Config
 from lapclip.data.batches import BatchPlan, prefetch
 from lapclip.data.pairs import DataSet, Pairs
 from lapclip.embedder import CONFIG, WEIGHTS, Embedder
@@ -61,7 +61,8 @@ class Training:
             self.save()
         began, before = time.perf_counter(), self.progress.training_seconds
         last_saved = began
-        batches = prefetch(self.plan, self.progress.step + 1, self.steps)
+        loaders = self.config.train.loader_threads
+        batches = prefetch(self.plan, self.progress.step + 1, self.steps, 1 if loaders == AUTO else int(loaders))
         for number in range(self.progress.step + 1, self.steps + 1):
             watch = Stopwatch(self.device.synchronise, on=measured(number))
             with watch.phase("load"):

@@ -126,6 +126,14 @@ class TrainStep:
             self.model.hold_temperature()
         return torch.cat([scalars, part_norms])
 
+    @torch.no_grad()
+    def embed(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Embeddings of pictures and captions as the step computes them, but without a graph."""
+        if self.rounded:
+            self.rounded.refresh()
+        inputs = self.inputs(batch, self.config.steps).each(lambda part: part.to(self.device.torch))
+        return self._encode(inputs, Stopwatch(self.device.synchronise, on=False))
+
     def reader(self, figures: Tensor) -> Callable[[], Figures]:
         """Start to bring the figures to the CPU; the function returned waits for them."""
         read = self.device.read_later(figures)

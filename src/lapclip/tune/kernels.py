@@ -7,23 +7,21 @@ Shapes: B batch, L tokens, D width.
 
 from __future__ import annotations
 
-import json
-import os
 import statistics
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from lapclip import __version__
 from lapclip.config import AUTO, ModelConfig, TrainConfig
 from lapclip.errors import ConfigError
 from lapclip.machine.devices import DTYPES, Device
-from lapclip.machine.facts import cache_folder, machine_facts
 from lapclip.model.kernels import ATTENTION, LINEAR, attention, has_onednn, linear
+from lapclip.tune.notebook import Notebook, machine_key
+
+NOTEBOOK = Notebook("kernels.json")
 
 ROUNDS = 5
 SECONDS = 4.0
@@ -66,11 +64,11 @@ def choose_kernels(
         elif name == "linear" and not has_onednn(device.torch, DTYPES[train.dtype]):
             choice = "torch", "the only form here"
         else:
-            key = f"{name} {batch} {image} {text} {train.dtype} {torch.get_num_threads()} {_machine(device)}"
+            key = f"{name} {batch} {image} {text} {train.dtype} {torch.get_num_threads()} {machine_key(device)}"
             choice = _remembered(key, forms)
             if choice is None:
                 choice = _fastest(operation, batch, forms, train.dtype, device)
-                _remember(key, *choice)
+                NOTEBOOK.write(key, choice)
         choices[name], reasons[f"train.{name}"] = choice
     return choices, reasons
 
@@ -197,30 +195,8 @@ def _race(runs: dict[str, Callable[[], object]], device: Device) -> dict[str, fl
     return {name: statistics.median(times) for name, times in seconds.items()}
 
 
-def _machine(device: Device) -> str:
-    return f"{machine_facts()['chip']} {device.kind} {device.label} torch {torch.__version__} lapclip {__version__}"
-
-
 def _remembered(key: str, forms: tuple[str, ...]) -> tuple[str, str] | None:
-    try:
-        form, reason = json.loads((cache_folder() / "kernels.json").read_text(encoding="utf-8"))[key]
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-    return (form, str(reason)) if form in forms else None
-
-
-def _remember(key: str, form: str, reason: str) -> None:
-    """Kept beside the other things that can be made again. Where that cannot be written, the choice still stands."""
-    path = cache_folder() / "kernels.json"
-    try:
-        known = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        known = {}
-    partial = path.with_name(f".kernels.{os.getpid()}.partial")
-    try:
-        partial.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_text(json.dumps({**known, key: [form, reason]}, indent=1), encoding="utf-8")
-        os.replace(partial, path)
-    except (OSError, TypeError):
-        with suppress(OSError):
-            partial.unlink(missing_ok=True)
+    match NOTEBOOK.read(key):
+        case [str(form), str(reason)] if form in forms:
+            return form, reason
+    return None

@@ -98,6 +98,27 @@ def best_rate(
     return best
 
 
+def quick_rate(
+    products: list[Product], device: torch.device, dtype: torch.dtype, synchronise: Callable[[], None]
+) -> float:
+    """About the rate of the largest product, from a slice of it: enough to tell what is hopeless."""
+    product = max(products, key=lambda product: product.operations)
+    rows = min(product.m, 2048)
+    left = torch.randn(rows, product.k, device=device, dtype=dtype)
+    right = torch.randn(product.n, product.k, device=device, dtype=dtype)
+    repeats = 1 if device.type == "cpu" else 20
+    best = 0.0
+    for multiply in _multipliers(left, device):
+        for _ in range(3):
+            synchronise()
+            began = time.perf_counter()
+            for _ in range(repeats):
+                multiply(left, right)
+            synchronise()
+            best = max(best, repeats * 2.0 * rows * product.k * product.n / (time.perf_counter() - began))
+    return best
+
+
 def _multipliers(
     left: torch.Tensor, device: torch.device
 ) -> list[Callable[[torch.Tensor, torch.Tensor], torch.Tensor]]:

@@ -1,0 +1,67 @@
+"""`lapclip tune`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+
+from lapclip.cli.output import Common, emit, typed
+from lapclip.cli.progress import display
+from lapclip.config import DEFAULT_RECIPE
+
+SHOWN = ("device", "dtype", "attention", "linear", "micro_batch", "threads", "loader_threads", "compile")
+
+
+def tune(
+    data: str = "scenes",
+    /,
+    *,
+    recipe: str = DEFAULT_RECIPE,
+    seconds: float = 60.0,
+    settings: Annotated[tuple[str, ...], Parameter(name="--set", negative="", show_default=False)] = (),
+    common: Common | None = None,
+) -> int:
+    """Find the fastest correct settings for a recipe on this machine, by timing real training steps.
+
+    The batch and the number of updates stay the recipe's. A setting counts only if its loss, gradients and embeddings
+    agree with float32 on the CPU. `lapclip train` uses what was found; `--set` overrides it.
+
+    For example:
+
+    - `lapclip tune`
+    - `lapclip tune --recipe seed --seconds 120`
+    - `lapclip tune --set train.device=cpu --json`
+
+    Parameters
+    ----------
+    data
+        What to train on; `scenes` are the built-in pictures.
+    recipe
+        A recipe's name or a TOML file. Example: lapclip tune --recipe seed
+    seconds
+        Time to spend. From 300 on, compiling is tried too. Example: lapclip tune --seconds 300
+    settings
+        Fix a setting instead of tuning it; may be repeated. Example: lapclip tune --set train.dtype=float32
+    """
+    from lapclip import launch
+
+    with display() as shown:
+        hooks = launch.Hooks(data_progress=shown.data_progress, tuning_progress=shown.tuning_progress)
+        found = launch.tune(recipe, [f"data.source={data}", *settings], seconds, hooks)
+    emit(found, summary(found, recipe), common)
+    return 0
+
+
+def summary(found: dict[str, Any], recipe: str) -> list[str]:
+    """What was chosen and why, and what was not."""
+    lines = []
+    for name in SHOWN:
+        choice = found["choices"][name]
+        shown = "whole batch" if name == "micro_batch" and not choice else str(choice)
+        lines.append(f"[bold]{name.replace('_', ' '):<16}{shown}[/bold]\n{'':16}[dim]{found['reasons'][name]}[/dim]")
+    lines.append("")
+    lines.append(f"{found['pairs_per_second']:,.1f} pairs/s, {found['seconds_a_step'] * 1e3:,.1f} ms a step")
+    lines += [f"[dim]not chosen: {entry['reason']}[/dim]" for entry in found["rejected"]]
+    lines.append(f"tuned in {found['seconds']:.0f} s; remembered for lapclip train")
+    return [*lines, f"Next: {typed(f'train --recipe {recipe}')}"]

@@ -1,0 +1,57 @@
+"""The most memory held while something runs: the process's on the CPU, the allocator's on an accelerator."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import sys
+import threading
+
+import torch
+
+from lapclip.machine import facts
+from lapclip.machine.devices import Device
+
+EVERY = 0.005
+"""Seconds between looks at the process. What lives shorter than that is missed."""
+
+
+class PeakMemory:
+    """Watches from the beginning of a `with` to its end; `bytes` is the most that was seen."""
+
+    def __init__(self, device: Device) -> None:
+        self._device, self.bytes = device, 0
+        self._over = threading.Event()
+
+    def __enter__(self) -> PeakMemory:
+        gc.collect()
+        if self._device.kind == "cuda":
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
+        elif self._device.is_cpu:
+            _give_back_freed_memory()
+            self._watcher = threading.Thread(target=self._watch, name="lapclip-peak", daemon=True)
+            self._watcher.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._device.is_cpu:
+            self._over.set()
+            self._watcher.join()
+        else:
+            self.bytes = self._device.peak_memory_bytes()
+
+    def _watch(self) -> None:
+        while True:
+            self.bytes = max(self.bytes, facts.memory_bytes())
+            if self._over.wait(EVERY):
+                return
+
+
+def _give_back_freed_memory() -> None:
+    """Otherwise what an earlier computation freed would be counted too: `devices.prepare` has the process keep it."""
+    if sys.platform == "linux":
+        try:
+            ctypes.CDLL(None).malloc_trim(0)
+        except (OSError, AttributeError):
+            pass

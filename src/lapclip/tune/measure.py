@@ -1,0 +1,184 @@
+"""Real training steps of the real model, timed under one setting after another, and checked for what they compute."""
+
+from __future__ import annotations
+
+import copy
+import math
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lapclip.config import Config, TrainConfig
+from lapclip.data.batches import Batch
+from lapclip.machine import devices
+from lapclip.machine.devices import Device
+from lapclip.machine.timing import Stopwatch
+from lapclip.model.clip import CLIP
+from lapclip.train.graph import WARM_UP, AnyStep, GraphedStep, make_step
+
+Tell = Callable[[str], None]
+"""Told what is being measured, for people who wait."""
+
+FEW = 4
+"""Pairs that show whether a setting computes the right thing."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What tuning may change: none of it changes what is learnt, up to rounding."""
+
+    device: str
+    dtype: str = "float32"
+    threads: int = 1
+    micro_batch: int = 0
+    compile: str = "none"
+    image_attention: str = "fused"
+    text_attention: str = "fused"
+    linear: str = "torch"
+
+    def applied(self, train: TrainConfig) -> TrainConfig:
+        return replace(train, **asdict(self))
+
+    def text(self) -> str:
+        """For people: what stands out."""
+        words = [self.device, self.dtype]
+        words += [f"{self.threads} thread{'s' * (self.threads > 1)}"] if self.device == "cpu" else []
+        words += [f"micro-batches of {self.micro_batch}"] if self.micro_batch else []
+        words += [self.compile] if self.compile != "none" else []
+        return ", ".join(words)
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """How near a setting is to float32 on the CPU, for the same weights and pairs."""
+
+    loss: float
+    """Relative difference of the loss."""
+    gradients: float
+    """Cosine between the gradients of all weights."""
+    embeddings: float
+    """Smallest cosine between the embeddings of a picture or caption, computed without a graph."""
+
+    def fault(self, dtype: str) -> str | None:
+        """What is wrong, if more than the precision's rounding explains."""
+        most, least_gradients, least_embeddings = TOLERANCE[dtype]
+        if not self.loss <= most:
+            return f"its loss is off by {self.loss:.1%}"
+        if not self.gradients >= least_gradients:
+            return f"its gradients do not agree (cosine {self.gradients:.4f})"
+        if not self.embeddings >= least_embeddings:
+            return f"its embeddings do not agree (cosine {self.embeddings:.4f})"
+        return None
+
+
+TOLERANCE = {"float32": (1e-3, 0.9999, 0.9999), "bfloat16": (2e-2, 0.99, 0.999), "float16": (2e-2, 0.99, 0.999)}
+"""Largest relative difference of the loss, smallest cosine of the gradients, smallest cosine of an embedding."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a step computed."""
+
+    loss: float
+    gradients: Tensor
+    embeddings: Tensor
+
+
+class Workshop:
+    """The model and the batch that every setting is tried on."""
+
+    def __init__(self, config: Config, batch: Batch) -> None:
+        # Without clipping and crops the gradients are a function of weights and pairs alone.
+        plain = replace(config.train, clip_norm=0.0, patch_dropout=0.0, cheap_size=0, crop=1.0, flip=0.0, steps=1)
+        self.config, self.batch = replace(config, train=plain), batch
+        self._model = CLIP(config.model, seed=0)
+
+    def contender(self, setting: Setting) -> Contender:
+        """A fresh copy of the model, ready to step under a setting."""
+        device, _ = devices.choose_device(setting.device)
+        devices.prepare(device, setting.threads)
+        model = copy.deepcopy(self._model).to(device.torch)
+        return Contender(make_step(model, setting.applied(self.config.train), device), self.batch, device)
+
+    def agreement(self, setting: Setting) -> Agreement:
+        """Compare a setting with float32 on the CPU, on a few pairs. In micro-batches, if those are to be used."""
+        micro_batch = min(setting.micro_batch, 2)
+        return compare(self._answer(replace(setting, micro_batch=micro_batch, compile="none")), self._right)
+
+    @cached_property
+    def _right(self) -> Answer:
+        return self._answer(Setting("cpu", threads=devices.default_threads()))
+
+    def _answer(self, setting: Setting) -> Answer:
+        return replace(self.contender(setting), batch=first_pairs(self.batch, FEW)).answer()
+
+
+@dataclass
+class Contender:
+    """A setting at work."""
+
+    step: AnyStep
+    batch: Batch
+    device: Device
+
+    def take(self) -> float:
+        """Seconds of one whole step. The learning rate is 0, which costs as much as any other."""
+        self.device.synchronise()
+        began = time.perf_counter()
+        self._figures()
+        self.device.synchronise()
+        return time.perf_counter() - began
+
+    def warm_up(self) -> float:
+        """Take the steps that set things up, compile and record; seconds of the longest."""
+        steps = 1 if self.device.is_cpu else WARM_UP + 2
+        return max(self.take() for _ in range(steps))
+
+    def answer(self) -> Answer:
+        """What the step computes. float16's first scales may overflow; it then halves them, so it may try again."""
+        figures = self._figures()
+        for _ in range(20):
+            if math.isfinite(figures.grad_norm):
+                break
+            figures = self._figures()
+        gradients = torch.cat(
+            [
+                parameter.grad.flatten().float().cpu()
+                for parameter in self.step.model.parameters()
+                if parameter.grad is not None
+            ]
+        )
+        return Answer(figures.loss, gradients, self._embeddings())
+
+    def _figures(self):
+        return self.step(self.batch, 1, 0.0, Stopwatch(self.device.synchronise, on=False))()
+
+    @torch.no_grad()
+    def _embeddings(self) -> Tensor:
+        plain = self.step.step if isinstance(self.step, GraphedStep) else self.step
+        return torch.cat(plain.embed(self.batch)).float().cpu()
+
+
+def compare(answer: Answer, right: Answer) -> Agreement:
+    """Not-a-numbers compare as not agreeing."""
+    cosine = torch.nn.functional.cosine_similarity
+    return Agreement(
+        loss=abs(answer.loss - right.loss) / abs(right.loss),
+        gradients=cosine(answer.gradients.double(), right.gradients.double(), dim=0).item(),
+        embeddings=cosine(answer.embeddings.double(), right.embeddings.double(), dim=1).min().item(),
+    )
+
+
+def first_pairs(batch: Batch, count: int) -> Batch:
+    """The first pairs of a batch."""
+    return Batch(
+        batch.pixels_BSSC[:count],
+        np.ascontiguousarray(batch.tokens_BL[:count]),
+        batch.positives_BB[:count, :count],
+        batch.sided_B[:count],
+    )

@@ -1,0 +1,163 @@
+from __future__ import annotations
+
+import json
+import socket
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+
+from lapclip.errors import ConfigError
+from lapclip.machine import devices
+from lapclip.tune import compare, fits
+from lapclip.tune.fits import Cell, Contestant, Fit, crossover, fit, predictions, recommendations
+from lapclip.tune.ladder import BATCHES, MEASURED, PREDICTED, Rung
+
+TINY = (Rung(64, 1), Rung(64, 2))
+CPU, GPU = Contestant("cpu", "float32", 2), Contestant("cuda", "float32", 2)
+
+
+def silent(text: str) -> None:
+    pass
+
+
+def cells_of(contestant: Contestant, overhead: float, rate: float, rungs=MEASURED, update: float = 0.0) -> list[Cell]:
+    """Cells as they would be if time were overhead, updates and work alone."""
+    return [
+        Cell(**asdict(contestant), model=rung.shape.name, parameters=rung.parameters, work=rung.work(batch),
+             batch=batch, ms=ms, pairs_per_second=batch / ms * 1e3)
+        for rung in rungs for batch in BATCHES
+        if (ms := overhead + rung.parameters * update / 1e6 + rung.work(batch) / rate * 1e3)
+    ]  # fmt: skip
+
+
+def test_sizes_reach_from_one_million_to_half_a_billion_and_predictions_to_a_billion() -> None:
+    assert MEASURED[0].parameters == pytest.approx(1.2e6, rel=0.2)
+    assert MEASURED[-1].parameters == pytest.approx(500e6, rel=0.05)
+    assert [round(rung.parameters / 1e8) for rung in PREDICTED] == [2, 5, 10]
+
+
+def test_the_fit_finds_what_the_times_were_made_of() -> None:
+    (found,) = fit(cells_of(CPU, overhead=7.0, rate=2e11, update=1.5))
+    assert found.overhead_ms == pytest.approx(7.0, rel=1e-3)
+    assert found.ns_per_parameter == pytest.approx(1.5, rel=1e-3)
+    assert found.flops_per_second == pytest.approx(2e11, rel=1e-3)
+    assert found.error < 1e-6
+
+
+def test_the_error_of_a_fit_is_that_on_cells_it_did_not_see() -> None:
+    cells = cells_of(CPU, overhead=7.0, rate=2e11)
+    noisy = [replace(cell, ms=(cell.ms or 0.0) * (1.3 if at % 2 else 0.8)) for at, cell in enumerate(cells)]
+    (found,) = fit(noisy)
+    assert 0.1 < found.error < 0.6
+
+
+def test_no_figure_of_a_fit_is_negative() -> None:
+    cells = cells_of(CPU, overhead=0.0, rate=2e11)
+    (found,) = fit([replace(cell, ms=(cell.ms or 0.0) * (1 - 0.1 / cell.batch)) for cell in cells])
+    assert found.overhead_ms >= 0
+    assert found.ns_per_parameter >= 0
+
+
+def test_too_few_cells_give_no_fit() -> None:
+    assert fit(cells_of(CPU, 1.0, 1e11)[:3]) == []
+
+
+def test_the_crossover_is_where_the_accelerator_overtakes() -> None:
+    cells = cells_of(CPU, overhead=1.0, rate=1e11) + cells_of(GPU, overhead=20.0, rate=1e13)
+    found = crossover(cells, fit(cells))
+    points = {point["batch"]: point["parameters"] for point in found["points"]}
+    assert points[1] > points[16]
+    for batch, parameters in points.items():
+        for rung in MEASURED:
+            ms = {c.device: c.ms for c in cells if c.parameters == rung.parameters and c.batch == batch}
+            assert (ms["cuda"] < ms["cpu"]) == (rung.parameters >= parameters)
+    assert found["text"].startswith("cuda wins from ")
+
+
+def test_a_cell_that_was_not_run_is_judged_by_the_fit() -> None:
+    cells = cells_of(CPU, overhead=1.0, rate=1e11) + cells_of(GPU, overhead=20.0, rate=1e13)
+    whole = crossover(cells, fit(cells))
+    partial = [
+        replace(cell, ms=None, skipped="too long") if cell.device == "cpu" and cell.batch == 256 else cell
+        for cell in cells
+    ]
+    assert crossover(partial, fit(partial)) == whole
+
+
+def test_one_device_alone_compares_its_precisions_and_says_so() -> None:
+    half = Contestant("cpu", "bfloat16", 2)
+    cells = cells_of(CPU, 0.0, 1e11) + cells_of(half, 0.0, 2e11)
+    assert crossover(cells, fit(cells))["text"] == (
+        "cpu is the only device here, so precisions and threads are compared: "
+        "cpu bfloat16, 2 threads is 2.00x cpu float32, 2 threads"
+    )
+
+
+def test_predictions_grow_with_the_model_and_recommendations_take_the_fastest() -> None:
+    cells = cells_of(CPU, 1.0, 1e11) + cells_of(GPU, 20.0, 1e13)
+    said = predictions(fit(cells))
+    big = [one["ms"] for one in said if one["device"] == "cpu" and one["batch"] == 16]
+    assert big == sorted(big)
+    assert len(said) == 2 * 3 * 2
+    assert {one["device"] for one in recommendations(cells)} == {"cuda"}
+    assert {one["device"] for one in recommendations(cells_of(CPU, 1.0, 1e11))} == {"cpu"}
+
+
+def test_real_cells_are_measured_and_their_parts_agree(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = compare.compare(30.0, silent, TINY, (1, 4))
+    assert len(found["cells"]) == len(compare.contestants()) * 4
+    for cell in found["cells"]:
+        assert cell["skipped"] is None
+        assert cell["pairs_per_second"] == pytest.approx(cell["batch"] / cell["ms"] * 1e3)
+        assert cell["peak_memory_bytes"] > 4 * 4 * cell["parameters"]
+    assert {(one["device"], one["dtype"]) for one in found["fits"]} >= {("cpu", "float32"), ("cpu", "bfloat16")}
+    json.dumps(found)
+
+
+def test_a_model_too_large_for_memory_is_skipped_with_the_figure(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices.Device, "free_bytes", lambda self: 1e6)
+    cells = compare.measure_cells([CPU], TINY[:1], (1,), 10.0, silent)
+    assert cells[0].ms is None
+    assert "GB of 0.0 GB free" in (cells[0].skipped or "")
+
+
+def test_what_would_take_too_long_is_skipped() -> None:
+    cells = compare.measure_cells([CPU], (TINY[0], Rung(512, 12)), (1, 16), 1.0, silent)
+    assert cells[0].ms is not None
+    assert "too long" in (cells[-1].skipped or "")
+
+
+def test_a_step_that_fails_is_a_skipped_cell(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object) -> None:
+        raise RuntimeError("no such kernel\nand more")
+
+    monkeypatch.setattr(compare, "make_step", fails)
+    assert compare.measure_cells([CPU], TINY[:1], (1,), 10.0, silent)[0].skipped == "no such kernel"
+
+
+def test_a_shared_file_is_read_back_and_names_nobody(tmp_path: Path) -> None:
+    found = compare.compare(10.0, silent, TINY[:1], (1,))
+    path = tmp_path / "mine.json"
+    path.write_text(json.dumps(found))
+    assert compare.read_shared(path) == json.loads(json.dumps(found))
+    text = path.read_text()
+    assert str(Path.home()) not in text
+    assert socket.gethostname() not in text
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[]", '{"format": 99}', '{"format": 1, "machine": {}, "cells": [{}]}'])
+def test_other_files_are_refused(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "other.json"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match="is not a comparison"):
+        compare.read_shared(path)
+    with pytest.raises(ConfigError, match="cannot be read"):
+        compare.read_shared(tmp_path / "missing.json")
+
+
+def test_a_fit_gives_the_time_of_any_size() -> None:
+    one = Fit("cpu", "float32", 2, overhead_ms=1.0, ns_per_parameter=2.0, flops_per_second=1e9, error=0.1)
+    assert one.ms(parameters=1e6, work=1e9) == pytest.approx(1.0 + 2.0 + 1000.0)
+    assert fits._size(2.5e6) == "2.5 M"
+    assert fits._size(1e9) == "1.0 B"
