@@ -3,8 +3,9 @@
     .venv/bin/python benchmarks/tune_regret.py [--models tiny seed vit-b-32] [--seconds 60] [--rounds 5]
 
 For each model: two tunings with caches of their own; then every combination of precision, threads, attention of each
-tower and linear layers is timed once, and the best few of them race with the tuner's choice, in turns. The regret is how much
-longer a step takes with the choice than with the best of the race. Five minutes for `tiny`, ten and more for the others.
+tower and linear layers is timed once, and the best few of them race with the tuner's choice, in turns. The regret is
+how much longer a step takes with the choice than with the best of the race. A few minutes for `tiny`, ten and more for
+the others.
 """
 
 from __future__ import annotations

@@ -70,7 +70,7 @@ def test_the_crossover_is_where_the_accelerator_overtakes() -> None:
     assert points[1] > points[16]
     for batch, parameters in points.items():
         for rung in MEASURED:
-            ms = {c.device: c.ms for c in cells if c.parameters == rung.parameters and c.batch == batch}
+            ms = {c.device: c.ms or 0.0 for c in cells if c.parameters == rung.parameters and c.batch == batch}
             assert (ms["cuda"] < ms["cpu"]) == (rung.parameters >= parameters)
     assert found["text"].startswith("cuda wins from ")
 
