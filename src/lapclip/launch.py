@@ -84,6 +84,7 @@ def start(
     asked = config.train.compile
     config, device, reasons = settle(config)
     notes = [reasons["train.compile"]] if asked not in (AUTO, config.train.compile) else []
+    notes += device.warnings()
     data = load_scenes(config.data, config.model.image_size, hooks.data_progress)
     config, tokenizer = fit_vocabulary(config, data)
     config, timed = settle_kernels(config, data, tokenizer, device)
