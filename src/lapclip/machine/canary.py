@@ -32,7 +32,7 @@ from lapclip.machine.facts import cache_folder
 VERSION = 1
 """Rises when the checks change, so that they are made again."""
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 3e-2, torch.float16: 5e-3}
-"""How far a result may be from the formula, relative to its norm. Rounding alone stays below a third of it."""
+"""How far a result may be from the formula, relative to its norm. Rounding alone stays below half of it."""
 BATCH, HEADS, LENGTH, SIZE = 3, 4, 24, 32
 
 Place = torch.device
