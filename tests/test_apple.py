@@ -86,6 +86,10 @@ def half(*shape: int) -> torch.Tensor:
     return torch.zeros(shape, dtype=torch.float16)
 
 
+def attend(part: torch.Tensor, value: torch.Tensor | None = None, *, causal: bool = False) -> torch.Tensor:
+    return F.scaled_dot_product_attention(part, part, part if value is None else value, is_causal=causal)
+
+
 OFFENCES = {
     "float64": lambda: torch.ones(3, dtype=torch.float64),
     "float64 by a cast": lambda: torch.ones(3).double(),
@@ -93,11 +97,9 @@ OFFENCES = {
     "mixed sum in place": lambda: torch.ones(3).add_(half(3)),
     "mixed list": lambda: torch._foreach_add_([torch.ones(3)], [half(3)]),  # pyright: ignore[reportPrivateImportUsage]
     "mixed norm": lambda: F.layer_norm(half(2, 4), (4,), torch.ones(4), torch.zeros(4)),
-    "permuted attention": lambda: F.scaled_dot_product_attention(*[torch.ones(1, 4, 2, 8).transpose(1, 2)] * 3),
-    "one permuted part": lambda: F.scaled_dot_product_attention(
-        torch.ones(1, 2, 4, 8), torch.ones(1, 2, 4, 8), torch.ones(1, 4, 2, 8).transpose(1, 2)
-    ),
-    "causal half": lambda: F.scaled_dot_product_attention(*[half(1, 2, 4, 8)] * 3, is_causal=True),
+    "permuted attention": lambda: attend(torch.ones(1, 4, 2, 8).transpose(1, 2)),
+    "one permuted part": lambda: attend(torch.ones(1, 2, 4, 8), torch.ones(1, 4, 2, 8).transpose(1, 2)),
+    "causal half": lambda: attend(half(1, 2, 4, 8), causal=True),
     "odd captions": lambda: F.embedding(torch.zeros(2, 13, dtype=torch.long), torch.ones(5, 4)),
     "long captions": lambda: F.embedding(torch.zeros(2, 80, dtype=torch.long), torch.ones(5, 4)),
 }
@@ -106,8 +108,8 @@ INNOCENT = {
     "a copy": lambda: torch.ones(3).copy_(half(3)),
     "numbers": lambda: half(3) * 2.5 + 1,
     "whole numbers": lambda: torch.arange(3) * torch.ones(3),
-    "attention": lambda: F.scaled_dot_product_attention(*[half(1, 2, 4, 8)] * 3),
-    "causal float32": lambda: F.scaled_dot_product_attention(*[torch.ones(1, 2, 4, 8)] * 3, is_causal=True),
+    "attention": lambda: attend(half(1, 2, 4, 8)),
+    "causal float32": lambda: attend(torch.ones(1, 2, 4, 8), causal=True),
     "captions": lambda: F.embedding(torch.zeros(2, 16, dtype=torch.long), torch.ones(5, 4)),
     "captions of the whole context": lambda: F.embedding(torch.zeros(2, 77, dtype=torch.long), torch.ones(5, 4)),
 }

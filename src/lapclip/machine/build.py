@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from lapclip.machine.accelerators import accelerator
@@ -13,15 +14,24 @@ def torch_build() -> dict[str, Any] | None:
         import torch
     except (ImportError, OSError):  # OSError: installed, with a library missing
         return None
-    found = torch.accelerator.current_accelerator(check_available=True)
     return {
         "version": torch.__version__,
         "threads": torch.get_num_threads(),
-        "vectors": torch.backends.cpu.get_cpu_capability(),
-        "cuda": torch.version.cuda,
-        "hip": torch.version.hip,
-        "accelerator": found.type if found else None,
+        "vectors": _asked(lambda: torch.backends.cpu.get_cpu_capability()),
+        "cuda": _asked(lambda: torch.version.cuda),
+        "hip": _asked(lambda: torch.version.hip),
+        "accelerator": _asked(
+            lambda: getattr(torch.accelerator.current_accelerator(check_available=True), "type", None)
+        ),
     }
+
+
+def _asked(question: Callable[[], str | None]) -> str | None:
+    """The answer; None from a release of torch that is too old to be asked, or a driver that fails."""
+    try:
+        return question()
+    except (AttributeError, TypeError, RuntimeError):
+        return None
 
 
 def torch_accelerators() -> list[dict[str, Any]]:

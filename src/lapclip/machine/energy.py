@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -83,12 +84,14 @@ def _microjoules(zone: Path) -> Counter:
 
 
 def _nvidia() -> tuple[dict[str, Counter], str | None]:
-    counters: dict[str, Counter] = {}
+    """NVIDIA's counters; without its driver there is nothing to give a reason for."""
     found = nvml.gpus()
-    for gpu in found:
-        if gpu.joules is not None:
-            counters[f"gpu {gpu.index}"] = lambda gpu=gpu: gpu.joules
-    return counters, "the GPU counts no energy" if found and not counters else None
+    if not found:
+        return {}, nvml.library()[1] if shutil.which("nvidia-smi") else None
+    counters: dict[str, Counter] = {
+        f"gpu {gpu.index}": lambda gpu=gpu: gpu.joules for gpu in found if gpu.joules is not None
+    }
+    return counters, None if counters else "the GPU counts no energy"
 
 
 def _apple() -> tuple[dict[str, Counter], str | None]:

@@ -42,10 +42,19 @@ def clock(sysfs: Path = SYSFS) -> Callable[[], float | None]:
     def read() -> float | None:
         rates = [rate for path in paths if (rate := number_in(path)) is not None]
         if not rates and sysfs == SYSFS and sys.platform == "linux":
-            return parse_clock(text_of(Path("/proc/cpuinfo")) or "")
+            return parse_clock(_beginning(Path("/proc/cpuinfo")))
         return sum(rates) / len(rates) / 1000 if rates else None
 
     return read
+
+
+def _beginning(path: Path) -> str:
+    """The first cores' part: the system writes this file while it is read, and asks every core it comes to."""
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.read(2**14)
+    except OSError:
+        return ""
 
 
 def parse_clock(cpuinfo: str) -> float | None:

@@ -36,7 +36,7 @@ def overview(told: Told = lambda _: None) -> dict[str, Any]:
     facts["accelerators"] = accelerators()
     told("asking torch")
     facts["torch"] = build.torch_build()
-    if facts["torch"] and not facts["accelerators"]:
+    if facts["torch"] and facts["torch"]["accelerator"] and not facts["accelerators"]:
         facts["accelerators"] = build.torch_accelerators()
     listed = checks(facts)
     if facts["torch"] and facts["torch"]["accelerator"]:
