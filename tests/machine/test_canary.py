@@ -13,6 +13,7 @@ from lapclip.errors import ConfigError
 from lapclip.machine import canary, devices
 from lapclip.machine.canary import Result
 from lapclip.machine.devices import Device, choose_device
+from lapclip.machine.formulas import ATTENTIONS
 
 from ..test_launch import events, train
 from ..train.test_step import batch_of, step_of
@@ -37,7 +38,7 @@ def test_the_cpu_computes_what_the_formulas_say() -> None:
     results = canary.examine(CPU)
     assert failed(results) == set(), [result.sentence() for result in results if not result.ok]
     operations = {result.operation for result in results}
-    assert operations >= {*canary.ATTENTIONS, *devices.ESSENTIAL, "fused adamw", "crops", "interpolate"}
+    assert operations >= {*ATTENTIONS, *devices.ESSENTIAL, "fused adamw", "crops", "interpolate"}
     assert {result.precision for result in results} == {"float32", "bfloat16", "float16"}
     assert len({result.name for result in results}) == len(results)
     # Rounding alone stays below half the tolerance, so that a sound device never fails by chance.
@@ -74,7 +75,7 @@ def wrong_backward(query, key, value, **options):
         (leaks, {"causal attention"}),
         (misreads_strides, {"permuted attention"}),
         (forgets_the_mask, {"masked attention", "attention of one query"}),
-        (wrong_backward, set(canary.ATTENTIONS)),
+        (wrong_backward, set(ATTENTIONS)),
     ],
     ids=lambda part: part.__name__ if callable(part) else "",
 )
@@ -185,7 +186,7 @@ def test_the_fused_optimiser_is_used_on_mps_only_where_the_canary_has_seen_it_wo
 
 
 def test_attention_on_mps_is_guarded_whatever_the_canary_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    with_results(monkeypatch, *(result(f"{name}, float16", ok=True) for name in canary.ATTENTIONS))
+    with_results(monkeypatch, *(result(f"{name}, float16", ok=True) for name in ATTENTIONS))
     choose_device("auto")
     assert not devices.trusts_is_causal(torch.device("mps"))
     assert devices.trusts_is_causal(CPU)
