@@ -67,7 +67,11 @@ def test_events_are_named_as_the_contract_says(here: Path) -> None:
     kinds = [event["type"] for event in read_events(Path("runs/run/events.jsonl"))]
     assert kinds[:3] == ["started", "checkpoint", "step"]
     assert kinds[-1] == "finished"
-    assert {"memory", "evaluation"} <= set(kinds)
+    assert {"memory", "evaluation", "sensors"} <= set(kinds)
+    sensors = events("sensors")
+    assert [event["step"] for event in sensors][:: len(sensors) - 1] == [1, 12]  # the first and the last at least
+    assert all(len(event["core_use"]) >= 1 and event["swap_bytes"] >= 0 for event in sensors)
+    assert all(event["joules"] is not None or event["reason"] for event in sensors)
     (started,) = events("started")
     assert started["devices"] == {"image": "cpu", "text": "cpu"}
     assert started["machine"]["cores"] >= 1

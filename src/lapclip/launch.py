@@ -97,6 +97,7 @@ def start(
     config, why_steps = count_steps(config, data, tokenizer)
     config, device, reasons = settle(config, make_plan(config, data, tokenizer), hooks.tuning_progress)
     notes = [reasons["train.compile"]] if asked not in (AUTO, config.train.compile) else []
+    notes += device.warnings()
     if config.train.minutes:
         config, why_steps = fill_minutes(config, data, tokenizer, device)
     reasons["train.steps"] = why_steps

@@ -11,6 +11,7 @@ from cyclopts.exceptions import CycloptsError
 
 from lapclip import __version__
 from lapclip.cli.comparing import compare
+from lapclip.cli.machine import machine
 from lapclip.cli.models import model
 from lapclip.cli.runs import runs, stop
 from lapclip.cli.scores import evaluate
@@ -34,6 +35,7 @@ app.command(evaluate, name="eval", sort_key=5)
 app.command(model, sort_key=6)
 app.command(tune, sort_key=7)
 app.command(compare, sort_key=8)
+app.command(machine, sort_key=7)
 
 
 def main(arguments: list[str] | None = None) -> None:

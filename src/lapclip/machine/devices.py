@@ -14,11 +14,23 @@ import torch
 
 from lapclip.config import AUTO
 from lapclip.errors import ConfigError
-from lapclip.machine import facts
+from lapclip.machine import canary, facts
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+ESSENTIAL = ("attention", "masked attention", "attention of one query", "layer norm", "gelu", "embedding", "adamw")
+"""Operations of the canary that training cannot do without. The others have a slower form to fall back on."""
+
+_distrusted: set[tuple[str, str]] = {("mps", "permuted attention"), ("mps", "causal attention")}
+"""Kinds of device with operations to avoid there: those known to have been wrong, and those the canary finds.
+
+On MPS attention has been silently wrong for permuted inputs (pytorch issues 163597, 181133), and `is_causal` has let
+half-precision queries see later keys (195910). The canary looks at few shapes, so passing it does not lift these.
+"""
+_examined: dict[str, list[canary.Result]] = {}
+"""What the canary found in this process, by kind of device."""
 
 
 @dataclass(frozen=True)
@@ -46,8 +58,14 @@ class Device:
 
     @property
     def fused_adamw(self) -> bool:
-        """Whether AdamW's fused form is right here. On MPS it ignored found_inf (pytorch issue 186360)."""
-        return self.kind != "mps"
+        """Whether AdamW's fused form is right here.
+
+        On MPS it ignored found_inf (pytorch issue 186360), so there only where the canary has seen it work.
+        """
+        seen = {result.operation for result in _examined.get(self.kind, ())}
+        if self.kind == "mps" and "fused adamw with an overflow" not in seen:
+            return False
+        return self.trusted("fused adamw") and self.trusted("fused adamw with an overflow")
 
     @property
     def half(self) -> str:
@@ -58,6 +76,35 @@ class Device:
     def records_graphs(self) -> bool:
         """Whether a whole update can be recorded and replayed."""
         return self.kind == "cuda"
+
+    def examine(self) -> list[canary.Result]:
+        """What the canary says of this device: from memory, or by a few seconds of checks. The CPU is trusted."""
+        if self.is_cpu:
+            return []
+        if self.kind not in _examined:
+            _examined[self.kind] = canary.consult(self.torch, self.label)
+            _distrusted.update((self.kind, result.operation) for result in self.failures())
+        return _examined[self.kind]
+
+    def failures(self, *precisions: str) -> list[canary.Result]:
+        """The checks that failed here, in some precisions or in all."""
+        found = [result for result in _examined.get(self.kind, []) if not result.ok]
+        return [result for result in found if not precisions or result.precision in precisions]
+
+    def trusted(self, operation: str) -> bool:
+        """Whether an operation of the canary is to be used here."""
+        return (self.kind, operation) not in _distrusted
+
+    def unfit(self, dtype: str = "float32") -> str | None:
+        """Why this device must not be chosen to train in a precision, if so."""
+        wrong = [result for result in self.failures(dtype) if result.operation in ESSENTIAL]
+        return f"{self.kind} computes wrongly here: {wrong[0].sentence()}" if wrong else None
+
+    def warnings(self) -> list[str]:
+        """What the user should know of the canary's findings."""
+        return [
+            f"{self.kind} fails a check, so this is avoided where it can be: {r.sentence()}" for r in self.failures()
+        ]
 
     def synchronise(self) -> None:
         """Wait until everything asked for has been computed."""
@@ -78,11 +125,6 @@ class Device:
             return arrived.tolist()
 
         return read
-
-    def free_bytes(self) -> int:
-        import psutil
-
-        return psutil.virtual_memory().available
 
     def peak_memory_bytes(self) -> int:
         """The most memory training has held: the process's on the CPU, the allocator's on an accelerator."""
@@ -120,13 +162,18 @@ class SideBySide:
 
 
 def ready_for_attention(tensor: torch.Tensor) -> torch.Tensor:
-    """On MPS attention has been silently wrong for permuted inputs (pytorch issues 163597, 181133)."""
-    return tensor.contiguous() if tensor.device.type == "mps" else tensor
+    """Laid out anew where permuted inputs give wrong results."""
+    return tensor.contiguous() if (tensor.device.type, "permuted attention") in _distrusted else tensor
 
 
 def trusts_is_causal(device: torch.device) -> bool:
-    """On MPS `is_causal` has let half-precision queries see later keys (pytorch issue 195910)."""
-    return device.type != "mps"
+    """Whether `is_causal` may be used there; a mask says the same."""
+    return (device.type, "causal attention") not in _distrusted
+
+
+def norms_mixed_dtypes(device: torch.device) -> bool:
+    """Whether layer norm takes half-precision inputs with float32 weights, and sums in float32 itself."""
+    return device.type == "cpu"
 
 
 def choose_device(wanted: str) -> tuple[Device, str]:
@@ -136,9 +183,11 @@ def choose_device(wanted: str) -> tuple[Device, str]:
     if wanted == AUTO:
         if found is None:
             return Device("cpu"), "torch finds no accelerator here"
-        return Device(
-            found.type
-        ), f"torch finds this accelerator; --set train.device=cpu overrides, {found.type} is not timed"
+        device = Device(found.type)
+        device.examine()
+        if unfit := device.unfit():
+            return Device("cpu"), unfit
+        return device, f"torch finds this accelerator; --set train.device=cpu overrides, {found.type} is not timed"
     if wanted == "cpu":
         return Device("cpu"), "asked for"
     if found is None or wanted not in ("accelerator", found.type):
@@ -146,7 +195,10 @@ def choose_device(wanted: str) -> tuple[Device, str]:
         raise ConfigError(
             f"train.device {wanted} is not here (accelerator found: {here}).", hint="--set train.device=auto"
         )
-    return Device(found.type), "asked for"
+    device = Device(found.type)
+    device.examine()
+    unfit = device.unfit()
+    return device, f"asked for, although {unfit}" if unfit else "asked for"
 
 
 def available(wanted: str = AUTO) -> list[Device]:

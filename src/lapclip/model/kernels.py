@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from lapclip.machine.devices import ready_for_attention, trusts_is_causal
+from lapclip.machine.devices import norms_mixed_dtypes, ready_for_attention, trusts_is_causal
 
 ATTENTION = ("fused", "products")
 LINEAR = ("torch", "onednn")
@@ -48,7 +48,7 @@ def has_onednn(device: torch.device, dtype: torch.dtype = torch.float32) -> bool
 
 def layer_norm(x_BLD: Tensor, weight_D: Tensor, bias_D: Tensor, eps: float) -> Tensor:
     """Computed in float32, given back in the precision of its input."""
-    if x_BLD.dtype == weight_D.dtype or x_BLD.device.type == "cpu":  # on the CPU the kernel itself sums in float32
+    if x_BLD.dtype == weight_D.dtype or norms_mixed_dtypes(x_BLD.device):
         return F.layer_norm(x_BLD, weight_D.shape, weight_D, bias_D, eps)
     return F.layer_norm(x_BLD.to(weight_D.dtype), weight_D.shape, weight_D, bias_D, eps).to(x_BLD.dtype)
 

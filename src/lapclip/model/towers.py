@@ -44,7 +44,8 @@ class ImageTower(nn.Module):
             # Dropped patches are left out before the first product, so they cost nothing.
             rows_B1 = torch.arange(len(kept_BK), device=kept_BK.device)[:, None]
             patches_BPD, positions_PD = patches_BPD[rows_B1, kept_BK], positions_PD[kept_BK]
-        x_BPD = self._linear(patches_BPD.to(self._dtype), self.patch_weight.flatten(1)) + positions_PD
+        embedded_BPD = self._linear(patches_BPD.to(self._dtype), self.patch_weight.flatten(1))
+        x_BPD = embedded_BPD.to(positions_PD.dtype) + positions_PD  # not every device adds two precisions
         class_B1D = (self.class_embedding + self.position_embedding[0]).expand(len(x_BPD), 1, -1)
         x_BLD = self.ln_pre(torch.cat([class_B1D, x_BPD], dim=1)).to(self._dtype)
         class_token_B = torch.zeros(len(x_BLD), dtype=torch.long, device=x_BLD.device)

@@ -4,6 +4,7 @@
     resumed     per resume         from which checkpoint, and what was skipped
     step        per update         loss, accuracy, temperature, learning rate, gradient norms, phases
     memory      now and then       what the process and the device hold
+    sensors     now and then       energy, heat, clock, use of the cores, swap
     evaluation  between epochs     recall on held-out pairs
     checkpoint  now and then       where it is and what it cost
     finished, stopped, failed      how it ended
@@ -82,6 +83,22 @@ class Memory(Event):
     step: int
     process_bytes: int
     peak_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sensors(Event):
+    type = "sensors"
+    step: int
+    joules: dict[str, float] | None
+    """Since this process began to train, by source."""
+    celsius: float | None
+    megahertz: float | None
+    core_use: list[float]
+    """Share of each core in use since the sensors event before, by any process."""
+    swap_bytes: int
+    throttled: bool | None
+    reason: str | None
+    """Why the energy of some part is not known."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,6 +20,7 @@ from lapclip.errors import TrainingError
 from lapclip.evaluate.retrieval import batch_accuracy, retrieval
 from lapclip.machine import facts
 from lapclip.machine.devices import Device
+from lapclip.machine.sensors import Sensors
 from lapclip.machine.timing import Stopwatch, measured
 from lapclip.records import events
 from lapclip.records.runs import Run
@@ -47,6 +48,7 @@ class Training:
     device: Device
     log: EventLog
     progress: Progress = field(default_factory=Progress)
+    sensors: Sensors = field(default_factory=Sensors)
     stop_reason: Callable[[], str | None] = lambda: None
     _overflows: int = 0
     _pending: tuple[int, float, Callable[[], Figures], Stopwatch] | None = None
@@ -126,6 +128,8 @@ class Training:
         if number == 1 or number % MEMORY_EVERY == 0:
             now, peak = facts.memory_bytes(), self.device.peak_memory_bytes()
             self.log.append(events.Memory(step=number, process_bytes=now, peak_bytes=peak))
+        if self.sensors.due() or number == self.steps:
+            self.log.append(events.Sensors(step=number, **vars(self.sensors.sample())))
 
     def evaluation_due(self, number: int) -> bool:
         return (

@@ -65,8 +65,11 @@ class RoundedCopy:
             exact.grad = torch.empty_like(exact) if first else exact.grad
             assert exact.grad is not None
             sums.append(exact.grad)
-        combine = torch._foreach_copy_ if first else torch._foreach_add_  # pyright: ignore[reportPrivateImportUsage]
-        combine(sums, [gradient for _, gradient in pairs])
+        if first:
+            torch._foreach_copy_(sums, [gradient for _, gradient in pairs])  # pyright: ignore[reportPrivateImportUsage]
+        else:  # not every device adds two precisions; one at a time, because micro-batches are there to save memory
+            for total, (_, gradient) in zip(sums, pairs, strict=True):
+                total.add_(gradient.to(total.dtype))
         self.forget()
 
 

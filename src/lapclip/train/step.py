@@ -142,12 +142,19 @@ class TrainStep:
     def _encode(self, inputs: Inputs, watch: Stopwatch) -> tuple[Tensor, Tensor]:
         """Embeddings of pictures, which stay uint8 until here, and of captions."""
         with watch.phase("preprocess"):
-            pixels_BCSS = view(normalise(inputs.pixels_BSSC), inputs.boxes_B5, inputs.side)
+            pixels_BCSS = self._look(inputs)
         with watch.phase("forward"):
             return self._towers(
                 lambda: self.worker.encode_image(pixels_BCSS, inputs.kept_BK),
                 lambda: self.worker.encode_text(inputs.tokens_BL),
             )
+
+    def _look(self, inputs: Inputs) -> Tensor:
+        """The pictures as the tower sees them; made on the CPU where the device would get them wrong."""
+        if self.device.trusted("crops"):
+            return view(normalise(inputs.pixels_BSSC), inputs.boxes_B5, inputs.side)
+        there = inputs.each(Tensor.cpu)
+        return view(normalise(there.pixels_BSSC), there.boxes_B5, there.side).to(self.device.torch)
 
     def _whole(self, inputs: Inputs, watch: Stopwatch) -> tuple[Tensor, Tensor]:
         """Loss, logits and gradients of a batch that fits in memory."""

@@ -102,6 +102,9 @@ class Search:
         for device in self.devices:
             devices.prepare(device, self.threads)
             for dtype in DTYPES if self.train.dtype == AUTO else [self.train.dtype]:
+                if self.train.dtype == AUTO and (fault := device.unfit(dtype)):
+                    self._reject(Setting(device.kind, dtype), fault)
+                    continue
                 try:
                     rate = quick_rate(self.products, device.torch, DTYPES[dtype], device.synchronise)
                     found.append((device, dtype, work / rate))

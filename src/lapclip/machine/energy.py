@@ -1,0 +1,122 @@
+"""Joules, where the machine counts them: processors (RAPL), NVIDIA GPUs (NVML), chips by Apple (IOReport). No torch."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from lapclip.machine import nvml
+from lapclip.machine.sources import number_in, text_of
+
+POWERCAP = Path("/sys/class/powercap")
+Counter = Callable[[], float | None]
+"""Joules counted up to now, from any start; None where it cannot be read this time."""
+
+
+class Energy:
+    """Joules since this object was made, by source, and the reason where a source is not known."""
+
+    def __init__(self, powercap: Path = POWERCAP) -> None:
+        counters, reasons = {}, []
+        for found, reason in (_rapl(powercap), _nvidia(), _apple()):
+            counters |= found
+            reasons += [reason] if reason else []
+        self._counters = {
+            name: (counter, start) for name, counter in counters.items() if (start := counter()) is not None
+        }
+        self.reason = f"not measurable here: {'; '.join(reasons)}" if reasons else None
+
+    def joules(self) -> dict[str, float] | None:
+        """Joules by source, or None where no source can be read."""
+        if not self._counters:
+            return None
+        used = {name: (counter(), start) for name, (counter, start) in self._counters.items()}
+        return {name: round(now - start, 3) for name, (now, start) in used.items() if now is not None}
+
+
+class Wrapping:
+    """A counter that starts again at 0 when it is full. Right as long as it is read once in each round."""
+
+    def __init__(self, read: Callable[[], int | None], full: int) -> None:
+        self._read, self._full = read, full
+        self._last = read()
+        self._rounds = 0
+
+    def __call__(self) -> int | None:
+        """The count as if it never started again."""
+        now = self._read()
+        if now is None or self._last is None:
+            return None
+        if now < self._last:
+            self._rounds += 1
+        self._last = now
+        return now + self._rounds * self._full
+
+
+def _rapl(powercap: Path) -> tuple[dict[str, Counter], str | None]:
+    """Linux' counters of the processor's packages and of memory; cores and graphics are parts of a package."""
+    if sys.platform != "linux" and powercap == POWERCAP:
+        return {}, None
+    zones = {path: text_of(path / "name") or "" for path in sorted(powercap.glob("intel-rapl:*"))}
+    zones = {path: name for path, name in zones.items() if name.startswith(("package", "dram"))}
+    if not zones:
+        return {}, "the system shows no energy counters of the processor (RAPL)"
+    counters: dict[str, Counter] = {}
+    for path, name in zones.items():
+        if number_in(path / "energy_uj") is None:
+            continue
+        source = f"cpu {name}" if f"cpu {name}" not in counters else f"cpu {name} {path.name.partition(':')[2]}"
+        counters[source] = _microjoules(path)
+    if not counters:
+        path = next(iter(zones)) / "energy_uj"
+        fault = "cannot be read" if os.access(path, os.R_OK) else "may be read by root only"
+        return {}, f"{path} {fault}"
+    return counters, None
+
+
+def _microjoules(zone: Path) -> Counter:
+    full = number_in(zone / "max_energy_range_uj") or 2**32
+    count = Wrapping(lambda: number_in(zone / "energy_uj"), full)
+    return lambda: None if (now := count()) is None else now / 1e6
+
+
+def _nvidia() -> tuple[dict[str, Counter], str | None]:
+    """NVIDIA's counters; without its driver there is nothing to give a reason for."""
+    found = nvml.gpus()
+    if not found:
+        return {}, nvml.library()[1] if shutil.which("nvidia-smi") else None
+    counters: dict[str, Counter] = {
+        f"gpu {gpu.index}": lambda gpu=gpu: gpu.joules for gpu in found if gpu.joules is not None
+    }
+    return counters, None if counters else "the GPU counts no energy"
+
+
+def _apple() -> tuple[dict[str, Counter], str | None]:
+    """By zeus-apple-silicon, which asks IOReport without root."""
+    if sys.platform != "darwin":
+        return {}, None
+    try:
+        from zeus_apple_silicon import AppleEnergyMonitor  # pyright: ignore[reportMissingImports]
+    except ImportError:
+        return {}, "the package zeus-apple-silicon is not installed"
+    try:
+        return apple_counters(AppleEnergyMonitor()), None
+    except Exception as error:  # a library of another language: its errors have no common kind
+        return {}, f"IOReport does not answer ({error})"
+
+
+def apple_counters(monitor) -> dict[str, Counter]:
+    """The parts of the chip that the monitor counts, in millijoules there."""
+    parts = {"cpu": "cpu_total_mj", "gpu": "gpu_mj", "neural engine": "ane_mj", "dram": "dram_mj"}
+
+    def counter(field: str) -> Counter:
+        def read() -> float | None:
+            told = getattr(monitor.get_cumulative_energy(), field, None)
+            return None if told is None else told / 1000
+
+        return read
+
+    return {part: counter(field) for part, field in parts.items()}

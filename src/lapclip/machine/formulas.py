@@ -1,0 +1,203 @@
+"""The operations of training that the canary looks at, each beside its formula.
+
+Shapes: B batch, H heads, L tokens, D width.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+BATCH, HEADS, LENGTH, SIZE = 3, 4, 24, 32
+
+Place = torch.device
+Answer = tuple[list[Tensor], list[Tensor]]
+"""What the device computed, and what is right."""
+
+
+def checks(place: Place, dtype: torch.dtype) -> Iterator[tuple[str, Callable[[], Answer]]]:
+    """Every check in one precision: its name, and what computes both sides of it."""
+    word = str(dtype).removeprefix("torch.")
+    for gradients in (False, True):
+        ending = f"{word}, gradients" if gradients else word
+        for name, form in ATTENTIONS.items():
+            yield f"{name}, {ending}", partial(_attention, place, dtype, form, gradients)
+        yield f"layer norm, {ending}", partial(_layer_norm, place, dtype, gradients)
+        yield f"gelu, {ending}", partial(_gelu, place, dtype, gradients)
+    yield f"embedding, {word}, gradients", partial(_embedding, place, dtype)
+    if dtype == torch.float32:  # the optimiser's and the pictures' only precision
+        yield f"crops, {word}", partial(_crops, place)
+        yield f"interpolate, {word}", partial(_interpolate, place)
+        yield f"adamw, {word}", partial(_adamw, place, fused=False)
+        yield f"fused adamw, {word}", partial(_adamw, place, fused=True)
+        yield f"fused adamw with an overflow, {word}", partial(_adamw, place, fused=True, overflow=True)
+    else:
+        yield f"scaled gradients, {word}, gradients", partial(_scaled_gradients, place, dtype)
+
+
+def _numbers(name: str, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    """The same numbers everywhere, already rounded."""
+    draw = torch.Generator().manual_seed(sum(map(ord, name)))
+    return torch.randn(shape, generator=draw).to(dtype)
+
+
+def _with_gradients(
+    place: Place, inputs: list[Tensor], device_form: Callable, formula: Callable, *, gradients: bool
+) -> Answer:
+    """An operation on the device in the precision of its inputs, and its formula in float64 on the CPU."""
+    answers = []
+    for form, there, precision in ((device_form, place, None), (formula, torch.device("cpu"), torch.float64)):
+        leaves = [part.to(there, precision or part.dtype).detach().requires_grad_(gradients) for part in inputs]
+        with torch.set_grad_enabled(gradients):
+            result = form(*leaves)
+        if gradients:
+            weights = _numbers("weights", *result.shape, dtype=inputs[0].dtype)
+            result.backward(weights.to(result.device, result.dtype))
+        answers.append([result.detach(), *(leaf.grad for leaf in leaves if leaf.grad is not None)])
+    return answers[0], answers[1]
+
+
+@dataclass(frozen=True)
+class AttentionForm:
+    """How queries, keys and values are laid out, and what a query may see."""
+
+    permuted: bool = False
+    causal: bool = False
+    masked: bool = False
+    one_query: bool = False
+
+
+ATTENTIONS = {
+    "attention": AttentionForm(),
+    "permuted attention": AttentionForm(permuted=True),
+    "causal attention": AttentionForm(causal=True),
+    "masked attention": AttentionForm(masked=True),
+    "attention of one query": AttentionForm(masked=True, one_query=True),
+}
+
+
+def _attention(place: Place, dtype: torch.dtype, form: AttentionForm, gradients: bool) -> Answer:
+    """As the towers use it: fused queries, keys and values (B, L, 3 H D), split into heads."""
+    qkv = _numbers("qkv", BATCH, LENGTH, 3 * HEADS * SIZE, dtype=dtype)
+    # One row for each query, True where it may look; a lone query of each sequence sees up to its own place.
+    visible = torch.ones(LENGTH, LENGTH, dtype=torch.bool).tril()
+    if form.one_query:
+        visible = visible[[LENGTH - 1, LENGTH // 2, 0]][:, None, None, :]
+
+    def parts(qkv: Tensor) -> list[Tensor]:
+        split = [part.unflatten(-1, (HEADS, SIZE)).transpose(1, 2) for part in qkv.chunk(3, dim=-1)]
+        split[0] = split[0][:, :, -1:] if form.one_query else split[0]
+        return split if form.permuted else [part.contiguous() for part in split]
+
+    def on_device(qkv: Tensor) -> Tensor:
+        mask = visible.to(qkv.device) if form.masked else None
+        return F.scaled_dot_product_attention(*parts(qkv), attn_mask=mask, is_causal=form.causal)
+
+    def formula(qkv: Tensor) -> Tensor:
+        query, key, value = parts(qkv)
+        scores = query @ key.mT / SIZE**0.5
+        hidden = ~visible if form.masked or form.causal else torch.zeros((), dtype=torch.bool)
+        return scores.masked_fill(hidden, -math.inf).softmax(-1) @ value
+
+    return _with_gradients(place, [qkv], on_device, formula, gradients=gradients)
+
+
+def _layer_norm(place: Place, dtype: torch.dtype, gradients: bool) -> Answer:
+    width = HEADS * SIZE
+    inputs = [3 * _numbers("x", BATCH, LENGTH, width, dtype=dtype) + 1]
+    inputs += [_numbers(name, width, dtype=dtype) for name in ("weight", "bias")]
+
+    def formula(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        centred = x - x.mean(-1, keepdim=True)
+        return centred / (centred.square().mean(-1, keepdim=True) + 1e-5).sqrt() * weight + bias
+
+    return _with_gradients(
+        place, inputs, lambda x, weight, bias: F.layer_norm(x, (width,), weight, bias), formula, gradients=gradients
+    )
+
+
+def _gelu(place: Place, dtype: torch.dtype, gradients: bool) -> Answer:
+    def formula(x: Tensor) -> Tensor:
+        return x * (1 + torch.erf(x / 2**0.5)) / 2
+
+    return _with_gradients(
+        place, [_numbers("x", BATCH, LENGTH, SIZE, dtype=dtype)], F.gelu, formula, gradients=gradients
+    )
+
+
+def _embedding(place: Place, dtype: torch.dtype) -> Answer:
+    """Symbols that occur several times add up their gradients."""
+    symbols = (torch.arange(BATCH * LENGTH) ** 2 % 7).view(BATCH, LENGTH)
+
+    def formula(table: Tensor) -> Tensor:
+        return F.one_hot(symbols, 9).double() @ table
+
+    return _with_gradients(
+        place,
+        [_numbers("table", 9, SIZE, dtype=dtype)],
+        lambda table: F.embedding(symbols.to(table.device), table),
+        formula,
+        gradients=True,
+    )
+
+
+def _crops(place: Place) -> Answer:
+    """Parts of pictures at another size, one of them flipped, as `data/augment.py` cuts them."""
+    pictures = _numbers("pictures", 2, 3, 32, 32)
+    maps = torch.tensor([[[0.7, 0.0, 0.1], [0.0, 0.6, -0.2]], [[-0.8, 0.0, 0.0], [0.0, 0.8, 0.2]]])
+
+    def cut(pictures: Tensor) -> Tensor:
+        grid = F.affine_grid(maps.to(pictures), [2, 3, 48, 48], align_corners=False)
+        return F.avg_pool2d(F.grid_sample(pictures, grid, padding_mode="border", align_corners=False), 2)
+
+    return _with_gradients(place, [pictures], cut, cut, gradients=False)
+
+
+def _interpolate(place: Place) -> Answer:
+    """Pictures made smaller, and positions of patches as `model/towers.py` resamples them."""
+
+    def smaller(pictures: Tensor) -> Tensor:
+        return F.interpolate(pictures, (12, 12), mode="bicubic", antialias=True)
+
+    return _with_gradients(place, [_numbers("pictures", 2, 3, 32, 32)], smaller, smaller, gradients=False)
+
+
+def _scaled_gradients(place: Place, dtype: torch.dtype) -> Answer:
+    """Gradients too small for half precision survive when the loss is multiplied first."""
+    scale, tiny = 2.0**12, 2.0**-12
+    x, weight = (_numbers(name, 16, 16, dtype=dtype) for name in ("x", "weight"))
+
+    def loss(x: Tensor, weight: Tensor) -> Tensor:
+        return (x @ weight).to(torch.promote_types(x.dtype, torch.float32)).mean() * tiny * scale
+
+    (got, *gradients), (right, *right_gradients) = _with_gradients(place, [x, weight], loss, loss, gradients=True)
+    return [got, *(part.float() / scale for part in gradients)], [right, *(part / scale for part in right_gradients)]
+
+
+def _adamw(place: Place, *, fused: bool, overflow: bool = False) -> Answer:
+    """Two updates. The fused form also divides the gradients, and leaves out an update that overflowed."""
+    rate, beta1, beta2, epsilon, decay = 1e-2, 0.9, 0.98, 1e-6, 0.1
+    divisor = 8.0 if fused else 1.0
+    weights, gradients = [_numbers("weights", 33, 7), _numbers("bias", 5)], [_numbers("a", 33, 7), _numbers("b", 5)]
+    parameters = [weight.to(place).requires_grad_() for weight in weights]
+    optimizer = torch.optim.AdamW(
+        parameters, lr=rate, betas=(beta1, beta2), eps=epsilon, weight_decay=decay, fused=fused, foreach=False
+    )
+    if fused:  # where torch's own GradScaler puts them
+        setattr(optimizer, "grad_scale", torch.tensor(divisor, device=place))  # noqa: B010
+        setattr(optimizer, "found_inf", torch.tensor(float(overflow), device=place))  # noqa: B010
+    right = [weight.double() for weight in weights]
+    for _ in range(2):
+        for at, gradient in enumerate(gradients):
+            parameters[at].grad = (gradient * divisor).to(place)
+            # From equal gradients the corrected means are the gradient and its square in every step.
+            moved = right[at] * (1 - rate * decay) - rate * gradient.double() / (gradient.double().abs() + epsilon)
+            right[at] = right[at] if overflow else moved
+        optimizer.step()
+    return [parameter.detach() for parameter in parameters], right

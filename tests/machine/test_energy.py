@@ -1,0 +1,114 @@
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from lapclip.machine.energy import Energy, Wrapping, apple_counters
+from lapclip.machine.sensors import EVERY_SECONDS, Sensors
+
+from .test_processor import write
+
+FULL = 262_143_328_850
+
+
+def zones(root: Path, package: int, dram: int) -> Path:
+    return write(
+        root,
+        {
+            "intel-rapl:0/name": "package-0",
+            "intel-rapl:0/energy_uj": str(package),
+            "intel-rapl:0/max_energy_range_uj": str(FULL),
+            "intel-rapl:0:0/name": "core",
+            "intel-rapl:0:0/energy_uj": "1",
+            "intel-rapl:0:1/name": "dram",
+            "intel-rapl:0:1/energy_uj": str(dram),
+            "intel-rapl:0:1/max_energy_range_uj": str(FULL),
+        },
+    )
+
+
+def test_joules_are_counted_from_the_start_and_parts_are_not_counted_twice(tmp_path: Path) -> None:
+    energy = Energy(zones(tmp_path, 5_000_000, 100))
+    assert energy.reason is None
+    zones(tmp_path, 47_000_000, 2_000_100)
+    assert energy.joules() == {"cpu package-0": 42.0, "cpu dram": 2.0}
+
+
+def test_a_counter_that_starts_again_goes_on_counting(tmp_path: Path) -> None:
+    energy = Energy(zones(tmp_path, FULL - 1_000_000, 0))
+    zones(tmp_path, 2_000_000, 0)
+    assert energy.joules() == {"cpu package-0": 3.0, "cpu dram": 0.0}
+    zones(tmp_path, FULL - 1, 0)
+    energy.joules()
+    zones(tmp_path, 1_000_000, 0)
+    used = energy.joules()
+    assert used is not None
+    assert used["cpu package-0"] == pytest.approx(2 + FULL / 1e6, abs=1e-3)
+
+
+def test_a_counter_that_vanishes_says_nothing() -> None:
+    readings = iter([10, None, 12])
+    count = Wrapping(lambda: next(readings), 100)
+    assert count() is None
+    assert count() == 12
+
+
+def test_without_counters_there_is_a_reason(tmp_path: Path) -> None:
+    energy = Energy(tmp_path)
+    assert energy.joules() is None
+    assert energy.reason is not None
+    assert energy.reason.startswith("not measurable here: the system shows no energy counters")
+
+
+@pytest.mark.skipif("sys.platform == 'win32'", reason="Windows has no such permissions")
+def test_no_permission_is_a_reason_and_not_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    zones(tmp_path, 1, 1)
+    for path in tmp_path.glob("*/energy_uj"):
+        path.chmod(0)
+    if os.geteuid() == 0:  # root reads everything, so the refusal is made here
+        real = Path.read_text
+
+        def refused(path: Path, *arguments, **options) -> str:
+            if path.name == "energy_uj":
+                raise PermissionError(13, "Permission denied", str(path))
+            return real(path, *arguments, **options)
+
+        monkeypatch.setattr(Path, "read_text", refused)
+        monkeypatch.setattr(os, "access", lambda path, mode: False)
+    energy = Energy(tmp_path)
+    assert energy.joules() is None
+    assert energy.reason is not None
+    assert "energy_uj may be read by root only" in energy.reason
+
+
+def test_parts_of_a_chip_by_apple_are_counted_in_millijoules() -> None:
+    @dataclass
+    class Metrics:
+        cpu_total_mj: int
+        gpu_mj: int
+        ane_mj: int | None = None
+
+    class Monitor:
+        def get_cumulative_energy(self) -> Metrics:
+            return Metrics(5_000, 250)
+
+    read = {part: counter() for part, counter in apple_counters(Monitor()).items()}
+    assert read == {"cpu": 5.0, "gpu": 0.25, "neural engine": None, "dram": None}
+
+
+def test_sensors_are_due_at_once_and_then_every_ten_seconds() -> None:
+    now = 0.0
+    sensors = Sensors(clock=lambda: now)
+    assert sensors.due()
+    sample = sensors.sample()
+    assert all(0 <= share <= 1 for share in sample.core_use)
+    assert len(sample.core_use) >= 1
+    assert sample.swap_bytes >= 0
+    assert sample.joules is not None or sample.reason is not None
+    now = EVERY_SECONDS - 0.1
+    assert not sensors.due()
+    now = EVERY_SECONDS
+    assert sensors.due()

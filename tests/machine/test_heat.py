@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from lapclip.machine import heat
+
+from .test_processor import write
+
+INTEL_MAC = """Note: No thermal warning level has been recorded
+Note: No performance warning level has been recorded
+2026-11-01 10:00:00 +0100 CPU Power notify
+	CPU_Scheduler_Limit 	= 100
+	CPU_Available_CPUs 	= 12
+	CPU_Speed_Limit 	= {limit}
+"""
+
+
+def test_the_whole_chip_is_read_and_not_a_disk(tmp_path: Path) -> None:
+    write(
+        tmp_path,
+        {
+            "class/hwmon/hwmon0/name": "nvme",
+            "class/hwmon/hwmon0/temp1_input": "33000",
+            "class/hwmon/hwmon1/name": "coretemp",
+            "class/hwmon/hwmon1/temp1_label": "Core 0",
+            "class/hwmon/hwmon1/temp1_input": "61000",
+            "class/hwmon/hwmon1/temp2_label": "Package id 0",
+            "class/hwmon/hwmon1/temp2_input": "72500",
+        },
+    )
+    read = heat.thermometer(tmp_path)
+    assert read() == 72.5
+    write(tmp_path, {"class/hwmon/hwmon1/temp2_input": "80000"})
+    assert read() == 80
+    (tmp_path / "class/hwmon/hwmon1/temp2_input").unlink()
+    assert read() is None
+
+
+def test_a_thermal_zone_will_do(tmp_path: Path) -> None:
+    assert heat.thermometer(tmp_path)() is None
+    write(tmp_path, {"class/thermal/thermal_zone0/type": "iwlwifi", "class/thermal/thermal_zone0/temp": "40000"})
+    assert heat.thermometer(tmp_path)() is None
+    write(tmp_path, {"class/thermal/thermal_zone1/type": "cpu-thermal", "class/thermal/thermal_zone1/temp": "55000"})
+    assert heat.thermometer(tmp_path)() == 55
+
+
+def test_the_clock_is_the_mean_of_the_cores(tmp_path: Path) -> None:
+    assert heat.clock(tmp_path)() is None
+    cpufreq = "devices/system/cpu/cpufreq/policy{}/scaling_cur_freq"
+    write(tmp_path, {cpufreq.format(0): "3000000", cpufreq.format(1): "2000000"})
+    assert heat.clock(tmp_path)() == 2500
+    assert heat.parse_clock("cpu MHz\t\t: 2600.000\ncpu MHz\t\t: 2400.000\n") == 2500
+
+
+@pytest.mark.skipif("sys.platform == 'darwin'", reason="macOS publishes a pressure instead")
+def test_counters_that_grow_mean_throttling(tmp_path: Path) -> None:
+    assert heat.throttling(tmp_path)() is None
+    name = "devices/system/cpu/cpu0/thermal_throttle/package_throttle_count"
+    write(tmp_path, {name: "7"})
+    read = heat.throttling(tmp_path)
+    assert read() is False  # it was throttled once, before we looked
+    write(tmp_path, {name: "9"})
+    assert read() is True
+    assert read() is False
+
+
+def test_macos_speed_limit() -> None:
+    assert heat.parse_thermal_limit(INTEL_MAC.format(limit=100)) is False
+    assert heat.parse_thermal_limit(INTEL_MAC.format(limit=68)) is True
+    assert heat.parse_thermal_limit("Note: No thermal warning level has been recorded\n") is None
