@@ -74,6 +74,34 @@ class Device:
 
         return read
 
+    @property
+    def swaps(self) -> bool:
+        """Whether its memory is the system's, which swaps sooner than it refuses."""
+        return self.kind in ("cpu", "mps")
+
+    def free_bytes(self) -> int:
+        """Memory that training could have now, besides what it has."""
+        if self.kind == "cuda":
+            # What torch has taken from the driver and does not use is free too.
+            return torch.cuda.mem_get_info()[0] + torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
+        if self.kind == "xpu":
+            return torch.xpu.mem_get_info()[0] + torch.xpu.memory_reserved() - torch.xpu.memory_allocated()
+        if self.kind == "mps":
+            # Memory is shared with the rest of the system; beyond the recommended size it would swap.
+            unused = torch.mps.recommended_max_memory() - torch.mps.driver_allocated_memory()
+            return max(0, min(unused, facts.available_bytes()))
+        return facts.available_bytes()
+
+    def release_memory(self) -> None:
+        """Give back what torch keeps for later. A device that has failed does not mind not being asked."""
+        try:
+            if self.kind == "mps":
+                torch.mps.empty_cache()
+            elif not self.is_cpu:
+                torch.accelerator.empty_cache()
+        except RuntimeError:
+            pass
+
     def peak_memory_bytes(self) -> int:
         """The most memory training has held: the process's on the CPU, the allocator's on an accelerator."""
         if self.kind == "cuda":
@@ -169,6 +197,9 @@ def prepare(device: Device, threads: int) -> None:
     torch.use_deterministic_algorithms(device.is_cpu)
     # Filling every new tensor is for finding bugs; it costs time and changes no result.
     setattr(torch.utils.deterministic, "fill_uninitialized_memory", False)  # noqa: B010 (unknown to its type stubs)
+    if device.kind == "mps":
+        # By default the allocator takes 1.7 times the recommended size, and the system swaps instead of refusing.
+        torch.mps.set_per_process_memory_fraction(1.0)
     _keep_freed_memory()
 
 
