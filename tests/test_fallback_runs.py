@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +15,7 @@ import pytest
 import torch
 
 from lapclip import embedder, launch
-from lapclip.errors import TrainingError
+from lapclip.errors import ConfigError, TrainingError
 from lapclip.machine import devices, facts, swap
 from lapclip.machine.devices import Device
 from lapclip.model.towers import ImageTower
@@ -22,7 +24,7 @@ from lapclip.records.store import read_events
 from lapclip.train import step
 from lapclip.train.fallback import DEVICE, OPERATION
 
-from .conftest import SMALL
+from .conftest import SMALL, lapclip, set_flags
 
 
 def train(*settings: str, name: str = "run", **options) -> launch.Outcome:
@@ -96,6 +98,39 @@ def test_out_of_memory_in_the_forward_pass_halves_the_micro_batch(
     assert losses() == close_to(undisturbed)
 
 
+def test_what_failed_is_gone_before_it_is_built_again(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There may be no room for two models."""
+    real, models = launch.build, []
+
+    def build(*arguments):
+        assert [model() for model in models] == [None] * len(models)
+        step, embedder = real(*arguments)
+        models.append(weakref.ref(step.model))
+        return step, embedder
+
+    monkeypatch.setattr(launch, "build", build)
+    monkeypatch.setattr(ImageTower, "forward", failing(ImageTower.forward, 5, 6, counts=torch.is_grad_enabled))
+    train()
+    assert len(models) == 3
+    train("train.dtype=bfloat16", name="half", hooks=launch.Hooks([_stop_at_three]))
+    models.clear()
+    monkeypatch.setattr(ImageTower, "forward", failing(ImageTower.forward, 2, counts=torch.is_grad_enabled))
+    launch.resume("half")
+    assert len(models) == 2
+
+
+def _stop_at_three(event) -> None:
+    if event.type == "step" and event.step == 3:
+        find_run("half").ask_to_stop()
+
+
+def test_out_of_memory_before_the_first_step_is_explained(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "make_step", no_memory)
+    with pytest.raises(ConfigError, match=r"tiny ran out of memory before its first step .*\n.*train\.micro_batch=8"):
+        train()
+    assert not Path("runs").exists()
+
+
 def test_out_of_memory_in_the_backward_pass_keeps_every_step(
     undisturbed: dict, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -149,7 +184,7 @@ def test_one_pair_at_a_time_ends_with_the_figures(here: Path, monkeypatch: pytes
     monkeypatch.setattr(
         ImageTower, "forward", failing(ImageTower.forward, *range(1, 100), counts=torch.is_grad_enabled)
     )
-    message = r"at step 1 of .*one pair at a time.*\n.*about 0\.4 GB.*were free on cpu"
+    message = r"at step 1 of .*with micro_batch 1 .*\n.*about 0\.4 GB.*were free on cpu"
     with pytest.raises(TrainingError, match=message) as caught:
         train()
     assert len(str(caught.value).splitlines()) == 3
@@ -298,6 +333,18 @@ def test_swap_that_grows_for_other_programs_changes_nothing(undisturbed: dict, m
     train()
     assert not events("fell_back")
     assert losses() == undisturbed
+
+
+def test_a_model_too_large_for_memory_is_refused_before_anything_is_built(here: Path) -> None:
+    """Real memory, and a model of 1.2 trillion parameters."""
+    large = ["model.image_width=65536", "model.image_layers=24", "model.image_heads=64"]
+    done = lapclip("train", "--json", *set_flags(*SMALL, *large))
+    assert done.returncode == 2
+    error = json.loads(done.stdout)["error"]
+    assert "tiny with 16 pairs at once needs about 19" in error
+    assert "GB are free on cpu, and one pair at once does not fit either." in error
+    assert "Try: " in error
+    assert not Path("runs").exists()
 
 
 CUDA_RUN = """

@@ -37,7 +37,7 @@ from lapclip.records.store import EventLog, Listener, read_events
 from lapclip.train.graph import WARM_UP, AnyStep, make_step
 from lapclip.train.loop import Training, score
 from lapclip.train.memory import check_memory
-from lapclip.train.recovery import changes_so_far, persist, places_so_far, restore
+from lapclip.train.recovery import changes_so_far, memory_explained, persist, places_so_far, restore
 from lapclip.tune.kernels import check_kernels, choose_kernels
 
 
@@ -90,10 +90,11 @@ def start(
     data = load_scenes(config.data, config.model.image_size, hooks.data_progress)
     config, tokenizer = fit_vocabulary(config, data)
     check_memory(config.model, config.train, longest_caption(config, data, tokenizer), device)
-    config, timed = settle_kernels(config, data, tokenizer, device)
-    reasons |= timed
-    config, reasons["train.steps"] = count_steps(config, data, tokenizer, device)
-    built = build(config, tokenizer, device)  # before there is a folder: what cannot be built leaves none behind
+    with memory_explained(config):
+        config, timed = settle_kernels(config, data, tokenizer, device)
+        reasons |= timed
+        config, reasons["train.steps"] = count_steps(config, data, tokenizer, device)
+        built = build(config, tokenizer, device)  # before there is a folder: what cannot be built leaves none behind
     about = {"format": FORMAT, "recipe": recipe, "lapclip": __version__, "data_fingerprint": data.fingerprint}
     run = create_run(name, recipe, {"run": about, **asdict(config), "reasons": reasons})
     with run.lock(), Signals() as signals, _recording(run, hooks) as log:

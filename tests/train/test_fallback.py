@@ -22,6 +22,7 @@ MESSAGES = [
     (RuntimeError("[enforce fail at alloc_cpu.cpp:75] data. DefaultCPUAllocator: not enough memory: you"), MEMORY),
     (RuntimeError("level_zero backend failed with error: 39 (UR_RESULT_ERROR_OUT_OF_DEVICE_MEMORY)"), MEMORY),
     (RuntimeError("std::bad_alloc"), MEMORY),
+    (RuntimeError("could not create a primitive"), MEMORY),
     (MemoryError(), MEMORY),
     (NotImplementedError("The operator 'aten::x' is not currently implemented for the MPS device."), OPERATION),
     (NotImplementedError("Could not run 'aten::x' with arguments from the 'XPU' backend."), OPERATION),
@@ -64,6 +65,17 @@ def test_real_errors_of_this_machine_are_recognised() -> None:
     with pytest.raises(RuntimeError) as wrong:
         torch.mm(torch.ones(2, 3), torch.ones(2, 3))
     assert cause_of(wrong.value) is None
+
+
+def test_the_allocators_own_words_are_shortened_to_what_a_user_can_read() -> None:
+    with pytest.raises(RuntimeError) as no_memory:
+        torch.empty(1 << 50)
+    change = decide(no_memory.value, TrainConfig(batch_size=16, device="cpu"), step=3)
+    assert change is not None
+    assert "allocat" in change.text
+    assert "enforce" not in change.text
+    assert "4503599627370496 bytes" in change.text
+    assert len(change.text) < 300
 
 
 def test_what_an_error_arose_from_counts() -> None:

@@ -95,9 +95,11 @@ class Device:
     def release_memory(self) -> None:
         """Give back what torch keeps for later. A device that has failed does not mind not being asked."""
         try:
-            if self.kind == "mps":
+            if self.is_cpu:
+                _give_back_freed_memory()
+            elif self.kind == "mps":
                 torch.mps.empty_cache()
-            elif not self.is_cpu:
+            else:
                 torch.accelerator.empty_cache()
         except RuntimeError:
             pass
@@ -217,6 +219,15 @@ def _keep_freed_memory() -> None:
             adjust(_M_TRIM_THRESHOLD, (1 << 31) - 1)
     except (OSError, AttributeError):
         pass
+
+
+def _give_back_freed_memory() -> None:
+    """The opposite, where memory has become scarce: what is free between two blocks goes back too."""
+    if sys.platform == "linux":
+        try:
+            ctypes.CDLL(None).malloc_trim(0)  # glibc's
+        except (OSError, AttributeError):
+            pass
 
 
 def default_threads() -> int:

@@ -31,6 +31,7 @@ OUT_OF_MEMORY = (
     "alloc_failed",  # CUBLAS_STATUS_ALLOC_FAILED and its relatives: a library got no memory for itself
     "out_of_device_memory",  # XPU's runtime
     "out_of_host_memory",
+    "could not create a primitive",  # oneDNN's only words for it, seen under a limit
     "invalid buffer size",  # MPS, for a single tensor that is larger than it can have
 )
 NO_SUCH_OPERATION = (
@@ -57,6 +58,10 @@ FAILED_DEVICE = (
 )
 MPS = re.compile(r"\bmps\b")
 """Whatever else MPS complains of."""
+
+
+ENFORCED = re.compile(r"^\[enforce fail at [^\]]*\] .*?\. (?=\w)")
+"""Where in torch's source the CPU's allocator complains, which says nothing to a user."""
 
 
 class SwapGrew(Exception):
@@ -107,8 +112,8 @@ def smaller(train: TrainConfig) -> int | None:
 
 def brief(error: BaseException) -> str:
     """The first line of an error, short enough for a sentence."""
-    lines = str(error).strip().splitlines()
-    first = lines[0] if lines else type(error).__name__
+    lines = ENFORCED.sub("", str(error).strip()).splitlines()
+    first = (lines[0] if lines else type(error).__name__).rstrip(".")
     return first if len(first) <= 160 else f"{first[:157]}..."
 
 

@@ -23,7 +23,10 @@ from lapclip.machine.devices import Device
 from lapclip.train.schedule import patches_kept, picture_side
 
 CPU_BASE, ACCELERATOR_BASE = 350_000_000, 100_000_000
-"""Measured: a process that has imported torch and taken a step of a tiny model; libraries' working memory on CUDA."""
+"""Measured on the CPU: a process that has imported torch and taken a step of a tiny model. On accelerators an estimate
+of what libraries take for themselves; the driver's own part is not among what is free."""
+GAPS = 1.1
+"""Measured: what an allocator cannot use between activations of different sizes."""
 MARGIN = 1.15
 """A run is refused only if it would need this much more than there is: the prediction may be too high."""
 
@@ -52,8 +55,8 @@ def predict_bytes(model: ModelConfig, train: TrainConfig, caption_tokens: int) -
     kinds = [cheap for cheap, share in ((True, train.cheap_share), (False, 1 - train.cheap_share)) if share > 0]
     activations = micro * max(_pair_bytes(model, train, caption_tokens, cheap=cheap) for cheap in kinds)
     gradients = 4 * exact
-    if micro >= train.batch_size:  # they take the place of activations, layer by layer
-        gradients = max(0, gradients - activations)
+    if micro >= train.batch_size:  # they take the place of activations; while one tower goes back, the other's are kept
+        gradients = max(0, gradients - activations // 2)
     return MemoryParts(
         parameters=4 * exact,
         gradients=gradients,
@@ -84,29 +87,32 @@ def count_weights(model: ModelConfig) -> tuple[int, int]:
 
 def check_memory(model: ModelConfig, train: TrainConfig, caption_tokens: int, device: Device) -> None:
     """Refuse what cannot fit into the memory that is free, before any of it is taken."""
+    train = replace(train, device=device.kind)
     free = device.free_bytes()
-    parts = predict_bytes(model, replace(train, device=device.kind), caption_tokens)
-    if parts.total <= MARGIN * free:
+    parts = predict_bytes(model, train, caption_tokens)
+    if _still_needed(parts, device) <= MARGIN * free:
         return
     micro = min(train.micro_batch or train.batch_size, train.batch_size)
-    fitting = largest_micro_batch(model, replace(train, device=device.kind), caption_tokens, free)
-    if fitting:
-        hint = f"--set train.micro_batch={fitting}: the result is the same, and about {fitting:,} pairs fit at once"
-    else:
-        hint = "a smaller model (lapclip model mini), or --set train.recompute=true" * (not train.recompute)
-        hint = hint or "a smaller model (lapclip model mini), or --set model.image_size with a smaller side"
+    fitting = largest_micro_batch(model, train, caption_tokens, device, free)
+    hint = f"--set train.micro_batch={fitting}, which gives the same result in less memory"
+    if fitting is None:
+        smaller = "" if train.recompute else "--set train.recompute=true, or "
+        hint = f"{smaller}a smaller model, such as --set model.name=mini"
     raise ConfigError(
         f"{model.name} with {micro:,} pairs at once needs about {describe(parts)}; {free / 1e9:.1f} GB are free on "
-        f"{device.kind}{'' if fitting else ', and one pair at once would not fit either'}.",
+        f"{device.kind}{'' if fitting else ', and one pair at once does not fit either'}.",
         hint=hint,
     )
 
 
-def largest_micro_batch(model: ModelConfig, train: TrainConfig, caption_tokens: int, free: int) -> int | None:
-    """The most pairs at once that fit without any margin, as the batch halved again and again; None if one does not."""
+def largest_micro_batch(
+    model: ModelConfig, train: TrainConfig, caption_tokens: int, device: Device, free: int
+) -> int | None:
+    """The most pairs at once that fit, as the batch halved again and again; None if one does not fit."""
     micro = train.batch_size
-    while micro >= 1:
-        if predict_bytes(model, replace(train, micro_batch=micro), caption_tokens).total <= free:
+    while micro:
+        parts = predict_bytes(model, replace(train, micro_batch=micro, device=device.kind), caption_tokens)
+        if _still_needed(parts, device) <= free:
             return micro
         micro //= 2
     return None
@@ -121,6 +127,11 @@ def describe(parts: MemoryParts) -> str:
         "activations": parts.activations,
     }
     return f"{parts.total / 1e9:.1f} GB ({', '.join(f'{name} {size / 1e9:.1f}' for name, size in named.items())})"
+
+
+def _still_needed(parts: MemoryParts, device: Device) -> int:
+    """On the CPU Python and torch have their part already."""
+    return parts.total - (parts.base if device.is_cpu else 0)
 
 
 def _pair_bytes(model: ModelConfig, train: TrainConfig, caption_tokens: int, *, cheap: bool) -> int:
@@ -146,12 +157,17 @@ def _tower_bytes(tokens: int, width: int, layers: int, heads: int, attention: st
     its activation (4 each). The last block runs for one token, and keeps 4: the norm's input and output, keys, values.
     """
     block = 16 * width
+    if _size(train) == 2 and train.device not in ("cpu", "auto"):
+        block += 2 * width  # the inputs of the norms, which accelerators take in float32
     if attention == "products":
         block += heads * tokens
     kept = (layers - 1) * width + block if train.recompute else (layers - 1) * block
-    kept += 4 * width + 2 * width  # the last block; the embeddings and the first norm
+    kept += 4 * width  # the last block
     passing = 9 * width  # gradients of the hidden layer before and after its activation, and of its input
-    return (kept + passing) * tokens * _size(train)
+    if attention == "products":
+        passing += 7 * width + 3 * heads * tokens  # gradients of queries, keys, values and weights
+    embeddings = 2 * width * 4  # and the first norm, in float32
+    return int(GAPS * tokens * (embeddings + (kept + passing) * _size(train)))
 
 
 def _size(train: TrainConfig) -> int:

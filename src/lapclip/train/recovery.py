@@ -7,25 +7,40 @@ checkpoint is loaded: so a run that fell back goes on exactly as a run that is r
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from lapclip.config import Config, replace_in
 from lapclip.data.tokenizers import CharacterTokenizer
 from lapclip.embedder import Embedder
-from lapclip.errors import RunError, TrainingError
+from lapclip.errors import ConfigError, RunError, TrainingError
 from lapclip.machine import devices
 from lapclip.machine.devices import Device
 from lapclip.records import events
 from lapclip.records.store import read_events
 from lapclip.train.checkpoint import list_checkpoints, load_newest
-from lapclip.train.fallback import DEVICE, MEMORY, SWAP, Change, brief, cause_of, decide
+from lapclip.train.fallback import DEVICE, MEMORY, SWAP, Change, brief, cause_of, decide, smaller
 from lapclip.train.graph import AnyStep
 from lapclip.train.loop import Training
 from lapclip.train.memory import describe, predict_bytes
 
 Build = Callable[[Config, CharacterTokenizer, Device], tuple[AnyStep, Embedder]]
+
+
+@contextmanager
+def memory_explained(config: Config) -> Iterator[None]:
+    """Before there is a run to go back to, memory that runs out ends the command in words."""
+    try:
+        yield
+    except Exception as error:
+        if cause_of(error) != MEMORY:
+            raise
+        half = smaller(config.train)
+        raise ConfigError(
+            f"{config.model.name} ran out of memory before its first step ({brief(error)}).",
+            hint=f"--set train.micro_batch={half}, which gives the same result" if half else "a smaller model",
+        ) from error
 
 
 def persist(training: Training, finish: Callable[[Training], dict[str, Any]], build: Build) -> dict[str, Any] | None:
@@ -45,7 +60,12 @@ def persist(training: Training, finish: Callable[[Training], dict[str, Any]], bu
             if change.cause != DEVICE:  # the memory of a device that has failed is not to be trusted
                 keep_what_is_good(training)
         # Out here the error is gone, and with it the tensors that its traceback held.
-        change_settings(training, change, build)
+        try:
+            change_settings(training, change, build)
+        except Exception as error:
+            if cause_of(error) == MEMORY:
+                raise _explained(error, training) from error
+            raise
 
 
 def keep_what_is_good(training: Training) -> None:
@@ -116,14 +136,14 @@ def places_so_far(events_so_far: Iterable[dict[str, Any]]) -> list[dict[str, Any
 
 
 def _explained(error: Exception, training: Training) -> TrainingError:
-    """Out of memory with one pair at a time, in words and figures."""
+    """Out of memory where nothing more can be halved, or not even the weights fit, in words and figures."""
     train, model = training.config.train, training.config.model
     parts = predict_bytes(model, train, caption_tokens=training.plan.batch(1).tokens_BL.shape[1])
-    free = ""
+    micro, free = train.micro_batch or train.batch_size, ""
     with suppress(Exception):  # a figure less is better than another error
         free = f", {training.device.free_bytes() / 1e9:.1f} GB were free on {train.device}"
     return TrainingError(
-        f"Out of memory at step {training.progress.step + 1:,} of {training.run.path}, with one pair at a time "
+        f"Out of memory at step {training.progress.step + 1:,} of {training.run.path}, with micro_batch {micro:,} "
         f"({brief(error)}).\n{model.name} needs about {describe(parts)}{free}.",
         hint="close other programs and lapclip resume, or a new run with --set train.recompute=true or a smaller model",
     )
