@@ -273,6 +273,7 @@ def test_a_device_that_fails_is_left_for_the_cpu_from_the_newest_checkpoint(
     accelerated = [setting for setting in SMALL if "device" not in setting and "dtype" not in setting]
     accelerated += ["train.checkpoint_every_epochs=1", f"train.dtype={dtype}"]
     with monkeypatch.context() as patched:
+        keep_torch(patched)
         patched.setattr(devices, "choose_device", pretend)
         patched.setattr(embedder, "choose_device", pretend)
         launch.start("first-run", accelerated, name="whole")
@@ -293,6 +294,33 @@ def test_a_device_that_fails_is_left_for_the_cpu_from_the_newest_checkpoint(
     assert outcome.state == "finished"
     tolerance = 1e-5 if dtype == "float32" else 2e-2  # float16 goes on in float32
     assert losses() == {number: pytest.approx(loss, rel=tolerance) for number, loss in losses("whole").items()}
+
+
+def keep_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the process have its accelerator back after the test."""
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", torch.accelerator.current_accelerator)
+    monkeypatch.setattr(torch.cuda, "is_available", torch.cuda.is_available)
+
+
+def test_a_failed_device_is_not_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What torch asks of CUDA in each optimiser step, even on the CPU, would raise the device's error again."""
+
+    def dead(*_: object, **__: object) -> None:
+        raise RuntimeError("CUDA error: device-side assert triggered")
+
+    keep_torch(monkeypatch)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available=False: torch.device("cuda"))
+    monkeypatch.setattr(torch.accelerator, "current_stream", dead)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", dead)
+    weight = torch.ones(3, requires_grad=True)
+    weight.sum().backward()
+    optimizer = torch.optim.AdamW([weight], fused=True)
+    with pytest.raises(RuntimeError, match="device-side assert"):
+        optimizer.step()
+    Device("cuda").abandon()
+    optimizer.step()
+    assert devices.choose_device("auto")[0].is_cpu
 
 
 def test_a_missing_operation_on_the_cpu_itself_is_a_fault(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,7 +34,7 @@ def test_a_fallback_is_said_above_the_bar_and_the_bar_goes_back() -> None:
     display(events.Resumed(step=3, steps=1200, batch_size=16, checkpoint="step-00000003", skipped=[]))
     for number in range(4, 8):
         display(step(number))
-    text = "cuda failed at step 8 (CUDA error: unknown); going on on the CPU; going on after step 3"
+    text = "cuda failed at step 8 (CUDA error: unknown); the CPU takes over; going on after step 3"
     places = {"image": "cpu", "text": "cpu"}
     display(events.FellBack(step=3, cause="device error", change={"device": "cpu"}, devices=places, text=text))
     display(step(4))

@@ -111,4 +111,4 @@ def test_a_device_that_fails_is_left_for_the_cpu_in_float32() -> None:
     change = decide(AcceleratorError("CUDA error: device-side assert triggered\nmore"), train, step=1200)
     assert change is not None
     assert change.settings == {"device": "cpu", "dtype": "float32", "compile": "none"}
-    assert change.text == ("cuda failed at step 1,200 (CUDA error: device-side assert triggered); going on on the CPU")
+    assert change.text == ("cuda failed at step 1,200 (CUDA error: device-side assert triggered); the CPU takes over")

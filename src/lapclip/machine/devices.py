@@ -104,6 +104,16 @@ class Device:
         except RuntimeError:
             pass
 
+    def abandon(self) -> None:
+        """Have torch forget a device that has failed, for as long as this process lives.
+
+        A failed CUDA context answers every question with its error and cannot be reset (pytorch issue 2300), and torch
+        does ask, even for tensors on the CPU: each optimiser step asks whether a recording is under way.
+        """
+        if not self.is_cpu:
+            torch.accelerator.current_accelerator = lambda check_available=False: None
+            torch.cuda.is_available = lambda: False  # what releases before torch 2.13 ask
+
     def peak_memory_bytes(self) -> int:
         """The most memory training has held: the process's on the CPU, the allocator's on an accelerator."""
         if self.kind == "cuda":
@@ -151,6 +161,8 @@ def trusts_is_causal(device: torch.device) -> bool:
 
 def choose_device(wanted: str) -> tuple[Device, str]:
     """The device to train on, and why."""
+    if wanted == "cpu":
+        return Device("cpu"), "asked for"
     # Without the check a CUDA build on a machine without a GPU names cuda.
     found = torch.accelerator.current_accelerator(check_available=True)
     if wanted == AUTO:
@@ -159,8 +171,6 @@ def choose_device(wanted: str) -> tuple[Device, str]:
         return Device(
             found.type
         ), f"torch finds this accelerator; --set train.device=cpu overrides, {found.type} is not timed"
-    if wanted == "cpu":
-        return Device("cpu"), "asked for"
     if found is None or wanted not in ("accelerator", found.type):
         here = found.type if found else "none"
         raise ConfigError(

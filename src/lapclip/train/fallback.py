@@ -101,7 +101,7 @@ def decide(error: BaseException, train: TrainConfig, step: int) -> Change | None
     # float32 and torch's own forms are what every CPU computes, and no less exact than what the device did.
     settings = {"device": "cpu", "dtype": "float32", "compile": "none", "linear": "torch"}
     changed = {name: value for name, value in settings.items() if getattr(train, name) != value}
-    return Change(cause, changed, f"{train.device} {what} at step {step:,} ({brief(error)}); going on on the CPU")
+    return Change(cause, changed, f"{train.device} {what} at step {step:,} ({brief(error)}); the CPU takes over")
 
 
 def smaller(train: TrainConfig) -> int | None:

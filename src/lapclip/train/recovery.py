@@ -84,6 +84,8 @@ def change_settings(training: Training, change: Change, build: Build) -> None:
     del training.step, training.embedder  # before new ones are made: there may not be room for both
     training.forget_pending()
     gc.collect()
+    if change.cause == DEVICE:
+        before.abandon()
     before.release_memory()
     training.config = replace_in(training.config, "train", **change.settings)
     train = training.config.train
