@@ -361,7 +361,7 @@ def test_minutes_count_the_cheap_part_at_its_own_price(
     data = load_scenes(config.data, 32)
     config, tokenizer = launch.fit_vocabulary(config, data)
     plan = BatchPlan(data.train, tokenizer, 77, 16, 0)
-    config, device, _ = launch.settle(config, plan, lambda text: None)
+    config, device, _ = launch.settle(config, plan, 40, lambda text: None)
 
     def price(step, plan, number, device) -> float:
         return 1.0 if step.inputs(plan.batch(1), number).side == 16 else 3.0

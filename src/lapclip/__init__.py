@@ -10,6 +10,7 @@ Names load on first use, so that `import lapclip` is quick.
 from __future__ import annotations
 
 import importlib
+import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -18,6 +19,10 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = ["Embedder", "LapclipError", "__version__", "load"]
+
+# Here, because torch reads it when it is imported. With torch's own fallback an operation that MPS lacks would run on
+# the CPU without a word, and a run would not know where it ran; without, it is an error that is handled and named.
+os.environ["PYTORCH_ENABLE_MPS_FALLBACK"] = "0"
 
 _HOMES = {"Embedder": "lapclip.embedder", "load": "lapclip.embedder", "LapclipError": "lapclip.errors"}
 

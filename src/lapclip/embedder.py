@@ -37,6 +37,8 @@ class Embedder:
 
     def __init__(self, model: CLIP, tokenizer: CharacterTokenizer, device: Device) -> None:
         self.model, self.tokenizer, self.device = model, tokenizer, device
+        self.batch = BATCH
+        """Pictures or captions at once."""
 
     def encode_image(self, pictures: Sequence[str | os.PathLike | Image.Image]) -> np.ndarray:
         """One unit-length row per picture, given as paths or as PIL images."""
@@ -45,9 +47,9 @@ class Embedder:
         side = self.model.shape.image_size
         parts = [
             self.encode_pixels(
-                np.stack([fit_picture(open_picture(picture), side) for picture in pictures[at : at + BATCH]])
+                np.stack([fit_picture(open_picture(picture), side) for picture in pictures[at : at + self.batch]])
             )
-            for at in range(0, len(pictures), BATCH)
+            for at in range(0, len(pictures), self.batch)
         ]
         return np.concatenate(parts) if parts else self._nothing()
 
@@ -55,8 +57,8 @@ class Embedder:
     def encode_pixels(self, pixels_NSSC: np.ndarray) -> np.ndarray:
         """One unit-length row per picture, given as uint8 pixels of the model's size."""
         parts = []
-        for at in range(0, len(pixels_NSSC), BATCH):
-            pixels = torch.from_numpy(np.array(pixels_NSSC[at : at + BATCH])).to(self.device.torch)
+        for at in range(0, len(pixels_NSSC), self.batch):
+            pixels = torch.from_numpy(np.array(pixels_NSSC[at : at + self.batch])).to(self.device.torch)
             parts.append(self.model.encode_image(normalise(pixels)).cpu().numpy())
         return np.concatenate(parts) if parts else self._nothing()
 
@@ -66,8 +68,8 @@ class Embedder:
         if isinstance(captions, str):
             raise TypeError("encode_text takes a list of captions, not one string")
         parts = []
-        for at in range(0, len(captions), BATCH):
-            tokens_BL = self.tokenizer.batch(captions[at : at + BATCH], self.model.shape.context)
+        for at in range(0, len(captions), self.batch):
+            tokens_BL = self.tokenizer.batch(captions[at : at + self.batch], self.model.shape.context)
             parts.append(self.model.encode_text(torch.from_numpy(tokens_BL).to(self.device.torch)).cpu().numpy())
         return np.concatenate(parts) if parts else self._nothing()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import importlib.metadata
 import statistics
 import time
@@ -34,9 +35,9 @@ from lapclip.records import events
 from lapclip.records.lines import LineWriter
 from lapclip.records.runs import FORMAT, Run, check_name, create_run, find_run
 from lapclip.records.store import EventLog, Listener, read_events
-from lapclip.train.checkpoint import load_newest
 from lapclip.train.graph import WARM_UP, AnyStep, make_step
 from lapclip.train.loop import Training, score
+from lapclip.train.recovery import changes_so_far, memory_explained, persist, places_so_far, restore
 from lapclip.tune.compare import QUICK_SECONDS, SECONDS, read_shared
 from lapclip.tune.compare import compare as compare_devices
 from lapclip.tune.kernels import check_kernels
@@ -59,6 +60,7 @@ class Outcome:
     pairs_per_second: float
     peak_memory_bytes: int
     devices: dict[str, str]
+    places: list[dict[str, Any]]
     evaluation: dict[str, Any] | None
     stop_signal: int | None = None
 
@@ -95,17 +97,21 @@ def start(
     data = load_scenes(config.data, config.model.image_size, hooks.data_progress)
     config, tokenizer = fit_vocabulary(config, data)
     config, why_steps = count_steps(config, data, tokenizer)
-    config, device, reasons = settle(config, make_plan(config, data, tokenizer), hooks.tuning_progress)
+    with memory_explained(config):
+        longest = longest_caption(config, data, tokenizer)
+        plan = make_plan(config, data, tokenizer)
+        config, device, reasons = settle(config, plan, longest, hooks.tuning_progress)
+        if config.train.minutes:
+            config, why_steps = fill_minutes(config, data, tokenizer, device)
+        built = build(config, tokenizer, device)  # before there is a folder: what cannot be built leaves none behind
+    reasons["train.steps"] = why_steps
     notes = [reasons["train.compile"]] if asked not in (AUTO, config.train.compile) else []
     notes += device.warnings()
-    if config.train.minutes:
-        config, why_steps = fill_minutes(config, data, tokenizer, device)
-    reasons["train.steps"] = why_steps
-    built = build(config, tokenizer, device)  # before there is a folder: what cannot be built leaves none behind
     about = {"format": FORMAT, "recipe": recipe, "lapclip": __version__, "data_fingerprint": data.fingerprint}
     run = create_run(name, recipe, {"run": about, **asdict(config), "reasons": reasons})
     with run.lock(), Signals() as signals, _recording(run, hooks) as log:
         training = assemble(run, config, data, device, built, log)
+        del built  # so that what a fallback replaces is gone
         log.append(_started(training, reasons, notes))
         return work(training, signals, began)
 
@@ -124,18 +130,12 @@ def resume(name: str | None, hooks: Hooks = Hooks()) -> Outcome:
         built = build(config, tokenizer, device)
         with _recording(run, hooks) as log:
             training = assemble(run, config, data, device, built, log)
-            step = training.step
-            progress, skipped = load_newest(run.checkpoints, step.model, step.optimizer, step.others)
-            if progress is not None:
-                training.progress = progress
-                log.append(_resumed(training, skipped))
-            elif any(event["type"] == "step" for event in read_events(run.events)):
-                detail = f" ({'; '.join(skipped)})" if skipped else ""
-                raise RunError(
-                    f"{run.path} has no good checkpoint left{detail}.", hint="lapclip train starts a new run"
-                )
-            else:
+            del built  # so that what a fallback replaces is gone
+            skipped = restore(training)
+            if skipped is None:
                 log.append(_started(training, saved["reasons"], []))  # killed before its first step: it starts again
+            else:
+                log.append(_resumed(training, skipped))
             return work(training, signals, began)
 
 
@@ -175,6 +175,12 @@ def evaluate(name: str | None, hooks: Hooks = Hooks()) -> dict[str, Any]:
         "evaluation": score(load(run.path), pairs, config.train.batch_size),
         "linear_baseline": linear_baseline(data.train, pairs),
     }
+
+
+def longest_caption(config: Config, data: DataSet, tokenizer: CharacterTokenizer) -> int:
+    """The most symbols that a batch of captions is padded to."""
+    captions = (caption for options in data.train.captions for caption in options)
+    return tokenizer.batch(heapq.nlargest(16, captions, key=len), config.model.context).shape[1]
 
 
 def fit_vocabulary(config: Config, data: DataSet) -> tuple[Config, CharacterTokenizer]:
@@ -245,7 +251,9 @@ def build(config: Config, tokenizer: CharacterTokenizer, device: Device) -> tupl
     """A fresh model with its optimiser, ready to step, and the same model ready to embed."""
     model = CLIP(config.model, seed=derived_seed(config.train.seed, "weights")).to(device.torch)
     step = make_step(model, config.train, device)
-    return step, Embedder(model, tokenizer, device)
+    embedder = Embedder(model, tokenizer, device)
+    embedder.batch = min(embedder.batch, config.train.micro_batch or embedder.batch)  # what fits in memory at once
+    return step, embedder
 
 
 def assemble(
@@ -275,7 +283,8 @@ def chosen_again(run: Run, config: Config) -> tuple[Config, Device]:
 def reopen(run: Run, saved: dict[str, Any], hooks: Hooks) -> tuple[Config, DataSet, CharacterTokenizer]:
     """The configuration and the data a run began with."""
     layer = Layer(str(run.settings), {section: saved.get(section, {}) for section in ("model", "data", "train")})
-    config = build_config([layer], SHAPES)
+    fallbacks = Layer(str(run.events), {"train": changes_so_far(read_events(run.events))})
+    config = build_config([layer, fallbacks], SHAPES)
     data = load_scenes(config.data, config.model.image_size, hooks.data_progress)
     if data.fingerprint != saved["run"].get("data_fingerprint"):
         raise RunError(
@@ -290,8 +299,7 @@ def work(training: Training, signals: Signals, began: float) -> Outcome:
     """Train to the end or to a signal, then score the best model."""
     training.stop_reason = signals.reason
     try:
-        stopped = training.train()
-        evaluation = None if stopped else finish(training)
+        evaluation = persist(training, finish, build)
     except Exception as error:
         with suppress(LapclipError):
             training.log.append(events.Failed(step=training.progress.step, error=str(error) or type(error).__name__))
@@ -299,25 +307,25 @@ def work(training: Training, signals: Signals, began: float) -> Outcome:
     done = training.progress
     return Outcome(
         run=str(training.run.path),
-        state="stopped" if stopped else "finished",
+        state="stopped" if evaluation is None else "finished",
         seconds=time.perf_counter() - began,
         training_seconds=done.training_seconds,
         steps=done.step,
         pairs_per_second=_rate(training),
         peak_memory_bytes=training.device.peak_memory_bytes(),
-        devices=_places(training.step.model),
+        devices=training.step.model.places(),
+        places=places_so_far(read_events(training.run.events)),
         evaluation=evaluation,
-        stop_signal=signals.received if stopped else None,
+        stop_signal=signals.received if evaluation is None else None,
     )
 
 
 def finish(training: Training) -> dict[str, Any]:
     """Score the best model on the split that chose nothing, and say that the run is over."""
     split, pairs = training.data.final
-    evaluation = {
-        "split": split,
-        **score(load(training.run.path, training.device.kind), pairs, training.config.train.batch_size),
-    }
+    embedder = load(training.run.path, training.device.kind)
+    embedder.batch = training.embedder.batch
+    evaluation = {"split": split, **score(embedder, pairs, training.config.train.batch_size)}
     training.log.append(
         events.Finished(
             step=training.progress.step,
@@ -325,6 +333,7 @@ def finish(training: Training) -> dict[str, Any]:
             pairs_per_second=_rate(training),
             peak_memory_bytes=training.device.peak_memory_bytes(),
             evaluation=evaluation,
+            places=places_so_far(read_events(training.run.events)),
         )
     )
     return evaluation
@@ -364,17 +373,12 @@ def _started(training: Training, reasons: dict[str, str], notes: list[str]) -> e
         machine=facts.machine_facts(),
         versions={"lapclip": __version__, "torch": torch.__version__, "numpy": importlib.metadata.version("numpy")},
         commit=facts.source_commit(),
-        devices=_places(training.step.model),
+        devices=training.step.model.places(),
         steps=training.steps,
         steps_per_epoch=training.plan.steps_per_epoch,
         pairs={split: len(pairs) for split, pairs in training.data.splits.items()},
         parameters=count_parameters(training.step.model),
     )
-
-
-def _places(model: CLIP) -> dict[str, str]:
-    """Where each tower really is."""
-    return {tower: next(getattr(model, tower).parameters()).device.type for tower in ("image", "text")}
 
 
 def _rate(training: Training) -> float:

@@ -28,6 +28,22 @@ def test_a_terminal_shows_loss_accuracy_rate_and_time_left() -> None:
         assert words in shown, words
 
 
+def test_a_fallback_is_said_above_the_bar_and_the_bar_goes_back() -> None:
+    screen = io.StringIO()
+    display = Display(Console(file=screen, force_terminal=True, width=160, highlight=False))
+    display(events.Resumed(step=3, steps=1200, batch_size=16, checkpoint="step-00000003", skipped=[]))
+    for number in range(4, 8):
+        display(step(number))
+    text = "cuda failed at step 8 (CUDA error: unknown); the CPU takes over; going on after step 3"
+    places = {"image": "cpu", "text": "cpu"}
+    display(events.FellBack(step=3, cause="device error", change={"device": "cpu"}, devices=places, text=text))
+    display(step(4))
+    display(events.Stopped(step=4, reason="SIGINT"))
+    shown = screen.getvalue()
+    assert text in shown
+    assert "4/1,200" in shown[shown.index(text) :]
+
+
 def test_pictures_being_drawn_have_a_bar_of_their_own() -> None:
     screen = io.StringIO()
     display = Display(Console(file=screen, force_terminal=True, width=80))

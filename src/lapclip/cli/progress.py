@@ -72,6 +72,10 @@ class Display:
             case events.Step():
                 accuracy = (event.t2i_accuracy + event.i2t_accuracy) / 2
                 self._update(event.step, f"loss {event.loss:.3f}  accuracy {accuracy:.0%}{self._rate(event.step)}")
+            case events.FellBack():
+                self._first = None  # the rate is another from here on
+                self._say(event)
+                self._update(event.step, "")
             case events.Evaluation():
                 self._say(event)
             case events.Finished() | events.Failed() | events.Stopped():

@@ -126,6 +126,46 @@ class Device:
 
         return read
 
+    @property
+    def swaps(self) -> bool:
+        """Whether its memory is the system's, which swaps sooner than it refuses."""
+        return self.kind in ("cpu", "mps")
+
+    def free_bytes(self) -> int:
+        """Memory that training could have now, besides what it has."""
+        if self.kind == "cuda":
+            # What torch has taken from the driver and does not use is free too.
+            return torch.cuda.mem_get_info()[0] + torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
+        if self.kind == "xpu":
+            return torch.xpu.mem_get_info()[0] + torch.xpu.memory_reserved() - torch.xpu.memory_allocated()
+        if self.kind == "mps":
+            # Memory is shared with the rest of the system; beyond the recommended size it would swap.
+            unused = torch.mps.recommended_max_memory() - torch.mps.driver_allocated_memory()
+            return max(0, min(unused, facts.available_bytes()))
+        return facts.available_bytes()
+
+    def release_memory(self) -> None:
+        """Give back what torch keeps for later. A device that has failed does not mind not being asked."""
+        try:
+            if self.is_cpu:
+                _give_back_freed_memory()
+            elif self.kind == "mps":
+                torch.mps.empty_cache()
+            else:
+                torch.accelerator.empty_cache()
+        except RuntimeError:
+            pass
+
+    def abandon(self) -> None:
+        """Have torch forget a device that has failed, for as long as this process lives.
+
+        A failed CUDA context answers every question with its error and cannot be reset (pytorch issue 2300), and torch
+        does ask, even for tensors on the CPU: each optimiser step asks whether a recording is under way.
+        """
+        if not self.is_cpu:
+            torch.accelerator.current_accelerator = lambda check_available=False: None
+            torch.cuda.is_available = lambda: False  # what releases before torch 2.13 ask
+
     def peak_memory_bytes(self) -> int:
         """The most memory training has held: the process's on the CPU, the allocator's on an accelerator."""
         if self.kind == "cuda":
@@ -178,6 +218,8 @@ def norms_mixed_dtypes(device: torch.device) -> bool:
 
 def choose_device(wanted: str) -> tuple[Device, str]:
     """The device to train on, and why."""
+    if wanted == "cpu":
+        return Device("cpu"), "asked for"
     # Without the check a CUDA build on a machine without a GPU names cuda.
     found = torch.accelerator.current_accelerator(check_available=True)
     if wanted == AUTO:
@@ -188,8 +230,6 @@ def choose_device(wanted: str) -> tuple[Device, str]:
         if unfit := device.unfit():
             return Device("cpu"), unfit
         return device, f"torch finds this accelerator; --set train.device=cpu overrides, {found.type} is not timed"
-    if wanted == "cpu":
-        return Device("cpu"), "asked for"
     if found is None or wanted not in ("accelerator", found.type):
         here = found.type if found else "none"
         raise ConfigError(
@@ -239,6 +279,9 @@ def prepare(device: Device, threads: int) -> None:
     torch.use_deterministic_algorithms(device.is_cpu)
     # Filling every new tensor is for finding bugs; it costs time and changes no result.
     setattr(torch.utils.deterministic, "fill_uninitialized_memory", False)  # noqa: B010 (unknown to its type stubs)
+    if device.kind == "mps":
+        # By default the allocator takes 1.7 times the recommended size, and the system swaps instead of refusing.
+        torch.mps.set_per_process_memory_fraction(1.0)
     _keep_freed_memory()
 
 
@@ -256,6 +299,15 @@ def _keep_freed_memory() -> None:
             adjust(_M_TRIM_THRESHOLD, (1 << 31) - 1)
     except (OSError, AttributeError):
         pass
+
+
+def _give_back_freed_memory() -> None:
+    """The opposite, where memory has become scarce: what is free between two blocks goes back too."""
+    if sys.platform == "linux":
+        try:
+            ctypes.CDLL(None).malloc_trim(0)  # glibc's
+        except (OSError, AttributeError):
+            pass
 
 
 def default_threads() -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -30,7 +31,7 @@ def machine_facts() -> dict[str, Any]:
     return {
         "chip": _chip(),
         "cores": os.cpu_count() or 1,
-        "memory_bytes": psutil.virtual_memory().total,
+        "memory_bytes": total_bytes(),
         "system": f"{platform.system()} {platform.release()}",
         "architecture": platform.machine(),
         "python": platform.python_version(),
@@ -57,6 +58,36 @@ def peak_memory_bytes() -> int:
 def memory_bytes() -> int:
     """The memory this process holds now."""
     return psutil.Process().memory_info().rss
+
+
+def total_bytes() -> int:
+    """The memory of the machine."""
+    return psutil.virtual_memory().total
+
+
+def available_bytes() -> int:
+    """The memory that programs can still have without swapping."""
+    return psutil.virtual_memory().available
+
+
+def swap_bytes() -> int:
+    """What the system has put on disk for want of memory; 0 where it does not tell."""
+    try:
+        return psutil.swap_memory().used
+    except (OSError, RuntimeError):  # no permission, or a system without such a figure
+        return 0
+
+
+def held_bytes() -> int:
+    """The memory this process holds, wherever the system has put it."""
+    if sys.platform == "linux":
+        try:
+            swapped = re.search(r"^VmSwap:\s+(\d+) kB", Path("/proc/self/status").read_text(), flags=re.MULTILINE)
+            return memory_bytes() + (int(swapped[1]) * 1024 if swapped else 0)
+        except OSError:
+            return memory_bytes()
+    # What macOS compresses or swaps leaves the present figure; the highest one never falls.
+    return peak_memory_bytes()
 
 
 def source_commit() -> str | None:

@@ -38,6 +38,10 @@ class CLIP(nn.Module):
         """Unit-length embeddings of captions."""
         return F.normalize(self.text(tokens_BL).float(), dim=-1)
 
+    def places(self) -> dict[str, str]:
+        """Where each tower really is."""
+        return {tower: next(getattr(self, tower).parameters()).device.type for tower in ("image", "text")}
+
     def compute_with(self, image: Compute, text: Compute) -> None:
         """Change how each tower computes; what it computes stays the same, up to rounding."""
         for tower, compute in ((self.image, image), (self.text, text)):

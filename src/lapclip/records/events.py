@@ -7,6 +7,7 @@
     sensors     now and then       energy, heat, clock, use of the cores, swap
     evaluation  between epochs     recall on held-out pairs
     checkpoint  now and then       where it is and what it cost
+    fell_back   after a failure    why, and the settings the run goes on with
     finished, stopped, failed      how it ended
 
 Readers ignore fields and types they do not know, and take the last event of a step number: after a crash some steps
@@ -122,6 +123,19 @@ class Checkpoint(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
+class FellBack(Event):
+    type = "fell_back"
+    step: int
+    """The last step that counts: the run goes on after it."""
+    cause: str
+    """`out of memory`, `swap`, `missing operation` or `device error`."""
+    change: dict[str, Any]
+    """Settings of `train`. A resumed run goes on with them; run.toml stays the record of the start."""
+    devices: dict[str, str]
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class Finished(Event):
     type = "finished"
     step: int
@@ -129,6 +143,8 @@ class Finished(Event):
     pairs_per_second: float
     peak_memory_bytes: int
     evaluation: dict[str, Any]
+    places: list[dict[str, Any]]
+    """Where each tower ran, and from which step on."""
 
 
 @dataclass(frozen=True, kw_only=True)

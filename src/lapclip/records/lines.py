@@ -27,6 +27,8 @@ def line(event: Event) -> str | None:
         case events.Evaluation():
             best = "  best" if event.best else ""
             return f"step {event.step}  epoch {event.epoch}  {recall_line(event.evaluation)}{best}"
+        case events.FellBack():
+            return event.text
         case events.Stopped():
             return f"stopped after step {event.step}: {event.reason}"
         case events.Failed():

@@ -201,6 +201,8 @@ def _restore_optimizer(model: CLIP, optimizer: torch.optim.Optimizer, tensors: d
     optimizer.state.clear()
     for key, value in tensors.items():
         kind, _, name = key.partition("/")
+        if not name:  # float16's loss scale, in a run that went on in float32
+            continue
         # AdamW counts steps on the CPU, except in its fused form, which wants the count beside the parameter.
         on_device = kind != "step" or optimizer.defaults["fused"]
         # Copied, because the file's own memory is unaligned, and results may depend on that in the last bit.

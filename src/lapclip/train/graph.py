@@ -69,8 +69,18 @@ class GraphedStep:
         for name, source in inputs.tensors().items():
             targets[name].copy_(source.pin_memory(), non_blocking=True)
         self.step.set_learning_rate(lr)
+        self.step.touched = True
         recording.graph.replay()
         return self.step.reader(recording.figures)
+
+    @property
+    def touched(self) -> bool:
+        """Whether the weights may have changed since the loop last looked."""
+        return self.step.touched
+
+    @touched.setter
+    def touched(self, touched: bool) -> None:
+        self.step.touched = touched
 
     def _record(self, inputs: Inputs) -> Recording:
         """Recording computes nothing, so the weights are as they were."""

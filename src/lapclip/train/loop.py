@@ -21,11 +21,13 @@ from lapclip.evaluate.retrieval import batch_accuracy, retrieval
 from lapclip.machine import facts
 from lapclip.machine.devices import Device
 from lapclip.machine.sensors import Sensors
+from lapclip.machine.swap import SwapWatch
 from lapclip.machine.timing import Stopwatch, measured
 from lapclip.records import events
 from lapclip.records.runs import Run
 from lapclip.records.store import EventLog
 from lapclip.train.checkpoint import Progress, list_checkpoints, replace_folder_files, save_checkpoint, save_tensors
+from lapclip.train.fallback import SwapGrew
 from lapclip.train.graph import AnyStep
 from lapclip.train.schedule import learning_rate
 from lapclip.train.step import Figures
@@ -50,6 +52,8 @@ class Training:
     progress: Progress = field(default_factory=Progress)
     sensors: Sensors = field(default_factory=Sensors)
     stop_reason: Callable[[], str | None] = lambda: None
+    swap: SwapWatch | None = field(default_factory=SwapWatch)
+    """None no longer looks: there is nothing left that would help."""
     _overflows: int = 0
     _pending: tuple[int, float, Callable[[], Figures], Stopwatch] | None = None
 
@@ -66,6 +70,7 @@ class Training:
         loaders = self.config.train.loader_threads
         batches = prefetch(self.plan, self.progress.step + 1, self.steps, 1 if loaders == AUTO else int(loaders))
         for number in range(self.progress.step + 1, self.steps + 1):
+            self.step.touched = False  # until the optimiser begins, all is as the last step left it
             watch = Stopwatch(self.device.synchronise, on=measured(number))
             with watch.phase("load"):
                 batch = next(batches)
@@ -86,6 +91,7 @@ class Training:
                 batches.close()
                 self.log.append(events.Stopped(step=number, reason=reason))
                 return reason
+            self.look_at_swap(number)
         self._advance(training_seconds=before + time.perf_counter() - began)
         return None
 
@@ -130,6 +136,18 @@ class Training:
             self.log.append(events.Memory(step=number, process_bytes=now, peak_bytes=peak))
         if self.sensors.due() or number == self.steps:
             self.log.append(events.Sensors(step=number, **vars(self.sensors.sample())))
+
+    def forget_pending(self) -> None:
+        """Drop the figures of a step that will be done again."""
+        self._pending, self._overflows = None, 0
+
+    def look_at_swap(self, number: int) -> None:
+        """Stop between two steps, with all in order, if the system swaps for want of memory."""
+        if self.swap is None or not self.device.swaps or number == self.steps:
+            return
+        if grown := self.swap.grown():
+            self.step.touched = False
+            raise SwapGrew(f"swap has grown by {grown / 1e9:.1f} GB")
 
     def evaluation_due(self, number: int) -> bool:
         return (

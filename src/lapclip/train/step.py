@@ -71,6 +71,8 @@ class TrainStep:
         self.worker = self.rounded.model if self.rounded else model
         """The model that computes: the model itself, or its copy in half precision."""
         self.loss_scale = LossScale(device.torch) if config.dtype == "float16" else None
+        self.touched = False
+        """Whether the weights may have changed since the loop last looked."""
         self._towers = SideBySide(device, at_once="graph" in config.compile)
         names, self._parameters = zip(*((n, p) for n, p in model.named_parameters() if p.requires_grad), strict=True)
         parts = [part_of(name) for name in names]
@@ -214,6 +216,7 @@ class TrainStep:
 
     def _optimize(self, grad_norm: Tensor) -> None:
         """Update the weights: gradients that are too long are shortened, float16's that overflowed are left out."""
+        self.touched = True
         overflowed = ~grad_norm.isfinite() if self.loss_scale is not None else None
         divisor = self._divisor(grad_norm)
         if self.device.fused_adamw:

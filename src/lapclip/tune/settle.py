@@ -9,6 +9,7 @@ from lapclip.config import AUTO, Config, TrainConfig, replace_in
 from lapclip.data.batches import Batch, BatchPlan
 from lapclip.machine import devices
 from lapclip.machine.devices import DTYPES, Device
+from lapclip.train.memory import check_memory
 from lapclip.tune.arithmetic import operations, quick_rate, step_products
 from lapclip.tune.kernels import check_kernels, choose_kernels
 from lapclip.tune.loading import choose_loader_threads
@@ -26,7 +27,7 @@ TUNED = ("device", "dtype", "threads", "compile")
 """Settings that are worth a tuning when one of them is "auto"."""
 
 
-def settle(config: Config, plan: BatchPlan, tell: Tell) -> tuple[Config, Device, dict[str, str]]:
+def settle(config: Config, plan: BatchPlan, longest_caption: int, tell: Tell) -> tuple[Config, Device, dict[str, str]]:
     """The configuration with nothing "auto" left, the device, and the reason for each choice."""
     batch = plan.batch(1)
     tuning = recall(config, batch) if _wants_tuning(config.train) else None
@@ -35,7 +36,7 @@ def settle(config: Config, plan: BatchPlan, tell: Tell) -> tuple[Config, Device,
         tuning = Search(config, batch, seconds, tell).run()
         remember(config, batch, tuning)
     if tuning is None:
-        config, device, reasons = settle_plainly(config, batch)
+        config, device, reasons = settle_plainly(config, batch, longest_caption)
     else:
         device = Device(tuning.setting.device)
         devices.prepare(device, tuning.setting.threads)
@@ -48,10 +49,11 @@ def settle(config: Config, plan: BatchPlan, tell: Tell) -> tuple[Config, Device,
     return replace_in(config, "train", loader_threads=loaders), device, reasons
 
 
-def settle_plainly(config: Config, batch: Batch) -> tuple[Config, Device, dict[str, str]]:
+def settle_plainly(config: Config, batch: Batch, longest_caption: int) -> tuple[Config, Device, dict[str, str]]:
     """Without timing steps: the accelerator where there is one, float32, torch's threads; kernels are timed alone."""
     train = config.train
     device, why = devices.choose_device(train.device)
+    check_memory(config.model, train, longest_caption, device)
     reasons = {"train.device": why}
     reasons["train.threads"] = "torch's own choice" if train.threads == AUTO else "asked for"
     reasons["train.dtype"] = "the run is too short to time others" if train.dtype == AUTO else "asked for"

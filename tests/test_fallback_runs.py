@@ -1,0 +1,423 @@
+"""Whole runs in which memory runs out or the device fails, at chosen moments, with torch's own errors."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+
+from lapclip import embedder, launch
+from lapclip.errors import ConfigError, TrainingError
+from lapclip.machine import devices, facts, swap
+from lapclip.machine.devices import Device
+from lapclip.model.towers import ImageTower
+from lapclip.records.runs import find_run
+from lapclip.records.store import read_events
+from lapclip.train import step
+from lapclip.train.fallback import DEVICE, OPERATION
+
+from .conftest import SMALL, lapclip, set_flags
+
+
+def train(*settings: str, name: str = "run", **options) -> launch.Outcome:
+    return launch.start("first-run", [*SMALL, *settings], name=name, **options)
+
+
+def events(kind: str, name: str = "run") -> list[dict]:
+    return [event for event in read_events(Path("runs") / name / "events.jsonl") if event["type"] == kind]
+
+
+def losses(name: str = "run") -> dict[int, float]:
+    """The last event of each step number."""
+    return {event["step"]: event["loss"] for event in events("step", name)}
+
+
+def close_to(wanted: dict[int, float]) -> dict:
+    """Equal up to the rounding of sums in another order, which grows over the steps."""
+    return {number: pytest.approx(loss, rel=2e-5) for number, loss in wanted.items()}
+
+
+def no_memory(*_: object) -> None:
+    """Fails as torch's allocator does, because it does."""
+    torch.empty(1 << 50)
+
+
+def failing(real: Callable, *at: int, fail: Callable = no_memory, counts: Callable = lambda: True) -> Callable:
+    """A function that fails at some of the calls that count."""
+    calls = iter(range(1, 10**6))
+
+    def call(*arguments, **options):
+        if counts() and next(calls) in at:
+            fail(*arguments)
+        return real(*arguments, **options)
+
+    return call
+
+
+class FailsInBackward(torch.autograd.Function):
+    """The loss itself, but its backward pass runs out of memory."""
+
+    @staticmethod
+    def forward(ctx, loss: torch.Tensor) -> torch.Tensor:
+        return loss.clone()
+
+    @staticmethod
+    def backward(ctx, grad: torch.Tensor) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        no_memory()
+
+
+@pytest.fixture
+def undisturbed(here: Path) -> dict[int, float]:
+    train(name="whole")
+    return losses("whole")
+
+
+def test_out_of_memory_in_the_forward_pass_halves_the_micro_batch(
+    undisturbed: dict, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ImageTower, "forward", failing(ImageTower.forward, 5, counts=torch.is_grad_enabled))
+    outcome = train()
+    assert outcome.state == "finished"
+    (fell_back,) = events("fell_back")
+    assert (fell_back["step"], fell_back["cause"]) == (4, "out of memory")  # nothing that was done is lost
+    assert fell_back["change"] == {"micro_batch": 8}
+    assert "micro_batch 16 becomes 8, the result stays the same; going on after step 4" in fell_back["text"]
+    assert fell_back["text"] in Path("runs/run/log.txt").read_text()
+    assert [event["step"] for event in events("step")] == list(range(1, 13))  # and nothing is done twice
+    assert {number: losses()[number] for number in range(1, 6)} == {
+        number: undisturbed[number] for number in range(1, 5)
+    } | {5: pytest.approx(undisturbed[5], rel=1e-6)}
+    assert losses() == close_to(undisturbed)
+
+
+def test_what_failed_is_gone_before_it_is_built_again(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There may be no room for two models."""
+    real, models = launch.build, []
+
+    def build(*arguments):
+        assert [model() for model in models] == [None] * len(models)
+        step, embedder = real(*arguments)
+        models.append(weakref.ref(step.model))
+        return step, embedder
+
+    monkeypatch.setattr(launch, "build", build)
+    monkeypatch.setattr(ImageTower, "forward", failing(ImageTower.forward, 5, 6, counts=torch.is_grad_enabled))
+    train()
+    assert len(models) == 3
+    train("train.dtype=bfloat16", name="half", hooks=launch.Hooks([_stop_at_three]))
+    models.clear()
+    monkeypatch.setattr(ImageTower, "forward", failing(ImageTower.forward, 2, counts=torch.is_grad_enabled))
+    launch.resume("half")
+    assert len(models) == 2
+
+
+def _stop_at_three(event) -> None:
+    if event.type == "step" and event.step == 3:
+        find_run("half").ask_to_stop()
+
+
+def test_out_of_memory_before_the_first_step_is_explained(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "make_step", no_memory)
+    with pytest.raises(ConfigError, match=r"tiny ran out of memory before its first step .*\n.*train\.micro_batch=8"):
+        train()
+    assert not Path("runs").exists()
+
+
+def test_out_of_memory_in_the_backward_pass_keeps_every_step(
+    undisturbed: dict, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, calls = step.contrastive_loss, iter(range(1, 1000))
+
+    def sometimes(*arguments):
+        loss, logits = real(*arguments)
+        return (FailsInBackward.apply(loss), logits) if next(calls) == 7 else (loss, logits)
+
+    monkeypatch.setattr(step, "contrastive_loss", sometimes)
+    train()
+    (fell_back,) = events("fell_back")
+    assert (fell_back["step"], fell_back["change"]) == (6, {"micro_batch": 8})
+    assert losses() == close_to(undisturbed)
+
+
+def test_a_half_made_update_is_undone_from_the_newest_checkpoint(
+    undisturbed: dict, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def spoil(optimizer: torch.optim.AdamW, *_: object) -> None:
+        for group in optimizer.param_groups:
+            group["params"][0].data.add_(1.0)
+        no_memory()
+
+    monkeypatch.setattr(torch.optim.AdamW, "step", failing(torch.optim.AdamW.step, 7, fail=spoil))
+    train("train.checkpoint_every_epochs=1")
+    (fell_back,) = events("fell_back")
+    assert (fell_back["step"], fell_back["change"]) == (4, {"micro_batch": 8})
+    assert [event["step"] for event in events("step")] == [*range(1, 6), *range(5, 13)]
+    assert losses() == close_to(undisturbed)
+
+
+def test_memory_that_runs_out_twice_halves_twice(undisturbed: dict, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ImageTower, "forward", failing(ImageTower.forward, 5, 6, counts=torch.is_grad_enabled))
+    train()
+    assert [event["change"] for event in events("fell_back")] == [{"micro_batch": 8}, {"micro_batch": 4}]
+    assert losses() == close_to(undisturbed)
+
+
+def test_out_of_memory_in_an_evaluation_does_not_lose_the_evaluation(
+    undisturbed: dict, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ImageTower, "forward", failing(ImageTower.forward, 2, counts=torch.is_inference_mode_enabled))
+    train()
+    assert len(events("fell_back")) == 1
+    assert events("evaluation")[-1]["step"] == 12
+    assert losses() == close_to(undisturbed)
+
+
+def test_one_pair_at_a_time_ends_with_the_figures(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        ImageTower, "forward", failing(ImageTower.forward, *range(1, 100), counts=torch.is_grad_enabled)
+    )
+    message = r"at step 1 of .*with micro_batch 1 .*\n.*about 0\.4 GB.*were free on cpu"
+    with pytest.raises(TrainingError, match=message) as caught:
+        train()
+    assert len(str(caught.value).splitlines()) == 3
+    assert [event["change"]["micro_batch"] for event in events("fell_back")] == [8, 4, 2, 1]
+    assert find_run("run").state == "failed"
+    monkeypatch.undo()
+    monkeypatch.chdir(here)
+    assert launch.resume("run").state == "finished"
+
+
+class Killed(BaseException):
+    """What kill -9 does: no handler runs."""
+
+
+def test_a_run_killed_after_a_fallback_resumes_to_the_same_losses_bit_for_bit(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = Path("runs/run/run.toml")
+    for name in ("whole", "run"):
+        with monkeypatch.context() as patched:
+            patched.setattr(ImageTower, "forward", failing(ImageTower.forward, 6, counts=torch.is_grad_enabled))
+
+            def kill(event, name: str = name) -> None:
+                if name == "run" and event.type == "step" and event.step == 9:
+                    raise Killed
+
+            if name == "whole":
+                train(name=name)
+            else:
+                with pytest.raises(Killed):
+                    train(name=name, hooks=launch.Hooks([kill]))
+    began_with = settings.read_text()
+    assert launch.resume("run").state == "finished"
+    assert losses("run") == losses("whole")
+    assert [event["step"] for event in events("resumed")] == [5]  # the state that was good is on disk
+    assert settings.read_text() == began_with
+    assert "micro_batch = 0" in began_with
+
+
+@dataclass(frozen=True)
+class Pretended(Device):
+    """Says that it is an accelerator, and computes on the CPU: everything but the hardware is real."""
+
+    kind: str = "xpu"
+
+    @property
+    def torch(self) -> torch.device:
+        return torch.device("cpu")
+
+    @property
+    def label(self) -> str:
+        return "a pretended accelerator"
+
+    def synchronise(self) -> None:
+        """Nothing is ever under way."""
+
+    def peak_memory_bytes(self) -> int:
+        return facts.peak_memory_bytes()
+
+    def free_bytes(self) -> int:
+        return facts.available_bytes()
+
+
+def pretend(wanted: str) -> tuple[Device, str]:
+    return (Device("cpu"), "asked for") if wanted == "cpu" else (Pretended(), "pretended")
+
+
+@pytest.mark.parametrize(
+    ("error", "cause"),
+    [
+        (NotImplementedError("The operator 'aten::x' is not currently implemented for the MPS device."), OPERATION),
+        (RuntimeError("CUDA error: device-side assert triggered"), DEVICE),
+    ],
+    ids=[OPERATION, DEVICE],
+)
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_a_device_that_fails_is_left_for_the_cpu_from_the_newest_checkpoint(
+    here: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, cause: str, dtype: str
+) -> None:
+    def break_down(tower: ImageTower, *_: object) -> None:
+        if cause == DEVICE:  # nothing in the memory of a device that has failed can be trusted
+            for parameter in tower.parameters():
+                parameter.data.fill_(torch.nan)
+        raise error
+
+    accelerated = [setting for setting in SMALL if "device" not in setting and "dtype" not in setting]
+    accelerated += ["train.checkpoint_every_epochs=1", f"train.dtype={dtype}"]
+    with monkeypatch.context() as patched:
+        keep_torch(patched)
+        patched.setattr(devices, "choose_device", pretend)
+        patched.setattr(embedder, "choose_device", pretend)
+        launch.start("first-run", accelerated, name="whole")
+        broken = failing(ImageTower.forward, 7, fail=break_down, counts=torch.is_grad_enabled)
+        patched.setattr(ImageTower, "forward", broken)
+
+        def stop(event) -> None:
+            if event.type == "step" and event.step == 9:
+                find_run("run").ask_to_stop()
+
+        launch.start("first-run", accelerated, name="run", hooks=launch.Hooks([stop]))
+    (fell_back,) = events("fell_back")
+    assert fell_back["cause"] == cause
+    assert fell_back["change"]["device"] == "cpu"
+    assert "xpu" in fell_back["text"]
+    # Without the change the run could not be resumed: there is no such accelerator any more.
+    outcome = launch.resume("run")
+    assert outcome.state == "finished"
+    tolerance = 1e-5 if dtype == "float32" else 2e-2  # float16 goes on in float32
+    assert losses() == {number: pytest.approx(loss, rel=tolerance) for number, loss in losses("whole").items()}
+
+
+def keep_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the process have its accelerator back after the test."""
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", torch.accelerator.current_accelerator)
+    monkeypatch.setattr(torch.cuda, "is_available", torch.cuda.is_available)
+
+
+def test_a_failed_device_is_not_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What torch asks of CUDA in each optimiser step, even on the CPU, would raise the device's error again."""
+
+    def dead(*_: object, **__: object) -> None:
+        raise RuntimeError("CUDA error: device-side assert triggered")
+
+    keep_torch(monkeypatch)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available=False: torch.device("cuda"))
+    monkeypatch.setattr(torch.accelerator, "current_stream", dead)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", dead)
+    weight = torch.ones(3, requires_grad=True)
+    weight.sum().backward()
+    optimizer = torch.optim.AdamW([weight], fused=True)
+    with pytest.raises(RuntimeError, match="device-side assert"):
+        optimizer.step()
+    Device("cuda").abandon()
+    optimizer.step()
+    assert devices.choose_device("auto")[0].is_cpu
+
+
+def test_a_missing_operation_on_the_cpu_itself_is_a_fault(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def lack(*_: object) -> None:
+        torch.linalg.cholesky(torch.ones(3, 3, dtype=torch.half))
+
+    monkeypatch.setattr(ImageTower, "forward", failing(ImageTower.forward, 5, fail=lack, counts=torch.is_grad_enabled))
+    with pytest.raises(NotImplementedError, match="not implemented for 'Half'"):
+        train()
+    assert find_run("run").state == "failed"
+
+
+def growing_swap(monkeypatch: pytest.MonkeyPatch, *, own: bool) -> None:
+    """A system whose swap grows by a fifth of memory between any two looks, for us or for others."""
+    share = facts.total_bytes() // 5 + (2 << 30)
+    monkeypatch.setattr(swap, "EVERY_SECONDS", 0.0)
+    readings, sizes = iter(range(0, 1000 * share, share)), iter(range(0, 1000 * share, share))
+    monkeypatch.setattr(facts, "swap_bytes", lambda: next(readings))
+    monkeypatch.setattr(facts, "held_bytes", lambda: next(sizes) if own else 0)
+
+
+def test_growing_swap_halves_the_micro_batch_once_for_each_look_and_never_ends_a_run(
+    undisturbed: dict, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    growing_swap(monkeypatch, own=True)
+    train()
+    fell_back = events("fell_back")
+    assert [event["cause"] for event in fell_back] == ["swap"] * 5
+    assert [event["change"] for event in fell_back] == [{"micro_batch": size} for size in (8, 4, 2, 1)] + [{}]
+    assert "the system began to swap at step 2 (swap has grown by" in fell_back[0]["text"]
+    assert "micro_batch is 1 already" in fell_back[-1]["text"]
+    assert [event["step"] for event in events("step")] == list(range(1, 13))
+    assert losses() == close_to(undisturbed)
+
+
+def test_swap_that_grows_for_other_programs_changes_nothing(undisturbed: dict, monkeypatch: pytest.MonkeyPatch) -> None:
+    growing_swap(monkeypatch, own=False)
+    train()
+    assert not events("fell_back")
+    assert losses() == undisturbed
+
+
+def test_a_model_too_large_for_memory_is_refused_before_anything_is_built(here: Path) -> None:
+    """Real memory, and a model of 1.2 trillion parameters."""
+    large = ["model.image_width=65536", "model.image_layers=24", "model.image_heads=64"]
+    done = lapclip("train", "--json", *set_flags(*SMALL, *large))
+    assert done.returncode == 2
+    error = json.loads(done.stdout)["error"]
+    assert "tiny with 16 pairs at once needs about 19" in error
+    assert "GB are free on cpu, and one pair at once does not fit either." in error
+    assert "Try: " in error
+    assert not Path("runs").exists()
+
+
+CUDA_RUN = """
+import sys, torch
+from lapclip import launch
+from lapclip.model.towers import ImageTower
+real, calls, what = ImageTower.forward, iter(range(1, 10**6)), sys.argv[1]
+
+def failing(self, pixels, kept=None):
+    if torch.is_grad_enabled() and next(calls) == 4:  # the first one of a recording, where there is one
+        if what == "assert":
+            torch.zeros(2, device="cuda")[torch.tensor([7], device="cuda")]
+            torch.cuda.synchronize()
+        if what == "memory":
+            torch.empty(1 << 45, device="cuda")
+    return real(self, pixels, kept)
+
+ImageTower.forward = failing
+outcome = launch.start("first-run", sys.argv[2:], name="run")
+assert outcome.state == "finished", outcome
+print(outcome.places)
+"""
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="a CUDA device is needed to fail")
+@pytest.mark.parametrize("what", ["assert", "memory"])
+@pytest.mark.parametrize("how", ["none", "graph"])
+def test_a_real_cuda_device_that_fails(here: Path, what: str, how: str) -> None:
+    """In a process of its own: after a device-side assert CUDA cannot be used any more in that process."""
+    settings = [setting for setting in SMALL if "device" not in setting]
+    settings += ["train.device=cuda", f"train.compile={how}", "train.checkpoint_every_epochs=1"]
+    launch.start("first-run", settings, name="whole")
+    done = subprocess.run(
+        [sys.executable, "-c", CUDA_RUN, what, *settings], capture_output=True, text=True, env=os.environ
+    )
+    assert done.returncode == 0, done.stderr
+    (fell_back,) = events("fell_back")
+    (finished,) = events("finished")
+    if what == "assert":
+        assert fell_back["change"]["device"] == "cpu"
+        assert finished["places"] == [
+            {"step": 1, "image": "cuda", "text": "cuda"},
+            {"step": fell_back["step"] + 1, "image": "cpu", "text": "cpu"},
+        ]
+    else:
+        assert fell_back["change"] == {"micro_batch": 8}
+        assert finished["places"] == [{"step": 1, "image": "cuda", "text": "cuda"}]
+    assert losses() == {number: pytest.approx(loss, rel=1e-3) for number, loss in losses("whole").items()}
