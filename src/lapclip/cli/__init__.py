@@ -11,6 +11,7 @@ from cyclopts.exceptions import CycloptsError
 
 from lapclip import __version__
 from lapclip.cli.models import model
+from lapclip.cli.report import report
 from lapclip.cli.runs import runs, stop
 from lapclip.cli.scores import evaluate
 from lapclip.cli.training import resume, train
@@ -29,7 +30,8 @@ app.command(resume, sort_key=2)
 app.command(stop, sort_key=3)
 app.command(runs, sort_key=4)
 app.command(evaluate, name="eval", sort_key=5)
-app.command(model, sort_key=6)
+app.command(report, sort_key=6)
+app.command(model, sort_key=7)
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -1,0 +1,298 @@
+"""A saved comparison of devices, precisions and sizes (`lapclip compare`) as sections of a report."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lapclip.insight.curves import Curve, number
+from lapclip.machine.facts import cache_folder
+from lapclip.report.document import Block, Cell, Plot, Report, Section, Sentences, Table
+from lapclip.report.plots import COLOURS, axes, line
+from lapclip.report.run import machine_rows
+from lapclip.report.words import UNKNOWN, count, figure, milliseconds, parameters, percent, size, times
+
+
+@dataclass(frozen=True)
+class Timed:
+    """A cell of the comparison that has a time."""
+
+    contestant: str
+    device: str
+    dtype: str
+    parameters: float
+    batch: float
+    ms: float
+
+
+def comparison_file() -> Path:
+    """Where `lapclip compare` keeps its result."""
+    return cache_folder() / "compare.json"
+
+
+def read_comparison() -> tuple[dict[str, Any] | None, str | None]:
+    """The saved comparison, if there is one, and a warning if it cannot be read."""
+    path = comparison_file()
+    try:
+        saved = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None, None
+    except (OSError, ValueError) as error:
+        return None, f"{path} is not readable and is left out: {error}."
+    if not isinstance(saved, dict) or not _dicts(saved.get("cells")):
+        return None, f"{path} holds no comparison and is left out. A new one: lapclip compare"
+    return saved, None
+
+
+def comparison_report(saved: dict[str, Any]) -> Report:
+    """A comparison on its own."""
+    machine = _dict(saved.get("machine"))
+    about = [Table(["", ""], [[*row] for row in [*machine_rows(machine), ["torch", str(saved.get("torch", UNKNOWN))]]])]
+    subtitle = f"{machine.get('chip', 'unknown chip')}, {count(machine.get('cores'))} cores"
+    sections = [*comparison_sections(saved), Section("Machine and versions", [*about])]
+    return Report("What is fastest on this machine", subtitle, [], sections)
+
+
+def comparison_sections(saved: dict[str, Any]) -> list[Section]:
+    """The crossover, the curves, the advice, and every cell."""
+    cells = _timed(saved)
+    crossover = _dict(saved.get("crossover")).get("text")
+    advice: list[list[str | Cell]] = [
+        [
+            parameters(r.get("parameters")),
+            count(r.get("batch")),
+            *(str(r.get(n, "")) for n in ("device", "dtype", "text")),
+        ]
+        for r in _dicts(saved.get("recommendations"))
+    ]
+    blocks: list[Block] = []
+    if crossover:
+        blocks.append(Sentences([str(crossover)]))
+    blocks += _map(cells)
+    blocks += _curves(saved, cells)
+    if advice:
+        blocks.append(Sentences(["What to use, by model and batch:"]))
+        blocks.append(Table(["model", "batch", "device", "precision", "why"], advice))
+    blocks += _predictions(saved)
+    blocks += _others(saved, cells)
+    blocks += _all_cells(saved)
+    return [Section("What is fastest here", blocks)] if blocks else []
+
+
+def _map(cells: list[Timed]) -> list[Block]:
+    """Model size against batch size: who wins, and by how much."""
+    contestants = _contestants(cells)
+    sizes, batches = sorted({cell.parameters for cell in cells}), sorted({cell.batch for cell in cells})
+    if len(contestants) < 2:
+        return []
+    rows: list[list[str | Cell]] = []
+    for model in sizes:
+        row: list[str | Cell] = [parameters(model)]
+        for batch in batches:
+            best: dict[str, float] = {}
+            for cell in cells:
+                if (cell.parameters, cell.batch) == (model, batch):
+                    best[cell.contestant] = min(cell.ms, best.get(cell.contestant, cell.ms))
+            row.append(_winner(best, contestants))
+        rows.append(row)
+    said = (
+        "Each cell names the fastest and how many times as fast as the second it is. Where the colour changes is the "
+        "crossover; a tie means a difference under 5 %."
+    )
+    return [Table(["model / batch", *(count(batch) for batch in batches)], rows), Sentences([said])]
+
+
+def _winner(best: dict[str, float], contestants: list[str]) -> str | Cell:
+    """The fastest and its factor over the second."""
+    order = sorted(best, key=best.__getitem__)
+    if not order:
+        return UNKNOWN
+    tone = contestants.index(order[0]) % len(COLOURS) + 1
+    if len(order) == 1:
+        return Cell(f"{order[0]}, alone", tone)
+    factor = best[order[1]] / best[order[0]]
+    if factor < 1.05:
+        return Cell("a tie", 0)
+    return Cell(f"{order[0]} {times(factor)}", tone)
+
+
+def _curves(saved: dict[str, Any], cells: list[Timed]) -> list[Block]:
+    """Time against size at the smallest, a middle and the largest batch that have more than one size."""
+    batches = sorted({c.batch for c in cells if len({d.parameters for d in cells if d.batch == c.batch}) > 1})
+    shown = sorted({batches[0], batches[len(batches) // 2], batches[-1]}) if batches else []
+    return [_curve(saved, cells, batch) for batch in shown]
+
+
+def _curve(saved: dict[str, Any], cells: list[Timed], batch: float) -> Plot:
+    here = [cell for cell in cells if cell.batch == batch]
+    traces, figures = [], {}
+    for at, contestant in enumerate(_contestants(cells)):
+        colour = COLOURS[at % len(COLOURS)]
+        own = _best_by_size(cell for cell in here if cell.contestant == contestant)
+        if not own:
+            continue
+        traces.append(line(contestant, own, colour, unit=" ms", mode="markers", marker={"color": colour, "size": 8}))
+        figures[f"{contestant}, ms"] = own
+        kinds = {(cell.device, cell.dtype) for cell in cells if cell.contestant == contestant}
+        ahead = Curve(*_columns(_predicted(saved, kinds, batch)))
+        fitted = _fitted(saved, [cell for cell in cells if cell.contestant == contestant], own, batch)
+        if fitted:
+            style = {"color": colour, "width": 2}
+            traces.append(line(f"{contestant}, fit", fitted, colour, unit=" ms", line=style, showlegend=False))
+        if ahead:
+            joined = Curve([*(fitted or own).x[-1:], *ahead.x], [*(fitted or own).y[-1:], *ahead.y])
+            style = {"color": colour, "width": 2, "dash": "dash"}
+            name = f"{contestant}, predicted"
+            marker = {"symbol": "circle-open", "size": 8}
+            traces.append(line(name, joined, colour, unit=" ms", mode="lines+markers", line=style, marker=marker))
+            figures[f"{name}, ms"] = ahead
+    return Plot(
+        f"Time of a step at batch {count(batch)}",
+        traces,
+        axes("parameters", "ms a step", x_log=True, y_log=True),
+        "Dots are measured, lines are the fit, dashed is predicted. A level start is overhead; where lines cross, the "
+        "other one becomes the better choice.",
+        _by_size(figures),
+        height=380,
+    )
+
+
+def _fitted(saved: dict[str, Any], cells: list[Timed], own: Curve, batch: float) -> Curve:
+    """The fit's line: overhead + work / rate. The work of a pair is taken as proportional to the parameters."""
+    for fit in _dicts(saved.get("fits")):
+        overhead, rate = number(fit.get("overhead_ms")), number(fit.get("flops_per_second"))
+        mine = [c for c in cells if (c.device, c.dtype) == (str(fit.get("device")), str(fit.get("dtype")))]
+        if overhead is None or not rate or not mine or len(own) < 2:
+            continue
+        work = statistics.median(max(0.0, c.ms - overhead) * rate / (c.parameters * c.batch) for c in mine)
+        low, high = own.x[0], own.x[-1]
+        xs = [low * (high / low) ** (step / 24) for step in range(25)]
+        return Curve(xs, [overhead + work * x * batch / rate for x in xs])
+    return Curve([], [])
+
+
+def _predictions(saved: dict[str, Any]) -> list[Block]:
+    rows: list[list[Any]] = [
+        [
+            parameters(p.get("parameters")),
+            count(p.get("batch")),
+            f"{p.get('device')} {p.get('dtype')}",
+            milliseconds(p["ms"]),
+        ]
+        for p in _dicts(saved.get("predictions"))
+        if number(p.get("ms")) is not None
+    ]
+    fits: list[list[Any]] = [
+        [f"{f.get('device')} {f.get('dtype')}", milliseconds(f.get("overhead_ms")),
+         f"{figure((number(f.get('flops_per_second')) or 0) / 1e9)} GFLOP/s", percent(f.get("error"))]
+        for f in _dicts(saved.get("fits"))
+    ]  # fmt: skip
+    blocks: list[Block] = []
+    if fits:
+        blocks.append(
+            Sentences(["The fit: time = overhead + work / rate; its error is that on cells it has not seen."])
+        )
+        blocks.append(Table(["device", "overhead", "rate", "error"], fits))
+    if rows:
+        blocks.append(Table(["model", "batch", "device", "predicted step"], rows, folded="Predicted, not measured"))
+    return blocks
+
+
+def _others(saved: dict[str, Any], cells: list[Timed]) -> list[Block]:
+    """The fastest step of each machine at the sizes they share with this one."""
+    others = _dicts(saved.get("others"))
+    if not others:
+        return []
+    names = ["this machine", *(str(_dict(other.get("machine")).get("chip", "another machine")) for other in others)]
+    bests = [_fastest(cells), *(_fastest(_timed(other)) for other in others)]
+    shared = [place for place in sorted(bests[0]) if any(place in best for best in bests[1:])]
+    rows: list[list[Any]] = [
+        [parameters(place[0]), count(place[1]), *(milliseconds(best.get(place)) for best in bests)] for place in shared
+    ]
+    if not rows:
+        return []
+    return [Sentences(["The fastest step of each machine:"]), Table(["model", "batch", *names], rows)]
+
+
+def _all_cells(saved: dict[str, Any]) -> list[Block]:
+    rows: list[list[Any]] = []
+    for c in _dicts(saved.get("cells")):
+        figures = [milliseconds(c.get("ms")), count(c.get("pairs_per_second")), size(c.get("peak_memory_bytes"))]
+        joules = UNKNOWN if number(c.get("joules")) is None else f"{figure(c['joules'])} J"
+        place = f"{c.get('device', UNKNOWN)} {c.get('dtype', '')}"
+        name = f"{c.get('model', '')} {parameters(c.get('parameters'))}".strip()
+        note = f"not run: {c['skipped']}" if c.get("skipped") else ""
+        rows.append([name, count(c.get("batch")), place, count(c.get("threads")), *figures, joules, note])
+    columns = ["model", "batch", "device", "threads", "step", "pairs/s", "peak memory", "energy", ""]
+    return [Table(columns, rows, folded="Every cell")] if rows else []
+
+
+def _timed(saved: dict[str, Any]) -> list[Timed]:
+    """The cells that ran. Devices compete; where there is one only, its precisions and thread counts do."""
+    raw = [cell for cell in _dicts(saved.get("cells")) if not cell.get("skipped")]
+    alone = len({str(cell.get("device")) for cell in raw}) == 1
+    threads = {cell.get("threads") for cell in raw}
+    found = []
+    for cell in raw:
+        numbers = [number(cell.get(name)) for name in ("parameters", "batch", "ms")]
+        if any(value is None or value <= 0 for value in numbers):
+            continue
+        device, dtype = str(cell.get("device")), str(cell.get("dtype"))
+        name = dtype if alone else device
+        if alone and len(threads) > 1:
+            name = f"{dtype}, {count(cell.get('threads'))} threads"
+        found.append(Timed(name, device, dtype, *(value for value in numbers if value is not None)))
+    return found
+
+
+def _contestants(cells: list[Timed]) -> list[str]:
+    return sorted({cell.contestant for cell in cells})
+
+
+def _fastest(cells: list[Timed]) -> dict[tuple[float, float], float]:
+    best: dict[tuple[float, float], float] = {}
+    for cell in cells:
+        place = (cell.parameters, cell.batch)
+        best[place] = min(cell.ms, best.get(place, cell.ms))
+    return best
+
+
+def _best_by_size(cells: Iterable[Timed]) -> Curve:
+    best = _fastest(list(cells))
+    return Curve(*_columns(sorted((place[0], ms) for place, ms in best.items())))
+
+
+def _predicted(saved: dict[str, Any], kinds: set[tuple[str, str]], batch: float) -> list[tuple[float, float]]:
+    """Predictions of a contestant at a batch size: the fastest of its kinds for each model."""
+    best: dict[float, float] = {}
+    for p in _dicts(saved.get("predictions")):
+        model, ms = number(p.get("parameters")), number(p.get("ms"))
+        own = (str(p.get("device")), str(p.get("dtype"))) in kinds and p.get("batch") == batch
+        if own and model is not None and ms is not None and model > 0 and ms > 0:
+            best[model] = min(ms, best.get(model, ms))
+    return sorted(best.items())
+
+
+def _by_size(curves: dict[str, Curve]) -> Table:
+    """Times by model size, a column for each curve."""
+    sizes = sorted({x for points in curves.values() for x in points.x})
+    found = {name: dict(zip(points.x, points.y, strict=True)) for name, points in curves.items()}
+    return Table(
+        ["parameters", *curves], [[parameters(x), *(figure(own.get(x)) for own in found.values())] for x in sizes]
+    )
+
+
+def _columns(points: list[tuple[float, float]]) -> tuple[list[float], list[float]]:
+    return [x for x, _ in points], [y for _, y in points]
+
+
+def _dict(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _dicts(value: Any) -> list[dict[str, Any]]:
+    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
