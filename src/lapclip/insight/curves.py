@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 from collections.abc import Callable, Iterable
@@ -41,13 +42,13 @@ def curve(events: Iterable[dict[str, Any]], read: Callable[[dict[str, Any]], Any
 
 
 def smoothed(points: Curve, share: float = 0.03) -> Curve:
-    """A running mean that forgets over `share` of the curve; its first values count as much as they are worth."""
-    keep = 1 - 1 / max(2.0, len(points) * share)
-    total = weight = 0.0
+    """Means of the points around each one, over `share` of the curve: unlike a running mean it does not lag."""
+    half = max(1, round(len(points) * share / 2))
+    sums = [0.0, *itertools.accumulate(points.y)]
     values = []
-    for value in points.y:
-        total, weight = keep * total + (1 - keep) * value, keep * weight + (1 - keep)
-        values.append(total / weight)
+    for at in range(len(points)):
+        first, end = max(0, at - half), min(len(points), at + half + 1)
+        values.append((sums[end] - sums[first]) / (end - first))
     return Curve(points.x, values)
 
 

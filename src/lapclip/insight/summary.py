@@ -20,9 +20,10 @@ RECENT = 50
 
 @dataclass(frozen=True)
 class Summary:
-    """What is known of a run. Events keep their fields and gain `elapsed`: seconds of work until then, pauses left out.
+    """What is known of a run.
 
-    Steps also gain `gap`: the seconds since the step before, or None for the first of a process.
+    Events keep their fields and gain `elapsed`, the seconds of work until then, pauses left out, and `process`, which
+    counts the processes that worked. Steps also gain `gap`: the seconds since the step before, None after a start.
     """
 
     started: dict[str, Any] = field(default_factory=dict)
@@ -87,10 +88,14 @@ class Summary:
         return {"split": best[-1].get("split"), **best[-1]["evaluation"]} if best else {}
 
     @property
-    def devices(self) -> dict[str, str]:
-        """Where each tower ran: as the end of the run says, else as its start does."""
-        places = self.ending.get("devices") or self.started.get("devices")
-        return places if isinstance(places, dict) else {}
+    def places(self) -> list[tuple[int, dict[str, str]]]:
+        """Where each tower ran, and after which step: at first, and again for each move to another device."""
+        found: list[tuple[int, dict[str, str]]] = []
+        for event in (self.started, *self.fallbacks):
+            devices = event.get("devices")
+            if isinstance(devices, dict) and devices and (not found or devices != found[-1][1]):
+                found.append((int(number(event.get("step")) or 0), devices))
+        return found
 
     def speed(self) -> Curve:
         """Pairs a second over the steps, in windows; a median leaves out the pauses for evaluation."""
@@ -123,11 +128,18 @@ class Summary:
         return [stretch[-1]["step"] for stretch in stretches], rows
 
     def joules(self) -> Curve:
-        """Energy used so far, over seconds of work; empty where nothing could be measured."""
+        """Energy used so far, over seconds of work; empty where nothing could be measured.
+
+        Each process counts from 0, so what it had counted at the event before is taken off.
+        """
         total, x, y = 0.0, [], []
+        before: dict[tuple[int, str], float] = {}
         for event in self.sensors:
-            if (used := joules_of(event)) is not None:
-                total += used
+            counted = event["joules"] if isinstance(event.get("joules"), dict) else {}
+            known = {(event["process"], name): value for name, value in counted.items() if number(value) is not None}
+            if known:
+                total += sum(max(0.0, value - before.get(source, 0.0)) for source, value in known.items())
+                before |= known
                 x.append(event["elapsed"])
                 y.append(total)
         return Curve(x, y)
@@ -136,42 +148,36 @@ class Summary:
         return [event["gap"] for event in self.steps if event["gap"] is not None]
 
 
-def joules_of(event: dict[str, Any]) -> float | None:
-    """Energy since the sensors event before, all sources added; None where it was not measurable."""
-    if not isinstance(sources := event.get("joules"), dict):
-        return None
-    found = [value for source in sources.values() if (value := number(source)) is not None]
-    return sum(found) if found else None
-
-
 def summarise(events: Iterable[dict[str, Any]]) -> Summary:
     """Read a run's events in the order they were written."""
     by_step: dict[str, dict[int, dict[str, Any]]] = {"step": {}, "evaluation": {}, "memory": {}}
     lists: dict[str, list[dict[str, Any]]] = {"fell_back": [], "resumed": [], "sensors": []}
     started: dict[str, Any] = {}
     ending: dict[str, Any] = {}
-    elapsed, before, step_before, latest = 0.0, None, None, 0
+    elapsed, before, step_before, latest, process = 0.0, None, None, 0, 0
     for event in events:
         kind, time, step = event["type"], number(event.get("time")), number(event.get("step"))
         if kind in ("started", "resumed"):
             before, step_before, ending = None, None, {}  # what lies between two processes is a pause, not work
+            process += 1
         if time is not None:
             elapsed += max(0.0, time - before) if before is not None else 0.0
             before = time
-        known = {**event, "elapsed": elapsed}
+        known = {**event, "elapsed": elapsed, "process": process}
         if kind == "started":
             started = known
         elif kind in ENDINGS:
             ending = known
         elif kind in lists:
             lists[kind].append(known)
+            step_before = None if kind == "fell_back" else step_before  # making everything anew is no step
         elif kind in by_step and step is not None:
             if kind == "step":
                 known["gap"] = elapsed - step_before if step_before is not None else None
                 step_before = elapsed
             if kind != "evaluation" or isinstance(event.get("evaluation"), dict):
                 by_step[kind][int(step)] = known
-        if kind in ("step", "resumed", *ENDINGS) and step is not None:
+        if kind in ("step", "resumed", "fell_back", *ENDINGS) and step is not None:
             latest = int(step)
     ordered = {kind: [found[step] for step in sorted(found)] for kind, found in by_step.items()}
     return Summary(

@@ -162,17 +162,20 @@ def _curve(saved: dict[str, Any], cells: list[Timed], batch: float) -> Plot:
 
 
 def _fitted(saved: dict[str, Any], cells: list[Timed], own: Curve, batch: float) -> Curve:
-    """The fit's line: overhead + work / rate. The work of a pair is taken as proportional to the parameters."""
+    """The fit's line: overhead + work / rate, of the fastest precision; the work of a pair goes by the parameters."""
+    if len(own) < 2:
+        return Curve([], [])
+    low, high = own.x[0], own.x[-1]
+    xs = [low * (high / low) ** (step / 24) for step in range(25)]
+    lines = []
     for fit in _dicts(saved.get("fits")):
         overhead, rate = number(fit.get("overhead_ms")), number(fit.get("flops_per_second"))
         mine = [c for c in cells if (c.device, c.dtype) == (str(fit.get("device")), str(fit.get("dtype")))]
-        if overhead is None or not rate or not mine or len(own) < 2:
+        if overhead is None or not rate or not mine:
             continue
         work = statistics.median(max(0.0, c.ms - overhead) * rate / (c.parameters * c.batch) for c in mine)
-        low, high = own.x[0], own.x[-1]
-        xs = [low * (high / low) ** (step / 24) for step in range(25)]
-        return Curve(xs, [overhead + work * x * batch / rate for x in xs])
-    return Curve([], [])
+        lines.append([overhead + work * x * batch / rate for x in xs])
+    return Curve(xs, [min(found) for found in zip(*lines, strict=True)]) if lines else Curve([], [])
 
 
 def _predictions(saved: dict[str, Any]) -> list[Block]:
@@ -215,7 +218,13 @@ def _others(saved: dict[str, Any], cells: list[Timed]) -> list[Block]:
     ]
     if not rows:
         return []
-    return [Sentences(["The fastest step of each machine:"]), Table(["model", "batch", *names], rows)]
+    said = []
+    for name, best in zip(names[1:], bests[1:], strict=True):
+        ratios = sorted(best[place] / bests[0][place] for place in shared if place in best)
+        if ratios:
+            low, middle, high = figure(ratios[0], 2), figure(statistics.median(ratios), 2), figure(ratios[-1], 2)
+            said.append(f"This machine is {middle} times as fast as {name} (median; {low} to {high}).")
+    return [Sentences(said), Table(["model", "batch", *names], rows, folded="The fastest step of each machine")]
 
 
 def _all_cells(saved: dict[str, Any]) -> list[Block]:

@@ -46,9 +46,9 @@ def _loss(summary: Summary) -> Plot | None:
 def _accuracy(summary: Summary) -> Plot | None:
     raw = curve(summary.steps, _batch_accuracy)
     recalls = {
-        "held-out R@1, text to image": curve(summary.evaluations, lambda event: event["evaluation"].get("t2i_r1")),
-        "held-out R@1, image to text": curve(summary.evaluations, lambda event: event["evaluation"].get("i2t_r1")),
-        "held-out, in batches": curve(summary.evaluations, _held_out_in_batches),
+        "text to image R@1": curve(summary.evaluations, lambda event: event["evaluation"].get("t2i_r1")),
+        "image to text R@1": curve(summary.evaluations, lambda event: event["evaluation"].get("i2t_r1")),
+        "held-out batches": curve(summary.evaluations, _held_out_in_batches),
     }
     recalls = {name: points for name, points in recalls.items() if points}
     if not raw and not recalls:
@@ -58,7 +58,7 @@ def _accuracy(summary: Summary) -> Plot | None:
     traces = [faint("each batch", raw, share=True), line("training batches", mean, "--blue", share=True)] if raw else []
     for (name, points), colour, symbol in zip(recalls.items(), colours, ("circle", "diamond", "square"), strict=False):
         extra: dict[str, Any] = {"mode": "lines+markers", "marker": {"size": 7, "symbol": symbol}}
-        if "text to image" in name:
+        if name.startswith("text to image"):
             extra["error_y"] = _errors(summary, points)
         traces.append(line(name, points, colour, share=True, **extra))
     x = [point for points in (raw, *recalls.values()) for point in points.x]
@@ -68,8 +68,9 @@ def _accuracy(summary: Summary) -> Plot | None:
         "Accuracy and recall",
         traces,
         {**axes("step", "share found", share=True), **marks(turning_points(summary))},
-        "Held-out lines that follow the training line upwards are learning; a training line that rises alone is "
-        "memory. Whiskers are 95 % intervals; near the dashed lines nothing was learnt.",
+        "Recall and held-out batches are of pairs never trained on: if they follow the training line upwards the model "
+        "learns, if that line rises alone it memorises. Whiskers are 95 % intervals; on the chance lines nothing is "
+        "learnt.",
         table_of("step", {"training batches": mean, **recalls} if raw else recalls, share=True),
         height=400,
     )
@@ -97,7 +98,7 @@ def _gradients(summary: Summary) -> Plot | None:
     if not steps:
         return None
     names = [_part_name(part) for part in parts]
-    traces, layout = heat(steps, names, rows, "norm")
+    traces, layout = heat(steps, names, rows)
     known = [[value for value in row if value is not None] for row in rows]
     table = Table(
         ["part", "first", "last", "highest"],
@@ -108,7 +109,7 @@ def _gradients(summary: Summary) -> Plot | None:
     return Plot(
         "Gradient norms",
         traces,
-        {"xaxis": {"title": {"text": "step"}}, **layout},
+        {"xaxis": axes("step", "")["xaxis"], **layout},
         "Each row is a part of the model, from its input at the top to its head. Even rows are healthy; a dark row "
         f"hardly learns, and a bright column is a step that shook the model.{overflow}",
         table,
@@ -146,10 +147,10 @@ def _chances(summary: Summary) -> list[tuple[str, float, str]]:
     """What guessing would find: in a training batch, and among the held-out candidates."""
     found = []
     if summary.batch_size:
-        found.append((f"chance in a batch of {summary.batch_size}", 1 / summary.batch_size, "dash"))
+        found.append(("chance, batches", 1 / summary.batch_size, "dash"))
     last = summary.evaluations[-1]["evaluation"] if summary.evaluations else {}
     if (chance := number(last.get("chance"))) is not None:
-        found.append((f"chance among {last.get('candidates', 'all')}", chance, "dot"))
+        found.append(("chance, R@1", chance, "dot"))
     return found
 
 

@@ -93,7 +93,9 @@ def _table(table: Table) -> str:
 def _cell(cell: str | Cell, at: int) -> str:
     if isinstance(cell, Cell):
         return f'<td class="tone tone-{cell.tone}">{_text(cell.text)}</td>'
-    return f'<th scope="row">{_text(cell)}</th>' if at == 0 else f"<td>{_text(cell)}</td>"
+    if at == 0:  # names such as train.image_attention may break on a phone
+        return f'<th scope="row">{_text(cell).replace("_", "_<wbr>")}</th>'
+    return f"<td>{_text(cell)}</td>"
 
 
 def _text(text: object) -> str:

@@ -55,16 +55,18 @@ def level(name: str, x: Sequence[float], value: float, colour: str = "--muted", 
 def axes(x: str, y: str, *, share: bool = False, x_log: bool = False, y_log: bool = False) -> dict[str, Any]:
     """Both axes with their titles and units."""
     layout: dict[str, Any] = {"xaxis": {"title": {"text": plain(x)}}, "yaxis": {"title": {"text": plain(y)}}}
+    if x == "step":
+        layout["xaxis"]["tickformat"] = ","
     if share:
         layout["yaxis"] |= {"tickformat": ".0%", "rangemode": "tozero"}
     for name, logarithmic in (("xaxis", x_log), ("yaxis", y_log)):
         if logarithmic:
-            layout[name] |= {"type": "log", "dtick": 1, "exponentformat": "SI"}
+            layout[name] |= {"type": "log", "dtick": 1, "exponentformat": "B", "tickfont": {"size": 11}}
     return layout
 
 
 def heat(
-    x: list[float], rows: list[str], values: list[list[float | None]], unit: str, *, share: bool = False
+    x: list[float], rows: list[str], values: list[list[float | None]], *, share: bool = False
 ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """Values over x, a row for each name from the top. Shares run from 0 to 100 %, all else by powers of ten."""
     shades = [[_shade(value, share) for value in row] for row in values]
@@ -76,7 +78,16 @@ def heat(
         "text": [[percent(v) if share else figure(v) for v in row] for row in values],
         "hovertemplate": "%{y}, step %{x}: %{text}<extra></extra>",
         "colorscale": "Cividis",
-        "colorbar": {"title": {"text": plain(unit), "side": "right"}, "thickness": 12},
+        "colorbar": {
+            "orientation": "h",
+            "thickness": 10,
+            "len": 0.7,
+            "x": 0,
+            "xanchor": "left",
+            "y": 1,
+            "yanchor": "bottom",
+            "tickangle": 0,
+        },
         "hoverongaps": False,
     }
     found = [shade for row in shades for shade in row if shade is not None]
@@ -99,7 +110,8 @@ def marks(events: list[tuple[float, str]], colour: str = "--red") -> dict[str, A
         for x, _ in events
     ]  # fmt: skip
     words = [
-        {"x": x, "y": 1, "yref": "paper", "yanchor": "bottom", "showarrow": False, "text": plain(word),
+        {"x": x, "y": 1, "yref": "paper", "yanchor": "top", "xanchor": "right", "textangle": -90, "showarrow": False,
+         "text": plain(word),
          "font": {"color": colour, "size": 11}}
         for x, word in events
     ]  # fmt: skip

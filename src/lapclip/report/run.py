@@ -19,7 +19,7 @@ def run_report(name: str, state: str, summary: Summary, more: list[Section]) -> 
     when = f", started {datetime.fromtimestamp(began):%Y-%m-%d %H:%M}" if began else ""
     progress = f"step {summary.step:,} of {summary.total_steps:,}" if summary.total_steps else "no step yet"
     sections = [
-        *_events(summary),
+        *_events(summary, state, name),
         *_scores(summary),
         *learning(summary),
         *working(summary),
@@ -47,16 +47,16 @@ def _headlines(summary: Summary, state: str) -> list[Headline]:
     if (peak := summary.peak_memory_bytes) is not None:
         whole = _about(summary, "machine").get("memory_bytes")
         lines.append(Headline("peak memory", size(peak), f"of {size(whole)}" if number(whole) else ""))
-    if summary.devices:
-        places = set(summary.devices.values())
-        value = str(places.pop()) if len(places) == 1 else ", ".join(f"{t} {p}" for t, p in summary.devices.items())
-        lines.append(Headline("where it ran", value, " and ".join(summary.devices) + " tower"))
+    if summary.places:
+        moves = [f"then {_place(devices)}, from step {step + 1:,} on" for step, devices in summary.places[1:]]
+        towers = " and ".join(summary.places[0][1]) + " tower"
+        lines.append(Headline("where it ran", _place(summary.places[0][1]), "; ".join(moves) or towers))
     if (total := number(summary.started.get("parameters"))) is not None:
         lines.append(Headline("model", parameters(total), f"parameters, {summary.setting('model', 'name')}"))
     return lines
 
 
-def _events(summary: Summary) -> list[Section]:
+def _events(summary: Summary, state: str, name: str) -> list[Section]:
     """What a person should know first: what went wrong, what was changed, what could not be had."""
     notes = summary.started.get("notes")
     said = [str(note) for note in notes] if isinstance(notes, list) else []
@@ -66,11 +66,13 @@ def _events(summary: Summary) -> list[Section]:
         said.append(f"Resumed after step {count(event.get('step'))}{damaged}.")
     for at, event in enumerate(summary.fallbacks, 1):
         text = event.get("text") or f"{event.get('cause', 'unknown cause')}: {event.get('change', 'unknown change')}"
-        said.append(f"Change {at}, at step {count(event.get('step'))}: {text}")
+        said.append(f"Change {at}, after step {count(event.get('step'))}: {text}")
     if summary.ending.get("type") == "failed":
         said.append(f"Failed after step {count(summary.ending.get('step'))}: {summary.ending.get('error')}")
     if summary.ending.get("type") == "stopped":
         said.append(f"Stopped after step {count(summary.ending.get('step'))}: {summary.ending.get('reason')}")
+    if state == "died":
+        said.append(f"It ended without a word after step {count(summary.step)}. Go on: lapclip resume {name}")
     if not summary.steps:
         said.append("No step has been recorded yet. Make the report again later.")
     return [Section("What happened", [Sentences(said)])] if said else []
@@ -132,7 +134,9 @@ def _machine(summary: Summary) -> list[Section]:
     rows += [[f"{name} version", str(version)] for name, version in _about(summary, "versions").items()]
     if summary.started.get("commit"):
         rows.append(["commit", str(summary.started["commit"])])
-    rows += [[f"{tower} tower", f"ran on {place}"] for tower, place in summary.devices.items()]
+    for step, devices in summary.places:
+        since = f" from step {step + 1:,} on" if len(summary.places) > 1 else ""
+        rows += [[f"{tower} tower", f"ran on {place}{since}"] for tower, place in devices.items()]
     rows += [[f"pairs to {use}", count(pairs)] for split, pairs in _about(summary, "pairs").items()
              for use in [{"train": "train on"}.get(split, f"score on, {split}")]]  # fmt: skip
     return [Section("Machine and versions", [Table(["", ""], [[*row] for row in rows])])] if rows else []
@@ -160,6 +164,12 @@ def _value(summary: Summary, name: str) -> str:
     section, _, setting = name.partition(".")
     value = summary.setting(section, setting)
     return UNKNOWN if value is None else str(value)
+
+
+def _place(devices: dict[str, str]) -> str:
+    """Where the towers are, in a word if it is one place."""
+    kinds = {str(kind) for kind in devices.values()}
+    return kinds.pop() if len(kinds) == 1 else ", ".join(f"{tower} {kind}" for tower, kind in devices.items())
 
 
 def _join(*texts: str) -> str:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 from lapclip.insight.curves import Curve, curve, number
-from lapclip.insight.summary import Summary, joules_of
+from lapclip.insight.summary import Summary
 from lapclip.report.document import Block, Plot, Section, Sentences, Table
 from lapclip.report.learning import COLUMNS, turning_points
 from lapclip.report.plots import COLOURS, axes, heat, line, marks, plain, table_of
@@ -82,7 +83,7 @@ def _memory(summary: Summary) -> Plot | None:
     whole = f" The machine has {size(total)}." if total else ""
     styles = {"now": ("--blue", "solid"), "peak": ("--orange", "dash")}
     traces = [
-        line(name, points, styles[name][0], unit=" GB", mode="lines+markers",
+        line(name, points, styles[name][0], unit=" GB", mode="lines+markers" if len(points) < 10 else "lines",
              line={"color": styles[name][0], "width": 2, "dash": styles[name][1]})
         for name, points in curves.items()
     ]  # fmt: skip
@@ -106,7 +107,7 @@ def _cores(summary: Summary) -> Plot | None:
     uses = [
         [number(e["core_use"][core]) if core < len(e["core_use"]) else None for e in events] for core in range(count)
     ]
-    traces, layout = heat([number(event.get("step")) or 0 for event in events], names, uses, "in use", share=True)
+    traces, layout = heat([number(event.get("step")) or 0 for event in events], names, uses, share=True)
     means = [
         [name, percent(sum(known) / len(known))]
         for name, row in zip(names, uses, strict=True)
@@ -115,7 +116,7 @@ def _cores(summary: Summary) -> Plot | None:
     return Plot(
         "Use of each core",
         traces,
-        {"xaxis": {"title": {"text": "step"}}, **layout},
+        {"xaxis": axes("step", "")["xaxis"], **layout},
         "Bright rows are busy cores. A dark row while others are bright is a core that training does not use.",
         Table(["core", "mean use"], [[*row] for row in means]),
         height=130 + 18 * count,
@@ -126,19 +127,21 @@ def _power(summary: Summary) -> list[Block]:
     if not summary.sensors:
         return []
     used = summary.joules()
+    reasons = [str(event["reason"]) for event in summary.sensors if event.get("reason")]
+    reason = reasons[-1].removeprefix("not measurable here: ") if reasons else ""
     if not used:
-        reasons = [str(event["reason"]) for event in summary.sensors if event.get("reason")]
-        return [Sentences([f"Energy: not measurable here: {reasons[-1] if reasons else 'no reason was recorded'}"])]
+        return [Sentences([f"Energy: not measurable here: {reason or 'no reason was recorded'}."])]
     hours = used.y[-1] / WATT_HOUR
     said = [f"Energy: {figure(used.y[-1])} J, which is {figure(hours)} Wh, in {duration(used.x[-1])} of work."]
+    if reason:
+        said.append(f"Not all of it is in this: {reason}.")
     recall = number(summary.scores.get("t2i_r1"))
     if recall is not None and hours:
         said.append(
             f"Accuracy per watt-hour: {figure(recall * 100 / hours)} % points of held-out text-to-image R@1 per Wh."
         )
     blocks: list[Block] = [Sentences(said)]
-    watts = _watts(summary)
-    if watts:
+    if watts := _watts(used):
         blocks.append(
             Plot(
                 "Power",
@@ -153,7 +156,7 @@ def _power(summary: Summary) -> list[Block]:
         blocks.append(
             Plot(
                 "Recall for its energy",
-                [line("held-out R@1, text to image", found, "--blue", share=True, mode="lines+markers")],
+                [line("text to image R@1", found, "--blue", share=True, mode="lines+markers")],
                 axes("Wh used so far", "R@1", share=True),
                 "Where the curve bends to level, more energy buys little.",
                 table_of("Wh", {"held-out R@1": found}, share=True),
@@ -163,43 +166,40 @@ def _power(summary: Summary) -> list[Block]:
     return blocks
 
 
-def _watts(summary: Summary) -> Curve:
-    """Mean power between one sensors event and the next."""
-    x, y, before = [], [], None
-    for event in summary.sensors:
-        used = joules_of(event)
-        if used is not None and before is not None and event["elapsed"] > before:
-            x.append(event["elapsed"])
-            y.append(used / (event["elapsed"] - before))
-        before = event["elapsed"]
-    return Curve(x, y)
+def _watts(used: Curve) -> Curve:
+    """Mean power between one look at the sensors and the next."""
+    points = itertools.pairwise(zip(used.x, used.y, strict=True))
+    found = [(x, (y - before[1]) / (x - before[0])) for before, (x, y) in points if x > before[0]]
+    return Curve([x for x, _ in found], [y for _, y in found])
 
 
 def _heat(summary: Summary) -> list[Block]:
-    kinds = (("celsius", "Temperature of the processor", "°C", "--red"), ("megahertz", "Frequency", "MHz", "--purple"))
-    blocks: list[Block] = []
-    for name, title, unit, colour in kinds:
+    kinds = (
+        ("celsius", "Heat of the processor", "°C", "--red", "Level is good; near 100 °C most processors slow down."),
+        ("megahertz", "Frequency", "MHz", "--purple", "A step down while the heat is high is throttling."),
+    )
+    said: list[str] = []
+    throttled = [event for event in summary.sensors if event.get("throttled") is True]
+    if throttled:
+        share = len(throttled) / len(summary.sensors)
+        first = duration(throttled[0]["elapsed"])
+        said.append(f"The machine slowed itself down in {share:.0%} of the looks at it, first after {first}.")
+    swap = curve(summary.sensors, lambda event: event.get("swap_bytes"))
+    if swap and max(swap.y) > 0:
+        said.append(f"Swap in use: {size(swap.y[0])} at first, at most {size(max(swap.y))}.")
+    blocks: list[Block] = [Sentences(said)] if said else []
+    for name, title, unit, colour, look_for in kinds:
         if points := curve(summary.sensors, lambda event, name=name: event.get(name), x="elapsed"):
             blocks.append(
                 Plot(
                     title,
                     [line(title, _minutes(points), colour, unit=f" {unit}")],
                     axes("minutes of work", unit),
-                    "Rising heat with falling frequency is throttling: the machine slows itself down.",
+                    look_for,
                     table_of("minutes", {unit: _minutes(points)}),
                     height=240,
                 )
             )
-    throttled = [event for event in summary.sensors if event.get("throttled") is True]
-    if throttled:
-        share = len(throttled) / len(summary.sensors)
-        first = duration(throttled[0]["elapsed"])
-        blocks.append(
-            Sentences([f"The machine slowed itself down in {share:.0%} of the looks at it, first after {first}."])
-        )
-    swap = curve(summary.sensors, lambda event: event.get("swap_bytes"))
-    if swap and max(swap.y) > 0:
-        blocks.append(Sentences([f"Swap in use: {size(swap.y[0])} at first, at most {size(max(swap.y))}."]))
     return blocks
 
 
