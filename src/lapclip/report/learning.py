@@ -105,7 +105,7 @@ def _gradients(summary: Summary) -> Plot | None:
         [[n, figure(r[0]), figure(r[-1]), figure(max(r))] for n, r in zip(names, known, strict=True) if r],
     )
     left_out = sum(event.get("grad_norm") is None for event in summary.steps)
-    overflow = f" {left_out:,} updates overflowed in float16 and were left out." if left_out else ""
+    overflow = f" Updates that overflowed in float16 and were left out: {left_out:,}." if left_out else ""
     return Plot(
         "Gradient norms",
         traces,
@@ -157,6 +157,6 @@ def _chances(summary: Summary) -> list[tuple[str, float, str]]:
 def _part_name(part: str) -> str:
     """image.3 as a person says it."""
     tower, dot, place = part.partition(".")
-    if not dot:
+    if not dot or tower not in ("image", "text"):
         return part
     return f"{tower} block {int(place) + 1}" if place.isdigit() else f"{tower} {place}"

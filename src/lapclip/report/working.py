@@ -13,6 +13,15 @@ from lapclip.report.plots import COLOURS, axes, heat, line, marks, plain, table_
 from lapclip.report.words import duration, figure, percent, size
 
 WATT_HOUR = 3600.0
+PHASES = {
+    "load": "--red",
+    "preprocess": "--yellow",
+    "transfer": "--purple",
+    "forward": "--blue",
+    "backward": "--orange",
+    "optimizer": "--green",
+}
+"""Colours that differ most where phases touch."""
 
 
 def working(summary: Summary) -> list[Section]:
@@ -57,7 +66,8 @@ def _phases(summary: Summary) -> Plot | None:
             "insidetextfont": {"color": "--on-colour"},
             "hovertemplate": f"{plain(name)}: %{{x:.4~g}} ms, {seconds / total:.1%}<extra></extra>",
         }
-        for (name, seconds), colour in zip(phases.items(), COLOURS, strict=False)
+        for at, (name, seconds) in enumerate(phases.items())
+        for colour in [PHASES.get(name, COLOURS[at % len(COLOURS)])]
     ]
     rows: list[list[Any]] = [[name, figure(s * 1000), percent(s / total)] for name, s in phases.items()]
     layout = {"barmode": "stack", "xaxis": {"title": {"text": "ms"}}, "yaxis": {"visible": False}}
