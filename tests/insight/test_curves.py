@@ -48,6 +48,7 @@ def test_thinning_keeps_ends_and_extremes(values: list[float]) -> None:
 
 def test_windows_are_medians_at_their_last_x() -> None:
     assert windows(counted([1, 9, 2, 5, 5, 50, 7]), most=3) == Curve([2, 5, 6], [2, 5, 7])
+    assert windows(counted([1, 9, 2, 5, 5, 50, 7]), least=5) == Curve([4, 6], [5, 28.5])
 
 
 @given(st.integers(1, 1000))

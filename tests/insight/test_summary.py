@@ -51,6 +51,13 @@ def test_the_last_event_of_a_step_counts_and_a_pause_is_not_work() -> None:
     assert summary.remaining_seconds == pytest.approx(96 * 2)
 
 
+def test_a_step_written_early_does_not_look_like_speed() -> None:
+    times = [2.0 * at for at in range(1, 21)]
+    times[9] = times[8] + 0.001  # before a checkpoint the pending step is written at once
+    summary = summarise([started(), *(step(at, time) for at, time in enumerate(times, 1))])
+    assert summary.speed().y == pytest.approx([5.0] * 4, rel=1e-6)
+
+
 def test_a_resumed_run_has_not_ended() -> None:
     stopped = {"type": "stopped", "time": 4, "step": 1, "reason": "asked"}
     assert summarise([started(), step(1, 2), stopped]).ending["reason"] == "asked"

@@ -109,6 +109,19 @@ def test_one_device_compares_its_precisions(save: Callable[[Any], Path]) -> None
     assert "bfloat16 2 times" in page.text
 
 
+def test_threads_compete_on_the_map_and_the_best_of_them_is_drawn(save: Callable[[Any], Path]) -> None:
+    saved = comparison([("cpu", "float32")])
+    saved["cells"] += [{**cell, "threads": 1, "ms": cell["ms"] * 1.5} for cell in saved["cells"]]
+    save(saved)
+    (path, _), _ = write_report(None, None)
+    page = Page(path)
+    assert "float32, 2 threads 1.5 times" in page.text
+    names = [trace["name"] for trace in page.figures["plot-2"]["data"]]
+    assert names == ["float32", "float32, fit", "float32, predicted"]
+    expected = milliseconds(("cpu", "float32"), SIZES[-1], 16)
+    assert page.figures["plot-2"]["data"][1]["y"][-1] == pytest.approx(expected)
+
+
 def test_curves_have_dots_a_fit_and_dashed_predictions(save: Callable[[Any], Path]) -> None:
     save(comparison())
     (path, _), _ = write_report(None, None)

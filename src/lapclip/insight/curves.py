@@ -65,9 +65,9 @@ def thinned(points: Curve, most: int = POINTS) -> Curve:
     return Curve([points.x[at] for at in chosen], [points.y[at] for at in chosen])
 
 
-def windows(points: Curve, most: int = WINDOWS) -> Curve:
-    """Medians of equal stretches, each at its last x."""
-    size = max(1, math.ceil(len(points) / most))
+def windows(points: Curve, most: int = WINDOWS, least: int = 1) -> Curve:
+    """Medians of equal stretches of at least `least` points, each at its last x."""
+    size = max(least, math.ceil(len(points) / most))
     firsts = range(0, len(points), size)
     return Curve(
         [points.x[min(first + size, len(points)) - 1] for first in firsts],

@@ -98,8 +98,11 @@ class Summary:
         return found
 
     def speed(self) -> Curve:
-        """Pairs a second over the steps, in windows; a median leaves out the pauses for evaluation."""
-        gaps = windows(curve(self.steps, lambda event: event["gap"]))
+        """Pairs a second over the steps, in windows; a median leaves out the pauses for evaluation.
+
+        Steps are written down one step late, but at once before a checkpoint: one gap alone may be next to nothing.
+        """
+        gaps = windows(curve(self.steps, lambda event: event["gap"]), least=5)
         points = [(x, self.batch_size / gap) for x, gap in zip(gaps.x, gaps.y, strict=True) if gap > 0]
         return Curve([x for x, _ in points], [y for _, y in points])
 

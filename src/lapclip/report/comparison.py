@@ -22,6 +22,9 @@ class Timed:
     """A cell of the comparison that has a time."""
 
     contestant: str
+    """Who wins or loses: a device; where there is one only, a precision, with its threads if they vary."""
+    group: str
+    """The same without threads: fits and predictions are of the best."""
     device: str
     dtype: str
     parameters: float
@@ -130,23 +133,23 @@ def _curves(saved: dict[str, Any], cells: list[Timed]) -> list[Block]:
 def _curve(saved: dict[str, Any], cells: list[Timed], batch: float) -> Plot:
     here = [cell for cell in cells if cell.batch == batch]
     traces, figures = [], {}
-    for at, contestant in enumerate(_contestants(cells)):
+    for at, group in enumerate(sorted({cell.group for cell in cells})):
         colour = COLOURS[at % len(COLOURS)]
-        own = _best_by_size(cell for cell in here if cell.contestant == contestant)
+        own = _best_by_size(cell for cell in here if cell.group == group)
         if not own:
             continue
-        traces.append(line(contestant, own, colour, unit=" ms", mode="markers", marker={"color": colour, "size": 8}))
-        figures[f"{contestant}, ms"] = own
-        kinds = {(cell.device, cell.dtype) for cell in cells if cell.contestant == contestant}
+        traces.append(line(group, own, colour, unit=" ms", mode="markers", marker={"color": colour, "size": 8}))
+        figures[f"{group}, ms"] = own
+        kinds = {(cell.device, cell.dtype) for cell in cells if cell.group == group}
         ahead = Curve(*_columns(_predicted(saved, kinds, batch)))
-        fitted = _fitted(saved, [cell for cell in cells if cell.contestant == contestant], own, batch)
+        fitted = _fitted(saved, [cell for cell in cells if cell.group == group], own, batch)
         if fitted:
             style = {"color": colour, "width": 2}
-            traces.append(line(f"{contestant}, fit", fitted, colour, unit=" ms", line=style, showlegend=False))
+            traces.append(line(f"{group}, fit", fitted, colour, unit=" ms", line=style, showlegend=False))
         if ahead:
             joined = Curve([*(fitted or own).x[-1:], *ahead.x], [*(fitted or own).y[-1:], *ahead.y])
             style = {"color": colour, "width": 2, "dash": "dash"}
-            name = f"{contestant}, predicted"
+            name = f"{group}, predicted"
             marker = {"symbol": "circle-open", "size": 8}
             traces.append(line(name, joined, colour, unit=" ms", mode="lines+markers", line=style, marker=marker))
             figures[f"{name}, ms"] = ahead
@@ -170,10 +173,12 @@ def _fitted(saved: dict[str, Any], cells: list[Timed], own: Curve, batch: float)
     lines = []
     for fit in _dicts(saved.get("fits")):
         overhead, rate = number(fit.get("overhead_ms")), number(fit.get("flops_per_second"))
-        mine = [c for c in cells if (c.device, c.dtype) == (str(fit.get("device")), str(fit.get("dtype")))]
+        mine = _fastest([c for c in cells if (c.device, c.dtype) == (str(fit.get("device")), str(fit.get("dtype")))])
         if overhead is None or not rate or not mine:
             continue
-        work = statistics.median(max(0.0, c.ms - overhead) * rate / (c.parameters * c.batch) for c in mine)
+        work = statistics.median(
+            max(0.0, ms - overhead) * rate / (model * pairs) for (model, pairs), ms in mine.items()
+        )
         lines.append([overhead + work * x * batch / rate for x in xs])
     return Curve(xs, [min(found) for found in zip(*lines, strict=True)]) if lines else Curve([], [])
 
@@ -252,9 +257,10 @@ def _timed(saved: dict[str, Any]) -> list[Timed]:
             continue
         device, dtype = str(cell.get("device")), str(cell.get("dtype"))
         name = dtype if alone else device
+        group = name
         if alone and len(threads) > 1:
-            name = f"{dtype}, {count(cell.get('threads'))} threads"
-        found.append(Timed(name, device, dtype, *(value for value in numbers if value is not None)))
+            name = f"{dtype}, {count(cell.get('threads'))} thread{'' if cell.get('threads') == 1 else 's'}"
+        found.append(Timed(name, group, device, dtype, *(value for value in numbers if value is not None)))
     return found
 
 

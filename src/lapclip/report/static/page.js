@@ -21,7 +21,7 @@
     title: { ...(own || {}).title, font: { size: 12 }, standoff: 8 },
   });
 
-  const layout = (own, height) => ({
+  const layout = (own, height, short) => ({
     paper_bgcolor: "--paper", plot_bgcolor: "--paper",
     font: { color: "--ink", size: 12, family: getComputedStyle(document.body).fontFamily },
     margin: { l: 48, r: 12, t: 24, b: 40 },
@@ -30,7 +30,7 @@
     dragmode: touch ? false : "zoom",
     ...own,
     xaxis: axis(own.xaxis), yaxis: axis(own.yaxis),
-    legend: { orientation: "h", yanchor: "top", y: -80 / height, x: 0, traceorder: "normal", font: { size: narrow() ? 10 : 12 }, ...(narrow() ? { entrywidth: 96 } : {}) },
+    legend: { orientation: "h", yanchor: "top", y: -80 / height, x: 0, traceorder: "normal", font: { size: narrow() ? 10 : 12 }, ...(narrow() && short ? { entrywidth: 96 } : {}) },
   });
 
   const config = {
@@ -42,7 +42,8 @@
     for (const [name, figure] of Object.entries(figures)) {
       const closest = figure.data.some((trace) => trace.type !== "scatter") ? { hovermode: "closest" } : {};
       const place = document.getElementById(name);
-      Plotly.react(place, painted(figure.data), painted({ ...layout(figure.layout, place.clientHeight), ...closest }), config);
+      const short = figure.data.every((trace) => (trace.name || "").length < 18);
+      Plotly.react(place, painted(figure.data), painted({ ...layout(figure.layout, place.clientHeight, short), ...closest }), config);
     }
   };
 
