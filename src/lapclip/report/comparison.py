@@ -2,58 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections.abc import Iterable
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from lapclip.insight.curves import Curve, number
-from lapclip.machine.facts import cache_folder
 from lapclip.report.document import Block, Cell, Plot, Report, Section, Sentences, Table
 from lapclip.report.plots import COLOURS, axes, line
 from lapclip.report.run import machine_rows
+from lapclip.report.saved import Timed, contestants, dictionaries, dictionary, fastest, timed
 from lapclip.report.words import UNKNOWN, count, figure, milliseconds, parameters, percent, size, times
-
-
-@dataclass(frozen=True)
-class Timed:
-    """A cell of the comparison that has a time."""
-
-    contestant: str
-    """Who wins or loses: a device; where there is one only, a precision, with its threads if they vary."""
-    group: str
-    """The same without threads: fits and predictions are of the best."""
-    device: str
-    dtype: str
-    parameters: float
-    batch: float
-    ms: float
-
-
-def comparison_file() -> Path:
-    """Where `lapclip compare` keeps its result."""
-    return cache_folder() / "compare.json"
-
-
-def read_comparison() -> tuple[dict[str, Any] | None, str | None]:
-    """The saved comparison, if there is one, and a warning if it cannot be read."""
-    path = comparison_file()
-    try:
-        saved = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return None, None
-    except (OSError, ValueError) as error:
-        return None, f"{path} is not readable and is left out: {error}."
-    if not isinstance(saved, dict) or not _dicts(saved.get("cells")):
-        return None, f"{path} holds no comparison and is left out. A new one: lapclip compare"
-    return saved, None
 
 
 def comparison_report(saved: dict[str, Any]) -> Report:
     """A comparison on its own."""
-    machine = _dict(saved.get("machine"))
+    machine = dictionary(saved.get("machine"))
     about = [Table(["", ""], [[*row] for row in [*machine_rows(machine), ["torch", str(saved.get("torch", UNKNOWN))]]])]
     subtitle = f"{machine.get('chip', 'unknown chip')}, {count(machine.get('cores'))} cores"
     sections = [*comparison_sections(saved), Section("Machine and versions", [*about])]
@@ -62,15 +25,15 @@ def comparison_report(saved: dict[str, Any]) -> Report:
 
 def comparison_sections(saved: dict[str, Any]) -> list[Section]:
     """The crossover, the curves, the advice, and every cell."""
-    cells = _timed(saved)
-    crossover = _dict(saved.get("crossover")).get("text")
+    cells = timed(saved)
+    crossover = dictionary(saved.get("crossover")).get("text")
     advice: list[list[str | Cell]] = [
         [
             parameters(r.get("parameters")),
             count(r.get("batch")),
             *(str(r.get(n, "")) for n in ("device", "dtype", "text")),
         ]
-        for r in _dicts(saved.get("recommendations"))
+        for r in dictionaries(saved.get("recommendations"))
     ]
     blocks: list[Block] = []
     if crossover:
@@ -88,9 +51,9 @@ def comparison_sections(saved: dict[str, Any]) -> list[Section]:
 
 def _map(cells: list[Timed]) -> list[Block]:
     """Model size against batch size: who wins, and by how much."""
-    contestants = _contestants(cells)
+    rivals = contestants(cells)
     sizes, batches = sorted({cell.parameters for cell in cells}), sorted({cell.batch for cell in cells})
-    if len(contestants) < 2:
+    if len(rivals) < 2:
         return []
     rows: list[list[str | Cell]] = []
     for model in sizes:
@@ -100,7 +63,7 @@ def _map(cells: list[Timed]) -> list[Block]:
             for cell in cells:
                 if (cell.parameters, cell.batch) == (model, batch):
                     best[cell.contestant] = min(cell.ms, best.get(cell.contestant, cell.ms))
-            row.append(_winner(best, contestants))
+            row.append(_winner(best, rivals))
         rows.append(row)
     said = (
         "Each cell names the fastest and how many times as fast as the second it is. Where the colour changes is the "
@@ -109,12 +72,12 @@ def _map(cells: list[Timed]) -> list[Block]:
     return [Table(["model / batch", *(count(batch) for batch in batches)], rows), Sentences([said])]
 
 
-def _winner(best: dict[str, float], contestants: list[str]) -> str | Cell:
+def _winner(best: dict[str, float], rivals: list[str]) -> str | Cell:
     """The fastest and its factor over the second."""
     order = sorted(best, key=best.__getitem__)
     if not order:
         return UNKNOWN
-    tone = contestants.index(order[0]) % len(COLOURS) + 1
+    tone = rivals.index(order[0]) % len(COLOURS) + 1
     if len(order) == 1:
         return Cell(f"{order[0]}, alone", tone)
     factor = best[order[1]] / best[order[0]]
@@ -171,9 +134,9 @@ def _fitted(saved: dict[str, Any], cells: list[Timed], own: Curve, batch: float)
     low, high = own.x[0], own.x[-1]
     xs = [low * (high / low) ** (step / 24) for step in range(25)]
     lines = []
-    for fit in _dicts(saved.get("fits")):
+    for fit in dictionaries(saved.get("fits")):
         overhead, rate = number(fit.get("overhead_ms")), number(fit.get("flops_per_second"))
-        mine = _fastest([c for c in cells if (c.device, c.dtype) == (str(fit.get("device")), str(fit.get("dtype")))])
+        mine = fastest([c for c in cells if (c.device, c.dtype) == (str(fit.get("device")), str(fit.get("dtype")))])
         if overhead is None or not rate or not mine:
             continue
         work = statistics.median(
@@ -191,13 +154,13 @@ def _predictions(saved: dict[str, Any]) -> list[Block]:
             f"{p.get('device')} {p.get('dtype')}",
             milliseconds(p["ms"]),
         ]
-        for p in _dicts(saved.get("predictions"))
+        for p in dictionaries(saved.get("predictions"))
         if number(p.get("ms")) is not None
     ]
     fits: list[list[Any]] = [
         [f"{f.get('device')} {f.get('dtype')}", milliseconds(f.get("overhead_ms")),
          f"{figure((number(f.get('flops_per_second')) or 0) / 1e9)} GFLOP/s", percent(f.get("error"))]
-        for f in _dicts(saved.get("fits"))
+        for f in dictionaries(saved.get("fits"))
     ]  # fmt: skip
     blocks: list[Block] = []
     if fits:
@@ -212,11 +175,14 @@ def _predictions(saved: dict[str, Any]) -> list[Block]:
 
 def _others(saved: dict[str, Any], cells: list[Timed]) -> list[Block]:
     """The fastest step of each machine at the sizes they share with this one."""
-    others = _dicts(saved.get("others"))
+    others = dictionaries(saved.get("others"))
     if not others:
         return []
-    names = ["this machine", *(str(_dict(other.get("machine")).get("chip", "another machine")) for other in others)]
-    bests = [_fastest(cells), *(_fastest(_timed(other)) for other in others)]
+    names = [
+        "this machine",
+        *(str(dictionary(other.get("machine")).get("chip", "another machine")) for other in others),
+    ]
+    bests = [fastest(cells), *(fastest(timed(other)) for other in others)]
     shared = [place for place in sorted(bests[0]) if any(place in best for best in bests[1:])]
     rows: list[list[Any]] = [
         [parameters(place[0]), count(place[1]), *(milliseconds(best.get(place)) for best in bests)] for place in shared
@@ -234,7 +200,7 @@ def _others(saved: dict[str, Any], cells: list[Timed]) -> list[Block]:
 
 def _all_cells(saved: dict[str, Any]) -> list[Block]:
     rows: list[list[Any]] = []
-    for c in _dicts(saved.get("cells")):
+    for c in dictionaries(saved.get("cells")):
         figures = [milliseconds(c.get("ms")), count(c.get("pairs_per_second")), size(c.get("peak_memory_bytes"))]
         joules = UNKNOWN if number(c.get("joules")) is None else f"{figure(c['joules'])} J"
         place = f"{c.get('device', UNKNOWN)} {c.get('dtype', '')}"
@@ -245,46 +211,15 @@ def _all_cells(saved: dict[str, Any]) -> list[Block]:
     return [Table(columns, rows, folded="Every cell")] if rows else []
 
 
-def _timed(saved: dict[str, Any]) -> list[Timed]:
-    """The cells that ran. Devices compete; where there is one only, its precisions and thread counts do."""
-    raw = [cell for cell in _dicts(saved.get("cells")) if not cell.get("skipped")]
-    alone = len({str(cell.get("device")) for cell in raw}) == 1
-    threads = {cell.get("threads") for cell in raw}
-    found = []
-    for cell in raw:
-        numbers = [number(cell.get(name)) for name in ("parameters", "batch", "ms")]
-        if any(value is None or value <= 0 for value in numbers):
-            continue
-        device, dtype = str(cell.get("device")), str(cell.get("dtype"))
-        name = dtype if alone else device
-        group = name
-        if alone and len(threads) > 1:
-            name = f"{dtype}, {count(cell.get('threads'))} thread{'' if cell.get('threads') == 1 else 's'}"
-        found.append(Timed(name, group, device, dtype, *(value for value in numbers if value is not None)))
-    return found
-
-
-def _contestants(cells: list[Timed]) -> list[str]:
-    return sorted({cell.contestant for cell in cells})
-
-
-def _fastest(cells: list[Timed]) -> dict[tuple[float, float], float]:
-    best: dict[tuple[float, float], float] = {}
-    for cell in cells:
-        place = (cell.parameters, cell.batch)
-        best[place] = min(cell.ms, best.get(place, cell.ms))
-    return best
-
-
 def _best_by_size(cells: Iterable[Timed]) -> Curve:
-    best = _fastest(list(cells))
+    best = fastest(list(cells))
     return Curve(*_columns(sorted((place[0], ms) for place, ms in best.items())))
 
 
 def _predicted(saved: dict[str, Any], kinds: set[tuple[str, str]], batch: float) -> list[tuple[float, float]]:
     """Predictions of a contestant at a batch size: the fastest of its kinds for each model."""
     best: dict[float, float] = {}
-    for p in _dicts(saved.get("predictions")):
+    for p in dictionaries(saved.get("predictions")):
         model, ms = number(p.get("parameters")), number(p.get("ms"))
         own = (str(p.get("device")), str(p.get("dtype"))) in kinds and p.get("batch") == batch
         if own and model is not None and ms is not None and model > 0 and ms > 0:
@@ -303,11 +238,3 @@ def _by_size(curves: dict[str, Curve]) -> Table:
 
 def _columns(points: list[tuple[float, float]]) -> tuple[list[float], list[float]]:
     return [x for x, _ in points], [y for _, y in points]
-
-
-def _dict(value: Any) -> dict[str, Any]:
-    return value if isinstance(value, dict) else {}
-
-
-def _dicts(value: Any) -> list[dict[str, Any]]:
-    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []

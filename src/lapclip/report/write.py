@@ -8,11 +8,12 @@ from lapclip.errors import RunError
 from lapclip.insight.summary import summarise
 from lapclip.records.runs import RUNS, all_runs, find_run
 from lapclip.records.store import read_events
-from lapclip.report.comparison import comparison_report, comparison_sections, read_comparison
+from lapclip.report.comparison import comparison_report, comparison_sections
 from lapclip.report.document import Report
 from lapclip.report.markdown import to_markdown
 from lapclip.report.page import to_html
 from lapclip.report.run import run_report
+from lapclip.report.saved import read_comparison
 
 
 def write_report(name: str | None, out: Path | None) -> tuple[list[Path], list[str]]:
