@@ -16,6 +16,8 @@ import pytest
 from lapclip.errors import RunError
 from lapclip.records.runs import Run
 from lapclip.report import words
+from lapclip.report.document import Cell, Headline, Plot, Report, Section, Sentences, Table
+from lapclip.report.page import to_html
 from lapclip.report.write import write_report
 
 from ..conftest import lapclip
@@ -250,6 +252,20 @@ def test_hostile_words_stay_text(run_with: Make, here: Path) -> None:
     text = (folder / "report.md").read_text(encoding="utf-8")
     assert "<img" not in text.replace("\\<img", "")
     assert "[a](" not in text
+
+
+def test_no_text_inside_a_figure_can_end_its_script(tmp_path: Path) -> None:
+    traces = [{"type": "scatter", "name": HOSTILE, "x": [1], "y": [2]}]
+    plot = Plot(HOSTILE, traces, {}, HOSTILE, Table([HOSTILE], [[HOSTILE], [Cell(HOSTILE, 1)]], folded=HOSTILE))
+    report = Report(
+        HOSTILE, HOSTILE, [Headline(HOSTILE, HOSTILE, HOSTILE)], [Section(HOSTILE, [plot, Sentences([HOSTILE])])]
+    )
+    path = tmp_path / "page.html"
+    path.write_text(to_html(report), encoding="utf-8")
+    page = Page(path)
+    assert page.figures["plot-1"]["data"] == traces
+    assert page.count("script") == 3
+    assert page.count("img") == 0
 
 
 def test_a_folder_that_is_no_run_is_refused(here: Path, empty_cache: Path) -> None:
