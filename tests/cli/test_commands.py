@@ -57,6 +57,8 @@ def test_json_is_one_object_and_nothing_else_on_stdout(here: Path) -> None:
         (["resume", "nothing"], "No run called nothing"),
         (["eval"], "There are no runs in"),
         (["stop"], "There are no runs in"),
+        (["report"], "There are no runs in"),
+        (["report", "nothing"], "No run called nothing"),
         (["model", "sed"], "Unknown model sed. Did you mean seed?"),
         (["model"], "Try: lapclip model --help"),
     ],
@@ -92,7 +94,9 @@ def test_a_run_that_exists_is_refused_before_any_work(here: Path) -> None:
     assert list((here / "runs" / "mine").iterdir()) == []
 
 
-@pytest.mark.parametrize("name", ["train", "resume", "stop", "runs", "eval", "model", "machine"])
+@pytest.mark.parametrize(
+    "name", ["train", "resume", "stop", "runs", "eval", "report", "machine", "tune", "compare", "model"]
+)
 def test_help_has_runnable_examples_and_a_word_on_each_argument(name: str) -> None:
     text = lapclip(name, "--help").stdout
     examples = [

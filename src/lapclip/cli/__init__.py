@@ -13,6 +13,7 @@ from lapclip import __version__
 from lapclip.cli.comparing import compare
 from lapclip.cli.machine import machine
 from lapclip.cli.models import model
+from lapclip.cli.report import report
 from lapclip.cli.runs import runs, stop
 from lapclip.cli.scores import evaluate
 from lapclip.cli.training import resume, train
@@ -32,10 +33,11 @@ app.command(resume, sort_key=2)
 app.command(stop, sort_key=3)
 app.command(runs, sort_key=4)
 app.command(evaluate, name="eval", sort_key=5)
-app.command(model, sort_key=6)
-app.command(tune, sort_key=7)
-app.command(compare, sort_key=8)
+app.command(report, sort_key=6)
 app.command(machine, sort_key=7)
+app.command(tune, sort_key=8)
+app.command(compare, sort_key=9)
+app.command(model, sort_key=11)
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -1,0 +1,73 @@
+"""What a report is made of. Plain text throughout: page.py and markdown.py make it safe for where it goes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A cell of a table with a tone, numbered from 1: cells of one tone belong together."""
+
+    text: str
+    tone: int
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of text. A folded one opens on a click."""
+
+    columns: list[str]
+    rows: list[list[str | Cell]]
+    folded: str = ""
+    """What a folded table is called."""
+
+
+@dataclass(frozen=True)
+class Sentences:
+    """Things to say, one a line."""
+
+    lines: list[str]
+
+
+@dataclass(frozen=True)
+class Plot:
+    """A chart, what to look for in it, and the same in figures for those who cannot see it."""
+
+    title: str
+    traces: list[dict[str, Any]]
+    layout: dict[str, Any]
+    look_for: str
+    figures: Table
+    height: int = 320
+
+
+Block = Table | Sentences | Plot
+
+
+@dataclass(frozen=True)
+class Section:
+    """A heading with what belongs under it."""
+
+    title: str
+    blocks: list[Block]
+
+
+@dataclass(frozen=True)
+class Headline:
+    """One of the few figures at the top."""
+
+    name: str
+    value: str
+    detail: str = ""
+
+
+@dataclass(frozen=True)
+class Report:
+    """A whole report."""
+
+    title: str
+    subtitle: str
+    headlines: list[Headline] = field(default_factory=list)
+    sections: list[Section] = field(default_factory=list)

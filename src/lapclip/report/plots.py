@@ -1,0 +1,142 @@
+"""Charts as plain dictionaries that plotly.js draws; plotly's Python package is never imported.
+
+Colours are names of the page's own ("--blue"), which page.js looks up, so that one chart serves light and dark.
+plotly.js reads simple markup in texts, so every text that comes from outside passes through `plain`.
+"""
+
+from __future__ import annotations
+
+import html
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from lapclip.insight.curves import Curve, number, samples, thinned
+from lapclip.report.document import Table
+from lapclip.report.words import UNKNOWN, figure, percent
+
+COLOURS = ("--blue", "--orange", "--green", "--purple", "--sky", "--yellow", "--red")
+"""Okabe and Ito's palette, which people who see colours differently can tell apart (jfly.uni-koeln.de/color)."""
+DASHES = ("solid", "dash", "dot", "dashdot")
+
+
+def plain(text: Any) -> str:
+    """Text that plotly.js shows as it is."""
+    return html.escape(str(text))
+
+
+def line(name: str, points: Curve, colour: str, *, share: bool = False, unit: str = "", **extra: Any) -> dict[str, Any]:
+    """A curve. `share` shows its values as percentages."""
+    points = thinned(points)
+    value = "%{y:.1%}" if share else "%{y:.4~g}"
+    trace = {
+        "type": "scatter",
+        "mode": "lines",
+        "name": plain(name),
+        "x": points.x,
+        "y": points.y,
+        "line": {"color": colour, "width": 2},
+        "hovertemplate": f"{plain(name)}: {value}{plain(unit)}<extra></extra>",
+    }
+    return {**trace, **extra}
+
+
+def faint(name: str, points: Curve, **extra: Any) -> dict[str, Any]:
+    """A raw curve behind its smoothed one."""
+    return line(name, points, "--faint", **{"line": {"color": "--faint", "width": 1}, **extra})
+
+
+def level(name: str, x: Sequence[float], value: float, colour: str = "--muted", dash: str = "dash") -> dict[str, Any]:
+    """A level line from end to end, such as chance."""
+    ends = Curve([x[0], x[-1]], [value, value])
+    return line(name, ends, colour, share=True, line={"color": colour, "width": 1.5, "dash": dash})
+
+
+def axes(x: str, y: str, *, share: bool = False, x_log: bool = False, y_log: bool = False) -> dict[str, Any]:
+    """Both axes with their titles and units."""
+    layout: dict[str, Any] = {"xaxis": {"title": {"text": plain(x)}}, "yaxis": {"title": {"text": plain(y)}}}
+    if x == "step":
+        layout["xaxis"]["tickformat"] = ","
+    if share:
+        layout["yaxis"] |= {"tickformat": ".0%", "rangemode": "tozero"}
+    for name, logarithmic in (("xaxis", x_log), ("yaxis", y_log)):
+        if logarithmic:
+            layout[name] |= {"type": "log", "dtick": 1, "exponentformat": "B", "tickfont": {"size": 11}}
+    return layout
+
+
+def heat(
+    x: list[float], rows: list[str], values: list[list[float | None]], *, share: bool = False
+) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Values over x, a row for each name from the top. Shares run from 0 to 100 %, all else by powers of ten."""
+    shades = [[_shade(value, share) for value in row] for row in values]
+    trace: dict[str, Any] = {
+        "type": "heatmap",
+        "x": x,
+        "y": [plain(row) for row in rows],
+        "z": shades,
+        "text": [[percent(v) if share else figure(v) for v in row] for row in values],
+        "hovertemplate": "%{y}, step %{x}: %{text}<extra></extra>",
+        "colorscale": "Cividis",
+        "colorbar": {
+            "orientation": "h",
+            "thickness": 10,
+            "len": 0.7,
+            "x": 0,
+            "xanchor": "left",
+            "y": 1,
+            "yanchor": "bottom",
+            "tickangle": 0,
+        },
+        "hoverongaps": False,
+    }
+    found = [shade for row in shades for shade in row if shade is not None]
+    if share:
+        trace |= {"zmin": 0, "zmax": 1}
+        trace["colorbar"]["tickformat"] = ".0%"
+    elif found:
+        low, high = math.floor(min(found)), math.ceil(max(found))
+        ticks = list(range(low, high + 1))
+        trace["colorbar"] |= {"tickvals": ticks, "ticktext": [f"{10.0**tick:g}" for tick in ticks]}
+    layout = {"yaxis": {"autorange": "reversed", "type": "category", "dtick": 1, "showgrid": False}}
+    return [trace], layout
+
+
+def marks(events: list[tuple[float, str]], colour: str = "--red") -> dict[str, Any]:
+    """Upright lines with a word at the top of each."""
+    shapes = [
+        {"type": "line", "x0": x, "x1": x, "y0": 0, "y1": 1, "yref": "paper",
+         "line": {"color": colour, "width": 1.5, "dash": "dot"}}
+        for x, _ in events
+    ]  # fmt: skip
+    words = [
+        {"x": x, "y": 1, "yref": "paper", "yanchor": "top", "xanchor": "right", "textangle": -90, "showarrow": False,
+         "text": plain(word),
+         "font": {"color": colour, "size": 11}}
+        for x, word in events
+    ]  # fmt: skip
+    return {"shapes": shapes, "annotations": words}
+
+
+def table_of(x: str, curves: dict[str, Curve], *, share: bool = False, words: Any = None) -> Table:
+    """A few points of some curves, as figures. The longest curve gives the rows."""
+    shown = words or (percent if share else figure)
+    longest = max(curves.values(), key=len)
+    rows: list[list[Any]] = []
+    for at in samples(len(longest)):
+        place = longest.x[at]
+        rows.append([figure(place, 6), *(_near(points, place, shown) for points in curves.values())])
+    return Table([x, *curves], rows)
+
+
+def _near(points: Curve, x: float, shown: Any) -> str:
+    """The latest value at or before x."""
+    before = [y for at, y in zip(points.x, points.y, strict=True) if at <= x]
+    return shown(before[-1]) if before else UNKNOWN
+
+
+def _shade(value: float | None, share: bool) -> float | None:
+    found = number(value)
+    if share or found is None:
+        return found
+    return math.log10(found) if found > 0 else None

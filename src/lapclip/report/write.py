@@ -1,0 +1,49 @@
+"""Reports on disk."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from lapclip.errors import RunError
+from lapclip.insight.summary import summarise
+from lapclip.records.runs import RUNS, all_runs, find_run
+from lapclip.records.store import read_events
+from lapclip.report.comparison import comparison_report, comparison_sections
+from lapclip.report.document import Report
+from lapclip.report.markdown import to_markdown
+from lapclip.report.page import to_html
+from lapclip.report.run import run_report
+from lapclip.report.saved import read_comparison
+
+
+def write_report(name: str | None, out: Path | None) -> tuple[list[Path], list[str]]:
+    """Report on a run, the newest if not named, or on a saved comparison where there is no run.
+
+    Returns the files, and warnings for the person who asked.
+    """
+    saved, warning = read_comparison()
+    warnings = [warning] if warning else []
+    if name is None and not all_runs():
+        if saved is None:
+            raise RunError(f"There are no runs in {RUNS.absolute()} and no saved comparison.", hint="lapclip train")
+        # Not report.md: this may be the folder of somebody's own work.
+        return _write(comparison_report(saved), out or Path(), "lapclip-comparison"), warnings
+    run = find_run(name)
+    if not run.events.exists() and not run.settings.exists():
+        raise RunError(f"{run.path} is not a run: it has no events.jsonl.", hint="lapclip runs")
+    sections = comparison_sections(saved) if saved else []
+    report = run_report(run.path.resolve().name, run.state, summarise(read_events(run.events)), sections)
+    return _write(report, out or run.path, "report"), warnings
+
+
+def _write(report: Report, folder: Path, name: str) -> list[Path]:
+    files = {folder / f"{name}.html": to_html(report), folder / f"{name}.md": to_markdown(report)}
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for path, text in files.items():
+            path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise RunError(
+            f"Cannot write to {folder}: {error.strerror or error}.", hint="lapclip report --out FOLDER"
+        ) from error
+    return list(files)

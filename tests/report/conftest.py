@@ -1,0 +1,51 @@
+"""A real run, made once, whose events tests change."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lapclip import launch
+from lapclip.records.store import read_events
+
+from ..conftest import SMALL
+
+Events = list[dict[str, Any]]
+
+
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Path:
+    """The folder of a finished run of 12 steps."""
+    folder = tmp_path_factory.mktemp("report")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        launch.start("first-run", SMALL, name="mine")
+    return folder / "runs" / "mine"
+
+
+@pytest.fixture
+def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "cache"
+    folder.mkdir()
+    monkeypatch.setenv("LAPCLIP_CACHE", str(folder))
+    return folder
+
+
+@pytest.fixture
+def run_with(trained: Path, here: Path, empty_cache: Path) -> Callable[..., Path]:
+    """Make runs/NAME from the real run's events, as `change` leaves them."""
+
+    def make(change: Callable[[Events], Events] = lambda events: events, name: str = "mine") -> Path:
+        folder = here / "runs" / name
+        folder.mkdir(parents=True)
+        shutil.copy(trained / "run.toml", folder)
+        changed = change(list(read_events(trained / "events.jsonl")))
+        (folder / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in changed), encoding="utf-8")
+        return folder
+
+    return make
