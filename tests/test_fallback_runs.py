@@ -369,7 +369,7 @@ def test_a_model_too_large_for_memory_is_refused_before_anything_is_built(here: 
     done = lapclip("train", "--json", *set_flags(*SMALL, *large))
     assert done.returncode == 2
     error = json.loads(done.stdout)["error"]
-    assert "tiny with 16 pairs at once needs about 19" in error
+    assert "tiny with 16 pairs at once needs about 19,8" in error
     assert "GB are free on cpu, and one pair at once does not fit either." in error
     assert "Try: " in error
     assert not Path("runs").exists()

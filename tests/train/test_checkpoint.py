@@ -72,6 +72,17 @@ def test_a_damaged_checkpoint_is_skipped_for_the_one_before(folder: Path, name: 
     assert skipped[0].startswith("step-00000010")
 
 
+def test_a_checkpoint_there_is_no_memory_for_is_not_called_damaged(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for step in (5, 10):
+        save_checkpoint(folder, *trained(), Progress(step=step))
+    monkeypatch.setattr(checkpoint, "load_file", lambda path: torch.empty(1 << 50))
+    with pytest.raises(RuntimeError, match="allocate"):
+        load_newest(folder, *trained())
+    assert sorted(path.name for path in folder.iterdir()) == ["step-00000005", "step-00000010"]
+
+
 def test_altered_progress_is_noticed(folder: Path) -> None:
     save_checkpoint(folder, *trained(), Progress(step=5))
     state = folder / "step-00000005" / "state.json"

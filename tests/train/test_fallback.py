@@ -24,6 +24,8 @@ MESSAGES = [
     (RuntimeError("std::bad_alloc"), MEMORY),
     (RuntimeError("could not create a primitive"), MEMORY),
     (MemoryError(), MEMORY),
+    (OSError(12, "Cannot allocate memory"), MEMORY),
+    (OSError(28, "No space left on device"), None),
     (NotImplementedError("The operator 'aten::x' is not currently implemented for the MPS device."), OPERATION),
     (NotImplementedError("Could not run 'aten::x' with arguments from the 'XPU' backend."), OPERATION),
     (RuntimeError("\"grid_sampler\" not implemented for 'Half'"), OPERATION),

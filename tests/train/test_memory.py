@@ -67,8 +67,16 @@ def test_what_fits_is_not_refused_and_what_does_not_names_the_figure(monkeypatch
 
 
 def test_a_model_that_fits_at_no_micro_batch_is_refused_with_other_hints(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(facts, "available_bytes", lambda: 500_000_000)
-    with pytest.raises(ConfigError, match=r"one pair at once does not fit either\.\nTry: --set train\.recompute=true"):
-        check_memory(SHAPES["seed"], TrainConfig(batch_size=64), 40, CPU)
-    with pytest.raises(ConfigError, match=r"Try: a smaller model"):
-        check_memory(SHAPES["seed"], TrainConfig(batch_size=64, recompute=True), 40, CPU)
+    shape, train = SHAPES["seed"], TrainConfig(batch_size=64, micro_batch=1, device="cpu")
+    plain, recomputed = (
+        parts.total - parts.base
+        for parts in (predict_bytes(shape, replace(train, recompute=on), 40) for on in (False, True))
+    )
+    monkeypatch.setattr("lapclip.train.memory.MARGIN", 1.0)
+    monkeypatch.setattr(facts, "available_bytes", lambda: (plain + recomputed) // 2)
+    one_pair = r"one pair at once does not fit either\.\nTry: "
+    with pytest.raises(ConfigError, match=rf"{one_pair}--set train\.recompute=true --set train\.micro_batch=\d+,"):
+        check_memory(shape, replace(train, micro_batch=0), 40, CPU)
+    monkeypatch.setattr(facts, "available_bytes", lambda: recomputed // 2)
+    with pytest.raises(ConfigError, match=rf"{one_pair}a smaller model"):
+        check_memory(shape, train, 40, CPU)

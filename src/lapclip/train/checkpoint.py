@@ -25,6 +25,7 @@ from safetensors.torch import load_file, save_file
 
 from lapclip.errors import CheckpointError
 from lapclip.model.clip import CLIP
+from lapclip.train.fallback import cause_of
 
 if sys.platform == "darwin":
     import fcntl
@@ -119,6 +120,8 @@ def load_newest(
         try:
             progress = _load(path, model, optimizer, others)
         except (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError, CheckpointError) as error:
+            if cause_of(error) is not None:  # no room for it, or no device: that is no damage
+                raise
             damaged[path] = f"{path.name}: {str(error).splitlines()[0]}"
             continue
         for bad in damaged:

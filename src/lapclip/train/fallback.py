@@ -10,6 +10,7 @@ Pure decisions: which kind of failure an error is, and which settings to change.
 
 from __future__ import annotations
 
+import errno
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -140,6 +141,8 @@ def _cause(error: BaseException) -> str | None:
     if isinstance(error, SwapGrew):
         return SWAP
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return MEMORY
+    if isinstance(error, OSError) and error.errno == errno.ENOMEM:
         return MEMORY
     if not isinstance(error, RuntimeError | TypeError):  # NotImplementedError is a RuntimeError
         return None

@@ -94,10 +94,13 @@ def check_memory(model: ModelConfig, train: TrainConfig, caption_tokens: int, de
         return
     micro = min(train.micro_batch or train.batch_size, train.batch_size)
     fitting = largest_micro_batch(model, train, caption_tokens, device, free)
-    hint = f"--set train.micro_batch={fitting}, which gives the same result in less memory"
-    if fitting is None:
-        smaller = "" if train.recompute else "--set train.recompute=true, or "
-        hint = f"{smaller}a smaller model, such as --set model.name=mini"
+    recomputed = largest_micro_batch(model, replace(train, recompute=True), caption_tokens, device, free)
+    if fitting:
+        hint = f"--set train.micro_batch={fitting}, which gives the same result in less memory"
+    elif recomputed:
+        hint = f"--set train.recompute=true --set train.micro_batch={recomputed}, which gives the same result, slowly"
+    else:
+        hint = "a smaller model, such as --set model.name=mini"
     raise ConfigError(
         f"{model.name} with {micro:,} pairs at once needs about {describe(parts)}; {free / 1e9:.1f} GB are free on "
         f"{device.kind}{'' if fitting else ', and one pair at once does not fit either'}.",
@@ -126,7 +129,7 @@ def describe(parts: MemoryParts) -> str:
         "optimiser": parts.optimizer,
         "activations": parts.activations,
     }
-    return f"{parts.total / 1e9:.1f} GB ({', '.join(f'{name} {size / 1e9:.1f}' for name, size in named.items())})"
+    return f"{parts.total / 1e9:,.1f} GB ({', '.join(f'{name} {size / 1e9:,.1f}' for name, size in named.items())})"
 
 
 def _still_needed(parts: MemoryParts, device: Device) -> int:

@@ -92,9 +92,10 @@ def change_settings(training: Training, change: Change, build: Build) -> None:
     training.device = before if train.device == before.kind else Device(train.device)
     devices.prepare(training.device, int(train.threads))
     training.step, training.embedder = build(training.config, tokenizer, training.device)
-    restore(training)
+    skipped = restore(training) or []
     step = training.progress.step
-    text = f"{change.text}; going on after step {step:,}"
+    damaged = "".join(f"; skipped a damaged checkpoint, {reason}" for reason in skipped)
+    text = f"{change.text}; going on after step {step:,}{damaged}"
     places = training.step.model.places()
     training.log.append(
         events.FellBack(step=step, cause=change.cause, change=change.settings, devices=places, text=text)
