@@ -92,7 +92,7 @@ def test_a_run_that_exists_is_refused_before_any_work(here: Path) -> None:
     assert list((here / "runs" / "mine").iterdir()) == []
 
 
-@pytest.mark.parametrize("name", ["train", "resume", "stop", "runs", "eval", "model"])
+@pytest.mark.parametrize("name", ["train", "resume", "stop", "runs", "eval", "model", "claims"])
 def test_help_has_runnable_examples_and_a_word_on_each_argument(name: str) -> None:
     text = lapclip(name, "--help").stdout
     examples = [

@@ -10,6 +10,7 @@ from cyclopts import App
 from cyclopts.exceptions import CycloptsError
 
 from lapclip import __version__
+from lapclip.cli.claims import claims
 from lapclip.cli.models import model
 from lapclip.cli.runs import runs, stop
 from lapclip.cli.scores import evaluate
@@ -30,6 +31,7 @@ app.command(stop, sort_key=3)
 app.command(runs, sort_key=4)
 app.command(evaluate, name="eval", sort_key=5)
 app.command(model, sort_key=6)
+app.command(claims, sort_key=9)
 
 
 def main(arguments: list[str] | None = None) -> None:
