@@ -54,9 +54,9 @@ def examine(
                 layouts.layout_times(device, batch_size, tokens, shape.image_width, shape.image_heads, rounds)
             ),
         ),
-        "precisions": (
+        "precisions": (  # in smaller batches: a processor that does not know float16 is very slow at it
             "precisions",
-            lambda: _each(precisions.precisions(shape, batch_size, device, loss_steps, rounds=rounds)),
+            lambda: _each(precisions.precisions(shape, max(2, batch_size // 4), device, loss_steps, rounds=rounds)),
         ),
     }
     found: dict[str, Any] = {"device": device.kind, "model": shape.name, "batch": batch_size}
