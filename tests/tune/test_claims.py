@@ -177,14 +177,14 @@ def test_chance_follows_the_batch_and_halves_are_not_the_whole() -> None:
 
 
 def test_a_mask_is_judged_by_its_result(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert measured.attention_mask(tiny_bench()).verdict == FAILS
-    broken = "def fails(*_):\n    raise RuntimeError('no attribute bool')"
-    namespace: dict = {}
-    exec(broken, namespace)
-    monkeypatch.setattr(measured, "_cast_attention", namespace["fails"])
+    monkeypatch.setattr(measured, "_cast_attention", measured._masked_attention)
+    finding = measured.attention_mask(tiny_bench())
+    assert finding.verdict == FAILS
+    assert "works: scripting a .bool() mask, scripting a bool mask" in str(finding.here)
+    monkeypatch.setattr(measured, "_cast_attention", lambda *tensors: measured._masked_attention(*tensors) + 1)
     finding = measured.attention_mask(tiny_bench())
     assert finding.verdict == HOLDS
-    assert ".bool()" in str(finding.here)
+    assert "scripting a .bool() mask: " in str(finding.here)
 
 
 def test_a_measurement_that_fails_leaves_the_others_standing(monkeypatch: pytest.MonkeyPatch) -> None:
