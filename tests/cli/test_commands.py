@@ -95,7 +95,7 @@ def test_a_run_that_exists_is_refused_before_any_work(here: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["train", "resume", "stop", "runs", "eval", "report", "machine", "tune", "compare", "model"]
+    "name", ["train", "resume", "stop", "runs", "eval", "report", "machine", "tune", "compare", "claims", "model"]
 )
 def test_help_has_runnable_examples_and_a_word_on_each_argument(name: str) -> None:
     text = lapclip(name, "--help").stdout

@@ -10,6 +10,7 @@ from cyclopts import App
 from cyclopts.exceptions import CycloptsError
 
 from lapclip import __version__
+from lapclip.cli.claims import claims
 from lapclip.cli.comparing import compare
 from lapclip.cli.machine import machine
 from lapclip.cli.models import model
@@ -37,6 +38,7 @@ app.command(report, sort_key=6)
 app.command(machine, sort_key=7)
 app.command(tune, sort_key=8)
 app.command(compare, sort_key=9)
+app.command(claims, sort_key=10)
 app.command(model, sort_key=11)
 
 

@@ -106,6 +106,21 @@ class Device:
             f"{self.kind} fails a check, so this is avoided where it can be: {r.sentence()}" for r in self.failures()
         ]
 
+    @property
+    def pins_memory(self) -> bool:
+        """Whether copies from memory that the system may not move can be had; where memory is shared, none are made."""
+        return self.kind in ("cuda", "xpu")
+
+    @property
+    def shares_memory(self) -> bool:
+        """Whether the device works in the machine's own memory."""
+        return self.kind in ("cpu", "mps")
+
+    def forget_peak(self) -> None:
+        """Count the peak from here, where the allocator keeps one."""
+        if self.kind in ("cuda", "xpu"):
+            torch.accelerator.reset_peak_memory_stats()
+
     def synchronise(self) -> None:
         """Wait until everything asked for has been computed."""
         if not self.is_cpu:  # torch.accelerator raises on a build without accelerators

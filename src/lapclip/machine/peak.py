@@ -7,8 +7,6 @@ import gc
 import sys
 import threading
 
-import torch
-
 from lapclip.machine import facts
 from lapclip.machine.devices import Device
 
@@ -25,10 +23,8 @@ class PeakMemory:
 
     def __enter__(self) -> PeakMemory:
         gc.collect()
-        if self._device.kind == "cuda":
-            torch.cuda.empty_cache()
-            torch.cuda.reset_peak_memory_stats()
-        elif self._device.is_cpu:
+        self._device.forget_peak()
+        if self._device.is_cpu:
             _give_back_freed_memory()
             self._watcher = threading.Thread(target=self._watch, name="lapclip-peak", daemon=True)
             self._watcher.start()

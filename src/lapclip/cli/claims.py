@@ -1,0 +1,111 @@
+"""`lapclip claims`."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import Parameter
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, TextColumn
+from rich.table import Table
+
+from lapclip.cli.output import Common, emit, typed
+from lapclip.errors import ConfigError
+
+if TYPE_CHECKING:
+    from lapclip.tune.microscope.turns import Notice
+
+STYLES = {"holds": "green", "does not hold": "red", "cannot be measured here": "dim"}
+
+
+def claims(
+    *,
+    only: Annotated[tuple[int, ...], Parameter(consume_multiple=True, negative="", show_default=False)] = (),
+    markdown: Path | None = None,
+    common: Common | None = None,
+) -> int:
+    """Measure again, on this machine, what was published about training CLIP on a laptop.
+
+    Thirty claims, from the cost of one matrix product to the heat of a whole run. Each gets the figure found here and a
+    verdict: holds, does not hold, or cannot be measured here, with the reason. Claims about a whole run read the newest
+    finished run of the recipe `seed` in this folder. Takes under five minutes on two cores.
+
+    For example:
+
+    - `lapclip claims`
+    - `lapclip claims --only 6 9 20`
+    - `lapclip claims --markdown claims.md`
+
+    Parameters
+    ----------
+    only
+        Measure the claims of these numbers alone. Example: lapclip claims --only 6 9
+    markdown
+        Write the table to this file as well. Example: lapclip claims --markdown claims.md
+    """
+    with measuring() as notice:  # before torch is loaded, which takes seconds too
+        from lapclip.tune import claims as published
+
+        rows = published.measure_claims(only, progress=notice)
+    if markdown is not None:
+        try:
+            markdown.write_text(published.markdown(rows), encoding="utf-8")
+        except OSError as error:
+            hint = "--markdown with a file that can be written"
+            raise ConfigError(f"Cannot write {markdown}: {error.strerror or error}.", hint=hint) from error
+    as_json = bool(common and common.json)
+    if not as_json:
+        Console(highlight=False).print(table(rows))
+    emit({"claims": rows}, summary(rows), common)
+    return 0
+
+
+def table(rows: list[dict[str, Any]]) -> Table:
+    """The claims for people: what was said, what was found, and why."""
+    shown = Table(show_lines=True)
+    shown.add_column("#", justify="right")
+    shown.add_column("claim, and the figure published", ratio=4)
+    shown.add_column("here, and why", ratio=5)
+    shown.add_column("verdict", width=13)
+    for one in rows:
+        here = f"{escape(one['here'])}\n" if one["here"] else ""
+        style = STYLES[one["verdict"]]
+        shown.add_row(
+            str(one["number"]),
+            f"{escape(one['claim'])}\n[dim]{escape(one['published'])}[/dim]",
+            f"{here}[dim]{escape(one['reason'])}[/dim]",
+            f"[{style}]{one['verdict']}[/{style}]",
+        )
+    return shown
+
+
+def summary(rows: list[dict[str, Any]]) -> list[str]:
+    """How many claims hold, and what to do next."""
+    counts = collections.Counter(one["verdict"] for one in rows)
+    lines = [", ".join(f"{counts[verdict]} {verdict}" for verdict in STYLES if counts[verdict])]
+    if any("lapclip train --recipe seed" in one["reason"] for one in rows):
+        return [*lines, f"Next: {typed('train --recipe seed')}, then the claims about a whole run can be measured"]
+    return [*lines, f"Next: {typed('claims --markdown claims.md')}"]
+
+
+@contextmanager
+def measuring() -> Iterator[Notice]:
+    """A bar on stderr that names what is being measured; plain lines where there is no terminal."""
+    console = Console(stderr=True, highlight=False)
+    if not console.is_terminal:
+
+        def say(done: int, total: int, what: str) -> None:
+            if what:
+                console.print(f"{done + 1}/{total}  {what}", markup=False, soft_wrap=True)
+
+        yield say
+        return
+    columns = (BarColumn(bar_width=20), TextColumn("{task.completed}/{task.total}"), TextColumn("{task.description}"))
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("loading torch", total=None)
+        yield lambda done, total, what: bar.update(task, completed=done, total=total, description=escape(what))

@@ -1,0 +1,120 @@
+"""The microscope: what the parts of a training step cost on this machine.
+
+Each file looks at one thing and gives back a small record of figures. `examine` looks at all of them with a small model
+and `lines` says it in words.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
+
+from lapclip.config import ModelConfig
+from lapclip.machine.devices import Device
+from lapclip.model.zoo import SHAPES
+from lapclip.tune.microscope import copies, held, layouts, loading, precisions, products, steps
+from lapclip.tune.microscope.turns import Notice
+from lapclip.tune.microscope.workload import Rehearsal, make_workload
+
+BATCH = 32
+
+
+def examine(
+    device: Device,
+    progress: Notice | None = None,
+    *,
+    shape: ModelConfig = SHAPES["mini"],
+    batch_size: int = BATCH,
+    loss_steps: int = 50,
+    copy_bytes: int = 1 << 28,
+    rounds: int = 5,
+    workers: int = loading.WORKERS,
+) -> dict[str, Any]:
+    """Everything, as plain values for JSON: times in seconds or ms as named, sizes in bytes, shares from 0 to 1."""
+    workload = make_workload(shape, batch_size, device)
+    rehearsal = Rehearsal(workload, device, pairs=4 * batch_size)
+    tokens = 1 + (shape.image_size // shape.patch) ** 2
+    looks: dict[str, tuple[str, Callable[[], Any]]] = {
+        "product": ("one product", lambda: asdict(products.product_parts(device, rounds=10 * rounds))),
+        "products": ("a hundred products", lambda: asdict(products.many_products(device, rounds=rounds))),
+        "copies": ("copies of memory", lambda: asdict(copies.copy_rates(device, copy_bytes, rounds))),
+        "phases": ("the phases of a batch", lambda: asdict(steps.batch_phases(rehearsal, rounds))),
+        "memory": ("the memory of a step", lambda: asdict(held.step_memory(workload, device))),
+        "cores": ("the use of each core", lambda: asdict(steps.core_use(rehearsal, 0.2 * rounds))),
+        "threads": ("threads", lambda: asdict(steps.thread_times(rehearsal, rounds=rounds))),
+        "loaders": (
+            "ways to load",
+            lambda: _each(loading.loader_times(rehearsal, rounds, (0, min(workers, os.cpu_count() or 1)))),
+        ),
+        "layouts": (
+            "layouts in memory",
+            lambda: asdict(
+                layouts.layout_times(device, batch_size, tokens, shape.image_width, shape.image_heads, rounds)
+            ),
+        ),
+        "precisions": (  # in smaller batches: a processor that does not know float16 is very slow at it
+            "precisions",
+            lambda: _each(precisions.precisions(shape, max(2, batch_size // 4), device, loss_steps, rounds=rounds)),
+        ),
+    }
+    found: dict[str, Any] = {"device": device.kind, "model": shape.name, "batch": batch_size}
+    for number, (key, (what, look)) in enumerate(looks.items()):
+        if progress:
+            progress(number, len(looks), what)
+        found[key] = look()
+    if progress:
+        progress(len(looks), len(looks), "")
+    return found
+
+
+def lines(found: dict[str, Any]) -> list[str]:
+    """What `examine` found, for people."""
+    product, many, rates, memory = found["product"], found["products"], found["copies"], found["memory"]
+    phases, threads = found["phases"]["seconds"], found["threads"]["seconds"]
+    total = sum(phases.values())
+    best = min(threads, key=threads.__getitem__)
+    parts = ("process", "parameters", "gradients", "optimizer", "activations", "rest")
+    result = [
+        f"{product['size']}x{product['size']} product   {product['total_ms']:.3f} ms: allocate "
+        f"{product['allocate_ms']:.3f}, launch {product['launch_ms']:.3f}, arithmetic {product['arithmetic_ms']:.3f}, "
+        f"wait {product['synchronise_ms']:.3f}; the first call {product['first_call_ms']:.1f} more",
+        f"{many['count']} products      {many['seconds'] * 1e3:.1f} ms, {many['gflops']:,.0f} GFLOP/s",
+        "copies            "
+        + ", ".join(f"{_words(name)} {rate / 1e9:.1f} GB/s" for name, rate in rates.items() if rate),
+        f"a batch of {found['batch']:<6} {total * 1e3:.0f} ms: "
+        + ", ".join(f"{name} {spent / total:.0%}" for name, spent in phases.items()),
+        f"memory of a step  {memory['peak'] / 1e6:,.0f} MB: "
+        + ", ".join(f"{name} {memory[name] / 1e6:,.0f}" for name in parts),
+        "cores in use      " + " ".join(f"{share:.0%}" for share in found["cores"]["cores"]),
+        "threads           "
+        + ", ".join(f"{count}: {spent * 1e3:.0f} ms" for count, spent in threads.items())
+        + f"; best {best}",
+        "loading           "
+        + ", ".join(
+            f"{name} {way['seconds'] * 1e3:.0f} ms (first batch {way['start_seconds'] * 1e3:.0f})"
+            for name, way in found["loaders"].items()
+        ),
+        f"layout            contiguous {found['layouts']['contiguous_ms']:.1f} ms, permuted "
+        f"{found['layouts']['permuted_ms']:.1f} ms",
+    ]
+    for name, precision in found["precisions"].items():
+        figures = precision["error"] or (
+            f"{precision['seconds'] * 1e3:.0f} ms a step, loss {precision['losses'][0]:.2f} to "
+            f"{precision['final_loss']:.2f} in {len(precision['losses'])} steps, {precision['spikes']} spikes"
+        )
+        result.append(f"{name:<18}{figures}")
+    return result
+
+
+def _each(records: dict[str, Any]) -> dict[str, Any]:
+    more = {"final_loss"}
+    return {
+        name: asdict(record) | {key: getattr(record, key) for key in more if hasattr(record, key)}
+        for name, record in records.items()
+    }
+
+
+def _words(name: str) -> str:
+    return name.replace("_", " ")

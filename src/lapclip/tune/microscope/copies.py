@@ -1,0 +1,59 @@
+"""How fast memory can be copied: within the machine's memory, to the device, and within the device's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from lapclip.machine.devices import Device
+from lapclip.tune.microscope.turns import in_turns
+
+
+@dataclass(frozen=True)
+class CopyRates:
+    """Bytes a second. A copy within one memory reads and writes each byte, and both count."""
+
+    memory: float
+    to_device: float | None
+    """None where there is no other memory to copy to."""
+    to_device_pinned: float | None
+    """From memory that the system may not move; None where it cannot be had."""
+    within_device: float | None
+
+
+@dataclass(frozen=True)
+class TransferTimes:
+    """Seconds to bring one batch to the device."""
+
+    plain: float
+    pinned: float | None
+
+
+def copy_rates(device: Device, size: int = 1 << 28, rounds: int = 5) -> CopyRates:
+    """Rates of copies of `size` bytes, which should be far more than the caches hold."""
+    source, target = torch.ones(size, dtype=torch.uint8), torch.empty(size, dtype=torch.uint8)
+    runs: dict[str, Callable[[], object]] = {"memory": lambda: target.copy_(source)}
+    if not device.is_cpu:
+        far, farther = (torch.zeros(size, dtype=torch.uint8, device=device.torch) for _ in range(2))
+        runs["to_device"] = lambda: far.copy_(source)
+        runs["within_device"] = lambda: farther.copy_(far)
+        if device.pins_memory:
+            pinned = source.pin_memory()
+            runs["to_device_pinned"] = lambda: far.copy_(pinned, non_blocking=True)
+    seconds = in_turns(runs, device, rounds)
+    passes = {"memory": 2, "within_device": 2, "to_device": 1, "to_device_pinned": 1}
+    rates = {name: passes[name] * size / seconds[name] if name in seconds else None for name in passes}
+    return CopyRates(**rates)  # pyright: ignore[reportArgumentType]
+
+
+def transfer_times(device: Device, batch_size: int, side: int, rounds: int = 21) -> TransferTimes:
+    """The pictures of a batch on their way to the device."""
+    pictures = torch.zeros(batch_size, side, side, 3, dtype=torch.uint8)
+    runs: dict[str, Callable[[], object]] = {"plain": lambda: pictures.to(device.torch)}
+    if device.pins_memory:
+        pinned = pictures.pin_memory()
+        runs["pinned"] = lambda: pinned.to(device.torch, non_blocking=True)
+    seconds = in_turns(runs, device, rounds)
+    return TransferTimes(seconds["plain"], seconds.get("pinned"))
