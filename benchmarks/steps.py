@@ -8,8 +8,8 @@ Both sides get the same pixels and the same ids; the peer's captions are padded 
 Before timing, both sides must give the same loss in float32 to 1e-4. The peer has fused AdamW, the same threads and, in
 bfloat16, the faster of amp_bf16 and pure_bf16; on an accelerator the faster of eager and compiled. Our kernels are
 timed anew, as `lapclip train` does; on an accelerator our step is compiled too (`train.compile=compiled-graph`).
-`of_limit` is the arithmetic of our step (`lapclip.tune.arithmetic` says how it is counted) at the best rate its own products
-reach here, divided by the time it took.
+`of_limit` is the arithmetic of our step (`lapclip.tune.arithmetic` says how it is counted) at the best rate its own
+products reach here, divided by the time it took.
 """
 
 from __future__ import annotations

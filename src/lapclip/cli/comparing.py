@@ -85,7 +85,9 @@ def summary(found: dict[str, Any]) -> list[str]:
 
 
 def cell_table(cells: list[dict[str, Any]]) -> list[str]:
-    """One row a size and contestant, one column a batch."""
+    """One row a size and contestant, one column a batch. Sizes of which nothing was run are left to the predictions."""
+    run = {cell["parameters"] for cell in cells if cell["ms"] is not None}
+    cells = [cell for cell in cells if cell["parameters"] in run]
     batches = sorted({cell["batch"] for cell in cells})
     rows: dict[tuple[int, str], dict[int, str]] = {}
     for cell in cells:

@@ -28,13 +28,16 @@ from lapclip.model.clip import CLIP
 from lapclip.train.graph import WARM_UP, AnyStep, make_step
 from lapclip.train.memory import predict_bytes
 from lapclip.tune.fits import Cell, Contestant, crossover, fit, predictions, recommendations
+from lapclip.tune.kernels import choose_kernels
 from lapclip.tune.ladder import BATCHES, CAPTION_TOKENS, MEASURED, Rung
 from lapclip.tune.measure import Tell
 
 FORMAT = 1
 QUICK_SECONDS, SECONDS = 70.0, 600.0
-SHARE_OF_BUDGET = 20
+SHARE_OF_BUDGET = 10
 """A single cell may take one part in so many of the budget."""
+TYPICAL = Rung(384, 8), 16
+"""The size and batch at which a contestant's kernels are chosen, once for all cells."""
 SHARE_OF_MEMORY = 0.8
 
 
@@ -73,21 +76,25 @@ def measure_cells(
     """Small models first, contestants in turns, batches growing; what would take too long is left to the fit."""
     ends = time.perf_counter() + seconds
     cells: list[Cell] = []
+    settings = {contestant: _settings(contestant, tell) for contestant in among}
     for rung in rungs:
         for contestant in among:
             for batch in batches:
                 cell = Cell(**asdict(contestant), model=rung.shape.name, parameters=rung.parameters,
                             work=rung.work(batch), batch=batch)  # fmt: skip
                 tell(f"{rung.parameters / 1e6:.3g} M parameters, batch {batch}, {contestant.text()}")
-                reason = _too_much(cell, rung, cells, seconds, ends)
-                cells.append(replace(cell, skipped=reason) if reason else _measured(cell, rung))
+                train = replace(settings[contestant], batch_size=batch)
+                reason = _too_much(cell, rung, train, cells, seconds, ends)
+                cells.append(replace(cell, skipped=reason) if reason else _measured(cell, rung, train))
     return cells
 
 
-def _too_much(cell: Cell, rung: Rung, cells: Sequence[Cell], seconds: float, ends: float) -> str | None:
+def _too_much(
+    cell: Cell, rung: Rung, train: TrainConfig, cells: Sequence[Cell], seconds: float, ends: float
+) -> str | None:
     """Why a cell is not run, if so: its memory, or its time as the nearest cell before it suggests."""
     free = Device(cell.device).free_bytes()
-    needed = predict_bytes(rung.shape, _settings(cell), CAPTION_TOKENS).total
+    needed = predict_bytes(rung.shape, train, CAPTION_TOKENS).total
     if needed > SHARE_OF_MEMORY * free:
         return f"predicted {needed / 1e9:.1f} GB of {free / 1e9:.1f} GB free"
     own = [other for other in cells if other.contestant == cell.contestant and other.ms]
@@ -100,12 +107,12 @@ def _too_much(cell: Cell, rung: Rung, cells: Sequence[Cell], seconds: float, end
     return None
 
 
-def _measured(cell: Cell, rung: Rung) -> Cell:
+def _measured(cell: Cell, rung: Rung, train: TrainConfig) -> Cell:
     device = Device(cell.device)
     devices.prepare(device, cell.threads)
     try:
         with PeakMemory(device) as peak:
-            step = make_step(CLIP(rung.shape).to(device.torch), _settings(cell), device)
+            step = make_step(CLIP(rung.shape).to(device.torch), train, device)
             seconds = _time_steps(step, _random_batch(rung, cell.batch), device)
     except Exception as error:
         return replace(cell, skipped=(str(error).strip().splitlines() or [type(error).__name__])[0][:100])
@@ -128,12 +135,16 @@ def _time_steps(step: AnyStep, batch: Batch, device: Device) -> float:
     return statistics.median(times)
 
 
-def _settings(cell: Cell) -> TrainConfig:
-    """As `lapclip train` would have them, without what is timed for each run: the comparison is of machines."""
-    device = Device(cell.device)
+def _settings(contestant: Contestant, tell: Tell) -> TrainConfig:
+    """As `lapclip train` would have them, with the kernels that suit a typical size."""
+    tell(f"kernels, {contestant.text()}")
+    device = Device(contestant.device)
+    devices.prepare(device, contestant.threads)
+    rung, batch = TYPICAL
     how = "graph" if device.records_graphs else "none"
-    return TrainConfig(batch_size=max(2, cell.batch), dtype=cell.dtype, compile=how, steps=1, device=cell.device,
-                       image_attention="fused", text_attention="fused", linear="torch")  # fmt: skip
+    train = TrainConfig(batch_size=batch, dtype=contestant.dtype, compile=how, steps=1, device=contestant.device)
+    forms, _ = choose_kernels(rung.shape, train, CAPTION_TOKENS, device)
+    return replace(train, **forms)
 
 
 def _random_batch(rung: Rung, batch: int) -> Batch:

@@ -18,7 +18,7 @@ from lapclip.model.transformer import Block
 from lapclip.tune.measure import Setting, Tell, Workshop, compare
 
 ROUNDS = 5
-LEAST_SECONDS = 25.0
+LEAST_SECONDS = 45.0
 """What compiling a block of each tower may take on two cores; with less left, nothing is predicted."""
 
 

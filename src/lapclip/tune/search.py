@@ -28,6 +28,8 @@ WORTH = 1.03
 """How much faster than the plainer setting another has to be: less is noise, and two tunings would not agree."""
 HOPELESS = 1.25
 """A setting whose step takes this many times the best one's stops at once."""
+CERTAIN = 1.5
+"""A setting whose products alone are measured to take this many times the best one's whole step is not tried."""
 TIME_TO_COMPILE = 300.0
 """Compiling takes a minute or two, so it is measured only with a budget of this many seconds, else predicted."""
 SHARE_OF_MEMORY = 0.8
@@ -115,9 +117,9 @@ class Search:
     def _enter(self, device: Device, dtype: str, least: float) -> None:
         """Let a device and precision race, if it has a chance, fits into memory and computes the right thing."""
         setting = Setting(device.kind, dtype, self.threads)
-        if self.times and least > HOPELESS * self.times[self._fastest]:
+        if self.times and least > CERTAIN * self.times[self._fastest]:
             rival = f"a whole step takes {_ms(self.times[self._fastest])} with {self._fastest.text()}"
-            return self._reject(setting, f"its products alone take {_ms(least)}, {rival}")
+            return self._reject(setting, f"its products alone take {_ms(least)}, {rival}", bound=least)
         if self.times and self.left < 5 * least:
             return self._reject(setting, f"not tried: {max(0.0, self.left):.0f} s of the budget are left")
         try:
@@ -254,13 +256,18 @@ class Search:
         seconds = self.times[chosen]
         others = {name: time for name, time in rivals.items() if name != own}
         if not others:
-            return f"{_ms(seconds)} a step; nothing else came near enough to be timed"
+            bounds = [
+                f"{e['choices']['dtype']}'s products alone take {_ms(e['bound'])}" for e in self.rejected if e["bound"]
+            ]
+            return f"{_ms(seconds)} a step; {', '.join(bounds) or 'nothing else was timed'}"
         name = min(others, key=others.__getitem__)
         return f"{others[name] / seconds:.2f}x {name} here ({_ms(seconds)} a step against {_ms(others[name])})"
 
-    def _reject(self, setting: Setting, reason: str, seconds: float | None = None) -> None:
+    def _reject(self, setting: Setting, reason: str, seconds: float | None = None, bound: float | None = None) -> None:
+        """Write down what was not chosen, with the seconds it took or must take at least, where they are known."""
         ms = None if seconds is None else seconds * 1e3
-        self.rejected.append({"choices": asdict(setting), "reason": f"{setting.text()}: {reason}", "ms": ms})
+        text = f"{setting.text()}: {reason}"
+        self.rejected.append({"choices": asdict(setting), "reason": text, "ms": ms, "bound": bound})
 
 
 def describe(tuning: Tuning, loader_threads: int, why_loader_threads: str) -> dict[str, Any]:
