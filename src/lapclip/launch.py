@@ -9,7 +9,6 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -38,14 +37,9 @@ from lapclip.records.store import EventLog, Listener, read_events
 from lapclip.train.graph import WARM_UP, AnyStep, make_step
 from lapclip.train.loop import Training, score
 from lapclip.train.recovery import changes_so_far, memory_explained, persist, places_so_far, restore
-from lapclip.tune.compare import QUICK_SECONDS, SECONDS, read_shared
-from lapclip.tune.compare import compare as compare_devices
 from lapclip.tune.kernels import check_kernels
-from lapclip.tune.loading import choose_loader_threads
 from lapclip.tune.measure import Tell
-from lapclip.tune.notebook import Notebook
-from lapclip.tune.search import Search, describe
-from lapclip.tune.settle import remember, settle
+from lapclip.tune.settle import settle
 
 
 @dataclass(frozen=True)
@@ -137,31 +131,6 @@ def resume(name: str | None, hooks: Hooks = Hooks()) -> Outcome:
             else:
                 log.append(_resumed(training, skipped))
             return work(training, signals, began)
-
-
-def tune(recipe: str, settings: list[str], seconds: float, hooks: Hooks = Hooks()) -> dict[str, Any]:
-    """Find the fastest correct settings for a recipe here, and remember them for `train`."""
-    if seconds <= 0:
-        raise ConfigError(f"--seconds must be more than 0, not {seconds:g}.", hint="lapclip tune --seconds 60")
-    config = build_config([read_recipe(recipe), parse_settings(settings)], SHAPES)
-    devices.available(config.train.device)
-    data = load_scenes(config.data, config.model.image_size, hooks.data_progress)
-    config, tokenizer = fit_vocabulary(config, data)
-    config, _ = count_steps(config, data, tokenizer)
-    plan = make_plan(config, data, tokenizer)
-    batch = plan.batch(1)
-    tuning = Search(config, batch, seconds, hooks.tuning_progress).run()
-    remember(config, batch, tuning)
-    loaders, why_loaders = choose_loader_threads(config.train.loader_threads, plan, tuning.seconds_a_step)
-    return describe(tuning, loaders, why_loaders)
-
-
-def compare(quick: bool, seconds: float | None, others: Sequence[Path], tell: Tell) -> dict[str, Any]:
-    """Compare the devices here, keep the result for `report`, and put other machines' beside it."""
-    shared = [read_shared(path) for path in others]  # first, so that a bad file costs nothing
-    found = compare_devices(seconds or (QUICK_SECONDS if quick else SECONDS), tell)
-    Notebook("compare.json").replace(found)
-    return {**found, "others": shared}
 
 
 def evaluate(name: str | None, hooks: Hooks = Hooks()) -> dict[str, Any]:

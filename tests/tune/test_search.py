@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lapclip import launch
+from lapclip import launch, trials
 from lapclip.config import Config, DataConfig, TrainConfig, replace_in
 from lapclip.data.batches import Batch
 from lapclip.errors import ConfigError
@@ -199,7 +199,7 @@ def test_short_runs_are_not_tuned_and_long_ones_spend_a_twentieth_at_most() -> N
 
 def test_training_takes_what_tuning_found(here: Path) -> None:
     settings = ["model.name=tiny", "data.train_pairs=64", "train.batch_size=16", "train.steps=12", "train.device=cpu"]
-    found = launch.tune("first-run", settings, seconds=5)
+    found = trials.tune("first-run", settings, seconds=5)
     launch.start("first-run", settings, name="run")
     started = json.loads((here / "runs/run/events.jsonl").read_text().splitlines()[0])
     train = started["config"]["train"]
@@ -214,4 +214,4 @@ def test_training_takes_what_tuning_found(here: Path) -> None:
 @pytest.mark.parametrize("seconds", [0.0, -1.0])
 def test_a_budget_of_nothing_is_refused(here: Path, seconds: float) -> None:
     with pytest.raises(ConfigError, match="--seconds must be more than 0"):
-        launch.tune("first-run", [], seconds)
+        trials.tune("first-run", [], seconds)

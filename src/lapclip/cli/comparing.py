@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -43,22 +44,21 @@ def compare(
     others
         Put other machines' files beside this one; may be repeated. Example: lapclip compare --with theirs.json
     """
-    from lapclip import launch
+    from lapclip import trials
+    from lapclip.tune.microscope import lines as inside
 
-    if seconds is not None and seconds <= 0:
-        raise ConfigError(f"--seconds must be more than 0, not {seconds:g}.", hint="lapclip compare --quick")
     with display() as shown:
-        found = launch.compare(quick, seconds, list(others), shown.tuning_progress)
+        found = trials.compare(quick=quick, seconds=seconds, others=others, tell=shown.tuning_progress)
     if share is not None:
         try:
             share.write_text(json.dumps({key: found[key] for key in found if key != "others"}, indent=1))
         except OSError as error:
             raise ConfigError(f"{share} cannot be written: {error.strerror}.", hint="--share another.json") from None
-    emit(found, summary(found), common)
+    emit(found, summary(found, inside), common)
     return 0
 
 
-def summary(found: dict[str, Any]) -> list[str]:
+def summary(found: dict[str, Any], inside: Callable[[dict[str, Any]], list[str]]) -> list[str]:
     """Tables for people."""
     lines = [f"[bold]{found['machine']['chip']}[/bold], torch {found['torch']}", "", "ms a step"]
     lines += cell_table(found["cells"])
@@ -80,7 +80,8 @@ def summary(found: dict[str, Any]) -> list[str]:
         lines += ["", f"[bold]{other['machine']['chip']}[/bold], torch {other.get('torch', 'unknown')}"]
         lines += [f"  {one['parameters'] / 1e6:>6.3g} M  {one['text']}" for one in other["recommendations"]]
         lines.append(f"  {other['crossover']['text']}")
-    lines += found.get("microscope_lines", [])
+    for kind, looked in found.get("microscope", {}).items():
+        lines += ["", f"[bold]inside a step, {kind}[/bold]", *inside(looked)]
     return [*lines, f"Next: {typed('report')}, or {typed('compare --share mine.json')}"]
 
 

@@ -44,11 +44,11 @@ def tune(
     settings
         Fix a setting instead of tuning it; may be repeated. Example: lapclip tune --set train.dtype=float32
     """
-    from lapclip import launch
+    from lapclip import launch, trials
 
     with display() as shown:
         hooks = launch.Hooks(data_progress=shown.data_progress, tuning_progress=shown.tuning_progress)
-        found = launch.tune(recipe, [f"data.source={data}", *settings], seconds, hooks)
+        found = trials.tune(recipe, [f"data.source={data}", *settings], seconds, hooks)
     emit(found, summary(found, recipe), common)
     return 0
 

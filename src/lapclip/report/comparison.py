@@ -105,7 +105,7 @@ def _curve(saved: dict[str, Any], cells: list[Timed], batch: float) -> Plot:
         figures[f"{group}, ms"] = own
         kinds = {(cell.device, cell.dtype) for cell in cells if cell.group == group}
         ahead = Curve(*_columns(_predicted(saved, kinds, batch)))
-        fitted = _fitted(saved, [cell for cell in cells if cell.group == group], own, batch)
+        fitted = _fitted(saved, kinds, batch)
         if fitted:
             style = {"color": colour, "width": 2}
             traces.append(line(f"{group}, fit", fitted, colour, unit=" ms", line=style, showlegend=False))
@@ -127,23 +127,20 @@ def _curve(saved: dict[str, Any], cells: list[Timed], batch: float) -> Plot:
     )
 
 
-def _fitted(saved: dict[str, Any], cells: list[Timed], own: Curve, batch: float) -> Curve:
-    """The fit's line: overhead + work / rate, of the fastest precision; the work of a pair goes by the parameters."""
-    if len(own) < 2:
-        return Curve([], [])
-    low, high = own.x[0], own.x[-1]
-    xs = [low * (high / low) ** (step / 24) for step in range(25)]
-    lines = []
+def _fitted(saved: dict[str, Any], kinds: set[tuple[str, str]], batch: float) -> Curve:
+    """What the fits say at every size of the comparison, run or not: of the fastest precision and threads."""
+    best: dict[float, float] = {}
     for fit in dictionaries(saved.get("fits")):
-        overhead, rate = number(fit.get("overhead_ms")), number(fit.get("flops_per_second"))
-        mine = fastest([c for c in cells if (c.device, c.dtype) == (str(fit.get("device")), str(fit.get("dtype")))])
-        if overhead is None or not rate or not mine:
+        overhead, update, rate = (number(fit.get(n)) for n in ("overhead_ms", "ns_per_parameter", "flops_per_second"))
+        if overhead is None or not rate or (str(fit.get("device")), str(fit.get("dtype"))) not in kinds:
             continue
-        work = statistics.median(
-            max(0.0, ms - overhead) * rate / (model * pairs) for (model, pairs), ms in mine.items()
-        )
-        lines.append([overhead + work * x * batch / rate for x in xs])
-    return Curve(xs, [min(found) for found in zip(*lines, strict=True)]) if lines else Curve([], [])
+        for cell in dictionaries(saved.get("cells")):
+            model, work = number(cell.get("parameters")), number(cell.get("work"))
+            same = all(cell.get(name) == fit.get(name) for name in ("device", "dtype", "threads"))
+            if same and cell.get("batch") == batch and model and work:
+                ms = overhead + model * (update or 0.0) / 1e6 + work / rate * 1e3
+                best[model] = min(ms, best.get(model, ms))
+    return Curve(*_columns(sorted(best.items())))
 
 
 def _predictions(saved: dict[str, Any]) -> list[Block]:

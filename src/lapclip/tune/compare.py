@@ -22,6 +22,7 @@ from lapclip.data.batches import Batch
 from lapclip.errors import ConfigError
 from lapclip.machine import devices, facts
 from lapclip.machine.devices import Device
+from lapclip.machine.energy import Energy
 from lapclip.machine.peak import PeakMemory
 from lapclip.machine.timing import Stopwatch
 from lapclip.model.clip import CLIP
@@ -113,26 +114,28 @@ def _measured(cell: Cell, rung: Rung, train: TrainConfig) -> Cell:
     try:
         with PeakMemory(device) as peak:
             step = make_step(CLIP(rung.shape).to(device.torch), train, device)
-            seconds = _time_steps(step, _random_batch(rung, cell.batch), device)
+            seconds, joules = _time_steps(step, _random_batch(rung, cell.batch), device)
     except Exception as error:
         return replace(cell, skipped=(str(error).strip().splitlines() or [type(error).__name__])[0][:100])
     pairs = cell.batch / seconds
-    return replace(cell, ms=seconds * 1e3, pairs_per_second=pairs, peak_memory_bytes=peak.bytes)
+    return replace(cell, ms=seconds * 1e3, pairs_per_second=pairs, peak_memory_bytes=peak.bytes, joules=joules)
 
 
-def _time_steps(step: AnyStep, batch: Batch, device: Device) -> float:
-    """The median seconds of a step, after those that set things up."""
+def _time_steps(step: AnyStep, batch: Batch, device: Device) -> tuple[float, float | None]:
+    """The median seconds of a step, after those that set things up, and its joules where the machine counts them."""
     off = Stopwatch(device.synchronise, on=False)
     for _ in range(1 if device.is_cpu else WARM_UP + 2):
         step(batch, 1, 0.0, off)()
     times: list[float] = []
+    energy = Energy()
     while len(times) < 2 or (sum(times) < 0.3 and len(times) < 20):
         device.synchronise()
         began = time.perf_counter()
         step(batch, 1, 0.0, off)()
         device.synchronise()
         times.append(time.perf_counter() - began)
-    return statistics.median(times)
+    used = energy.joules()
+    return statistics.median(times), sum(used.values()) / len(times) if used else None
 
 
 def _settings(contestant: Contestant, tell: Tell) -> TrainConfig:

@@ -1,0 +1,55 @@
+"""Turn a command into a measurement: tune a recipe, compare the devices here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from lapclip.config import build_config, parse_settings, read_recipe
+from lapclip.data.sources import load_scenes
+from lapclip.errors import ConfigError
+from lapclip.launch import Hooks, count_steps, fit_vocabulary, make_plan
+from lapclip.machine import devices
+from lapclip.model.zoo import SHAPES
+from lapclip.tune import compare as comparing
+from lapclip.tune import microscope
+from lapclip.tune.loading import choose_loader_threads
+from lapclip.tune.measure import Tell
+from lapclip.tune.notebook import Notebook
+from lapclip.tune.search import Search, describe
+from lapclip.tune.settle import remember
+
+
+def tune(recipe: str, settings: list[str], seconds: float, hooks: Hooks = Hooks()) -> dict[str, Any]:
+    """Find the fastest correct settings for a recipe here, and remember them for `train`."""
+    if seconds <= 0:
+        raise ConfigError(f"--seconds must be more than 0, not {seconds:g}.", hint="lapclip tune --seconds 60")
+    config = build_config([read_recipe(recipe), parse_settings(settings)], SHAPES)
+    devices.available(config.train.device)  # an unknown device is refused before pictures are drawn
+    data = load_scenes(config.data, config.model.image_size, hooks.data_progress)
+    config, tokenizer = fit_vocabulary(config, data)
+    config, _ = count_steps(config, data, tokenizer)
+    plan = make_plan(config, data, tokenizer)
+    batch = plan.batch(1)
+    tuning = Search(config, batch, seconds, hooks.tuning_progress).run()
+    remember(config, batch, tuning)
+    loaders, why_loaders = choose_loader_threads(config.train.loader_threads, plan, tuning.seconds_a_step)
+    return describe(tuning, loaders, why_loaders)
+
+
+def compare(*, quick: bool, seconds: float | None, others: Sequence[Path], tell: Tell) -> dict[str, Any]:
+    """Compare the devices here, keep the result for `report`, and put other machines' beside it."""
+    if seconds is not None and seconds <= 0:
+        raise ConfigError(f"--seconds must be more than 0, not {seconds:g}.", hint="lapclip compare --quick")
+    shared = [comparing.read_shared(path) for path in others]  # first, so that a bad file costs nothing
+    usual = comparing.QUICK_SECONDS if quick else comparing.SECONDS
+    found = comparing.compare(seconds or usual, tell)
+    if not quick:
+        found["microscope"] = {device.kind: _look_inside(device, tell) for device in devices.available()}
+    Notebook("compare.json").replace(found)
+    return {**found, "others": shared}
+
+
+def _look_inside(device: devices.Device, tell: Tell) -> dict[str, Any]:
+    return microscope.examine(device, lambda done, total, what: tell(f"inside a step on {device.kind}: {what}"))
