@@ -205,11 +205,11 @@ class Search:
                 self._reject(other, f"not tried: {max(0.0, self.left):.0f} s of the budget are left")
                 continue
             self._race(other)
-            rivals |= {f"{threads} threads": s for setting, _, s in self._known() if setting == other}
+            rivals |= {_threads(threads): seconds for setting, _, seconds in self._known() if setting == other}
             if self.times.get(other, float("inf")) * WORTH < self.times[best]:
                 best = other
-        rivals[f"{chosen.threads} threads"] = self.times[chosen]
-        return best, self._against(best, rivals, f"{best.threads} threads")
+        rivals[_threads(chosen.threads)] = self.times[chosen]
+        return best, self._against(best, rivals, _threads(best.threads))
 
     def _choose_compiling(self, chosen: Setting) -> tuple[Setting, str]:
         """Compile only where that was measured and the run is long enough to pay it back."""
@@ -279,6 +279,10 @@ def describe(tuning: Tuning, loader_threads: int, why_loader_threads: str) -> di
     choices["loader_threads"], reasons["loader_threads"] = loader_threads, why_loader_threads
     rest = {name: value for name, value in asdict(tuning).items() if name not in ("setting", "reasons")}
     return {"choices": choices, "reasons": reasons, **rest}
+
+
+def _threads(count: int) -> str:
+    return f"{count} thread{'s' * (count != 1)}"
 
 
 def _ms(seconds: float) -> str:
