@@ -55,6 +55,7 @@ def layer_norm(x_BLD: Tensor, weight_D: Tensor, bias_D: Tensor, eps: float) -> T
 
 def linear(x: Tensor, weight_OI: Tensor, bias_O: Tensor | None, form: str, added: Tensor | None = None) -> Tensor:
     """x times the transposed weight, plus the bias and what is to be added, in the precision of x."""
+    added = None if added is None else added.to(x.dtype)
     # A compiler takes torch's form: it chooses the library itself, and cannot look into the other.
     if form == "onednn" and has_onednn(x.device, x.dtype) and not torch.compiler.is_compiling():
         return _OneDnnLinear.apply(x, weight_OI, bias_O, added)  # pyright: ignore[reportReturnType]

@@ -9,7 +9,7 @@ from lapclip.config import AUTO, Config, TrainConfig, replace_in
 from lapclip.data.batches import Batch, BatchPlan
 from lapclip.machine import devices
 from lapclip.machine.devices import DTYPES, Device
-from lapclip.train.memory import check_memory
+from lapclip.train.memory import check_memory, largest_micro_batch
 from lapclip.tune.arithmetic import operations, quick_rate, step_products
 from lapclip.tune.kernels import check_kernels, choose_kernels
 from lapclip.tune.loading import choose_loader_threads
@@ -23,12 +23,13 @@ SHARE_OF_RUN = 0.05
 MOST_SECONDS = 60.0
 LEAST_SECONDS = 2.0
 """With less there is no point in starting."""
-TUNED = ("device", "dtype", "threads", "compile")
+TUNED = ("device", "dtype", "threads")
 """Settings that are worth a tuning when one of them is "auto"."""
 
 
 def settle(config: Config, plan: BatchPlan, longest_caption: int, tell: Tell) -> tuple[Config, Device, dict[str, str]]:
     """The configuration with nothing "auto" left, the device, and the reason for each choice."""
+    refuse_what_cannot_fit(config, longest_caption)
     batch = plan.batch(1)
     tuning = recall(config, batch) if _wants_tuning(config.train) else None
     why = " (tuned before)" if tuning else ""
@@ -47,6 +48,14 @@ def settle(config: Config, plan: BatchPlan, longest_caption: int, tell: Tell) ->
     )
     reasons["train.loader_threads"] = reason
     return replace_in(config, "train", loader_threads=loaders), device, reasons
+
+
+def refuse_what_cannot_fit(config: Config, longest_caption: int) -> None:
+    """A model of which one pair does not fit on any device is refused before anything takes memory."""
+    here = devices.available(config.train.device)
+    arguments = (config.model, config.train, longest_caption)
+    if all(largest_micro_batch(*arguments, device, device.free_bytes()) is None for device in here):
+        check_memory(*arguments, here[0])
 
 
 def settle_plainly(config: Config, batch: Batch, longest_caption: int) -> tuple[Config, Device, dict[str, str]]:

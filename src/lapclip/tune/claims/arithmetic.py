@@ -61,7 +61,7 @@ def slope_verdict(first: float, fifth: float, early: float, later: float) -> Fin
     return judged(
         abs(needed - listed) < 0.1 * listed,
         f"{listed / 4:.3f} an epoch from epoch 1 to 5, by the notes' own table",
-        f"the stated slopes would make the loss fall by {needed:.2f} from epoch 1 to 5; the table says {listed:.2f}",
+        f"the stated slopes mean a fall of {needed:.2f} from epoch 1 to 5; the table says {listed:.2f}",
     )
 
 

@@ -48,6 +48,7 @@ def make_workload(
         dtype=dtype,
         device=device.kind,
         threads=default_threads(),
+        loader_threads=1,
         compile=how,
         learning_rate=LEARNING_RATE,
     )
