@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import math
 import time
 from collections.abc import Callable
@@ -85,7 +86,8 @@ class Answer:
     """What a step computed."""
 
     loss: float
-    gradients: Tensor
+    gradients: list[Tensor]
+    """Of each weight, on the CPU."""
     embeddings: Tensor
 
 
@@ -102,6 +104,7 @@ class Workshop:
         """A fresh copy of the model, ready to step under a setting."""
         device, _ = devices.choose_device(setting.device)
         devices.prepare(device, setting.threads)
+        gc.collect()  # the one before is gone, but not what refers to itself
         model = copy.deepcopy(self._model).to(device.torch)
         return Contender(make_step(model, setting.applied(self.config.train), device), self.batch, device)
 
@@ -112,7 +115,9 @@ class Workshop:
 
     @cached_property
     def _right(self) -> Answer:
-        return self._answer(Setting("cpu", threads=devices.default_threads()))
+        """Float32 on the CPU by torch's own forms, a pair at a time: in no more memory than any setting needs."""
+        answer = self._answer(Setting("cpu", threads=devices.default_threads(), micro_batch=1))
+        return replace(answer, gradients=[gradient.clone() for gradient in answer.gradients])
 
     def _answer(self, setting: Setting) -> Answer:
         return replace(self.contender(setting), batch=first_pairs(self.batch, FEW)).answer()
@@ -146,13 +151,7 @@ class Contender:
             if math.isfinite(figures.grad_norm):
                 break
             figures = self._figures()
-        gradients = torch.cat(
-            [
-                parameter.grad.flatten().float().cpu()
-                for parameter in self.step.model.parameters()
-                if parameter.grad is not None
-            ]
-        )
+        gradients = [p.grad.flatten().cpu() for p in self.step.model.parameters() if p.grad is not None]
         return Answer(figures.loss, gradients, self._embeddings())
 
     def _figures(self):
@@ -166,12 +165,23 @@ class Contender:
 
 def compare(answer: Answer, right: Answer) -> Agreement:
     """Not-a-numbers compare as not agreeing."""
-    cosine = torch.nn.functional.cosine_similarity
+    cosine = torch.nn.functional.cosine_similarity(answer.embeddings.double(), right.embeddings.double(), dim=1)
     return Agreement(
         loss=abs(answer.loss - right.loss) / abs(right.loss),
-        gradients=cosine(answer.gradients.double(), right.gradients.double(), dim=0).item(),
-        embeddings=cosine(answer.embeddings.double(), right.embeddings.double(), dim=1).min().item(),
+        gradients=_cosine(answer.gradients, right.gradients),
+        embeddings=cosine.min().item(),
     )
+
+
+def _cosine(left: list[Tensor], right: list[Tensor]) -> float:
+    """Between all numbers of two lists, a tensor at a time: both as one in float64 would take more than a step does."""
+    product = left_square = right_square = 0.0
+    for one, other in zip(left, right, strict=True):
+        one, other = one.double(), other.double()
+        product += (one @ other).item()
+        left_square += (one @ one).item()
+        right_square += (other @ other).item()
+    return product / math.sqrt(left_square * right_square) if left_square * right_square else math.nan
 
 
 def first_pairs(batch: Batch, count: int) -> Batch:

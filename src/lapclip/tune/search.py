@@ -51,6 +51,10 @@ class Tuning:
     """What the tuning took."""
 
 
+class NothingWorks(ConfigError):
+    """No setting could be tried to its end."""
+
+
 class Search:
     """One tuning: a model, a batch, and seconds to spend."""
 
@@ -71,9 +75,9 @@ class Search:
         for device, dtype, least in self._by_promise():
             self._enter(device, dtype, least)
         if not self.times:
-            raise ConfigError(
-                f"{self.model.name} cannot be trained here: {self.rejected[-1]['reason']}.",
-                hint="a smaller model: --set model.name=mini",
+            raise NothingWorks(
+                f"{self.model.name} could not be tuned here: {self.rejected[0]['reason']}.",
+                hint="close other programs, or a smaller model: --set model.name=mini",
             )
         chosen, reasons = self._choose_precision()
         chosen, reasons["threads"] = self._choose_threads(chosen)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import asdict, fields, replace
 from typing import Any
 
@@ -15,7 +16,7 @@ from lapclip.tune.kernels import check_kernels, choose_kernels
 from lapclip.tune.loading import choose_loader_threads
 from lapclip.tune.measure import Setting, Tell
 from lapclip.tune.notebook import Notebook, machine_key
-from lapclip.tune.search import Search, Tuning
+from lapclip.tune.search import NothingWorks, Search, Tuning
 
 NOTEBOOK = Notebook("tune.json")
 SHARE_OF_RUN = 0.05
@@ -34,8 +35,9 @@ def settle(config: Config, plan: BatchPlan, longest_caption: int, tell: Tell) ->
     tuning = recall(config, batch) if _wants_tuning(config.train) else None
     why = " (tuned before)" if tuning else ""
     if tuning is None and _wants_tuning(config.train) and (seconds := seconds_to_spend(config, batch)) >= LEAST_SECONDS:
-        tuning = Search(config, batch, seconds, tell).run()
-        remember(config, batch, tuning)
+        with suppress(NothingWorks):  # trying needs more memory than training, so training may still work
+            tuning = Search(config, batch, seconds, tell).run()
+            remember(config, batch, tuning)
     if tuning is None:
         config, device, reasons = settle_plainly(config, batch, longest_caption)
     else:
