@@ -97,6 +97,8 @@ def start(
         config, device, reasons = settle(config, plan, longest, hooks.tuning_progress)
         if config.train.minutes:
             config, why_steps = fill_minutes(config, data, tokenizer, device)
+        device.release_memory()
+        device.forget_peak()  # what was tried before the run is not the run's
         built = build(config, tokenizer, device)  # before there is a folder: what cannot be built leaves none behind
     reasons["train.steps"] = why_steps
     notes = [reasons["train.compile"]] if asked not in (AUTO, config.train.compile) else []

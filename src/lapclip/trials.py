@@ -33,7 +33,7 @@ def tune(recipe: str, settings: list[str], seconds: float, hooks: Hooks = Hooks(
     plan = make_plan(config, data, tokenizer)
     batch = plan.batch(1)
     tuning = Search(config, batch, seconds, hooks.tuning_progress).run()
-    remember(config, batch, tuning)
+    remember(config, batch, tuning, seconds)
     loaders, why_loaders = choose_loader_threads(config.train.loader_threads, plan, tuning.seconds_a_step)
     return describe(tuning, loaders, why_loaders)
 
@@ -44,12 +44,14 @@ def compare(*, quick: bool, seconds: float | None, others: Sequence[Path], tell:
         raise ConfigError(f"--seconds must be more than 0, not {seconds:g}.", hint="lapclip compare --quick")
     shared = [comparing.read_shared(path) for path in others]  # first, so that a bad file costs nothing
     usual = comparing.QUICK_SECONDS if quick else comparing.SECONDS
-    found = comparing.compare(seconds or usual, tell)
+    found = {**comparing.compare(seconds or usual, tell), "others": shared}
+    Notebook("compare.json").replace(found)  # before the rest: what took minutes is not to be lost
     if not quick:
         found["microscope"] = {device.kind: _look_inside(device, tell) for device in devices.available()}
-    Notebook("compare.json").replace(found)
-    return {**found, "others": shared}
+        Notebook("compare.json").replace(found)
+    return found
 
 
 def _look_inside(device: devices.Device, tell: Tell) -> dict[str, Any]:
+    devices.prepare(device, devices.default_threads())
     return microscope.examine(device, lambda done, total, what: tell(f"inside a step on {device.kind}: {what}"))

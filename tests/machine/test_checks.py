@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from lapclip.machine.checks import Check, canary_check, checks
-from lapclip.machine.overview import container_room
+from lapclip.machine.facts import container_room
 
 GOOD: dict[str, Any] = {
     "python": "3.12.4",

@@ -231,7 +231,8 @@ def test_claims_about_a_run_read_the_newest_finished_one(here: Path) -> None:
     for event in changed:
         if event["type"] == "step":
             event["temperature"] = 0.07 + event["step"] / 100
-    lines = [json.dumps(event) for event in (*changed[:-1], {"type": "sensors", "joules": 9e4, "celsius": 70.0})]
+    sensed = next(event for event in changed if event["type"] == "sensors")
+    lines = [json.dumps(event) for event in (*changed[:-1], {**sensed, "joules": {"package": 9e4}, "celsius": 70.0})]
     events.write_text("\n".join([*lines, json.dumps(changed[-1])]) + "\n")
     assert finished.temperature(bench).verdict == HOLDS
     assert "at most 70 C" in str(finished.heat(bench).here)

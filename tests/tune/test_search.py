@@ -155,17 +155,19 @@ def test_a_tuning_is_remembered_for_the_same_model_batch_and_wishes() -> None:
     batch = batch_of()
     assert settle.recall(CONFIG, batch) is None
     tuning = tuned()
-    settle.remember(CONFIG, batch, tuning)
+    settle.remember(CONFIG, batch, tuning, 5.0)
     assert settle.recall(CONFIG, batch) == tuning
     assert settle.recall(replace_in(CONFIG, "train", dtype="float32"), batch) is None
     assert settle.recall(replace_in(CONFIG, "train", batch_size=4), batch_of(4)) is None
+    assert settle.recall(CONFIG, batch, seconds=10.0) == tuning
+    assert settle.recall(CONFIG, batch, seconds=11.0) is None  # so much more may be spent now that it is worth it
 
 
 def test_compiling_that_paid_in_a_longer_run_is_not_recalled_for_a_shorter_one() -> None:
     batch = batch_of()
     tuning = tuned()
     compiled = dataclasses.replace(tuning, setting=dataclasses.replace(tuning.setting, compile="compiled"))
-    settle.remember(CONFIG, batch, compiled)
+    settle.remember(CONFIG, batch, compiled, 5.0)
     assert settle.recall(CONFIG, batch) == compiled
     assert settle.recall(replace_in(CONFIG, "train", steps=99), batch) is None
 
@@ -176,12 +178,12 @@ def test_a_damaged_cache_is_ignored_with_a_warning(text: str, capsys: pytest.Cap
     settle.NOTEBOOK.path.write_text(text)
     assert settle.recall(CONFIG, batch_of()) is None
     assert "damaged" in capsys.readouterr().err
-    settle.remember(CONFIG, batch_of(), tuned())
+    settle.remember(CONFIG, batch_of(), tuned(), 5.0)
     assert settle.recall(CONFIG, batch_of()) is not None
 
 
 def test_a_page_with_other_fields_is_ignored() -> None:
-    settle.remember(CONFIG, batch_of(), tuned())
+    settle.remember(CONFIG, batch_of(), tuned(), 5.0)
     pages = json.loads(settle.NOTEBOOK.path.read_text())
     for page in pages.values():
         del page["setting"]["dtype"]
@@ -192,7 +194,8 @@ def test_a_page_with_other_fields_is_ignored() -> None:
 
 def test_short_runs_are_not_tuned_and_long_ones_spend_a_twentieth_at_most() -> None:
     batch = batch_of()
-    assert settle.seconds_to_spend(CONFIG, batch) < settle.LEAST_SECONDS
+    assert settle.seconds_to_spend(CONFIG, batch) == 0
+    assert settle.seconds_to_spend(replace_in(CONFIG, "train", minutes=0.5), batch) == 0
     assert settle.seconds_to_spend(replace_in(CONFIG, "train", minutes=10.0), batch) == pytest.approx(30)
     assert settle.seconds_to_spend(replace_in(CONFIG, "train", steps=10**9), batch) == settle.MOST_SECONDS
 

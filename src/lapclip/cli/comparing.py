@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from cyclopts import Parameter
+from rich.markup import escape
 
 from lapclip.cli.output import Common, emit, typed
 from lapclip.cli.progress import display
@@ -60,7 +61,7 @@ def compare(
 
 def summary(found: dict[str, Any], inside: Callable[[dict[str, Any]], list[str]]) -> list[str]:
     """Tables for people."""
-    lines = [f"[bold]{found['machine']['chip']}[/bold], torch {found['torch']}", "", "ms a step"]
+    lines = [f"[bold]{escape(found['machine']['chip'])}[/bold], torch {found['torch']}", "", "ms a step"]
     lines += cell_table(found["cells"])
     lines += ["", f"[bold]{found['crossover']['text']}[/bold]", ""]
     for one in found["fits"]:
@@ -77,7 +78,7 @@ def summary(found: dict[str, Any], inside: Callable[[dict[str, Any]], list[str]]
     lines += ["", "most pairs a second"]
     lines += [f"  {one['parameters'] / 1e6:>6.3g} M  {one['text']}" for one in found["recommendations"]]
     for other in found.get("others", []):
-        lines += ["", f"[bold]{other['machine']['chip']}[/bold], torch {other.get('torch', 'unknown')}"]
+        lines += ["", f"[bold]{escape(str(other['machine']['chip']))}[/bold], torch {other.get('torch', 'unknown')}"]
         lines += [f"  {one['parameters'] / 1e6:>6.3g} M  {one['text']}" for one in other["recommendations"]]
         lines.append(f"  {other['crossover']['text']}")
     for kind, looked in found.get("microscope", {}).items():

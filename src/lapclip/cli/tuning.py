@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 from cyclopts import Parameter
+from rich.markup import escape
 
 from lapclip.cli.output import Common, emit, typed
 from lapclip.cli.progress import display
@@ -49,19 +50,22 @@ def tune(
     with display() as shown:
         hooks = launch.Hooks(data_progress=shown.data_progress, tuning_progress=shown.tuning_progress)
         found = trials.tune(recipe, [f"data.source={data}", *settings], seconds, hooks)
-    emit(found, summary(found, recipe), common)
+    again = "".join(f" --set {setting}" for setting in settings)
+    emit(found, summary(found, f"train --recipe {recipe}{again}"), common)
     return 0
 
 
-def summary(found: dict[str, Any], recipe: str) -> list[str]:
+def summary(found: dict[str, Any], train: str) -> list[str]:
     """What was chosen and why, and what was not."""
     lines = []
     for name in SHOWN:
         choice = found["choices"][name]
         shown = "whole batch" if name == "micro_batch" and not choice else str(choice)
-        lines.append(f"[bold]{name.replace('_', ' '):<16}{shown}[/bold]\n{'':16}[dim]{found['reasons'][name]}[/dim]")
+        lines.append(
+            f"[bold]{name.replace('_', ' '):<16}{shown}[/bold]\n{'':16}[dim]{escape(found['reasons'][name])}[/dim]"
+        )
     lines.append("")
     lines.append(f"{found['pairs_per_second']:,.1f} pairs/s, {found['seconds_a_step'] * 1e3:,.1f} ms a step")
-    lines += [f"[dim]not chosen: {entry['reason']}[/dim]" for entry in found["rejected"]]
+    lines += [f"[dim]not chosen: {escape(entry['reason'])}[/dim]" for entry in found["rejected"]]
     lines.append(f"tuned in {found['seconds']:.0f} s; remembered for lapclip train")
-    return [*lines, f"Next: {typed(f'train --recipe {recipe}')}"]
+    return [*lines, f"Next: {escape(typed(train))}"]

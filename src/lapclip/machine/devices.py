@@ -16,6 +16,7 @@ from lapclip.config import AUTO
 from lapclip.errors import ConfigError
 from lapclip.machine import canary, facts
 
+_OWN_THREADS = torch.get_num_threads()  # before anything changes it
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -117,7 +118,9 @@ class Device:
         return self.kind in ("cpu", "mps")
 
     def forget_peak(self) -> None:
-        """Count the peak from here, where the allocator keeps one."""
+        """Count the peak from here, where that can be had."""
+        if self.is_cpu:
+            facts.forget_peak()
         if self.kind in ("cuda", "xpu"):
             torch.accelerator.reset_peak_memory_stats()
 
@@ -244,7 +247,7 @@ def choose_device(wanted: str) -> tuple[Device, str]:
         device.examine()
         if unfit := device.unfit():
             return Device("cpu"), unfit
-        return device, f"torch finds this accelerator; --set train.device=cpu overrides, {found.type} is not timed"
+        return device, "torch finds this accelerator; the run is too short to time others, lapclip tune does"
     if found is None or wanted not in ("accelerator", found.type):
         here = found.type if found else "none"
         raise ConfigError(
@@ -274,8 +277,8 @@ def choose_compile(wanted: str, device: Device) -> tuple[str, str]:
     if wanted != AUTO:
         return wanted, "asked for"
     if device.records_graphs:
-        return "graph", "a recorded step spends no time on launches; compiling is not timed yet"
-    return "none", "recording cannot be had here; compiling is not timed yet"
+        return "graph", "a recorded step spends no time on launches; lapclip tune --seconds 300 tries compiling"
+    return "none", "recording cannot be had here; lapclip tune --seconds 300 tries compiling"
 
 
 def fault_in_compiling(device: Device) -> str | None:
@@ -327,4 +330,4 @@ def _give_back_freed_memory() -> None:
 
 def default_threads() -> int:
     """torch's own choice: the performance cores."""
-    return torch.get_num_threads()
+    return _OWN_THREADS

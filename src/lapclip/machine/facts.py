@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import math
 import os
 import platform
 import re
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import psutil
+
+from lapclip.machine.sources import number_in
+
+CGROUP = Path("/sys/fs/cgroup")
 
 
 def cache_folder() -> Path:
@@ -49,10 +55,30 @@ def peak_memory_bytes() -> int:
     """The most memory this process has held at once."""
     if sys.platform == "win32":
         return psutil.Process().memory_info().peak_wset
+    if sys.platform == "linux" and (highest := _high_water_mark()):
+        return highest
     import resource
 
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024  # macOS counts bytes, Linux kilobytes
+
+
+def forget_peak() -> None:
+    """Count the peak of this process from here on, where the system can (Linux)."""
+    with suppress(OSError):
+        if sys.platform == "linux":
+            Path("/proc/self/clear_refs").write_text("5")
+
+
+def _high_water_mark() -> int | None:
+    """Linux' own peak, which unlike that of getrusage can be forgotten."""
+    try:
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    except (OSError, ValueError, IndexError):
+        pass
+    return None
 
 
 def memory_bytes() -> int:
@@ -66,8 +92,14 @@ def total_bytes() -> int:
 
 
 def available_bytes() -> int:
-    """The memory that programs can still have without swapping."""
-    return psutil.virtual_memory().available
+    """The memory that programs can still have without swapping, inside a container's limit if there is one."""
+    return int(min(psutil.virtual_memory().available, container_room(CGROUP)))
+
+
+def container_room(cgroup: Path) -> float:
+    """Bytes a container may still take; infinite where there is no limit."""
+    limit, used = number_in(cgroup / "memory.max"), number_in(cgroup / "memory.current")
+    return math.inf if limit is None or used is None else max(0, limit - used)
 
 
 def swap_bytes() -> int:

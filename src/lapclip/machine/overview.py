@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import shutil
 import time
 from collections.abc import Callable
@@ -15,13 +14,11 @@ import psutil
 from lapclip.machine import build
 from lapclip.machine.accelerators import accelerators
 from lapclip.machine.checks import Check, canary_check, checks
-from lapclip.machine.facts import machine_facts
+from lapclip.machine.facts import available_bytes, machine_facts
 from lapclip.machine.power import power
 from lapclip.machine.processor import processor
 from lapclip.machine.sensors import Sensors
-from lapclip.machine.sources import number_in
 
-CGROUP = Path("/sys/fs/cgroup")
 SECONDS = 0.5
 """How long the load on the cores and the power are watched."""
 
@@ -65,17 +62,11 @@ def _memory() -> dict[str, int | None]:
     except OSError:
         pass  # the folder may be gone
     return {
-        "memory_free_bytes": int(min(psutil.virtual_memory().available, container_room(CGROUP))),
+        "memory_free_bytes": available_bytes(),
         "swap_bytes": swap_total,
         "swap_used_bytes": swap_used,
         "disk_free_bytes": disk,
     }
-
-
-def container_room(cgroup: Path) -> float:
-    """Bytes a container may still take; infinite where there is no limit."""
-    limit, used = number_in(cgroup / "memory.max"), number_in(cgroup / "memory.current")
-    return math.inf if limit is None or used is None else max(0, limit - used)
 
 
 def _power() -> dict[str, Any]:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import ctypes
 import gc
-import sys
 import threading
 
 from lapclip.machine import facts
@@ -23,9 +21,9 @@ class PeakMemory:
 
     def __enter__(self) -> PeakMemory:
         gc.collect()
+        self._device.release_memory()  # otherwise what an earlier computation freed would be counted too
         self._device.forget_peak()
         if self._device.is_cpu:
-            _give_back_freed_memory()
             self._watcher = threading.Thread(target=self._watch, name="lapclip-peak", daemon=True)
             self._watcher.start()
         return self
@@ -42,12 +40,3 @@ class PeakMemory:
             self.bytes = max(self.bytes, facts.memory_bytes())
             if self._over.wait(EVERY):
                 return
-
-
-def _give_back_freed_memory() -> None:
-    """Otherwise what an earlier computation freed would be counted too: `devices.prepare` has the process keep it."""
-    if sys.platform == "linux":
-        try:
-            ctypes.CDLL(None).malloc_trim(0)
-        except (OSError, AttributeError):
-            pass

@@ -156,15 +156,21 @@ def _predictions(saved: dict[str, Any]) -> list[Block]:
     ]
     fits: list[list[Any]] = [
         [f"{f.get('device')} {f.get('dtype')}", milliseconds(f.get("overhead_ms")),
+         f"{figure(number(f.get('ns_per_parameter')) or 0.0)} ns a parameter",
          f"{figure((number(f.get('flops_per_second')) or 0) / 1e9)} GFLOP/s", percent(f.get("error"))]
         for f in dictionaries(saved.get("fits"))
     ]  # fmt: skip
     blocks: list[Block] = []
     if fits:
         blocks.append(
-            Sentences(["The fit: time = overhead + work / rate; its error is that on cells it has not seen."])
+            Sentences(
+                [
+                    "The fit: time = overhead + parameters times an update's time + work / rate; its error is that on "
+                    "cells it has not seen."
+                ]
+            )
         )
-        blocks.append(Table(["device", "overhead", "rate", "error"], fits))
+        blocks.append(Table(["device", "overhead", "update", "rate", "error"], fits))
     if rows:
         blocks.append(Table(["model", "batch", "device", "predicted step"], rows, folded="Predicted, not measured"))
     return blocks

@@ -111,15 +111,13 @@ def quick_rate(
     best = 0.0
     for multiply in _multipliers(left, device):
         ends = time.perf_counter() + QUICK_SECONDS
-        taken = 0
-        while taken < 3 or time.perf_counter() < ends:  # the first ones find cold caches and sleeping threads
+        while best == 0 or time.perf_counter() < ends:  # the first ones find cold caches and sleeping threads
             synchronise()
             began = time.perf_counter()
             for _ in range(repeats):
                 multiply(left, right)
             synchronise()
             best = max(best, repeats * 2.0 * rows * product.k * product.n / (time.perf_counter() - began))
-            taken += 1
     return best
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from lapclip.machine.devices import DTYPES, Device, fault_in_compiling
+from lapclip.machine.devices import DTYPES, Device, fault_in_compiling, prepare
 from lapclip.model.kernels import Compute
 from lapclip.model.transformer import Block
 from lapclip.tune.measure import Setting, Tell, Workshop, compare
@@ -65,12 +65,16 @@ def time_compiling(workshop: Workshop, setting: Setting, device: Device, before:
         return Compiling(how, 0.0, before, before, measured=False, fault=f"nothing can be compiled here ({fault})")
     tell("compiling the whole step; this takes a minute or two")
     right = workshop.contender(setting).answer()
-    contender = workshop.contender(replace(setting, compile=how))
-    began = time.perf_counter()
-    contender.warm_up()
-    cost = time.perf_counter() - began
-    after = statistics.median(contender.take() for _ in range(ROUNDS))
-    wrong = compare(contender.answer(), right).fault(setting.dtype)
+    try:
+        contender = workshop.contender(replace(setting, compile=how))
+        began = time.perf_counter()
+        contender.warm_up()
+        cost = time.perf_counter() - began
+        after = statistics.median(contender.take() for _ in range(ROUNDS))
+        wrong = compare(contender.answer(), right).fault(setting.dtype)
+    except Exception as error:  # compilers have many ways to fail, and any of them means the same
+        fault = f"the step cannot be compiled here ({str(error).splitlines()[0][:100]})"
+        return Compiling(how, 0.0, before, before, measured=False, fault=fault)
     fault = f"compiling is not used: {wrong}" if wrong else None
     return Compiling(how, cost, before, after, measured=True, fault=fault)
 
@@ -86,6 +90,7 @@ def predict_compiling(workshop: Workshop, setting: Setting, device: Device, befo
         return replace(nothing, fault=f"compiling was not tried in the time; {advice}")
     if fault := fault_in_compiling(device):
         return replace(nothing, fault=f"nothing can be compiled here ({fault})")
+    prepare(device, setting.threads)
     model, batch = workshop.config.model, workshop.batch
     rows = setting.micro_batch or len(batch.tokens_BL)
     patches = (model.image_size // model.patch) ** 2

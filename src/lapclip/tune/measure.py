@@ -109,9 +109,14 @@ class Workshop:
         return Contender(make_step(model, setting.applied(self.config.train), device), self.batch, device)
 
     def agreement(self, setting: Setting) -> Agreement:
-        """Compare a setting with float32 on the CPU, on a few pairs. In micro-batches, if those are to be used."""
-        micro_batch = min(setting.micro_batch, 2)
-        return compare(self._answer(replace(setting, micro_batch=micro_batch, compile="none")), self._right)
+        """Compare a setting with float32 on the CPU, on a few pairs. In micro-batches, if those are to be used.
+
+        Recorded, if it is to be; what is compiled is compared on the whole batch, once it has been compiled for that.
+        """
+        how = "graph" if setting.compile == "graph" else "none"
+        return compare(
+            self._answer(replace(setting, micro_batch=min(setting.micro_batch, 2), compile=how)), self._right
+        )
 
     @cached_property
     def _right(self) -> Answer:
@@ -146,6 +151,8 @@ class Contender:
 
     def answer(self) -> Answer:
         """What the step computes. float16's first scales may overflow; it then halves them, so it may try again."""
+        if isinstance(self.step, GraphedStep):
+            self.warm_up()
         figures = self._figures()
         for _ in range(20):
             if math.isfinite(figures.grad_norm):

@@ -12,12 +12,13 @@ import time
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from lapclip.config import AUTO, Config
+from lapclip.config import AUTO, Config, ModelConfig, TrainConfig
 from lapclip.data.batches import Batch
 from lapclip.errors import ConfigError, LapclipError
 from lapclip.machine import devices, facts
 from lapclip.machine.devices import DTYPES, Device
-from lapclip.train.memory import predict_bytes
+from lapclip.train.fallback import MEMORY, cause_of, smaller
+from lapclip.train.memory import check_memory, predict_bytes
 from lapclip.tune.arithmetic import operations, quick_rate, step_products
 from lapclip.tune.compiling import predict_compiling, time_compiling
 from lapclip.tune.kernels import choose_kernels
@@ -58,7 +59,11 @@ class NothingWorks(ConfigError):
 class Search:
     """One tuning: a model, a batch, and seconds to spend."""
 
-    def __init__(self, config: Config, batch: Batch, seconds: float, tell: Tell = lambda text: None) -> None:
+    def __init__(
+        self, config: Config, batch: Batch, seconds: float, tell: Tell = lambda text: None, *, briefly: bool = False
+    ) -> None:
+        """Briefly leaves out what would not change the choice."""
+        self._briefly = briefly
         self.model, self.train, self.tell = config.model, config.train, tell
         self.workshop = Workshop(config, batch)
         self.caption_tokens = batch.tokens_BL.shape[1]
@@ -118,7 +123,7 @@ class Search:
                     self._reject(Setting(device.kind, dtype), f"does not compute here ({_first_line(error)})")
         return sorted(found, key=lambda entry: entry[2])
 
-    def _enter(self, device: Device, dtype: str, least: float) -> None:
+    def _enter(self, device: Device, dtype: str, least: float, micro_batch: int | None = None) -> None:
         """Let a device and precision race, if it has a chance, fits into memory and computes the right thing."""
         setting = Setting(device.kind, dtype, self.threads)
         if self.times and least > CERTAIN * self.times[self._fastest]:
@@ -127,7 +132,11 @@ class Search:
         if self.times and self.left < 5 * least:
             return self._reject(setting, f"not tried: {max(0.0, self.left):.0f} s of the budget are left")
         try:
-            micro_batch, why_micro_batch = self._micro_batch(device, dtype)
+            micro_batch, why_micro_batch = (
+                fitting_micro_batch(self.model, replace(self.train, dtype=dtype), self.caption_tokens, device)
+                if micro_batch is None
+                else (micro_batch, f"twice as many ran out of memory on {device.kind}")
+            )
             how, _ = devices.choose_compile(self.train.compile, device)
             setting = replace(setting, micro_batch=micro_batch, compile=how)
             self.tell(f"kernels, {setting.text()}")
@@ -138,7 +147,7 @@ class Search:
             self.tell(f"is it right, {setting.text()}")
             agreement = self.workshop.agreement(setting)
         except Exception as error:
-            return self._reject(setting, f"does not run here ({_first_line(error)})")
+            return self._failed(error, setting, device, least)
         if fault := agreement.fault(dtype):
             return self._reject(setting, f"{fault}, compared with float32 on the CPU")
         self._reasons[setting] = {
@@ -146,7 +155,17 @@ class Search:
             "agreement": f"gradients agree with float32 on the CPU (cosine {agreement.gradients:.4f})",
             **{name.removeprefix("train."): text for name, text in why_forms.items()},
         }
-        return self._race(setting)
+        try:
+            return self._race(setting)
+        except Exception as error:
+            return self._failed(error, setting, device, least)
+
+    def _failed(self, error: Exception, setting: Setting, device: Device, least: float) -> None:
+        """Out of memory is tried again with half of the pairs at once, as in training; other failures are final."""
+        half = smaller(setting.applied(self.train))
+        if cause_of(error) == MEMORY and half and not self.train.micro_batch:
+            return self._enter(device, setting.dtype, least, half)
+        return self._reject(setting, f"does not run here ({_first_line(error)})")
 
     def _race(self, setting: Setting) -> None:
         """Real steps, until there are enough or the setting is clearly behind."""
@@ -154,15 +173,12 @@ class Search:
         rival = self._fastest if self.times else None
         limit = HOPELESS * self.times[rival] if rival else float("inf")
         times: list[float] = []
-        try:
-            contender = self.workshop.contender(setting)
-            contender.warm_up()
-            while len(times) < ROUNDS or (sum(times) < 0.5 and len(times) < 50):
-                times.append(contender.take())
-                if min(times) > limit or (len(times) >= 2 and self.left < sum(times)):
-                    break
-        except Exception as error:
-            return self._reject(setting, f"does not run here ({_first_line(error)})")
+        contender = self.workshop.contender(setting)
+        contender.warm_up()
+        while len(times) < ROUNDS or (sum(times) < 0.5 and len(times) < 50):
+            times.append(contender.take())
+            if min(times) > limit or self.left < sum(times):
+                break
         seconds = statistics.median(times)
         if rival and seconds > limit:
             reason = f"{_ms(seconds)} a step against {_ms(self.times[rival])} with {rival.text()}"
@@ -208,7 +224,10 @@ class Search:
             if self.left < 3 * self.times[chosen]:
                 self._reject(other, f"not tried: {max(0.0, self.left):.0f} s of the budget are left")
                 continue
-            self._race(other)
+            try:
+                self._race(other)
+            except Exception as error:
+                self._reject(other, f"does not run here ({_first_line(error)})")
             rivals |= {_threads(threads): seconds for setting, _, seconds in self._known() if setting == other}
             if self.times.get(other, float("inf")) * WORTH < self.times[best]:
                 best = other
@@ -220,31 +239,18 @@ class Search:
         device, before = Device(chosen.device), self.times[chosen]
         if self.train.compile != AUTO:
             return chosen, devices.choose_compile(self.train.compile, device)[1]
+        steps = planned_steps(self.train, before)
+        if self._briefly:
+            return chosen, f"{chosen.compile}; lapclip tune --seconds 300 tries compiling"
         if self._budget >= TIME_TO_COMPILE:
             compiling = time_compiling(self.workshop, chosen, device, before, self.tell)
         else:
             self.tell("does compiling pay")
             compiling = predict_compiling(self.workshop, chosen, device, before, self.left)
-        if compiling.pays(self.train.steps):
+        if compiling.pays(steps):
             chosen = replace(chosen, compile=compiling.compile)
             self.times[chosen] = compiling.after
-        return chosen, compiling.text(self.train.steps)
-
-    def _micro_batch(self, device: Device, dtype: str) -> tuple[int, str]:
-        """The largest that is predicted to fit; 0, the whole batch, wherever that fits: parts cost a second pass."""
-        if self.train.micro_batch:
-            return self.train.micro_batch, "asked for"
-        free, size = device.free_bytes(), self.train.batch_size
-        while True:
-            micro_batch = 0 if size == self.train.batch_size else size
-            asked = replace(self.train, dtype=dtype, micro_batch=micro_batch)
-            needed = predict_bytes(self.model, asked, self.caption_tokens).total
-            figures = f"predicted {needed / 1e9:.1f} GB of {free / 1e9:.1f} GB free"
-            if needed <= SHARE_OF_MEMORY * free:
-                return micro_batch, f"{'a part of the batch' if micro_batch else 'the whole batch'} fits: {figures}"
-            if size == 1:
-                raise LapclipError(f"too large for memory: {figures}, one pair at a time")
-            size = (size + 1) // 2
+        return chosen, compiling.text(steps)
 
     def _known(self) -> list[tuple[Setting, str, float]]:
         """Every setting that was timed, also those that stopped early."""
@@ -272,6 +278,29 @@ class Search:
         ms = None if seconds is None else seconds * 1e3
         text = f"{setting.text()}: {reason}"
         self.rejected.append({"choices": asdict(setting), "reason": text, "ms": ms, "bound": bound})
+
+
+def planned_steps(train: TrainConfig, seconds_a_step: float) -> int:
+    """How many updates a run has; minutes become steps only once a step has been timed."""
+    return train.steps or int(60 * train.minutes / seconds_a_step)
+
+
+def fitting_micro_batch(model: ModelConfig, train: TrainConfig, caption_tokens: int, device: Device) -> tuple[int, str]:
+    """The largest that is predicted to fit; 0, the whole batch, wherever that fits: parts cost a second pass."""
+    train = replace(train, device=device.kind)
+    if train.micro_batch:
+        check_memory(model, train, caption_tokens, device)
+        return train.micro_batch, "asked for"
+    free, size = device.free_bytes(), train.batch_size
+    while True:
+        micro_batch = 0 if size == train.batch_size else size
+        needed = predict_bytes(model, replace(train, micro_batch=micro_batch), caption_tokens).total
+        figures = f"predicted {needed / 1e9:.1f} GB of {free / 1e9:.1f} GB free"
+        if needed <= SHARE_OF_MEMORY * free:
+            return micro_batch, f"{'a part of the batch' if micro_batch else 'the whole batch'} fits: {figures}"
+        if size == 1:
+            raise LapclipError(f"too large for memory: {figures}, one pair at a time")
+        size = (size + 1) // 2
 
 
 def describe(tuning: Tuning, loader_threads: int, why_loader_threads: str) -> dict[str, Any]:

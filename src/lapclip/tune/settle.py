@@ -10,20 +10,21 @@ from lapclip.config import AUTO, Config, TrainConfig, replace_in
 from lapclip.data.batches import Batch, BatchPlan
 from lapclip.machine import devices
 from lapclip.machine.devices import DTYPES, Device
+from lapclip.machine.facts import logical_cores
 from lapclip.train.memory import check_memory, largest_micro_batch
 from lapclip.tune.arithmetic import operations, quick_rate, step_products
 from lapclip.tune.kernels import check_kernels, choose_kernels
 from lapclip.tune.loading import choose_loader_threads
 from lapclip.tune.measure import Setting, Tell
 from lapclip.tune.notebook import Notebook, machine_key
-from lapclip.tune.search import NothingWorks, Search, Tuning
+from lapclip.tune.search import NothingWorks, Search, Tuning, fitting_micro_batch, planned_steps
 
 NOTEBOOK = Notebook("tune.json")
 SHARE_OF_RUN = 0.05
 """The most of a planned run that `lapclip train` spends on tuning before it."""
 MOST_SECONDS = 60.0
-LEAST_SECONDS = 2.0
-"""With less there is no point in starting."""
+LEAST_SECONDS, LEAST_STEPS = 2.0, 8
+"""What a tuning takes at least: to choose kernels, and to take a few steps."""
 TUNED = ("device", "dtype", "threads")
 """Settings that are worth a tuning when one of them is "auto"."""
 
@@ -32,19 +33,27 @@ def settle(config: Config, plan: BatchPlan, longest_caption: int, tell: Tell) ->
     """The configuration with nothing "auto" left, the device, and the reason for each choice."""
     refuse_what_cannot_fit(config, longest_caption)
     batch = plan.batch(1)
-    tuning = recall(config, batch) if _wants_tuning(config.train) else None
+    seconds = seconds_to_spend(config, batch) if _wants_tuning(config.train) else 0.0
+    tuning = recall(config, batch, seconds) if _wants_tuning(config.train) else None
     why = " (tuned before)" if tuning else ""
-    if tuning is None and _wants_tuning(config.train) and (seconds := seconds_to_spend(config, batch)) >= LEAST_SECONDS:
+    if tuning is None and seconds:
         with suppress(NothingWorks):  # trying needs more memory than training, so training may still work
-            tuning = Search(config, batch, seconds, tell).run()
-            remember(config, batch, tuning)
+            tuning = Search(config, batch, seconds, tell, briefly=True).run()
+            remember(config, batch, tuning, seconds)
     if tuning is None:
         config, device, reasons = settle_plainly(config, batch, longest_caption)
     else:
         device = Device(tuning.setting.device)
         devices.prepare(device, tuning.setting.threads)
-        config = replace_in(config, "train", **asdict(tuning.setting))
+        asked = replace(config.train, **{**asdict(tuning.setting), "micro_batch": config.train.micro_batch})
         reasons = {f"train.{name}": f"{text}{why}" for name, text in tuning.reasons.items()}
+        if why:  # less memory may be free than there was
+            micro_batch, reasons["train.micro_batch"] = fitting_micro_batch(
+                config.model, asked, longest_caption, device
+            )
+        else:
+            micro_batch = tuning.setting.micro_batch
+        config = replace(config, train=replace(asked, micro_batch=micro_batch))
     loaders, reason = choose_loader_threads(
         config.train.loader_threads, plan, tuning.seconds_a_step if tuning else None
     )
@@ -78,31 +87,36 @@ def settle_plainly(config: Config, batch: Batch, longest_caption: int) -> tuple[
 
 
 def seconds_to_spend(config: Config, batch: Batch) -> float:
-    """A small share of the run, whose length is estimated from what its products cost."""
-    if config.train.minutes:
-        return min(MOST_SECONDS, SHARE_OF_RUN * 60 * config.train.minutes)
+    """A small share of the run, whose length is estimated from what its products cost; 0 where that is too little."""
     device = devices.available(config.train.device)[0]
     devices.prepare(device, devices.default_threads() if config.train.threads == AUTO else int(config.train.threads))
     products = step_products(config.model, config.train.batch_size, batch.tokens_BL.shape[1])
     rate = quick_rate(products, device.torch, DTYPES["float32"], device.synchronise)
-    return min(MOST_SECONDS, SHARE_OF_RUN * config.train.steps * operations(products) / rate)
+    step = operations(products) / rate
+    seconds = min(MOST_SECONDS, SHARE_OF_RUN * (60 * config.train.minutes or config.train.steps * step))
+    return seconds if seconds >= LEAST_SECONDS + LEAST_STEPS * step else 0.0
 
 
-def remember(config: Config, batch: Batch, tuning: Tuning) -> None:
-    """Keep a tuning for runs of the same model and batch on this machine."""
-    page = {**asdict(tuning), "steps": config.train.steps}
+def remember(config: Config, batch: Batch, tuning: Tuning, seconds: float) -> None:
+    """Keep a tuning, found in so many seconds, for runs of the same model and batch on this machine."""
+    page = {**asdict(tuning), "steps": planned_steps(config.train, tuning.seconds_a_step), "budget": seconds}
     NOTEBOOK.write(_key(config, batch), page)
 
 
-def recall(config: Config, batch: Batch) -> Tuning | None:
-    """An earlier tuning of the same model and batch, with the same things asked for."""
+def recall(config: Config, batch: Batch, seconds: float = 0.0) -> Tuning | None:
+    """An earlier tuning of the same model and batch, with the same things asked for.
+
+    One that had less than half of the seconds that may be spent now is not good enough.
+    """
     page = NOTEBOOK.read(_key(config, batch))
     try:
         setting = Setting(**page["setting"])
         rest = {field.name: page[field.name] for field in fields(Tuning) if field.name != "setting"}
         tuning = Tuning(setting=setting, **rest)
         check_kernels(setting.applied(config.train), Device(setting.device))
-        if "compiled" in setting.compile and config.train.steps < page["steps"]:
+        if page["budget"] < seconds / 2:
+            return None
+        if "compiled" in setting.compile and planned_steps(config.train, tuning.seconds_a_step) < page["steps"]:
             return None  # compiling was worth it for a longer run
     except (TypeError, KeyError, ValueError):
         return None
@@ -114,7 +128,9 @@ def _wants_tuning(train: TrainConfig) -> bool:
 
 
 def _key(config: Config, batch: Batch) -> str:
-    asked: dict[str, Any] = {field.name: getattr(config.train, field.name) for field in fields(Setting)}
+    names = [*(field.name for field in fields(Setting)), "recompute", "patch_dropout", "cheap_size"]
+    asked: dict[str, Any] = {name: getattr(config.train, name) for name in names}
     sizes = f"batch {config.train.batch_size} captions of {batch.tokens_BL.shape[1]}"
     machines = " and ".join(machine_key(device) for device in devices.available(config.train.device))
-    return f"{config.model} {sizes} {asked} on {machines}"
+    cores = f"{devices.default_threads()} threads of {logical_cores()}"
+    return f"{config.model} {sizes} {asked} on {machines} {cores}"

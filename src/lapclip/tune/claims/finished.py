@@ -13,6 +13,7 @@ from lapclip.data.scenes import Scene, split_scenes
 from lapclip.data.sources import load_scenes
 from lapclip.embedder import load
 from lapclip.errors import LapclipError
+from lapclip.insight.summary import summarise
 from lapclip.records.runs import Run, all_runs
 from lapclip.records.store import read_events
 from lapclip.tune.claims.bench import Bench
@@ -135,12 +136,12 @@ def energy(bench: Bench) -> Finding:
     found = newest_finished("seed")
     if found is None:
         return no_run("seed")
-    joules = [event["joules"] for event in found.events if event.get("joules") is not None]
+    joules = summarise(found.events).joules()
     seconds = [event["training_seconds"] for event in found.events if event["type"] == "finished"][-1]
-    if not joules:
+    if not joules.y:
         return unknown(f"run {found.run.name} recorded no energy: this machine does not tell")
     accuracy = statistics.fmean(found.mean(f"{way}_accuracy", found.epochs) for way in ("t2i", "i2t"))
-    return energy_verdict(max(joules), seconds, found.epochs, accuracy, found.run.name)
+    return energy_verdict(joules.y[-1], seconds, found.epochs, accuracy, found.run.name)
 
 
 def energy_verdict(joules: float, seconds: float, epochs: int, accuracy: float, name: str) -> Finding:
@@ -173,7 +174,8 @@ def gpu_run(bench: Bench) -> Finding:
         return no_run("seed-gpu") if bench.accelerator else unknown("torch finds no accelerator here to run it on")
     epoch = min(5, found.epochs)
     accuracy = statistics.fmean(found.mean(f"{way}_accuracy", epoch) for way in ("t2i", "i2t"))
-    places = set(found.started["devices"].values())
+    ran = [event["places"] for event in found.events if event["type"] == "finished"][-1]
+    places = {place[tower] for place in ran for tower in ("image", "text")}
     return gpu_run_verdict(found.mean("loss", epoch), accuracy, places, epoch, found.run.name)
 
 

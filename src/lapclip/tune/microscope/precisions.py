@@ -25,10 +25,10 @@ class Precision:
     """Why it does not run here, if so; then there are no figures."""
 
     @property
-    def final_loss(self) -> float:
-        """The mean over the last fifth."""
+    def final_loss(self) -> float | None:
+        """The mean over the last fifth, where it ran."""
         last = self.losses[-max(1, len(self.losses) // 5) :]
-        return statistics.fmean(last) if last else float("nan")
+        return statistics.fmean(last) if last else None
 
 
 def precisions(
