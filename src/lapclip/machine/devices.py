@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 
 import torch
@@ -122,7 +123,8 @@ class Device:
         if self.is_cpu:
             facts.forget_peak()
         if self.kind in ("cuda", "xpu"):
-            torch.accelerator.reset_peak_memory_stats()
+            with suppress(RuntimeError):  # a device that is not there has no peak
+                torch.accelerator.reset_peak_memory_stats()
 
     def synchronise(self) -> None:
         """Wait until everything asked for has been computed."""
