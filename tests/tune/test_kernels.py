@@ -41,6 +41,14 @@ def test_a_choice_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     assert choose_kernels(SHAPES["tiny"], TRAIN, 16, CPU) == first
 
 
+def test_what_was_timed_at_a_bad_moment_can_be_timed_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    choose_kernels(SHAPES["tiny"], TRAIN, 16, CPU)
+    monkeypatch.setattr(kernels, "_fastest", lambda operation, batch, forms, *_: (forms[-1], "timed anew"))
+    choices, reasons = choose_kernels(SHAPES["tiny"], TRAIN, 16, CPU, anew=True)
+    assert choices["image_attention"] == ATTENTION[-1]
+    assert choose_kernels(SHAPES["tiny"], TRAIN, 16, CPU) == (choices, reasons)
+
+
 def test_what_is_asked_for_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels, "_fastest", lambda *_: pytest.fail("timed"))
     train = dataclasses.replace(TRAIN, image_attention="products", text_attention="fused", linear="torch")

@@ -44,9 +44,9 @@ class Sizes:
 
 
 def choose_kernels(
-    model: ModelConfig, train: TrainConfig, caption_tokens: int, device: Device
+    model: ModelConfig, train: TrainConfig, caption_tokens: int, device: Device, *, anew: bool = False
 ) -> tuple[dict[str, str], dict[str, str]]:
-    """Settings of TrainConfig that are "auto", decided, and the reason for each."""
+    """Settings of TrainConfig that are "auto", decided, and the reason for each; anew forgets earlier timings."""
     batch = min(train.batch_size, train.micro_batch or train.batch_size)
     patches = max(1, round((model.image_size // model.patch) ** 2 * (1 - train.patch_dropout)))
     image = Sizes(1 + patches, model.image_width, model.image_heads)
@@ -65,7 +65,7 @@ def choose_kernels(
             choice = "torch", "the only form here"
         else:
             key = f"{name} {batch} {image} {text} {train.dtype} {torch.get_num_threads()} {machine_key(device)}"
-            choice = _remembered(key, forms)
+            choice = None if anew else _remembered(key, forms)
             if choice is None:
                 choice = _fastest(operation, batch, forms, train.dtype, device)
                 NOTEBOOK.write(key, choice)

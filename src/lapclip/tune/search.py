@@ -142,7 +142,7 @@ class Search:
             self.tell(f"kernels, {setting.text()}")
             devices.prepare(device, setting.threads)
             asked = replace(self.train, dtype=dtype, micro_batch=micro_batch)
-            forms, why_forms = choose_kernels(self.model, asked, self.caption_tokens, device)
+            forms, why_forms = choose_kernels(self.model, asked, self.caption_tokens, device, anew=not self._briefly)
             setting = replace(setting, **forms)
             self.tell(f"is it right, {setting.text()}")
             agreement = self.workshop.agreement(setting)
