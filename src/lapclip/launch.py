@@ -26,7 +26,7 @@ from lapclip.evaluate.baseline import linear_baseline
 from lapclip.machine import devices, facts
 from lapclip.machine.devices import Device
 from lapclip.machine.signals import Signals
-from lapclip.machine.timing import Stopwatch
+from lapclip.machine.timing import Stopwatch, timed
 from lapclip.model.clip import CLIP, count_parameters
 from lapclip.model.zoo import SHAPES
 from lapclip.randomness import derived_seed
@@ -38,7 +38,7 @@ from lapclip.train.graph import WARM_UP, AnyStep, make_step
 from lapclip.train.loop import Training, score
 from lapclip.train.recovery import changes_so_far, memory_explained, persist, places_so_far, restore
 from lapclip.tune.kernels import check_kernels
-from lapclip.tune.measure import Tell
+from lapclip.tune.notices import Tell
 from lapclip.tune.settle import settle
 
 
@@ -210,11 +210,10 @@ def time_parts(
 def time_step(step: AnyStep, plan: BatchPlan, number: int, device: Device) -> float:
     """The median time of one kind of step; the first ones warm up, compile and record."""
     times: list[float] = []
+    off = Stopwatch(device.synchronise, on=False)
     batch = plan.batch(1)  # the same for all: a recording is made once for each shape
     while len(times) < 12 and (sum(times) < 10 or len(times) < WARM_UP + 2):
-        began = time.perf_counter()
-        step(batch, number, 0.0, Stopwatch(device.synchronise, on=False))()
-        times.append(time.perf_counter() - began)
+        times.append(timed(lambda: step(batch, number, 0.0, off)(), device.synchronise))
     return statistics.median(times[1:] if device.is_cpu else times[WARM_UP + 1 :])
 
 

@@ -11,12 +11,12 @@ from lapclip.data.sources import load_scenes
 from lapclip.errors import ConfigError
 from lapclip.launch import Hooks, count_steps, fit_vocabulary, make_plan
 from lapclip.machine import devices
+from lapclip.machine.notebook import Notebook
 from lapclip.model.zoo import SHAPES
 from lapclip.tune import compare as comparing
 from lapclip.tune import microscope
 from lapclip.tune.loading import choose_loader_threads
-from lapclip.tune.measure import Tell
-from lapclip.tune.notebook import Notebook
+from lapclip.tune.notices import Tell
 from lapclip.tune.search import Search, describe
 from lapclip.tune.settle import remember
 

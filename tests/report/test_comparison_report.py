@@ -29,8 +29,8 @@ def milliseconds(place: tuple[str, str], size: int, batch: int) -> float:
 def cells(places: list[tuple[str, str]]) -> list[dict[str, Any]]:
     return [
         {"device": place[0], "dtype": place[1], "threads": 2, "model": "any", "parameters": size, "batch": batch,
-         "work": WORK * size * batch,
-         "ms": milliseconds(place, size, batch), "pairs_per_second": 1.0, "peak_memory_bytes": 10**9, "joules": None,
+         "work": WORK * size * batch, "used_threads": 2,
+         "ms": milliseconds(place, size, batch), "fitted_ms": milliseconds(place, size, batch), "pairs_per_second": 1.0, "peak_memory_bytes": 10**9, "joules": None,
          "skipped": None}
         for place in places for size in SIZES for batch in BATCHES
     ]  # fmt: skip
@@ -44,7 +44,7 @@ def comparison(places: list[tuple[str, str]] | None = None) -> dict[str, Any]:
         "cells": cells(places),
         "fits": [
             {"device": device, "dtype": dtype, "threads": 2, "overhead_ms": SPEEDS[device, dtype][0],
-             "ns_per_parameter": 0.0, "flops_per_second": SPEEDS[device, dtype][1], "error": 0.05}
+             "ms_per_layer": 0.0, "ns_per_parameter": 0.0, "flops_per_second": SPEEDS[device, dtype][1], "error": 0.05}
             for device, dtype in places
         ],
         "crossover": {"text": "The GPU wins from 10 M parameters at batch 16 up.", "points": []},

@@ -10,7 +10,7 @@ import pytest
 from lapclip.errors import ConfigError
 from lapclip.machine import devices
 from lapclip.tune import compare, fits
-from lapclip.tune.fits import Cell, Contestant, Fit, crossover, fit, predictions, recommendations
+from lapclip.tune.fits import Cell, Contestant, Fit, crossover, fit, fitted, predictions, recommendations
 from lapclip.tune.ladder import BATCHES, MEASURED, PREDICTED, Rung
 
 TINY = (Rung(64, 1), Rung(64, 2))
@@ -21,13 +21,15 @@ def silent(text: str) -> None:
     pass
 
 
-def cells_of(contestant: Contestant, overhead: float, rate: float, rungs=MEASURED, update: float = 0.0) -> list[Cell]:
-    """Cells as they would be if time were overhead, updates and work alone."""
+def cells_of(
+    contestant: Contestant, overhead: float, rate: float, rungs=MEASURED, update: float = 0.0, layer: float = 0.0
+) -> list[Cell]:
+    """Cells as they would be if time were overhead, layers, updates and work alone."""
     return [
         Cell(**asdict(contestant), model=rung.shape.name, parameters=rung.parameters, work=rung.work(batch),
-             batch=batch, ms=ms, pairs_per_second=batch / ms * 1e3)
+             batch=batch, layers=rung.layers, ms=ms, pairs_per_second=batch / ms * 1e3)
         for rung in rungs for batch in BATCHES
-        if (ms := overhead + rung.parameters * update / 1e6 + rung.work(batch) / rate * 1e3)
+        if (ms := overhead + rung.layers * layer + rung.parameters * update / 1e6 + rung.work(batch) / rate * 1e3)
     ]  # fmt: skip
 
 
@@ -38,7 +40,8 @@ def test_sizes_reach_from_one_million_to_half_a_billion_and_predictions_to_a_bil
 
 
 def test_the_fit_finds_what_the_times_were_made_of() -> None:
-    (found,) = fit(cells_of(CPU, overhead=7.0, rate=2e11, update=1.5))
+    (found,) = fit(cells_of(CPU, overhead=7.0, rate=2e11, update=1.5, layer=0.25))
+    assert found.ms_per_layer == pytest.approx(0.25, rel=1e-3)
     assert found.overhead_ms == pytest.approx(7.0, rel=1e-3)
     assert found.ns_per_parameter == pytest.approx(1.5, rel=1e-3)
     assert found.flops_per_second == pytest.approx(2e11, rel=1e-3)
@@ -65,7 +68,7 @@ def test_too_few_cells_give_no_fit() -> None:
 
 def test_the_crossover_is_where_the_accelerator_overtakes() -> None:
     cells = cells_of(CPU, overhead=1.0, rate=1e11) + cells_of(GPU, overhead=20.0, rate=1e13)
-    found = crossover(cells, fit(cells))
+    found = crossover(fitted(cells, fit(cells)))
     points = {point["batch"]: point["parameters"] for point in found["points"]}
     assert points[1] > points[16]
     for batch, parameters in points.items():
@@ -77,18 +80,18 @@ def test_the_crossover_is_where_the_accelerator_overtakes() -> None:
 
 def test_a_cell_that_was_not_run_is_judged_by_the_fit() -> None:
     cells = cells_of(CPU, overhead=1.0, rate=1e11) + cells_of(GPU, overhead=20.0, rate=1e13)
-    whole = crossover(cells, fit(cells))
+    whole = crossover(fitted(cells, fit(cells)))
     partial = [
         replace(cell, ms=None, skipped="too long") if cell.device == "cpu" and cell.batch == 256 else cell
         for cell in cells
     ]
-    assert crossover(partial, fit(partial)) == whole
+    assert crossover(fitted(partial, fit(partial))) == whole
 
 
 def test_one_device_alone_compares_its_precisions_and_says_so() -> None:
     half = Contestant("cpu", "bfloat16", 2)
     cells = cells_of(CPU, 0.0, 1e11) + cells_of(half, 0.0, 2e11)
-    assert crossover(cells, fit(cells))["text"] == (
+    assert crossover(fitted(cells, fit(cells)))["text"] == (
         "cpu is the only device here, so precisions and threads are compared: "
         "cpu bfloat16, 2 threads is 2.00x cpu float32, 2 threads"
     )
@@ -157,7 +160,65 @@ def test_other_files_are_refused(tmp_path: Path, text: str) -> None:
 
 
 def test_a_fit_gives_the_time_of_any_size() -> None:
-    one = Fit("cpu", "float32", 2, overhead_ms=1.0, ns_per_parameter=2.0, flops_per_second=1e9, error=0.1)
-    assert one.ms(parameters=1e6, work=1e9) == pytest.approx(1.0 + 2.0 + 1000.0)
+    one = Fit("cpu", "float32", 2, 1.0, ms_per_layer=0.5, ns_per_parameter=2.0, flops_per_second=1e9, error=0.1)
+    assert one.ms(layers=4, parameters=1e6, work=1e9) == pytest.approx(1.0 + 2.0 + 2.0 + 1000.0)
     assert fits._size(2.5e6) == "2.5 M"
     assert fits._size(1e9) == "1.0 B"
+
+
+def test_what_depends_on_the_size_is_not_fitted_to_one_size() -> None:
+    (found,) = fit(cells_of(CPU, overhead=7.0, rate=2e11, update=1.5, rungs=MEASURED[:1]))
+    assert (found.ms_per_layer, found.ns_per_parameter) == (0.0, 0.0)
+    assert found.flops_per_second == pytest.approx(2e11, rel=1e-3)
+
+
+def test_recommendations_compare_at_a_batch_that_several_ran() -> None:
+    slow, quick = cells_of(CPU, 10.0, 1e11, MEASURED[:1]), cells_of(GPU, 1.0, 1e13, MEASURED[:1])
+    alone = [replace(cell, ms=None) if cell.batch > 16 else cell for cell in slow]
+    (found,) = recommendations([*alone, *quick])
+    assert (found["device"], found["batch"]) == ("cuda", 16)
+    assert "x cpu float32, 2 threads" in found["text"]
+    near = [replace(cell, device="xpu", ms=(cell.ms or 0.0) * 1.01) for cell in quick]
+    assert "as fast as xpu float32" in recommendations([*quick, *near])[0]["text"]
+    (only,) = recommendations(quick)
+    assert only["text"].endswith("nothing else was run")
+
+
+@pytest.mark.parametrize(("start", "best"), [(4, 4), (4, 1), (4, 16), (1, 2), (16, 8)])
+def test_the_best_number_of_threads_is_found_from_any_start(start: int, best: int) -> None:
+    tried: list[int] = []
+
+    def take(threads: int) -> tuple[float, None]:
+        tried.append(threads)
+        return 0.01 * max(threads / best, best / threads), None
+
+    assert compare._best_threads(take, start, 16) == (best, (0.01, None))
+    assert len(tried) == len(set(tried))
+
+
+def test_a_long_step_with_all_threads_is_not_tried_with_fewer() -> None:
+    assert compare._best_threads(lambda threads: (threads, None), 16, 16)[0] == 16
+
+
+def test_a_short_comparison_reaches_large_models_before_it_fills_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    order: list[tuple[int, int]] = []
+
+    def measured(cell: Cell, *_: object) -> Cell:
+        order.append((cell.parameters, cell.batch))
+        return replace(cell, ms=1.0)
+
+    monkeypatch.setattr(compare, "_measured", measured)
+    cells = compare.measure_cells([CPU], TINY, (1, 4, 16), 60.0, silent)
+    small, large = (rung.parameters for rung in TINY)
+    assert order == [(small, 1), (small, 16), (large, 1), (large, 16), (small, 4), (large, 4)]
+    assert [(cell.parameters, cell.batch) for cell in cells] == sorted(order)
+
+
+def test_against_an_accelerator_the_cpu_may_choose_its_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices, "available", lambda: [devices.Device("cuda"), devices.Device("cpu")])
+    assert [one.text() for one in compare.contestants()] == [
+        "cuda float32", "cuda bfloat16", "cpu float32", "cpu bfloat16"
+    ]  # fmt: skip
+    (cell,) = compare.measure_cells([Contestant("cpu", "float32", 0)], TINY[:1], (1,), 30.0, silent)
+    assert cell.threads == 0
+    assert cell.used_threads in range(1, devices.default_threads() + 1)

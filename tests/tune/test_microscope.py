@@ -16,7 +16,8 @@ from lapclip.machine.timing import PHASES
 from lapclip.model.clip import CLIP, count_parameters
 from lapclip.model.zoo import SHAPES
 from lapclip.tune import microscope
-from lapclip.tune.microscope import copies, held, layouts, loading, precisions, products, steps, turns
+from lapclip.tune.microscope import copies, held, layouts, loading, precisions, products, steps
+from lapclip.tune.microscope.fresh import in_fresh_process
 from lapclip.tune.microscope.workload import Rehearsal, Workload, make_workload, some_pairs
 
 CPU = Device("cpu")
@@ -32,21 +33,9 @@ def small(batch: int = 4, layers: int = 2, **changes: object) -> Workload:
     return Workload(shape, PLAIN).changed(batch_size=batch, **changes)
 
 
-def test_turns_alternate_and_the_first_round_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    order: list[str] = []
-    clock = iter([100.0, 1.0, 7.0, 2.0, 6.0, 3.0, 5.0])
-    monkeypatch.setattr(turns, "timed", lambda run, _: (run(), next(clock))[1])
-    found = turns.in_turns({"a": lambda: order.append("a")}, CPU, rounds=6)
-    assert found == {"a": 4.0}
-    monkeypatch.setattr(turns, "timed", lambda run, _: (run(), 1.0)[1])
-    order.clear()
-    turns.in_turns({"a": lambda: order.append("a"), "b": lambda: order.append("b")}, CPU, rounds=2)
-    assert order == ["a", "b"] * 3
-
-
 def test_a_process_that_fails_says_why() -> None:
     with pytest.raises(LapclipError, match="KeyError"):
-        turns.in_fresh_process("lapclip.tune.microscope.products", {})
+        in_fresh_process("lapclip.tune.microscope.products", {})
 
 
 def test_the_parts_of_a_product_add_up() -> None:

@@ -18,7 +18,7 @@ from lapclip.cli.output import Common, emit, typed
 from lapclip.errors import ConfigError
 
 if TYPE_CHECKING:
-    from lapclip.tune.microscope.turns import Notice
+    from lapclip.tune.notices import Notice
 
 STYLES = {"holds": "green", "does not hold": "red", "cannot be measured here": "dim"}
 

@@ -14,6 +14,9 @@ from lapclip.cli.output import Common, emit, typed
 from lapclip.cli.progress import display
 from lapclip.errors import ConfigError
 
+NAME = 26
+"""Width of a contestant's name."""
+
 
 def compare(
     *,
@@ -65,17 +68,16 @@ def summary(found: dict[str, Any], inside: Callable[[dict[str, Any]], list[str]]
     lines += cell_table(found["cells"])
     lines += ["", f"[bold]{found['crossover']['text']}[/bold]", ""]
     for one in found["fits"]:
-        rate = one["flops_per_second"] / 1e9
-        parts = (
-            f"{one['overhead_ms']:.1f} ms + {one['ns_per_parameter']:.2f} ns a parameter + work at {rate:,.0f} GFLOP/s"
-        )
-        lines.append(f"{_name(one):<24}{parts}; off by {one['error']:.0%} on cells it did not see")
-    if found["predictions"]:
-        lines += ["", "predicted by these fits, not measured"]
-    for one in found["predictions"]:
-        size = f"{one['parameters'] / 1e6:>6,.0f} M, batch {one['batch']:<4}"
-        lines.append(f"  {size} {_name(one):<24}{one['ms'] / 1e3:>9.2f} s a step")
-    lines += ["", "most pairs a second"]
+        parts = [
+            f"{one['overhead_ms']:.1f} ms",
+            f"{one['ms_per_layer']:.2f} ms a layer",
+            f"{one['ns_per_parameter']:.2f} ns a parameter",
+            f"work at {one['flops_per_second'] / 1e9:,.0f} GFLOP/s",
+        ]
+        shown = " + ".join(part for part in parts if not part.startswith(("0.0 ms", "0.00", "work at 0 ")))
+        lines.append(f"{_name(one):<{NAME}}{shown}; off by {one['error']:.0%} on cells it did not see")
+    lines += prediction_table(found["predictions"])
+    lines += ["", "what to use, by size"]
     lines += [f"  {one['parameters'] / 1e6:>6.3g} M  {one['text']}" for one in found["recommendations"]]
     for other in found.get("others", []):
         lines += ["", f"[bold]{escape(str(other['machine']['chip']))}[/bold], torch {other.get('torch', 'unknown')}"]
@@ -95,16 +97,37 @@ def cell_table(cells: list[dict[str, Any]]) -> list[str]:
     for cell in cells:
         shown = f"{cell['ms']:,.1f}" if cell["ms"] is not None else "-"
         rows.setdefault((cell["parameters"], _name(cell)), {})[cell["batch"]] = shown
-    head = f"[dim]{'parameters':<11}{'':<24}" + "".join(f"{f'batch {batch}':>11}" for batch in batches) + "[/dim]"
+    head = f"[dim]{'parameters':<11}{'':<{NAME}}" + "".join(f"{f'batch {batch}':>11}" for batch in batches) + "[/dim]"
+    left_out = any(cell["ms"] is None for cell in cells)
     return [
         head,
         *(
-            f"{parameters / 1e6:>7.3g} M  {name:<24}" + "".join(f"{row.get(batch, ''):>11}" for batch in batches)
+            f"{parameters / 1e6:>7.3g} M  {name:<{NAME}}" + "".join(f"{row.get(batch, ''):>11}" for batch in batches)
             for (parameters, name), row in rows.items()
         ),
+        *(["[dim]- was not run: too long for this comparison, or too large; --json says which[/dim]"] * left_out),
+    ]
+
+
+def prediction_table(said: list[dict[str, Any]]) -> list[str]:
+    """One row a contestant, one column a size, at the largest batch that was predicted."""
+    if not said:
+        return []
+    batch = max(one["batch"] for one in said)
+    said = [one for one in said if one["batch"] == batch]
+    sizes = sorted({one["parameters"] for one in said})
+    rows: dict[str, dict[int, str]] = {}
+    for one in said:
+        rows.setdefault(_name(one), {})[one["parameters"]] = f"{one['ms'] / 1e3:,.2f}"
+    columns = "".join(f"{f'{size / 1e6:,.0f} M':>11}" for size in sizes)
+    return [
+        "",
+        f"seconds a step at batch {batch}, predicted by these fits, not measured",
+        f"[dim]{'':<{NAME}}{columns}[/dim]",
+        *(f"{name:<{NAME}}" + "".join(f"{row.get(size, ''):>11}" for size in sizes) for name, row in rows.items()),
     ]
 
 
 def _name(entry: dict[str, Any]) -> str:
-    threads = f", {entry['threads']} thread{'s' * (entry['threads'] != 1)}" if entry["device"] == "cpu" else ""
-    return f"{entry['device']} {entry['dtype']}{threads}"
+    threads = entry["threads"] if entry["device"] == "cpu" else 0
+    return f"{entry['device']} {entry['dtype']}" + (f", {threads} thread{'s' * (threads != 1)}" if threads else "")

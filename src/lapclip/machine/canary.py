@@ -10,22 +10,19 @@ tokens in half precision (195910), a fused Adam that ignores found_inf (186360).
 
 from __future__ import annotations
 
-import json
 import math
-import os
 import platform
-import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from lapclip.machine.facts import cache_folder
 from lapclip.machine.formulas import Answer, Place, checks
+from lapclip.machine.notebook import Notebook
 
+NOTEBOOK = Notebook("canary.json")
 VERSION = 1
 """Rises when the checks change, so that they are made again."""
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 3e-2, torch.float16: 5e-3}
@@ -69,12 +66,10 @@ def examine(place: Place) -> list[Result]:
 def consult(place: Place, label: str) -> list[Result]:
     """What is known of a device with this torch and this system; examined now where nothing is."""
     key = f"{place.type} {label}, torch {torch.__version__}, {platform.platform()}, checks {VERSION}"
-    path = cache_folder() / "canary.json"
-    known = _read(path)
-    if key in known:
-        return known[key]
+    with suppress(TypeError):  # another release wrote other fields, or nothing is known
+        return [Result(**known) for known in NOTEBOOK.read(key)]
     results = examine(place)
-    _write(path, {**known, key: results})
+    NOTEBOOK.write(key, [asdict(result) for result in results])
     return results
 
 
@@ -93,28 +88,3 @@ def _distance(got: Tensor, right: Tensor) -> float:
     """Relative to the norm; infinite where something is not a number."""
     distance = ((got.detach().cpu().double() - right).norm() / right.norm().clamp(min=1e-12)).item()
     return distance if math.isfinite(distance) else math.inf
-
-
-def _read(path: Path) -> dict[str, list[Result]]:
-    """What was found before; a damaged file is as good as none."""
-    try:
-        saved = json.loads(path.read_text(encoding="utf-8"))
-        return {key: [Result(**result) for result in results] for key, results in saved.items()}
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError, TypeError, AttributeError) as error:
-        warnings.warn(f"{path} cannot be read and is ignored: {error}", stacklevel=3)
-        return {}
-
-
-def _write(path: Path, known: dict[str, list[Result]]) -> None:
-    """Where it cannot be written, the checks are made again next time."""
-    partial_path = path.with_name(f".canary.{os.getpid()}.partial")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        text = json.dumps({key: [asdict(result) for result in results] for key, results in known.items()}, indent=1)
-        partial_path.write_text(text, encoding="utf-8")
-        os.replace(partial_path, path)
-    except OSError:
-        with suppress(OSError):
-            partial_path.unlink(missing_ok=True)

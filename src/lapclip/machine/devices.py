@@ -59,6 +59,11 @@ class Device:
         return facts.machine_facts()["chip"]
 
     @property
+    def key(self) -> str:
+        """What a measurement on this device depends on beside its own sizes."""
+        return f"{facts.machine_facts()['chip']} {self.kind} {self.label} torch {torch.__version__}"
+
+    @property
     def fused_adamw(self) -> bool:
         """Whether AdamW's fused form is right here.
 
@@ -176,12 +181,15 @@ class Device:
         except RuntimeError:
             pass
 
-    def abandon(self) -> None:
+    def abandon(self, *holding: object) -> None:
         """Have torch forget a device that has failed, for as long as this process lives.
 
         A failed CUDA context answers every question with its error and cannot be reset (pytorch issue 2300), and torch
-        does ask, even for tensors on the CPU: each optimiser step asks whether a recording is under way.
+        does ask, even for tensors on the CPU: each optimiser step asks whether a recording is under way. Freeing pinned
+        memory asks too, and an error there ends the process; so what holds the device's memory is never freed.
         """
+        for held in holding:
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(held))
         if not self.is_cpu:
             torch.accelerator.current_accelerator = lambda check_available=False: None
             torch.cuda.is_available = lambda: False  # what releases before torch 2.13 ask

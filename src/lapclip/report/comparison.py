@@ -130,16 +130,11 @@ def _curve(saved: dict[str, Any], cells: list[Timed], batch: float) -> Plot:
 def _fitted(saved: dict[str, Any], kinds: set[tuple[str, str]], batch: float) -> Curve:
     """What the fits say at every size of the comparison, run or not: of the fastest precision and threads."""
     best: dict[float, float] = {}
-    for fit in dictionaries(saved.get("fits")):
-        overhead, update, rate = (number(fit.get(n)) for n in ("overhead_ms", "ns_per_parameter", "flops_per_second"))
-        if overhead is None or not rate or (str(fit.get("device")), str(fit.get("dtype"))) not in kinds:
-            continue
-        for cell in dictionaries(saved.get("cells")):
-            model, work = number(cell.get("parameters")), number(cell.get("work"))
-            same = all(cell.get(name) == fit.get(name) for name in ("device", "dtype", "threads"))
-            if same and cell.get("batch") == batch and model and work:
-                ms = overhead + model * (update or 0.0) / 1e6 + work / rate * 1e3
-                best[model] = min(ms, best.get(model, ms))
+    for cell in dictionaries(saved.get("cells")):
+        model, ms = number(cell.get("parameters")), number(cell.get("fitted_ms"))
+        own = (str(cell.get("device")), str(cell.get("dtype"))) in kinds and cell.get("batch") == batch
+        if own and model and ms:
+            best[model] = min(ms, best.get(model, ms))
     return Curve(*_columns(sorted(best.items())))
 
 
@@ -156,7 +151,8 @@ def _predictions(saved: dict[str, Any]) -> list[Block]:
     ]
     fits: list[list[Any]] = [
         [f"{f.get('device')} {f.get('dtype')}", milliseconds(f.get("overhead_ms")),
-         f"{figure(number(f.get('ns_per_parameter')) or 0.0)} ns a parameter",
+         f"{figure(number(f.get('ms_per_layer')) or 0.0)} ms",
+         f"{figure(number(f.get('ns_per_parameter')) or 0.0)} ns",
          f"{figure((number(f.get('flops_per_second')) or 0) / 1e9)} GFLOP/s", percent(f.get("error"))]
         for f in dictionaries(saved.get("fits"))
     ]  # fmt: skip
@@ -165,12 +161,12 @@ def _predictions(saved: dict[str, Any]) -> list[Block]:
         blocks.append(
             Sentences(
                 [
-                    "The fit: time = overhead + parameters times an update's time + work / rate; its error is that on "
-                    "cells it has not seen."
+                    "The fit: time = overhead + layers times a layer's time + parameters times an update's time + "
+                    "work / rate; its error is that on cells it has not seen."
                 ]
             )
         )
-        blocks.append(Table(["device", "overhead", "update", "rate", "error"], fits))
+        blocks.append(Table(["device", "overhead", "a layer", "an update", "rate", "error"], fits))
     if rows:
         blocks.append(Table(["model", "batch", "device", "predicted step"], rows, folded="Predicted, not measured"))
     return blocks
@@ -209,7 +205,7 @@ def _all_cells(saved: dict[str, Any]) -> list[Block]:
         place = f"{c.get('device', UNKNOWN)} {c.get('dtype', '')}"
         name = f"{c.get('model', '')} {parameters(c.get('parameters'))}".strip()
         note = f"not run: {c['skipped']}" if c.get("skipped") else ""
-        rows.append([name, count(c.get("batch")), place, count(c.get("threads")), *figures, joules, note])
+        rows.append([name, count(c.get("batch")), place, count(c.get("used_threads")), *figures, joules, note])
     columns = ["model", "batch", "device", "threads", "step", "pairs/s", "peak memory", "energy", ""]
     return [Table(columns, rows, folded="Every cell")] if rows else []
 

@@ -55,7 +55,7 @@ class Training:
     swap: SwapWatch | None = field(default_factory=SwapWatch)
     """None no longer looks: there is nothing left that would help."""
     _overflows: int = 0
-    _pending: tuple[int, float, Callable[[], Figures], Stopwatch] | None = None
+    pending: tuple[int, float, Callable[[], Figures], Stopwatch] | None = None
 
     @property
     def steps(self) -> int:
@@ -77,7 +77,7 @@ class Training:
             lr = learning_rate(number, self.steps, self.config.train)
             read_figures = self.step(batch, number, lr, watch)
             self.record_pending()  # the step before: reading this one's loss now would make the device wait
-            self._pending = (number, lr, read_figures, watch)
+            self.pending = (number, lr, read_figures, watch)
 
             self._advance(step=number, training_seconds=before + time.perf_counter() - began)
             reason = self.stop_reason() or ("lapclip stop" if self.run.stop_asked() else None)
@@ -97,10 +97,10 @@ class Training:
 
     def record_pending(self) -> None:
         """Read and write down the figures of the last step; end the run if they are not numbers."""
-        if self._pending is None:
+        if self.pending is None:
             return
-        number, lr, read_figures, watch = self._pending
-        self._pending = None
+        number, lr, read_figures, watch = self.pending
+        self.pending = None
         figures = read_figures()
         # In float16 an update whose gradient overflows is left out, and the next is tried with smaller numbers.
         overflow = self.config.train.dtype == "float16" and not math.isfinite(figures.grad_norm)
@@ -139,7 +139,7 @@ class Training:
 
     def forget_pending(self) -> None:
         """Drop the figures of a step that will be done again."""
-        self._pending, self._overflows = None, 0
+        self.pending, self._overflows = None, 0
 
     def look_at_swap(self, number: int) -> None:
         """Stop between two steps, with all in order, if the system swaps for want of memory."""

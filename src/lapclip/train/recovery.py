@@ -57,7 +57,9 @@ def persist(training: Training, finish: Callable[[Training], dict[str, Any]], bu
                 if cause_of(error) == MEMORY:
                     raise _explained(error, training) from error
                 raise
-            if change.cause != DEVICE:  # the memory of a device that has failed is not to be trusted
+            if change.cause == DEVICE:  # its memory is not to be trusted, nor to be freed: the error's frames hold some
+                training.device.abandon(error, training.step, training.embedder, training.pending)
+            else:
                 keep_what_is_good(training)
         # Out here the error is gone, and with it the tensors that its traceback held.
         try:
@@ -84,9 +86,8 @@ def change_settings(training: Training, change: Change, build: Build) -> None:
     del training.step, training.embedder  # before new ones are made: there may not be room for both
     training.forget_pending()
     gc.collect()
-    if change.cause == DEVICE:
-        before.abandon()
-    before.release_memory()
+    if change.cause != DEVICE:
+        before.release_memory()
     training.config = replace_in(training.config, "train", **change.settings)
     train = training.config.train
     training.device = before if train.device == before.kind else Device(train.device)

@@ -8,8 +8,9 @@ from __future__ import annotations
 import json
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,14 +25,14 @@ from lapclip.machine import devices, facts
 from lapclip.machine.devices import Device
 from lapclip.machine.energy import Energy
 from lapclip.machine.peak import PeakMemory
-from lapclip.machine.timing import Stopwatch
+from lapclip.machine.timing import Stopwatch, timed
 from lapclip.model.clip import CLIP
 from lapclip.train.graph import WARM_UP, AnyStep, make_step
 from lapclip.train.memory import predict_bytes
-from lapclip.tune.fits import Cell, Contestant, crossover, fit, predictions, recommendations
+from lapclip.tune.fits import Cell, Contestant, crossover, fit, fitted, predictions, recommendations
 from lapclip.tune.kernels import choose_kernels
 from lapclip.tune.ladder import BATCHES, CAPTION_TOKENS, MEASURED, Rung
-from lapclip.tune.measure import Tell
+from lapclip.tune.notices import Tell
 
 FORMAT = 1
 QUICK_SECONDS, SECONDS = 70.0, 600.0
@@ -40,16 +41,22 @@ SHARE_OF_BUDGET = 10
 TYPICAL = Rung(384, 8), 16
 """The size and batch at which a contestant's kernels are chosen, once for all cells."""
 SHARE_OF_MEMORY = 0.8
+LONG = 0.5
+"""Seconds of a step from which on all threads are sure to be of use, if its neighbour used them all."""
 
 
 def contestants() -> list[Contestant]:
     """CPU and accelerators in float32 and half precision; a CPU alone also with fewer threads."""
-    threads = devices.default_threads()
-    here = devices.available()
-    found = [Contestant(device.kind, dtype, threads) for device in here for dtype in ("float32", device.half)]
-    if len(here) == 1 and threads > 1:
-        found.append(Contestant("cpu", "float32", max(1, threads // 2)))
-    return found
+    threads, here = devices.default_threads(), devices.available()
+    if len(here) == 1:
+        fewer = [Contestant("cpu", "float32", threads // 2)] if threads > 1 else []
+        return [Contestant("cpu", "float32", threads), Contestant("cpu", here[0].half, threads), *fewer]
+    # Against an accelerator the CPU is to do its best: at small sizes, fewer threads are faster.
+    return [
+        Contestant(device.kind, dtype, 0 if device.is_cpu else threads)
+        for device in here
+        for dtype in ("float32", device.half)
+    ]
 
 
 def compare(
@@ -58,6 +65,7 @@ def compare(
     """Every cell that fits into memory and time, and what they say together."""
     cells = measure_cells(contestants(), rungs, batches, seconds, tell)
     fits = fit(cells)
+    cells = fitted(cells, fits)
     return {
         "format": FORMAT,
         "machine": facts.machine_facts(),
@@ -65,7 +73,7 @@ def compare(
         "lapclip": __version__,
         "cells": [asdict(cell) for cell in cells],
         "fits": [asdict(one) for one in fits],
-        "crossover": crossover(cells, fits),
+        "crossover": crossover(cells),
         "predictions": predictions(fits),
         "recommendations": recommendations(cells),
     }
@@ -74,20 +82,22 @@ def compare(
 def measure_cells(
     among: Sequence[Contestant], rungs: Sequence[Rung], batches: Sequence[int], seconds: float, tell: Tell
 ) -> list[Cell]:
-    """Small models first, contestants in turns, batches growing; what would take too long is left to the fit."""
+    """Contestants in turns, small models first; what would take too long is left to the fit.
+
+    Every other batch of all sizes comes first, so that a short comparison also reaches from small to large.
+    """
     ends = time.perf_counter() + seconds
     cells: list[Cell] = []
     settings = {contestant: _settings(contestant, tell) for contestant in among}
-    for rung in rungs:
+    for rung, batch in [(rung, batch) for part in (batches[::2], batches[1::2]) for rung in rungs for batch in part]:
         for contestant in among:
-            for batch in batches:
-                cell = Cell(**asdict(contestant), model=rung.shape.name, parameters=rung.parameters,
-                            work=rung.work(batch), batch=batch)  # fmt: skip
-                tell(f"{rung.parameters / 1e6:.3g} M parameters, batch {batch}, {contestant.text()}")
-                train = replace(settings[contestant], batch_size=batch)
-                reason = _too_much(cell, rung, train, cells, seconds, ends)
-                cells.append(replace(cell, skipped=reason) if reason else _measured(cell, rung, train))
-    return cells
+            cell = Cell(**asdict(contestant), model=rung.shape.name, parameters=rung.parameters,
+                        work=rung.work(batch), batch=batch, layers=rung.layers)  # fmt: skip
+            tell(f"{rung.parameters / 1e6:.3g} M parameters, batch {batch}, {contestant.text()}")
+            train = replace(settings[contestant], batch_size=batch)
+            reason = _too_much(cell, rung, train, cells, seconds, ends)
+            cells.append(replace(cell, skipped=reason) if reason else _measured(cell, rung, train, cells))
+    return sorted(cells, key=lambda cell: (cell.parameters, among.index(cell.contestant), cell.batch))
 
 
 def _too_much(
@@ -98,42 +108,70 @@ def _too_much(
     needed = predict_bytes(rung.shape, train, CAPTION_TOKENS).total
     if needed > SHARE_OF_MEMORY * free:
         return f"predicted {needed / 1e9:.1f} GB of {free / 1e9:.1f} GB free"
-    own = [other for other in cells if other.contestant == cell.contestant and other.ms]
-    if not own:
+    nearest = _nearest(cell, cells)
+    if nearest is None:
         return None
-    nearest = min(own, key=lambda other: abs(np.log(other.work / cell.work)))
     step = (nearest.ms or 0.0) / 1e3 * max(1.0, cell.work / nearest.work, cell.parameters / nearest.parameters)
     if 3 * step > min(seconds / SHARE_OF_BUDGET, max(0.0, ends - time.perf_counter())):
         return f"about {step:.1f} s a step is too long for this comparison"
     return None
 
 
-def _measured(cell: Cell, rung: Rung, train: TrainConfig) -> Cell:
+def _nearest(cell: Cell, cells: Sequence[Cell]) -> Cell | None:
+    """The contestant's own cell whose work is the most alike."""
+    own = [other for other in cells if other.contestant == cell.contestant and other.ms]
+    return min(own, key=lambda other: abs(np.log(other.work / cell.work)), default=None)
+
+
+def _measured(cell: Cell, rung: Rung, train: TrainConfig, cells: Sequence[Cell]) -> Cell:
     device = Device(cell.device)
-    devices.prepare(device, cell.threads)
     try:
         with PeakMemory(device) as peak:
             step = make_step(CLIP(rung.shape).to(device.torch), train, device)
-            seconds, joules = _time_steps(step, _random_batch(rung, cell.batch), device)
+            take = partial(_time_steps, step, _random_batch(rung, cell.batch), device)
+            if cell.threads:
+                threads, (seconds, joules) = cell.threads, take(cell.threads)
+            else:
+                nearest = _nearest(cell, cells)
+                most = devices.default_threads()
+                start = nearest.used_threads if nearest else max(1, most // 4)
+                threads, (seconds, joules) = _best_threads(take, start or most, most)
     except Exception as error:
         return replace(cell, skipped=(str(error).strip().splitlines() or [type(error).__name__])[0][:100])
     pairs = cell.batch / seconds
-    return replace(cell, ms=seconds * 1e3, pairs_per_second=pairs, peak_memory_bytes=peak.bytes, joules=joules)
+    return replace(cell, ms=seconds * 1e3, pairs_per_second=pairs, peak_memory_bytes=peak.bytes, joules=joules,
+                   used_threads=threads)  # fmt: skip
 
 
-def _time_steps(step: AnyStep, batch: Batch, device: Device) -> tuple[float, float | None]:
-    """The median seconds of a step, after those that set things up, and its joules where the machine counts them."""
+Taken = tuple[float, float | None]
+"""Seconds of a step, and its joules where the machine counts them."""
+
+
+def _best_threads(take: Callable[[int], Taken], start: int, most: int) -> tuple[int, Taken]:
+    """Twice as many threads as long as that is faster; if it is not, half as many. A long step has too much to do."""
+    taken = {start: take(start)}
+    if taken[start][0] > LONG and start == most:
+        return start, taken[start]
+    best = start
+    for scaled in (lambda threads: min(2 * threads, most), lambda threads: max(1, threads // 2)):
+        while (other := scaled(best)) not in taken:
+            taken[other] = take(other)
+            if taken[other][0] < taken[best][0]:
+                best = other
+    return best, taken[best]
+
+
+def _time_steps(step: AnyStep, batch: Batch, device: Device, threads: int) -> Taken:
+    """The median seconds of a step, after those that set things up."""
+    devices.prepare(device, threads)
     off = Stopwatch(device.synchronise, on=False)
+    take = partial(timed, lambda: step(batch, 1, 0.0, off)(), device.synchronise)
     for _ in range(1 if device.is_cpu else WARM_UP + 2):
-        step(batch, 1, 0.0, off)()
+        take()
     times: list[float] = []
     energy = Energy()
     while len(times) < 2 or (sum(times) < 0.3 and len(times) < 20):
-        device.synchronise()
-        began = time.perf_counter()
-        step(batch, 1, 0.0, off)()
-        device.synchronise()
-        times.append(time.perf_counter() - began)
+        times.append(take())
     used = energy.joules()
     return statistics.median(times), sum(used.values()) / len(times) if used else None
 
@@ -142,7 +180,7 @@ def _settings(contestant: Contestant, tell: Tell) -> TrainConfig:
     """As `lapclip train` would have them, with the kernels that suit a typical size."""
     tell(f"kernels, {contestant.text()}")
     device = Device(contestant.device)
-    devices.prepare(device, contestant.threads)
+    devices.prepare(device, contestant.threads or devices.default_threads())
     rung, batch = TYPICAL
     how = "graph" if device.records_graphs else "none"
     train = TrainConfig(batch_size=batch, dtype=contestant.dtype, compile=how, steps=1, device=contestant.device)

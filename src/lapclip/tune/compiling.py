@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import math
 import statistics
-import time
 from dataclasses import dataclass, replace
 
 import torch
 
 from lapclip.machine.devices import DTYPES, Device, fault_in_compiling, prepare
+from lapclip.machine.timing import timed
 from lapclip.model.kernels import Compute
 from lapclip.model.transformer import Block
-from lapclip.tune.measure import Setting, Tell, Workshop, compare
+from lapclip.tune.measure import Setting, Workshop, compare
+from lapclip.tune.notices import Tell
 
 ROUNDS = 5
 LEAST_SECONDS = 45.0
@@ -67,9 +68,7 @@ def time_compiling(workshop: Workshop, setting: Setting, device: Device, before:
     right = workshop.contender(setting).answer()
     try:
         contender = workshop.contender(replace(setting, compile=how))
-        began = time.perf_counter()
-        contender.warm_up()
-        cost = time.perf_counter() - began
+        cost = timed(contender.warm_up, device.synchronise)
         after = statistics.median(contender.take() for _ in range(ROUNDS))
         wrong = compare(contender.answer(), right).fault(setting.dtype)
     except Exception as error:  # compilers have many ways to fail, and any of them means the same
@@ -121,11 +120,5 @@ def predict_compiling(workshop: Workshop, setting: Setting, device: Device, befo
 
 def _time_block(block: Block, x_BLD: torch.Tensor, device: Device) -> tuple[float, float]:
     """Seconds of the first pass forward and backward, and of a later one."""
-    times: list[float] = []
-    while len(times) < 1 + ROUNDS:
-        device.synchronise()
-        began = time.perf_counter()
-        block(x_BLD).sum().backward()
-        device.synchronise()
-        times.append(time.perf_counter() - began)
-    return times[0], statistics.median(times[1:])
+    first, *later = (timed(lambda: block(x_BLD).sum().backward(), device.synchronise) for _ in range(1 + ROUNDS))
+    return first, statistics.median(later)

@@ -1,7 +1,8 @@
 """From timed cells to what they say: a fit for each contestant, where one overtakes another, what larger models cost.
 
-time = overhead + parameters x (time to update one) + work / rate. The overhead is what a step costs however small it
-is, launches above all; updating reads and writes every weight whatever the batch; the rest is arithmetic.
+time = overhead + layers x (time of a layer) + parameters x (time to update one) + work / rate. The overhead is what a
+step costs however small it is; a layer cannot begin before the one below has ended, however little it has to do;
+updating reads and writes every weight whatever the batch; the rest is arithmetic.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import itertools
 import statistics
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,9 @@ import numpy as np
 from lapclip.tune.ladder import BATCHES, PREDICTED, Rung
 
 LEAST_CELLS = 4
-"""A fit of three figures needs more than three cells."""
+"""With fewer there is no fit."""
+WORTH = 1.03
+"""A lead of less is noise."""
 
 
 @dataclass(frozen=True)
@@ -27,9 +30,10 @@ class Contestant:
     device: str
     dtype: str
     threads: int
+    """0: as many as are fastest, found for each cell."""
 
     def text(self) -> str:
-        threads = f", {self.threads} thread{'s' * (self.threads != 1)}" if self.device == "cpu" else ""
+        threads = f", {self.threads} thread{'s' * (self.threads != 1)}" if self.device == "cpu" and self.threads else ""
         return f"{self.device} {self.dtype}{threads}"
 
 
@@ -44,10 +48,13 @@ class Cell:
     parameters: int
     work: float
     batch: int
+    layers: int = 0
+    used_threads: int | None = None
     ms: float | None = None
     pairs_per_second: float | None = None
     peak_memory_bytes: int | None = None
     joules: float | None = None
+    fitted_ms: float | None = None
     skipped: str | None = None
 
     @property
@@ -63,6 +70,7 @@ class Fit:
     dtype: str
     threads: int
     overhead_ms: float
+    ms_per_layer: float
     ns_per_parameter: float
     flops_per_second: float
     error: float
@@ -72,9 +80,10 @@ class Fit:
     def contestant(self) -> Contestant:
         return Contestant(self.device, self.dtype, self.threads)
 
-    def ms(self, parameters: float, work: float) -> float:
+    def ms(self, layers: int, parameters: float, work: float) -> float:
         arithmetic = work / self.flops_per_second if self.flops_per_second else 0.0
-        return self.overhead_ms + parameters * self.ns_per_parameter / 1e6 + arithmetic * 1e3
+        fixed = self.overhead_ms + layers * self.ms_per_layer
+        return fixed + parameters * self.ns_per_parameter / 1e6 + arithmetic * 1e3
 
 
 def fit(cells: Sequence[Cell]) -> list[Fit]:
@@ -84,26 +93,41 @@ def fit(cells: Sequence[Cell]) -> list[Fit]:
         own = [cell for cell in cells if cell.contestant == contestant and cell.ms is not None]
         if len(own) < LEAST_CELLS:
             continue
-        table = np.array([[1.0, cell.parameters, cell.work] for cell in own])
+        # What depends on the size of the model cannot be told apart with few sizes.
+        sizes = len({cell.parameters for cell in own})
+        known = np.array([True, sizes > 3, sizes > 1, True])
+        table = np.array([[1.0, cell.layers, cell.parameters, cell.work] for cell in own]) * known
         ms = np.array([cell.ms for cell in own])
         errors = []
         for left_out in range(len(own)):
             rest = np.arange(len(own)) != left_out
             predicted = table[left_out] @ _least_squares(table[rest], ms[rest])
             errors.append(abs(predicted - ms[left_out]) / ms[left_out])
-        overhead, update, arithmetic = _least_squares(table, ms)
+        overhead, layer, update, arithmetic = _least_squares(table, ms)
         rate = 1e3 / arithmetic if arithmetic else 0.0
-        fits.append(Fit(**asdict(contestant), overhead_ms=overhead, ns_per_parameter=update * 1e6,
+        fits.append(Fit(**asdict(contestant), overhead_ms=overhead, ms_per_layer=layer, ns_per_parameter=update * 1e6,
                         flops_per_second=rate, error=statistics.median(errors)))  # fmt: skip
     return fits
+
+
+def fitted(cells: Sequence[Cell], fits: Sequence[Fit]) -> list[Cell]:
+    """Each cell with what the fit says of it, run or not."""
+    by_contestant = {one.contestant: one for one in fits}
+    return [
+        replace(cell, fitted_ms=by_contestant[cell.contestant].ms(cell.layers, cell.parameters, cell.work))
+        if cell.contestant in by_contestant
+        else cell
+        for cell in cells
+    ]
 
 
 def _least_squares(table: np.ndarray, ms: np.ndarray) -> np.ndarray:
     """Coefficients that are not negative, with the least relative error: the best of every choice of columns."""
     scaled = table / ms[:, None]
     best, least = np.zeros(table.shape[1]), np.inf
-    for size in range(1, table.shape[1] + 1):
-        for columns in itertools.combinations(range(table.shape[1]), size):
+    useful = np.flatnonzero(scaled.any(axis=0))
+    for size in range(1, len(useful) + 1):
+        for columns in itertools.combinations(useful, size):
             part = scaled[:, columns]
             norms = np.linalg.norm(part, axis=0)
             found = np.linalg.lstsq(part / norms, np.ones(len(ms)), rcond=None)[0] / norms
@@ -114,8 +138,8 @@ def _least_squares(table: np.ndarray, ms: np.ndarray) -> np.ndarray:
     return best
 
 
-def crossover(cells: Sequence[Cell], fits: Sequence[Fit]) -> dict[str, Any]:
-    """From which size of model on the accelerator wins, at each batch: by the cells, between them by the fits."""
+def crossover(cells: Sequence[Cell]) -> dict[str, Any]:
+    """From which size of model on the accelerator wins, at each batch: by the cells, or by the fit of those not run."""
     kinds = list(dict.fromkeys(cell.device for cell in cells))
     if len(kinds) < 2:
         return {"text": _among_one(cells), "points": []}
@@ -123,7 +147,7 @@ def crossover(cells: Sequence[Cell], fits: Sequence[Fit]) -> dict[str, Any]:
     points = []
     for batch in BATCHES:
         sizes = sorted({cell.parameters for cell in cells if cell.batch == batch})
-        wins = {size: _winner(cells, fits, size, batch) for size in sizes}
+        wins = {size: _winner(cells, size, batch) for size in sizes}
         first = next((s for s in sizes if all(wins[t] == accelerator for t in sizes if t >= s)), None)
         if sizes:
             points.append({"batch": batch, "parameters": first})
@@ -137,17 +161,13 @@ def crossover(cells: Sequence[Cell], fits: Sequence[Fit]) -> dict[str, Any]:
     return {"text": text, "points": points}
 
 
-def _winner(cells: Sequence[Cell], fits: Sequence[Fit], parameters: int, batch: int) -> str | None:
+def _winner(cells: Sequence[Cell], parameters: int, batch: int) -> str | None:
     """The device with the shortest step; where a cell was not run, its fit speaks for it."""
     times: dict[str, float] = {}
     for cell in cells:
-        if cell.parameters == parameters and cell.batch == batch:
-            fitted = next(
-                (fit.ms(cell.parameters, cell.work) for fit in fits if fit.contestant == cell.contestant), None
-            )
-            ms = cell.ms if cell.ms is not None else fitted
-            if ms is not None:
-                times[cell.device] = min(ms, times.get(cell.device, ms))
+        ms = cell.ms if cell.ms is not None else cell.fitted_ms
+        if (cell.parameters, cell.batch) == (parameters, batch) and ms is not None:
+            times[cell.device] = min(ms, times.get(cell.device, ms))
     return min(times, key=times.__getitem__) if times else None
 
 
@@ -180,21 +200,29 @@ def predictions(
         {**asdict(one.contestant), "parameters": rung.parameters, "batch": batch, "ms": ms,
          "pairs_per_second": batch / ms * 1e3, "error": one.error}
         for rung in rungs for batch in batches for one in fits
-        if (ms := one.ms(rung.parameters, rung.work(batch))) > 0
+        if (ms := one.ms(rung.layers, rung.parameters, rung.work(batch))) > 0
     ]  # fmt: skip
 
 
 def recommendations(cells: Sequence[Cell]) -> list[dict[str, Any]]:
-    """For each size of model, what trained the most pairs a second."""
+    """For each size of model the fastest contestant, at the largest batch at which several were run."""
     found = []
     for parameters in sorted({cell.parameters for cell in cells}):
-        own = [cell for cell in cells if cell.parameters == parameters and cell.pairs_per_second]
-        if not own:
+        own = [cell for cell in cells if cell.parameters == parameters and cell.ms]
+        batches = [cell.batch for cell in own]
+        shared = [batch for batch in batches if batches.count(batch) > 1] or batches
+        if not shared:
             continue
-        best = max(own, key=lambda cell: cell.pairs_per_second or 0.0)
-        text = f"{best.contestant.text()}, {best.pairs_per_second:,.1f} pairs/s at batch {best.batch}"
+        best, *others = sorted((cell for cell in own if cell.batch == max(shared)), key=lambda cell: cell.ms or 0.0)
+        text = f"{best.contestant.text()}, {best.pairs_per_second:,.0f} pairs/s at batch {best.batch}, "
+        text += _lead(best, others[0]) if others else "nothing else was run"
         found.append({**asdict(best.contestant), "parameters": parameters, "batch": best.batch, "text": text})
     return found
+
+
+def _lead(best: Cell, second: Cell) -> str:
+    lead = (second.ms or 0.0) / (best.ms or 1.0)
+    return f"{lead:.2f}x {second.contestant.text()}" if lead > WORTH else f"as fast as {second.contestant.text()}"
 
 
 def _size(parameters: float) -> str:

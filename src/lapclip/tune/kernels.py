@@ -7,19 +7,19 @@ Shapes: B batch, L tokens, D width.
 
 from __future__ import annotations
 
-import statistics
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from lapclip import __version__
 from lapclip.config import AUTO, ModelConfig, TrainConfig
 from lapclip.errors import ConfigError
 from lapclip.machine.devices import DTYPES, Device
+from lapclip.machine.notebook import Notebook
+from lapclip.machine.timing import in_turns
 from lapclip.model.kernels import ATTENTION, LINEAR, attention, has_onednn, linear
-from lapclip.tune.notebook import Notebook, machine_key
 
 NOTEBOOK = Notebook("kernels.json")
 
@@ -64,7 +64,8 @@ def choose_kernels(
         elif name == "linear" and not has_onednn(device.torch, DTYPES[train.dtype]):
             choice = "torch", "the only form here"
         else:
-            key = f"{name} {batch} {image} {text} {train.dtype} {torch.get_num_threads()} {machine_key(device)}"
+            sizes = f"{batch} {image} {text} {train.dtype} {torch.get_num_threads()}"
+            key = f"{name} {sizes} {device.key} lapclip {__version__}"
             choice = None if anew else _remembered(key, forms)
             if choice is None:
                 choice = _fastest(operation, batch, forms, train.dtype, device)
@@ -163,7 +164,8 @@ def _fastest(operation: Operation, batch: int, forms: tuple[str, ...], dtype: st
     if not good:
         return own, "; ".join(rejected.values())
     run = operation(batch, device.torch, DTYPES[dtype])
-    medians = _race({form: lambda form=form: run(form) for form in (own, *good)}, device)
+    runs = {form: lambda form=form: run(form) for form in (own, *good)}
+    medians = in_turns(runs, device.synchronise, ROUNDS, SECONDS, least_rounds=2)
     best = min(good, key=medians.__getitem__)
     chosen, other = (best, own) if medians[own] > WORTH * medians[best] else (own, best)
     return chosen, f"{medians[chosen] * 1e3:.1f} ms against {medians[other] * 1e3:.1f} ms {other}, timed here"
@@ -176,23 +178,6 @@ def _difference(results: list[Tensor], right: list[Tensor]) -> float:
         for got, wanted in zip(results, right, strict=True)
     ]
     return max(error if error == error else float("inf") for error in errors)
-
-
-def _race(runs: dict[str, Callable[[], object]], device: Device) -> dict[str, float]:
-    """The median seconds of each, taken in turns, so that a machine that drifts drifts for all."""
-    seconds: dict[str, list[float]] = {name: [] for name in runs}
-    began = time.perf_counter()
-    for turn in range(1 + ROUNDS):  # the first is a warm-up
-        for name, run in runs.items():
-            device.synchronise()
-            start = time.perf_counter()
-            run()
-            device.synchronise()
-            if turn:
-                seconds[name].append(time.perf_counter() - start)
-        if turn >= 2 and time.perf_counter() - began > SECONDS:
-            break
-    return {name: statistics.median(times) for name, times in seconds.items()}
 
 
 def _remembered(key: str, forms: tuple[str, ...]) -> tuple[str, str] | None:

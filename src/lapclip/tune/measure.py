@@ -5,8 +5,6 @@ from __future__ import annotations
 import copy
 import gc
 import math
-import time
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 
@@ -18,12 +16,9 @@ from lapclip.config import Config, TrainConfig
 from lapclip.data.batches import Batch
 from lapclip.machine import devices
 from lapclip.machine.devices import Device
-from lapclip.machine.timing import Stopwatch
+from lapclip.machine.timing import Stopwatch, timed
 from lapclip.model.clip import CLIP
 from lapclip.train.graph import WARM_UP, AnyStep, GraphedStep, make_step
-
-Tell = Callable[[str], None]
-"""Told what is being measured, for people who wait."""
 
 FEW = 4
 """Pairs that show whether a setting computes the right thing."""
@@ -138,11 +133,7 @@ class Contender:
 
     def take(self) -> float:
         """Seconds of one whole step. The learning rate is 0, which costs as much as any other."""
-        self.device.synchronise()
-        began = time.perf_counter()
-        self._figures()
-        self.device.synchronise()
-        return time.perf_counter() - began
+        return timed(self._figures, self.device.synchronise)
 
     def warm_up(self) -> float:
         """Take the steps that set things up, compile and record; seconds of the longest."""

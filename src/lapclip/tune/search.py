@@ -22,13 +22,16 @@ from lapclip.train.memory import check_memory, predict_bytes
 from lapclip.tune.arithmetic import operations, quick_rate, step_products
 from lapclip.tune.compiling import predict_compiling, time_compiling
 from lapclip.tune.kernels import choose_kernels
-from lapclip.tune.measure import Setting, Tell, Workshop
+from lapclip.tune.measure import Setting, Workshop
+from lapclip.tune.notices import Tell
 
 ROUNDS = 5
 WORTH = 1.03
 """How much faster than the plainer setting another has to be: less is noise, and two tunings would not agree."""
 HOPELESS = 1.25
 """A setting whose step takes this many times the best one's stops at once."""
+MOMENT = 0.1
+"""Seconds of steps without which nothing is called hopeless: a single step of a millisecond says little."""
 CERTAIN = 1.5
 """A setting whose products alone are measured to take this many times the best one's whole step is not tried."""
 TIME_TO_COMPILE = 300.0
@@ -177,7 +180,7 @@ class Search:
         contender.warm_up()
         while len(times) < ROUNDS or (sum(times) < 0.5 and len(times) < 50):
             times.append(contender.take())
-            if min(times) > limit or self.left < sum(times):
+            if (sum(times) > MOMENT and min(times) > limit) or self.left < sum(times):
                 break
         seconds = statistics.median(times)
         if rival and seconds > limit:
@@ -187,11 +190,9 @@ class Search:
         return None
 
     def _choose_precision(self) -> tuple[Setting, dict[str, str]]:
-        """The fastest device and precision; float32 where that is as fast."""
-        fastest = self._fastest
-        plain = [setting for setting in self.times if setting.dtype == "float32"]
-        near = [setting for setting in plain if self.times[setting] < WORTH * self.times[fastest]]
-        chosen = near[0] if near else fastest
+        """The fastest device and precision; of those as fast as each other the plainest: float32, then bfloat16."""
+        near = [setting for setting in self.times if self.times[setting] < WORTH * self.times[self._fastest]]
+        chosen = min(near, key=lambda setting: (list(DTYPES).index(setting.dtype), self.times[setting]))
         reasons = dict(self._reasons[chosen])
         reasons["device"] = self._why_device(chosen)
         agreement = reasons.pop("agreement")
@@ -266,10 +267,16 @@ class Search:
         seconds = self.times[chosen]
         others = {name: time for name, time in rivals.items() if name != own}
         if not others:
-            bounds = [
-                f"{e['choices']['dtype']}'s products alone take {_ms(e['bound'])}" for e in self.rejected if e["bound"]
-            ]
-            return f"{_ms(seconds)} a step; {', '.join(bounds) or 'nothing else was timed'}"
+            bounds = {
+                f"{entry['choices']['device']} {entry['choices']['dtype']}": entry["bound"]
+                for entry in self.rejected
+                if entry["bound"]
+            }
+            nearest = min(bounds, key=bounds.__getitem__, default=None)
+            others_text = (
+                f"the products of {nearest} alone take {_ms(bounds[nearest])}" if nearest else "nothing else was timed"
+            )
+            return f"{_ms(seconds)} a step; {others_text}"
         name = min(others, key=others.__getitem__)
         return f"{others[name] / seconds:.2f}x {name} here ({_ms(seconds)} a step against {_ms(others[name])})"
 

@@ -6,17 +6,19 @@ from contextlib import suppress
 from dataclasses import asdict, fields, replace
 from typing import Any
 
+from lapclip import __version__
 from lapclip.config import AUTO, Config, TrainConfig, replace_in
 from lapclip.data.batches import Batch, BatchPlan
 from lapclip.machine import devices
 from lapclip.machine.devices import DTYPES, Device
 from lapclip.machine.facts import logical_cores
+from lapclip.machine.notebook import Notebook
 from lapclip.train.memory import check_memory, largest_micro_batch
 from lapclip.tune.arithmetic import operations, quick_rate, step_products
 from lapclip.tune.kernels import check_kernels, choose_kernels
 from lapclip.tune.loading import choose_loader_threads
-from lapclip.tune.measure import Setting, Tell
-from lapclip.tune.notebook import Notebook, machine_key
+from lapclip.tune.measure import Setting
+from lapclip.tune.notices import Tell
 from lapclip.tune.search import NothingWorks, Search, Tuning, fitting_micro_batch, planned_steps
 
 NOTEBOOK = Notebook("tune.json")
@@ -131,6 +133,6 @@ def _key(config: Config, batch: Batch) -> str:
     names = [*(field.name for field in fields(Setting)), "recompute", "patch_dropout", "cheap_size"]
     asked: dict[str, Any] = {name: getattr(config.train, name) for name in names}
     sizes = f"batch {config.train.batch_size} captions of {batch.tokens_BL.shape[1]}"
-    machines = " and ".join(machine_key(device) for device in devices.available(config.train.device))
+    machines = " and ".join(device.key for device in devices.available(config.train.device))
     cores = f"{devices.default_threads()} threads of {logical_cores()}"
-    return f"{config.model} {sizes} {asked} on {machines} {cores}"
+    return f"{config.model} {sizes} {asked} on {machines} {cores} lapclip {__version__}"

@@ -13,7 +13,7 @@ from lapclip.machine.devices import default_threads, prepare
 from lapclip.tune.claims import accelerated, arithmetic, finished, measured
 from lapclip.tune.claims.bench import Bench
 from lapclip.tune.claims.catalogue import Finding, all_claims, row, unknown
-from lapclip.tune.microscope.turns import Notice
+from lapclip.tune.notices import Notice
 
 MEASURES: dict[int, Callable[[Bench], Finding]] = {
     1: accelerated.one_product,

@@ -18,6 +18,7 @@ from lapclip.data.batches import Batch, BatchPlan
 from lapclip.data.pixels import normalise
 from lapclip.loss import contrastive_loss
 from lapclip.machine.devices import default_threads
+from lapclip.machine.timing import in_turns
 from lapclip.model.clip import CLIP, count_parameters
 from lapclip.train.checkpoint import Progress, save_checkpoint
 from lapclip.tune.claims import judge
@@ -28,7 +29,6 @@ from lapclip.tune.microscope.layouts import layout_times
 from lapclip.tune.microscope.loading import WORKERS, loader_times
 from lapclip.tune.microscope.precisions import precisions
 from lapclip.tune.microscope.steps import thread_times
-from lapclip.tune.microscope.turns import in_turns
 from lapclip.tune.microscope.workload import Rehearsal, make_workload, some_pairs
 
 
@@ -39,7 +39,7 @@ def half_precision(bench: Bench) -> Finding:
     half = Rehearsal(make_workload(bench.shape, bench.batch, bench.cpu, "bfloat16"), bench.cpu)
     half()
     runs = {"float32": bench.rehearsal.repeated(), "bfloat16": half.repeated()}
-    step = in_turns(runs, bench.cpu, bench.turns, seconds=10.0, warm_up=0)
+    step = in_turns(runs, bench.cpu.synchronise, bench.turns, seconds=10.0, warm_up=0)
     small = precisions(bench.small, bench.batch, bench.cpu, bench.loss_steps)
     good = {name: one for name, one in small.items() if one.error is None}
     return judge.half_precision(
@@ -97,7 +97,7 @@ def best_batch(bench: Bench) -> Finding:
         return unknown(f"other batch sizes do not fit the {free / 1e9:.1f} GB of free memory")
     if not bench.rehearsal.taken:
         bench.rehearsal()
-    seconds = in_turns(runs, bench.cpu, bench.turns, seconds=25.0, warm_up=0)
+    seconds = in_turns(runs, bench.cpu.synchronise, bench.turns, seconds=25.0, warm_up=0)
     rates = {int(size): int(size) / spent for size, spent in seconds.items()}
     return judge.best_batch(rates, peaks)
 

@@ -15,8 +15,8 @@ from lapclip.config import ModelConfig
 from lapclip.machine.devices import Device
 from lapclip.model.zoo import SHAPES
 from lapclip.tune.microscope import copies, held, layouts, loading, precisions, products, steps
-from lapclip.tune.microscope.turns import Notice
 from lapclip.tune.microscope.workload import Rehearsal, make_workload
+from lapclip.tune.notices import Notice
 
 BATCH = 32
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from lapclip.machine.devices import Device
-from lapclip.tune.microscope.turns import in_turns
+from lapclip.machine.timing import in_turns
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ def copy_rates(device: Device, size: int = 1 << 28, rounds: int = 5) -> CopyRate
         if device.pins_memory:
             pinned = source.pin_memory()
             runs["to_device_pinned"] = lambda: far.copy_(pinned, non_blocking=True)
-    seconds = in_turns(runs, device, rounds)
+    seconds = in_turns(runs, device.synchronise, rounds)
     passes = {"memory": 2, "within_device": 2, "to_device": 1, "to_device_pinned": 1}
     rates = {name: passes[name] * size / seconds[name] if name in seconds else None for name in passes}
     return CopyRates(**rates)  # pyright: ignore[reportArgumentType]
@@ -55,5 +55,5 @@ def transfer_times(device: Device, batch_size: int, side: int, rounds: int = 21)
     if device.pins_memory:
         pinned = pictures.pin_memory()
         runs["pinned"] = lambda: pinned.to(device.torch, non_blocking=True)
-    seconds = in_turns(runs, device, rounds)
+    seconds = in_turns(runs, device.synchronise, rounds)
     return TransferTimes(seconds["plain"], seconds.get("pinned"))

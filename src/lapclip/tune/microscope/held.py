@@ -27,7 +27,7 @@ from lapclip.machine import facts
 from lapclip.machine.devices import Device, prepare
 from lapclip.model.zoo import SHAPES
 from lapclip.train.step import TrainStep
-from lapclip.tune.microscope.turns import in_fresh_process
+from lapclip.tune.microscope.fresh import in_fresh_process
 from lapclip.tune.microscope.workload import Rehearsal, Workload, some_pairs
 
 KINDS = ("parameters", "gradients", "optimizer", "activations", "temporary")

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from lapclip.machine.devices import Device
+from lapclip.machine.timing import in_turns
 from lapclip.model.transformer import Block
-from lapclip.tune.microscope.turns import in_turns
 
 
 @dataclass(frozen=True)
@@ -45,5 +45,6 @@ def layout_times(device: Device, batch: int, tokens: int, width: int, heads: int
         leaf_BLD = x_BLD.detach().requires_grad_()
         block(leaf_BLD).sum().backward()
 
-    times = in_turns({"contiguous": lambda: run(contiguous_BLD), "permuted": lambda: run(permuted_BLD)}, device, rounds)
+    runs = {"contiguous": lambda: run(contiguous_BLD), "permuted": lambda: run(permuted_BLD)}
+    times = in_turns(runs, device.synchronise, rounds)
     return LayoutTimes(1e3 * times["contiguous"], 1e3 * times["permuted"])

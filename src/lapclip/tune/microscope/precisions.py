@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from lapclip.config import ModelConfig
 from lapclip.machine.devices import DTYPES, Device
-from lapclip.tune.microscope.turns import in_turns
+from lapclip.machine.timing import in_turns
 from lapclip.tune.microscope.workload import Rehearsal, make_workload
 
 SPIKE = 1.5
@@ -49,7 +49,7 @@ def precisions(
             ready[dtype] = rehearsal.repeated()
         except (RuntimeError, NotImplementedError) as error:  # torch's own: this device has not got it
             faults[dtype] = str(error).strip().splitlines()[0][:120]
-    seconds = in_turns(ready, device, rounds)
+    seconds = in_turns(ready, device.synchronise, rounds)
     measured = {name: Precision(seconds[name], losses[name], spikes(losses[name])) for name in ready}
     return measured | {name: Precision(0.0, (), 0, error) for name, error in faults.items()}
 

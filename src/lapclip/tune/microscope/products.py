@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from lapclip.machine.devices import Device
-from lapclip.tune.microscope.turns import in_fresh_process, in_turns, timed
+from lapclip.machine.timing import in_turns, timed
+from lapclip.tune.microscope.fresh import in_fresh_process
 
 SIZE = 512
 MANY = 100
@@ -65,7 +66,7 @@ def product_parts(device: Device, size: int = SIZE, rounds: int = 51) -> Product
             "small": lambda: torch.mm(small[0], small[1], out=small[2]),
             "rest": lambda: None,
         },
-        device,
+        device.synchronise,
         rounds,
         warm_up=5,
     )
@@ -96,7 +97,7 @@ def many_products(device: Device, size: int = SIZE, count: int = MANY, rounds: i
             result = result @ factor
         return result
 
-    seconds = in_turns({"products": run}, device, rounds)["products"]
+    seconds = in_turns({"products": run}, device.synchronise, rounds)["products"]
     return ManyProducts(size, count, seconds, _gflops(size, count, seconds))
 
 
@@ -112,7 +113,7 @@ def _gflops(size: int, count: int, seconds: float) -> float:
 def _answer(request: dict) -> dict:
     device, size = Device(request["device"]), request["size"]
     left, right = torch.ones(size, size, device=device.torch), torch.ones(size, size, device=device.torch)
-    return {"seconds": timed(lambda: torch.mm(left, right), device)}
+    return {"seconds": timed(lambda: torch.mm(left, right), device.synchronise)}
 
 
 if __name__ == "__main__":

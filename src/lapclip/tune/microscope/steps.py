@@ -13,8 +13,7 @@ import torch
 
 from lapclip.data.batches import prefetch
 from lapclip.machine.devices import Device, default_threads
-from lapclip.machine.timing import PHASES, Stopwatch
-from lapclip.tune.microscope.turns import timed
+from lapclip.machine.timing import PHASES, Stopwatch, timed
 from lapclip.tune.microscope.workload import Rehearsal
 
 
@@ -98,7 +97,7 @@ def thread_times(rehearsal: Rehearsal, counts: list[int] | None = None, rounds: 
         for turn in range(1 + rounds):  # the first with each number starts its threads
             for count in counts:
                 torch.set_num_threads(count)
-                spent = timed(step, rehearsal.device)
+                spent = timed(step, rehearsal.device.synchronise)
                 if turn:
                     times[count].append(spent)
     finally:
@@ -110,4 +109,4 @@ def step_seconds(step: Callable[[], object], device: Device, turns: int = 3, war
     """Median seconds of a step after so many that warm up, compile and record."""
     for _ in range(warm_up):
         step()
-    return statistics.median(timed(step, device) for _ in range(turns))
+    return statistics.median(timed(step, device.synchronise) for _ in range(turns))

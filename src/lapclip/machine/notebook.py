@@ -9,11 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from lapclip import __version__
-from lapclip.machine.devices import Device
-from lapclip.machine.facts import cache_folder, machine_facts
+from lapclip.machine.facts import cache_folder
 
 
 class Notebook:
@@ -56,8 +52,3 @@ class Notebook:
             pass
         print(f"{self.path} is damaged; what it remembered is measured again.", file=sys.stderr)
         return {}
-
-
-def machine_key(device: Device) -> str:
-    """What a measurement depends on beside its own sizes."""
-    return f"{machine_facts()['chip']} {device.kind} {device.label} torch {torch.__version__} lapclip {__version__}"
