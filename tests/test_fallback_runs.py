@@ -382,7 +382,7 @@ from lapclip.model.towers import ImageTower
 real, calls, what = ImageTower.forward, iter(range(1, 10**6)), sys.argv[1]
 
 def failing(self, pixels, kept=None):
-    if torch.is_grad_enabled() and next(calls) == 4:  # the first one of a recording, where there is one
+    if torch.is_grad_enabled() and next(calls) == int(sys.argv[2]):
         if what == "assert":
             torch.zeros(2, device="cuda")[torch.tensor([7], device="cuda")]
             torch.cuda.synchronize()
@@ -391,7 +391,7 @@ def failing(self, pixels, kept=None):
     return real(self, pixels, kept)
 
 ImageTower.forward = failing
-outcome = launch.start("first-run", sys.argv[2:], name="run")
+outcome = launch.start("first-run", sys.argv[3:], name="run")
 assert outcome.state == "finished", outcome
 print(outcome.places)
 """
@@ -405,18 +405,19 @@ def test_a_real_cuda_device_that_fails(here: Path, what: str, how: str) -> None:
     settings = [setting for setting in SMALL if "device" not in setting]
     settings += ["train.device=cuda", f"train.compile={how}", "train.checkpoint_every_epochs=1"]
     launch.start("first-run", settings, name="whole")
+    call = {"none": 7, "graph": 4}[how]  # after the checkpoint of an epoch of 4 steps, and while recording
     done = subprocess.run(
-        [sys.executable, "-c", CUDA_RUN, what, *settings], capture_output=True, text=True, env=os.environ
+        [sys.executable, "-c", CUDA_RUN, what, str(call), *settings], capture_output=True, text=True, env=os.environ
     )
     assert done.returncode == 0, done.stderr
     (fell_back,) = events("fell_back")
     (finished,) = events("finished")
     if what == "assert":
         assert fell_back["change"]["device"] == "cpu"
-        assert finished["places"] == [
-            {"step": 1, "image": "cuda", "text": "cuda"},
-            {"step": fell_back["step"] + 1, "image": "cpu", "text": "cpu"},
-        ]
+        after = {"step": fell_back["step"] + 1, "image": "cpu", "text": "cpu"}
+        before = [{"step": 1, "image": "cuda", "text": "cuda"}] if fell_back["step"] else []
+        assert finished["places"] == [*before, after]
+        assert fell_back["step"] == {"none": 4, "graph": 0}[how]
     else:
         assert fell_back["change"] == {"micro_batch": 8}
         assert finished["places"] == [{"step": 1, "image": "cuda", "text": "cuda"}]

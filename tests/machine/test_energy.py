@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from lapclip.machine.energy import Energy, Wrapping, apple_counters
+from lapclip.machine.energy import Energy, Wrapping, apple_counters, of_device
 from lapclip.machine.sensors import EVERY_SECONDS, Sensors
 
 from .test_processor import write
@@ -112,3 +112,20 @@ def test_sensors_are_due_at_once_and_then_every_ten_seconds() -> None:
     assert not sensors.due()
     now = EVERY_SECONDS
     assert sensors.due()
+
+
+@pytest.mark.parametrize(
+    ("joules", "kind", "expected"),
+    [
+        (None, "cpu", None),
+        ({"gpu 0": 5.0}, "cpu", None),
+        ({"gpu 0": 5.0}, "cuda", 5.0),
+        ({"cpu package-0": 2.0, "gpu 0": 5.0}, "cpu", 2.0),
+        ({"cpu package-0": 2.0, "gpu 0": 5.0}, "cuda", 7.0),
+        ({"cpu package-0": 2.0}, "cuda", None),
+        ({"cpu": 1.0, "gpu": 2.0, "dram": 0.5}, "mps", 3.5),
+        ({"cpu": 1.0, "gpu": 2.0, "dram": 0.5}, "cpu", 1.5),
+    ],
+)
+def test_a_device_has_its_own_joules_or_none(joules: dict | None, kind: str, expected: float | None) -> None:
+    assert of_device(joules, kind) == expected

@@ -30,7 +30,8 @@ def cells(places: list[tuple[str, str]]) -> list[dict[str, Any]]:
     return [
         {"device": place[0], "dtype": place[1], "threads": 2, "model": "any", "parameters": size, "batch": batch,
          "work": WORK * size * batch, "used_threads": 2,
-         "ms": milliseconds(place, size, batch), "fitted_ms": milliseconds(place, size, batch), "pairs_per_second": 1.0, "peak_memory_bytes": 10**9, "joules": None,
+         "ms": milliseconds(place, size, batch), "fitted_ms": milliseconds(place, size, batch),
+         "pairs_per_second": 1.0, "peak_memory_bytes": 10**9, "joules": None,
          "skipped": None}
         for place in places for size in SIZES for batch in BATCHES
     ]  # fmt: skip

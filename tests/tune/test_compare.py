@@ -222,3 +222,12 @@ def test_against_an_accelerator_the_cpu_may_choose_its_threads(monkeypatch: pyte
     (cell,) = compare.measure_cells([Contestant("cpu", "float32", 0)], TINY[:1], (1,), 30.0, silent)
     assert cell.threads == 0
     assert cell.used_threads in range(1, devices.default_threads() + 1)
+
+
+def test_the_expected_time_grows_with_work_and_with_weights() -> None:
+    cells = [cell for cell in cells_of(CPU, 1.0, 1e11, MEASURED[:3]) if cell.batch in (1, 256)]
+    for rung in MEASURED[:4]:
+        for batch in (1, 16):
+            (wanted,) = [cell for cell in cells_of(CPU, 1.0, 1e11, [rung]) if cell.batch == batch]
+            assert (wanted.ms or 0.0) / 1e3 == pytest.approx(compare._expected(wanted, cells), rel=4)
+    assert compare._expected(cells[0], []) == 0.0

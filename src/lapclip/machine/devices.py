@@ -205,6 +205,19 @@ class Device:
         return facts.peak_memory_bytes()
 
 
+_streams: dict[str, torch.cuda.Stream] = {}
+
+
+def own_stream(name: str) -> torch.cuda.Stream:
+    """A queue of work beside the usual one, the same for everyone who asks by this name.
+
+    One is enough: cuBLAS keeps tens of megabytes for each stream it has ever seen.
+    """
+    if name not in _streams:
+        _streams[name] = torch.cuda.Stream()
+    return _streams[name]
+
+
 class SideBySide:
     """Two computations at once on CUDA, where small ones leave most of the chip idle; elsewhere one after the other.
 
@@ -212,7 +225,7 @@ class SideBySide:
     """
 
     def __init__(self, device: Device, *, at_once: bool) -> None:
-        self._stream = torch.cuda.Stream() if at_once and device.kind == "cuda" else None
+        self._stream = own_stream("beside") if at_once and device.kind == "cuda" else None
 
     def __call__(
         self, first: Callable[[], torch.Tensor], second: Callable[[], torch.Tensor]

@@ -37,6 +37,17 @@ class Energy:
         return {name: round(now - start, 3) for name, (now, start) in used.items() if now is not None}
 
 
+def of_device(joules: dict[str, float] | None, kind: str) -> float | None:
+    """The joules of a computation there, or None where its device counts none.
+
+    An accelerator's include the processor's where those are known, since it has to be fed; a processor's do not
+    include an accelerator that idles.
+    """
+    used = {name: spent for name, spent in (joules or {}).items() if kind != "cpu" or not name.startswith("gpu")}
+    own = "cpu" if kind == "cpu" else "gpu"
+    return sum(used.values()) if any(name.startswith(own) for name in used) else None
+
+
 class Wrapping:
     """A counter that starts again at 0 when it is full. Right as long as it is read once in each round."""
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lapclip.config import TrainConfig
 from lapclip.data.batches import Batch
-from lapclip.machine.devices import DTYPES, Device
+from lapclip.machine.devices import DTYPES, Device, own_stream
 from lapclip.machine.timing import Stopwatch
 from lapclip.model.clip import CLIP
 from lapclip.model.kernels import Compute
@@ -94,7 +94,7 @@ class GraphedStep:
 
     def _on_side_stream(self, run: Callable[[], Callable[[], Figures]]) -> Callable[[], Figures]:
         """Warm-up belongs on another stream than the recording's (the rule of torch.cuda.graph)."""
-        stream = torch.cuda.Stream()
+        stream = own_stream("warm-up")
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             result = run()

@@ -23,7 +23,7 @@ from lapclip.data.batches import Batch
 from lapclip.errors import ConfigError
 from lapclip.machine import devices, facts
 from lapclip.machine.devices import Device
-from lapclip.machine.energy import Energy
+from lapclip.machine.energy import Energy, of_device
 from lapclip.machine.peak import PeakMemory
 from lapclip.machine.timing import Stopwatch, timed
 from lapclip.model.clip import CLIP
@@ -42,7 +42,12 @@ TYPICAL = Rung(384, 8), 16
 """The size and batch at which a contestant's kernels are chosen, once for all cells."""
 SHARE_OF_MEMORY = 0.8
 LONG = 0.5
-"""Seconds of a step from which on all threads are sure to be of use, if its neighbour used them all."""
+"""Seconds of a step from which on all threads are sure to be of use, if its neighbour used them all.
+
+Also the seconds that the slowest counters of energy need, which are read ten times a second.
+"""
+MOST_OF_EACH, CELLS = 1.0, 500
+"""A cell is timed for one part in so many of the budget, and at most so many seconds."""
 
 
 def contestants() -> list[Contestant]:
@@ -87,6 +92,7 @@ def measure_cells(
     Every other batch of all sizes comes first, so that a short comparison also reaches from small to large.
     """
     ends = time.perf_counter() + seconds
+    of_each = min(MOST_OF_EACH, seconds / CELLS)
     cells: list[Cell] = []
     settings = {contestant: _settings(contestant, tell) for contestant in among}
     for rung, batch in [(rung, batch) for part in (batches[::2], batches[1::2]) for rung in rungs for batch in part]:
@@ -96,7 +102,7 @@ def measure_cells(
             tell(f"{rung.parameters / 1e6:.3g} M parameters, batch {batch}, {contestant.text()}")
             train = replace(settings[contestant], batch_size=batch)
             reason = _too_much(cell, rung, train, cells, seconds, ends)
-            cells.append(replace(cell, skipped=reason) if reason else _measured(cell, rung, train, cells))
+            cells.append(replace(cell, skipped=reason) if reason else _measured(cell, rung, train, cells, of_each))
     return sorted(cells, key=lambda cell: (cell.parameters, among.index(cell.contestant), cell.batch))
 
 
@@ -108,13 +114,25 @@ def _too_much(
     needed = predict_bytes(rung.shape, train, CAPTION_TOKENS).total
     if needed > SHARE_OF_MEMORY * free:
         return f"predicted {needed / 1e9:.1f} GB of {free / 1e9:.1f} GB free"
-    nearest = _nearest(cell, cells)
-    if nearest is None:
-        return None
-    step = (nearest.ms or 0.0) / 1e3 * max(1.0, cell.work / nearest.work, cell.parameters / nearest.parameters)
-    if 3 * step > min(seconds / SHARE_OF_BUDGET, max(0.0, ends - time.perf_counter())):
-        return f"about {step:.1f} s a step is too long for this comparison"
+    left = ends - time.perf_counter()
+    if left < 0:
+        return "no time was left"
+    step = _expected(cell, cells)
+    if 3 * step > min(seconds / SHARE_OF_BUDGET, left):
+        return f"about {step:.2g} s a step is too long for this comparison"
     return None
+
+
+def _expected(cell: Cell, cells: Sequence[Cell]) -> float:
+    """Seconds of a step, as the contestant's other cells suggest: by its work, and by its weights to be updated."""
+    own = [other for other in cells if other.contestant == cell.contestant and other.ms]
+    if not own:
+        return 0.0
+    alike = _nearest(cell, own) or own[0]
+    lightest = min(own, key=lambda other: (-other.parameters, other.work))
+    by_work = (alike.ms or 0.0) * max(1.0, cell.work / alike.work)
+    by_weights = (lightest.ms or 0.0) * cell.parameters / lightest.parameters if cell.work > lightest.work else 0.0
+    return max(by_work, by_weights) / 1e3
 
 
 def _nearest(cell: Cell, cells: Sequence[Cell]) -> Cell | None:
@@ -123,23 +141,24 @@ def _nearest(cell: Cell, cells: Sequence[Cell]) -> Cell | None:
     return min(own, key=lambda other: abs(np.log(other.work / cell.work)), default=None)
 
 
-def _measured(cell: Cell, rung: Rung, train: TrainConfig, cells: Sequence[Cell]) -> Cell:
+def _measured(cell: Cell, rung: Rung, train: TrainConfig, cells: Sequence[Cell], seconds: float) -> Cell:
+    """A cell with its figures, from so many seconds of steps."""
     device = Device(cell.device)
     try:
         with PeakMemory(device) as peak:
             step = make_step(CLIP(rung.shape).to(device.torch), train, device)
-            take = partial(_time_steps, step, _random_batch(rung, cell.batch), device)
+            take = partial(_time_steps, step, _random_batch(rung, cell.batch), device, seconds)
             if cell.threads:
-                threads, (seconds, joules) = cell.threads, take(cell.threads)
+                threads, (spent, joules) = cell.threads, take(cell.threads)
             else:
                 nearest = _nearest(cell, cells)
                 most = devices.default_threads()
                 start = nearest.used_threads if nearest else max(1, most // 4)
-                threads, (seconds, joules) = _best_threads(take, start or most, most)
+                threads, (spent, joules) = _best_threads(take, start or most, most)
     except Exception as error:
         return replace(cell, skipped=(str(error).strip().splitlines() or [type(error).__name__])[0][:100])
-    pairs = cell.batch / seconds
-    return replace(cell, ms=seconds * 1e3, pairs_per_second=pairs, peak_memory_bytes=peak.bytes, joules=joules,
+    pairs = cell.batch / spent
+    return replace(cell, ms=spent * 1e3, pairs_per_second=pairs, peak_memory_bytes=peak.bytes, joules=joules,
                    used_threads=threads)  # fmt: skip
 
 
@@ -161,8 +180,8 @@ def _best_threads(take: Callable[[int], Taken], start: int, most: int) -> tuple[
     return best, taken[best]
 
 
-def _time_steps(step: AnyStep, batch: Batch, device: Device, threads: int) -> Taken:
-    """The median seconds of a step, after those that set things up."""
+def _time_steps(step: AnyStep, batch: Batch, device: Device, seconds: float, threads: int) -> Taken:
+    """The median seconds of a step, after those that set things up; so many seconds of steps, two at least."""
     devices.prepare(device, threads)
     off = Stopwatch(device.synchronise, on=False)
     take = partial(timed, lambda: step(batch, 1, 0.0, off)(), device.synchronise)
@@ -170,10 +189,10 @@ def _time_steps(step: AnyStep, batch: Batch, device: Device, threads: int) -> Ta
         take()
     times: list[float] = []
     energy = Energy()
-    while len(times) < 2 or (sum(times) < 0.3 and len(times) < 20):
+    while len(times) < 2 or sum(times) < seconds:
         times.append(take())
-    used = energy.joules()
-    return statistics.median(times), sum(used.values()) / len(times) if used else None
+    joules = of_device(energy.joules(), device.kind) if sum(times) > LONG else None
+    return statistics.median(times), None if joules is None else joules / len(times)
 
 
 def _settings(contestant: Contestant, tell: Tell) -> TrainConfig:

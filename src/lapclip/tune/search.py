@@ -198,7 +198,7 @@ class Search:
         agreement = reasons.pop("agreement")
         rivals = {dtype: seconds for setting, dtype, seconds in self._known() if setting.device == chosen.device}
         reasons["dtype"] = (
-            "asked for" if self.train.dtype != AUTO else f"{self._against(chosen, rivals, chosen.dtype)}; {agreement}"
+            "asked for" if self.train.dtype != AUTO else f"{self._against(chosen, rivals, 'dtype')}; {agreement}"
         )
         return chosen, reasons
 
@@ -210,7 +210,7 @@ class Search:
         rivals: dict[str, float] = {}
         for setting, _, seconds in self._known():
             rivals[setting.device] = min(seconds, rivals.get(setting.device, seconds))
-        return self._against(chosen, rivals, chosen.device)
+        return self._against(chosen, rivals, "device")
 
     def _choose_threads(self, chosen: Setting) -> tuple[Setting, str]:
         """Other numbers of CPU threads than torch's own. An accelerator is fed by one."""
@@ -233,7 +233,7 @@ class Search:
             if self.times.get(other, float("inf")) * WORTH < self.times[best]:
                 best = other
         rivals[_threads(chosen.threads)] = self.times[chosen]
-        return best, self._against(best, rivals, _threads(best.threads))
+        return best, self._against(best, rivals, "threads")
 
     def _choose_compiling(self, chosen: Setting) -> tuple[Setting, str]:
         """Compile only where that was measured and the run is long enough to pay it back."""
@@ -262,23 +262,20 @@ class Search:
                 timed.append((setting, setting.dtype, entry["ms"] / 1e3))
         return timed
 
-    def _against(self, chosen: Setting, rivals: dict[str, float], own: str) -> str:
-        """How much faster than the best of the others."""
+    def _against(self, chosen: Setting, rivals: dict[str, float], field: str) -> str:
+        """How much faster than the best of the others, or than what the others cannot be faster than."""
+        own = _threads(chosen.threads) if field == "threads" else getattr(chosen, field)
         seconds = self.times[chosen]
         others = {name: time for name, time in rivals.items() if name != own}
-        if not others:
-            bounds = {
-                f"{entry['choices']['device']} {entry['choices']['dtype']}": entry["bound"]
-                for entry in self.rejected
-                if entry["bound"]
-            }
-            nearest = min(bounds, key=bounds.__getitem__, default=None)
-            others_text = (
-                f"the products of {nearest} alone take {_ms(bounds[nearest])}" if nearest else "nothing else was timed"
-            )
-            return f"{_ms(seconds)} a step; {others_text}"
-        name = min(others, key=others.__getitem__)
-        return f"{others[name] / seconds:.2f}x {name} here ({_ms(seconds)} a step against {_ms(others[name])})"
+        if others:
+            name = min(others, key=others.__getitem__)
+            return f"{others[name] / seconds:.2f}x {name} here ({_ms(seconds)} a step against {_ms(others[name])})"
+        bounded = [entry for entry in self.rejected if entry["bound"] and entry["choices"][field] != own]
+        if field == "threads" or not bounded:
+            return f"{_ms(seconds)} a step; nothing else was timed"
+        least = min(bounded, key=lambda entry: entry["bound"])
+        name = f"{least['choices']['device']} {least['choices']['dtype']}"
+        return f"{_ms(seconds)} a step; the products of {name} alone take {_ms(least['bound'])}"
 
     def _reject(self, setting: Setting, reason: str, seconds: float | None = None, bound: float | None = None) -> None:
         """Write down what was not chosen, with the seconds it took or must take at least, where they are known."""
