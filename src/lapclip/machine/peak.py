@@ -13,16 +13,17 @@ EVERY = 0.005
 
 
 class PeakMemory:
-    """Watches from the beginning of a `with` to its end; `bytes` is the most that was seen."""
+    """Watches from the beginning of a `with` to its end; `bytes` is the most that was seen, `before` what there was."""
 
     def __init__(self, device: Device) -> None:
-        self._device, self.bytes = device, 0
+        self._device, self.bytes, self.before = device, 0, 0
         self._over = threading.Event()
 
     def __enter__(self) -> PeakMemory:
         gc.collect()
         self._device.release_memory()  # otherwise what an earlier computation freed would be counted too
         self._device.forget_peak()
+        self.before = facts.memory_bytes() if self._device.is_cpu else self._device.peak_memory_bytes()
         if self._device.is_cpu:
             self._watcher = threading.Thread(target=self._watch, name="lapclip-peak", daemon=True)
             self._watcher.start()
@@ -34,6 +35,11 @@ class PeakMemory:
             self._watcher.join()
         else:
             self.bytes = self._device.peak_memory_bytes()
+
+    @property
+    def added(self) -> int:
+        """The most that was held beside what there was."""
+        return max(0, self.bytes - self.before)
 
     def _watch(self) -> None:
         while True:

@@ -5,12 +5,13 @@ With one device only, its precisions and numbers of threads are compared instead
 
 from __future__ import annotations
 
+import copy
+import functools
 import json
 import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,7 @@ from lapclip.tune.notices import Tell
 
 FORMAT = 1
 QUICK_SECONDS, SECONDS = 70.0, 600.0
-SHARE_OF_BUDGET = 10
+SHARE_OF_BUDGET = 30
 """A single cell may take one part in so many of the budget."""
 TYPICAL = Rung(384, 8), 16
 """The size and batch at which a contestant's kernels are chosen, once for all cells."""
@@ -146,8 +147,8 @@ def _measured(cell: Cell, rung: Rung, train: TrainConfig, cells: Sequence[Cell],
     device = Device(cell.device)
     try:
         with PeakMemory(device) as peak:
-            step = make_step(CLIP(rung.shape).to(device.torch), train, device)
-            take = partial(_time_steps, step, _random_batch(rung, cell.batch), device, seconds)
+            step = make_step(copy.deepcopy(_model(rung)).to(device.torch), train, device)
+            take = functools.partial(_time_steps, step, _random_batch(rung, cell.batch), device, seconds)
             if cell.threads:
                 threads, (spent, joules) = cell.threads, take(cell.threads)
             else:
@@ -158,8 +159,14 @@ def _measured(cell: Cell, rung: Rung, train: TrainConfig, cells: Sequence[Cell],
     except Exception as error:
         return replace(cell, skipped=(str(error).strip().splitlines() or [type(error).__name__])[0][:100])
     pairs = cell.batch / spent
-    return replace(cell, ms=spent * 1e3, pairs_per_second=pairs, peak_memory_bytes=peak.bytes, joules=joules,
+    return replace(cell, ms=spent * 1e3, pairs_per_second=pairs, peak_memory_bytes=peak.added, joules=joules,
                    used_threads=threads)  # fmt: skip
+
+
+@functools.lru_cache(maxsize=1)
+def _model(rung: Rung) -> CLIP:
+    """Drawing a large model's weights takes longer than its steps, and all contestants may have the same."""
+    return CLIP(rung.shape)
 
 
 Taken = tuple[float, float | None]
@@ -184,7 +191,7 @@ def _time_steps(step: AnyStep, batch: Batch, device: Device, seconds: float, thr
     """The median seconds of a step, after those that set things up; so many seconds of steps, two at least."""
     devices.prepare(device, threads)
     off = Stopwatch(device.synchronise, on=False)
-    take = partial(timed, lambda: step(batch, 1, 0.0, off)(), device.synchronise)
+    take = functools.partial(timed, lambda: step(batch, 1, 0.0, off)(), device.synchronise)
     for _ in range(1 if device.is_cpu else WARM_UP + 2):
         take()
     times: list[float] = []

@@ -32,8 +32,9 @@ class LayoutTimes:
 
 def layout_times(device: Device, batch: int, tokens: int, width: int, heads: int, rounds: int = 7) -> LayoutTimes:
     """One block at these sizes on contiguous input against a permuted view of the same numbers."""
-    block = Block(width, heads, causal=False).to(device.torch)
+    block = Block(width, heads, causal=False)
     block.initialise(1, torch.Generator().manual_seed(0))
+    block = block.to(device.torch)
     draw = torch.Generator().manual_seed(1)
     contiguous_BLD = torch.randn(batch, tokens, width, generator=draw).to(device.torch)
     permuted_BLD = contiguous_BLD.transpose(0, 1).contiguous().transpose(0, 1)
