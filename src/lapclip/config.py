@@ -273,8 +273,9 @@ def _locate(name: str) -> tuple[str, str]:
     if matches:
         options = " or ".join(".".join(place) for place in matches)
         raise ConfigError(f"--set {name} could mean {options}.", hint=f"--set {'.'.join(matches[0])}=VALUE")
-    bare = {place[1]: ".".join(place) for place in fields.values()}
-    raise ConfigError(f"--set {name}: unknown field. {nearest(name, fields if '.' in name else bare)}")
+    likely = closest(name, fields if "." in name else {place[1] for place in fields.values()})
+    said = f" Did you mean {likely}?" if likely else ""
+    raise ConfigError(f"--set {name}: unknown field.{said}", hint="a field of docs/settings.md")
 
 
 def _parse_text(text: str) -> Any:
@@ -303,7 +304,7 @@ def _checked(origin: str, section: str, name: str, value: Any) -> Any:
         )
         raise ConfigError(f"{place} must be {expected}, not {value!r}.")
     if isinstance(value, str) and limits["choices"] and value not in limits["choices"]:
-        raise ConfigError(f"{place} cannot be {value!r}. {nearest(value, limits['choices'])}")
+        raise ConfigError(f"{place} cannot be {value!r}; it is one of {', '.join(limits['choices'])}.")
     if isinstance(value, float) and not math.isfinite(value):
         raise ConfigError(f"{place} must be a finite number, not {value}.")
     if not isinstance(value, str):

@@ -55,7 +55,7 @@ class TrainingError(LapclipError):
 
 def closest(name: str, known: Iterable[str]) -> str | None:
     """The known name closest to a mistyped one, if any is close."""
-    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
     return close[0] if close else None
 
 

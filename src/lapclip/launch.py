@@ -82,10 +82,39 @@ def start(
     """Train from a recipe in a new run."""
     began = time.perf_counter()
     check_name(name)
+    try:
+        ready = prepare(recipe, settings, minutes, hooks)
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt("Interrupted before the run began: there is nothing to resume.") from None
+    about = {"format": FORMAT, "recipe": recipe, "lapclip": __version__, "data_fingerprint": ready.data.fingerprint}
+    run = create_run(name, recipe, {"run": about, **asdict(ready.config), "reasons": ready.reasons})
+    with run.lock(), Signals() as signals, _recording(run, hooks) as log:
+        training = assemble(run, ready.config, ready.data, ready.device, ready.built, log)
+        log.append(_started(training, ready.reasons, ready.notes))
+        del ready  # so that what a fallback replaces is gone
+        return work(training, signals, began)
+
+
+@dataclass(frozen=True)
+class Ready:
+    """A run before it has a folder: nothing is "auto" any more, and the model is built."""
+
+    config: Config
+    data: DataSet
+    device: Device
+    built: tuple[AnyStep, Embedder]
+    reasons: dict[str, str]
+    notes: list[str]
+
+
+def prepare(recipe: str, settings: list[str], minutes: float | None, hooks: Hooks) -> Ready:
+    """Read the settings, make the data, choose what is "auto" and build the model. What fails here leaves nothing."""
     if minutes is not None and minutes <= 0:
         raise ConfigError(f"--minutes must be more than 0, not {minutes:g}.", hint="lapclip train --minutes 5")
     flags = Layer("--minutes", {"train": {"minutes": minutes}} if minutes is not None else {})
     config = build_config([read_recipe(recipe), flags, parse_settings(settings)], SHAPES)
+    if devices.accelerator_here():
+        hooks.tuning_progress("whether the accelerator computes what the CPU computes")
     devices.available(config.train.device)  # an unknown device is refused before pictures are drawn
     asked = config.train.compile
     data = load_scenes(config.data, config.model.image_size, hooks.data_progress)
@@ -99,17 +128,10 @@ def start(
             config, why_steps = fill_minutes(config, data, tokenizer, device)
         device.release_memory()
         device.forget_peak()  # what was tried before the run is not the run's
-        built = build(config, tokenizer, device)  # before there is a folder: what cannot be built leaves none behind
+        built = build(config, tokenizer, device)
     reasons["train.steps"] = why_steps
     notes = [reasons["train.compile"]] if asked not in (AUTO, config.train.compile) else []
-    notes += device.warnings()
-    about = {"format": FORMAT, "recipe": recipe, "lapclip": __version__, "data_fingerprint": data.fingerprint}
-    run = create_run(name, recipe, {"run": about, **asdict(config), "reasons": reasons})
-    with run.lock(), Signals() as signals, _recording(run, hooks) as log:
-        training = assemble(run, config, data, device, built, log)
-        del built  # so that what a fallback replaces is gone
-        log.append(_started(training, reasons, notes))
-        return work(training, signals, began)
+    return Ready(config, data, device, built, reasons, [*notes, *device.warnings()])
 
 
 def resume(name: str | None, hooks: Hooks = Hooks()) -> Outcome:

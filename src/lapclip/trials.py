@@ -33,9 +33,10 @@ def tune(recipe: str, settings: list[str], seconds: float, hooks: Hooks = Hooks(
     plan = make_plan(config, data, tokenizer)
     batch = plan.batch(1)
     tuning = Search(config, batch, seconds, hooks.tuning_progress).run()
-    remember(config, batch, tuning, seconds)
+    if tuning.worth_keeping:
+        remember(config, batch, tuning, seconds)
     loaders, why_loaders = choose_loader_threads(config.train.loader_threads, plan, tuning.seconds_a_step)
-    return describe(tuning, loaders, why_loaders)
+    return {**describe(tuning, loaders, why_loaders), "remembered": tuning.worth_keeping}
 
 
 def compare(*, quick: bool, seconds: float | None, others: Sequence[Path], tell: Tell) -> dict[str, Any]:

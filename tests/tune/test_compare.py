@@ -207,7 +207,7 @@ def test_a_short_comparison_reaches_large_models_before_it_fills_in(monkeypatch:
         order.append((cell.parameters, cell.batch))
         return replace(cell, ms=1.0)
 
-    monkeypatch.setattr(compare, "_measured", measured)
+    monkeypatch.setattr(compare, "measured", measured)
     cells = compare.measure_cells([CPU], TINY, (1, 4, 16), 60.0, silent)
     small, large = (rung.parameters for rung in TINY)
     assert order == [(small, 1), (small, 16), (large, 1), (large, 16), (small, 4), (large, 4)]

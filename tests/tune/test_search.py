@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from lapclip import launch, trials
+from lapclip.cli import tuning as tuning_command
 from lapclip.config import Config, DataConfig, TrainConfig, replace_in
 from lapclip.data.batches import Batch
 from lapclip.errors import ConfigError
-from lapclip.machine import devices
+from lapclip.machine import devices, load
 from lapclip.model import kernels, transformer
 from lapclip.model.zoo import SHAPES
 from lapclip.tune import search, settle
@@ -21,6 +22,7 @@ from lapclip.tune.compiling import Compiling
 from lapclip.tune.measure import Setting, Workshop
 from lapclip.tune.search import Search, Tuning
 
+SMALL_RUN = ["model.name=tiny", "data.train_pairs=64", "train.batch_size=16", "train.steps=12", "train.device=cpu"]
 CONFIG = Config(model=SHAPES["tiny"], data=DataConfig(), train=TrainConfig(batch_size=8, steps=100))
 
 
@@ -201,15 +203,14 @@ def test_short_runs_are_not_tuned_and_long_ones_spend_a_twentieth_at_most() -> N
 
 
 def test_training_takes_what_tuning_found(here: Path) -> None:
-    settings = ["model.name=tiny", "data.train_pairs=64", "train.batch_size=16", "train.steps=12", "train.device=cpu"]
-    found = trials.tune("first-run", settings, seconds=5)
-    launch.start("first-run", settings, name="run")
+    found = trials.tune("first-run", SMALL_RUN, seconds=5)
+    launch.start("first-run", SMALL_RUN, name="run")
     started = json.loads((here / "runs/run/events.jsonl").read_text().splitlines()[0])
     train = started["config"]["train"]
     for name in ("device", "dtype", "threads", "compile", "micro_batch", "image_attention", "linear"):
         assert train[name] == found["choices"][name]
-    assert started["reasons"]["train.dtype"].endswith("(tuned before)")
-    overridden = launch.start("first-run", [*settings, "train.dtype=float32"], name="other")
+    assert started["reasons"]["train.dtype"].endswith("; tuned before")
+    overridden = launch.start("first-run", [*SMALL_RUN, "train.dtype=float32"], name="other")
     assert overridden.state == "finished"
     assert '"dtype":"float32"' in (here / "runs/other/events.jsonl").read_text().splitlines()[0]
 
@@ -218,3 +219,20 @@ def test_training_takes_what_tuning_found(here: Path) -> None:
 def test_a_budget_of_nothing_is_refused(here: Path, seconds: float) -> None:
     with pytest.raises(ConfigError, match="--seconds must be more than 0"):
         trials.tune("first-run", [], seconds)
+
+
+def test_busy_cores_are_named_and_nothing_is_remembered(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(load, "other_load", lambda: 0.5)
+    found = trials.tune("first-run", SMALL_RUN, 3.0)
+    assert found["warnings"] == ["other programs use 50% of the cores, so what is timed now is off"]
+    assert not found["remembered"]
+    assert "not remembered" in "".join(tuning_command.summary(found, "train"))
+    monkeypatch.setattr(load, "other_load", lambda: 0.0)
+    found = trials.tune("first-run", SMALL_RUN, 3.0)
+    assert found["remembered"]
+    assert found["warnings"] == []
+
+
+def test_a_tuning_that_compared_nothing_is_not_worth_keeping() -> None:
+    assert tuned().worth_keeping
+    assert not dataclasses.replace(tuned(), tried=[{}], rejected=[]).worth_keeping

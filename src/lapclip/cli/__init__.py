@@ -52,8 +52,8 @@ def main(arguments: list[str] | None = None) -> None:
         command = f"{arguments[0]} " if arguments and arguments[0] in app else ""
         hint = "" if isinstance(error, LapclipError) else f"\nTry: lapclip {command}--help"
         status = _report(2, f"{str(error).strip()}{hint}", as_json, debug)
-    except KeyboardInterrupt:
-        status = _report(130, "Interrupted. See what there is: lapclip runs", as_json, debug)
+    except KeyboardInterrupt as interrupt:
+        status = _report(130, str(interrupt) or "Interrupted. See what there is: lapclip runs", as_json, debug)
     except Exception as error:
         message = f"A fault in lapclip: {type(error).__name__}: {error}\nTry: the same command with --debug"
         status = _report(1, message, as_json, debug)

@@ -66,6 +66,7 @@ def summary(found: dict[str, Any], inside: Callable[[dict[str, Any]], list[str]]
     """Tables for people."""
     lines = [f"[bold]{escape(found['machine']['chip'])}[/bold], torch {found['torch']}", "", "ms a step"]
     lines += cell_table(found["cells"])
+    lines += [f"[yellow]{escape(warning)}[/yellow]" for warning in found["warnings"]]
     lines += ["", f"[bold]{found['crossover']['text']}[/bold]", ""]
     for one in found["fits"]:
         parts = [

@@ -15,6 +15,9 @@ from lapclip.records import events
 from lapclip.records.events import Event
 from lapclip.records.lines import LineWriter, line
 
+EVERY = 10.0
+"""Seconds between two lines about what is being timed, where there is no terminal."""
+
 
 class Display:
     """Follows a run through its events."""
@@ -27,6 +30,7 @@ class Display:
         self._first: tuple[int, float] | None = None
         self._drawing_announced = False
         self._status: Status | None = None
+        self._told = -EVERY
 
     def data_progress(self, done: int, total: int) -> None:
         """Called while pictures are made."""
@@ -35,6 +39,7 @@ class Display:
                 print(f"drawing {total:,} pictures, once", file=sys.stderr, flush=True)
             self._drawing_announced = True
             return
+        self._end_status()
         if self._bar is None:
             self._start("drawing pictures", total)
         self._update(done, "")
@@ -44,14 +49,14 @@ class Display:
     def tuning_progress(self, what: str) -> None:
         """Called while settings are tried; what is being timed comes and goes on one line."""
         if self._lines:
-            if self._status is None:
-                print("timing settings on this machine", file=sys.stderr, flush=True)
-                self._status = self._console.status("")
+            if time.monotonic() - self._told > EVERY:
+                print(f"measuring this machine: {what}", file=sys.stderr, flush=True)
+                self._told = time.monotonic()
             return
         if self._status is None:
             self._status = self._console.status("", spinner="line")
             self._status.start()
-        self._status.update(f"timing settings on this machine: {what}")
+        self._status.update(f"measuring this machine: {what}")
 
     def __call__(self, event: Event) -> None:
         """Called with each event of the run."""

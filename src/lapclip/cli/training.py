@@ -71,12 +71,12 @@ def resume(run: str | None = None, /, *, common: Common | None = None) -> int:
 
     with display() as shown:
         outcome = launch.resume(run, launch.Hooks([shown], shown.data_progress))
-    emit(outcome.to_dict(), summary(outcome), common)
+    emit(outcome.to_dict(), summary(outcome, "since it was resumed"), common)
     return outcome.exit_status
 
 
-def summary(outcome: Outcome) -> list[str]:
-    """The end of a run, for a person."""
+def summary(outcome: Outcome, whole: str = "in all") -> list[str]:
+    """The end of a run, for a person; `whole` says what its seconds are of."""
     name = outcome.run.replace("\\", "/").removeprefix("runs/")
     if outcome.evaluation is None:
         return [
@@ -88,7 +88,7 @@ def summary(outcome: Outcome) -> list[str]:
     return [
         *score_table(outcome.evaluation),
         "",
-        f"time          {_duration(outcome.training_seconds)} of training, {_duration(outcome.seconds)} in all",
+        f"time          {_duration(outcome.training_seconds)} of training, {_duration(outcome.seconds)} {whole}",
         f"speed         {outcome.pairs_per_second:,.0f} pairs/s on {places}",
         f"peak memory   {outcome.peak_memory_bytes / 1e9:.2f} GB",
         f"run           {outcome.run}",

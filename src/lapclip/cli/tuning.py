@@ -67,5 +67,7 @@ def summary(found: dict[str, Any], train: str) -> list[str]:
     lines.append("")
     lines.append(f"{found['pairs_per_second']:,.1f} pairs/s, {found['seconds_a_step'] * 1e3:,.1f} ms a step")
     lines += [f"[dim]not chosen: {escape(entry['reason'])}[/dim]" for entry in found["rejected"]]
-    lines.append(f"tuned in {found['seconds']:.0f} s; remembered for lapclip train")
+    lines += [f"[yellow]{escape(warning)}[/yellow]" for warning in found["warnings"]]
+    kept = "remembered for lapclip train" if found["remembered"] else "not remembered: lapclip train will tune again"
+    lines.append(f"tuned in {found['seconds']:.0f} s; {kept}")
     return [*lines, f"Next: {escape(typed(train))}"]

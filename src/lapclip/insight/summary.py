@@ -7,6 +7,7 @@ the last event of a step number is taken. Kinds of events and fields that are no
 from __future__ import annotations
 
 import statistics
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,6 +17,8 @@ from lapclip.insight.curves import Curve, curve, number, windows
 ENDINGS = ("finished", "stopped", "failed")
 RECENT = 50
 """Steps that the remaining time is guessed from."""
+LEAST_PAUSE, PAUSE = 60.0, 10
+"""Seconds without an event, and times the longest of the last gaps, from which on they count as a pause."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +40,8 @@ class Summary:
     """The event that ended the run, if it has ended."""
     step: int = 0
     elapsed: float = 0.0
+    pauses: list[tuple[float, float]] = field(default_factory=list)
+    """From when to when nothing happened while a process was at work: the machine slept."""
 
     @property
     def total_steps(self) -> int:
@@ -157,14 +162,21 @@ def summarise(events: Iterable[dict[str, Any]]) -> Summary:
     lists: dict[str, list[dict[str, Any]]] = {"fell_back": [], "resumed": [], "sensors": []}
     started: dict[str, Any] = {}
     ending: dict[str, Any] = {}
-    elapsed, before, step_before, latest, process = 0.0, None, None, 0, 0
+    elapsed, before, latest, process = 0.0, None, 0, 0
+    step_before: tuple[float, float] | None = None
+    pauses: list[tuple[float, float]] = []
+    usual = _UsualGap()
     for event in events:
         kind, time, step = event["type"], number(event.get("time")), number(event.get("step"))
         if kind in ("started", "resumed"):
             before, step_before, ending = None, None, {}  # what lies between two processes is a pause, not work
             process += 1
         if time is not None:
-            elapsed += max(0.0, time - before) if before is not None else 0.0
+            passed = max(0.0, time - before) if before is not None else 0.0  # a clock may be set back
+            if usual.is_pause(passed, measured=number(event.get("seconds"))):
+                pauses.append((time - passed, time))
+                passed, step_before = 0.0, None
+            elapsed += passed
             before = time
         known = {**event, "elapsed": elapsed, "process": process}
         if kind == "started":
@@ -176,8 +188,11 @@ def summarise(events: Iterable[dict[str, Any]]) -> Summary:
             step_before = None if kind == "fell_back" else step_before  # making everything anew is no step
         elif kind in by_step and step is not None:
             if kind == "step":
-                known["gap"] = elapsed - step_before if step_before is not None else None
-                step_before = elapsed
+                known["gap"] = None
+                if step_before is not None and step > step_before[0]:  # of a long run some steps are left out
+                    known["gap"] = (elapsed - step_before[1]) / (step - step_before[0])
+                    usual.add(known["gap"])
+                step_before = (step, elapsed)
             if kind != "evaluation" or isinstance(event.get("evaluation"), dict):
                 by_step[kind][int(step)] = known
         if kind in ("step", "resumed", "fell_back", *ENDINGS) and step is not None:
@@ -194,7 +209,24 @@ def summarise(events: Iterable[dict[str, Any]]) -> Summary:
         ending=ending,
         step=latest,
         elapsed=elapsed,
+        pauses=pauses,
     )
+
+
+class _UsualGap:
+    """Tells a machine that slept from a step that took long."""
+
+    def __init__(self) -> None:
+        self._gaps: deque[float] = deque(maxlen=50)
+
+    def add(self, gap: float) -> None:
+        self._gaps.append(gap)
+
+    def is_pause(self, passed: float, measured: float | None) -> bool:
+        """Whether nothing happened for much longer than usual, and no evaluation or checkpoint says that it took it."""
+        if len(self._gaps) < 3 or passed < LEAST_PAUSE or (measured or 0.0) > passed / 2:
+            return False
+        return passed > PAUSE * max(self._gaps)
 
 
 def _norms(event: dict[str, Any]) -> dict[str, Any]:

@@ -7,13 +7,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from lapclip.machine.load import BUSY
+
 NEEDED_MEMORY = 1_000_000_000
 """Bytes the default recipe wants free: its run peaks at 0.7 GB on the CPU (README.md)."""
 NEEDED_DISK = 1_000_000_000
 """Bytes a default run wants: pictures, two checkpoints and the environment's temporary files, with room to spare."""
 PYTHON = (3, 11)
-BUSY = 0.25
-"""Share of the cores that others may use before a run is clearly slower for it."""
 SWAPPED = 500_000_000
 """Bytes of swap that systems use without being short of memory."""
 
@@ -109,7 +109,7 @@ def _throttling(throttled: bool | None, celsius: float | None) -> Check:
 def _usable(accelerators: list[dict[str, Any]], build: dict[str, Any] | None) -> Iterable[Check]:
     """Whether torch can use what the system shows."""
     if not accelerators:
-        yield Check("accelerator", None, "none found; training uses the CPU")
+        yield Check("accelerator", True, "none found; training uses the CPU")
     for there in {accelerator["kind"]: accelerator for accelerator in accelerators}.values():
         if build is None:
             yield Check("accelerator", None, f"{there['name']}: unknown until torch is installed")

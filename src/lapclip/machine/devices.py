@@ -257,12 +257,17 @@ def norms_mixed_dtypes(device: torch.device) -> bool:
     return device.type == "cpu"
 
 
+def accelerator_here() -> torch.device | None:
+    """What torch can use beside the CPU."""
+    # Without the check a CUDA build on a machine without a GPU names cuda.
+    return torch.accelerator.current_accelerator(check_available=True)
+
+
 def choose_device(wanted: str) -> tuple[Device, str]:
     """The device to train on, and why."""
     if wanted == "cpu":
         return Device("cpu"), "asked for"
-    # Without the check a CUDA build on a machine without a GPU names cuda.
-    found = torch.accelerator.current_accelerator(check_available=True)
+    found = accelerator_here()
     if wanted == AUTO:
         if found is None:
             return Device("cpu"), "torch finds no accelerator here"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -52,15 +53,11 @@ def _canary(kind: str) -> Check:
 
 def _memory() -> dict[str, int | None]:
     swap_total, swap_used, disk = None, None, None
-    try:
+    with suppress(OSError, RuntimeError):  # containers may hide it
         swap = psutil.swap_memory()
         swap_total, swap_used = swap.total, swap.used
-    except (OSError, RuntimeError):
-        pass  # containers may hide it
-    try:
+    with suppress(OSError):  # the folder may be gone
         disk = shutil.disk_usage(Path.cwd()).free
-    except OSError:
-        pass  # the folder may be gone
     return {
         "memory_free_bytes": available_bytes(),
         "swap_bytes": swap_total,

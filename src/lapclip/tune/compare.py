@@ -25,6 +25,7 @@ from lapclip.errors import ConfigError
 from lapclip.machine import devices, facts
 from lapclip.machine.devices import Device
 from lapclip.machine.energy import Energy, of_device
+from lapclip.machine.load import busy_cores
 from lapclip.machine.peak import PeakMemory
 from lapclip.machine.timing import Stopwatch, timed
 from lapclip.model.clip import CLIP
@@ -69,6 +70,7 @@ def compare(
     seconds: float, tell: Tell, rungs: Sequence[Rung] = MEASURED, batches: Sequence[int] = BATCHES
 ) -> dict[str, Any]:
     """Every cell that fits into memory and time, and what they say together."""
+    warnings = [warning] if (warning := busy_cores()) else []
     cells = measure_cells(contestants(), rungs, batches, seconds, tell)
     fits = fit(cells)
     cells = fitted(cells, fits)
@@ -77,6 +79,7 @@ def compare(
         "machine": facts.machine_facts(),
         "torch": str(torch.__version__),
         "lapclip": __version__,
+        "warnings": warnings,
         "cells": [asdict(cell) for cell in cells],
         "fits": [asdict(one) for one in fits],
         "crossover": crossover(cells),
@@ -95,15 +98,15 @@ def measure_cells(
     ends = time.perf_counter() + seconds
     of_each = min(MOST_OF_EACH, seconds / CELLS)
     cells: list[Cell] = []
-    settings = {contestant: _settings(contestant, tell) for contestant in among}
+    trains = {contestant: settings(contestant, tell) for contestant in among}
     for rung, batch in [(rung, batch) for part in (batches[::2], batches[1::2]) for rung in rungs for batch in part]:
         for contestant in among:
             cell = Cell(**asdict(contestant), model=rung.shape.name, parameters=rung.parameters,
                         work=rung.work(batch), batch=batch, layers=rung.layers)  # fmt: skip
             tell(f"{rung.parameters / 1e6:.3g} M parameters, batch {batch}, {contestant.text()}")
-            train = replace(settings[contestant], batch_size=batch)
+            train = replace(trains[contestant], batch_size=batch)
             reason = _too_much(cell, rung, train, cells, seconds, ends)
-            cells.append(replace(cell, skipped=reason) if reason else _measured(cell, rung, train, cells, of_each))
+            cells.append(replace(cell, skipped=reason) if reason else measured(cell, rung, train, cells, of_each))
     return sorted(cells, key=lambda cell: (cell.parameters, among.index(cell.contestant), cell.batch))
 
 
@@ -142,7 +145,7 @@ def _nearest(cell: Cell, cells: Sequence[Cell]) -> Cell | None:
     return min(own, key=lambda other: abs(np.log(other.work / cell.work)), default=None)
 
 
-def _measured(cell: Cell, rung: Rung, train: TrainConfig, cells: Sequence[Cell], seconds: float) -> Cell:
+def measured(cell: Cell, rung: Rung, train: TrainConfig, cells: Sequence[Cell], seconds: float) -> Cell:
     """A cell with its figures, from so many seconds of steps."""
     device = Device(cell.device)
     try:
@@ -202,7 +205,7 @@ def _time_steps(step: AnyStep, batch: Batch, device: Device, seconds: float, thr
     return statistics.median(times), None if joules is None else joules / len(times)
 
 
-def _settings(contestant: Contestant, tell: Tell) -> TrainConfig:
+def settings(contestant: Contestant, tell: Tell) -> TrainConfig:
     """As `lapclip train` would have them, with the kernels that suit a typical size."""
     tell(f"kernels, {contestant.text()}")
     device = Device(contestant.device)

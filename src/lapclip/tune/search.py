@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from lapclip.config import AUTO, Config, ModelConfig, TrainConfig
@@ -17,6 +17,7 @@ from lapclip.data.batches import Batch
 from lapclip.errors import ConfigError, LapclipError
 from lapclip.machine import devices, facts
 from lapclip.machine.devices import DTYPES, Device
+from lapclip.machine.load import busy_cores
 from lapclip.train.fallback import MEMORY, cause_of, smaller
 from lapclip.train.memory import check_memory, predict_bytes
 from lapclip.tune.arithmetic import operations, quick_rate, step_products
@@ -53,6 +54,13 @@ class Tuning:
     tried: list[dict[str, Any]]
     seconds: float
     """What the tuning took."""
+    warnings: list[str] = field(default_factory=list)
+
+    @property
+    def worth_keeping(self) -> bool:
+        """Whether something was compared with something, and nothing disturbed it."""
+        timed = len(self.tried) + sum(1 for entry in self.rejected if entry["ms"] or entry["bound"])
+        return timed > 1 and not self.warnings
 
 
 class NothingWorks(ConfigError):
@@ -80,6 +88,7 @@ class Search:
 
     def run(self) -> Tuning:
         """All stages. Something is always chosen: the first setting is timed whatever the budget."""
+        warnings = [warning] if (warning := busy_cores()) else []
         for device, dtype, least in self._by_promise():
             self._enter(device, dtype, least)
         if not self.times:
@@ -98,6 +107,7 @@ class Search:
             rejected=self.rejected,
             tried=[{**asdict(setting), "ms": seconds * 1e3} for setting, seconds in self.times.items()],
             seconds=time.perf_counter() - self._began,
+            warnings=warnings,
         )
 
     @property
@@ -146,6 +156,9 @@ class Search:
             devices.prepare(device, setting.threads)
             asked = replace(self.train, dtype=dtype, micro_batch=micro_batch)
             forms, why_forms = choose_kernels(self.model, asked, self.caption_tokens, device, anew=not self._briefly)
+            # Some forms take more memory than others.
+            asked = replace(asked, **forms, micro_batch=self.train.micro_batch or micro_batch)
+            check_memory(self.model, asked, self.caption_tokens, device)
             setting = replace(setting, **forms)
             self.tell(f"is it right, {setting.text()}")
             agreement = self.workshop.agreement(setting)

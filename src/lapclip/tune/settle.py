@@ -37,19 +37,21 @@ def settle(config: Config, plan: BatchPlan, longest_caption: int, tell: Tell) ->
     batch = plan.batch(1)
     seconds = seconds_to_spend(config, batch) if _wants_tuning(config.train) else 0.0
     tuning = recall(config, batch, seconds) if _wants_tuning(config.train) else None
-    why = " (tuned before)" if tuning else ""
+    recalled = tuning is not None
     if tuning is None and seconds:
         with suppress(NothingWorks):  # trying needs more memory than training, so training may still work
             tuning = Search(config, batch, seconds, tell, briefly=True).run()
-            remember(config, batch, tuning, seconds)
+            if tuning.worth_keeping:
+                remember(config, batch, tuning, seconds)
     if tuning is None:
         config, device, reasons = settle_plainly(config, batch, longest_caption)
     else:
         device = Device(tuning.setting.device)
         devices.prepare(device, tuning.setting.threads)
         asked = replace(config.train, **{**asdict(tuning.setting), "micro_batch": config.train.micro_batch})
+        why = "; tuned before" if recalled else "".join(f"; {warning}" for warning in tuning.warnings)
         reasons = {f"train.{name}": f"{text}{why}" for name, text in tuning.reasons.items()}
-        if why:  # less memory may be free than there was
+        if recalled:  # less memory may be free than there was
             micro_batch, reasons["train.micro_batch"] = fitting_micro_batch(
                 config.model, asked, longest_caption, device
             )
@@ -85,7 +87,9 @@ def settle_plainly(config: Config, batch: Batch, longest_caption: int) -> tuple[
     dtype = "float32" if train.dtype == AUTO else train.dtype
     settled = replace(train, device=device.kind, threads=threads, dtype=dtype, compile=how)
     forms, why_forms = choose_kernels(config.model, settled, batch.tokens_BL.shape[1], device)
-    return replace(config, train=replace(settled, **forms)), device, reasons | why_forms
+    settled = replace(settled, **forms)
+    check_memory(config.model, settled, longest_caption, device)  # again: some forms take more than others
+    return replace(config, train=settled), device, reasons | why_forms
 
 
 def seconds_to_spend(config: Config, batch: Batch) -> float:

@@ -1,0 +1,89 @@
+"""A run's events as they are being written, for whoever looks on from another process.
+
+A long run has a million lines. Of a large file every line that is not a step is read, and steps at even distances: what
+a screen can show. What is appended later is read line by line.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+WHOLE = 8_000_000
+"""Bytes up to which a file is simply read."""
+SAMPLES = 4000
+"""Steps that are taken of a larger one."""
+HEAD = 200_000
+"""Bytes at the beginning and the end that are read line by line all the same."""
+
+_NOT_STEPS = re.compile(rb'\n\{"v":\d+,"type":"(?!step")')
+
+
+class Tail:
+    """Follows one file of events. It may not be there yet, may be replaced, and may end in half a line."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.restarted = False
+        """Whether the last `read` began again because the file was replaced or cut."""
+        self._position = 0
+        self._identity: tuple[int, int] | None = None
+
+    def read(self) -> list[dict[str, Any]]:
+        """The events since the last call; at the first, those so far."""
+        self.restarted = False
+        try:
+            with open(self.path, "rb") as file:
+                return self._read(file)
+        except OSError:  # not there yet, or not any more
+            return []
+
+    def _read(self, file: BinaryIO) -> list[dict[str, Any]]:
+        status = os.fstat(file.fileno())
+        identity = (status.st_dev, status.st_ino)
+        if self._identity not in (None, identity) or status.st_size < self._position:
+            self._position, self.restarted = 0, True
+        self._identity = identity
+        if status.st_size == self._position:
+            return []
+        if status.st_size - self._position > WHOLE:
+            lines, self._position = _sampled(file, self._position)
+        else:
+            file.seek(self._position)
+            text = file.read(status.st_size - self._position)
+            end = text.rfind(b"\n") + 1  # the rest is half a line
+            lines, self._position = text[:end].splitlines(), self._position + end
+        return list(_parsed(lines))
+
+
+def _sampled(file: BinaryIO, start: int) -> tuple[list[bytes], int]:
+    """Lines of a large file in order: all that are not steps, steps at even distances, and the place after the last."""
+    with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as text:
+        end = text.rfind(b"\n") + 1
+        begins = {match.start() + 1 for match in _NOT_STEPS.finditer(text, max(0, start - 1), end)}
+        for stretch in ((start, min(start + HEAD, end)), (max(start, text.rfind(b"\n", 0, end - HEAD) + 1), end)):
+            at = stretch[0]
+            while at < stretch[1]:
+                begins.add(at)
+                at = text.find(b"\n", at, end) + 1 or end
+        for number in range(1, SAMPLES):
+            at = text.find(b"\n", start + (end - start) * number // SAMPLES, end) + 1
+            if 0 < at < end:
+                begins.add(at)
+        return [text[at : text.find(b"\n", at, end)] for at in sorted(begins)], end
+
+
+def _parsed(lines: list[bytes]) -> Iterator[dict[str, Any]]:
+    """Damaged lines are passed over."""
+    for line in lines:
+        try:
+            event = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(event, dict) and isinstance(event.get("type"), str):
+            yield event
