@@ -8,7 +8,7 @@ from typing import Any
 from lapclip.insight.summary import Summary, summarise
 from lapclip.records.tail import Tail
 
-MOST_STEPS = 8000
+MOST_STEPS = 5000
 """More steps than this are thinned to half of it: a page that is open for a day does not grow."""
 
 

@@ -7,19 +7,19 @@ a screen can show. What is appended later is read line by line.
 from __future__ import annotations
 
 import json
-import mmap
 import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
-WHOLE = 8_000_000
+WHOLE = 3_000_000
 """Bytes up to which a file is simply read."""
-SAMPLES = 4000
+SAMPLES = 2000
 """Steps that are taken of a larger one."""
 HEAD = 200_000
-"""Bytes at the beginning and the end that are read line by line all the same."""
+"""Bytes at the beginning and the end in which no line is left out."""
+CHUNK = 1_000_000
 
 _NOT_STEPS = re.compile(rb'\n\{"v":\d+,"type":"(?!step")')
 
@@ -52,7 +52,7 @@ class Tail:
         if status.st_size == self._position:
             return []
         if status.st_size - self._position > WHOLE:
-            lines, self._position = _sampled(file, self._position)
+            lines, self._position = _sampled(file, self._position, status.st_size)
         else:
             file.seek(self._position)
             text = file.read(status.st_size - self._position)
@@ -61,21 +61,37 @@ class Tail:
         return list(_parsed(lines))
 
 
-def _sampled(file: BinaryIO, start: int) -> tuple[list[bytes], int]:
+def _sampled(file: BinaryIO, start: int, size: int) -> tuple[list[bytes], int]:
     """Lines of a large file in order: all that are not steps, steps at even distances, and the place after the last."""
-    with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as text:
+    lines: list[bytes] = []
+    position, rest, apart = start, b"", (size - start) // SAMPLES
+    file.seek(start)
+    while chunk := file.read(min(CHUNK, size - position - len(rest))):
+        text = rest + chunk
         end = text.rfind(b"\n") + 1
-        begins = {match.start() + 1 for match in _NOT_STEPS.finditer(text, max(0, start - 1), end)}
-        for stretch in ((start, min(start + HEAD, end)), (max(start, text.rfind(b"\n", 0, end - HEAD) + 1), end)):
-            at = stretch[0]
-            while at < stretch[1]:
-                begins.add(at)
-                at = text.find(b"\n", at, end) + 1 or end
-        for number in range(1, SAMPLES):
-            at = text.find(b"\n", start + (end - start) * number // SAMPLES, end) + 1
-            if 0 < at < end:
-                begins.add(at)
-        return [text[at : text.find(b"\n", at, end)] for at in sorted(begins)], end
+        near_an_end = position < start + HEAD or position + end > size - HEAD
+        begins = _line_begins(text, end) if near_an_end else _some_begins(text, end, apart)
+        lines += [text[at : text.index(b"\n", at)] for at in sorted(begins)]
+        position, rest = position + end, text[end:]
+    return lines, position
+
+
+def _line_begins(text: bytes, end: int) -> set[int]:
+    begins, at = set(), 0
+    while at < end:
+        begins.add(at)
+        at = text.index(b"\n", at) + 1
+    return begins
+
+
+def _some_begins(text: bytes, end: int, apart: int) -> set[int]:
+    """Of all lines that are not steps, and of the first line after each stretch of so many bytes."""
+    begins = {match.start() + 1 for match in _NOT_STEPS.finditer(text, 0, end)} | {0}
+    for place in range(apart, end, apart):
+        at = text.index(b"\n", place - 1) + 1 if place <= end else end
+        if at < end:
+            begins.add(at)
+    return begins
 
 
 def _parsed(lines: list[bytes]) -> Iterator[dict[str, Any]]:
