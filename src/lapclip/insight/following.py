@@ -39,8 +39,9 @@ class Following:
 def thinned(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Every other step left out, but for those whose phases were measured and the newest; all other events kept."""
     kept, odd = [], False
+    newest = next((event for event in reversed(events) if event["type"] == "step"), None)
     for event in events:
-        if event["type"] == "step" and event is not events[-1]:
+        if event["type"] == "step" and event is not newest:
             odd = not odd
             if odd and not event.get("seconds"):
                 continue
