@@ -45,6 +45,14 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.fixture
+def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "cache"
+    folder.mkdir()
+    monkeypatch.setenv("LAPCLIP_CACHE", str(folder))
+    return folder
+
+
 def command(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "lapclip", *arguments]
 

@@ -161,15 +161,35 @@ class TrainConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class WorkConfig:
+    """How a run behaves towards the machine and its people. None of it changes what is learnt."""
+
+    polite: bool = knob(False)
+    """Pause on a low battery, when the processor is held back by heat, while memory is short and while other programs
+    need the cores; go on by itself."""
+    battery: int = knob(30, least=0, most=100)
+    """Per cent of the battery below which a polite run pauses, unless the machine is plugged in."""
+    keep_awake: bool = knob(True)
+    """Keep the machine from sleeping while the run works. The lid still puts it to sleep."""
+    notify: bool = knob(True)
+    """Say on the desktop that a run has ended, if it took a minute or more."""
+    ask: str = knob("")
+    """Captions to follow in `lapclip watch --web`, separated by a vertical bar; `--ask` adds one."""
+    track: str = knob("none", choices=("none", "tensorboard"))
+    """Write the figures in another tool's form as well: `tensorboard` puts its event files into the run's folder."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Config:
     """A whole run."""
 
     model: ModelConfig
     data: DataConfig
     train: TrainConfig
+    work: WorkConfig = WorkConfig()
 
 
-SECTIONS: dict[str, type] = {"model": ModelConfig, "data": DataConfig, "train": TrainConfig}
+SECTIONS: dict[str, type] = {"model": ModelConfig, "data": DataConfig, "train": TrainConfig, "work": WorkConfig}
 
 
 @dataclass(frozen=True)
@@ -253,7 +273,7 @@ def build_config(layers: list[Layer], shapes: Mapping[str, ModelConfig]) -> Conf
             f"{model.patch}, at most model.image_size {model.image_size}.",
             hint=f"--set train.cheap_size={max(1, model.image_size // model.patch // 2) * model.patch}",
         )
-    return Config(model=model, data=DataConfig(**chosen["data"]), train=train)
+    return Config(model=model, data=DataConfig(**chosen["data"]), train=train, work=WorkConfig(**chosen["work"]))
 
 
 def replace_in(config: Config, section: str, **values: Any) -> Config:

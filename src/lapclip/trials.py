@@ -9,10 +9,10 @@ from typing import Any
 from lapclip.config import build_config, parse_settings, read_recipe
 from lapclip.data.sources import load_scenes
 from lapclip.errors import ConfigError
-from lapclip.launch import Hooks, count_steps, fit_vocabulary, make_plan
 from lapclip.machine import devices
 from lapclip.machine.notebook import Notebook
 from lapclip.model.zoo import SHAPES
+from lapclip.preparing import Hooks, count_steps, fit_vocabulary, make_plan
 from lapclip.tune import compare as comparing
 from lapclip.tune import microscope
 from lapclip.tune.loading import choose_loader_threads

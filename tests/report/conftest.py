@@ -29,14 +29,6 @@ def trained(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Path:
 
 
 @pytest.fixture
-def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    folder = tmp_path / "cache"
-    folder.mkdir()
-    monkeypatch.setenv("LAPCLIP_CACHE", str(folder))
-    return folder
-
-
-@pytest.fixture
 def run_with(trained: Path, here: Path, empty_cache: Path) -> Callable[..., Path]:
     """Make runs/NAME from the real run's events, as `change` leaves them. What sensors say differs between machines."""
 

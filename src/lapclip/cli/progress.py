@@ -28,7 +28,7 @@ class Display:
         self._bar: tuple[Progress, TaskID] | None = None
         self._batch_size = 0
         self._first: tuple[int, float] | None = None
-        self._drawing_announced = False
+        self._drawing_announced = self._waiting_announced = False
         self._status: Status | None = None
         self._told = -EVERY
 
@@ -46,6 +46,15 @@ class Display:
         if done == total:
             self.close()
 
+    def waiting(self, what: str) -> None:
+        """Called while another run is waited for."""
+        if self._lines:
+            if not self._waiting_announced:
+                print(what, file=sys.stderr, flush=True)
+            self._waiting_announced = True
+            return
+        self._show_status(what)
+
     def tuning_progress(self, what: str) -> None:
         """Called while settings are tried; what is being timed comes and goes on one line."""
         if self._lines:
@@ -53,10 +62,7 @@ class Display:
                 print(f"measuring this machine: {what}", file=sys.stderr, flush=True)
                 self._told = time.monotonic()
             return
-        if self._status is None:
-            self._status = self._console.status("", spinner="line")
-            self._status.start()
-        self._status.update(f"measuring this machine: {what}")
+        self._show_status(f"measuring this machine: {what}")
 
     def __call__(self, event: Event) -> None:
         """Called with each event of the run."""
@@ -81,7 +87,7 @@ class Display:
                 self._first = None  # the rate is another from here on
                 self._say(event)
                 self._update(event.step, "")
-            case events.Evaluation():
+            case events.Evaluation() | events.Paused() | events.WentOn():
                 self._say(event)
             case events.Finished() | events.Failed() | events.Stopped():
                 self.close()
@@ -92,6 +98,12 @@ class Display:
         if self._bar is not None:
             self._bar[0].stop()
             self._bar = None
+
+    def _show_status(self, text: str) -> None:
+        if self._status is None:
+            self._status = self._console.status("", spinner="line")
+            self._status.start()
+        self._status.update(text)
 
     def _end_status(self) -> None:
         if self._status is not None:

@@ -20,13 +20,14 @@ def runs(*, common: Common | None = None) -> int:
     Example: `lapclip runs`
     """
     rows = [_row(run) for run in all_runs()]
-    lines = [f"[bold]{'name':<24}{'state':<10}{'step':>14}  {'val R@1':>7}  started[/bold]"]
+    lines = [f"[bold]{'name':<24}{'state':<10}{'step':>14}  {'val R@1':>7}  {'started':<16}  age[/bold]"]
     for row in rows:
         progress = f"{row['step']:,}/{row['steps']:,}"
         best = f"{row['best']:.1%}" if row["best"] is not None else "-"
         started = datetime.fromtimestamp(row["started"]).strftime("%Y-%m-%d %H:%M") if row["started"] else "-"
-        lines.append(f"{row['name']:<24}{row['state']:<10}{progress:>14}  {best:>7}  {started}")
-    unfinished = [row["name"] for row in rows if row["state"] in ("died", "stopped", "failed")]
+        age = _age(row["age_seconds"]) if row["age_seconds"] is not None else "-"
+        lines.append(f"{row['name']:<24}{row['state']:<10}{progress:>14}  {best:>7}  {started:<16}  {age}")
+    unfinished = [row["name"] for row in rows if row["steps"] and row["state"] in ("died", "stopped", "failed")]
     ending = [f"Next: {typed(f'resume {unfinished[-1]}')}"] if unfinished else []
     emit({"runs": rows}, [*lines, *ending] if rows else ["No runs here yet.", f"Next: {typed('train')}"], common)
     return 0
@@ -46,12 +47,13 @@ def stop(run: str | None = None, /, *, common: Common | None = None) -> int:
         The run's name; without one, the newest.
     """
     found = find_run(run)
-    found.read_settings()
-    if found.state != "running":
+    if found.state != "starting":
+        found.read_settings()
+    if found.state not in ("running", "starting"):
         raise RunError(f"{found.path} is not running; it is {found.state}.", hint="lapclip runs")
     found.ask_to_stop()
     with Console(stderr=True).status(f"{found.name} finishes its step and saves"):
-        while found.state == "running":
+        while found.state in ("running", "starting"):
             time.sleep(0.2)
     row = _row(found)
     result = {"run": str(found.path), "state": row["state"], "step": row["step"]}
@@ -71,4 +73,13 @@ def _row(run: Run) -> dict[str, Any]:
                 step = event["step"]
             case "evaluation" if event.get("best"):
                 best = event["evaluation"]["t2i_r1"]
-    return {"name": run.name, "state": run.state, "step": step, "steps": steps, "best": best, "started": started}
+    age = time.time() - started if started else None
+    row = {"name": run.name, "state": run.state, "step": step, "steps": steps, "best": best, "started": started}
+    return {**row, "age_seconds": age}
+
+
+def _age(seconds: float) -> str:
+    for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{max(0.0, seconds):.0f} s"

@@ -21,10 +21,10 @@ def evaluate(run: str | None = None, /, *, common: Common | None = None) -> int:
     run
         The run's name; without one, the newest.
     """
-    from lapclip import launch
+    from lapclip import launch, preparing
 
     with display() as shown:
-        result = launch.evaluate(run, launch.Hooks(data_progress=shown.data_progress))
+        result = launch.evaluate(run, preparing.Hooks(data_progress=shown.data_progress))
     lines = [f"{result['run']}, split {result['split']}", *score_table(result["evaluation"])]
     lines.append(f"  [dim]{'linear baseline':<33}{result['linear_baseline']:>8.1%}[/dim]")
     emit(result, [*lines, f"Next: {typed('runs')}, or in Python: lapclip.load({result['run']!r})"], common)

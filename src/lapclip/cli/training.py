@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
+from lapclip.background import resume_in_background, train_in_background, wait_for
 from lapclip.cli.output import Common, emit, typed
 from lapclip.cli.progress import display
 from lapclip.cli.scores import score_table
-from lapclip.config import DEFAULT_RECIPE
+from lapclip.config import DEFAULT_RECIPE, build_config, parse_settings, read_recipe
+from lapclip.errors import RunError
+from lapclip.model.zoo import SHAPES
+from lapclip.records.runs import find_run
 
 if TYPE_CHECKING:
     from lapclip.launch import Outcome
@@ -20,7 +25,12 @@ def train(
     recipe: str = DEFAULT_RECIPE,
     minutes: float | None = None,
     name: str | None = None,
+    background: Annotated[bool, Parameter(negative="")] = False,
+    after: str | None = None,
+    polite: Annotated[bool, Parameter(negative="")] = False,
+    ask: Annotated[tuple[str, ...], Parameter(negative="", show_default=False)] = (),
     settings: Annotated[tuple[str, ...], Parameter(name="--set", negative="", show_default=False)] = (),
+    reserved: Annotated[str, Parameter(show=False)] = "",
     common: Common | None = None,
 ) -> int:
     """Train a model from scratch on pictures and captions that lapclip draws itself.
@@ -33,6 +43,7 @@ def train(
     - `lapclip train`
     - `lapclip train --minutes 2 --name quick`
     - `lapclip train --recipe seed --set train.epochs=3`
+    - `lapclip train --background --polite`
 
     Parameters
     ----------
@@ -42,19 +53,64 @@ def train(
         Fill this many minutes; the schedule is fitted to them. Example: lapclip train --minutes 10
     name
         Name of the run's folder under runs/. Example: lapclip train --name mine
+    background
+        Return at once; the run goes on without this terminal. Example: lapclip train --background
+    after
+        Wait until another run here has ended, however it ends. Example: lapclip train --after first-run
+    polite
+        Pause on a low battery, under heat, while memory is short and while others need the cores. Example: lapclip
+        train --polite
+    ask
+        A caption of your own to follow while it learns; may be repeated. Example: lapclip train --ask "a red cat"
     settings
         Change a setting of the recipe; may be repeated. Example: lapclip train --set train.batch_size=64
+    reserved
+        The key of the folder that a run in the background fills.
     """
-    from lapclip import launch
-
+    settings = (*settings, *["work.polite=true"] * polite, *[f"work.ask={'|'.join(ask)}"] * bool(ask))
+    if background:
+        return start_in_background(recipe, minutes, name, after, settings, common)
     with display() as shown:
-        hooks = launch.Hooks([shown], shown.data_progress, shown.tuning_progress)
+        if after is not None:
+            wait_for(after, shown.waiting)
+        from lapclip import launch, preparing
+
+        # In the background log.txt has the run's lines already.
+        listeners = [] if reserved else [shown]
+        hooks = preparing.Hooks(listeners, shown.data_progress, shown.tuning_progress, reserved)
         outcome = launch.start(recipe, list(settings), minutes, name, hooks)
     emit(outcome.to_dict(), summary(outcome), common)
     return outcome.exit_status
 
 
-def resume(run: str | None = None, /, *, common: Common | None = None) -> int:
+def start_in_background(
+    recipe: str,
+    minutes: float | None,
+    name: str | None,
+    after: str | None,
+    settings: Sequence[str],
+    common: Common | None,
+) -> int:
+    """Check what can be checked at once, start the run, and say how to follow it."""
+    if after is not None:
+        find_run(after)
+    build_config([read_recipe(recipe), parse_settings(list(settings))], SHAPES)
+    arguments = ["--recipe", recipe, *([f"--minutes={minutes}"] if minutes is not None else [])]
+    arguments += [f"--after={after}"] * (after is not None) + [f"--set={setting}" for setting in settings]
+    run = train_in_background(arguments, recipe, name)
+    lines = [f"{run.path} starts in the background; its words go to {run.log}.", f"Next: {typed(f'watch {run.name}')}"]
+    emit({"run": str(run.path), "name": run.name, "state": "starting"}, lines, common)
+    return 0
+
+
+def resume(
+    run: str | None = None,
+    /,
+    *,
+    background: Annotated[bool, Parameter(negative="")] = False,
+    quiet: Annotated[bool, Parameter(negative="", show=False)] = False,
+    common: Common | None = None,
+) -> int:
     """Go on with a run that was stopped, killed or put to sleep; it ends with the result it would have had.
 
     For example:
@@ -66,11 +122,24 @@ def resume(run: str | None = None, /, *, common: Common | None = None) -> int:
     ----------
     run
         The run's name; without one, the newest.
+    background
+        Return at once; the run goes on without this terminal. Example: lapclip resume --background
+    quiet
+        Leave the run's lines to log.txt.
     """
-    from lapclip import launch
+    if background:
+        found = find_run(run)
+        found.read_settings()
+        if found.state in ("running", "finished"):
+            raise RunError(f"{found.path} is {found.state}; there is nothing to resume.", hint="lapclip runs")
+        resume_in_background(found)
+        lines = [f"{found.path} goes on in the background.", f"Next: {typed(f'watch {found.name}')}"]
+        emit({"run": str(found.path), "name": found.name, "state": "starting"}, lines, common)
+        return 0
+    from lapclip import launch, preparing
 
     with display() as shown:
-        outcome = launch.resume(run, launch.Hooks([shown], shown.data_progress))
+        outcome = launch.resume(run, preparing.Hooks([] if quiet else [shown], shown.data_progress))
     emit(outcome.to_dict(), summary(outcome, "since it was resumed"), common)
     return outcome.exit_status
 

@@ -45,10 +45,10 @@ def tune(
     settings
         Fix a setting instead of tuning it; may be repeated. Example: lapclip tune --set train.dtype=float32
     """
-    from lapclip import launch, trials
+    from lapclip import preparing, trials
 
     with display() as shown:
-        hooks = launch.Hooks(data_progress=shown.data_progress, tuning_progress=shown.tuning_progress)
+        hooks = preparing.Hooks(data_progress=shown.data_progress, tuning_progress=shown.tuning_progress)
         found = trials.tune(recipe, [f"data.source={data}", *settings], seconds, hooks)
     again = "".join(f" --set {setting}" for setting in settings)
     emit(found, summary(found, f"train --recipe {recipe}{again}"), common)

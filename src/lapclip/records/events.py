@@ -7,7 +7,9 @@
     sensors     now and then       energy, heat, clock, use of the cores, swap
     evaluation  between epochs     recall on held-out pairs
     checkpoint  now and then       where it is and what it cost
+    looked      at an evaluation   the best pictures for a few fixed captions, and the rank of the right one
     fell_back   after a failure    why, and the settings the run goes on with
+    paused, went_on                a polite run that leaves the machine to others for a while
     finished, stopped, failed      how it ended
 
 Readers ignore fields and types they do not know, and take the last event of a step number: after a crash some steps
@@ -111,6 +113,31 @@ class Evaluation(Event):
     evaluation: dict[str, Any]
     seconds: float
     best: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Looked(Event):
+    type = "looked"
+    step: int
+    epoch: int
+    answers: list[dict[str, Any]]
+    """For each caption: `caption, own` (the user's), `right` (its picture) and its `rank`, and `top`: five of
+    `picture, score`. Picture 17 is pictures/17.png in the run's folder."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Paused(Event):
+    type = "paused"
+    step: int
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class WentOn(Event):
+    type = "went_on"
+    step: int
+    seconds: float
+    """How long the pause was."""
 
 
 @dataclass(frozen=True, kw_only=True)

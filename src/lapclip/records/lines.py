@@ -29,6 +29,10 @@ def line(event: Event) -> str | None:
             return f"step {event.step}  epoch {event.epoch}  {recall_line(event.evaluation)}{best}"
         case events.FellBack():
             return event.text
+        case events.Paused():
+            return f"paused after step {event.step}: {event.reason}"
+        case events.WentOn():
+            return f"going on after {event.seconds:,.0f} s"
         case events.Stopped():
             return f"stopped after step {event.step}: {event.reason}"
         case events.Failed():

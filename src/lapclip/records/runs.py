@@ -5,8 +5,11 @@ events.jsonl    what happened, one JSON line an event
 log.txt         the same for people
 checkpoints/    the last two, complete
 model/          the best model so far, ready to load
+pictures/       small pictures of what the model answers to a few captions
 lock            held by the process that works on the run; the system frees it when that process dies
+pulse           which process that is, and when it last said that it lives
 stop            there while someone asks the run to save and end
+starting        in place of run.toml until a run in the background has chosen its settings
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ import shutil
 import tempfile
 import tomllib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +29,7 @@ import filelock
 import tomli_w
 
 from lapclip.errors import RunBusy, RunError, nearest
+from lapclip.records.pulse import read_beat
 from lapclip.records.store import read_events
 
 FORMAT = 1
@@ -45,6 +49,9 @@ class Run:
         self.log = path / "log.txt"
         self.checkpoints = path / "checkpoints"
         self.model = path / "model"
+        self.pictures = path / "pictures"
+        self.pulse = path / "pulse"
+        self.starting = path / "starting"
         self._stop = path / "stop"
 
     @contextmanager
@@ -64,9 +71,11 @@ class Run:
 
     @property
     def state(self) -> str:
-        """running, finished, stopped, failed, or died: ended without a word."""
+        """starting, running, finished, stopped, failed, or died: ended without a word."""
         if self._locked():
             return "running"
+        if not self.settings.exists() and (beat := read_beat(self.starting)):
+            return "starting" if beat.alive else "failed"
         return self.last_state()
 
     def last_state(self) -> str:
@@ -87,6 +96,9 @@ class Run:
         try:
             values = tomllib.loads(self.settings.read_text(encoding="utf-8"))
         except FileNotFoundError:
+            if self.starting.exists():
+                what = "is still starting" if self.state == "starting" else "did not start"
+                raise RunError(f"{self.path} {what}; its words are in {self.log}.", hint="lapclip runs") from None
             raise RunError(f"{self.path} is not a run: it has no run.toml.", hint="lapclip runs") from None
         except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
             raise RunError(
@@ -120,29 +132,64 @@ class Run:
                 return False
         except filelock.Timeout:
             return True
-        except OSError:
-            return False
+        except OSError:  # a folder of another computer may not know locks, or may not be written to
+            beat = read_beat(self.pulse)
+            return beat is not None and beat.alive
 
 
-def check_name(name: str | None) -> None:
-    """Refuse a name that cannot be a folder or is taken."""
+def check_name(name: str | None, reserved: str = "") -> None:
+    """Refuse a name that cannot be a folder or is taken, unless it was reserved with these words."""
     if name is not None and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
         raise RunError(
             f"{name!r} cannot name a run: letters, digits, dots, dashes and underscores.", hint="--name my-run"
         )
-    if name is not None and (RUNS / name).exists():
+    if name is not None and (RUNS / name).exists() and not is_reserved(name, reserved):
         raise RunError(f"{RUNS / name} exists.", hint=f"lapclip resume {name}, or another --name")
 
 
-def create_run(name: str | None, recipe: str, settings: dict[str, Any]) -> Run:
+def create_run(name: str | None, recipe: str, settings: dict[str, Any], reserved: str = "") -> Run:
     """A new folder under runs/ with its run.toml in it from the first moment, named after the recipe if not named."""
+    check_name(name, reserved)
+    if name is not None and is_reserved(name, reserved):
+        return _fill(Run(RUNS / name), tomli_w.dumps(settings))
+    return _new_folder(name, recipe, "run.toml", tomli_w.dumps(settings))
+
+
+def reserve_run(name: str | None, recipe: str, reserved: str) -> Run:
+    """A new folder for a run whose settings another process will choose, which knows these words."""
     check_name(name)
+    return _new_folder(name, recipe, "starting.key", reserved)
+
+
+def is_reserved(name: str, reserved: str) -> bool:
+    """Whether a folder waits for the process that knows these words."""
+    try:
+        return bool(reserved) and (RUNS / name / "starting.key").read_text(encoding="utf-8") == reserved
+    except OSError:
+        return False
+
+
+def _fill(run: Run, settings: str) -> Run:
+    """Turn a reserved folder into a run."""
+    partial = run.path / ".run.toml.partial"
+    try:
+        partial.write_text(settings, encoding="utf-8")
+        os.replace(partial, run.settings)
+        for path in (run.starting, run.path / "starting.key"):
+            path.unlink(missing_ok=True)
+    except OSError as error:
+        raise RunError(f"Cannot write to {run.path}: {error.strerror or error}.") from error
+    return run
+
+
+def _new_folder(name: str | None, recipe: str, file: str, text: str) -> Run:
+    """A folder with one file in it from the first moment."""
     partial = None
     try:
         RUNS.mkdir(exist_ok=True)
         partial = Path(tempfile.mkdtemp(dir=RUNS, prefix=".", suffix=".partial"))
         partial.chmod(RUNS.stat().st_mode & 0o777)
-        (partial / "run.toml").write_text(tomli_w.dumps(settings), encoding="utf-8")
+        (partial / file).write_text(text, encoding="utf-8")
         for path in (RUNS / candidate for candidate in ([name] if name else _free_names(recipe))):
             if path.exists():
                 continue
@@ -176,8 +223,13 @@ def find_run(name: str | None) -> Run:
 
 def all_runs() -> list[Run]:
     """The runs in this folder, the newest last."""
-    settings = [path for path in RUNS.glob("*/run.toml") if not path.parent.name.startswith(".")]
-    return [Run(path.parent) for path in sorted(settings, key=lambda path: (path.stat().st_mtime_ns, path))]
+    found = {path.parent: path for path in [*RUNS.glob("*/starting"), *RUNS.glob("*/run.toml")]}
+    times = {}
+    for folder, path in found.items():
+        with suppress(FileNotFoundError):  # a run that is deleted, or has just started
+            times[folder] = path.stat().st_mtime_ns
+    folders = sorted(times, key=lambda folder: (times[folder], folder))
+    return [Run(folder) for folder in folders if not folder.name.startswith(".")]
 
 
 def _free_names(recipe: str) -> Iterator[str]:

@@ -19,6 +19,7 @@ from lapclip.embedder import CONFIG, WEIGHTS, Embedder
 from lapclip.errors import TrainingError
 from lapclip.evaluate.retrieval import batch_accuracy, retrieval
 from lapclip.machine import facts
+from lapclip.machine.courtesy import Courtesy
 from lapclip.machine.devices import Device
 from lapclip.machine.sensors import Sensors
 from lapclip.machine.swap import SwapWatch
@@ -29,10 +30,13 @@ from lapclip.records.store import EventLog
 from lapclip.train.checkpoint import Progress, list_checkpoints, replace_folder_files, save_checkpoint, save_tensors
 from lapclip.train.fallback import SwapGrew
 from lapclip.train.graph import AnyStep
+from lapclip.train.looking import Looking
 from lapclip.train.schedule import learning_rate
 from lapclip.train.step import Figures
 
 MEMORY_EVERY = 50
+PAUSE_LOOK = 1.0
+"""Seconds between two looks of a run that waits."""
 OVERFLOWS = 30
 """Updates in a row that float16 may leave out: by then the scale of the loss has fallen by 2^30."""
 
@@ -54,6 +58,10 @@ class Training:
     stop_reason: Callable[[], str | None] = lambda: None
     swap: SwapWatch | None = field(default_factory=SwapWatch)
     """None no longer looks: there is nothing left that would help."""
+    looking: Looking | None = None
+    """Follows the answers to a few captions."""
+    courtesy: Courtesy | None = None
+    """Says when a polite run should wait."""
     _overflows: int = 0
     pending: tuple[int, float, Callable[[], Figures], Stopwatch] | None = None
 
@@ -92,6 +100,7 @@ class Training:
                 self.log.append(events.Stopped(step=number, reason=reason))
                 return reason
             self.look_at_swap(number)
+            began += self.wait_for_others(number)
         self._advance(training_seconds=before + time.perf_counter() - began)
         return None
 
@@ -149,6 +158,20 @@ class Training:
             self.step.touched = False
             raise SwapGrew(f"swap has grown by {grown / 1e9:.1f} GB")
 
+    def wait_for_others(self, number: int) -> float:
+        """Pause while others need the machine, with all saved; gives back the seconds that took."""
+        reason = self.courtesy.reason() if self.courtesy and number < self.steps else None
+        if self.courtesy is None or reason is None:
+            return 0.0
+        began = time.perf_counter()
+        self.save()
+        self.log.append(events.Paused(step=number, reason=reason))
+        while self.courtesy.reason() and not self.stop_reason() and not self.run.stop_asked():
+            time.sleep(PAUSE_LOOK)
+        seconds = time.perf_counter() - began
+        self.log.append(events.WentOn(step=number, seconds=seconds))
+        return seconds
+
     def evaluation_due(self, number: int) -> bool:
         return (
             number == self.steps or number % (self.plan.steps_per_epoch * self.config.train.evaluate_every_epochs) == 0
@@ -164,7 +187,8 @@ class Training:
         """Score the held-out pairs, and keep the model if it is the best so far."""
         self.record_pending()
         began = time.perf_counter()
-        scores = score(self.embedder, self.data.held_out, self.config.train.batch_size)
+        images, texts, owner = self.embedder.encode_pairs(self.data.held_out)
+        scores = score_embeddings(images, texts, owner, self.config.train.batch_size)
         # The mean of both recalls, and among equals the later model.
         mean = (scores["t2i_r1"] + scores["i2t_r1"]) / 2
         best = mean >= self.progress.best_score
@@ -176,6 +200,9 @@ class Training:
         self.log.append(
             events.Evaluation(step=number, epoch=epoch, split="val", evaluation=scores, seconds=seconds, best=best)
         )
+        if self.looking:
+            answers = self.looking.answers(self.embedder, images, texts)
+            self.log.append(events.Looked(step=number, epoch=epoch, answers=answers))
 
     def keep_model(self) -> None:
         """Put the model as it is now into model/."""
@@ -204,10 +231,14 @@ class Training:
 
 
 def score(embedder: Embedder, pairs: Pairs, batch_size: int) -> dict[str, Any]:
+    """The scores of a model on some pairs."""
+    return score_embeddings(*embedder.encode_pairs(pairs), batch_size)
+
+
+def score_embeddings(images: np.ndarray, texts: np.ndarray, owner: np.ndarray, batch_size: int) -> dict[str, Any]:
     """Recall both ways, and accuracy in batches of the training's size where there are enough pairs."""
-    images, texts, owner = embedder.encode_pairs(pairs)
     scores = retrieval(images, texts, owner)
-    if len(pairs) >= batch_size:
+    if len(images) >= batch_size:
         _, first_captions = np.unique(owner, return_index=True)
         scores["in_batch"] = batch_accuracy(images, texts[first_captions], batch_size)
     return scores

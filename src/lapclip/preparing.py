@@ -1,0 +1,160 @@
+"""Everything before a run has a folder: settings, data, choices, the model. What fails here leaves nothing behind."""
+
+from __future__ import annotations
+
+import heapq
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from lapclip.config import AUTO, Config, Layer, build_config, parse_settings, read_recipe, replace_in
+from lapclip.data.batches import BatchPlan
+from lapclip.data.pairs import DataSet
+from lapclip.data.pixels import Progress as DataProgress
+from lapclip.data.sources import load_scenes
+from lapclip.data.tokenizers import CharacterTokenizer
+from lapclip.embedder import Embedder
+from lapclip.errors import ConfigError
+from lapclip.machine import devices
+from lapclip.machine.devices import Device
+from lapclip.machine.timing import Stopwatch, timed
+from lapclip.model.clip import CLIP
+from lapclip.model.zoo import SHAPES
+from lapclip.randomness import derived_seed
+from lapclip.records.store import Listener
+from lapclip.train.graph import WARM_UP, AnyStep, make_step
+from lapclip.train.loop import score
+from lapclip.train.recovery import memory_explained
+from lapclip.train.tracking import check_tracker
+from lapclip.tune.notices import Tell
+from lapclip.tune.settle import settle
+
+
+@dataclass(frozen=True)
+class Hooks:
+    """Who wants to know: listeners for events, and progress while data is made and settings are tried."""
+
+    listeners: Sequence[Listener] = ()
+    data_progress: DataProgress | None = None
+    tuning_progress: Tell = lambda text: None
+    reserved: str = ""
+    """What a process in the background knows, so that it may fill the folder that was made for it."""
+
+
+@dataclass(frozen=True)
+class Ready:
+    """A run before it has a folder: nothing is "auto" any more, and the model is built."""
+
+    config: Config
+    data: DataSet
+    device: Device
+    built: tuple[AnyStep, Embedder]
+    reasons: dict[str, str]
+    notes: list[str]
+
+
+def prepare(recipe: str, settings: list[str], minutes: float | None, hooks: Hooks) -> Ready:
+    """Read the settings, make the data, choose what is "auto" and build the model. What fails here leaves nothing."""
+    if minutes is not None and minutes <= 0:
+        raise ConfigError(f"--minutes must be more than 0, not {minutes:g}.", hint="lapclip train --minutes 5")
+    flags = Layer("--minutes", {"train": {"minutes": minutes}} if minutes is not None else {})
+    config = build_config([read_recipe(recipe), flags, parse_settings(settings)], SHAPES)
+    if devices.accelerator_here():
+        hooks.tuning_progress("whether the accelerator computes what the CPU computes")
+    devices.available(config.train.device)  # an unknown device is refused before pictures are drawn
+    check_tracker(config.work.track)
+    asked = config.train.compile
+    data = load_scenes(config.data, config.model.image_size, hooks.data_progress)
+    config, tokenizer = fit_vocabulary(config, data)
+    config, why_steps = count_steps(config, data, tokenizer)
+    with memory_explained(config):
+        longest = longest_caption(config, data, tokenizer)
+        plan = make_plan(config, data, tokenizer)
+        config, device, reasons = settle(config, plan, longest, hooks.tuning_progress)
+        if config.train.minutes:
+            config, why_steps = fill_minutes(config, data, tokenizer, device)
+        device.release_memory()
+        device.forget_peak()  # what was tried before the run is not the run's
+        built = build(config, tokenizer, device)
+    reasons["train.steps"] = why_steps
+    notes = [reasons["train.compile"]] if asked not in (AUTO, config.train.compile) else []
+    return Ready(config, data, device, built, reasons, [*notes, *device.warnings()])
+
+
+def longest_caption(config: Config, data: DataSet, tokenizer: CharacterTokenizer) -> int:
+    """The most symbols that a batch of captions is padded to."""
+    captions = (caption for options in data.train.captions for caption in options)
+    return tokenizer.batch(heapq.nlargest(16, captions, key=len), config.model.context).shape[1]
+
+
+def fit_vocabulary(config: Config, data: DataSet) -> tuple[Config, CharacterTokenizer]:
+    """The tokenizer for the data, and the model's vocabulary to match."""
+    if data.alphabet is not None:
+        tokenizer = CharacterTokenizer(data.alphabet)
+    else:
+        tokenizer = CharacterTokenizer.learn(caption for captions in data.train.captions for caption in captions)
+    return replace_in(config, "model", vocabulary=tokenizer.vocabulary), tokenizer
+
+
+def make_plan(config: Config, data: DataSet, tokenizer: CharacterTokenizer) -> BatchPlan:
+    """Which pairs in which order."""
+    train = config.train
+    return BatchPlan(data.train, tokenizer, config.model.context, train.batch_size, train.seed)
+
+
+def count_steps(config: Config, data: DataSet, tokenizer: CharacterTokenizer) -> tuple[Config, str]:
+    """Turn epochs into a number of steps; the schedule and a resumed run rely on it. Minutes wait for the settings."""
+    train = config.train
+    if train.steps and train.minutes:
+        raise ConfigError(
+            "train.steps and train.minutes are both set.", hint="--minutes alone, or --set train.minutes=0"
+        )
+    if train.steps or train.minutes:
+        return config, "asked for"
+    per_epoch = make_plan(config, data, tokenizer).steps_per_epoch
+    return replace_in(config, "train", steps=train.epochs * per_epoch), f"{train.epochs} epochs of {per_epoch} steps"
+
+
+def fill_minutes(config: Config, data: DataSet, tokenizer: CharacterTokenizer, device: Device) -> tuple[Config, str]:
+    """Turn minutes into a number of steps, once."""
+    train, plan = config.train, make_plan(config, data, tokenizer)
+    step_seconds, evaluation_seconds = time_parts(config, data, plan, tokenizer, device)
+    per_step = step_seconds + evaluation_seconds / (plan.steps_per_epoch * train.evaluate_every_epochs)
+    # The last step is always evaluated, and the finished model once more on other pairs.
+    steps = max(1, int((train.minutes * 60 - 2 * evaluation_seconds) / per_step))
+    reason = f"{train.minutes:g} minutes at {per_step:.3f} s a step, timed here before training"
+    return replace_in(config, "train", steps=steps), reason
+
+
+def time_parts(
+    config: Config, data: DataSet, plan: BatchPlan, tokenizer: CharacterTokenizer, device: Device
+) -> tuple[float, float]:
+    """Seconds of a real step and of a real evaluation, on a model that is thrown away."""
+    # In a run of two steps whose first half is cheap, step 1 is of one kind and step 2 of the other.
+    step, embedder = build(replace_in(config, "train", steps=2, cheap_share=0.5), tokenizer, device)
+    share = config.train.cheap_share if config.train.cheap_size or config.train.patch_dropout else 0.0
+    kinds = [(1, share)] * (share > 0) + [(2, 1 - share)] * (share < 1)
+    seconds = sum(part * time_step(step, plan, number, device) for number, part in kinds)
+    began = time.perf_counter()
+    score(embedder, data.held_out, config.train.batch_size)
+    return seconds, time.perf_counter() - began
+
+
+def time_step(step: AnyStep, plan: BatchPlan, number: int, device: Device) -> float:
+    """The median time of one kind of step; the first ones warm up, compile and record."""
+    times: list[float] = []
+    off = Stopwatch(device.synchronise, on=False)
+    batch = plan.batch(1)  # the same for all: a recording is made once for each shape
+    while len(times) < 12 and (sum(times) < 10 or len(times) < WARM_UP + 2):
+        times.append(timed(lambda: step(batch, number, 0.0, off)(), device.synchronise))
+    return statistics.median(times[1:] if device.is_cpu else times[WARM_UP + 1 :])
+
+
+def build(config: Config, tokenizer: CharacterTokenizer, device: Device) -> tuple[AnyStep, Embedder]:
+    """A fresh model with its optimiser, ready to step, and the same model ready to embed."""
+    model = CLIP(config.model, seed=derived_seed(config.train.seed, "weights")).to(device.torch)
+    step = make_step(model, config.train, device)
+    embedder = Embedder(model, tokenizer, device)
+    embedder.batch = min(embedder.batch, config.train.micro_batch or embedder.batch)  # what fits in memory at once
+    return step, embedder

@@ -1,0 +1,98 @@
+"""A sign of life: which process works on something, and when it last said so.
+
+A process number alone says little, because systems give it out again; together with the moment the process began it
+names one process. On another computer, which shares the folder, only the heartbeat counts.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+EVERY = 5.0
+"""Seconds between two beats."""
+LATE = 60.0
+"""Seconds without a beat after which a process on another computer counts as dead."""
+
+
+@dataclass(frozen=True)
+class Beat:
+    """What a process says of itself."""
+
+    process: int
+    began: float
+    host: str
+    time: float
+    about: str = ""
+    """What it works on."""
+
+    @property
+    def alive(self) -> bool:
+        """Whether that very process is still there."""
+        if self.host != platform.node():
+            return abs(time.time() - self.time) < LATE
+        try:
+            return abs(psutil.Process(self.process).create_time() - self.began) < 1.0
+        except psutil.Error:
+            return False
+
+
+def beat_of(process: int, about: str = "") -> Beat:
+    """The beat of a process of this computer, now."""
+    return Beat(process, psutil.Process(process).create_time(), platform.node(), time.time(), about)
+
+
+def read_beat(path: Path) -> Beat | None:
+    """The last beat written there, if there is a whole one."""
+    try:
+        saved: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        return Beat(**saved)
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def write_beat(path: Path, beat: Beat) -> None:
+    """Replaced as a whole, so that nobody reads half of one; a full disk costs the sign, not the run."""
+    partial = path.with_name(f".{path.name}.{beat.process}.partial")
+    with suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial.write_text(json.dumps(asdict(beat)), encoding="utf-8")
+        os.replace(partial, path)
+
+
+class Pulse:
+    """Beats in some places from the beginning of a `with` to its end."""
+
+    def __init__(self, paths: Sequence[Path], about: str = "") -> None:
+        self._paths, self._about = paths, about
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._beat, name="lapclip-pulse", daemon=True)
+
+    def __enter__(self) -> Pulse:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+        for path in self._paths:
+            with suppress(OSError):
+                path.unlink(missing_ok=True)
+
+    def _beat(self) -> None:
+        beat = beat_of(os.getpid(), self._about)
+        while True:
+            for path in self._paths:
+                write_beat(path, Beat(beat.process, beat.began, beat.host, time.time(), beat.about))
+            if self._over.wait(EVERY):
+                return

@@ -1,0 +1,152 @@
+"""Runs that outlive the command that started them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from lapclip import launch
+from lapclip.machine.courtesy import Courtesy
+from lapclip.records.pulse import beat_of, read_beat, write_beat
+from lapclip.records.runs import Run, all_runs, create_run, find_run, is_reserved, reserve_run
+from lapclip.train.at_work import others_at_work, own_sign
+
+from .conftest import SMALL, lapclip, set_flags
+
+LONG = [setting for setting in SMALL if "steps" not in setting] + ["train.steps=100000"]
+
+
+def until(ready: Any, seconds: float = 90.0) -> None:
+    ends = time.monotonic() + seconds
+    while not ready():
+        assert time.monotonic() < ends, "it did not happen"
+        time.sleep(0.1)
+
+
+def events(name: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in Path("runs", name, "events.jsonl").read_text().splitlines()]
+
+
+def test_a_run_in_the_background_works_on_is_listed_and_stops_when_asked(here: Path) -> None:
+    done = lapclip("train", "--background", "--name", "mine", "--json", *set_flags(*LONG))
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == {"run": str(Path("runs/mine")), "name": "mine", "state": "starting"}
+    run = find_run("mine")
+    assert run.state in ("starting", "running")
+    until(lambda: run.state == "running" and run.events.exists() and len(events("mine")) > 5)
+    beat = read_beat(run.pulse)
+    assert beat is not None
+    assert beat.alive
+    assert psutil.Process(beat.process).parent() != psutil.Process()  # it does not hang on this one
+    (row,) = json.loads(lapclip("runs", "--json").stdout)["runs"]
+    assert (row["name"], row["state"]) == ("mine", "running")
+    stopped = lapclip("stop", "mine", "--json")
+    assert json.loads(stopped.stdout)["state"] == "stopped", stopped.stderr
+    assert "stopped after step" in run.log.read_text()
+    assert not run.pulse.exists()
+    assert not run.starting.exists()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no SIGKILL")
+def test_a_process_that_dies_without_a_word_is_recognised_and_can_be_resumed(here: Path) -> None:
+    assert lapclip("train", "--background", "--name", "mine", *set_flags(*LONG)).returncode == 0
+    run = find_run("mine")
+    until(lambda: run.state == "running" and run.pulse.exists() and run.events.exists() and len(events("mine")) > 5)
+    beat = read_beat(run.pulse)
+    assert beat is not None
+    os.kill(beat.process, signal.SIGKILL)
+    until(lambda: not beat.alive)
+    assert run.state == "died"
+    listed = lapclip("runs")
+    assert "died" in listed.stdout
+    assert "resume mine" in listed.stdout
+    assert lapclip("resume", "mine", "--background").returncode == 0
+    until(lambda: any(event["type"] == "resumed" for event in events("mine")))
+    assert lapclip("stop", "mine").returncode == 0
+    refused = lapclip("train", "--background", "--name", "mine", *set_flags(*LONG))
+    assert refused.returncode == 2
+    assert "exists" in refused.stderr
+
+
+def test_bad_settings_are_refused_at_once(here: Path) -> None:
+    for arguments in (("--set", "nope=1"), ("--recipe", "nope"), ("--after", "nope"), ("--name", "../x")):
+        done = lapclip("train", "--background", *arguments)
+        assert done.returncode == 2
+        assert "Traceback" not in done.stderr
+    assert not list(Path().glob("runs/*"))
+
+
+def test_what_fails_while_starting_is_shown_with_its_words(here: Path) -> None:
+    done = lapclip("train", "--background", "--name", "mine", *set_flags(*SMALL, "data.train_pairs=4"))
+    assert done.returncode == 0, done.stderr
+    run = find_run("mine")
+    until(lambda: run.state == "failed")
+    assert "train.batch_size 16 is more than the 4 training pictures" in run.log.read_text()
+    done = lapclip("resume", "mine")
+    assert done.returncode == 2
+    assert "did not start" in done.stderr
+    assert "log.txt" in done.stderr
+
+
+def test_one_run_waits_for_another(here: Path) -> None:
+    assert lapclip("train", "--background", "--name", "first", *set_flags(*LONG)).returncode == 0
+    first = find_run("first")
+    until(lambda: first.state == "running")
+    assert lapclip("train", "--background", "--name", "second", "--after", "first", *set_flags(*SMALL)).returncode == 0
+    second = find_run("second")
+    until(lambda: "waiting for first to end" in second.log.read_text())
+    assert second.state == "starting"
+    assert lapclip("stop", "first").returncode == 0
+    until(lambda: second.state == "finished")
+    assert events("second")[0]["notes"] == []
+
+
+def test_a_reserved_folder_is_filled_by_who_knows_its_key(here: Path) -> None:
+    run = reserve_run(None, "first-run", "secret")
+    assert is_reserved(run.name, "secret")
+    assert not is_reserved(run.name, "guess")
+    assert not is_reserved(run.name, "")
+    write_beat(run.starting, beat_of(os.getpid()))
+    assert [(found.name, found.state) for found in all_runs()] == [("first-run", "starting")]
+    filled = create_run(run.name, "first-run", {"run": {"format": 1}}, "secret")
+    assert filled.path == run.path
+    assert sorted(path.name for path in run.path.iterdir()) == ["run.toml"]
+    assert create_run(None, "first-run", {}).name == "first-run-2"
+
+
+def test_two_runs_that_compete_are_told(here: Path, empty_cache: Path) -> None:
+    assert others_at_work() == []
+    beat = beat_of(os.getppid(), "/somewhere/runs/other")
+    write_beat(own_sign().with_name(f"{beat.process}.json"), beat)
+    (here / "dead.json").write_text("{}")
+    write_beat(own_sign().with_name("1.json"), beat_of(os.getpid()))
+    (only,) = others_at_work()
+    assert only.about == "/somewhere/runs/other"
+    launch.start("first-run", SMALL, name="run")
+    (note,) = events("run")[0]["notes"]
+    assert "another run is at work on this computer, /somewhere/runs/other" in note
+
+
+def test_a_polite_run_waits_and_goes_on_by_itself_with_the_same_result(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks = iter([None, None, "on battery, 9 % left", "on battery, 9 % left", "on battery, 9 % left", *[None] * 99])
+    monkeypatch.setattr(Courtesy, "reason", lambda self: next(looks))
+    monkeypatch.setattr("lapclip.train.loop.PAUSE_LOOK", 0.01)
+    launch.start("first-run", SMALL, name="plain")
+    launch.start("first-run", [*SMALL, "work.polite=true"], name="polite")
+    told = [event for event in events("polite") if event["type"] in ("paused", "went_on")]
+    assert [(event["type"], event["step"]) for event in told] == [("paused", 3), ("went_on", 3)]
+    assert told[0]["reason"] == "on battery, 9 % left"
+    assert "paused after step 3: on battery, 9 % left" in Run(Path("runs/polite")).log.read_text()
+    losses = [[event["loss"] for event in events(name) if event["type"] == "step"] for name in ("plain", "polite")]
+    assert losses[0] == losses[1]
+    assert Path("runs/polite/checkpoints/step-00000012").is_dir()
