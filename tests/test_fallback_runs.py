@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from lapclip import embedder, launch
+from lapclip import embedder, launch, preparing
 from lapclip.errors import ConfigError, TrainingError
 from lapclip.machine import devices, facts, swap
 from lapclip.machine.devices import Device
@@ -109,10 +109,11 @@ def test_what_failed_is_gone_before_it_is_built_again(here: Path, monkeypatch: p
         return step, embedder
 
     monkeypatch.setattr(launch, "build", build)
+    monkeypatch.setattr(preparing, "build", build)
     monkeypatch.setattr(ImageTower, "forward", failing(ImageTower.forward, 5, 6, counts=torch.is_grad_enabled))
     train()
     assert len(models) == 3
-    train("train.dtype=bfloat16", name="half", hooks=launch.Hooks([_stop_at_three]))
+    train("train.dtype=bfloat16", name="half", hooks=preparing.Hooks([_stop_at_three]))
     models.clear()
     monkeypatch.setattr(ImageTower, "forward", failing(ImageTower.forward, 2, counts=torch.is_grad_enabled))
     launch.resume("half")
@@ -125,7 +126,7 @@ def _stop_at_three(event) -> None:
 
 
 def test_out_of_memory_before_the_first_step_is_explained(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launch, "make_step", no_memory)
+    monkeypatch.setattr(preparing, "make_step", no_memory)
     with pytest.raises(ConfigError, match=r"tiny ran out of memory before its first step .*\n.*train\.micro_batch=8"):
         train()
     assert not Path("runs").exists()
@@ -215,7 +216,7 @@ def test_a_run_killed_after_a_fallback_resumes_to_the_same_losses_bit_for_bit(
                 train(name=name)
             else:
                 with pytest.raises(Killed):
-                    train(name=name, hooks=launch.Hooks([kill]))
+                    train(name=name, hooks=preparing.Hooks([kill]))
     began_with = settings.read_text()
     assert launch.resume("run").state == "finished"
     assert losses("run") == losses("whole")
@@ -284,7 +285,7 @@ def test_a_device_that_fails_is_left_for_the_cpu_from_the_newest_checkpoint(
             if event.type == "step" and event.step == 9:
                 find_run("run").ask_to_stop()
 
-        launch.start("first-run", accelerated, name="run", hooks=launch.Hooks([stop]))
+        launch.start("first-run", accelerated, name="run", hooks=preparing.Hooks([stop]))
     (fell_back,) = events("fell_back")
     assert fell_back["cause"] == cause
     assert fell_back["change"]["device"] == "cpu"

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 import lapclip
-from lapclip import launch
+from lapclip import launch, preparing
 from lapclip.config import DataConfig, build_config, parse_settings, read_recipe
 from lapclip.data.batches import BatchPlan
 from lapclip.data.sources import load_scenes
@@ -130,7 +130,7 @@ def test_stop_is_polled_and_resume_goes_on(here: Path) -> None:
         if getattr(event, "step", None) == 3 and event.type == "step":
             find_run("run").ask_to_stop()
 
-    outcome = train(hooks=launch.Hooks([ask_at_three]))
+    outcome = train(hooks=preparing.Hooks([ask_at_three]))
     assert outcome.state == "stopped"
     assert outcome.steps == 4  # the loss is read one step late
     assert launch.resume("run").state == "finished"
@@ -224,7 +224,7 @@ def test_dying_anywhere_inside_a_save_loses_nothing(
 def test_a_run_resumed_before_its_second_checkpoint_keeps_its_first(
     here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    train(hooks=launch.Hooks([_stop_at_once]))
+    train(hooks=preparing.Hooks([_stop_at_once]))
     shutil.rmtree("runs/run/checkpoints/step-00000001")
     untouched = (here / "runs/run/checkpoints/step-00000000/state.json").stat().st_mtime_ns
     with monkeypatch.context() as patched:
@@ -234,7 +234,7 @@ def test_a_run_resumed_before_its_second_checkpoint_keeps_its_first(
 
 
 def test_a_wish_to_stop_made_during_set_up_is_kept(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    train(hooks=launch.Hooks([_stop_at_once]))
+    train(hooks=preparing.Hooks([_stop_at_once]))
     reopen = launch.reopen
 
     def slow_set_up(run, saved, hooks):
@@ -250,7 +250,7 @@ def test_a_signal_after_the_last_step_does_not_spoil_a_finished_run(here: Path) 
         if event.type == "evaluation":
             signal.raise_signal(signal.SIGINT)
 
-    outcome = train("train.steps=4", "train.evaluate_every_epochs=9", hooks=launch.Hooks([interrupt]))
+    outcome = train("train.steps=4", "train.evaluate_every_epochs=9", hooks=preparing.Hooks([interrupt]))
     assert (outcome.state, outcome.exit_status) == ("finished", 0)
 
 
@@ -323,7 +323,7 @@ def test_runs_in_half_precision_resume_to_the_same_losses(here: Path, changes: l
         if event.type == "step" and event.step == 4:
             find_run("run").ask_to_stop()
 
-    assert train(*changes, hooks=launch.Hooks([stop])).state == "stopped"
+    assert train(*changes, hooks=preparing.Hooks([stop])).state == "stopped"
     assert launch.resume("run").state == "finished"
     assert losses() == losses("whole")
 
@@ -331,7 +331,7 @@ def test_runs_in_half_precision_resume_to_the_same_losses(here: Path, changes: l
 def test_a_run_from_before_kernels_were_chosen_goes_on_with_the_plain_ones(here: Path) -> None:
     plain = ["train.image_attention=fused", "train.text_attention=fused", "train.linear=torch"]
     train(*plain, name="whole")
-    train(*plain, hooks=launch.Hooks([_stop_at_once]))
+    train(*plain, hooks=preparing.Hooks([_stop_at_once]))
     settings = Path("runs/run/run.toml")
     lines = settings.read_text().splitlines(keepends=True)
     new = ("image_attention", "text_attention", "linear", "recompute", "cheap_size", "cheap_share", "crop", "flip")
@@ -359,15 +359,15 @@ def test_minutes_count_the_cheap_part_at_its_own_price(
     settings = ["train.cheap_size=16", f"train.cheap_share={share}"]
     config = build_config([read_recipe("first-run"), parse_settings([*SMALL, *settings])], SHAPES)
     data = load_scenes(config.data, 32)
-    config, tokenizer = launch.fit_vocabulary(config, data)
+    config, tokenizer = preparing.fit_vocabulary(config, data)
     plan = BatchPlan(data.train, tokenizer, 77, 16, 0)
-    config, device, _ = launch.settle(config, plan, 40, lambda text: None)
+    config, device, _ = preparing.settle(config, plan, 40, lambda text: None)
 
     def price(step, plan, number, device) -> float:
         return 1.0 if step.inputs(plan.batch(1), number).side == 16 else 3.0
 
-    monkeypatch.setattr(launch, "time_step", price)
-    assert launch.time_parts(config, data, plan, tokenizer, device)[0] == pytest.approx(seconds)
+    monkeypatch.setattr(preparing, "time_step", price)
+    assert preparing.time_parts(config, data, plan, tokenizer, device)[0] == pytest.approx(seconds)
 
 
 def test_a_graph_is_refused_where_none_can_be_recorded(here: Path) -> None:
@@ -382,7 +382,7 @@ def test_a_finished_run_is_not_resumed(here: Path) -> None:
 
 
 def test_an_emptied_run_is_not_resumed(here: Path) -> None:
-    train(name="run", hooks=launch.Hooks([_stop_at_once]))
+    train(name="run", hooks=preparing.Hooks([_stop_at_once]))
     shutil.rmtree("runs/run/checkpoints")
     with pytest.raises(RunError, match="has no good checkpoint left"):
         launch.resume("run")
@@ -390,7 +390,7 @@ def test_an_emptied_run_is_not_resumed(here: Path) -> None:
 
 def test_a_run_killed_before_its_first_step_starts_again(here: Path) -> None:
     train(name="whole")
-    train(name="run", hooks=launch.Hooks([_stop_at_once]))
+    train(name="run", hooks=preparing.Hooks([_stop_at_once]))
     run = find_run("run")
     shutil.rmtree(run.checkpoints)
     run.events.unlink()
@@ -399,7 +399,7 @@ def test_a_run_killed_before_its_first_step_starts_again(here: Path) -> None:
 
 
 def test_other_data_than_the_run_began_with_is_refused(here: Path) -> None:
-    train(hooks=launch.Hooks([_stop_at_once]))
+    train(hooks=preparing.Hooks([_stop_at_once]))
     settings = Path("runs/run/run.toml")
     settings.write_text(settings.read_text().replace("data_fingerprint = ", "data_fingerprint = 'x' # "))
     with pytest.raises(RunError, match="The data is not what"):

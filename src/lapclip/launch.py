@@ -19,6 +19,7 @@ from lapclip.data.tokenizers import CharacterTokenizer
 from lapclip.embedder import Embedder, load
 from lapclip.errors import ConfigError, LapclipError, RunError
 from lapclip.evaluate.baseline import linear_baseline
+from lapclip.insight.places import places_so_far
 from lapclip.machine import devices, facts
 from lapclip.machine.awake import kept_awake
 from lapclip.machine.courtesy import Courtesy
@@ -37,7 +38,7 @@ from lapclip.train.at_work import others_at_work, own_sign
 from lapclip.train.graph import AnyStep
 from lapclip.train.looking import Looking, own_captions
 from lapclip.train.loop import Training, score
-from lapclip.train.recovery import changes_so_far, persist, places_so_far, restore
+from lapclip.train.recovery import changes_so_far, persist, restore
 from lapclip.train.tracking import trackers
 from lapclip.tune.kernels import check_kernels
 

@@ -101,7 +101,10 @@ def test_a_fallback_says_where_the_towers_went() -> None:
     fell = {"type": "fell_back", "time": 3, "step": 1, "text": "", "devices": {"image": "cpu", "text": "cpu"}}
     smaller = {**fell, "step": 2, "time": 5}
     summary = summarise([started(), step(1, 1), step(2, 2), fell, step(2, 4), smaller])
-    assert summary.places == [(0, {"image": "cuda", "text": "cuda"}), (1, {"image": "cpu", "text": "cpu"})]
+    assert summary.places == [
+        {"step": 1, "image": "cuda", "text": "cuda"},
+        {"step": 2, "image": "cpu", "text": "cpu"},
+    ]
     assert len(summary.fallbacks) == 2
     assert summary.steps[1]["gap"] is None
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lapclip.insight.curves import Curve, curve, number, windows
+from lapclip.insight.places import places_so_far
 
 ENDINGS = ("finished", "stopped", "failed")
 RECENT = 50
@@ -93,14 +94,9 @@ class Summary:
         return {"split": best[-1].get("split"), **best[-1]["evaluation"]} if best else {}
 
     @property
-    def places(self) -> list[tuple[int, dict[str, str]]]:
-        """Where each tower ran, and after which step: at first, and again for each move to another device."""
-        found: list[tuple[int, dict[str, str]]] = []
-        for event in (self.started, *self.fallbacks):
-            devices = event.get("devices")
-            if isinstance(devices, dict) and devices and (not found or devices != found[-1][1]):
-                found.append((int(number(event.get("step")) or 0), devices))
-        return found
+    def places(self) -> list[dict[str, Any]]:
+        """Where each tower ran, and from which step on."""
+        return places_so_far((self.started, *self.fallbacks)) if self.started else []
 
     def speed(self) -> Curve:
         """Pairs a second over the steps, in windows; a median leaves out the pauses for evaluation.

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import psutil
 
-from lapclip.machine import heat, nvml
+from lapclip.machine import facts, heat, nvml
 from lapclip.machine.energy import Energy
 
 EVERY_SECONDS = 10.0
@@ -57,14 +57,7 @@ class Sensors:
             celsius=max((degrees for degrees in celsius if degrees is not None), default=None),
             megahertz=self._megahertz(),
             core_use=[round(percent / 100, 4) for percent in psutil.cpu_percent(percpu=True)],
-            swap_bytes=_swap(),
+            swap_bytes=facts.swap_bytes(),
             throttled=any(throttled) if any(known is not None for known in throttled) else None,
             reason=self._energy.reason,
         )
-
-
-def _swap() -> int:
-    try:
-        return psutil.swap_memory().used
-    except (OSError, RuntimeError):  # containers may hide it
-        return 0

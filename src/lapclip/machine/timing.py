@@ -10,6 +10,8 @@ from contextlib import contextmanager
 PHASES = ("load", "preprocess", "transfer", "forward", "backward", "optimizer")
 
 
+WORTH = 1.03
+"""How many times as fast something has to be to count as faster: less is noise."""
 Synchronise = Callable[[], None]
 """Waits until a device has computed everything asked for: `Device.synchronise`."""
 

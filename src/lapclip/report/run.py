@@ -48,9 +48,10 @@ def _headlines(summary: Summary, state: str) -> list[Headline]:
         whole = _about(summary, "machine").get("memory_bytes")
         lines.append(Headline("peak memory", size(peak), f"of {size(whole)}" if number(whole) else ""))
     if summary.places:
-        moves = [f"then {_place(devices)}, from step {step + 1:,} on" for step, devices in summary.places[1:]]
-        towers = " and ".join(summary.places[0][1]) + " tower"
-        lines.append(Headline("where it ran", _place(summary.places[0][1]), "; ".join(moves) or towers))
+        first, *moved = summary.places
+        moves = [f"then {_place(place)}, from step {place['step']:,} on" for place in moved]
+        towers = " and ".join(_towers(first)) + " tower"
+        lines.append(Headline("where it ran", _place(first), "; ".join(moves) or towers))
     if (total := number(summary.started.get("parameters"))) is not None:
         lines.append(Headline("model", parameters(total), f"parameters, {summary.setting('model', 'name')}"))
     return lines
@@ -134,9 +135,9 @@ def _machine(summary: Summary) -> list[Section]:
     rows += [[f"{name} version", str(version)] for name, version in _about(summary, "versions").items()]
     if summary.started.get("commit"):
         rows.append(["commit", str(summary.started["commit"])])
-    for step, devices in summary.places:
-        since = f" from step {step + 1:,} on" if len(summary.places) > 1 else ""
-        rows += [[f"{tower} tower", f"ran on {place}{since}"] for tower, place in devices.items()]
+    for place in summary.places:
+        since = f" from step {place['step']:,} on" if len(summary.places) > 1 else ""
+        rows += [[f"{tower} tower", f"ran on {kind}{since}"] for tower, kind in _towers(place).items()]
     rows += [[f"pairs to {use}", count(pairs)] for split, pairs in _about(summary, "pairs").items()
              for use in [{"train": "train on"}.get(split, f"score on, {split}")]]  # fmt: skip
     return [Section("Machine and versions", [Table(["", ""], [[*row] for row in rows])])] if rows else []
@@ -166,10 +167,15 @@ def _value(summary: Summary, name: str) -> str:
     return UNKNOWN if value is None else str(value)
 
 
-def _place(devices: dict[str, str]) -> str:
+def _towers(place: dict[str, Any]) -> dict[str, str]:
+    return {tower: str(kind) for tower, kind in place.items() if tower != "step"}
+
+
+def _place(place: dict[str, Any]) -> str:
     """Where the towers are, in a word if it is one place."""
-    kinds = {str(kind) for kind in devices.values()}
-    return kinds.pop() if len(kinds) == 1 else ", ".join(f"{tower} {kind}" for tower, kind in devices.items())
+    towers = _towers(place)
+    kinds = set(towers.values())
+    return kinds.pop() if len(kinds) == 1 else ", ".join(f"{tower} {kind}" for tower, kind in towers.items())
 
 
 def _join(*texts: str) -> str:

@@ -125,20 +125,6 @@ def changes_so_far(events_so_far: Iterable[dict[str, Any]]) -> dict[str, Any]:
     return changes
 
 
-def places_so_far(events_so_far: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Where each tower ran, and from which step on: one entry, and one more for each move to another device."""
-    places: list[dict[str, Any]] = []
-    for event in events_so_far:
-        if event["type"] == "started":
-            places = [{"step": 1, **event["devices"]}]
-        elif event["type"] == "fell_back":
-            now = {"step": event["step"] + 1, **event["devices"]}
-            places = [place for place in places if place["step"] < now["step"]]  # what came later was done again
-            if not places or places[-1] | {"step": 0} != now | {"step": 0}:
-                places.append(now)
-    return places
-
-
 def _explained(error: Exception, training: Training) -> TrainingError:
     """Out of memory where nothing more can be halved, or not even the weights fit, in words and figures."""
     train, model = training.config.train, training.config.model

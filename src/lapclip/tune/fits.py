@@ -15,12 +15,11 @@ from typing import Any
 
 import numpy as np
 
+from lapclip.machine.timing import WORTH
 from lapclip.tune.ladder import BATCHES, PREDICTED, Rung
 
 LEAST_CELLS = 4
 """With fewer there is no fit."""
-WORTH = 1.03
-"""A lead of less is noise."""
 
 
 @dataclass(frozen=True)

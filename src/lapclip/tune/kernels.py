@@ -18,7 +18,7 @@ from lapclip.config import AUTO, ModelConfig, TrainConfig
 from lapclip.errors import ConfigError
 from lapclip.machine.devices import DTYPES, Device
 from lapclip.machine.notebook import Notebook
-from lapclip.machine.timing import in_turns
+from lapclip.machine.timing import WORTH, in_turns
 from lapclip.model.kernels import ATTENTION, LINEAR, attention, has_onednn, linear
 
 NOTEBOOK = Notebook("kernels.json")
@@ -30,8 +30,6 @@ TOLERANCE = {"float32": 1e-4, "bfloat16": 3e-2, "float16": 5e-3}
 """How far a form may be from float32 on the CPU, relative to the norm; rounding alone stays below a third of it."""
 FEW = 4
 """Pairs that show whether a form is right."""
-WORTH = 1.03
-"""How much faster than torch's own form another one has to be: less is noise."""
 
 
 @dataclass(frozen=True)

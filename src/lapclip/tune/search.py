@@ -18,6 +18,7 @@ from lapclip.errors import ConfigError, LapclipError
 from lapclip.machine import devices, facts
 from lapclip.machine.devices import DTYPES, Device
 from lapclip.machine.load import busy_cores
+from lapclip.machine.timing import WORTH
 from lapclip.train.fallback import MEMORY, cause_of, smaller
 from lapclip.train.memory import check_memory, predict_bytes
 from lapclip.tune.arithmetic import operations, quick_rate, step_products
@@ -27,8 +28,6 @@ from lapclip.tune.measure import Setting, Workshop
 from lapclip.tune.notices import Tell
 
 ROUNDS = 5
-WORTH = 1.03
-"""How much faster than the plainer setting another has to be: less is noise, and two tunings would not agree."""
 HOPELESS = 1.25
 """A setting whose step takes this many times the best one's stops at once."""
 MOMENT = 0.1

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from lapclip.machine.timing import WORTH
 from lapclip.tune.claims.catalogue import Finding, judged, unknown
 from lapclip.tune.microscope.copies import TransferTimes
 from lapclip.tune.microscope.held import StepMemory
 from lapclip.tune.microscope.products import ManyProducts, ProductParts
-
-WORTH = 1.03
-"""How many times as fast something has to be to be called faster: less is noise."""
 
 PUBLISHED_SHARES = {
     "load": 0.015, "preprocess": 0.029, "transfer": 0.0, "forward": 0.400, "backward": 0.513, "optimizer": 0.043,
