@@ -213,7 +213,8 @@ def recommendations(cells: Sequence[Cell]) -> list[dict[str, Any]]:
         if not shared:
             continue
         best, *others = sorted((cell for cell in own if cell.batch == max(shared)), key=lambda cell: cell.ms or 0.0)
-        text = f"{best.contestant.text()}, {best.pairs_per_second:,.0f} pairs/s at batch {best.batch}, "
+        rate = best.pairs_per_second or 0.0
+        text = f"{best.contestant.text()}, {rate:,.{0 if rate >= 10 else 1}f} pairs/s at batch {best.batch}, "
         text += _lead(best, others[0]) if others else "nothing else was run"
         found.append({**asdict(best.contestant), "parameters": parameters, "batch": best.batch, "text": text})
     return found
