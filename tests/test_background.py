@@ -118,7 +118,9 @@ def test_a_reserved_folder_is_filled_by_who_knows_its_key(here: Path) -> None:
     assert [(found.name, found.state) for found in all_runs()] == [("first-run", "starting")]
     filled = create_run(run.name, "first-run", {"run": {"format": 1}}, "secret")
     assert filled.path == run.path
-    assert sorted(path.name for path in run.path.iterdir()) == ["run.toml"]
+    assert not run.starting.exists()
+    assert run.read_settings() == {"run": {"format": 1}}
+    assert not is_reserved(run.name, "secret")
     assert create_run(None, "first-run", {}).name == "first-run-2"
 
 
