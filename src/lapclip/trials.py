@@ -55,4 +55,5 @@ def compare(*, quick: bool, seconds: float | None, others: Sequence[Path], tell:
 
 def _look_inside(device: devices.Device, tell: Tell) -> dict[str, Any]:
     devices.prepare(device, devices.default_threads())
-    return microscope.examine(device, lambda done, total, what: tell(f"inside a step on {device.kind}: {what}"))
+    found = microscope.examine(device, lambda done, total, what: tell(f"inside a step on {device.kind}: {what}"))
+    return {**found, "in_words": microscope.lines(found)}

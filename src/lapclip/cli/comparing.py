@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -49,7 +48,6 @@ def compare(
         Put other machines' files beside this one; may be repeated. Example: lapclip compare --with theirs.json
     """
     from lapclip import trials
-    from lapclip.tune.microscope import lines as inside
 
     with display() as shown:
         found = trials.compare(quick=quick, seconds=seconds, others=others, tell=shown.tuning_progress)
@@ -58,13 +56,14 @@ def compare(
             share.write_text(json.dumps({key: found[key] for key in found if key != "others"}, indent=1))
         except OSError as error:
             raise ConfigError(f"{share} cannot be written: {error.strerror}.", hint="--share another.json") from None
-    emit(found, summary(found, inside), common)
+    emit(found, summary(found), common)
     return 0
 
 
-def summary(found: dict[str, Any], inside: Callable[[dict[str, Any]], list[str]]) -> list[str]:
+def summary(found: dict[str, Any]) -> list[str]:
     """Tables for people."""
-    lines = [f"[bold]{escape(found['machine']['chip'])}[/bold], torch {found['torch']}", "", "ms a step"]
+    names = " and ".join(dict.fromkeys([found["machine"]["chip"], *found["devices"].values()]))
+    lines = [f"[bold]{escape(names)}[/bold], torch {found['torch']}", "", "ms a step"]
     lines += cell_table(found["cells"])
     lines += [f"[yellow]{escape(warning)}[/yellow]" for warning in found["warnings"]]
     lines += ["", f"[bold]{found['crossover']['text']}[/bold]", ""]
@@ -85,7 +84,7 @@ def summary(found: dict[str, Any], inside: Callable[[dict[str, Any]], list[str]]
         lines += [f"  {one['parameters'] / 1e6:>6.3g} M  {one['text']}" for one in other["recommendations"]]
         lines.append(f"  {other['crossover']['text']}")
     for kind, looked in found.get("microscope", {}).items():
-        lines += ["", f"[bold]inside a step, {kind}[/bold]", *inside(looked)]
+        lines += ["", f"[bold]inside a step, {kind}[/bold]", *map(escape, looked["in_words"])]
     return [*lines, f"Next: {typed('report')}, or {typed('compare --share mine.json')}"]
 
 

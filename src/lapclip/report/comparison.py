@@ -13,13 +13,18 @@ from lapclip.report.run import machine_rows
 from lapclip.report.saved import Timed, contestants, dictionaries, dictionary, fastest, timed
 from lapclip.report.words import UNKNOWN, count, figure, milliseconds, parameters, percent, size, times
 
+LABEL = 18
+"""Characters of a line of the microscope that name what it is about."""
+
 
 def comparison_report(saved: dict[str, Any]) -> Report:
     """A comparison on its own."""
     machine = dictionary(saved.get("machine"))
     about = [Table(["", ""], [[*row] for row in [*machine_rows(machine), ["torch", str(saved.get("torch", UNKNOWN))]]])]
-    subtitle = f"{machine.get('chip', 'unknown chip')}, {count(machine.get('cores'))} cores"
-    sections = [*comparison_sections(saved), Section("Machine and versions", [*about])]
+    others = [name for kind, name in dictionary(saved.get("devices")).items() if kind != "cpu"]
+    chip = f"{machine.get('chip', 'unknown chip')}, {count(machine.get('cores'))} cores"
+    subtitle = " and ".join([chip, *map(str, others)])
+    sections = [*comparison_sections(saved), *inside_sections(saved), Section("Machine and versions", [*about])]
     return Report("What is fastest on this machine", subtitle, [], sections)
 
 
@@ -47,6 +52,19 @@ def comparison_sections(saved: dict[str, Any]) -> list[Section]:
     blocks += _others(saved, cells)
     blocks += _all_cells(saved)
     return [Section("What is fastest here", blocks)] if blocks else []
+
+
+def inside_sections(saved: dict[str, Any]) -> list[Section]:
+    """What the parts of a step cost on each device, as the microscope put it into words."""
+    found = []
+    for kind, looked in dictionary(saved.get("microscope")).items():
+        lines = dictionary(looked).get("in_words")
+        rows: list[list[str | Cell]] = [
+            [line[:LABEL].strip(), line[LABEL:]] for line in lines or [] if isinstance(line, str)
+        ]
+        if rows:
+            found.append(Section(f"Inside a step on {kind}", [Table(["", ""], rows)]))
+    return found
 
 
 def _map(cells: list[Timed]) -> list[Block]:

@@ -77,6 +77,7 @@ def compare(
     return {
         "format": FORMAT,
         "machine": facts.machine_facts(),
+        "devices": {device.kind: device.label for device in devices.available()},
         "torch": str(torch.__version__),
         "lapclip": __version__,
         "warnings": warnings,
