@@ -62,7 +62,7 @@ def test_a_unique_field_may_stand_alone() -> None:
         ("train.batch_size=1", r"must be at least 2"),
         ("train.learning_rate=nan", r"must be a finite number"),
         ("train.patch_dropout=2", r"must be at most 0\.95"),
-        ("train.dtype=float23", r"cannot be 'float23'\. Did you mean float32"),
+        ("train.dtype=float23", r"cannot be 'float23'; it is one of auto, float32, bfloat16, float16"),
         ("train.threads=fast", r"cannot be 'fast'"),
         ("train.threads=0", r"must be at least 1"),
         ("train.steps", r"has no value"),

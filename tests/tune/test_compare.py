@@ -125,10 +125,16 @@ def test_a_model_too_large_for_memory_is_skipped_with_the_figure(monkeypatch: py
     assert "GB of 0.0 GB free" in (cells[0].skipped or "")
 
 
-def test_what_would_take_too_long_is_skipped() -> None:
-    cells = compare.measure_cells([CPU], (TINY[0], Rung(512, 12)), (1, 16), 1.0, silent)
-    assert cells[0].ms is not None
-    assert "too long" in (cells[-1].skipped or "")
+def test_what_would_take_too_long_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compare, "_expected", lambda cell, cells: 9.0 * (cell.batch == 16))
+    first, second = compare.measure_cells([CPU], TINY[:1], (1, 16), 100.0, silent)
+    assert first.ms is not None
+    assert second.skipped == "about 9 s a step is too long for this comparison"
+
+
+def test_what_there_is_no_time_for_says_so() -> None:
+    (cell,) = compare.measure_cells([CPU], TINY[:1], (1,), 1e-9, silent)
+    assert cell.skipped == "no time was left"
 
 
 def test_a_step_that_fails_is_a_skipped_cell(monkeypatch: pytest.MonkeyPatch) -> None:

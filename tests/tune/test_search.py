@@ -234,5 +234,9 @@ def test_busy_cores_are_named_and_nothing_is_remembered(here: Path, monkeypatch:
 
 
 def test_a_tuning_that_compared_nothing_is_not_worth_keeping() -> None:
-    assert tuned().worth_keeping
-    assert not dataclasses.replace(tuned(), tried=[{}], rejected=[]).worth_keeping
+    tuning = dataclasses.replace(tuned(), tried=[{}, {}], rejected=[])
+    assert tuning.worth_keeping
+    alone = dataclasses.replace(tuning, tried=[{}])
+    assert not alone.worth_keeping
+    assert dataclasses.replace(alone, rejected=[{"ms": None, "bound": 0.1}]).worth_keeping
+    assert not dataclasses.replace(alone, rejected=[{"ms": None, "bound": None}]).worth_keeping
