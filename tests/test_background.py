@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -63,12 +64,12 @@ def test_a_process_that_dies_without_a_word_is_recognised_and_can_be_resumed(her
     beat = read_beat(run.pulse)
     assert beat is not None
     os.kill(beat.process, signal.SIGKILL)
-    until(lambda: not beat.alive)
-    assert run.state == "died"
+    until(lambda: not beat.alive and run.state == "died")
     listed = lapclip("runs")
     assert "died" in listed.stdout
     assert "resume mine" in listed.stdout
     assert lapclip("resume", "mine", "--background").returncode == 0
+    assert run.state in ("starting", "running")
     until(lambda: any(event["type"] == "resumed" for event in events("mine")))
     assert lapclip("stop", "mine").returncode == 0
     refused = lapclip("train", "--background", "--name", "mine", *set_flags(*LONG))
@@ -109,6 +110,17 @@ def test_one_run_waits_for_another(here: Path) -> None:
     assert events("second")[0]["notes"] == []
 
 
+def test_a_run_that_waits_can_be_stopped_and_leaves_nothing(here: Path) -> None:
+    assert lapclip("train", "--background", "--name", "first", *set_flags(*LONG)).returncode == 0
+    until(lambda: find_run("first").state == "running")
+    assert lapclip("train", "--background", "--name", "second", "--after", "first", *set_flags(*SMALL)).returncode == 0
+    until(lambda: "waiting for first" in Path("runs/second/log.txt").read_text())
+    done = lapclip("stop", "second", "--json")
+    assert json.loads(done.stdout) == {"run": str(Path("runs/second")), "state": "stopped", "step": 0}
+    assert not Path("runs/second").exists()
+    assert lapclip("stop", "first").returncode == 0
+
+
 def test_a_reserved_folder_is_filled_by_who_knows_its_key(here: Path) -> None:
     run = reserve_run(None, "first-run", "secret")
     assert is_reserved(run.name, "secret")
@@ -127,11 +139,14 @@ def test_a_reserved_folder_is_filled_by_who_knows_its_key(here: Path) -> None:
 def test_two_runs_that_compete_are_told(here: Path, empty_cache: Path) -> None:
     assert others_at_work() == []
     beat = beat_of(os.getppid(), "/somewhere/runs/other")
-    write_beat(own_sign().with_name(f"{beat.process}.json"), beat)
-    (here / "dead.json").write_text("{}")
-    write_beat(own_sign().with_name("1.json"), beat_of(os.getpid()))
+    write_beat(own_sign().with_name("other.json"), beat)
+    write_beat(own_sign().with_name("damaged.json"), beat)
+    own_sign().with_name("damaged.json").write_text("{}")
+    write_beat(own_sign().with_name("own.json"), beat_of(os.getpid()))
+    write_beat(own_sign().with_name("far.json"), replace(beat, host="another computer"))
     (only,) = others_at_work()
     assert only.about == "/somewhere/runs/other"
+    assert not own_sign().with_name("damaged.json").exists()
     launch.start("first-run", SMALL, name="run")
     (note,) = events("run")[0]["notes"]
     assert "another run is at work on this computer, /somewhere/runs/other" in note

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 from lapclip.errors import RunError
 from lapclip.records.pulse import beat_of, write_beat
-from lapclip.records.runs import Run, find_run, reserve_run
+from lapclip.records.runs import RUNS, Run, find_run, is_reserved, reserve_run
 
 LOOK = 1.0
 """Seconds between two looks at a run that is waited for."""
@@ -20,7 +20,11 @@ def train_in_background(arguments: Sequence[str], recipe: str, name: str | None)
     """`lapclip train` with these arguments in a process of its own; what it says goes to the run's log.txt."""
     key = secrets.token_hex(8)
     run = reserve_run(name, recipe, key)
-    _spawn(run, ["train", *arguments, "--name", run.name, "--reserved", key])
+    try:
+        _spawn(run, ["train", *arguments, "--name", run.name, "--reserved", key])
+    except RunError:
+        run.give_up()
+        raise
     return run
 
 
@@ -41,16 +45,19 @@ def _spawn(run: Run, arguments: Sequence[str]) -> None:
             process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, **flags
             )
+        write_beat(run.starting, beat_of(process.pid, "starting"))
     except OSError as error:
         raise RunError(f"Cannot start {run.name} in the background: {error.strerror or error}.") from error
-    if not run.settings.exists():
-        write_beat(run.starting, beat_of(process.pid, "starting"))
 
 
-def wait_for(name: str, tell: Callable[[str], None]) -> str:
-    """Wait until another run is over, however it ends; gives back how it ended."""
+def wait_for(name: str, tell: Callable[[str], None], own: Run | None = None) -> None:
+    """Wait until another run is over, however it ends, or until this one, which waits, is asked to stop."""
     run = find_run(name)
-    while (state := run.state) in ("running", "starting"):
+    while run.state in ("running", "starting") and not (own and own.stop_asked()):
         tell(f"waiting for {run.name} to end")
         time.sleep(LOOK)
-    return state
+
+
+def reserved_run(name: str | None, key: str) -> Run | None:
+    """The folder that waits for the process that knows the key."""
+    return Run(RUNS / name) if name is not None and is_reserved(name, key) else None

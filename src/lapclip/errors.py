@@ -53,6 +53,11 @@ class TrainingError(LapclipError):
     """Training that cannot go on."""
 
 
+def first_line(error: BaseException, most: int = 100) -> str:
+    """What an error says, short enough for a sentence; its kind where it says nothing."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:most]
+
+
 def closest(name: str, known: Iterable[str]) -> str | None:
     """The known name closest to a mistyped one, if any is close."""
     close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)

@@ -39,7 +39,7 @@ from lapclip.train.graph import AnyStep
 from lapclip.train.looking import Looking, own_captions
 from lapclip.train.loop import Training, score
 from lapclip.train.recovery import changes_so_far, persist, restore
-from lapclip.train.tracking import trackers
+from lapclip.train.tracking import check_tracker, trackers
 from lapclip.tune.kernels import check_kernels
 
 LONG_ENOUGH_TO_NOTIFY = 60.0
@@ -101,6 +101,7 @@ def resume(name: str | None, hooks: Hooks = Hooks()) -> Outcome:
         if run.last_state() == "finished":
             raise RunError(f"{run.path} is finished; there is nothing to resume.", hint=f"lapclip eval {run.name}")
         config, data, tokenizer = reopen(run, saved, hooks)
+        check_tracker(config.work.track)
         config, device = chosen_again(run, config)
         built = build(config, tokenizer, device)
         with _recording(run, hooks, config) as log:
@@ -220,6 +221,7 @@ def at_work(run: Run, work: WorkConfig) -> Iterator[None]:
     """Work on a run alone, with a sign of life for others, on a machine that does not fall asleep."""
     signs = [run.pulse, own_sign()]
     with run.lock(), Pulse(signs, str(run.path.absolute())), kept_awake(wanted=work.keep_awake):
+        run.has_started()
         yield
 
 
@@ -262,6 +264,7 @@ def _resumed(training: Training, skipped: list[str]) -> events.Resumed:
         batch_size=training.config.train.batch_size,
         checkpoint=f"step-{step:08d}",
         skipped=skipped,
+        notes=competitors(),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -39,18 +40,37 @@ def tune(recipe: str, settings: list[str], seconds: float, hooks: Hooks = Hooks(
     return {**describe(tuning, loaders, why_loaders), "remembered": tuning.worth_keeping}
 
 
-def compare(*, quick: bool, seconds: float | None, others: Sequence[Path], tell: Tell) -> dict[str, Any]:
-    """Compare the devices here, keep the result for `report`, and put other machines' beside it."""
+def compare(
+    *, quick: bool, seconds: float | None, share: Path | None, others: Sequence[Path], tell: Tell
+) -> dict[str, Any]:
+    """Compare the devices here, keep the result for `report` and to share, and put other machines' beside it."""
     if seconds is not None and seconds <= 0:
         raise ConfigError(f"--seconds must be more than 0, not {seconds:g}.", hint="lapclip compare --quick")
     shared = [comparing.read_shared(path) for path in others]  # first, so that a bad file costs nothing
+    keep(share, {})
     usual = comparing.QUICK_SECONDS if quick else comparing.SECONDS
     found = {**comparing.compare(seconds or usual, tell), "others": shared}
-    Notebook("compare.json").replace(found)  # before the rest: what took minutes is not to be lost
+    keep(share, found)  # before the rest: what took minutes is not to be lost
     if not quick:
         found["microscope"] = {device.kind: _look_inside(device, tell) for device in devices.available()}
-        Notebook("compare.json").replace(found)
+        keep(share, found)
     return found
+
+
+def keep(share: Path | None, found: dict[str, Any]) -> None:
+    """Write a comparison for `report`, and for others what is this machine's own. Without one, only see that it can."""
+    if found:
+        Notebook("compare.json").replace(found)
+    if share is None:
+        return
+    try:
+        if found:
+            own = {key: value for key, value in found.items() if key != "others"}
+            share.write_text(json.dumps(own, indent=1), encoding="utf-8")
+        else:
+            share.touch()
+    except OSError as error:
+        raise ConfigError(f"{share} cannot be written: {error.strerror}.", hint="--share another.json") from None
 
 
 def _look_inside(device: devices.Device, tell: Tell) -> dict[str, Any]:

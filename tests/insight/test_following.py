@@ -16,7 +16,8 @@ def write(path: Path, *events: dict) -> None:
 
 
 def step(number: int, time: float) -> dict:
-    return {"type": "step", "time": time, "step": number, "epoch": 1, "loss": 1.0}
+    phases = {"forward": 0.1} if number <= 10 or number % 5 == 0 else None
+    return {"type": "step", "time": time, "step": number, "epoch": 1, "loss": 1.0, "seconds": phases}
 
 
 def test_what_is_new_comes_back_and_the_summary_follows(tmp_path: Path) -> None:
@@ -70,3 +71,19 @@ def test_a_long_evaluation_is_no_pause() -> None:
 def test_a_clock_that_is_set_back_costs_no_time() -> None:
     events = [{"type": "started", "time": 1000.0, "steps": 9}, step(1, 1001.0), step(2, 500.0), step(3, 501.0)]
     assert summarise(events).elapsed == pytest.approx(2.0)
+
+
+def test_a_polite_pause_is_no_work() -> None:
+    events = [{"type": "started", "time": 0.0, "steps": 1000, "config": {"train": {"batch_size": 10}}}]
+    events += [step(number, float(number)) for number in range(1, 30)]
+    events += [{"type": "sensors", "time": 29.0, "step": 29, "joules": {"cpu": 290.0}}]
+    events += [{"type": "paused", "time": 29.5, "step": 29, "reason": "on battery"}]
+    events += [{"type": "went_on", "time": 3629.5, "step": 29, "seconds": 3600.0}]
+    events += [step(number, 3600.0 + number) for number in range(30, 35)]
+    events += [{"type": "sensors", "time": 3635.0, "step": 34, "joules": {"cpu": 9000.0}}]
+    events += [{"type": "sensors", "time": 3636.0, "step": 34, "joules": {"cpu": 9010.0}}]
+    found = summarise(events)
+    assert found.pauses == [(29.5, 3629.5)]
+    assert found.elapsed == pytest.approx(36.0)
+    assert found.pairs_per_second == pytest.approx(10.0, rel=0.1)
+    assert found.joules().y == [290.0, 290.0, 300.0]

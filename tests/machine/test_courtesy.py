@@ -65,3 +65,10 @@ def test_this_machine_can_be_looked_at() -> None:
     look = Eyes()()
     assert 0 <= look.others <= 1
     assert look.swap_bytes >= 0
+
+
+def test_swap_that_has_grown_and_stays_lets_a_run_go_on() -> None:
+    machine = Machine()
+    said = [machine.later(swap_bytes=10**9) for _ in range(20)]
+    assert said[1] == "memory is short, the system swaps"
+    assert said[-1] is None

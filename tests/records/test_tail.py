@@ -90,3 +90,12 @@ def test_of_a_large_file_steps_are_sampled_and_nothing_else_is_lost(
     with open(path, "a") as file:
         file.write('ep","time":0.0,"step":5001}\n')
     assert [event["step"] for event in found.read()] == [5001]
+
+
+def test_a_block_without_a_line_break_is_passed_over(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a power cut may leave it."""
+    for name, value in (("WHOLE", 2000), ("SAMPLES", 20), ("HEAD", 100), ("CHUNK", 1000)):
+        monkeypatch.setattr(tail, name, value)
+    path.write_bytes(steps(1, 50).encode() + b"\0" * 5000 + b"\n" + steps(51, 100).encode())
+    numbers = [event["step"] for event in Tail(path).read()]
+    assert (numbers[0], numbers[-1]) == (1, 100)

@@ -142,7 +142,7 @@ def test_a_step_that_fails_is_a_skipped_cell(monkeypatch: pytest.MonkeyPatch) ->
         raise RuntimeError("no such kernel\nand more")
 
     monkeypatch.setattr(compare, "make_step", fails)
-    assert compare.measure_cells([CPU], TINY[:1], (1,), 10.0, silent)[0].skipped == "no such kernel"
+    assert compare.measure_cells([CPU], TINY[:1], (1,), 10.0, silent)[0].skipped == "does not run here (RuntimeError)"
 
 
 def test_a_shared_file_is_read_back_and_names_nobody(tmp_path: Path) -> None:
@@ -237,3 +237,17 @@ def test_the_expected_time_grows_with_work_and_with_weights() -> None:
             (wanted,) = [cell for cell in cells_of(CPU, 1.0, 1e11, [rung]) if cell.batch == batch]
             assert (wanted.ms or 0.0) / 1e3 == pytest.approx(compare._expected(wanted, cells), rel=4)
     assert compare._expected(cells[0], []) == 0.0
+
+
+def test_a_device_does_not_win_where_it_has_no_room() -> None:
+    cells = cells_of(CPU, overhead=1.0, rate=1e11) + cells_of(GPU, overhead=20.0, rate=1e13)
+    largest = max(cell.parameters for cell in cells)
+    full = [
+        replace(cell, ms=None, skipped="predicted 9.0 GB of 4.0 GB free", too_large=True)
+        if cell.device == "cuda" and cell.parameters == largest
+        else cell
+        for cell in cells
+    ]
+    told = fitted(full, fit(full))
+    assert all(cell.fitted_ms is None for cell in told if cell.too_large)
+    assert {point["parameters"] for point in crossover(told)["points"]} == {None}

@@ -86,7 +86,7 @@ class Forms:
         return [torch.full((3,), self.forms[form]())]
 
     def choose(self) -> tuple[str, str]:
-        return kernels._fastest(lambda batch, place, dtype: self.run, 8, tuple(self.forms), "float32", CPU)
+        return kernels._fastest(lambda batch, place, dtype: self.run, 8, tuple(self.forms), "float32", CPU, seconds=1.0)
 
 
 def quick() -> float:

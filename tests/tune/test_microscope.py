@@ -235,3 +235,15 @@ def test_examine_gives_plain_values_and_lines_says_them() -> None:
         assert words in text
     assert named[0] == "one product"
     assert named[-1] == ""
+
+
+def test_a_look_that_fails_does_not_lose_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object, **__: object) -> None:
+        raise RuntimeError("no room in /dev/shm\nand more")
+
+    monkeypatch.setattr(loading, "loader_times", fails)
+    found = microscope.examine(CPU, shape=TINY, batch_size=2, loss_steps=2, copy_bytes=1 << 16, rounds=1, workers=0)
+    assert found["loaders"] == {"error": "no room in /dev/shm"}
+    said = microscope.lines(found)
+    assert "loaders           could not be looked at (no room in /dev/shm)" in said
+    assert any(line.startswith("threads") for line in said)

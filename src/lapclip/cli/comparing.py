@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,7 +10,6 @@ from rich.markup import escape
 
 from lapclip.cli.output import Common, emit, typed
 from lapclip.cli.progress import display
-from lapclip.errors import ConfigError
 
 NAME = 26
 """Width of a contestant's name."""
@@ -50,12 +48,7 @@ def compare(
     from lapclip import trials
 
     with display() as shown:
-        found = trials.compare(quick=quick, seconds=seconds, others=others, tell=shown.tuning_progress)
-    if share is not None:
-        try:
-            share.write_text(json.dumps({key: found[key] for key in found if key != "others"}, indent=1))
-        except OSError as error:
-            raise ConfigError(f"{share} cannot be written: {error.strerror}.", hint="--share another.json") from None
+        found = trials.compare(quick=quick, seconds=seconds, share=share, others=others, tell=shown.tuning_progress)
     emit(found, summary(found), common)
     return 0
 

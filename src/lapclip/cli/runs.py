@@ -55,6 +55,10 @@ def stop(run: str | None = None, /, *, common: Common | None = None) -> int:
     with Console(stderr=True).status(f"{found.name} finishes its step and saves"):
         while found.state in ("running", "starting"):
             time.sleep(0.2)
+    if not found.path.exists():
+        stopped = {"run": str(found.path), "state": "stopped", "step": 0}
+        emit(stopped, [f"{found.path} was stopped before it began.", f"Next: {typed('runs')}"], common)
+        return 0
     row = _row(found)
     result = {"run": str(found.path), "state": row["state"], "step": row["step"]}
     next_command = typed(f"resume {found.name}" if row["state"] == "stopped" else "runs")

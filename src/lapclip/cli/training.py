@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from lapclip.background import resume_in_background, train_in_background, wait_for
+from lapclip.background import reserved_run, resume_in_background, train_in_background, wait_for
 from lapclip.cli.output import Common, emit, typed
 from lapclip.cli.progress import display
 from lapclip.cli.scores import score_table
@@ -70,9 +70,13 @@ def train(
     settings = (*settings, *["work.polite=true"] * polite, *[f"work.ask={'|'.join(ask)}"] * bool(ask))
     if background:
         return start_in_background(recipe, minutes, name, after, settings, common)
+    own = reserved_run(name, reserved)
     with display() as shown:
         if after is not None:
-            wait_for(after, shown.waiting)
+            wait_for(after, shown.waiting, own)
+        if own and own.stop_asked():
+            own.give_up()
+            return 0
         from lapclip import launch, preparing
 
         # In the background log.txt has the run's lines already.

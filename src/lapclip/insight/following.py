@@ -37,13 +37,14 @@ class Following:
 
 
 def thinned(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Every other step left out, but for those whose phases were measured and the newest; all other events kept."""
-    kept, odd = [], False
+    """Every other step left out, those with and without measured phases alike, but the newest; other events kept."""
+    kept, odd = [], {True: False, False: False}
     newest = next((event for event in reversed(events) if event["type"] == "step"), None)
     for event in events:
         if event["type"] == "step" and event is not newest:
-            odd = not odd
-            if odd and not event.get("seconds"):
+            measured = bool(event.get("seconds"))
+            odd[measured] = not odd[measured]
+            if odd[measured]:
                 continue
         kept.append(event)
     return kept

@@ -42,7 +42,7 @@ class Summary:
     step: int = 0
     elapsed: float = 0.0
     pauses: list[tuple[float, float]] = field(default_factory=list)
-    """From when to when nothing happened while a process was at work: the machine slept."""
+    """From when to when nothing happened while a process was there: the machine slept, or the run was polite."""
 
     @property
     def total_steps(self) -> int:
@@ -134,7 +134,8 @@ class Summary:
     def joules(self) -> Curve:
         """Energy used so far, over seconds of work; empty where nothing could be measured.
 
-        Each process counts from 0, so what it had counted at the event before is taken off.
+        Each process counts from 0, so what it had counted at the event before is taken off. What was used across a
+        pause is left out: it was not for this run.
         """
         total, x, y = 0.0, [], []
         before: dict[tuple[int, str], float] = {}
@@ -142,7 +143,8 @@ class Summary:
             counted = event["joules"] if isinstance(event.get("joules"), dict) else {}
             known = {(event["process"], name): value for name, value in counted.items() if number(value) is not None}
             if known:
-                total += sum(max(0.0, value - before.get(source, 0.0)) for source, value in known.items())
+                if not event["rested"]:
+                    total += sum(max(0.0, value - before.get(source, 0.0)) for source, value in known.items())
                 before |= known
                 x.append(event["elapsed"])
                 y.append(total)
@@ -160,6 +162,7 @@ def summarise(events: Iterable[dict[str, Any]]) -> Summary:
     ending: dict[str, Any] = {}
     elapsed, before, latest, process = 0.0, None, 0, 0
     step_before: tuple[float, float] | None = None
+    rested = False
     pauses: list[tuple[float, float]] = []
     usual = _UsualGap()
     for event in events:
@@ -169,9 +172,9 @@ def summarise(events: Iterable[dict[str, Any]]) -> Summary:
             process += 1
         if time is not None:
             passed = max(0.0, time - before) if before is not None else 0.0  # a clock may be set back
-            if usual.is_pause(passed, measured=number(event.get("seconds"))):
+            if kind == "went_on" or usual.is_pause(passed, measured=number(event.get("seconds"))):
                 pauses.append((time - passed, time))
-                passed, step_before = 0.0, None
+                passed, step_before, rested = 0.0, None, True
             elapsed += passed
             before = time
         known = {**event, "elapsed": elapsed, "process": process}
@@ -180,6 +183,8 @@ def summarise(events: Iterable[dict[str, Any]]) -> Summary:
         elif kind in ENDINGS:
             ending = known
         elif kind in lists:
+            if kind == "sensors":
+                known["rested"], rested = rested, False
             lists[kind].append(known)
             step_before = None if kind == "fell_back" else step_before  # making everything anew is no step
         elif kind in by_step and step is not None:

@@ -19,6 +19,7 @@ from dataclasses import asdict, dataclass
 import torch
 from torch import Tensor
 
+from lapclip.errors import first_line
 from lapclip.machine.formulas import Answer, Place, checks
 from lapclip.machine.notebook import Notebook
 
@@ -79,8 +80,7 @@ def _judged(name: str, dtype: torch.dtype, check: Callable[[], Answer]) -> Resul
         got, right = check()
         error = max(_distance(one, other) for one, other in zip(got, right, strict=True))
     except Exception as fault:  # a library's own error: the device cannot do it
-        first = (str(fault).strip().splitlines() or [type(fault).__name__])[0]
-        return Result(name, False, None, tolerance, first[:120])
+        return Result(name, False, None, tolerance, first_line(fault))
     return Result(name, error <= tolerance, error if math.isfinite(error) else None, tolerance)
 
 

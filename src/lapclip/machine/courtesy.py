@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -16,8 +17,9 @@ EVERY = 5.0
 """Seconds between two looks."""
 LOOKS = 2
 """Looks in a row that must agree before a run pauses or goes on: a moment's load is nobody's need."""
-SWAP = 500_000_000
-"""Bytes by which swap may grow while a run works before memory counts as short."""
+SWAP, SWAP_LOOKS = 500_000_000, 12
+"""Bytes by which swap may grow within so many looks, a minute, before memory counts as short. Swap that has grown
+stays; only growing is trouble."""
 
 
 @dataclass(frozen=True)
@@ -42,8 +44,8 @@ class Eyes:
         psutil.cpu_percent()
 
     def __call__(self) -> Look:
-        found, cores = power(), facts.logical_cores()
-        own = self._own.cpu_percent() / 100 / cores
+        found = power()
+        own = self._own.cpu_percent() / 100 / (psutil.cpu_count() or 1)  # of all cores, as the whole is
         return Look(
             battery_percent=found.battery_percent if found.source == "battery" else None,
             throttled=self._throttling(),
@@ -59,7 +61,7 @@ class Courtesy:
         self, battery: int, look: Callable[[], Look] | None = None, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._battery, self._look, self._clock = battery, look or Eyes(), clock
-        self._first_swap = self._look().swap_bytes
+        self._swap = deque([self._look().swap_bytes], maxlen=SWAP_LOOKS)
         self._reason: str | None = None
         self._agreeing = 0
         self._next = clock() + EVERY
@@ -80,11 +82,12 @@ class Courtesy:
         return self._reason
 
     def _need(self, look: Look) -> str | None:
+        self._swap.append(look.swap_bytes)
         if look.battery_percent is not None and look.battery_percent < self._battery:
             return f"on battery, {look.battery_percent:.0f} % left"
         if look.throttled:
             return "the processor is held back because of heat"
-        if look.swap_bytes - self._first_swap > SWAP:
+        if look.swap_bytes - min(self._swap) > SWAP:
             return "memory is short, the system swaps"
         if look.others > BUSY:
             return f"other programs use {look.others:.0%} of the cores"

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 
 from lapclip.config import AUTO
-from lapclip.errors import ConfigError
+from lapclip.errors import ConfigError, first_line
 from lapclip.machine import canary, facts
 
 _OWN_THREADS = torch.get_num_threads()  # before anything changes it
@@ -314,7 +314,7 @@ def fault_in_compiling(device: Device) -> str | None:
     try:
         torch.compile(lambda x: x * 2 + 1)(torch.ones(8, device=device.torch))
     except Exception as error:  # it has many ways to fail, and any of them means the same
-        return str(error).strip().splitlines()[0][:120]
+        return first_line(error)
     return None
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import psutil
 
-from lapclip.machine.sources import number_in
+from lapclip.machine.sources import number_in, text_of
 
 CGROUP = Path("/sys/fs/cgroup")
 
@@ -99,7 +99,11 @@ def available_bytes() -> int:
 def container_room(cgroup: Path) -> float:
     """Bytes a container may still take; infinite where there is no limit."""
     limit, used = number_in(cgroup / "memory.max"), number_in(cgroup / "memory.current")
-    return math.inf if limit is None or used is None else max(0, limit - used)
+    if limit is None or used is None:
+        return math.inf
+    # What files left in memory counts as used, and is given up when it is needed.
+    cached = re.search(r"^inactive_file (\d+)$", text_of(cgroup / "memory.stat") or "", flags=re.MULTILINE)
+    return max(0, limit - used + (int(cached[1]) if cached else 0))
 
 
 def swap_bytes() -> int:

@@ -18,7 +18,7 @@ are computed again, to the same values. `VERSION` rises when a field changes its
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 VERSION = 1
@@ -61,6 +61,7 @@ class Resumed(Event):
     batch_size: int
     checkpoint: str
     skipped: list[str]
+    notes: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,7 +20,8 @@ def line(event: Event) -> str | None:
             return f"{size}; {places} ({event.reasons['train.device']}){notes}"
         case events.Resumed():
             damaged = "".join(f"; skipped a damaged checkpoint, {reason}" for reason in event.skipped)
-            return f"going on after step {event.step:,} of {event.steps:,}{damaged}"
+            notes = "".join(f"\n{note}" for note in event.notes)
+            return f"going on after step {event.step:,} of {event.steps:,}{damaged}{notes}"
         case events.Step():
             accuracy = (event.t2i_accuracy + event.i2t_accuracy) / 2
             return f"step {event.step}  epoch {event.epoch}  loss {event.loss:.3f}  accuracy {accuracy:.1%}"

@@ -42,7 +42,9 @@ class Beat:
         if self.host != platform.node():
             return abs(time.time() - self.time) < LATE
         try:
-            return abs(psutil.Process(self.process).create_time() - self.began) < 1.0
+            process = psutil.Process(self.process)
+            same = abs(process.create_time() - self.began) < 1.0
+            return same and process.status() != psutil.STATUS_ZOMBIE  # dead, and nobody has looked yet
         except psutil.Error:
             return False
 

@@ -74,9 +74,10 @@ class Run:
         """starting, running, finished, stopped, failed, or died: ended without a word."""
         if self._locked():
             return "running"
-        if not self.settings.exists() and (beat := read_beat(self.starting)):
-            return "starting" if beat.alive else "failed"
-        return self.last_state()
+        beat = read_beat(self.starting)
+        if beat is not None and beat.alive:
+            return "starting"
+        return self.last_state() if self.settings.exists() else "failed"
 
     def last_state(self) -> str:
         """The state of a run that no process works on, by its last telling event."""
@@ -122,11 +123,30 @@ class Run:
         """Whether someone asked the run to end. Polled, because a detached Windows process gets no signals."""
         return self._stop.exists()
 
+    def has_started(self) -> None:
+        """Whoever works on the run holds its lock from here on."""
+        with suppress(OSError):
+            self.starting.unlink(missing_ok=True)
+
+    def give_up(self) -> None:
+        """Remove a folder that was reserved for a run that will not begin."""
+        gone = self.path.with_name(f".{self.name}.partial")
+        try:
+            os.rename(self.path, gone)  # at once for whoever looks
+        except OSError:  # Windows keeps a folder whose log is open; without these files it is no run
+            gone = self.path
+            for path in (self.starting, self.path / "starting.key"):
+                with suppress(OSError):
+                    path.unlink(missing_ok=True)
+        shutil.rmtree(gone, ignore_errors=True)
+
     def clear_stop(self) -> None:
         """Forget an earlier request."""
         self._stop.unlink(missing_ok=True)
 
     def _locked(self) -> bool:
+        if not self.path.is_dir():
+            return False  # asking for the lock would make the folder
         try:
             with filelock.FileLock(self.path / "lock", timeout=0):
                 return False

@@ -86,7 +86,7 @@ def _line_begins(text: bytes, end: int) -> set[int]:
 
 def _some_begins(text: bytes, end: int, apart: int) -> set[int]:
     """Of all lines that are not steps, and of the first line after each stretch of so many bytes."""
-    begins = {match.start() + 1 for match in _NOT_STEPS.finditer(text, 0, end)} | {0}
+    begins = {match.start() + 1 for match in _NOT_STEPS.finditer(text, 0, end)} | ({0} if end else set())
     for place in range(apart, end, apart):
         at = text.index(b"\n", place - 1) + 1 if place <= end else end
         if at < end:

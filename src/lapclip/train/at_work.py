@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 from contextlib import suppress
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from lapclip.records.pulse import Beat, read_beat
 
 def own_sign() -> Path:
     """Where this process says that it is at work."""
-    return cache_folder() / "at-work" / f"{os.getpid()}.json"
+    return cache_folder() / "at-work" / f"{platform.node()} {os.getpid()}.json"
 
 
 def others_at_work() -> list[Beat]:
@@ -23,6 +24,6 @@ def others_at_work() -> list[Beat]:
         if beat is None or not beat.alive:
             with suppress(OSError):
                 path.unlink()
-        elif beat.process != os.getpid():
+        elif beat.host == platform.node() and beat.process != os.getpid():  # a home may be shared by computers
             found.append(beat)
     return found

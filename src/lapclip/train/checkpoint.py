@@ -23,7 +23,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from lapclip.errors import CheckpointError
+from lapclip.errors import CheckpointError, first_line
 from lapclip.model.clip import CLIP
 from lapclip.train.fallback import cause_of
 
@@ -122,7 +122,7 @@ def load_newest(
         except (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError, CheckpointError) as error:
             if cause_of(error) is not None:  # no room for it, or no device: that is no damage
                 raise
-            damaged[path] = f"{path.name}: {str(error).splitlines()[0]}"
+            damaged[path] = f"{path.name}: {first_line(error)}"
             continue
         for bad in damaged:
             shutil.rmtree(bad.with_name(f"damaged-{bad.name}"), ignore_errors=True)

@@ -27,6 +27,8 @@ CPU_BASE, ACCELERATOR_BASE = 350_000_000, 100_000_000
 of what libraries take for themselves; the driver's own part is not among what is free."""
 GAPS = 1.1
 """Measured: what an allocator cannot use between activations of different sizes."""
+SHARE_OF_MEMORY = 0.8
+"""How much of the memory that is free may be predicted to be taken by what is only tried."""
 MARGIN = 1.15
 """A run is refused only if it would need this much more than there is: the prediction may be too high."""
 

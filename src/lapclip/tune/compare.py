@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import functools
 import json
+import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -30,7 +31,7 @@ from lapclip.machine.peak import PeakMemory
 from lapclip.machine.timing import Stopwatch, timed
 from lapclip.model.clip import CLIP
 from lapclip.train.graph import WARM_UP, AnyStep, make_step
-from lapclip.train.memory import predict_bytes
+from lapclip.train.memory import SHARE_OF_MEMORY, predict_bytes
 from lapclip.tune.fits import Cell, Contestant, crossover, fit, fitted, predictions, recommendations
 from lapclip.tune.kernels import choose_kernels
 from lapclip.tune.ladder import BATCHES, CAPTION_TOKENS, MEASURED, Rung
@@ -42,7 +43,6 @@ SHARE_OF_BUDGET = 30
 """A single cell may take one part in so many of the budget."""
 TYPICAL = Rung(384, 8), 16
 """The size and batch at which a contestant's kernels are chosen, once for all cells."""
-SHARE_OF_MEMORY = 0.8
 LONG = 0.5
 """Seconds of a step from which on all threads are sure to be of use, if its neighbour used them all.
 
@@ -106,19 +106,27 @@ def measure_cells(
                         work=rung.work(batch), batch=batch, layers=rung.layers)  # fmt: skip
             tell(f"{rung.parameters / 1e6:.3g} M parameters, batch {batch}, {contestant.text()}")
             train = replace(trains[contestant], batch_size=batch)
-            reason = _too_much(cell, rung, train, cells, seconds, ends)
-            cells.append(replace(cell, skipped=reason) if reason else measured(cell, rung, train, cells, of_each))
+            if reason := _too_large(cell, rung, train):
+                cells.append(replace(cell, skipped=reason, too_large=True))
+            elif reason := _too_long(cell, cells, seconds, ends):
+                cells.append(replace(cell, skipped=reason))
+            else:
+                cells.append(measured(cell, rung, train, cells, of_each, ends))
+    _model.cache_clear()
     return sorted(cells, key=lambda cell: (cell.parameters, among.index(cell.contestant), cell.batch))
 
 
-def _too_much(
-    cell: Cell, rung: Rung, train: TrainConfig, cells: Sequence[Cell], seconds: float, ends: float
-) -> str | None:
-    """Why a cell is not run, if so: its memory, or its time as the nearest cell before it suggests."""
-    free = Device(cell.device).free_bytes()
+def _too_large(cell: Cell, rung: Rung, train: TrainConfig) -> str | None:
+    """Why a cell does not fit into memory, if so."""
+    device = Device(cell.device)
+    free = device.free_bytes()
     needed = predict_bytes(rung.shape, train, CAPTION_TOKENS).total
-    if needed > SHARE_OF_MEMORY * free:
-        return f"predicted {needed / 1e9:.1f} GB of {free / 1e9:.1f} GB free"
+    needed += 4 * rung.parameters if device.shares_memory else 0  # the weights that all contestants begin with
+    return f"predicted {needed / 1e9:.1f} GB of {free / 1e9:.1f} GB free" if needed > SHARE_OF_MEMORY * free else None
+
+
+def _too_long(cell: Cell, cells: Sequence[Cell], seconds: float, ends: float) -> str | None:
+    """Why there is no time for a cell, if so."""
     left = ends - time.perf_counter()
     if left < 0:
         return "no time was left"
@@ -146,12 +154,14 @@ def _nearest(cell: Cell, cells: Sequence[Cell]) -> Cell | None:
     return min(own, key=lambda other: abs(np.log(other.work / cell.work)), default=None)
 
 
-def measured(cell: Cell, rung: Rung, train: TrainConfig, cells: Sequence[Cell], seconds: float) -> Cell:
-    """A cell with its figures, from so many seconds of steps."""
-    device = Device(cell.device)
+def measured(
+    cell: Cell, rung: Rung, train: TrainConfig, cells: Sequence[Cell], seconds: float, ends: float = math.inf
+) -> Cell:
+    """A cell with its figures, from so many seconds of steps; past the end no other number of threads is tried."""
+    device, weights = Device(cell.device), _model(rung)
     try:
         with PeakMemory(device) as peak:
-            step = make_step(copy.deepcopy(_model(rung)).to(device.torch), train, device)
+            step = make_step(copy.deepcopy(weights).to(device.torch), train, device)
             take = functools.partial(_time_steps, step, _random_batch(rung, cell.batch), device, seconds)
             if cell.threads:
                 threads, (spent, joules) = cell.threads, take(cell.threads)
@@ -159,9 +169,9 @@ def measured(cell: Cell, rung: Rung, train: TrainConfig, cells: Sequence[Cell], 
                 nearest = _nearest(cell, cells)
                 most = devices.default_threads()
                 start = nearest.used_threads if nearest else max(1, most // 4)
-                threads, (spent, joules) = _best_threads(take, start or most, most)
-    except Exception as error:
-        return replace(cell, skipped=(str(error).strip().splitlines() or [type(error).__name__])[0][:100])
+                threads, (spent, joules) = _best_threads(take, start or most, most, ends)
+    except Exception as error:  # its kind alone: the result may be given to others, and words may hold paths
+        return replace(cell, skipped=f"does not run here ({type(error).__name__})")
     pairs = cell.batch / spent
     return replace(cell, ms=spent * 1e3, pairs_per_second=pairs, peak_memory_bytes=peak.added, joules=joules,
                    used_threads=threads)  # fmt: skip
@@ -177,14 +187,14 @@ Taken = tuple[float, float | None]
 """Seconds of a step, and its joules where the machine counts them."""
 
 
-def _best_threads(take: Callable[[int], Taken], start: int, most: int) -> tuple[int, Taken]:
+def _best_threads(take: Callable[[int], Taken], start: int, most: int, ends: float = math.inf) -> tuple[int, Taken]:
     """Twice as many threads as long as that is faster; if it is not, half as many. A long step has too much to do."""
     taken = {start: take(start)}
     if taken[start][0] > LONG and start == most:
         return start, taken[start]
     best = start
     for scaled in (lambda threads: min(2 * threads, most), lambda threads: max(1, threads // 2)):
-        while (other := scaled(best)) not in taken:
+        while (other := scaled(best)) not in taken and time.perf_counter() < ends:
             taken[other] = take(other)
             if taken[other][0] < taken[best][0]:
                 best = other

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from lapclip.errors import first_line
 from lapclip.machine.devices import DTYPES, Device, fault_in_compiling, prepare
 from lapclip.machine.timing import timed
 from lapclip.model.kernels import Compute
@@ -72,7 +73,7 @@ def time_compiling(workshop: Workshop, setting: Setting, device: Device, before:
         after = statistics.median(contender.take() for _ in range(ROUNDS))
         wrong = compare(contender.answer(), right).fault(setting.dtype)
     except Exception as error:  # compilers have many ways to fail, and any of them means the same
-        fault = f"the step cannot be compiled here ({str(error).splitlines()[0][:100]})"
+        fault = f"the step cannot be compiled here ({first_line(error)})"
         return Compiling(how, 0.0, before, before, measured=False, fault=fault)
     fault = f"compiling is not used: {wrong}" if wrong else None
     return Compiling(how, cost, before, after, measured=True, fault=fault)
@@ -111,7 +112,7 @@ def predict_compiling(workshop: Workshop, setting: Setting, device: Device, befo
             try:
                 first, later = _time_block(block, x_BLD, device)
             except Exception as error:  # compilers have many ways to fail, and any of them means the same
-                return replace(nothing, fault=f"a block cannot be compiled here ({str(error).splitlines()[0][:100]})")
+                return replace(nothing, fault=f"a block cannot be compiled here ({first_line(error)})")
             seconds.append(later)
             cost += layers * first if compiled else 0.0
         saved += layers * (seconds[0] - seconds[1])

@@ -55,6 +55,8 @@ class Cell:
     joules: float | None = None
     fitted_ms: float | None = None
     skipped: str | None = None
+    too_large: bool = False
+    """Not run because its memory does not suffice, so that no fit may speak for it."""
 
     @property
     def contestant(self) -> Contestant:
@@ -114,7 +116,7 @@ def fitted(cells: Sequence[Cell], fits: Sequence[Fit]) -> list[Cell]:
     by_contestant = {one.contestant: one for one in fits}
     return [
         replace(cell, fitted_ms=by_contestant[cell.contestant].ms(cell.layers, cell.parameters, cell.work))
-        if cell.contestant in by_contestant
+        if cell.contestant in by_contestant and not cell.too_large
         else cell
         for cell in cells
     ]

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from lapclip import __version__
 from lapclip.config import AUTO, ModelConfig, TrainConfig
-from lapclip.errors import ConfigError
+from lapclip.errors import ConfigError, first_line
 from lapclip.machine.devices import DTYPES, Device
 from lapclip.machine.notebook import Notebook
 from lapclip.machine.timing import WORTH, in_turns
@@ -42,9 +42,19 @@ class Sizes:
 
 
 def choose_kernels(
-    model: ModelConfig, train: TrainConfig, caption_tokens: int, device: Device, *, anew: bool = False
+    model: ModelConfig,
+    train: TrainConfig,
+    caption_tokens: int,
+    device: Device,
+    *,
+    anew: bool = False,
+    keep: bool = True,
+    seconds: float = SECONDS,
 ) -> tuple[dict[str, str], dict[str, str]]:
-    """Settings of TrainConfig that are "auto", decided, and the reason for each; anew forgets earlier timings."""
+    """Settings of TrainConfig that are "auto", decided, and the reason for each.
+
+    Anew forgets earlier timings; keep remembers these; each comparison takes so many seconds at most.
+    """
     batch = min(train.batch_size, train.micro_batch or train.batch_size)
     patches = max(1, round((model.image_size // model.patch) ** 2 * (1 - train.patch_dropout)))
     image = Sizes(1 + patches, model.image_width, model.image_heads)
@@ -66,8 +76,9 @@ def choose_kernels(
             key = f"{name} {sizes} {device.key} lapclip {__version__}"
             choice = None if anew else _remembered(key, forms)
             if choice is None:
-                choice = _fastest(operation, batch, forms, train.dtype, device)
-                NOTEBOOK.write(key, choice)
+                choice = _fastest(operation, batch, forms, train.dtype, device, seconds)
+                if keep:
+                    NOTEBOOK.write(key, choice)
         choices[name], reasons[f"train.{name}"] = choice
     return choices, reasons
 
@@ -140,7 +151,9 @@ def _results(y: Tensor, *inputs: Tensor) -> list[Tensor]:
     return [y.detach(), *(part.grad for part in inputs if part.grad is not None)]
 
 
-def _fastest(operation: Operation, batch: int, forms: tuple[str, ...], dtype: str, device: Device) -> tuple[str, str]:
+def _fastest(
+    operation: Operation, batch: int, forms: tuple[str, ...], dtype: str, device: Device, seconds: float
+) -> tuple[str, str]:
     """The quickest form that computes the right thing, and why.
 
     The first form is torch's own, and is kept unless another is clearly faster. Others count only if their results and
@@ -157,13 +170,13 @@ def _fastest(operation: Operation, batch: int, forms: tuple[str, ...], dtype: st
             if error > TOLERANCE[dtype]:
                 rejected[form] = f"{form} is off by {error:.1e} here"
         except Exception as error:  # a library's own error: this machine cannot do it
-            rejected[form] = f"{form} does not run here ({str(error).strip().splitlines()[0][:80]})"
+            rejected[form] = f"{form} does not run here ({first_line(error)})"
     good = [form for form in others if form not in rejected]
     if not good:
         return own, "; ".join(rejected.values())
     run = operation(batch, device.torch, DTYPES[dtype])
     runs = {form: lambda form=form: run(form) for form in (own, *good)}
-    medians = in_turns(runs, device.synchronise, ROUNDS, SECONDS, least_rounds=2)
+    medians = in_turns(runs, device.synchronise, ROUNDS, seconds, least_rounds=2)
     best = min(good, key=medians.__getitem__)
     chosen, other = (best, own) if medians[own] > WORTH * medians[best] else (own, best)
     return chosen, f"{medians[chosen] * 1e3:.1f} ms against {medians[other] * 1e3:.1f} ms {other}, timed here"

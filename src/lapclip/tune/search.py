@@ -14,15 +14,16 @@ from typing import Any
 
 from lapclip.config import AUTO, Config, ModelConfig, TrainConfig
 from lapclip.data.batches import Batch
-from lapclip.errors import ConfigError, LapclipError
+from lapclip.errors import ConfigError, LapclipError, first_line
 from lapclip.machine import devices, facts
 from lapclip.machine.devices import DTYPES, Device
 from lapclip.machine.load import busy_cores
 from lapclip.machine.timing import WORTH
 from lapclip.train.fallback import MEMORY, cause_of, smaller
-from lapclip.train.memory import check_memory, predict_bytes
+from lapclip.train.memory import SHARE_OF_MEMORY, check_memory, predict_bytes
 from lapclip.tune.arithmetic import operations, quick_rate, step_products
 from lapclip.tune.compiling import predict_compiling, time_compiling
+from lapclip.tune.kernels import SECONDS as KERNEL_SECONDS
 from lapclip.tune.kernels import choose_kernels
 from lapclip.tune.measure import Setting, Workshop
 from lapclip.tune.notices import Tell
@@ -36,8 +37,6 @@ CERTAIN = 1.5
 """A setting whose products alone are measured to take this many times the best one's whole step is not tried."""
 TIME_TO_COMPILE = 300.0
 """Compiling takes a minute or two, so it is measured only with a budget of this many seconds, else predicted."""
-SHARE_OF_MEMORY = 0.8
-"""How much of the memory that is free a setting may be predicted to take."""
 
 
 @dataclass(frozen=True)
@@ -83,11 +82,12 @@ class Search:
         self._began, self._budget = time.perf_counter(), seconds
         self.times: dict[Setting, float] = {}
         self.rejected: list[dict[str, Any]] = []
+        self.warnings: list[str] = []
         self._reasons: dict[Setting, dict[str, str]] = {}
 
     def run(self) -> Tuning:
         """All stages. Something is always chosen: the first setting is timed whatever the budget."""
-        warnings = [warning] if (warning := busy_cores()) else []
+        self.warnings = [warning] if (warning := busy_cores()) else []
         for device, dtype, least in self._by_promise():
             self._enter(device, dtype, least)
         if not self.times:
@@ -106,7 +106,7 @@ class Search:
             rejected=self.rejected,
             tried=[{**asdict(setting), "ms": seconds * 1e3} for setting, seconds in self.times.items()],
             seconds=time.perf_counter() - self._began,
-            warnings=warnings,
+            warnings=self.warnings,
         )
 
     @property
@@ -132,7 +132,7 @@ class Search:
                     rate = quick_rate(self.products, device.torch, DTYPES[dtype], device.synchronise)
                     found.append((device, dtype, work / rate))
                 except Exception as error:  # a library's own error: this machine cannot do it
-                    self._reject(Setting(device.kind, dtype), f"does not compute here ({_first_line(error)})")
+                    self._reject(Setting(device.kind, dtype), f"does not compute here ({first_line(error)})")
         return sorted(found, key=lambda entry: entry[2])
 
     def _enter(self, device: Device, dtype: str, least: float, micro_batch: int | None = None) -> None:
@@ -154,7 +154,15 @@ class Search:
             self.tell(f"kernels, {setting.text()}")
             devices.prepare(device, setting.threads)
             asked = replace(self.train, dtype=dtype, micro_batch=micro_batch)
-            forms, why_forms = choose_kernels(self.model, asked, self.caption_tokens, device, anew=not self._briefly)
+            forms, why_forms = choose_kernels(
+                self.model,
+                asked,
+                self.caption_tokens,
+                device,
+                anew=not self._briefly,
+                keep=not self.warnings,
+                seconds=max(0.0, min(KERNEL_SECONDS, self.left / 10)),
+            )
             # Some forms take more memory than others.
             asked = replace(asked, **forms, micro_batch=self.train.micro_batch or micro_batch)
             check_memory(self.model, asked, self.caption_tokens, device)
@@ -180,7 +188,7 @@ class Search:
         half = smaller(setting.applied(self.train))
         if cause_of(error) == MEMORY and half and not self.train.micro_batch:
             return self._enter(device, setting.dtype, least, half)
-        return self._reject(setting, f"does not run here ({_first_line(error)})")
+        return self._reject(setting, f"does not run here ({first_line(error)})")
 
     def _race(self, setting: Setting) -> None:
         """Real steps, until there are enough or the setting is clearly behind."""
@@ -240,7 +248,7 @@ class Search:
             try:
                 self._race(other)
             except Exception as error:
-                self._reject(other, f"does not run here ({_first_line(error)})")
+                self._reject(other, f"does not run here ({first_line(error)})")
             rivals |= {_threads(threads): seconds for setting, _, seconds in self._known() if setting == other}
             if self.times.get(other, float("inf")) * WORTH < self.times[best]:
                 best = other
@@ -336,7 +344,3 @@ def _threads(count: int) -> str:
 
 def _ms(seconds: float) -> str:
     return f"{seconds * 1e3:.1f} ms"
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:100]

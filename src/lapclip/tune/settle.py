@@ -12,6 +12,7 @@ from lapclip.data.batches import Batch, BatchPlan
 from lapclip.machine import devices
 from lapclip.machine.devices import DTYPES, Device
 from lapclip.machine.facts import logical_cores
+from lapclip.machine.load import busy_cores
 from lapclip.machine.notebook import Notebook
 from lapclip.train.memory import check_memory, largest_micro_batch
 from lapclip.tune.arithmetic import operations, quick_rate, step_products
@@ -51,10 +52,12 @@ def settle(config: Config, plan: BatchPlan, longest_caption: int, tell: Tell) ->
         asked = replace(config.train, **{**asdict(tuning.setting), "micro_batch": config.train.micro_batch})
         why = "; tuned before" if recalled else "".join(f"; {warning}" for warning in tuning.warnings)
         reasons = {f"train.{name}": f"{text}{why}" for name, text in tuning.reasons.items()}
-        if recalled:  # less memory may be free than there was
-            micro_batch, reasons["train.micro_batch"] = fitting_micro_batch(
-                config.model, asked, longest_caption, device
-            )
+        # Again: less memory may be free than there was, and other batches have longer captions.
+        micro_batch, why_micro_batch = fitting_micro_batch(config.model, asked, longest_caption, device)
+        if recalled or (micro_batch or config.train.batch_size) < (
+            tuning.setting.micro_batch or config.train.batch_size
+        ):
+            reasons["train.micro_batch"] = why_micro_batch
         else:
             micro_batch = tuning.setting.micro_batch
         config = replace(config, train=replace(asked, micro_batch=micro_batch))
@@ -86,7 +89,8 @@ def settle_plainly(config: Config, batch: Batch, longest_caption: int) -> tuple[
     how, reasons["train.compile"] = devices.choose_compile(train.compile, device)
     dtype = "float32" if train.dtype == AUTO else train.dtype
     settled = replace(train, device=device.kind, threads=threads, dtype=dtype, compile=how)
-    forms, why_forms = choose_kernels(config.model, settled, batch.tokens_BL.shape[1], device)
+    quiet = busy_cores() is None
+    forms, why_forms = choose_kernels(config.model, settled, batch.tokens_BL.shape[1], device, keep=quiet)
     settled = replace(settled, **forms)
     check_memory(config.model, settled, longest_caption, device)  # again: some forms take more than others
     return replace(config, train=settled), device, reasons | why_forms

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import psutil
@@ -58,10 +58,6 @@ class Bench:
         """A step of some model on some device, sent there in the fastest known way."""
         rehearsal = Rehearsal(make_workload(shape, batch, device, compile="auto"), device)
         return step_seconds(rehearsal.repeated(), device, self.turns + 1, warm_up=1 if device.is_cpu else 5)
-
-    def one_block(self) -> ModelConfig:
-        """The published model with one block a tower."""
-        return replace(self.shape, image_layers=1, text_layers=1)
 
     def _check_room(self) -> None:
         """Twelve bytes a parameter and the gradients, and about as much again for activations at this batch."""

@@ -12,11 +12,15 @@ from dataclasses import asdict
 from typing import Any
 
 from lapclip.config import ModelConfig
+from lapclip.errors import first_line
 from lapclip.machine.devices import Device
 from lapclip.model.zoo import SHAPES
 from lapclip.tune.microscope import copies, held, layouts, loading, precisions, products, steps
+from lapclip.tune.microscope.words import lines
 from lapclip.tune.microscope.workload import Rehearsal, make_workload
 from lapclip.tune.notices import Notice
+
+__all__ = ["examine", "lines"]
 
 BATCH = 32
 
@@ -63,49 +67,13 @@ def examine(
     for number, (key, (what, look)) in enumerate(looks.items()):
         if progress:
             progress(number, len(looks), what)
-        found[key] = look()
+        try:
+            found[key] = look()
+        except Exception as error:  # one look that fails is no reason to lose the others
+            found[key] = {"error": first_line(error)}
     if progress:
         progress(len(looks), len(looks), "")
     return found
-
-
-def lines(found: dict[str, Any]) -> list[str]:
-    """What `examine` found, for people."""
-    product, many, rates, memory = found["product"], found["products"], found["copies"], found["memory"]
-    phases, threads = found["phases"]["seconds"], found["threads"]["seconds"]
-    total = sum(phases.values())
-    best = min(threads, key=threads.__getitem__)
-    parts = ("process", "parameters", "gradients", "optimizer", "activations", "rest")
-    result = [
-        f"{product['size']}x{product['size']} product   {product['total_ms']:.3f} ms: allocate "
-        f"{product['allocate_ms']:.3f}, launch {product['launch_ms']:.3f}, arithmetic {product['arithmetic_ms']:.3f}, "
-        f"wait {product['synchronise_ms']:.3f}; the first call {product['first_call_ms']:.1f} more",
-        f"{many['count']} products      {many['seconds'] * 1e3:.1f} ms, {many['gflops']:,.0f} GFLOP/s",
-        "copies            "
-        + ", ".join(f"{_words(name)} {rate / 1e9:.1f} GB/s" for name, rate in rates.items() if rate),
-        f"a batch of {found['batch']:<6} {total * 1e3:.0f} ms: "
-        + ", ".join(f"{name} {spent / total:.0%}" for name, spent in phases.items()),
-        f"memory of a step  {memory['peak'] / 1e6:,.0f} MB: "
-        + ", ".join(f"{name} {memory[name] / 1e6:,.0f}" for name in parts),
-        "cores in use      " + " ".join(f"{share:.0%}" for share in found["cores"]["cores"]),
-        "threads           "
-        + ", ".join(f"{count}: {spent * 1e3:.0f} ms" for count, spent in threads.items())
-        + f"; best {best}",
-        "loading           "
-        + ", ".join(
-            f"{name} {way['seconds'] * 1e3:.0f} ms (first batch {way['start_seconds'] * 1e3:.0f})"
-            for name, way in found["loaders"].items()
-        ),
-        f"layout            contiguous {found['layouts']['contiguous_ms']:.1f} ms, permuted "
-        f"{found['layouts']['permuted_ms']:.1f} ms",
-    ]
-    for name, precision in found["precisions"].items():
-        figures = precision["error"] or (
-            f"{precision['seconds'] * 1e3:.0f} ms a step, loss {precision['losses'][0]:.2f} to "
-            f"{precision['final_loss']:.2f} in {len(precision['losses'])} steps, {precision['spikes']} spikes"
-        )
-        result.append(f"{name:<18}{figures}")
-    return result
 
 
 def _each(records: dict[str, Any]) -> dict[str, Any]:
@@ -114,7 +82,3 @@ def _each(records: dict[str, Any]) -> dict[str, Any]:
         name: asdict(record) | {key: getattr(record, key) for key in more if hasattr(record, key)}
         for name, record in records.items()
     }
-
-
-def _words(name: str) -> str:
-    return name.replace("_", " ")

@@ -139,8 +139,9 @@ def measure(workload: Workload, device: Device, before: Callable[[], object] = l
     small()
     del small
     gc.collect()
-    process = facts.memory_bytes() if device.is_cpu else 0
+    device.release_memory()  # what the small model left would be used again, and counted for nobody
     before()
+    process = facts.memory_bytes() if device.is_cpu else device.peak_memory_bytes()
     rehearsal = Rehearsal(workload, device)
     step = rehearsal.step
     assert isinstance(step, TrainStep), "a recorded step has no inside"

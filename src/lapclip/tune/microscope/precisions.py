@@ -6,6 +6,7 @@ import statistics
 from dataclasses import dataclass
 
 from lapclip.config import ModelConfig
+from lapclip.errors import first_line
 from lapclip.machine.devices import DTYPES, Device
 from lapclip.machine.timing import in_turns
 from lapclip.tune.microscope.workload import Rehearsal, make_workload
@@ -48,7 +49,7 @@ def precisions(
             losses[dtype] = tuple(rehearsal().loss for _ in range(steps))
             ready[dtype] = rehearsal.repeated()
         except (RuntimeError, NotImplementedError) as error:  # torch's own: this device has not got it
-            faults[dtype] = str(error).strip().splitlines()[0][:120]
+            faults[dtype] = first_line(error)
     seconds = in_turns(ready, device.synchronise, rounds)
     measured = {name: Precision(seconds[name], losses[name], spikes(losses[name])) for name in ready}
     return measured | {name: Precision(0.0, (), 0, error) for name, error in faults.items()}
