@@ -1,4 +1,7 @@
-"""Writes docs/commands.md from the help texts and docs/settings.md from config.py; a test checks both."""
+"""Writes docs/commands.md from the help texts, docs/settings.md from config.py and docs/doctor.md from the findings.
+
+A test checks that they are fresh.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ from pathlib import Path
 
 from lapclip import config
 from lapclip.cli import app
+from lapclip.insight.findings import CHECKS
 
 HERE = Path(__file__).parent
 
@@ -57,7 +61,45 @@ def _meanings(kind: type) -> dict[str, str]:
     return found
 
 
-PAGES = {"commands.md": commands, "settings.md": settings}
+def doctor() -> str:
+    """What `lapclip doctor` looks for, as the checks say it."""
+    return f"""\
+<!-- Made by docs/generate.py from src/lapclip/insight/findings; edit that. -->
+
+# What `lapclip doctor` looks for
+
+`lapclip doctor` reads the events of the newest run, `lapclip doctor RUN` those of another, before, during and after
+training. Each finding comes with the figures that show it and a next step, usually a command; `lapclip watch` shows the
+same findings as alarms. With no run here it checks the machine instead, as `lapclip machine` does.
+
+An alarm needs a hand now, a warning costs quality or time, a note is good to know. Nothing is said before there is
+enough to go by: what is too early to tell, or was not recorded, is listed as not checked. The thresholds, with the
+reason for each, are at the top of the files in `src/lapclip/insight/findings`.
+
+| id | severity | what it says | when it counts |
+|---|---|---|---|
+{chr(10).join(f"| `{check.id}` | {check.severity} | {check.title} | {check.counts} |" for check in CHECKS)}
+
+For scripts, `lapclip doctor --json` prints one object: `run` (null where there is none), `findings`, a list of objects
+with `id`, `severity`, `title`, `evidence` and `next`, the gravest first, and `checked`, the ids of what was looked for.
+The exit status is 0 with and without findings.
+
+In Python, without torch:
+
+```python
+from lapclip.insight.findings import findings
+from lapclip.insight.following import Following
+from lapclip.records.runs import find_run
+
+following = Following(find_run("first-run").events)
+following.refresh()
+for finding in findings(following.summary):
+    print(finding.severity, finding.title, finding.evidence, finding.next, sep="\\n")
+```
+"""
+
+
+PAGES = {"commands.md": commands, "settings.md": settings, "doctor.md": doctor}
 
 if __name__ == "__main__":
     folder = Path(sys.argv[1]) if len(sys.argv) > 1 else HERE

@@ -76,6 +76,9 @@ def test_events_are_named_as_the_contract_says(here: Path) -> None:
     assert started["devices"] == {"image": "cpu", "text": "cpu"}
     assert started["machine"]["cores"] >= 1
     assert {"config", "reasons", "versions", "commit", "parameters"} <= started.keys()
+    assert started["tuned_seconds"] is None
+    assert started["memory_limit_bytes"] > 1e8
+    assert started["captions"]["train"] == {"captions": 256, "distinct": 256, "told_apart": 1.0}
     first = events("step")[0]
     assert first.keys() >= {"v", "time", "step", "epoch", "loss", "t2i_accuracy", "i2t_accuracy", "logit_scale"}
     assert first.keys() >= {"temperature", "lr", "grad_norm", "grad_norms", "seconds"}
@@ -361,7 +364,7 @@ def test_minutes_count_the_cheap_part_at_its_own_price(
     data = load_scenes(config.data, 32)
     config, tokenizer = preparing.fit_vocabulary(config, data)
     plan = BatchPlan(data.train, tokenizer, 77, 16, 0)
-    config, device, _ = preparing.settle(config, plan, 40, lambda text: None)
+    config, device, *_ = preparing.settle(config, plan, 40, lambda text: None)
 
     def price(step, plan, number, device) -> float:
         return 1.0 if step.inputs(plan.batch(1), number).side == 16 else 3.0

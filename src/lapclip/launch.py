@@ -82,11 +82,12 @@ def start(
     except KeyboardInterrupt:
         raise KeyboardInterrupt("Interrupted before the run began: there is nothing to resume.") from None
     about = {"format": FORMAT, "recipe": recipe, "lapclip": __version__, "data_fingerprint": ready.data.fingerprint}
+    about |= {} if ready.tuned_seconds is None else {"tuned_seconds": ready.tuned_seconds}
     settled = {"run": about, **asdict(ready.config), "reasons": ready.reasons}
     run = create_run(name, recipe, settled, hooks.reserved)
     with at_work(run, ready.config.work), Signals() as signals, _recording(run, hooks, ready.config) as log:
         training = assemble(run, ready.config, ready.data, ready.device, ready.built, log)
-        log.append(_started(training, ready.reasons, [*ready.notes, *competitors()]))
+        log.append(_started(training, ready.reasons, [*ready.notes, *competitors()], ready.tuned_seconds))
         del ready  # so that what a fallback replaces is gone
         return work(training, signals, began)
 
@@ -109,7 +110,8 @@ def resume(name: str | None, hooks: Hooks = Hooks()) -> Outcome:
             del built  # so that what a fallback replaces is gone
             skipped = restore(training)
             if skipped is None:
-                log.append(_started(training, saved["reasons"], []))  # killed before its first step: it starts again
+                # Killed before its first step: it starts again.
+                log.append(_started(training, saved["reasons"], [], saved["run"].get("tuned_seconds")))
             else:
                 log.append(_resumed(training, skipped))
             return work(training, signals, began)
@@ -268,7 +270,11 @@ def _resumed(training: Training, skipped: list[str]) -> events.Resumed:
     )
 
 
-def _started(training: Training, reasons: dict[str, str], notes: list[str]) -> events.Started:
+def _started(
+    training: Training, reasons: dict[str, str], notes: list[str], tuned_seconds: float | None
+) -> events.Started:
+    device = training.device
+    held = facts.memory_bytes() if device.is_cpu else device.peak_memory_bytes()
     return events.Started(
         notes=notes,
         config=asdict(training.config),
@@ -280,7 +286,10 @@ def _started(training: Training, reasons: dict[str, str], notes: list[str]) -> e
         steps=training.steps,
         steps_per_epoch=training.plan.steps_per_epoch,
         pairs={split: len(pairs) for split, pairs in training.data.splits.items()},
+        captions={split: pairs.repeats() for split, pairs in training.data.splits.items()},
         parameters=count_parameters(training.step.model),
+        tuned_seconds=tuned_seconds,
+        memory_limit_bytes=held + device.free_bytes(),
     )
 
 

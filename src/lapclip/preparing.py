@@ -52,6 +52,8 @@ class Ready:
     built: tuple[AnyStep, Embedder]
     reasons: dict[str, str]
     notes: list[str]
+    tuned_seconds: float | None
+    """What a step took when the settings were chosen, where one was timed."""
 
 
 def prepare(recipe: str, settings: list[str], minutes: float | None, hooks: Hooks) -> Ready:
@@ -71,7 +73,7 @@ def prepare(recipe: str, settings: list[str], minutes: float | None, hooks: Hook
     with memory_explained(config):
         longest = longest_caption(config, data, tokenizer)
         plan = make_plan(config, data, tokenizer)
-        config, device, reasons = settle(config, plan, longest, hooks.tuning_progress)
+        config, device, reasons, tuned_seconds = settle(config, plan, longest, hooks.tuning_progress)
         if config.train.minutes:
             config, why_steps = fill_minutes(config, data, tokenizer, device)
         device.release_memory()
@@ -79,7 +81,7 @@ def prepare(recipe: str, settings: list[str], minutes: float | None, hooks: Hook
         built = build(config, tokenizer, device)
     reasons["train.steps"] = why_steps
     notes = [reasons["train.compile"]] if asked not in (AUTO, config.train.compile) else []
-    return Ready(config, data, device, built, reasons, [*notes, *device.warnings()])
+    return Ready(config, data, device, built, reasons, [*notes, *device.warnings()], tuned_seconds)
 
 
 def longest_caption(config: Config, data: DataSet, tokenizer: CharacterTokenizer) -> int:

@@ -4,7 +4,14 @@ import numpy as np
 import pytest
 
 from lapclip.evaluate import retrieval as module
-from lapclip.evaluate.retrieval import batch_accuracy, bootstrap_interval, caption_ranks, picture_ranks, retrieval
+from lapclip.evaluate.retrieval import (
+    batch_accuracy,
+    bootstrap_interval,
+    caption_ranks,
+    picture_ranks,
+    retrieval,
+    similarities,
+)
 
 
 def unit(rows: np.ndarray) -> np.ndarray:
@@ -30,6 +37,29 @@ def test_a_collapsed_model_finds_nothing() -> None:
     same = np.ones((20, 4)) / 2
     scores = retrieval(same, same, np.arange(20))
     assert scores["t2i_r10"] == scores["i2t_r10"] == 0.0
+
+
+def test_similarities_are_those_of_the_whole_matrix() -> None:
+    images, texts, owner = noisy_pairs(23, 0.7, 3)
+    all_pairs = images @ texts.T
+    two_pictures = (images @ images.T)[~np.eye(23, dtype=bool)]
+    two_captions = (texts @ texts.T)[~np.eye(69, dtype=bool)]
+    found = similarities(images.astype(np.float32), texts.astype(np.float32), owner)
+    assert found == pytest.approx(
+        {
+            "own": np.mean([all_pairs[mine, caption] for caption, mine in enumerate(owner)]),
+            "mean": all_pairs.mean(),
+            "spread": all_pairs.std(),
+            "pictures": two_pictures.mean(),
+            "captions": two_captions.mean(),
+        },
+        abs=1e-6,
+    )
+    same = np.ones((20, 4)) / 2
+    assert similarities(same, same, np.arange(20)) == {
+        "own": 1.0, "mean": 1.0, "spread": 0.0, "pictures": 1.0, "captions": 1.0
+    }  # fmt: skip
+    assert retrieval(images, texts, owner)["similarities"].keys() == found.keys()
 
 
 def test_recall_agrees_with_sorting_every_candidate(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,7 @@ from lapclip.errors import ConfigError
 from lapclip.machine import devices, load
 from lapclip.model import kernels, transformer
 from lapclip.model.zoo import SHAPES
+from lapclip.records.runs import find_run
 from lapclip.tune import search, settle
 from lapclip.tune.compiling import Compiling
 from lapclip.tune.measure import Setting, Workshop
@@ -210,6 +211,8 @@ def test_training_takes_what_tuning_found(here: Path) -> None:
     for name in ("device", "dtype", "threads", "compile", "micro_batch", "image_attention", "linear"):
         assert train[name] == found["choices"][name]
     assert started["reasons"]["train.dtype"].endswith("; tuned before")
+    assert started["tuned_seconds"] == pytest.approx(16 / found["pairs_per_second"])
+    assert find_run("run").read_settings()["run"]["tuned_seconds"] == started["tuned_seconds"]
     overridden = launch.start("first-run", [*SMALL_RUN, "train.dtype=float32"], name="other")
     assert overridden.state == "finished"
     assert '"dtype":"float32"' in (here / "runs/other/events.jsonl").read_text().splitlines()[0]

@@ -12,6 +12,7 @@ from cyclopts.exceptions import CycloptsError
 from lapclip import __version__
 from lapclip.cli.claims import claims
 from lapclip.cli.comparing import compare
+from lapclip.cli.doctor import doctor
 from lapclip.cli.machine import machine
 from lapclip.cli.models import model
 from lapclip.cli.report import report
@@ -35,6 +36,7 @@ app.command(stop, sort_key=3)
 app.command(runs, sort_key=4)
 app.command(evaluate, name="eval", sort_key=5)
 app.command(report, sort_key=6)
+app.command(doctor, sort_key=6)
 app.command(machine, sort_key=7)
 app.command(tune, sort_key=8)
 app.command(compare, sort_key=9)

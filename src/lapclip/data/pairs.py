@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -17,6 +18,15 @@ class Pairs:
 
     def __len__(self) -> int:
         return len(self.captions)
+
+    def repeats(self) -> dict[str, float]:
+        """How many captions there are, how many different ones, and the share of pictures with one of their own.
+
+        Captions that pictures share set ceilings: of those with the same words only one can find its own picture.
+        """
+        pictures = Counter(caption for options in self.captions for caption in set(options))
+        own = sum(any(pictures[caption] == 1 for caption in options) for options in self.captions)
+        return {"captions": pictures.total(), "distinct": len(pictures), "told_apart": own / max(1, len(self))}
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,31 @@ def retrieval(image_NE: np.ndarray, text_ME: np.ndarray, picture_M: np.ndarray) 
     for rank in RANKS:
         scores[f"i2t_r{rank}"] = float(np.mean(i2t_N < rank))
         intervals[f"i2t_r{rank}"] = bootstrap_interval((i2t_N < rank).astype(float), np.ones(len(i2t_N)))
-    return {**scores, "chance": 1 / len(image_NE), "intervals": intervals}
+    similar = similarities(image_NE, text_ME, picture_M)
+    return {**scores, "chance": 1 / len(image_NE), "intervals": intervals, "similarities": similar}
+
+
+def similarities(image_NE: np.ndarray, text_ME: np.ndarray, picture_M: np.ndarray) -> dict[str, float]:
+    """How alike embeddings are: true pairs, any picture and caption with their spread, any two pictures or captions.
+
+    From sums over pictures and captions alone, so that large sets need no matrix of all similarities.
+    """
+    image_NE, text_ME = image_NE.astype(np.float64), text_ME.astype(np.float64)
+    mean = float(image_NE.mean(axis=0) @ text_ME.mean(axis=0))
+    square = float(((image_NE.T @ image_NE) * (text_ME.T @ text_ME)).sum()) / (len(image_NE) * len(text_ME))
+    return {
+        "own": float(np.einsum("me,me->m", image_NE[picture_M], text_ME).mean()),
+        "mean": mean,
+        "spread": max(0.0, square - mean**2) ** 0.5,
+        "pictures": _mean_of_two(image_NE),
+        "captions": _mean_of_two(text_ME),
+    }
+
+
+def _mean_of_two(rows_NE: np.ndarray) -> float:
+    """The mean similarity of two different rows of unit length."""
+    count, total_E = len(rows_NE), rows_NE.sum(axis=0)
+    return float(total_E @ total_E - count) / max(1, count * (count - 1))
 
 
 def caption_ranks(image_NE: np.ndarray, text_ME: np.ndarray, picture_M: np.ndarray) -> np.ndarray:

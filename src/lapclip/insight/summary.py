@@ -39,6 +39,8 @@ class Summary:
     resumes: list[dict[str, Any]] = field(default_factory=list)
     ending: dict[str, Any] = field(default_factory=dict)
     """The event that ended the run, if it has ended."""
+    paused: dict[str, Any] = field(default_factory=dict)
+    """The event that paused it, while nothing has happened since."""
     step: int = 0
     elapsed: float = 0.0
     pauses: list[tuple[float, float]] = field(default_factory=list)
@@ -160,6 +162,7 @@ def summarise(events: Iterable[dict[str, Any]]) -> Summary:
     lists: dict[str, list[dict[str, Any]]] = {"fell_back": [], "resumed": [], "sensors": []}
     started: dict[str, Any] = {}
     ending: dict[str, Any] = {}
+    paused: dict[str, Any] = {}
     elapsed, before, latest, process = 0.0, None, 0, 0
     step_before: tuple[float, float] | None = None
     rested = False
@@ -178,6 +181,10 @@ def summarise(events: Iterable[dict[str, Any]]) -> Summary:
             elapsed += passed
             before = time
         known = {**event, "elapsed": elapsed, "process": process}
+        if kind == "paused":
+            paused = known
+        elif kind in ("went_on", "started", "resumed", "step", *ENDINGS):
+            paused = {}
         if kind == "started":
             started = known
         elif kind in ENDINGS:
@@ -208,6 +215,7 @@ def summarise(events: Iterable[dict[str, Any]]) -> Summary:
         fallbacks=lists["fell_back"],
         resumes=lists["resumed"],
         ending=ending,
+        paused=paused,
         step=latest,
         elapsed=elapsed,
         pauses=pauses,

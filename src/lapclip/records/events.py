@@ -48,7 +48,14 @@ class Started(Event):
     steps: int
     steps_per_epoch: int
     pairs: dict[str, int]
+    captions: dict[str, dict[str, float]]
+    """For each split how many `captions`, how many `distinct` ones, and `told_apart`: the share of pictures with a
+    caption that no other has."""
     parameters: int
+    tuned_seconds: float | None
+    """What a step took when the settings were chosen; None where none was timed."""
+    memory_limit_bytes: int
+    """What the run can have where it trains: what it held at the start and what was free beside it."""
     notes: list[str]
     """What was asked for and could not be had, in words."""
 

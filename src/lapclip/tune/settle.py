@@ -32,8 +32,10 @@ TUNED = ("device", "dtype", "threads")
 """Settings that are worth a tuning when one of them is "auto"."""
 
 
-def settle(config: Config, plan: BatchPlan, longest_caption: int, tell: Tell) -> tuple[Config, Device, dict[str, str]]:
-    """The configuration with nothing "auto" left, the device, and the reason for each choice."""
+def settle(
+    config: Config, plan: BatchPlan, longest_caption: int, tell: Tell
+) -> tuple[Config, Device, dict[str, str], float | None]:
+    """The configuration with nothing "auto" left, the device, the reason for each choice, a step's time if known."""
     refuse_what_cannot_fit(config, longest_caption)
     batch = plan.batch(1)
     seconds = seconds_to_spend(config, batch) if _wants_tuning(config.train) else 0.0
@@ -61,11 +63,9 @@ def settle(config: Config, plan: BatchPlan, longest_caption: int, tell: Tell) ->
         else:
             micro_batch = tuning.setting.micro_batch
         config = replace(config, train=replace(asked, micro_batch=micro_batch))
-    loaders, reason = choose_loader_threads(
-        config.train.loader_threads, plan, tuning.seconds_a_step if tuning else None
-    )
-    reasons["train.loader_threads"] = reason
-    return replace_in(config, "train", loader_threads=loaders), device, reasons
+    timed = tuning.seconds_a_step if tuning else None
+    loaders, reasons["train.loader_threads"] = choose_loader_threads(config.train.loader_threads, plan, timed)
+    return replace_in(config, "train", loader_threads=loaders), device, reasons, timed
 
 
 def refuse_what_cannot_fit(config: Config, longest_caption: int) -> None:

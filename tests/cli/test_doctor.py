@@ -1,0 +1,65 @@
+"""`lapclip doctor`, as a person or a script meets it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from ..conftest import SMALL, lapclip, set_flags
+
+
+def test_a_run_that_does_not_learn_is_told_in_words_with_the_next_command(here: Path) -> None:
+    faulty = set_flags(*SMALL, "train.learning_rate=0", "train.steps=32")
+    assert lapclip("train", "--name", "dull", *faulty).returncode == 0
+    done = lapclip("doctor")
+    assert done.returncode == 0
+    for words in (
+        "dull, finished, step 32 of 32",
+        "The loss is that of guessing",
+        "ln(16) = 2.77",
+        "train --recipe first-run --set train.learning_rate=0.0005",
+        "Looked for: ",
+        "Not checked, because it is too early or was not recorded",
+    ):
+        assert words in done.stdout
+    assert done.stdout.index("alarm") < done.stdout.index("note ")  # the small batch is good to know
+    result = json.loads(lapclip("doctor", "dull", "--json").stdout)
+    assert result.keys() == {"run", "findings", "checked"}
+    assert Path(result["run"]) == Path("runs/dull")
+    assert [finding["id"] for finding in result["findings"]] == ["stuck-loss", "small-batch"]
+    assert all(each.keys() == {"id", "severity", "title", "evidence", "next"} for each in result["findings"])
+    assert {"stuck-loss", "not-a-number", "small-batch"} <= set(result["checked"])
+    assert "slower-than-tuned" not in result["checked"]
+
+
+def test_with_no_run_the_machine_is_checked_in_the_same_form(here: Path) -> None:
+    done = lapclip("doctor", "--json")
+    result = json.loads(done.stdout)
+    assert done.returncode == 0
+    assert result["run"] is None
+    assert {"machine-python", "machine-torch", "machine-accelerator"} <= set(result["checked"])
+    assert {finding["id"] for finding in result["findings"]} <= set(result["checked"])
+    assert "No runs here yet, so this is about the machine." in lapclip("doctor").stdout
+
+
+def test_a_run_that_is_not_there_is_an_error(here: Path) -> None:
+    done = lapclip("doctor", "nothing")
+    assert done.returncode == 2
+    assert "No run called nothing" in done.stderr
+
+
+def test_a_run_without_events_has_nothing_to_find_but_that_it_died(here: Path) -> None:
+    folder = here / "runs" / "empty"
+    folder.mkdir(parents=True)
+    (folder / "run.toml").write_text("")
+    result = json.loads(lapclip("doctor", "--json").stdout)
+    assert [finding["id"] for finding in result["findings"]] == ["died"]
+
+
+def test_examining_a_run_never_loads_torch(here: Path) -> None:
+    (here / "runs" / "empty").mkdir(parents=True)
+    (here / "runs" / "empty" / "run.toml").write_text("")
+    program = "import sys; from lapclip.cli.doctor import doctor; doctor(); sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], capture_output=True).returncode == 0
