@@ -1,0 +1,229 @@
+"""One run as it goes on, read once for all tabs that show it, and sent as server-sent events.
+
+A stream begins with the events that are kept (of a long run not every step), goes on with each new one, and ends with
+the run. Reading takes a hundredth of a core at most: the longer it takes, the rarer it is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Iterable
+from typing import Any
+
+from lapclip.insight.following import Following
+from lapclip.records.runs import Run
+from lapclip.watch.web.listing import Standing, run_named
+from lapclip.watch.web.snapshot import insight, snapshot
+
+SHARE = 0.01
+"""Of a core, for reading a run."""
+LEAST_PAUSE, LONGEST_PAUSE = 0.5, 10.0
+STEPS_AT_ONCE = 25
+"""Of more new steps than this, some are left out: a tab has to draw them."""
+RECENT = 500
+"""New events that are kept for streams that go on where they were cut off."""
+QUIET = 15.0
+"""Seconds after which a silent stream says that it is still there."""
+LOOK = 30.0
+"""Seconds between two looks at what else is at work on this machine."""
+IDLE_FEEDS = 2
+RESTART = b"event: restart\ndata: {}\n\n"
+
+_generations = itertools.count(time.time_ns())
+
+
+class Feed:
+    """One run, read for all who watch it."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self.streams = 0
+        self.used = time.monotonic()
+        self.gone = False
+        self.row: dict[str, Any] = {}
+        self.generation = next(_generations)
+        """Another number after the run was replaced, and after this server began again."""
+        self.count = 0
+        self._following = Following(run.events)
+        self._standing = Standing(run)
+        self._recent: deque[tuple[int, dict[str, Any]]] = deque(maxlen=RECENT)
+        self._first: dict[str, Any] | None = None
+        self._kept: list[dict[str, Any]] = []
+        self._kept_count = 0
+        self._lock = asyncio.Lock()
+        self._next_read = self._next_picture = self._next_look = 0.0
+        self._around: Any = None
+        self._picture: tuple[str, bytes] = ("", b"")
+
+    @property
+    def pause(self) -> float:
+        """Seconds until it is worth to look again."""
+        return max(0.05, self._next_read - time.monotonic())
+
+    @property
+    def position(self) -> str:
+        """What has been read so far, for a stream that goes on from here."""
+        return f"{self.generation:x}-{self.count}"
+
+    @property
+    def ended(self) -> bool:
+        return self.row.get("state") not in ("starting", "running")
+
+    async def refresh(self) -> None:
+        """Read what is new, unless that was done just now."""
+        async with self._lock:
+            if time.monotonic() >= self._next_read:
+                began = time.monotonic()
+                self._take(*await asyncio.to_thread(self._read))
+                now = time.monotonic()
+                self._next_read = now + min(LONGEST_PAUSE, max(LEAST_PAUSE, (now - began) / SHARE))
+
+    async def picture(self) -> tuple[str, bytes]:
+        """The run as figures, encoded, with a tag that changes when they do. Made once for all who ask."""
+        await self.refresh()
+        async with self._lock:
+            tag = f"{self.position}-{self.row['state']}-{bool(self.row['paused'])}"
+            if self.ended and self._picture[0] != tag:
+                self._next_look = 0.0  # its state is part of what stands around it
+            due = time.monotonic() >= self._next_picture or self.ended
+            if not self._picture[0] or (tag != self._picture[0] and due):
+                self._picture = await asyncio.to_thread(self._draw, tag)
+            return self._picture
+
+    async def stream(self, position: str | None, closing: asyncio.Event) -> AsyncIterator[bytes]:
+        """The events after a position, or all that are kept; then each new one."""
+        self.streams += 1
+        try:
+            await self.refresh()
+            generation, sent = self._place(position)
+            if position and generation is None:
+                yield RESTART
+            quiet_since = time.monotonic()
+            while not closing.is_set():
+                if generation != self.generation:
+                    if generation is not None:
+                        yield RESTART
+                    generation, sent, kept = self.generation, self.count, self._kept[: self._kept_count]
+                    for first in range(0, len(kept), 200):
+                        yield b"".join(map(_message, kept[first : first + 200]))
+                if new := [(number, event) for number, event in self._recent if number > sent]:
+                    sent = new[-1][0]
+                    quiet_since = time.monotonic()
+                    yield b"".join(_message(event, f"{generation:x}-{number}") for number, event in new)
+                if self.gone or self.ended:
+                    kind = "gone" if self.gone else "end"
+                    yield f"event: {kind}\ndata: {to_json({'state': self.row.get('state')})}\n\n".encode()
+                    return
+                if time.monotonic() - quiet_since > QUIET:
+                    quiet_since = time.monotonic()
+                    yield b": still here\n\n"
+                await wait(closing, self.pause)
+                await self.refresh()
+        finally:
+            self.streams -= 1
+            self.used = time.monotonic()
+
+    def _place(self, position: str | None) -> tuple[int | None, int]:
+        """Where a stream goes on, if that is known here and nothing in between has been forgotten."""
+        try:
+            generation, number = (position or "").split("-")
+            sent = int(number)
+            oldest = self._recent[0][0] if self._recent else self.count + 1
+            if int(generation, 16) == self.generation and oldest - 1 <= sent <= self.count:
+                return self.generation, sent
+        except ValueError:
+            pass
+        return None, 0
+
+    def _read(self) -> tuple[bool, dict[str, Any], list[dict[str, Any]]]:
+        """The state first: when it says that the run has ended, its last events are in the file."""
+        return run_named(self.run.name) is None, self._standing.refresh(), self._following.refresh()
+
+    def _take(self, gone: bool, row: dict[str, Any], new: list[dict[str, Any]]) -> None:
+        """What was read becomes what streams see, in one go."""
+        self.gone, self.row, kept = gone, row, self._following.events
+        if self._first is not None and (not kept or kept[0] is not self._first):  # another file in its place
+            self.generation, self.count = next(_generations), 0
+            self._recent.clear()
+        self._first = kept[0] if kept else None
+        self._kept, self._kept_count = kept, len(kept)  # the list may grow while it is being sent
+        self._recent.extend(_thinned(list(enumerate(new, self.count + 1))))
+        self.count += len(new)
+
+    def _draw(self, tag: str) -> tuple[str, bytes]:
+        began = time.monotonic()
+        if began >= self._next_look:
+            look_around = insight("findings", "look_around")
+            self._around, self._next_look = look_around(self.run) if look_around else None, began + LOOK
+        values = {"position": self.position, **snapshot(self.row, self._following, self._around)}
+        encoded = to_json(values).encode()
+        now = time.monotonic()
+        self._next_picture = now + min(LONGEST_PAUSE, max(LEAST_PAUSE, (now - began) / SHARE))
+        return tag, encoded
+
+
+class Feeds:
+    """The feeds in use. Those that nobody watches are forgotten, but for the latest."""
+
+    def __init__(self) -> None:
+        self._feeds: dict[str, Feed] = {}
+
+    def get(self, name: str) -> Feed | None:
+        """The feed of a run of this folder."""
+        run = run_named(name)
+        if run is None:
+            if (old := self._feeds.get(name)) and not old.streams:
+                del self._feeds[name]
+            return None
+        feed = self._feeds.get(name) or Feed(run)
+        feed.used = time.monotonic()
+        self._feeds[name] = feed
+        idle = sorted((each for each in self._feeds.values() if not each.streams), key=lambda each: each.used)
+        for each in idle[:-IDLE_FEEDS]:
+            del self._feeds[each.run.name]
+        return feed
+
+
+async def wait(closing: asyncio.Event, seconds: float) -> None:
+    """Sleep, unless the server ends."""
+    try:
+        await asyncio.wait_for(closing.wait(), seconds)
+    except TimeoutError:
+        pass
+
+
+def to_json(values: Any) -> str:
+    """JSON that a browser reads: Python would write NaN and infinity, which are not part of it."""
+    try:
+        return json.dumps(values, allow_nan=False, separators=(",", ":"))
+    except ValueError:
+        return json.dumps(_finite(values), allow_nan=False, separators=(",", ":"))
+
+
+def _finite(values: Any) -> Any:
+    if isinstance(values, dict):
+        return {key: _finite(value) for key, value in values.items()}
+    if isinstance(values, list | tuple):
+        return [_finite(value) for value in values]
+    if isinstance(values, float) and (values != values or values in (float("inf"), float("-inf"))):
+        return None
+    return values
+
+
+def _message(event: dict[str, Any], number: str | None = None) -> bytes:
+    name = f"id: {number}\n" if number else ""
+    return f"{name}data: {to_json(event)}\n\n".encode()
+
+
+def _thinned(new: list[tuple[int, dict[str, Any]]]) -> Iterable[tuple[int, dict[str, Any]]]:
+    """All that are not steps, and of many steps a few at even distances and the newest."""
+    steps = [number for number, event in new if event["type"] == "step"]
+    if len(steps) <= STEPS_AT_ONCE:
+        return new
+    apart = -(-len(steps) // STEPS_AT_ONCE)
+    kept = {*steps[::-apart]}
+    return [(number, event) for number, event in new if event["type"] != "step" or number in kept]

@@ -1,0 +1,130 @@
+// The three questions at the top: is it learning, when is it done, is something wrong.
+
+import { announce, byId, make, say } from "./elements.js";
+import { ago, count, duration, figure, parameters, percent, state } from "./words.js";
+
+const told = new Map(); // name -> the state and the alarms that were announced
+
+// How a run ended badly, said like a finding.
+function ending(run) {
+  const resume = `lapclip resume ${run.name}`;
+  if (run.state === "died")
+    return [{ id: "died", severity: "alarm", title: "This run died without a word", evidence: `Its process is gone; the last step it wrote is ${count(run.step)}. What it had saved is safe.`, next: resume }];
+  if (run.state === "failed")
+    return [{ id: "failed", severity: "alarm", title: "This run failed", evidence: run.ending.error || `Its last words are in runs/${run.name}/log.txt.`, next: resume }];
+  return [];
+}
+
+function done(run) {
+  const left = run.forecast;
+  switch (run.state) {
+    case "finished": return ["Done", `${ago(run.ending.time)}, after ${duration(run.elapsed)} of work`.replace(/^, /, "")];
+    case "stopped": return ["Stopped", `${run.ending.reason ? `${run.ending.reason}. ` : ""}To go on: lapclip resume ${run.name}`];
+    case "failed": return ["Not by itself", `It failed ${ago(run.ending.time)}.`];
+    case "died": return ["Not by itself", "It needs to be resumed."];
+    default: break;
+  }
+  if (run.paused) return ["Paused", `${run.paused}. It goes on by itself.`];
+  if (!left) return ["Not known yet", run.step ? "A few more steps will tell." : "Training is being set up."];
+  const range = left.low !== null && left.high !== null ? `Between ${duration(left.low)} and ${duration(left.high)}. ` : "";
+  const speed = run.pairs_per_second ? `${count(run.pairs_per_second)} pairs a second.` : "";
+  return [`In ${duration(left.seconds)}`, `${range}${speed}`];
+}
+
+function wrong(findings) {
+  const alarms = findings.filter((each) => each.severity === "alarm").length;
+  const warnings = findings.filter((each) => each.severity === "warning").length;
+  const many = (number, word) => (number ? [`${number} ${word}${number > 1 ? "s" : ""}`] : []);
+  if (!alarms && !warnings) return ["No", "Nothing in its events looks wrong.", "fine"];
+  const words = [...many(alarms, "alarm"), ...many(warnings, "warning")].join(", ");
+  return [alarms ? "Yes" : "Perhaps", `${words}: see below.`, alarms ? "alarm" : "warning"];
+}
+
+function alarm(finding) {
+  const words = { alarm: "Alarm", warning: "Warning", note: "Note" }[finding.severity] || "Note";
+  return make("li", { class: `finding ${words.toLowerCase()}` },
+    make("p", { class: "finding-title" }, make("span", { class: "tag" }, words), ` ${finding.title}`),
+    finding.evidence ? make("p", {}, finding.evidence) : null,
+    finding.next ? make("p", { class: "next" }, make("span", { class: "muted" }, "Next: "), finding.next) : null);
+}
+
+let drawnAlarms = "";
+function alarms(findings) {
+  const now = JSON.stringify(findings);
+  if (now === drawnAlarms) return;
+  drawnAlarms = now;
+  byId("alarms").replaceChildren(...findings.map(alarm));
+}
+
+function tell(run, findings) {
+  const before = told.get(run.name);
+  const titles = findings.filter((each) => each.severity === "alarm").map((each) => each.title);
+  const now = { state: state(run), titles };
+  told.set(run.name, now);
+  if (!before) return;
+  if (before.state !== now.state) announce(`${run.name}: ${now.state}`);
+  const fresh = titles.filter((title) => !before.titles.includes(title));
+  if (fresh.length) announce(`${run.name}: alarm: ${fresh.join("; ")}`);
+}
+
+export function drawOverview(run) {
+  const findings = [...ending(run).filter(({ id }) => !run.findings.some((each) => each.id === id)), ...run.findings];
+  say("title", run.name);
+  say("state", state(run));
+  byId("state").className = `pill ${run.paused ? "paused" : run.state}`;
+  const { about } = run;
+  const device = about.devices.length ? `on ${about.devices.join(" and ")}${about.chip ? ` (${about.chip})` : ""}` : "";
+  say("about", [about.model, parameters(about.parameters), about.batch_size ? `batches of ${count(about.batch_size)}` : "", about.dtype, device,
+    run.started ? `started ${ago(run.started)}` : ""].filter(Boolean).join(" · "));
+  say("learning-answer", run.learning.answer);
+  say("learning-detail", run.learning.detail);
+  const [when, detail] = done(run);
+  say("done-answer", when);
+  say("done-detail", detail);
+  const [answer, why, tone] = wrong(findings);
+  say("wrong-answer", answer);
+  say("wrong-detail", why);
+  byId("wrong").className = `card question ${tone}`;
+  alarms(findings);
+  drawNow(run);
+  tell(run, findings);
+}
+
+const NOW = {
+  loss: ["Loss", (event) => figure(event.loss)],
+  accuracy: ["Batch accuracy", (event) => percent((event.t2i_accuracy + event.i2t_accuracy) / 2)],
+  temperature: ["Temperature", (event) => figure(event.temperature)],
+  gradient: ["Gradient norm", (event) => figure(event.grad_norm)],
+};
+
+function put(list, id, name, value) {
+  let place = byId(`now-${id}`);
+  if (!place) {
+    place = make("dd", { id: `now-${id}` });
+    list.append(make("div", {}, make("dt", {}, name), place));
+  }
+  say(place, value);
+}
+
+// The figures that change with every step. `event` is the newest step, straight from the stream.
+export function drawStep(run, event) {
+  const list = byId("now");
+  if (event) for (const [id, [name, words]] of Object.entries(NOW)) put(list, id, name, words(event));
+  const step = event ? Math.max(event.step, run.state === "running" ? 0 : run.step) : run.step;
+  const part = run.steps ? Math.min(1, step / run.steps) : 0;
+  const progress = byId("progress");
+  progress.value = part;
+  const epoch = event && event.epoch ? ` · epoch ${count(event.epoch)}` : "";
+  say("progress-words", run.steps ? `Step ${count(step)} of ${count(run.steps)} · ${percent(part, 0)}${epoch}` : "Setting up");
+  document.title = run.state === "running" ? `${percent(part, 0)} ${run.name} · lapclip` : `${state(run)}: ${run.name} · lapclip`;
+}
+
+function drawNow(run) {
+  const list = byId("now");
+  const memory = run.memory.now.y;
+  put(list, "recall", "Best R@1", percent(run.best ?? run.scores.t2i_r1));
+  drawStep(run, run.latest);
+  put(list, "speed", "Speed", run.pairs_per_second ? `${count(run.pairs_per_second)} pairs/s` : "–");
+  put(list, "memory", "Memory", memory.length ? `${(memory[memory.length - 1] / 1e9).toFixed(2)} GB` : "–");
+  put(list, "energy", "Energy", run.energy.joules === null ? "–" : `${figure(run.energy.joules / 3600)} Wh`);
+}
