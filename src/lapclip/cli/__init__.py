@@ -20,6 +20,7 @@ from lapclip.cli.runs import runs, stop
 from lapclip.cli.scores import evaluate
 from lapclip.cli.training import resume, train
 from lapclip.cli.tuning import tune
+from lapclip.cli.watching import watch
 from lapclip.errors import LapclipError
 
 app = App(
@@ -34,14 +35,15 @@ app.command(train, sort_key=1)
 app.command(resume, sort_key=2)
 app.command(stop, sort_key=3)
 app.command(runs, sort_key=4)
-app.command(evaluate, name="eval", sort_key=5)
-app.command(report, sort_key=6)
+app.command(watch, sort_key=5)
 app.command(doctor, sort_key=6)
-app.command(machine, sort_key=7)
-app.command(tune, sort_key=8)
-app.command(compare, sort_key=9)
-app.command(claims, sort_key=10)
-app.command(model, sort_key=11)
+app.command(evaluate, name="eval", sort_key=7)
+app.command(report, sort_key=8)
+app.command(machine, sort_key=9)
+app.command(tune, sort_key=10)
+app.command(compare, sort_key=11)
+app.command(claims, sort_key=12)
+app.command(model, sort_key=13)
 
 
 def main(arguments: list[str] | None = None) -> None:

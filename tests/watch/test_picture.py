@@ -1,0 +1,253 @@
+"""The picture of a run, drawn by rich for several widths."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import replace
+from pathlib import Path
+
+import filelock
+import pytest
+from rich.console import Console
+
+from lapclip.insight.forecast import Forecast
+from lapclip.watch.look import Look
+from lapclip.watch.screen import Pens, picture
+from lapclip.watch.watched import Watched
+
+from .recorded import append, finished, sensors, started, step, trained, write
+
+WIDTHS = [40, 80, 120]
+
+
+def look_at(folder: Path, name: str, events: list[dict], working: bool = False) -> Look:
+    """What is seen of a run with these events, while a process holds its lock or not."""
+    run = write(folder, name, events)
+    watched = Watched(run)
+    if working:
+        with filelock.FileLock(run / "lock"):
+            watched.refresh()
+    else:
+        watched.refresh()
+    return watched.look
+
+
+def drawn(looks: Look | list[Look], width: int, focus: int = 0, pens: Pens = Pens(plain=False, colour=True)) -> str:
+    """The picture as text; no line may be wider than the window."""
+    looks = looks if isinstance(looks, list) else [looks]
+    console = Console(file=io.StringIO(), width=width, record=True, force_terminal=True, highlight=False)
+    console.print(picture(looks, focus, width, 2, pens, "lapclip {}".format), width=width)
+    text = console.export_text()
+    assert max(len(line) for line in text.splitlines()) <= width
+    return text
+
+
+def words(text: str) -> str:
+    """Without frames and line ends, so that a sentence that was folded reads on."""
+    return " ".join("".join(" " if letter in "│╭╮╰╯─━" else letter for letter in text).split())
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_a_running_run_shows_everything(tmp_path: Path, width: int) -> None:
+    look = look_at(tmp_path, "mine", trained(170), working=True)
+    text = words(drawn(look, width))
+    assert look.state == "running"
+    assert "mine running epoch 9 of 10" in text
+    assert "170 of 200 85%" in text
+    assert "16 s left" in text
+    for named in ("loss", "accuracy", "temperature", "gradient", "Held-out recall", "A step: 253 ms"):
+        assert named in text
+    assert "largest 7 text head" in text
+    assert "smallest 2 image embedding" in text
+    assert "forward 32%" in text
+    assert "backward 59%" in text
+    assert "load" not in text  # less than half a percent of the step
+    assert "700 MB now, 900 MB peak" in text
+    assert "57% in use" in text
+    assert "1,440 J, 1" in text
+    assert "71 °C, 3,200 MHz" in text
+    assert "6 60.0% 60.0% best" in text
+    assert "8 40.0% 40.0% " in text
+    assert text.count("best") == 1
+
+
+def test_wide_windows_stand_panels_side_by_side_and_narrow_ones_stack_them(tmp_path: Path) -> None:
+    look = look_at(tmp_path, "mine", trained(170), working=True)
+    beside = [line for line in drawn(look, 80).splitlines() if "Learning" in line and "Held-out recall" in line]
+    assert beside
+    stacked = drawn(look, 40)
+    assert not [line for line in stacked.splitlines() if "Learning" in line and "recall" in line]
+    assert "│" not in stacked
+    assert len(drawn(look, 80).splitlines()) <= 23  # a window of 24 lines holds it, with the line of keys
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_a_finished_run_shows_its_scores_and_the_next_command(tmp_path: Path, width: int) -> None:
+    text = words(drawn(look_at(tmp_path, "mine", finished(joules=False)), width))
+    assert "mine finished" in text
+    assert "Finished in 1 min 40 s of training." in text
+    assert "lapclip eval mine" in text
+    assert "text to image 55.0% 89.1% 100.0%" in text
+    assert "chance 0.4% 2.1% 4.2%" in text
+    assert "49.5% to 60.5%" in text
+    assert " left" not in text
+    assert "energy not measurable here: only" in text
+    assert "root may read" in text
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_a_run_that_died_shows_the_command_that_resumes_it(tmp_path: Path, width: int) -> None:
+    text = words(drawn(look_at(tmp_path, "mine", trained(90)), width))
+    assert "mine died" in text
+    assert "Ended without a word after step 90" in text
+    assert "Go on: lapclip resume mine" in text
+
+
+def test_a_stopped_run_and_a_failed_one_say_why(tmp_path: Path) -> None:
+    end = {"time": trained(90)[-1]["time"], "step": 90}
+    stopped = look_at(tmp_path, "a", [*trained(90), {"type": "stopped", **end, "reason": "lapclip stop"}])
+    assert "Stopped after step 90 (lapclip stop); all is saved. Go on: lapclip resume a" in words(drawn(stopped, 80))
+    error = "The loss is not a number at step 91.\nTry: a new run: lapclip train --set train.learning_rate=0.0002"
+    failed = words(drawn(look_at(tmp_path, "b", [*trained(90), {"type": "failed", **end, "error": error}]), 120))
+    assert "Failed after step 90: The loss is not a number at step 91." in failed
+    assert "Next: a new run: lapclip train --set train.learning_rate=0.0002" in failed
+    assert failed.count("not a number") == 1
+    assert "resume" not in failed
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_a_paused_run_says_why_and_is_not_dead(tmp_path: Path, width: int) -> None:
+    events = [*trained(90), {"type": "paused", "time": 1.0, "step": 90, "reason": "on battery below 30 %"}]
+    look = look_at(tmp_path, "mine", events, working=True)
+    assert look.state == "paused"
+    assert "Paused: on battery below 30 %. It goes on by itself." in words(drawn(look, width))
+    run = tmp_path / "runs" / "mine"
+    append(run, [{"type": "went_on", "time": 2.0, "step": 90, "seconds": 320.5}])
+    watched = Watched(run)
+    with filelock.FileLock(run / "lock"):
+        watched.refresh()
+    assert watched.look.state == "running"
+    assert "went on after 5 min 20 s" in words(drawn(watched.look, 80))
+
+
+def test_what_happened_is_told(tmp_path: Path) -> None:
+    at = 1000.0
+    first = [started(at), *(step(number, at + number) for number in range(1, 40))]
+    fell = {"type": "fell_back", "step": 39, "time": at + 40, "cause": "out of memory", "change": {}, "devices": {},
+            "text": "Out of memory: going on with 32 pairs at once."}  # fmt: skip
+    slept = [step(number, at + 4000 + number) for number in range(40, 60)]
+    resumed = {"type": "resumed", "step": 59, "steps": 200, "time": at + 9000, "skipped": ["step-00000059 is damaged"]}
+    look = look_at(tmp_path, "mine", [*first, fell, *slept, resumed])
+    assert [notice.type for notice in look.notices] == ["fell_back", "slept", "resumed"]
+    console = Console(file=io.StringIO(), width=120, record=True)
+    console.print(picture([look], 0, 120, 4, Pens(False, True), str), width=120)
+    text = words(console.export_text())
+    assert "after step 39: Out of memory: going on with 32 pairs at once." in text
+    assert "the machine slept for 1 h 6 min" in text
+    assert "resumed; skipped a damaged checkpoint: step-00000059 is damaged" in text
+
+
+def test_heat_that_slows_the_machine_and_swap_are_told(tmp_path: Path) -> None:
+    events = trained(90)
+    hot = sensors(90, events[-1]["time"], 900.0, throttled=True, celsius=99.0, swap_bytes=3_000_000_000)
+    text = words(drawn(look_at(tmp_path, "mine", [*events, hot], working=True), 120))
+    assert "99 °C, 3,200 MHz, slowed down by heat" in text
+    assert "swap 3.00 GB in use" in text
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_before_the_first_step_there_is_something_to_see(tmp_path: Path, width: int) -> None:
+    assert "Getting ready" in words(drawn(look_at(tmp_path, "a", [], working=True), width))
+    begun = look_at(tmp_path, "b", [started(0.0)], working=True)
+    assert begun.state == "starting"
+    assert "0 of 200" in words(drawn(begun, width))
+    nowhere = Watched(tmp_path / "runs" / "later")
+    nowhere.refresh()
+    assert "There is no run called later yet." in words(drawn(nowhere.look, width))
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_several_runs_have_a_row_each_and_one_is_in_focus(tmp_path: Path, width: int) -> None:
+    looks = [
+        look_at(tmp_path, "first", finished()),
+        look_at(tmp_path, "second-with-a-rather-long-name-for-a-run", trained(90), working=True),
+        look_at(tmp_path, "third", trained(30)),
+    ]
+    text = drawn(looks, width, focus=1)
+    rows = text.splitlines()[1:4]
+    assert [row[0] for row in rows] == [" ", ">", " "]
+    for row, state, done in zip(rows, ("finished", "running", "died"), ("100%", "45%", "15%"), strict=True):
+        assert state in row
+        assert done in row
+    if width >= 80:
+        assert "60.0%" in rows[0]
+        assert "57 s" in rows[1]
+    assert "after step 30" not in text  # the third is not in focus
+    assert "Ended without a word after step 30" in words(drawn(looks, width, focus=2))
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_what_is_wrong_is_an_alarm_with_its_evidence_and_a_next_step(tmp_path: Path, width: int) -> None:
+    pytest.importorskip("lapclip.insight.findings")
+    guessing = [{**event, "loss": 4.158} if event["type"] == "step" else event for event in trained(100)]
+    look = look_at(tmp_path, "mine", guessing, working=True)
+    (found,) = [finding for finding in look.findings if finding.id == "stuck-loss"]
+    text = words(drawn(look, width))
+    for said in (found.title, found.evidence, found.next):
+        assert " ".join(said.split()) in text
+    assert "Alarm" in text
+    row = drawn([look, look_at(tmp_path, "well", trained(30), working=True)], width).splitlines()[1:3]
+    assert "running !" in row[0]
+    assert "!" not in row[1]
+
+
+def test_a_death_is_told_once(tmp_path: Path) -> None:
+    pytest.importorskip("lapclip.insight.findings")
+    look = look_at(tmp_path, "mine", trained(100))
+    assert "died" in [finding.id for finding in look.findings]
+    assert "Alarm" not in drawn(look, 80)
+
+
+@pytest.mark.parametrize("events", [trained(170), finished(), trained(3)])
+def test_terminals_without_unicode_get_ascii_only(tmp_path: Path, events: list[dict]) -> None:
+    text = drawn(look_at(tmp_path, "mine", events), 80, pens=Pens(plain=True, colour=False))
+    assert text.isascii()
+    assert "FFFF" in text
+    assert "F forward 32%" in text
+
+
+def test_no_state_and_no_gap_in_the_events_breaks_the_picture(tmp_path: Path) -> None:
+    bare = [
+        {"type": "started"},
+        {"type": "step", "step": 1},
+        {"type": "evaluation", "step": 1, "evaluation": {}},
+        {"type": "sensors"},
+        {"type": "memory", "step": 1},
+        {"type": "fell_back", "step": 1},
+        {"type": "unheard_of"},
+        {"type": "paused"},
+        {"type": "step", "step": 2, "loss": float("nan"), "grad_norms": None, "seconds": {}},
+    ]
+    for number in range(1, len(bare) + 1):
+        look = look_at(tmp_path, f"run-{number}", bare[:number])
+        for width in (20, *WIDTHS):
+            for state in ("running", "paused", "starting", "finished", "stopped", "failed", "died", "gone", "waiting"):
+                drawn(replace(look, state=state, pause_reason="x", time_left=Forecast(1, 0, 2)), width)
+        look.to_dict(lambda _: [])
+
+
+def test_hostile_words_stay_text(tmp_path: Path) -> None:
+    error = "\x1b]0;owned\x07 [bold red]shout[/] \x1b[2J"
+    look = look_at(tmp_path, "mine", [*trained(5), {"type": "failed", "time": 9e9, "step": 5, "error": error}])
+    console = Console(file=(file := io.StringIO()), width=120, force_terminal=True)
+    console.print(picture([look], 0, 120, 2, Pens(False, True), str), width=120)
+    assert "\x1b]" not in file.getvalue()
+    assert "\x1b[2J" not in file.getvalue()
+    assert "[bold red]shout[/]" in words(drawn(look, 120))
+
+
+def test_a_run_that_says_nothing_for_long_is_noticed(tmp_path: Path) -> None:
+    look = look_at(tmp_path, "mine", trained(90, ago=600), working=True)
+    assert "no word for 10 min" in words(drawn(look, 80))
+    ahead = look_at(tmp_path, "other", trained(90, ago=-7200), working=True)  # written by a clock that was set back
+    assert ahead.silent_seconds == 0

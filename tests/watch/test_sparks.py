@@ -1,0 +1,103 @@
+from __future__ import annotations
+
+import pytest
+
+from lapclip.insight.curves import Curve
+from lapclip.insight.forecast import Forecast
+from lapclip.watch import sparks
+from lapclip.watch.words import clean, duration, figure, part, rough, size, span
+
+
+def line(*values: float) -> Curve:
+    return Curve([float(at) for at in range(len(values))], list(values))
+
+
+def heights(lines: list[str]) -> list[int]:
+    """How high the topmost dot of each column of characters is, in dots from the bottom; -1 where there is none."""
+    dots = ((0x09, 0), (0x12, 1), (0x24, 2), (0xC0, 3))
+    found = []
+    for column in zip(*lines, strict=True):
+        rows = [4 * at + row for at, cell in enumerate(column) for mask, row in dots if ord(cell) - 0x2800 & mask]
+        found.append(4 * len(lines) - 1 - min(rows) if rows else -1)
+    return found
+
+
+@pytest.mark.parametrize(("count", "width", "height"), [(1, 10, 1), (2, 10, 2), (7, 40, 3), (5000, 40, 2), (3, 1, 1)])
+def test_a_curve_fills_its_place_without_a_gap(count: int, width: int, height: int) -> None:
+    lines = sparks.curve(line(*((at * 37 % 11) / 11 for at in range(count))), width, height)
+    assert [len(line) for line in lines] == [width] * height
+    assert min(heights(lines)) >= 0
+
+
+def test_a_rising_curve_rises_from_the_bottom_to_the_top_and_a_falling_one_falls() -> None:
+    rising = heights(sparks.curve(line(*range(100)), 20, 3))
+    assert rising == sorted(rising)
+    assert (rising[0], rising[-1]) == (0, 11)
+    falling = heights(sparks.curve(line(3.0, 2.0, 1.0), 20, 3))
+    assert falling == sorted(falling, reverse=True)
+
+
+def test_places_go_by_the_steps_and_not_by_how_many_are_known() -> None:
+    straight = Curve([*range(100), *range(100, 1000, 100), 1000.0], [*range(100), *range(100, 1000, 100), 1000.0])
+    even = sparks.evenly(straight, 10)
+    assert even == pytest.approx([50, 150, 250, 350, 450, 550, 650, 750, 850, 950], abs=60)
+    assert sparks.evenly(Curve([5.0, 5.0], [1.0, 2.0]), 3) == [2.0] * 3
+
+
+def test_a_step_is_drawn_as_an_unbroken_line() -> None:
+    (top, bottom) = sparks.curve(line(*[0.0] * 10, *[1.0] * 10), 10, 2)
+    joined = [ord(a) - 0x2800 for a in top + bottom]
+    # All eight rows of dots are used somewhere around the step.
+    assert all(any(cell & mask for cell in joined[:10]) for mask in (0x09, 0x12, 0x24, 0xC0))
+    assert all(any(cell & mask for cell in joined[10:]) for mask in (0x09, 0x12, 0x24, 0xC0))
+
+
+def test_no_values_leave_the_place_empty_and_a_level_curve_runs_through_the_middle() -> None:
+    assert sparks.curve(line(), 5, 2) == ["     "] * 2
+    assert set(heights(sparks.curve(line(*[0.3] * 9), 5, 2))) <= {3, 4}
+
+
+def test_plain_drawings_use_the_characters_of_ascii() -> None:
+    drawn = [*sparks.curve(line(1.0, 2.0, 3.0), 12, 2, plain=True), *sparks.bar(0.4, 10, plain=True)]
+    assert "".join(drawn).isascii()
+    assert sparks.bar(0.4, 10, plain=True) == ("####", "------")
+    assert sparks.level(0.0, plain=True) != sparks.level(1.0, plain=True)
+
+
+@pytest.mark.parametrize("part_done", [-1.0, 0.0, 0.26, 0.5, 1.0, 7.0])
+def test_a_bar_is_as_wide_as_it_should_be(part_done: float) -> None:
+    done, rest = sparks.bar(part_done, 10)
+    assert len(done + rest) == 10
+    assert bool(done) == (part_done > 0)
+
+
+def test_small_phases_are_seen_and_the_bar_is_full() -> None:
+    counts = sparks.split([0.001, 0.6, 0.0, 0.399], 30)
+    assert sum(counts) == 30
+    assert counts[0] == 1
+    assert counts[2] == 0
+    assert counts[1] > counts[3] > 10
+    assert sparks.split([0.0, 0.0], 10) == [0, 0]
+    assert sum(sparks.split([1.0] * 7, 3)) >= 3  # more phases than room: each still has its place
+
+
+def test_figures_as_a_person_reads_them() -> None:
+    assert [duration(seconds) for seconds in (0.4, 59, 252, 7500, 276_000, None)] == [
+        "0 s", "59 s", "4 min 12 s", "2 h 5 min", "3 d 4 h 40 min"[:7], "-",
+    ]  # fmt: skip
+    assert [rough(seconds) for seconds in (45, 252, 7500)] == ["45 s", "4 min", "2 h"]
+    assert [figure(value) for value in (0.12345, 12345.6, 1e-9, float("nan"))] == ["0.123", "12,346", "1.0e-09", "-"]
+    assert [size(value) for value in (7e8, 1.5e9, 2.5e10)] == ["700 MB", "1.50 GB", "25.0 GB"]
+    assert part("image.3") == "image block 4"
+    assert part("text.head") == "text head"
+
+
+def test_a_range_is_no_finer_than_it_is_sure() -> None:
+    assert span(Forecast(137, 126, 150)) == "2.1 to 2.5 min"
+    assert span(Forecast(3000, 2400, 3900)) == "40 to 65 min"
+    assert span(Forecast(50, 41, 60)) == "41 to 60 s"
+    assert span(Forecast(100.0, 100.1, 100.2)) == ""
+
+
+def test_what_would_steer_a_terminal_is_taken_out() -> None:
+    assert clean("a\x1b[2Jb\nc\x07") == "a?[2Jb c?"
