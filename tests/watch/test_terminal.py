@@ -315,7 +315,8 @@ def test_a_real_training_is_followed_from_before_it_begins_to_its_end(here: Path
     recorded = [
         line for line in (here / "runs/mine/events.jsonl").read_text().splitlines() if '"evaluation","time' in line
     ]
-    assert len(evaluations) == len(recorded) > 3
+    assert len(recorded) > 3
+    assert len(recorded) - 1 <= len(evaluations) <= len(recorded)  # the first picture may show one already
     assert "mine: step 40" in rest
     assert "mine: finished  Next:" in rest
     assert "finished" in lapclip("watch", "--once").stdout
