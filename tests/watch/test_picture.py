@@ -188,7 +188,6 @@ def test_several_runs_have_a_row_each_and_one_is_in_focus(tmp_path: Path, width:
 
 @pytest.mark.parametrize("width", WIDTHS)
 def test_what_is_wrong_is_an_alarm_with_its_evidence_and_a_next_step(tmp_path: Path, width: int) -> None:
-    pytest.importorskip("lapclip.insight.findings")
     guessing = [{**event, "loss": 4.158} if event["type"] == "step" else event for event in trained(100)]
     look = look_at(tmp_path, "mine", guessing, working=True)
     (found,) = [finding for finding in look.findings if finding.id == "stuck-loss"]
@@ -202,7 +201,6 @@ def test_what_is_wrong_is_an_alarm_with_its_evidence_and_a_next_step(tmp_path: P
 
 
 def test_a_death_is_told_once(tmp_path: Path) -> None:
-    pytest.importorskip("lapclip.insight.findings")
     look = look_at(tmp_path, "mine", trained(100))
     assert "died" in [finding.id for finding in look.findings]
     assert "Alarm" not in drawn(look, 80)

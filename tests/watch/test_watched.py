@@ -115,7 +115,6 @@ def test_nothing_new_costs_no_new_look(here: Path) -> None:
 
 
 def test_runs_that_compete_are_told_of(here: Path) -> None:
-    pytest.importorskip("lapclip.insight.findings")
     runs = [write(here, name, trained(100)) for name in ("mine", "other")]
     with filelock.FileLock(runs[0] / "lock"):
         alone = Watching(["mine"], wait=False)

@@ -6,9 +6,10 @@ import itertools
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any
 
 from lapclip.insight.curves import Curve, curve, number, smoothed, windows
+from lapclip.insight.findings import Finding
 from lapclip.insight.forecast import Forecast
 from lapclip.insight.summary import Summary
 from lapclip.watch.notices import Notice
@@ -24,16 +25,6 @@ ENOUGH = 800
 """Steps that a curve is drawn from."""
 IN_JSON = 200
 """Points of a curve that a script gets."""
-
-
-class Finding(Protocol):
-    """Something that is wrong with a run."""
-
-    id: str
-    severity: str
-    title: str
-    evidence: str
-    next: str
 
 
 @dataclass(frozen=True)
@@ -203,7 +194,7 @@ class Look:
                 **{name: self.sensors.get(name) for name in SENSED},
             },
             "notices": [asdict(notice) for notice in self.notices],
-            "findings": [vars(finding) for finding in self.findings],
+            "findings": [asdict(finding) for finding in self.findings],
             "curves": {
                 name: {"step": points.x, "value": points.y}
                 for name in ("loss", "accuracy", "temperature", "gradient", "recall")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import time
 from collections.abc import Sequence
@@ -10,12 +9,13 @@ from pathlib import Path
 
 from lapclip.config import DEFAULT_RECIPE
 from lapclip.errors import RunError
+from lapclip.insight.findings import Finding, Surroundings, findings
 from lapclip.insight.following import Following
 from lapclip.insight.forecast import forecast
 from lapclip.insight.summary import Summary
 from lapclip.records.runs import RUNS, Run, all_runs, find_run
 from lapclip.records.store import read_events
-from lapclip.watch.look import Finding, Look, usual_gap
+from lapclip.watch.look import Look, usual_gap
 from lapclip.watch.notices import notices, pausing
 
 STATE_EVERY = 1.0
@@ -106,11 +106,8 @@ class Watched:
                 self._recipe = self.run.recipe
             except (RunError, KeyError):  # its events can be read all the same
                 self._recipe = DEFAULT_RECIPE
-        try:
-            found = importlib.import_module("lapclip.insight.findings")
-        except ModuleNotFoundError:
-            return []
-        return found.findings(summary, found.Surroundings(self.name, self._recipe, state, self.rivals))
+        asked = "running" if state in ("paused", "starting") else state  # to the findings both are at work
+        return findings(summary, Surroundings(self.name, self._recipe, asked, self.rivals))
 
     def _file(self) -> tuple[int, int] | None:
         try:
