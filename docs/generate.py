@@ -1,4 +1,4 @@
-"""Writes docs/commands.md from the help texts, docs/settings.md from config.py and docs/doctor.md from the findings.
+"""Writes docs pages from the code: commands from the help texts, settings, events, and what doctor looks for.
 
 A test checks that they are fresh.
 """
@@ -15,8 +15,35 @@ from pathlib import Path
 from lapclip import config
 from lapclip.cli import app
 from lapclip.insight.findings import CHECKS
+from lapclip.records import events as recorded
 
 HERE = Path(__file__).parent
+
+
+EVENTS = f"""\
+<!-- Made by docs/generate.py from src/lapclip/records/events.py; edit that. -->
+
+# Events
+
+`events.jsonl` in a run's folder has one JSON object a line, appended as it happens and never changed. Each has `v`
+(the version of this format, {recorded.VERSION}), `type` and `time` (seconds since 1970). Readers pass over a half-written
+last line and ignore types and fields they do not know; of two events with the same step the later one counts, because
+after a crash some steps are computed again.
+
+A tracker of your own is a loop over that file:
+
+```python
+from lapclip.records.runs import find_run
+from lapclip.records.tail import Tail
+
+tail = Tail(find_run("first-run").events)
+for event in tail.read():  # again later: only what is new
+    if event["type"] == "step":
+        print(event["step"], event["loss"])
+```
+
+`src/lapclip/train/tracking.py` writes TensorBoard's files that way, from inside the run.
+"""
 
 
 def commands() -> str:
@@ -61,6 +88,20 @@ def _meanings(kind: type) -> dict[str, str]:
     return found
 
 
+def events() -> str:
+    """What each line of events.jsonl holds."""
+    lines = [EVENTS]
+    for kind in recorded.Event.__subclasses__():
+        meanings = _meanings(kind)
+        lines += [f"## {kind.type}", "", "| field | type | |", "|---|---|---|"]
+        for field in dataclasses.fields(kind):
+            lines.append(
+                f"| `{field.name}` | `{str(field.type).replace('|', 'or')}` | {meanings.get(field.name, '')} |"
+            )
+        lines.append("")
+    return "\n".join(lines)
+
+
 def doctor() -> str:
     """What `lapclip doctor` looks for, as the checks say it."""
     return f"""\
@@ -99,7 +140,7 @@ for finding in findings(following.summary):
 """
 
 
-PAGES = {"commands.md": commands, "settings.md": settings, "doctor.md": doctor}
+PAGES = {"commands.md": commands, "settings.md": settings, "events.md": events, "doctor.md": doctor}
 
 if __name__ == "__main__":
     folder = Path(sys.argv[1]) if len(sys.argv) > 1 else HERE

@@ -20,7 +20,7 @@ def generated(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("name", ["commands.md", "settings.md", "doctor.md"])
+@pytest.mark.parametrize("name", ["commands.md", "settings.md", "events.md", "doctor.md"])
 def test_generated_docs_are_fresh(name: str, generated: Path) -> None:
     fresh = (generated / name).read_text(encoding="utf-8")
     assert (ROOT / "docs" / name).read_text(encoding="utf-8") == fresh, "run: make docs"
