@@ -27,8 +27,8 @@ EVENTS = f"""\
 
 `events.jsonl` in a run's folder has one JSON object a line, appended as it happens and never changed. Each has `v`
 (the version of this format, {recorded.VERSION}), `type` and `time` (seconds since 1970). Readers pass over a
-half-written last line and ignore types and fields they do not know; of two events with the same step the later one counts, because
-after a crash some steps are computed again.
+half-written last line and ignore types and fields they do not know; of two events with the same step the later one
+counts, because after a crash some steps are computed again.
 
 A tracker of your own is a loop over that file:
 
