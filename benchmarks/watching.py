@@ -41,13 +41,9 @@ def main() -> None:
         for name in ("short", "long"):
             seconds, memory = once(here, name)
             size = (here / "runs" / name / "events.jsonl").stat().st_size
-            print(
-                f"watch --once, {name} ({size / 1e6:,.0f} MB of events): {seconds:.2f} s, {memory / 1e6:.0f} MB resident"
-            )
+            print(f"watch --once, {size / 1e6:,.0f} MB of events: {seconds:.2f} s, {memory / 1e6:.0f} MB resident")
         share, memory = page(here, lines)
-        print(
-            f"watch --web, an open stream of a run with 20 steps a second: {share:.2%} of a core, {memory / 1e6:.0f} MB"
-        )
+        print(f"watch --web, a run with 20 steps a second in one tab: {share:.2%} of a core, {memory / 1e6:.0f} MB")
 
 
 def write(folder: Path, settings: bytes, lines) -> None:
