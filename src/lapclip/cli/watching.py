@@ -12,7 +12,7 @@ from lapclip.cli.output import Common, typed
 def watch(
     *runs: str,
     web: Annotated[bool, Parameter(negative="")] = False,
-    port: int = 8765,
+    port: int | None = None,
     host: str = "127.0.0.1",
     once: Annotated[bool, Parameter(negative="")] = False,
     common: Common | None = None,
@@ -36,7 +36,7 @@ def watch(
     web
         Show it in a browser instead, at an address that is printed. Example: lapclip watch --web
     port
-        Where the page is served. Example: lapclip watch --web --port 9000
+        Where the page is served; without it, 8765 or the next free one. Example: lapclip watch --web --port 9000
     host
         Address the page is served at; any but this computer's own needs the token that is printed. Example: lapclip
         watch --web --host 0.0.0.0

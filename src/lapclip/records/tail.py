@@ -20,6 +20,8 @@ SAMPLES = 2000
 HEAD = 200_000
 """Bytes at the beginning and the end in which no line is left out."""
 CHUNK = 1_000_000
+BATCH = 200
+"""Lines that are read together."""
 
 _NOT_STEPS = re.compile(rb'\n\{"v":\d+,"type":"(?!step")')
 
@@ -96,10 +98,23 @@ def _some_begins(text: bytes, end: int, apart: int) -> set[int]:
 
 def _parsed(lines: list[bytes]) -> Iterator[dict[str, Any]]:
     """Damaged lines are passed over."""
-    for line in lines:
-        try:
-            event = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(event, dict) and isinstance(event.get("type"), str):
-            yield event
+    for first in range(0, len(lines), BATCH):
+        for event in _read_together(lines[first : first + BATCH]):
+            if isinstance(event, dict) and isinstance(event.get("type"), str):
+                yield event
+
+
+def _read_together(lines: list[bytes]) -> list[Any]:
+    """Lines as one list: what is read at once shares the names of its fields, which are half of its memory."""
+    try:
+        found = json.loads(b"[" + b",".join(lines) + b"]")
+    except ValueError:
+        found = []
+    return found if len(found) == len(lines) else [event for line in lines for event in _read_alone(line)]
+
+
+def _read_alone(line: bytes) -> list[Any]:
+    try:
+        return [json.loads(line)]
+    except ValueError:
+        return []

@@ -1,7 +1,7 @@
 """One run as it goes on, read once for all tabs that show it, and sent as server-sent events.
 
 A stream begins with the events that are kept (of a long run not every step), goes on with each new one, and ends with
-the run. Reading takes a hundredth of a core at most: the longer it takes, the rarer it is.
+the run. Reading takes a two-hundredth of a core: the longer it takes, the rarer it is.
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ from collections import deque
 from collections.abc import AsyncIterator, Iterable
 from typing import Any
 
+from lapclip.insight.findings import Surroundings, look_around
 from lapclip.insight.following import Following
 from lapclip.records.runs import Run
 from lapclip.watch.web.listing import Standing, run_named
-from lapclip.watch.web.snapshot import insight, snapshot
+from lapclip.watch.web.snapshot import snapshot
 
-SHARE = 0.01
-"""Of a core, for reading a run."""
+SHARE = 0.005
+"""Of a core, for reading a run, and as much for drawing up its figures."""
 LEAST_PAUSE, LONGEST_PAUSE = 0.5, 10.0
 STEPS_AT_ONCE = 25
 """Of more new steps than this, some are left out: a tab has to draw them."""
@@ -30,7 +31,7 @@ QUIET = 15.0
 """Seconds after which a silent stream says that it is still there."""
 LOOK = 30.0
 """Seconds between two looks at what else is at work on this machine."""
-IDLE_FEEDS = 2
+IDLE_FEEDS = 1
 RESTART = b"event: restart\ndata: {}\n\n"
 
 _generations = itertools.count(time.time_ns())
@@ -56,7 +57,7 @@ class Feed:
         self._kept_count = 0
         self._lock = asyncio.Lock()
         self._next_read = self._next_picture = self._next_look = 0.0
-        self._around: Any = None
+        self._around = Surroundings()
         self._picture: tuple[str, bytes] = ("", b"")
 
     @property
@@ -157,8 +158,7 @@ class Feed:
     def _draw(self, tag: str) -> tuple[str, bytes]:
         began = time.monotonic()
         if began >= self._next_look:
-            look_around = insight("findings", "look_around")
-            self._around, self._next_look = look_around(self.run) if look_around else None, began + LOOK
+            self._around, self._next_look = look_around(self.run), began + LOOK
         values = {"position": self.position, **snapshot(self.row, self._following, self._around)}
         encoded = to_json(values).encode()
         now = time.monotonic()

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
 from collections.abc import Iterable
+from dataclasses import asdict
 from typing import Any
 
 from lapclip.insight.curves import Curve, curve, number, smoothed, thinned, windows
+from lapclip.insight.findings import Surroundings, findings
 from lapclip.insight.following import Following
+from lapclip.insight.forecast import forecast
 from lapclip.insight.summary import Summary
 from lapclip.watch.web.learning import looks, verdict
 
@@ -18,7 +20,7 @@ COLUMNS = 80
 MOST_EVALUATIONS = 400
 
 
-def snapshot(row: dict[str, Any], following: Following, around: Any = None) -> dict[str, Any]:
+def snapshot(row: dict[str, Any], following: Following, around: Surroundings) -> dict[str, Any]:
     """All that the page draws of a run. `row` is its line in the list of runs; `around` is what stands around it."""
     summary = following.summary
     return {
@@ -59,30 +61,18 @@ def _about(summary: Summary) -> dict[str, Any]:
     }
 
 
-def _forecast(summary: Summary) -> dict[str, float | None] | None:
-    forecast = insight("forecast", "forecast")
-    if forecast is None:
-        seconds = summary.remaining_seconds
-        return None if seconds is None else {"seconds": seconds, "low": None, "high": None}
+def _forecast(summary: Summary) -> dict[str, float] | None:
     found = forecast(summary)
     return None if found is None else {"seconds": found.seconds, "low": found.low, "high": found.high}
 
 
-def _findings(summary: Summary, around: Any) -> list[dict[str, Any]]:
+def _findings(summary: Summary, around: Surroundings) -> list[dict[str, Any]]:
     """What is wrong, in words. That the checks themselves fail is said too: the rest of the page is still true."""
-    findings = insight("findings", "findings")
     try:
-        found = findings(summary, around) if findings and around else []
+        return [asdict(each) for each in findings(summary, around)]
     except Exception as error:
         fault = f"{type(error).__name__}: {error}"
         return [{"id": "checks", "severity": "note", "title": "The checks failed", "evidence": fault, "next": ""}]
-    return [{name: getattr(each, name) for name in ("id", "severity", "title", "evidence", "next")} for each in found]
-
-
-def insight(module: str, name: str) -> Any:
-    """A part of lapclip.insight that may not be there."""
-    place = f"lapclip.insight.{module}"
-    return getattr(importlib.import_module(place), name, None) if importlib.util.find_spec(place) else None
 
 
 def _curves(summary: Summary) -> dict[str, dict[str, list[float]]]:
