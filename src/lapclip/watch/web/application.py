@@ -27,7 +27,7 @@ from lapclip.watch.web.feed import Feed, Feeds, to_json, wait
 from lapclip.watch.web.listing import Listing, run_named
 from lapclip.watch.web.security import Door, Guard
 
-PATIENCE = 30.0
+PATIENCE = 60.0
 """Seconds that a stream waits for a run that is not there yet: training sets up first."""
 A_DAY = 86_400
 LARGEST_PICTURE = 2_000_000
