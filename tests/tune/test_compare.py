@@ -178,14 +178,15 @@ def test_what_depends_on_the_size_is_not_fitted_to_one_size() -> None:
     assert found.flops_per_second == pytest.approx(2e11, rel=1e-3)
 
 
-def test_recommendations_compare_at_a_batch_that_several_ran() -> None:
+def test_recommendations_say_what_trains_most_and_compare_where_others_ran() -> None:
     slow, quick = cells_of(CPU, 10.0, 1e11, MEASURED[:1]), cells_of(GPU, 1.0, 1e13, MEASURED[:1])
-    alone = [replace(cell, ms=None) if cell.batch > 16 else cell for cell in slow]
-    (found,) = recommendations([*alone, *quick])
-    assert (found["device"], found["batch"]) == ("cuda", 16)
+    few = [replace(cell, ms=None, pairs_per_second=None) if cell.batch > 16 else cell for cell in slow]
+    (found,) = recommendations([*few, *quick])
+    assert (found["device"], found["batch"]) == ("cuda", 256)
+    assert ", at batch 16 " in found["text"]
     assert "x cpu float32, 2 threads" in found["text"]
-    near = [replace(cell, device="xpu", ms=(cell.ms or 0.0) * 1.01) for cell in quick]
-    assert "as fast as xpu float32" in recommendations([*quick, *near])[0]["text"]
+    near = [replace(cell, device="xpu", ms=(cell.ms or 0.0) * 1.01, pairs_per_second=1.0) for cell in quick]
+    assert recommendations([*quick, *near])[0]["text"].endswith("pairs/s at batch 256, as fast as xpu float32")
     (only,) = recommendations(quick)
     assert only["text"].endswith("nothing else was run")
 

@@ -22,6 +22,7 @@ from lapclip.errors import LapclipError
 from lapclip.records.store import read_events
 from lapclip.watch.web import serve
 
+from ..conftest import lapclip
 from .made import (
     BEGAN,
     Served,
@@ -311,3 +312,9 @@ def test_ends_by_ctrl_c_with_tabs_open_and_says_nothing_more(here: Path) -> None
             served.process.kill()
         assert served.process.returncode == 0
         assert rest == ""
+
+
+def test_a_port_that_cannot_be_is_refused(here: Path) -> None:
+    done = lapclip("watch", "--web", "--port", "99999")
+    assert done.returncode == 2
+    assert "--port must be 0 to 65535, not 99999." in done.stderr

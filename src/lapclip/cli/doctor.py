@@ -60,6 +60,8 @@ def _run(name: str | None) -> tuple[dict[str, Any], list[str]]:
     lines = [f"[bold]{escape(str(run.path))}[/bold], {where}", "", *_told(done.findings, done.checked)]
     lines += _listed("Not checked, because it is too early or was not recorded", rest)
     next_command = f"report {run.name}" if done.findings or around.state != "finished" else f"eval {run.name}"
+    if around.state in ("died", "stopped"):
+        next_command = f"resume {run.name}"
     return _result(str(run.path), done.findings, done.checked), [*lines, "", f"Next: {typed(next_command)}"]
 
 

@@ -57,7 +57,7 @@ def stop(run: str | None = None, /, *, common: Common | None = None) -> int:
             time.sleep(0.2)
     if not found.path.exists():
         stopped = {"run": str(found.path), "state": "stopped", "step": 0}
-        emit(stopped, [f"{found.path} was stopped before it began.", f"Next: {typed('runs')}"], common)
+        emit(stopped, [f"{found.path} was stopped before it began, and is gone.", f"Next: {typed('runs')}"], common)
         return 0
     row = _row(found)
     result = {"run": str(found.path), "state": row["state"], "step": row["step"]}

@@ -67,9 +67,9 @@ class Summary:
 
     @property
     def pairs_per_second(self) -> float | None:
-        """As the run counted them, or from the time between steps, evaluations and checkpoints included."""
+        """As the run counted them, or from the time between its latest steps, evaluations and checkpoints included."""
         counted = number(self.ending.get("pairs_per_second"))
-        gaps = self._gaps()
+        gaps = self._gaps()[-RECENT:]
         if counted is not None or not sum(gaps):
             return counted
         return self.batch_size * len(gaps) / sum(gaps)

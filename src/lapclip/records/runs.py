@@ -164,7 +164,9 @@ def check_name(name: str | None, reserved: str = "") -> None:
             f"{name!r} cannot name a run: letters, digits, dots, dashes and underscores.", hint="--name my-run"
         )
     if name is not None and (RUNS / name).exists() and not is_reserved(name, reserved):
-        raise RunError(f"{RUNS / name} exists.", hint=f"lapclip resume {name}, or another --name")
+        over = Run(RUNS / name).last_state() == "finished"
+        hint = f"--name {name}-2" if over else f"lapclip resume {name}, or another --name"
+        raise RunError(f"{RUNS / name} exists.", hint=hint)
 
 
 def create_run(name: str | None, recipe: str, settings: dict[str, Any], reserved: str = "") -> Run:

@@ -206,25 +206,33 @@ def predictions(
 
 
 def recommendations(cells: Sequence[Cell]) -> list[dict[str, Any]]:
-    """For each size of model the fastest contestant, at the largest batch at which several were run."""
+    """For each size of model what trained the most pairs a second, and how it compares at a batch that others ran."""
     found = []
     for parameters in sorted({cell.parameters for cell in cells}):
         own = [cell for cell in cells if cell.parameters == parameters and cell.ms]
-        batches = [cell.batch for cell in own]
-        shared = [batch for batch in batches if batches.count(batch) > 1] or batches
-        if not shared:
+        if not own:
             continue
-        best, *others = sorted((cell for cell in own if cell.batch == max(shared)), key=lambda cell: cell.ms or 0.0)
+        best = max(own, key=lambda cell: cell.pairs_per_second or 0.0)
         rate = best.pairs_per_second or 0.0
-        text = f"{best.contestant.text()}, {rate:,.{0 if rate >= 10 else 1}f} pairs/s at batch {best.batch}, "
-        text += _lead(best, others[0]) if others else "nothing else was run"
+        text = f"{best.contestant.text()}, {rate:,.{0 if rate >= 10 else 1}f} pairs/s at batch {best.batch}"
+        text += _compared(best, own)
         found.append({**asdict(best.contestant), "parameters": parameters, "batch": best.batch, "text": text})
     return found
 
 
-def _lead(best: Cell, second: Cell) -> str:
-    lead = (second.ms or 0.0) / (best.ms or 1.0)
-    return f"{lead:.2f}x {second.contestant.text()}" if lead > WORTH else f"as fast as {second.contestant.text()}"
+def _compared(best: Cell, own: Sequence[Cell]) -> str:
+    """Against the fastest of the others, at the largest batch that the best and another ran."""
+    mine = {cell.batch: cell for cell in own if cell.contestant == best.contestant}
+    others = [cell for cell in own if cell.contestant != best.contestant and cell.batch in mine]
+    if not others:
+        return ", nothing else was run"
+    batch = max(cell.batch for cell in others)
+    second = min((cell for cell in others if cell.batch == batch), key=lambda cell: cell.ms or 0.0)
+    lead = (second.ms or 0.0) / (mine[batch].ms or 1.0)
+    at = "" if batch == best.batch else f" at batch {batch}"
+    if 1 / WORTH < lead < WORTH:
+        return f",{at} as fast as {second.contestant.text()}"
+    return f",{at} {lead:.2f}x {second.contestant.text()}"
 
 
 def _size(parameters: float) -> str:

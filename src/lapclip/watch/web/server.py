@@ -64,6 +64,8 @@ def serve(names: Sequence[str], host: str = "127.0.0.1", port: int | None = None
 
 def _listen(host: str, port: int | None) -> socket.socket:
     """A socket at the address; without a port, the first free one from PORT on."""
+    if port is not None and not 0 <= port <= 65535:
+        raise ConfigError(f"--port must be 0 to 65535, not {port}.", hint="lapclip watch --web --port 8765")
     wanted = [port] if port is not None else list(range(PORT, PORT + TRIES))
     for each in wanted:
         try:
