@@ -7,11 +7,12 @@ from collections.abc import Iterable
 from typing import Any
 
 from lapclip.insight.curves import Curve, number
+from lapclip.insight.words import UNKNOWN, figure, percent, size
 from lapclip.report.document import Block, Cell, Plot, Report, Section, Sentences, Table
 from lapclip.report.plots import COLOURS, axes, line
 from lapclip.report.run import machine_rows
 from lapclip.report.saved import Timed, contestants, dictionaries, dictionary, fastest, timed
-from lapclip.report.words import UNKNOWN, count, figure, milliseconds, parameters, percent, size, times
+from lapclip.report.words import count, milliseconds, parameters, times
 
 LABEL = 18
 """Characters of a line of the microscope that name what it is about."""

@@ -6,9 +6,9 @@ from typing import Any
 
 from lapclip.insight.curves import Curve, curve, number, smoothed
 from lapclip.insight.summary import Summary
+from lapclip.insight.words import figure
 from lapclip.report.document import Plot, Section, Table
 from lapclip.report.plots import axes, faint, heat, level, line, marks, table_of
-from lapclip.report.words import figure
 
 COLUMNS = 120
 """Columns of a heat map."""

@@ -7,9 +7,10 @@ from typing import Any
 
 from lapclip.insight.curves import number
 from lapclip.insight.summary import Summary
+from lapclip.insight.words import UNKNOWN, duration, percent, size
 from lapclip.report.document import Block, Headline, Report, Section, Sentences, Table
 from lapclip.report.learning import learning
-from lapclip.report.words import UNKNOWN, count, duration, interval, parameters, percent, size
+from lapclip.report.words import count, interval, parameters
 from lapclip.report.working import working
 
 

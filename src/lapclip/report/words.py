@@ -1,18 +1,11 @@
-"""Figures as a person reads them. A figure that is not known is a dash."""
+"""What only reports say: intervals, counts, sizes of models, and how much faster."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from lapclip.insight.curves import number
-
-UNKNOWN = "-"
-
-
-def percent(value: Any) -> str:
-    """A share, as a percentage."""
-    found = number(value)
-    return UNKNOWN if found is None else f"{found:.1%}"
+from lapclip.insight.words import UNKNOWN, figure
 
 
 def interval(low_high: Any) -> str:
@@ -27,36 +20,6 @@ def count(value: Any) -> str:
     """A whole number, or a large one, with its thousands apart."""
     found = number(value)
     return UNKNOWN if found is None else f"{found:,.0f}"
-
-
-def figure(value: Any, digits: int = 3) -> str:
-    """A number with a few digits that matter."""
-    found = number(value)
-    if found is None:
-        return UNKNOWN
-    if found and not 1e-4 <= abs(found) < 1e6:
-        return f"{found:.{digits - 1}e}"
-    return f"{found:,.0f}" if abs(found) >= 10**digits else f"{found:.{digits}g}"
-
-
-def size(value: Any) -> str:
-    """Bytes, as gigabytes or megabytes."""
-    found = number(value)
-    if found is None:
-        return UNKNOWN
-    return f"{found / 1e9:.2f} GB" if found >= 1e9 else f"{found / 1e6:.0f} MB"
-
-
-def duration(seconds: Any) -> str:
-    """Seconds, as hours, minutes and seconds."""
-    found = number(seconds)
-    if found is None:
-        return UNKNOWN
-    if 0 < found < 10:
-        return f"{found:.1f} s"
-    minutes, rest = divmod(round(found), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s" if minutes else f"{rest} s"
 
 
 def milliseconds(value: Any) -> str:

@@ -7,10 +7,10 @@ from typing import Any
 
 from lapclip.insight.curves import Curve, curve, number
 from lapclip.insight.summary import Summary
+from lapclip.insight.words import duration, figure, percent, size
 from lapclip.report.document import Block, Plot, Section, Sentences, Table
 from lapclip.report.learning import COLUMNS, turning_points
 from lapclip.report.plots import COLOURS, axes, heat, line, marks, plain, table_of
-from lapclip.report.words import duration, figure, percent, size
 
 WATT_HOUR = 3600.0
 PHASES = {

@@ -9,9 +9,10 @@ from rich.table import Table
 from rich.text import Text
 
 from lapclip.insight.curves import number
+from lapclip.insight.words import UNKNOWN, figure, percent
 from lapclip.watch.look import Look
 from lapclip.watch.paper import LABEL, Paper, drawn_curve, rows_of, section
-from lapclip.watch.words import UNKNOWN, clean, figure, part, share
+from lapclip.watch.words import clean, part
 
 
 def learning(look: Look, paper: Paper) -> RenderableType | None:
@@ -21,7 +22,7 @@ def learning(look: Look, paper: Paper) -> RenderableType | None:
     rows = rows_of()
     curves = (
         ("loss", look.loss, "blue", paper.tall, figure),
-        ("accuracy", look.accuracy, "green", paper.tall, share),
+        ("accuracy", look.accuracy, "green", paper.tall, percent),
         ("temperature", look.temperature, "magenta", 1, figure),
         ("gradient", look.gradient, "yellow", 1, figure),
     )
@@ -55,7 +56,7 @@ def recall(look: Look, paper: Paper) -> RenderableType | None:
         line = Table.grid(padding=(0, 1))
         line.add_column(width=8, no_wrap=True)
         line.add_column(no_wrap=True)
-        line.add_row(Text(share(points.y[-1]), style="bold"), drawn)
+        line.add_row(Text(percent(points.y[-1]), style="bold"), drawn)
         rows.add_row("R@1" if look.working else "validation", line)
         parts.append(rows)
     parts.append(_scores(look) if summary.ending.get("type") == "finished" else _evaluations(look, paper))
@@ -80,10 +81,14 @@ def _evaluations(look: Look, paper: Paper) -> Table:
         style = "bold green" if event is best else ""
         mark = "best" if event is best else ""
         epoch = number(event.get("epoch"))
-        row = (UNKNOWN if epoch is None else f"{epoch:.0f}", share(scores.get("t2i_r1")), share(scores.get("i2t_r1")))
+        row = (
+            UNKNOWN if epoch is None else f"{epoch:.0f}",
+            percent(scores.get("t2i_r1")),
+            percent(scores.get("i2t_r1")),
+        )
         grid.add_row(*row, mark, style=style)
     if (chance := number(events[-1]["evaluation"].get("chance"))) is not None:
-        grid.add_row("chance", share(chance), share(chance), "", style="dim")
+        grid.add_row("chance", percent(chance), percent(chance), "", style="dim")
     return grid
 
 
@@ -91,14 +96,14 @@ def _scores(look: Look) -> Group:
     scores = look.summary.scores
     grid = _table((clean(scores.get("split") or ""), "R@1", "R@5", "R@10"))
     for way, name in (("t2i", "text to image"), ("i2t", "image to text")):
-        grid.add_row(name, *(share(scores.get(f"{way}_r{rank}")) for rank in (1, 5, 10)), style="bold")
+        grid.add_row(name, *(percent(scores.get(f"{way}_r{rank}")) for rank in (1, 5, 10)), style="bold")
     if (chance := number(scores.get("chance"))) is not None:
-        grid.add_row("chance", *(share(min(1.0, rank * chance)) for rank in (1, 5, 10)), style="dim")
+        grid.add_row("chance", *(percent(min(1.0, rank * chance)) for rank in (1, 5, 10)), style="dim")
     sure = ""
     intervals = scores.get("intervals")
     match intervals.get("t2i_r1") if isinstance(intervals, dict) else None:
         case [low, high] if number(low) is not None and number(high) is not None:
-            sure = f", text to image R@1 {share(low)} to {share(high)}"
+            sure = f", text to image R@1 {percent(low)} to {percent(high)}"
     said = f"{figure(scores.get('candidates'), 6)} candidates{sure} (95 %)" if sure else ""
     return Group(grid, *([Text(said, style="dim")] if said else []))
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from lapclip.insight.curves import number
+from lapclip.insight.words import duration, figure, percent
 from lapclip.watch.look import Look
 from lapclip.watch.notices import text_of
-from lapclip.watch.words import clean, duration, figure, share
+from lapclip.watch.words import clean
 
 
 def line(event: dict[str, Any], look: Look) -> str:
@@ -32,4 +33,4 @@ def line(event: dict[str, Any], look: Look) -> str:
 
 
 def _recall(scores: dict[str, Any]) -> str:
-    return f"R@1 text to image {share(scores.get('t2i_r1'))}, image to text {share(scores.get('i2t_r1'))}"
+    return f"R@1 text to image {percent(scores.get('t2i_r1'))}, image to text {percent(scores.get('i2t_r1'))}"

@@ -8,7 +8,8 @@ from typing import Any
 
 from lapclip.insight.curves import number
 from lapclip.insight.summary import Summary
-from lapclip.watch.words import clean, duration
+from lapclip.insight.words import duration
+from lapclip.watch.words import clean
 
 BAD = ("fell_back", "failed", "paused")
 

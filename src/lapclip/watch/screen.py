@@ -10,12 +10,13 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from lapclip.insight.words import UNKNOWN, duration, figure, percent
 from lapclip.watch import sparks
 from lapclip.watch.learning import learning, recall
 from lapclip.watch.look import Look
 from lapclip.watch.paper import BOXED, Paper
 from lapclip.watch.troubles import SEVERITIES, alarms, clock, happened, silence
-from lapclip.watch.words import UNKNOWN, clean, duration, figure, rough, share, span
+from lapclip.watch.words import clean, rough, span
 from lapclip.watch.working import machine, step_phases
 
 STATE_STYLES = {
@@ -101,7 +102,7 @@ def table(looks: list[Look], focus: int, width: int, pens: Pens) -> Table:
         ]
         if middle:
             left = rough(look.time_left.seconds) if look.time_left else UNKNOWN
-            cells += [share(look.best_recall), left]
+            cells += [percent(look.best_recall), left]
         grid.add_row(*cells)
     return grid
 

@@ -8,9 +8,10 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from lapclip.insight.words import UNKNOWN, duration
 from lapclip.watch.look import Look
 from lapclip.watch.paper import Paper, section
-from lapclip.watch.words import UNKNOWN, clean, duration
+from lapclip.watch.words import clean
 
 SEVERITIES = {"alarm": "bold red", "warning": "yellow", "note": "blue"}
 

@@ -6,10 +6,11 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from lapclip.insight.curves import number
+from lapclip.insight.words import figure, size
 from lapclip.watch import sparks
 from lapclip.watch.look import Look
 from lapclip.watch.paper import SHORT_LABEL, Paper, fitting, rows_of, section
-from lapclip.watch.words import clean, figure, size
+from lapclip.watch.words import clean
 
 PHASE_COLOURS = {
     "load": "red",
