@@ -20,7 +20,7 @@ import lapclip
 from lapclip import launch, preparing
 from lapclip.config import DataConfig, build_config, parse_settings, read_recipe
 from lapclip.data.batches import BatchPlan
-from lapclip.data.sources import load_scenes
+from lapclip.data.drawn import load_scenes
 from lapclip.errors import CheckpointError, ConfigError, DataError, RunError, TrainingError
 from lapclip.evaluate.baseline import linear_baseline
 from lapclip.model.zoo import SHAPES

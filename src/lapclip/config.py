@@ -82,14 +82,35 @@ class ModelConfig:
 class DataConfig:
     """What to learn from."""
 
-    source: str = knob("scenes", choices=("scenes",))
-    """Where pictures and captions come from. `scenes` draws them."""
+    source: str = knob("scenes")
+    """Where pictures and captions come from: a folder, a file, a pattern of tar shards, `emoji`, or `scenes`, which are
+    drawn."""
     seed: int = knob(0, least=0)
-    """Seed of the drawn pictures, their captions and the split."""
+    """Seed of the split where the data has none of its own, and of the drawn pictures and their captions."""
+    picture_column: str = knob(AUTO)
+    """The column or key of a table that names the picture. `auto` looks at names and contents."""
+    caption_column: str = knob(AUTO)
+    """The column or key of a table that holds the caption."""
+    split_column: str = knob(AUTO)
+    """The column or key of a table that holds the split; empty uses none."""
+    separator: str = knob(AUTO)
+    """What separates the columns of a table; `tab` for a tab."""
+    pictures: str = knob("")
+    """The folder that the names in a table are relative to; empty looks beside the table."""
+    prompts: str = knob("a photo of a {}.")
+    """Captions for a folder of class folders, with {} for the class, separated by a vertical bar."""
+    tokenizer: str = knob(AUTO, choices=(AUTO, "characters", "bpe", "clip"))
+    """How captions become symbols: a symbol a character, a BPE learnt from the training captions, or CLIP's own."""
+    vocabulary: int = knob(4096, least=300, most=65_536)
+    """Symbols of a BPE that is learnt."""
+    stream: str = knob(AUTO, choices=(AUTO, "always", "never"))
+    """Decode pictures each time they are needed instead of packing them once. `auto` where the disk is too small."""
+    broken_share: float = knob(0.05, least=0.0, most=1.0)
+    """The share of broken pictures up to which they are left out and named; beyond it there is no run."""
     train_pairs: int = knob(5000, least=2)
-    """Pictures to train on."""
+    """Pictures to draw for training."""
     captions: int = knob(4, least=1, most=16)
-    """Captions written for each training picture; each epoch draws one of them."""
+    """Captions written for each drawn training picture."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,7 +21,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from lapclip.config import ModelConfig
-from lapclip.data.pairs import Pairs
+from lapclip.data.pairs import Pairs, Pixels
 from lapclip.data.pixels import fit_picture, normalise, open_picture
 from lapclip.data.tokenizers import CharacterTokenizer
 from lapclip.errors import RunError
@@ -54,7 +54,7 @@ class Embedder:
         return np.concatenate(parts) if parts else self._nothing()
 
     @torch.inference_mode()
-    def encode_pixels(self, pixels_NSSC: np.ndarray) -> np.ndarray:
+    def encode_pixels(self, pixels_NSSC: Pixels) -> np.ndarray:
         """One unit-length row per picture, given as uint8 pixels of the model's size."""
         parts = []
         for at in range(0, len(pixels_NSSC), self.batch):

@@ -13,8 +13,8 @@ import torch
 
 from lapclip import __version__
 from lapclip.config import AUTO, SECTIONS, Config, Layer, WorkConfig, build_config, replace_in
+from lapclip.data.loading import load_data
 from lapclip.data.pairs import DataSet
-from lapclip.data.sources import load_scenes
 from lapclip.data.tokenizers import CharacterTokenizer
 from lapclip.embedder import Embedder, load
 from lapclip.errors import ConfigError, LapclipError, RunError
@@ -161,7 +161,7 @@ def reopen(run: Run, saved: dict[str, Any], hooks: Hooks) -> tuple[Config, DataS
     layer = Layer(str(run.settings), {section: saved.get(section, {}) for section in SECTIONS})
     fallbacks = Layer(str(run.events), {"train": changes_so_far(read_events(run.events))})
     config = build_config([layer, fallbacks], SHAPES)
-    data = load_scenes(config.data, config.model.image_size, hooks.data_progress)
+    data = load_data(config.data, config.model.image_size, hooks.data_progress)
     if data.fingerprint != saved["run"].get("data_fingerprint"):
         raise RunError(
             f"The data is not what {run.path} began with; this lapclip draws other pictures.",

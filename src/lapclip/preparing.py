@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 from lapclip.config import AUTO, Config, Layer, build_config, parse_settings, read_recipe, replace_in
 from lapclip.data.batches import BatchPlan
+from lapclip.data.loading import load_data
 from lapclip.data.pairs import DataSet
 from lapclip.data.pixels import Progress as DataProgress
-from lapclip.data.sources import load_scenes
 from lapclip.data.tokenizers import CharacterTokenizer
 from lapclip.embedder import Embedder
 from lapclip.errors import ConfigError
@@ -67,7 +67,7 @@ def prepare(recipe: str, settings: list[str], minutes: float | None, hooks: Hook
     devices.available(config.train.device)  # an unknown device is refused before pictures are drawn
     check_tracker(config.work.track)
     asked = config.train.compile
-    data = load_scenes(config.data, config.model.image_size, hooks.data_progress)
+    data = load_data(config.data, config.model.image_size, hooks.data_progress)
     config, tokenizer = fit_vocabulary(config, data)
     config, why_steps = count_steps(config, data, tokenizer)
     with memory_explained(config):

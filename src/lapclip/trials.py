@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from lapclip.config import build_config, parse_settings, read_recipe
-from lapclip.data.sources import load_scenes
+from lapclip.data.loading import load_data
 from lapclip.errors import ConfigError
 from lapclip.machine import devices
 from lapclip.machine.notebook import Notebook
@@ -28,7 +28,7 @@ def tune(recipe: str, settings: list[str], seconds: float, hooks: Hooks = Hooks(
         raise ConfigError(f"--seconds must be more than 0, not {seconds:g}.", hint="lapclip tune --seconds 60")
     config = build_config([read_recipe(recipe), parse_settings(settings)], SHAPES)
     devices.available(config.train.device)  # an unknown device is refused before pictures are drawn
-    data = load_scenes(config.data, config.model.image_size, hooks.data_progress)
+    data = load_data(config.data, config.model.image_size, hooks.data_progress)
     config, tokenizer = fit_vocabulary(config, data)
     config, _ = count_steps(config, data, tokenizer)
     plan = make_plan(config, data, tokenizer)

@@ -5,8 +5,8 @@ import pytest
 
 from lapclip.config import DataConfig
 from lapclip.data.batches import BatchPlan, prefetch
+from lapclip.data.drawn import load_scenes
 from lapclip.data.pairs import Pairs
-from lapclip.data.sources import load_scenes
 from lapclip.data.tokenizers import CharacterTokenizer
 from lapclip.errors import DataError
 

@@ -17,8 +17,8 @@ import torch
 
 from lapclip import launch, preparing
 from lapclip.config import DataConfig
+from lapclip.data.drawn import load_scenes
 from lapclip.data.pairs import Pairs
-from lapclip.data.sources import load_scenes
 from lapclip.embedder import Embedder, load
 from lapclip.errors import TrainingError
 from lapclip.insight.findings import CHECKS, Finding, Surroundings, examine, findings, look_around
@@ -82,7 +82,7 @@ def with_splits(ready: preparing.Ready, **splits: Pairs) -> preparing.Ready:
 
 def black(ready: preparing.Ready) -> preparing.Ready:
     """Every picture is black, as if none had been decoded."""
-    blank = {name: Pairs(np.zeros_like(pairs.pixels), pairs.captions) for name, pairs in ready.data.splits.items()}
+    blank = {name: Pairs(np.zeros_like(pairs.pixels[:]), pairs.captions) for name, pairs in ready.data.splits.items()}
     return with_splits(ready, **blank)
 
 
@@ -113,7 +113,7 @@ class SlowDisk:
 
 
 def slow_disk(ready: preparing.Ready) -> preparing.Ready:
-    train: Any = SlowDisk(ready.data.train.pixels)
+    train: Any = SlowDisk(ready.data.train.pixels[:])
     return with_splits(ready, train=Pairs(train, ready.data.train.captions))
 
 

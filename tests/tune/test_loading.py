@@ -4,7 +4,7 @@ import pytest
 
 from lapclip.config import DataConfig
 from lapclip.data.batches import BatchPlan, prefetch
-from lapclip.data.sources import load_scenes
+from lapclip.data.drawn import load_scenes
 from lapclip.data.tokenizers import CharacterTokenizer
 from lapclip.tune import loading
 from lapclip.tune.loading import choose_loader_threads

@@ -4,17 +4,38 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 import numpy as np
 
 
+class Pixels(Protocol):
+    """Pictures of one size, uint8 of shape (rows, side, side, 3), by row: in memory, in a packed store, or decoded
+    when they are asked for."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, rows: Any, /) -> np.ndarray:
+        """One row, a slice of rows, or the rows of an array of indices."""
+        ...
+
+
 @dataclass(frozen=True)
 class Pairs:
-    """The pictures of one split, uint8 of shape (rows, side, side, 3), and the captions of each."""
+    """The pictures of one split and the captions of each."""
 
-    pixels: np.ndarray
+    pixels: Pixels
     captions: Sequence[Sequence[str]]
+    names: Sequence[str] = ()
+    """How a person finds each picture; empty where they are drawn."""
+    aspects: np.ndarray | None = None
+    """Width to height of each picture before it was squeezed into a square; None where the squares were cut out."""
+    sequential: bool = False
+    """Whether rows next to each other are read faster together, so that an order should keep them close."""
 
     def __len__(self) -> int:
         return len(self.captions)
@@ -36,6 +57,10 @@ class DataSet:
     splits: Mapping[str, Pairs]
     fingerprint: str
     alphabet: str | None = None
+    notes: Sequence[str] = field(default_factory=list)
+    """What the user should know about how the data was read: one line each."""
+    classes: Sequence[str] = ()
+    """The names of the classes, where the source is a folder of class folders."""
 
     @property
     def train(self) -> Pairs:

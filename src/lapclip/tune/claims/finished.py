@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from lapclip.config import SECTIONS, DataConfig
+from lapclip.data.loading import load_data
 from lapclip.data.scenes import Scene, split_scenes
-from lapclip.data.sources import load_scenes
 from lapclip.embedder import load
 from lapclip.errors import LapclipError
 from lapclip.insight.summary import summarise
@@ -104,7 +104,7 @@ def negatives(bench: Bench) -> Finding:
         return no_run("seed")
     saved = found.started["config"]
     config = DataConfig(**{key: value for key, value in saved["data"].items() if key in _fields("data")})
-    data = load_scenes(config, saved["model"]["image_size"])
+    data = load_data(config, saved["model"]["image_size"])
     split, pairs = data.final
     images, texts, owner = load(found.run.path).encode_pairs(pairs)
     _, first = np.unique(owner, return_index=True)

@@ -1,4 +1,4 @@
-"""From a source's name to its pictures and captions. The built-in scenes are drawn once and kept in the cache."""
+"""The built-in scenes as a data set: drawn once and kept in the cache."""
 
 from __future__ import annotations
 

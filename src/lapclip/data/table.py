@@ -1,0 +1,72 @@
+"""What a source says before any picture is opened: which pictures there are, their captions and their splits."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+
+class Picture(Protocol):
+    """Where the bytes of a picture are. Reading is the expensive part, so it happens late and in threads."""
+
+    @property
+    def name(self) -> str:
+        """How a person finds it: the path below the data's folder, or `shard.tar:member`. Unique in a table."""
+        ...
+
+    def stamp(self) -> str:
+        """Changes when the picture does, without reading it. Raises OSError where there is no such file."""
+        ...
+
+    def read(self) -> bytes:
+        """The encoded picture. Raises OSError where it cannot be read."""
+        ...
+
+
+@dataclass(frozen=True)
+class PictureFile:
+    """A picture in a file of its own."""
+
+    path: Path
+    name: str
+
+    def stamp(self) -> str:
+        status = os.stat(self.path)
+        return f"{status.st_size} {status.st_mtime_ns}"
+
+    def read(self) -> bytes:
+        return self.path.read_bytes()
+
+
+@dataclass(frozen=True)
+class Row:
+    """A picture, its captions, and the split the data gives it; an empty split is decided by `splits`."""
+
+    picture: Picture
+    captions: tuple[str, ...]
+    split: str = ""
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """Something in the data that is left out: where it is, as a person finds it, and why."""
+
+    where: str
+    why: str
+
+
+@dataclass(frozen=True)
+class Table:
+    """A source as read. Each picture has one row, with all its captions; what was left out is counted and named."""
+
+    rows: Sequence[Row]
+    kind: str
+    """The form it was recognised as, such as `captions.csv` or `class folders`."""
+    how: str
+    """One line for the user: what was recognised and what was guessed, such as columns and their separator."""
+    skipped: Sequence[Skipped] = field(default_factory=list)
+    classes: Sequence[str] = ()
+    """The names of the classes, where the source is a folder of class folders; else empty."""
