@@ -3,19 +3,64 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from lapclip.data.table import Row
+from lapclip.errors import DataError
 
 HELD_OUT = 0.1
 """Share of the pictures in each of `val` and `test`, where the data has no splits of its own."""
+SPLITS = ("train", "val", "test")
+_WORDS = {
+    "train": ("train", "training", "trainval", "restval", "trn"),
+    "val": ("val", "valid", "validation", "validate", "dev", "development", "eval"),
+    "test": ("test", "testing", "tst", "heldout", "held_out"),
+}
+_KNOWN = {word: split for split, words in _WORDS.items() for word in words}
+
+
+def split_named(text: str) -> str | None:
+    """The split that a word such as `Validation` or `restval` means; None where it means none."""
+    return _KNOWN.get(text.strip().lower())
 
 
 def assign_splits(rows: Sequence[Row], seed: int) -> list[str]:
-    """The split of each row: the data's own where it has one, else drawn from the picture's name and the seed alone."""
-    return [row.split or _drawn(row.picture.name, seed) for row in rows]
+    """The split of each row: the data's own where it has one, else drawn from the picture's name and the seed alone.
+
+    Where the data names splits, pictures without one are for training. Where it holds nothing back for choosing the
+    best model (`val`), that part is drawn from the training pictures.
+    """
+    named = {row.split for row in rows} - {""}
+    splits = [row.split or "train" for row in rows]
+    if "val" in named or (named and "train" not in splits):
+        return splits
+    places = {index: _place(row.picture.name, seed) for index, row in enumerate(rows) if splits[index] == "train"}
+    for index, place in places.items():
+        if place < HELD_OUT:
+            splits[index] = "val"
+        elif not named and place < 2 * HELD_OUT:
+            splits[index] = "test"
+    # Among very few pictures chance may leave a part empty that no run can do without.
+    in_order = sorted(places, key=places.__getitem__)
+    if len(in_order) > 1 and "val" not in splits:
+        splits[in_order[0]] = "val"
+    if len(in_order) > 1 and "train" not in splits:
+        splits[in_order[-1]] = "train"
+    return splits
 
 
-def _drawn(name: str, seed: int) -> str:
-    place = int.from_bytes(hashlib.sha256(f"{seed} {name}".encode("utf-8", "surrogateescape")).digest()[:8]) / 2**64
-    return "val" if place < HELD_OUT else "test" if place < 2 * HELD_OUT else "train"
+def check_trainable(splits: Iterable[str]) -> None:
+    """Raise where nothing is for training, or nothing is held back to choose the best model with."""
+    found = dict.fromkeys(splits)
+    missing = next((split for split in ("train", "val") if split not in found), None)
+    if missing:
+        raise DataError(
+            f"The data has nothing to {'train on' if missing == 'train' else 'choose the best model with'}: "
+            f"its pictures are all for {' and '.join(found) or 'nothing'}.",
+            hint='--set data.split_column="", which draws new splits, or name the whole data set, not one part of it',
+        )
+
+
+def _place(name: str, seed: int) -> float:
+    """A number from 0 to 1 that depends on the picture's name and the seed alone."""
+    return int.from_bytes(hashlib.sha256(f"{seed} {name}".encode("utf-8", "surrogatepass")).digest()[:8]) / 2**64

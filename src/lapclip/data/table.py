@@ -26,7 +26,7 @@ class Picture(Protocol):
         ...
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class PictureFile:
     """A picture in a file of its own."""
 
@@ -41,7 +41,29 @@ class PictureFile:
         return self.path.read_bytes()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
+class PicturePart:
+    """A picture inside a larger file, such as a member of a tar: read where it lies, never extracted."""
+
+    path: Path
+    offset: int
+    size: int
+    name: str
+
+    def stamp(self) -> str:
+        status = os.stat(self.path)
+        return f"{status.st_size} {status.st_mtime_ns} {self.offset} {self.size}"
+
+    def read(self) -> bytes:
+        with open(self.path, "rb") as file:
+            file.seek(self.offset)
+            found = file.read(self.size)
+        if len(found) < self.size:
+            raise OSError(f"{self.name} ends too early")
+        return found
+
+
+@dataclass(frozen=True, slots=True)
 class Row:
     """A picture, its captions, and the split the data gives it; an empty split is decided by `splits`."""
 
@@ -50,7 +72,7 @@ class Row:
     split: str = ""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Skipped:
     """Something in the data that is left out: where it is, as a person finds it, and why."""
 
@@ -60,7 +82,10 @@ class Skipped:
 
 @dataclass(frozen=True)
 class Table:
-    """A source as read. Each picture has one row, with all its captions; what was left out is counted and named."""
+    """A source as read. Each picture has one row, with all its captions; what was left out is counted and named.
+
+    Nothing is lost without a word: `records` is the captions of the rows, plus `repeated`, plus `skipped`.
+    """
 
     rows: Sequence[Row]
     kind: str
@@ -70,3 +95,7 @@ class Table:
     skipped: Sequence[Skipped] = field(default_factory=list)
     classes: Sequence[str] = ()
     """The names of the classes, where the source is a folder of class folders; else empty."""
+    records: int = 0
+    """What the source names: each caption of a picture, and each picture or line that has none."""
+    repeated: int = 0
+    """Captions that say again what the same picture has already."""

@@ -1,0 +1,158 @@
+"""Parquet files with the bytes of pictures in a column, as Hugging Face stores data sets. Needs the extra `parquet`."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lapclip.config import AUTO, DataConfig
+from lapclip.data.sources.columns import SAMPLE
+from lapclip.data.sources.gathering import Gathering, Progress
+from lapclip.data.sources.guessing import caption_columns, split_column
+from lapclip.data.sources.records import add_records, captions_in, flat
+from lapclip.data.sources.shards import split_in_name
+from lapclip.errors import DataError, first_line
+
+KEPT_GROUPS = 4
+"""Row groups in memory at once: pictures are read in about the order of the file, by a few threads."""
+
+
+@dataclass(frozen=True, slots=True)
+class PictureCell:
+    """A picture in a cell of a parquet file."""
+
+    path: Path
+    column: str
+    group: int
+    row: int
+    name: str
+
+    def stamp(self) -> str:
+        status = os.stat(self.path)
+        return f"{status.st_size} {status.st_mtime_ns} {self.column} {self.group} {self.row}"
+
+    def read(self) -> bytes:
+        try:
+            value = _group(self.path, self.group, self.column)[self.row].as_py()
+        except (ValueError, KeyError, IndexError) as error:
+            raise OSError(f"{self.name}: {first_line(error)}") from error
+        value = value.get("bytes") if isinstance(value, dict) else value
+        if not value:
+            raise OSError(f"{self.name} has no bytes")
+        return value
+
+
+def read_parquet(
+    paths: Sequence[Path],
+    root: Path,
+    config: DataConfig,
+    into: Gathering,
+    split: str = "",
+    progress: Progress | None = None,
+) -> str:
+    """Add the rows of parquet files. Returns what was guessed, for the user."""
+    said = ""
+    for count, path in enumerate(paths):
+        own = split or (split_in_name(path.name) if len(paths) > 1 else "")
+        try:
+            said = _read_file(path, root, config, into, own)
+        except (ValueError, OSError) as error:
+            if len(paths) == 1:
+                raise DataError(f"{path.name} cannot be read as parquet: {first_line(error)}.") from None
+            into.skip(path.name, f"cannot be read: {first_line(error)}")
+        if progress:
+            progress(count + 1, len(paths))
+    return said
+
+
+def _read_file(path: Path, root: Path, config: DataConfig, into: Gathering, split: str) -> str:
+    with _opened(path) as file:
+        schema = file.schema_arrow
+        picture = _picture_column(schema, config)
+        names = [name for name in schema.names if name != picture]
+        if picture is None:
+            return add_records(path, root, config, into, lambda: _records(path, file, schema.names), split)
+        names = [name for name in names if not _holds_bytes(schema.field(name).type)]
+        first = next(file.iter_batches(SAMPLE, columns=names), None)
+        sample = first.to_pylist() if first else []
+        cells = [[flat(row.get(name)) for row in sample] for name in names]
+        place = split_column(names, cells, -1, config, path.name)
+        captions, _ = caption_columns(names, cells, {place}, config, path.name)
+        wanted = [names[each] for each in captions]
+        split_name = None if place is None else names[place]
+        shown, number = path.name if path.parent == root else path.relative_to(root).as_posix(), 0
+        for group in range(file.num_row_groups):
+            rows = file.read_row_group(group, columns=[*wanted, *([split_name] if split_name else [])]).to_pylist()
+            for row, values in enumerate(rows):
+                number += 1
+                cell = PictureCell(path, picture, group, row, f"{shown}:{number}")
+                own = values.get(split_name) if split_name else None
+                for name in wanted:
+                    for caption in captions_in(values.get(name)):
+                        if isinstance(caption, str):
+                            into.add(cell, caption, own if isinstance(own, str) else split, cell.name)
+                        else:
+                            into.skip(cell.name, f"{name} is no text")
+    where = f", splits in {split_name}" if split_name else ""
+    return f"pictures in {picture}, captions in {', '.join(wanted)}{where}"
+
+
+def _records(path: Path, file: Any, names: list[str]) -> Iterator[tuple[str, Any]]:
+    """The rows of a file that names its pictures instead of holding them."""
+    number = 0
+    for batch in file.iter_batches(10_000, columns=names):
+        for row in batch.to_pylist():
+            number += 1
+            yield f"{path.name} row {number}", row
+
+
+def _picture_column(schema: Any, config: DataConfig) -> str | None:
+    held = [name for name in schema.names if _holds_bytes(schema.field(name).type)]
+    if config.picture_column != AUTO:
+        return config.picture_column if config.picture_column in held else None
+    return next((name for name in ("image", "picture", "jpg", "img", *held) if name in held), None)
+
+
+def _holds_bytes(kind: Any) -> bool:
+    from pyarrow import types
+
+    if types.is_struct(kind):
+        return any(field.name == "bytes" for field in kind)
+    return types.is_binary(kind) or types.is_large_binary(kind)
+
+
+def _opened(path: Path) -> Any:
+    try:
+        from pyarrow.parquet import ParquetFile
+    except ImportError:
+        raise DataError(
+            f"{path.name} is a parquet file, and reading those needs pyarrow.", hint="pip install 'lapclip[parquet]'"
+        ) from None
+    return ParquetFile(path)
+
+
+_kept: OrderedDict[tuple[Path, int, str], Any] = OrderedDict()
+_lock = threading.Lock()
+
+
+def _group(path: Path, group: int, column: str) -> Any:
+    """The pictures of a row group, from memory where it was read just now."""
+    key = (path, group, column)
+    with _lock:
+        if key in _kept:
+            _kept.move_to_end(key)
+            return _kept[key]
+    with _opened(path) as file:
+        kind = file.schema_arrow.field(column).type
+        leaf = f"{column}.bytes" if hasattr(kind, "num_fields") and kind.num_fields else column
+        found = file.read_row_group(group, columns=[leaf]).column(0)
+    with _lock:
+        _kept[key] = found
+        while len(_kept) > KEPT_GROUPS:
+            _kept.popitem(last=False)
+    return found

@@ -1,0 +1,181 @@
+"""WebDataset shards: tar files whose neighbouring members share a name, a picture and its caption each."""
+
+from __future__ import annotations
+
+import glob
+import itertools
+import json
+import posixpath
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from lapclip.config import AUTO, DataConfig
+from lapclip.data.sources.folders import ENDINGS
+from lapclip.data.sources.gathering import Gathering, Progress
+from lapclip.data.sources.guessing import CAPTIONS, SPLITS
+from lapclip.data.sources.records import captions_in
+from lapclip.data.sources.tar import Damaged, Member, members
+from lapclip.data.sources.text import decode
+from lapclip.data.splits import split_named
+from lapclip.data.table import PicturePart
+from lapclip.errors import DataError
+
+PICTURES = tuple(ending[1:] for ending in ENDINGS)
+MOST_SHARDS = 100_000
+MOST_TEXT = 1_000_000
+"""Bytes of a caption's member; what is longer is no caption."""
+_BRACES = re.compile(r"\{([^{}]*)\}")
+_RANGE = re.compile(r"(\d+)\.\.(\d+)")
+
+
+def expand(pattern: str) -> list[Path]:
+    """The files that a pattern names: ranges such as {00000..00012}, lists such as {a,b}, and * and ?."""
+    found = []
+    for name in _unfolded(pattern):
+        if len(found) > MOST_SHARDS:
+            raise DataError(f"{pattern} names more than {MOST_SHARDS:,} files.")
+        found += sorted(glob.glob(name)) if glob.has_magic(name) else [name]
+    return [Path(name) for name in dict.fromkeys(found)]
+
+
+def _unfolded(pattern: str) -> Iterator[str]:
+    braces = _BRACES.search(pattern)
+    if braces is None:
+        yield pattern
+        return
+    span = _RANGE.fullmatch(braces[1])
+    if span:
+        first, last = int(span[1]), int(span[2])
+        if last - first >= MOST_SHARDS:
+            raise DataError(f"{pattern} names more than {MOST_SHARDS:,} files.")
+        options = [str(number).zfill(len(span[1])) for number in range(first, last + 1)]
+    else:
+        options = braces[1].split(",")
+    for option in options:
+        yield from _unfolded(pattern[: braces.start()] + option + pattern[braces.end() :])
+
+
+def read_shards(
+    paths: Sequence[Path],
+    root: Path,
+    config: DataConfig,
+    into: Gathering,
+    split: str = "",
+    progress: Progress | None = None,
+) -> str:
+    """Add the pairs of tar files. Returns what was found, for the user."""
+    keys: dict[str, int] = {}
+    for count, path in enumerate(paths):
+        _read_shard(
+            path, _below(path, root), config, into, split or (split_in_name(path.name) if len(paths) > 1 else ""), keys
+        )
+        if progress:
+            progress(count + 1, len(paths))
+    return f"captions in {', '.join(keys) or 'nothing'}"
+
+
+def split_in_name(name: str) -> str:
+    """The split that a file's name says, as in captions_train2017.json or coco-val-00001.tar; empty where none."""
+    words = re.findall(r"[a-z]+", name.lower())
+    return next((split for word in words if (split := split_named(word))), "")
+
+
+def _below(path: Path, root: Path) -> str:
+    try:
+        return path.relative_to(root).as_posix()
+    except ValueError:
+        return path.as_posix()
+
+
+def _read_shard(path: Path, name: str, config: DataConfig, into: Gathering, split: str, keys: dict[str, int]) -> None:
+    try:
+        file = open(path, "rb")  # noqa: SIM115
+    except OSError as error:
+        return into.skip(name, f"cannot be read: {error.strerror or error}")
+    with file:
+        for key, group in itertools.groupby(_usable(path, name, into), key=lambda member: _key(member.name)[0]):
+            pictures, texts = [], {}
+            for member in group:
+                ending = _key(member.name)[1]
+                if ending in PICTURES:
+                    pictures.append(member)
+                elif ending in ("txt", "json") and member.size <= MOST_TEXT:
+                    file.seek(member.offset)
+                    texts[ending] = file.read(member.size)
+            _add_group(path, name, key, pictures, texts, config, into, split, keys)
+    return None
+
+
+def _usable(path: Path, shard: str, into: Gathering) -> Iterator[Member]:
+    """The members that can be read; the others are named and left out. Damage ends the shard, not the reading."""
+    try:
+        for member in members(path):
+            leaf = posixpath.basename(member.name)
+            if leaf.startswith(".") or "." not in leaf:
+                continue  # hidden files of the system that packed them, and members that belong to no pair
+            name = member.name.replace("\\", "/")
+            where = f"{shard}:{member.name}"
+            if name.startswith("/") or re.match(r"[A-Za-z]:", name) or ".." in name.split("/"):
+                into.skip(where, "the name leads out of the archive")
+            elif member.why_not:
+                into.skip(where, member.why_not)
+            else:
+                yield member
+    except Damaged as error:
+        into.skip(shard, f"damaged: {error}; what follows is not read")
+    except OSError as error:
+        into.skip(shard, f"cannot be read: {error.strerror or error}")
+
+
+def _key(name: str) -> tuple[str, str]:
+    """What the members of a pair share, and what tells them apart: up to the first point, as WebDataset has it."""
+    folder, leaf = posixpath.split(name)
+    stem, _, ending = leaf.partition(".")
+    return posixpath.normpath(posixpath.join(folder, stem)), ending.lower()
+
+
+def _add_group(path, shard, key, pictures, texts, config, into, split, keys) -> None:
+    where = f"{shard}:{key}"
+    captions, own = _captions(texts, config, keys)
+    if not pictures:
+        if texts:
+            into.skip(where, "a caption without a picture")
+        return
+    for member in pictures:
+        name = f"{shard}:{posixpath.normpath(member.name)}"
+        if into.holds(name):
+            into.skip(name, "the same name again in the same shard")
+            continue
+        if not captions or not member.size:
+            into.skip(name, "an empty picture" if captions else "no caption")
+            continue
+        for caption in captions:
+            into.add(PicturePart(path, member.offset, member.size, name), caption, own or split, name)
+
+
+def _captions(texts: dict[str, bytes], config: DataConfig, keys: dict[str, int]) -> tuple[list[str], str]:
+    """The captions of a pair and its split: from the text, a caption a line, or else from a key of the JSON."""
+    fields = {}
+    if "json" in texts:
+        try:
+            fields = json.loads(decode(texts["json"]))
+        except (ValueError, RecursionError):
+            pass  # told as "no caption" where the text does not have one either
+        fields = fields if isinstance(fields, dict) else {}
+    own = next((fields[key] for key in _asked(config.split_column, SPLITS) if isinstance(fields.get(key), str)), "")
+    if "txt" in texts and config.caption_column == AUTO:
+        keys[".txt"] = 0
+        lines = [line for line in decode(texts["txt"]).splitlines() if line.strip()]
+        if lines:
+            return lines, own
+    for key in _asked(config.caption_column, CAPTIONS):
+        captions = [text for text in captions_in(fields.get(key)) if text]
+        if captions:
+            keys[f"{key} of .json"] = 0
+            return captions, own
+    return [], own
+
+
+def _asked(setting: str, usual: Sequence[str]) -> Sequence[str]:
+    return usual if setting == AUTO else [setting] if setting else []

@@ -1,0 +1,75 @@
+"""Parquet files with the bytes of pictures."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lapclip.errors import DataError
+from tests.data.sources.made import found, picture_bytes, pictures, read, splits
+
+pyarrow: Any = pytest.importorskip("pyarrow")
+parquet: Any = pytest.importorskip("pyarrow.parquet")
+
+
+def write(path: Path, columns: dict[str, list], rows: int = 2) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    parquet.write_table(pyarrow.table(columns), path, row_group_size=rows)
+    return path
+
+
+def test_hugging_face_structs(tmp_path: Path) -> None:
+    images = [{"bytes": picture_bytes(shade), "path": f"{shade}.png"} for shade in range(5)]
+    captions = [[f"the {n}", f"a {n}"] for n in range(5)]
+    table = read(write(tmp_path / "a.parquet", {"image": images, "caption": captions, "n": list(range(5))}))
+    assert [row.captions for row in table.rows] == [(f"the {n}", f"a {n}") for n in range(5)]
+    assert [row.picture.read() for row in table.rows] == [picture_bytes(shade) for shade in range(5)]
+    assert list(found(table))[-1] == "a.parquet:5"
+
+
+def test_plain_bytes_with_splits_and_a_chosen_column(tmp_path: Path) -> None:
+    columns = {
+        "jpg": [picture_bytes(1), picture_bytes(2), picture_bytes(3)],
+        "text": ["a dog", None, "a bird"],
+        "title": ["one", "two", "three"],
+        "split": ["train", "test", "validation"],
+    }
+    path = write(tmp_path / "a.parquet", columns)
+    table = read(path)
+    assert found(table) == {"a.parquet:1": ("a dog",), "a.parquet:3": ("a bird",)}
+    assert list(splits(table).values()) == ["train", "val"]
+    assert [skipped.where for skipped in table.skipped] == ["a.parquet:2"]
+    assert found(read(path, caption_column="title"))["a.parquet:2"] == ("two",)
+
+
+def test_a_folder_of_files_with_splits_in_their_names(tmp_path: Path) -> None:
+    for name in ("train-00000-of-00001", "validation-00000-of-00001"):
+        write(tmp_path / "data" / f"{name}.parquet", {"image": [picture_bytes()], "text": ["a dog"]})
+    assert list(splits(read(tmp_path)).values()) == ["train", "val"]
+
+
+def test_a_file_that_names_pictures_instead_of_holding_them(tmp_path: Path) -> None:
+    pictures(tmp_path / "images", "a.png", "b.png")
+    path = write(tmp_path / "list.parquet", {"file": ["a.png", "b.png", "c.png"], "text": ["a dog", "a cat", "a cow"]})
+    table = read(path)
+    assert found(table) == {"images/a.png": ("a dog",), "images/b.png": ("a cat",)}
+    assert len(table.skipped) == 1
+
+
+def test_empty_pictures_are_errors_when_read(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.parquet", {"image": [picture_bytes(), None], "text": ["a dog", "a cat"]})
+    from lapclip.config import DataConfig
+    from lapclip.data.sources import read_table
+
+    table = read_table(DataConfig(source=str(path)))
+    with pytest.raises(OSError, match="no bytes"):
+        table.rows[1].picture.read()
+
+
+@pytest.mark.parametrize("content", [b"", b"PAR1", b"PAR1" + b"x" * 100 + b"PAR1"])
+def test_files_that_are_no_parquet_say_so(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "a.parquet").write_bytes(content)
+    with pytest.raises(DataError, match="cannot be read as parquet"):
+        read(tmp_path / "a.parquet")
