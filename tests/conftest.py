@@ -53,6 +53,15 @@ def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
+@pytest.fixture(scope="session")
+def flickr8k() -> Path:
+    """Real photos with captions, beside the repository."""
+    folder = Path(__file__).parents[2] / "shared" / "data" / "flickr8k"
+    if not folder.exists():
+        pytest.skip("there is no ../shared/data/flickr8k")
+    return folder
+
+
 def command(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "lapclip", *arguments]
 

@@ -128,6 +128,23 @@ def test_resumed_run_matches_uninterrupted_run_step_for_step(here: Path, monkeyp
         assert files[0].read_bytes() == files[1].read_bytes()
 
 
+def test_a_run_goes_on_with_the_symbols_it_began_with(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bpe = ("data.tokenizer=bpe", "data.vocabulary=600")
+    train(*bpe, name="whole")
+    assert find_run("whole").read_settings()["reasons"]["data.tokenizer"].startswith("asked for: a BPE of ")
+    asked = iter([None] * 6 + ["enough"])
+    with monkeypatch.context() as patched:
+        patched.setattr(launch.Signals, "reason", lambda self: next(asked))
+        assert train(*bpe, name="parts").state == "stopped"
+    # Another release of what learns the symbols might number them otherwise, so they are not learnt again.
+    monkeypatch.setattr(launch, "fit_vocabulary", lambda *_: pytest.fail("learnt again"))
+    assert launch.resume("parts").state == "finished"
+    assert losses("parts") == losses("whole")
+    saved = json.loads((here / "runs" / "parts" / "tokenizer.json").read_text())
+    assert lapclip.load("runs/parts").tokenizer.to_dict() == saved
+    assert saved["kind"] == "bpe"
+
+
 def test_stop_is_polled_and_resume_goes_on(here: Path) -> None:
     def ask_at_three(event) -> None:
         if getattr(event, "step", None) == 3 and event.type == "step":
@@ -362,7 +379,7 @@ def test_minutes_count_the_cheap_part_at_its_own_price(
     settings = ["train.cheap_size=16", f"train.cheap_share={share}"]
     config = build_config([read_recipe("first-run"), parse_settings([*SMALL, *settings])], SHAPES)
     data = load_scenes(config.data, 32)
-    config, tokenizer = preparing.fit_vocabulary(config, data)
+    config, tokenizer, _ = preparing.fit_vocabulary(config, data)
     plan = BatchPlan(data.train, tokenizer, 77, 16, 0)
     config, device, *_ = preparing.settle(config, plan, 40, lambda text: None)
 

@@ -101,8 +101,8 @@ class DataConfig:
     """Captions for a folder of class folders, with {} for the class, separated by a vertical bar."""
     tokenizer: str = knob(AUTO, choices=(AUTO, "characters", "bpe", "clip"))
     """How captions become symbols: a symbol a character, a BPE learnt from the training captions, or CLIP's own."""
-    vocabulary: int = knob(4096, least=300, most=65_536)
-    """Symbols of a BPE that is learnt."""
+    vocabulary: int = knob(4096, least=600, most=65_536)
+    """Symbols of a BPE that is learnt; 514 of them stand for single bytes, start and end. `auto` may take fewer."""
     stream: str = knob(AUTO, choices=(AUTO, "always", "never"))
     """Decode pictures each time they are needed instead of packing them once. `auto` where the disk is too small."""
     broken_share: float = knob(0.05, least=0.0, most=1.0)

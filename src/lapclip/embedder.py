@@ -23,7 +23,7 @@ from safetensors.torch import load_file
 from lapclip.config import ModelConfig
 from lapclip.data.pairs import Pairs, Pixels
 from lapclip.data.pixels import fit_picture, normalise, open_picture
-from lapclip.data.tokenizers import CharacterTokenizer
+from lapclip.data.tokenizers import Tokenizer, tokenizer_from_dict
 from lapclip.errors import RunError
 from lapclip.machine.devices import Device, choose_device
 from lapclip.model.clip import CLIP
@@ -35,7 +35,7 @@ BATCH = 64
 class Embedder:
     """Turns pictures and captions into unit-length vectors that can be compared."""
 
-    def __init__(self, model: CLIP, tokenizer: CharacterTokenizer, device: Device) -> None:
+    def __init__(self, model: CLIP, tokenizer: Tokenizer, device: Device) -> None:
         self.model, self.tokenizer, self.device = model, tokenizer, device
         self.batch = BATCH
         """Pictures or captions at once."""
@@ -98,7 +98,7 @@ def load(path: str | os.PathLike, device: str = "cpu") -> Embedder:
             model = CLIP(ModelConfig(**saved["model"]))
         # Copied into fresh memory: products of the file's own, unaligned memory differ in the last bit.
         model.to_empty(device="cpu").load_state_dict(load_file(folder / WEIGHTS))
-        tokenizer = CharacterTokenizer.from_dict(saved["tokenizer"])
+        tokenizer = tokenizer_from_dict(saved["tokenizer"])
     except FileNotFoundError:
         what = "There is no trained model in" if Path(path).is_dir() else "There is no folder"
         raise RunError(f"{what} {path}.", hint="lapclip runs") from None

@@ -15,7 +15,7 @@ from lapclip import __version__
 from lapclip.config import AUTO, SECTIONS, Config, Layer, WorkConfig, build_config, replace_in
 from lapclip.data.loading import load_data
 from lapclip.data.pairs import DataSet
-from lapclip.data.tokenizers import CharacterTokenizer
+from lapclip.data.tokenizers import Tokenizer, load_tokenizer, save_tokenizer
 from lapclip.embedder import Embedder, load
 from lapclip.errors import ConfigError, LapclipError, RunError
 from lapclip.evaluate.baseline import linear_baseline
@@ -86,6 +86,7 @@ def start(
     settled = {"run": about, **asdict(ready.config), "reasons": ready.reasons}
     run = create_run(name, recipe, settled, hooks.reserved)
     with at_work(run, ready.config.work), Signals() as signals, _recording(run, hooks, ready.config) as log:
+        save_tokenizer(ready.built[1].tokenizer, run.tokenizer)
         training = assemble(run, ready.config, ready.data, ready.device, ready.built, log)
         log.append(_started(training, ready.reasons, [*ready.notes, *competitors()], ready.tuned_seconds))
         del ready  # so that what a fallback replaces is gone
@@ -156,7 +157,7 @@ def chosen_again(run: Run, config: Config) -> tuple[Config, Device]:
     return replace_in(config, "train", **settled, compile=how), device
 
 
-def reopen(run: Run, saved: dict[str, Any], hooks: Hooks) -> tuple[Config, DataSet, CharacterTokenizer]:
+def reopen(run: Run, saved: dict[str, Any], hooks: Hooks) -> tuple[Config, DataSet, Tokenizer]:
     """The configuration and the data a run began with."""
     layer = Layer(str(run.settings), {section: saved.get(section, {}) for section in SECTIONS})
     fallbacks = Layer(str(run.events), {"train": changes_so_far(read_events(run.events))})
@@ -167,8 +168,8 @@ def reopen(run: Run, saved: dict[str, Any], hooks: Hooks) -> tuple[Config, DataS
             f"The data is not what {run.path} began with; this lapclip draws other pictures.",
             hint=f"lapclip {saved['run'].get('lapclip')}, or lapclip train for a new run",
         )
-    _, tokenizer = fit_vocabulary(config, data)
-    return config, data, tokenizer
+    # Learnt once: another release of what learns it might number the symbols otherwise.
+    return config, data, load_tokenizer(run.tokenizer) or fit_vocabulary(config, data)[1]
 
 
 def work(training: Training, signals: Signals, began: float) -> Outcome:

@@ -13,7 +13,7 @@ from lapclip.data.batches import BatchPlan
 from lapclip.data.loading import load_data
 from lapclip.data.pairs import DataSet
 from lapclip.data.pixels import Progress as DataProgress
-from lapclip.data.tokenizers import CharacterTokenizer
+from lapclip.data.tokenizers import Tokenizer, choose_tokenizer
 from lapclip.embedder import Embedder
 from lapclip.errors import ConfigError
 from lapclip.machine import devices
@@ -68,7 +68,7 @@ def prepare(recipe: str, settings: list[str], minutes: float | None, hooks: Hook
     check_tracker(config.work.track)
     asked = config.train.compile
     data = load_data(config.data, config.model.image_size, hooks.data_progress)
-    config, tokenizer = fit_vocabulary(config, data)
+    config, tokenizer, why_tokenizer = fit_vocabulary(config, data)
     config, why_steps = count_steps(config, data, tokenizer)
     with memory_explained(config):
         longest = longest_caption(config, data, tokenizer)
@@ -79,33 +79,33 @@ def prepare(recipe: str, settings: list[str], minutes: float | None, hooks: Hook
         device.release_memory()
         device.forget_peak()  # what was tried before the run is not the run's
         built = build(config, tokenizer, device)
-    reasons["train.steps"] = why_steps
+    reasons |= {"data.tokenizer": why_tokenizer, "train.steps": why_steps}
     notes = [reasons["train.compile"]] if asked not in (AUTO, config.train.compile) else []
     return Ready(config, data, device, built, reasons, [*notes, *device.warnings()], tuned_seconds)
 
 
-def longest_caption(config: Config, data: DataSet, tokenizer: CharacterTokenizer) -> int:
-    """The most symbols that a batch of captions is padded to."""
+def longest_caption(config: Config, data: DataSet, tokenizer: Tokenizer) -> int:
+    """The most symbols that a batch of captions is padded to. Looks at the longest ones only: encoding all takes time,
+    and a caption of few bytes has few symbols."""
     captions = (caption for options in data.train.captions for caption in options)
-    return tokenizer.batch(heapq.nlargest(16, captions, key=len), config.model.context).shape[1]
+    longest = heapq.nlargest(1000, captions, key=lambda caption: len(caption.encode("utf-8", "replace")))
+    return tokenizer.batch(longest, config.model.context).shape[1]
 
 
-def fit_vocabulary(config: Config, data: DataSet) -> tuple[Config, CharacterTokenizer]:
-    """The tokenizer for the data, and the model's vocabulary to match."""
-    if data.alphabet is not None:
-        tokenizer = CharacterTokenizer(data.alphabet)
-    else:
-        tokenizer = CharacterTokenizer.learn(caption for captions in data.train.captions for caption in captions)
-    return replace_in(config, "model", vocabulary=tokenizer.vocabulary), tokenizer
+def fit_vocabulary(config: Config, data: DataSet) -> tuple[Config, Tokenizer, str]:
+    """The tokenizer for the data and why it is that one, and the model's vocabulary to match."""
+    captions = [caption for options in data.train.captions for caption in options]
+    tokenizer, why = choose_tokenizer(config.data, captions, data.alphabet, config.model.context)
+    return replace_in(config, "model", vocabulary=tokenizer.vocabulary), tokenizer, why
 
 
-def make_plan(config: Config, data: DataSet, tokenizer: CharacterTokenizer) -> BatchPlan:
+def make_plan(config: Config, data: DataSet, tokenizer: Tokenizer) -> BatchPlan:
     """Which pairs in which order."""
     train = config.train
     return BatchPlan(data.train, tokenizer, config.model.context, train.batch_size, train.seed)
 
 
-def count_steps(config: Config, data: DataSet, tokenizer: CharacterTokenizer) -> tuple[Config, str]:
+def count_steps(config: Config, data: DataSet, tokenizer: Tokenizer) -> tuple[Config, str]:
     """Turn epochs into a number of steps; the schedule and a resumed run rely on it. Minutes wait for the settings."""
     train = config.train
     if train.steps and train.minutes:
@@ -118,7 +118,7 @@ def count_steps(config: Config, data: DataSet, tokenizer: CharacterTokenizer) ->
     return replace_in(config, "train", steps=train.epochs * per_epoch), f"{train.epochs} epochs of {per_epoch} steps"
 
 
-def fill_minutes(config: Config, data: DataSet, tokenizer: CharacterTokenizer, device: Device) -> tuple[Config, str]:
+def fill_minutes(config: Config, data: DataSet, tokenizer: Tokenizer, device: Device) -> tuple[Config, str]:
     """Turn minutes into a number of steps, once."""
     train, plan = config.train, make_plan(config, data, tokenizer)
     step_seconds, evaluation_seconds = time_parts(config, data, plan, tokenizer, device)
@@ -130,7 +130,7 @@ def fill_minutes(config: Config, data: DataSet, tokenizer: CharacterTokenizer, d
 
 
 def time_parts(
-    config: Config, data: DataSet, plan: BatchPlan, tokenizer: CharacterTokenizer, device: Device
+    config: Config, data: DataSet, plan: BatchPlan, tokenizer: Tokenizer, device: Device
 ) -> tuple[float, float]:
     """Seconds of a real step and of a real evaluation, on a model that is thrown away."""
     # In a run of two steps whose first half is cheap, step 1 is of one kind and step 2 of the other.
@@ -153,7 +153,7 @@ def time_step(step: AnyStep, plan: BatchPlan, number: int, device: Device) -> fl
     return statistics.median(times[1:] if device.is_cpu else times[WARM_UP + 1 :])
 
 
-def build(config: Config, tokenizer: CharacterTokenizer, device: Device) -> tuple[AnyStep, Embedder]:
+def build(config: Config, tokenizer: Tokenizer, device: Device) -> tuple[AnyStep, Embedder]:
     """A fresh model with its optimiser, ready to step, and the same model ready to embed."""
     model = CLIP(config.model, seed=derived_seed(config.train.seed, "weights")).to(device.torch)
     step = make_step(model, config.train, device)

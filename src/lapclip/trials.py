@@ -29,7 +29,7 @@ def tune(recipe: str, settings: list[str], seconds: float, hooks: Hooks = Hooks(
     config = build_config([read_recipe(recipe), parse_settings(settings)], SHAPES)
     devices.available(config.train.device)  # an unknown device is refused before pictures are drawn
     data = load_data(config.data, config.model.image_size, hooks.data_progress)
-    config, tokenizer = fit_vocabulary(config, data)
+    config, tokenizer, _ = fit_vocabulary(config, data)
     config, _ = count_steps(config, data, tokenizer)
     plan = make_plan(config, data, tokenizer)
     batch = plan.batch(1)

@@ -12,6 +12,7 @@ from cyclopts.exceptions import CycloptsError
 from lapclip import __version__
 from lapclip.cli.claims import claims
 from lapclip.cli.comparing import compare
+from lapclip.cli.data import data
 from lapclip.cli.doctor import doctor
 from lapclip.cli.machine import machine
 from lapclip.cli.models import model
@@ -32,6 +33,7 @@ app = App(
     help_epilogue="Every command takes `--json` for scripts and `--debug` for the traceback of an error.",
 )
 app.command(train, sort_key=1)
+app.command(data)
 app.command(resume, sort_key=2)
 app.command(stop, sort_key=3)
 app.command(runs, sort_key=4)

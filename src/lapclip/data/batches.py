@@ -14,7 +14,7 @@ import numpy as np
 
 from lapclip.data.augment import names_sides
 from lapclip.data.pairs import Pairs
-from lapclip.data.tokenizers import CharacterTokenizer
+from lapclip.data.tokenizers import Tokenizer
 from lapclip.errors import DataError
 from lapclip.randomness import generator
 
@@ -33,7 +33,7 @@ class Batch:
 class BatchPlan:
     """Each epoch visits every picture once in a new order; a last batch that would not be full is left out."""
 
-    def __init__(self, pairs: Pairs, tokenizer: CharacterTokenizer, context: int, batch_size: int, seed: int) -> None:
+    def __init__(self, pairs: Pairs, tokenizer: Tokenizer, context: int, batch_size: int, seed: int) -> None:
         if batch_size > len(pairs):
             raise DataError(
                 f"train.batch_size {batch_size} is more than the {len(pairs)} training pictures.",

@@ -24,11 +24,11 @@ class Notebook:
 
     def read(self, key: str) -> Any:
         """What was written under the key, or None."""
-        return self._pages().get(key)
+        return self.pages().get(key)
 
     def write(self, key: str, value: Any) -> None:
         """Keep a value beside the others."""
-        self.replace({**self._pages(), key: value})
+        self.replace({**self.pages(), key: value})
 
     def replace(self, pages: dict[str, Any]) -> None:
         """Other processes may read and write at the same time, so the file is replaced as a whole."""
@@ -41,7 +41,7 @@ class Notebook:
             with suppress(OSError):
                 partial.unlink(missing_ok=True)
 
-    def _pages(self) -> dict[str, Any]:
+    def pages(self) -> dict[str, Any]:
         try:
             pages = json.loads(self.path.read_text(encoding="utf-8"))
             if isinstance(pages, dict):

@@ -1,6 +1,7 @@
 """A run is a folder of plain files.
 
 run.toml        the resolved configuration with the reasons for each automatic choice
+tokenizer.json  how captions become symbols
 events.jsonl    what happened, one JSON line an event
 log.txt         the same for people
 checkpoints/    the last two, complete
@@ -45,6 +46,7 @@ class Run:
         self.path = path
         self.name = path.name
         self.settings = path / "run.toml"
+        self.tokenizer = path / "tokenizer.json"
         self.events = path / "events.jsonl"
         self.log = path / "log.txt"
         self.checkpoints = path / "checkpoints"

@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from lapclip.config import Config, replace_in
-from lapclip.data.tokenizers import CharacterTokenizer
+from lapclip.data.tokenizers import Tokenizer
 from lapclip.embedder import Embedder
 from lapclip.errors import ConfigError, RunError, TrainingError
 from lapclip.machine import devices
@@ -25,7 +25,7 @@ from lapclip.train.graph import AnyStep
 from lapclip.train.loop import Training
 from lapclip.train.memory import describe, predict_bytes
 
-Build = Callable[[Config, CharacterTokenizer, Device], tuple[AnyStep, Embedder]]
+Build = Callable[[Config, Tokenizer, Device], tuple[AnyStep, Embedder]]
 
 
 @contextmanager

@@ -1,0 +1,190 @@
+"""`lapclip data check` and `lapclip data describe`."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+from cyclopts import App, Parameter
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+from lapclip.cli.output import Common, emit, typed
+from lapclip.machine.checks import gigabytes
+
+Settings = Annotated[tuple[str, ...], Parameter(name="--set", negative="", show_default=False)]
+COLOURS = {"alarm": "red", "warning": "yellow", "note": "cyan"}
+EVERY = 5.0
+"""Seconds between two lines of progress where there is no terminal."""
+
+data = App(
+    sort_key=7,
+    name="data",
+    help="Look at pictures and captions before training on them.\n\nExample: `lapclip data check photos/`",
+    help_format="markdown",
+)
+
+
+@data.command
+def check(
+    source: str,
+    /,
+    *,
+    recipe: str | None = None,
+    settings: Settings = (),
+    common: Common | None = None,
+) -> int:
+    """Look at every picture and caption once, and say what is odd, what it costs, and whether training can work.
+
+    For example:
+
+    - `lapclip data check photos/`
+    - `lapclip data check captions.csv --set data.caption_column=title`
+    - `lapclip data check scenes --json`
+
+    Parameters
+    ----------
+    source
+        A folder, a CSV, TSV or JSON file, a pattern of tar shards, or `scenes`.
+    recipe
+        The recipe to reckon with; it sets the picture size and the longest caption. Example: --recipe seed
+    settings
+        Change a setting; may be repeated. Example: --set model.context=32
+    """
+    from lapclip.survey.check import check as survey
+
+    with progress("looking at pictures") as tell:
+        found = survey(source, recipe, settings, tell)
+    emit(found, summary(found), common)
+    return 0
+
+
+@data.command
+def describe(
+    source: str,
+    /,
+    *,
+    out: Path | None = None,
+    pictures: int = 48,
+    settings: Settings = (),
+    common: Common | None = None,
+) -> int:
+    """Make a contact sheet: some pictures with their captions, as a PNG and as a page that needs nothing else.
+
+    For example:
+
+    - `lapclip data describe photos/`
+    - `lapclip data describe photos/ --out sheet.html --pictures 200`
+    - `lapclip data describe scenes --out scenes.png`
+
+    Parameters
+    ----------
+    source
+        A folder, a CSV, TSV or JSON file, a pattern of tar shards, or `scenes`.
+    out
+        A name ending in .png or .html for one of them; any other name is a folder for both. Example: --out sheet.png
+    pictures
+        How many to show; they are drawn at random, the same ones each time. Example: --pictures 100
+    settings
+        Change a setting; may be repeated. Example: --set data.caption_column=title
+    """
+    from lapclip.survey.describe import describe as draw
+
+    with progress("reading pictures") as tell:
+        found = draw(source, out, pictures, settings, tell)
+    lines = [f"[bold]{escape(source)}[/bold]  {found['images']:,} pictures, {found['captions']:,} captions"]
+    lines += [f"  {escape(path)}" for path in found["files"]]
+    emit(found, [*lines, f"Next: {escape(typed(f'data check {shlex.quote(source)}'))}"], common)
+    return 0
+
+
+def summary(found: dict[str, Any]) -> list[str]:
+    """What was found, for people."""
+    lines = [f"[bold]{escape(found['source'])}[/bold]  {found['images']:,} pictures, {found['captions']:,} captions"]
+    lines += [f"  {name:<11}{escape(text)}" for name, text in rows(found)]
+    lines += ["", "[bold]findings[/bold]" if found["findings"] else "[green]nothing odd was found[/green]"]
+    for finding in found["findings"]:
+        colour = COLOURS[finding["severity"]]
+        lines.append(f"  [{colour}]{finding['count']:>7,}[/{colour}]  {escape(finding['title'])}")
+        lines.append(f"{'':11}[dim]{escape(finding['advice'])}[/dim]")
+        lines += [f"{'':11}[dim]{escape(_short(example))}[/dim]" for example in finding["examples"][:3]]
+    train = f"train {shlex.quote(found['source'])}" if found["source"] != "scenes" else "train"
+    lines += ["", escape(found["outlook"]), f"[dim]looked in {found['seconds']:.1f} s[/dim]"]
+    return [*lines, f"Next: {escape(typed(train))}"]
+
+
+def rows(found: dict[str, Any]) -> list[tuple[str, str]]:
+    """The facts, one a line."""
+    needs, symbols, sizes = found["needs"], found["caption_symbols"], found["picture_pixels"]
+    cut = f"{symbols['cut']:,} would be cut" if symbols["cut"] else "none is cut"
+    lengths = (
+        f"{symbols['median']:.0f} symbols in the middle, {symbols['longest']} at most; room for {symbols['limit']}"
+    )
+    store = f"{_size(needs['store_bytes'])} packed at {needs['image_size']} pixels"
+    short = f"short sides from {sizes['shortest']} to {sizes['longest_short_side']} pixels; " if sizes else ""
+    listed = [
+        ("form", found["how"]),
+        ("splits", ", ".join(f"{split} {counts['images']:,}" for split, counts in found["splits"].items())),
+        ("pictures", f"{short}{_size(needs['source_bytes'])}, {store}"),
+        ("captions", f"{lengths}, {cut}"),
+        ("tokenizer", found["tokenizer"]["reason"]),
+        ("scripts", ", ".join(f"{script} {count:,}" for script, count in found["scripts"].items()) or "none known"),
+        (
+            "an epoch",
+            f"{_duration(needs['epoch_seconds'])} with recipe {found['recipe']}: {needs['epoch_seconds_from']}",
+        ),
+    ]
+    for split, best in found["ceilings"].items():
+        if min(best["t2i_r1"], best["i2t_r1"]) < 1:
+            scores = f"text-to-image R@1 {best['t2i_r1']:.4f}, image-to-text {best['i2t_r1']:.4f}"
+            listed.append(("ceiling", f"{scores} on {split}: the best that copies and equal captions allow"))
+    return listed
+
+
+def _short(text: str, most: int = 100) -> str:
+    shown = " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())
+    return shown if len(shown) <= most else f"{shown[: most - 3]}..."
+
+
+def _size(count: int) -> str:
+    return gigabytes(count) if count >= 1e9 else f"{count / 1e6:,.0f} MB"
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 1:
+        return "under a second"
+    return f"about {seconds:.0f} s" if seconds < 120 else f"about {seconds / 60:.0f} minutes"
+
+
+@contextmanager
+def progress(what: str) -> Iterator[Any]:
+    """A bar on a terminal, now and then a line elsewhere. Called with how much is done and how much there is."""
+    console = Console(stderr=True, highlight=False)
+    if not console.is_terminal:
+        told = time.monotonic()
+
+        def say(done: int, total: int) -> None:
+            nonlocal told
+            if time.monotonic() - told > EVERY:
+                told = time.monotonic()
+                print(f"{what}: {done:,} of {total:,}", file=sys.stderr, flush=True)
+
+        yield say
+        return
+    columns = (TextColumn(what), BarColumn(bar_width=None), TextColumn("{task.completed:,}/{task.total:,}"))
+    with Progress(*columns, TimeRemainingColumn(compact=True), console=console, transient=True, expand=True) as bar:
+        task: TaskID | None = None
+
+        def show(done: int, total: int) -> None:
+            nonlocal task
+            if task is None:
+                task = bar.add_task(what, total=total)
+            bar.update(task, completed=done, total=total)
+
+        yield show

@@ -1,0 +1,20 @@
+"""Captions to symbols and back: a symbol a character, a BPE learnt from the captions, or CLIP's own BPE."""
+
+from lapclip.data.tokenizers.bpe import BytePairTokenizer, clip_tokenizer
+from lapclip.data.tokenizers.characters import CharacterTokenizer
+from lapclip.data.tokenizers.learning import choose_tokenizer
+from lapclip.data.tokenizers.saving import load_tokenizer, save_tokenizer, tokenizer_from_dict
+from lapclip.data.tokenizers.tokenizer import LENGTH_STEP, Tokenizer, pad
+
+__all__ = [
+    "LENGTH_STEP",
+    "BytePairTokenizer",
+    "CharacterTokenizer",
+    "Tokenizer",
+    "choose_tokenizer",
+    "clip_tokenizer",
+    "load_tokenizer",
+    "pad",
+    "save_tokenizer",
+    "tokenizer_from_dict",
+]

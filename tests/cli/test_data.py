@@ -1,0 +1,44 @@
+"""`lapclip data`, as it is typed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from ..conftest import lapclip
+from ..survey.made import odd_folder
+
+
+def test_check_prints_one_json_object(here: Path) -> None:
+    odd_folder(here)
+    done = lapclip("data", "check", ".", "--json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["images"] == 16
+    assert {"kind", "count", "examples"} <= set(found["findings"][0])
+
+
+def test_check_says_the_gravest_first_and_ends_with_the_next_command(here: Path) -> None:
+    odd_folder(here)
+    done = lapclip("data", "check", ".")
+    lines = done.stdout.splitlines()
+    assert lines[0] == ".  16 pictures, 20 captions"
+    assert "cannot be read" in lines[lines.index("findings") + 1]
+    assert lines[-1].startswith("Next: ")
+    assert lines[-1].endswith("train .")
+
+
+def test_describe_writes_a_picture_and_a_page(here: Path) -> None:
+    odd_folder(here)
+    done = lapclip("data", "describe", ".", "--out", "sheet", "--pictures", "6", "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["shown"] == 6
+    assert (here / "sheet" / "contact-sheet.png").read_bytes().startswith(b"\x89PNG")
+    assert "<figure" in (here / "sheet" / "contact-sheet.html").read_text(encoding="utf-8")
+
+
+def test_data_that_is_not_there_is_the_users_input(here: Path) -> None:
+    done = lapclip("data", "check", "nowhere")
+    assert done.returncode == 2
+    assert "nowhere" in done.stderr
+    assert "Traceback" not in done.stderr
