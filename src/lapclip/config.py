@@ -21,6 +21,8 @@ AUTO = "auto"
 RECIPES = Path(__file__).parent / "recipes"
 DEFAULT_RECIPE = "first-run"
 DEFAULT_MODEL = "mini"
+STAGES = 4
+"""A tower of convolutions has its blocks in so many stages, each of half the side and twice the width."""
 
 
 def knob(
@@ -43,12 +45,14 @@ class ModelConfig:
     """Side of the square pictures the image tower sees, in pixels."""
     patch: int = knob(least=1)
     """Side of a patch, in pixels. It must divide image_size."""
+    image_tower: str = knob("transformer", choices=("transformer", "convolutions"))
+    """What looks at pictures: CLIP's vision transformer, or a residual network, which learns more from few pictures."""
     image_width: int = knob(least=1)
-    """Width of the image tower."""
+    """Width of the image tower; of convolutions, the width of the first of four stages."""
     image_layers: int = knob(least=1)
-    """Blocks in the image tower."""
+    """Blocks in the image tower; of convolutions, a multiple of four."""
     image_heads: int = knob(least=1)
-    """Attention heads in the image tower. They must divide image_width."""
+    """Attention heads in the image tower. They must divide image_width. Convolutions have none."""
     text_width: int = knob(least=1)
     """Width of the text tower."""
     text_layers: int = knob(least=1)
@@ -67,6 +71,13 @@ class ModelConfig:
             raise ConfigError(
                 f"model.patch {self.patch} does not divide model.image_size {self.image_size}.",
                 hint=f"--set model.image_size={max(1, self.image_size // self.patch) * self.patch}",
+            )
+        if self.image_tower == "convolutions" and (self.image_layers % STAGES or self.image_width % 2):
+            raise ConfigError(
+                f"A tower of convolutions has blocks in {STAGES} stages and an even width, not model.image_layers "
+                f"{self.image_layers} and model.image_width {self.image_width}.",
+                hint=f"--set model.image_layers={-(-self.image_layers // STAGES) * STAGES} "
+                f"--set model.image_width={self.image_width + self.image_width % 2}",
             )
         for tower in ("image", "text"):
             width, heads = getattr(self, f"{tower}_width"), getattr(self, f"{tower}_heads")
@@ -153,8 +164,12 @@ class TrainConfig:
     """Smallest share of a picture that a random crop keeps; 1 never crops."""
     flip: float = knob(0.0, least=0.0, most=1.0)
     """How often a picture is flipped left to right. Never where its caption names a side."""
+    word_dropout: float = knob(0.0, least=0.0, most=0.9)
+    """Share of a caption's symbols left out at random, so that few captions are not learnt by heart."""
     evaluate_every_epochs: int = knob(1, least=1)
     """Epochs between evaluations. The last step is always evaluated."""
+    patience: int = knob(0, least=0)
+    """Evaluations in a row without a better score after which a run ends; 0 always goes to the last step."""
     checkpoint_every_seconds: float = knob(60.0, least=0.0)
     """Seconds between checkpoints: what a crash can cost. 0 writes none by the clock."""
     checkpoint_every_epochs: int = knob(0, least=0)
@@ -293,6 +308,12 @@ def build_config(layers: list[Layer], shapes: Mapping[str, ModelConfig]) -> Conf
             f"{', '.join(origins)}: train.cheap_size {train.cheap_size} must be a multiple of model.patch "
             f"{model.patch}, at most model.image_size {model.image_size}.",
             hint=f"--set train.cheap_size={max(1, model.image_size // model.patch // 2) * model.patch}",
+        )
+    if train.patch_dropout and model.image_tower == "convolutions":
+        origins = [layer.origin for layer in layers if "patch_dropout" in layer.values.get("train", {})]
+        raise ConfigError(
+            f"{', '.join(origins)}: train.patch_dropout needs patches, and a tower of convolutions has none.",
+            hint="--set train.patch_dropout=0",
         )
     return Config(model=model, data=DataConfig(**chosen["data"]), train=train, work=WorkConfig(**chosen["work"]))
 

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lapclip.config import ModelConfig
+from lapclip.model.convolutions import ConvolutionTower
 from lapclip.model.kernels import Compute
 from lapclip.model.towers import ImageTower, TextTower
 
@@ -25,7 +26,7 @@ class CLIP(nn.Module):
     def __init__(self, shape: ModelConfig, *, seed: int = 0) -> None:
         super().__init__()
         self.shape = shape
-        self.image = ImageTower(shape)
+        self.image = ConvolutionTower(shape) if shape.image_tower == "convolutions" else ImageTower(shape)
         self.text = TextTower(shape)
         self.logit_scale = nn.Parameter(torch.tensor(START_LOGIT_SCALE))
         initialise(self, torch.Generator().manual_seed(seed))
@@ -62,17 +63,7 @@ def count_parameters(module: nn.Module) -> int:
 
 def initialise(model: CLIP, generator: torch.Generator) -> None:
     """CLIP's initial values: embeddings start small, towers as their blocks say."""
-    image, text = model.image, model.text
-    image_std, text_std = model.shape.image_width**-0.5, model.shape.text_width**-0.5
-    for tensor, std in (
-        (image.patch_weight, (3 * image.patch**2) ** -0.5),
-        (image.class_embedding, image_std),
-        (image.position_embedding, image_std),
-        (image.projection, image_std),
-        (text.token_embedding.weight, 0.02),
-        (text.position_embedding, 0.01),
-        (text.projection, text_std),
-    ):
-        nn.init.normal_(tensor, 0.0, std, generator=generator)
-    image.transformer.initialise(generator)
-    text.transformer.initialise(generator)
+    for tower in (model.image, model.text):
+        tower.initialise_ends(generator)
+    for tower in (model.image, model.text):
+        tower.initialise_blocks(generator)

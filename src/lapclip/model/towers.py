@@ -51,6 +51,17 @@ class ImageTower(nn.Module):
         class_token_B = torch.zeros(len(x_BLD), dtype=torch.long, device=x_BLD.device)
         return self._linear(self.ln_post(self.transformer(x_BLD, class_token_B)), self.projection.T)
 
+    def initialise_ends(self, generator: torch.Generator) -> None:
+        """CLIP's initial values of what comes before and after the blocks."""
+        std = self.class_embedding.numel() ** -0.5
+        nn.init.normal_(self.patch_weight, 0.0, (3 * self.patch**2) ** -0.5, generator=generator)
+        for tensor in (self.class_embedding, self.position_embedding, self.projection):
+            nn.init.normal_(tensor, 0.0, std, generator=generator)
+
+    def initialise_blocks(self, generator: torch.Generator) -> None:
+        """CLIP's initial values of the blocks."""
+        self.transformer.initialise(generator)
+
     @property
     def _dtype(self) -> torch.dtype:
         return self.compute.dtype or self.patch_weight.dtype
@@ -92,6 +103,16 @@ class TextTower(nn.Module):
         end_B = tokens_BL.argmax(dim=-1)  # the end symbol has the highest id
         pooled_BD = self.ln_final(self.transformer(x_BLD.to(self.compute.dtype or x_BLD.dtype), end_B))
         return linear(pooled_BD, self.projection.T, None, self.compute.linear)
+
+    def initialise_ends(self, generator: torch.Generator) -> None:
+        """CLIP's initial values of what comes before and after the blocks."""
+        nn.init.normal_(self.token_embedding.weight, 0.0, 0.02, generator=generator)
+        nn.init.normal_(self.position_embedding, 0.0, 0.01, generator=generator)
+        nn.init.normal_(self.projection, 0.0, self.projection.shape[0] ** -0.5, generator=generator)
+
+    def initialise_blocks(self, generator: torch.Generator) -> None:
+        """CLIP's initial values of the blocks."""
+        self.transformer.initialise(generator)
 
 
 @cache

@@ -61,6 +61,22 @@ _SEED_AS_WRITTEN = ModelConfig(
     vocabulary=33,
     context=77,
 )
+_PHOTOS = ModelConfig(
+    name="photos",
+    image_size=112,
+    patch=16,
+    image_tower="convolutions",
+    image_width=48,
+    image_layers=8,
+    image_heads=1,
+    text_width=256,
+    text_layers=2,
+    text_heads=4,
+    embedding=256,
+    vocabulary=4096,
+    context=32,
+)
+_PHOTOS_LARGE = ModelConfig(**{**vars(_PHOTOS), "name": "photos-large", "image_width": 80})
 _VIT_B_16 = ModelConfig(
     name="vit-b-16",
     image_size=224,
@@ -77,7 +93,9 @@ _VIT_B_16 = ModelConfig(
 )
 _VIT_B_32 = ModelConfig(**{**vars(_VIT_B_16), "name": "vit-b-32", "patch": 32})
 
-SHAPES = {shape.name: shape for shape in (_MINI, _TINY, _SEED, _SEED_AS_WRITTEN, _VIT_B_32, _VIT_B_16)}
+SHAPES = {
+    shape.name: shape for shape in (_MINI, _TINY, _PHOTOS, _PHOTOS_LARGE, _SEED, _SEED_AS_WRITTEN, _VIT_B_32, _VIT_B_16)
+}
 
 
 def named_shape(name: str) -> ModelConfig:

@@ -20,6 +20,7 @@ from dataclasses import asdict, dataclass, replace
 from lapclip.config import ModelConfig, TrainConfig
 from lapclip.errors import ConfigError
 from lapclip.machine.devices import Device
+from lapclip.model.convolutions import convolution_sizes, last_width
 from lapclip.train.schedule import patches_kept, picture_side
 
 CPU_BASE, ACCELERATOR_BASE = 350_000_000, 100_000_000
@@ -76,15 +77,21 @@ def count_weights(model: ModelConfig) -> tuple[int, int]:
         products = layers * (12 * width * width + 9 * width)
         return products + layers * 4 * width, products
 
-    image, image_products = blocks(model.image_width, model.image_layers)
     text, text_products = blocks(model.text_width, model.text_layers)
-    patches = (model.image_size // model.patch) ** 2
-    image_products += 3 * model.patch**2 * model.image_width + model.image_width * model.embedding
+    text += (model.vocabulary + model.context + 2 + model.embedding) * model.text_width
     text_products += model.text_width * model.embedding
-    image += (2 + patches + 4) * model.image_width + 3 * model.patch**2 * model.image_width
-    text += (model.vocabulary + model.context + 2) * model.text_width
-    total = image + text + (model.image_width + model.text_width) * model.embedding + 1
-    return total, image_products + text_products
+    if model.image_tower == "convolutions":
+        image_products = last_width(model) * model.embedding
+        sizes = convolution_sizes(model, model.image_size)
+        image_products += sum(size.outputs * size.inputs * size.kernel**2 for size in sizes)
+        image = image_products + 2 * sum(size.outputs for size in sizes)
+    else:
+        image, image_products = blocks(model.image_width, model.image_layers)
+        patches = (model.image_size // model.patch) ** 2
+        ends = (3 * model.patch**2 + model.embedding) * model.image_width
+        image += (2 + patches + 4) * model.image_width + ends
+        image_products += ends
+    return image + text + 1, image_products + text_products
 
 
 def check_memory(model: ModelConfig, train: TrainConfig, caption_tokens: int, device: Device) -> None:
@@ -141,17 +148,26 @@ def _still_needed(parts: MemoryParts, device: Device) -> int:
 
 def _pair_bytes(model: ModelConfig, train: TrainConfig, caption_tokens: int, *, cheap: bool) -> int:
     """What a pair needs in both towers."""
-    patches, _ = patches_kept(cheap, train, model)
     side = picture_side(cheap, train, model)
-    image = _tower_bytes(
-        1 + patches, model.image_width, model.image_layers, model.image_heads, train.image_attention, train
-    )
     text = _tower_bytes(
         caption_tokens, model.text_width, model.text_layers, model.text_heads, train.text_attention, train
     )
-    # Normalised pixels and the patches cut from them, which the first product keeps.
-    pixels = 4 * 3 * side * side + (3 * model.patch**2) * patches * _size(train)
-    return image + text + pixels
+    pixels = 4 * 3 * side * side
+    if model.image_tower == "convolutions":
+        return _convolution_bytes(model, train, side) + text + pixels
+    patches, _ = patches_kept(cheap, train, model)
+    image = _tower_bytes(
+        1 + patches, model.image_width, model.image_layers, model.image_heads, train.image_attention, train
+    )
+    cut = (3 * model.patch**2) * patches * _size(train)  # patches, which the first product keeps
+    return image + text + pixels + cut
+
+
+def _convolution_bytes(model: ModelConfig, train: TrainConfig, side: int) -> int:
+    """Each convolution keeps its result, which its norm wants, and what the activation makes of it, which the next one
+    wants; the largest come once more in the backward pass."""
+    results = [size.outputs * size.side**2 for size in convolution_sizes(model, side)]
+    return int(GAPS * (2 * sum(results) + 2 * max(results) + 3 * side * side) * _size(train))
 
 
 def _tower_bytes(tokens: int, width: int, layers: int, heads: int, attention: str, train: TrainConfig) -> int:

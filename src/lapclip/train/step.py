@@ -261,6 +261,6 @@ def part_of(name: str) -> str:
     tower, _, rest = name.partition(".")
     if not rest:
         return "temperature"
-    if rest.startswith("transformer.blocks."):
-        return f"{tower}.{rest.split('.')[2]}"
+    if "blocks." in rest:
+        return f"{tower}.{rest.partition('blocks.')[2].split('.')[0]}"
     return f"{tower}.head" if rest.startswith(("ln_post", "ln_final", "projection")) else f"{tower}.embedding"

@@ -15,6 +15,7 @@ from typing import NamedTuple
 import torch
 
 from lapclip.config import ModelConfig
+from lapclip.model.convolutions import Size, convolution_sizes, last_width
 from lapclip.model.kernels import has_onednn, linear
 
 
@@ -39,18 +40,16 @@ LARGEST = 6
 
 def step_products(shape: ModelConfig, batch: int, caption_tokens: int) -> list[Product]:
     """The forward products of a step, as (matrices, m, k, n)."""
-    patches = (shape.image_size // shape.patch) ** 2
-    products = [Product(1, batch * patches, 3 * shape.patch**2, shape.image_width, times=2.0)]
-    towers = (
-        (shape.image_width, shape.image_layers, shape.image_heads, 1 + patches, 1.0),
-        (
-            shape.text_width,
-            shape.text_layers,
-            shape.text_heads,
-            caption_tokens,
-            (caption_tokens + 1) / 2 / caption_tokens,
-        ),
-    )
+    seen = (caption_tokens + 1) / 2 / caption_tokens
+    towers = [(shape.text_width, shape.text_layers, shape.text_heads, caption_tokens, seen)]
+    if shape.image_tower == "convolutions":
+        first, *others = convolution_sizes(shape, shape.image_size)
+        products = [_as_product(first, batch, times=2.0), *(_as_product(size, batch) for size in others)]
+        products.append(Product(1, batch, last_width(shape), shape.embedding))
+    else:
+        patches = (shape.image_size // shape.patch) ** 2
+        products = [Product(1, batch * patches, 3 * shape.patch**2, shape.image_width, times=2.0)]
+        towers.insert(0, (shape.image_width, shape.image_layers, shape.image_heads, 1 + patches, 1.0))
     for width, layers, heads, tokens, seen in towers:
         rows, head = batch * tokens, width // heads
         for layer in range(layers):
@@ -67,6 +66,11 @@ def step_products(shape: ModelConfig, batch: int, caption_tokens: int) -> list[P
             ]
         products.append(Product(1, batch, width, shape.embedding))
     return products
+
+
+def _as_product(size: Size, batch: int, times: float = 3.0) -> Product:
+    """A convolution as the product of every place it looks at with its weights."""
+    return Product(1, batch * size.side**2, size.inputs * size.kernel**2, size.outputs, times)
 
 
 def operations(products: list[Product]) -> float:

@@ -86,6 +86,8 @@ def predict_compiling(workshop: Workshop, setting: Setting, device: Device, befo
     advice = "lapclip tune --seconds 300 measures compiling"
     if device.records_graphs:  # blocks timed alone would be timed by their launches, which a recording does not have
         return replace(nothing, fault=f"recorded, so that no time goes into launches; {advice}")
+    if workshop.config.model.image_tower == "convolutions":
+        return replace(nothing, fault=f"a tower of convolutions is not predicted; {advice}")
     if left < LEAST_SECONDS:
         return replace(nothing, fault=f"compiling was not tried in the time; {advice}")
     if fault := fault_in_compiling(device):

@@ -57,8 +57,10 @@ def choose_kernels(
     """
     batch = min(train.batch_size, train.micro_batch or train.batch_size)
     patches = max(1, round((model.image_size // model.patch) ** 2 * (1 - train.patch_dropout)))
-    image = Sizes(1 + patches, model.image_width, model.image_heads)
     text = Sizes(caption_tokens, model.text_width, model.text_heads)
+    image = Sizes(1 + patches, model.image_width, model.image_heads)
+    if model.image_tower == "convolutions":
+        image = text  # it has neither attention nor large linear layers, so the text tower decides
     check_kernels(train, device)
     comparisons = {
         "image_attention": (ATTENTION, _attention(image, causal=False)),
