@@ -32,6 +32,18 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Path:
+    """The folder of a finished run of 12 steps, to copy from."""
+    from lapclip import launch
+
+    folder = tmp_path_factory.mktemp("trained")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        launch.start("first-run", SMALL, name="mine")
+    return folder / "runs" / "mine"
+
+
 @pytest.fixture(autouse=True)
 def quiet_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tests run side by side; what they time is to count as if they were alone."""

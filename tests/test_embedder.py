@@ -9,6 +9,7 @@ from PIL import Image
 from safetensors.torch import save_file
 
 import lapclip
+from lapclip.data.pairs import Pairs
 from lapclip.data.scenes import ALPHABET
 from lapclip.data.tokenizers import CharacterTokenizer
 from lapclip.embedder import Embedder
@@ -38,6 +39,22 @@ def test_a_caption_has_the_same_embedding_in_any_company(embedder: Embedder) -> 
     together = embedder.encode_text(["a cat", "three purple butterflies in the centre, on a quiet night."] * 50)
     assert together.shape == (100, 64)
     np.testing.assert_allclose(together[0], alone[0], atol=1e-5)
+
+
+def test_pairs_are_embedded_with_progress_and_equal_captions_are_equal_to_the_last_bit(embedder: Embedder) -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (70, 64, 64, 3), dtype=np.uint8)
+    captions = [["a cat", f"thing {at}, seen from afar" * (at % 3)] for at in range(70)]
+    told: list[tuple[int, int]] = []
+    images, texts, owner = embedder.encode_pairs(
+        Pairs(pixels, captions), lambda done, total: told.append((done, total))
+    )
+    assert owner.tolist() == [at // 2 for at in range(140)]
+    assert (texts[::2] == texts[0]).all()
+    np.testing.assert_allclose(texts, embedder.encode_text([text for pair in captions for text in pair]), atol=1e-5)
+    np.testing.assert_array_equal(images, embedder.encode_pixels(pixels))
+    distinct = len({text for pair in captions for text in pair})
+    assert [done for done, _ in told] == sorted(done for done, _ in told)
+    assert told[-1] == (70 + distinct, 70 + distinct)
 
 
 def test_nothing_in_nothing_out(embedder: Embedder) -> None:

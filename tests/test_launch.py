@@ -17,7 +17,7 @@ import pytest
 import torch
 
 import lapclip
-from lapclip import launch, preparing
+from lapclip import launch, preparing, scoring
 from lapclip.config import DataConfig, build_config, parse_settings, read_recipe
 from lapclip.data.batches import BatchPlan
 from lapclip.data.drawn import load_scenes
@@ -440,7 +440,7 @@ def test_a_device_that_is_not_here_is_refused(here: Path) -> None:
 
 def test_evaluation_can_be_repeated_and_the_model_loads(here: Path) -> None:
     outcome = train()
-    result = launch.evaluate("run")
+    result = scoring.evaluate(scoring.Wanted("run", device="cpu"))
     assert outcome.evaluation is not None
     assert {**result["evaluation"], "split": "test"} == outcome.evaluation
     assert 0 <= result["linear_baseline"] < 0.5

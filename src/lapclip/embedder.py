@@ -22,7 +22,7 @@ from safetensors.torch import load_file
 
 from lapclip.config import ModelConfig
 from lapclip.data.pairs import Pairs, Pixels
-from lapclip.data.pixels import fit_picture, normalise, open_picture
+from lapclip.data.pixels import Progress, fit_picture, normalise, open_picture
 from lapclip.data.tokenizers import Tokenizer, tokenizer_from_dict
 from lapclip.errors import RunError
 from lapclip.machine.devices import Device, choose_device
@@ -54,16 +54,18 @@ class Embedder:
         return np.concatenate(parts) if parts else self._nothing()
 
     @torch.inference_mode()
-    def encode_pixels(self, pixels_NSSC: Pixels) -> np.ndarray:
+    def encode_pixels(self, pixels_NSSC: Pixels, progress: Progress | None = None) -> np.ndarray:
         """One unit-length row per picture, given as uint8 pixels of the model's size."""
         parts = []
         for at in range(0, len(pixels_NSSC), self.batch):
             pixels = torch.from_numpy(np.array(pixels_NSSC[at : at + self.batch])).to(self.device.torch)
             parts.append(self.model.encode_image(normalise(pixels)).cpu().numpy())
+            if progress:
+                progress(min(at + self.batch, len(pixels_NSSC)), len(pixels_NSSC))
         return np.concatenate(parts) if parts else self._nothing()
 
     @torch.inference_mode()
-    def encode_text(self, captions: Sequence[str]) -> np.ndarray:
+    def encode_text(self, captions: Sequence[str], progress: Progress | None = None) -> np.ndarray:
         """One unit-length row per caption."""
         if isinstance(captions, str):
             raise TypeError("encode_text takes a list of captions, not one string")
@@ -71,13 +73,21 @@ class Embedder:
         for at in range(0, len(captions), self.batch):
             tokens_BL = self.tokenizer.batch(captions[at : at + self.batch], self.model.shape.context)
             parts.append(self.model.encode_text(torch.from_numpy(tokens_BL).to(self.device.torch)).cpu().numpy())
+            if progress:
+                progress(min(at + self.batch, len(captions)), len(captions))
         return np.concatenate(parts) if parts else self._nothing()
 
-    def encode_pairs(self, pairs: Pairs) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def encode_pairs(self, pairs: Pairs, progress: Progress | None = None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Embeddings of all pictures, of all captions, and each caption's picture."""
-        texts = [caption for captions in pairs.captions for caption in captions]
+        # Equal captions once: it is less work, and they are to score the same to the last bit, so that they tie.
+        rows = {caption: 0 for captions in pairs.captions for caption in captions}
+        rows = {caption: at for at, caption in enumerate(rows)}
+        total = len(pairs) + len(rows)
+        told = progress or (lambda done, total: None)
+        images = self.encode_pixels(pairs.pixels, lambda done, _: told(done, total))
+        texts = self.encode_text(list(rows), lambda done, _: told(len(pairs) + done, total))
         owner = np.repeat(np.arange(len(pairs)), [len(captions) for captions in pairs.captions])
-        return self.encode_pixels(pairs.pixels), self.encode_text(texts), owner
+        return images, texts[[rows[caption] for captions in pairs.captions for caption in captions]], owner
 
     def description(self) -> dict:
         """What config.json holds: everything but the weights."""

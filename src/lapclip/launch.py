@@ -18,7 +18,6 @@ from lapclip.data.pairs import DataSet
 from lapclip.data.tokenizers import Tokenizer, load_tokenizer, save_tokenizer
 from lapclip.embedder import Embedder, load
 from lapclip.errors import ConfigError, LapclipError, RunError
-from lapclip.evaluate.baseline import linear_baseline
 from lapclip.insight.places import places_so_far
 from lapclip.machine import devices, facts
 from lapclip.machine.awake import kept_awake
@@ -116,19 +115,6 @@ def resume(name: str | None, hooks: Hooks = Hooks()) -> Outcome:
             else:
                 log.append(_resumed(training, skipped))
             return work(training, signals, began)
-
-
-def evaluate(name: str | None, hooks: Hooks = Hooks()) -> dict[str, Any]:
-    """Score a run's best model on the split that chose nothing."""
-    run = find_run(name)
-    config, data, _ = reopen(run, run.read_settings(), hooks)
-    split, pairs = data.final
-    return {
-        "run": str(run.path),
-        "split": split,
-        "evaluation": score(load(run.path), pairs, config.train.batch_size),
-        "linear_baseline": linear_baseline(data.train, pairs),
-    }
 
 
 def assemble(

@@ -37,6 +37,13 @@ def test_json_is_one_object_and_nothing_else_on_stdout(here: Path) -> None:
     scores = {"candidates", "t2i_r1", "t2i_r5", "t2i_r10", "i2t_r1", "i2t_r5", "i2t_r10", "chance", "intervals"}
     assert evaluated["evaluation"].keys() >= scores
     assert all(0 <= evaluated["evaluation"][name] <= 1 for name in scores - {"candidates", "intervals"})
+    assert evaluated["evaluation"]["intervals"].keys() >= scores - {"candidates", "chance", "intervals"}
+    assert all(Path(path).exists() for path in evaluated["files"])
+    told = lapclip("eval", "--split", "val")
+    for words in ("split val (asked for)", "place of the right answer", "easy  medium    hard", "alignment"):
+        assert words in told.stdout
+    assert "embedding pictures and captions" in told.stderr
+    assert told.stdout.strip().splitlines()[-1].startswith("Next: open runs/first-run/evaluation/val/evaluation.html")
 
 
 @pytest.mark.parametrize(
@@ -56,6 +63,8 @@ def test_json_is_one_object_and_nothing_else_on_stdout(here: Path) -> None:
         (["resume"], "There are no runs in"),
         (["resume", "nothing"], "No run called nothing"),
         (["eval"], "There are no runs in"),
+        (["eval", "nothing"], "No run called nothing"),
+        (["eval", "."], "Try: lapclip eval RUN ."),
         (["stop"], "There are no runs in"),
         (["report"], "There are no runs in"),
         (["report", "nothing"], "No run called nothing"),

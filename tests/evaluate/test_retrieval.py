@@ -3,26 +3,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from lapclip.evaluate import retrieval as module
-from lapclip.evaluate.retrieval import (
-    batch_accuracy,
-    bootstrap_interval,
-    caption_ranks,
-    picture_ranks,
-    retrieval,
-    similarities,
-)
+from lapclip.evaluate import ranks as module
+from lapclip.evaluate.ranks import ranks
+from lapclip.evaluate.retrieval import batch_accuracy, ceilings, retrieval
 
-
-def unit(rows: np.ndarray) -> np.ndarray:
-    return rows / np.linalg.norm(rows, axis=1, keepdims=True)
-
-
-def noisy_pairs(count: int, noise: float, captions_each: int = 1) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    draw = np.random.default_rng(0)
-    images = unit(draw.normal(size=(count, 16)))
-    owner = np.repeat(np.arange(count), captions_each)
-    return images, unit(images[owner] + noise * draw.normal(size=(len(owner), 16))), owner
+from .embeddings import noisy_pairs, unit
 
 
 def test_perfect_embeddings_find_everything() -> None:
@@ -39,29 +24,6 @@ def test_a_collapsed_model_finds_nothing() -> None:
     assert scores["t2i_r10"] == scores["i2t_r10"] == 0.0
 
 
-def test_similarities_are_those_of_the_whole_matrix() -> None:
-    images, texts, owner = noisy_pairs(23, 0.7, 3)
-    all_pairs = images @ texts.T
-    two_pictures = (images @ images.T)[~np.eye(23, dtype=bool)]
-    two_captions = (texts @ texts.T)[~np.eye(69, dtype=bool)]
-    found = similarities(images.astype(np.float32), texts.astype(np.float32), owner)
-    assert found == pytest.approx(
-        {
-            "own": np.mean([all_pairs[mine, caption] for caption, mine in enumerate(owner)]),
-            "mean": all_pairs.mean(),
-            "spread": all_pairs.std(),
-            "pictures": two_pictures.mean(),
-            "captions": two_captions.mean(),
-        },
-        abs=1e-6,
-    )
-    same = np.ones((20, 4)) / 2
-    assert similarities(same, same, np.arange(20)) == {
-        "own": 1.0, "mean": 1.0, "spread": 0.0, "pictures": 1.0, "captions": 1.0
-    }  # fmt: skip
-    assert retrieval(images, texts, owner)["similarities"].keys() == found.keys()
-
-
 def test_recall_agrees_with_sorting_every_candidate(monkeypatch: pytest.MonkeyPatch) -> None:
     images, texts, owner = noisy_pairs(57, 1.5, 3)
     scores = texts @ images.T
@@ -76,23 +38,61 @@ def test_recall_agrees_with_sorting_every_candidate(monkeypatch: pytest.MonkeyPa
         for rank in (1, 5, 10):
             assert result[f"t2i_r{rank}"] == pytest.approx(np.mean(np.array(t2i) < rank))
             assert result[f"i2t_r{rank}"] == pytest.approx(np.mean(np.array(i2t) < rank))
+        for way, places in (("t2i", np.array(t2i)), ("i2t", np.array(i2t))):
+            assert result[f"{way}_median_rank"] == np.median(places + 1)
+            assert result[f"{way}_mean_reciprocal_rank"] == pytest.approx(np.mean(1 / (places + 1)))
+            for name in ("r1", "r10", "median_rank", "mean_reciprocal_rank"):
+                low, high = result["intervals"][f"{way}_{name}"]
+                assert low <= result[f"{way}_{name}"] <= high
+                assert low < high or name == "r1"
 
 
 def test_other_captions_of_the_same_picture_are_not_mistakes() -> None:
     images = np.eye(2)
     texts = unit(np.array([[1.0, 0.1], [1.0, 0.2], [0.0, 1.0]]))
     owner = np.array([0, 0, 1])
-    assert picture_ranks(images, texts, owner).tolist() == [0, 0]
-    assert caption_ranks(images, texts, owner).tolist() == [0, 0, 0]
+    t2i, i2t = ranks(images, texts, owner)
+    assert i2t.tolist() == [1, 1]
+    assert t2i.tolist() == [1, 1, 1]
 
 
-def test_interval_holds_the_true_rate_and_narrows_with_more_pairs() -> None:
-    draw = np.random.default_rng(1)
-    few, many = (draw.random(count) < 0.3 for count in (50, 5000))
-    low, high = bootstrap_interval(many.astype(float), np.ones(5000))
-    assert low < 0.3 < high
-    few_low, few_high = bootstrap_interval(few.astype(float), np.ones(50))
-    assert high - low < (few_high - few_low) / 5
+def test_a_picture_without_captions_is_a_candidate_but_not_a_question() -> None:
+    images = unit(np.array([[1.0, 0.0], [0.0, 1.0], [1.0, 0.1]]))
+    scores = retrieval(images, np.eye(2), np.array([0, 1]))
+    assert scores["candidates"] == 3
+    assert scores["i2t_r1"] == 1.0
+    assert scores["i2t_median_rank"] == 1.0
+    assert scores["chances"]["i2t_r1"] == pytest.approx(1 / 2)
+
+
+def test_chance_of_several_captions_is_not_that_of_one() -> None:
+    scores = retrieval(*noisy_pairs(30, 1.0, 5))
+    chances = scores["chances"]
+    assert [scores["chance"], chances["t2i_r1"]] == pytest.approx([1 / 30, 1 / 30])
+    assert chances["t2i_r10"] == pytest.approx(10 / 30)
+    assert chances["i2t_r1"] == pytest.approx(5 / 150)
+    assert chances["i2t_r5"] == pytest.approx(1 - np.prod([(145 - k) / (150 - k) for k in range(5)]))
+    assert chances["t2i_median_rank"] == 15
+    assert chances["t2i_mean_reciprocal_rank"] == pytest.approx(np.mean(1 / np.arange(1, 31)))
+
+
+def test_shared_captions_set_the_ceilings_that_the_best_model_reaches() -> None:
+    captions = [["a cat", "a tabby"], ["a cat"], ["a dog"], ["a cat", "a cat"]]
+    found = ceilings(captions)
+    # Of four captions "a cat", of three pictures, each picture finds itself for a third of them at best.
+    assert found["t2i_r1"] == pytest.approx((4 / 3 + 2) / 6)
+    assert found["t2i_r5"] == 1.0
+    # Only those with a caption of their own come first; "a cat" of picture 1 ties with three others.
+    assert found["i2t_r1"] == pytest.approx(2 / 4)
+    assert found["i2t_r5"] == 1.0
+    words = {"a cat": [1.0, 0, 0], "a tabby": [0.9, 0.1, 0.0], "a dog": [0.0, 0, 1]}
+    texts = unit(np.array([words[caption] for options in captions for caption in options]))
+    images = unit(np.array([words["a tabby"], [1.0, 0.0, 0.0], words["a dog"], [1.0, 0.001, 0.0]]))
+    owner = np.repeat(np.arange(4), [len(options) for options in captions])
+    scores = retrieval(images, texts, owner)
+    assert scores["t2i_r1"] <= found["t2i_r1"]
+    assert scores["i2t_r1"] == found["i2t_r1"]
+    assert ceilings([["a"], ["b"]]) == dict.fromkeys([f"{way}_r{k}" for way in ("t2i", "i2t") for k in (1, 5, 10)], 1.0)
 
 
 def test_accuracy_in_batches_of_random_embeddings_is_chance() -> None:

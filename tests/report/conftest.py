@@ -10,22 +10,9 @@ from typing import Any
 
 import pytest
 
-from lapclip import launch
 from lapclip.records.store import read_events
 
-from ..conftest import SMALL
-
 Events = list[dict[str, Any]]
-
-
-@pytest.fixture(scope="session")
-def trained(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Path:
-    """The folder of a finished run of 12 steps."""
-    folder = tmp_path_factory.mktemp("report")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        launch.start("first-run", SMALL, name="mine")
-    return folder / "runs" / "mine"
 
 
 @pytest.fixture

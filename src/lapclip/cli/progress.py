@@ -46,6 +46,20 @@ class Display:
         if done == total:
             self.close()
 
+    def encoding_progress(self, done: int, total: int) -> None:
+        """Called while pictures and captions are embedded."""
+        if self._lines:
+            if time.monotonic() - self._told > EVERY:
+                print(f"embedding pictures and captions: {done:,} of {total:,}", file=sys.stderr, flush=True)
+                self._told = time.monotonic()
+            return
+        self._end_status()
+        if self._bar is None:
+            self._start("embedding", total)
+        self._update(done, "")
+        if done == total:
+            self.close()
+
     def waiting(self, what: str) -> None:
         """Called while another run is waited for."""
         if self._lines:

@@ -99,3 +99,5 @@ class Table:
     """What the source names: each caption of a picture, and each picture or line that has none."""
     repeated: int = 0
     """Captions that say again what the same picture has already."""
+    labels: Sequence[int] = ()
+    """The class of each row, as its place in `classes`; empty where there are none."""

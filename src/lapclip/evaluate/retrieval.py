@@ -1,85 +1,77 @@
-"""Recall at K both ways, with every true caption counted, and how sure the figures are.
+"""Finding pictures by captions and captions by pictures: recall, median rank, mean reciprocal rank, and how sure.
 
-Shapes: N pictures, M captions, E embedding, R ranks asked for.
+Shapes: N pictures, M captions, E embedding, Q questions of one way.
 """
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
+from lapclip.evaluate.geometry import similarities
+from lapclip.evaluate.intervals import bootstrap_interval, mean_and_median_intervals
+from lapclip.evaluate.ranks import chance_figures, ranks
 from lapclip.randomness import generator
 
 RANKS = (1, 5, 10)
-BLOCK = 1024
-"""Rows of similarities held at once, so that large sets need no full matrix."""
 
 
 def retrieval(image_NE: np.ndarray, text_ME: np.ndarray, picture_M: np.ndarray) -> dict[str, Any]:
-    """Recall of pictures by captions (t2i) and of captions by pictures (i2t). picture_M is each caption's picture.
+    """Scores of pictures by captions (t2i) and of captions by pictures (i2t). picture_M is each caption's picture.
 
-    A tie counts against the model: one that gives every pair the same score finds nothing.
+    A rank is counted from 1. For a picture it is that of the best of its own captions. A tie counts against the model:
+    one that gives every pair the same score finds nothing.
     """
-    t2i_M = caption_ranks(image_NE, text_ME, picture_M)
-    i2t_N = picture_ranks(image_NE, text_ME, picture_M)
-    # Captions of one picture are not independent, so pictures are what is drawn again for the intervals.
-    captions_N = np.bincount(picture_M, minlength=len(image_NE))
-    scores: dict[str, Any] = {"candidates": len(image_NE), "captions": len(text_ME)}
-    intervals = {}
-    for rank in RANKS:
-        hits_N = np.bincount(picture_M, weights=t2i_M < rank, minlength=len(image_NE))
-        scores[f"t2i_r{rank}"] = float(hits_N.sum() / captions_N.sum())
-        intervals[f"t2i_r{rank}"] = bootstrap_interval(hits_N, captions_N)
-    for rank in RANKS:
-        scores[f"i2t_r{rank}"] = float(np.mean(i2t_N < rank))
-        intervals[f"i2t_r{rank}"] = bootstrap_interval((i2t_N < rank).astype(float), np.ones(len(i2t_N)))
-    similar = similarities(image_NE, text_ME, picture_M)
-    return {**scores, "chance": 1 / len(image_NE), "intervals": intervals, "similarities": similar}
-
-
-def similarities(image_NE: np.ndarray, text_ME: np.ndarray, picture_M: np.ndarray) -> dict[str, float]:
-    """How alike embeddings are: true pairs, any picture and caption with their spread, any two pictures or captions.
-
-    From sums over pictures and captions alone, so that large sets need no matrix of all similarities.
-    """
-    image_NE, text_ME = image_NE.astype(np.float64), text_ME.astype(np.float64)
-    mean = float(image_NE.mean(axis=0) @ text_ME.mean(axis=0))
-    square = float(((image_NE.T @ image_NE) * (text_ME.T @ text_ME)).sum()) / (len(image_NE) * len(text_ME))
-    return {
-        "own": float(np.einsum("me,me->m", image_NE[picture_M], text_ME).mean()),
-        "mean": mean,
-        "spread": max(0.0, square - mean**2) ** 0.5,
-        "pictures": _mean_of_two(image_NE),
-        "captions": _mean_of_two(text_ME),
+    return retrieval_of(*ranks(image_NE, text_ME, picture_M), picture_M) | {
+        "similarities": similarities(image_NE, text_ME, picture_M)
     }
 
 
-def _mean_of_two(rows_NE: np.ndarray) -> float:
-    """The mean similarity of two different rows of unit length."""
-    count, total_E = len(rows_NE), rows_NE.sum(axis=0)
-    return float(total_E @ total_E - count) / max(1, count * (count - 1))
+def retrieval_of(t2i_M: np.ndarray, i2t_N: np.ndarray, picture_M: np.ndarray) -> dict[str, Any]:
+    """The scores that ranks make. `chance` is that of text-to-image R@1; `chances` has that of each figure."""
+    captions_N = np.bincount(picture_M, minlength=len(i2t_N))
+    asked = np.flatnonzero(captions_N)  # a picture without a caption is a candidate, not a question
+    ways = {"t2i": (t2i_M, picture_M), "i2t": (i2t_N[asked], asked)}
+    chances = {
+        "t2i": chance_figures(len(i2t_N), np.ones(1), RANKS),
+        "i2t": chance_figures(len(t2i_M), captions_N[asked], RANKS),
+    }
+    scores: dict[str, Any] = {"candidates": len(i2t_N), "captions": len(t2i_M)}
+    names, hits, counts = [], [], []
+    for way, (rank_Q, owner_Q) in ways.items():
+        answers = {f"{way}_r{place}": (rank_Q <= place).astype(float) for place in RANKS}
+        answers[f"{way}_mean_reciprocal_rank"] = 1 / rank_Q
+        scores |= {name: float(answer.mean()) for name, answer in answers.items()}
+        scores[f"{way}_median_rank"] = float(np.median(rank_Q))
+        names += answers
+        hits += [np.bincount(owner_Q, weights=answer, minlength=len(i2t_N)) for answer in answers.values()]
+        counts += [np.bincount(owner_Q, minlength=len(i2t_N)).astype(float)] * len(answers)
+    means, medians = mean_and_median_intervals(np.stack(hits), np.stack(counts), list(ways.values()))
+    return {
+        **scores,
+        "chance": 1 / len(i2t_N),
+        "chances": {f"{way}_{name}": value for way, figures in chances.items() for name, value in figures.items()},
+        "intervals": dict(zip([*names, *(f"{way}_median_rank" for way in ways)], [*means, *medians], strict=True)),
+    }
 
 
-def caption_ranks(image_NE: np.ndarray, text_ME: np.ndarray, picture_M: np.ndarray) -> np.ndarray:
-    """For each caption, how many wrong pictures score at least as well as its own."""
-    ranks = []
-    for first in range(0, len(text_ME), BLOCK):
-        scores_bN = text_ME[first : first + BLOCK] @ image_NE.T
-        own_b1 = np.take_along_axis(scores_bN, picture_M[first : first + BLOCK, None], axis=1)
-        ranks.append((scores_bN >= own_b1).sum(axis=1) - 1)
-    return np.concatenate(ranks)
+def ceilings(captions: Sequence[Sequence[str]]) -> dict[str, float]:
+    """The highest recall that any model can have where pictures share captions word for word.
 
-
-def picture_ranks(image_NE: np.ndarray, text_ME: np.ndarray, picture_M: np.ndarray) -> np.ndarray:
-    """For each picture, how many captions of other pictures score at least as well as its best own one."""
-    ranks = []
-    for first in range(0, len(image_NE), BLOCK):
-        scores_bM = image_NE[first : first + BLOCK] @ text_ME.T
-        own_bM = picture_M[None, :] == np.arange(first, first + len(scores_bM))[:, None]
-        best_b1 = np.where(own_bM, scores_bM, -np.inf).max(axis=1, keepdims=True)
-        ranks.append(((scores_bM >= best_b1) & ~own_bM).sum(axis=1))
-    return np.concatenate(ranks)
+    Of k pictures with one caption in common a text can find one only, and at K at most K of them. A picture whose every
+    caption also belongs to others ties with theirs, and a tie counts against the model.
+    """
+    pictures = Counter(caption for options in captions for caption in set(options))
+    copies = Counter(caption for options in captions for caption in options)
+    shared_M = np.array([pictures[caption] for options in captions for caption in options])
+    others_N = np.array([
+        min(copies[caption] - own[caption] for caption in own) for own in map(Counter, captions) if own
+    ])  # fmt: skip
+    found = {f"t2i_r{place}": float(np.minimum(1, place / shared_M).mean()) for place in RANKS}
+    return found | {f"i2t_r{place}": float((others_N < place).mean()) for place in RANKS}
 
 
 def batch_accuracy(image_NE: np.ndarray, text_NE: np.ndarray, size: int, repeats: int = 100) -> dict[str, Any]:
@@ -104,10 +96,3 @@ def batch_accuracy(image_NE: np.ndarray, text_NE: np.ndarray, size: int, repeats
         "interval": bootstrap_interval(hits_N, shows_N),
         "chance": 1 / size,
     }
-
-
-def bootstrap_interval(hits_N: np.ndarray, counts_N: np.ndarray, repeats: int = 1000) -> list[float]:
-    """95 % interval of sum(hits) / sum(counts) over resampled pictures."""
-    rows = generator(0, "bootstrap").integers(len(hits_N), size=(repeats, len(hits_N)))
-    means = hits_N[rows].sum(axis=1) / np.maximum(counts_N[rows].sum(axis=1), 1)
-    return [float(value) for value in np.quantile(means, [0.025, 0.975])]

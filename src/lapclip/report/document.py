@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 
@@ -43,7 +44,25 @@ class Plot:
     height: int = 320
 
 
-Block = Table | Sentences | Plot
+@dataclass(frozen=True)
+class Picture:
+    """A small picture, words under it, and whether it is the right one, where that is the question."""
+
+    path: Path
+    words: str
+    right: bool | None = None
+
+
+@dataclass(frozen=True)
+class Gallery:
+    """Pictures in rows, each row with what it is about."""
+
+    title: str
+    look_for: str
+    rows: list[tuple[str, list[Picture]]]
+
+
+Block = Table | Sentences | Plot | Gallery
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 
-from lapclip.report.document import Block, Cell, Plot, Report, Sentences, Table
+from lapclip.report.document import Block, Cell, Gallery, Picture, Plot, Report, Sentences, Table
+
+RIGHT = {True: " (right)", False: " (wrong)", None: ""}
 
 
 def to_markdown(report: Report) -> str:
@@ -34,6 +36,16 @@ def _block(block: Block) -> list[str]:
             return [*([f"**{safe(block.folded)}**", ""] if block.folded else []), *_table(block)]
         case Plot():
             return [f"### {safe(block.title)}", "", safe(block.look_for), "", *_table(block.figures)]
+        case Gallery():
+            rows: list[list[str | Cell]] = [
+                [words, "; ".join(_picture(picture) for picture in pictures)] for words, pictures in block.rows
+            ]
+            return [f"### {safe(block.title)}", "", safe(block.look_for), "", *_table(Table(["", "pictures"], rows))]
+
+
+def _picture(picture: Picture) -> str:
+    """A picture in words."""
+    return f"{picture.words}{RIGHT[picture.right]}"
 
 
 def _table(table: Table) -> list[str]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import base64
 import html
 import importlib.util
 import json
 from pathlib import Path
 
 from lapclip.errors import RunError
-from lapclip.report.document import Block, Cell, Headline, Plot, Report, Sentences, Table
+from lapclip.report.document import Block, Cell, Gallery, Headline, Picture, Plot, Report, Sentences, Table
 
 STATIC = Path(__file__).parent / "static"
 # Nothing may be fetched, whatever a caption says; what is in the file may run.
@@ -72,6 +73,28 @@ def _block(block: Block, names: dict[int, str]) -> str:
                 f'<figcaption id="{name}-words">{_text(block.look_for)}</figcaption>'
                 f"<details><summary>In figures</summary>{_table(block.figures)}</details></figure>"
             )
+        case Gallery():
+            rows = "".join(
+                f"<li><p>{_text(words)}</p><div>{''.join(_picture(picture) for picture in pictures)}</div></li>"
+                for words, pictures in block.rows
+            )
+            kind = "gallery pairs" if all(len(pictures) <= 2 for _, pictures in block.rows) else "gallery"
+            return (
+                f"<figure><h3>{_text(block.title)}</h3><figcaption>{_text(block.look_for)}</figcaption>"
+                f'<ul class="{kind}">{rows}</ul></figure>'
+            )
+
+
+def _picture(picture: Picture) -> str:
+    """A picture inside the page, framed by whether it is right; one that cannot be read is a card with its words."""
+    tone = {True: "right", False: "wrong", None: "plain"}[picture.right]
+    said = {True: "right: ", False: "wrong: ", None: ""}[picture.right]
+    try:
+        data = base64.b64encode(picture.path.read_bytes()).decode("ascii")
+        shown = f'<img src="data:image/jpeg;base64,{data}" alt="{_text(picture.words)}">'
+    except OSError:
+        shown = '<span class="missing">no picture</span>'
+    return f'<div class="picture {tone}">{shown}<span>{said}{_text(picture.words)}</span></div>'
 
 
 def _headlines(lines: list[Headline]) -> str:

@@ -10,6 +10,7 @@ from lapclip.records.runs import RUNS, all_runs, find_run
 from lapclip.records.store import read_events
 from lapclip.report.comparison import comparison_report, comparison_sections
 from lapclip.report.document import Report
+from lapclip.report.evaluation import evaluation_sections
 from lapclip.report.markdown import to_markdown
 from lapclip.report.page import to_html
 from lapclip.report.run import run_report
@@ -27,16 +28,17 @@ def write_report(name: str | None, out: Path | None) -> tuple[list[Path], list[s
         if saved is None:
             raise RunError(f"There are no runs in {RUNS.absolute()} and no saved comparison.", hint="lapclip train")
         # Not report.md: this may be the folder of somebody's own work.
-        return _write(comparison_report(saved), out or Path(), "lapclip-comparison"), warnings
+        return write_files(comparison_report(saved), out or Path(), "lapclip-comparison"), warnings
     run = find_run(name)
     if not run.events.exists() and not run.settings.exists():
         raise RunError(f"{run.path} is not a run: it has no events.jsonl.", hint="lapclip runs")
-    sections = comparison_sections(saved) if saved else []
+    sections = [*evaluation_sections(run.path), *(comparison_sections(saved) if saved else [])]
     report = run_report(run.path.resolve().name, run.state, summarise(read_events(run.events)), sections)
-    return _write(report, out or run.path, "report"), warnings
+    return write_files(report, out or run.path, "report"), warnings
 
 
-def _write(report: Report, folder: Path, name: str) -> list[Path]:
+def write_files(report: Report, folder: Path, name: str) -> list[Path]:
+    """A report as a page and as Markdown."""
     files = {folder / f"{name}.html": to_html(report), folder / f"{name}.md": to_markdown(report)}
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -1,0 +1,110 @@
+"""All that an evaluation tells of a model on some pictures: figures, and examples to look at.
+
+Shapes: N pictures, M captions, E embedding, C classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from lapclip.data.pairs import Pairs
+from lapclip.evaluate.geometry import geometry, similarities, similarity_histograms, uniformity
+from lapclip.evaluate.negatives import most_confused, negatives
+from lapclip.evaluate.ranks import best_pictures, ranks
+from lapclip.evaluate.retrieval import batch_accuracy, ceilings, retrieval_of
+from lapclip.evaluate.zeroshot import zeroshot
+
+EXAMPLES, TOP = 6, 5
+
+
+def account_of_pairs(
+    image_NE: np.ndarray, text_ME: np.ndarray, picture_M: np.ndarray, pairs: Pairs, batch_size: int | None
+) -> dict[str, Any]:
+    """Retrieval both ways, hard negatives, geometry, and what the model answers to a few captions."""
+    t2i_M, i2t_N = ranks(image_NE, text_ME, picture_M)
+    scores = retrieval_of(t2i_M, i2t_N, picture_M)
+    scores["similarities"] = similarities(image_NE, text_ME, picture_M)
+    if batch_size and len(image_NE) >= batch_size:
+        _, first_captions = np.unique(picture_M, return_index=True)
+        scores["in_batch"] = batch_accuracy(image_NE, text_ME[first_captions], batch_size)
+    asked = np.bincount(picture_M, minlength=len(image_NE)) > 0
+    return {
+        "evaluation": scores,
+        "ceilings": ceilings(pairs.captions),
+        "negatives": negatives(image_NE, text_ME, picture_M, pairs.captions),
+        "geometry": geometry(image_NE, text_ME, picture_M),
+        "histograms": {
+            "t2i_ranks": rank_histogram(t2i_M, len(image_NE)),
+            "i2t_ranks": rank_histogram(i2t_N[asked], len(text_ME)),
+            "similarities": similarity_histograms(image_NE, text_ME, picture_M),
+        },
+        "confused": most_confused(image_NE, text_ME, picture_M, pairs.captions),
+        "examples": examples(image_NE, text_ME, picture_M, t2i_M, pairs.captions),
+    }
+
+
+def account_of_classes(
+    image_NE: np.ndarray, class_CE: np.ndarray, label_N: np.ndarray, classes: Sequence[str]
+) -> dict[str, Any]:
+    """Zero-shot classification, geometry, and the pictures that are most surely taken for another class."""
+    scores_NC = image_NE @ class_CE.T
+    guess_N = scores_NC.argmax(axis=1)
+    own_N = scores_NC[np.arange(len(label_N)), label_N]
+    margin_N = scores_NC.max(axis=1) - own_N
+    mistaken = [at for at in np.argsort(-margin_N, kind="stable") if guess_N[at] != label_N[at]]
+    shown, seen = [], set()
+    for at in mistaken:  # one picture for each kind of mistake, so that they differ
+        kind = (int(label_N[at]), int(guess_N[at]))
+        if kind not in seen and len(shown) < 2 * EXAMPLES:
+            seen.add(kind)
+            shown.append({
+                "picture": int(at), "class": classes[kind[0]], "guess": classes[kind[1]],
+                "class_score": float(own_N[at]), "guess_score": float(scores_NC[at, kind[1]]),
+            })  # fmt: skip
+    return {
+        "zeroshot": zeroshot(image_NE, class_CE, label_N, classes),
+        "geometry": {
+            **geometry(image_NE, class_CE[label_N], np.arange(len(label_N))),
+            "uniformity_captions": uniformity(class_CE),
+        },
+        "mistaken": shown,
+    }
+
+
+def examples(
+    image_NE: np.ndarray,
+    text_ME: np.ndarray,
+    picture_M: np.ndarray,
+    t2i_M: np.ndarray,
+    captions: Sequence[Sequence[str]],
+) -> list[dict[str, Any]]:
+    """The first answers to a few captions, spread over the split."""
+    texts = [caption for options in captions for caption in options]
+    rows = np.unique(np.linspace(0, len(texts) - 1, min(EXAMPLES, len(texts))).round().astype(int))
+    found, scores = best_pictures(image_NE, text_ME[rows], TOP)
+    return [
+        {
+            "caption": texts[row],
+            "right": int(picture_M[row]),
+            "rank": int(t2i_M[row]),
+            "top": [{"picture": int(at), "score": float(score)} for at, score in zip(*answer, strict=True)],
+        }
+        for row, answer in zip(rows, zip(found, scores, strict=True), strict=True)
+    ]
+
+
+def rank_histogram(rank_Q: np.ndarray, candidates: int) -> list[dict[str, Any]]:
+    """Shares of questions whose right answer comes first, up to fifth, tenth, fiftieth and so on."""
+    lasts = [1, 5]
+    while lasts[-1] < candidates:
+        lasts.append(lasts[-1] * (2 if str(lasts[-1])[0] == "5" else 5))
+    lasts[-1] = max(candidates, 1) if len(lasts) > 1 and lasts[-1] > candidates else lasts[-1]
+    firsts = [1, *(last + 1 for last in lasts[:-1])]
+    return [
+        {"first": first, "last": last, "share": float(((rank_Q >= first) & (rank_Q <= last)).mean())}
+        for first, last in zip(firsts, lasts, strict=True)
+        if first <= candidates
+    ]

@@ -1,0 +1,81 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from lapclip.errors import ConfigError
+from lapclip.evaluate.zeroshot import TEMPLATES, class_embeddings, read_templates, zeroshot
+
+from .embeddings import unit
+
+
+def answers(count: int, classes: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray, list[str]]:
+    """Pictures near their class, some of them far from it; classes of different sizes, the last one empty."""
+    draw = np.random.default_rng(seed)
+    rows = unit(draw.normal(size=(classes, 12)))
+    labels = np.minimum(draw.integers(classes - 1, size=count), draw.integers(classes - 1, size=count))
+    return (
+        unit(rows[labels] + 0.6 * draw.normal(size=(count, 12))),
+        rows,
+        labels,
+        [f"class {at}" for at in range(classes)],
+    )
+
+
+def test_scores_are_those_of_sorting_the_classes_for_each_picture() -> None:
+    images, classes, labels, names = answers(300, 9)
+    found = zeroshot(images, classes, labels, names)
+    order = [list(np.argsort(-(classes @ image))) for image in images]
+    first = np.array([row[0] == label for row, label in zip(order, labels, strict=True)])
+    assert 0.2 < first.mean() < 0.9
+    assert found["top1"] == pytest.approx(first.mean())
+    five = [label in row[:5] for row, label in zip(order, labels, strict=True)]
+    assert found["top5"] == pytest.approx(np.mean(five))
+    recalls = [first[labels == label].mean() for label in range(8)]
+    assert [entry["recall"] for entry in found["per_class"][:8]] == pytest.approx(recalls)
+    assert found["per_class"][8] == {"name": "class 8", "pictures": 0, "recall": None, "interval": [0.0, 1.0]}
+    assert found["mean_per_class"] == pytest.approx(np.mean(recalls))
+    confusion = np.zeros((9, 9), dtype=int)
+    for row, label in zip(order, labels, strict=True):
+        confusion[label, row[0]] += 1
+    assert found["confusion"] == confusion.tolist()
+    assert found["chance"] == pytest.approx({"top1": 1 / 9, "top5": 5 / 9, "mean_per_class": 1 / 9})
+    assert found["largest_class"] == pytest.approx(np.bincount(labels).max() / 300)
+    for name in ("top1", "top5", "mean_per_class"):
+        low, high = found["intervals"][name]
+        assert low < found[name] < high
+
+
+def test_a_model_that_cannot_tell_classes_apart_scores_nothing() -> None:
+    same = np.ones((4, 3)) / 3**0.5
+    found = zeroshot(same, same, np.arange(4), list("abcd"))
+    assert found["top1"] == 0.0
+    assert found["top5"] == 1.0  # of four classes
+
+
+def test_a_class_is_the_mean_of_its_sentences_made_unit_length_again() -> None:
+    asked: list[str] = []
+
+    def encode(sentences: Sequence[str]) -> np.ndarray:
+        asked.extend(sentences)
+        return unit(np.array([[len(text), text.count("a"), 1.0] for text in sentences]))
+
+    rows = class_embeddings(encode, ["t-shirt", "rain_coat {x}"], ["a photo of a {}.", "{} {}"])
+    assert asked == [
+        "a photo of a t-shirt.",
+        "t-shirt t-shirt",
+        "a photo of a rain coat {x}.",
+        "rain coat {x} rain coat {x}",
+    ]
+    expected = unit(np.stack([encode(asked[:2]).mean(axis=0), encode(asked[2:4]).mean(axis=0)]))
+    np.testing.assert_allclose(rows, expected)
+
+
+def test_templates_are_read_and_those_without_a_place_for_the_class_refused() -> None:
+    assert read_templates("a {}. | the {}.|") == ["a {}.", "the {}."]
+    assert read_templates("") == list(TEMPLATES)
+    assert all("{}" in template for template in TEMPLATES)
+    with pytest.raises(ConfigError, match=r"has no \{\} for the class"):
+        read_templates("a {}.|a photo")

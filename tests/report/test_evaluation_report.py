@@ -1,0 +1,141 @@
+"""An evaluation as a page of its own and within a run's report."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from lapclip.data.pairs import Pairs
+from lapclip.evaluate.account import account_of_classes, account_of_pairs
+from lapclip.report.evaluation import evaluation_sections, page_of, sections
+from lapclip.report.markdown import to_markdown
+from lapclip.report.page import to_html
+from lapclip.report.write import write_files, write_report
+
+from ..evaluate.embeddings import noisy_pairs, unit
+from .pages import Page
+from .test_browser import BROWSER, browser  # noqa: F401 (a fixture)
+from .test_run_report import HOSTILE
+
+PLOTS = ["Recall", "Place of the right answer", "Hard negatives", "Similarities"]
+
+
+def account(folder: Path, words: str = "a thing") -> dict[str, Any]:
+    """Of 40 pictures with two captions each, and their thumbnails."""
+    images, texts, owner = noisy_pairs(40, 0.5, 2)
+    captions = [[f"{words} {at}", f"{words} number {at}"] for at in range(40)]
+    pixels = np.random.default_rng(0).integers(0, 256, (40, 8, 8, 3), dtype=np.uint8)
+    found = account_of_pairs(images, texts, owner, Pairs(pixels, captions), 16)
+    folder.mkdir(parents=True, exist_ok=True)
+    for at in range(40):
+        Image.fromarray(pixels[at]).save(folder / f"{at}.jpg")
+    return {"run": "runs/mine", "data": words, "split": "test", "why_split": "asked for", "notes": [words], **found}
+
+
+def classes(folder: Path, name: str = "owl") -> dict[str, Any]:
+    images, rows, _ = noisy_pairs(30, 0.0)
+    found = account_of_classes(unit(images + 0.5), rows[:3], np.arange(30) % 3, [name, "cat", "dog"])
+    return {"run": "runs/mine", "data": "x", "split": "all", "why_split": "y", "templates": ["a {}."], **found}
+
+
+def test_the_page_shows_every_plot_and_pictures_with_their_frames(tmp_path: Path) -> None:
+    found = account(tmp_path)
+    page = Page(write_files(page_of(found, tmp_path), tmp_path, "evaluation")[0])
+    assert page.titles()[:4] == PLOTS
+    assert {"Most confused", "Answers to some captions"} <= {*page.titles()}
+    shown = sum(len(example["top"]) + (example["rank"] > 5) for example in found["examples"]) + 2 * len(
+        found["confused"]
+    )
+    assert page.count("img") == shown
+    assert all(address.startswith("data:image/jpeg;base64,") for address in page.addresses)
+    frames = [
+        named["class"] for tag, named in page.elements if tag == "div" and str(named.get("class")).startswith("picture")
+    ]
+    assert frames.count("picture right") == len(found["examples"]) + len(found["confused"])
+    assert "modality gap" in page.text
+    assert f"{found['evaluation']['t2i_r1']:.1%}" in page.text
+
+
+def test_a_runs_report_holds_its_evaluations_the_newest_first(run_with: Callable[..., Path]) -> None:
+    run = run_with()
+    for name, make in (("test", account), ("things-all", classes)):
+        folder = run / "evaluation" / name
+        folder.mkdir(parents=True)
+        (folder / "evaluation.json").write_text(json.dumps(make(folder)), encoding="utf-8")
+    (run / "evaluation" / "torn").mkdir()
+    (run / "evaluation" / "torn" / "evaluation.json").write_text('{"evaluation": ', encoding="utf-8")
+    (html, markdown), _ = write_report("mine", None)
+    titles = Page(html).titles()
+    assert [title for title in titles if title in (*PLOTS, "Confusion matrix")][-1] == "Similarities"
+    assert titles.index("Confusion matrix") < titles.index("Recall")
+    text = markdown.read_text(encoding="utf-8")
+    assert "## Evaluation: a thing, split test" in text
+    assert "its own picture" in text
+
+
+def test_words_from_outside_stay_words(tmp_path: Path) -> None:
+    for found in (account(tmp_path, HOSTILE), classes(tmp_path, HOSTILE)):
+        report = page_of(found, tmp_path)
+        (tmp_path / "page.html").write_text(to_html(report), encoding="utf-8")
+        page = Page(tmp_path / "page.html")
+        assert page.count("script") == 3
+        assert not [named for _, named in page.elements if any(name.startswith("on") for name in named)]
+        assert " ".join(HOSTILE.split()) in page.text
+        assert "<script" not in to_markdown(report).replace("\\<", "")
+
+
+def test_what_is_missing_or_odd_is_left_out(tmp_path: Path) -> None:
+    whole = account(tmp_path) | {"zeroshot": classes(tmp_path)["zeroshot"]}
+    for name in (
+        "evaluation",
+        "negatives",
+        "histograms",
+        "confused",
+        "examples",
+        "geometry",
+        "zeroshot",
+        "ceilings",
+        "notes",
+    ):
+        for odd in (None, 3, "x", [], {}, [None], {"easy": 3}, {"t2i_r1": "much"}):
+            to_html(page_of({**whole, name: odd}, tmp_path))
+            to_markdown(page_of({**whole, name: odd}, tmp_path))
+    assert len(sections({}, tmp_path)) == 1
+    assert evaluation_sections(tmp_path / "nowhere") == []
+
+
+def test_a_thumbnail_that_is_gone_leaves_its_words(tmp_path: Path) -> None:
+    found = account(tmp_path / "kept")
+    shutil.rmtree(tmp_path / "kept")
+    text = to_html(page_of(found, tmp_path / "kept"))
+    assert "<img" not in text
+    assert "no picture" in text
+
+
+@pytest.mark.skipif(BROWSER is None, reason="no chromium here; Debian's: apt-get install chromium")
+@pytest.mark.parametrize(("width", "scheme"), [(1200, "light"), (390, "dark")])
+def test_the_page_is_drawn_and_fits(browser: Any, tmp_path: Path, width: int, scheme: str) -> None:  # noqa: F811
+    found = account(tmp_path, HOSTILE) | {"zeroshot": classes(tmp_path, HOSTILE)["zeroshot"]}
+    path = write_files(page_of(found, tmp_path), tmp_path, "evaluation")[0]
+    page = browser.new_page(viewport={"width": width, "height": 800}, color_scheme=scheme)
+    told: list[str] = []
+    page.on("console", lambda message: told.append(message.text))
+    page.on("pageerror", lambda error: told.append(str(error)))
+    page.goto(path.absolute().as_uri())
+    plots = page.locator(".plot")
+    plots.last.locator(".xaxislayer-above").first.wait_for(state="attached", timeout=60_000)
+    drawn = plots.evaluate_all("plots => plots.map(plot => plot.querySelectorAll('.bars path, image').length)")
+    assert len(drawn) == 6
+    assert all(drawn), drawn
+    assert told == []
+    assert page.evaluate("typeof window.hacked") == "undefined"
+    assert page.evaluate("document.documentElement.scrollWidth") == width
+    assert page.evaluate("[...document.images].every(image => image.naturalWidth > 0)")
+    page.close()

@@ -1,0 +1,212 @@
+"""From a command to an account: which model, which pictures, what is kept."""
+
+from __future__ import annotations
+
+import csv
+import json
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from lapclip import scoring
+from lapclip.data.pairs import DataSet, Pairs
+from lapclip.embedder import load
+from lapclip.errors import ConfigError, DataError, LapclipError, RunError
+from lapclip.evaluate.joined import joined
+from lapclip.evaluate.retrieval import retrieval
+from lapclip.scoring import Wanted, choose_split, choose_templates, evaluate, score
+
+
+@pytest.fixture
+def mine(trained: Path, here: Path) -> Path:
+    """A copy of the run in an empty folder."""
+    shutil.copytree(trained, here / "runs" / "mine")
+    return here / "runs" / "mine"
+
+
+def write_photos(folder: Path, splits: list[str]) -> Path:
+    """A table of small pictures with two captions each."""
+    folder.mkdir()
+    draw = np.random.default_rng(0)
+    with open(folder / "captions.csv", "w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(["filepath", "caption", "split"])
+        for at, split in enumerate(splits):
+            Image.fromarray(draw.integers(0, 256, (70, 90, 3), dtype=np.uint8)).save(folder / f"{at}.png")
+            writer.writerows([f"{at}.png", f"{words} number {at}", split] for words in ("a thing", "the thing"))
+    return folder
+
+
+def test_a_run_is_scored_on_the_split_that_chose_nothing_and_the_account_is_kept(mine: Path) -> None:
+    result = evaluate(Wanted(device="cpu"))
+    assert (result["split"], result["why_split"]) == ("test", "it chose nothing")
+    assert result["evaluation"]["candidates"] == 240
+    assert 0 <= result["linear_baseline"] < 0.5
+    assert result["negatives"]["negatives"] == 11
+    folder = mine / "evaluation" / "test"
+    kept = json.loads((folder / "evaluation.json").read_text(encoding="utf-8"))
+    assert kept == {name: value for name, value in result.items() if name != "files"}
+    shown = {path.stem for path in folder.glob("*.jpg")}
+    assert {str(answer["picture"]) for example in result["examples"] for answer in example["top"]} <= shown
+    assert {str(pair["own"]) for pair in result["confused"]} <= shown
+    assert result["files"][0] == str(Path("runs/mine/evaluation/test/evaluation.html"))
+    assert "Hard negatives" in (folder / "evaluation.md").read_text(encoding="utf-8")
+
+
+def test_another_split_replaces_nothing_of_the_first(mine: Path) -> None:
+    evaluate(Wanted(device="cpu", split="val"))
+    evaluate(Wanted("mine", device="cpu", split="all"))
+    assert {path.name for path in (mine / "evaluation").iterdir()} == {"val", "all"}
+
+
+@pytest.mark.parametrize(
+    ("splits", "split", "why"),
+    [
+        ([""] * 8, "all", "it has no splits of its own"),
+        (["train"] * 4 + ["val"] * 4, "val", "there is no test split"),
+        (["train", "val"] * 2 + ["test"] * 4, "test", "it chose nothing"),
+        (["train"] * 8, "all", "it has no test or val split"),
+    ],
+)
+def test_other_data_is_scored_on_what_was_kept_back_or_whole(
+    mine: Path, splits: list[str], split: str, why: str
+) -> None:
+    photos = write_photos(Path("photos"), splits)
+    result = evaluate(Wanted("mine", str(photos), device="cpu"))
+    assert (result["split"], result["why_split"]) == (split, why)
+    assert result["evaluation"]["candidates"] == (8 if split == "all" else 4)
+    assert result["evaluation"]["captions"] == 2 * result["evaluation"]["candidates"]
+    assert "linear_baseline" not in result
+    assert (mine / "evaluation" / f"photos-{split}" / "evaluation.html").exists()
+
+
+def test_a_model_in_a_folder_of_its_own_needs_data_and_keeps_nothing_unless_asked(mine: Path, tmp_path: Path) -> None:
+    photos = write_photos(Path("photos"), [""] * 6)
+    shutil.move(mine / "model", "bare")
+    with pytest.raises(DataError, match="name the data"):
+        evaluate(Wanted("bare", device="cpu"))
+    result = evaluate(Wanted("bare", str(photos), device="cpu"))
+    assert result["files"] == []
+    assert "in_batch" not in result["evaluation"]
+    kept = evaluate(Wanted("bare", str(photos), device="cpu", out=Path("shared")))
+    assert Path("shared/evaluation.html").exists()
+    assert kept["evaluation"] == result["evaluation"]
+
+
+def test_the_figures_are_those_of_the_embeddings(mine: Path) -> None:
+    photos = write_photos(Path("photos"), [""] * 6)
+    result = evaluate(Wanted("mine", str(photos), device="cpu"))["evaluation"]
+    model = load("runs/mine")
+    images = model.encode_image([photos / f"{at}.png" for at in range(6)])
+    texts = model.encode_text([f"{words} number {at}" for at in range(6) for words in ("a thing", "the thing")])
+    plain = retrieval(images, texts, np.repeat(np.arange(6), 2))
+    assert {name: result[name] for name in plain if name != "similarities"} == {
+        name: value for name, value in plain.items() if name != "similarities"
+    }
+
+
+@pytest.mark.parametrize(
+    ("wanted", "words"),
+    [
+        (Wanted("mine", split="tset"), r"no split tset. Did you mean test\?"),
+        (Wanted("mine", "nowhere"), "There is no nowhere"),
+        (Wanted("photos"), "photos holds no model"),
+        (Wanted("yours"), "No run called yours"),
+        (Wanted("mine", templates="a photo"), "has no {} for the class"),
+        (Wanted("mine", device="gpu"), "--device gpu is not here"),
+        (Wanted("mine", "photos", settings=["data.seeed=1"]), "Did you mean data.seed"),
+    ],
+)
+def test_what_cannot_be_is_named(mine: Path, wanted: Wanted, words: str) -> None:
+    write_photos(Path("photos"), [""] * 2)
+    with pytest.raises(LapclipError, match=words):
+        evaluate(wanted)
+    assert not (mine / "evaluation").exists()
+
+
+def test_a_run_without_a_model_says_so(mine: Path) -> None:
+    shutil.rmtree(mine / "model")
+    with pytest.raises(RunError, match="no trained model"):
+        evaluate(Wanted("mine"))
+
+
+def test_data_that_changed_since_is_scored_and_said(mine: Path) -> None:
+    settings = mine / "run.toml"
+    settings.write_text(settings.read_text().replace("data_fingerprint = ", "data_fingerprint = 'x' # "))
+    assert "not what the run began with" in evaluate(Wanted("mine", device="cpu"))["notes"][-1]
+
+
+def classes_of(count: int) -> DataSet:
+    """Pictures of three classes, in two splits."""
+    draw = np.random.default_rng(0)
+    pixels = draw.integers(0, 256, (count, 64, 64, 3), dtype=np.uint8)
+    labels = np.arange(count) % 3
+    captions = [(f"a photo of a {label}.",) for label in labels]
+    half = count // 2
+    splits = {
+        name: Pairs(pixels[rows], captions[rows], labels=labels[rows])
+        for name, rows in (("train", slice(0, half)), ("val", slice(half, count)))
+    }
+    return DataSet(splits, "made", classes=["red cat", "blue_dog", "owl"])
+
+
+def test_classes_are_told_apart_over_all_splits_with_templates(mine: Path) -> None:
+    data = classes_of(20)
+    split, why, pairs = choose_split(data, None, own=False, whole=False)
+    assert (split, why, len(pairs)) == ("all", "classes: all pictures count", 20)
+    model, told = load("runs/mine"), []
+    found = score(model, data, pairs, ["a {}.", "the {}."], None, lambda done, total: told.append((done, total)))
+    assert told[-1] == (20, 20)
+    centres = [
+        model.encode_text([f"a {name}.", f"the {name}."]).mean(axis=0) for name in ("red cat", "blue dog", "owl")
+    ]
+    pixels = np.concatenate([np.asarray(data.splits[name].pixels) for name in ("train", "val")])
+    guesses = (model.encode_pixels(pixels) @ np.stack([row / np.linalg.norm(row) for row in centres]).T).argmax(axis=1)
+    assert found["zeroshot"]["top1"] == pytest.approx(np.mean(guesses == np.arange(20) % 3))
+    assert found["zeroshot"]["classes"] == 3
+    assert found["templates"] == ["a {}.", "the {}."]
+    assert choose_split(data, "val", own=False, whole=False)[0] == "val"
+    result = {"run": "runs/mine", "data": "things", "split": "all", "why_split": why, "notes": [], **found}
+    files = scoring.keep(result, pairs, Path("kept"))
+    text = files[1].read_text(encoding="utf-8")
+    assert "Confusion matrix" in text
+    assert {path.stem for path in Path("kept").glob("*.jpg")} == {str(entry["picture"]) for entry in found["mistaken"]}
+
+
+def test_templates_are_those_asked_for_then_the_runs_then_ours() -> None:
+    config = SimpleNamespace(data=SimpleNamespace(prompts="a drawing of {}."))
+    assert choose_templates(Wanted(templates="one {}|two {}"), config) == ["one {}", "two {}"]  # pyright: ignore[reportArgumentType]
+    assert choose_templates(Wanted(), config) == ["a drawing of {}."]  # pyright: ignore[reportArgumentType]
+    assert choose_templates(Wanted(), None) == list(scoring.TEMPLATES)
+
+
+def test_the_runs_own_val_split_is_known_to_have_chosen_the_checkpoint() -> None:
+    pairs = Pairs(np.zeros((2, 4, 4, 3), dtype=np.uint8), [("a",), ("b",)])
+    data = DataSet({"train": pairs, "val": pairs}, "x")
+    assert choose_split(data, None, own=True, whole=False)[1] == "there is no test split; val chose the checkpoint"
+    empty = DataSet({"test": Pairs(np.zeros((0, 4, 4, 3), dtype=np.uint8), [])}, "x")
+    with pytest.raises(DataError, match="The split test has no pictures"):
+        choose_split(empty, None, own=True, whole=False)
+
+
+def test_joined_splits_read_like_one_array() -> None:
+    data = classes_of(11)
+    whole = joined(list(data.splits.values()))
+    parts = np.concatenate([np.asarray(part.pixels) for part in data.splits.values()])
+    assert whole.pixels.shape == (11, 64, 64, 3)
+    assert whole.labels is not None
+    assert whole.labels.tolist() == [at % 3 for at in range(11)]
+    for rows in (3, -1, slice(2, 9), slice(None), np.array([10, 0, 5, 5])):
+        np.testing.assert_array_equal(whole.pixels[rows], parts[rows])
+
+
+def test_pictures_without_captions_are_refused(mine: Path) -> None:
+    empty = Pairs(np.zeros((2, 64, 64, 3), dtype=np.uint8), [(), ()])
+    with pytest.raises(DataError, match="None of the pictures has a caption"):
+        score(load("runs/mine"), DataSet({"val": empty}, "x"), empty, [], None)
+    with pytest.raises(ConfigError):
+        evaluate(Wanted("mine", templates="x"))
