@@ -66,11 +66,11 @@ def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture(scope="session")
-def flickr8k() -> Path:
-    """Real photos with captions, beside the repository."""
-    folder = Path(__file__).parents[2] / "shared" / "data" / "flickr8k"
-    if not folder.exists():
-        pytest.skip("there is no ../shared/data/flickr8k")
+def real_data() -> Path:
+    """Real photos with captions, where they lie beside the repository. Tests that want them are marked `real_data`."""
+    folder = Path(__file__).parents[2] / "shared" / "data"
+    if not folder.is_dir():
+        pytest.skip("../shared/data is not there")
     return folder
 
 
@@ -85,3 +85,9 @@ def set_flags(*settings: str) -> list[str]:
 def lapclip(*arguments: str, timeout: float = 120) -> subprocess.CompletedProcess[str]:
     """Run the real command in the current folder."""
     return subprocess.run(command(*arguments), capture_output=True, text=True, timeout=timeout)
+
+
+@pytest.fixture(scope="session")
+def flickr8k(real_data: Path) -> Path:
+    """Seven thousand of them, with five captions each."""
+    return real_data / "flickr8k"

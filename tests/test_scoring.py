@@ -18,6 +18,7 @@ from lapclip.embedder import load
 from lapclip.errors import ConfigError, DataError, LapclipError, RunError
 from lapclip.evaluate.joined import joined
 from lapclip.evaluate.retrieval import retrieval
+from lapclip.evaluate.zeroshot import class_embeddings
 from lapclip.scoring import Wanted, choose_split, choose_templates, evaluate, score
 
 
@@ -154,12 +155,32 @@ def classes_of(count: int) -> DataSet:
     return DataSet(splits, "made", classes=["red cat", "blue_dog", "owl"])
 
 
-def test_classes_are_told_apart_over_all_splits_with_templates(mine: Path) -> None:
+def test_class_folders_are_scored_from_the_command(mine: Path) -> None:
+    draw = np.random.default_rng(0)
+    for name in ("red_cat", "owl"):
+        (Path("things") / name).mkdir(parents=True)
+        for at in range(4):
+            Image.fromarray(draw.integers(0, 256, (70, 90, 3), dtype=np.uint8)).save(f"things/{name}/{at}.png")
+    result = evaluate(Wanted("mine", "things", device="cpu"))
+    assert (result["split"], result["why_split"]) == ("all", "classes: all pictures count")
+    assert result["zeroshot"]["classes"] == 2
+    assert {row["name"] for row in result["zeroshot"]["per_class"]} == {"owl", "red cat"}
+    files = [Path("things") / name / f"{at}.png" for name in ("owl", "red_cat") for at in range(4)]
+    images = load("runs/mine").encode_image(files)
+    texts = class_embeddings(load("runs/mine").encode_text, ["owl", "red cat"], scoring.TEMPLATES)
+    right = (images @ texts.T).argmax(axis=1) == np.repeat([0, 1], 4)
+    assert result["zeroshot"]["top1"] == pytest.approx(right.mean())
+
+
+def test_classes_are_told_apart_with_templates(mine: Path) -> None:
     data = classes_of(20)
-    split, why, pairs = choose_split(data, None, own=False, whole=False)
-    assert (split, why, len(pairs)) == ("all", "classes: all pictures count", 20)
+    pairs = joined(list(data.splits.values()))
+    split, why = choose_split(["train", "val"], None, learnt_from=False, classes=True)
+    assert (split, why) == ("all", "classes: all pictures count")
     model, told = load("runs/mine"), []
-    found = score(model, data, pairs, ["a {}.", "the {}."], None, lambda done, total: told.append((done, total)))
+    found = score(
+        model, pairs, data.classes, ["a {}.", "the {}."], None, lambda done, total: told.append((done, total))
+    )
     assert told[-1] == (20, 20)
     centres = [
         model.encode_text([f"a {name}.", f"the {name}."]).mean(axis=0) for name in ("red cat", "blue dog", "owl")
@@ -169,7 +190,7 @@ def test_classes_are_told_apart_over_all_splits_with_templates(mine: Path) -> No
     assert found["zeroshot"]["top1"] == pytest.approx(np.mean(guesses == np.arange(20) % 3))
     assert found["zeroshot"]["classes"] == 3
     assert found["templates"] == ["a {}.", "the {}."]
-    assert choose_split(data, "val", own=False, whole=False)[0] == "val"
+    assert choose_split(["train", "val"], "val", learnt_from=False, classes=True)[0] == "val"
     result = {"run": "runs/mine", "data": "things", "split": "all", "why_split": why, "notes": [], **found}
     files = scoring.keep(result, pairs, Path("kept"))
     text = files[1].read_text(encoding="utf-8")
@@ -185,12 +206,8 @@ def test_templates_are_those_asked_for_then_the_runs_then_ours() -> None:
 
 
 def test_the_runs_own_val_split_is_known_to_have_chosen_the_checkpoint() -> None:
-    pairs = Pairs(np.zeros((2, 4, 4, 3), dtype=np.uint8), [("a",), ("b",)])
-    data = DataSet({"train": pairs, "val": pairs}, "x")
-    assert choose_split(data, None, own=True, whole=False)[1] == "there is no test split; val chose the checkpoint"
-    empty = DataSet({"test": Pairs(np.zeros((0, 4, 4, 3), dtype=np.uint8), [])}, "x")
-    with pytest.raises(DataError, match="The split test has no pictures"):
-        choose_split(empty, None, own=True, whole=False)
+    why = choose_split(["train", "val"], None, learnt_from=True)[1]
+    assert why == "there is no test split; val chose the checkpoint"
 
 
 def test_joined_splits_read_like_one_array() -> None:
@@ -207,6 +224,6 @@ def test_joined_splits_read_like_one_array() -> None:
 def test_pictures_without_captions_are_refused(mine: Path) -> None:
     empty = Pairs(np.zeros((2, 64, 64, 3), dtype=np.uint8), [(), ()])
     with pytest.raises(DataError, match="None of the pictures has a caption"):
-        score(load("runs/mine"), DataSet({"val": empty}, "x"), empty, [], None)
+        score(load("runs/mine"), empty, [], [], None)
     with pytest.raises(ConfigError):
         evaluate(Wanted("mine", templates="x"))

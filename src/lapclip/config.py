@@ -19,7 +19,7 @@ from lapclip.errors import ConfigError, closest, nearest
 
 AUTO = "auto"
 RECIPES = Path(__file__).parent / "recipes"
-DEFAULT_RECIPE = "first-run"
+DEFAULT_RECIPE, PHOTOS_RECIPE = "first-run", "photos"
 DEFAULT_MODEL = "mini"
 STAGES = 4
 """A tower of convolutions has its blocks in so many stages, each of half the side and twice the width."""

@@ -22,7 +22,8 @@ from safetensors.torch import load_file
 
 from lapclip.config import ModelConfig
 from lapclip.data.pairs import Pairs, Pixels
-from lapclip.data.pixels import Progress, fit_picture, normalise, open_picture
+from lapclip.data.pixels import fit_picture, normalise, open_picture
+from lapclip.data.table import Progress
 from lapclip.data.tokenizers import Tokenizer, tokenizer_from_dict
 from lapclip.errors import RunError
 from lapclip.machine.devices import Device, choose_device

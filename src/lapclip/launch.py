@@ -13,7 +13,7 @@ import torch
 
 from lapclip import __version__
 from lapclip.config import AUTO, SECTIONS, Config, Layer, WorkConfig, build_config, replace_in
-from lapclip.data.loading import load_data
+from lapclip.data.loading import SCENES, load_data
 from lapclip.data.pairs import DataSet
 from lapclip.data.tokenizers import Tokenizer, load_tokenizer, save_tokenizer
 from lapclip.embedder import Embedder, load
@@ -151,11 +151,17 @@ def reopen(run: Run, saved: dict[str, Any], hooks: Hooks) -> tuple[Config, DataS
     data = load_data(config.data, config.model.image_size, hooks.data_progress)
     if data.fingerprint != saved["run"].get("data_fingerprint"):
         raise RunError(
-            f"The data is not what {run.path} began with; this lapclip draws other pictures.",
-            hint=f"lapclip {saved['run'].get('lapclip')}, or lapclip train for a new run",
+            f"The data is not what {run.path} began with: {_what_changed(config)}.",
+            hint="the pictures and captions as they were, or lapclip train for a new run",
         )
     # Learnt once: another release of what learns it might number the symbols otherwise.
     return config, data, load_tokenizer(run.tokenizer) or fit_vocabulary(config, data)[1]
+
+
+def _what_changed(config: Config) -> str:
+    if config.data.source == SCENES:
+        return "this lapclip draws other pictures"
+    return f"pictures, captions or splits in {config.data.source} have changed"
 
 
 def work(training: Training, signals: Signals, began: float) -> Outcome:

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 from lapclip.config import AUTO, Config, Layer, build_config, parse_settings, read_recipe, replace_in
 from lapclip.data.batches import BatchPlan
-from lapclip.data.loading import load_data
+from lapclip.data.loading import SCENES, load_data
 from lapclip.data.pairs import DataSet
-from lapclip.data.pixels import Progress as DataProgress
+from lapclip.data.table import DataProgress
 from lapclip.data.tokenizers import Tokenizer, choose_tokenizer
 from lapclip.embedder import Embedder
 from lapclip.errors import ConfigError
@@ -61,13 +61,15 @@ def prepare(recipe: str, settings: list[str], minutes: float | None, hooks: Hook
     if minutes is not None and minutes <= 0:
         raise ConfigError(f"--minutes must be more than 0, not {minutes:g}.", hint="lapclip train --minutes 5")
     flags = Layer("--minutes", {"train": {"minutes": minutes}} if minutes is not None else {})
-    config = build_config([read_recipe(recipe), flags, parse_settings(settings)], SHAPES)
+    layers = [read_recipe(recipe), flags, parse_settings(settings)]
+    config = build_config(layers, SHAPES)
     if devices.accelerator_here():
         hooks.tuning_progress("whether the accelerator computes what the CPU computes")
     devices.available(config.train.device)  # an unknown device is refused before pictures are drawn
     check_tracker(config.work.track)
     asked = config.train.compile
     data = load_data(config.data, config.model.image_size, hooks.data_progress)
+    config, notes = fit_data(config, data, asked_batch="batch_size" in layers[-1].values.get("train", {}))
     config, tokenizer, why_tokenizer = fit_vocabulary(config, data)
     config, why_steps = count_steps(config, data, tokenizer)
     with memory_explained(config):
@@ -80,8 +82,23 @@ def prepare(recipe: str, settings: list[str], minutes: float | None, hooks: Hook
         device.forget_peak()  # what was tried before the run is not the run's
         built = build(config, tokenizer, device)
     reasons |= {"data.tokenizer": why_tokenizer, "train.steps": why_steps}
-    notes = [reasons["train.compile"]] if asked not in (AUTO, config.train.compile) else []
+    notes += [reasons["train.compile"]] if asked not in (AUTO, config.train.compile) else []
     return Ready(config, data, device, built, reasons, [*notes, *device.warnings()], tuned_seconds)
+
+
+def fit_data(config: Config, data: DataSet, *, asked_batch: bool) -> tuple[Config, list[str]]:
+    """Settings that follow from the data, and what the user should know about it.
+
+    Whether pictures are streamed is settled, because a resumed run needs the same order. A batch that a recipe made for
+    more pictures becomes as large as the data; one that the user asked for is refused elsewhere.
+    """
+    notes = [*data.notes]
+    if config.data.source != SCENES:
+        config = replace_in(config, "data", stream="always" if data.train.sequential else "never")
+    if config.train.batch_size > len(data.train) > 1 and not asked_batch:
+        notes.append(f"train.batch_size is {len(data.train)}: there are no more training pictures")
+        config = replace_in(config, "train", batch_size=len(data.train))
+    return config, notes
 
 
 def longest_caption(config: Config, data: DataSet, tokenizer: Tokenizer) -> int:
@@ -102,7 +119,7 @@ def fit_vocabulary(config: Config, data: DataSet) -> tuple[Config, Tokenizer, st
 def make_plan(config: Config, data: DataSet, tokenizer: Tokenizer) -> BatchPlan:
     """Which pairs in which order."""
     train = config.train
-    return BatchPlan(data.train, tokenizer, config.model.context, train.batch_size, train.seed)
+    return BatchPlan(data.train, tokenizer, config.model.context, train.batch_size, train.seed, train.word_dropout)
 
 
 def count_steps(config: Config, data: DataSet, tokenizer: Tokenizer) -> tuple[Config, str]:

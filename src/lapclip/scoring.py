@@ -14,10 +14,11 @@ import numpy as np
 from PIL import Image
 
 from lapclip.config import AUTO, SECTIONS, Config, DataConfig, Layer, build_config, parse_settings
-from lapclip.data.loading import SCENES, load_data
-from lapclip.data.pairs import DataSet, Pairs
-from lapclip.data.pixels import Progress
+from lapclip.data.loading import SCENES, load_data, load_to_score
+from lapclip.data.pairs import Pairs
 from lapclip.data.sources import read_table
+from lapclip.data.splits import assign_splits
+from lapclip.data.table import DataProgress, Progress
 from lapclip.embedder import CONFIG, Embedder, load
 from lapclip.errors import ConfigError, DataError, RunError, nearest
 from lapclip.evaluate.account import account_of_classes, account_of_pairs
@@ -57,8 +58,20 @@ class Subject:
     fingerprint: str | None
 
 
+@dataclass(frozen=True)
+class Opened:
+    """The pictures to score, what they are called, why these, and what the user should know of them."""
+
+    split: str
+    why: str
+    pairs: Pairs
+    classes: Sequence[str]
+    notes: list[str]
+    linear_baseline: float | None = None
+
+
 def evaluate(
-    wanted: Wanted, data_progress: Progress | None = None, encoding_progress: Progress | None = None
+    wanted: Wanted, data_progress: DataProgress | None = None, encoding_progress: Progress | None = None
 ) -> dict[str, Any]:
     """Score a model on pictures, keep the account with its pictures and its page, and return it."""
     subject = find_subject(wanted)
@@ -68,28 +81,24 @@ def evaluate(
         embedder = load(subject.path, wanted.device)
     except ConfigError as error:  # a device that is not here, which training would have as a setting
         raise ConfigError(error.message.replace("train.device", "--device"), hint="--device auto") from None
-    data = load_data(config, embedder.model.shape.image_size, data_progress)
-    split, why, pairs = choose_split(data, wanted.split, own=own, whole=not own and _without_splits(config))
-    notes = [*data.notes]
-    if own and data.fingerprint != subject.fingerprint:
-        notes.append("The data is not what the run began with: it is scored as it is now.")
+    side = embedder.model.shape.image_size
+    open_data = open_scenes if config.source == SCENES else open_pictures
+    opened = open_data(config, side, wanted.split, subject.fingerprint if own else None, data_progress)
     batch_size = subject.config.train.batch_size if subject.config else None
-    found = score(embedder, data, pairs, templates, batch_size, encoding_progress)
     result: dict[str, Any] = {
         "run": str(subject.path),
         "data": config.source,
-        "split": split,
-        "why_split": why,
+        "split": opened.split,
+        "why_split": opened.why,
         "device": embedder.device.kind,
-        "notes": notes,
-        **found,
+        "notes": opened.notes,
+        **score(embedder, opened.pairs, opened.classes, templates, batch_size, encoding_progress),
     }
-    if config.source == SCENES and "train" in data.splits:
-        result["linear_baseline"] = linear_baseline(data.train, pairs)
-    folder = wanted.out or (
-        subject.run and subject.run.path / FOLDER / _slug(split if own else f"{config.source}-{split}")
-    )
-    result["files"] = [str(path) for path in keep(result, pairs, folder)] if folder else []
+    if opened.linear_baseline is not None:
+        result["linear_baseline"] = opened.linear_baseline
+    name = opened.split if own else f"{config.source}-{opened.split}"
+    folder = wanted.out or (subject.run and subject.run.path / FOLDER / _slug(name))
+    result["files"] = [str(path) for path in keep(result, opened.pairs, folder)] if folder else []
     return result
 
 
@@ -127,29 +136,49 @@ def choose_data(subject: Subject, wanted: Wanted) -> tuple[DataConfig, bool]:
     return build_config([first, Layer("--set", values)], SHAPES).data, own
 
 
-def choose_split(data: DataSet, asked: str | None, *, own: bool, whole: bool) -> tuple[str, str, Pairs]:
-    """The pictures to score, what they are called, and why these."""
-    everything = list(data.splits.values())
-    if asked is not None and asked != ALL:
-        if asked not in data.splits:
-            raise DataError(f"The data has no split {asked}. {nearest(asked, data.splits)}", hint=f"--split {ALL}")
-        chosen = asked, "asked for", data.splits[asked]
-    elif asked == ALL or data.classes or whole:
-        reason = (
-            "asked for" if asked else "classes: all pictures count" if data.classes else "it has no splits of its own"
-        )
-        chosen = ALL, reason, joined(everything)
-    else:
-        held_out = next((name for name in ("test", "val") if name in data.splits), None)
-        if held_out is None:
-            chosen = ALL, "it has no test or val split", joined(everything)
-        else:
-            why = "it chose nothing" if held_out == "test" else "there is no test split"
-            why += "; val chose the checkpoint" if own and held_out == "val" else ""
-            chosen = held_out, why, data.splits[held_out]
-    if not len(chosen[2]):
-        raise DataError(f"The split {chosen[0]} has no pictures.", hint=f"--split {ALL}")
-    return chosen
+def open_scenes(
+    config: DataConfig, side: int, asked: str | None, fingerprint: str | None, progress: DataProgress | None
+) -> Opened:
+    """The built-in scenes; a fingerprint is that of the data the run began with."""
+    data = load_data(config, side, progress)
+    split, why = choose_split(list(data.splits), asked, learnt_from=fingerprint is not None)
+    pairs = joined(list(data.splits.values())) if split == ALL else data.splits[split]
+    changed = fingerprint not in (None, data.fingerprint)
+    notes = ["The data is not what the run began with: it is scored as it is now."] if changed else []
+    return Opened(split, why, pairs, (), notes, linear_baseline(data.train, pairs))
+
+
+def open_pictures(
+    config: DataConfig, side: int, asked: str | None, fingerprint: str | None, progress: DataProgress | None
+) -> Opened:
+    """Pictures of the user's. Of data that a run did not learn from, only splits that it names itself count."""
+    table = read_table(config)
+    splits = [row.split or ALL for row in table.rows] if fingerprint is None else assign_splits(table.rows, config.seed)
+    split, why = choose_split(
+        list(dict.fromkeys(splits)), asked, learnt_from=fingerprint is not None, classes=bool(table.classes)
+    )
+    chosen = [at for at, own in enumerate(splits) if split in (ALL, own)]
+    pairs, notes = load_to_score(config, table, chosen, side, progress)
+    if not len(pairs):
+        raise DataError(f"The split {split} has no pictures that can be read.", hint=f"--split {ALL}")
+    return Opened(split, why, pairs, table.classes, notes)
+
+
+def choose_split(
+    splits: Sequence[str], asked: str | None, *, learnt_from: bool, classes: bool = False
+) -> tuple[str, str]:
+    """The split to score among those there are, and why this one."""
+    if asked is not None:
+        if asked not in (ALL, *splits):
+            raise DataError(f"The data has no split {asked}. {nearest(asked, splits)}", hint=f"--split {ALL}")
+        return asked, "asked for"
+    if classes:
+        return ALL, "classes: all pictures count"
+    if "test" in splits:
+        return "test", "it chose nothing"
+    if "val" in splits:
+        return "val", "there is no test split" + ("; val chose the checkpoint" if learnt_from else "")
+    return ALL, "it has no splits of its own" if ALL in splits else "it has no test or val split"
 
 
 def choose_templates(wanted: Wanted, config: Config | None) -> list[str]:
@@ -163,17 +192,17 @@ def choose_templates(wanted: Wanted, config: Config | None) -> list[str]:
 
 def score(
     embedder: Embedder,
-    data: DataSet,
     pairs: Pairs,
+    classes: Sequence[str],
     templates: Sequence[str],
     batch_size: int | None,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
     """Classes are told apart, pairs are found."""
-    if pairs.labels is not None and data.classes:
+    if pairs.labels is not None and classes:
         images = embedder.encode_pixels(pairs.pixels, progress)
-        classes = class_embeddings(embedder.encode_text, data.classes, templates)
-        return {**account_of_classes(images, classes, pairs.labels, data.classes), "templates": list(templates)}
+        prompted = class_embeddings(embedder.encode_text, classes, templates)
+        return {**account_of_classes(images, prompted, pairs.labels, classes), "templates": list(templates)}
     if not any(pairs.captions):
         raise DataError("None of the pictures has a caption.", hint="lapclip data check DATA")
     return account_of_pairs(*embedder.encode_pairs(pairs, progress), pairs, batch_size)
@@ -213,11 +242,6 @@ def _holds_no_model(name: str) -> bool:
     """Whether a name is that of something else than a run or a model."""
     folder = Path(name)
     return folder.exists() and not any((folder / part).exists() for part in ("run.toml", CONFIG, f"model/{CONFIG}"))
-
-
-def _without_splits(config: DataConfig) -> bool:
-    """Whether the data itself says nothing about splits, so that none of it was kept back by anyone."""
-    return config.source != SCENES and not any(row.split for row in read_table(config).rows)
 
 
 def _same(one: str, other: str) -> bool:

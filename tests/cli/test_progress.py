@@ -52,6 +52,22 @@ def test_pictures_being_drawn_have_a_bar_of_their_own() -> None:
     assert "drawing pictures" in screen.getvalue()
 
 
+def test_what_is_done_to_pictures_is_said_by_its_name(capsys) -> None:
+    screen = io.StringIO()
+    display = Display(Console(file=screen, force_terminal=True, width=80))
+    for what in ("packing", "looking at"):
+        for done in (1, 50):
+            display.data_progress(done, 100, what)
+    display.close()
+    assert "packing pictures" in screen.getvalue()
+    assert "looking at pictures" in screen.getvalue()
+    plain = Display(Console(file=screen, force_terminal=False))
+    for total, what in ((7000, "packing"), (7000, "packing"), (90, "packing"), (90, "looking at")):
+        plain.data_progress(50, total, what)
+    said = capsys.readouterr().err.splitlines()
+    assert said == ["packing 7,000 pictures, once", "packing 90 pictures, once", "looking at 90 pictures, once"]
+
+
 def test_captions_and_names_are_text_and_never_markup() -> None:
     screen = io.StringIO()
     display = Display(Console(file=screen, force_terminal=True, width=100, highlight=False))

@@ -22,7 +22,7 @@ def test_the_whole_picture_at_its_own_size_is_not_touched() -> None:
 
 @pytest.mark.parametrize("smallest", [0.4, 0.9])
 def test_boxes_stay_inside_and_keep_enough(smallest: float) -> None:
-    boxes = draw_boxes(none_sided(), smallest, 0.5, draw())
+    boxes = draw_boxes(none_sided(), np.ones(1000), smallest, 0.5, draw())
     left, top, width, height, flipped = boxes.unbind(1)
     assert (left >= 0).all()
     assert (top >= 0).all()
@@ -36,6 +36,21 @@ def test_boxes_stay_inside_and_keep_enough(smallest: float) -> None:
     assert flipped.mean().item() == pytest.approx(0.5, abs=0.05)
 
 
+@pytest.mark.parametrize("aspect", [0.3, 0.75, 1.5, 4.0])
+def test_boxes_of_squeezed_pictures_show_them_undistorted(aspect: float) -> None:
+    aspects = np.full(1000, aspect)
+    left, top, width, height, _ = draw_boxes(none_sided(), aspects, 0.3, 0.5, draw()).unbind(1)
+    seen = width * aspect / height
+    assert seen.min() >= 3 / 4 - 1e-4
+    assert seen.max() <= 4 / 3 + 1e-4
+    assert (left + width <= 1 + 1e-6).all()
+    assert (top + height <= 1 + 1e-6).all()
+    middle = draw_boxes(none_sided(), aspects, 1.0, 0.0, draw())[0]
+    share = min(aspect, 1 / aspect)
+    expected = [(1 - share) / 2, 0, share, 1] if aspect > 1 else [0, (1 - share) / 2, 1, share]
+    assert middle[:4].tolist() == pytest.approx(expected, abs=1e-6)
+
+
 def test_pictures_whose_captions_name_a_side_are_never_flipped() -> None:
     assert names_sides("a cup on the left")
     assert names_sides("RIGHT of the door")
@@ -44,7 +59,7 @@ def test_pictures_whose_captions_name_a_side_are_never_flipped() -> None:
     assert not names_sides("a bright leftover")
     sided = none_sided()
     sided[::2] = True
-    boxes = draw_boxes(sided, 1.0, 1.0, draw())
+    boxes = draw_boxes(sided, np.ones(1000), 1.0, 1.0, draw())
     assert boxes[:, 4].tolist() == [0.0, 1.0] * 500
     assert (boxes[:, :4] == torch.tensor([0.0, 0.0, 1.0, 1.0])).all()
 

@@ -9,7 +9,7 @@ import torch
 
 from lapclip.model.clip import CLIP
 from lapclip.model.kernels import Compute
-from lapclip.model.towers import resampling
+from lapclip.model.towers import ImageTower, resampling
 from lapclip.model.transformer import Block
 from lapclip.model.zoo import SHAPES
 
@@ -48,9 +48,14 @@ def plain_text(clip: CLIP, tokens: torch.Tensor) -> torch.Tensor:
     return text.ln_final(x)[torch.arange(len(x)), end] @ text.projection
 
 
+def tower(clip: CLIP) -> ImageTower:
+    assert isinstance(clip.image, ImageTower)
+    return clip.image
+
+
 def plain_image(clip: CLIP, pixels: torch.Tensor) -> torch.Tensor:
     """The patch convolution, every token through every block, then the class token picked out."""
-    image = clip.image
+    image = tower(clip)
     patches = torch.nn.functional.conv2d(pixels, image.patch_weight, stride=image.patch).flatten(2).transpose(1, 2)
     x = torch.cat([image.class_embedding.expand(len(pixels), 1, -1), patches], dim=1) + image.position_embedding
     x = image.ln_pre(x)
@@ -110,7 +115,7 @@ def test_image_tower_equals_plain_path(compute: Compute) -> None:
 def test_keeping_every_patch_equals_dropping_none() -> None:
     clip = model()
     pixels = torch.randn(2, 3, SHAPE.image_size, SHAPE.image_size).double()
-    everything = torch.arange(clip.image.patches).expand(2, -1)
+    everything = torch.arange(tower(clip).patches).expand(2, -1)
     torch.testing.assert_close(clip.image(pixels, everything), clip.image(pixels))
 
 
@@ -119,7 +124,7 @@ def test_dropped_patches_do_not_matter() -> None:
     pixels = torch.randn(1, 3, SHAPE.image_size, SHAPE.image_size).double()
     changed = pixels.clone()
     changed[:, :, : SHAPE.patch, : SHAPE.patch] += 1  # the first patch
-    kept = torch.arange(1, clip.image.patches)[None]
+    kept = torch.arange(1, tower(clip).patches)[None]
     torch.testing.assert_close(clip.image(changed, kept), clip.image(pixels, kept))
     assert not torch.allclose(clip.image(changed), clip.image(pixels))
 
@@ -136,11 +141,10 @@ def test_smaller_pictures_see_the_middle_of_the_position_embeddings() -> None:
     clip = model()
     half = torch.randn(2, 3, SHAPE.image_size // 2, SHAPE.image_size // 2).double()
     clip.image(half).sum().backward()
-    assert clip.image.position_embedding.grad is not None
-    assert (clip.image.position_embedding.grad.norm(dim=1) > 0).all()
-    clip.image.position_embedding.data[1:] = clip.image.position_embedding[
-        1
-    ]  # alike everywhere: nothing to interpolate
+    positions = tower(clip).position_embedding
+    assert positions.grad is not None
+    assert (positions.grad.norm(dim=1) > 0).all()
+    positions.data[1:] = positions[1]  # alike everywhere: nothing to interpolate
     few = CLIP(dataclasses.replace(SHAPE, image_size=SHAPE.image_size // 2), seed=3).double()
-    few.load_state_dict({**clip.state_dict(), "image.position_embedding": clip.image.position_embedding[:5]})
+    few.load_state_dict({**clip.state_dict(), "image.position_embedding": positions[:5]})
     torch.testing.assert_close(clip.image(half), few.image(half))

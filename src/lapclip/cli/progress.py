@@ -28,20 +28,22 @@ class Display:
         self._bar: tuple[Progress, TaskID] | None = None
         self._batch_size = 0
         self._first: tuple[int, float] | None = None
-        self._drawing_announced = self._waiting_announced = False
+        self._doing, self._waiting_announced = ("", 0), False
         self._status: Status | None = None
         self._told = -EVERY
 
-    def data_progress(self, done: int, total: int) -> None:
-        """Called while pictures are made."""
+    def data_progress(self, done: int, total: int, what: str = "drawing", /) -> None:
+        """Called while pictures are made; `what` is being done to them."""
         if self._lines:
-            if not self._drawing_announced:
-                print(f"drawing {total:,} pictures, once", file=sys.stderr, flush=True)
-            self._drawing_announced = True
+            if (what, total) != self._doing:
+                print(f"{what} {total:,} pictures, once", file=sys.stderr, flush=True)
+            self._doing = (what, total)
             return
         self._end_status()
-        if self._bar is None:
-            self._start("drawing pictures", total)
+        if self._bar is None or self._doing != (what, total):
+            self.close()
+            self._start(f"{what} pictures", total)
+        self._doing = (what, total)
         self._update(done, "")
         if done == total:
             self.close()

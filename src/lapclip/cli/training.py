@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,7 +13,7 @@ from lapclip.background import reserved_run, resume_in_background, train_in_back
 from lapclip.cli.output import Common, emit, typed
 from lapclip.cli.progress import display
 from lapclip.cli.scores import score_table
-from lapclip.config import DEFAULT_RECIPE, build_config, parse_settings, read_recipe
+from lapclip.config import DEFAULT_RECIPE, PHOTOS_RECIPE, build_config, parse_settings, read_recipe
 from lapclip.errors import RunError
 from lapclip.model.zoo import SHAPES
 from lapclip.records.runs import find_run
@@ -21,8 +23,10 @@ if TYPE_CHECKING:
 
 
 def train(
+    data: str | None = None,
+    /,
     *,
-    recipe: str = DEFAULT_RECIPE,
+    recipe: Annotated[str | None, Parameter(show_default=False)] = None,
     minutes: float | None = None,
     name: str | None = None,
     background: Annotated[bool, Parameter(negative="")] = False,
@@ -33,22 +37,28 @@ def train(
     reserved: Annotated[str, Parameter(show=False)] = "",
     common: Common | None = None,
 ) -> int:
-    """Train a model from scratch on pictures and captions that lapclip draws itself.
+    """Train a model from scratch: on your pictures and captions, or on ones that lapclip draws itself.
 
-    The run is a folder under runs/: settings, events, log, checkpoints and the best model. Ctrl-C saves and ends;
+    Data may be a folder with a .txt beside each picture, a CSV or JSON table, COCO or Karpathy annotations, class
+    folders, tar shards or parquet; `lapclip data check` says what it is taken for. The run is a folder under runs/:
+    settings, events, log, checkpoints and the best model. Ctrl-C saves and ends;
     `lapclip resume` goes on.
 
     For example:
 
     - `lapclip train`
+    - `lapclip train photos/`
     - `lapclip train --minutes 2 --name quick`
     - `lapclip train --recipe seed --set train.epochs=3`
     - `lapclip train --background --polite`
 
     Parameters
     ----------
+    data
+        Pictures with captions: a folder, a table, a pattern of shards, `emoji` or `scenes`. Without it: scenes.
     recipe
-        A recipe's name (first-run, seed, seed-gpu) or a TOML file. Example: lapclip train --recipe seed
+        A recipe's name (first-run, photos, seed, seed-gpu) or a TOML file; without it, photos for your own data, else
+        first-run. Example: lapclip train --recipe seed
     minutes
         Fill this many minutes; the schedule is fitted to them. Example: lapclip train --minutes 10
     name
@@ -67,6 +77,9 @@ def train(
     reserved
         The key of the folder that a run in the background fills.
     """
+    recipe = recipe or (DEFAULT_RECIPE if data in (None, "scenes") else PHOTOS_RECIPE)
+    if data is not None:
+        settings = (f"data.source={json.dumps(located(data))}", *settings)
     settings = (*settings, *["work.polite=true"] * polite, *[f"work.ask={'|'.join(ask)}"] * bool(ask))
     if background:
         return start_in_background(recipe, minutes, name, after, settings, common)
@@ -85,6 +98,11 @@ def train(
         outcome = launch.start(recipe, list(settings), minutes, name, hooks)
     emit(outcome.to_dict(), summary(outcome), common)
     return outcome.exit_status
+
+
+def located(source: str) -> str:
+    """A path that still leads there from another folder, as when a run is resumed; names of built-in data stay."""
+    return source if source in ("scenes", "emoji") else os.path.abspath(source)
 
 
 def start_in_background(

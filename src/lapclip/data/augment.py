@@ -23,17 +23,26 @@ def names_sides(caption: str) -> bool:
     return bool(SIDES.search(caption))
 
 
-def draw_boxes(sided_B: np.ndarray, smallest: float, flip: float, draw: np.random.Generator) -> Tensor:
-    """A random box for each picture, at least `smallest` of its area.
+def draw_boxes(
+    sided_B: np.ndarray, aspects_B: np.ndarray, smallest: float, flip: float, draw: np.random.Generator
+) -> Tensor:
+    """A random box for each picture, at least `smallest` of its area where it is not too long for that.
 
+    Seen at its own proportions, aspects_B, a box is at most 4:3; where nothing is cropped it is the middle square.
     Flipped with probability `flip`, but never where the caption names a side.
     """
     count = len(sided_B)
-    area = draw.uniform(smallest, 1, count)
-    narrow, wide = np.maximum(ASPECT[0], area), np.minimum(ASPECT[1], 1 / area)  # wider would not fit into the picture
-    aspect = np.exp(draw.uniform(np.log(narrow), np.log(wide)))
-    width, height = np.sqrt(area * aspect), np.sqrt(area / aspect)
-    left, top = draw.random(count) * (1 - width), draw.random(count) * (1 - height)
+    area, shape = np.ones(count), np.ones(count)
+    if smallest < 1:
+        area = draw.uniform(smallest, 1, count)
+        narrow, wide = np.maximum(ASPECT[0], area * aspects_B), np.minimum(ASPECT[1], aspects_B / area)  # what fits
+        drawn = np.exp(np.log(narrow) + draw.random(count) * (np.log(wide) - np.log(narrow)))
+        shape = np.where(narrow < wide, drawn, np.clip(aspects_B, *ASPECT))
+    squeezed = shape / aspects_B  # width to height of the box where pictures are squeezed into squares
+    area = np.minimum(area, np.minimum(squeezed, 1 / squeezed))  # larger would not fit into the picture
+    width, height = np.sqrt(area * squeezed), np.sqrt(area / squeezed)
+    across, down = draw.random((2, count)) if smallest < 1 else (0.5, 0.5)
+    left, top = across * (1 - width), down * (1 - height)
     flipped = (draw.random(count) < flip) & ~sided_B
     return torch.from_numpy(np.stack([left, top, width, height, flipped], axis=1).astype(np.float32))
 

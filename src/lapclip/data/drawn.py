@@ -12,11 +12,12 @@ import numpy as np
 from lapclip.config import DataConfig
 from lapclip.data import drawing, scenes, things
 from lapclip.data.pairs import DataSet, Pairs
-from lapclip.data.pixels import PixelStore, Progress
+from lapclip.data.pixels import PixelStore
+from lapclip.data.table import DataProgress
 from lapclip.machine.facts import cache_folder
 
 
-def load_scenes(config: DataConfig, side: int, progress: Progress | None = None) -> DataSet:
+def load_scenes(config: DataConfig, side: int, progress: DataProgress | None = None) -> DataSet:
     """The built-in data at one picture size, drawn on first use."""
     splits = scenes.split_scenes(config.train_pairs, config.seed)
     store = PixelStore(cache_folder() / f"scenes-{_key(config, side)}")
@@ -41,7 +42,7 @@ def load_scenes(config: DataConfig, side: int, progress: Progress | None = None)
     return DataSet(tables, digest[:16], scenes.ALPHABET)
 
 
-def _pictures(rows: list[scenes.Scene], side: int, seed: int, progress: Progress | None) -> Iterator[np.ndarray]:
+def _pictures(rows: list[scenes.Scene], side: int, seed: int, progress: DataProgress | None) -> Iterator[np.ndarray]:
     for index, scene in enumerate(rows):
         yield drawing.draw(scene, side, seed * len(rows) + index)
         if progress:

@@ -4,37 +4,157 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 
 import numpy as np
 
-from lapclip.config import DataConfig
+from lapclip.config import AUTO, DataConfig
+from lapclip.data.catalogue import Entry
 from lapclip.data.drawn import load_scenes
-from lapclip.data.pairs import DataSet, Pairs
-from lapclip.data.pixels import Progress, fit_picture, open_picture
+from lapclip.data.packed import MIDDLE, WHOLE, pack, room_left, room_needed, store_folder
+from lapclip.data.pairs import DataSet, Pairs, Pixels
+from lapclip.data.pixels import whole_side
 from lapclip.data.sources import read_table
-from lapclip.data.splits import assign_splits
-from lapclip.data.table import PictureFile, Row
+from lapclip.data.splits import assign_splits, check_trainable
+from lapclip.data.streaming import StreamedPixels
+from lapclip.data.table import DataProgress, Picture, Row, Skipped, Table
+from lapclip.errors import DataError
 
 SCENES = "scenes"
+TRAIN = "train"
+NAMED = 3
+"""Pictures that are named where something is said about many."""
+ROOM = 0.5
+"""Share of the free disk that packed pictures may take; where they need more, `data.stream=auto` streams."""
 
 
-def load_data(config: DataConfig, side: int, progress: Progress | None = None) -> DataSet:
-    """The data a run learns from and is scored on, its pictures ready for a model that sees `side` pixels."""
+def load_to_score(
+    config: DataConfig, table: Table, chosen: Sequence[int], side: int, progress: DataProgress | None = None
+) -> tuple[Pairs, list[str]]:
+    """Some rows of a table with their pictures cut to the middle that a model sees, and what the user should know."""
+    pictures = [table.rows[at].picture for at in chosen]
+    packed = pack(pictures, store_folder(_place(config), side, MIDDLE), side, MIDDLE, progress)
+    skipped = [*table.skipped, *packed.skipped]
+    _check_broken(config, len(chosen) + len(table.skipped), skipped)
+    pairs = _pairs(table, [chosen[own] for own in packed.kept], packed.pixels())
+    return pairs, [note for note in (table.how, _left_out(skipped)) if note]
+
+
+def load_data(config: DataConfig, side: int, progress: DataProgress | None = None) -> DataSet:
+    """The data a run learns from and is scored on, its pictures ready for a model that sees `side` pixels.
+
+    Training pictures are kept whole, to be cropped; those of other splits are cut to the middle that the model sees.
+    """
     if config.source == SCENES:
         return load_scenes(config, side, progress)
     table = read_table(config)
     splits = assign_splits(table.rows, config.seed)
-    found = {
-        split: _pairs([row for row, own in zip(table.rows, splits, strict=True) if own == split], side)
-        for split in dict.fromkeys(splits)
-    }
-    contents = json.dumps([[row.picture.name, row.captions, row.split] for row in table.rows])
-    return DataSet(found, hashlib.sha256(contents.encode()).hexdigest()[:16], notes=[table.how])
+    check_trainable(splits)
+    training = [at for at, split in enumerate(splits) if split == TRAIN]
+    held_out = sorted((at for at, split in enumerate(splits) if split != TRAIN), key=lambda at: splits[at])
+
+    larger = whole_side(side)
+    folder = store_folder(_place(config), larger, WHOLE)
+    streamed, why = _streams(config, folder, len(training), larger)
+    pictures = [row.picture for row in table.rows]
+    scored = pack([pictures[at] for at in held_out], store_folder(_place(config), side, MIDDLE), side, MIDDLE, progress)
+    learnt = pack([pictures[at] for at in training], folder, larger, WHOLE, progress, keep=not streamed)
+    skipped = [*table.skipped, *learnt.skipped, *scored.skipped]
+    _check_broken(config, len(table.rows) + len(table.skipped), skipped)
+
+    hidden = {entry.digest for entry in scored.entries}
+    to_score = {held_out[own]: entry for own, entry in zip(scored.kept, scored.entries, strict=True)}
+    to_learn = {training[own]: entry for own, entry in zip(learnt.kept, learnt.entries, strict=True)}
+    twins = [at for at, entry in to_learn.items() if entry.digest in hidden]
+    for at in twins:
+        del to_learn[at]
+
+    found: dict[str, Pairs] = {}
+    for split in dict.fromkeys(splits):
+        if split == TRAIN:
+            pixels = _stream(pictures, to_learn, larger) if streamed else learnt.pixels(to_learn.values())
+            aspects = np.array([entry.aspect for entry in to_learn.values()], dtype=np.float32)
+            found[split] = _pairs(table, to_learn, pixels, aspects, streamed)
+        else:
+            members = {at: entry for at, entry in to_score.items() if splits[at] == split}
+            found[split] = _pairs(table, members, scored.pixels(members.values()))
+    for split in (TRAIN, "val"):
+        if not len(found[split]):
+            raise DataError(f"No picture of the split {split} can be used.", hint=f"lapclip data check {config.source}")
+
+    notes = [table.how, why, _left_out(skipped), _left_out_twins([pictures[at].name for at in twins])]
+    return DataSet(
+        found,
+        _fingerprint(table.rows, splits, to_learn | to_score),
+        notes=[note for note in notes if note],
+        classes=table.classes,
+    )
 
 
-def _pairs(rows: Iterable[Row], side: int) -> Pairs:
-    rows = list(rows)
-    pictures = [row.picture.path for row in rows if isinstance(row.picture, PictureFile)]
-    pixels = [fit_picture(open_picture(path), side) for path in pictures]
-    return Pairs(np.stack(pixels), [row.captions for row in rows])
+def _pairs(
+    table: Table,
+    chosen: Iterable[int],
+    pixels: Pixels,
+    aspects: np.ndarray | None = None,
+    sequential: bool = False,
+) -> Pairs:
+    chosen = list(chosen)
+    captions = [table.rows[at].captions for at in chosen]
+    names = [table.rows[at].picture.name for at in chosen]
+    labels = np.array([table.labels[at] for at in chosen], dtype=np.int64) if table.labels else None
+    return Pairs(pixels, captions, names, aspects, sequential, labels)
+
+
+def _stream(pictures: Sequence[Picture], chosen: Mapping[int, Entry], side: int) -> StreamedPixels:
+    return StreamedPixels([pictures[at] for at in chosen], [entry.digest for entry in chosen.values()], side)
+
+
+def _place(config: DataConfig) -> str:
+    """What tells apart the sources whose pictures have the same names."""
+    return f"{os.path.abspath(config.source)} {config.pictures}" if Path(config.source).exists() else config.source
+
+
+def _streams(config: DataConfig, folder: Path, count: int, side: int) -> tuple[bool, str]:
+    """Whether training pictures are decoded each time, and why; nothing is said where that is as asked or as usual."""
+    if config.stream != AUTO:
+        return config.stream == "always", ""
+    needed, free = room_needed(folder, count, side), room_left(folder)
+    if needed <= ROOM * free:
+        return False, ""
+    why = f"packed, they would take {needed / 1e9:,.2f} GB, more than half of the {free / 1e9:,.2f} GB free"
+    return True, f"training pictures are decoded each time they are needed: {why}"
+
+
+def _check_broken(config: DataConfig, total: int, skipped: Sequence[Skipped]) -> None:
+    if len(skipped) > config.broken_share * total:
+        raise DataError(
+            f"{len(skipped):,} of {total:,} pictures cannot be used, more than {config.broken_share:.0%}: "
+            f"{_some([f'{one.where} ({one.why})' for one in skipped])}.",
+            hint=f"lapclip data check {config.source}, or --set data.broken_share=1 to go on with the others",
+        )
+
+
+def _left_out(skipped: Sequence[Skipped]) -> str:
+    return f"left out {len(skipped):,}: {_some([f'{one.where} ({one.why})' for one in skipped])}" if skipped else ""
+
+
+def _left_out_twins(names: Sequence[str]) -> str:
+    if not names:
+        return ""
+    return f"left out of training {len(names):,}, because held-out pictures are the same files: {_some(names)}"
+
+
+def _some(texts: Sequence[str]) -> str:
+    """The first few, and how many more."""
+    more = f" and {len(texts) - NAMED:,} more" if len(texts) > NAMED else ""
+    return ", ".join(texts[:NAMED]) + more
+
+
+def _fingerprint(rows: Sequence[Row], splits: Sequence[str], used: Mapping[int, Entry]) -> str:
+    """Changes with any picture, caption or split that a run would see; not with names, dates or folders."""
+    digest = hashlib.sha256()
+    for at in sorted(used):
+        digest.update(json.dumps([used[at].digest, rows[at].captions, splits[at]]).encode())
+    return digest.hexdigest()[:16]

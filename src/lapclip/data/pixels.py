@@ -1,4 +1,4 @@
-"""Pictures as numbers: decode, resize, normalise, and the packed store that training reads.
+"""Pictures as numbers: resize, normalise, and the store of drawn pictures.
 
 Shapes: B batch, C colour channels, S picture side.
 """
@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -18,38 +19,75 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import Image
 from torch import Tensor
 
-from lapclip.errors import DataError
+from lapclip.data.decoding import decode, upright
+from lapclip.errors import DataError, first_line
 
 MEAN = (0.48145466, 0.4578275, 0.40821073)
 STD = (0.26862954, 0.26130258, 0.27577711)
 """CLIP's own normalisation, so that published weights see what they were trained on."""
+LONGEST = 32
+"""Lengths to widths of a picture beyond which its ends are cut off before its middle is enlarged."""
 
 
 def open_picture(picture: str | os.PathLike | Image.Image) -> Image.Image:
     """A picture from a path or as it is, upright and in RGB."""
     try:
-        image = picture if isinstance(picture, Image.Image) else Image.open(picture)
-        return ImageOps.exif_transpose(image).convert("RGB")
+        if isinstance(picture, Image.Image):
+            return upright(picture)[0]
+        return decode(Path(picture).read_bytes()).image
     except FileNotFoundError:
         raise DataError(f"No such picture: {picture}.") from None
-    except (UnidentifiedImageError, OSError, Image.DecompressionBombError) as error:
-        raise DataError(f"{picture} cannot be read as a picture: {error}.") from None
+    except DataError as error:
+        raise DataError(f"{picture} cannot be read as a picture: {error.message}.", hint=error.hint) from None
+    except (OSError, ValueError, SyntaxError) as error:
+        raise DataError(f"{picture} cannot be read as a picture: {first_line(error)}.") from None
 
 
 def fit_picture(image: Image.Image, side: int) -> np.ndarray:
     """The middle square of a picture at the model's size, uint8 of shape (side, side, 3)."""
     if image.size == (side, side):
         return np.asarray(image)
+    image = _without_ends(image)
     width, height = image.size
     scale = side / min(width, height)
-    size = (max(side, round(height * scale)), max(side, round(width * scale)))
-    pixels_CHW = torch.from_numpy(np.array(image)).permute(2, 0, 1)
-    resized = F.interpolate(pixels_CHW[None], size=size, mode="bicubic", antialias=True)[0]
-    top, left = (size[0] - side) // 2, (size[1] - side) // 2
-    return resized[:, top : top + side, left : left + side].permute(1, 2, 0).contiguous().numpy()
+    rows, columns = max(side, round(height * scale)), max(side, round(width * scale))
+    top, left = (rows - side) // 2, (columns - side) // 2
+    return np.ascontiguousarray(_resized(image, rows, columns)[top : top + side, left : left + side])
+
+
+def squeeze_picture(image: Image.Image, side: int) -> np.ndarray:
+    """The whole of a picture squeezed into a square, uint8 of shape (side, side, 3). Crops of it are widened again."""
+    if image.size == (side, side):
+        return np.asarray(image)
+    return np.ascontiguousarray(_resized(image, side, side))
+
+
+def whole_side(side: int) -> int:
+    """The side of squeezed pictures for a model that sees `side` pixels.
+
+    At least 8/7 of it, so that crops of three quarters of a picture are sharp, and a multiple of 8.
+    """
+    return math.ceil(side / 7) * 8
+
+
+def _without_ends(image: Image.Image) -> Image.Image:
+    """A very long picture without its ends: enlarged as a whole it would fill memory, and its middle is all we need."""
+    (width, height), short = image.size, min(image.size)
+    across, down = min(width, LONGEST * short), min(height, LONGEST * short)
+    if (across, down) == image.size:
+        return image
+    left, top = (width - across) // 2, (height - down) // 2
+    return image.crop((left, top, left + across, top + down))
+
+
+def _resized(image: Image.Image, rows: int, columns: int) -> np.ndarray:
+    """Bicubic with antialiasing. Copies are numpy's, because torch's start threads of their own in each of ours."""
+    pixels_HWC = torch.from_numpy(np.array(image))
+    resized = F.interpolate(pixels_HWC.permute(2, 0, 1)[None], size=(rows, columns), mode="bicubic", antialias=True)
+    return resized[0].permute(1, 2, 0).numpy()
 
 
 def normalise(pixels_BSSC: Tensor) -> Tensor:
@@ -113,7 +151,3 @@ class PixelStore:
         for stale in self.folder.parent.glob("*.partial"):
             if time.time() - stale.stat().st_mtime > 86_400:
                 shutil.rmtree(stale, ignore_errors=True)
-
-
-Progress = Callable[[int, int], None]
-"""Called with how much is done and how much there is."""

@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
+
+Progress = Callable[[int, int], None]
+"""Called with how much is done and how much there is."""
+
+
+class DataProgress(Protocol):
+    """The same, and what is being done to the pictures."""
+
+    def __call__(self, done: int, total: int, what: str = "drawing", /) -> None: ...
 
 
 class Picture(Protocol):
@@ -95,9 +104,9 @@ class Table:
     skipped: Sequence[Skipped] = field(default_factory=list)
     classes: Sequence[str] = ()
     """The names of the classes, where the source is a folder of class folders; else empty."""
+    labels: Sequence[int] = ()
+    """The class of each row, as its place in `classes`; empty where there are none."""
     records: int = 0
     """What the source names: each caption of a picture, and each picture or line that has none."""
     repeated: int = 0
     """Captions that say again what the same picture has already."""
-    labels: Sequence[int] = ()
-    """The class of each row, as its place in `classes`; empty where there are none."""

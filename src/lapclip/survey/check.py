@@ -8,23 +8,30 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from lapclip.config import Config, Layer, build_config, parse_settings, read_recipe, recipe_names, replace_in
-from lapclip.data.table import Row
+from lapclip.config import (
+    DEFAULT_RECIPE,
+    PHOTOS_RECIPE,
+    Config,
+    Layer,
+    build_config,
+    parse_settings,
+    read_recipe,
+    replace_in,
+)
+from lapclip.data.table import Progress, Row
 from lapclip.data.tokenizers import Tokenizer, choose_tokenizer
 from lapclip.errors import DataError
 from lapclip.model.zoo import SHAPES
 from lapclip.survey.captions import ceilings, count_scripts
 from lapclip.survey.findings import TRAIN, find_all
 from lapclip.survey.needs import epoch_seconds, outlook, store_bytes
-from lapclip.survey.pictures import Progress, Seen, look_at_all
+from lapclip.survey.pictures import Seen, look_at_all
 from lapclip.survey.tables import SCENES, open_table
-
-PHOTOS = "photos"
 
 
 def settings_for(source: str, recipe: str | None, settings: Sequence[str]) -> tuple[Config, str]:
     """The settings that training on the data would begin with, and the recipe they come from."""
-    usual = PHOTOS if source != SCENES and PHOTOS in recipe_names() else "first-run"
+    usual = DEFAULT_RECIPE if source == SCENES else PHOTOS_RECIPE
     named = Layer("DATA", {"data": {"source": source}})
     return build_config([read_recipe(recipe or usual), named, parse_settings(list(settings))], SHAPES), recipe or usual
 

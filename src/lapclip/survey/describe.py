@@ -11,12 +11,11 @@ from typing import Any
 
 from PIL import Image
 
-from lapclip.data.table import Row
+from lapclip.data.decoding import decode, look
+from lapclip.data.table import Progress, Row
 from lapclip.errors import ConfigError, DataError
 from lapclip.survey.captions import frequent_words
 from lapclip.survey.check import settings_for
-from lapclip.survey.decoding import decode
-from lapclip.survey.pictures import Progress
 from lapclip.survey.tables import SCENES, open_table
 
 SIDE = 320
@@ -112,7 +111,9 @@ def make_sheet(source: str, pictures: int, settings: Sequence[str], progress: Pr
 def _open(row: Row) -> Image.Image | None:
     """A small copy of a picture; what cannot be read is left to `data check`."""
     try:
-        image = decode(row.picture.read(), SIDE).image
+        header = look(row.picture.read())
+        with header.turn():
+            image = decode(header, SIDE).image
     except (OSError, DataError):
         return None
     image.thumbnail((SIDE, SIDE))

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from lapclip.config import Config
+from lapclip.data.decoding import MARKS
 from lapclip.data.table import Row, Skipped
 from lapclip.data.tokenizers import Tokenizer
 from lapclip.survey.captions import EMOJI, count_scripts, symbols_a_character, unknown_characters
-from lapclip.survey.decoding import MARKS
 from lapclip.survey.likeness import SAME, alike, groups
 from lapclip.survey.pictures import Seen
 

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from lapclip.data.table import Picture
+from lapclip.data.decoding import decode
+from lapclip.data.decoding import look as read_header
+from lapclip.data.table import Picture, Progress
 from lapclip.errors import DataError
 from lapclip.machine.facts import logical_cores
-from lapclip.survey.decoding import decode
 from lapclip.survey.likeness import GREY_SIDE, fingerprint
 
-Progress = Callable[[int, int], None]
-"""Called with how much is done and how much there is."""
 AT_ONCE = 512
 """Pictures handed to the threads at a time, so that progress is shown and an interrupt is heard."""
 
@@ -40,7 +39,9 @@ def look(data: bytes) -> Seen:
     """Everything that is to be known about a picture, from its bytes."""
     digest = hashlib.blake2b(data, digest_size=16).digest()
     try:
-        decoded = decode(data, 2 * GREY_SIDE)
+        header = read_header(data)
+        with header.turn():
+            decoded = decode(header, 2 * GREY_SIDE)
     except DataError as error:
         return Seen(digest, len(data), fault=error.message)
     hashed, thumbnail = fingerprint(decoded.image)

@@ -12,8 +12,7 @@ from PIL import Image
 from lapclip.config import Config, DataConfig
 from lapclip.data.sources import read_table
 from lapclip.data.splits import assign_splits
-from lapclip.data.table import Row, Table
-from lapclip.survey.pictures import Progress
+from lapclip.data.table import Progress, Row, Table
 
 SCENES = "scenes"
 
@@ -54,7 +53,7 @@ def open_table(config: Config, progress: Progress | None = None) -> Surveyed:
 def _drawn(config: DataConfig, side: int, progress: Progress | None) -> Surveyed:
     from lapclip.data.drawn import load_scenes  # brings torch
 
-    data = load_scenes(config, side, progress)
+    data = load_scenes(config, side, progress and (lambda done, total, what="", /: progress(done, total)))
     rows = [
         Row(DrawnPicture(f"{split} {at + 1}", pairs.pixels[at]), tuple(pairs.captions[at]), split)
         for split, pairs in data.splits.items()

@@ -17,7 +17,7 @@ from lapclip.data.batches import BatchPlan, prefetch
 from lapclip.data.pairs import DataSet, Pairs
 from lapclip.embedder import CONFIG, WEIGHTS, Embedder
 from lapclip.errors import TrainingError
-from lapclip.evaluate.retrieval import batch_accuracy, retrieval
+from lapclip.evaluate.retrieval import RANKS, batch_accuracy, retrieval
 from lapclip.machine import facts
 from lapclip.machine.courtesy import Courtesy
 from lapclip.machine.devices import Device
@@ -99,6 +99,9 @@ class Training:
                 batches.close()
                 self.log.append(events.Stopped(step=number, reason=reason))
                 return reason
+            if self.out_of_patience(number):
+                batches.close()
+                break
             self.look_at_swap(number)
             began += self.wait_for_others(number)
         self._advance(training_seconds=before + time.perf_counter() - began)
@@ -177,6 +180,11 @@ class Training:
             number == self.steps or number % (self.plan.steps_per_epoch * self.config.train.evaluate_every_epochs) == 0
         )
 
+    def out_of_patience(self, number: int) -> bool:
+        """Whether the scores have not risen for so many evaluations that the rest of the run would only overfit."""
+        patience = self.config.train.patience * self.config.train.evaluate_every_epochs * self.plan.steps_per_epoch
+        return patience > 0 and self.evaluation_due(number) and number - self.progress.best_step >= patience
+
     def checkpoint_due(self, number: int, seconds: float) -> bool:
         train = self.config.train
         by_epoch = train.checkpoint_every_epochs * self.plan.steps_per_epoch
@@ -189,8 +197,8 @@ class Training:
         began = time.perf_counter()
         images, texts, owner = self.embedder.encode_pairs(self.data.held_out)
         scores = score_embeddings(images, texts, owner, self.config.train.batch_size)
-        # The mean of both recalls, and among equals the later model.
-        mean = (scores["t2i_r1"] + scores["i2t_r1"]) / 2
+        # The mean of all recalls, which is steadier than R@1 alone, and among equals the later model.
+        mean = float(np.mean([scores[f"{way}_r{rank}"] for way in ("t2i", "i2t") for rank in RANKS]))
         best = mean >= self.progress.best_score
         if best:
             self._advance(best_score=mean, best_step=number)

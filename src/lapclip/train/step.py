@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -23,6 +24,9 @@ from lapclip.randomness import derived_seed, generator
 from lapclip.train.precision import LossScale, RoundedCopy
 from lapclip.train.schedule import is_cheap, patches_kept, picture_side
 
+TEXT_PARTS, LEAST_PART = 4, 16
+"""Into how many parts captions are taken, by length, and the fewest that are worth a part."""
+
 
 @dataclass(frozen=True)
 class Inputs:
@@ -37,6 +41,8 @@ class Inputs:
     """The part of each picture to look at (`data/augment.py`); None looks at all of it."""
     side: int
     """The size at which to look at it."""
+    lengths: tuple[int, ...] = ()
+    """Symbols of the longest caption in each of so many equal parts of the batch; empty takes them all as one."""
 
     def __len__(self) -> int:
         return len(self.tokens_BL)
@@ -102,6 +108,7 @@ class TrainStep:
             kept_BK=self._kept_patches(len(batch.tokens_BL), step, cheap=cheap),
             boxes_B5=self._boxes(batch, step),
             side=picture_side(cheap, config, self.model.shape),
+            lengths=self._lengths(batch.tokens_BL),
         )
 
     def set_learning_rate(self, lr: float) -> None:
@@ -148,8 +155,24 @@ class TrainStep:
         with watch.phase("forward"):
             return self._towers(
                 lambda: self.worker.encode_image(pixels_BCSS, inputs.kept_BK),
-                lambda: self.worker.encode_text(inputs.tokens_BL),
+                lambda: self._encode_text(inputs),
             )
+
+    def _encode_text(self, inputs: Inputs) -> Tensor:
+        """Embeddings of captions. They come sorted by length, so a part of them needs little padding."""
+        if not inputs.lengths:
+            return self.worker.encode_text(inputs.tokens_BL)
+        parts = inputs.tokens_BL.chunk(len(inputs.lengths))
+        return torch.cat(
+            [self.worker.encode_text(part[:, :length]) for part, length in zip(parts, inputs.lengths, strict=True)]
+        )
+
+    def _lengths(self, tokens_BL: np.ndarray) -> tuple[int, ...]:
+        """On the CPU a batch that is computed whole is taken in parts; elsewhere more launches would cost more."""
+        if not self.device.is_cpu or self.config.micro_batch or len(tokens_BL) < 2 * TEXT_PARTS * LEAST_PART:
+            return ()
+        parts = torch.from_numpy(tokens_BL).chunk(TEXT_PARTS)
+        return tuple(int(part.argmax(dim=1).max()) + 1 for part in parts)  # the end symbol has the highest id
 
     def _look(self, inputs: Inputs) -> Tensor:
         """The pictures as the tower sees them; made on the CPU where the device would get them wrong."""
@@ -244,8 +267,12 @@ class TrainStep:
 
     def _boxes(self, batch: Batch, step: int) -> Tensor | None:
         """Which part of each picture to look at this step; None looks at all of it."""
-        crop, flip, seed = self.config.crop, self.config.flip, self.config.seed
-        return None if crop == 1 and not flip else draw_boxes(batch.sided_B, crop, flip, generator(seed, "boxes", step))
+        crop, flip, aspects_B = self.config.crop, self.config.flip, batch.aspects_B
+        if crop == 1 and not flip and aspects_B is None:
+            return None
+        if aspects_B is None:
+            aspects_B = np.ones(len(batch.sided_B))
+        return draw_boxes(batch.sided_B, aspects_B, crop, flip, generator(self.config.seed, "boxes", step))
 
     def _kept_patches(self, batch_size: int, step: int, *, cheap: bool) -> Tensor | None:
         """Which patches each picture keeps this step, in order; None keeps all."""

@@ -189,4 +189,5 @@ def first_pairs(batch: Batch, count: int) -> Batch:
         np.ascontiguousarray(batch.tokens_BL[:count]),
         batch.positives_BB[:count, :count],
         batch.sided_B[:count],
+        None if batch.aspects_B is None else batch.aspects_B[:count],
     )

@@ -14,14 +14,14 @@ from lapclip.data.sources.classes import read_classes
 from lapclip.data.sources.columns import is_table, read_columns
 from lapclip.data.sources.emojis import read_emoji
 from lapclip.data.sources.folders import plain_file, walk
-from lapclip.data.sources.gathering import Gathering, Progress
+from lapclip.data.sources.gathering import Gathering
 from lapclip.data.sources.guessing import NotATable
 from lapclip.data.sources.parquet import read_parquet
 from lapclip.data.sources.recognising import Form, forms_in, own_tables, split_of_path, together
 from lapclip.data.sources.records import read_json_lines
 from lapclip.data.sources.shards import expand, read_shards, split_in_name
 from lapclip.data.sources.sidecars import read_sidecars
-from lapclip.data.table import Skipped, Table
+from lapclip.data.table import Progress, Skipped, Table
 from lapclip.errors import DataError, first_line
 
 EMOJI = "emoji"
@@ -135,8 +135,8 @@ def _read_form(
             into.skip(left_out.where, left_out.why)
         if form.kind == "text files":
             return into.table(form.kind, read_sidecars(root, files, into, progress) + beside)
-        how, classes = read_classes(root, files, config, into)
-        return into.table(form.kind, how + beside, classes)
+        how, labels = read_classes(root, files, config, into)
+        return into.table(form.kind, how + beside, labels)
     if form.kind in ("tar", "parquet"):
         how = _read_many(form.kind, root, form.files, config, into, progress)
         return into.table(_FORMS[form.kind], f"{len(form.files)} {_FORMS[form.kind]}: {how}{beside}")

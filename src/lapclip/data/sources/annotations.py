@@ -9,11 +9,11 @@ from typing import Any
 
 from lapclip.config import DataConfig
 from lapclip.data.sources.folders import Folder, best_folder, candidates, is_picture
-from lapclip.data.sources.gathering import Gathering, Progress
+from lapclip.data.sources.gathering import Gathering
 from lapclip.data.sources.guessing import NotATable
 from lapclip.data.sources.records import add_records, captions_in, read_json_lines
 from lapclip.data.sources.text import decode
-from lapclip.data.table import PictureFile
+from lapclip.data.table import PictureFile, Progress
 
 KINDS = {"coco": "COCO captions", "karpathy": "Karpathy splits", "list": "JSON list", "names": "JSON by name"}
 

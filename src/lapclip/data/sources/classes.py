@@ -23,8 +23,8 @@ def has_classes(files: Sequence[str]) -> bool:
     return len(set(inside)) > 1 and 2 * len(inside) > len(pictures)
 
 
-def read_classes(root: Path, files: Sequence[str], config: DataConfig, into: Gathering) -> tuple[str, list[str]]:
-    """Add the pictures of each class with captions from the prompts. Returns what was found, and the classes."""
+def read_classes(root: Path, files: Sequence[str], config: DataConfig, into: Gathering) -> tuple[str, dict[str, str]]:
+    """Add the pictures of each class with captions from the prompts. Returns what was found, and their classes."""
     prompts = [prompt.strip() for prompt in config.prompts.split("|") if prompt.strip()]
     if not prompts or any("{}" not in prompt for prompt in prompts):
         raise DataError(
@@ -32,19 +32,20 @@ def read_classes(root: Path, files: Sequence[str], config: DataConfig, into: Gat
         )
     pictures = [name for name in files if is_picture(name)]
     with_splits = _has_splits(pictures)
-    classes: dict[str, None] = {}
+    labels: dict[str, str] = {}
     for name in pictures:
         folder, split = _class_of(name, with_splits)
         if not folder:
             into.skip(name, "in no class folder")
             continue
         label = readable(folder)
-        classes[label] = None
+        labels[name] = label
         for prompt in prompts:
             into.add(PictureFile(root / name, name), prompt.replace("{}", label), split, name)
+    classes = dict.fromkeys(labels.values())
     how = f"{len(classes)} classes ({', '.join(list(classes)[:4])}{', ...' if len(classes) > 4 else ''})"
     shown = " | ".join(prompts[:3]) + (f" and {len(prompts) - 3} more" if len(prompts) > 3 else "")
-    return f"{how}; captions from data.prompts: {shown}", list(classes)
+    return f"{how}; captions from data.prompts: {shown}", labels
 
 
 def _has_splits(pictures: Sequence[str]) -> bool:

@@ -10,10 +10,11 @@ from pathlib import Path
 
 from lapclip.config import AUTO, DataConfig
 from lapclip.data.sources.folders import Folder, candidates, is_picture
-from lapclip.data.sources.gathering import Gathering, Progress
+from lapclip.data.sources.gathering import Gathering
 from lapclip.data.sources.guessing import Columns, NotATable, guess_columns
 from lapclip.data.sources.text import Lines
 from lapclip.data.splits import split_named
+from lapclip.data.table import Progress
 from lapclip.errors import DataError
 
 SEPARATORS = {"comma": ",", "tab": "\t", "semicolon": ";", "bar": "|"}

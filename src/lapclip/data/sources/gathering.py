@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Mapping
 from functools import lru_cache
 
 from lapclip.data.splits import split_named
 from lapclip.data.table import Picture, Row, Skipped, Table
 from lapclip.errors import DataError
 
-Progress = Callable[[int, int], None]
-"""Called with how much is done and how much there is."""
 LONGEST = 20_000
 """Characters of a caption; a longer one is no caption but a damaged file."""
 _split_named = lru_cache(maxsize=256)(split_named)
@@ -80,12 +78,16 @@ class Gathering:
         """Whether a picture of this name has a caption already."""
         return name in self._found
 
-    def table(self, kind: str, how: str, classes: list[str] | None = None) -> Table:
-        """What was found. Raises where that is nothing, with the commonest reason."""
+    def table(self, kind: str, how: str, labels: Mapping[str, str] | None = None) -> Table:
+        """What was found, with the class of each picture where there are classes. Raises where that is nothing, with
+        the commonest reason."""
         if not self._found:
             raise self._nothing(kind)
         rows = [Row(picture, tuple(captions), split) for picture, captions, split in self._found.values()]
-        return Table(rows, kind, how, self.skipped, classes or [], self.records, self.repeated)
+        names = [labels[row.picture.name] for row in rows] if labels else []
+        classes = {name: place for place, name in enumerate(dict.fromkeys(names))}
+        places = [classes[name] for name in names]
+        return Table(rows, kind, how, self.skipped, list(classes), places, self.records, self.repeated)
 
     def _nothing(self, kind: str) -> DataError:
         if not self.skipped:

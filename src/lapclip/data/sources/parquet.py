@@ -12,10 +12,11 @@ from typing import Any
 
 from lapclip.config import AUTO, DataConfig
 from lapclip.data.sources.columns import SAMPLE
-from lapclip.data.sources.gathering import Gathering, Progress
+from lapclip.data.sources.gathering import Gathering
 from lapclip.data.sources.guessing import caption_columns, split_column
 from lapclip.data.sources.records import add_records, captions_in, flat
 from lapclip.data.sources.shards import split_in_name
+from lapclip.data.table import Progress
 from lapclip.errors import DataError, first_line
 
 KEPT_GROUPS = 4

@@ -11,9 +11,10 @@ from typing import Any
 from lapclip.config import DataConfig
 from lapclip.data.sources.columns import SAMPLE, several
 from lapclip.data.sources.folders import candidates
-from lapclip.data.sources.gathering import Gathering, Progress
+from lapclip.data.sources.gathering import Gathering
 from lapclip.data.sources.guessing import NotATable, guess_named
 from lapclip.data.sources.text import Lines
+from lapclip.data.table import Progress
 
 
 class Fault(str):

@@ -12,13 +12,13 @@ from pathlib import Path
 
 from lapclip.config import AUTO, DataConfig
 from lapclip.data.sources.folders import ENDINGS
-from lapclip.data.sources.gathering import Gathering, Progress
+from lapclip.data.sources.gathering import Gathering
 from lapclip.data.sources.guessing import CAPTIONS, SPLITS
 from lapclip.data.sources.records import captions_in
 from lapclip.data.sources.tar import Damaged, Member, members
 from lapclip.data.sources.text import decode
 from lapclip.data.splits import split_named
-from lapclip.data.table import PicturePart
+from lapclip.data.table import PicturePart, Progress
 from lapclip.errors import DataError
 
 PICTURES = tuple(ending[1:] for ending in ENDINGS)

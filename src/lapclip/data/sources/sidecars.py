@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lapclip.data.sources.folders import is_picture
-from lapclip.data.sources.gathering import Gathering, Progress
+from lapclip.data.sources.gathering import Gathering
 from lapclip.data.sources.text import decode
 from lapclip.data.splits import split_named
-from lapclip.data.table import PictureFile
+from lapclip.data.table import PictureFile, Progress
 
 MOST_TEXT = 1_000_000
 """Bytes of a text beside a picture; what is longer is no caption."""

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from lapclip.data.sources.gathering import Progress
+from lapclip.data.table import Progress
 
 LONGEST_LINE = 1_000_000
 """Characters. What is longer is cut there, so that a file without line ends does not fill the memory."""

@@ -1,0 +1,295 @@
+"""From the bytes of any picture file to an upright picture in RGB, safely: what is odd about it is mended and noted.
+
+Files come from anywhere. So only readers of picture formats are asked (Pillow's for PostScript would start a program),
+the size is checked before memory is taken, and a file that ends early is an error, not a picture that is half grey.
+"""
+
+from __future__ import annotations
+
+import io
+import threading
+import warnings
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from functools import cache, lru_cache
+
+import numpy as np
+from PIL import Image, ImageCms
+
+from lapclip.errors import DataError, first_line
+
+PIXEL_LIMIT = 178_000_000
+"""Pixels of the largest picture that is decoded. A small file can claim any size; this much takes about 2 GB."""
+HUGE, TINY = 50_000_000, 8
+"""Pixels from which on a picture is called huge, and the side below which it is called tiny."""
+
+MARKS = {
+    "animated": "only the first frame is used",
+    "cmyk": "printing colours are converted to sRGB",
+    "grey": "grey is written as RGB",
+    "huge": "decoded one at a time, because of the memory; JPEGs at a fraction of their size",
+    "profile": "colours are converted from the embedded profile to sRGB",
+    "profile_ignored": "the embedded colour profile is damaged or of another kind of picture, and is not used",
+    "rotated": "turned upright, as its EXIF orientation says",
+    "sixteen_bit": "scaled to 8 bits a colour",
+    "tiny": "enlarged; little can be seen on it",
+    "transparent": "laid on white",
+}
+"""What can be noticed about a picture, and what is done with it."""
+
+FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF", "HEIF", "JPEG2000", "TGA", "ICO")
+"""Readers that are asked, the usual ones first."""
+HEIC_BRANDS = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1")
+ORIENTATION = 0x0112
+TURNS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+"""What makes a picture upright, by its EXIF orientation."""
+
+PROFILE_FAULTS = (ImageCms.PyCMSError, OSError, ValueError, TypeError)
+
+# Our limit is checked on every header, and a damaged EXIF block is no news to the user.
+warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
+warnings.filterwarnings("ignore", module=r"PIL\.")
+
+_one_huge = threading.Lock()
+
+
+@dataclass(frozen=True)
+class Header:
+    """A picture whose size is known and allowed, and which is not decoded yet."""
+
+    image: Image.Image
+    data: bytes
+
+    def turn(self) -> AbstractContextManager:
+        """Held while a picture is decoded and resized: huge ones wait for each other, so that memory suffices."""
+        return _one_huge if self.image.width * self.image.height > HUGE else nullcontext()
+
+
+@dataclass(frozen=True)
+class Decoded:
+    """An upright picture in RGB, the size it has in the file, and what was noticed: keys of `MARKS`."""
+
+    image: Image.Image
+    width: int
+    height: int
+    marks: frozenset[str]
+    transform: ImageCms.ImageCmsTransform | None = None
+    """What turns its colours into sRGB, where that was put off."""
+
+    def finish(self, square: np.ndarray) -> np.ndarray:
+        """Colours that were put off, for what was made of the picture since."""
+        if self.transform is None:
+            return square
+        return np.asarray(ImageCms.applyTransform(Image.fromarray(square), self.transform))
+
+
+def look(data: bytes) -> Header:
+    """The header of a picture. Raises DataError, with the reason alone, where it is none or too large."""
+    try:
+        image = Image.open(io.BytesIO(data), formats=_formats())
+    except Image.DecompressionBombError:
+        raise DataError(f"it has more than {PIXEL_LIMIT // 10**6} megapixels") from None
+    except Image.UnidentifiedImageError:
+        raise _unknown(data) from None
+    except Exception as error:  # readers raise whatever their parsing stumbles on
+        raise DataError(f"its header is damaged ({first_line(error)})") from None
+    if image.width * image.height > PIXEL_LIMIT:
+        raise DataError(f"it has {image.width:,} x {image.height:,} pixels, more than {PIXEL_LIMIT // 10**6} million")
+    if min(image.size) < 1:
+        raise DataError("it has no pixels")
+    return Header(image, data)
+
+
+def decode(picture: bytes | Header, short_side: int | None = None, *, put_off: bool = False) -> Decoded:
+    """The picture in the bytes of a file. Raises DataError, with the reason alone, where there is none.
+
+    With `short_side` a JPEG may come out smaller, by a power of two, while its short side stays at least that: its
+    decoder can skip what would be averaged away, which saves most of the time of a photo of 12 megapixels.
+    With `put_off` a colour profile may be left to `Decoded.finish`, because small pictures are converted sooner.
+    """
+    header = picture if isinstance(picture, Header) else look(picture)
+    image, marks = header.image, set()
+    width, height = image.size
+    try:
+        if short_side and image.format in ("JPEG", "MPO"):
+            image.draft(None, (short_side, short_side))  # type: ignore[arg-type]  # no change of mode
+        deep = _is_deep(image)
+        orientation = _orientation(image)  # asked now: a TIFF is turned while it is loaded, and then forgets it
+        if image.format in ("GIF", "WEBP", "PNG", "AVIF") and getattr(image, "is_animated", False):
+            marks.add("animated")
+        image.load()
+        if image.format in ("JPEG", "MPO") and _ends_early(header.data):
+            raise DataError("it ends early")
+        if orientation in TURNS:
+            marks.add("rotated")
+            if orientation >= 5 and image.format != "TIFF":
+                width, height = height, width
+        if deep:
+            marks.add("sixteen_bit")
+        transform = _transform_later(image) if put_off else None
+        upright_image, more = upright(image, convert=transform is None)
+        if transform is not None:
+            marks.add("profile")
+    except DataError:
+        raise
+    except Exception as error:  # readers raise whatever their parsing stumbles on
+        what = "it ends early" if "truncated" in str(error) else f"it is damaged ({first_line(error)})"
+        raise DataError(what) from None
+    if min(width, height) < TINY:
+        marks.add("tiny")
+    if width * height > HUGE:
+        marks.add("huge")
+    return Decoded(upright_image, width, height, frozenset(marks | more), transform)
+
+
+def upright(image: Image.Image, *, convert: bool = True) -> tuple[Image.Image, set[str]]:
+    """A loaded picture in RGB and sRGB, on white, turned as its orientation says; and what was noticed."""
+    marks: set[str] = set()
+    turn = TURNS.get(_orientation(image))
+    if turn is not None:
+        marks.add("rotated")
+    profile = image.info.get("icc_profile") if convert else None
+    image = _eight_bits(image)
+    alpha = _alpha(image)
+    if alpha is not None:
+        marks.add("transparent")
+    if image.mode not in ("RGB", "L", "CMYK", "LAB"):
+        # Through RGBA, because palettes with transparency are converted to RGB with a guess of their own.
+        grey = image.mode in ("1", "LA", "La")
+        image = image.convert("L") if grey else image.convert("RGBA").convert("RGB")
+    marks.update({"L": {"grey"}, "CMYK": {"cmyk"}}.get(image.mode, set()))
+    if profile or image.mode == "LAB":
+        image, said = _to_srgb(image, profile)
+        marks.update(said)
+    if image.mode != "RGB":
+        image = image.convert("RGB")
+    if alpha is not None:
+        white = Image.new("RGB", image.size, "white")
+        white.paste(image, mask=alpha)
+        image = white
+    return (image if turn is None else image.transpose(turn)), marks
+
+
+def _orientation(image: Image.Image) -> int:
+    try:
+        return int(image.getexif().get(ORIENTATION, 1))
+    except Exception:  # damaged EXIF: the picture is shown as it lies, as browsers do
+        return 1
+
+
+def _is_deep(image: Image.Image) -> bool:
+    """Whether the file holds more than 8 bits a colour; known from how it is about to be unpacked."""
+    if image.mode.startswith(("I", "F")):
+        return True
+    unpacked = [tile[3] for tile in getattr(image, "tile", [])[:1]]
+    return any(";16" in str(form if isinstance(form, str) else form[0]) for form in unpacked if form)
+
+
+def _eight_bits(image: Image.Image) -> Image.Image:
+    """Grey pictures of 16 bits and more as 8 bits: scaled, where Pillow's conversion would clip."""
+    if not image.mode.startswith(("I", "F")):
+        return image
+    values = np.asarray(image).astype(np.float64)
+    if not np.isfinite(values).all():
+        raise DataError("it holds values that are not numbers")
+    top = 65535.0
+    if image.mode in ("I", "F"):  # nothing says how large their values may be
+        values -= min(0.0, float(values.min()))
+        top = next((limit for limit in (1.0, 255.0, 65535.0) if values.max() <= limit), float(values.max()))
+    return Image.fromarray(np.rint(values * (255 / top)).astype(np.uint8))
+
+
+def _alpha(image: Image.Image) -> Image.Image | None:
+    """How opaque each pixel is; None where all of them are."""
+    if image.mode not in ("LA", "La", "PA", "RGBA", "RGBa") and "transparency" not in image.info:
+        return None
+    alpha = image.convert("RGBA").getchannel("A")
+    return alpha if alpha.getextrema()[0] != 255 else None
+
+
+def _transform_later(image: Image.Image) -> ImageCms.ImageCmsTransform | None:
+    """What an embedded profile asks for, where it can wait: not where colours are mixed with white or not RGB yet."""
+    profile = image.info.get("icc_profile")
+    if not profile or image.mode != "RGB" or "transparency" in image.info:
+        return None
+    try:
+        return _transform(profile, "RGB")
+    except PROFILE_FAULTS:
+        return None
+
+
+def _to_srgb(image: Image.Image, profile: bytes | None) -> tuple[Image.Image, set[str]]:
+    try:
+        transform = _transform(profile, image.mode)
+        if transform is None:
+            return image, set()
+        converted = ImageCms.applyTransform(image, transform)
+        assert converted is not None
+        return converted, {"profile"}
+    except PROFILE_FAULTS:
+        if image.mode == "LAB":  # its numbers are no colours without one
+            return _to_srgb(image, None) if profile else (image, set())
+        return image, {"profile_ignored"}
+
+
+@lru_cache(maxsize=32)
+def _transform(profile: bytes | None, mode: str) -> ImageCms.ImageCmsTransform | None:
+    """From a profile to sRGB; None where it is sRGB already. Kept, because a camera writes the same into each photo."""
+    if profile is None:
+        source = ImageCms.ImageCmsProfile(ImageCms.createProfile("LAB"))
+    else:
+        source = ImageCms.ImageCmsProfile(io.BytesIO(profile))
+        if mode == "RGB" and "srgb" in ImageCms.getProfileDescription(source).lower():
+            return None
+    return ImageCms.buildTransform(source, _srgb(), mode, "RGB")
+
+
+@cache
+def _srgb() -> ImageCms.ImageCmsProfile:
+    return ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB"))
+
+
+def _ends_early(data: bytes) -> bool:
+    """Whether a JPEG has no end after its beginning: cut off and filled with zeros, its decoder would make up the rest.
+
+    The segments before the first scan are stepped over, because a small preview inside them has an end of its own.
+    """
+    if data.endswith(b"\xff\xd9"):
+        return False
+    at = 2
+    while at + 4 <= len(data) and data[at] == 0xFF:
+        marker = data[at + 1]
+        if marker == 0xDA:
+            return data.find(b"\xff\xd9", at) < 0
+        alone = marker == 0xFF or marker == 0x01 or 0xD0 <= marker <= 0xD8
+        at += (1 if marker == 0xFF else 2) if alone else 2 + int.from_bytes(data[at + 2 : at + 4], "big")
+    return data.find(b"\xff\xd9", 2) < 0
+
+
+@cache
+def _formats() -> tuple[str, ...]:
+    """The readers there are here. That for HEIC comes with an extra."""
+    Image.init()
+    try:
+        import pillow_heif  # pyright: ignore[reportMissingImports]
+
+        pillow_heif.register_heif_opener()
+    except ImportError:
+        pass
+    return tuple(name for name in FORMATS if name in Image.OPEN)
+
+
+def _unknown(data: bytes) -> DataError:
+    if not data:
+        return DataError("it is empty")
+    if data[4:8] == b"ftyp" and data[8:12] in HEIC_BRANDS and "HEIF" not in _formats():
+        return DataError("HEIC needs the package pillow-heif", hint='pip install "lapclip[heic]"')
+    return DataError("it is not a picture of a known form")

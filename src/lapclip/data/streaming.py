@@ -1,0 +1,62 @@
+"""Pictures decoded each time they are asked for, where packed ones would not fit the disk.
+
+Before a run each picture is decoded once, so that those that cannot be are left out together with their captions. What
+fails later has changed since or cannot be read any more; the run then ends and names it. It is never replaced by
+another picture, because that would be learnt with the wrong words, and a resumed run would not see the same pairs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from lapclip.data.packed import WHOLE, digest_of, prepare
+from lapclip.data.table import Picture
+from lapclip.errors import DataError, first_line
+from lapclip.machine.facts import logical_cores
+
+
+class StreamedPixels:
+    """Pictures of one size, squeezed as in a packed store, by row. Each must have the bytes it had before."""
+
+    def __init__(self, pictures: Sequence[Picture], digests: Sequence[str], side: int) -> None:
+        self._pictures, self._digests, self._side = pictures, digests, side
+        self.shape = (len(pictures), side, side, 3)
+
+    def __len__(self) -> int:
+        return len(self._pictures)
+
+    def __getitem__(self, rows: Any, /) -> np.ndarray:
+        if isinstance(rows, (int, np.integer)):
+            return self._decoded(range(len(self))[rows])
+        wanted = np.arange(len(self))[rows]
+        squares = np.empty((len(wanted), *self.shape[1:]), np.uint8)
+        # In the order of the store, because neighbours are often in one file.
+        places = np.argsort(wanted, kind="stable")
+        for place, square in zip(places, self._pool.map(self._decoded, wanted[places]), strict=True):
+            squares[place] = square
+        return squares
+
+    @cached_property
+    def _pool(self) -> ThreadPoolExecutor:
+        return ThreadPoolExecutor(logical_cores(), thread_name_prefix="lapclip-decoding")
+
+    def _decoded(self, row: int) -> np.ndarray:
+        picture = self._pictures[row]
+        try:
+            data = picture.read()
+            if digest_of(data) != self._digests[row]:
+                raise DataError("it has changed since")
+            return prepare(data, self._side, WHOLE)[0]
+        except (OSError, ValueError) as error:
+            why = f"it cannot be read ({first_line(error)})"
+        except DataError as error:
+            why = error.message
+        raise DataError(
+            f"{picture.name} was a picture when the run began, and now {why}.",
+            hint="bring it back as it was and lapclip resume, or lapclip train for a run without it",
+        )

@@ -1,0 +1,415 @@
+from __future__ import annotations
+
+import errno
+import io
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from lapclip.data import packed
+from lapclip.data.catalogue import INDEX, Catalogue
+from lapclip.data.packed import MIDDLE, WHOLE, Packed, digest_of, pack, store_folder
+from lapclip.data.pixels import fit_picture, open_picture, squeeze_picture, whole_side
+from lapclip.data.streaming import StreamedPixels
+from lapclip.data.table import PictureFile
+from lapclip.errors import DataError
+
+SIDE = 16
+
+
+def draw(path: Path, seed: int, size: tuple[int, int] = (40, 30)) -> PictureFile:
+    """A picture of its own in a file."""
+    small = np.random.default_rng(seed).integers(0, 256, (3, 4, 3), dtype=np.uint8)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(small).resize(size, Image.Resampling.BICUBIC).save(path, quality=90)
+    return PictureFile(path, path.name)
+
+
+@pytest.fixture
+def pictures(tmp_path: Path) -> list[PictureFile]:
+    sizes = [(40, 30), (30, 40), (200, 150), (16, 16), (9, 7), (300, 10)]
+    return [draw(tmp_path / "photos" / f"{at:02}.jpg", at, sizes[at % len(sizes)]) for at in range(12)]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "store"
+
+
+def packs(pictures: Sequence[PictureFile], folder: Path, **options) -> tuple[Packed, int]:
+    """The store, and how many pictures were decoded for it."""
+    decoded = []
+    real = packed.prepare
+
+    def counting(data: bytes, side: int, fit: str):
+        decoded.append(side)
+        return real(data, side, fit)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(packed, "prepare", counting)
+        return pack(pictures, folder, SIDE, options.pop("fit", MIDDLE), **options), len(decoded)
+
+
+def test_the_middle_is_exactly_what_the_model_is_shown_of_a_file(pictures: list[PictureFile], folder: Path) -> None:
+    store, decoded = packs(pictures, folder)
+    expected = np.stack([fit_picture(open_picture(picture.path), SIDE) for picture in pictures])
+    assert np.array_equal(store.pixels()[:], expected)
+    assert decoded == len(pictures)
+    assert [entry.name for entry in store.entries] == [picture.name for picture in pictures]
+
+
+def test_the_whole_is_squeezed_and_its_aspect_known(pictures: list[PictureFile], folder: Path) -> None:
+    store, _ = packs(pictures, folder, fit=WHOLE)
+    for at, picture in enumerate(pictures):
+        image = open_picture(picture.path)
+        assert store.entries[at].aspect == image.width / image.height
+        plain = squeeze_picture(image, SIDE).astype(int)
+        assert np.abs(store.pixels()[at] - plain).mean() < 6  # JPEGs are decoded at a fraction of their size
+    assert [whole_side(side) for side in (64, 112, 224, 336)] == [80, 128, 256, 384]
+
+
+def test_one_thread_and_many_write_the_same_store(pictures: list[PictureFile], tmp_path: Path) -> None:
+    for threads in (1, 7):
+        packs(pictures, tmp_path / str(threads), threads=threads, fit=WHOLE)
+    for name in (INDEX, "pixels-1.bin"):
+        assert (tmp_path / "1" / name).read_bytes() == (tmp_path / "7" / name).read_bytes()
+
+
+def test_what_is_packed_is_not_decoded_again(pictures: list[PictureFile], folder: Path) -> None:
+    first, _ = packs(pictures, folder)
+    second, decoded = packs(pictures, folder)
+    assert decoded == 0
+    assert np.array_equal(first.pixels()[:], second.pixels()[:])
+
+
+def test_a_changed_file_is_packed_again_and_a_touched_one_is_not(pictures: list[PictureFile], folder: Path) -> None:
+    packs(pictures, folder)
+    os.utime(pictures[1].path, ns=(1, 1))
+    draw(pictures[3].path, 99)
+    store, decoded = packs(pictures, folder)
+    assert decoded == 1
+    for at in (1, 3):
+        assert np.array_equal(store.pixels()[at], fit_picture(open_picture(pictures[at].path), SIDE))
+    assert packs(pictures, folder)[1] == 0
+
+
+def test_files_that_went_and_came_are_seen(pictures: list[PictureFile], folder: Path) -> None:
+    packs(pictures[:8], folder)
+    pictures[2].path.unlink()
+    store, decoded = packs([*pictures[9:], *pictures[:4]], folder)
+    assert decoded == 3
+    assert [(one.where, one.why) for one in store.skipped] == [("02.jpg", "there is no such file")]
+    assert store.kept == [0, 1, 2, 3, 4, 6]
+    names = [entry.name for entry in store.entries]
+    assert names == ["09.jpg", "10.jpg", "11.jpg", "00.jpg", "01.jpg", "03.jpg"]
+    rows = store.pixels()
+    assert rows.shape == (6, SIDE, SIDE, 3)
+    assert len(rows) == 6
+    for at, name in enumerate(names):
+        assert np.array_equal(rows[at], fit_picture(open_picture(pictures[0].path.with_name(name)), SIDE))
+    assert np.array_equal(rows[np.array([4, 0])], np.stack([rows[4], rows[0]]))
+    assert np.array_equal(rows[1:3], np.stack([rows[1], rows[2]]))
+
+
+def test_a_broken_file_is_named_and_tried_again_only_when_it_changes(pictures: list[PictureFile], folder: Path) -> None:
+    whole = pictures[5].path.read_bytes()
+    pictures[5].path.write_bytes(whole[:-40])
+    store, decoded = packs(pictures, folder)
+    assert decoded == 12
+    assert [(one.where, one.why) for one in store.skipped] == [("05.jpg", "it ends early")]
+    assert 5 not in store.kept
+    again, decoded = packs(pictures, folder)
+    assert decoded == 0
+    assert again.skipped == store.skipped
+    pictures[5].path.write_bytes(whole)
+    mended, decoded = packs(pictures, folder)
+    assert decoded == 1
+    assert not mended.skipped
+
+
+def test_the_same_bytes_under_two_names_share_a_row(pictures: list[PictureFile], folder: Path) -> None:
+    pictures[7].path.write_bytes(pictures[2].path.read_bytes())
+    store, _ = packs(pictures, folder)
+    assert store.entries[7].row == store.entries[2].row
+    assert store.entries[7].digest == store.entries[2].digest
+    assert (folder / "pixels-1.bin").stat().st_size == 11 * SIDE * SIDE * 3
+
+
+def test_a_line_that_is_not_whole_costs_that_line_only(pictures: list[PictureFile], folder: Path) -> None:
+    expected = np.array(packs(pictures, folder)[0].pixels()[:])
+    index = folder / INDEX
+    index.write_bytes(index.read_bytes()[:-9])
+    with open(folder / "pixels-1.bin", "ab") as file:
+        file.write(b"half a picture")
+    store, decoded = packs(pictures, folder)
+    assert decoded == 1
+    assert np.array_equal(store.pixels()[:], expected)
+    assert all(json.loads(line) for line in index.read_text().splitlines())
+
+
+@pytest.mark.parametrize("what", ["index", "pixels", "header"])
+def test_a_damaged_store_is_made_again(what: str, pictures: list[PictureFile], folder: Path) -> None:
+    expected = np.array(packs(pictures, folder)[0].pixels()[:])
+    if what == "index":
+        (folder / INDEX).write_bytes(b"\xff\xfe not json \n" * 5)
+    elif what == "pixels":
+        (folder / "pixels-1.bin").write_bytes(bytes(3 * SIDE * SIDE * 3))
+    else:
+        (folder / INDEX).write_text('{"pixels": "../../elsewhere.bin"}\n')
+    store, decoded = packs(pictures, folder)
+    assert decoded == (9 if what == "pixels" else 12)
+    if what != "pixels":
+        assert np.array_equal(store.pixels()[:], expected)
+
+
+def test_a_store_that_is_mostly_unused_is_rebuilt(
+    pictures: list[PictureFile], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(packed, "SPARE_ROWS", 4)
+    pictures[1].path.write_bytes(b"broken")
+    packs(pictures, folder)
+    few = [pictures[8], pictures[1], pictures[3]]
+    store, decoded = packs(few, folder)
+    assert decoded == 0
+    assert [path.name for path in folder.glob("pixels-*")] == ["pixels-2.bin"]
+    assert (folder / "pixels-2.bin").stat().st_size == 2 * SIDE * SIDE * 3
+    expected = np.stack([fit_picture(open_picture(few[at].path), SIDE) for at in (0, 2)])
+    assert np.array_equal(store.pixels()[:], expected)
+    again, decoded = packs(few, folder)
+    assert decoded == 0
+    assert np.array_equal(again.pixels()[:], expected)
+    assert packs(pictures, folder)[1] == 9  # the others are packed again where they are wanted again
+
+
+def test_a_full_disk_is_told_with_what_is_needed(
+    pictures: list[PictureFile], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(number: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(packed.os, "fsync", full)
+        with pytest.raises(DataError, match=r"too little room.*GB more") as caught:
+            packs(pictures, folder)
+        assert "data.stream=always" in caught.value.hint
+    with monkeypatch.context() as patch:
+        patch.setattr(packed, "room_left", lambda folder: 5000)
+        with pytest.raises(DataError, match="too little room"):
+            packs(pictures, folder)
+    store, _ = packs(pictures, folder)
+    assert len(store.kept) == 12
+
+
+def test_a_folder_that_cannot_be_written_is_told(pictures: list[PictureFile], tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(DataError, match="LAPCLIP_CACHE"):
+        packs(pictures, tmp_path / "file" / "store")
+
+
+PACKING = """
+import sys, time
+from pathlib import Path
+from lapclip.data import packed
+from lapclip.data.table import PictureFile
+packed.SAVED_EVERY = 0.0
+def told(done, total, what="", /):
+    print(done, what, flush=True)
+    time.sleep(600 if done == int(sys.argv[3]) else 0.05)
+files = sorted(Path(sys.argv[1]).iterdir())
+packed.pack([PictureFile(path, path.name) for path in files], Path(sys.argv[2]), 16, "middle", told)
+"""
+
+
+def test_a_killed_packer_goes_on_where_it_was(pictures: list[PictureFile], folder: Path, tmp_path: Path) -> None:
+    arguments = [sys.executable, "-c", PACKING, str(tmp_path / "photos"), str(folder), "5"]
+    with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if line.startswith("5 "):
+                process.kill()
+                break
+    store, decoded = packs(pictures, folder)
+    assert decoded == 12 - 5
+    expected = np.stack([fit_picture(open_picture(picture.path), SIDE) for picture in pictures])
+    assert np.array_equal(store.pixels()[:], expected)
+
+
+def test_a_second_process_waits_and_uses_what_the_first_made(
+    pictures: list[PictureFile], folder: Path, tmp_path: Path
+) -> None:
+    arguments = [sys.executable, "-c", PACKING, str(tmp_path / "photos"), str(folder), "0"]
+    with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline().startswith("1 packing")
+        store, decoded = packs(pictures, folder)  # this process, while that one works
+        process.stdout.read()
+        assert process.wait() == 0
+    assert decoded == 0
+    assert len(store.kept) == 12
+
+
+def test_waiting_is_said(pictures: list[PictureFile], folder: Path) -> None:
+    told: list[str] = []
+    waited = threading.Event()
+
+    def tell(done: int, total: int, what: str = "", /) -> None:
+        told.append(what)
+        if what.startswith("waiting"):
+            waited.set()
+
+    with Catalogue(folder, 1).lock(lambda: None):
+        thread = threading.Thread(target=lambda: packs(pictures, folder, progress=tell))
+        thread.start()
+        assert waited.wait(20)
+    thread.join(20)
+    assert set(told) == {"waiting for another process that packs", "packing"}
+
+
+def test_interrupting_keeps_what_is_done(pictures: list[PictureFile], folder: Path) -> None:
+    def interrupt(done: int, total: int, what: str = "", /) -> None:
+        if done == 4:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        packs(pictures, folder, progress=interrupt, threads=1)
+    assert packs(pictures, folder)[1] == 8
+
+
+@dataclass(frozen=True)
+class Gone:
+    """A member of an archive that cannot be read any more."""
+
+    name: str
+
+    def stamp(self) -> str:
+        return "1"
+
+    def read(self) -> bytes:
+        raise OSError(errno.EIO, "Input/output error")
+
+
+def test_what_cannot_be_read_is_left_out_and_tried_again(pictures: list[PictureFile], folder: Path) -> None:
+    mixed = [pictures[0], Gone("shard.tar:7.jpg"), pictures[1]]
+    for _ in range(2):
+        store = pack(mixed, folder, SIDE, MIDDLE)
+        assert store.kept == [0, 2]
+        assert [one.where for one in store.skipped] == ["shard.tar:7.jpg"]
+        assert "Input/output error" in store.skipped[0].why
+
+
+@dataclass(frozen=True)
+class Held:
+    """A picture in memory."""
+
+    name: str
+    data: bytes
+
+    def stamp(self) -> str:
+        return digest_of(self.data)
+
+    def read(self) -> bytes:
+        return self.data
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 5), st.floats(0, 1.3), st.binary(max_size=3)), max_size=8))
+def test_every_picture_is_kept_or_named(damage: list[tuple[int, float, bytes]]) -> None:
+    mixed: list[Held] = []
+    for at, (seed, length, changed) in enumerate(damage):
+        file = io.BytesIO()
+        Image.fromarray(np.random.default_rng(seed).integers(0, 256, (9, 12, 3), dtype=np.uint8)).save(file, "PNG")
+        data = file.getvalue()
+        middle = len(data) // 2
+        data = data[:middle] + changed + data[middle + len(changed) :]
+        mixed.append(Held(f"{at}.png", data[: int(length * len(data))]))
+    with tempfile.TemporaryDirectory() as folder:
+        for _ in range(2):
+            store = pack(mixed, Path(folder), SIDE, MIDDLE)
+            kept, left_out = {mixed[at].name for at in store.kept}, {one.where for one in store.skipped}
+            assert kept | left_out == {picture.name for picture in mixed}
+            assert not kept & left_out
+            assert len(store.pixels()) == len(kept) == len(store.entries)
+            assert all(one.why for one in store.skipped)
+            del store  # Windows removes no file that is mapped
+
+
+def test_nothing_to_pack_is_an_empty_store(folder: Path) -> None:
+    store = pack([], folder, SIDE, MIDDLE)
+    assert store.pixels().shape == (0, SIDE, SIDE, 3)
+
+
+def test_a_store_belongs_to_a_source_a_side_and_a_fit(empty_cache: Path) -> None:
+    places = {store_folder(source, side, fit) for source in "ab" for side in (16, 24) for fit in (MIDDLE, WHOLE)}
+    assert len(places) == 8
+    assert {place.parent for place in places} == {empty_cache}
+
+
+def streamed(pictures: list[PictureFile], folder: Path) -> tuple[Packed, StreamedPixels]:
+    looked = pack(pictures, folder, SIDE, WHOLE, keep=False)
+    kept = [pictures[at] for at in looked.kept]
+    return looked, StreamedPixels(kept, [entry.digest for entry in looked.entries], SIDE)
+
+
+def test_streamed_pictures_are_the_packed_ones(pictures: list[PictureFile], folder: Path, tmp_path: Path) -> None:
+    pictures[4].path.write_bytes(b"broken")
+    looked, stream = streamed(pictures, folder)
+    assert not (folder / "pixels-1.bin").exists() or (folder / "pixels-1.bin").stat().st_size == 0
+    store = pack(pictures, tmp_path / "other", SIDE, WHOLE)
+    assert looked.kept == store.kept
+    assert looked.skipped == store.skipped
+    assert [entry.aspect for entry in looked.entries] == [entry.aspect for entry in store.entries]
+    rows = store.pixels()[:]
+    assert stream.shape == rows.shape
+    for wanted in (np.array([7, 0, 7, 3]), slice(2, 9), slice(None), np.int64(5), -1):
+        assert np.array_equal(stream[wanted], rows[wanted])
+    assert packs(pictures, folder, fit=WHOLE, keep=False)[1] == 0  # looked at once
+    kept, decoded = packs(pictures, folder, fit=WHOLE)
+    assert decoded == 11  # packed after all
+    assert np.array_equal(kept.pixels()[:], rows)
+
+
+def test_a_picture_that_changes_while_streaming_is_named_and_never_learnt_from(
+    pictures: list[PictureFile], folder: Path
+) -> None:
+    _, stream = streamed(pictures, folder)
+    draw(pictures[6].path, 1234)
+    with pytest.raises(DataError, match=r"06\.jpg was a picture when the run began, and now it has changed"):
+        stream[np.array([1, 6])]
+    pictures[6].path.unlink()
+    with pytest.raises(DataError, match=r"06\.jpg .* cannot be read"):
+        stream[np.array([1, 6])]
+    assert stream[np.array([1, 5])].shape == (2, SIDE, SIDE, 3)
+
+
+def test_huge_pictures_are_decoded_one_at_a_time(
+    pictures: list[PictureFile], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Four threads with a picture of 500 MB each would fill a laptop."""
+    monkeypatch.setattr(packed.decoding, "HUGE", 100)
+    at_once, most = [], []
+    real = packed.decode
+
+    def slow(header):
+        at_once.append(1)
+        most.append(len(at_once))
+        time.sleep(0.002)
+        at_once.pop()
+        return real(header)
+
+    monkeypatch.setattr(packed, "decode", slow)
+    large = [picture for picture in pictures if np.prod(Image.open(io.BytesIO(picture.read())).size) > 100]
+    pack(large, folder, SIDE, MIDDLE, threads=4)
+    assert max(most) == 1
