@@ -19,7 +19,8 @@ def test_every_recipe_is_valid_and_opens_with_its_command(recipe: str) -> None:
     from lapclip.config import RECIPES
 
     first = (RECIPES / f"{recipe}.toml").read_text().splitlines()[0]
-    assert first == ("# lapclip train" if recipe == "first-run" else f"# lapclip train --recipe {recipe}")
+    own = {"first-run": "# lapclip train", "photos": "# lapclip train photos/"}
+    assert first == own.get(recipe, f"# lapclip train --recipe {recipe}")
 
 
 def test_the_seed_recipe_is_the_published_one() -> None:

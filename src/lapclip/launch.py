@@ -57,6 +57,7 @@ class Outcome:
     pairs_per_second: float
     peak_memory_bytes: int
     devices: dict[str, str]
+    data: str
     places: list[dict[str, Any]]
     evaluation: dict[str, Any] | None
     stop_signal: int | None = None
@@ -186,6 +187,7 @@ def work(training: Training, signals: Signals, began: float) -> Outcome:
         pairs_per_second=_rate(training),
         peak_memory_bytes=training.device.peak_memory_bytes(),
         devices=training.step.model.places(),
+        data=training.config.data.source,
         places=places_so_far(read_events(training.run.events)),
         evaluation=evaluation,
         stop_signal=signals.received if evaluation is None else None,

@@ -13,7 +13,7 @@ from lapclip.errors import ConfigError
 from lapclip.machine import devices
 from lapclip.machine.notebook import Notebook
 from lapclip.model.zoo import SHAPES
-from lapclip.preparing import Hooks, count_steps, fit_vocabulary, make_plan
+from lapclip.preparing import Hooks, count_steps, fit_data, fit_vocabulary, make_plan
 from lapclip.tune import compare as comparing
 from lapclip.tune import microscope
 from lapclip.tune.loading import choose_loader_threads
@@ -29,6 +29,7 @@ def tune(recipe: str, settings: list[str], seconds: float, hooks: Hooks = Hooks(
     config = build_config([read_recipe(recipe), parse_settings(settings)], SHAPES)
     devices.available(config.train.device)  # an unknown device is refused before pictures are drawn
     data = load_data(config.data, config.model.image_size, hooks.data_progress)
+    config, _ = fit_data(config, data, asked_batch=False)
     config, tokenizer, _ = fit_vocabulary(config, data)
     config, _ = count_steps(config, data, tokenizer)
     plan = make_plan(config, data, tokenizer)

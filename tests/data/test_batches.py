@@ -4,18 +4,18 @@ import numpy as np
 import pytest
 
 from lapclip.config import DataConfig
-from lapclip.data.batches import BatchPlan, prefetch
+from lapclip.data.batches import BLOCK, WINDOW, BatchPlan, prefetch
 from lapclip.data.drawn import load_scenes
 from lapclip.data.pairs import Pairs
 from lapclip.data.tokenizers import CharacterTokenizer
 from lapclip.errors import DataError
 
 
-def plan_of(captions: list[list[str]], batch_size: int, seed: int = 0) -> BatchPlan:
+def plan_of(captions: list[list[str]], batch_size: int, seed: int = 0, dropout: float = 0.0) -> BatchPlan:
     """Pictures that carry their row number in each pixel."""
     rows = np.arange(len(captions), dtype=np.uint8)
     pixels = np.broadcast_to(rows[:, None, None, None], (len(captions), 2, 2, 3))
-    return BatchPlan(Pairs(pixels, captions), CharacterTokenizer("abcdefgh "), 20, batch_size, seed)
+    return BatchPlan(Pairs(pixels, captions), CharacterTokenizer("abcdefgh "), 20, batch_size, seed, dropout)
 
 
 def rows_of(batch) -> list[int]:
@@ -53,6 +53,51 @@ def test_unavoidable_equal_captions_are_positives_of_each_other() -> None:
     assert batch.positives_BB.sum() == 5
 
 
+def test_pictures_with_the_same_caption_go_into_different_batches_where_they_can() -> None:
+    plan = plan_of([["a"], ["a"], ["b"], ["c"], ["d"], ["e"]], 3)
+    for epoch in range(30):
+        batches = [plan.batch(2 * epoch + step) for step in (1, 2)]
+        assert sorted(row for batch in batches for row in rows_of(batch)) == list(range(6))
+        assert batches[0].positives_BB.sum() == 3
+
+
+def test_short_captions_come_first() -> None:
+    batch = plan_of([["abcdefgh"], ["a"], ["abc"], ["ab"]], 4).batch(1)
+    assert rows_of(batch) == [1, 3, 2, 0]
+    ends = batch.tokens_BL.argmax(axis=1)
+    assert ends.tolist() == sorted(ends)
+
+
+def test_words_are_left_out_at_random_but_never_all() -> None:
+    captions = [["abcdefgh"] for _ in range(8)]
+    plan, again = plan_of(captions, 8, dropout=0.5), plan_of(captions, 8, dropout=0.5)
+    lengths = []
+    for step in range(1, 40):
+        batch = plan.batch(step)
+        assert np.array_equal(batch.tokens_BL, again.batch(step).tokens_BL)
+        assert batch.positives_BB.all()  # they are the same caption, whatever was left out
+        for row in batch.tokens_BL.tolist():
+            text = plan.tokenizer.decode(row)
+            assert text
+            assert list(text) == sorted(text)  # in order
+            lengths.append(len(text))
+    assert 3.5 < np.mean(lengths) < 4.6
+    assert min(lengths) >= 1
+
+
+def test_neighbours_that_are_read_together_stay_close_and_are_still_shuffled() -> None:
+    count = 60_000
+    pairs = Pairs(np.zeros((count, 1, 1, 3), np.uint8), [("a",)] * count, sequential=True)
+    plan = BatchPlan(pairs, CharacterTokenizer("a"), 8, 100, seed=0)
+    first, second = plan._order(1), plan._order(2)
+    assert sorted(first) == list(range(count))
+    assert not np.array_equal(first, second)
+    # Not the first batches: what comes later cannot be among them.
+    blocks = [len({row // BLOCK for row in first[at : at + 100]}) for at in range(5000, count, 5000)]
+    assert max(blocks) <= (WINDOW + 2 * BLOCK) // BLOCK + 1  # a batch reads from the window alone
+    assert min(blocks) > 8  # and from many places in it
+
+
 def test_captions_that_are_equal_once_cut_are_positives_of_each_other() -> None:
     batch = plan_of([["a" * 30 + "b"], ["a" * 30 + "c"]], 2).batch(1)
     assert batch.positives_BB.all()
@@ -74,7 +119,7 @@ def test_prefetched_batches_are_the_planned_ones_in_order() -> None:
 
 
 def test_an_error_while_preparing_a_batch_reaches_the_trainer() -> None:
-    with pytest.raises(IndexError):
+    with pytest.raises(DataError, match="training picture 2 has no caption"):
         list(prefetch(plan_of([["a"], []], 2), 1, 3))  # a picture without a caption
 
 

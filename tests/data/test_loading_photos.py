@@ -100,7 +100,7 @@ def test_broken_pictures_are_left_out_with_their_captions_and_named(photos: Path
     for at in (2, 10):
         (photos / f"{at:02}.jpg").write_bytes(b"broken")
     with pytest.raises(
-        DataError, match=r"2 of 15 pictures cannot be used, more than 5%: 02\.jpg \(it is not"
+        DataError, match=r"2 of 15 rows and pictures cannot be used, more than 5%: 02\.jpg \(it is not"
     ) as caught:
         load_data(config, SIDE)
     assert "data.broken_share" in caught.value.hint

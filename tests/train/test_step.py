@@ -15,7 +15,7 @@ from lapclip.model.zoo import SHAPES
 from lapclip.train.graph import make_step
 from lapclip.train.optimizer import make_optimizer
 from lapclip.train.precision import FIRST_SCALE, GROW_AFTER, LossScale
-from lapclip.train.step import TrainStep, part_of
+from lapclip.train.step import LEAST_PART, TEXT_PARTS, TrainStep, part_of
 
 CPU = Device("cpu")
 
@@ -200,3 +200,21 @@ def test_phases_are_measured_only_when_asked() -> None:
     assert all(watch.seconds[phase] > 0 for phase in PHASES if phase != "load")
     assert off().seconds is None
     assert [measured(number) for number in (1, 10, 11, 50, 51)] == [True, True, False, True, False]
+
+
+def test_captions_taken_in_parts_by_length_give_the_same_step() -> None:
+    """On the CPU a batch of many captions is taken in parts that need less padding."""
+    rows = 2 * TEXT_PARTS * LEAST_PART
+    draw = np.random.default_rng(0)
+    tokens = draw.integers(0, 30, (rows, 16))
+    for row, end in enumerate(np.linspace(3, 15, rows).astype(int)):
+        tokens[row, end] = 32
+    pixels = draw.integers(0, 256, (rows, 32, 32, 3), dtype=np.uint8)
+    batch = Batch(pixels, tokens, np.eye(rows, dtype=bool), np.zeros(rows, dtype=bool))
+    parted, whole = step_of(), step_of()
+    assert parted.inputs(batch, 1).lengths == (6, 9, 12, 16)
+    whole._lengths = lambda tokens_BL: ()  # pyright: ignore[reportAttributeAccessIssue]
+    for step in (parted, whole):
+        step(batch, 1, 1e-3, off())()
+    for (name, one), (_, other) in zip(parted.model.named_parameters(), whole.model.named_parameters(), strict=True):
+        torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-3, msg=name)

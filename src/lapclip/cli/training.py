@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,7 +11,8 @@ from lapclip.background import reserved_run, resume_in_background, train_in_back
 from lapclip.cli.output import Common, emit, typed
 from lapclip.cli.progress import display
 from lapclip.cli.scores import score_table
-from lapclip.config import DEFAULT_RECIPE, PHOTOS_RECIPE, build_config, parse_settings, read_recipe
+from lapclip.cli.sources import recipe_for, source_setting
+from lapclip.config import build_config, parse_settings, read_recipe
 from lapclip.errors import RunError
 from lapclip.model.zoo import SHAPES
 from lapclip.records.runs import find_run
@@ -77,10 +76,13 @@ def train(
     reserved
         The key of the folder that a run in the background fills.
     """
-    recipe = recipe or (DEFAULT_RECIPE if data in (None, "scenes") else PHOTOS_RECIPE)
-    if data is not None:
-        settings = (f"data.source={json.dumps(located(data))}", *settings)
-    settings = (*settings, *["work.polite=true"] * polite, *[f"work.ask={'|'.join(ask)}"] * bool(ask))
+    recipe = recipe_for(data, recipe)
+    settings = (
+        *source_setting(data),
+        *settings,
+        *["work.polite=true"] * polite,
+        *[f"work.ask={'|'.join(ask)}"] * bool(ask),
+    )
     if background:
         return start_in_background(recipe, minutes, name, after, settings, common)
     own = reserved_run(name, reserved)
@@ -98,11 +100,6 @@ def train(
         outcome = launch.start(recipe, list(settings), minutes, name, hooks)
     emit(outcome.to_dict(), summary(outcome), common)
     return outcome.exit_status
-
-
-def located(source: str) -> str:
-    """A path that still leads there from another folder, as when a run is resumed; names of built-in data stay."""
-    return source if source in ("scenes", "emoji") else os.path.abspath(source)
 
 
 def start_in_background(
@@ -185,6 +182,14 @@ def summary(outcome: Outcome, whole: str = "in all") -> list[str]:
         f"run           {outcome.run}",
         "",
         f"Next: {typed(f'eval {name}')}",
+        *_further(outcome, name),
+    ]
+
+
+def _further(outcome: Outcome, name: str) -> list[str]:
+    if outcome.data != "scenes":
+        return [f"      {typed(f'report {name}')}", f"      or, in Python: lapclip.load({outcome.run!r})"]
+    return [
         f"      {typed('train --minutes 10 --name longer')}",
         f"      or, in Python: lapclip.load({outcome.run!r}).encode_text(['a red cat on the left'])",
     ]

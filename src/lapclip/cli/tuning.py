@@ -9,16 +9,16 @@ from rich.markup import escape
 
 from lapclip.cli.output import Common, emit, typed
 from lapclip.cli.progress import display
-from lapclip.config import DEFAULT_RECIPE
+from lapclip.cli.sources import recipe_for, source_setting
 
 SHOWN = ("device", "dtype", "attention", "linear", "micro_batch", "threads", "loader_threads", "compile")
 
 
 def tune(
-    data: str = "scenes",
+    data: str | None = None,
     /,
     *,
-    recipe: str = DEFAULT_RECIPE,
+    recipe: Annotated[str | None, Parameter(show_default=False)] = None,
     seconds: float = 60.0,
     settings: Annotated[tuple[str, ...], Parameter(name="--set", negative="", show_default=False)] = (),
     common: Common | None = None,
@@ -31,15 +31,17 @@ def tune(
     For example:
 
     - `lapclip tune`
+    - `lapclip tune photos/`
     - `lapclip tune --recipe seed --seconds 120`
     - `lapclip tune --set train.device=cpu --json`
 
     Parameters
     ----------
     data
-        What to train on; `scenes` are the built-in pictures.
+        What to train on, as for `lapclip train`; without it, the built-in scenes.
     recipe
-        A recipe's name or a TOML file. Example: lapclip tune --recipe seed
+        A recipe's name or a TOML file; without it, the one that `lapclip train` would take. Example: lapclip tune
+        --recipe seed
     seconds
         Time to spend. From 300 on, compiling is tried too. Example: lapclip tune --seconds 300
     settings
@@ -49,9 +51,10 @@ def tune(
 
     with display() as shown:
         hooks = preparing.Hooks(data_progress=shown.data_progress, tuning_progress=shown.tuning_progress)
-        found = trials.tune(recipe, [f"data.source={data}", *settings], seconds, hooks)
-    again = "".join(f" --set {setting}" for setting in settings)
-    emit(found, summary(found, f"train --recipe {recipe}{again}"), common)
+        found = trials.tune(recipe_for(data, recipe), [*source_setting(data), *settings], seconds, hooks)
+    again = "".join([f" {data}" * (data is not None), f" --recipe {recipe}" * (recipe is not None)])
+    again += "".join(f" --set {setting}" for setting in settings)
+    emit(found, summary(found, f"train{again}"), common)
     return 0
 
 

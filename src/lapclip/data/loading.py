@@ -130,7 +130,7 @@ def _streams(config: DataConfig, folder: Path, count: int, side: int) -> tuple[b
 def _check_broken(config: DataConfig, total: int, skipped: Sequence[Skipped]) -> None:
     if len(skipped) > config.broken_share * total:
         raise DataError(
-            f"{len(skipped):,} of {total:,} pictures cannot be used, more than {config.broken_share:.0%}: "
+            f"{len(skipped):,} of {total:,} rows and pictures cannot be used, more than {config.broken_share:.0%}: "
             f"{_some([f'{one.where} ({one.why})' for one in skipped])}.",
             hint=f"lapclip data check {config.source}, or --set data.broken_share=1 to go on with the others",
         )

@@ -50,7 +50,7 @@ def check(source: str, recipe: str | None, settings: Sequence[str], progress: Pr
     tokenizer, why = choose_tokenizer(config.data, training or captions, surveyed.alphabet, config.model.context)
     config = replace_in(config, "model", vocabulary=tokenizer.vocabulary)
     lengths = sorted(tokenizer.length(caption) for caption in captions)
-    findings = find_all(rows, splits, seen, surveyed.table.skipped, tokenizer, config)
+    findings = find_all(surveyed.table, splits, seen, tokenizer, config)
     usable = sum(not look.fault for look in seen)
     learning = sum(split == TRAIN and not look.fault for split, look in zip(splits, seen, strict=True))
     typical = min(config.model.context, -(-lengths[len(lengths) * 95 // 100] // 8) * 8) if lengths else 8
@@ -61,7 +61,7 @@ def check(source: str, recipe: str | None, settings: Sequence[str], progress: Pr
         "how": surveyed.table.how,
         "recipe": recipe,
         "images": len(rows),
-        "captions": len(captions),
+        "captions": len(captions) + surveyed.table.repeated,
         "classes": list(surveyed.table.classes),
         "splits": _splits(rows, splits),
         "findings": [finding.to_dict() for finding in findings],
@@ -72,7 +72,7 @@ def check(source: str, recipe: str | None, settings: Sequence[str], progress: Pr
         "picture_pixels": _sizes(seen),
         "needs": {
             "source_bytes": sum(look.size for look in seen),
-            "store_bytes": store_bytes(usable, config.model.image_size),
+            "store_bytes": store_bytes(learning, usable - learning, config.model.image_size),
             "image_size": config.model.image_size,
             "epoch_seconds": seconds,
             "epoch_seconds_from": origin,

@@ -9,7 +9,7 @@ from typing import Any
 
 from lapclip.config import Config
 from lapclip.data.decoding import MARKS
-from lapclip.data.table import Row, Skipped
+from lapclip.data.table import Row, Skipped, Table
 from lapclip.data.tokenizers import Tokenizer
 from lapclip.survey.captions import EMOJI, count_scripts, symbols_a_character, unknown_characters
 from lapclip.survey.likeness import SAME, alike, groups
@@ -51,19 +51,15 @@ class Finding:
 
 
 def find_all(
-    rows: Sequence[Row],
-    splits: Sequence[str],
-    seen: Sequence[Seen],
-    skipped: Sequence[Skipped],
-    tokenizer: Tokenizer,
-    config: Config,
+    table: Table, splits: Sequence[str], seen: Sequence[Seen], tokenizer: Tokenizer, config: Config
 ) -> list[Finding]:
     """Everything that was found, the gravest first."""
+    rows = table.rows
     names = [row.picture.name for row in rows]
     found = [
-        *_broken(names, seen, skipped, config.data.broken_share),
+        *_broken(names, seen, table.skipped, config.data.broken_share),
         *_copies(names, splits, seen),
-        *_captions(rows, splits, tokenizer, config.model.context),
+        *_captions(rows, table.repeated, tokenizer, config.model.context),
         *_scripts(rows, splits, tokenizer),
         *_marks(names, seen, config.model.image_size),
     ]
@@ -122,7 +118,7 @@ def _copies(names: Sequence[str], splits: Sequence[str], seen: Sequence[Seen]) -
     )  # fmt: skip
 
 
-def _captions(rows: Sequence[Row], splits: Sequence[str], tokenizer: Tokenizer, context: int) -> Iterable[Finding]:
+def _captions(rows: Sequence[Row], repeated: int, tokenizer: Tokenizer, context: int) -> Iterable[Finding]:
     pictures = Counter(caption for row in rows for caption in set(row.captions))
     shared = [(caption, count) for caption, count in pictures.most_common() if count > 1 and caption.strip()]
     yield Finding(
@@ -131,24 +127,10 @@ def _captions(rows: Sequence[Row], splits: Sequence[str], tokenizer: Tokenizer, 
         "caption is the same as another picture's|captions are the same as another picture's",
         "kept; they count as right answers for each other in training, and cap the scores (ceiling)",
     )  # fmt: skip
-    within = [caption for row in rows for caption, count in Counter(row.captions).items() if count > 1]
     yield Finding(
-        "repeated_captions",
-        NOTE,
-        len(within),
-        within[:EXAMPLES],
-        "caption comes twice with one picture|captions come twice with one picture",
-        "kept",
-    )
-    empty = [row.picture.name for row in rows for caption in row.captions if not caption.strip()]
-    yield Finding(
-        "empty_captions",
-        WARNING,
-        len(empty),
-        empty[:EXAMPLES],
-        "caption is empty|captions are empty",
-        "write or remove them",
-    )
+        "repeated_captions", NOTE, repeated, [],
+        "caption comes twice with one picture|captions come twice with one picture", "kept once",
+    )  # fmt: skip
     long = [caption for row in rows for caption in row.captions if tokenizer.length(caption) > context]
     total = sum(len(row.captions) for row in rows)
     yield Finding(

@@ -31,7 +31,7 @@ from lapclip.train.checkpoint import Progress, list_checkpoints, replace_folder_
 from lapclip.train.fallback import SwapGrew
 from lapclip.train.graph import AnyStep
 from lapclip.train.looking import Looking
-from lapclip.train.schedule import learning_rate
+from lapclip.train.schedule import cheap_steps, learning_rate
 from lapclip.train.step import Figures
 
 MEMORY_EVERY = 50
@@ -181,9 +181,14 @@ class Training:
         )
 
     def out_of_patience(self, number: int) -> bool:
-        """Whether the scores have not risen for so many evaluations that the rest of the run would only overfit."""
-        patience = self.config.train.patience * self.config.train.evaluate_every_epochs * self.plan.steps_per_epoch
-        return patience > 0 and self.evaluation_due(number) and number - self.progress.best_step >= patience
+        """Whether the scores have not risen for so many evaluations that the rest of the run would only overfit.
+
+        Counted from the end of the cheap part: scores rise again when pictures are seen as they are evaluated.
+        """
+        train = self.config.train
+        patience = train.patience * train.evaluate_every_epochs * self.plan.steps_per_epoch
+        since = max(self.progress.best_step, cheap_steps(self.steps, train))
+        return patience > 0 and self.evaluation_due(number) and number - since >= patience
 
     def checkpoint_due(self, number: int, seconds: float) -> bool:
         train = self.config.train

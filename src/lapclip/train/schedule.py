@@ -19,9 +19,14 @@ def learning_rate(step: int, steps: int, config: TrainConfig) -> float:
     return config.learning_rate * 0.5 * (1 + math.cos(math.pi * progress))
 
 
+def cheap_steps(steps: int, config: TrainConfig) -> int:
+    """How many steps the first part of the run has, with smaller pictures or fewer patches."""
+    return round(config.cheap_share * steps) if config.cheap_size or config.patch_dropout else 0
+
+
 def is_cheap(step: int, steps: int, config: TrainConfig) -> bool:
-    """Whether a step belongs to the first part of the run, with smaller pictures or fewer patches."""
-    return step <= round(config.cheap_share * steps)
+    """Whether a step belongs to that part."""
+    return step <= cheap_steps(steps, config)
 
 
 def picture_side(cheap: bool, config: TrainConfig, model: ModelConfig) -> int:

@@ -1,0 +1,138 @@
+"""Training on a folder of pictures with captions, through the command and through `launch`."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from lapclip import launch, preparing
+from lapclip.config import build_config, parse_settings, read_recipe
+from lapclip.embedder import load
+from lapclip.errors import ConfigError, DataError, RunError
+from lapclip.model.zoo import SHAPES
+from lapclip.records import events as kinds
+from lapclip.records.store import read_events
+from lapclip.train.loop import Training
+
+from .conftest import lapclip, set_flags
+
+TINY = [
+    "model.image_size=32",
+    "model.image_width=8",
+    "model.image_layers=4",
+    "model.text_width=32",
+    "model.text_heads=2",
+    "model.embedding=32",
+    "train.cheap_size=16",
+    "train.batch_size=8",
+    "train.steps=12",
+    "train.device=cpu",
+    "train.dtype=float32",
+    "train.threads=1",
+]
+
+
+def photos(folder: Path, count: int = 40) -> Path:
+    """Coloured rectangles of many proportions, with their colour as one of two captions, in a text file beside each."""
+    folder.mkdir()
+    draw = np.random.default_rng(0)
+    for at in range(count):
+        name, colour = [("red", (220, 30, 30)), ("green", (30, 200, 30)), ("blue", (30, 30, 220))][at % 3]
+        noise = draw.integers(0, 30, (40 + at, 60, 3))
+        Image.fromarray(np.clip(noise + colour, 0, 255).astype(np.uint8)).save(folder / f"{at:03}.png")
+        (folder / f"{at:03}.txt").write_text(f"a {name} wall number {at}\n{name} paint, {at}\n", encoding="utf-8")
+    return folder
+
+
+def train(*settings: str, name: str = "run", hooks: preparing.Hooks = preparing.Hooks()) -> launch.Outcome:
+    source = f"data.source={json.dumps(str(Path('photos').absolute()))}"
+    return launch.start("photos", [source, *TINY, *settings], name=name, hooks=hooks)
+
+
+def losses(name: str = "run") -> dict[int, float]:
+    found = read_events(Path("runs") / name / "events.jsonl")
+    return {event["step"]: event["loss"] for event in found if event["type"] == "step"}
+
+
+def stop_after(step: int) -> preparing.Hooks:
+    def listen(event: kinds.Event) -> None:
+        if isinstance(event, kinds.Step) and event.step == step:
+            Path("runs/run/stop").touch()
+
+    return preparing.Hooks([listen])
+
+
+def test_a_folder_of_pictures_is_trained_on_and_scored_from_the_command(here: Path) -> None:
+    photos(here / "photos")
+    done = lapclip("train", "photos", "--json", *set_flags(*TINY))
+    assert done.returncode == 0, done.stderr
+    outcome = json.loads(done.stdout)
+    assert outcome["data"] == str(here / "photos")
+    assert "a caption a line in the .txt beside each picture" in done.stderr
+    settings = tomllib.loads((here / "runs/photos/run.toml").read_text(encoding="utf-8"))
+    assert settings["run"]["recipe"] == "photos"
+    assert settings["data"]["stream"] == "never"
+    assert "data.tokenizer" in settings["reasons"]
+    scored = lapclip("eval", "--json", "--device", "cpu")
+    assert scored.returncode == 0, scored.stderr
+    assert json.loads(scored.stdout)["evaluation"]["t2i_r1"] == outcome["evaluation"]["t2i_r1"]
+    model = load("runs/photos")
+    assert model.encode_image([here / "photos/000.png"]).shape == (1, 32)
+
+
+@pytest.mark.parametrize("stream", ["never", "always"])
+def test_a_resumed_run_gives_the_losses_of_an_uninterrupted_one(here: Path, stream: str) -> None:
+    photos(here / "photos")
+    train(f"data.stream={stream}", name="whole")
+    stopped = train(f"data.stream={stream}", hooks=stop_after(5))
+    assert stopped.state == "stopped"
+    assert launch.resume("run").state == "finished"
+    assert losses() == losses("whole")
+    assert len(losses()) == 12
+
+
+def test_a_run_whose_pictures_changed_is_not_resumed(here: Path) -> None:
+    photos(here / "photos")
+    train(hooks=stop_after(5))
+    Image.new("RGB", (50, 50), "black").save(here / "photos/001.png")
+    with pytest.raises(RunError, match=r"pictures, captions or splits in .*photos have changed"):
+        launch.resume("run")
+
+
+def test_a_batch_made_for_more_pictures_becomes_as_large_as_the_data(here: Path) -> None:
+    photos(here / "photos", 12)
+    source = f"data.source={json.dumps(str(here / 'photos'))}"
+    settings = [setting for setting in TINY if "batch_size" not in setting]
+    ready = preparing.prepare("photos", [source, *settings], None, preparing.Hooks())
+    assert ready.config.train.batch_size == len(ready.data.train) < 12
+    assert any("there are no more training pictures" in note for note in ready.notes)
+    with pytest.raises(DataError, match=r"train\.batch_size 50 is more than"):
+        preparing.prepare("photos", [source, *settings, "train.batch_size=50"], None, preparing.Hooks())
+
+
+def test_a_run_ends_early_where_nothing_gets_better(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    photos(here / "photos")
+    evaluated: list[int] = []
+    original = Training.evaluate
+
+    def evaluate(training: Training, number: int) -> None:
+        original(training, number)
+        evaluated.append(number)
+        training.progress = type(training.progress)(**{**vars(training.progress), "best_score": 2.0, "best_step": 1})
+
+    monkeypatch.setattr(Training, "evaluate", evaluate)
+    outcome = train("train.steps=60", "train.patience=2", "train.evaluate_every_epochs=1", "train.cheap_share=0.5")
+    per_epoch = next(iter(evaluated))
+    assert outcome.state == "finished"
+    # Not before the end of the cheap part, and two evaluations after it.
+    assert 30 + 2 * per_epoch <= outcome.steps <= 30 + 3 * per_epoch
+
+
+def test_patches_cannot_be_left_out_of_convolutions() -> None:
+    with pytest.raises(ConfigError, match="a tower of convolutions has none"):
+        build_config([read_recipe("photos"), parse_settings(["train.patch_dropout=0.5"])], SHAPES)
