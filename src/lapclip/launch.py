@@ -15,6 +15,7 @@ from lapclip import __version__
 from lapclip.config import AUTO, SECTIONS, Config, Layer, WorkConfig, build_config, replace_in
 from lapclip.data.loading import SCENES, load_data
 from lapclip.data.pairs import DataSet
+from lapclip.data.seen import save_seen
 from lapclip.data.tokenizers import Tokenizer, load_tokenizer, save_tokenizer
 from lapclip.embedder import Embedder, load
 from lapclip.errors import ConfigError, LapclipError, RunError
@@ -87,6 +88,7 @@ def start(
     run = create_run(name, recipe, settled, hooks.reserved)
     with at_work(run, ready.config.work), Signals() as signals, _recording(run, hooks, ready.config) as log:
         save_tokenizer(ready.built[1].tokenizer, run.tokenizer)
+        save_seen(ready.data.train.identities, run.seen)
         training = assemble(run, ready.config, ready.data, ready.device, ready.built, log)
         log.append(_started(training, ready.reasons, [*ready.notes, *competitors()], ready.tuned_seconds))
         del ready  # so that what a fallback replaces is gone

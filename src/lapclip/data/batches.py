@@ -91,14 +91,22 @@ class BatchPlan:
         # The order within a batch changes nothing but the speed: short captions together need less padding.
         sorted_B = np.argsort([len(caption) for caption in symbols], kind="stable")
         rows, captions = rows[sorted_B], captions[sorted_B]
-        same_B = self._encoded.same[captions]
         return Batch(
             pixels_BSSC=np.ascontiguousarray(self.pairs.pixels[rows]),
             tokens_BL=pad([symbols[at] for at in sorted_B], self.context, self.tokenizer.padding),
-            positives_BB=same_B[:, None] == same_B[None, :],  # each row is a picture of its own, so none shares one
+            positives_BB=self._positives(rows, captions),
             sided_B=self._encoded.sided[captions],
             aspects_B=None if self.pairs.aspects is None else self.pairs.aspects[rows],
         )
+
+    def _positives(self, rows: np.ndarray, captions: np.ndarray) -> np.ndarray:
+        """Which pictures and captions belong together: those with equal captions, and those whose pictures are copies."""
+        same_B = self._encoded.same[captions]
+        positives_BB = same_B[:, None] == same_B[None, :]
+        if self.pairs.identities is not None:
+            copies_B = self.pairs.identities[rows]
+            positives_BB |= copies_B[:, None] == copies_B[None, :]
+        return positives_BB
 
     @cached_property
     def _encoded(self) -> EncodedCaptions:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -38,7 +38,8 @@ def load_to_score(
     packed = pack(pictures, store_folder(_place(config), side, MIDDLE), side, MIDDLE, progress)
     skipped = [*table.skipped, *packed.skipped]
     _check_broken(config, len(chosen) + len(table.skipped), skipped)
-    pairs = _pairs(table, [chosen[own] for own in packed.kept], packed.pixels())
+    used = {chosen[own]: entry for own, entry in zip(packed.kept, packed.entries, strict=True)}
+    pairs = _pairs(table, used, packed.pixels())
     return pairs, [note for note in (table.how, _left_out(skipped)) if note]
 
 
@@ -95,16 +96,16 @@ def load_data(config: DataConfig, side: int, progress: DataProgress | None = Non
 
 def _pairs(
     table: Table,
-    chosen: Iterable[int],
+    chosen: Mapping[int, Entry],
     pixels: Pixels,
     aspects: np.ndarray | None = None,
     sequential: bool = False,
 ) -> Pairs:
-    chosen = list(chosen)
     captions = [table.rows[at].captions for at in chosen]
     names = [table.rows[at].picture.name for at in chosen]
     labels = np.array([table.labels[at] for at in chosen], dtype=np.int64) if table.labels else None
-    return Pairs(pixels, captions, names, aspects, sequential, labels)
+    identities = np.array([int(entry.digest[:16], 16) for entry in chosen.values()], dtype=np.uint64)
+    return Pairs(pixels, captions, names, aspects, sequential, identities, labels)
 
 
 def _stream(pictures: Sequence[Picture], chosen: Mapping[int, Entry], side: int) -> StreamedPixels:

@@ -36,6 +36,8 @@ class Pairs:
     """Width to height of each picture before it was squeezed into a square; None where the squares were cut out."""
     sequential: bool = False
     """Whether rows next to each other are read faster together, so that an order should keep them close."""
+    identities: np.ndarray | None = None
+    """A number for each picture that equal bytes share and others do not, uint64; None where pictures are drawn."""
     labels: np.ndarray | None = None
     """The class of each picture, as its place in the data set's `classes`; None where there are none."""
 

@@ -54,6 +54,8 @@ class Run:
         self.pictures = path / "pictures"
         self.pulse = path / "pulse"
         self.starting = path / "starting"
+        self.seen = path / "seen.npy"
+        """Which pictures it learns from."""
         self._stop = path / "stop"
 
     @contextmanager
