@@ -117,20 +117,29 @@ def test_a_batch_made_for_more_pictures_becomes_as_large_as_the_data(here: Path)
 
 def test_a_run_ends_early_where_nothing_gets_better(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     photos(here / "photos")
-    evaluated: list[int] = []
-    original = Training.evaluate
-
-    def evaluate(training: Training, number: int) -> None:
-        original(training, number)
-        evaluated.append(number)
-        training.progress = type(training.progress)(**{**vars(training.progress), "best_score": 2.0, "best_step": 1})
-
-    monkeypatch.setattr(Training, "evaluate", evaluate)
+    monkeypatch.setattr(Training, "merit", lambda training, scores, images: 0.5)  # as good as ever, and no better
     outcome = train("train.steps=60", "train.patience=2", "train.evaluate_every_epochs=1", "train.cheap_share=0.5")
-    per_epoch = next(iter(evaluated))
+    found = list(read_events(Path("runs/run/events.jsonl")))
+    per_epoch = next(event["step"] for event in found if event["type"] == "evaluation")
     assert outcome.state == "finished"
     # Not before the end of the cheap part, and two evaluations after it.
     assert 30 + 2 * per_epoch <= outcome.steps <= 30 + 3 * per_epoch
+    assert outcome.early == found[-1]["early"] == f"no better score since step {per_epoch}"
+    assert "no better score since" in Path("runs/run/log.txt").read_text(encoding="utf-8")
+
+
+def test_the_best_model_of_classes_is_the_one_that_tells_most_of_them_apart(here: Path) -> None:
+    photos(here / "flat")
+    for at, path in enumerate(sorted((here / "flat").glob("*.png"))):
+        folder = here / "photos" / ("red", "green", "blue")[at % 3]
+        folder.mkdir(parents=True, exist_ok=True)
+        path.rename(folder / path.name)
+    train("train.evaluate_every_epochs=1")
+    scored = [event for event in read_events(Path("runs/run/events.jsonl")) if event["type"] == "evaluation"]
+    told = [event["evaluation"]["zeroshot_top1"] for event in scored]
+    assert all(0 <= share <= 1 for share in told)
+    kept = [event for event in scored if event["best"]][-1]
+    assert kept["evaluation"]["zeroshot_top1"] == max(told)
 
 
 def test_patches_cannot_be_left_out_of_convolutions() -> None:

@@ -164,7 +164,7 @@ class TrainConfig:
     """Smallest share of a picture that a random crop keeps; 1 never crops."""
     flip: float = knob(0.0, least=0.0, most=1.0)
     """How often a picture is flipped left to right. Never where its caption names a side."""
-    word_dropout: float = knob(0.0, least=0.0, most=0.9)
+    symbol_dropout: float = knob(0.0, least=0.0, most=0.9)
     """Share of a caption's symbols left out at random, so that few captions are not learnt by heart."""
     evaluate_every_epochs: int = knob(1, least=1)
     """Epochs between evaluations. The last step is always evaluated."""

@@ -59,6 +59,7 @@ class Outcome:
     peak_memory_bytes: int
     devices: dict[str, str]
     data: str
+    early: str
     places: list[dict[str, Any]]
     evaluation: dict[str, Any] | None
     stop_signal: int | None = None
@@ -190,6 +191,7 @@ def work(training: Training, signals: Signals, began: float) -> Outcome:
         peak_memory_bytes=training.device.peak_memory_bytes(),
         devices=training.step.model.places(),
         data=training.config.data.source,
+        early=training.ended_early,
         places=places_so_far(read_events(training.run.events)),
         evaluation=evaluation,
         stop_signal=signals.received if evaluation is None else None,
@@ -210,6 +212,7 @@ def finish(training: Training) -> dict[str, Any]:
             peak_memory_bytes=training.device.peak_memory_bytes(),
             evaluation=evaluation,
             places=places_so_far(read_events(training.run.events)),
+            early=training.ended_early,
         )
     )
     return evaluation

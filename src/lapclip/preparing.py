@@ -119,7 +119,7 @@ def fit_vocabulary(config: Config, data: DataSet) -> tuple[Config, Tokenizer, st
 def make_plan(config: Config, data: DataSet, tokenizer: Tokenizer) -> BatchPlan:
     """Which pairs in which order."""
     train = config.train
-    return BatchPlan(data.train, tokenizer, config.model.context, train.batch_size, train.seed, train.word_dropout)
+    return BatchPlan(data.train, tokenizer, config.model.context, train.batch_size, train.seed, train.symbol_dropout)
 
 
 def count_steps(config: Config, data: DataSet, tokenizer: Tokenizer) -> tuple[Config, str]:

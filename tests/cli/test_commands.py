@@ -31,7 +31,7 @@ def test_json_is_one_object_and_nothing_else_on_stdout(here: Path) -> None:
     outcome = json.loads(trained.stdout)
     assert outcome.keys() == {
         "run", "state", "seconds", "training_seconds", "steps", "pairs_per_second", "peak_memory_bytes", "devices",
-        "data", "evaluation", "places",
+        "data", "early", "evaluation", "places",
     }  # fmt: skip
     evaluated = json.loads(lapclip("eval", "--json").stdout)
     scores = {"candidates", "t2i_r1", "t2i_r5", "t2i_r10", "i2t_r1", "i2t_r5", "i2t_r10", "chance", "intervals"}

@@ -112,6 +112,15 @@ def test_micro_batches_give_the_gradients_of_the_whole_batch() -> None:
     assert F.cosine_similarity(whole, parts, dim=0) > 1 - 1e-6
 
 
+def test_recomputed_blocks_give_the_same_gradients() -> None:
+    assert torch.equal(gradients()[1], gradients(recompute=True)[1])
+
+
+@pytest.mark.parametrize("width", [6, 34, 50])
+def test_any_even_width_can_be_had(width: int) -> None:
+    assert tower(replace(SMALL, image_width=width))(pictures()).shape == (3, 16)
+
+
 def test_bfloat16_agrees_with_float32() -> None:
     loss, whole = gradients()
     loss_rounded, rounded = gradients(dtype="bfloat16")

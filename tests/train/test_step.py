@@ -212,7 +212,7 @@ def test_captions_taken_in_parts_by_length_give_the_same_step() -> None:
     pixels = draw.integers(0, 256, (rows, 32, 32, 3), dtype=np.uint8)
     batch = Batch(pixels, tokens, np.eye(rows, dtype=bool), np.zeros(rows, dtype=bool))
     parted, whole = step_of(), step_of()
-    assert parted.inputs(batch, 1).lengths == (6, 9, 12, 16)
+    assert parted.inputs(batch, 1).lengths == (8, 16, 16, 16)
     whole._lengths = lambda tokens_BL: ()  # pyright: ignore[reportAttributeAccessIssue]
     for step in (parted, whole):
         step(batch, 1, 1e-3, off())()

@@ -20,4 +20,4 @@ def source_setting(data: str | None) -> list[str]:
     if data is None:
         return []
     source = data if data in BUILT_IN else os.path.abspath(data)
-    return [f"data.source={json.dumps(source)}"]
+    return [f"data.source={json.dumps(source, ensure_ascii=False)}"]

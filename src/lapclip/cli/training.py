@@ -179,6 +179,7 @@ def summary(outcome: Outcome, whole: str = "in all") -> list[str]:
         f"time          {_duration(outcome.training_seconds)} of training, {_duration(outcome.seconds)} {whole}",
         f"speed         {outcome.pairs_per_second:,.0f} pairs/s on {places}",
         f"peak memory   {outcome.peak_memory_bytes / 1e9:.2f} GB",
+        *[f"ended early   {outcome.early}"] * bool(outcome.early),
         f"run           {outcome.run}",
         "",
         f"Next: {typed(f'eval {name}')}",

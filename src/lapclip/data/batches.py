@@ -5,11 +5,12 @@ Shapes: B batch, L tokens, S picture side, C colour channels.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Generator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -23,6 +24,8 @@ WINDOW = 4096
 """Rows that are shuffled among each other where reading neighbours together is faster."""
 BLOCK = 256
 """Rows that stay neighbours there until then."""
+PARTNERS = 4
+"""Pictures that one with a caption that its batch has already may change places with."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,8 @@ class EncodedCaptions:
     """A number for each caption; captions that are equal as the model sees them have the same."""
     sided: np.ndarray
     """Whether each caption names a side."""
+    allowed: np.ndarray
+    """How often a batch may have each of them: once, or more where more pictures than batches have no other."""
 
 
 class BatchPlan:
@@ -66,14 +71,14 @@ class BatchPlan:
         context: int,
         batch_size: int,
         seed: int,
-        word_dropout: float = 0.0,
+        symbol_dropout: float = 0.0,
     ) -> None:
         if batch_size > len(pairs):
             raise DataError(
                 f"train.batch_size {batch_size} is more than the {len(pairs)} training pictures.",
                 hint=f"--set train.batch_size={len(pairs)}",
             )
-        self.pairs, self.batch_size, self.seed, self.word_dropout = pairs, batch_size, seed, word_dropout
+        self.pairs, self.batch_size, self.seed, self.symbol_dropout = pairs, batch_size, seed, symbol_dropout
         self.tokenizer, self.context = tokenizer, context
         self.steps_per_epoch = len(pairs) // batch_size
         self._planned: dict[int, tuple[np.ndarray, np.ndarray]] = {}
@@ -100,40 +105,41 @@ class BatchPlan:
         )
 
     def _positives(self, rows: np.ndarray, captions: np.ndarray) -> np.ndarray:
-        """Which pictures and captions belong together: those with equal captions, and those whose pictures are copies."""
-        same_B = self._encoded.same[captions]
-        positives_BB = same_B[:, None] == same_B[None, :]
-        if self.pairs.identities is not None:
-            copies_B = self.pairs.identities[rows]
-            positives_BB |= copies_B[:, None] == copies_B[None, :]
-        return positives_BB
+        """Which pictures and captions belong together: with equal captions, of copies of a picture, of one class."""
+        belongings = [self._encoded.same[captions]]
+        belongings += [part[rows] for part in (self.pairs.identities, self.pairs.labels) if part is not None]
+        return np.any([part_B[:, None] == part_B[None, :] for part_B in belongings], axis=0)
 
     @cached_property
     def _encoded(self) -> EncodedCaptions:
         captions = [caption for options in self.pairs.captions for caption in options]
         symbols = self.tokenizer.encode_all(captions, self.context)
         numbers: dict[bytes, int] = {}
-        same = [numbers.setdefault(caption.tobytes(), len(numbers)) for caption in symbols]
+        same = np.array([numbers.setdefault(caption.tobytes(), len(numbers)) for caption in symbols])
         counts = [len(options) for options in self.pairs.captions]
         if 0 in counts:
             raise DataError(
                 f"The training picture {counts.index(0) + 1} has no caption.", hint="lapclip data check DATA"
             )
-        return EncodedCaptions(
-            symbols, np.cumsum([0, *counts]), np.array(same), np.array([names_sides(caption) for caption in captions])
-        )
+        first_N = np.cumsum([0, *counts])
+        alone_N = np.maximum.reduceat(same, first_N[:-1]) == np.minimum.reduceat(same, first_N[:-1])
+        only = np.bincount(same[first_N[:-1][alone_N]], minlength=len(numbers))
+        allowed = np.maximum(1, -(-only // self.steps_per_epoch))
+        sided = np.array([names_sides(caption) for caption in captions])
+        return EncodedCaptions(symbols, first_N, same, sided, allowed)
 
     def _epoch(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
         """The rows of an epoch in order, and the caption of each."""
         planned = self._planned  # read once: another thread may be at the next epoch
         if epoch not in planned:
             rows_N = self._order(epoch)
-            first_N, same = self._encoded.first_N, self._encoded.same
+            first_N = self._encoded.first_N
             counts_N = np.diff(first_N)[rows_N]
             draws_N = generator(self.seed, "captions", epoch).random(len(rows_N))
             captions_N = first_N[rows_N] + (draws_N * counts_N).astype(np.int64)
+            draw = generator(self.seed, "partners", epoch)
             for first in range(0, self.steps_per_epoch * self.batch_size, self.batch_size):
-                self._part_equals(rows_N, captions_N, same, first, first + self.batch_size)
+                self._part_equals(rows_N, captions_N, first, draw)
             last = dict(list(planned.items())[-1:])
             planned = self._planned = {**last, epoch: (rows_N, captions_N)}
         return planned[epoch]
@@ -142,40 +148,47 @@ class BatchPlan:
         draw, count = generator(self.seed, "order", epoch), len(self.pairs)
         if not self.pairs.sequential:
             return draw.permutation(count)
-        # Blocks in a new order, then each row put off by a random number of places: a buffer that is drawn from.
+        # Blocks in a new order, then each row put off by a random number of places: a buffer that is drawn from. What
+        # would come after the end comes first, so that the first and the last batches are as mixed as the others.
         block_N = draw.permutation(-(-count // BLOCK))[np.arange(count) // BLOCK]
-        return np.argsort(block_N * BLOCK + np.arange(count) % BLOCK + draw.random(count) * WINDOW, kind="stable")
+        late_N = block_N * BLOCK + np.arange(count) % BLOCK + draw.random(count) * WINDOW
+        return np.argsort(late_N % count, kind="stable")
 
-    def _part_equals(self, rows_N: np.ndarray, captions_N: np.ndarray, same: np.ndarray, first: int, last: int) -> None:
-        """Change the captions of one batch, in place, so that no two are equal, and its pictures where that must be."""
-        inside = same[captions_N[first:last]]
-        if len(np.unique(inside)) == len(inside):
+    def _part_equals(self, rows_N: np.ndarray, captions_N: np.ndarray, first: int, draw: np.random.Generator) -> None:
+        """Change the captions of one batch, in place, so that none is there more often than it must, and its pictures
+        where that must be: they change places with one drawn from the rest of the epoch, or stay after a few tries."""
+        last, same = first + self.batch_size, self._encoded.same
+        inside, counts = np.unique(same[captions_N[first:last]], return_counts=True)
+        if (counts <= self._encoded.allowed[inside]).all():
             return
-        used: set[int] = set()
+        used: Counter[int] = Counter()
         for at in range(first, last):
-            for other in (at, *range(last, min(len(rows_N), last + self.batch_size))):
-                caption = self._unused(rows_N[other], captions_N[other], same, used)
-                if caption is not None:
-                    for places in (rows_N, captions_N):
-                        places[[at, other]] = places[[other, at]]
-                    captions_N[at] = caption
-                    break
-            used.add(int(same[captions_N[at]]))
+            caption = self._unused(rows_N[at], captions_N[at], used)
+            tries = iter(draw.integers(last, len(rows_N), PARTNERS) if last < len(rows_N) else ())
+            other = at
+            while caption is None and (other := next(tries, None)) is not None:
+                caption = self._unused(rows_N[other], captions_N[other], used)
+            if caption is not None:
+                for places in (rows_N, captions_N):
+                    places[[at, other]] = places[[other, at]]
+                captions_N[at] = caption
+            used[int(same[captions_N[at]])] += 1
 
-    def _unused(self, row: int, drawn: int, same: np.ndarray, used: set[int]) -> int | None:
-        """A caption of a picture that the batch does not have yet: the one drawn, or the next one after it."""
+    def _unused(self, row: Any, drawn: Any, used: Counter[int]) -> int | None:
+        """A caption of a picture that the batch may still have: the one drawn, or the next one after it."""
+        same, allowed = self._encoded.same, self._encoded.allowed
         first, last = self._encoded.first_N[row], self._encoded.first_N[row + 1]
-        turned = [*range(drawn, last), *range(first, drawn)]
-        return next((caption for caption in turned if int(same[caption]) not in used), None)
+        turned = (*range(drawn, last), *range(first, drawn))
+        return next((caption for caption in turned if used[int(same[caption])] < allowed[same[caption]]), None)
 
     def _shortened(self, captions: list[np.ndarray], step: int) -> list[np.ndarray]:
         """Captions with some of their symbols left out at random: never the first and the last, and never all."""
-        if not self.word_dropout:
+        if not self.symbol_dropout:
             return captions
         draw = generator(self.seed, "words", step)
         found = []
         for symbols in captions:
-            kept = draw.random(len(symbols)) >= self.word_dropout
+            kept = draw.random(len(symbols)) >= self.symbol_dropout
             kept[[0, -1]] = True
             found.append(symbols[kept] if kept.sum() > 2 else symbols)
         return found

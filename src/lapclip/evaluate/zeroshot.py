@@ -44,6 +44,13 @@ def class_embeddings(
     return means_CE / np.maximum(np.linalg.norm(means_CE, axis=1, keepdims=True), 1e-12)
 
 
+def accuracy(image_NE: np.ndarray, class_CE: np.ndarray, label_N: np.ndarray) -> float:
+    """The share of pictures whose own class scores above all others. A tie counts against the model."""
+    scores_NC = image_NE @ class_CE.T
+    own_N1 = np.take_along_axis(scores_NC, label_N[:, None], axis=1)
+    return float(np.mean((~(scores_NC < own_N1)).sum(axis=1) == 1))
+
+
 def zeroshot(image_NE: np.ndarray, class_CE: np.ndarray, label_N: np.ndarray, classes: Sequence[str]) -> dict[str, Any]:
     """Top-1, top-5 and recall of each class, with intervals and chance; rows of the confusion matrix are true classes.
 

@@ -5,7 +5,7 @@ look at one picture alone (Wu and He 2018): unlike batch norm, what a picture be
 its batch, so micro-batches and resumed runs give the same result. Each block starts as the identity (its last norm
 starts at zero). On Flickr8k all three matter; `dev/LOG.md` has the figures.
 
-Shapes: B batch, C channels, S picture side, D width, E embedding, O outputs, I inputs, K kernel side.
+Shapes: B batch, C channels, S picture side, O outputs, I inputs, K kernel side.
 """
 
 from __future__ import annotations
@@ -15,12 +15,13 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from lapclip.config import STAGES, ModelConfig
 from lapclip.model.kernels import Compute, linear
 
 GROUP = 16
-"""Channels that a norm takes together."""
+"""Channels that a norm takes together, or more where that does not divide them."""
 
 
 class Size(NamedTuple):
@@ -35,12 +36,10 @@ class Size(NamedTuple):
 class Convolution(nn.Module):
     """A convolution with standardised weights, and the norm of its result."""
 
-    compute = Compute()
-
     def __init__(self, inputs: int, outputs: int, kernel: int = 3, stride: int = 1) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(outputs, inputs, kernel, kernel))
-        self.norm = nn.GroupNorm(max(1, outputs // GROUP), outputs)
+        self.norm = nn.GroupNorm(groups_of(outputs), outputs)
         self.stride = stride
 
     def forward(self, x_BCSS: Tensor) -> Tensor:
@@ -86,7 +85,10 @@ class ConvolutionTower(nn.Module):
         for number, block in enumerate(self.blocks):
             if number % self.blocks_per_stage == 0:  # each stage looks at half the side of the one before
                 x_BCSS = F.avg_pool2d(x_BCSS, 2, ceil_mode=True)
-            x_BCSS = block(x_BCSS)
+            if self.compute.recompute and torch.is_grad_enabled():
+                x_BCSS = checkpoint(block, x_BCSS, use_reentrant=False, preserve_rng_state=False)
+            else:
+                x_BCSS = block(x_BCSS)
         return linear(x_BCSS.mean(dim=(2, 3)), self.projection.T, None, self.compute.linear)
 
     def initialise_ends(self, generator: torch.Generator) -> None:
@@ -107,6 +109,11 @@ def standardised(weight_OIKK: Tensor) -> Tensor:
     weight_OIKK = weight_OIKK.float()
     centred = weight_OIKK - weight_OIKK.mean(dim=(1, 2, 3), keepdim=True)
     return centred * torch.rsqrt(centred.square().sum(dim=(1, 2, 3), keepdim=True) + 1e-4)
+
+
+def groups_of(channels: int) -> int:
+    """Into how many groups a norm takes channels."""
+    return max(count for count in range(1, max(1, channels // GROUP) + 1) if channels % count == 0)
 
 
 def last_width(shape: ModelConfig) -> int:

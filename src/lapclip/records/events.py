@@ -180,6 +180,8 @@ class Finished(Event):
     evaluation: dict[str, Any]
     places: list[dict[str, Any]]
     """Where each tower ran, and from which step on."""
+    early: str = ""
+    """Why it ended before its last step, where it did."""
 
 
 @dataclass(frozen=True, kw_only=True)

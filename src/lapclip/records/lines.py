@@ -39,7 +39,8 @@ def line(event: Event) -> str | None:
         case events.Failed():
             return f"failed after step {event.step}: {event.error}"
         case events.Finished():
-            return f"finished: {recall_line(event.evaluation)}"
+            early = f" at step {event.step:,}, {event.early}" if event.early else ""
+            return f"finished{early}: {recall_line(event.evaluation)}"
     return None
 
 

@@ -42,6 +42,9 @@ class Progress:
     training_seconds: float = 0.0
     best_score: float = -1.0
     best_step: int = 0
+    """The latest step with the best score."""
+    better_step: int = 0
+    """The step that first had it."""
 
 
 def save_checkpoint(

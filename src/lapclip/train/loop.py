@@ -18,6 +18,7 @@ from lapclip.data.pairs import DataSet, Pairs
 from lapclip.embedder import CONFIG, WEIGHTS, Embedder
 from lapclip.errors import TrainingError
 from lapclip.evaluate.retrieval import RANKS, batch_accuracy, retrieval
+from lapclip.evaluate.zeroshot import accuracy, class_embeddings, read_templates
 from lapclip.machine import facts
 from lapclip.machine.courtesy import Courtesy
 from lapclip.machine.devices import Device
@@ -62,6 +63,8 @@ class Training:
     """Follows the answers to a few captions."""
     courtesy: Courtesy | None = None
     """Says when a polite run should wait."""
+    ended_early: str = ""
+    """Why the run ended before its last step, where it did."""
     _overflows: int = 0
     pending: tuple[int, float, Callable[[], Figures], Stopwatch] | None = None
 
@@ -101,6 +104,7 @@ class Training:
                 return reason
             if self.out_of_patience(number):
                 batches.close()
+                self.ended_early = f"no better score since step {self.progress.better_step:,}"
                 break
             self.look_at_swap(number)
             began += self.wait_for_others(number)
@@ -187,7 +191,7 @@ class Training:
         """
         train = self.config.train
         patience = train.patience * train.evaluate_every_epochs * self.plan.steps_per_epoch
-        since = max(self.progress.best_step, cheap_steps(self.steps, train))
+        since = max(self.progress.better_step, cheap_steps(self.steps, train))
         return patience > 0 and self.evaluation_due(number) and number - since >= patience
 
     def checkpoint_due(self, number: int, seconds: float) -> bool:
@@ -202,11 +206,12 @@ class Training:
         began = time.perf_counter()
         images, texts, owner = self.embedder.encode_pairs(self.data.held_out)
         scores = score_embeddings(images, texts, owner, self.config.train.batch_size)
-        # The mean of all recalls, which is steadier than R@1 alone, and among equals the later model.
-        mean = float(np.mean([scores[f"{way}_r{rank}"] for way in ("t2i", "i2t") for rank in RANKS]))
-        best = mean >= self.progress.best_score
+        merit = self.merit(scores, images)
+        best = merit >= self.progress.best_score  # among equals the later model
+        if merit > self.progress.best_score:
+            self._advance(better_step=number)
         if best:
-            self._advance(best_score=mean, best_step=number)
+            self._advance(best_score=merit, best_step=number)
             self.keep_model()
         seconds = time.perf_counter() - began
         epoch = self.plan.epoch(number)
@@ -216,6 +221,18 @@ class Training:
         if self.looking:
             answers = self.looking.answers(self.embedder, images, texts)
             self.log.append(events.Looked(step=number, epoch=epoch, answers=answers))
+
+    def merit(self, scores: dict[str, Any], images: np.ndarray) -> float:
+        """What the best model is chosen by: the mean of all recalls, which is steadier than R@1 alone; or, where
+        pictures have classes and so share their captions, the share that is told apart."""
+        classes, labels = self.data.classes, self.data.held_out.labels
+        if not classes or labels is None:
+            return float(np.mean([scores[f"{way}_r{rank}"] for way in ("t2i", "i2t") for rank in RANKS]))
+        prompts = read_templates(self.config.data.prompts)
+        scores["zeroshot_top1"] = accuracy(
+            images, class_embeddings(self.embedder.encode_text, classes, prompts), labels
+        )
+        return scores["zeroshot_top1"]
 
     def keep_model(self) -> None:
         """Put the model as it is now into model/."""

@@ -167,7 +167,10 @@ def _convolution_bytes(model: ModelConfig, train: TrainConfig, side: int) -> int
     """Each convolution keeps its result, which its norm wants, and what the activation makes of it, which the next one
     wants; the largest come once more in the backward pass."""
     results = [size.outputs * size.side**2 for size in convolution_sizes(model, side)]
-    return int(GAPS * (2 * sum(results) + 2 * max(results) + 3 * side * side) * _size(train))
+    kept = 2 * sum(results)
+    if train.recompute:  # the stem, what enters each block, and one block at a time
+        kept = 2 * sum(results[:2]) + sum(results[2:]) // 2 + 6 * max(results[2:])
+    return int(GAPS * (kept + 2 * max(results) + 3 * side * side) * _size(train))
 
 
 def _tower_bytes(tokens: int, width: int, layers: int, heads: int, attention: str, train: TrainConfig) -> int:

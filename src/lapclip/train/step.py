@@ -16,6 +16,7 @@ from lapclip.config import TrainConfig
 from lapclip.data.augment import draw_boxes, view
 from lapclip.data.batches import Batch
 from lapclip.data.pixels import normalise
+from lapclip.data.tokenizers import LENGTH_STEP
 from lapclip.loss import batch_accuracy, contrastive_loss
 from lapclip.machine.devices import DTYPES, Device, SideBySide
 from lapclip.machine.timing import Stopwatch
@@ -168,11 +169,15 @@ class TrainStep:
         )
 
     def _lengths(self, tokens_BL: np.ndarray) -> tuple[int, ...]:
-        """On the CPU a batch that is computed whole is taken in parts; elsewhere more launches would cost more."""
-        if not self.device.is_cpu or self.config.micro_batch or len(tokens_BL) < 2 * TEXT_PARTS * LEAST_PART:
+        """On the CPU a batch that is computed whole is taken in parts; elsewhere more launches would cost more, and a
+        compiler wants few shapes."""
+        config = self.config
+        whole = not self.device.is_cpu or config.micro_batch or "compiled" in config.compile
+        if whole or len(tokens_BL) < 2 * TEXT_PARTS * LEAST_PART:
             return ()
         parts = torch.from_numpy(tokens_BL).chunk(TEXT_PARTS)
-        return tuple(int(part.argmax(dim=1).max()) + 1 for part in parts)  # the end symbol has the highest id
+        longest = [int(part.argmax(dim=1).max()) + 1 for part in parts]  # the end symbol has the highest id
+        return tuple(min(tokens_BL.shape[1], -(-length // LENGTH_STEP) * LENGTH_STEP) for length in longest)
 
     def _look(self, inputs: Inputs) -> Tensor:
         """The pictures as the tower sees them; made on the CPU where the device would get them wrong."""

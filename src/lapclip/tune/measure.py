@@ -183,11 +183,12 @@ def _cosine(left: list[Tensor], right: list[Tensor]) -> float:
 
 
 def first_pairs(batch: Batch, count: int) -> Batch:
-    """The first pairs of a batch."""
+    """So many pairs of a batch, from its shortest captions to its longest."""
+    rows = np.linspace(0, len(batch.tokens_BL) - 1, count).round().astype(int)
     return Batch(
-        batch.pixels_BSSC[:count],
-        np.ascontiguousarray(batch.tokens_BL[:count]),
-        batch.positives_BB[:count, :count],
-        batch.sided_B[:count],
-        None if batch.aspects_B is None else batch.aspects_B[:count],
+        np.ascontiguousarray(batch.pixels_BSSC[rows]),
+        np.ascontiguousarray(batch.tokens_BL[rows]),
+        np.ascontiguousarray(batch.positives_BB[np.ix_(rows, rows)]),
+        batch.sided_B[rows],
+        None if batch.aspects_B is None else batch.aspects_B[rows],
     )

@@ -83,10 +83,12 @@ def overfitting(summary: Summary, around: Surroundings) -> Found | Verdict:
     if max(latest) >= lowest or now >= before:
         return Verdict.CLEAR
     epoch = best.get("epoch")
+    kept = next((event.get("epoch") for event, _ in reversed(scored) if event.get("best")), epoch)
     return Found(
         f"since epoch {epoch}: held-out R@1 fell from {recall:.1%} to {latest[-1]:.1%} (mean of both ways; chance "
         f"alone would keep it above {lowest:.1%}), the training loss from {before:.3g} to {now:.3g}",
-        f"the best model, of epoch {epoch}, is kept; for a better one, more or more varied pairs, or fewer epochs: "
+        f"the best model by all recalls, of epoch {kept}, is kept; for a better one, more or more varied pairs, or "
+        "fewer epochs: "
         f"{around.train(f'train.epochs={epoch}')}",
     )
 
@@ -182,7 +184,7 @@ def small_batch(summary: Summary, around: Surroundings) -> Found | Verdict:
 
 
 def _mean_recall(event: dict[str, Any]) -> float | None:
-    """The figure that chooses the best model."""
+    """R@1, the mean of both ways."""
     both = numbers(event["evaluation"].get(name) for name in ("t2i_r1", "i2t_r1"))
     return sum(both) / 2 if len(both) == 2 else None
 

@@ -41,7 +41,8 @@ class Batches(Dataset):
     def __getitem__(self, index: int) -> dict[str, Tensor]:
         if not 0 <= index < self.count:
             raise IndexError(index)
-        return {name: torch.from_numpy(part) for name, part in vars(self.plan.batch(index + 1)).items()}
+        parts = vars(self.plan.batch(index + 1))
+        return {name: torch.from_numpy(part) for name, part in parts.items() if part is not None}
 
 
 def loader_times(
