@@ -146,7 +146,7 @@ def later(ready: preparing.Ready) -> preparing.Ready:
 
 
 FAULTS: dict[str, tuple[list[str], Change]] = {
-    "healthy": (["train.steps=80"], as_it_is),
+    "healthy": (["train.steps=120"], as_it_is),
     "no-rate": (["train.learning_rate=0"], as_it_is),
     "wild": (["train.learning_rate=0.1"], as_it_is),
     "black": ([], black),
