@@ -281,7 +281,7 @@ def test_a_run_that_died_is_resumed_and_one_that_waits_is_paused(runs, tmp_path:
     run = cut_short(runs("healthy"), tmp_path, {"type": "paused", "step": 20, "reason": "on battery below 30 %"})
     found = found_in(run)
     assert list(found) == ["died"]
-    assert "nothing after step 20 of 80" in found["died"].evidence
+    assert "nothing after step 20 of 120" in found["died"].evidence
     assert found["died"].next.startswith("lapclip resume half-done")
     with run.lock():
         found = found_in(run)

@@ -77,7 +77,7 @@ def test_needs_leave_out_what_cannot_be_read(found: dict) -> None:
     side = found["needs"]["image_size"]
     assert found["needs"]["store_bytes"] == store_bytes(found["images"] - 4, 2, side)  # two cannot be read, two are val
     assert found["needs"]["epoch_seconds"] > 0
-    assert "estimate" in found["needs"]["epoch_seconds_from"]
+    assert "16 pairs timed now on" in found["needs"]["epoch_seconds_from"]
 
 
 def test_clean_data_has_no_findings_and_a_ceiling_of_one(tmp_path: Path) -> None:

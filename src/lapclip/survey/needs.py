@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from lapclip import __version__
 from lapclip.config import Config
 from lapclip.machine.notebook import Notebook
 
 FEW, SOME, MANY = 1_000, 20_000, 1_000_000
+PAIRS = 16
+"""How many are timed where nothing was timed before."""
 
 
 def store_bytes(training: int, held_out: int, side: int) -> int:
@@ -18,20 +22,40 @@ def store_bytes(training: int, held_out: int, side: int) -> int:
 
 def epoch_seconds(config: Config, pictures: int, caption_symbols: int) -> tuple[float, str]:
     """Seconds of a pass over the training pictures, and where the figure comes from."""
-    batch = min(config.train.batch_size, max(2, pictures))
-    steps = pictures / batch
     tuned = _tuned_step(config)
     if tuned is not None:
-        return steps * tuned, "from steps that were timed here before"
+        return pictures / config.train.batch_size * tuned, "from steps that were timed here before"
+    seconds, device = _timed_pair(config, caption_symbols)
+    return pictures * seconds, f"from {PAIRS} pairs timed now on {device} in float32; lapclip tune times whole steps"
+
+
+def _timed_pair(config: Config, caption_symbols: int) -> tuple[float, str]:
+    """Seconds a pair takes in training, and where: real steps of a few pairs, of each kind that the run would have."""
+    import numpy as np
+
+    from lapclip.data.batches import Batch
     from lapclip.machine import devices
-    from lapclip.machine.devices import DTYPES
-    from lapclip.tune.arithmetic import operations, quick_rate, step_products
+    from lapclip.machine.timing import Stopwatch, timed
+    from lapclip.model.clip import CLIP
+    from lapclip.train.graph import make_step
 
     device = devices.available(config.train.device)[0]
-    products = step_products(config.model, batch, caption_symbols)
-    rate = quick_rate(products, device.torch, DTYPES["float32"], device.synchronise)
-    seconds = steps * operations(products) / rate
-    return seconds, f"an estimate from matrix products timed now on {device.kind} in float32; lapclip tune measures it"
+    # In a run of two steps whose first half is cheap, step 1 is of one kind and step 2 of the other.
+    plain = {"dtype": "float32", "image_attention": "fused", "text_attention": "fused", "linear": "torch"}
+    train = replace(config.train, **plain, compile="none", micro_batch=0, steps=2, cheap_share=0.5)
+    step = make_step(CLIP(config.model).to(device.torch), train, device)
+    side = config.model.image_size
+    tokens_BL = np.zeros((PAIRS, caption_symbols), dtype=np.int64)
+    tokens_BL[:, -1] = config.model.vocabulary - 1
+    pixels = np.zeros((PAIRS, side, side, 3), np.uint8)
+    batch = Batch(pixels, tokens_BL, np.eye(PAIRS, dtype=bool), np.zeros(PAIRS, dtype=bool))
+    off = Stopwatch(device.synchronise, on=False)
+    share = config.train.cheap_share if config.train.cheap_size or config.train.patch_dropout else 0.0
+    seconds = 0.0
+    for number, part in ((1, share), (2, 1 - share)):
+        times = [timed(lambda number=number: step(batch, number, 0.0, off)(), device.synchronise) for _ in range(3)]
+        seconds += part * min(times[1:])  # the first one warms up
+    return seconds / PAIRS, device.kind
 
 
 def _tuned_step(config: Config) -> float | None:
