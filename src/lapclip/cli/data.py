@@ -16,7 +16,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from lapclip.cli.output import Common, emit, typed
-from lapclip.machine.checks import gigabytes
+from lapclip.insight.words import duration, size
 
 Settings = Annotated[tuple[str, ...], Parameter(name="--set", negative="", show_default=False)]
 COLOURS = {"alarm": "red", "warning": "yellow", "note": "cyan"}
@@ -126,18 +126,18 @@ def rows(found: dict[str, Any]) -> list[tuple[str, str]]:
     lengths = (
         f"{symbols['median']:.0f} symbols in the middle, {symbols['longest']} at most; room for {symbols['limit']}"
     )
-    store = f"{_size(needs['store_bytes'])} packed at {needs['image_size']} pixels"
+    store = f"{size(needs['store_bytes'])} packed at {needs['image_size']} pixels"
     short = f"short sides from {sizes['shortest']} to {sizes['longest_short_side']} pixels; " if sizes else ""
     listed = [
         ("form", found["how"]),
         ("splits", ", ".join(f"{split} {counts['images']:,}" for split, counts in found["splits"].items())),
-        ("pictures", f"{short}{_size(needs['source_bytes'])}, {store}"),
+        ("pictures", f"{short}{size(needs['source_bytes'])}, {store}"),
         ("captions", f"{lengths}, {cut}"),
         ("tokenizer", found["tokenizer"]["reason"]),
         ("scripts", ", ".join(f"{script} {count:,}" for script, count in found["scripts"].items()) or "none known"),
         (
             "an epoch",
-            f"{_duration(needs['epoch_seconds'])} with recipe {found['recipe']}: {needs['epoch_seconds_from']}",
+            f"about {duration(needs['epoch_seconds'])} with recipe {found['recipe']}: {needs['epoch_seconds_from']}",
         ),
     ]
     for split, best in found["ceilings"].items():
@@ -150,16 +150,6 @@ def rows(found: dict[str, Any]) -> list[tuple[str, str]]:
 def _short(text: str, most: int = 100) -> str:
     shown = " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())
     return shown if len(shown) <= most else f"{shown[: most - 3]}..."
-
-
-def _size(count: int) -> str:
-    return gigabytes(count) if count >= 1e9 else f"{count / 1e6:,.0f} MB"
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 1:
-        return "under a second"
-    return f"about {seconds:.0f} s" if seconds < 120 else f"about {seconds / 60:.0f} minutes"
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from lapclip.cli.scores import score_table
 from lapclip.cli.sources import recipe_for, source_setting
 from lapclip.config import build_config, parse_settings, read_recipe
 from lapclip.errors import RunError
+from lapclip.insight.words import duration
 from lapclip.model.zoo import SHAPES
 from lapclip.records.runs import find_run
 
@@ -176,7 +177,7 @@ def summary(outcome: Outcome, whole: str = "in all") -> list[str]:
     return [
         *score_table(outcome.evaluation),
         "",
-        f"time          {_duration(outcome.training_seconds)} of training, {_duration(outcome.seconds)} {whole}",
+        f"time          {duration(outcome.training_seconds)} of training, {duration(outcome.seconds)} {whole}",
         f"speed         {outcome.pairs_per_second:,.0f} pairs/s on {places}",
         f"peak memory   {outcome.peak_memory_bytes / 1e9:.2f} GB",
         *[f"ended early   {outcome.early}"] * bool(outcome.early),
@@ -194,8 +195,3 @@ def _further(outcome: Outcome, name: str) -> list[str]:
         f"      {typed('train --minutes 10 --name longer')}",
         f"      or, in Python: lapclip.load({outcome.run!r}).encode_text(['a red cat on the left'])",
     ]
-
-
-def _duration(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes} min {rest} s" if minutes else f"{rest} s"
