@@ -24,7 +24,8 @@ from lapclip.data.drawn import load_scenes
 from lapclip.errors import CheckpointError, ConfigError, DataError, RunError, TrainingError
 from lapclip.evaluate.baseline import linear_baseline
 from lapclip.model.zoo import SHAPES
-from lapclip.records.runs import find_run
+from lapclip.records.events import Resumed
+from lapclip.records.runs import Run, find_run
 from lapclip.records.store import read_events
 from lapclip.train import checkpoint
 
@@ -453,3 +454,11 @@ def test_evaluation_can_be_repeated_and_the_model_loads(here: Path) -> None:
 def _stop_at_once(event) -> None:
     if event.type == "checkpoint":
         find_run(None).ask_to_stop()
+
+
+def test_the_log_takes_names_that_are_no_text(tmp_path: Path) -> None:
+    config = build_config([read_recipe("first-run"), parse_settings(SMALL)], SHAPES)
+    said = Resumed(step=1, steps=2, batch_size=8, checkpoint="step-1", skipped=[], notes=["left out a\udcff.jpg"])
+    with launch._recording(Run(tmp_path), preparing.Hooks(), config) as log:
+        log.append(said)
+    assert "left out a\\udcff.jpg" in (tmp_path / "log.txt").read_text(encoding="utf-8")

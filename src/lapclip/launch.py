@@ -245,7 +245,7 @@ def _say_it_is_over(training: Training, how: str, began: float) -> None:
 def _recording(run: Run, hooks: Hooks, config: Config) -> Iterator[EventLog]:
     """The run's event log, with log.txt written beside it."""
     tracked = trackers(config.work.track, run.path)
-    text = open(run.log, "a", encoding="utf-8")  # noqa: SIM115 (closed below, where a full disk must not raise)
+    text = open(run.log, "a", encoding="utf-8", errors="backslashreplace")  # noqa: SIM115 (closed below, where a full disk must not raise)
     try:
         writer = LineWriter(text, every=10.0, clock=time.monotonic)
         log = EventLog(run.events, writer, *tracked, *hooks.listeners)

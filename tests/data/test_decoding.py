@@ -318,3 +318,47 @@ def test_damaged_bytes_give_a_picture_or_a_reason(
 def test_any_bytes_give_a_picture_or_a_reason(start: bytes, rest: bytes) -> None:
     decoded = picture_or_reason(start + rest, None)
     assert decoded if isinstance(decoded, str) else decoded.image.mode == "RGB"
+
+
+def scaled_at_once(values: np.ndarray, top: float | None) -> np.ndarray:
+    """What the scaling of 16 bits and more is, in float64 and all at once."""
+    exact = values.astype(np.float64)
+    if top is None:
+        exact -= min(0.0, exact.min())
+        top = next((limit for limit in (1.0, 255.0, 65535.0) if exact.max() <= limit), float(exact.max()))
+    return np.rint(exact * (255 / top)).astype(np.uint8)
+
+
+@pytest.mark.parametrize("mode", ["I;16", "I;16B"])
+def test_every_value_of_sixteen_bits_is_scaled_as_in_exact_arithmetic(mode: str) -> None:
+    values = np.arange(65536, dtype="<u2" if mode == "I;16" else ">u2").reshape(256, 256)
+    image = Image.frombytes(mode, (256, 256), values.tobytes())
+    assert np.array_equal(np.asarray(decoding.upright(image)[0])[..., 0], scaled_at_once(values, 65535.0))
+
+
+@pytest.mark.parametrize("top", [1, 200, 60_000, 2**31 - 1])
+@pytest.mark.parametrize("low", [0, -1])
+@pytest.mark.parametrize("kind", [np.int32, np.float32])
+def test_larger_values_are_scaled_strip_by_strip_as_at_once(top: int, low: int, kind: type) -> None:
+    drawn = np.random.default_rng(0).uniform(low * min(top, 2**30), top, (150, 40)).astype(kind)
+    assert np.array_equal(np.asarray(decoding.upright(Image.fromarray(drawn))[0])[..., 0], scaled_at_once(drawn, None))
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_values_that_are_no_numbers_are_refused(value: float) -> None:
+    drawn = np.zeros((9, 9), np.float32)
+    drawn[4, 4] = value
+    with pytest.raises(DataError, match="not numbers"):
+        decoding.upright(Image.fromarray(drawn))
+
+
+def test_too_little_memory_is_no_fault_of_the_picture(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*arguments, **more):
+        raise MemoryError
+
+    data = saved(smooth(20, 20), "PNG")
+    for name in ("upright", "Image.open"):
+        with monkeypatch.context() as patch:
+            patch.setattr(f"lapclip.data.decoding.{name}", full)
+            with pytest.raises(decoding.MayPass, match="too little memory"):
+                decode(data)

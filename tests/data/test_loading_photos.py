@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import csv
+import json
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,6 +17,7 @@ from lapclip.data.pixels import fit_picture, open_picture
 from lapclip.data.sources import read_table
 from lapclip.data.streaming import StreamedPixels
 from lapclip.errors import DataError
+from lapclip.machine.facts import cache_folder
 
 from .test_packed import draw
 
@@ -75,11 +78,13 @@ def test_streaming_gives_the_same_data(photos: Path) -> None:
 
 def test_data_too_large_for_the_disk_is_streamed_and_said(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = write(photos, SPLITS)
-    monkeypatch.setattr(loading, "room_left", lambda folder: 2 * 10 * 24 * 24 * 3 - 2)
+    both = 10 * 24 * 24 * 3 + 5 * SIDE * SIDE * 3  # those to learn from and those to be scored on
+    monkeypatch.setattr(loading, "room_left", lambda folder: 2 * both - 2)
     data = load_data(config, SIDE)
     assert data.train.sequential
     assert any("decoded each time" in note and "half of" in note for note in data.notes)
-    monkeypatch.setattr(loading, "room_left", lambda folder: 2 * 10 * 24 * 24 * 3)
+    shutil.rmtree(cache_folder())
+    monkeypatch.setattr(loading, "room_left", lambda folder: 2 * both)
     assert not load_data(config, SIDE).train.sequential
 
 
@@ -100,7 +105,7 @@ def test_broken_pictures_are_left_out_with_their_captions_and_named(photos: Path
     for at in (2, 10):
         (photos / f"{at:02}.jpg").write_bytes(b"broken")
     with pytest.raises(
-        DataError, match=r"2 of 15 rows and pictures cannot be used, more than 5%: 02\.jpg \(it is not"
+        DataError, match=r"2 of 15 pictures cannot be used, more than 5%: 02\.jpg \(it is not"
     ) as caught:
         load_data(config, SIDE)
     assert "data.broken_share" in caught.value.hint
@@ -134,6 +139,56 @@ def test_a_split_that_is_needed_must_be_there(photos: Path) -> None:
     (photos / "04.jpg").write_bytes(b"broken")
     with pytest.raises(DataError, match="No picture of the split val can be used"):
         load_data(DataConfig(source=config.source, broken_share=1.0), SIDE)
+
+
+def test_pictures_and_rows_are_judged_apart(photos: Path) -> None:
+    config = write(photos, SPLITS)
+    (photos / "02.jpg").write_bytes(b"broken")  # 1 of 15 pictures, but two of 30 captions
+    limit = DataConfig(source=config.source, broken_share=0.06)
+    with pytest.raises(DataError, match="1 of 15 pictures cannot be used"):
+        load_data(limit, SIDE)
+    with open(photos / "captions.csv", "a", encoding="utf-8") as file:
+        file.write("gone.jpg,one,train\ngone.jpg,two,train\n")
+    at_most = DataConfig(source=config.source, broken_share=0.07)
+    assert len(load_data(at_most, SIDE).train) == 9  # 2 of 32 rows, and 1 of 15 pictures
+    with open(photos / "captions.csv", "a", encoding="utf-8") as file:
+        file.write("gone.jpg,three,train\n")
+    with pytest.raises(DataError, match="3 of 33 rows cannot be used"):
+        load_data(at_most, SIDE)
+
+
+def test_what_the_table_leaves_out_is_not_set_against_one_split(photos: Path) -> None:
+    config = write(photos, ["train"] * 20 + ["val"])
+    with open(photos / "captions.csv", "a", encoding="utf-8") as file:
+        file.write("gone.jpg,one,train\ngone.jpg,two,train\n")
+    pairs, notes = load_to_score(config, read_table(config), [20], SIDE)
+    assert len(pairs) == 1
+    assert any(note.startswith("left out 2: captions.csv line") for note in notes)
+
+
+def test_a_split_without_a_usable_picture_is_left_out_and_said(photos: Path) -> None:
+    config = write(photos, SPLITS)
+    for at in (12, 13):
+        (photos / f"{at}.jpg").write_bytes(b"broken")
+    data = load_data(DataConfig(source=config.source, broken_share=0.2), SIDE)
+    assert list(data.splits) == ["train", "val"]
+    assert data.final[0] == "val"
+    assert any("no picture of the split test can be used" in note for note in data.notes)
+
+
+def test_odd_names_of_pictures_are_said_in_plain_characters(photos: Path) -> None:
+    config = write(photos, SPLITS)
+    odd = "a\x1b[31m\udcff.jpg"
+    try:
+        (photos / odd).write_bytes((photos / "10.jpg").read_bytes())
+    except (OSError, UnicodeError):
+        pytest.skip("such names cannot be made here")
+    rows = [{"file_name": f"{at:02}.jpg", "text": f"thing {at}", "split": split} for at, split in enumerate(SPLITS)]
+    rows.append({"file_name": odd, "text": "a copy", "split": "train"})
+    (photos / "metadata.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    data = load_data(config, SIDE)
+    assert any("a\\x1b[31m\\udcff.jpg" in note for note in data.notes)
+    assert all(note.isprintable() for note in data.notes)
 
 
 def test_pictures_to_score_are_those_that_encode_image_sees(photos: Path) -> None:

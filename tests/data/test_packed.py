@@ -19,9 +19,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from lapclip.data import packed
+from lapclip.data import decoding, packed
 from lapclip.data.catalogue import INDEX, Catalogue
-from lapclip.data.packed import MIDDLE, WHOLE, Packed, digest_of, pack, store_folder
+from lapclip.data.packed import MIDDLE, WHOLE, Packed, digest_of, pack, store_folder, use_store
 from lapclip.data.pixels import fit_picture, open_picture, squeeze_picture, whole_side
 from lapclip.data.streaming import StreamedPixels
 from lapclip.data.table import PictureFile
@@ -179,19 +179,45 @@ def test_a_store_that_is_mostly_unused_is_rebuilt(
     pictures: list[PictureFile], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(packed, "SPARE_ROWS", 4)
-    pictures[1].path.write_bytes(b"broken")
-    packs(pictures, folder)
-    few = [pictures[8], pictures[1], pictures[3]]
-    store, decoded = packs(few, folder)
-    assert decoded == 0
+    few = pictures[:3]
+    few[1].path.write_bytes(b"broken")
+    for version in range(4):  # each leaves behind the rows of the one before
+        for at in (0, 2):
+            draw(few[at].path, 100 * version + at)
+        packs(few, folder)
     assert [path.name for path in folder.glob("pixels-*")] == ["pixels-2.bin"]
     assert (folder / "pixels-2.bin").stat().st_size == 2 * SIDE * SIDE * 3
     expected = np.stack([fit_picture(open_picture(few[at].path), SIDE) for at in (0, 2)])
-    assert np.array_equal(store.pixels()[:], expected)
-    again, decoded = packs(few, folder)
+    store, decoded = packs(few, folder)
     assert decoded == 0
-    assert np.array_equal(again.pixels()[:], expected)
-    assert packs(pictures, folder)[1] == 9  # the others are packed again where they are wanted again
+    assert np.array_equal(store.pixels()[:], expected)
+
+
+def test_using_a_few_pictures_keeps_those_of_other_splits(
+    pictures: list[PictureFile], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(packed, "SPARE_ROWS", 4)
+    packs(pictures, folder)
+    packs(pictures[:2], folder)
+    assert packs(pictures, folder)[1] == 0
+
+
+def test_stores_of_the_same_source_go_when_they_are_not_used_for_a_month(empty_cache: Path) -> None:
+    other = use_store("photos", 32, MIDDLE)
+    foreign = use_store("pictures", 16, MIDDLE)
+    recent = use_store("photos", 64, MIDDLE)
+    for folder in (other, foreign):
+        os.utime(folder / packed.SOURCE, (1, 1))
+    store = use_store("photos", 16, MIDDLE)
+    assert store == store_folder("photos", 16, MIDDLE)
+    assert not other.exists()
+    assert store.exists()
+    assert recent.exists()
+    assert foreign.exists()
+    os.utime(store / packed.SOURCE, (1, 1))
+    assert use_store("photos", 16, MIDDLE).exists()
+    assert use_store("photos", 32, MIDDLE).exists()
+    assert store.exists()  # it was used just now
 
 
 def test_a_full_disk_is_told_with_what_is_needed(
@@ -202,9 +228,12 @@ def test_a_full_disk_is_told_with_what_is_needed(
 
     with monkeypatch.context() as patch:
         patch.setattr(packed.os, "fsync", full)
-        with pytest.raises(DataError, match=r"too little room.*GB more") as caught:
-            packs(pictures, folder)
-        assert "data.stream=always" in caught.value.hint
+        kinds = {(WHOLE, True): True, (WHOLE, False): False, (MIDDLE, True): False}
+        for (fit, keep), helps in kinds.items():
+            with pytest.raises(DataError, match=r"too little room.*GB more") as caught:
+                packs(pictures, folder, fit=fit, keep=keep)
+            # Held-out pictures are never streamed, and those that are streamed already cannot be streamed more.
+            assert ("data.stream=always" in caught.value.hint) == helps
     with monkeypatch.context() as patch:
         patch.setattr(packed, "room_left", lambda folder: 5000)
         with pytest.raises(DataError, match="too little room"):
@@ -413,3 +442,60 @@ def test_huge_pictures_are_decoded_one_at_a_time(
     large = [picture for picture in pictures if np.prod(Image.open(io.BytesIO(picture.read())).size) > 100]
     pack(large, folder, SIDE, MIDDLE, threads=4)
     assert max(most) == 1
+
+
+def test_faults_that_may_pass_are_not_remembered(
+    pictures: list[PictureFile], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(image, **more):
+        raise MemoryError
+
+    heic = folder.parent / "a.heic"
+    heic.write_bytes(b"\0\0\0\x18ftypheic" + bytes(40))
+    mixed = [*pictures, PictureFile(heic, "a.heic")]
+    with monkeypatch.context() as patch:
+        patch.setattr(decoding, "upright", full)
+        patch.setattr(decoding, "_formats", lambda: ("JPEG",))
+        store, _ = packs(mixed, folder)
+        assert store.kept == []
+        assert {one.why for one in store.skipped} == {
+            "there was too little memory for it",
+            "HEIC needs the package pillow-heif",
+        }
+    store, decoded = packs(mixed, folder)
+    assert decoded == 13
+    assert store.kept == list(range(12))
+
+
+def test_a_file_swapped_for_one_of_the_same_size_and_date_is_packed_again(tmp_path: Path, folder: Path) -> None:
+    picture = PictureFile(tmp_path / "a.bmp", "a.bmp")
+    for shade in (10, 200):
+        Image.new("RGB", (20, 20), (shade, 0, 0)).save(tmp_path / f"{shade}.bmp")
+        os.utime(tmp_path / f"{shade}.bmp", ns=(1, 1))
+    for shade in (10, 200):
+        os.replace(tmp_path / f"{shade}.bmp", picture.path)
+        store, decoded = packs([picture], folder)
+        assert decoded == 1
+        assert store.pixels()[0].max() == shade
+
+
+def test_names_that_cannot_be_printed_are_packed_and_named_in_plain_characters(folder: Path) -> None:
+    file = io.BytesIO()
+    Image.new("RGB", (20, 20)).save(file, "PNG")
+    odd = "a\n\udcff\x1b[31m"
+    mixed = [Held(f"{odd}.png", file.getvalue()), Gone(f"{odd}.jpg"), Held(f"{odd}.gif", b"broken")]
+    for _ in range(2):
+        store = pack(mixed, folder, SIDE, MIDDLE)
+        assert store.kept == [0]
+        assert [one.where for one in store.skipped] == [f"a\\n\\udcff\\x1b[31m.{end}" for end in ("jpg", "gif")]
+
+
+def test_a_picture_that_was_looked_at_and_cannot_be_read_any_more_is_left_out(
+    pictures: list[PictureFile], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    packs(pictures[:2], folder, keep=False)
+    with monkeypatch.context() as patch:
+        patch.setattr(PictureFile, "read", Gone.read)
+        store, _ = packs(pictures[:2], folder)
+    assert store.kept == []
+    assert len(store.skipped) == 2

@@ -95,3 +95,15 @@ def test_a_store_that_cannot_be_written_says_so(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(DataError, match="LAPCLIP_CACHE"):
         PixelStore(tmp_path / "file" / "store").write([], (0, 4, 4, 3), [])
+
+
+@pytest.mark.parametrize("form", ["TIFF", "PNG", "JPEG"])
+def test_a_picture_that_is_open_is_turned_once(form: str, tmp_path: Path) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    path = tmp_path / "a.picture"
+    Image.linear_gradient("L").resize((40, 20)).convert("RGB").save(path, form, exif=exif)
+    with Image.open(path) as image:
+        found = np.asarray(open_picture(image))
+    assert np.array_equal(found, np.asarray(open_picture(path)))
+    assert found.shape == (40, 20, 3)

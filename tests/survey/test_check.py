@@ -1,13 +1,17 @@
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from lapclip.config import DataConfig
+from lapclip.data.loading import load_data
 from lapclip.errors import ConfigError, DataError
+from lapclip.survey import sheet
 from lapclip.survey.check import check
-from lapclip.survey.describe import describe, make_sheet
+from lapclip.survey.describe import Shown, describe, make_sheet
 from lapclip.survey.needs import epoch_seconds, outlook, store_bytes
 from lapclip.survey.page import to_page
 from lapclip.survey.sheet import to_picture
@@ -173,3 +177,27 @@ def test_flickr8k_has_the_copy_that_is_known(flickr8k: Path) -> None:
         "images/186890601_8a6b0f1769.jpg = images/186890605_ddff5b694e.jpg"
         in finding(found, "near_duplicate_images")["examples"]
     )
+
+
+def test_check_and_train_agree_on_what_is_too_much(tmp_path: Path, empty_cache: Path) -> None:
+    pictures = {f"{seed}.jpg": encoded(scene(seed)) for seed in range(12)}
+    rows = [(name, f"thing {name[:-4]}", "val" if name == "1.jpg" else "train") for name in pictures]
+    source = str(write_csv(tmp_path, pictures, [*rows, ("gone.jpg", "nothing", "train")]))
+    for share, severity in ((0.05, "alarm"), (0.1, "warning")):
+        found = check(source, "first-run", [f"data.broken_share={share}"])
+        assert finding(found, "skipped_rows")["severity"] == severity
+        refused = pytest.raises(DataError, match="1 of 13 rows") if severity == "alarm" else nullcontext()
+        with refused:
+            load_data(DataConfig(source=source, broken_share=share), 16)
+
+
+def test_long_captions_without_spaces_are_cut_before_they_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    measured = []
+    width = sheet._width
+    monkeypatch.setattr(sheet, "_width", lambda text, size: measured.append(len(text)) or width(text, size))
+    lines = sheet._lines(Shown("name" * 50_000, "train", ["\u4e00" * 20_000] * 500, scene(0)))
+    assert len(lines) == sheet.LINES
+    assert lines[-1].endswith("...")
+    assert sum(measured) < 300_000
+    short = sheet._lines(Shown("name", "train", ["a dog in the snow"], scene(0)))
+    assert short == ["train  name", "\N{MIDDLE DOT} a dog in the snow"]

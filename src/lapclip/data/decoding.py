@@ -23,6 +23,9 @@ PIXEL_LIMIT = 178_000_000
 HUGE, TINY = 50_000_000, 8
 """Pixels from which on a picture is called huge, and the side below which it is called tiny."""
 
+STRIP = 64
+"""Rows of a picture whose values are scaled at a time."""
+
 MARKS = {
     "animated": "only the first frame is used",
     "cmyk": "printing colours are converted to sRGB",
@@ -59,6 +62,10 @@ warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
 warnings.filterwarnings("ignore", module=r"PIL\.")
 
 _one_huge = threading.Lock()
+
+
+class MayPass(DataError):
+    """A fault of this moment or this computer, not of the file: nobody should remember it."""
 
 
 @dataclass(frozen=True)
@@ -99,6 +106,8 @@ def look(data: bytes) -> Header:
         raise DataError(f"it has more than {PIXEL_LIMIT // 10**6} megapixels") from None
     except Image.UnidentifiedImageError:
         raise _unknown(data) from None
+    except MemoryError:
+        raise MayPass("there was too little memory for it") from None
     except Exception as error:  # readers raise whatever their parsing stumbles on
         raise DataError(f"its header is damaged ({first_line(error)})") from None
     if image.width * image.height > PIXEL_LIMIT:
@@ -140,6 +149,8 @@ def decode(picture: bytes | Header, short_side: int | None = None, *, put_off: b
             marks.add("profile")
     except DataError:
         raise
+    except MemoryError:
+        raise MayPass("there was too little memory for it") from None
     except Exception as error:  # readers raise whatever their parsing stumbles on
         what = "it ends early" if "truncated" in str(error) else f"it is damaged ({first_line(error)})"
         raise DataError(what) from None
@@ -197,14 +208,21 @@ def _eight_bits(image: Image.Image) -> Image.Image:
     """Grey pictures of 16 bits and more as 8 bits: scaled, where Pillow's conversion would clip."""
     if not image.mode.startswith(("I", "F")):
         return image
-    values = np.asarray(image).astype(np.float64)
-    if not np.isfinite(values).all():
+    values = np.asarray(image)
+    if image.mode not in ("I", "F"):
+        # The nearest of 256 steps of 257, in whole numbers of 16 bits, because large pictures would fill memory.
+        return Image.fromarray((values // 257 + (values % 257 > 128)).astype(np.uint8))
+    low, high = float(values.min()), float(values.max())
+    if not np.isfinite([low, high]).all():
         raise DataError("it holds values that are not numbers")
-    top = 65535.0
-    if image.mode in ("I", "F"):  # nothing says how large their values may be
-        values -= min(0.0, float(values.min()))
-        top = next((limit for limit in (1.0, 255.0, 65535.0) if values.max() <= limit), float(values.max()))
-    return Image.fromarray(np.rint(values * (255 / top)).astype(np.uint8))
+    low = min(0.0, low)
+    # Nothing says how large their values may be.
+    top = next((limit for limit in (1.0, 255.0, 65535.0) if high - low <= limit), high - low)
+    scaled = np.empty(values.shape, np.uint8)
+    for strip in range(0, len(values), STRIP):
+        part = values[strip : strip + STRIP].astype(np.float64) - low
+        scaled[strip : strip + STRIP] = np.rint(part * (255 / top))
+    return Image.fromarray(scaled)
 
 
 def _alpha(image: Image.Image) -> Image.Image | None:
@@ -291,5 +309,5 @@ def _unknown(data: bytes) -> DataError:
     if not data:
         return DataError("it is empty")
     if data[4:8] == b"ftyp" and data[8:12] in HEIC_BRANDS and "HEIF" not in _formats():
-        return DataError("HEIC needs the package pillow-heif", hint='pip install "lapclip[heic]"')
+        return MayPass("HEIC needs the package pillow-heif", hint='pip install "lapclip[heic]"')
     return DataError("it is not a picture of a known form")

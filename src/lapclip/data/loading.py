@@ -13,13 +13,13 @@ import numpy as np
 from lapclip.config import AUTO, DataConfig
 from lapclip.data.catalogue import Entry
 from lapclip.data.drawn import load_scenes
-from lapclip.data.packed import MIDDLE, WHOLE, pack, room_left, room_needed, store_folder
+from lapclip.data.packed import MIDDLE, WHOLE, pack, room_left, room_needed, use_store
 from lapclip.data.pairs import DataSet, Pairs, Pixels
 from lapclip.data.pixels import whole_side
 from lapclip.data.sources import read_table
 from lapclip.data.splits import assign_splits, check_trainable
 from lapclip.data.streaming import StreamedPixels
-from lapclip.data.table import DataProgress, Picture, Row, Skipped, Table
+from lapclip.data.table import DataProgress, Picture, Row, Skipped, Table, printable
 from lapclip.errors import DataError
 
 SCENES = "scenes"
@@ -35,9 +35,9 @@ def load_to_score(
 ) -> tuple[Pairs, list[str]]:
     """Some rows of a table with their pictures cut to the middle that a model sees, and what the user should know."""
     pictures = [table.rows[at].picture for at in chosen]
-    packed = pack(pictures, store_folder(_place(config), side, MIDDLE), side, MIDDLE, progress)
+    packed = pack(pictures, use_store(_place(config), side, MIDDLE), side, MIDDLE, progress)
+    _check_broken(config, table, packed.skipped)
     skipped = [*table.skipped, *packed.skipped]
-    _check_broken(config, len(chosen) + len(table.skipped), skipped)
     used = {chosen[own]: entry for own, entry in zip(packed.kept, packed.entries, strict=True)}
     pairs = _pairs(table, used, packed.pixels())
     return pairs, [note for note in (table.how, _left_out(skipped)) if note]
@@ -57,13 +57,14 @@ def load_data(config: DataConfig, side: int, progress: DataProgress | None = Non
     held_out = sorted((at for at, split in enumerate(splits) if split != TRAIN), key=lambda at: splits[at])
 
     larger = whole_side(side)
-    folder = store_folder(_place(config), larger, WHOLE)
-    streamed, why = _streams(config, folder, len(training), larger)
+    folder, scored_folder = use_store(_place(config), larger, WHOLE), use_store(_place(config), side, MIDDLE)
+    needed = room_needed(folder, len(training), larger) + room_needed(scored_folder, len(held_out), side)
+    streamed, why = _streams(config, needed, room_left(folder))
     pictures = [row.picture for row in table.rows]
-    scored = pack([pictures[at] for at in held_out], store_folder(_place(config), side, MIDDLE), side, MIDDLE, progress)
+    scored = pack([pictures[at] for at in held_out], scored_folder, side, MIDDLE, progress)
     learnt = pack([pictures[at] for at in training], folder, larger, WHOLE, progress, keep=not streamed)
-    skipped = [*table.skipped, *learnt.skipped, *scored.skipped]
-    _check_broken(config, len(table.rows) + len(table.skipped), skipped)
+    broken = [*learnt.skipped, *scored.skipped]
+    _check_broken(config, table, broken)
 
     hidden = {entry.digest for entry in scored.entries}
     to_score = {held_out[own]: entry for own, entry in zip(scored.kept, scored.entries, strict=True)}
@@ -84,8 +85,18 @@ def load_data(config: DataConfig, side: int, progress: DataProgress | None = Non
     for split in (TRAIN, "val"):
         if not len(found[split]):
             raise DataError(f"No picture of the split {split} can be used.", hint=f"lapclip data check {config.source}")
+    # A split that turns out to be empty would fail a run at its very end, where the model is scored on it.
+    empty = [split for split, pairs in found.items() if not len(pairs)]
+    for split in empty:
+        del found[split]
 
-    notes = [table.how, why, _left_out(skipped), _left_out_twins([pictures[at].name for at in twins])]
+    notes = [
+        table.how,
+        why,
+        _left_out([*table.skipped, *broken]),
+        _left_out_twins([printable(pictures[at].name) for at in twins]),
+        *(f"no picture of the split {split} can be used, so nothing is scored on it" for split in empty),
+    ]
     return DataSet(
         found,
         _fingerprint(table.rows, splits, to_learn | to_score),
@@ -117,24 +128,30 @@ def _place(config: DataConfig) -> str:
     return f"{os.path.abspath(config.source)} {config.pictures}" if Path(config.source).exists() else config.source
 
 
-def _streams(config: DataConfig, folder: Path, count: int, side: int) -> tuple[bool, str]:
+def _streams(config: DataConfig, needed: int, free: int) -> tuple[bool, str]:
     """Whether training pictures are decoded each time, and why; nothing is said where that is as asked or as usual."""
     if config.stream != AUTO:
         return config.stream == "always", ""
-    needed, free = room_needed(folder, count, side), room_left(folder)
     if needed <= ROOM * free:
         return False, ""
-    why = f"packed, they would take {needed / 1e9:,.2f} GB, more than half of the {free / 1e9:,.2f} GB free"
+    why = f"packed, all pictures would take {needed / 1e9:,.2f} GB, more than half of the {free / 1e9:,.2f} GB free"
     return True, f"training pictures are decoded each time they are needed: {why}"
 
 
-def _check_broken(config: DataConfig, total: int, skipped: Sequence[Skipped]) -> None:
-    if len(skipped) > config.broken_share * total:
-        raise DataError(
-            f"{len(skipped):,} of {total:,} rows and pictures cannot be used, more than {config.broken_share:.0%}: "
-            f"{_some([f'{one.where} ({one.why})' for one in skipped])}.",
-            hint=f"lapclip data check {config.source}, or --set data.broken_share=1 to go on with the others",
-        )
+def _check_broken(config: DataConfig, table: Table, broken: Sequence[Skipped]) -> None:
+    pictures, rows = table.too_broken(len(broken), config.broken_share)
+    if not pictures and not rows:
+        return
+    what, left_out = (
+        (f"{len(broken):,} of {len(table.rows):,} pictures", broken)
+        if pictures
+        else (f"{len(table.skipped):,} of {table.records:,} rows", table.skipped)
+    )
+    raise DataError(
+        f"{what} cannot be used, more than {config.broken_share:.0%}: "
+        f"{_some([f'{one.where} ({one.why})' for one in left_out])}.",
+        hint=f"lapclip data check {config.source}, or --set data.broken_share=1 to go on with the others",
+    )
 
 
 def _left_out(skipped: Sequence[Skipped]) -> str:

@@ -1,7 +1,8 @@
 """The packed store: pictures decoded once, by all cores, into one memory-mapped file that training reads.
 
 A store goes on where a killed process left it. A picture is packed again when its bytes change, not when its file is
-only touched; a broken one is remembered until it changes; pictures with the same bytes share a row.
+only touched; a broken one is remembered until it changes, unless the fault may pass; pictures with the same bytes share
+a row.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ import torch
 
 from lapclip.data import decoding, pixels
 from lapclip.data.catalogue import NOT_KEPT, Catalogue, Entry
-from lapclip.data.decoding import decode, look
+from lapclip.data.decoding import MayPass, decode, look
 from lapclip.data.pairs import Pixels
 from lapclip.data.pixels import fit_picture, squeeze_picture
 from lapclip.data.table import DataProgress, Picture, Skipped
@@ -34,6 +35,10 @@ from lapclip.machine.facts import cache_folder, logical_cores
 
 MIDDLE, WHOLE = "middle", "whole"
 """How a picture becomes a square: its middle cut out, exactly as `encode_image` does it, or all of it squeezed."""
+SOURCE = "source"
+"""The file of a store that says whose pictures it has."""
+UNUSED = 30 * 86_400
+"""Seconds after which a store that nobody used may go."""
 SAVED_EVERY = 2.0
 """Seconds of work that a killed process loses."""
 SPARE_ROWS = 1000
@@ -85,6 +90,20 @@ def store_folder(source: str, side: int, fit: str) -> Path:
     return cache_folder() / f"packed-{digest.hexdigest()[:16]}"
 
 
+def use_store(source: str, side: int, fit: str) -> Path:
+    """The folder of a store that is about to be used. Others of the same source, which have another size or come from
+    another version, are removed once they have not been used for a month."""
+    folder, name = store_folder(source, side, fit), source.encode("utf-8", "surrogatepass")
+    with suppress(OSError):  # where nothing can be written, packing says so
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / SOURCE).write_bytes(name)  # its date is that of the last use
+        for other in folder.parent.glob(f"packed-*/{SOURCE}"):
+            unused = time.time() - other.stat().st_mtime
+            if unused > UNUSED and other.parent != folder and other.read_bytes() == name:
+                shutil.rmtree(other.parent, ignore_errors=True)
+    return folder
+
+
 def room_needed(folder: Path, count: int, side: int) -> int:
     """Bytes that packing so many pictures still takes, with what is there already."""
     there = sum(path.stat().st_size for path in folder.glob("pixels-*.bin"))
@@ -129,13 +148,14 @@ def pack(
     tell = progress or (lambda done, total, what="", /: None)
     catalogue = Catalogue(folder, side * side * 3)
     doing = "packing" if keep else "looking at"
+    can_stream = keep and fit == WHOLE  # held-out pictures are always packed
     try:
         with catalogue.lock(lambda: tell(0, len(pictures), "waiting for another process that packs")):
             catalogue.open()
             stamps, skipped = _stamps(pictures, tell)
             missing = [at for at, stamp in stamps.items() if not _known(catalogue, pictures[at].name, stamp, keep)]
             if keep:
-                _check_room(folder, len(missing) * catalogue.row_bytes)
+                _check_room(folder, len(missing) * catalogue.row_bytes, can_stream)
             if missing:
                 work = [(pictures[at], stamps[at]) for at in missing]
                 # One thread more than cores, because reading waits for the disk.
@@ -143,7 +163,7 @@ def pack(
                 skipped += _Packer(catalogue, side, fit, keep).work(work, threads or logical_cores() + 1, told)
             return _result(catalogue, pictures, stamps, skipped, side, keep)
     except OSError as error:
-        raise _cannot_write(folder, len(pictures) * catalogue.row_bytes, error) from error
+        raise _cannot_write(folder, len(pictures) * catalogue.row_bytes if keep else 0, error, can_stream) from error
 
 
 class _Packer:
@@ -197,6 +217,8 @@ class _Packer:
             return Entry(picture.name, stamp, digest), None
         try:
             square, decoded = prepare(data, self.side, self.fit)
+        except MayPass as error:
+            return Skipped(picture.name, error.message)
         except DataError as error:
             return Entry(picture.name, stamp, digest, broken=error.message), None
         entry = Entry(
@@ -272,15 +294,14 @@ def _result(
     side: int,
     keep: bool,
 ) -> Packed:
-    unread = {one.where for one in skipped}
     kept, broken = [], []
-    for at in stamps:
+    for at, stamp in stamps.items():
         name = pictures[at].name
-        if name not in unread:
+        if _known(catalogue, name, stamp, keep):  # else it could not be read now
             (broken if catalogue.entries[name].broken else kept).append(at)
     skipped = [*skipped, *(Skipped(pictures[at].name, catalogue.entries[pictures[at].name].broken) for at in broken)]
     if keep:
-        _rebuild_if_sparse(catalogue, [pictures[at].name for at in [*kept, *broken]])
+        _rebuild_if_sparse(catalogue)
     entries = [catalogue.entries[pictures[at].name] for at in kept]
     return Packed(_stored(catalogue, side, keep), kept, entries, skipped)
 
@@ -291,10 +312,11 @@ def _stored(catalogue: Catalogue, side: int, keep: bool) -> np.ndarray:
     return np.memmap(catalogue.pixels, np.uint8, "r", shape=(catalogue.rows, side, side, 3))
 
 
-def _rebuild_if_sparse(catalogue: Catalogue, names: list[str]) -> None:
-    """Copy what is in use to a file of its own, where that is less than a quarter of the store."""
-    entries = [catalogue.entries[name] for name in names]
-    rows = list(dict.fromkeys(entry.row for entry in entries if entry.row != NOT_KEPT))
+def _rebuild_if_sparse(catalogue: Catalogue) -> None:
+    """Copy what is in use to a file of its own, where that is less than a quarter of the store. Pictures that are not
+    asked for now are in use as well: they may be those of another split."""
+    entries = list(catalogue.entries.values())
+    rows = sorted({entry.row for entry in entries} - {NOT_KEPT})
     dead = catalogue.rows - len(rows)
     if dead < SPARE_ROWS or dead < 3 * len(rows):
         return
@@ -314,23 +336,25 @@ def _rebuild_if_sparse(catalogue: Catalogue, names: list[str]) -> None:
     catalogue.replace(target, [replace(entry, row=places.get(entry.row, NOT_KEPT)) for entry in entries])
 
 
-def _check_room(folder: Path, needed: int) -> None:
+def _check_room(folder: Path, needed: int, can_stream: bool) -> None:
     free = room_left(folder)
     if needed > free:
-        raise _too_small(folder, needed, free)
+        raise _too_small(folder, needed, free, can_stream)
 
 
-def _too_small(folder: Path, needed: int, free: int) -> DataError:
+def _too_small(folder: Path, needed: int, free: int, can_stream: bool) -> DataError:
     return DataError(
         f"The disk of {folder} has too little room: packed, the pictures take {needed / 1e9:,.2f} GB more, and "
         f"{free / 1e9:,.2f} GB are free.",
-        hint="LAPCLIP_CACHE=FOLDER with a folder on a larger disk, or --set data.stream=always",
+        hint="LAPCLIP_CACHE=FOLDER with a folder on a larger disk"
+        + (", or --set data.stream=always" if can_stream else ""),
     )
 
 
-def _cannot_write(folder: Path, needed: int, error: OSError) -> DataError:
+def _cannot_write(folder: Path, needed: int, error: OSError, can_stream: bool) -> DataError:
     if error.errno in (errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC)):
-        return _too_small(folder, max(0, needed - sum(p.stat().st_size for p in folder.glob("pixels-*.bin"))), 0)
+        there = sum(path.stat().st_size for path in folder.glob("pixels-*.bin"))
+        return _too_small(folder, max(0, needed - there), 0, can_stream)
     return DataError(
         f"Cannot write pictures to {folder}: {error.strerror or error}.",
         hint="LAPCLIP_CACHE=FOLDER with a folder that can be written to and has room",

@@ -36,7 +36,7 @@ def open_picture(picture: str | os.PathLike | Image.Image) -> Image.Image:
     """A picture from a path or as it is, upright and in RGB."""
     try:
         if isinstance(picture, Image.Image):
-            return upright(picture)[0]
+            return upright(picture.copy())[0]  # a copy is loaded, and a TIFF is turned while that is done
         return decode(Path(picture).read_bytes()).image
     except FileNotFoundError:
         raise DataError(f"No such picture: {picture}.") from None

@@ -35,6 +35,13 @@ class Picture(Protocol):
         ...
 
 
+def file_stamp(path: Path) -> str:
+    """Changes when a file does. A file may be swapped for one of the same size and date: its number then tells, or the
+    time of its last change of any kind. Where a system has neither, they stay as they are and do no harm."""
+    status = os.stat(path)
+    return f"{status.st_size} {status.st_mtime_ns} {status.st_ino} {status.st_ctime_ns}"
+
+
 @dataclass(frozen=True, slots=True)
 class PictureFile:
     """A picture in a file of its own."""
@@ -43,8 +50,7 @@ class PictureFile:
     name: str
 
     def stamp(self) -> str:
-        status = os.stat(self.path)
-        return f"{status.st_size} {status.st_mtime_ns}"
+        return file_stamp(self.path)
 
     def read(self) -> bytes:
         return self.path.read_bytes()
@@ -60,8 +66,7 @@ class PicturePart:
     name: str
 
     def stamp(self) -> str:
-        status = os.stat(self.path)
-        return f"{status.st_size} {status.st_mtime_ns} {self.offset} {self.size}"
+        return f"{file_stamp(self.path)} {self.offset} {self.size}"
 
     def read(self) -> bytes:
         with open(self.path, "rb") as file:
@@ -81,12 +86,21 @@ class Row:
     split: str = ""
 
 
+def printable(text: str) -> str:
+    """A text from the data that a terminal can take: no line ends, colour codes or bytes that are no characters."""
+    return text if text.isprintable() else ascii(text)[1:-1]
+
+
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """Something in the data that is left out: where it is, as a person finds it, and why."""
+    """Something in the data that is left out: where it is, as a person finds it, and why. Both are printable."""
 
     where: str
     why: str
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "where", printable(self.where))
+        object.__setattr__(self, "why", printable(self.why))
 
 
 @dataclass(frozen=True)
@@ -110,3 +124,8 @@ class Table:
     """What the source names: each caption of a picture, and each picture or line that has none."""
     repeated: int = 0
     """Captions that say again what the same picture has already."""
+
+    def too_broken(self, broken: int, limit: float) -> tuple[bool, bool]:
+        """Whether more than a share of the pictures, of which so many turned out to be broken, and whether more than
+        that share of the records cannot be used. They are judged apart: a picture may have any number of captions."""
+        return broken > limit * len(self.rows), len(self.skipped) > limit * self.records

@@ -9,7 +9,7 @@ from typing import Any
 
 from lapclip.config import Config
 from lapclip.data.decoding import MARKS
-from lapclip.data.table import Row, Skipped, Table
+from lapclip.data.table import Row, Table, printable
 from lapclip.data.tokenizers import Tokenizer
 from lapclip.survey.captions import EMOJI, count_scripts, symbols_a_character, unknown_characters
 from lapclip.survey.likeness import SAME, alike, groups
@@ -55,12 +55,12 @@ def find_all(
 ) -> list[Finding]:
     """Everything that was found, the gravest first."""
     rows = table.rows
-    names = [row.picture.name for row in rows]
+    names = [printable(row.picture.name) for row in rows]
     found = [
-        *_broken(names, seen, table.skipped, config.data.broken_share),
+        *_broken(table, names, seen, config.data.broken_share),
         *_copies(names, splits, seen),
         *_captions(rows, table.repeated, tokenizer, config.model.context),
-        *_scripts(rows, splits, tokenizer),
+        *_scripts(rows, tokenizer),
         *_marks(names, seen, config.model.image_size),
     ]
     return sorted(
@@ -68,9 +68,10 @@ def find_all(
     )
 
 
-def _broken(names: Sequence[str], seen: Sequence[Seen], skipped: Sequence[Skipped], share: float) -> Iterable[Finding]:
+def _broken(table: Table, names: Sequence[str], seen: Sequence[Seen], share: float) -> Iterable[Finding]:
     broken = [(name, look.fault) for name, look in zip(names, seen, strict=True) if look.fault]
-    grave = ALARM if len(broken) > share * len(names) else WARNING
+    too_many, too_many_rows = table.too_broken(len(broken), share)
+    grave = ALARM if too_many else WARNING
     what = f"left out; training refuses to start above {share:.0%} (data.broken_share)"
     early = [name for name, fault in broken if fault == EARLY]
     other = [f"{name}: {fault}" for name, fault in broken if fault != EARLY]
@@ -78,14 +79,14 @@ def _broken(names: Sequence[str], seen: Sequence[Seen], skipped: Sequence[Skippe
         "unreadable", grave, len(other), other[:EXAMPLES], "picture cannot be read|pictures cannot be read", what
     )
     yield Finding("truncated", grave, len(early), early[:EXAMPLES], "picture ends early|pictures end early", what)
-    lost = [f"{each.where}: {each.why}" for each in skipped]
+    lost = [f"{each.where}: {each.why}" for each in table.skipped]
     yield Finding(
         "skipped_rows",
-        WARNING,
+        ALARM if too_many_rows else WARNING,
         len(lost),
         lost[:EXAMPLES],
         "entry of the data is not used|entries of the data are not used",
-        "left out",
+        what,
     )
 
 
@@ -148,7 +149,7 @@ def _captions(rows: Sequence[Row], repeated: int, tokenizer: Tokenizer, context:
     )  # fmt: skip
 
 
-def _scripts(rows: Sequence[Row], splits: Sequence[str], tokenizer: Tokenizer) -> Iterable[Finding]:
+def _scripts(rows: Sequence[Row], tokenizer: Tokenizer) -> Iterable[Finding]:
     captions = [caption for row in rows for caption in row.captions]
     for script, members in count_scripts(captions).items():
         texts = [captions[at] for at in members]

@@ -12,6 +12,8 @@ CELL, BOX, GAP, MARGIN = 260, 195, 24, 32
 """Width of a cell, height of the picture in it, space between cells and around the sheet."""
 COLUMNS, MOST = 6, 120
 LINE, LINES = 17, 8
+MOST_LETTERS = CELL // 2 * (LINES + 1)
+"""Letters of a caption that are looked at. More than fit: none is as narrow as two pixels."""
 PAPER, INK, MUTED, CARD = "#ffffff", "#1b1f24", "#5b6470", "#f5f6f8"
 FONTS = ("DejaVuSans.ttf", "Arial Unicode.ttf", "segoeui.ttf", "Arial.ttf", "Helvetica.ttc")
 """Tried in turn; else Pillow's own, which knows Latin letters only."""
@@ -52,7 +54,9 @@ def _lines(shown: Shown) -> list[str]:
     """The name and as much of the captions as fits under a picture."""
     lines = [_cut(f"{shown.split}  {shown.name}", 11, CELL)]
     for caption in shown.captions:
-        lines += _wrapped("\N{MIDDLE DOT} " + " ".join(caption.split()))
+        lines += _wrapped("\N{MIDDLE DOT} " + " ".join(caption[:MOST_LETTERS].split()))
+        if len(lines) > LINES:
+            break
     if len(lines) > LINES:
         lines = [*lines[: LINES - 1], _cut(f"{lines[LINES - 1]} ...", 13, CELL)]
     return lines
@@ -70,7 +74,8 @@ def _wrapped(text: str) -> list[str]:
                 lines.append(line)
                 line = ""
             else:
-                fitting = next((n for n in range(len(word) - 1, 0, -1) if _width(word[:n], 13) <= CELL), 1)
+                most = min(len(word) - 1, CELL // 2)
+                fitting = next((n for n in range(most, 0, -1) if _width(word[:n], 13) <= CELL), 1)
                 lines.append(word[:fitting])
                 word = word[fitting:]
             if len(lines) > LINES:
@@ -79,8 +84,9 @@ def _wrapped(text: str) -> list[str]:
 
 
 def _cut(text: str, size: int, room: int) -> str:
-    if _width(text, size) <= room:
+    if len(text) <= room and _width(text, size) <= room:
         return text
+    text = text[:room]
     while text and _width(f"{text}...", size) > room:
         text = text[:-1]
     return f"{text}..."

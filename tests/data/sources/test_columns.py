@@ -6,8 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from lapclip.config import DataConfig
-from lapclip.data.sources import read_table
 from lapclip.errors import DataError
 from tests.data.sources.made import found, pictures, read, skipped, splits
 
@@ -126,7 +124,7 @@ def test_links_out_of_the_folder_are_not_followed(tmp_path: Path) -> None:
     table = read(write(data, "image,caption\na.png,a dog\nb.png,a cat\nlinked/b.png,a cat\nc.png,a dog again\n"))
     assert set(found(table)) == {"a.png", "c.png"}
     assert all("a link that leads out" in why for why in skipped(table).values())
-    assert len(skipped(table)) == 2
+    assert len(skipped(table)) == 3  # two rows, and the folder itself
 
 
 @pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-32", "cp1252"])
@@ -169,17 +167,6 @@ def test_names_of_columns_are_said_on_one_line(tmp_path: Path) -> None:
     pictures(tmp_path, "a.png")
     table = read(write(tmp_path, '"the\npicture","\x1b[31mwords"\na.png,a dog\n'))
     assert "pictures in the\\npicture, captions in \\x1b[31mwords" in table.how
-
-
-def test_progress_reaches_its_end(tmp_path: Path) -> None:
-    pictures(tmp_path, "a.png")
-    path = write(tmp_path, "image,caption\n" + "".join(f"a.png,caption {n}\n" for n in range(45_000))) / "captions.csv"
-    told: list[tuple[int, int]] = []
-    read_table(DataConfig(source=str(path)), lambda done, total: told.append((done, total)))
-    size = path.stat().st_size
-    assert len(told) == 3
-    assert told == sorted(told)
-    assert told[-1] == (size, size)
 
 
 def test_the_folder_of_the_pictures_can_be_named(tmp_path: Path) -> None:
@@ -234,3 +221,30 @@ def test_tables_without_pairs_say_so(tmp_path: Path, text: str) -> None:
         read(write(tmp_path, text) / "captions.csv")
     assert "captions.csv" in str(caught.value)
     assert len(str(caught.value).splitlines()) <= 3
+
+
+def test_a_first_row_whose_picture_is_missing_is_no_header(tmp_path: Path) -> None:
+    pictures(tmp_path, "0002.png", "0003.png")
+    rows = "0001,a dog in the snow\n0002,a cat on a wall\n0003,a bird in a tree\n"
+    table = read(write(tmp_path, rows))
+    assert set(found(table)) == {"0002.png", "0003.png"}
+    assert skipped(table) == {"captions.csv line 1": "there is no such picture"}
+    assert "no header" in table.how
+    for header in ("bild,satz", "name,satz", "0000,caption 1"):
+        table = read(write(tmp_path, f"{header}\n{rows}"))
+        assert set(skipped(table)) == {"captions.csv line 2"}, header
+
+
+def test_empty_cells_at_the_end_of_a_row_are_no_part_of_the_caption(tmp_path: Path) -> None:
+    pictures(tmp_path, "a.png", "b.png")
+    table = read(write(tmp_path, "image,caption\na.png,a dog,,\nb.png,a cat, and a dog,,\n"))
+    assert found(table) == {"a.png": ("a dog",), "b.png": ("a cat, and a dog",)}
+
+
+def test_the_folder_of_the_pictures_may_be_below_the_users_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pictures(tmp_path / "home" / "photos", "a.png")
+    for name in ("HOME", "USERPROFILE"):
+        monkeypatch.setenv(name, str(tmp_path / "home"))
+    (tmp_path / "tables").mkdir()
+    table = read(write(tmp_path / "tables", "image,caption\na.png,a dog\n"), pictures="~/photos")
+    assert found(table) == {"a.png": ("a dog",)}

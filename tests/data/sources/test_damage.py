@@ -231,11 +231,22 @@ def test_any_headers_in_a_tar(folder: Path, parts: list[tuple[bytes, bytes, byte
 
 
 @SHORT
-@given(groups=st.lists(st.tuples(st.booleans(), st.integers(0, 3), st.booleans()), min_size=1, max_size=8))
-def test_every_pair_of_a_tar_is_kept_or_named(folder: Path, groups: list[tuple[bool, int, bool]]) -> None:
+@given(
+    groups=st.lists(
+        st.tuples(
+            st.booleans(),
+            st.integers(0, 3),
+            st.booleans(),
+            st.sampled_from(["{}", "{}.1", "v1.{}", "photo.{}.large", "{}.png", "f.o/{}", "{}..x"]),
+        ),
+        min_size=1,
+        max_size=8,
+    )
+)
+def test_every_pair_of_a_tar_is_kept_or_named(folder: Path, groups: list[tuple[bool, int, bool, str]]) -> None:
     members, expected = [("good.png", picture_bytes()), ("good.txt", b"fine")], 1
-    for number, (has_picture, captions, escapes) in enumerate(groups):
-        stem = f"../{number}" if escapes else f"{number}"
+    for number, (has_picture, captions, escapes, form) in enumerate(groups):
+        stem = ("../" if escapes else "") + form.format(number)
         members += [(f"{stem}.png", picture_bytes(number))] * has_picture
         text = "\n".join(f"caption {n}" for n in range(captions))
         members += [(f"{stem}.txt", text.encode())]

@@ -73,7 +73,7 @@ def test_class_folders_inside_folders_of_splits(tmp_path: Path) -> None:
     ],
 )
 def test_names_of_classes_become_words(folder: str, name: str) -> None:
-    assert readable(folder) == name
+    assert readable(folder, numbered=True) == name
 
 
 def test_a_folder_in_a_folder_is_opened(tmp_path: Path) -> None:
@@ -163,3 +163,46 @@ def test_reading_a_table_loads_no_torch(tmp_path: Path) -> None:
 def test_sources_that_are_no_paths_are_refused(source: str) -> None:
     with pytest.raises(DataError):
         read(source)
+
+
+def test_a_folder_of_links_that_lead_out_says_so(tmp_path: Path) -> None:
+    pictures(tmp_path, "blobs/1", "blobs/2")
+    (tmp_path / "snapshot" / "data").mkdir(parents=True)
+    try:
+        for number in (1, 2):
+            (tmp_path / "snapshot" / "data" / f"{number}.parquet").symlink_to(tmp_path / "blobs" / str(number))
+    except OSError:
+        pytest.skip("links cannot be made here")
+    with pytest.raises(DataError, match="2 links lead out of it") as caught:
+        read(tmp_path / "snapshot")
+    assert "real folder" in caught.value.hint
+
+
+def test_tables_and_folders_around_the_data_that_are_links_are_named(tmp_path: Path) -> None:
+    pictures(tmp_path / "data" / "inner", "a.png")
+    (tmp_path / "data" / "inner" / "train.csv").write_text("image,caption\na.png,a dog\n")
+    (tmp_path / "val.csv").write_text("image,caption\na.png,a dog\n")
+    try:
+        (tmp_path / "data" / "inner" / "val.csv").symlink_to(tmp_path / "val.csv")
+        (tmp_path / "data" / "more").symlink_to(tmp_path, target_is_directory=True)
+    except OSError:
+        pytest.skip("links cannot be made here")
+    assert set(skipped(read(tmp_path / "data"))) == {"val.csv", "more"}
+
+
+def test_a_folder_that_is_secretly_a_link_is_not_entered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Junctions cannot be made everywhere, so the answer of the system is made up."""
+    pictures(tmp_path, "dog/1.png", "cat/1.png", "out/1.png", "round/1.png")
+    top, real = os.path.realpath(tmp_path), os.path.realpath
+    leads = {os.path.join(top, "out"): os.path.dirname(top), os.path.join(top, "round"): top}
+    monkeypatch.setattr("os.path.realpath", lambda path, **more: leads.get(os.fspath(path)) or real(path, **more))
+    table = read(tmp_path)
+    assert set(found(table)) == {"dog/1.png", "cat/1.png"}
+    assert skipped(table) == {"out": "a link that leads out of the data's folder", "round": "a link to a folder"}
+
+
+def test_numbers_of_classes_go_only_where_all_have_one(tmp_path: Path) -> None:
+    pictures(tmp_path / "some", "3-wheeler/1.png", "lorry/1.png")
+    pictures(tmp_path / "all", "001.Albatross/1.png", "002.Auk/1.png")
+    assert list(read(tmp_path / "some").classes) == ["3 wheeler", "lorry"]
+    assert list(read(tmp_path / "all").classes) == ["Albatross", "Auk"]

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from lapclip.config import DataConfig
+from lapclip.data.sources import parquet as source
+from lapclip.data.sources import read_table
+from lapclip.data.table import Row
 from lapclip.errors import DataError
 from tests.data.sources.made import found, picture_bytes, pictures, read, splits
 
@@ -60,9 +66,6 @@ def test_a_file_that_names_pictures_instead_of_holding_them(tmp_path: Path) -> N
 
 def test_empty_pictures_are_errors_when_read(tmp_path: Path) -> None:
     path = write(tmp_path / "a.parquet", {"image": [picture_bytes(), None], "text": ["a dog", "a cat"]})
-    from lapclip.config import DataConfig
-    from lapclip.data.sources import read_table
-
     table = read_table(DataConfig(source=str(path)))
     with pytest.raises(OSError, match="no bytes"):
         table.rows[1].picture.read()
@@ -73,3 +76,30 @@ def test_files_that_are_no_parquet_say_so(tmp_path: Path, content: bytes) -> Non
     (tmp_path / "a.parquet").write_bytes(content)
     with pytest.raises(DataError, match="cannot be read as parquet"):
         read(tmp_path / "a.parquet")
+
+
+def test_threads_read_a_row_group_once_and_a_file_that_changes_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write(tmp_path / "a.parquet", {"image": [picture_bytes(n) for n in range(8)], "text": ["a dog"] * 8}, rows=8)
+    table = read_table(DataConfig(source=str(path)))
+    read_group, begun, reads = source._read_group, threading.Barrier(8, timeout=60), []
+
+    def counted(*arguments: Any) -> Any:
+        reads.append(arguments)
+        return read_group(*arguments)
+
+    def read_one(row: Row) -> bytes:
+        begun.wait()
+        return row.picture.read()
+
+    monkeypatch.setattr(source, "_read_group", counted)
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(read_one, table.rows)) == [picture_bytes(n) for n in range(8)]
+    assert len(reads) == 1
+    write(path, {"image": [picture_bytes(n + 100) for n in range(8)], "text": ["a dog"] * 8}, rows=8)
+    assert [row.picture.read() for row in table.rows] == [picture_bytes(n + 100) for n in range(8)]
+    assert len(reads) == 2
+    path.unlink()
+    with pytest.raises(FileNotFoundError):
+        table.rows[0].picture.read()

@@ -125,3 +125,48 @@ def test_files_that_are_no_tar_say_so(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "a.tar").write_bytes(content)
     with pytest.raises(DataError, match=r"a\.tar"):
         read(tmp_path / "a.tar")
+
+
+def test_names_with_points_are_pairs_and_other_pictures_of_a_sample_are_named(tmp_path: Path) -> None:
+    members = {
+        "img.1.png": picture_bytes(1), "img.1.txt": b"one", "img.2.png": picture_bytes(2), "img.2.txt": b"two",
+        "7.jpg": picture_bytes(3), "7.mask.png": picture_bytes(4), "7.cls": b"3", "7.txt": b"three",
+    }  # fmt: skip
+    table = read(shard(tmp_path / "a.tar", members))
+    assert found(table) == {"a.tar:img.1.png": ("one",), "a.tar:img.2.png": ("two",), "a.tar:7.jpg": ("three",)}
+    assert skipped(table) == {"a.tar:7.mask.png": "no caption"}
+
+
+@pytest.mark.parametrize("more", ["another shard", "zeros"])
+def test_what_follows_the_end_of_a_shard_is_not_lost_without_a_word(tmp_path: Path, more: str) -> None:
+    path = shard(tmp_path / "a.tar", {"1.jpg": picture_bytes(1), "1.txt": b"one"})
+    assert not skipped(read(path))
+    other = shard(tmp_path / "b.tar", {"2.jpg": picture_bytes(2), "2.txt": b"two"})
+    with open(path, "ab") as file:
+        file.write(other.read_bytes() if more == "another shard" else bytes(1 << 20))
+    table = read(path)
+    assert set(found(table)) == {"a.tar:1.jpg"}
+    assert "damaged: zeros at byte 2,048" in skipped(table)["a.tar"]
+
+
+def test_a_list_of_shards_may_mix_whole_and_relative_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("one/a.tar", "two/b.tar"):
+        shard(tmp_path / name, {"x.jpg": picture_bytes(), "x.txt": b"a thing"})
+    monkeypatch.chdir(tmp_path)
+    assert set(found(read(f"{{{tmp_path}/one/a,two/b}}.tar"))) == {"one/a.tar:x.jpg", "two/b.tar:x.jpg"}
+    assert set(found(read("{one/a,two/b}.tar"))) == {"one/a.tar:x.jpg", "two/b.tar:x.jpg"}
+    monkeypatch.setattr("os.path.commonpath", lambda paths: int("two drives"))  # a ValueError, as Windows has it
+    with pytest.raises(DataError, match="several drives"):
+        read("{one/a,two/b}.tar")
+
+
+def test_shards_that_are_links_out_of_the_folder_are_named(tmp_path: Path) -> None:
+    for name in ("data/a.tar", "elsewhere/b.tar"):
+        shard(tmp_path / name, {"x.jpg": picture_bytes(), "x.txt": b"a thing"})
+    try:
+        (tmp_path / "data" / "b.tar").symlink_to(tmp_path / "elsewhere" / "b.tar")
+    except OSError:
+        pytest.skip("links cannot be made here")
+    table = read(tmp_path / "data")
+    assert set(found(table)) == {"a.tar:x.jpg"}
+    assert "leads out" in skipped(table)["b.tar"]

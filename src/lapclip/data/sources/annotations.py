@@ -13,20 +13,18 @@ from lapclip.data.sources.gathering import Gathering
 from lapclip.data.sources.guessing import NotATable
 from lapclip.data.sources.records import add_records, captions_in, read_json_lines
 from lapclip.data.sources.text import decode
-from lapclip.data.table import PictureFile, Progress
+from lapclip.data.table import PictureFile
 
 KINDS = {"coco": "COCO captions", "karpathy": "Karpathy splits", "list": "JSON list", "names": "JSON by name"}
 
 
-def read_annotations(
-    path: Path, root: Path, config: DataConfig, into: Gathering, split: str = "", progress: Progress | None = None
-) -> tuple[str, str]:
+def read_annotations(path: Path, root: Path, config: DataConfig, into: Gathering, split: str = "") -> tuple[str, str]:
     """Add the rows of a JSON file. Returns its form and what was guessed, for the user."""
     try:
         content = json.loads(decode(path.read_bytes()))
     except (ValueError, RecursionError) as error:
         if "Extra data" in str(error):  # an object a line, under the ending of a single object
-            return "JSON lines", read_json_lines(path, root, config, into, split, progress)
+            return "JSON lines", read_json_lines(path, root, config, into, split)
         raise NotATable(f"{path.name} is not JSON that can be read: {str(error)[:120]}.") from None
     kind = _kind(content)
     if kind == "list":

@@ -13,6 +13,8 @@ from lapclip.data.splits import split_named
 from lapclip.data.table import PictureFile
 from lapclip.errors import DataError
 
+_NUMBER = re.compile(r"^\d+\s*[._-]\s*(?=\D)")
+
 
 def has_classes(files: Sequence[str]) -> bool:
     """Whether most of the pictures lie in at least two folders that can be classes."""
@@ -32,13 +34,15 @@ def read_classes(root: Path, files: Sequence[str], config: DataConfig, into: Gat
         )
     pictures = [name for name in files if is_picture(name)]
     with_splits = _has_splits(pictures)
+    placed = [_class_of(name, with_splits) for name in pictures]
+    # A number in front is a class's place in a list only where each class has one; else it may be a 3-wheeler.
+    numbered = all(_NUMBER.match(folder) for folder, _ in placed if folder)
     labels: dict[str, str] = {}
-    for name in pictures:
-        folder, split = _class_of(name, with_splits)
+    for name, (folder, split) in zip(pictures, placed, strict=True):
         if not folder:
             into.skip(name, "in no class folder")
             continue
-        label = readable(folder)
+        label = readable(folder, numbered)
         labels[name] = label
         for prompt in prompts:
             into.add(PictureFile(root / name, name), prompt.replace("{}", label), split, name)
@@ -65,9 +69,10 @@ def _class_of(name: str, with_splits: bool) -> tuple[str, str]:
     return (parts[1], split) if split and len(parts) > 1 else ("", "")
 
 
-def readable(folder: str) -> str:
-    """A folder's name as words: golden_retriever, 001.Black-footed_Albatross and GoldenRetriever, but t-shirt."""
-    name = re.sub(r"^\d+\s*[._-]\s*(?=\D)", "", folder).replace("_", " ").replace("+", " ")
+def readable(folder: str, numbered: bool) -> str:
+    """A folder's name as words: golden_retriever, GoldenRetriever and, where they are `numbered`, 001.Albatross, but
+    t-shirt."""
+    name = (_NUMBER.sub("", folder) if numbered else folder).replace("_", " ").replace("+", " ")
     name = re.sub(r"(?<=[a-z])(?=[A-Z][a-z])", " ", name)
     # A hyphen beside a single letter belongs to the word, as in t-shirt and x-ray; others stand for spaces.
     name = re.sub(r"(?<!\b[A-Za-z])-(?![A-Za-z]\b)", " ", name)

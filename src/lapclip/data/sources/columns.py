@@ -14,7 +14,6 @@ from lapclip.data.sources.gathering import Gathering
 from lapclip.data.sources.guessing import Columns, NotATable, guess_columns
 from lapclip.data.sources.text import Lines
 from lapclip.data.splits import split_named
-from lapclip.data.table import Progress
 from lapclip.errors import DataError
 
 SEPARATORS = {"comma": ",", "tab": "\t", "semicolon": ";", "bar": "|"}
@@ -25,14 +24,12 @@ MOST_LINES = 100
 """Lines that a quoted cell may span. An opening quote without an end is then a quote like any other."""
 
 
-def read_columns(
-    path: Path, root: Path, config: DataConfig, into: Gathering, split: str = "", progress: Progress | None = None
-) -> str:
+def read_columns(path: Path, root: Path, config: DataConfig, into: Gathering, split: str = "") -> str:
     """Add the rows of a CSV file. Returns what was guessed, for the user."""
     folders = candidates(path, root, config)
     separator, columns = _understand(path, folders, config)
     listed = listed_splits(path) if columns.split is None else {}
-    lines = Lines(path, progress)
+    lines = Lines(path)
     spilled = 0
     width, last = len(columns.names), max(columns.captions)
     rows = split_cells(lines, separator, lambda cells: _names_picture(cells, columns))
@@ -45,6 +42,8 @@ def read_columns(
         if number in lines.cut:
             into.skip(where, "the line is too long to be a row")
             continue
+        while len(cells) > width and not cells[-1].strip():
+            cells.pop()  # spreadsheets fill up rows with empty cells
         if len(cells) > width and len(columns.captions) == 1:
             # A separator inside an unquoted caption: what is too much belongs to the caption.
             extra = len(cells) - width

@@ -141,10 +141,15 @@ def _inside(path: str, folder: str) -> bool:
     return path == folder or path.startswith(folder if folder.endswith(os.sep) else folder + os.sep)
 
 
+def _same(path: str, other: str) -> bool:
+    return os.path.normcase(os.path.normpath(path)) == os.path.normcase(os.path.normpath(other))
+
+
 def candidates(table: Path, root: Path, config: DataConfig) -> list[Folder]:
     """The folders that the names in a table may be relative to, the likeliest first."""
     if config.pictures:
-        chosen = next((path for path in (Path(config.pictures), root / config.pictures) if path.is_dir()), None)
+        asked = Path(config.pictures).expanduser()
+        chosen = next((path for path in (asked, root / asked) if path.is_dir()), None)
         if chosen is None:
             raise DataError(f"data.pictures: there is no folder {config.pictures}.")
         return [Folder(chosen)]
@@ -208,7 +213,12 @@ def walk(root: Path, skipped: list[Skipped]) -> Iterator[str]:
                 else:
                     skipped.append(Skipped(path, "a link to a folder"))
             elif entry.is_dir(follow_symlinks=False):
-                below.append(path)
+                # Windows has links to folders that do not say they are: junctions.
+                real = os.path.realpath(entry.path)
+                if _same(real, os.path.join(top, path)):
+                    below.append(path)
+                else:
+                    skipped.append(Skipped(path, "a link to a folder" if _inside(real, top) else LINK_OUTSIDE))
             elif entry.is_file(follow_symlinks=False):
                 yield path
             else:

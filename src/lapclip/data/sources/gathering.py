@@ -42,8 +42,7 @@ class Gathering:
     def skip(self, where: str, why: str) -> None:
         """Leave one record out, by name."""
         self.records += 1
-        # Names come from the data: a line end or a colour code in one must not reach a terminal.
-        self.skipped.append(Skipped(where if where.isprintable() else ascii(where)[1:-1], why))
+        self.skipped.append(Skipped(where, why))
 
     def add(self, picture: Picture | str, caption: str, split: str, where: str) -> None:
         """One caption of a picture. In place of a picture there may be the reason why there is none."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from lapclip.config import AUTO, DataConfig
 from lapclip.data.sources.folders import Folder, best_folder, is_picture
 from lapclip.data.splits import split_named
+from lapclip.data.table import printable
 from lapclip.errors import DataError, nearest
 
 PICTURES = ("filepath", "file_name", "filename", "image", "image_path", "img_path", "image_file", "image_name", "img",
@@ -53,7 +54,7 @@ def guess_columns(rows: Sequence[Sequence[str]], folders: Sequence[Folder], conf
     if len(rows) == 1 and any(_tidy(name) in PICTURES for name in first):
         raise NotATable(f"{what} has a header and no rows.", hint="a picture and a caption a line")
     named = guess_named(first, rows[1:] or rows, folders, config, what)
-    if len(rows) > 1 and not _shown(rows[0], named.picture, named.folder):
+    if len(rows) > 1 and _is_header(rows, named, config):
         return named
     names = [f"column{place + 1}" for place in range(len(first))]
     return replace(guess_named(names, rows, folders, config, what), header=False)
@@ -156,9 +157,22 @@ def _asked(names: Sequence[str], wanted: str, setting: str, what: str) -> tuple[
     return tuple(tidy.index(_tidy(part)) % len(names) for part in parts)
 
 
-def _shown(row: Sequence[str], place: int, folder: Folder) -> bool:
-    """Whether a cell names a picture."""
-    return place < len(row) and (is_picture(row[place]) or not isinstance(folder.find(row[place]), str))
+def _is_header(rows: Sequence[Sequence[str]], named: Columns, config: DataConfig) -> bool:
+    """Whether the first row names columns. A row whose picture is missing is none, so a reason is asked for: a known
+    name, a name that the user set, or a cell unlike all others of the column of pictures."""
+    place, first = named.picture, rows[0]
+    if place < len(first) and (is_picture(first[place]) or not isinstance(named.folder.find(first[place]), str)):
+        return False
+    asked = ",".join((config.picture_column, config.caption_column, config.split_column)).split(",")
+    known = {*PICTURES, *CAPTIONS, *SPLITS, *map(_tidy, asked)} - {"", AUTO}
+    if any(_tidy(cell) in known or _COUNTED.sub("", _tidy(cell)) in known for cell in first):
+        return True
+    return place >= len(first) or _form(first[place]) not in {_form(row[place]) for row in rows[1:] if place < len(row)}
+
+
+def _form(cell: str) -> str:
+    """What a name looks like: letters, digits and signs, whichever and however many there are."""
+    return re.sub(r"\d+", "0", re.sub(r"[^\W\d_]+", "a", cell.strip()))
 
 
 def _tidy(name: str) -> str:
@@ -181,4 +195,4 @@ def _listed(names: Sequence[str]) -> str:
 
 def _printable(name: str) -> str:
     """A name from the data on one line: it may hold line ends or colour codes, or be a whole paragraph."""
-    return name[:40] if name.isprintable() else ascii(name)[1:-1][:40]
+    return printable(name)[:40]

@@ -8,7 +8,8 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from lapclip.data.sources.folders import is_picture
+from lapclip.data.sources.folders import LINK_OUTSIDE, is_picture
+from lapclip.data.table import Skipped
 from lapclip.errors import DataError, closest
 
 EXPECTED = "captions.csv, metadata.jsonl or one .txt beside each picture"
@@ -71,8 +72,15 @@ def in_file(path: Path) -> DataError:
     )
 
 
-def in_folder(root: Path, files: Sequence[str]) -> DataError:
-    """A folder without captions."""
+def in_folder(root: Path, files: Sequence[str], skipped: Sequence[Skipped] = ()) -> DataError:
+    """A folder without captions; `skipped` is what was left out while it was listed."""
+    links = sum(left_out.why == LINK_OUTSIDE for left_out in skipped)
+    if links > len(files):  # as in a snapshot of Hugging Face, whose files are elsewhere under other names
+        lead = "1 link leads" if links == 1 else f"{links:,} links lead"
+        return DataError(
+            f"Nothing to learn from was found in {root}: {lead} out of it, and such links are not followed.",
+            hint="the real folder that holds the files, or a copy with files instead of links",
+        )
     if not files:
         return DataError(f"{root} is empty.", hint=f"a folder of pictures with {EXPECTED}")
     pictures = sum(map(is_picture, files))

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from lapclip.data.sources.gathering import Gathering
 from lapclip.data.sources.guessing import caption_columns, split_column
 from lapclip.data.sources.records import add_records, captions_in, flat
 from lapclip.data.sources.shards import split_in_name
-from lapclip.data.table import Progress
+from lapclip.data.table import file_stamp
 from lapclip.errors import DataError, first_line
 
 KEPT_GROUPS = 4
@@ -34,8 +34,7 @@ class PictureCell:
     name: str
 
     def stamp(self) -> str:
-        status = os.stat(self.path)
-        return f"{status.st_size} {status.st_mtime_ns} {self.column} {self.group} {self.row}"
+        return f"{file_stamp(self.path)} {self.column} {self.group} {self.row}"
 
     def read(self) -> bytes:
         try:
@@ -54,11 +53,10 @@ def read_parquet(
     config: DataConfig,
     into: Gathering,
     split: str = "",
-    progress: Progress | None = None,
 ) -> str:
     """Add the rows of parquet files. Returns what was guessed, for the user."""
     said = ""
-    for count, path in enumerate(paths):
+    for path in paths:
         own = split or (split_in_name(path.name) if len(paths) > 1 else "")
         try:
             said = _read_file(path, root, config, into, own)
@@ -66,8 +64,6 @@ def read_parquet(
             if len(paths) == 1:
                 raise DataError(f"{path.name} cannot be read as parquet: {first_line(error)}.") from None
             into.skip(path.name, f"cannot be read: {first_line(error)}")
-        if progress:
-            progress(count + 1, len(paths))
     return said
 
 
@@ -137,23 +133,33 @@ def _opened(path: Path) -> Any:
     return ParquetFile(path)
 
 
-_kept: OrderedDict[tuple[Path, int, str], Any] = OrderedDict()
+_kept: OrderedDict[tuple[Path, str, int, str], Future[Any]] = OrderedDict()
 _lock = threading.Lock()
 
 
 def _group(path: Path, group: int, column: str) -> Any:
-    """The pictures of a row group, from memory where it was read just now."""
-    key = (path, group, column)
+    """The pictures of a row group, from memory where it was read just now. Threads that want the same one wait for the
+    first of them, and a file that has changed is read again."""
+    key = (path, file_stamp(path), group, column)
     with _lock:
-        if key in _kept:
-            _kept.move_to_end(key)
-            return _kept[key]
+        waiting = _kept.get(key)
+        found = waiting or Future()
+        _kept[key] = found
+        _kept.move_to_end(key)
+        while len(_kept) > KEPT_GROUPS:
+            _kept.popitem(last=False)
+    if waiting is None:
+        try:
+            found.set_result(_read_group(path, group, column))
+        except BaseException as error:
+            with _lock:
+                _kept.pop(key, None)
+            found.set_exception(error)
+    return found.result()
+
+
+def _read_group(path: Path, group: int, column: str) -> Any:
     with _opened(path) as file:
         kind = file.schema_arrow.field(column).type
         leaf = f"{column}.bytes" if hasattr(kind, "num_fields") and kind.num_fields else column
-        found = file.read_row_group(group, columns=[leaf]).column(0)
-    with _lock:
-        _kept[key] = found
-        while len(_kept) > KEPT_GROUPS:
-            _kept.popitem(last=False)
-    return found
+        return file.read_row_group(group, columns=[leaf]).column(0)

@@ -14,7 +14,6 @@ from lapclip.data.sources.folders import candidates
 from lapclip.data.sources.gathering import Gathering
 from lapclip.data.sources.guessing import NotATable, guess_named
 from lapclip.data.sources.text import Lines
-from lapclip.data.table import Progress
 
 
 class Fault(str):
@@ -25,11 +24,9 @@ Record = tuple[str, Any]
 """Where it is, and what is there, or the fault."""
 
 
-def read_json_lines(
-    path: Path, root: Path, config: DataConfig, into: Gathering, split: str = "", progress: Progress | None = None
-) -> str:
+def read_json_lines(path: Path, root: Path, config: DataConfig, into: Gathering, split: str = "") -> str:
     """Add the rows of a file with a JSON object a line. Returns what was guessed, for the user."""
-    lines = Lines(path, progress)
+    lines = Lines(path)
     said = add_records(path, root, config, into, lambda: _parsed(path.name, lines), split)
     return "; ".join([said, *lines.remarks()])
 

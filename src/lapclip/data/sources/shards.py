@@ -18,10 +18,11 @@ from lapclip.data.sources.records import captions_in
 from lapclip.data.sources.tar import Damaged, Member, members
 from lapclip.data.sources.text import decode
 from lapclip.data.splits import split_named
-from lapclip.data.table import PicturePart, Progress
+from lapclip.data.table import PicturePart
 from lapclip.errors import DataError
 
 PICTURES = tuple(ending[1:] for ending in ENDINGS)
+TEXTS = ("txt", "json")
 MOST_SHARDS = 100_000
 MOST_TEXT = 1_000_000
 """Bytes of a caption's member; what is longer is no caption."""
@@ -62,16 +63,13 @@ def read_shards(
     config: DataConfig,
     into: Gathering,
     split: str = "",
-    progress: Progress | None = None,
 ) -> str:
     """Add the pairs of tar files. Returns what was found, for the user."""
     keys: dict[str, int] = {}
-    for count, path in enumerate(paths):
+    for path in paths:
         _read_shard(
             path, _below(path, root), config, into, split or (split_in_name(path.name) if len(paths) > 1 else ""), keys
         )
-        if progress:
-            progress(count + 1, len(paths))
     return f"captions in {', '.join(keys) or 'nothing'}"
 
 
@@ -94,16 +92,20 @@ def _read_shard(path: Path, name: str, config: DataConfig, into: Gathering, spli
     except OSError as error:
         return into.skip(name, f"cannot be read: {error.strerror or error}")
     with file:
-        for key, group in itertools.groupby(_usable(path, name, into), key=lambda member: _key(member.name)[0]):
-            pictures, texts = [], {}
+        for _, group in itertools.groupby(_usable(path, name, into), key=lambda member: _up_to_point(member.name)):
+            pairs: dict[str, tuple[list[Member], dict[str, bytes]]] = {}
             for member in group:
-                ending = _key(member.name)[1]
+                key, ending = _key(member.name)
+                if ending not in (*PICTURES, *TEXTS):
+                    continue
+                pictures, texts = pairs.setdefault(key, ([], {}))
                 if ending in PICTURES:
                     pictures.append(member)
-                elif ending in ("txt", "json") and member.size <= MOST_TEXT:
+                elif member.size <= MOST_TEXT:
                     file.seek(member.offset)
                     texts[ending] = file.read(member.size)
-            _add_group(path, name, key, pictures, texts, config, into, split, keys)
+            for key, (pictures, texts) in pairs.items():
+                _add_group(path, name, key, pictures, texts, config, into, split, keys)
     return None
 
 
@@ -128,11 +130,19 @@ def _usable(path: Path, shard: str, into: Gathering) -> Iterator[Member]:
         into.skip(shard, f"cannot be read: {error.strerror or error}")
 
 
-def _key(name: str) -> tuple[str, str]:
-    """What the members of a pair share, and what tells them apart: up to the first point, as WebDataset has it."""
+def _up_to_point(name: str) -> str:
+    """What the members of a sample share, as WebDataset has it: their name up to the first point."""
     folder, leaf = posixpath.split(name)
-    stem, _, ending = leaf.partition(".")
-    return posixpath.normpath(posixpath.join(folder, stem)), ending.lower()
+    return posixpath.normpath(posixpath.join(folder, leaf.partition(".")[0]))
+
+
+def _key(name: str) -> tuple[str, str]:
+    """What a picture and its caption share, and their ending. In img.1.png the first point belongs to the name."""
+    first, ending = _up_to_point(name), posixpath.basename(name).partition(".")[2].lower()
+    if ending in (*PICTURES, *TEXTS):
+        return first, ending
+    stem, last = posixpath.splitext(name)
+    return posixpath.normpath(stem), last[1:].lower()
 
 
 def _add_group(path, shard, key, pictures, texts, config, into, split, keys) -> None:

@@ -10,7 +10,7 @@ from lapclip.data.sources.folders import is_picture
 from lapclip.data.sources.gathering import Gathering
 from lapclip.data.sources.text import decode
 from lapclip.data.splits import split_named
-from lapclip.data.table import PictureFile, Progress
+from lapclip.data.table import PictureFile
 
 MOST_TEXT = 1_000_000
 """Bytes of a text beside a picture; what is longer is no caption."""
@@ -29,17 +29,15 @@ def texts_beside(files: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def read_sidecars(root: Path, files: Sequence[str], into: Gathering, progress: Progress | None = None) -> str:
+def read_sidecars(root: Path, files: Sequence[str], into: Gathering) -> str:
     """Add the pictures among these files that have a text beside them. Returns what was found, for the user."""
     beside = texts_beside(files)
     pictures = [name for name in files if is_picture(name)]
-    for count, name in enumerate(pictures):
+    for name in pictures:
         if name not in beside:
             into.skip(name, "no .txt beside it")
             continue
         _add(root, name, beside[name], into)
-        if progress and count % 500 == 0:
-            progress(count, len(pictures))
     used = set(beside.values())
     for name in files:
         if name.lower().endswith(".txt") and name not in used:

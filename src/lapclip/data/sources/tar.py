@@ -14,6 +14,8 @@ from pathlib import Path
 BLOCK = 512
 LONGEST_EXTENSION = 1 << 20
 """Bytes of a long name or of pax fields that are believed."""
+LONGEST_PADDING = 1 << 16
+"""Bytes of zeros at the end that are believed: programs fill up records of 20 blocks, and a few of them larger ones."""
 
 
 class Damaged(Exception):
@@ -43,6 +45,9 @@ def members(path: Path) -> Iterator[Member]:
             file.seek(place)
             header = file.read(BLOCK)
             if not header.strip(b"\0"):
+                # An end mark; but a shard with a hole, a filled-up download and two shards in one file have zeros too.
+                if end - place > LONGEST_PADDING or file.read(LONGEST_PADDING).strip(b"\0"):
+                    raise Damaged(f"zeros at byte {place:,}, and then not the end")
                 return
             if len(header) < BLOCK or not _sum_is_right(header):
                 raise Damaged(f"no header at byte {place:,}")

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import codecs
 import io
-import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
-
-from lapclip.data.table import Progress
 
 LONGEST_LINE = 1_000_000
 """Characters. What is longer is cut there, so that a file without line ends does not fill the memory."""
@@ -38,8 +35,8 @@ def decode(data: bytes) -> str:
 class Lines:
     """The lines of a file with their numbers, counted from 1, and what was met on the way."""
 
-    def __init__(self, path: Path, progress: Progress | None = None) -> None:
-        self.path, self.progress = path, progress
+    def __init__(self, path: Path) -> None:
+        self.path = path
         self.encoding = "utf-8"
         self.repaired = 0
         """Lines with bytes that are not UTF-8."""
@@ -48,7 +45,6 @@ class Lines:
 
     def __iter__(self) -> Iterator[tuple[int, str]]:
         self.repaired, self.cut = 0, set()
-        size = os.stat(self.path).st_size
         with open(self.path, "rb") as raw:
             start = raw.read(4)
             self.encoding = next((name for mark, name in _MARKS if start.startswith(mark)), "utf-8")
@@ -65,11 +61,7 @@ class Lines:
                     if not line.isascii() and _UNDECODED.search(line):
                         self.repaired += 1
                         line = _UNDECODED.sub(_as_windows, line)
-                    if self.progress and number % 20_000 == 0:
-                        self.progress(min(size, raw.tell()), size)
                     yield number, line
-        if self.progress:
-            self.progress(size, size)
 
     def remarks(self) -> list[str]:
         """What the user should know about the encoding."""
