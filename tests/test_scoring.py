@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
 
 from lapclip import scoring
+from lapclip.cli.scores import _account
+from lapclip.config import DataConfig
+from lapclip.data.loading import load_data
 from lapclip.data.pairs import DataSet, Pairs
+from lapclip.data.seen import save_seen
 from lapclip.embedder import load
 from lapclip.errors import ConfigError, DataError, LapclipError, RunError
 from lapclip.evaluate.joined import joined
@@ -51,9 +57,9 @@ def test_a_run_is_scored_on_the_split_that_chose_nothing_and_the_account_is_kept
     folder = mine / "evaluation" / "test"
     kept = json.loads((folder / "evaluation.json").read_text(encoding="utf-8"))
     assert kept == {name: value for name, value in result.items() if name != "files"}
-    shown = {path.stem for path in folder.glob("*.jpg")}
-    assert {str(answer["picture"]) for example in result["examples"] for answer in example["top"]} <= shown
-    assert {str(pair["own"]) for pair in result["confused"]} <= shown
+    shown = {path.stem for path in (folder / "pictures").iterdir()}
+    assert {f"evaluation-{answer['picture']}" for example in result["examples"] for answer in example["top"]} <= shown
+    assert {f"evaluation-{pair['own']}" for pair in result["confused"]} <= shown
     assert result["files"][0] == str(Path("runs/mine/evaluation/test/evaluation.html"))
     assert "Hard negatives" in (folder / "evaluation.md").read_text(encoding="utf-8")
 
@@ -82,7 +88,9 @@ def test_other_data_is_scored_on_what_was_kept_back_or_whole(
     assert result["evaluation"]["candidates"] == (8 if split == "all" else 4)
     assert result["evaluation"]["captions"] == 2 * result["evaluation"]["candidates"]
     assert "linear_baseline" not in result
-    assert (mine / "evaluation" / f"photos-{split}" / "evaluation.html").exists()
+    (folder,) = (mine / "evaluation").iterdir()
+    assert re.fullmatch(f"photos-[0-9a-f]{{6}}-{split}", folder.name)
+    assert (folder / "evaluation.html").exists()
 
 
 def test_a_model_in_a_folder_of_its_own_needs_data_and_keeps_nothing_unless_asked(mine: Path, tmp_path: Path) -> None:
@@ -155,12 +163,18 @@ def classes_of(count: int) -> DataSet:
     return DataSet(splits, "made", classes=["red cat", "blue_dog", "owl"])
 
 
-def test_class_folders_are_scored_from_the_command(mine: Path) -> None:
+def write_classes(folder: Path, each: int) -> Path:
+    """Pictures of two classes in folders of their names."""
     draw = np.random.default_rng(0)
     for name in ("red_cat", "owl"):
-        (Path("things") / name).mkdir(parents=True)
-        for at in range(4):
-            Image.fromarray(draw.integers(0, 256, (70, 90, 3), dtype=np.uint8)).save(f"things/{name}/{at}.png")
+        (folder / name).mkdir(parents=True)
+        for at in range(each):
+            Image.fromarray(draw.integers(0, 256, (70, 90, 3), dtype=np.uint8)).save(folder / name / f"{at}.png")
+    return folder
+
+
+def test_class_folders_are_scored_from_the_command(mine: Path) -> None:
+    write_classes(Path("things"), 4)
     result = evaluate(Wanted("mine", "things", device="cpu"))
     assert (result["split"], result["why_split"]) == ("all", "classes: all pictures count")
     assert result["zeroshot"]["classes"] == 2
@@ -195,19 +209,123 @@ def test_classes_are_told_apart_with_templates(mine: Path) -> None:
     files = scoring.keep(result, pairs, Path("kept"))
     text = files[1].read_text(encoding="utf-8")
     assert "Confusion matrix" in text
-    assert {path.stem for path in Path("kept").glob("*.jpg")} == {str(entry["picture"]) for entry in found["mistaken"]}
+    shown = {path.stem for path in Path("kept/pictures").iterdir()}
+    assert shown == {f"evaluation-{entry['picture']}" for entry in found["mistaken"]}
 
 
-def test_templates_are_those_asked_for_then_the_runs_then_ours() -> None:
-    config = SimpleNamespace(data=SimpleNamespace(prompts="a drawing of {}."))
-    assert choose_templates(Wanted(templates="one {}|two {}"), config) == ["one {}", "two {}"]  # pyright: ignore[reportArgumentType]
-    assert choose_templates(Wanted(), config) == ["a drawing of {}."]  # pyright: ignore[reportArgumentType]
-    assert choose_templates(Wanted(), None) == list(scoring.TEMPLATES)
+def test_templates_are_those_asked_for_then_the_runs_for_its_own_classes_then_ours() -> None:
+    trained, usual = DataConfig(prompts="a drawing of {}."), DataConfig()
+    assert choose_templates(Wanted(templates="one {}|two {}"), trained, own=True) == ["one {}", "two {}"]
+    assert choose_templates(Wanted(), trained, own=True) == ["a drawing of {}."]
+    assert choose_templates(Wanted(), usual, own=True) == ["a photo of a {}."]
+    assert choose_templates(Wanted(), usual, own=False) == list(scoring.TEMPLATES)
+    assert choose_templates(Wanted(), trained, own=False) == ["a drawing of {}."]  # given with --set
 
 
 def test_the_runs_own_val_split_is_known_to_have_chosen_the_checkpoint() -> None:
     why = choose_split(["train", "val"], None, learnt_from=True)[1]
     assert why == "there is no test split; val chose the checkpoint"
+
+
+def test_the_runs_own_classes_are_scored_on_what_was_held_out() -> None:
+    assert choose_split(["train", "val", "test"], None, learnt_from=True, classes=True)[0] == "test"
+    assert choose_split(["train", "val"], None, learnt_from=True, classes=True)[0] == "val"
+
+
+def test_class_folders_that_the_run_learnt_from_are_not_scored_whole(mine: Path) -> None:
+    count = learnt_from(mine, write_classes(Path("things"), 20))
+    found = evaluate(Wanted("mine", device="cpu"))
+    assert (found["split"], found["trained_on"], found["templates"]) == ("test", 0, ["a photo of a {}."])
+    assert 0 < found["zeroshot"]["pictures"] < 40 - count
+    assert evaluate(Wanted("mine", device="cpu", split="all"))["trained_on"] == count
+
+
+def learnt_from(run: Path, source: Path) -> int:
+    """As if the run had learnt from the training split of other data; how many pictures that are."""
+    settings = run / "run.toml"
+    told = f"source = {json.dumps(str(source.absolute()))}"
+    settings.write_text(settings.read_text(encoding="utf-8").replace('source = "scenes"', told), encoding="utf-8")
+    train = load_data(DataConfig(source=str(source)), 64).train
+    save_seen(train.identities, run / "seen.npy")
+    return len(train)
+
+
+def test_pictures_that_the_run_learnt_from_are_counted_and_said_first(mine: Path) -> None:
+    photos = write_photos(Path("photos"), [""] * 40)
+    count = learnt_from(mine, photos)
+    own = evaluate(Wanted("mine", device="cpu"))
+    assert (own["split"], own["trained_on"]) == ("test", 0)
+    assert not any("trained on" in note for note in own["notes"])
+    whole = evaluate(Wanted("mine", device="cpu", split="all"))
+    assert whole["trained_on"] == count
+    assert whole["notes"][0] == f"The model was trained on {count} of these 40 pictures: this is no test of it."
+    # The same pictures by another name are no other data.
+    table = evaluate(Wanted("mine", "photos/captions.csv", device="cpu"))
+    assert (table["split"], table["trained_on"]) == ("all", count)
+    assert table["notes"][0] == whole["notes"][0]
+    page = (Path(table["files"][1])).read_text(encoding="utf-8")
+    assert "this is no test of it" in page
+    lines = _account(table)
+    assert lines[1].startswith("[yellow]The model was trained on")
+    assert lines[1 + len(table["notes"])].startswith("[bold]pairs: 40 candidates")
+    assert any(line.startswith("[bold]held-out pairs") for line in _account(own))
+    settings = mine / "run.toml"
+    settings.write_text(settings.read_text(encoding="utf-8").replace("data_fingerprint", "other"), encoding="utf-8")
+    assert evaluate(Wanted("mine", device="cpu"))["split"] == "test"
+    (mine / "seen.npy").unlink()
+    assert evaluate(Wanted("mine", device="cpu", split="train"))["trained_on"] == count
+
+
+def test_drawn_pictures_of_training_are_counted(mine: Path) -> None:
+    assert evaluate(Wanted("mine", device="cpu"))["trained_on"] == 0
+    assert evaluate(Wanted("mine", device="cpu", split="train"))["trained_on"] == 64
+
+
+@pytest.mark.parametrize("setting", ["data.seed=7", "data.split_column=x", "data.train_pairs=32", "data.source=photos"])
+def test_settings_that_would_mix_training_pictures_in_are_refused(mine: Path, setting: str) -> None:
+    write_photos(Path("photos"), [""] * 6)
+    with pytest.raises(ConfigError, match=r"stays as it was|is not a setting"):
+        evaluate(Wanted("mine", device="cpu", settings=[setting]))
+    if "source" not in setting:
+        evaluate(Wanted("mine", "photos", device="cpu", settings=[setting.replace("=x", '=""')]))
+
+
+def test_other_data_never_replaces_the_runs_own_account(mine: Path) -> None:
+    write_photos(Path("val"), ["train"] * 3 + ["val"] * 3)
+    shutil.copytree("val", "more/val")
+    evaluate(Wanted("mine", device="cpu", split="val"))
+    for source in ("val/", "val", "more/val/"):
+        evaluate(Wanted("mine", source, device="cpu"))
+    names = sorted(path.name for path in (mine / "evaluation").iterdir())
+    assert len(names) == 3
+    kept = json.loads((mine / "evaluation/val/evaluation.json").read_text(encoding="utf-8"))
+    assert kept["data"] == "scenes"
+
+
+def test_pictures_in_the_folder_of_the_user_stay(mine: Path) -> None:
+    photos = write_photos(Path("photos"), [""] * 6)
+    theirs = [Path("album/1.jpg"), Path("album/pictures/1.jpg"), Path("album/pictures/evaluation-best.jpg")]
+    stale = Path("album/pictures/evaluation-99.jpg")
+    stale.parent.mkdir(parents=True)
+    for path in (*theirs, stale):
+        path.write_bytes(b"mine")
+    evaluate(Wanted("mine", str(photos), device="cpu", out=Path("album")))
+    assert [path.read_bytes() for path in theirs] == [b"mine"] * 3
+    assert not stale.exists()
+    assert "<img" in Path("album/evaluation.html").read_text(encoding="utf-8")
+
+
+def test_embeddings_that_are_not_numbers_are_refused() -> None:
+    pairs = Pairs(np.zeros((2, 8, 8, 3), dtype=np.uint8), [("a",), ("b",)], labels=np.array([0, 1]))
+    broken = np.array([[1.0, 0.0], [np.nan, 0.0]])
+    model: Any = SimpleNamespace(
+        encode_pairs=lambda pairs, progress: (broken, np.eye(2), np.arange(2)),
+        encode_pixels=lambda pixels, progress: broken,
+        encode_text=lambda texts: np.eye(2),
+    )
+    for classes in ([], ["a", "b"]):
+        with pytest.raises(RunError, match="not numbers"):
+            score(model, pairs, classes, ["{}"], None)
 
 
 def test_joined_splits_read_like_one_array() -> None:

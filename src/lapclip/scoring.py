@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -14,8 +15,9 @@ import numpy as np
 from PIL import Image
 
 from lapclip.config import AUTO, SECTIONS, Config, DataConfig, Layer, build_config, parse_settings
-from lapclip.data.loading import SCENES, load_data, load_to_score
+from lapclip.data.loading import SCENES, TRAIN, load_data, load_to_score
 from lapclip.data.pairs import Pairs
+from lapclip.data.seen import count_seen
 from lapclip.data.sources import read_table
 from lapclip.data.splits import assign_splits
 from lapclip.data.table import DataProgress, Progress
@@ -27,10 +29,12 @@ from lapclip.evaluate.joined import joined
 from lapclip.evaluate.zeroshot import TEMPLATES, class_embeddings, read_templates
 from lapclip.model.zoo import SHAPES
 from lapclip.records.runs import RUNS, Run, find_run
-from lapclip.report.evaluation import EVALUATION, FOLDER, page_of
+from lapclip.report.evaluation import EVALUATION, FOLDER, THUMBNAIL, page_of
 from lapclip.report.write import write_files
 
 ALL = "all"
+DECIDE_SPLITS = ("seed", "split_column", "train_pairs")
+"""Settings of data that decide which pictures are for training: of the run's own data they stay as they were."""
 SIDE = 144
 """Pixels of a thumbnail's longer side."""
 
@@ -67,6 +71,8 @@ class Opened:
     pairs: Pairs
     classes: Sequence[str]
     notes: list[str]
+    for_training: int | None
+    """How many of them are in the run's training split; None for data that is not the run's own."""
     linear_baseline: float | None = None
 
 
@@ -76,28 +82,30 @@ def evaluate(
     """Score a model on pictures, keep the account with its pictures and its page, and return it."""
     subject = find_subject(wanted)
     config, own = choose_data(subject, wanted)
-    templates = choose_templates(wanted, subject.config)
+    templates = choose_templates(wanted, config, own=own)
     try:
         embedder = load(subject.path, wanted.device)
     except ConfigError as error:  # a device that is not here, which training would have as a setting
         raise ConfigError(error.message.replace("train.device", "--device"), hint="--device auto") from None
     side = embedder.model.shape.image_size
     open_data = open_scenes if config.source == SCENES else open_pictures
-    opened = open_data(config, side, wanted.split, subject.fingerprint if own else None, data_progress)
+    opened = open_data(config, side, wanted.split, (subject.fingerprint or "") if own else None, data_progress)
     batch_size = subject.config.train.batch_size if subject.config else None
+    trained_on = count_trained_on(subject, opened)
     result: dict[str, Any] = {
         "run": str(subject.path),
         "data": config.source,
         "split": opened.split,
         "why_split": opened.why,
         "device": embedder.device.kind,
-        "notes": opened.notes,
+        "trained_on": trained_on,
+        "notes": [*_said_of_training(trained_on, len(opened.pairs)), *opened.notes],
         **score(embedder, opened.pairs, opened.classes, templates, batch_size, encoding_progress),
     }
     if opened.linear_baseline is not None:
         result["linear_baseline"] = opened.linear_baseline
-    name = opened.split if own else f"{config.source}-{opened.split}"
-    folder = wanted.out or (subject.run and subject.run.path / FOLDER / _slug(name))
+    name = _plain(opened.split) if own else f"{_slug(config.source)}-{_plain(opened.split)}"
+    folder = wanted.out or (subject.run and subject.run.path / FOLDER / name)
     result["files"] = [str(path) for path in keep(result, opened.pairs, folder)] if folder else []
     return result
 
@@ -127,25 +135,37 @@ def choose_data(subject: Subject, wanted: Wanted) -> tuple[DataConfig, bool]:
         )
     source = wanted.data if wanted.data is not None else trained.source if trained else ""
     own = trained is not None and _same(source, trained.source)
-    values = {section: dict(part) for section, part in asked.values.items()}
+    _check_settings(asked, own=own)
     if own and trained is not None:
         first = Layer("the run", {"data": vars(trained)})
     else:
         # Of the run only the seed: columns and folders of other data are looked for anew.
         first = Layer("the run", {"data": {"source": source, "seed": trained.seed if trained else 0}})
-    return build_config([first, Layer("--set", values)], SHAPES).data, own
+    return build_config([first, asked], SHAPES).data, own
+
+
+def count_trained_on(subject: Subject, opened: Opened) -> int | None:
+    """How many of the pictures the run learnt from, known by their bytes; None where that is not known."""
+    seen = count_seen(opened.pairs.identities, subject.run.seen) if subject.run else None
+    if seen is None and subject.config and opened.for_training is None:
+        # Drawn scenes are no files: a run that drew what it learnt from has seen none, and no other run has seen these.
+        drawn = subject.config.data.source == SCENES, opened.pairs.identities is None
+        return 0 if any(drawn) else None
+    return opened.for_training if seen is None else seen
 
 
 def open_scenes(
     config: DataConfig, side: int, asked: str | None, fingerprint: str | None, progress: DataProgress | None
 ) -> Opened:
-    """The built-in scenes; a fingerprint is that of the data the run began with."""
+    """The built-in scenes; a fingerprint is that of the data the run began with, empty where it was not kept."""
     data = load_data(config, side, progress)
     split, why = choose_split(list(data.splits), asked, learnt_from=fingerprint is not None)
     pairs = joined(list(data.splits.values())) if split == ALL else data.splits[split]
-    changed = fingerprint not in (None, data.fingerprint)
+    changed = fingerprint not in (None, "", data.fingerprint)
     notes = ["The data is not what the run began with: it is scored as it is now."] if changed else []
-    return Opened(split, why, pairs, (), notes, linear_baseline(data.train, pairs))
+    of_training = len(data.train) if split in (ALL, TRAIN) else 0
+    for_training = None if fingerprint is None else of_training
+    return Opened(split, why, pairs, (), notes, for_training, linear_baseline(data.train, pairs))
 
 
 def open_pictures(
@@ -161,7 +181,9 @@ def open_pictures(
     pairs, notes = load_to_score(config, table, chosen, side, progress)
     if not len(pairs):
         raise DataError(f"The split {split} has no pictures that can be read.", hint=f"--split {ALL}")
-    return Opened(split, why, pairs, table.classes, notes)
+    of_training = min(len(pairs), sum(splits[at] == TRAIN for at in chosen))  # at the most: some may be broken
+    for_training = None if fingerprint is None else of_training
+    return Opened(split, why, pairs, table.classes, notes, for_training)
 
 
 def choose_split(
@@ -172,7 +194,7 @@ def choose_split(
         if asked not in (ALL, *splits):
             raise DataError(f"The data has no split {asked}. {nearest(asked, splits)}", hint=f"--split {ALL}")
         return asked, "asked for"
-    if classes:
+    if classes and not learnt_from:
         return ALL, "classes: all pictures count"
     if "test" in splits:
         return "test", "it chose nothing"
@@ -181,13 +203,12 @@ def choose_split(
     return ALL, "it has no splits of its own" if ALL in splits else "it has no test or val split"
 
 
-def choose_templates(wanted: Wanted, config: Config | None) -> list[str]:
-    """Those asked for, else those the run was trained with, else the small set that lapclip has."""
+def choose_templates(wanted: Wanted, config: DataConfig, *, own: bool) -> list[str]:
+    """Those asked for; for the run's own classes those it was trained with; else the small set that lapclip has."""
     if wanted.templates:
         return read_templates(wanted.templates)
-    usual = DataConfig().prompts
-    trained = config.data.prompts if config else usual
-    return read_templates(trained) if trained != usual else list(TEMPLATES)
+    # Of other data, prompts that are not the usual ones come from --set.
+    return read_templates(config.prompts) if own or config.prompts != DataConfig().prompts else list(TEMPLATES)
 
 
 def score(
@@ -202,24 +223,29 @@ def score(
     if pairs.labels is not None and classes:
         images = embedder.encode_pixels(pairs.pixels, progress)
         prompted = class_embeddings(embedder.encode_text, classes, templates)
+        _check_numbers(images, prompted)
         return {**account_of_classes(images, prompted, pairs.labels, classes), "templates": list(templates)}
     if not any(pairs.captions):
         raise DataError("None of the pictures has a caption.", hint="lapclip data check DATA")
-    return account_of_pairs(*embedder.encode_pairs(pairs, progress), pairs, batch_size)
+    images, texts, owner = embedder.encode_pairs(pairs, progress)
+    _check_numbers(images, texts)
+    return account_of_pairs(images, texts, owner, pairs, batch_size)
 
 
 def keep(result: dict[str, Any], pairs: Pairs, folder: Path) -> list[Path]:
     """Write the account, small pictures of what it shows, and its page."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for old in folder.glob("*.jpg"):
+        for old in folder.glob(THUMBNAIL.format("[0-9]*")):  # ours alone: the folder may be the user's
             old.unlink()
         for picture in sorted(_shown(result)):
             thumbnail = Image.fromarray(np.asarray(pairs.pixels[picture]))
             thumbnail.thumbnail((SIDE, SIDE))
-            thumbnail.save(folder / f"{picture}.jpg", quality=85)
+            path = folder / THUMBNAIL.format(picture)
+            path.parent.mkdir(exist_ok=True)
+            thumbnail.save(path, quality=85)
         partial = folder / f".{EVALUATION}.partial"
-        partial.write_text(json.dumps(result, indent=1), encoding="utf-8")
+        partial.write_text(json.dumps(result), encoding="utf-8")
         os.replace(partial, folder / EVALUATION)
     except OSError as error:
         raise RunError(
@@ -253,6 +279,38 @@ def _same(one: str, other: str) -> bool:
         return False
 
 
-def _slug(text: str) -> str:
-    """A name for a folder: the end of a path in plain letters."""
-    return re.sub(r"[^A-Za-z0-9]+", "-", Path(text).name).strip("-") or "data"
+def _slug(source: str) -> str:
+    """A folder's name for other data: the end of its path in plain letters, and what tells it from its namesakes."""
+    path = os.path.abspath(source)
+    return f"{_plain(Path(path).name)}-{hashlib.sha256(path.encode()).hexdigest()[:6]}"
+
+
+def _plain(text: str) -> str:
+    """Text in plain letters, as part of a folder's name."""
+    return re.sub(r"[^A-Za-z0-9]+", "-", text).strip("-") or "data"
+
+
+def _check_settings(asked: Layer, *, own: bool) -> None:
+    """Refuse settings by which pictures that the run learnt from would be scored as if they were held out."""
+    given = asked.values.get("data", {})
+    if "source" in given:
+        raise ConfigError("The data to score on is not a setting.", hint=f"lapclip eval RUN {given['source']}")
+    fixed = [name for name in DECIDE_SPLITS if own and name in given]
+    if fixed:
+        raise ConfigError(
+            f"data.{fixed[0]} decides which pictures the run learnt from, so it stays as it was.",
+            hint=f"leave out --set data.{fixed[0]}; --split NAME chooses among the splits",
+        )
+
+
+def _check_numbers(images: np.ndarray, texts: np.ndarray) -> None:
+    if not (np.isfinite(images).all() and np.isfinite(texts).all()):
+        raise RunError(
+            "The model gives embeddings that are not numbers: its training broke down.", hint="lapclip doctor"
+        )
+
+
+def _said_of_training(trained_on: int | None, pictures: int) -> list[str]:
+    if not trained_on:
+        return []
+    return [f"The model was trained on {trained_on:,} of these {pictures:,} pictures: this is no test of it."]

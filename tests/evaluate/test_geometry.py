@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -51,6 +52,27 @@ def test_geometry_is_that_of_plain_loops(monkeypatch: pytest.MonkeyPatch) -> Non
             if at != number
         ]
         assert found[f"uniformity_{name}"] == pytest.approx(math.log(np.mean(pairs)))
+
+
+def test_geometry_of_classes_is_that_of_a_caption_for_each_picture() -> None:
+    images, rows, _ = noisy_pairs(12, 0.5)
+    labels = np.arange(12) % 4
+    found = geometry(images, rows[:4], np.arange(12), labels)
+    plain = geometry(images, rows[labels], np.arange(12))
+    for name in ("modality_gap", "alignment", "uniformity_pictures"):
+        assert found[name] == pytest.approx(plain[name])
+    assert found["uniformity_captions"] == uniformity(rows[:4])
+
+
+def test_similarities_need_no_copy_of_all_embeddings() -> None:
+    images = np.random.default_rng(0).normal(size=(40_000, 32)).astype(np.float32)
+    owner = np.arange(40_000)
+    tracemalloc.start()
+    similarities(images, images, owner)
+    similarity_histograms(images, images, owner)
+    geometry_peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert geometry_peak < images.nbytes
 
 
 def test_a_collapsed_model_has_uniformity_zero_and_one_picture_has_none() -> None:

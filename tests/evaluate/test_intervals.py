@@ -37,6 +37,15 @@ def test_pictures_are_drawn_not_captions() -> None:
     assert bootstrap_interval(5 * hits, np.full(100, 5.0)) == pytest.approx(bootstrap_interval(hits, np.ones(100)))
 
 
+def test_answers_that_all_agree_are_not_certain() -> None:
+    counts = np.array([2.0, 3.0, 0.0, 5.0])  # the third picture is no question
+    none, every, some = mean_intervals(np.stack([0 * counts, counts, counts - (counts == 5)]), np.stack([counts] * 3))
+    assert none == wilson_interval(0, 3)
+    assert every == wilson_interval(3, 3)
+    assert none[0] == 0 < none[1] < 1
+    assert 0 < some[0] < some[1] == 1
+
+
 def test_each_draw_is_of_as_many_pictures_and_the_blocks_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = np.concatenate(list(resamples(37)))
     assert whole.shape == (1000, 37)

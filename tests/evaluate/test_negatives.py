@@ -120,6 +120,15 @@ def test_few_pictures_have_fewer_negatives_or_none(pictures: int, size: int | No
     assert (None if chosen is None else chosen["wrong"]["hard"].shape[1]) == size
 
 
+@pytest.mark.parametrize("pictures", [4, 10, 33, 34, 40, 60])
+def test_no_wrong_picture_is_of_two_kinds(pictures: int) -> None:
+    chosen = choose_negatives(CAPTIONS[:pictures])
+    assert chosen is not None
+    for rows in zip(*chosen["wrong"].values(), strict=True):
+        every = np.concatenate(rows)
+        assert len(np.unique(every)) == len(every)
+
+
 def test_one_caption_for_all_leaves_nothing_to_tell_apart() -> None:
     assert choose_negatives([["a photo."]] * 50) is None
 
@@ -131,6 +140,20 @@ def test_large_sets_are_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
     found = negatives(images, texts, owner, CAPTIONS)
     assert found is not None
     assert (found["pictures"], found["captions"]) == (10, 20)
+    seen: list[int] = []
+    monkeypatch.setattr(module, "Wording", lambda captions: seen.append(len(captions)) or Wording(captions))
+    captions = [[], *CAPTIONS]  # places among the drawn are not those of pictures
+    chosen = choose_negatives(captions)
+    assert chosen is not None
+    assert seen == [40]
+    for kind in KINDS:
+        for picture, row in zip(chosen["asked"], chosen["wrong"][kind], strict=True):
+            assert captions[picture]
+            assert picture not in row
+    like = Wording(captions).rows(range(61))
+    means = {kind: np.mean([like[row] @ like[at] for at, row in zip(chosen["asked"], rows, strict=True)])
+             for kind, rows in chosen["wrong"].items()}  # fmt: skip
+    assert means["easy"] < means["medium"] < means["hard"]
 
 
 def test_most_confused_are_the_widest_margins_each_picture_once() -> None:

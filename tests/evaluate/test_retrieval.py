@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 
 from lapclip.evaluate import ranks as module
+from lapclip.evaluate import retrieval as retrieval_module
 from lapclip.evaluate.ranks import ranks
-from lapclip.evaluate.retrieval import batch_accuracy, ceilings, retrieval
+from lapclip.evaluate.retrieval import batch_accuracy, ceilings, in_batches, retrieval
 
 from .embeddings import noisy_pairs, unit
 
@@ -108,3 +109,19 @@ def test_accuracy_in_batches_of_one_partition_is_plain_accuracy() -> None:
     scores = texts @ images.T
     right = ((scores.argmax(1) == np.arange(24)).mean() + (scores.argmax(0) == np.arange(24)).mean()) / 2
     assert batch_accuracy(images, texts, 24, repeats=3)["accuracy"] == pytest.approx(right)
+
+
+def test_accuracy_in_batches_pairs_a_picture_with_its_own_caption_where_others_have_none() -> None:
+    images = np.eye(6)
+    owner = np.array([1, 1, 3, 4])
+    found = in_batches(images, images[owner], owner, 3)["in_batch"]
+    assert (found["accuracy"], found["size"]) == (1.0, 3)
+    assert in_batches(images, images[owner], owner, 4) == {}
+    assert in_batches(images, images[owner], owner, None) == {}
+
+
+def test_batches_are_scored_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    images, texts, _ = noisy_pairs(120, 1.0)
+    whole = batch_accuracy(images, texts, 12, repeats=5)
+    monkeypatch.setattr(retrieval_module, "BLOCK", 12)
+    assert batch_accuracy(images, texts, 12, repeats=5) == whole

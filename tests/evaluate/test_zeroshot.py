@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
 import pytest
 
 from lapclip.errors import ConfigError
-from lapclip.evaluate.zeroshot import TEMPLATES, class_embeddings, read_templates, zeroshot
+from lapclip.evaluate import ranks
+from lapclip.evaluate.intervals import wilson_interval
+from lapclip.evaluate.zeroshot import TEMPLATES, accuracy, class_embeddings, read_templates, zeroshot
 
 from .embeddings import unit
 
@@ -37,10 +40,9 @@ def test_scores_are_those_of_sorting_the_classes_for_each_picture() -> None:
     assert [entry["recall"] for entry in found["per_class"][:8]] == pytest.approx(recalls)
     assert found["per_class"][8] == {"name": "class 8", "pictures": 0, "recall": None, "interval": [0.0, 1.0]}
     assert found["mean_per_class"] == pytest.approx(np.mean(recalls))
-    confusion = np.zeros((9, 9), dtype=int)
-    for row, label in zip(order, labels, strict=True):
-        confusion[label, row[0]] += 1
-    assert found["confusion"] == confusion.tolist()
+    taken = Counter((int(label), int(row[0])) for row, label in zip(order, labels, strict=True))
+    assert found["confusion"] == [[*kind, times] for kind, times in sorted(taken.items())]
+    assert accuracy(images, classes, labels) == found["top1"]
     assert found["chance"] == pytest.approx({"top1": 1 / 9, "top5": 5 / 9, "mean_per_class": 1 / 9})
     assert found["largest_class"] == pytest.approx(np.bincount(labels).max() / 300)
     for name in ("top1", "top5", "mean_per_class"):
@@ -53,6 +55,31 @@ def test_a_model_that_cannot_tell_classes_apart_scores_nothing() -> None:
     found = zeroshot(same, same, np.arange(4), list("abcd"))
     assert found["top1"] == 0.0
     assert found["top5"] == 1.0  # of four classes
+    assert accuracy(same, same, np.arange(4)) == 0.0
+
+
+def test_a_tie_is_taken_for_the_other_class_in_the_matrix_too() -> None:
+    images, classes, labels, names = answers(90, 6)
+    classes[3] = classes[1]
+    found = zeroshot(images, classes, labels, names)
+    right = {own: times for own, guess, times in found["confusion"] if own == guess}
+    for at, entry in enumerate(found["per_class"][:5]):
+        assert right.get(at, 0) == pytest.approx(entry["recall"] * entry["pictures"])
+    assert 1 not in right
+    assert any(own == 1 and guess == 3 for own, guess, _ in found["confusion"])
+
+
+def test_blocks_of_pictures_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = zeroshot(*answers(90, 6))
+    monkeypatch.setattr(ranks, "BLOCK", 7)
+    assert zeroshot(*answers(90, 6)) == whole
+
+
+def test_all_right_is_not_certain() -> None:
+    found = zeroshot(np.eye(4), np.eye(4), np.arange(4), list("abcd"))
+    assert found["top1"] == found["mean_per_class"] == 1.0
+    for name in ("top1", "top5", "mean_per_class"):
+        assert found["intervals"][name] == wilson_interval(4, 4)
 
 
 def test_a_class_is_the_mean_of_its_sentences_made_unit_length_again() -> None:

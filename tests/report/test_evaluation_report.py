@@ -17,6 +17,7 @@ from lapclip.evaluate.account import account_of_classes, account_of_pairs
 from lapclip.report.evaluation import evaluation_sections, page_of, sections
 from lapclip.report.markdown import to_markdown
 from lapclip.report.page import to_html
+from lapclip.report.scores import confusion
 from lapclip.report.write import write_files, write_report
 
 from ..evaluate.embeddings import noisy_pairs, unit
@@ -33,9 +34,9 @@ def account(folder: Path, words: str = "a thing") -> dict[str, Any]:
     captions = [[f"{words} {at}", f"{words} number {at}"] for at in range(40)]
     pixels = np.random.default_rng(0).integers(0, 256, (40, 8, 8, 3), dtype=np.uint8)
     found = account_of_pairs(images, texts, owner, Pairs(pixels, captions), 16)
-    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "pictures").mkdir(parents=True, exist_ok=True)
     for at in range(40):
-        Image.fromarray(pixels[at]).save(folder / f"{at}.jpg")
+        Image.fromarray(pixels[at]).save(folder / "pictures" / f"evaluation-{at}.jpg")
     return {"run": "runs/mine", "data": words, "split": "test", "why_split": "asked for", "notes": [words], **found}
 
 
@@ -109,6 +110,31 @@ def test_what_is_missing_or_odd_is_left_out(tmp_path: Path) -> None:
             to_markdown(page_of({**whole, name: odd}, tmp_path))
     assert len(sections({}, tmp_path)) == 1
     assert evaluation_sections(tmp_path / "nowhere") == []
+
+
+def test_pictures_of_training_are_told_at_the_top(tmp_path: Path) -> None:
+    found = account(tmp_path)
+    assert "no test of the model" not in to_markdown(page_of({**found, "trained_on": 0}, tmp_path))
+    assert "no test of the model" in to_markdown(page_of({**found, "trained_on": 12}, tmp_path))
+
+
+def test_of_many_classes_the_matrix_shows_those_in_the_most_mistakes() -> None:
+    names = [f"class {at}" for at in range(200)]
+    labels = np.repeat(np.arange(200), 4)
+    rows = np.eye(200)[np.where(labels < 70, (labels + 1) % 70, labels)]
+    rows[0] = np.eye(200)[150]  # one more mistake, of classes 0 and 150
+    classes = account_of_classes(rows, np.eye(200), labels, names)["zeroshot"]
+    plot = confusion(classes)
+    assert plot is not None
+    shown = plot.traces[0]["x"]
+    assert len(shown) == len(plot.traces[0]["z"]) == len(plot.traces[0]["z"][0]) == 60
+    assert "class 150" not in shown
+    assert "class 100" not in shown
+    assert shown == [name for name in names if name in shown]
+    at = shown.index("class 3")
+    assert plot.traces[0]["z"][at][shown.index("class 4")] == 1.0
+    assert "Of 200 classes, the 60" in plot.look_for
+    assert len(json.dumps(classes["confusion"])) < 4000
 
 
 def test_a_thumbnail_that_is_gone_leaves_its_words(tmp_path: Path) -> None:

@@ -10,8 +10,7 @@ from rich.markup import escape
 
 from lapclip.cli.output import Common, emit, typed
 from lapclip.cli.progress import display
-
-WAYS = (("t2i", "text to image"), ("i2t", "image to text"))
+from lapclip.evaluate.names import RANKS, WAYS
 
 
 def evaluate(
@@ -69,9 +68,13 @@ def evaluate(
 def _account(result: dict[str, Any]) -> list[str]:
     """What was found, as a few tables."""
     where = f"{result['run']} on {result['data']}, split {result['split']} ({result['why_split']})"
-    lines = [escape(where), *(f"[dim]{escape(note)}[/dim]" for note in result["notes"])]
+    lines = [escape(where)]
+    for at, note in enumerate(result["notes"]):
+        colour = "yellow" if result["trained_on"] and at == 0 else "dim"
+        lines.append(f"[{colour}]{escape(note)}[/{colour}]")
     if "evaluation" in result:
-        lines += score_table(result["evaluation"])
+        held_out = result["split"] not in ("train", "all") and not result["trained_on"]
+        lines += score_table(result["evaluation"], "held-out pairs" if held_out else "pairs")
         if (baseline := result.get("linear_baseline")) is not None:
             lines.append(f"  [dim]{'linear baseline':<33}{baseline:>8.1%}[/dim]")
         lines += _shared(result["ceilings"]) + _ranks(result["evaluation"]) + _negatives(result["negatives"])
@@ -91,20 +94,20 @@ def _ending(result: dict[str, Any]) -> list[str]:
     return [f"Next: open {result['files'][0]} in a browser, or {typed(f'report {name}')}"]
 
 
-def score_table(evaluation: dict[str, Any]) -> list[str]:
+def score_table(evaluation: dict[str, Any], what: str = "held-out pairs") -> list[str]:
     """Recall both ways beside chance, with 95 % intervals of R@1."""
-    title = f"held-out pairs: {evaluation['candidates']} candidates"
+    title = f"{what}: {evaluation['candidates']} candidates"
     lines = [f"[bold]{title:<35}[/bold]     R@1     R@5    R@10   R@1 95 % interval"]
-    for way, text in WAYS:
-        recalls = "".join(f"{evaluation[f'{way}_r{rank}']:>8.1%}" for rank in (1, 5, 10))
+    for way, text in WAYS.items():
+        recalls = "".join(f"{evaluation[f'{way}_r{rank}']:>8.1%}" for rank in RANKS)
         low, high = evaluation["intervals"][f"{way}_r1"]
         lines.append(f"  {text:<33}{recalls}   {low:.1%} to {high:.1%}")
     chances = evaluation["chances"]
-    found = {way: "".join(f"{chances[f'{way}_r{rank}']:>8.1%}" for rank in (1, 5, 10)) for way, _ in WAYS}
+    found = {way: "".join(f"{chances[f'{way}_r{rank}']:>8.1%}" for rank in RANKS) for way in WAYS}
     if found["t2i"] == found["i2t"]:
         lines.append(f"  [dim]{'chance':<33}{found['t2i']}[/dim]")
     else:  # several captions of a picture are easier to hit than one picture
-        lines += [f"  [dim]{f'chance, {text}':<33}{found[way]}[/dim]" for way, text in WAYS]
+        lines += [f"  [dim]{f'chance, {text}':<33}{found[way]}[/dim]" for way, text in WAYS.items()]
     if batch := evaluation.get("in_batch"):
         low, high = batch["interval"]
         what = f"accuracy in batches of {batch['size']}"
@@ -117,16 +120,16 @@ def score_table(evaluation: dict[str, Any]) -> list[str]:
 def _shared(ceilings: dict[str, float]) -> list[str]:
     """Said only where pictures share captions word for word."""
     lines = []
-    for way, text in WAYS:
+    for way, text in WAYS.items():
         if ceilings[f"{way}_r1"] < 1:
-            most = "".join(f"{ceilings[f'{way}_r{rank}']:>8.1%}" for rank in (1, 5, 10))
+            most = "".join(f"{ceilings[f'{way}_r{rank}']:>8.1%}" for rank in RANKS)
             lines.append(f"  [dim]{f'most possible, {text}':<33}{most}   some captions are the same[/dim]")
     return lines
 
 
 def _ranks(evaluation: dict[str, Any]) -> list[str]:
     lines = [f"[bold]{'place of the right answer':<35}[/bold]  median   chance   mean reciprocal   95 % interval"]
-    for way, text in WAYS:
+    for way, text in WAYS.items():
         median, chance = evaluation[f"{way}_median_rank"], evaluation["chances"][f"{way}_median_rank"]
         low, high = evaluation["intervals"][f"{way}_mean_reciprocal_rank"]
         mean = evaluation[f"{way}_mean_reciprocal_rank"]

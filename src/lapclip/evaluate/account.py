@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 
 from lapclip.data.pairs import Pairs
-from lapclip.evaluate.geometry import geometry, similarities, similarity_histograms, uniformity
+from lapclip.evaluate.geometry import geometry, similarities, similarity_histograms
 from lapclip.evaluate.negatives import most_confused, negatives
 from lapclip.evaluate.ranks import best_pictures, ranks
-from lapclip.evaluate.retrieval import batch_accuracy, ceilings, retrieval_of
-from lapclip.evaluate.zeroshot import zeroshot
+from lapclip.evaluate.retrieval import ceilings, in_batches, retrieval_of
+from lapclip.evaluate.zeroshot import class_answers, zeroshot_of
 
 EXAMPLES, TOP = 6, 5
 
@@ -25,14 +25,13 @@ def account_of_pairs(
 ) -> dict[str, Any]:
     """Retrieval both ways, hard negatives, geometry, and what the model answers to a few captions."""
     t2i_M, i2t_N = ranks(image_NE, text_ME, picture_M)
-    scores = retrieval_of(t2i_M, i2t_N, picture_M)
-    scores["similarities"] = similarities(image_NE, text_ME, picture_M)
-    if batch_size and len(image_NE) >= batch_size:
-        _, first_captions = np.unique(picture_M, return_index=True)
-        scores["in_batch"] = batch_accuracy(image_NE, text_ME[first_captions], batch_size)
     asked = np.bincount(picture_M, minlength=len(image_NE)) > 0
     return {
-        "evaluation": scores,
+        "evaluation": {
+            **retrieval_of(t2i_M, i2t_N, picture_M),
+            "similarities": similarities(image_NE, text_ME, picture_M),
+            **in_batches(image_NE, text_ME, picture_M, batch_size),
+        },
         "ceilings": ceilings(pairs.captions),
         "negatives": negatives(image_NE, text_ME, picture_M, pairs.captions),
         "geometry": geometry(image_NE, text_ME, picture_M),
@@ -50,26 +49,21 @@ def account_of_classes(
     image_NE: np.ndarray, class_CE: np.ndarray, label_N: np.ndarray, classes: Sequence[str]
 ) -> dict[str, Any]:
     """Zero-shot classification, geometry, and the pictures that are most surely taken for another class."""
-    scores_NC = image_NE @ class_CE.T
-    guess_N = scores_NC.argmax(axis=1)
-    own_N = scores_NC[np.arange(len(label_N)), label_N]
-    margin_N = scores_NC.max(axis=1) - own_N
-    mistaken = [at for at in np.argsort(-margin_N, kind="stable") if guess_N[at] != label_N[at]]
+    answers = class_answers(image_NE, class_CE, label_N)
+    mistaken = np.flatnonzero(answers.guess_N != label_N)
+    surest_first = mistaken[np.argsort(answers.own_N[mistaken] - answers.rival_N[mistaken], kind="stable")]
     shown, seen = [], set()
-    for at in mistaken:  # one picture for each kind of mistake, so that they differ
-        kind = (int(label_N[at]), int(guess_N[at]))
+    for at in surest_first:  # one picture for each kind of mistake, so that they differ
+        kind = (int(label_N[at]), int(answers.guess_N[at]))
         if kind not in seen and len(shown) < 2 * EXAMPLES:
             seen.add(kind)
             shown.append({
                 "picture": int(at), "class": classes[kind[0]], "guess": classes[kind[1]],
-                "class_score": float(own_N[at]), "guess_score": float(scores_NC[at, kind[1]]),
+                "class_score": float(answers.own_N[at]), "guess_score": float(answers.rival_N[at]),
             })  # fmt: skip
     return {
-        "zeroshot": zeroshot(image_NE, class_CE, label_N, classes),
-        "geometry": {
-            **geometry(image_NE, class_CE[label_N], np.arange(len(label_N))),
-            "uniformity_captions": uniformity(class_CE),
-        },
+        "zeroshot": zeroshot_of(answers, label_N, classes),
+        "geometry": geometry(image_NE, class_CE, np.arange(len(label_N)), label_N),
         "mistaken": shown,
     }
 

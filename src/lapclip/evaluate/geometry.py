@@ -1,6 +1,6 @@
 """How embeddings lie in their space: similarities, the gap between pictures and captions, alignment, uniformity.
 
-Shapes: N pictures, M captions, E embedding; rows are of unit length.
+Shapes: N pictures, M captions, P true pairs, E embedding; rows are of unit length.
 """
 
 from __future__ import annotations
@@ -15,20 +15,26 @@ MOST_ROWS = 10_000
 BINS = 40
 
 
-def geometry(image_NE: np.ndarray, text_ME: np.ndarray, picture_M: np.ndarray) -> dict[str, float]:
+def geometry(
+    image_NE: np.ndarray, text_ME: np.ndarray, picture_P: np.ndarray, text_P: np.ndarray | None = None
+) -> dict[str, float]:
     """The modality gap (Liang et al. 2022), alignment and uniformity (Wang and Isola 2020).
 
-    The gap is the distance of the two centroids. Alignment is the mean squared distance of a caption and its picture: 0
-    at best. Uniformity is ln of the mean of exp(-2 distance**2) over pairs of pictures or of captions: 0 where all are
-    one point, near -4 where they are spread evenly over a sphere of many dimensions.
+    picture_P and text_P are the rows of each true pair; without text_P there is one for each caption. The gap is the
+    distance of the pairs' two centroids. Alignment is the mean squared distance of a caption and its picture: 0 at
+    best. Uniformity is ln of the mean of exp(-2 distance**2) over pairs of pictures or of captions: 0 where all are one
+    point, near -4 where they are spread evenly over a sphere of many dimensions.
     """
-    apart_E = image_NE.astype(np.float64).mean(axis=0) - text_ME.astype(np.float64).mean(axis=0)
+    text_P = np.arange(len(text_ME)) if text_P is None else text_P
+    shares_M = np.bincount(text_P, minlength=len(text_ME)) / len(text_P)
+    centre_E = sum(shares_M[at] @ text_ME[at].astype(np.float64) for at in blocks(len(text_ME)))
     aligned = sum(
-        float(((image_NE[picture_M[at]].astype(np.float64) - text_ME[at]) ** 2).sum()) for at in blocks(len(text_ME))
+        float(((image_NE[picture_P[at]].astype(np.float64) - text_ME[text_P[at]]) ** 2).sum())
+        for at in blocks(len(text_P))
     )
     return {
-        "modality_gap": float(np.linalg.norm(apart_E)),
-        "alignment": aligned / len(text_ME),
+        "modality_gap": float(np.linalg.norm(image_NE.mean(axis=0, dtype=np.float64) - centre_E)),
+        "alignment": aligned / len(text_P),
         "uniformity_pictures": uniformity(image_NE),
         "uniformity_captions": uniformity(text_ME),
         "uniformity_rows": min(MOST_ROWS, max(len(image_NE), len(text_ME))),
@@ -56,15 +62,15 @@ def similarities(image_NE: np.ndarray, text_ME: np.ndarray, picture_M: np.ndarra
 
     From sums over pictures and captions alone, so that large sets need no matrix of all similarities.
     """
-    image_NE, text_ME = image_NE.astype(np.float64), text_ME.astype(np.float64)
-    mean = float(image_NE.mean(axis=0) @ text_ME.mean(axis=0))
-    square = float(((image_NE.T @ image_NE) * (text_ME.T @ text_ME)).sum()) / (len(image_NE) * len(text_ME))
+    image_E, text_E = (rows.sum(axis=0, dtype=np.float64) for rows in (image_NE, text_ME))
+    mean = float(image_E @ text_E) / (len(image_NE) * len(text_ME))
+    square = float((_products(image_NE) * _products(text_ME)).sum()) / (len(image_NE) * len(text_ME))
     return {
-        "own": float(np.einsum("me,me->m", image_NE[picture_M], text_ME).mean()),
+        "own": float(_of_pairs(image_NE, text_ME, picture_M).mean()),
         "mean": mean,
         "spread": max(0.0, square - mean**2) ** 0.5,
-        "pictures": _mean_of_two(image_NE),
-        "captions": _mean_of_two(text_ME),
+        "pictures": _mean_of_two(image_E, len(image_NE)),
+        "captions": _mean_of_two(text_E, len(text_ME)),
     }
 
 
@@ -73,14 +79,29 @@ def similarity_histograms(image_NE: np.ndarray, text_ME: np.ndarray, picture_M: 
     other_M = (picture_M + generator(0, "other pictures").integers(1, max(2, len(image_NE)), len(picture_M))) % len(
         image_NE
     )
-    own, other = (np.einsum("me,me->m", image_NE[rows], text_ME) for rows in (picture_M, other_M))
+    own, other = (_of_pairs(image_NE, text_ME, rows) for rows in (picture_M, other_M))
     low, high = float(min(own.min(), other.min())), float(max(own.max(), other.max()))
     edges = np.linspace(low, max(high, low + 1e-3), BINS + 1)
     shares = {name: np.histogram(values, edges)[0] / len(values) for name, values in (("own", own), ("other", other))}
     return {"edges": edges.tolist(), **{name: values.tolist() for name, values in shares.items()}}
 
 
-def _mean_of_two(rows_NE: np.ndarray) -> float:
-    """The mean similarity of two different rows of unit length."""
-    count, total_E = len(rows_NE), rows_NE.sum(axis=0)
+def _of_pairs(image_NE: np.ndarray, text_ME: np.ndarray, picture_M: np.ndarray) -> np.ndarray:
+    """The similarity of each caption and one picture."""
+    return np.concatenate([
+        np.einsum("me,me->m", image_NE[picture_M[at]].astype(np.float64), text_ME[at]) for at in blocks(len(text_ME))
+    ])  # fmt: skip
+
+
+def _products(rows_NE: np.ndarray) -> np.ndarray:
+    """Sums over rows of the products of any two of their numbers."""
+    total_EE = np.zeros((rows_NE.shape[1], rows_NE.shape[1]))
+    for at in blocks(len(rows_NE)):
+        block_bE = rows_NE[at].astype(np.float64)
+        total_EE += block_bE.T @ block_bE
+    return total_EE
+
+
+def _mean_of_two(total_E: np.ndarray, count: int) -> float:
+    """The mean similarity of two different rows of unit length, from the sum of all."""
     return float(total_E @ total_E - count) / max(1, count * (count - 1))

@@ -1,5 +1,6 @@
 """How sure a figure is: 95 % intervals by drawing the pictures again (the bootstrap, by its percentiles).
 
+Where all answers are right, or all wrong, drawing them again says nothing; there it is Wilson's end over the pictures.
 Pictures are what is drawn, with all their captions: captions of one picture are not independent of each other.
 Shapes: N pictures, M captions, K figures, r draws held at once.
 """
@@ -31,7 +32,7 @@ def resamples(count: int) -> Iterator[np.ndarray]:
 
 
 def mean_intervals(hits_KN: np.ndarray, counts_KN: np.ndarray) -> list[list[float]]:
-    """Of each figure sum(hits) / sum(counts). All figures see the same draws."""
+    """Of each share sum(hits) / sum(counts). All see the same draws."""
     return mean_and_median_intervals(hits_KN, counts_KN, [])[0]
 
 
@@ -43,7 +44,7 @@ def bootstrap_interval(hits_N: np.ndarray, counts_N: np.ndarray) -> list[float]:
 def mean_and_median_intervals(
     hits_KN: np.ndarray, counts_KN: np.ndarray, valued: Sequence[tuple[np.ndarray, np.ndarray]]
 ) -> tuple[list[list[float]], list[list[float]]]:
-    """Of each figure sum(hits) / sum(counts), and of the medians of values, given with the picture of each."""
+    """Of each share sum(hits) / sum(counts), and of the medians of values, given with the picture of each."""
     orders = [np.argsort(values_M, kind="stable") for values_M, _ in valued]
     ordered = [(values[order], owner[order]) for (values, owner), order in zip(valued, orders, strict=True)]
     means, medians = [], [[] for _ in valued]
@@ -51,7 +52,11 @@ def mean_and_median_intervals(
         means.append((weights_rN @ hits_KN.T) / np.maximum(weights_rN @ counts_KN.T, 1e-12))
         for found, (values_M, owner_M) in zip(medians, ordered, strict=True):
             found += [_median(values_M, weights_N[owner_M]) for weights_N in weights_rN]
-    return [percentiles(column) for column in np.concatenate(means).T], [percentiles(found) for found in medians]
+    shares = [
+        share_interval(column, float(hits_N.sum() / max(counts_N.sum(), 1e-12)), int((counts_N > 0).sum()))
+        for column, hits_N, counts_N in zip(np.concatenate(means).T, hits_KN, counts_KN, strict=True)
+    ]
+    return shares, [percentiles(found) for found in medians]
 
 
 def _median(sorted_M: np.ndarray, weights_M: np.ndarray) -> float:
@@ -68,6 +73,13 @@ def percentiles(figures: np.ndarray | list[float]) -> list[float]:
     return [float(value) for value in np.quantile(figures, [0.025, 0.975])]
 
 
+def share_interval(drawn: np.ndarray, share: float, pictures: int) -> list[float]:
+    """Of a share with its values in each draw: never certain, even where all answers are the same."""
+    if share in (0.0, 1.0):
+        return wilson_interval(share * pictures, pictures)
+    return percentiles(drawn)
+
+
 def wilson_interval(hits: float, count: int) -> list[float]:
     """Of a share of `count` independent answers: E. B. Wilson, 1927. Sound for few, where the bootstrap is not."""
     if count == 0:
@@ -75,4 +87,4 @@ def wilson_interval(hits: float, count: int) -> list[float]:
     z, share = 1.959964, hits / count
     middle = (share + z * z / (2 * count)) / (1 + z * z / count)
     half = z / (1 + z * z / count) * (share * (1 - share) / count + z * z / (4 * count * count)) ** 0.5
-    return [max(0.0, middle - half), min(1.0, middle + half)]
+    return [middle - half if hits else 0.0, middle + half if hits < count else 1.0]

@@ -4,8 +4,8 @@ How hard a wrong picture is does not come from the model under test: it is how a
 their words (wording.py). Of all wrong pictures, from the most alike to the least:
 
     hard    the eleven most alike
-    medium  eleven drawn from the rest of the most alike tenth
-    easy    eleven drawn from the less alike half
+    medium  eleven drawn from the rest of the most alike tenth; among fewer than 230 wrong ones, the next eleven
+    easy    eleven drawn from the less alike half; among fewer than 44 wrong ones, from those that are left
 
 With the right one that makes twelve candidates, as many as in a batch of the published run, whose claim was 95 %, 28 %
 and 8 %. Pictures that share a caption word for word are not wrong for each other. In a set of fewer than 34 pictures
@@ -78,23 +78,25 @@ def choose_negatives(captions: Sequence[Sequence[str]]) -> dict[str, Any] | None
     draw = generator(0, "negatives")
     with_captions = np.array([at for at, options in enumerate(captions) if options], dtype=np.int64)
     others_O = _some(with_captions, MOST_OTHERS, draw)
-    asked_Q = _some(others_O, MOST_ASKED, draw)
     size = min(NEGATIVES, (len(others_O) - 1) // 3)
     if size < 1:
         return None
-    wording, sharing = Wording(captions), _sharing(captions)
-    place = {int(picture): at for at, picture in enumerate(others_O)}
+    # From here on a picture is its place among those that were drawn.
+    drawn = [captions[int(at)] for at in others_O]
+    asked_Q = _some(np.arange(len(drawn)), MOST_ASKED, draw)
+    wording, sharing = Wording(drawn), _sharing(drawn)
     likeness: dict[str, list[float]] = {kind: [] for kind in KINDS}
     wrong: dict[str, list[np.ndarray]] = {kind: [] for kind in KINDS}
     kept = []
-    for picture, like_O in zip(asked_Q, _likenesses(wording, asked_Q, others_O), strict=True):
-        left_out = [place[other] for other in sharing(int(picture)) if other in place]
+    for picture, like_O in zip(asked_Q, _likenesses(wording, asked_Q, len(drawn)), strict=True):
+        left_out = list(sharing(int(picture)))
         like_O[left_out] = -1.0
-        order = np.argsort(-like_O, kind="stable")[: len(others_O) - len(left_out)]
+        order = np.argsort(-like_O, kind="stable")[: len(drawn) - len(left_out)]
         if len(order) < 3 * size:  # nearly all share its captions
             continue
-        kept.append(picture)
-        tenth, half = max(2 * size, len(order) // 10), min(len(order) // 2, len(order) - size)
+        kept.append(others_O[picture])
+        tenth = max(2 * size, len(order) // 10)
+        half = max(tenth, len(order) // 2)  # no picture is of two kinds
         pools = {"hard": order[:size], "medium": order[size:tenth], "easy": order[half:]}
         for kind, pool in pools.items():
             taken = pool if len(pool) == size else draw.choice(pool, size, replace=False)
@@ -137,11 +139,12 @@ def most_confused(
     return confused
 
 
-def _likenesses(wording: Wording, asked_Q: np.ndarray, others_O: np.ndarray) -> Iterator[np.ndarray]:
+def _likenesses(wording: Wording, asked_Q: np.ndarray, others: int) -> Iterator[np.ndarray]:
     """For each picture asked about, how alike it is to each of the others: a row at a time, in blocks."""
     for asked in blocks(len(asked_Q)):
         rows = wording.rows(asked_Q[asked])
-        yield from np.concatenate([rows @ wording.rows(others_O[at]).T for at in blocks(len(others_O))], axis=1)
+        every = np.arange(others)
+        yield from np.concatenate([rows @ wording.rows(every[at]).T for at in blocks(others)], axis=1)
 
 
 def _sharing(captions: Sequence[Sequence[str]]) -> Callable[[int], set[int]]:

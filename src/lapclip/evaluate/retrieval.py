@@ -1,6 +1,6 @@
 """Finding pictures by captions and captions by pictures: recall, median rank, mean reciprocal rank, and how sure.
 
-Shapes: N pictures, M captions, E embedding, Q questions of one way.
+Shapes: N pictures, M captions, E embedding, Q questions of one way, G batches of s of P pairs.
 """
 
 from __future__ import annotations
@@ -13,10 +13,9 @@ import numpy as np
 
 from lapclip.evaluate.geometry import similarities
 from lapclip.evaluate.intervals import bootstrap_interval, mean_and_median_intervals
-from lapclip.evaluate.ranks import chance_figures, ranks
+from lapclip.evaluate.names import RANKS
+from lapclip.evaluate.ranks import BLOCK, chance_figures, ranks
 from lapclip.randomness import generator
-
-RANKS = (1, 5, 10)
 
 
 def retrieval(image_NE: np.ndarray, text_ME: np.ndarray, picture_M: np.ndarray) -> dict[str, Any]:
@@ -74,25 +73,42 @@ def ceilings(captions: Sequence[Sequence[str]]) -> dict[str, float]:
     return found | {f"i2t_r{place}": float((others_N < place).mean()) for place in RANKS}
 
 
-def batch_accuracy(image_NE: np.ndarray, text_NE: np.ndarray, size: int, repeats: int = 100) -> dict[str, Any]:
+def in_batches(
+    image_NE: np.ndarray, text_ME: np.ndarray, picture_M: np.ndarray, size: int | None
+) -> dict[str, dict[str, Any]]:
+    """`in_batch`: accuracy in batches, of each picture that has captions and the first of them; nothing if too few."""
+    if not size or len(np.unique(picture_M)) < size:
+        return {}
+    return {"in_batch": batch_accuracy(image_NE, text_ME, size, picture_M=picture_M)}
+
+
+def batch_accuracy(
+    image_NE: np.ndarray, text_ME: np.ndarray, size: int, repeats: int = 100, picture_M: np.ndarray | None = None
+) -> dict[str, Any]:
     """Accuracy within random batches of `size` pairs, both ways averaged: what published training logs call accuracy.
 
+    A pair is a picture and the first of its captions; without picture_M each caption is that of the picture in its row.
     Averaged over `repeats` random partitions of the pairs; pairs left over by a partition sit it out.
     """
-    count = len(image_NE) // size * size
+    asked_P, caption_P = np.unique(np.arange(len(text_ME)) if picture_M is None else picture_M, return_index=True)
+    count = len(asked_P) // size * size
+    at_once = max(1, BLOCK * BLOCK // (size * max(size, image_NE.shape[1])))
     draw = generator(0, "partitions")
-    hits_N, shows_N = np.zeros(len(image_NE)), np.zeros(len(image_NE))
+    hits_P, shows_P = np.zeros(len(asked_P)), np.zeros(len(asked_P))
     for _ in range(repeats):
-        rows_Gs = draw.permutation(len(image_NE))[:count].reshape(-1, size)
-        scores_Gss = np.einsum("gie,gje->gij", text_NE[rows_Gs], image_NE[rows_Gs], optimize=True)
-        own_Gs = np.einsum("gii->gi", scores_Gss)
-        t2i_Gs = (scores_Gss >= own_Gs[:, :, None]).sum(axis=2) == 1
-        i2t_Gs = (scores_Gss >= own_Gs[:, None, :]).sum(axis=1) == 1
-        hits_N[rows_Gs] += (t2i_Gs + i2t_Gs.astype(float)) / 2
-        shows_N[rows_Gs] += 1
+        batches = draw.permutation(len(asked_P))[:count].reshape(-1, size)
+        for first in range(0, len(batches), at_once):
+            rows_Gs = batches[first : first + at_once]
+            texts_GsE, images_GsE = text_ME[caption_P[rows_Gs]], image_NE[asked_P[rows_Gs]]
+            scores_Gss = np.einsum("gie,gje->gij", texts_GsE, images_GsE, optimize=True)
+            own_Gs = np.einsum("gii->gi", scores_Gss)
+            t2i_Gs = (scores_Gss >= own_Gs[:, :, None]).sum(axis=2) == 1
+            i2t_Gs = (scores_Gss >= own_Gs[:, None, :]).sum(axis=1) == 1
+            hits_P[rows_Gs] += (t2i_Gs + i2t_Gs.astype(float)) / 2
+            shows_P[rows_Gs] += 1
     return {
         "size": size,
-        "accuracy": float(hits_N.sum() / shows_N.sum()),
-        "interval": bootstrap_interval(hits_N, shows_N),
+        "accuracy": float(hits_P.sum() / shows_P.sum()),
+        "interval": bootstrap_interval(hits_P, shows_P),
         "chance": 1 / size,
     }

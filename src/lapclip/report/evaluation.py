@@ -9,14 +9,25 @@ import json
 from pathlib import Path
 from typing import Any
 
+from lapclip.evaluate.names import RANKS, WAYS
 from lapclip.insight.curves import number
 from lapclip.insight.words import figure, percent
 from lapclip.report.document import Block, Gallery, Headline, Picture, Report, Section, Sentences, Table
-from lapclip.report.scores import confusion, hard_negatives, per_class, rank_plot, recall_plot, similarity_plot
+from lapclip.report.scores import (
+    confusion,
+    hard_negatives,
+    part,
+    per_class,
+    rank_plot,
+    recall_plot,
+    similarity_plot,
+)
 from lapclip.report.words import count, interval
 
 EVALUATION, FOLDER = "evaluation.json", "evaluation"
 """The file of an account, and the folder of a run that holds one folder for each."""
+THUMBNAIL = "pictures/evaluation-{}.jpg"
+"""A small picture of an account: in a folder and under a name that no one else's pictures have."""
 
 
 def evaluation_sections(run: Path) -> list[Section]:
@@ -42,22 +53,22 @@ def page_of(account: dict[str, Any], folder: Path) -> Report:
 def sections(account: dict[str, Any], folder: Path) -> list[Section]:
     """An account as sections."""
     said = [f"{_where(account)}.", *map(str, _list(account.get("notes")))]
-    scores, classes = _dict(account.get("evaluation")), _dict(account.get("zeroshot"))
+    scores, classes = part(account, "evaluation"), part(account, "zeroshot")
     blocks: list[Block | None] = [Sentences(said)]
     if scores:
         blocks += [_recall_table(account, scores), recall_plot(scores), rank_plot(account, scores)]
-        blocks += [hard_negatives(_dict(account.get("negatives"))), similarity_plot(_dict(account.get("histograms")))]
+        blocks += [hard_negatives(part(account, "negatives")), similarity_plot(part(account, "histograms"))]
         blocks += [_confused(account, folder), _examples(account, folder)]
     if classes:
         templates = ", ".join(f'"{text}"' for text in _list(account.get("templates")))
         blocks += [Sentences([f"Sentences for each class: {templates}."]), _class_table(classes)]
         blocks += [per_class(classes), confusion(classes), _mistaken(account, folder)]
-    blocks.append(_geometry(_dict(account.get("geometry"))))
+    blocks.append(_geometry(part(account, "geometry")))
     return [Section(f"Evaluation: {account.get('data')}, split {account.get('split')}", [b for b in blocks if b])]
 
 
 def _where(account: dict[str, Any]) -> str:
-    scores, classes = _dict(account.get("evaluation")), _dict(account.get("zeroshot"))
+    scores, classes = part(account, "evaluation"), part(account, "zeroshot")
     size = f"{count(scores.get('candidates'))} pictures, {count(scores.get('captions'))} captions"
     if classes:
         size = f"{count(classes.get('pictures'))} pictures of {count(classes.get('classes'))} classes"
@@ -65,31 +76,33 @@ def _where(account: dict[str, Any]) -> str:
 
 
 def _headlines(account: dict[str, Any]) -> list[Headline]:
-    scores, classes = _dict(account.get("evaluation")), _dict(account.get("zeroshot"))
+    scores, classes = part(account, "evaluation"), part(account, "zeroshot")
     lines = []
-    for way, name in (("t2i", "text to image"), ("i2t", "image to text")):
+    if number(account.get("trained_on")):
+        lines.append(Headline("trained on", count(account["trained_on"]), "of these pictures: no test of the model"))
+    for way, name in WAYS.items():
         if number(scores.get(f"{way}_r1")) is not None:
-            sure = interval(_dict(scores.get("intervals")).get(f"{way}_r1"))
+            sure = interval(part(scores, "intervals").get(f"{way}_r1"))
             lines.append(Headline(f"{name}, R@1", percent(scores[f"{way}_r1"]), sure))
             lines.append(Headline(f"{name}, R@10", percent(scores.get(f"{way}_r10"))))
     if number(classes.get("top1")) is not None:
-        sure = interval(_dict(classes.get("intervals")).get("top1"))
+        sure = interval(part(classes, "intervals").get("top1"))
         lines.append(Headline("zero-shot top-1", percent(classes["top1"]), sure))
-        lines.append(Headline("chance", percent(_dict(classes.get("chance")).get("top1"))))
+        lines.append(Headline("chance", percent(part(classes, "chance").get("top1"))))
     return lines
 
 
 def _recall_table(account: dict[str, Any], scores: dict[str, Any]) -> Table:
-    chances, ceilings = _dict(scores.get("chances")), _dict(account.get("ceilings"))
+    chances, ceilings = part(scores, "chances"), part(account, "ceilings")
     rows: list[list[Any]] = []
-    for way, name in (("t2i", "text to image"), ("i2t", "image to text")):
+    for way, name in WAYS.items():
         rows.append([name, *_figures(scores, way)])
-        rows.append([f"{name}, 95 % interval", *_intervals(_dict(scores.get("intervals")), way)])
+        rows.append([f"{name}, 95 % interval", *_intervals(part(scores, "intervals"), way)])
         rows.append([f"{name}, chance", *_figures(chances, way)])
-        shared = [number(ceilings.get(f"{way}_r{place}")) for place in (1, 5, 10)]
+        shared = [number(ceilings.get(f"{way}_r{place}")) for place in RANKS]
         if any(value is not None and value < 1 for value in shared):
             rows.append([f"{name}, most that shared captions allow", *map(percent, shared), "", ""])
-    batch = _dict(scores.get("in_batch"))
+    batch = part(scores, "in_batch")
     if batch:
         rows.append([f"in batches of {batch.get('size')}", percent(batch.get("accuracy")), "", "", "", ""])
         rows.append([f"chance in batches of {batch.get('size')}", percent(batch.get("chance")), "", "", "", ""])
@@ -99,12 +112,12 @@ def _recall_table(account: dict[str, Any], scores: dict[str, Any]) -> Table:
 
 
 def _figures(values: dict[str, Any], way: str) -> list[str]:
-    recalls = [percent(values.get(f"{way}_r{place}")) for place in (1, 5, 10)]
+    recalls = [percent(values.get(f"{way}_r{place}")) for place in RANKS]
     return [*recalls, _rank(values.get(f"{way}_median_rank")), figure(values.get(f"{way}_mean_reciprocal_rank"))]
 
 
 def _intervals(values: dict[str, Any], way: str) -> list[str]:
-    recalls = [interval(values.get(f"{way}_r{place}")) for place in (1, 5, 10)]
+    recalls = [interval(values.get(f"{way}_r{place}")) for place in RANKS]
     rank, reciprocal = values.get(f"{way}_median_rank"), values.get(f"{way}_mean_reciprocal_rank")
     return [*recalls, _between(rank, _rank), _between(reciprocal, figure)]
 
@@ -122,7 +135,7 @@ def _between(low_high: Any, words: Any) -> str:
 
 
 def _class_table(classes: dict[str, Any]) -> Table:
-    sure, chance = _dict(classes.get("intervals")), _dict(classes.get("chance"))
+    sure, chance = part(classes, "intervals"), part(classes, "chance")
     names = {"top1": "top-1", "top5": "top-5", "mean_per_class": "mean recall of the classes"}
     rows: list[list[Any]] = [
         [name, percent(classes.get(key)), interval(sure.get(key)), percent(chance.get(key))]
@@ -200,11 +213,7 @@ def _geometry(values: dict[str, Any]) -> Table | None:
 
 
 def _thumbnail(folder: Path, picture: float) -> Path:
-    return folder / f"{int(picture)}.jpg"
-
-
-def _dict(value: Any) -> dict[str, Any]:
-    return value if isinstance(value, dict) else {}
+    return folder / THUMBNAIL.format(int(picture))
 
 
 def _list(value: Any) -> list[Any]:

@@ -5,35 +5,43 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
+from lapclip.evaluate.names import RANKS, WAYS
 from lapclip.insight.curves import number
 from lapclip.insight.words import UNKNOWN, figure, percent
 from lapclip.report.document import Plot, Table
 from lapclip.report.plots import axes, plain
 from lapclip.report.words import count, interval
 
-WAYS = (("t2i", "text to image", "--blue"), ("i2t", "image to text", "--orange"))
-PLACES = (1, 5, 10)
+COLOURS = {"t2i": "--blue", "i2t": "--orange"}
+MOST_CLASSES = 60
+"""Classes of a confusion matrix that can still be read."""
+
+
+def part(values: dict[str, Any], name: str) -> dict[str, Any]:
+    """A part of an account; empty where it is missing or odd."""
+    found = values.get(name)
+    return found if isinstance(found, dict) else {}
 
 
 def recall_plot(scores: dict[str, Any]) -> Plot | None:
     """Recall both ways with whiskers, beside chance."""
-    intervals, chances = _part(scores, "intervals"), _part(scores, "chances")
+    intervals, chances = part(scores, "intervals"), part(scores, "chances")
     traces, rows = [], []
-    for way, name, colour in WAYS:
-        values = [number(scores.get(f"{way}_r{place}")) for place in PLACES]
+    for way, name in WAYS.items():
+        values = [number(scores.get(f"{way}_r{place}")) for place in RANKS]
         if any(value is None for value in values):
             return None
-        whiskers = _whiskers(values, [intervals.get(f"{way}_r{place}") for place in PLACES])
-        traces.append(bars(name, [f"R@{place}" for place in PLACES], values, colour, error_y=whiskers))
+        whiskers = _whiskers(values, [intervals.get(f"{way}_r{place}") for place in RANKS])
+        traces.append(bars(name, [f"R@{place}" for place in RANKS], values, COLOURS[way], error_y=whiskers))
         rows += [
             [f"{name}, R@{place}", percent(value), interval(intervals.get(f"{way}_r{place}"))]
-            for place, value in zip(PLACES, values, strict=True)
+            for place, value in zip(RANKS, values, strict=True)
         ]
-    for way, name, _ in WAYS:
-        values = [number(chances.get(f"{way}_r{place}")) for place in PLACES]
+    for way, name in WAYS.items():
+        values = [number(chances.get(f"{way}_r{place}")) for place in RANKS]
         if all(value is not None for value in values):
-            traces.append(bars(f"chance, {name}", [f"R@{place}" for place in PLACES], values, "--faint"))
-            rows += [[f"chance, {name}, R@{place}", percent(v), ""] for place, v in zip(PLACES, values, strict=True)]
+            traces.append(bars(f"chance, {name}", [f"R@{place}" for place in RANKS], values, "--faint"))
+            rows += [[f"chance, {name}, R@{place}", percent(v), ""] for place, v in zip(RANKS, values, strict=True)]
     return Plot(
         "Recall",
         traces,
@@ -46,18 +54,18 @@ def recall_plot(scores: dict[str, Any]) -> Plot | None:
 
 def rank_plot(account: dict[str, Any], scores: dict[str, Any]) -> Plot | None:
     """Where the right answer comes."""
-    histograms = _part(account, "histograms")
+    histograms = part(account, "histograms")
     traces, rows = [], []
-    for way, name, colour in WAYS:
+    for way, name in WAYS.items():
         found = histograms.get(f"{way}_ranks")
         bins = [entry for entry in found if isinstance(entry, dict)] if isinstance(found, list) else []
         shares = [number(entry.get("share")) for entry in bins]
         if not bins or any(share is None for share in shares):
             continue
         names = [_places(entry) for entry in bins]
-        traces.append(bars(name, names, shares, colour))
+        traces.append(bars(name, names, shares, COLOURS[way]))
         rows += [[f"{name}, place {place}", percent(share)] for place, share in zip(names, shares, strict=True)]
-    medians = [f"{name} {figure(scores.get(f'{way}_median_rank'))}" for way, name, _ in WAYS]
+    medians = [f"{name} {figure(scores.get(f'{way}_median_rank'))}" for way, name in WAYS.items()]
     return Plot(
         "Place of the right answer",
         traces,
@@ -70,7 +78,7 @@ def rank_plot(account: dict[str, Any], scores: dict[str, Any]) -> Plot | None:
 
 def similarity_plot(histograms: dict[str, Any]) -> Plot | None:
     """Similarities of true pairs and of others."""
-    found = _part(histograms, "similarities")
+    found = part(histograms, "similarities")
     edges, own, other = (_numbers(found.get(name)) for name in ("edges", "own", "other"))
     if not own or len(edges) != len(own) + 1 or len(own) != len(other):
         return None
@@ -93,11 +101,11 @@ def similarity_plot(histograms: dict[str, Any]) -> Plot | None:
 
 def hard_negatives(found: dict[str, Any]) -> Plot | None:
     """Accuracy against easy, medium and hard wrong pictures."""
-    kinds = [(kind, _part(found, kind)) for kind in ("easy", "medium", "hard")]
-    values = [number(part.get("accuracy")) for _, part in kinds]
+    kinds = [(kind, part(found, kind)) for kind in ("easy", "medium", "hard")]
+    values = [number(entry.get("accuracy")) for _, entry in kinds]
     if any(value is None for value in values):
         return None
-    sure = [_part(part, "intervals").get("accuracy") for _, part in kinds]
+    sure = [part(entry, "intervals").get("accuracy") for _, entry in kinds]
     names, chance = [kind for kind, _ in kinds], number(found.get("chance"))
     traces = [bars("right picture wins", names, values, "--blue", error_y=_whiskers(values, sure))]
     if chance is not None:
@@ -105,12 +113,12 @@ def hard_negatives(found: dict[str, Any]) -> Plot | None:
     rows: list[list[Any]] = [
         [
             kind,
-            percent(part.get("accuracy")),
+            percent(entry.get("accuracy")),
             interval(between),
-            percent(part.get("pairwise")),
-            figure(part.get("similarity")),
+            percent(entry.get("pairwise")),
+            figure(entry.get("similarity")),
         ]
-        for (kind, part), between in zip(kinds, sure, strict=True)
+        for (kind, entry), between in zip(kinds, sure, strict=True)
     ]
     return Plot(
         "Hard negatives",
@@ -148,15 +156,23 @@ def per_class(classes: dict[str, Any]) -> Plot | None:
 
 
 def confusion(classes: dict[str, Any]) -> Plot | None:
-    """What is taken for what."""
-    matrix, found = classes.get("confusion"), classes.get("per_class")
-    if not isinstance(matrix, list) or not isinstance(found, list) or len(matrix) != len(found):
+    """What is taken for what; of many classes, those with the most mistakes."""
+    found, cells = classes.get("per_class"), classes.get("confusion")
+    entries = [entry for entry in found if isinstance(entry, dict)] if isinstance(found, list) else []
+    numbers = [_numbers(cell) for cell in cells] if isinstance(cells, list) else []
+    if not entries or not numbers or any(len(cell) != 3 or max(cell[:2]) >= len(entries) for cell in numbers):
         return None
-    names = [str(entry.get("name")) for entry in found if isinstance(entry, dict)]
-    counts = [_numbers(row) for row in matrix]
-    if any(len(row) != len(names) for row in counts):
-        return None
-    shares = [[value / max(1, sum(row)) for value in row] for row in counts]
+    mistakes = [0.0] * len(entries)
+    for own, guess, times in numbers:
+        if own != guess:
+            mistakes[int(own)] += times
+            mistakes[int(guess)] += times
+    shown = sorted(sorted(range(len(entries)), key=lambda at: -mistakes[at])[:MOST_CLASSES])
+    names = [str(entries[at].get("name")) for at in shown]
+    times_of = {(int(own), int(guess)): times for own, guess, times in numbers}
+    counts = [[times_of.get((own, guess), 0.0) for guess in shown] for own in shown]
+    pictures = [number(entries[at].get("pictures")) or 0.0 for at in shown]
+    shares = [[value / max(1, total) for value in row] for row, total in zip(counts, pictures, strict=True)]
     trace = {
         "type": "heatmap",
         "x": [plain(name) for name in names],
@@ -171,6 +187,7 @@ def confusion(classes: dict[str, Any]) -> Plot | None:
         "colorbar": {"thickness": 10, "tickformat": ".0%"},
     }
     rows: list[list[Any]] = [[name, *map(count, row)] for name, row in zip(names, counts, strict=True)]
+    some = f" Of {count(len(entries))} classes, the {MOST_CLASSES} that are in the most mistakes."
     return Plot(
         "Confusion matrix",
         [trace],
@@ -179,7 +196,7 @@ def confusion(classes: dict[str, Any]) -> Plot | None:
             "yaxis": {"type": "category", "autorange": "reversed", "title": {"text": "class"}},
         },
         "A row is a class; its bright cells are what its pictures are taken for. A perfect model is a bright diagonal; "
-        "a bright column is a class that swallows others.",
+        f"a bright column is a class that swallows others.{some if len(entries) > MOST_CLASSES else ''}",
         Table(["class", *names], rows),
         height=max(320, min(900, 120 + 30 * len(names))),
     )
@@ -223,8 +240,3 @@ def _numbers(values: Any) -> list[float]:
     """A list of numbers; empty where anything else is in it."""
     found = [number(value) for value in values] if isinstance(values, list) else []
     return [value for value in found if value is not None] if None not in found else []
-
-
-def _part(values: dict[str, Any], name: str) -> dict[str, Any]:
-    found = values.get(name)
-    return found if isinstance(found, dict) else {}

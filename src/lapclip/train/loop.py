@@ -17,7 +17,7 @@ from lapclip.data.batches import BatchPlan, prefetch
 from lapclip.data.pairs import DataSet, Pairs
 from lapclip.embedder import CONFIG, WEIGHTS, Embedder
 from lapclip.errors import TrainingError
-from lapclip.evaluate.retrieval import RANKS, batch_accuracy, retrieval
+from lapclip.evaluate.retrieval import RANKS, in_batches, retrieval
 from lapclip.evaluate.zeroshot import accuracy, class_embeddings, read_templates
 from lapclip.machine import facts
 from lapclip.machine.courtesy import Courtesy
@@ -267,8 +267,4 @@ def score(embedder: Embedder, pairs: Pairs, batch_size: int) -> dict[str, Any]:
 
 def score_embeddings(images: np.ndarray, texts: np.ndarray, owner: np.ndarray, batch_size: int) -> dict[str, Any]:
     """Recall both ways, and accuracy in batches of the training's size where there are enough pairs."""
-    scores = retrieval(images, texts, owner)
-    if len(images) >= batch_size:
-        _, first_captions = np.unique(owner, return_index=True)
-        scores["in_batch"] = batch_accuracy(images, texts[first_captions], batch_size)
-    return scores
+    return retrieval(images, texts, owner) | in_batches(images, texts, owner, batch_size)
