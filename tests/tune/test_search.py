@@ -231,7 +231,7 @@ def test_busy_cores_are_named_and_nothing_is_remembered(here: Path, monkeypatch:
     assert not found["remembered"]
     assert "not remembered" in "".join(tuning_command.summary(found, "train"))
     monkeypatch.setattr(load, "other_load", lambda: 0.0)
-    found = trials.tune("first-run", SMALL_RUN, 3.0)
+    found = trials.tune("first-run", SMALL_RUN, 10.0)
     assert found["remembered"]
     assert found["warnings"] == []
 

@@ -112,11 +112,11 @@ def test_real_training_is_followed_live(here: Path, look: Open) -> None:
         tab = look(served)
         tab.wait_text("main", "No runs yet")
         tab.page.evaluate("window.sameDocument = true")
-        settings = set_flags(*SMALL, "train.steps=300", "train.evaluate_every_epochs=25")
+        settings = set_flags(*SMALL, "train.steps=700", "train.evaluate_every_epochs=50")
         training = subprocess.Popen(command("train", "--name", "live", *settings), stderr=subprocess.DEVNULL)
         try:
             tab.wait_text("#title", "live")
-            tab.wait_text("#progress-words", "of 300")
+            tab.wait_text("#progress-words", "of 700")
             seen = set()
             while "100 %" not in seen:
                 tab.page.wait_for_timeout(50)
