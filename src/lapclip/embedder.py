@@ -22,7 +22,7 @@ from safetensors.torch import load_file
 
 from lapclip.config import ModelConfig
 from lapclip.data.pairs import Pairs, Pixels
-from lapclip.data.pixels import fit_picture, normalise, open_picture
+from lapclip.data.pixels import middle_square, normalise
 from lapclip.data.table import Progress
 from lapclip.data.tokenizers import Tokenizer, tokenizer_from_dict
 from lapclip.errors import RunError
@@ -47,9 +47,7 @@ class Embedder:
             raise TypeError("encode_image takes a list of pictures, not one picture")
         side = self.model.shape.image_size
         parts = [
-            self.encode_pixels(
-                np.stack([fit_picture(open_picture(picture), side) for picture in pictures[at : at + self.batch]])
-            )
+            self.encode_pixels(np.stack([middle_square(picture, side) for picture in pictures[at : at + self.batch]]))
             for at in range(0, len(pictures), self.batch)
         ]
         return np.concatenate(parts) if parts else self._nothing()

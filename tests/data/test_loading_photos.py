@@ -13,7 +13,7 @@ from lapclip.config import DataConfig
 from lapclip.data import loading
 from lapclip.data.loading import load_data, load_to_score
 from lapclip.data.packed import PackedRows
-from lapclip.data.pixels import fit_picture, open_picture
+from lapclip.data.pixels import middle_square
 from lapclip.data.sources import read_table
 from lapclip.data.streaming import StreamedPixels
 from lapclip.errors import DataError
@@ -55,7 +55,7 @@ def test_each_split_has_its_pictures_captions_and_names(photos: Path) -> None:
             assert tuple(captions) == (f"thing {int(name[:2])} near", f"thing {int(name[:2])} far")
     for split in ("val", "test"):  # what the model is scored on is what encode_image makes of the files
         pairs = data.splits[split]
-        expected = np.stack([fit_picture(open_picture(photos / name), SIDE) for name in pairs.names])
+        expected = np.stack([middle_square(photos / name, SIDE) for name in pairs.names])
         assert np.array_equal(pairs.pixels[:], expected)
         assert pairs.aspects is None
     assert data.train.pixels.shape == (10, 24, 24, 3)
@@ -114,7 +114,7 @@ def test_broken_pictures_are_left_out_with_their_captions_and_named(photos: Path
     assert "02.jpg" not in data.train.names
     assert data.held_out.names == ["09.jpg", "11.jpg"]
     assert data.held_out.captions[1] == ("thing 11 near", "thing 11 far")
-    assert np.array_equal(data.held_out.pixels[1], fit_picture(open_picture(photos / "11.jpg"), SIDE))
+    assert np.array_equal(data.held_out.pixels[1], middle_square(photos / "11.jpg", SIDE))
 
 
 def test_a_training_picture_that_is_also_held_out_is_not_trained_on(photos: Path) -> None:
@@ -197,7 +197,7 @@ def test_pictures_to_score_are_those_that_encode_image_sees(photos: Path) -> Non
     pairs, notes = load_to_score(config, table, [0, 4], SIDE)
     assert [Path(name).name for name in pairs.names] == ["00.jpg", "04.jpg"]
     for row, name in enumerate(pairs.names):
-        np.testing.assert_array_equal(pairs.pixels[row], fit_picture(open_picture(photos / name), SIDE))
+        np.testing.assert_array_equal(pairs.pixels[row], middle_square(photos / name, SIDE))
     assert notes == [table.how]
 
 
@@ -225,5 +225,5 @@ def test_flickr8k_loads_and_its_scores_stay_honest(real_data: Path, empty_cache:
     data = load_data(DataConfig(source=str(source)), 112)
     assert len(data.train) == len(data.held_out) == 100
     assert all(len(captions) == 5 for captions in data.held_out.captions)
-    expected = fit_picture(open_picture(tmp_path / data.held_out.names[7]), 112)
+    expected = middle_square(tmp_path / data.held_out.names[7], 112)
     assert np.array_equal(data.held_out.pixels[7], expected)

@@ -51,14 +51,14 @@ def test_normalise_is_clips() -> None:
 def test_every_mode_of_picture_is_read_as_rgb(mode: str, tmp_path: Path) -> None:
     path = tmp_path / ("picture.tif" if mode in ("CMYK", "I;16") else "picture.png")
     Image.new(mode, (8, 8)).save(path)
-    assert open_picture(path).mode == "RGB"
+    assert open_picture(path).image.mode == "RGB"
 
 
 def test_a_sideways_photo_is_turned_upright(tmp_path: Path) -> None:
     exif = Image.Exif()
     exif[274] = 6  # taken with the camera on its side
     gradient(20, 10).save(tmp_path / "photo.jpg", exif=exif)
-    assert open_picture(tmp_path / "photo.jpg").size == (10, 20)
+    assert open_picture(tmp_path / "photo.jpg").image.size == (10, 20)
 
 
 def test_a_missing_or_broken_picture_is_named(tmp_path: Path) -> None:
@@ -104,6 +104,6 @@ def test_a_picture_that_is_open_is_turned_once(form: str, tmp_path: Path) -> Non
     path = tmp_path / "a.picture"
     Image.linear_gradient("L").resize((40, 20)).convert("RGB").save(path, form, exif=exif)
     with Image.open(path) as image:
-        found = np.asarray(open_picture(image))
-    assert np.array_equal(found, np.asarray(open_picture(path)))
+        found = np.asarray(open_picture(image).image)
+    assert np.array_equal(found, np.asarray(open_picture(path).image))
     assert found.shape == (40, 20, 3)

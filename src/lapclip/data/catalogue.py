@@ -30,7 +30,7 @@ class Entry:
     name: str
     stamp: str
     digest: str = ""
-    """Of the bytes of its file: blake2b, 16 bytes."""
+    """Of the bytes of its file: the first half of its SHA-256."""
     row: int = NOT_KEPT
     """Where its pixels are; pictures with the same bytes share a row."""
     width: int = 0

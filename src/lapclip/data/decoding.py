@@ -161,6 +161,14 @@ def decode(picture: bytes | Header, short_side: int | None = None, *, put_off: b
     return Decoded(upright_image, width, height, frozenset(marks | more), transform)
 
 
+def as_decoded(image: Image.Image) -> Decoded:
+    """A picture that is open already, as `decode` gives it with its colours put off."""
+    image = image.copy()  # a copy is loaded, and a TIFF is turned while that is done
+    transform = _transform_later(image)
+    upright_image, marks = upright(image, convert=transform is None)
+    return Decoded(upright_image, *upright_image.size, frozenset(marks), transform)
+
+
 def upright(image: Image.Image, *, convert: bool = True) -> tuple[Image.Image, set[str]]:
     """A loaded picture in RGB and sRGB, on white, turned as its orientation says; and what was noticed."""
     marks: set[str] = set()

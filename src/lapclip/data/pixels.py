@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
-from lapclip.data.decoding import decode, upright
+from lapclip.data.decoding import Decoded, as_decoded, decode
 from lapclip.errors import DataError, first_line
 
 MEAN = (0.48145466, 0.4578275, 0.40821073)
@@ -32,12 +32,18 @@ LONGEST = 32
 """Lengths to widths of a picture beyond which its ends are cut off before its middle is enlarged."""
 
 
-def open_picture(picture: str | os.PathLike | Image.Image) -> Image.Image:
-    """A picture from a path or as it is, upright and in RGB."""
+def middle_square(picture: str | os.PathLike | Image.Image, side: int) -> np.ndarray:
+    """What a model sees of a picture, from a path or as it is: its middle, uint8 of shape (side, side, 3)."""
+    decoded = open_picture(picture)
+    return decoded.finish(fit_picture(decoded.image, side))
+
+
+def open_picture(picture: str | os.PathLike | Image.Image) -> Decoded:
+    """A picture from a path or as it is, upright and in RGB; its colour profile may be left for later."""
     try:
         if isinstance(picture, Image.Image):
-            return upright(picture.copy())[0]  # a copy is loaded, and a TIFF is turned while that is done
-        return decode(Path(picture).read_bytes()).image
+            return as_decoded(picture)
+        return decode(Path(picture).read_bytes(), put_off=True)
     except FileNotFoundError:
         raise DataError(f"No such picture: {picture}.") from None
     except DataError as error:
