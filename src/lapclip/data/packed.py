@@ -41,6 +41,8 @@ UNUSED = 30 * 86_400
 """Seconds after which a store that nobody used may go."""
 SAVED_EVERY = 2.0
 """Seconds of work that a killed process loses."""
+AHEAD = 64
+"""Squares a thread may be ahead of what is written, so that all go on while the disk is waited for."""
 SPARE_ROWS = 1000
 """Rows that no picture uses any more, from which on a store may be rebuilt, where they are most of it."""
 
@@ -253,7 +255,7 @@ def _in_order(
         waiting: deque[Future] = deque()
         for picture, stamp in pictures:
             waiting.append(pool.submit(make, picture, stamp))
-            if len(waiting) > 4 * threads:
+            if len(waiting) > AHEAD * threads:
                 yield waiting.popleft().result()
         while waiting:
             yield waiting.popleft().result()
