@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from lapclip import __version__
 from lapclip.config import Config
+from lapclip.machine.load import busy_cores
 from lapclip.machine.notebook import Notebook
 
 FEW, SOME, MANY = 1_000, 20_000, 1_000_000
@@ -25,8 +26,10 @@ def epoch_seconds(config: Config, pictures: int, caption_symbols: int) -> tuple[
     tuned = _tuned_step(config)
     if tuned is not None:
         return pictures / config.train.batch_size * tuned, "from steps that were timed here before"
+    busy = busy_cores()
     seconds, device = _timed_pair(config, caption_symbols)
-    return pictures * seconds, f"from {PAIRS} pairs timed now on {device} in float32; lapclip tune times whole steps"
+    origin = f"from {PAIRS} pairs timed now on {device} in float32; {busy or 'lapclip tune times whole steps'}"
+    return pictures * seconds, origin
 
 
 def _timed_pair(config: Config, caption_symbols: int) -> tuple[float, str]:
