@@ -99,7 +99,11 @@ def evaluate(
         "why_split": opened.why,
         "device": embedder.device.kind,
         "trained_on": trained_on,
-        "notes": [*_said_of_training(trained_on, len(opened.pairs)), *opened.notes],
+        "notes": [
+            *_said_of_training(trained_on, len(opened.pairs)),
+            *opened.notes,
+            *_unused_templates(wanted, opened),
+        ],
         **score(embedder, opened.pairs, opened.classes, templates, batch_size, encoding_progress),
     }
     if opened.linear_baseline is not None:
@@ -108,6 +112,12 @@ def evaluate(
     folder = wanted.out or (subject.run and subject.run.path / FOLDER / name)
     result["files"] = [str(path) for path in keep(result, opened.pairs, folder)] if folder else []
     return result
+
+
+def _unused_templates(wanted: Wanted, opened: Opened) -> list[str]:
+    if wanted.templates and not opened.classes:
+        return ["--templates is for folders of classes; these pictures have captions, so it was not used."]
+    return []
 
 
 def find_subject(wanted: Wanted) -> Subject:

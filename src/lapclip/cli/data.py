@@ -20,6 +20,8 @@ from lapclip.insight.words import duration, size
 
 Settings = Annotated[tuple[str, ...], Parameter(name="--set", negative="", show_default=False)]
 COLOURS = {"alarm": "red", "warning": "yellow", "note": "cyan"}
+REFUSED = ("unreadable", "truncated", "skipped_rows")
+"""Findings that keep training from starting where they are alarms."""
 EVERY = 5.0
 """Seconds between two lines of progress where there is no terminal."""
 
@@ -116,7 +118,10 @@ def summary(found: dict[str, Any]) -> list[str]:
         lines += [f"{'':11}[dim]{escape(_short(example))}[/dim]" for example in finding["examples"][:3]]
     train = f"train {shlex.quote(found['source'])}" if found["source"] != "scenes" else "train"
     lines += ["", escape(found["outlook"]), f"[dim]looked in {found['seconds']:.1f} s[/dim]"]
-    return [*lines, f"Next: {escape(typed(train))}"]
+    refused = any(finding["severity"] == "alarm" for finding in found["findings"] if finding["kind"] in REFUSED)
+    anyway = ", or mend or remove what is broken first" if refused else ""
+    train += " --set data.broken_share=1" * refused
+    return [*lines, f"Next: {escape(typed(train))}{anyway}"]
 
 
 def rows(found: dict[str, Any]) -> list[tuple[str, str]]:

@@ -84,11 +84,13 @@ def _headlines(account: dict[str, Any]) -> list[Headline]:
         if number(scores.get(f"{way}_r1")) is not None:
             sure = interval(part(scores, "intervals").get(f"{way}_r1"))
             lines.append(Headline(f"{name}, R@1", percent(scores[f"{way}_r1"]), sure))
-            lines.append(Headline(f"{name}, R@10", percent(scores.get(f"{way}_r10"))))
+            chance = f"chance {percent(part(scores, 'chances').get(f'{way}_r10'))}"
+            lines.append(Headline(f"{name}, R@10", percent(scores.get(f"{way}_r10")), chance))
     if number(classes.get("top1")) is not None:
         sure = interval(part(classes, "intervals").get("top1"))
         lines.append(Headline("zero-shot top-1", percent(classes["top1"]), sure))
         lines.append(Headline("chance", percent(part(classes, "chance").get("top1"))))
+        lines.append(Headline("always the largest class", percent(classes.get("largest_class"))))
     return lines
 
 

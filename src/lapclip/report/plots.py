@@ -58,7 +58,7 @@ def axes(x: str, y: str, *, share: bool = False, x_log: bool = False, y_log: boo
     if x == "step":
         layout["xaxis"]["tickformat"] = ","
     if share:
-        layout["yaxis"] |= {"tickformat": ".0%", "rangemode": "tozero"}
+        layout["yaxis"] |= {"tickformat": "~%", "rangemode": "tozero"}
     for name, logarithmic in (("xaxis", x_log), ("yaxis", y_log)):
         if logarithmic:
             layout[name] |= {"type": "log", "dtick": 1, "exponentformat": "B", "tickfont": {"size": 11}}

@@ -72,7 +72,8 @@ def _broken(table: Table, names: Sequence[str], seen: Sequence[Seen], share: flo
     broken = [(name, look.fault) for name, look in zip(names, seen, strict=True) if look.fault]
     too_many, too_many_rows = table.too_broken(len(broken), share)
     grave = ALARM if too_many else WARNING
-    what = f"left out; training refuses to start above {share:.0%} (data.broken_share)"
+    passed = ", which is passed here" if too_many else ""
+    what = f"left out; training refuses to start above {share:.0%} (data.broken_share){passed}"
     early = [name for name, fault in broken if fault == EARLY]
     other = [f"{name}: {fault}" for name, fault in broken if fault != EARLY]
     yield Finding(

@@ -38,7 +38,10 @@ def read_table(config: DataConfig) -> Table:
     if "://" in source or source.startswith("pipe:"):
         raise DataError(f"{source} is not a local path.", hint="download it first, then name the folder")
     if "\0" in source or not source.strip():
-        raise DataError("data.source names nothing.", hint="lapclip train, which draws its own pictures")
+        raise DataError(
+            "data.source names nothing.",
+            hint="a folder or a table, as docs/data.md lists them",
+        )
     path = Path(source).expanduser()
     try:
         if path.is_dir():

@@ -51,7 +51,7 @@ def no_such(source: str) -> DataError:
     except (OSError, ValueError):
         near = None
     said = f" Did you mean {path.parent / near}?" if near else ""
-    return DataError(f"There is no {source}.{said}", hint="lapclip train, which draws its own pictures")
+    return DataError(f"There is no {source}.{said}", hint="a folder or a table, as docs/data.md lists them")
 
 
 def in_file(path: Path) -> DataError:
