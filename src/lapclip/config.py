@@ -17,7 +17,7 @@ from typing import Any
 
 from lapclip.errors import ConfigError, closest, nearest
 
-AUTO = "auto"
+AUTO, ALL, NEVER = "auto", "all", "never"
 RECIPES = Path(__file__).parent / "recipes"
 DEFAULT_RECIPE, PHOTOS_RECIPE = "first-run", "photos"
 DEFAULT_MODEL = "mini"
@@ -47,6 +47,14 @@ class ModelConfig:
     """Side of a patch, in pixels. It must divide image_size."""
     image_tower: str = knob("transformer", choices=("transformer", "convolutions"))
     """What looks at pictures: CLIP's vision transformer, or a residual network, which learns more from few pictures."""
+    image_from: str = knob("")
+    """A pretrained network that looks at pictures instead: `efficientnet-lite0`, `timm:NAME`, a Hugging Face folder or
+    name, or `package.module:factory`. docs/finetune.md"""
+    text_from: str = knob("")
+    """A pretrained network that reads captions instead, with its own tokenizer: `minilm-l6`, or a Hugging Face folder or
+    name."""
+    head: int = knob(512, least=1)
+    """Width of the hidden layer between a pretrained network and the embedding."""
     image_width: int = knob(least=1)
     """Width of the image tower; of convolutions, the width of the first of four stages."""
     image_layers: int = knob(least=1)
@@ -160,6 +168,23 @@ class TrainConfig:
     """Side of the pictures in the cheap part of the run, in pixels; 0 is the model's own."""
     cheap_share: float = knob(0.5, least=0.0, most=1.0)
     """The cheap part: this share of the run, from its start. The rest sees pictures of full size with all patches."""
+    start: str = knob("")
+    """The model to start from: a run, a folder or a file of published weights, or a name on the hub. `--from` sets it."""
+    image_blocks: int | str = knob(ALL, least=0, choices=(ALL,))
+    """How many of the image tower's last blocks learn; 0 leaves its head alone to learn, `all` leaves nothing frozen."""
+    text_blocks: int | str = knob(ALL, least=0, choices=(ALL,))
+    """The same for the text tower."""
+    lora_rank: int = knob(0, least=0)
+    """Rank of additions to attention (LoRA) that learn instead of the blocks' own weights; 0 is without."""
+    tower_share: float = knob(1.0, least=0.0)
+    """Share of the learning rate for all but the heads: pretrained towers want less than new heads."""
+    layer_decay: float = knob(1.0, least=0.0, most=1.0)
+    """The learning rate of each block as a share of the one above it."""
+    views: int = knob(0, least=0)
+    """Crops and flips of each picture that are drawn once and used again; the first is the picture as it is. 0 draws new
+    ones at each step. What a frozen tower makes of so many can be kept."""
+    features: str = knob(AUTO, choices=(AUTO, NEVER))
+    """Compute what frozen parts of towers make of pictures and captions once and keep it, or never."""
     crop: float = knob(1.0, least=0.05, most=1.0)
     """Smallest share of a picture that a random crop keeps; 1 never crops."""
     flip: float = knob(0.0, least=0.0, most=1.0)
@@ -291,13 +316,15 @@ def build_config(layers: list[Layer], shapes: Mapping[str, ModelConfig]) -> Conf
             for name, value in values.items():
                 chosen[section][name] = _checked(layer.origin, section, name, value)
     shape_name = chosen["model"].get("name", DEFAULT_MODEL)
-    if shape_name not in shapes:
+    whole = all(one.name in chosen["model"] for one in dataclasses.fields(ModelConfig) if _is_required(one))
+    if shape_name not in shapes and not whole:
         origin = [layer.origin for layer in layers if "name" in layer.values.get("model", {})][-1]
         likely = closest(shape_name, shapes) or DEFAULT_MODEL
         unknown = f"{origin}: unknown model {shape_name}. {nearest(shape_name, shapes)}"
         raise ConfigError(unknown, hint=f"lapclip model {likely}")
     try:
-        model = dataclasses.replace(shapes[shape_name], **chosen["model"])
+        base = vars(shapes[shape_name]) if shape_name in shapes else {}
+        model = ModelConfig(**{**base, **chosen["model"]})
     except ConfigError as error:  # parts that do not fit each other may come from several places
         origins = [layer.origin for layer in layers if set(layer.values.get("model", {})) - {"name"}]
         raise ConfigError(f"{', '.join(origins)}: {error.message}", hint=error.hint) from None
@@ -321,6 +348,10 @@ def build_config(layers: list[Layer], shapes: Mapping[str, ModelConfig]) -> Conf
 def replace_in(config: Config, section: str, **values: Any) -> Config:
     """The configuration with some fields of one section changed."""
     return dataclasses.replace(config, **{section: dataclasses.replace(getattr(config, section), **values)})
+
+
+def _is_required(one: dataclasses.Field) -> bool:
+    return one.default is dataclasses.MISSING
 
 
 def _locate(name: str) -> tuple[str, str]:

@@ -28,6 +28,8 @@ from lapclip.data.tokenizers import Tokenizer, tokenizer_from_dict
 from lapclip.errors import RunError
 from lapclip.machine.devices import Device, choose_device
 from lapclip.model.clip import CLIP
+from lapclip.model.pretrained.spec import TowerSpec
+from lapclip.pretrained.opening import build_network
 
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
 BATCH = 64
@@ -78,22 +80,32 @@ class Embedder:
 
     def encode_pairs(self, pairs: Pairs, progress: Progress | None = None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Embeddings of all pictures, of all captions, and each caption's picture."""
-        # Equal captions once: it is less work, and they are to score the same to the last bit, so that they tie.
-        rows = {caption: 0 for captions in pairs.captions for caption in captions}
-        rows = {caption: at for at, caption in enumerate(rows)}
-        total = len(pairs) + len(rows)
+        captions, which, owner = distinct_captions(pairs)
+        total = len(pairs) + len(captions)
         told = progress or (lambda done, total: None)
         images = self.encode_pixels(pairs.pixels, lambda done, _: told(done, total))
-        texts = self.encode_text(list(rows), lambda done, _: told(len(pairs) + done, total))
-        owner = np.repeat(np.arange(len(pairs)), [len(captions) for captions in pairs.captions])
-        return images, texts[[rows[caption] for captions in pairs.captions for caption in captions]], owner
+        texts = self.encode_text(captions, lambda done, _: told(len(pairs) + done, total))
+        return images, texts[which], owner
 
     def description(self) -> dict:
         """What config.json holds: everything but the weights."""
-        return {"format": 1, "model": asdict(self.model.shape), "tokenizer": self.tokenizer.to_dict()}
+        towers = {name: spec.to_dict() for name, spec in self.model.networks().items()}
+        saved = {"format": 1, "model": asdict(self.model.shape), "tokenizer": self.tokenizer.to_dict()}
+        return {**saved, "towers": towers} if towers else saved
 
     def _nothing(self) -> np.ndarray:
         return np.zeros((0, self.model.shape.embedding), dtype=np.float32)
+
+
+def distinct_captions(pairs: Pairs) -> tuple[list[str], list[int], np.ndarray]:
+    """The different captions, which of them each caption is, and each caption's picture.
+
+    Equal captions once: it is less work, and they are to score the same to the last bit, so that they tie.
+    """
+    every = [caption for captions in pairs.captions for caption in captions]
+    rows = {caption: at for at, caption in enumerate(dict.fromkeys(every))}
+    owner = np.repeat(np.arange(len(pairs)), [len(captions) for captions in pairs.captions])
+    return list(rows), [rows[caption] for caption in every], owner
 
 
 def load(path: str | os.PathLike, device: str = "cpu") -> Embedder:
@@ -103,10 +115,13 @@ def load(path: str | os.PathLike, device: str = "cpu") -> Embedder:
         folder = folder / "model"
     try:
         saved = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
-        with torch.device("meta"):  # no first values: the saved ones take their place
-            model = CLIP(ModelConfig(**saved["model"]))
+        specs = {tower: TowerSpec(**spec) for tower, spec in saved.get("towers", {}).items()}
+        networks = {tower: (build_network(spec), spec) for tower, spec in specs.items()}
+        # No first values: the saved ones take their place. A foreign network has to run once to be known.
+        with torch.device("cpu" if networks else "meta"):
+            model = CLIP(ModelConfig(**saved["model"]), networks=networks)
         # Copied into fresh memory: products of the file's own, unaligned memory differ in the last bit.
-        model.to_empty(device="cpu").load_state_dict(load_file(folder / WEIGHTS))
+        (model if networks else model.to_empty(device="cpu")).load_state_dict(load_file(folder / WEIGHTS))
         tokenizer = tokenizer_from_dict(saved["tokenizer"])
     except FileNotFoundError:
         what = "There is no trained model in" if Path(path).is_dir() else "There is no folder"

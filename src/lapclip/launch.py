@@ -35,9 +35,11 @@ from lapclip.records.pulse import Pulse
 from lapclip.records.runs import FORMAT, Run, check_name, create_run, find_run
 from lapclip.records.store import EventLog, read_events
 from lapclip.train.at_work import others_at_work, own_sign
+from lapclip.train.features import Kept, keep_features, with_features
+from lapclip.train.foundation import foundation_at
 from lapclip.train.graph import AnyStep
 from lapclip.train.looking import Looking, own_captions
-from lapclip.train.loop import Training, score
+from lapclip.train.loop import Training, save_model, score
 from lapclip.train.recovery import changes_so_far, persist, restore
 from lapclip.train.tracking import check_tracker, trackers
 from lapclip.tune.kernels import check_kernels
@@ -90,7 +92,11 @@ def start(
     with at_work(run, ready.config.work), Signals() as signals, _recording(run, hooks, ready.config) as log:
         save_tokenizer(ready.built[1].tokenizer, run.tokenizer)
         save_seen(ready.data.train.identities, run.seen)
-        training = assemble(run, ready.config, ready.data, ready.device, ready.built, log)
+        if ready.foundation:
+            save_model(ready.built[1], run.start)
+            ready.foundation.settle_in(run.start)
+        training = assemble(run, ready.config, ready.data, ready.device, ready.built, log, ready.kept)
+        training.foundation = ready.foundation
         log.append(_started(training, ready.reasons, [*ready.notes, *competitors()], ready.tuned_seconds))
         del ready  # so that what a fallback replaces is gone
         return work(training, signals, began)
@@ -108,9 +114,12 @@ def resume(name: str | None, hooks: Hooks = Hooks()) -> Outcome:
         config, data, tokenizer = reopen(run, saved, hooks)
         check_tracker(config.work.track)
         config, device = chosen_again(run, config)
-        built = build(config, tokenizer, device)
+        foundation = foundation_at(run.start)
+        built = build(config, tokenizer, device, foundation)
+        kept = keep_features(*built, make_plan(config, data, tokenizer), data, config, hooks.data_progress)
         with _recording(run, hooks, config) as log:
-            training = assemble(run, config, data, device, built, log)
+            training = assemble(run, config, data, device, built, log, kept)
+            training.foundation = foundation
             del built  # so that what a fallback replaces is gone
             skipped = restore(training)
             if skipped is None:
@@ -122,11 +131,18 @@ def resume(name: str | None, hooks: Hooks = Hooks()) -> Outcome:
 
 
 def assemble(
-    run: Run, config: Config, data: DataSet, device: Device, built: tuple[AnyStep, Embedder], log: EventLog
+    run: Run,
+    config: Config,
+    data: DataSet,
+    device: Device,
+    built: tuple[AnyStep, Embedder],
+    log: EventLog,
+    kept: Kept | None = None,
 ) -> Training:
     """Everything a run works with, before its first step."""
     step, embedder = built
     plan = make_plan(config, data, embedder.tokenizer)
+    plan.frozen, embedder = kept, with_features(embedder, kept, step)
     looking = Looking(data.held_out, own_captions(config.work.ask), run.pictures)
     courtesy = Courtesy(config.work.battery) if config.work.polite else None
     return Training(run, config, data, plan, step, embedder, device, log, looking=looking, courtesy=courtesy)
@@ -172,7 +188,7 @@ def work(training: Training, signals: Signals, began: float) -> Outcome:
     """Train to the end or to a signal, then score the best model."""
     training.stop_reason = signals.reason
     try:
-        evaluation = persist(training, finish, build)
+        evaluation = persist(training, finish, rebuild)
     except Exception as error:
         with suppress(LapclipError):
             training.log.append(events.Failed(step=training.progress.step, error=str(error) or type(error).__name__))
@@ -196,6 +212,13 @@ def work(training: Training, signals: Signals, began: float) -> Outcome:
         evaluation=evaluation,
         stop_signal=signals.received if evaluation is None else None,
     )
+
+
+def rebuild(training: Training, tokenizer: Tokenizer) -> tuple[AnyStep, Embedder]:
+    """The model and its optimiser once more, as a fallback needs them."""
+    step, embedder = build(training.config, tokenizer, training.device, training.foundation)
+    kept = training.plan.frozen
+    return step, with_features(embedder, kept if isinstance(kept, Kept) else None, step)
 
 
 def finish(training: Training) -> dict[str, Any]:

@@ -8,8 +8,8 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from lapclip.config import AUTO, Config, Layer, build_config, parse_settings, read_recipe, replace_in
-from lapclip.data.batches import BatchPlan
+from lapclip.config import ALL, AUTO, Config, Layer, build_config, parse_settings, read_recipe, replace_in
+from lapclip.data.batches import BatchPlan, Views
 from lapclip.data.loading import SCENES, load_data
 from lapclip.data.pairs import DataSet
 from lapclip.data.table import DataProgress
@@ -23,12 +23,19 @@ from lapclip.model.clip import CLIP
 from lapclip.model.zoo import SHAPES
 from lapclip.randomness import derived_seed
 from lapclip.records.store import Listener
+from lapclip.train.features import Kept, keep_features, with_features
+from lapclip.train.foundation import Foundation, find_foundation
 from lapclip.train.graph import WARM_UP, AnyStep, make_step
+from lapclip.train.learning import choose_learning
 from lapclip.train.loop import score
 from lapclip.train.recovery import memory_explained
 from lapclip.train.tracking import check_tracker
 from lapclip.tune.notices import Tell
 from lapclip.tune.settle import settle
+
+HIGHEST_RATE, HIGHEST_LORA_RATE = 1e-4, 2e-3
+"""Learning rates of pretrained towers beyond which they are known to break: 1e-5 is right for whole towers and 1e-4
+destroys them (fine-tuning CLIP at batch 256, ITRA's documentation); additions of low rank take 2e-4 (CLIP-LoRA)."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +57,8 @@ class Ready:
     data: DataSet
     device: Device
     built: tuple[AnyStep, Embedder]
+    foundation: Foundation | None
+    kept: Kept | None
     reasons: dict[str, str]
     notes: list[str]
     tuned_seconds: float | None
@@ -68,22 +77,49 @@ def prepare(recipe: str, settings: list[str], minutes: float | None, hooks: Hook
     devices.available(config.train.device)  # an unknown device is refused before pictures are drawn
     check_tracker(config.work.track)
     asked = config.train.compile
+    config, foundation = find_foundation(config, layers[-1].values.get("model", {}))
+    config = fit_views(config)
     data = load_data(config.data, config.model.image_size, hooks.data_progress)
     config, notes = fit_data(config, data, asked_batch="batch_size" in layers[-1].values.get("train", {}))
-    config, tokenizer, why_tokenizer = fit_vocabulary(config, data)
+    config, tokenizer, why_tokenizer = fit_vocabulary(config, data, foundation)
     config, why_steps = count_steps(config, data, tokenizer)
+    notes += rate_warnings(config, foundation)
     with memory_explained(config):
         longest = longest_caption(config, data, tokenizer)
         plan = make_plan(config, data, tokenizer)
         config, device, reasons, tuned_seconds = settle(config, plan, longest, hooks.tuning_progress)
-        if config.train.minutes:
-            config, why_steps = fill_minutes(config, data, tokenizer, device)
         device.release_memory()
         device.forget_peak()  # what was tried before the run is not the run's
-        built = build(config, tokenizer, device)
+        built = build(config, tokenizer, device, foundation)
+        kept = keep_features(*built, plan, data, config, hooks.data_progress)
+        if config.train.minutes:
+            config, why_steps = fill_minutes(config, data, tokenizer, device, foundation, kept)
+            built = build(config, tokenizer, device, foundation)
+    notes += kept.said if kept else []
     reasons |= {"data.tokenizer": why_tokenizer, "train.steps": why_steps}
     notes += [reasons["train.compile"]] if asked not in (AUTO, config.train.compile) else []
-    return Ready(config, data, device, built, reasons, [*notes, *device.warnings()], tuned_seconds)
+    return Ready(config, data, device, built, foundation, kept, reasons, [*notes, *device.warnings()], tuned_seconds)
+
+
+def fit_views(config: Config) -> Config:
+    """Pictures that are never cropped look the same each time, so one view is all there is."""
+    train = config.train
+    plain = train.crop == 1 and not train.flip and not train.views
+    return replace_in(config, "train", views=1) if plain and train.image_blocks != ALL else config
+
+
+def rate_warnings(config: Config, foundation: Foundation | None) -> list[str]:
+    """What is known to destroy pretrained weights, said before the run."""
+    train = config.train
+    locked = train.image_blocks == 0 and train.text_blocks == 0
+    most = HIGHEST_LORA_RATE if train.lora_rank else HIGHEST_RATE
+    rate = train.learning_rate * train.tower_share
+    if foundation is None or locked or rate <= most:
+        return []
+    return [
+        f"the towers' learning rate, {rate:g}, is far above what pretrained weights stand (about {most / 5:g}): they "
+        f"may forget what they know; --set train.tower_share={most / 5 / train.learning_rate:.2g}"
+    ]
 
 
 def fit_data(config: Config, data: DataSet, *, asked_batch: bool) -> tuple[Config, list[str]]:
@@ -109,8 +145,12 @@ def longest_caption(config: Config, data: DataSet, tokenizer: Tokenizer) -> int:
     return tokenizer.batch(longest, config.model.context).shape[1]
 
 
-def fit_vocabulary(config: Config, data: DataSet) -> tuple[Config, Tokenizer, str]:
+def fit_vocabulary(
+    config: Config, data: DataSet, foundation: Foundation | None = None
+) -> tuple[Config, Tokenizer, str]:
     """The tokenizer for the data and why it is that one, and the model's vocabulary to match."""
+    if foundation and foundation.tokenizer:
+        return config, foundation.tokenizer, "the one that the model to start from was trained with"
     captions = [caption for options in data.train.captions for caption in options]
     tokenizer, why = choose_tokenizer(config.data, captions, data.alphabet, config.model.context)
     return replace_in(config, "model", vocabulary=tokenizer.vocabulary), tokenizer, why
@@ -119,7 +159,10 @@ def fit_vocabulary(config: Config, data: DataSet) -> tuple[Config, Tokenizer, st
 def make_plan(config: Config, data: DataSet, tokenizer: Tokenizer) -> BatchPlan:
     """Which pairs in which order."""
     train = config.train
-    return BatchPlan(data.train, tokenizer, config.model.context, train.batch_size, train.seed, train.symbol_dropout)
+    views = Views(train.views, train.crop, train.flip) if train.views else None
+    return BatchPlan(
+        data.train, tokenizer, config.model.context, train.batch_size, train.seed, train.symbol_dropout, views
+    )
 
 
 def count_steps(config: Config, data: DataSet, tokenizer: Tokenizer) -> tuple[Config, str]:
@@ -135,10 +178,20 @@ def count_steps(config: Config, data: DataSet, tokenizer: Tokenizer) -> tuple[Co
     return replace_in(config, "train", steps=train.epochs * per_epoch), f"{train.epochs} epochs of {per_epoch} steps"
 
 
-def fill_minutes(config: Config, data: DataSet, tokenizer: Tokenizer, device: Device) -> tuple[Config, str]:
+def fill_minutes(
+    config: Config,
+    data: DataSet,
+    tokenizer: Tokenizer,
+    device: Device,
+    foundation: Foundation | None,
+    kept: Kept | None,
+) -> tuple[Config, str]:
     """Turn minutes into a number of steps, once."""
     train, plan = config.train, make_plan(config, data, tokenizer)
-    step_seconds, evaluation_seconds = time_parts(config, data, plan, tokenizer, device)
+    plan.frozen = kept
+    step, embedder = build(replace_in(config, "train", steps=2, cheap_share=0.5), tokenizer, device, foundation)
+    embedder = with_features(embedder, kept, step)
+    step_seconds, evaluation_seconds = time_parts(config, data, plan, (step, embedder), device)
     per_step = step_seconds + evaluation_seconds / (plan.steps_per_epoch * train.evaluate_every_epochs)
     # The last step is always evaluated, and the finished model once more on other pairs.
     steps = max(1, int((train.minutes * 60 - 2 * evaluation_seconds) / per_step))
@@ -147,11 +200,11 @@ def fill_minutes(config: Config, data: DataSet, tokenizer: Tokenizer, device: De
 
 
 def time_parts(
-    config: Config, data: DataSet, plan: BatchPlan, tokenizer: Tokenizer, device: Device
+    config: Config, data: DataSet, plan: BatchPlan, built: tuple[AnyStep, Embedder], device: Device
 ) -> tuple[float, float]:
     """Seconds of a real step and of a real evaluation, on a model that is thrown away."""
     # In a run of two steps whose first half is cheap, step 1 is of one kind and step 2 of the other.
-    step, embedder = build(replace_in(config, "train", steps=2, cheap_share=0.5), tokenizer, device)
+    step, embedder = built
     share = config.train.cheap_share if config.train.cheap_size or config.train.patch_dropout else 0.0
     kinds = [(1, share)] * (share > 0) + [(2, 1 - share)] * (share < 1)
     seconds = sum(part * time_step(step, plan, number, device) for number, part in kinds)
@@ -170,9 +223,16 @@ def time_step(step: AnyStep, plan: BatchPlan, number: int, device: Device) -> fl
     return statistics.median(times[1:] if device.is_cpu else times[WARM_UP + 1 :])
 
 
-def build(config: Config, tokenizer: Tokenizer, device: Device) -> tuple[AnyStep, Embedder]:
-    """A fresh model with its optimiser, ready to step, and the same model ready to embed."""
-    model = CLIP(config.model, seed=derived_seed(config.train.seed, "weights")).to(device.torch)
+def build(
+    config: Config, tokenizer: Tokenizer, device: Device, foundation: Foundation | None = None
+) -> tuple[AnyStep, Embedder]:
+    """The model as it starts with its optimiser, ready to step, and the same model ready to embed."""
+    if foundation is None:
+        model = CLIP(config.model, seed=derived_seed(config.train.seed, "weights"))
+    else:
+        model = foundation.take()
+    model = model.to(device.torch)
+    choose_learning(model, config.train)
     step = make_step(model, config.train, device)
     embedder = Embedder(model, tokenizer, device)
     embedder.batch = min(embedder.batch, config.train.micro_batch or embedder.batch)  # what fits in memory at once

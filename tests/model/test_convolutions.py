@@ -17,7 +17,7 @@ from lapclip.model.convolutions import ConvolutionTower, convolution_sizes, stan
 from lapclip.model.zoo import SHAPES
 from lapclip.train.graph import make_step
 from lapclip.train.memory import count_weights, predict_bytes
-from lapclip.train.step import TrainStep, part_of
+from lapclip.train.step import TrainStep
 
 SMALL = replace(
     SHAPES["photos"], image_size=48, image_width=8, text_width=32, text_heads=2, embedding=16, vocabulary=40, context=16

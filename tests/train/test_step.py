@@ -15,7 +15,7 @@ from lapclip.model.zoo import SHAPES
 from lapclip.train.graph import make_step
 from lapclip.train.optimizer import make_optimizer
 from lapclip.train.precision import FIRST_SCALE, GROW_AFTER, LossScale
-from lapclip.train.step import LEAST_PART, TEXT_PARTS, TrainStep, part_of
+from lapclip.train.step import LEAST_PART, TEXT_PARTS, TrainStep
 
 CPU = Device("cpu")
 

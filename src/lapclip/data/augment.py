@@ -13,6 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from lapclip.randomness import generator
+
 ASPECT = (3 / 4, 4 / 3)
 """Width to height of a crop."""
 SIDES = re.compile(r"\b(left|right)(most|wards?|[- ]?hand(ed)?)?\b", re.IGNORECASE)
@@ -45,6 +47,15 @@ def draw_boxes(
     left, top = across * (1 - width), down * (1 - height)
     flipped = (draw.random(count) < flip) & ~sided_B
     return torch.from_numpy(np.stack([left, top, width, height, flipped], axis=1).astype(np.float32))
+
+
+def draw_views(
+    sided_N: np.ndarray, aspects_N: np.ndarray, smallest: float, flip: float, views: int, seed: int
+) -> np.ndarray:
+    """Boxes to look at each picture through again and again, (views, N, 5). The first is the picture as it is scored."""
+    plain = draw_boxes(sided_N, aspects_N, 1.0, 0.0, generator(seed, "views", 0))
+    drawn = [draw_boxes(sided_N, aspects_N, smallest, flip, generator(seed, "views", at)) for at in range(1, views)]
+    return np.stack([plain.numpy(), *(boxes.numpy() for boxes in drawn)])
 
 
 def view(pixels_BCSS: Tensor, boxes_B5: Tensor | None, side: int) -> Tensor:

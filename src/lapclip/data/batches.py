@@ -6,15 +6,15 @@ Shapes: B batch, L tokens, S picture side, C colour channels.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
-from lapclip.data.augment import names_sides
+from lapclip.data.augment import draw_views, names_sides
 from lapclip.data.pairs import Pairs
 from lapclip.data.tokenizers import Tokenizer, pad
 from lapclip.errors import DataError
@@ -33,12 +33,40 @@ class Batch:
     """Pictures, captions and which of them belong together. Sorted by the length of the captions."""
 
     pixels_BSSC: np.ndarray
+    """Empty where features take their place."""
     tokens_BL: np.ndarray
     positives_BB: np.ndarray
     sided_B: np.ndarray
     """Where the caption names left or right, so that the picture must not be flipped."""
     aspects_B: np.ndarray | None = None
     """Width to height of each picture before it was squeezed into a square; None where the squares were cut out."""
+    lengths_B: np.ndarray | None = None
+    """Symbols of each caption, those that end it included; None where they are not known."""
+    boxes_B5: np.ndarray | None = None
+    """The part of each picture to look at, where that was drawn once for all; None leaves it to the step."""
+    image_features: np.ndarray | None = None
+    """What the frozen part of the image tower makes of the pictures, where that was computed before."""
+    text_features: np.ndarray | None = None
+    """The same of captions."""
+
+
+class FrozenFeatures(Protocol):
+    """What frozen parts of the towers make of the training pairs; None where a tower has none that is worth keeping."""
+
+    def of_pictures(self, rows: np.ndarray, views: np.ndarray) -> np.ndarray | None: ...
+
+    def of_captions(self, captions: np.ndarray, length: int) -> np.ndarray | None:
+        """Of captions by their number in the split, padded to a length."""
+        ...
+
+
+@dataclass(frozen=True)
+class Views:
+    """Looks at each picture that are drawn once and used again and again."""
+
+    count: int
+    crop: float = 1.0
+    flip: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -72,6 +100,8 @@ class BatchPlan:
         batch_size: int,
         seed: int,
         symbol_dropout: float = 0.0,
+        views: Views | None = None,
+        frozen: FrozenFeatures | None = None,
     ) -> None:
         if batch_size > len(pairs):
             raise DataError(
@@ -80,6 +110,7 @@ class BatchPlan:
             )
         self.pairs, self.batch_size, self.seed, self.symbol_dropout = pairs, batch_size, seed, symbol_dropout
         self.tokenizer, self.context = tokenizer, context
+        self._views, self.frozen = views, frozen
         self.steps_per_epoch = len(pairs) // batch_size
         self._planned: dict[int, tuple[np.ndarray, np.ndarray]] = {}
 
@@ -96,13 +127,39 @@ class BatchPlan:
         # The order within a batch changes nothing but the speed: short captions together need less padding.
         sorted_B = np.argsort([len(caption) for caption in symbols], kind="stable")
         rows, captions = rows[sorted_B], captions[sorted_B]
+        tokens_BL = pad([symbols[at] for at in sorted_B], self.context, self.tokenizer.padding)
+        views_B = self._turns(self.epoch(step))[rows]
+        image = self.frozen.of_pictures(rows, views_B) if self.frozen else None
         return Batch(
-            pixels_BSSC=np.ascontiguousarray(self.pairs.pixels[rows]),
-            tokens_BL=pad([symbols[at] for at in sorted_B], self.context, self.tokenizer.padding),
+            pixels_BSSC=np.ascontiguousarray(self.pairs.pixels[rows] if image is None else self.pairs.pixels[:0]),
+            tokens_BL=tokens_BL,
             positives_BB=self._positives(rows, captions),
             sided_B=self._encoded.sided[captions],
             aspects_B=None if self.pairs.aspects is None else self.pairs.aspects[rows],
+            lengths_B=np.array([len(symbols[at]) for at in sorted_B]),
+            boxes_B5=None if self._views is None or image is not None else self.boxes[views_B, rows],
+            image_features=image,
+            text_features=self.frozen.of_captions(captions, tokens_BL.shape[1]) if self.frozen else None,
         )
+
+    @cached_property
+    def boxes(self) -> np.ndarray:
+        """The views of every picture, (views, N, 5): boxes as `data/augment.py` has them."""
+        assert self._views is not None
+        # A picture is not flipped if any of its captions names a side.
+        sided_N = np.logical_or.reduceat(self._encoded.sided, self._encoded.first_N[:-1])
+        aspects_N = np.ones(len(self.pairs)) if self.pairs.aspects is None else self.pairs.aspects
+        return draw_views(sided_N, aspects_N, self._views.crop, self._views.flip, self._views.count, self.seed)
+
+    @property
+    def captions(self) -> Sequence[np.ndarray]:
+        """Every caption as symbols, one picture's after the other's."""
+        return self._encoded.symbols
+
+    def _turns(self, epoch: int) -> np.ndarray:
+        """Which view of each picture an epoch looks at: each in its turn, not all pictures at the same."""
+        count = self._views.count if self._views else 1
+        return (generator(self.seed, "turns").integers(0, count, len(self.pairs)) + epoch) % count
 
     def _positives(self, rows: np.ndarray, captions: np.ndarray) -> np.ndarray:
         """Which pictures and captions belong together: with equal captions, of copies of a picture, of one class."""

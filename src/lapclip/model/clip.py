@@ -6,6 +6,8 @@ Shapes: B batch, C colour channels, S picture side, K patches kept, L tokens, E 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from types import MappingProxyType
 
 import torch
 import torch.nn.functional as F
@@ -14,7 +16,13 @@ from torch import Tensor, nn
 from lapclip.config import ModelConfig
 from lapclip.model.convolutions import ConvolutionTower
 from lapclip.model.kernels import Compute
+from lapclip.model.pretrained.spec import TowerSpec
+from lapclip.model.pretrained.towers import PretrainedImageTower, PretrainedTextTower, PretrainedTower
 from lapclip.model.towers import ImageTower, TextTower
+
+Network = tuple[nn.Module, TowerSpec]
+"""A pretrained network and what it is."""
+EMPTY: Mapping[str, Network] = MappingProxyType({})
 
 START_LOGIT_SCALE = math.log(1 / 0.07)
 MAX_LOGIT_SCALE = math.log(100)
@@ -23,11 +31,11 @@ MAX_LOGIT_SCALE = math.log(100)
 class CLIP(nn.Module):
     """The parameterisation is OpenAI CLIP's, so that parameter counts match and published weights have their places."""
 
-    def __init__(self, shape: ModelConfig, *, seed: int = 0) -> None:
+    def __init__(self, shape: ModelConfig, *, seed: int = 0, networks: Mapping[str, Network] = EMPTY) -> None:
+        """`networks` are the pretrained ones that take the place of a tower: "image", "text", or both."""
         super().__init__()
         self.shape = shape
-        self.image = ConvolutionTower(shape) if shape.image_tower == "convolutions" else ImageTower(shape)
-        self.text = TextTower(shape)
+        self.image, self.text = _image_tower(shape, networks.get("image")), _text_tower(shape, networks.get("text"))
         self.logit_scale = nn.Parameter(torch.tensor(START_LOGIT_SCALE))
         initialise(self, torch.Generator().manual_seed(seed))
 
@@ -38,6 +46,19 @@ class CLIP(nn.Module):
     def encode_text(self, tokens_BL: Tensor) -> Tensor:
         """Unit-length embeddings of captions."""
         return F.normalize(self.text(tokens_BL).float(), dim=-1)
+
+    def finish_image(self, features: Tensor, block: int) -> Tensor:
+        """Unit-length embeddings of pictures, from what enters a block of their tower."""
+        return F.normalize(self.image.finish(features, block).float(), dim=-1)
+
+    def finish_text(self, features: Tensor, tokens_BL: Tensor, block: int) -> Tensor:
+        """Unit-length embeddings of captions, from what enters a block of their tower."""
+        return F.normalize(self.text.finish(features, tokens_BL, block).float(), dim=-1)
+
+    def networks(self) -> dict[str, TowerSpec]:
+        """What the foreign networks among the towers are."""
+        towers = {"image": self.image, "text": self.text}
+        return {name: tower.spec for name, tower in towers.items() if isinstance(tower, PretrainedTower)}
 
     def places(self) -> dict[str, str]:
         """Where each tower really is."""
@@ -54,6 +75,16 @@ class CLIP(nn.Module):
     def hold_temperature(self) -> None:
         """Keep the logit scale at or below ln 100, as CLIP does, after each update."""
         self.logit_scale.clamp_(max=MAX_LOGIT_SCALE)
+
+
+def _image_tower(shape: ModelConfig, network: Network | None) -> ImageTower | ConvolutionTower | PretrainedImageTower:
+    if network:
+        return PretrainedImageTower(*network, shape.image_size, shape.head, shape.embedding)
+    return ConvolutionTower(shape) if shape.image_tower == "convolutions" else ImageTower(shape)
+
+
+def _text_tower(shape: ModelConfig, network: Network | None) -> TextTower | PretrainedTextTower:
+    return PretrainedTextTower(*network, shape.head, shape.embedding) if network else TextTower(shape)
 
 
 def count_parameters(module: nn.Module) -> int:

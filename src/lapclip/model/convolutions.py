@@ -77,19 +77,41 @@ class ConvolutionTower(nn.Module):
         self.projection = nn.Parameter(torch.empty(last_width(shape), shape.embedding))
 
     def forward(self, pixels_BCSS: Tensor, kept_BK: Tensor | None = None) -> Tensor:
-        """Embeddings before normalisation. There are no patches to leave out."""
+        """Embeddings before normalisation."""
+        return self.finish(self.begin(pixels_BCSS, 0, kept_BK), 0)
+
+    @property
+    def depth(self) -> int:
+        return len(self.blocks)
+
+    def begin(self, pixels_BCSS: Tensor, block: int, kept_BK: Tensor | None = None) -> Tensor:
+        """What enters a block, counted from 0; after the last, its mean. There are no patches to leave out."""
         assert kept_BK is None
-        x_BCSS = pixels_BCSS.to(self.compute.dtype or self.projection.dtype, memory_format=torch.channels_last)
+        x_BCSS = pixels_BCSS.to(self._dtype, memory_format=torch.channels_last)
         for convolution in self.stem:
             x_BCSS = F.relu(convolution(x_BCSS))
-        for number, block in enumerate(self.blocks):
+        return self._run(x_BCSS, 0, block)
+
+    def finish(self, features: Tensor, block: int) -> Tensor:
+        """Embeddings before normalisation, from what enters a block."""
+        x_BD = self._run(features.to(self._dtype), block, self.depth)
+        return linear(x_BD, self.projection.T, None, self.compute.linear)
+
+    def _run(self, x: Tensor, first: int, stop: int) -> Tensor:
+        """Some of the blocks; after the last of all the mean."""
+        for number in range(first, stop):
             if number % self.blocks_per_stage == 0:  # each stage looks at half the side of the one before
-                x_BCSS = F.avg_pool2d(x_BCSS, 2, ceil_mode=True)
+                x = F.avg_pool2d(x, 2, ceil_mode=True)
+            block = self.blocks[number]
             if self.compute.recompute and torch.is_grad_enabled():
-                x_BCSS = checkpoint(block, x_BCSS, use_reentrant=False, preserve_rng_state=False)
+                x = checkpoint(block, x, use_reentrant=False, preserve_rng_state=False)  # pyright: ignore[reportAssignmentType]
             else:
-                x_BCSS = block(x_BCSS)
-        return linear(x_BCSS.mean(dim=(2, 3)), self.projection.T, None, self.compute.linear)
+                x = block(x)
+        return x.mean(dim=(2, 3)) if first < stop == self.depth else x
+
+    @property
+    def _dtype(self) -> torch.dtype:
+        return self.compute.dtype or self.projection.dtype
 
     def initialise_ends(self, generator: torch.Generator) -> None:
         """Initial values of the projection."""

@@ -1,5 +1,8 @@
 """The image tower and the text tower of CLIP.
 
+A tower can be run in two parts, so that what does not learn is computed once: `begin` gives what enters one of its
+blocks, `finish` goes on from there. After the last block that is the pooled token, (B, D), else all tokens, (B, L, D).
+
 Shapes: B batch, C colour channels, S picture side, P patches, K patches kept, L tokens, D width, E embedding.
 """
 
@@ -38,6 +41,14 @@ class ImageTower(nn.Module):
 
         Pictures may be smaller than the model's: the positions of their patches are interpolated.
         """
+        return self.finish(self.begin(pixels_BCSS, 0, kept_BK), 0)
+
+    @property
+    def depth(self) -> int:
+        return len(self.transformer.blocks)
+
+    def begin(self, pixels_BCSS: Tensor, block: int, kept_BK: Tensor | None = None) -> Tensor:
+        """What enters a block, counted from 0."""
         grid = pixels_BCSS.shape[-1] // self.patch
         patches_BPD, positions_PD = self._cut(pixels_BCSS, grid), self._positions(grid)
         if kept_BK is not None:
@@ -48,8 +59,12 @@ class ImageTower(nn.Module):
         x_BPD = embedded_BPD.to(positions_PD.dtype) + positions_PD  # not every device adds two precisions
         class_B1D = (self.class_embedding + self.position_embedding[0]).expand(len(x_BPD), 1, -1)
         x_BLD = self.ln_pre(torch.cat([class_B1D, x_BPD], dim=1)).to(self._dtype)
-        class_token_B = torch.zeros(len(x_BLD), dtype=torch.long, device=x_BLD.device)
-        return self._linear(self.ln_post(self.transformer(x_BLD, class_token_B)), self.projection.T)
+        return self.transformer(x_BLD, self._class_token(x_BLD), stop=block)
+
+    def finish(self, features: Tensor, block: int) -> Tensor:
+        """Embeddings before normalisation, from what enters a block."""
+        x_BD = self.transformer(features.to(self._dtype), self._class_token(features), first=block)
+        return self._linear(self.ln_post(x_BD), self.projection.T)
 
     def initialise_ends(self, generator: torch.Generator) -> None:
         """CLIP's initial values of what comes before and after the blocks."""
@@ -61,6 +76,10 @@ class ImageTower(nn.Module):
     def initialise_blocks(self, generator: torch.Generator) -> None:
         """CLIP's initial values of the blocks."""
         self.transformer.initialise(generator)
+
+    @staticmethod
+    def _class_token(x: Tensor) -> Tensor:
+        return torch.zeros(len(x), dtype=torch.long, device=x.device)
 
     @property
     def _dtype(self) -> torch.dtype:
@@ -99,9 +118,21 @@ class TextTower(nn.Module):
 
     def forward(self, tokens_BL: Tensor) -> Tensor:
         """Embeddings before normalisation. What follows the end token cannot reach it, so captions may be trimmed."""
+        return self.finish(self.begin(tokens_BL, 0), tokens_BL, 0)
+
+    @property
+    def depth(self) -> int:
+        return len(self.transformer.blocks)
+
+    def begin(self, tokens_BL: Tensor, block: int) -> Tensor:
+        """What enters a block, counted from 0."""
         x_BLD = self.token_embedding(tokens_BL) + self.position_embedding[: tokens_BL.shape[1]]
-        end_B = tokens_BL.argmax(dim=-1)  # the end symbol has the highest id
-        pooled_BD = self.ln_final(self.transformer(x_BLD.to(self.compute.dtype or x_BLD.dtype), end_B))
+        return self.transformer(x_BLD.to(self.compute.dtype or x_BLD.dtype), _ends(tokens_BL), stop=block)
+
+    def finish(self, features: Tensor, tokens_BL: Tensor, block: int) -> Tensor:
+        """Embeddings before normalisation, from what enters a block."""
+        features = features.to(self.compute.dtype or features.dtype)
+        pooled_BD = self.ln_final(self.transformer(features, _ends(tokens_BL), first=block))
         return linear(pooled_BD, self.projection.T, None, self.compute.linear)
 
     def initialise_ends(self, generator: torch.Generator) -> None:
@@ -113,6 +144,11 @@ class TextTower(nn.Module):
     def initialise_blocks(self, generator: torch.Generator) -> None:
         """CLIP's initial values of the blocks."""
         self.transformer.initialise(generator)
+
+
+def _ends(tokens_BL: Tensor) -> Tensor:
+    """Where the end symbol stands, which has the highest id."""
+    return tokens_BL.argmax(dim=-1)
 
 
 @cache

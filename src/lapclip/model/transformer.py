@@ -117,17 +117,22 @@ class Transformer(nn.Module):
         for block in self.layers():
             block.initialise(len(self.blocks), generator)
 
-    def forward(self, x_BLD: Tensor, token_B: Tensor) -> Tensor:
-        """The last block runs for the pooled token only: nothing else leaves the tower, so nothing else is needed."""
-        *first, last = self.layers()
-        for block in first:
+    def forward(self, x: Tensor, token_B: Tensor, first: int = 0, stop: int | None = None) -> Tensor:
+        """The blocks from `first` on, up to before `stop`.
+
+        The last block of all runs for the pooled token only: nothing else leaves the tower, so nothing else is needed.
+        """
+        *earlier, last = self.layers()
+        for block in earlier[first:stop]:
             if self.compute.recompute and torch.is_grad_enabled():
-                x_BLD = checkpoint(block, x_BLD, use_reentrant=False, preserve_rng_state=False)
+                x = checkpoint(block, x, use_reentrant=False, preserve_rng_state=False)  # pyright: ignore[reportAssignmentType]
             else:
-                x_BLD = block(x_BLD)
+                x = block(x)
+        if first > len(earlier) or (stop is not None and stop <= len(earlier)):
+            return x
         visible = None
         if self.causal:
             # With one query row `is_causal` would see key 0 only, so the row's own mask is given.
-            position_L = torch.arange(x_BLD.shape[1], device=x_BLD.device)
+            position_L = torch.arange(x.shape[1], device=x.device)
             visible = (position_L[None, :] <= token_B[:, None])[:, None, None, :]
-        return last.pooled(x_BLD, token_B, visible)
+        return last.pooled(x, token_B, visible)

@@ -93,8 +93,27 @@ _VIT_B_16 = ModelConfig(
 )
 _VIT_B_32 = ModelConfig(**{**vars(_VIT_B_16), "name": "vit-b-32", "patch": 32})
 
+_TOWERS = ModelConfig(
+    name="towers",
+    image_size=224,
+    patch=224,
+    image_from="efficientnet-lite0",
+    image_width=1280,
+    image_layers=16,
+    image_heads=1,
+    text_from="minilm-l6",
+    text_width=384,
+    text_layers=6,
+    text_heads=1,
+    embedding=512,
+    vocabulary=30_522,
+    context=128,
+)
+"""Pretrained towers; what is not a width of ours is filled in when they are opened."""
+
 SHAPES = {
-    shape.name: shape for shape in (_MINI, _TINY, _PHOTOS, _PHOTOS_LARGE, _SEED, _SEED_AS_WRITTEN, _VIT_B_32, _VIT_B_16)
+    shape.name: shape
+    for shape in (_MINI, _TINY, _PHOTOS, _PHOTOS_LARGE, _SEED, _SEED_AS_WRITTEN, _VIT_B_32, _VIT_B_16, _TOWERS)
 }
 
 

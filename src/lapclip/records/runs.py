@@ -6,6 +6,7 @@ events.jsonl    what happened, one JSON line an event
 log.txt         the same for people
 checkpoints/    the last two, complete
 model/          the best model so far, ready to load
+start/          the model that a run began with, where that was trained before
 pictures/       small pictures of what the model answers to a few captions
 lock            held by the process that works on the run; the system frees it when that process dies
 pulse           which process that is, and when it last said that it lives
@@ -51,6 +52,8 @@ class Run:
         self.log = path / "log.txt"
         self.checkpoints = path / "checkpoints"
         self.model = path / "model"
+        self.start = path / "start"
+        """The model it began with, where that was trained before."""
         self.pictures = path / "pictures"
         self.pulse = path / "pulse"
         self.starting = path / "starting"

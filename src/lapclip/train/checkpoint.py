@@ -26,6 +26,7 @@ from safetensors.torch import load_file, save_file
 from lapclip.errors import CheckpointError, first_line
 from lapclip.model.clip import CLIP
 from lapclip.train.fallback import cause_of
+from lapclip.train.learning import learning_state, load_learning_state
 
 if sys.platform == "darwin":
     import fcntl
@@ -64,7 +65,7 @@ def save_checkpoint(
         for stale in folder.glob(".step-*.partial"):  # what a killed process had begun; the run's lock makes this safe
             shutil.rmtree(stale, ignore_errors=True)
         partial.mkdir(parents=True)
-        save_tensors(dict(model.state_dict()), partial / WEIGHTS)
+        save_tensors(learning_state(model), partial / WEIGHTS)
         save_tensors({**_optimizer_tensors(model, optimizer), **others}, partial / OPTIMIZER)
         flush(partial / WEIGHTS)
         flush(partial / OPTIMIZER)
@@ -185,7 +186,7 @@ def _load(path: Path, model: CLIP, optimizer: torch.optim.Optimizer, others: Map
     for name, digest in body["sha256"].items():
         if _digest(path / name) != digest:
             raise CheckpointError(f"{name} is truncated or was altered")
-    model.load_state_dict(load_file(path / WEIGHTS))
+    load_learning_state(model, load_file(path / WEIGHTS))
     tensors = load_file(path / OPTIMIZER)
     for name, tensor in others.items():
         tensor.copy_(tensors.pop(name))

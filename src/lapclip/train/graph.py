@@ -49,6 +49,7 @@ class GraphedStep:
     def __init__(self, step: TrainStep) -> None:
         self.step, self.parts = step, step.parts
         self.model, self.optimizer, self.others = step.model, step.optimizer, step.others
+        self.worker, self.device, self.boundaries = step.worker, step.device, step.boundaries
         self._taken = 0
         self._pool = torch.cuda.graph_pool_handle()
         self._recordings: dict[tuple, Recording] = {}

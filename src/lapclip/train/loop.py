@@ -8,6 +8,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,11 +26,13 @@ from lapclip.machine.devices import Device
 from lapclip.machine.sensors import Sensors
 from lapclip.machine.swap import SwapWatch
 from lapclip.machine.timing import Stopwatch, measured
+from lapclip.model.lora import merged_state
 from lapclip.records import events
 from lapclip.records.runs import Run
 from lapclip.records.store import EventLog
 from lapclip.train.checkpoint import Progress, list_checkpoints, replace_folder_files, save_checkpoint, save_tensors
 from lapclip.train.fallback import SwapGrew
+from lapclip.train.foundation import Foundation
 from lapclip.train.graph import AnyStep
 from lapclip.train.looking import Looking
 from lapclip.train.schedule import cheap_steps, learning_rate
@@ -63,6 +66,8 @@ class Training:
     """Follows the answers to a few captions."""
     courtesy: Courtesy | None = None
     """Says when a polite run should wait."""
+    foundation: Foundation | None = None
+    """What the model started from, where that was not chance."""
     ended_early: str = ""
     """Why the run ended before its last step, where it did."""
     _overflows: int = 0
@@ -236,15 +241,7 @@ class Training:
 
     def keep_model(self) -> None:
         """Put the model as it is now into model/."""
-        replace_folder_files(
-            self.run.model,
-            {
-                WEIGHTS: lambda path: save_tensors(dict(self.embedder.model.state_dict()), path),
-                CONFIG: lambda path: path.write_text(
-                    json.dumps(self.embedder.description(), indent=1), encoding="utf-8"
-                ),
-            },
-        )
+        save_model(self.embedder, self.run.model)
 
     def save(self) -> None:
         """Write a checkpoint of a state whose figures are known to be numbers."""
@@ -258,6 +255,17 @@ class Training:
 
     def _advance(self, **changes: Any) -> None:
         self.progress = dataclasses.replace(self.progress, **changes)
+
+
+def save_model(embedder: Embedder, folder: Path) -> None:
+    """Write a model so that `load` reads it. Additions of low rank become part of its weights."""
+    replace_folder_files(
+        folder,
+        {
+            WEIGHTS: lambda path: save_tensors(merged_state(embedder.model), path),
+            CONFIG: lambda path: path.write_text(json.dumps(embedder.description(), indent=1), encoding="utf-8"),
+        },
+    )
 
 
 def score(embedder: Embedder, pairs: Pairs, batch_size: int) -> dict[str, Any]:

@@ -32,11 +32,12 @@ class RoundedCopy:
         for name, parameter in model.named_parameters():
             path, _, last = name.rpartition(".")
             owner = self.model.get_submodule(path)
-            if enters_products(name):
+            if enters_products(name) and not ("backbone." in name):  # foreign networks round for themselves
                 rounded = nn.Parameter(parameter.detach().to(dtype), requires_grad=parameter.requires_grad)
                 setattr(owner, last, rounded)
-                self._exact.append(parameter)
-                self._rounded.append(rounded)
+                if parameter.requires_grad:  # what is frozen is rounded once
+                    self._exact.append(parameter)
+                    self._rounded.append(rounded)
             else:
                 setattr(owner, last, parameter)
 

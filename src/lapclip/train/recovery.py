@@ -25,7 +25,8 @@ from lapclip.train.graph import AnyStep
 from lapclip.train.loop import Training
 from lapclip.train.memory import describe, predict_bytes
 
-Build = Callable[[Config, Tokenizer, Device], tuple[AnyStep, Embedder]]
+Build = Callable[[Training, Tokenizer], tuple[AnyStep, Embedder]]
+"""Makes the model and its optimiser again, with the settings and on the device that the training has by then."""
 
 
 @contextmanager
@@ -92,7 +93,7 @@ def change_settings(training: Training, change: Change, build: Build) -> None:
     train = training.config.train
     training.device = before if train.device == before.kind else Device(train.device)
     devices.prepare(training.device, int(train.threads))
-    training.step, training.embedder = build(training.config, tokenizer, training.device)
+    training.step, training.embedder = build(training, tokenizer)
     skipped = restore(training) or []
     step = training.progress.step
     damaged = "".join(f"; skipped a damaged checkpoint, {reason}" for reason in skipped)

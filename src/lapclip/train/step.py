@@ -21,7 +21,9 @@ from lapclip.loss import batch_accuracy, contrastive_loss
 from lapclip.machine.devices import DTYPES, Device, SideBySide
 from lapclip.machine.timing import Stopwatch
 from lapclip.model.clip import CLIP
+from lapclip.model.parts import parts_of
 from lapclip.randomness import derived_seed, generator
+from lapclip.train.learning import boundary
 from lapclip.train.precision import LossScale, RoundedCopy
 from lapclip.train.schedule import is_cheap, patches_kept, picture_side
 
@@ -44,6 +46,10 @@ class Inputs:
     """The size at which to look at it."""
     lengths: tuple[int, ...] = ()
     """Symbols of the longest caption in each of so many equal parts of the batch; empty takes them all as one."""
+    image_features: Tensor | None = None
+    """What the frozen part of the image tower makes of the pictures, which are empty then."""
+    text_features: Tensor | None = None
+    """What the frozen part of the text tower makes of the captions."""
 
     def __len__(self) -> int:
         return len(self.tokens_BL)
@@ -81,8 +87,11 @@ class TrainStep:
         self.touched = False
         """Whether the weights may have changed since the loop last looked."""
         self._towers = SideBySide(device, at_once="graph" in config.compile)
+        self.boundaries = {tower: boundary(model, tower) for tower in ("image", "text")}
+        """The first block of each tower that learns: where features enter."""
         names, self._parameters = zip(*((n, p) for n, p in model.named_parameters() if p.requires_grad), strict=True)
-        parts = [part_of(name) for name in names]
+        places = parts_of(model)
+        parts = [places[name] for name in names]
         self.parts = list(dict.fromkeys(parts))
         self._part_index = torch.tensor([self.parts.index(part) for part in parts], device=device.torch)
 
@@ -109,16 +118,18 @@ class TrainStep:
             kept_BK=self._kept_patches(len(batch.tokens_BL), step, cheap=cheap),
             boxes_B5=self._boxes(batch, step),
             side=picture_side(cheap, config, self.model.shape),
-            lengths=self._lengths(batch.tokens_BL),
+            lengths=self._lengths(batch),
+            image_features=None if batch.image_features is None else torch.from_numpy(batch.image_features),
+            text_features=None if batch.text_features is None else torch.from_numpy(batch.text_features),
         )
 
     def set_learning_rate(self, lr: float) -> None:
-        """A number, or written into a tensor that a recorded graph reads."""
+        """A number, or written into a tensor that a recorded graph reads. Each group has its share of it."""
         for group in self.optimizer.param_groups:
             if isinstance(group["lr"], Tensor):
-                group["lr"].fill_(lr)
+                group["lr"].fill_(lr * group["share"])
             else:
-                group["lr"] = lr
+                group["lr"] = lr * group["share"]
 
     def update(self, inputs: Inputs, watch: Stopwatch) -> Tensor:
         """Gradients, clipping and the optimiser. Reads nothing back, so that it can be recorded as a graph."""
@@ -152,15 +163,20 @@ class TrainStep:
     def _encode(self, inputs: Inputs, watch: Stopwatch) -> tuple[Tensor, Tensor]:
         """Embeddings of pictures, which stay uint8 until here, and of captions."""
         with watch.phase("preprocess"):
-            pixels_BCSS = self._look(inputs)
+            pixels_BCSS = self._look(inputs) if inputs.image_features is None else None
         with watch.phase("forward"):
-            return self._towers(
-                lambda: self.worker.encode_image(pixels_BCSS, inputs.kept_BK),
-                lambda: self._encode_text(inputs),
-            )
+            return self._towers(lambda: self._encode_image(inputs, pixels_BCSS), lambda: self._encode_text(inputs))
+
+    def _encode_image(self, inputs: Inputs, pixels_BCSS: Tensor | None) -> Tensor:
+        if pixels_BCSS is not None:
+            return self.worker.encode_image(pixels_BCSS, inputs.kept_BK)
+        assert inputs.image_features is not None
+        return self.worker.finish_image(inputs.image_features, self.boundaries["image"])
 
     def _encode_text(self, inputs: Inputs) -> Tensor:
         """Embeddings of captions. They come sorted by length, so a part of them needs little padding."""
+        if inputs.text_features is not None:
+            return self.worker.finish_text(inputs.text_features, inputs.tokens_BL, self.boundaries["text"])
         if not inputs.lengths:
             return self.worker.encode_text(inputs.tokens_BL)
         parts = inputs.tokens_BL.chunk(len(inputs.lengths))
@@ -168,16 +184,15 @@ class TrainStep:
             [self.worker.encode_text(part[:, :length]) for part, length in zip(parts, inputs.lengths, strict=True)]
         )
 
-    def _lengths(self, tokens_BL: np.ndarray) -> tuple[int, ...]:
+    def _lengths(self, batch: Batch) -> tuple[int, ...]:
         """On the CPU a batch that is computed whole is taken in parts; elsewhere more launches would cost more, and a
         compiler wants few shapes."""
         config = self.config
         whole = not self.device.is_cpu or config.micro_batch or "compiled" in config.compile
-        if whole or len(tokens_BL) < 2 * TEXT_PARTS * LEAST_PART:
+        if whole or batch.lengths_B is None or len(batch.lengths_B) < 2 * TEXT_PARTS * LEAST_PART:
             return ()
-        parts = torch.from_numpy(tokens_BL).chunk(TEXT_PARTS)
-        longest = [int(part.argmax(dim=1).max()) + 1 for part in parts]  # the end symbol has the highest id
-        return tuple(min(tokens_BL.shape[1], -(-length // LENGTH_STEP) * LENGTH_STEP) for length in longest)
+        longest = [int(part.max()) for part in torch.from_numpy(batch.lengths_B).chunk(TEXT_PARTS)]
+        return tuple(min(batch.tokens_BL.shape[1], -(-length // LENGTH_STEP) * LENGTH_STEP) for length in longest)
 
     def _look(self, inputs: Inputs) -> Tensor:
         """The pictures as the tower sees them; made on the CPU where the device would get them wrong."""
@@ -237,6 +252,7 @@ class TrainStep:
 
     def _gradient_norms(self) -> tuple[Tensor, Tensor]:
         """Length of the gradients, in all and by part."""
+        assert all(parameter.grad is not None for parameter in self._parameters), "what learns has a gradient"
         norms = torch.stack(torch._foreach_norm(self._gradients()))  # pyright: ignore[reportPrivateImportUsage]
         squares = (norms if self.loss_scale is None else norms / self.loss_scale.scale) ** 2
         part_norms = torch.zeros(len(self.parts), device=squares.device).index_add_(0, self._part_index, squares).sqrt()
@@ -272,6 +288,10 @@ class TrainStep:
 
     def _boxes(self, batch: Batch, step: int) -> Tensor | None:
         """Which part of each picture to look at this step; None looks at all of it."""
+        if batch.boxes_B5 is not None:
+            return torch.from_numpy(batch.boxes_B5)
+        if batch.image_features is not None:
+            return None
         crop, flip, aspects_B = self.config.crop, self.config.flip, batch.aspects_B
         if crop == 1 and not flip and aspects_B is None:
             return None
@@ -281,18 +301,10 @@ class TrainStep:
 
     def _kept_patches(self, batch_size: int, step: int, *, cheap: bool) -> Tensor | None:
         """Which patches each picture keeps this step, in order; None keeps all."""
+        if self.model.shape.image_from:
+            return None
         kept, patches = patches_kept(cheap, self.config, self.model.shape)
         if kept == patches:
             return None
         draw = torch.Generator().manual_seed(derived_seed(self.config.seed, "patches", step))
         return torch.rand(batch_size, patches, generator=draw).argsort(dim=1)[:, :kept].sort(dim=1).values
-
-
-def part_of(name: str) -> str:
-    """The part a parameter belongs to: image.embedding, image.0 to image.head, the same for text, or temperature."""
-    tower, _, rest = name.partition(".")
-    if not rest:
-        return "temperature"
-    if "blocks." in rest:
-        return f"{tower}.{rest.partition('blocks.')[2].split('.')[0]}"
-    return f"{tower}.head" if rest.startswith(("ln_post", "ln_final", "projection")) else f"{tower}.embedding"

@@ -7,7 +7,7 @@ from dataclasses import asdict, fields, replace
 from typing import Any
 
 from lapclip import __version__
-from lapclip.config import AUTO, Config, TrainConfig, replace_in
+from lapclip.config import ALL, AUTO, Config, TrainConfig, replace_in
 from lapclip.data.batches import Batch, BatchPlan
 from lapclip.machine import devices
 from lapclip.machine.devices import DTYPES, Device
@@ -36,6 +36,8 @@ def settle(
     config: Config, plan: BatchPlan, longest_caption: int, tell: Tell
 ) -> tuple[Config, Device, dict[str, str], float | None]:
     """The configuration with nothing "auto" left, the device, the reason for each choice, a step's time if known."""
+    if is_partly_frozen(config):
+        return settle_frozen(config, longest_caption)
     refuse_what_cannot_fit(config, longest_caption)
     batch = plan.batch(1)
     seconds = seconds_to_spend(config, batch) if _wants_tuning(config.train) else 0.0
@@ -66,6 +68,33 @@ def settle(
     timed = tuning.seconds_a_step if tuning else None
     loaders, reasons["train.loader_threads"] = choose_loader_threads(config.train.loader_threads, plan, timed)
     return replace_in(config, "train", loader_threads=loaders), device, reasons, timed
+
+
+def is_partly_frozen(config: Config) -> bool:
+    """Whether steps are not those of a whole model of ours, so that neither arithmetic nor tuning knows them."""
+    train, model = config.train, config.model
+    foreign = model.image_from or model.text_from
+    return bool(foreign or train.lora_rank or train.image_blocks != ALL or train.text_blocks != ALL)
+
+
+def settle_frozen(config: Config, longest_caption: int) -> tuple[Config, Device, dict[str, str], None]:
+    """As `settle_plainly`, without what is reckoned from a whole model that learns."""
+    train, model = config.train, config.model
+    device, why = devices.choose_device(train.device)
+    reasons = {"train.device": why, "train.loader_threads": "one is enough for what is not frozen"}
+    reasons["train.threads"] = "torch's own choice" if train.threads == AUTO else "asked for"
+    reasons["train.dtype"] = "what pretrained weights are kept in" if train.dtype == AUTO else "asked for"
+    reasons["train.compile"] = "only part of the model learns"
+    threads = devices.default_threads() if train.threads == AUTO else int(train.threads)
+    devices.prepare(device, threads)
+    dtype = "float32" if train.dtype == AUTO else train.dtype
+    loaders = 1 if train.loader_threads == AUTO else train.loader_threads
+    settled = replace(train, device=device.kind, threads=threads, dtype=dtype, compile="none", loader_threads=loaders)
+    forms = {"image_attention": "fused", "text_attention": "fused", "linear": "torch"}
+    if not (model.image_from or model.text_from):
+        forms, why_forms = choose_kernels(model, settled, longest_caption, device, keep=busy_cores() is None)
+        reasons |= why_forms
+    return replace(config, train=replace(settled, **forms)), device, reasons, None
 
 
 def refuse_what_cannot_fit(config: Config, longest_caption: int) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 from lapclip.data.tokenizers.bpe import BytePairTokenizer, clip_tokenizer
 from lapclip.data.tokenizers.characters import CharacterTokenizer
+from lapclip.data.tokenizers.foreign import ForeignTokenizer
 from lapclip.data.tokenizers.tokenizer import Tokenizer
 from lapclip.errors import DataError
 
@@ -22,7 +23,9 @@ def tokenizer_from_dict(saved: dict[str, Any]) -> Tokenizer:
             return BytePairTokenizer([(first, second) for first, second in map(str.split, merges)])
         case {"kind": "clip"}:
             return clip_tokenizer()
-        case {"kind": "characters" | "bpe" as kind}:
+        case {"kind": "foreign", "description": dict(description), "padding": int(padding)}:
+            return ForeignTokenizer(description, padding)
+        case {"kind": "characters" | "bpe" | "foreign" as kind}:
             raise DataError(f"The saved tokenizer of kind {kind!r} is not whole.")
     raise DataError(f"Unknown kind of tokenizer: {saved.get('kind')!r}.", hint="a newer release of lapclip")
 

@@ -1,0 +1,47 @@
+"""To which part of a model a parameter belongs: image.embedding, image.0 to image.head, the same for text, or
+temperature. Gradients are told by part, learning rates fall from the head down, and parts are frozen."""
+
+from __future__ import annotations
+
+from lapclip.model.clip import CLIP
+from lapclip.model.lora import DOWN, UP
+from lapclip.model.pretrained.towers import PretrainedTower
+
+EMBEDDING, HEAD, TEMPERATURE = "embedding", "head", "temperature"
+OF_HEAD = ("ln_post", "ln_final", "projection", "head.")
+
+
+def parts_of(model: CLIP) -> dict[str, str]:
+    """The part of each parameter, by its name."""
+    # An addition of low rank belongs where its layer does.
+    found = {name: part_of(name.removesuffix(DOWN).removesuffix(UP)) for name, _ in model.named_parameters()}
+    for tower in ("image", "text"):
+        module = getattr(model, tower)
+        if not isinstance(module, PretrainedTower):
+            continue
+        places = module.blocks_found.places()  # foreign names say little: what was seen while it ran says more
+        named = dict(model.named_parameters())
+        for name in found:
+            if name.startswith(f"{tower}.backbone."):
+                base = name if not name.endswith((DOWN, UP)) else f"{name.rpartition('.')[0]}.base.weight"
+                place = places.get(id(named[base]), 0)
+                found[name] = f"{tower}.{EMBEDDING if place == 0 else place - 1}"
+    return found
+
+
+def part_of(name: str) -> str:
+    """The part of a parameter of our own towers."""
+    tower, _, rest = name.partition(".")
+    if not rest:
+        return TEMPERATURE
+    if "blocks." in rest:
+        return f"{tower}.{rest.partition('blocks.')[2].split('.')[0]}"
+    return f"{tower}.{HEAD if rest.startswith(OF_HEAD) else EMBEDDING}"
+
+
+def depth_of(part: str, depth: int) -> int:
+    """How far a part is below its tower's head: 0 for the head, 1 for the last block, depth + 1 for the embedding."""
+    _, _, place = part.partition(".")
+    if place == EMBEDDING:
+        return depth + 1
+    return 0 if place in (HEAD, "") else depth - int(place)

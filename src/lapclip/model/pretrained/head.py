@@ -1,0 +1,37 @@
+"""From the features of a foreign tower to an embedding. Shapes: B batch, F features, H hidden, E embedding."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from lapclip.model.kernels import Compute, linear
+from lapclip.model.transformer import LayerNorm
+
+
+class Head(nn.Module):
+    """Normed features through a linear map and, beside it, a hidden layer that starts without a say."""
+
+    compute = Compute()
+
+    def __init__(self, features: int, hidden: int, embedding: int) -> None:
+        super().__init__()
+        self.ln_features = LayerNorm(features)
+        self.projection = nn.Parameter(torch.empty(features, embedding))
+        self.hidden_in = nn.Parameter(torch.empty(features, hidden))
+        self.hidden_out = nn.Parameter(torch.empty(hidden, embedding))
+
+    def forward(self, features_BF: Tensor) -> Tensor:
+        normed_BF = self.ln_features(features_BF)
+        hidden_BH = F.gelu(self._linear(normed_BF, self.hidden_in))
+        return self._linear(normed_BF, self.projection) + self._linear(hidden_BH, self.hidden_out)
+
+    def initialise(self, generator: torch.Generator) -> None:
+        """First values: the linear map alone speaks."""
+        for weight in (self.projection, self.hidden_in):
+            nn.init.normal_(weight, 0.0, weight.shape[0] ** -0.5, generator=generator)
+        nn.init.zeros_(self.hidden_out)
+
+    def _linear(self, x: Tensor, weight_IO: Tensor) -> Tensor:
+        return linear(x, weight_IO.T, None, self.compute.linear)

@@ -1,0 +1,190 @@
+"""Foreign networks as towers: pixels or symbols in, features pooled, and a head of our own.
+
+They stay in evaluation mode while they learn: batch norms keep their statistics and nothing is dropped, so that what a
+picture becomes depends neither on its batch nor on chance.
+
+Shapes: B batch, C channels, S side, L tokens, D width, F features, E embedding.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from lapclip.model.kernels import Compute
+from lapclip.model.pretrained.blocks import Blocks, same
+from lapclip.model.pretrained.head import Head
+from lapclip.model.pretrained.spec import FACTORY, HUGGING_FACE, TowerSpec
+
+FEATURES = ("forward_features", "extract_features")
+"""Methods by which networks give features instead of classes."""
+
+
+class PretrainedTower(nn.Module):
+    """What image and text have in common."""
+
+    compute = Compute()
+
+    def __init__(self, backbone: nn.Module, spec: TowerSpec) -> None:
+        super().__init__()
+        self.backbone, self.spec = backbone.eval(), spec
+        self.blocks_found = Blocks(backbone)
+        self.head: Head
+        """Put on when the features are known."""
+
+    @property
+    def depth(self) -> int:
+        return len(self.blocks_found)
+
+    def add_head(self, sample: Tensor, hidden: int, embedding: int) -> None:
+        """Run the network once, to see its features and what happens when, and put a head on it."""
+        features_BF = self.blocks_found.watch(lambda: self._features(sample))
+        if features_BF.ndim != 2:
+            raise ValueError(f"its features have shape {tuple(features_BF.shape)}, not one row for each input")
+        self.head = Head(features_BF.shape[1], hidden, embedding)
+        used = self.blocks_found.places()
+        for parameter in self.backbone.parameters():  # a classifier, say, that nothing depends on
+            parameter.requires_grad_(id(parameter) in used)
+
+    @torch.no_grad()
+    def divides(self, block: int) -> bool:
+        """Whether running it in two parts gives what running it whole gives."""
+        sample, stand_in = self._samples()
+        try:
+            caught = self.blocks_found.begin(lambda: self._features(sample), block)
+            halves = self.blocks_found.finish(lambda: self._features(stand_in), caught, block)
+        except Exception:  # whatever a foreign network makes of a blank picture
+            return False
+        return same(halves, self._features(sample))
+
+    def train(self, mode: bool = True) -> PretrainedTower:
+        super().train(mode)
+        self.backbone.eval()
+        return self
+
+    def initialise_ends(self, generator: torch.Generator) -> None:
+        """First values of the head."""
+        self.head.initialise(generator)
+
+    def initialise_blocks(self, generator: torch.Generator) -> None:
+        """The network has its values."""
+
+    def _features(self, inputs: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    def _samples(self) -> tuple[Tensor, Tensor]:
+        """Some inputs, and what stands in for them where the first blocks are passed over."""
+        raise NotImplementedError
+
+    def _precision(self, device: torch.device) -> AbstractContextManager[Any]:
+        if self.compute.dtype in (None, torch.float32):
+            return nullcontext()
+        return torch.autocast(device.type, self.compute.dtype)
+
+
+class PretrainedImageTower(PretrainedTower):
+    """Pictures through a foreign network."""
+
+    def __init__(self, backbone: nn.Module, spec: TowerSpec, side: int, hidden: int, embedding: int) -> None:
+        super().__init__(backbone, spec)
+        self.add_head(torch.zeros(1, 3, side, side), hidden, embedding)
+        self.side = side
+
+    def forward(self, pixels_BCSS: Tensor, kept_BK: Tensor | None = None) -> Tensor:
+        """Embeddings before normalisation."""
+        return self.finish(self.begin(pixels_BCSS, self.depth, kept_BK), self.depth)
+
+    def begin(self, pixels_BCSS: Tensor, block: int, kept_BK: Tensor | None = None) -> Tensor:
+        """What enters a block, counted from 0; after the last, the features."""
+        assert kept_BK is None
+        # Channels last: what convolutions on a CPU are fastest with.
+        pixels_BCSS = pixels_BCSS.contiguous(memory_format=torch.channels_last)
+        with self._precision(pixels_BCSS.device):
+            return self.blocks_found.begin(lambda: self._features(pixels_BCSS), block)
+
+    def finish(self, features: Tensor, block: int) -> Tensor:
+        """Embeddings before normalisation, from what enters a block."""
+        if block < self.depth:
+            blank = features.new_zeros(1, 3, self.side, self.side)
+            with self._precision(features.device):
+                features = self.blocks_found.finish(lambda: self._features(blank), features, block)
+        return self.head(features.to(self.compute.dtype or features.dtype))
+
+    def _features(self, inputs: Tensor) -> Tensor:
+        return pooled_picture(self._called(inputs), self.spec.pooling)
+
+    def _called(self, pixels_BCSS: Tensor) -> Tensor:
+        """What the network gives: features of Hugging Face models and of factories, timm's already pooled."""
+        if self.spec.kind == HUGGING_FACE:
+            return self.backbone(pixel_values=pixels_BCSS).last_hidden_state
+        if self.spec.kind == FACTORY:
+            for name in FEATURES:
+                if callable(found := getattr(self.backbone, name, None)):
+                    return found(pixels_BCSS)
+        return self.backbone(pixels_BCSS)
+
+    def _samples(self) -> tuple[Tensor, Tensor]:
+        place = self.head.projection.device
+        pixels = torch.randn(2, 3, self.side, self.side, generator=torch.Generator().manual_seed(0)).to(place)
+        return pixels, torch.zeros_like(pixels[:1])
+
+
+class PretrainedTextTower(PretrainedTower):
+    """Captions through a foreign network. Padding is known by its symbol."""
+
+    def __init__(self, backbone: nn.Module, spec: TowerSpec, hidden: int, embedding: int) -> None:
+        super().__init__(backbone, spec)
+        self.add_head(torch.full((1, 4), spec.padding + 1), hidden, embedding)
+
+    def forward(self, tokens_BL: Tensor) -> Tensor:
+        """Embeddings before normalisation."""
+        return self.finish(self.begin(tokens_BL, self.depth), tokens_BL, self.depth)
+
+    def begin(self, tokens_BL: Tensor, block: int) -> Tensor:
+        """What enters a block, counted from 0; after the last, the features."""
+        with self._precision(tokens_BL.device):
+            return self.blocks_found.begin(lambda: self._features(tokens_BL), block)
+
+    def finish(self, features: Tensor, tokens_BL: Tensor, block: int) -> Tensor:
+        """Embeddings before normalisation, from what enters a block."""
+        if block < self.depth:
+            with self._precision(features.device):
+                features = self.blocks_found.finish(lambda: self._features(tokens_BL), features, block)
+        return self.head(features.to(self.compute.dtype or features.dtype))
+
+    def _features(self, inputs: Tensor) -> Tensor:
+        mask_BL = inputs != self.spec.padding
+        tokens_BLD = self.backbone(input_ids=inputs, attention_mask=mask_BL.long()).last_hidden_state
+        features_BF = pooled_caption(tokens_BLD, mask_BL, self.spec.pooling)
+        return F.normalize(features_BF, dim=-1) if self.spec.unit_length else features_BF
+
+    def _samples(self) -> tuple[Tensor, Tensor]:
+        tokens_BL = torch.full((2, 8), self.spec.padding + 1, device=self.head.projection.device)
+        tokens_BL[0, 5:] = self.spec.padding
+        tokens_BL[1] += torch.arange(8, device=tokens_BL.device)
+        return tokens_BL, tokens_BL
+
+
+def pooled_picture(features: Tensor, pooling: str) -> Tensor:
+    """One row for each picture: from a map the mean of its places, from tokens the first or their mean."""
+    if features.ndim == 4:
+        return features.mean(dim=(2, 3))
+    if features.ndim == 3:
+        return features[:, 0] if pooling == "first" else features.mean(dim=1)
+    return features
+
+
+def pooled_caption(tokens_BLD: Tensor, mask_BL: Tensor, pooling: str) -> Tensor:
+    """One row for each caption, of the tokens that are not padding."""
+    if pooling == "first":
+        return tokens_BLD[:, 0]
+    if pooling == "last":
+        return tokens_BLD[torch.arange(len(tokens_BLD), device=tokens_BLD.device), mask_BL.sum(1) - 1]
+    seen_BL1 = mask_BL[..., None].to(tokens_BLD.dtype)
+    if pooling == "max":
+        return tokens_BLD.masked_fill(~mask_BL[..., None], -torch.inf).amax(dim=1)
+    return (tokens_BLD * seen_BL1).sum(dim=1) / seen_BL1.sum(dim=1)

@@ -1,0 +1,1 @@
+"""Networks that others have trained, opened by name with their preprocessing and tokenizers."""

@@ -1,0 +1,88 @@
+"""What a run starts from, where that is not chance: a model that was trained before, or pretrained towers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import replace
+from pathlib import Path
+
+from lapclip.config import Config
+from lapclip.data.tokenizers import Tokenizer
+from lapclip.embedder import load
+from lapclip.errors import ConfigError, first_line
+from lapclip.model.clip import CLIP
+from lapclip.pretrained.opening import open_image, open_text
+from lapclip.randomness import derived_seed
+
+
+class Foundation:
+    """A model to start from. It is opened again each time it is taken, so that it is not in memory twice."""
+
+    def __init__(self, open_model: Callable[[], CLIP], model: CLIP, tokenizer: Tokenizer | None) -> None:
+        self._open, self._model, self.tokenizer = open_model, model, tokenizer
+        self.shape = model.shape
+
+    def take(self) -> CLIP:
+        """The model with the values it starts with."""
+        model, self._model = self._model, None
+        return self._open() if model is None else model
+
+    def settle_in(self, folder: Path) -> None:
+        """From now on it lies in a folder of the run's own, whatever becomes of where it came from."""
+        self._open = lambda: load(folder).model
+
+
+def find_foundation(config: Config, asked: Collection[str] = ()) -> tuple[Config, Foundation | None]:
+    """What the settings name, and the configuration with its shape. Fields of the model that were asked for stay."""
+    if config.train.start:
+        return _from_model(config, asked)
+    if config.model.image_from or config.model.text_from:
+        return _from_towers(config, asked)
+    return config, None
+
+
+def foundation_at(folder: Path) -> Foundation | None:
+    """What a run started from, as it was kept."""
+    if not folder.exists():
+        return None
+    embedder = load(folder)
+    return Foundation(lambda: load(folder).model, embedder.model, embedder.tokenizer)
+
+
+def _from_model(config: Config, asked: Collection[str]) -> tuple[Config, Foundation]:
+    start = config.train.start
+    if asked:
+        raise ConfigError(
+            f"model.{min(asked)} cannot be changed: the model has the shape of {start}.",
+            hint=f"leave out --set model.{min(asked)}",
+        )
+    embedder = load(start)
+    foundation = Foundation(lambda: load(start).model, embedder.model, embedder.tokenizer)
+    return replace(config, model=embedder.model.shape), foundation
+
+
+def _from_towers(config: Config, asked: Collection[str]) -> tuple[Config, Foundation]:
+    model, tokenizer = _open_towers(config, asked)
+    return replace(config, model=model.shape), Foundation(lambda: _open_towers(config, asked)[0], model, tokenizer)
+
+
+def _open_towers(config: Config, asked: Collection[str]) -> tuple[CLIP, Tokenizer | None]:
+    """Pretrained towers with new heads; what is known of them goes into the shape, unless it was asked otherwise."""
+    shape, networks, tokenizer = config.model, {}, None
+    if shape.image_from:
+        image = open_image(shape.image_from)
+        networks["image"] = (image.backbone, image.spec)
+        facts = {name: value for name, value in image.facts.items() if name not in asked}
+        side = facts.get("image_size", shape.image_size)
+        shape = replace(shape, **{**facts, "image_size": side, "patch": side, "image_heads": 1})
+    if shape.text_from:
+        text = open_text(shape.text_from)
+        networks["text"], tokenizer = (text.backbone, text.spec), text.tokenizer
+        facts = {name: value for name, value in text.facts.items() if name not in asked}
+        shape = replace(shape, **facts, text_heads=1)
+    try:
+        model = CLIP(shape, seed=derived_seed(config.train.seed, "weights"), networks=networks)
+    except (RuntimeError, ValueError, TypeError, AttributeError) as error:
+        names = " and ".join(name for name in (shape.image_from, shape.text_from) if name)
+        raise ConfigError(f"{names} cannot be used as a tower: {first_line(error)}.") from error
+    return model, tokenizer

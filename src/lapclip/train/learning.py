@@ -1,0 +1,58 @@
+"""What of a model learns: all of it, the last blocks of its towers, additions of low rank, or the heads alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from lapclip.config import ALL, TrainConfig
+from lapclip.model.clip import CLIP
+from lapclip.model.lora import add_lora
+from lapclip.model.parts import EMBEDDING, HEAD, TEMPERATURE, parts_of
+from lapclip.randomness import derived_seed
+
+
+def choose_learning(model: CLIP, config: TrainConfig) -> None:
+    """Freeze what does not learn, and add what learns instead of whole weights."""
+    parts = parts_of(model)
+    blocks = {"image": config.image_blocks, "text": config.text_blocks}
+    chosen = []
+    for name, parameter in model.named_parameters():
+        tower, _, place = parts[name].partition(".")
+        if parts[name] == TEMPERATURE or place == HEAD:
+            continue
+        first = max(0, getattr(model, tower).depth - int(blocks[tower])) if blocks[tower] != ALL else 0
+        learns = blocks[tower] == ALL or (place != EMBEDDING and int(place) >= first)
+        parameter.requires_grad_(parameter.requires_grad and learns)
+        chosen += [parameter] if parameter.requires_grad else []
+    if config.lora_rank:
+        for parameter in chosen:
+            parameter.requires_grad_(False)
+        add_lora(model, {id(parameter) for parameter in chosen}, config.lora_rank, derived_seed(config.seed, "lora"))
+
+
+def boundary(model: CLIP, tower: str) -> int:
+    """The first block of a tower of which anything learns; its depth where none does; 0 where the embedding learns."""
+    parts = parts_of(model)
+    places = [parts[name].partition(".") for name, parameter in model.named_parameters() if parameter.requires_grad]
+    numbers = [0 if place == EMBEDDING else int(place) for own, _, place in places if own == tower and place != HEAD]
+    return min(numbers, default=getattr(model, tower).depth)
+
+
+def learning_state(model: CLIP) -> dict[str, Tensor]:
+    """What changes while training: what of a model a checkpoint keeps."""
+    return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+
+
+@torch.no_grad()
+def load_learning_state(model: CLIP, state: Mapping[str, Tensor]) -> None:
+    """Put back what `learning_state` gave; all of it has to be there."""
+    named = learning_state(model)
+    if named.keys() != state.keys():
+        raise ValueError(f"it holds other tensors than the model learns: {min(named.keys() ^ state.keys())}")
+    for name, parameter in named.items():
+        if parameter.shape != state[name].shape:
+            raise ValueError(f"{name} has shape {tuple(state[name].shape)}, not {tuple(parameter.shape)}")
+        parameter.copy_(state[name])
