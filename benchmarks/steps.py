@@ -97,7 +97,7 @@ def compare(row: Row, device: Device, rounds: int) -> dict:
     ours = our_step(row, device)
     check_same_loss(row, batch, device)
     place = device.torch
-    pixels = normalise(torch.from_numpy(batch.pixels_BSSC).to(place)).contiguous()
+    pixels = normalise(torch.from_numpy(batch.pixels_BSSC).to(place), shape).contiguous()
     tokens = torch.from_numpy(batch.tokens_BL).to(place)
     padded = torch.nn.functional.pad(tokens, (0, shape.context - tokens.shape[1]), value=0)
     off = Stopwatch(device.synchronise, on=False)
@@ -184,7 +184,7 @@ def check_same_loss(row: Row, batch: Batch, device: Device) -> None:
     shape = SHAPES[row.model]
     ours = our_step(row, device, dtype="float32", compile="none")
     mine = ours(few, 1, 0.0, Stopwatch(device.synchronise, on=False))().loss
-    pixels = normalise(torch.from_numpy(few.pixels_BSSC).to(device.torch))
+    pixels = normalise(torch.from_numpy(few.pixels_BSSC).to(device.torch), shape)
     tokens = torch.nn.functional.pad(torch.from_numpy(few.tokens_BL), (0, shape.context - row.caption_tokens))
     theirs = PeerStep(CLIP(shape), "float32", device.torch)(pixels, tokens.to(device.torch)).item()
     assert abs(mine - theirs) < 1e-4, f"{row.name}: losses differ, ours {mine}, the peer's {theirs}"

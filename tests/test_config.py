@@ -111,3 +111,11 @@ def test_a_missing_recipe_file_is_named() -> None:
 def test_errors_say_which_layer_was_wrong() -> None:
     with pytest.raises(ConfigError, match=r"run\.toml: train\.epochs must be at least 1"):
         build_config([Layer("run.toml", {"train": {"epochs": 0}})], SHAPES)
+
+
+@pytest.mark.parametrize(
+    ("field", "text"), [("pixel_mean", "0.5 0.5"), ("pixel_std", "1 1 0"), ("pixel_mean", "a b c")]
+)
+def test_colours_are_three_numbers(field: str, text: str) -> None:
+    with pytest.raises(ConfigError, match=f"model.{field} must be three numbers"):
+        build_config([parse_settings([f"model.{field}={text}"])], SHAPES)

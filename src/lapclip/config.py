@@ -16,13 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from lapclip.errors import ConfigError, closest, nearest
+from lapclip.fitting import CLIP_MEAN, CLIP_STD, check_shape
 
 AUTO, ALL, NEVER = "auto", "all", "never"
 RECIPES = Path(__file__).parent / "recipes"
 DEFAULT_RECIPE, PHOTOS_RECIPE = "first-run", "photos"
 DEFAULT_MODEL = "mini"
-STAGES = 4
-"""A tower of convolutions has its blocks in so many stages, each of half the side and twice the width."""
 
 
 def knob(
@@ -73,28 +72,37 @@ class ModelConfig:
     """Symbols the text tower knows. Training takes it from the tokenizer."""
     context: int = knob(least=2)
     """Longest caption in symbols, start and end included. Longer captions are cut."""
+    activation: str = knob("gelu", choices=("gelu", "quick_gelu"))
+    """What is between the two layers of an MLP. OpenAI's weights want `quick_gelu`, x * sigmoid(1.702 x)."""
+    image_mlp: int = knob(0, least=0)
+    """Width between the two layers of the image tower's MLPs; 0 is four times image_width."""
+    text_mlp: int = knob(0, least=0)
+    """The same for the text tower; 0 is four times text_width."""
+    pixel_mean: str = knob(CLIP_MEAN)
+    """What is taken from red, green and blue, which are 0 to 1: three numbers, separated by spaces."""
+    pixel_std: str = knob(CLIP_STD)
+    """What red, green and blue are divided by then: three numbers above 0, separated by spaces."""
+    interpolation: str = knob("bicubic", choices=("bicubic", "bilinear"))
+    """How pictures are resized."""
+    resize: str = knob("shortest", choices=("shortest", "squash"))
+    """`shortest` brings the short side to size and cuts the ends off the long one; `squash` squeezes all into the
+    square."""
+    crop_share: float = knob(1.0, least=0.1, most=1.0)
+    """The share of the resized picture's side that is seen, from its middle: image_size 224 and a share of 0.875 resize
+    to 256 and cut 224 out."""
+
+    @property
+    def image_hidden(self) -> int:
+        """Width between the two layers of the image tower's MLPs."""
+        return self.image_mlp or 4 * self.image_width
+
+    @property
+    def text_hidden(self) -> int:
+        """Width between the two layers of the text tower's MLPs."""
+        return self.text_mlp or 4 * self.text_width
 
     def __post_init__(self) -> None:
-        if self.image_size % self.patch:
-            raise ConfigError(
-                f"model.patch {self.patch} does not divide model.image_size {self.image_size}.",
-                hint=f"--set model.image_size={max(1, self.image_size // self.patch) * self.patch}",
-            )
-        if self.image_tower == "convolutions" and (self.image_layers % STAGES or self.image_width % 2):
-            raise ConfigError(
-                f"A tower of convolutions has blocks in {STAGES} stages and an even width, not model.image_layers "
-                f"{self.image_layers} and model.image_width {self.image_width}.",
-                hint=f"--set model.image_layers={-(-self.image_layers // STAGES) * STAGES} "
-                f"--set model.image_width={self.image_width + self.image_width % 2}",
-            )
-        for tower in ("image", "text"):
-            width, heads = getattr(self, f"{tower}_width"), getattr(self, f"{tower}_heads")
-            if width % heads:
-                fitting = max(count for count in range(1, heads + 1) if width % count == 0)
-                raise ConfigError(
-                    f"model.{tower}_heads {heads} does not divide model.{tower}_width {width}.",
-                    hint=f"--set model.{tower}_heads={fitting}",
-                )
+        check_shape(self)
 
 
 @dataclass(frozen=True, kw_only=True)

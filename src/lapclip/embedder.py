@@ -22,7 +22,7 @@ from safetensors.torch import load_file
 
 from lapclip.config import ModelConfig
 from lapclip.data.pairs import Pairs, Pixels
-from lapclip.data.pixels import middle_square, normalise
+from lapclip.data.pixels import View, middle_square, normalise
 from lapclip.data.table import Progress
 from lapclip.data.tokenizers import Tokenizer, tokenizer_from_dict
 from lapclip.errors import RunError
@@ -47,9 +47,9 @@ class Embedder:
         """One unit-length row per picture, given as paths or as PIL images."""
         if isinstance(pictures, (str, os.PathLike, Image.Image)):
             raise TypeError("encode_image takes a list of pictures, not one picture")
-        side = self.model.shape.image_size
+        view = View.of(self.model.shape)
         parts = [
-            self.encode_pixels(np.stack([middle_square(picture, side) for picture in pictures[at : at + self.batch]]))
+            self.encode_pixels(np.stack([middle_square(picture, view) for picture in pictures[at : at + self.batch]]))
             for at in range(0, len(pictures), self.batch)
         ]
         return np.concatenate(parts) if parts else self._nothing()
@@ -60,7 +60,7 @@ class Embedder:
         parts = []
         for at in range(0, len(pixels_NSSC), self.batch):
             pixels = torch.from_numpy(np.array(pixels_NSSC[at : at + self.batch])).to(self.device.torch)
-            parts.append(self.model.encode_image(normalise(pixels)).cpu().numpy())
+            parts.append(self.model.encode_image(normalise(pixels, self.model.shape)).cpu().numpy())
             if progress:
                 progress(min(at + self.batch, len(pixels_NSSC)), len(pixels_NSSC))
         return np.concatenate(parts) if parts else self._nothing()

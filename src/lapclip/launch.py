@@ -15,6 +15,7 @@ from lapclip import __version__
 from lapclip.config import AUTO, SECTIONS, Config, Layer, WorkConfig, build_config, replace_in
 from lapclip.data.loading import SCENES, load_data
 from lapclip.data.pairs import DataSet
+from lapclip.data.pixels import View
 from lapclip.data.seen import save_seen
 from lapclip.data.tokenizers import Tokenizer, load_tokenizer, save_tokenizer
 from lapclip.embedder import Embedder, load
@@ -168,7 +169,7 @@ def reopen(run: Run, saved: dict[str, Any], hooks: Hooks) -> tuple[Config, DataS
     layer = Layer(str(run.settings), {section: saved.get(section, {}) for section in SECTIONS})
     fallbacks = Layer(str(run.events), {"train": changes_so_far(read_events(run.events))})
     config = build_config([layer, fallbacks], SHAPES)
-    data = load_data(config.data, config.model.image_size, hooks.data_progress)
+    data = load_data(config.data, View.of(config.model), hooks.data_progress)
     if data.fingerprint != saved["run"].get("data_fingerprint"):
         raise RunError(
             f"The data is not what {run.path} began with: {_what_changed(config)}.",

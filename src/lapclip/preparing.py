@@ -12,6 +12,7 @@ from lapclip.config import ALL, AUTO, Config, Layer, build_config, parse_setting
 from lapclip.data.batches import BatchPlan, Views
 from lapclip.data.loading import SCENES, load_data
 from lapclip.data.pairs import DataSet
+from lapclip.data.pixels import View
 from lapclip.data.table import DataProgress
 from lapclip.data.tokenizers import Tokenizer, choose_tokenizer
 from lapclip.embedder import Embedder
@@ -79,7 +80,7 @@ def prepare(recipe: str, settings: list[str], minutes: float | None, hooks: Hook
     asked = config.train.compile
     config, foundation = find_foundation(config, layers[-1].values.get("model", {}))
     config = fit_views(config)
-    data = load_data(config.data, config.model.image_size, hooks.data_progress)
+    data = load_data(config.data, View.of(config.model), hooks.data_progress)
     config, notes = fit_data(config, data, asked_batch="batch_size" in layers[-1].values.get("train", {}))
     config, tokenizer, why_tokenizer = fit_vocabulary(config, data, foundation)
     config, why_steps = count_steps(config, data, tokenizer)

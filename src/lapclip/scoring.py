@@ -17,6 +17,7 @@ from PIL import Image
 from lapclip.config import AUTO, SECTIONS, Config, DataConfig, Layer, build_config, parse_settings
 from lapclip.data.loading import SCENES, TRAIN, load_data, load_to_score
 from lapclip.data.pairs import Pairs
+from lapclip.data.pixels import View
 from lapclip.data.seen import count_seen
 from lapclip.data.sources import read_table
 from lapclip.data.splits import assign_splits
@@ -87,9 +88,9 @@ def evaluate(
         embedder = load(subject.path, wanted.device)
     except ConfigError as error:  # a device that is not here, which training would have as a setting
         raise ConfigError(error.message.replace("train.device", "--device"), hint="--device auto") from None
-    side = embedder.model.shape.image_size
+    view = View.of(embedder.model.shape)
     open_data = open_scenes if config.source == SCENES else open_pictures
-    opened = open_data(config, side, wanted.split, (subject.fingerprint or "") if own else None, data_progress)
+    opened = open_data(config, view, wanted.split, (subject.fingerprint or "") if own else None, data_progress)
     batch_size = subject.config.train.batch_size if subject.config else None
     trained_on = count_trained_on(subject, opened)
     result: dict[str, Any] = {
@@ -165,10 +166,10 @@ def count_trained_on(subject: Subject, opened: Opened) -> int | None:
 
 
 def open_scenes(
-    config: DataConfig, side: int, asked: str | None, fingerprint: str | None, progress: DataProgress | None
+    config: DataConfig, view: View, asked: str | None, fingerprint: str | None, progress: DataProgress | None
 ) -> Opened:
     """The built-in scenes; a fingerprint is that of the data the run began with, empty where it was not kept."""
-    data = load_data(config, side, progress)
+    data = load_data(config, view, progress)
     split, why = choose_split(list(data.splits), asked, learnt_from=fingerprint is not None)
     pairs = joined(list(data.splits.values())) if split == ALL else data.splits[split]
     changed = fingerprint not in (None, "", data.fingerprint)
@@ -179,7 +180,7 @@ def open_scenes(
 
 
 def open_pictures(
-    config: DataConfig, side: int, asked: str | None, fingerprint: str | None, progress: DataProgress | None
+    config: DataConfig, view: View, asked: str | None, fingerprint: str | None, progress: DataProgress | None
 ) -> Opened:
     """Pictures of the user's. Of data that a run did not learn from, only splits that it names itself count."""
     table = read_table(config)
@@ -188,7 +189,7 @@ def open_pictures(
         list(dict.fromkeys(splits)), asked, learnt_from=fingerprint is not None, classes=bool(table.classes)
     )
     chosen = [at for at, own in enumerate(splits) if split in (ALL, own)]
-    pairs, notes = load_to_score(config, table, chosen, side, progress)
+    pairs, notes = load_to_score(config, table, chosen, view, progress)
     if not len(pairs):
         raise DataError(f"The split {split} has no pictures that can be read.", hint=f"--split {ALL}")
     of_training = min(len(pairs), sum(splits[at] == TRAIN for at in chosen))  # at the most: some may be broken

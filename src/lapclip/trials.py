@@ -9,6 +9,7 @@ from typing import Any
 
 from lapclip.config import build_config, parse_settings, read_recipe
 from lapclip.data.loading import load_data
+from lapclip.data.pixels import View
 from lapclip.errors import ConfigError
 from lapclip.machine import devices
 from lapclip.machine.notebook import Notebook
@@ -28,7 +29,7 @@ def tune(recipe: str, settings: list[str], seconds: float, hooks: Hooks = Hooks(
         raise ConfigError(f"--seconds must be more than 0, not {seconds:g}.", hint="lapclip tune --seconds 60")
     config = build_config([read_recipe(recipe), parse_settings(settings)], SHAPES)
     devices.available(config.train.device)  # an unknown device is refused before pictures are drawn
-    data = load_data(config.data, config.model.image_size, hooks.data_progress)
+    data = load_data(config.data, View.of(config.model), hooks.data_progress)
     config, _ = fit_data(config, data, asked_batch=False)
     config, tokenizer, _ = fit_vocabulary(config, data)
     config, _ = count_steps(config, data, tokenizer)

@@ -91,3 +91,10 @@ def test_smaller_pictures_are_means_with_and_without_a_box(side: int) -> None:
 def test_sizes_that_do_not_divide_work_too() -> None:
     pixels = torch.full((1, 3, 8, 8), 0.5)
     torch.testing.assert_close(view(pixels, None, 6), torch.full((1, 3, 6, 6), 0.5))
+
+
+def test_a_model_that_sees_less_than_the_middle_square_is_trained_on_that() -> None:
+    boxes = draw_boxes(np.zeros(1, bool), np.array([2.0]), 1.0, 0.0, np.random.default_rng(0), middle=0.875)
+    left, top, width, height, _ = boxes[0].tolist()
+    assert (width, height) == (0.875 / 2, 0.875)  # of a picture twice as wide as high
+    np.testing.assert_allclose([left + width / 2, top + height / 2], [0.5, 0.5], atol=1e-6)

@@ -22,7 +22,7 @@ from PIL import Image
 from lapclip.data import decoding, packed
 from lapclip.data.catalogue import INDEX, Catalogue
 from lapclip.data.packed import MIDDLE, WHOLE, Packed, digest_of, pack, store_folder, use_store
-from lapclip.data.pixels import middle_square, open_picture, squeeze_picture, whole_side
+from lapclip.data.pixels import View, middle_square, open_picture, squeeze_picture, whole_side
 from lapclip.data.streaming import StreamedPixels
 from lapclip.data.table import PictureFile
 from lapclip.errors import DataError
@@ -499,3 +499,9 @@ def test_a_picture_that_was_looked_at_and_cannot_be_read_any_more_is_left_out(
         store, _ = packs(pictures[:2], folder)
     assert store.kept == []
     assert len(store.skipped) == 2
+
+
+def test_a_store_belongs_to_a_way_of_seeing(empty_cache: Path) -> None:
+    views = [View(16), View(16, "bilinear"), View(16, resize="squash"), View(16, crop_share=0.875)]
+    assert len({store_folder("photos", view, MIDDLE) for view in views}) == 4
+    assert store_folder("photos", View(16), MIDDLE) == store_folder("photos", 16, MIDDLE)

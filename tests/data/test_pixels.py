@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -7,8 +8,10 @@ import pytest
 import torch
 from PIL import Image
 
-from lapclip.data.pixels import MEAN, STD, PixelStore, fit_picture, normalise, open_picture
+from lapclip.data.pixels import PixelStore, View, fit_picture, normalise, open_picture
 from lapclip.errors import DataError
+from lapclip.fitting import CLIP_MEAN, CLIP_STD
+from lapclip.model.zoo import SHAPES
 
 
 def gradient(width: int, height: int) -> Image.Image:
@@ -43,8 +46,35 @@ def test_resizing_agrees_with_pillow() -> None:
 
 def test_normalise_is_clips() -> None:
     pixels = torch.randint(0, 256, (2, 4, 4, 3), dtype=torch.uint8)
-    expected = (pixels.double() / 255 - torch.tensor(MEAN).double()) / torch.tensor(STD).double()
-    torch.testing.assert_close(normalise(pixels).double(), expected.permute(0, 3, 1, 2), atol=1e-5, rtol=1e-5)
+    mean, std = (torch.tensor([float(number) for number in text.split()]) for text in (CLIP_MEAN, CLIP_STD))
+    expected = (pixels.double() / 255 - mean.double()) / std.double()
+    seen = normalise(pixels, SHAPES["tiny"]).double()
+    torch.testing.assert_close(seen, expected.permute(0, 3, 1, 2), atol=1e-5, rtol=1e-5)
+
+
+def test_a_model_has_a_mean_and_a_scale_of_its_own() -> None:
+    shape = replace(SHAPES["tiny"], pixel_mean="0.5 0.5 0.5", pixel_std="0.5 0.5 0.25")
+    pixels = torch.tensor([0, 255, 255], dtype=torch.uint8).view(1, 1, 1, 3)
+    torch.testing.assert_close(normalise(pixels, shape).flatten(), torch.tensor([-1.0, 1.0, 2.0]))
+
+
+@pytest.mark.parametrize(("width", "height"), [(500, 375), (375, 500), (333, 499), (640, 427), (97, 98)])
+@pytest.mark.parametrize("share", [1.0, 0.875])
+def test_sizes_are_rounded_as_torchvision_does(width: int, height: int, share: float) -> None:
+    """Its Resize and CenterCrop, written with Pillow: int() of the long side, round() of the margins."""
+    picture = Image.fromarray(np.random.default_rng(0).integers(0, 256, (height, width, 3), dtype=np.uint8))
+    short = {1.0: 64, 0.875: 73}[share]
+    size = (short, int(short * height / width)) if width < height else (int(short * width / height), short)
+    left, top = (round((length - 64) / 2) for length in size)
+    theirs = np.asarray(picture.resize(size, Image.Resampling.BILINEAR))[top : top + 64, left : left + 64].astype(int)
+    ours = fit_picture(picture, View(64, "bilinear", crop_share=share)).astype(int)
+    assert np.abs(ours - theirs).max() <= 1
+
+
+def test_a_squashed_picture_is_seen_whole() -> None:
+    fitted = fit_picture(gradient(96, 32), View(32, resize="squash"))
+    assert fitted[:, 0].mean() < 10
+    assert fitted[:, -1].mean() > 245
 
 
 @pytest.mark.parametrize("mode", ["RGB", "L", "RGBA", "P", "CMYK", "I;16", "1", "LA"])

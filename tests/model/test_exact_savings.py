@@ -148,3 +148,12 @@ def test_smaller_pictures_see_the_middle_of_the_position_embeddings() -> None:
     few = CLIP(dataclasses.replace(SHAPE, image_size=SHAPE.image_size // 2), seed=3).double()
     few.load_state_dict({**clip.state_dict(), "image.position_embedding": positions[:5]})
     torch.testing.assert_close(clip.image(half), few.image(half))
+
+
+def test_quick_gelu_is_openais_and_the_mlp_may_have_any_width() -> None:
+    block = Block(8, 2, causal=False, hidden=20, activation="quick_gelu").double()
+    x = torch.randn(3, 5, 8, dtype=torch.double, generator=torch.Generator().manual_seed(0))
+    assert block.mlp_in.weight.shape == (20, 8)
+    inner = x @ block.mlp_in.weight.T + block.mlp_in.bias
+    expected = x + (inner * torch.sigmoid(1.702 * inner)) @ block.mlp_out.weight.T + block.mlp_out.bias
+    torch.testing.assert_close(block._mlp(x, x), expected, atol=1e-12, rtol=1e-12)

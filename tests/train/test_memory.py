@@ -80,3 +80,15 @@ def test_a_model_that_fits_at_no_micro_batch_is_refused_with_other_hints(monkeyp
     monkeypatch.setattr(facts, "available_bytes", lambda: recomputed // 2)
     with pytest.raises(ConfigError, match=rf"{one_pair}a smaller model"):
         check_memory(shape, train, 40, CPU)
+
+
+def test_the_width_inside_the_mlps_counts() -> None:
+    shape = replace(SHAPES["tiny"], image_mlp=100, text_mlp=7)
+    with torch.device("meta"):
+        named = dict(CLIP(shape).named_parameters())
+    assert count_weights(shape)[0] == sum(parameter.numel() for parameter in named.values())
+    usual, wider = (
+        predict_bytes(model, TrainConfig(batch_size=64, device="cpu"), 40)
+        for model in (SHAPES["seed"], replace(SHAPES["seed"], text_mlp=4096))
+    )
+    assert wider.activations > usual.activations

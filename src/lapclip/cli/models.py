@@ -35,7 +35,9 @@ def model(name: str, /, *, common: Common | None = None) -> int:
     }
     lines = [f"[bold]{name}[/bold]  {counts['parameters']:,} parameters"]
     lines += [f"  {what:<18}{counts[f'{what}_parameters']:>14,}" for what in ("image", "text")]
-    lines += [f"  {field:<18}{value:>14,}" for field, value in asdict(shape).items() if isinstance(value, int)]
+    lines += [
+        f"  {field:<18}{value:>14,}" for field, value in asdict(shape).items() if isinstance(value, int) and value
+    ]
     how = {"mini": "train", "tiny": "train --set model.name=tiny", "seed": "train --recipe seed"}
     emit({"name": name, **counts}, [*lines, f"Next: {typed(how.get(name, 'model mini'))}"], common)
     return 0

@@ -26,11 +26,18 @@ def names_sides(caption: str) -> bool:
 
 
 def draw_boxes(
-    sided_B: np.ndarray, aspects_B: np.ndarray, smallest: float, flip: float, draw: np.random.Generator
+    sided_B: np.ndarray,
+    aspects_B: np.ndarray,
+    smallest: float,
+    flip: float,
+    draw: np.random.Generator,
+    *,
+    middle: float = 1.0,
 ) -> Tensor:
     """A random box for each picture, at least `smallest` of its area where it is not too long for that.
 
-    Seen at its own proportions, aspects_B, a box is at most 4:3; where nothing is cropped it is the middle square.
+    Seen at its own proportions, aspects_B, a box is at most 4:3; where nothing is cropped it is the middle square, or
+    the share `middle` of that square's side.
     Flipped with probability `flip`, but never where the caption names a side.
     """
     count = len(sided_B)
@@ -43,6 +50,8 @@ def draw_boxes(
     squeezed = shape / aspects_B  # width to height of the box where pictures are squeezed into squares
     area = np.minimum(area, np.minimum(squeezed, 1 / squeezed))  # larger would not fit into the picture
     width, height = np.sqrt(area * squeezed), np.sqrt(area / squeezed)
+    if smallest == 1:
+        width, height = middle * width, middle * height
     across, down = draw.random((2, count)) if smallest < 1 else (0.5, 0.5)
     left, top = across * (1 - width), down * (1 - height)
     flipped = (draw.random(count) < flip) & ~sided_B

@@ -15,7 +15,7 @@ from lapclip.data.catalogue import Entry
 from lapclip.data.drawn import load_scenes
 from lapclip.data.packed import MIDDLE, WHOLE, pack, room_left, room_needed, use_store
 from lapclip.data.pairs import DataSet, Pairs, Pixels
-from lapclip.data.pixels import whole_side
+from lapclip.data.pixels import View, as_view, whole_side
 from lapclip.data.sources import read_table
 from lapclip.data.splits import assign_splits, check_trainable
 from lapclip.data.streaming import StreamedPixels
@@ -31,11 +31,11 @@ ROOM = 0.5
 
 
 def load_to_score(
-    config: DataConfig, table: Table, chosen: Sequence[int], side: int, progress: DataProgress | None = None
+    config: DataConfig, table: Table, chosen: Sequence[int], view: View | int, progress: DataProgress | None = None
 ) -> tuple[Pairs, list[str]]:
     """Some rows of a table with their pictures cut to the middle that a model sees, and what the user should know."""
     pictures = [table.rows[at].picture for at in chosen]
-    packed = pack(pictures, use_store(_place(config), side, MIDDLE), side, MIDDLE, progress)
+    packed = pack(pictures, use_store(_place(config), view, MIDDLE), view, MIDDLE, progress)
     _check_broken(config, table, packed.skipped)
     skipped = [*table.skipped, *packed.skipped]
     used = {chosen[own]: entry for own, entry in zip(packed.kept, packed.entries, strict=True)}
@@ -43,11 +43,13 @@ def load_to_score(
     return pairs, [note for note in (table.how, _left_out(skipped)) if note]
 
 
-def load_data(config: DataConfig, side: int, progress: DataProgress | None = None) -> DataSet:
-    """The data a run learns from and is scored on, its pictures ready for a model that sees `side` pixels.
+def load_data(config: DataConfig, view: View | int, progress: DataProgress | None = None) -> DataSet:
+    """The data a run learns from and is scored on, its pictures ready for a model that sees them so.
 
     Training pictures are kept whole, to be cropped; those of other splits are cut to the middle that the model sees.
     """
+    view = as_view(view)
+    side = view.side
     if config.source == SCENES:
         return load_scenes(config, side, progress)
     table = read_table(config)
@@ -56,12 +58,12 @@ def load_data(config: DataConfig, side: int, progress: DataProgress | None = Non
     training = [at for at, split in enumerate(splits) if split == TRAIN]
     held_out = sorted((at for at, split in enumerate(splits) if split != TRAIN), key=lambda at: splits[at])
 
-    larger = whole_side(side)
-    folder, scored_folder = use_store(_place(config), larger, WHOLE), use_store(_place(config), side, MIDDLE)
+    larger = whole_side(view.resized)
+    folder, scored_folder = use_store(_place(config), larger, WHOLE), use_store(_place(config), view, MIDDLE)
     needed = room_needed(folder, len(training), larger) + room_needed(scored_folder, len(held_out), side)
     streamed, why = _streams(config, needed, room_left(folder))
     pictures = [row.picture for row in table.rows]
-    scored = pack([pictures[at] for at in held_out], scored_folder, side, MIDDLE, progress)
+    scored = pack([pictures[at] for at in held_out], scored_folder, view, MIDDLE, progress)
     learnt = pack([pictures[at] for at in training], folder, larger, WHOLE, progress, keep=not streamed)
     broken = [*learnt.skipped, *scored.skipped]
     _check_broken(config, table, broken)
@@ -77,7 +79,9 @@ def load_data(config: DataConfig, side: int, progress: DataProgress | None = Non
     for split in dict.fromkeys(splits):
         if split == TRAIN:
             pixels = _stream(pictures, to_learn, larger) if streamed else learnt.pixels(to_learn.values())
-            aspects = np.array([entry.aspect for entry in to_learn.values()], dtype=np.float32)
+            # A model that sees pictures squeezed has no other proportions to go back to.
+            squeezed = view.resize == "squash"
+            aspects = np.array([1 if squeezed else entry.aspect for entry in to_learn.values()], dtype=np.float32)
             found[split] = _pairs(table, to_learn, pixels, aspects, streamed)
         else:
             members = {at: entry for at, entry in to_score.items() if splits[at] == split}

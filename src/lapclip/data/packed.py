@@ -28,7 +28,7 @@ from lapclip.data import decoding, pixels
 from lapclip.data.catalogue import NOT_KEPT, Catalogue, Entry
 from lapclip.data.decoding import MayPass, decode, look
 from lapclip.data.pairs import Pixels
-from lapclip.data.pixels import fit_picture, squeeze_picture
+from lapclip.data.pixels import View, as_view, fit_picture, squeeze_picture
 from lapclip.data.table import DataProgress, Picture, Skipped
 from lapclip.errors import DataError, first_line
 from lapclip.machine.facts import cache_folder, logical_cores
@@ -82,20 +82,20 @@ class PackedRows:
         return self._stored[self._rows[rows]]
 
 
-def store_folder(source: str, side: int, fit: str) -> Path:
+def store_folder(source: str, view: View | int, fit: str) -> Path:
     """Where the pictures of a source are kept. Changes with everything that decides what their pixels are."""
     digest = hashlib.sha256(
-        f"{source} {side} {fit} {PIL.__version__} {torch.__version__}".encode("utf-8", "surrogatepass")
+        f"{source} {as_view(view).key} {fit} {PIL.__version__} {torch.__version__}".encode("utf-8", "surrogatepass")
     )
     for module in (decoding, pixels):
         digest.update(Path(module.__file__ or "").read_bytes().replace(b"\r\n", b"\n"))
     return cache_folder() / f"packed-{digest.hexdigest()[:16]}"
 
 
-def use_store(source: str, side: int, fit: str) -> Path:
+def use_store(source: str, view: View | int, fit: str) -> Path:
     """The folder of a store that is about to be used. Others of the same source, which have another size or come from
     another version, are removed once they have not been used for a month."""
-    folder, name = store_folder(source, side, fit), source.encode("utf-8", "surrogatepass")
+    folder, name = store_folder(source, view, fit), source.encode("utf-8", "surrogatepass")
     with suppress(OSError):  # where nothing can be written, packing says so
         folder.mkdir(parents=True, exist_ok=True)
         (folder / SOURCE).write_bytes(name)  # its date is that of the last use
@@ -119,13 +119,14 @@ def room_left(folder: Path) -> int:
     return shutil.disk_usage(folder).free
 
 
-def prepare(data: bytes, side: int, fit: str) -> tuple[np.ndarray, decoding.Decoded]:
+def prepare(data: bytes, view: View | int, fit: str) -> tuple[np.ndarray, decoding.Decoded]:
     """The square of a picture, from the bytes of its file."""
     header = look(data)
     with header.turn():
         if fit == MIDDLE:  # never at a fraction of its size: scores are those of the very pictures
             decoded = decode(header, put_off=True)
-            return decoded.finish(fit_picture(decoded.image, side)), decoded
+            return decoded.finish(fit_picture(decoded.image, view)), decoded
+        side = as_view(view).side
         decoded = decode(header, side, put_off=True)
         return decoded.finish(squeeze_picture(decoded.image, side)), decoded
 
@@ -138,7 +139,7 @@ def digest_of(data: bytes) -> str:
 def pack(
     pictures: Sequence[Picture],
     folder: Path,
-    side: int,
+    view: View | int,
     fit: str,
     progress: DataProgress | None = None,
     *,
@@ -148,6 +149,7 @@ def pack(
     """Pictures as squares in a store, made where they are not there yet. With `keep` off they are only looked at:
     each is decoded once to know that it can be, and its pixels are dropped."""
     tell = progress or (lambda done, total, what="", /: None)
+    side = as_view(view).side
     catalogue = Catalogue(folder, side * side * 3)
     doing = "packing" if keep else "looking at"
     can_stream = keep and fit == WHOLE  # held-out pictures are always packed
@@ -161,7 +163,7 @@ def pack(
             if missing:
                 work = [(pictures[at], stamps[at]) for at in missing]
                 told = lambda done: tell(len(pictures) - len(missing) + done, len(pictures), doing)  # noqa: E731
-                skipped += _Packer(catalogue, side, fit, keep).work(work, threads or logical_cores(), told)
+                skipped += _Packer(catalogue, view, fit, keep).work(work, threads or logical_cores(), told)
             return _result(catalogue, pictures, stamps, skipped, side, keep)
     except OSError as error:
         raise _cannot_write(folder, len(pictures) * catalogue.row_bytes if keep else 0, error, can_stream) from error
@@ -170,8 +172,8 @@ def pack(
 class _Packer:
     """Decodes in threads and writes in order, so that the store is the same however many threads there are."""
 
-    def __init__(self, catalogue: Catalogue, side: int, fit: str, keep: bool) -> None:
-        self.catalogue, self.side, self.fit, self.keep = catalogue, side, fit, keep
+    def __init__(self, catalogue: Catalogue, view: View | int, fit: str, keep: bool) -> None:
+        self.catalogue, self.view, self.fit, self.keep = catalogue, view, fit, keep
         usable = (entry for entry in catalogue.entries.values() if not entry.broken)
         self.by_digest = {entry.digest: entry for entry in usable if entry.row != NOT_KEPT or not keep}
         self.rows = catalogue.rows
@@ -217,7 +219,7 @@ class _Packer:
         if digest in self.by_digest:
             return Entry(picture.name, stamp, digest), None
         try:
-            square, decoded = prepare(data, self.side, self.fit)
+            square, decoded = prepare(data, self.view, self.fit)
         except MayPass as error:
             return Skipped(picture.name, error.message)
         except DataError as error:

@@ -12,6 +12,7 @@ import os
 import shutil
 import time
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -22,20 +23,49 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
+from lapclip.config import ModelConfig
 from lapclip.data.decoding import Decoded, as_decoded, decode
 from lapclip.errors import DataError, first_line
 
-MEAN = (0.48145466, 0.4578275, 0.40821073)
-STD = (0.26862954, 0.26130258, 0.27577711)
-"""CLIP's own normalisation, so that published weights see what they were trained on."""
 LONGEST = 32
 """Lengths to widths of a picture beyond which its ends are cut off before its middle is enlarged."""
 
 
-def middle_square(picture: str | os.PathLike | Image.Image, side: int) -> np.ndarray:
+@dataclass(frozen=True)
+class View:
+    """How a model sees a picture: as a square of so many pixels, resized and cut as CLIP does or otherwise."""
+
+    side: int
+    interpolation: str = "bicubic"
+    resize: str = "shortest"
+    crop_share: float = 1.0
+
+    @classmethod
+    def of(cls, shape: ModelConfig) -> View:
+        """How a model of that shape sees pictures."""
+        return cls(shape.image_size, shape.interpolation, shape.resize, shape.crop_share)
+
+    @property
+    def resized(self) -> int:
+        """Side, or short side, of the picture that the square is cut out of."""
+        return int(self.side / self.crop_share + 1e-6)  # 224 / (224 / 248) is not to become 247
+
+    @property
+    def key(self) -> str:
+        """What tells it from other views; for CLIP's own way the side alone."""
+        usual = self == View(self.side)
+        return f"{self.side}" if usual else f"{self.side} {self.interpolation} {self.resize} {self.crop_share}"
+
+
+def as_view(view: View | int) -> View:
+    """A view, given as it is or as a side that is seen as CLIP does."""
+    return View(view) if isinstance(view, int) else view
+
+
+def middle_square(picture: str | os.PathLike | Image.Image, view: View | int) -> np.ndarray:
     """What a model sees of a picture, from a path or as it is: its middle, uint8 of shape (side, side, 3)."""
     decoded = open_picture(picture)
-    return decoded.finish(fit_picture(decoded.image, side))
+    return decoded.finish(fit_picture(decoded.image, view))
 
 
 def open_picture(picture: str | os.PathLike | Image.Image) -> Decoded:
@@ -52,16 +82,23 @@ def open_picture(picture: str | os.PathLike | Image.Image) -> Decoded:
         raise DataError(f"{picture} cannot be read as a picture: {first_line(error)}.") from None
 
 
-def fit_picture(image: Image.Image, side: int) -> np.ndarray:
-    """The middle square of a picture at the model's size, uint8 of shape (side, side, 3)."""
-    if image.size == (side, side):
+def fit_picture(image: Image.Image, view: View | int) -> np.ndarray:
+    """The middle square of a picture at the model's size, uint8 of shape (side, side, 3).
+
+    Sizes are rounded as torchvision's Resize and CenterCrop do, through which published weights learnt to see.
+    """
+    view = as_view(view)
+    side = view.side
+    if image.size == (side, side) and view.resized == side:
         return np.asarray(image)
-    image = _without_ends(image)
-    width, height = image.size
-    scale = side / min(width, height)
-    rows, columns = max(side, round(height * scale)), max(side, round(width * scale))
-    top, left = (rows - side) // 2, (columns - side) // 2
-    return np.ascontiguousarray(_resized(image, rows, columns)[top : top + side, left : left + side])
+    rows = columns = view.resized
+    if view.resize == "shortest":
+        image = _without_ends(image)
+        (width, height), short = image.size, min(image.size)
+        rows, columns = rows * height // short, columns * width // short
+    top, left = round((rows - side) / 2), round((columns - side) / 2)
+    resized = _resized(image, rows, columns, view.interpolation)
+    return np.ascontiguousarray(resized[top : top + side, left : left + side])
 
 
 def squeeze_picture(image: Image.Image, side: int) -> np.ndarray:
@@ -89,23 +126,24 @@ def _without_ends(image: Image.Image) -> Image.Image:
     return image.crop((left, top, left + across, top + down))
 
 
-def _resized(image: Image.Image, rows: int, columns: int) -> np.ndarray:
-    """Bicubic with antialiasing. Copies are numpy's, because torch's start threads of their own in each of ours."""
+def _resized(image: Image.Image, rows: int, columns: int, interpolation: str = "bicubic") -> np.ndarray:
+    """Resized with antialiasing. Copies are numpy's, because torch's start threads of their own in each of ours."""
     pixels_HWC = torch.from_numpy(np.array(image))
-    resized = F.interpolate(pixels_HWC.permute(2, 0, 1)[None], size=(rows, columns), mode="bicubic", antialias=True)
+    resized = F.interpolate(pixels_HWC.permute(2, 0, 1)[None], size=(rows, columns), mode=interpolation, antialias=True)
     return resized[0].permute(1, 2, 0).numpy()
 
 
-def normalise(pixels_BSSC: Tensor) -> Tensor:
-    """uint8 pictures, channels last, to what the image tower sees: float32, channels first, CLIP's mean and scale."""
-    mean, std = _mean_and_std(pixels_BSSC.device)
+def normalise(pixels_BSSC: Tensor, shape: ModelConfig) -> Tensor:
+    """uint8 pictures, channels last, to what the image tower sees: float32, channels first, the model's own scale."""
+    mean, std = _mean_and_std(shape.pixel_mean, shape.pixel_std, pixels_BSSC.device)
     return ((pixels_BSSC.to(torch.float32) - mean) / std).permute(0, 3, 1, 2)
 
 
 @cache
-def _mean_and_std(device: torch.device) -> tuple[Tensor, Tensor]:
+def _mean_and_std(mean: str, std: str, device: torch.device) -> tuple[Tensor, Tensor]:
     """Kept on the device: sending them each step would make it wait."""
-    return torch.tensor(MEAN, device=device) * 255, torch.tensor(STD, device=device) * 255
+    first, second = (torch.tensor([float(number) for number in text.split()], device=device) for text in (mean, std))
+    return first * 255, second * 255
 
 
 class PixelStore:

@@ -17,7 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from lapclip.config import STAGES, ModelConfig
+from lapclip.config import ModelConfig
+from lapclip.fitting import STAGES
 from lapclip.model.kernels import Compute, linear
 
 GROUP = 16

@@ -32,7 +32,14 @@ class ImageTower(nn.Module):
         self.class_embedding = nn.Parameter(torch.empty(width))
         self.position_embedding = nn.Parameter(torch.empty(1 + self.patches, width))
         self.ln_pre = LayerNorm(width)
-        self.transformer = Transformer(width, shape.image_layers, shape.image_heads, causal=False)
+        self.transformer = Transformer(
+            width,
+            shape.image_layers,
+            shape.image_heads,
+            causal=False,
+            hidden=shape.image_hidden,
+            activation=shape.activation,
+        )
         self.ln_post = LayerNorm(width)
         self.projection = nn.Parameter(torch.empty(width, shape.embedding))
 
@@ -112,7 +119,14 @@ class TextTower(nn.Module):
         width = shape.text_width
         self.token_embedding = nn.Embedding(shape.vocabulary, width)
         self.position_embedding = nn.Parameter(torch.empty(shape.context, width))
-        self.transformer = Transformer(width, shape.text_layers, shape.text_heads, causal=True)
+        self.transformer = Transformer(
+            width,
+            shape.text_layers,
+            shape.text_heads,
+            causal=True,
+            hidden=shape.text_hidden,
+            activation=shape.activation,
+        )
         self.ln_final = LayerNorm(width)
         self.projection = nn.Parameter(torch.empty(width, shape.embedding))
 

@@ -13,6 +13,14 @@ from torch.utils.checkpoint import checkpoint
 from lapclip.model.kernels import Compute, attention, layer_norm, linear, merge_heads, split_heads
 
 
+def quick_gelu(x: Tensor) -> Tensor:
+    """x * sigmoid(1.702 x), as OpenAI's CLIP has it."""
+    return F.silu(1.702 * x) / 1.702  # the same, but the backward pass keeps one tensor instead of two
+
+
+ACTIVATIONS = {"gelu": F.gelu, "quick_gelu": quick_gelu}
+
+
 class Linear(nn.Linear):
     """A linear layer that takes the precision of its input."""
 
@@ -60,15 +68,19 @@ class Attention(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention and MLP, each added to its input."""
+    """Attention and MLP, each added to its input. The MLP is `hidden` wide inside, or four times as wide as outside."""
 
-    def __init__(self, width: int, heads: int, *, causal: bool) -> None:
+    def __init__(
+        self, width: int, heads: int, *, causal: bool, hidden: int | None = None, activation: str = "gelu"
+    ) -> None:
         super().__init__()
+        hidden = hidden or 4 * width
         self.ln_1 = LayerNorm(width)
         self.attention = Attention(width, heads, causal=causal)
         self.ln_2 = LayerNorm(width)
-        self.mlp_in = Linear(width, 4 * width)
-        self.mlp_out = Linear(4 * width, width)
+        self.mlp_in = Linear(width, hidden)
+        self.mlp_out = Linear(hidden, width)
+        self.activation = ACTIVATIONS[activation]
 
     def forward(self, x_BLD: Tensor) -> Tensor:
         x_BLD = self.attention(self.ln_1(x_BLD), x_BLD)
@@ -95,7 +107,7 @@ class Block(nn.Module):
         return self._mlp(self.ln_2(x_BD), x_BD)
 
     def _mlp(self, x: Tensor, added: Tensor) -> Tensor:
-        return self.mlp_out(F.gelu(self.mlp_in(x)), added)
+        return self.mlp_out(self.activation(self.mlp_in(x)), added)
 
 
 class Transformer(nn.Module):
@@ -103,10 +115,12 @@ class Transformer(nn.Module):
 
     compute = Compute()
 
-    def __init__(self, width: int, layers: int, heads: int, *, causal: bool) -> None:
+    def __init__(self, width: int, layers: int, heads: int, *, causal: bool, hidden: int, activation: str) -> None:
         super().__init__()
         self.causal = causal
-        self.blocks = nn.ModuleList(Block(width, heads, causal=causal) for _ in range(layers))
+        self.blocks = nn.ModuleList(
+            Block(width, heads, causal=causal, hidden=hidden, activation=activation) for _ in range(layers)
+        )
 
     def layers(self) -> list[Block]:
         """The blocks, first to last."""

@@ -73,11 +73,11 @@ def predict_bytes(model: ModelConfig, train: TrainConfig, caption_tokens: int) -
 def count_weights(model: ModelConfig) -> tuple[int, int]:
     """How many numbers the model learns, and how many of them enter products."""
 
-    def blocks(width: int, layers: int) -> tuple[int, int]:
-        products = layers * (12 * width * width + 9 * width)
+    def blocks(width: int, layers: int, hidden: int) -> tuple[int, int]:
+        products = layers * (4 * width * width + 2 * width * hidden + 5 * width + hidden)
         return products + layers * 4 * width, products
 
-    text, text_products = blocks(model.text_width, model.text_layers)
+    text, text_products = blocks(model.text_width, model.text_layers, model.text_hidden)
     text += (model.vocabulary + model.context + 2 + model.embedding) * model.text_width
     text_products += model.text_width * model.embedding
     if model.image_tower == "convolutions":
@@ -86,7 +86,7 @@ def count_weights(model: ModelConfig) -> tuple[int, int]:
         image_products += sum(size.outputs * size.inputs * size.kernel**2 for size in sizes)
         image = image_products + 2 * sum(size.outputs for size in sizes)
     else:
-        image, image_products = blocks(model.image_width, model.image_layers)
+        image, image_products = blocks(model.image_width, model.image_layers, model.image_hidden)
         patches = (model.image_size // model.patch) ** 2
         ends = (3 * model.patch**2 + model.embedding) * model.image_width
         image += (2 + patches + 4) * model.image_width + ends
@@ -150,14 +150,26 @@ def _pair_bytes(model: ModelConfig, train: TrainConfig, caption_tokens: int, *, 
     """What a pair needs in both towers."""
     side = picture_side(cheap, train, model)
     text = _tower_bytes(
-        caption_tokens, model.text_width, model.text_layers, model.text_heads, train.text_attention, train
+        caption_tokens,
+        model.text_width,
+        model.text_layers,
+        model.text_heads,
+        model.text_hidden,
+        train.text_attention,
+        train,
     )
     pixels = 4 * 3 * side * side
     if model.image_tower == "convolutions":
         return _convolution_bytes(model, train, side) + text + pixels
     patches, _ = patches_kept(cheap, train, model)
     image = _tower_bytes(
-        1 + patches, model.image_width, model.image_layers, model.image_heads, train.image_attention, train
+        1 + patches,
+        model.image_width,
+        model.image_layers,
+        model.image_heads,
+        model.image_hidden,
+        train.image_attention,
+        train,
     )
     cut = (3 * model.patch**2) * patches * _size(train)  # patches, which the first product keeps
     return image + text + pixels + cut
@@ -173,21 +185,23 @@ def _convolution_bytes(model: ModelConfig, train: TrainConfig, side: int) -> int
     return int(GAPS * (kept + 2 * max(results) + 3 * side * side) * _size(train))
 
 
-def _tower_bytes(tokens: int, width: int, layers: int, heads: int, attention: str, train: TrainConfig) -> int:
+def _tower_bytes(
+    tokens: int, width: int, layers: int, heads: int, hidden: int, attention: str, train: TrainConfig
+) -> int:
     """What the blocks keep, and the largest results of the backward pass beside them.
 
-    A block keeps 16 widths a token: the inputs of its two norms (1 each), of the projection of queries, keys and values
-    (1), these (3), the input of the output projection (1), of the MLP (1), and the MLP's hidden layer before and after
-    its activation (4 each). The last block runs for one token, and keeps 4: the norm's input and output, keys, values.
+    A block keeps 8 widths a token: the inputs of its two norms (1 each), of the projection of queries, keys and values
+    (1), these (3), the input of the output projection (1) and of the MLP (1); and the MLP's hidden layer before and
+    after its activation. The last block runs for one token, and keeps 4: the norm's input and output, keys, values.
     """
-    block = 16 * width
+    block = 8 * width + 2 * hidden
     if _size(train) == 2 and train.device not in ("cpu", "auto"):
         block += 2 * width  # the inputs of the norms, which accelerators take in float32
     if attention == "products":
         block += heads * tokens
     kept = (layers - 1) * width + block if train.recompute else (layers - 1) * block
     kept += 4 * width  # the last block
-    passing = 9 * width  # gradients of the hidden layer before and after its activation, and of its input
+    passing = width + 2 * hidden  # gradients of the hidden layer before and after its activation, and of its input
     if attention == "products":
         passing += 7 * width + 3 * heads * tokens  # gradients of queries, keys, values and weights
     embeddings = 2 * width * 4  # and the first norm, in float32

@@ -197,9 +197,9 @@ class TrainStep:
     def _look(self, inputs: Inputs) -> Tensor:
         """The pictures as the tower sees them; made on the CPU where the device would get them wrong."""
         if self.device.trusted("crops"):
-            return view(normalise(inputs.pixels_BSSC), inputs.boxes_B5, inputs.side)
+            return view(normalise(inputs.pixels_BSSC, self.model.shape), inputs.boxes_B5, inputs.side)
         there = inputs.each(Tensor.cpu)
-        return view(normalise(there.pixels_BSSC), there.boxes_B5, there.side).to(self.device.torch)
+        return view(normalise(there.pixels_BSSC, self.model.shape), there.boxes_B5, there.side).to(self.device.torch)
 
     def _whole(self, inputs: Inputs, watch: Stopwatch) -> tuple[Tensor, Tensor]:
         """Loss, logits and gradients of a batch that fits in memory."""
@@ -295,9 +295,11 @@ class TrainStep:
         crop, flip, aspects_B = self.config.crop, self.config.flip, batch.aspects_B
         if crop == 1 and not flip and aspects_B is None:
             return None
+        share = self.model.shape.crop_share
         if aspects_B is None:
-            aspects_B = np.ones(len(batch.sided_B))
-        return draw_boxes(batch.sided_B, aspects_B, crop, flip, generator(self.config.seed, "boxes", step))
+            aspects_B, share = np.ones(len(batch.sided_B)), 1.0  # drawn as the model is to see them
+        draw = generator(self.config.seed, "boxes", step)
+        return draw_boxes(batch.sided_B, aspects_B, crop, flip, draw, middle=share)
 
     def _kept_patches(self, batch_size: int, step: int, *, cheap: bool) -> Tensor | None:
         """Which patches each picture keeps this step, in order; None keeps all."""

@@ -41,7 +41,7 @@ LARGEST = 6
 def step_products(shape: ModelConfig, batch: int, caption_tokens: int) -> list[Product]:
     """The forward products of a step, as (matrices, m, k, n)."""
     seen = (caption_tokens + 1) / 2 / caption_tokens
-    towers = [(shape.text_width, shape.text_layers, shape.text_heads, caption_tokens, seen)]
+    towers = [(shape.text_width, shape.text_layers, shape.text_heads, shape.text_hidden, caption_tokens, seen)]
     if shape.image_tower == "convolutions":
         first, *others = convolution_sizes(shape, shape.image_size)
         products = [_as_product(first, batch, times=2.0), *(_as_product(size, batch) for size in others)]
@@ -49,8 +49,10 @@ def step_products(shape: ModelConfig, batch: int, caption_tokens: int) -> list[P
     else:
         patches = (shape.image_size // shape.patch) ** 2
         products = [Product(1, batch * patches, 3 * shape.patch**2, shape.image_width, times=2.0)]
-        towers.insert(0, (shape.image_width, shape.image_layers, shape.image_heads, 1 + patches, 1.0))
-    for width, layers, heads, tokens, seen in towers:
+        towers.insert(
+            0, (shape.image_width, shape.image_layers, shape.image_heads, shape.image_hidden, 1 + patches, 1.0)
+        )
+    for width, layers, heads, hidden, tokens, seen in towers:
         rows, head = batch * tokens, width // heads
         for layer in range(layers):
             pooled = layer == layers - 1
@@ -61,8 +63,8 @@ def step_products(shape: ModelConfig, batch: int, caption_tokens: int) -> list[P
                 Product(batch * heads, queries, head, tokens, times=3 * keys_seen),
                 Product(batch * heads, queries, tokens, head, times=3 * keys_seen),
                 Product(1, batch * queries, width, width),
-                Product(1, batch * queries, width, 4 * width),
-                Product(1, batch * queries, 4 * width, width),
+                Product(1, batch * queries, width, hidden),
+                Product(1, batch * queries, hidden, width),
             ]
         products.append(Product(1, batch, width, shape.embedding))
     return products

@@ -97,15 +97,32 @@ def predict_compiling(workshop: Workshop, setting: Setting, device: Device, befo
     rows = setting.micro_batch or len(batch.tokens_BL)
     patches = (model.image_size // model.patch) ** 2
     cost = saved = 0.0
-    for width, heads, layers, tokens, causal, attention in (
-        (model.image_width, model.image_heads, model.image_layers, 1 + patches, False, setting.image_attention),
-        (model.text_width, model.text_heads, model.text_layers, batch.tokens_BL.shape[1], True, setting.text_attention),
+    for width, heads, hidden, layers, tokens, causal, attention in (
+        (
+            model.image_width,
+            model.image_heads,
+            model.image_hidden,
+            model.image_layers,
+            1 + patches,
+            False,
+            setting.image_attention,
+        ),
+        (
+            model.text_width,
+            model.text_heads,
+            model.text_hidden,
+            model.text_layers,
+            batch.tokens_BL.shape[1],
+            True,
+            setting.text_attention,
+        ),
     ):
         compute = Compute(DTYPES[setting.dtype], attention=attention, linear=setting.linear)
         x_BLD = torch.randn(rows, tokens, width, device=device.torch, dtype=DTYPES[setting.dtype], requires_grad=True)
         seconds = []
         for compiled in (False, True):
-            block = Block(width, heads, causal=causal).to(device.torch, DTYPES[setting.dtype])
+            block = Block(width, heads, causal=causal, hidden=hidden, activation=model.activation)
+            block.to(device.torch, DTYPES[setting.dtype])
             for module in block.modules():
                 if hasattr(module, "compute"):
                     setattr(module, "compute", compute)  # noqa: B010 (attributes of a Module are unknown to pyright)

@@ -39,6 +39,8 @@ class Sizes:
     tokens: int
     width: int
     heads: int
+    hidden: int
+    """Width inside the MLPs."""
 
 
 def choose_kernels(
@@ -57,8 +59,8 @@ def choose_kernels(
     """
     batch = min(train.batch_size, train.micro_batch or train.batch_size)
     patches = max(1, round((model.image_size // model.patch) ** 2 * (1 - train.patch_dropout)))
-    text = Sizes(caption_tokens, model.text_width, model.text_heads)
-    image = Sizes(1 + patches, model.image_width, model.image_heads)
+    text = Sizes(caption_tokens, model.text_width, model.text_heads, model.text_hidden)
+    image = Sizes(1 + patches, model.image_width, model.image_heads, model.image_hidden)
     if model.image_tower == "convolutions":
         image = text  # it has neither attention nor large linear layers, so the text tower decides
     check_kernels(train, device)
@@ -124,8 +126,8 @@ def _linear(towers: tuple[Sizes, ...]) -> Operation:
             for inputs, outputs in (
                 (sizes.width, 3 * sizes.width),
                 (sizes.width, sizes.width),
-                (sizes.width, 4 * sizes.width),
-                (4 * sizes.width, sizes.width),
+                (sizes.width, sizes.hidden),
+                (sizes.hidden, sizes.width),
             )
         ]
 

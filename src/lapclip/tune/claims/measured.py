@@ -202,7 +202,7 @@ def _gradient(model: CLIP, batch: Batch, parts: list[slice]) -> Tensor:
         torch.from_numpy(part) for part in (batch.pixels_BSSC, batch.tokens_BL, batch.positives_BB)
     )
     for rows in parts:
-        image, text = model.encode_image(normalise(pixels[rows])), model.encode_text(tokens[rows])
+        image, text = model.encode_image(normalise(pixels[rows], model.shape)), model.encode_text(tokens[rows])
         loss, _ = contrastive_loss(image, text, model.logit_scale.exp(), positives[rows, rows])
         (loss / len(parts)).backward()
     return torch.cat([part.grad.flatten() for part in model.parameters() if part.grad is not None])
