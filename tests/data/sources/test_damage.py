@@ -238,19 +238,24 @@ def test_any_headers_in_a_tar(folder: Path, parts: list[tuple[bytes, bytes, byte
             st.integers(0, 3),
             st.booleans(),
             st.sampled_from(["{}", "{}.1", "v1.{}", "photo.{}.large", "{}.png", "f.o/{}", "{}..x"]),
+            st.sampled_from([None, b"{}", b'{"split": "te']),
         ),
         min_size=1,
         max_size=8,
     )
 )
-def test_every_pair_of_a_tar_is_kept_or_named(folder: Path, groups: list[tuple[bool, int, bool, str]]) -> None:
+def test_every_pair_of_a_tar_is_kept_or_named(folder: Path, groups: list[tuple]) -> None:
     members, expected = [("good.png", picture_bytes()), ("good.txt", b"fine")], 1
-    for number, (has_picture, captions, escapes, form) in enumerate(groups):
+    for number, (has_picture, captions, escapes, form, fields) in enumerate(groups):
         stem = ("../" if escapes else "") + form.format(number)
         members += [(f"{stem}.png", picture_bytes(number))] * has_picture
         text = "\n".join(f"caption {n}" for n in range(captions))
         members += [(f"{stem}.txt", text.encode())]
-        expected += has_picture + 1 if escapes else max(1, captions) if has_picture else 1
+        members += [(f"{stem}.json", fields)] if fields else []
+        if escapes:
+            expected += has_picture + 1 + bool(fields)
+        else:
+            expected += max(1, captions) if has_picture and fields in (None, b"{}") else 1
     table = survive(folder / "x.tar", _tar(members))
     assert table is not None
     assert table.records == expected

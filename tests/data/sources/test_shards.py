@@ -137,6 +137,16 @@ def test_names_with_points_are_pairs_and_other_pictures_of_a_sample_are_named(tm
     assert skipped(table) == {"a.tar:7.mask.png": "no caption"}
 
 
+def test_a_pair_whose_json_is_damaged_is_left_out_because_its_split_is_lost(tmp_path: Path) -> None:
+    pair = {"jpg": picture_bytes(), "txt": b"a dog"}
+    jsons = {"good": b'{"split": "test"}', "cut": b'{"split": "te', "list": b"[1]", "long": b"[" + b" " * 1_000_001}
+    members = {f"{name}.{ending}": content for name in jsons for ending, content in pair.items()}
+    members |= {f"{name}.json": content for name, content in jsons.items()}
+    table = read(shard(tmp_path / "a.tar", dict(sorted(members.items()))))
+    assert splits(table) == {"a.tar:good.jpg": "test", "a.tar:list.jpg": ""}
+    assert skipped(table) == {"a.tar:cut.jpg": "its JSON is damaged", "a.tar:long.jpg": "its JSON is too long"}
+
+
 @pytest.mark.parametrize("more", ["another shard", "zeros"])
 def test_what_follows_the_end_of_a_shard_is_not_lost_without_a_word(tmp_path: Path, more: str) -> None:
     path = shard(tmp_path / "a.tar", {"1.jpg": picture_bytes(1), "1.txt": b"one"})

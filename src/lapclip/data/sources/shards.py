@@ -9,6 +9,7 @@ import posixpath
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from lapclip.config import AUTO, DataConfig
 from lapclip.data.sources.folders import ENDINGS
@@ -25,7 +26,7 @@ PICTURES = tuple(ending[1:] for ending in ENDINGS)
 TEXTS = ("txt", "json")
 MOST_SHARDS = 100_000
 MOST_TEXT = 1_000_000
-"""Bytes of a caption's member; what is longer is no caption."""
+"""Bytes of a text beside a picture; what is longer is no caption."""
 _BRACES = re.compile(r"\{([^{}]*)\}")
 _RANGE = re.compile(r"(\d+)\.\.(\d+)")
 
@@ -101,9 +102,9 @@ def _read_shard(path: Path, name: str, config: DataConfig, into: Gathering, spli
                 pictures, texts = pairs.setdefault(key, ([], {}))
                 if ending in PICTURES:
                     pictures.append(member)
-                elif member.size <= MOST_TEXT:
+                elif member.size <= MOST_TEXT or ending == "json":
                     file.seek(member.offset)
-                    texts[ending] = file.read(member.size)
+                    texts[ending] = file.read(min(member.size, MOST_TEXT + 1))
             for key, (pictures, texts) in pairs.items():
                 _add_group(path, name, key, pictures, texts, config, into, split, keys)
     return None
@@ -147,7 +148,8 @@ def _key(name: str) -> tuple[str, str]:
 
 def _add_group(path, shard, key, pictures, texts, config, into, split, keys) -> None:
     where = f"{shard}:{key}"
-    captions, own = _captions(texts, config, keys)
+    fields = _fields(texts.get("json"))
+    captions, own = ([], "") if isinstance(fields, str) else _captions(texts, fields, config, keys)
     if not pictures:
         if texts:
             into.skip(where, "a caption without a picture")
@@ -157,6 +159,9 @@ def _add_group(path, shard, key, pictures, texts, config, into, split, keys) -> 
         if into.holds(name):
             into.skip(name, "the same name again in the same shard")
             continue
+        if isinstance(fields, str):
+            into.skip(name, fields)
+            continue
         if not captions or not member.size:
             into.skip(name, "an empty picture" if captions else "no caption")
             continue
@@ -164,15 +169,24 @@ def _add_group(path, shard, key, pictures, texts, config, into, split, keys) -> 
             into.add(PicturePart(path, member.offset, member.size, name), caption, own or split, name)
 
 
-def _captions(texts: dict[str, bytes], config: DataConfig, keys: dict[str, int]) -> tuple[list[str], str]:
+def _fields(content: bytes | None) -> dict[str, Any] | str:
+    """What the JSON of a pair holds, or why it cannot be told: then its split is unknown, and a picture of the test
+    split must not be trained on for that."""
+    if content is None:
+        return {}
+    if len(content) > MOST_TEXT:
+        return "its JSON is too long"
+    try:
+        fields = json.loads(decode(content))
+    except (ValueError, RecursionError):
+        return "its JSON is damaged"
+    return fields if isinstance(fields, dict) else {}
+
+
+def _captions(
+    texts: dict[str, bytes], fields: dict[str, Any], config: DataConfig, keys: dict[str, int]
+) -> tuple[list[str], str]:
     """The captions of a pair and its split: from the text, a caption a line, or else from a key of the JSON."""
-    fields = {}
-    if "json" in texts:
-        try:
-            fields = json.loads(decode(texts["json"]))
-        except (ValueError, RecursionError):
-            pass  # told as "no caption" where the text does not have one either
-        fields = fields if isinstance(fields, dict) else {}
     own = next((fields[key] for key in _asked(config.split_column, SPLITS) if isinstance(fields.get(key), str)), "")
     if "txt" in texts and config.caption_column == AUTO:
         keys[".txt"] = 0
