@@ -71,6 +71,7 @@ def test_shards_in_folders_of_splits(tmp_path: Path) -> None:
     for folder in ("train", "val"):
         shard(tmp_path / folder / "0.tar", {"x.jpg": picture_bytes(), "x.txt": b"a thing"})
     assert splits(read(tmp_path)) == {"train/0.tar:x.jpg": "train", "val/0.tar:x.jpg": "val"}
+    assert splits(read(f"{tmp_path}/{{train,val}}/0.tar")) == splits(read(tmp_path))
 
 
 def test_what_is_left_out_is_named(tmp_path: Path) -> None:

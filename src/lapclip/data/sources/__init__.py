@@ -89,10 +89,12 @@ def _read_pattern(source: str, config: DataConfig) -> Table:
         if path not in paths:
             into.skip(str(path), "there is no such file")
     endings = {path.suffix.lower() for path in paths}
+    names = [path.relative_to(root).as_posix() for path in paths]
     if endings == {".tar"}:
-        return into.table("tar shards", f"{len(paths)} shards: {read_shards(paths, root, config, into, '')}")
+        how = _read_many("tar", root, names, config, into)
+        return into.table("tar shards", f"{len(paths)} shards: {how}")
     if endings <= {".parquet", ".pq"}:
-        how = read_parquet(paths, root, config, into, "")
+        how = _read_many("parquet", root, names, config, into)
         return into.table("parquet files", f"{len(paths)} files: {how}")
     packed = next((path for path in paths if nothing.how_to_unpack(path.name)), None)
     if packed:
@@ -153,13 +155,10 @@ def _read_form(
     return _read_tables(root, _one_table(root, form, config), config, into, beside)
 
 
-def _read_many(kind: str, root: Path, files: Sequence[str], config, into) -> str:
-    """Shards or parquet files, split by split where their names say which is which."""
+def _read_many(kind: str, root: Path, names: Sequence[str], config: DataConfig, into: Gathering) -> str:
+    """Shards or parquet files below a folder, each of the split that its path says."""
     read = read_shards if kind == "tar" else read_parquet
-    by_split: dict[str, list[Path]] = {}
-    for name in files:
-        by_split.setdefault(split_of_path(name), []).append(root / name)
-    return [read(paths, root, config, into, split) for split, paths in by_split.items()][-1]
+    return read([(root / name, split_of_path(name)) for name in names], root, config, into)
 
 
 def _one_table(root: Path, form: Form, config: DataConfig) -> Form:
@@ -204,7 +203,7 @@ def _read_one(path: Path, root: Path, config: DataConfig, into: Gathering, split
     if ending in (".jsonl", ".ndjson"):
         return read_json_lines(path, root, config, into, split)
     if ending == ".tar":
-        return read_shards([path], root, config, into, split)
+        return read_shards([(path, split)], root, config, into)
     if ending in (".parquet", ".pq"):
-        return read_parquet([path], root, config, into, split)
+        return read_parquet([(path, split)], root, config, into)
     return read_columns(path, root, config, into, split)

@@ -15,7 +15,6 @@ from lapclip.data.sources.columns import SAMPLE
 from lapclip.data.sources.gathering import Gathering
 from lapclip.data.sources.guessing import caption_columns, split_column
 from lapclip.data.sources.records import add_records, captions_in, flat
-from lapclip.data.sources.shards import split_in_name
 from lapclip.data.table import file_stamp
 from lapclip.errors import DataError, first_line
 
@@ -47,21 +46,14 @@ class PictureCell:
         return value
 
 
-def read_parquet(
-    paths: Sequence[Path],
-    root: Path,
-    config: DataConfig,
-    into: Gathering,
-    split: str = "",
-) -> str:
-    """Add the rows of parquet files. Returns what was guessed, for the user."""
+def read_parquet(files: Sequence[tuple[Path, str]], root: Path, config: DataConfig, into: Gathering) -> str:
+    """Add the rows of parquet files, each with the split that its name says. Returns what was guessed, for the user."""
     said = ""
-    for path in paths:
-        own = split or (split_in_name(path.name) if len(paths) > 1 else "")
+    for path, split in files:
         try:
-            said = _read_file(path, root, config, into, own)
+            said = _read_file(path, root, config, into, split)
         except (ValueError, OSError) as error:
-            if len(paths) == 1:
+            if len(files) == 1:
                 raise DataError(f"{path.name} cannot be read as parquet: {first_line(error)}.") from None
             into.skip(path.name, f"cannot be read: {first_line(error)}")
     return said

@@ -58,19 +58,11 @@ def _unfolded(pattern: str) -> Iterator[str]:
         yield from _unfolded(pattern[: braces.start()] + option + pattern[braces.end() :])
 
 
-def read_shards(
-    paths: Sequence[Path],
-    root: Path,
-    config: DataConfig,
-    into: Gathering,
-    split: str = "",
-) -> str:
-    """Add the pairs of tar files. Returns what was found, for the user."""
+def read_shards(files: Sequence[tuple[Path, str]], root: Path, config: DataConfig, into: Gathering) -> str:
+    """Add the pairs of tar files, each with the split that its name says. Returns what was found, for the user."""
     keys: dict[str, int] = {}
-    for path in paths:
-        _read_shard(
-            path, _below(path, root), config, into, split or (split_in_name(path.name) if len(paths) > 1 else ""), keys
-        )
+    for path, split in files:
+        _read_shard(path, path.relative_to(root).as_posix(), config, into, split, keys)
     return f"captions in {', '.join(keys) or 'nothing'}"
 
 
@@ -78,13 +70,6 @@ def split_in_name(name: str) -> str:
     """The split that a file's name says, as in captions_train2017.json or coco-val-00001.tar; empty where none."""
     words = re.findall(r"[a-z]+", name.lower())
     return next((split for word in words if (split := split_named(word))), "")
-
-
-def _below(path: Path, root: Path) -> str:
-    try:
-        return path.relative_to(root).as_posix()
-    except ValueError:
-        return path.as_posix()
 
 
 def _read_shard(path: Path, name: str, config: DataConfig, into: Gathering, split: str, keys: dict[str, int]) -> None:
