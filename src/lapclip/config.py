@@ -269,6 +269,11 @@ class Layer:
     values: Mapping[str, Mapping[str, Any]]
 
 
+def recipe_for(source: str | None, recipe: str | None) -> str:
+    """The recipe asked for; else the one for photos, or for the built-in scenes."""
+    return recipe or (DEFAULT_RECIPE if source in (None, "scenes") else PHOTOS_RECIPE)
+
+
 def recipe_names() -> list[str]:
     """The recipes that come with lapclip, the default one first."""
     names = sorted(path.stem for path in RECIPES.glob("*.toml"))

@@ -11,8 +11,8 @@ from lapclip.background import reserved_run, resume_in_background, train_in_back
 from lapclip.cli.output import Common, emit, typed
 from lapclip.cli.progress import display
 from lapclip.cli.scores import score_table
-from lapclip.cli.sources import recipe_for, source_setting
-from lapclip.config import build_config, parse_settings, read_recipe
+from lapclip.cli.sources import source_setting
+from lapclip.config import build_config, parse_settings, read_recipe, recipe_for
 from lapclip.errors import RunError
 from lapclip.insight.words import duration
 from lapclip.model.zoo import SHAPES

@@ -9,7 +9,8 @@ from rich.markup import escape
 
 from lapclip.cli.output import Common, emit, typed
 from lapclip.cli.progress import display
-from lapclip.cli.sources import recipe_for, source_setting
+from lapclip.cli.sources import source_setting
+from lapclip.config import recipe_for
 
 SHOWN = ("device", "dtype", "attention", "linear", "micro_batch", "threads", "loader_threads", "compile")
 

@@ -8,16 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from lapclip.config import (
-    DEFAULT_RECIPE,
-    PHOTOS_RECIPE,
-    Config,
-    Layer,
-    build_config,
-    parse_settings,
-    read_recipe,
-    replace_in,
-)
+from lapclip.config import Config, Layer, build_config, parse_settings, read_recipe, recipe_for, replace_in
 from lapclip.data.table import Progress, Row
 from lapclip.data.tokenizers import Tokenizer, choose_tokenizer
 from lapclip.errors import DataError
@@ -31,9 +22,9 @@ from lapclip.survey.tables import SCENES, open_table
 
 def settings_for(source: str, recipe: str | None, settings: Sequence[str]) -> tuple[Config, str]:
     """The settings that training on the data would begin with, and the recipe they come from."""
-    usual = DEFAULT_RECIPE if source == SCENES else PHOTOS_RECIPE
+    recipe = recipe_for(source, recipe)
     named = Layer("DATA", {"data": {"source": source}})
-    return build_config([read_recipe(recipe or usual), named, parse_settings(list(settings))], SHAPES), recipe or usual
+    return build_config([read_recipe(recipe), named, parse_settings(list(settings))], SHAPES), recipe
 
 
 def check(source: str, recipe: str | None, settings: Sequence[str], progress: Progress | None = None) -> dict[str, Any]:
