@@ -68,6 +68,17 @@ def test_what_is_done_to_pictures_is_said_by_its_name(capsys) -> None:
     assert said == ["packing 7,000 pictures, once", "packing 90 pictures, once", "looking at 90 pictures, once"]
 
 
+def test_what_is_counted_has_a_bar_or_a_line_now_and_then(capsys) -> None:
+    screen = io.StringIO()
+    for terminal in (True, False):
+        tell = Display(Console(file=screen, force_terminal=terminal, width=80)).counting("looking at pictures")
+        for done in (512, 1024, 1500):
+            tell(done, 1500)
+    assert "looking at pictures" in screen.getvalue()
+    assert "1,500/1,500" in screen.getvalue()
+    assert capsys.readouterr().err == "looking at pictures: 512 of 1,500\n"
+
+
 def test_captions_and_names_are_text_and_never_markup() -> None:
     screen = io.StringIO()
     display = Display(Console(file=screen, force_terminal=True, width=100, highlight=False))

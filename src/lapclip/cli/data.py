@@ -3,27 +3,20 @@
 from __future__ import annotations
 
 import shlex
-import sys
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
 from cyclopts import App, Parameter
-from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from lapclip.cli.output import Common, emit, typed
+from lapclip.cli.progress import display
 from lapclip.insight.words import duration, size
 
 Settings = Annotated[tuple[str, ...], Parameter(name="--set", negative="", show_default=False)]
 COLOURS = {"alarm": "red", "warning": "yellow", "note": "cyan"}
 REFUSED = ("unreadable", "truncated", "skipped_rows")
 """Findings that keep training from starting where they are alarms."""
-EVERY = 5.0
-"""Seconds between two lines of progress where there is no terminal."""
 
 data = App(
     sort_key=7,
@@ -61,8 +54,8 @@ def check(
     """
     from lapclip.survey.check import check as survey
 
-    with progress("looking at pictures") as tell:
-        found = survey(source, recipe, settings, tell)
+    with display() as shown:
+        found = survey(source, recipe, settings, shown.counting("looking at pictures"))
     emit(found, summary(found), common)
     return 0
 
@@ -98,8 +91,8 @@ def describe(
     """
     from lapclip.survey.describe import describe as draw
 
-    with progress("reading pictures") as tell:
-        found = draw(source, out, pictures, settings, tell)
+    with display() as shown:
+        found = draw(source, out, pictures, settings, shown.counting("reading pictures"))
     lines = [f"[bold]{escape(source)}[/bold]  {found['images']:,} pictures, {found['captions']:,} captions"]
     lines += [f"  {escape(path)}" for path in found["files"]]
     emit(found, [*lines, f"Next: {escape(typed(f'data check {shlex.quote(source)}'))}"], common)
@@ -155,31 +148,3 @@ def rows(found: dict[str, Any]) -> list[tuple[str, str]]:
 def _short(text: str, most: int = 100) -> str:
     shown = " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())
     return shown if len(shown) <= most else f"{shown[: most - 3]}..."
-
-
-@contextmanager
-def progress(what: str) -> Iterator[Any]:
-    """A bar on a terminal, now and then a line elsewhere. Called with how much is done and how much there is."""
-    console = Console(stderr=True, highlight=False)
-    if not console.is_terminal:
-        told = time.monotonic()
-
-        def say(done: int, total: int) -> None:
-            nonlocal told
-            if time.monotonic() - told > EVERY:
-                told = time.monotonic()
-                print(f"{what}: {done:,} of {total:,}", file=sys.stderr, flush=True)
-
-        yield say
-        return
-    columns = (TextColumn(what), BarColumn(bar_width=None), TextColumn("{task.completed:,}/{task.total:,}"))
-    with Progress(*columns, TimeRemainingColumn(compact=True), console=console, transient=True, expand=True) as bar:
-        task: TaskID | None = None
-
-        def show(done: int, total: int) -> None:
-            nonlocal task
-            if task is None:
-                task = bar.add_task(what, total=total)
-            bar.update(task, completed=done, total=total)
-
-        yield show

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
@@ -16,7 +16,7 @@ from lapclip.records.events import Event
 from lapclip.records.lines import LineWriter, line
 
 EVERY = 10.0
-"""Seconds between two lines about what is being timed, where there is no terminal."""
+"""Seconds between two lines about what is being done, where there is no terminal."""
 
 
 class Display:
@@ -48,19 +48,21 @@ class Display:
         if done == total:
             self.close()
 
-    def encoding_progress(self, done: int, total: int) -> None:
-        """Called while pictures and captions are embedded."""
-        if self._lines:
-            if time.monotonic() - self._told > EVERY:
-                print(f"embedding pictures and captions: {done:,} of {total:,}", file=sys.stderr, flush=True)
-                self._told = time.monotonic()
-            return
-        self._end_status()
-        if self._bar is None:
-            self._start("embedding", total)
-        self._update(done, "")
-        if done == total:
-            self.close()
+    def counting(self, what: str) -> Callable[[int, int], None]:
+        """What to call with how much is done and how much there is, while pictures are embedded or looked at."""
+
+        def tell(done: int, total: int) -> None:
+            if self._lines:
+                self._tell(f"{what}: {done:,} of {total:,}")
+                return
+            self._end_status()
+            if self._bar is None:
+                self._start(what, total)
+            self._update(done, "")
+            if done == total:
+                self.close()
+
+        return tell
 
     def waiting(self, what: str) -> None:
         """Called while another run is waited for."""
@@ -74,9 +76,7 @@ class Display:
     def tuning_progress(self, what: str) -> None:
         """Called while settings are tried; what is being timed comes and goes on one line."""
         if self._lines:
-            if time.monotonic() - self._told > EVERY:
-                print(f"measuring this machine: {what}", file=sys.stderr, flush=True)
-                self._told = time.monotonic()
+            self._tell(f"measuring this machine: {what}")
             return
         self._show_status(f"measuring this machine: {what}")
 
@@ -114,6 +114,12 @@ class Display:
         if self._bar is not None:
             self._bar[0].stop()
             self._bar = None
+
+    def _tell(self, text: str) -> None:
+        """A line now and then, where there is no terminal."""
+        if time.monotonic() - self._told > EVERY:
+            print(text, file=sys.stderr, flush=True)
+            self._told = time.monotonic()
 
     def _show_status(self, text: str) -> None:
         if self._status is None:

@@ -60,7 +60,7 @@ def evaluate(
 
     wanted = scoring.Wanted(model, data, split, templates, device, out, settings)
     with display() as shown:
-        result = scoring.evaluate(wanted, shown.data_progress, shown.encoding_progress)
+        result = scoring.evaluate(wanted, shown.data_progress, shown.counting("embedding pictures and captions"))
     emit(result, [*_account(result), *_ending(result)], common)
     return 0
 
