@@ -25,7 +25,7 @@ import PIL
 import torch
 
 from lapclip.data import decoding, pixels
-from lapclip.data.catalogue import NOT_KEPT, Catalogue, Entry
+from lapclip.data.catalogue import NOT_KEPT, Catalogue, Entry, digest_of
 from lapclip.data.decoding import MayPass, decode, look
 from lapclip.data.pairs import Pixels
 from lapclip.data.pixels import View, as_view, fit_picture, squeeze_picture
@@ -129,11 +129,6 @@ def prepare(data: bytes, view: View | int, fit: str) -> tuple[np.ndarray, decodi
         side = as_view(view).side
         decoded = decode(header, side, put_off=True)
         return decoded.finish(squeeze_picture(decoded.image, side)), decoded
-
-
-def digest_of(data: bytes) -> str:
-    """What identifies the bytes of a file."""
-    return hashlib.sha256(data).hexdigest()[:32]  # twice as fast as others where processors know it, as most do
 
 
 def pack(

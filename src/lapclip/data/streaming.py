@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from lapclip.data.packed import WHOLE, digest_of, prepare
+from lapclip.data.catalogue import digest_of
+from lapclip.data.packed import WHOLE, prepare
 from lapclip.data.table import Picture
 from lapclip.errors import DataError, first_line
 from lapclip.machine.facts import logical_cores

@@ -92,7 +92,7 @@ def _broken(table: Table, names: Sequence[str], seen: Sequence[Seen], share: flo
 
 
 def _copies(names: Sequence[str], splits: Sequence[str], seen: Sequence[Seen]) -> Iterable[Finding]:
-    same: dict[bytes, list[int]] = defaultdict(list)
+    same: dict[str, list[int]] = defaultdict(list)
     for at, look in enumerate(seen):
         if not look.fault:
             same[look.digest].append(at)

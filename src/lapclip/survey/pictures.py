@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
+from lapclip.data.catalogue import digest_of
 from lapclip.data.decoding import decode
 from lapclip.data.decoding import look as read_header
 from lapclip.data.table import Picture, Progress
@@ -22,7 +22,7 @@ AT_ONCE = 512
 class Seen:
     """What is kept of a picture."""
 
-    digest: bytes
+    digest: str
     """Of its bytes."""
     size: int
     """Bytes of the file."""
@@ -37,7 +37,7 @@ class Seen:
 
 def look(data: bytes) -> Seen:
     """Everything that is to be known about a picture, from its bytes."""
-    digest = hashlib.sha256(data).digest()
+    digest = digest_of(data)
     try:
         header = read_header(data)
         with header.turn():
@@ -63,5 +63,5 @@ def _read(picture: Picture) -> Seen:
     try:
         data = picture.read()
     except OSError as error:
-        return Seen(b"", 0, fault=(error.strerror or str(error) or type(error).__name__).lower())
+        return Seen("", 0, fault=(error.strerror or str(error) or type(error).__name__).lower())
     return look(data)
