@@ -18,13 +18,11 @@ MOST_BITS = 12
 """Bits in which the hashes of alike pictures may differ. Of four bands of 16 bits at least one then differs in at most
 two bits, unless each differs in three: that is how pairs are found without comparing all with all."""
 SAME = 28.0
-"""Difference, of 255, up to which two pictures are called the same picture. A photo that was compressed again, halved,
-squeezed, cropped by 2 % or made a fifth brighter differs from itself by at most 6, 12, 6, 36 and 28 in 99 of 100 cases;
-drawn scenes with another thing before the same background differ by 29 at least."""
+"""Difference, of 255, up to which two pictures are called the same picture: above that of a photo compressed again,
+halved or squeezed, below that of drawn scenes with another thing before the same background."""
 ALIKE, MEAN = 55.0, 20.0
-"""Difference and mean difference up to which two pictures are called alike. Of the 24 million pairs of Flickr8k 44 have
-hashes within 12 bits: two photos of one scene, a moment apart, differ by 49 and in the mean by 14; all others by 45 or
-more and in the mean by 25 or more."""
+"""Difference and mean difference up to which two pictures are called alike, as two photos of one scene are, a moment
+apart: where something moved they differ much, in the mean little."""
 GAINS, SHIFT = (0.67, 1.5), 40.0
 """Changes of contrast and of brightness that leave a picture the same."""
 CANDIDATES_AT_ONCE = 2_000_000
