@@ -86,14 +86,10 @@ def page(here: Path, lines: list[str]) -> tuple[float, int]:
     folder = here / "runs" / "short"
     steps = [line for line in lines if '"type":"step"' in line]
     server = psutil.Popen(
-        [sys.executable, "-m", "lapclip", "watch", "--web", "--port", str(PORT)], cwd=here, stdout=subprocess.DEVNULL
+        [sys.executable, "-m", "lapclip", "watch", "--web", "--port", str(PORT)], cwd=here, stdout=subprocess.PIPE
     )
     try:
-        for _ in range(100):
-            with suppress(OSError):
-                urllib.request.urlopen(f"http://127.0.0.1:{PORT}/runs")
-                break
-            time.sleep(0.1)
+        server.stdout.readline()  # it listens before it says where
         with (
             filelock.FileLock(folder / "lock"),
             open(folder / "events.jsonl", "a", encoding="utf-8") as file,

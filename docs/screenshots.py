@@ -12,9 +12,6 @@ import io
 import shutil
 import subprocess
 import sys
-import time
-import urllib.request
-from contextlib import suppress
 from pathlib import Path
 
 from playwright.sync_api import Browser, sync_playwright
@@ -29,13 +26,11 @@ PORT = 8791
 
 def page(name: str, browser: Browser) -> None:
     """The top of the page, as wide as a laptop's window."""
-    server = subprocess.Popen([sys.executable, "-m", "lapclip", "watch", name, "--web", "--port", str(PORT)])
+    command = [sys.executable, "-m", "lapclip", "watch", name, "--web", "--port", str(PORT)]
+    server = subprocess.Popen(command, stdout=subprocess.PIPE)
     try:
-        for _ in range(100):
-            with suppress(OSError):
-                urllib.request.urlopen(f"http://127.0.0.1:{PORT}/runs")
-                break
-            time.sleep(0.1)
+        assert server.stdout
+        server.stdout.readline()  # it listens before it says where
         shown = browser.new_page(viewport={"width": 1180, "height": 1130}, color_scheme="light")
         shown.goto(f"http://127.0.0.1:{PORT}/")
         shown.wait_for_timeout(3000)
