@@ -286,6 +286,15 @@ def test_a_recipe_file_names_its_run_after_itself(here: Path, place: str) -> Non
         assert Path(outcome.run).name.startswith(("mine", "my-own"))
 
 
+def test_minutes_that_are_too_few_or_stand_beside_epochs_are_said() -> None:
+    settings = [*SMALL, "train.steps=0", "train.epochs=3"]
+    ready = preparing.prepare("first-run", settings, 0.0001, preparing.Hooks())
+    assert ready.config.train.steps == 1
+    epochs, few = ready.notes
+    assert epochs == "train.epochs is not used: the run is to take 0.0001 minutes"
+    assert few.startswith("0.0001 minutes are enough for 1 step, fewer than the 8 of two epochs: expect little; ")
+
+
 @pytest.mark.parametrize(("setting", "message"), [("train.beta1=1", "at most 0.9999"), ("train.minutes=inf", "finite")])
 def test_settings_that_cannot_work_leave_no_run_behind(here: Path, setting: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):

@@ -17,6 +17,7 @@ from lapclip.data.table import DataProgress
 from lapclip.data.tokenizers import Tokenizer, choose_tokenizer
 from lapclip.embedder import Embedder
 from lapclip.errors import ConfigError
+from lapclip.insight.words import duration
 from lapclip.machine import devices
 from lapclip.machine.devices import Device
 from lapclip.machine.timing import Stopwatch, timed
@@ -81,7 +82,10 @@ def prepare(recipe: str, settings: list[str], minutes: float | None, hooks: Hook
     config, foundation = find_foundation(config, layers[-1].values.get("model", {}))
     config = fit_views(config)
     data = load_data(config.data, View.of(config.model), hooks.data_progress)
-    config, notes = fit_data(config, data, asked_batch="batch_size" in layers[-1].values.get("train", {}))
+    asked_for = layers[-1].values.get("train", {})
+    config, notes = fit_data(config, data, asked_batch="batch_size" in asked_for)
+    if config.train.minutes and "epochs" in asked_for:
+        notes.append(f"train.epochs is not used: the run is to take {config.train.minutes:g} minutes")
     config, tokenizer, why_tokenizer = fit_vocabulary(config, data, foundation)
     config, why_steps = count_steps(config, data, tokenizer)
     notes += rate_warnings(config, foundation)
@@ -94,7 +98,8 @@ def prepare(recipe: str, settings: list[str], minutes: float | None, hooks: Hook
         built = build(config, tokenizer, device, foundation)
         kept = keep_features(*built, plan, data, config, hooks.data_progress)
         if config.train.minutes:
-            config, why_steps = fill_minutes(config, data, tokenizer, device, foundation, kept)
+            config, why_steps, few = fill_minutes(config, data, tokenizer, device, foundation, kept)
+            notes += few
             built = build(config, tokenizer, device, foundation)
     notes += kept.said if kept else []
     reasons |= {"data.tokenizer": why_tokenizer, "train.steps": why_steps}
@@ -186,8 +191,8 @@ def fill_minutes(
     device: Device,
     foundation: Foundation | None,
     kept: Kept | None,
-) -> tuple[Config, str]:
-    """Turn minutes into a number of steps, once."""
+) -> tuple[Config, str, list[str]]:
+    """Turn minutes into a number of steps, once. Returns why it is that many, and a warning where they are few."""
     train, plan = config.train, make_plan(config, data, tokenizer)
     plan.frozen = kept
     step, embedder = build(replace_in(config, "train", steps=2, cheap_share=0.5), tokenizer, device, foundation)
@@ -197,7 +202,12 @@ def fill_minutes(
     # The last step is always evaluated, and the finished model once more on other pairs.
     steps = max(1, int((train.minutes * 60 - 2 * evaluation_seconds) / per_step))
     reason = f"{train.minutes:g} minutes at {per_step:.3f} s a step, timed here before training"
-    return replace_in(config, "train", steps=steps), reason
+    enough, notes = 2 * plan.steps_per_epoch, []
+    if steps < enough:
+        needed = duration(enough * per_step + 2 * evaluation_seconds)
+        said = f"{train.minutes:g} minutes are enough for {steps:,} step{'s' * (steps > 1)}"
+        notes.append(f"{said}, fewer than the {enough:,} of two epochs: expect little; those take about {needed}")
+    return replace_in(config, "train", steps=steps), reason, notes
 
 
 def time_parts(
