@@ -11,9 +11,11 @@ import pytest
 from PIL import Image
 
 from lapclip import launch, preparing
+from lapclip.cli.training import summary
 from lapclip.config import build_config, parse_settings, read_recipe
 from lapclip.embedder import load
 from lapclip.errors import ConfigError, DataError, RunError
+from lapclip.evaluate.names import said_of_few
 from lapclip.model.zoo import SHAPES
 from lapclip.records import events as kinds
 from lapclip.records.store import read_events
@@ -80,7 +82,13 @@ def test_a_folder_of_pictures_is_trained_on_and_scored_from_the_command(here: Pa
     assert "data.tokenizer" in settings["reasons"]
     scored = lapclip("eval", "--json", "--device", "cpu")
     assert scored.returncode == 0, scored.stderr
-    assert json.loads(scored.stdout)["evaluation"]["t2i_r1"] == outcome["evaluation"]["t2i_r1"]
+    account = json.loads(scored.stdout)
+    assert account["evaluation"]["t2i_r1"] == outcome["evaluation"]["t2i_r1"]
+    few = said_of_few(account["evaluation"]["candidates"])
+    assert "so these scores say little" in few[0]
+    assert few[0] in account["notes"]
+    assert few[0] in summary(launch.Outcome(**outcome))
+    assert said_of_few(20) == []
     model = load("runs/photos")
     assert model.encode_image([here / "photos/000.png"]).shape == (1, 32)
 

@@ -27,6 +27,7 @@ from lapclip.errors import ConfigError, DataError, RunError, nearest
 from lapclip.evaluate.account import account_of_classes, account_of_pairs
 from lapclip.evaluate.baseline import linear_baseline
 from lapclip.evaluate.joined import joined
+from lapclip.evaluate.names import said_of_few
 from lapclip.evaluate.zeroshot import TEMPLATES, class_embeddings, read_templates
 from lapclip.model.zoo import SHAPES
 from lapclip.records.runs import RUNS, Run, find_run
@@ -107,6 +108,8 @@ def evaluate(
         ],
         **score(embedder, opened.pairs, opened.classes, templates, batch_size, encoding_progress),
     }
+    if "evaluation" in result:
+        result["notes"] += said_of_few(result["evaluation"]["candidates"])
     if opened.linear_baseline is not None:
         result["linear_baseline"] = opened.linear_baseline
     name = _plain(opened.split) if own else f"{_slug(config.source)}-{_plain(opened.split)}"

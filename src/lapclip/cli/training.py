@@ -14,6 +14,7 @@ from lapclip.cli.scores import score_table
 from lapclip.cli.sources import source_setting
 from lapclip.config import build_config, parse_settings, read_recipe, recipe_for
 from lapclip.errors import RunError
+from lapclip.evaluate.names import said_of_few
 from lapclip.insight.words import duration
 from lapclip.model.zoo import SHAPES
 from lapclip.records.runs import find_run
@@ -176,6 +177,7 @@ def summary(outcome: Outcome, whole: str = "in all") -> list[str]:
     places = kinds.pop() if len(kinds) == 1 else ", ".join(f"{tower} on {at}" for tower, at in outcome.devices.items())
     return [
         *score_table(outcome.evaluation),
+        *said_of_few(outcome.evaluation["candidates"]),
         "",
         f"time          {duration(outcome.training_seconds)} of training, {duration(outcome.seconds)} {whole}",
         f"speed         {outcome.pairs_per_second:,.0f} pairs/s on {places}",
