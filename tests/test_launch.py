@@ -18,7 +18,7 @@ import torch
 
 import lapclip
 from lapclip import launch, preparing, scoring
-from lapclip.config import DataConfig, build_config, parse_settings, read_recipe
+from lapclip.config import DataConfig, build_config, parse_settings, read_recipe, replace_in
 from lapclip.data.batches import BatchPlan
 from lapclip.data.drawn import load_scenes
 from lapclip.errors import CheckpointError, ConfigError, DataError, RunError, TrainingError
@@ -397,7 +397,8 @@ def test_minutes_count_the_cheap_part_at_its_own_price(
         return 1.0 if step.inputs(plan.batch(1), number).side == 16 else 3.0
 
     monkeypatch.setattr(preparing, "time_step", price)
-    assert preparing.time_parts(config, data, plan, tokenizer, device)[0] == pytest.approx(seconds)
+    built = preparing.build(replace_in(config, "train", steps=2, cheap_share=0.5), tokenizer, device)
+    assert preparing.time_parts(config, data, plan, built, device)[0] == pytest.approx(seconds)
 
 
 def test_a_graph_is_refused_where_none_can_be_recorded(here: Path) -> None:

@@ -50,9 +50,14 @@ class ModelConfig:
     """A pretrained network that looks at pictures instead: `efficientnet-lite0`, `timm:NAME`, a Hugging Face folder or
     name, or `package.module:factory`. docs/finetune.md"""
     text_from: str = knob("")
-    """A pretrained network that reads captions instead, with its own tokenizer: `minilm-l6`, or a Hugging Face folder or
-    name."""
-    head: int = knob(512, least=1)
+    """A pretrained network that reads captions instead, with its own tokenizer: `minilm-l6`, or a Hugging Face folder
+    or name."""
+    image_taps: str = knob("")
+    """Blocks of a pretrained image network after which its state is pooled and seen by the head, beside its features:
+    numbers from 0, before the first block, separated by spaces."""
+    text_taps: str = knob("")
+    """The same for a pretrained text network."""
+    head: int = knob(2048, least=1)
     """Width of the hidden layer between a pretrained network and the embedding."""
     image_width: int = knob(least=1)
     """Width of the image tower; of convolutions, the width of the first of four stages."""
@@ -177,9 +182,9 @@ class TrainConfig:
     cheap_share: float = knob(0.5, least=0.0, most=1.0)
     """The cheap part: this share of the run, from its start. The rest sees pictures of full size with all patches."""
     start: str = knob("")
-    """The model to start from: a run, a folder or a file of published weights, or a name on the hub. `--from` sets it."""
+    """The model to start from, as `--from` names it: a run, a folder or file of weights, or a name on the hub."""
     image_blocks: int | str = knob(ALL, least=0, choices=(ALL,))
-    """How many of the image tower's last blocks learn; 0 leaves its head alone to learn, `all` leaves nothing frozen."""
+    """How many of the image tower's last blocks learn; 0 leaves its head alone to learn, `all` freezes nothing."""
     text_blocks: int | str = knob(ALL, least=0, choices=(ALL,))
     """The same for the text tower."""
     lora_rank: int = knob(0, least=0)
@@ -189,8 +194,8 @@ class TrainConfig:
     layer_decay: float = knob(1.0, least=0.0, most=1.0)
     """The learning rate of each block as a share of the one above it."""
     views: int = knob(0, least=0)
-    """Crops and flips of each picture that are drawn once and used again; the first is the picture as it is. 0 draws new
-    ones at each step. What a frozen tower makes of so many can be kept."""
+    """Crops and flips of each picture that are drawn once and used again; the first is the picture as it is. 0 draws
+    new ones at each step. What a frozen tower makes of so many can be kept."""
     features: str = knob(AUTO, choices=(AUTO, NEVER))
     """Compute what frozen parts of towers make of pictures and captions once and keep it, or never."""
     crop: float = knob(1.0, least=0.05, most=1.0)
@@ -199,6 +204,10 @@ class TrainConfig:
     """How often a picture is flipped left to right. Never where its caption names a side."""
     symbol_dropout: float = knob(0.0, least=0.0, most=0.9)
     """Share of a caption's symbols left out at random, so that few captions are not learnt by heart."""
+    feature_dropout: float = knob(0.0, least=0.0, most=0.9)
+    """Share of a pretrained image network's features left out at random before its head."""
+    head_dropout: float = knob(0.0, least=0.0, most=0.9)
+    """Share of the hidden layer of the heads of pretrained networks left out at random."""
     evaluate_every_epochs: int = knob(1, least=1)
     """Epochs between evaluations. The last step is always evaluated."""
     patience: int = knob(0, least=0)

@@ -15,7 +15,7 @@ CLIP_MEAN, CLIP_STD = "0.48145466 0.4578275 0.40821073", "0.26862954 0.26130258 
 
 def check_shape(shape: Any) -> None:
     """Raise ConfigError where the settings of a `ModelConfig` cannot go together."""
-    if shape.image_size % shape.patch:
+    if shape.image_size % shape.patch and not shape.image_from:
         raise ConfigError(
             f"model.patch {shape.patch} does not divide model.image_size {shape.image_size}.",
             hint=f"--set model.image_size={max(1, shape.image_size // shape.patch) * shape.patch}",

@@ -79,7 +79,7 @@ def prepare(recipe: str, settings: list[str], minutes: float | None, hooks: Hook
     devices.available(config.train.device)  # an unknown device is refused before pictures are drawn
     check_tracker(config.work.track)
     asked = config.train.compile
-    config, foundation = find_foundation(config, layers[-1].values.get("model", {}))
+    config, foundation = find_foundation(config, layers)
     config = fit_views(config)
     data = load_data(config.data, View.of(config.model), hooks.data_progress)
     asked_for = layers[-1].values.get("train", {})
@@ -165,7 +165,7 @@ def fit_vocabulary(
 def make_plan(config: Config, data: DataSet, tokenizer: Tokenizer) -> BatchPlan:
     """Which pairs in which order."""
     train = config.train
-    views = Views(train.views, train.crop, train.flip) if train.views else None
+    views = Views(train.views, train.crop, train.flip, config.model.crop_share) if train.views else None
     return BatchPlan(
         data.train, tokenizer, config.model.context, train.batch_size, train.seed, train.symbol_dropout, views
     )

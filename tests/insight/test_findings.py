@@ -127,7 +127,7 @@ def frozen_text(ready: preparing.Ready) -> preparing.Ready:
 def tiny_projection(ready: preparing.Ready) -> preparing.Ready:
     """Weights of a wrong size: what is divided by their length grows as they shrink."""
     with torch.no_grad():
-        ready.built[0].model.image.projection.mul_(1e-6)
+        ready.built[0].model.image.get_parameter("projection").mul_(1e-6)
     return ready
 
 

@@ -14,6 +14,7 @@ from lapclip.machine.devices import Device
 from lapclip.machine.timing import Stopwatch
 from lapclip.model.clip import CLIP, count_parameters
 from lapclip.model.convolutions import ConvolutionTower, convolution_sizes, standardised
+from lapclip.model.parts import part_of
 from lapclip.model.zoo import SHAPES
 from lapclip.train.graph import make_step
 from lapclip.train.memory import count_weights, predict_bytes

@@ -9,7 +9,7 @@ import torch
 
 from lapclip.model.clip import CLIP
 from lapclip.model.kernels import Compute
-from lapclip.model.towers import ImageTower, resampling
+from lapclip.model.towers import ImageTower, TextTower, resampling
 from lapclip.model.transformer import Block
 from lapclip.model.zoo import SHAPES
 
@@ -40,6 +40,7 @@ def plain_block(block: Block, x: torch.Tensor, mask: torch.Tensor | None = None)
 def plain_text(clip: CLIP, tokens: torch.Tensor) -> torch.Tensor:
     """Every token through every block, then the end token picked out."""
     text = clip.text
+    assert isinstance(text, TextTower)
     x = text.token_embedding(tokens) + text.position_embedding[: tokens.shape[1]]
     mask = torch.ones(tokens.shape[1], tokens.shape[1], dtype=torch.bool).tril()
     for block in text.transformer.layers():

@@ -11,6 +11,7 @@ from lapclip.data.batches import Batch
 from lapclip.machine.devices import Device
 from lapclip.machine.timing import PHASES, Stopwatch, measured
 from lapclip.model.clip import CLIP
+from lapclip.model.parts import part_of
 from lapclip.model.zoo import SHAPES
 from lapclip.train.graph import make_step
 from lapclip.train.optimizer import make_optimizer

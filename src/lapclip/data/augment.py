@@ -59,12 +59,15 @@ def draw_boxes(
 
 
 def draw_views(
-    sided_N: np.ndarray, aspects_N: np.ndarray, smallest: float, flip: float, views: int, seed: int
+    sided_N: np.ndarray, aspects_N: np.ndarray, smallest: float, flip: float, views: int, seed: int, middle: float
 ) -> np.ndarray:
-    """Boxes to look at each picture through again and again, (views, N, 5). The first is the picture as it is scored."""
-    plain = draw_boxes(sided_N, aspects_N, 1.0, 0.0, generator(seed, "views", 0))
-    drawn = [draw_boxes(sided_N, aspects_N, smallest, flip, generator(seed, "views", at)) for at in range(1, views)]
-    return np.stack([plain.numpy(), *(boxes.numpy() for boxes in drawn)])
+    """Boxes to look at each picture through again and again, (views, N, 5). The first is the picture as scored."""
+    kinds = [(1.0, 0.0), *[(smallest, flip)] * (views - 1)]
+    drawn = [
+        draw_boxes(sided_N, aspects_N, *kind, generator(seed, "views", at), middle=middle)
+        for at, kind in enumerate(kinds)
+    ]
+    return np.stack([boxes.numpy() for boxes in drawn])
 
 
 def view(pixels_BCSS: Tensor, boxes_B5: Tensor | None, side: int) -> Tensor:

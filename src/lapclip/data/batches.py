@@ -67,6 +67,8 @@ class Views:
     count: int
     crop: float = 1.0
     flip: float = 0.0
+    middle: float = 1.0
+    """The share of the middle square's side that is seen where nothing is cropped."""
 
 
 @dataclass(frozen=True)
@@ -131,7 +133,7 @@ class BatchPlan:
         views_B = self._turns(self.epoch(step))[rows]
         image = self.frozen.of_pictures(rows, views_B) if self.frozen else None
         return Batch(
-            pixels_BSSC=np.ascontiguousarray(self.pairs.pixels[rows] if image is None else self.pairs.pixels[:0]),
+            pixels_BSSC=np.array(self.pairs.pixels[rows if image is None else rows[:0]]),
             tokens_BL=tokens_BL,
             positives_BB=self._positives(rows, captions),
             sided_B=self._encoded.sided[captions],
@@ -148,8 +150,10 @@ class BatchPlan:
         assert self._views is not None
         # A picture is not flipped if any of its captions names a side.
         sided_N = np.logical_or.reduceat(self._encoded.sided, self._encoded.first_N[:-1])
-        aspects_N = np.ones(len(self.pairs)) if self.pairs.aspects is None else self.pairs.aspects
-        return draw_views(sided_N, aspects_N, self._views.crop, self._views.flip, self._views.count, self.seed)
+        views, aspects_N, middle = self._views, self.pairs.aspects, self._views.middle
+        if aspects_N is None:
+            aspects_N, middle = np.ones(len(self.pairs)), 1.0  # drawn as the model is to see them
+        return draw_views(sided_N, aspects_N, views.crop, views.flip, views.count, self.seed, middle)
 
     @property
     def captions(self) -> Sequence[np.ndarray]:

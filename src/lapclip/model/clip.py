@@ -17,11 +17,9 @@ from lapclip.config import ModelConfig
 from lapclip.model.convolutions import ConvolutionTower
 from lapclip.model.kernels import Compute
 from lapclip.model.pretrained.spec import TowerSpec
-from lapclip.model.pretrained.towers import PretrainedImageTower, PretrainedTextTower, PretrainedTower
+from lapclip.model.pretrained.towers import Network, PretrainedImageTower, PretrainedTextTower, PretrainedTower
 from lapclip.model.towers import ImageTower, TextTower
 
-Network = tuple[nn.Module, TowerSpec]
-"""A pretrained network and what it is."""
 EMPTY: Mapping[str, Network] = MappingProxyType({})
 
 START_LOGIT_SCALE = math.log(1 / 0.07)
@@ -79,12 +77,12 @@ class CLIP(nn.Module):
 
 def _image_tower(shape: ModelConfig, network: Network | None) -> ImageTower | ConvolutionTower | PretrainedImageTower:
     if network:
-        return PretrainedImageTower(*network, shape.image_size, shape.head, shape.embedding)
+        return PretrainedImageTower(network, shape)
     return ConvolutionTower(shape) if shape.image_tower == "convolutions" else ImageTower(shape)
 
 
 def _text_tower(shape: ModelConfig, network: Network | None) -> TextTower | PretrainedTextTower:
-    return PretrainedTextTower(*network, shape.head, shape.embedding) if network else TextTower(shape)
+    return PretrainedTextTower(network, shape) if network else TextTower(shape)
 
 
 def count_parameters(module: nn.Module) -> int:

@@ -93,7 +93,7 @@ def _open(reference: str) -> tuple[nn.Module, dict[str, Any]]:
 def _without_pooler(backbone: nn.Module) -> nn.Module:
     """What would only be computed for nothing: features are pooled by us."""
     if isinstance(getattr(backbone, "pooler", None), nn.Module):
-        backbone.pooler = None
+        setattr(backbone, "pooler", None)  # noqa: B010 (attributes of a Module are unknown to pyright)
     return backbone
 
 

@@ -72,7 +72,7 @@ def build_network(spec: TowerSpec) -> nn.Module:
         return KNOWN[spec.name].make()
     if not TRUSTED.read(spec.name) and os.environ.get("LAPCLIP_TRUST") != spec.name:
         raise ConfigError(
-            f"The model's image tower is made by {spec.name}, code on this computer that you have not used with lapclip.",
+            f"The model's image tower is made by {spec.name}, code that has not been used with lapclip here.",
             hint=f"if you know it: LAPCLIP_TRUST={spec.name} and the same command",
         )
     made = _made(spec.name)
@@ -107,7 +107,7 @@ def _folder(reference: str, made: Any) -> str:
 
 def _timm(name: str, *, weights: bool) -> tuple[nn.Module, dict[str, Any]]:
     try:
-        import timm
+        import timm  # pyright: ignore[reportMissingImports]
     except ImportError as error:
         raise ConfigError(
             f"timm:{name} needs the package timm ({first_line(error)}).", hint="pip install 'lapclip[towers]'"

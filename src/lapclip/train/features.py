@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from lapclip.config import NEVER, Config
 from lapclip.data.augment import view
 from lapclip.data.batches import BatchPlan
-from lapclip.data.pairs import DataSet, Pairs, Pixels
+from lapclip.data.pairs import DataSet, Pairs
 from lapclip.data.pixels import normalise
 from lapclip.data.table import DataProgress, Progress
 from lapclip.data.tokenizers import pad
@@ -135,7 +135,7 @@ def keep_features(
     chosen, said = what_to_keep(model, boundaries, config)
     if not chosen:
         return Kept(None, None, FrozenPairs(data.held_out, None, None), said) if said else None
-    tell = progress or (lambda done, total, what: None)
+    tell = progress or (lambda done, total, what="": None)
     began = time.perf_counter()
     maker = _Maker(step, plan, data, config, tell)
     try:
@@ -254,7 +254,7 @@ class _Maker:
     @torch.inference_mode()
     def _picture_features(self, model: CLIP, pixels_BSSC: np.ndarray, boxes_B5: np.ndarray | None) -> np.ndarray:
         place = self._device.torch
-        pixels = normalise(torch.from_numpy(np.array(pixels_BSSC)).to(place))
+        pixels = normalise(torch.from_numpy(np.array(pixels_BSSC)).to(place), self._config.model)
         if boxes_B5 is not None:
             pixels = view(pixels, torch.from_numpy(boxes_B5).to(place), self._config.model.image_size)
         return _as_array(model.image.begin(pixels, self._boundaries["image"]))

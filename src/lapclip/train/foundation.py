@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from lapclip.config import Config
+from lapclip.config import Config, Layer
 from lapclip.data.tokenizers import Tokenizer
 from lapclip.embedder import load
 from lapclip.errors import ConfigError, first_line
@@ -32,12 +32,12 @@ class Foundation:
         self._open = lambda: load(folder).model
 
 
-def find_foundation(config: Config, asked: Collection[str] = ()) -> tuple[Config, Foundation | None]:
-    """What the settings name, and the configuration with its shape. Fields of the model that were asked for stay."""
+def find_foundation(config: Config, layers: Sequence[Layer]) -> tuple[Config, Foundation | None]:
+    """What the settings name, and the configuration with its shape."""
     if config.train.start:
-        return _from_model(config, asked)
+        return _from_model(config, layers[-1].values.get("model", {}))
     if config.model.image_from or config.model.text_from:
-        return _from_towers(config, asked)
+        return _from_towers(config, {name for layer in layers for name in layer.values.get("model", {})})
     return config, None
 
 
@@ -73,13 +73,12 @@ def _open_towers(config: Config, asked: Collection[str]) -> tuple[CLIP, Tokenize
         image = open_image(shape.image_from)
         networks["image"] = (image.backbone, image.spec)
         facts = {name: value for name, value in image.facts.items() if name not in asked}
-        side = facts.get("image_size", shape.image_size)
-        shape = replace(shape, **{**facts, "image_size": side, "patch": side, "image_heads": 1})
+        shape = replace(shape, **facts)
     if shape.text_from:
         text = open_text(shape.text_from)
         networks["text"], tokenizer = (text.backbone, text.spec), text.tokenizer
         facts = {name: value for name, value in text.facts.items() if name not in asked}
-        shape = replace(shape, **facts, text_heads=1)
+        shape = replace(shape, **facts)
     try:
         model = CLIP(shape, seed=derived_seed(config.train.seed, "weights"), networks=networks)
     except (RuntimeError, ValueError, TypeError, AttributeError) as error:

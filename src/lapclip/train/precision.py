@@ -32,7 +32,7 @@ class RoundedCopy:
         for name, parameter in model.named_parameters():
             path, _, last = name.rpartition(".")
             owner = self.model.get_submodule(path)
-            if enters_products(name) and not ("backbone." in name):  # foreign networks round for themselves
+            if enters_products(name) and "backbone." not in name:  # foreign networks round for themselves
                 rounded = nn.Parameter(parameter.detach().to(dtype), requires_grad=parameter.requires_grad)
                 setattr(owner, last, rounded)
                 if parameter.requires_grad:  # what is frozen is rounded once

@@ -6,6 +6,7 @@ Shapes: B batch, P patches, K patches kept.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -22,6 +23,8 @@ from lapclip.machine.devices import DTYPES, Device, SideBySide
 from lapclip.machine.timing import Stopwatch
 from lapclip.model.clip import CLIP
 from lapclip.model.parts import parts_of
+from lapclip.model.pretrained.head import Dropping
+from lapclip.model.pretrained.towers import PretrainedTower
 from lapclip.randomness import derived_seed, generator
 from lapclip.train.learning import boundary
 from lapclip.train.precision import LossScale, RoundedCopy
@@ -50,6 +53,8 @@ class Inputs:
     """What the frozen part of the image tower makes of the pictures, which are empty then."""
     text_features: Tensor | None = None
     """What the frozen part of the text tower makes of the captions."""
+    seed: int = 0
+    """Of what heads leave out at random."""
 
     def __len__(self) -> int:
         return len(self.tokens_BL)
@@ -121,6 +126,7 @@ class TrainStep:
             lengths=self._lengths(batch),
             image_features=None if batch.image_features is None else torch.from_numpy(batch.image_features),
             text_features=None if batch.text_features is None else torch.from_numpy(batch.text_features),
+            seed=derived_seed(config.seed, "dropout", step),
         )
 
     def set_learning_rate(self, lr: float) -> None:
@@ -164,8 +170,22 @@ class TrainStep:
         """Embeddings of pictures, which stay uint8 until here, and of captions."""
         with watch.phase("preprocess"):
             pixels_BCSS = self._look(inputs) if inputs.image_features is None else None
-        with watch.phase("forward"):
+        with watch.phase("forward"), self._thinned(inputs.seed):
             return self._towers(lambda: self._encode_image(inputs, pixels_BCSS), lambda: self._encode_text(inputs))
+
+    @contextmanager
+    def _thinned(self, seed: int) -> Iterator[None]:
+        """Let the heads of pretrained networks leave out some of what they see."""
+        heads = [tower.head for tower in (self.worker.image, self.worker.text) if isinstance(tower, PretrainedTower)]
+        features, hidden = self.config.feature_dropout, self.config.head_dropout
+        for at, head in enumerate(heads):
+            of_image = isinstance(self.worker.image, PretrainedTower) and at == 0
+            head.dropping = Dropping(derived_seed(seed, "head", at), features if of_image else 0.0, hidden)
+        try:
+            yield
+        finally:
+            for head in heads:
+                head.dropping = None
 
     def _encode_image(self, inputs: Inputs, pixels_BCSS: Tensor | None) -> Tensor:
         if pixels_BCSS is not None:
@@ -245,7 +265,8 @@ class TrainStep:
         """Slices of a micro-batch each. What was drawn for the batch, such as dropped patches, is sliced with it."""
         size = self.config.micro_batch
         for at in range(0, len(inputs), size):
-            yield inputs.each(lambda part, at=at: part[at : at + size])
+            part = inputs.each(lambda part, at=at: part[at : at + size])
+            yield replace(part, seed=derived_seed(inputs.seed, "part", at))
 
     def _figures(self, values: list[float]) -> Figures:
         return Figures(*values[:5], part_norms=dict(zip(self.parts, values[5:], strict=True)))

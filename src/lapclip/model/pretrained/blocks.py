@@ -7,7 +7,7 @@ runs before a block, and so may be frozen with it, is seen by watching one run.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -111,6 +111,32 @@ class Blocks:
             handle.remove()
 
     @contextmanager
+    def tapping(self, taps: Sequence[int]) -> Iterator[dict[int, Tensor]]:
+        """Catch what has passed so many blocks while the network runs."""
+        caught: dict[int, Tensor] = {}
+
+        def enters(tap: int) -> Callable[..., None]:
+            def catch(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+                caught[tap] = args[0] if args else next(iter(kwargs.values()))
+
+            return catch
+
+        def leaves(module: nn.Module, args: Any, result: Any) -> None:
+            caught[len(self._blocks)] = result[0] if isinstance(result, tuple) else result
+
+        handles = [
+            self._blocks[-1].register_forward_hook(leaves)
+            if tap == len(self._blocks)
+            else self._blocks[tap].register_forward_pre_hook(enters(tap), with_kwargs=True)
+            for tap in taps
+        ]
+        try:
+            yield caught
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    @contextmanager
     def _passing(self, stop: int) -> Iterator[None]:
         """Make the blocks before one give back what they are given."""
 
@@ -128,7 +154,7 @@ class Blocks:
 
 
 def find_blocks(network: nn.Module) -> list[nn.Module]:
-    """The members of the list or sequence, all of one class, that hold the most parameters; none where there is none."""
+    """The members of the list or sequence, all of one class, that hold the most parameters; none if there is none."""
     best: list[nn.Module] = []
     most = 0
     for module in network.modules():

@@ -2,18 +2,32 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lapclip.model.kernels import Compute, linear
 from lapclip.model.transformer import LayerNorm
+from lapclip.randomness import derived_seed
+
+
+@dataclass(frozen=True)
+class Dropping:
+    """What is left out at random, drawn from a seed, so that the same is left out when a step is computed twice."""
+
+    seed: int
+    features: float
+    hidden: float
 
 
 class Head(nn.Module):
     """Normed features through a linear map and, beside it, a hidden layer that starts without a say."""
 
     compute = Compute()
+    dropping: Dropping | None = None
+    """Set while training."""
 
     def __init__(self, features: int, hidden: int, embedding: int) -> None:
         super().__init__()
@@ -23,8 +37,8 @@ class Head(nn.Module):
         self.hidden_out = nn.Parameter(torch.empty(hidden, embedding))
 
     def forward(self, features_BF: Tensor) -> Tensor:
-        normed_BF = self.ln_features(features_BF)
-        hidden_BH = F.gelu(self._linear(normed_BF, self.hidden_in))
+        normed_BF = self._thinned(self.ln_features(features_BF), "features")
+        hidden_BH = self._thinned(F.gelu(self._linear(normed_BF, self.hidden_in)), "hidden")
         return self._linear(normed_BF, self.projection) + self._linear(hidden_BH, self.hidden_out)
 
     def initialise(self, generator: torch.Generator) -> None:
@@ -32,6 +46,15 @@ class Head(nn.Module):
         for weight in (self.projection, self.hidden_in):
             nn.init.normal_(weight, 0.0, weight.shape[0] ** -0.5, generator=generator)
         nn.init.zeros_(self.hidden_out)
+
+    def _thinned(self, x: Tensor, what: str) -> Tensor:
+        """Some of the values left out, the others enlarged to make up for it."""
+        share = getattr(self.dropping, what) if self.dropping else 0.0
+        if self.dropping is None or not share:
+            return x
+        seed = derived_seed(self.dropping.seed, what)
+        kept = torch.rand(x.shape, generator=torch.Generator().manual_seed(seed)) >= share
+        return x * kept.to(x.device, x.dtype) / (1 - share)
 
     def _linear(self, x: Tensor, weight_IO: Tensor) -> Tensor:
         return linear(x, weight_IO.T, None, self.compute.linear)

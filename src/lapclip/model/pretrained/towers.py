@@ -15,11 +15,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from lapclip.config import ModelConfig
 from lapclip.model.kernels import Compute
 from lapclip.model.pretrained.blocks import Blocks, same
 from lapclip.model.pretrained.head import Head
 from lapclip.model.pretrained.spec import FACTORY, HUGGING_FACE, TowerSpec
 
+Network = tuple[nn.Module, TowerSpec]
+"""A pretrained network and what it is."""
 FEATURES = ("forward_features", "extract_features")
 """Methods by which networks give features instead of classes."""
 
@@ -29,10 +32,13 @@ class PretrainedTower(nn.Module):
 
     compute = Compute()
 
-    def __init__(self, backbone: nn.Module, spec: TowerSpec) -> None:
+    def __init__(self, backbone: nn.Module, spec: TowerSpec, taps: str) -> None:
         super().__init__()
         self.backbone, self.spec = backbone.eval(), spec
         self.blocks_found = Blocks(backbone)
+        self.taps = sorted({int(tap) for tap in taps.split()})
+        if self.taps and self.taps[-1] > self.depth:
+            raise ValueError(f"it has {self.depth} blocks, so nothing can be tapped after block {self.taps[-1]}")
         self.head: Head
         """Put on when the features are known."""
 
@@ -40,9 +46,13 @@ class PretrainedTower(nn.Module):
     def depth(self) -> int:
         return len(self.blocks_found)
 
+    def entry(self, first: int) -> int:
+        """The block that kept features enter, where blocks from `first` on learn: none that is tapped is left out."""
+        return first if first == self.depth else min([first, *(tap for tap in self.taps if tap)])
+
     def add_head(self, sample: Tensor, hidden: int, embedding: int) -> None:
         """Run the network once, to see its features and what happens when, and put a head on it."""
-        features_BF = self.blocks_found.watch(lambda: self._features(sample))
+        features_BF = self.blocks_found.watch(lambda: self._tapped(sample))
         if features_BF.ndim != 2:
             raise ValueError(f"its features have shape {tuple(features_BF.shape)}, not one row for each input")
         self.head = Head(features_BF.shape[1], hidden, embedding)
@@ -55,11 +65,11 @@ class PretrainedTower(nn.Module):
         """Whether running it in two parts gives what running it whole gives."""
         sample, stand_in = self._samples()
         try:
-            caught = self.blocks_found.begin(lambda: self._features(sample), block)
-            halves = self.blocks_found.finish(lambda: self._features(stand_in), caught, block)
+            caught = self.blocks_found.begin(lambda: self._tapped(sample), block)
+            halves = self.blocks_found.finish(lambda: self._tapped(stand_in), caught, block)
         except Exception:  # whatever a foreign network makes of a blank picture
             return False
-        return same(halves, self._features(sample))
+        return same(halves, self._tapped(sample))
 
     def train(self, mode: bool = True) -> PretrainedTower:
         super().train(mode)
@@ -73,7 +83,17 @@ class PretrainedTower(nn.Module):
     def initialise_blocks(self, generator: torch.Generator) -> None:
         """The network has its values."""
 
+    def _tapped(self, inputs: Tensor) -> Tensor:
+        """The network's features, and beside them what was tapped, pooled."""
+        with self.blocks_found.tapping(self.taps) as caught:
+            own_BF = self._features(inputs)
+        return torch.cat([own_BF, *(self._pooled(caught[tap], inputs) for tap in self.taps)], dim=1)
+
     def _features(self, inputs: Tensor) -> Tensor:
+        """What the network gives, pooled."""
+        raise NotImplementedError
+
+    def _pooled(self, hidden: Tensor, inputs: Tensor) -> Tensor:
         raise NotImplementedError
 
     def _samples(self) -> tuple[Tensor, Tensor]:
@@ -89,10 +109,10 @@ class PretrainedTower(nn.Module):
 class PretrainedImageTower(PretrainedTower):
     """Pictures through a foreign network."""
 
-    def __init__(self, backbone: nn.Module, spec: TowerSpec, side: int, hidden: int, embedding: int) -> None:
-        super().__init__(backbone, spec)
-        self.add_head(torch.zeros(1, 3, side, side), hidden, embedding)
-        self.side = side
+    def __init__(self, network: Network, shape: ModelConfig) -> None:
+        super().__init__(*network, shape.image_taps)
+        self.side = shape.image_size
+        self.add_head(torch.zeros(1, 3, self.side, self.side), shape.head, shape.embedding)
 
     def forward(self, pixels_BCSS: Tensor, kept_BK: Tensor | None = None) -> Tensor:
         """Embeddings before normalisation."""
@@ -104,20 +124,23 @@ class PretrainedImageTower(PretrainedTower):
         # Channels last: what convolutions on a CPU are fastest with.
         pixels_BCSS = pixels_BCSS.contiguous(memory_format=torch.channels_last)
         with self._precision(pixels_BCSS.device):
-            return self.blocks_found.begin(lambda: self._features(pixels_BCSS), block)
+            return self.blocks_found.begin(lambda: self._tapped(pixels_BCSS), block)
 
     def finish(self, features: Tensor, block: int) -> Tensor:
         """Embeddings before normalisation, from what enters a block."""
         if block < self.depth:
             blank = features.new_zeros(1, 3, self.side, self.side)
             with self._precision(features.device):
-                features = self.blocks_found.finish(lambda: self._features(blank), features, block)
+                features = self.blocks_found.finish(lambda: self._tapped(blank), features, block)
         return self.head(features.to(self.compute.dtype or features.dtype))
 
     def _features(self, inputs: Tensor) -> Tensor:
-        return pooled_picture(self._called(inputs), self.spec.pooling)
+        return self._pooled(self._called(inputs), inputs)
 
-    def _called(self, pixels_BCSS: Tensor) -> Tensor:
+    def _pooled(self, hidden: Tensor, inputs: Tensor) -> Tensor:
+        return pooled_picture(hidden, self.spec.pooling)
+
+    def _called(self, pixels_BCSS: Tensor) -> Any:
         """What the network gives: features of Hugging Face models and of factories, timm's already pooled."""
         if self.spec.kind == HUGGING_FACE:
             return self.backbone(pixel_values=pixels_BCSS).last_hidden_state
@@ -136,9 +159,9 @@ class PretrainedImageTower(PretrainedTower):
 class PretrainedTextTower(PretrainedTower):
     """Captions through a foreign network. Padding is known by its symbol."""
 
-    def __init__(self, backbone: nn.Module, spec: TowerSpec, hidden: int, embedding: int) -> None:
-        super().__init__(backbone, spec)
-        self.add_head(torch.full((1, 4), spec.padding + 1), hidden, embedding)
+    def __init__(self, network: Network, shape: ModelConfig) -> None:
+        super().__init__(*network, shape.text_taps)
+        self.add_head(torch.full((1, 4), self.spec.padding + 1), shape.head, shape.embedding)
 
     def forward(self, tokens_BL: Tensor) -> Tensor:
         """Embeddings before normalisation."""
@@ -147,19 +170,22 @@ class PretrainedTextTower(PretrainedTower):
     def begin(self, tokens_BL: Tensor, block: int) -> Tensor:
         """What enters a block, counted from 0; after the last, the features."""
         with self._precision(tokens_BL.device):
-            return self.blocks_found.begin(lambda: self._features(tokens_BL), block)
+            return self.blocks_found.begin(lambda: self._tapped(tokens_BL), block)
 
     def finish(self, features: Tensor, tokens_BL: Tensor, block: int) -> Tensor:
         """Embeddings before normalisation, from what enters a block."""
         if block < self.depth:
             with self._precision(features.device):
-                features = self.blocks_found.finish(lambda: self._features(tokens_BL), features, block)
+                features = self.blocks_found.finish(lambda: self._tapped(tokens_BL), features, block)
         return self.head(features.to(self.compute.dtype or features.dtype))
 
     def _features(self, inputs: Tensor) -> Tensor:
         mask_BL = inputs != self.spec.padding
         tokens_BLD = self.backbone(input_ids=inputs, attention_mask=mask_BL.long()).last_hidden_state
-        features_BF = pooled_caption(tokens_BLD, mask_BL, self.spec.pooling)
+        return self._pooled(tokens_BLD, inputs)
+
+    def _pooled(self, hidden: Tensor, inputs: Tensor) -> Tensor:
+        features_BF = pooled_caption(hidden, inputs != self.spec.padding, self.spec.pooling)
         return F.normalize(features_BF, dim=-1) if self.spec.unit_length else features_BF
 
     def _samples(self) -> tuple[Tensor, Tensor]:
