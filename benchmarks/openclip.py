@@ -22,8 +22,8 @@ import open_clip
 from open_clip.model import CLIP as PeerCLIP
 from open_clip.model import CLIPTextCfg, CLIPVisionCfg
 
-from lapclip.config import ModelConfig
 from lapclip.model.clip import CLIP
+from lapclip.weights.openai import to_theirs
 
 NAME = f"openclip-{open_clip.__version__}"
 
@@ -46,48 +46,10 @@ def peer_model(ours: CLIP) -> PeerCLIP:
         layers=shape.text_layers,
     )
     peer = PeerCLIP(shape.embedding, vision, text)
-    missing, unexpected = peer.load_state_dict(peer_weights(ours, shape), strict=False)
+    missing, unexpected = peer.load_state_dict(to_theirs(ours.state_dict()), strict=False)
     assert not unexpected, unexpected
     assert set(missing) <= {"attn_mask"}, missing
     return peer
-
-
-def peer_weights(ours: CLIP, shape: ModelConfig) -> dict[str, torch.Tensor]:
-    """Our weights under OpenCLIP's names."""
-    state = ours.state_dict()
-    named = {
-        "visual.conv1.weight": state["image.patch_weight"],
-        "visual.class_embedding": state["image.class_embedding"],
-        "visual.positional_embedding": state["image.position_embedding"],
-        "visual.proj": state["image.projection"],
-        "token_embedding.weight": state["text.token_embedding.weight"],
-        "positional_embedding": state["text.position_embedding"],
-        "text_projection": state["text.projection"],
-        "logit_scale": state["logit_scale"],
-    }
-    for theirs, mine in (
-        ("visual.ln_pre", "image.ln_pre"),
-        ("visual.ln_post", "image.ln_post"),
-        ("ln_final", "text.ln_final"),
-    ):
-        for part in ("weight", "bias"):
-            named[f"{theirs}.{part}"] = state[f"{mine}.{part}"]
-    blocks = (
-        ("ln_1", "ln_1"),
-        ("ln_2", "ln_2"),
-        ("attn.out_proj", "attention.out"),
-        ("mlp.c_fc", "mlp_in"),
-        ("mlp.c_proj", "mlp_out"),
-    )
-    towers = (("visual.transformer", "image", shape.image_layers), ("transformer", "text", shape.text_layers))
-    for theirs, tower, layers in towers:
-        for layer in range(layers):
-            there, here = f"{theirs}.resblocks.{layer}", f"{tower}.transformer.blocks.{layer}"
-            for part in ("weight", "bias"):
-                named[f"{there}.attn.in_proj_{part}"] = state[f"{here}.attention.qkv.{part}"]
-                for their_name, my_name in blocks:
-                    named[f"{there}.{their_name}.{part}"] = state[f"{here}.{my_name}.{part}"]
-    return named
 
 
 class PeerStep:

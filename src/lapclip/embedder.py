@@ -8,30 +8,24 @@ similarity = pictures @ captions.T
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Sequence
 from dataclasses import asdict
-from pathlib import Path
 
 import numpy as np
 import torch
 from PIL import Image
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 
-from lapclip.config import ModelConfig
 from lapclip.data.pairs import Pairs, Pixels
 from lapclip.data.pixels import View, middle_square, normalise
 from lapclip.data.table import Progress
-from lapclip.data.tokenizers import Tokenizer, tokenizer_from_dict
+from lapclip.data.tokenizers import Tokenizer
 from lapclip.errors import RunError
 from lapclip.machine.devices import Device, choose_device
 from lapclip.model.clip import CLIP
-from lapclip.model.pretrained.spec import TowerSpec
 from lapclip.pretrained.opening import build_network
+from lapclip.weights import read_model
 
-WEIGHTS, CONFIG = "model.safetensors", "config.json"
 BATCH = 64
 
 
@@ -109,24 +103,15 @@ def distinct_captions(pairs: Pairs) -> tuple[list[str], list[int], np.ndarray]:
 
 
 def load(path: str | os.PathLike, device: str = "cpu") -> Embedder:
-    """The trained model in a run's folder or in a model folder."""
-    folder = Path(path)
-    if (folder / "model" / CONFIG).exists():
-        folder = folder / "model"
+    """The model in a run's folder, in a model folder, in a file of published weights, or of that name on the hub."""
+    shape, tensors, tokenizer, towers = read_model(path)
+    networks = {tower: (build_network(spec), spec) for tower, spec in towers.items()}
+    # No first values: the saved ones take their place. A foreign network has to run once to be known.
+    with torch.device("cpu" if networks else "meta"):
+        model = CLIP(shape, networks=networks)
     try:
-        saved = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
-        specs = {tower: TowerSpec(**spec) for tower, spec in saved.get("towers", {}).items()}
-        networks = {tower: (build_network(spec), spec) for tower, spec in specs.items()}
-        # No first values: the saved ones take their place. A foreign network has to run once to be known.
-        with torch.device("cpu" if networks else "meta"):
-            model = CLIP(ModelConfig(**saved["model"]), networks=networks)
-        # Copied into fresh memory: products of the file's own, unaligned memory differ in the last bit.
-        (model if networks else model.to_empty(device="cpu")).load_state_dict(load_file(folder / WEIGHTS))
-        tokenizer = tokenizer_from_dict(saved["tokenizer"])
-    except FileNotFoundError:
-        what = "There is no trained model in" if Path(path).is_dir() else "There is no folder"
-        raise RunError(f"{what} {path}.", hint="lapclip runs") from None
-    except (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError) as error:
-        raise RunError(f"The model in {folder} cannot be loaded: {error}.", hint="lapclip train") from None
+        model.load_state_dict(tensors, assign=True)
+    except RuntimeError as error:
+        raise RunError(f"The model in {path} cannot be loaded: {error}.", hint="lapclip train") from None
     place = choose_device(device)[0]
     return Embedder(model.to(place.torch).eval(), tokenizer, place)

@@ -7,6 +7,7 @@
         RunBusy               another process is working on the run
       CheckpointError         a checkpoint that cannot be written or read
       TrainingError           training that cannot go on, such as a loss that is not a number
+      WeightsError            weights from elsewhere that cannot be read, or ours that cannot be written so
 
 Each error is one to three lines: the fault with its place, then, after "Try:", what to do next.
 """
@@ -51,6 +52,10 @@ class CheckpointError(LapclipError):
 
 class TrainingError(LapclipError):
     """Training that cannot go on."""
+
+
+class WeightsError(LapclipError):
+    """Weights from elsewhere that cannot be read, or ours that cannot be written in another form."""
 
 
 def first_line(error: BaseException, most: int = 100) -> str:

@@ -22,7 +22,7 @@ from lapclip.data.seen import count_seen
 from lapclip.data.sources import read_table
 from lapclip.data.splits import assign_splits
 from lapclip.data.table import DataProgress, Progress
-from lapclip.embedder import CONFIG, Embedder, load
+from lapclip.embedder import Embedder, load
 from lapclip.errors import ConfigError, DataError, RunError, nearest
 from lapclip.evaluate.account import account_of_classes, account_of_pairs
 from lapclip.evaluate.baseline import linear_baseline
@@ -33,6 +33,7 @@ from lapclip.model.zoo import SHAPES
 from lapclip.records.runs import RUNS, Run, find_run
 from lapclip.report.evaluation import EVALUATION, FOLDER, THUMBNAIL, page_of
 from lapclip.report.write import write_files
+from lapclip.weights import is_model
 
 ALL = "all"
 DECIDE_SPLITS = ("seed", "split_column", "train_pairs")
@@ -125,14 +126,19 @@ def _unused_templates(wanted: Wanted, opened: Opened) -> list[str]:
 
 
 def find_subject(wanted: Wanted) -> Subject:
-    """The model that is meant: a run by its name or path, a folder with a model, or the newest run."""
+    """The model that is meant: a run by its name or path, a model in a folder or file, one of the hub, or the newest
+    run."""
     if wanted.model and wanted.data is None and not (RUNS / wanted.model).is_dir() and _holds_no_model(wanted.model):
         raise RunError(
             f"{wanted.model} holds no model. To evaluate on it, name the model first.",
             hint=f"lapclip eval RUN {wanted.model}",
         )
+    if wanted.model and not (RUNS / wanted.model).is_dir() and is_model(wanted.model):
+        path = Path(wanted.model)
+        if not (path / "run.toml").exists():
+            return Subject(path, None, None, None)
     run = find_run(wanted.model)
-    if not run.settings.exists() and (run.path / CONFIG).exists():
+    if not run.settings.exists() and is_model(run.path):
         return Subject(run.path, None, None, None)
     saved = run.read_settings()
     layer = Layer(str(run.settings), {section: saved.get(section, {}) for section in SECTIONS})
@@ -280,8 +286,7 @@ def _shown(result: dict[str, Any]) -> set[int]:
 
 def _holds_no_model(name: str) -> bool:
     """Whether a name is that of something else than a run or a model."""
-    folder = Path(name)
-    return folder.exists() and not any((folder / part).exists() for part in ("run.toml", CONFIG, f"model/{CONFIG}"))
+    return Path(name).exists() and not (Path(name) / "run.toml").exists() and not is_model(name)
 
 
 def _same(one: str, other: str) -> bool:

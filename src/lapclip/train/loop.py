@@ -16,7 +16,7 @@ import numpy as np
 from lapclip.config import AUTO, Config
 from lapclip.data.batches import BatchPlan, prefetch
 from lapclip.data.pairs import DataSet, Pairs
-from lapclip.embedder import CONFIG, WEIGHTS, Embedder
+from lapclip.embedder import Embedder
 from lapclip.errors import TrainingError
 from lapclip.evaluate.retrieval import RANKS, in_batches, retrieval
 from lapclip.evaluate.zeroshot import accuracy, class_embeddings, read_templates
@@ -37,6 +37,7 @@ from lapclip.train.graph import AnyStep
 from lapclip.train.looking import Looking
 from lapclip.train.schedule import cheap_steps, learning_rate
 from lapclip.train.step import Figures
+from lapclip.weights import CONFIG, WEIGHTS
 
 MEMORY_EVERY = 50
 PAUSE_LOOK = 1.0

@@ -1,0 +1,74 @@
+"""Models by name from the Hugging Face hub: no more files than are needed, kept in the hub's own cache."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+from lapclip.errors import WeightsError, first_line
+from lapclip.weights import huggingface, openclip
+from lapclip.weights.vocabulary import MERGES, OURS, THEIRS
+
+NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+
+
+def looks_like_a_name(text: str) -> bool:
+    """Whether a text may be a name on the hub, an organisation and a model. In a folder that is here it is a path."""
+    return bool(NAME.fullmatch(text)) and not Path(text).parent.exists()
+
+
+def choose_files(there: Iterable[str]) -> list[str]:
+    """The smallest set of files that makes a model: configuration, tokenizer, weights, as safetensors if possible."""
+    there = set(there)
+    chosen = {THEIRS, OURS} & there or {MERGES} & there
+    if openclip.CONFIG in there:
+        chosen |= {openclip.CONFIG}
+        weights = [name for name in openclip.WEIGHTS if name in there]
+    else:
+        chosen |= {huggingface.CONFIG, huggingface.PREPROCESSOR} & there
+        weights = [name for own in huggingface.WEIGHTS for name in (own, f"{own}{huggingface.INDEX}") if name in there]
+    if weights and weights[0].endswith(huggingface.INDEX):
+        stem, _, ending = weights[0].removesuffix(huggingface.INDEX).rpartition(".")
+        shards = re.compile(rf"{re.escape(stem)}-\d+-of-\d+\.{ending}")
+        chosen |= {name for name in there if shards.fullmatch(name)}
+    return sorted(chosen | set(weights[:1]))
+
+
+def download(name: str) -> Path:
+    """The folder with a model of the hub, fetched with a progress bar where it is not here yet."""
+    try:
+        from huggingface_hub import HfApi, snapshot_download
+        from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError, RepositoryNotFoundError
+    except ImportError:
+        raise WeightsError(
+            f"There is no file or folder {name}, and models of the Hugging Face hub need the package huggingface_hub.",
+            hint="pip install 'lapclip[hub]'",
+        ) from None
+    try:
+        files = choose_files(HfApi().list_repo_files(name))
+    except GatedRepoError:
+        raise WeightsError(
+            f"{name} wants its terms accepted first.", hint=f"https://huggingface.co/{name}, then hf auth login"
+        ) from None
+    except RepositoryNotFoundError:
+        raise WeightsError(
+            f"There is no file or folder {name}, and no model of that name on the Hugging Face hub.",
+            hint="check the spelling, or lapclip runs",
+        ) from None
+    except Exception as error:  # the hub cannot be reached; each of the layers below has errors of its own for that
+        try:
+            return Path(snapshot_download(name, local_files_only=True))
+        except (LocalEntryNotFoundError, ValueError):
+            raise WeightsError(
+                f"There is no file or folder {name}, and the Hugging Face hub cannot be reached: {first_line(error)}.",
+                hint="a folder with the model, or the same command when online",
+            ) from None
+    if not any(file.endswith((".safetensors", ".bin")) for file in files):
+        raise WeightsError(f"{name} on the Hugging Face hub has no weights that can be read.")
+    try:
+        return Path(snapshot_download(name, allow_patterns=files))
+    except Exception as error:
+        raise WeightsError(
+            f"{name} could not be downloaded: {first_line(error)}.", hint="the same command again; it goes on"
+        ) from None

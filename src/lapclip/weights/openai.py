@@ -1,0 +1,137 @@
+"""OpenAI's names, and the shape of a model that comes as tensors alone.
+
+Both follow https://github.com/openai/CLIP, clip/model.py: the modules' names and `build_model`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+
+from torch import Tensor
+
+from lapclip.config import ModelConfig
+from lapclip.errors import ConfigError, WeightsError
+from lapclip.weights.known import IMAGE_HEADS, TEXT_HEADS, name_of
+from lapclip.weights.names import (
+    Tensors,
+    as_float32,
+    block_count,
+    check_leftovers,
+    check_shapes,
+    expected_shapes,
+    their_name,
+)
+
+_BLOCK = {
+    "ln_1": "ln_1",
+    "attention.qkv.weight": "attn.in_proj_weight",
+    "attention.qkv.bias": "attn.in_proj_bias",
+    "attention.out": "attn.out_proj",
+    "ln_2": "ln_2",
+    "mlp_in": "mlp.c_fc",
+    "mlp_out": "mlp.c_proj",
+}
+IMAGE = {
+    "image.patch_weight": "visual.conv1.weight",
+    "image.class_embedding": "visual.class_embedding",
+    "image.position_embedding": "visual.positional_embedding",
+    "image.ln_pre": "visual.ln_pre",
+    **{f"image.transformer.blocks.{{n}}.{a}": f"visual.transformer.resblocks.{{n}}.{b}" for a, b in _BLOCK.items()},
+    "image.ln_post": "visual.ln_post",
+    "image.projection": "visual.proj",
+    "logit_scale": "logit_scale",
+}
+TEXT = {
+    "text.token_embedding": "token_embedding",
+    "text.position_embedding": "positional_embedding",
+    **{f"text.transformer.blocks.{{n}}.{a}": f"transformer.resblocks.{{n}}.{b}" for a, b in _BLOCK.items()},
+    "text.ln_final": "ln_final",
+    "text.projection": "text_projection",
+}
+TABLE = {**IMAGE, **TEXT}
+INSIDE_TEXT = {**IMAGE, **{ours: f"text.{theirs}" for ours, theirs in TEXT.items()}}
+"""With the text tower as a module of its own, as OpenCLIP has it in some models."""
+NO_WEIGHTS = {"input_resolution", "context_length", "vocab_size", "attn_mask", "text.attn_mask"}
+"""What lies beside the weights and is known from them, or needs no learning."""
+
+
+def has_these_names(tensors: Tensors) -> bool:
+    return "visual.conv1.weight" in tensors and "logit_scale" in tensors
+
+
+def table_of(tensors: Tensors) -> Mapping[str, str]:
+    return INSIDE_TEXT if "text.token_embedding.weight" in tensors else TABLE
+
+
+def to_ours(tensors: Tensors, shape: ModelConfig, where: str) -> dict[str, Tensor]:
+    """Their tensors under our names, in float32. The first that does not fit is named."""
+    _refuse_residual_networks(tensors, where)
+    table = table_of(tensors)
+    names = {ours: their_name(ours, table) for ours in expected_shapes(shape)}
+    found = {ours: tensors[theirs] for ours, theirs in names.items() if theirs in tensors}
+    check_shapes(found, shape, names, where)
+    check_leftovers(set(tensors) - set(names.values()) - NO_WEIGHTS, where)
+    return {ours: as_float32(tensor) for ours, tensor in found.items()}
+
+
+def to_theirs(tensors: Tensors) -> dict[str, Tensor]:
+    """Our tensors under their names."""
+    return {their_name(ours, TABLE): tensor.contiguous() for ours, tensor in tensors.items()}
+
+
+def infer_shape(tensors: Tensors, path: Path, *, activation: str) -> ModelConfig:
+    """The shape of a model that comes without a configuration, as OpenAI's `build_model` finds it."""
+    where = str(path)
+    _refuse_residual_networks(tensors, where)
+    table = table_of(tensors)
+
+    def size(ours: str) -> tuple[int, ...]:
+        theirs = their_name(ours, table)
+        if theirs not in tensors:
+            raise WeightsError(f"{where} lacks the tensor {theirs}: it is no CLIP, or not all of one.")
+        return tuple(tensors[theirs].shape)
+
+    (image_width, _, patch, _), (positions, _) = size("image.patch_weight"), size("image.position_embedding")
+    (vocabulary, text_width), (context, _) = size("text.token_embedding.weight"), size("text.position_embedding")
+    text_blocks = their_name("text.transformer.blocks.0.ln_1.weight", table).partition("0.ln_1")[0].replace(".", r"\.")
+    try:
+        shape = ModelConfig(
+            name="published",
+            image_size=round((positions - 1) ** 0.5) * patch,
+            patch=patch,
+            image_width=image_width,
+            image_layers=block_count(tensors, r"visual\.transformer\.resblocks\.(\d+)\."),
+            image_heads=IMAGE_HEADS.get(image_width, max(1, image_width // 64)),
+            text_width=text_width,
+            text_layers=block_count(tensors, text_blocks + r"(\d+)\."),
+            text_heads=TEXT_HEADS.get(text_width, max(1, text_width // 64)),
+            embedding=size("text.projection")[1],
+            vocabulary=vocabulary,
+            context=context,
+            activation=activation,
+            image_mlp=size("image.transformer.blocks.0.mlp_in.weight")[0],
+            text_mlp=size("text.transformer.blocks.0.mlp_in.weight")[0],
+        )
+    except ConfigError as error:
+        raise WeightsError(f"{where} has sizes that no CLIP has: {error.message}") from None
+    return named(shape)
+
+
+def named(shape: ModelConfig) -> ModelConfig:
+    """With its own name, and 0 for MLPs of the usual width."""
+    shape = dataclasses.replace(
+        shape,
+        image_mlp=0 if shape.image_mlp == 4 * shape.image_width else shape.image_mlp,
+        text_mlp=0 if shape.text_mlp == 4 * shape.text_width else shape.text_mlp,
+    )
+    return dataclasses.replace(shape, name=name_of(shape))
+
+
+def _refuse_residual_networks(tensors: Tensors, where: str) -> None:
+    if any(name.startswith(("visual.layer1.", "visual.attnpool.")) for name in tensors):
+        raise WeightsError(
+            f"{where} has a residual network (RN50 and its kin) as its image tower; vision transformers can be read.",
+            hint="weights of a CLIP with a vision transformer, such as ViT-B-32",
+        )
