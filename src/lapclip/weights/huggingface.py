@@ -142,8 +142,8 @@ def shape_of(config: dict[str, Any], seen: dict[str, Any], where: str) -> ModelC
         raise WeightsError(f"{where} does not describe a model: {type(error).__name__} {error}.") from None
 
 
-def config_of(shape: ModelConfig) -> dict[str, Any]:
-    """The `config.json` of a model of ours."""
+def config_of(shape: ModelConfig, start: int) -> dict[str, Any]:
+    """The `config.json` of a model of ours, whose captions begin with that symbol."""
     common = {"hidden_act": shape.activation, "layer_norm_eps": 1e-5, "projection_dim": shape.embedding}
     return {
         "architectures": ["CLIPModel"],
@@ -159,7 +159,9 @@ def config_of(shape: ModelConfig) -> dict[str, Any]:
             "num_hidden_layers": shape.text_layers,
             "num_attention_heads": shape.text_heads,
             "max_position_embeddings": shape.context,
+            "bos_token_id": start,
             "eos_token_id": shape.vocabulary - 1,
+            "pad_token_id": shape.vocabulary - 1,
             **common,
         },
         "vision_config": {

@@ -37,7 +37,7 @@ class BytePairTokenizer(Tokenizer):
         for symbol in (*letters, *(letter + WORD_END for letter in letters), *(a + b for a, b in merges)):
             ids.setdefault(symbol, len(ids))  # two merges may make the same symbol
         self.start, self.end = len(ids), len(ids) + 1
-        self._symbols = list(ids)
+        self.symbols = list(ids)
         self._bpe = BPE(vocab=ids, merges=list(merges), end_of_word_suffix=WORD_END, cache_capacity=0)
         self._pattern = WORDS_AND_MARKS if own else WORDS
         self._marks = {START: (self.start,), END: (self.end,)} if own else {}
@@ -57,7 +57,7 @@ class BytePairTokenizer(Tokenizer):
             if symbol == self.end:
                 break
             if symbol != self.start:
-                text.append(self._symbols[symbol].replace(WORD_END, " "))
+                text.append(self.symbols[symbol].replace(WORD_END, " "))
         return b"".join(letter_bytes()[letter] for letter in "".join(text)).decode("utf-8", "replace").strip()
 
     def to_dict(self) -> dict[str, Any]:
