@@ -8,7 +8,8 @@ that differ from it in one attribute only: a model must get every attribute righ
 from __future__ import annotations
 
 import itertools
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
+from operator import attrgetter
 from random import Random
 
 from lapclip.errors import ConfigError
@@ -69,7 +70,10 @@ class Scene:
 
     def differences(self, other: Scene) -> int:
         """In how many attributes two scenes differ; the category goes with the thing."""
-        return sum(mine != theirs for mine, theirs in zip(astuple(self)[1:], astuple(other)[1:], strict=True))
+        return sum(mine != theirs for mine, theirs in zip(_ATTRIBUTES(self), _ATTRIBUTES(other), strict=True))
+
+
+_ATTRIBUTES = attrgetter("thing", "colour", "count", "place", "setting")
 
 
 def all_scenes(category: str) -> list[Scene]:
