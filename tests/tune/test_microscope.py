@@ -208,20 +208,31 @@ def test_a_workload_leaves_nothing_to_choose() -> None:
     assert "auto" not in vars(make_workload(TINY, 4, CPU).train).values()
 
 
-def test_examine_gives_plain_values_and_lines_says_them() -> None:
+def test_examine_gives_plain_values_and_a_look_that_fails_does_not_lose_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fails(*_: object, **__: object) -> None:
+        raise RuntimeError("no room in /dev/shm\nand more")
+
     named: list[str] = []
-    found = microscope.examine(
-        CPU,
-        lambda done, total, what: named.append(what),
-        shape=TINY,
-        batch_size=4,
-        loss_steps=6,
-        copy_bytes=1 << 20,
-        rounds=1,
-        workers=1,
-    )
-    again = json.loads(json.dumps(found))
-    text = "\n".join(microscope.lines(again))
+    with monkeypatch.context() as patched:
+        patched.setattr(layouts, "layout_times", fails)
+        found = microscope.examine(
+            CPU,
+            lambda done, total, what: named.append(what),
+            shape=TINY,
+            batch_size=4,
+            loss_steps=6,
+            copy_bytes=1 << 20,
+            rounds=1,
+            workers=1,
+        )
+    assert named[0] == "one product"
+    assert named[-1] == ""
+    assert found["layouts"] == {"error": "no room in /dev/shm"}
+    assert f"{'layouts':<18}could not be looked at (no room in /dev/shm)" in microscope.lines(found)
+    found["layouts"] = dataclasses.asdict(layouts.layout_times(CPU, 2, 5, 16, 2, rounds=1))
+    text = "\n".join(microscope.lines(json.loads(json.dumps(found))))
     for words in (
         "512x512 product",
         "100 products",
@@ -230,20 +241,7 @@ def test_examine_gives_plain_values_and_lines_says_them() -> None:
         "activations",
         "threads",
         "in line",
+        "contiguous",
         "bfloat16",
     ):
         assert words in text
-    assert named[0] == "one product"
-    assert named[-1] == ""
-
-
-def test_a_look_that_fails_does_not_lose_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(*_: object, **__: object) -> None:
-        raise RuntimeError("no room in /dev/shm\nand more")
-
-    monkeypatch.setattr(loading, "loader_times", fails)
-    found = microscope.examine(CPU, shape=TINY, batch_size=2, loss_steps=2, copy_bytes=1 << 16, rounds=1, workers=0)
-    assert found["loaders"] == {"error": "no room in /dev/shm"}
-    said = microscope.lines(found)
-    assert "loaders           could not be looked at (no room in /dev/shm)" in said
-    assert any(line.startswith("threads") for line in said)
