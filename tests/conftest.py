@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import subprocess
 import sys
@@ -82,8 +84,20 @@ def set_flags(*settings: str) -> list[str]:
     return [word for setting in settings for word in ("--set", setting)]
 
 
-def lapclip(*arguments: str, timeout: float = 120) -> subprocess.CompletedProcess[str]:
-    """Run the real command in the current folder."""
+def lapclip(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run a command in the current folder, from its arguments to its exit status, in this process: torch is here."""
+    from lapclip.cli import main
+
+    output, errors = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(output), contextlib.redirect_stderr(errors), pytest.raises(SystemExit) as end:
+        main(list(arguments))
+    status = end.value.code or 0
+    assert isinstance(status, int)
+    return subprocess.CompletedProcess(list(arguments), status, output.getvalue(), errors.getvalue())
+
+
+def lapclip_process(*arguments: str, timeout: float = 120) -> subprocess.CompletedProcess[str]:
+    """Run the command in a process of its own, where that is what is tested."""
     return subprocess.run(command(*arguments), capture_output=True, text=True, timeout=timeout)
 
 

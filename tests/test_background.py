@@ -9,6 +9,7 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from subprocess import CompletedProcess
 from typing import Any
 
 import psutil
@@ -20,9 +21,16 @@ from lapclip.records.pulse import beat_of, read_beat, write_beat
 from lapclip.records.runs import Run, all_runs, create_run, find_run, is_reserved, reserve_run
 from lapclip.train.at_work import others_at_work, own_sign
 
-from .conftest import SMALL, lapclip, set_flags
+from .conftest import SMALL, lapclip, lapclip_process, set_flags
 
 LONG = [setting for setting in SMALL if "steps" not in setting] + ["train.steps=100000"]
+
+
+def begin(name: str, settings: list[str], *more: str) -> CompletedProcess[str]:
+    """Start a run in the background, by a command that then ends."""
+    done = lapclip_process("train", "--background", "--name", name, *more, *set_flags(*settings))
+    assert done.returncode == 0, done.stderr
+    return done
 
 
 def until(ready: Any, seconds: float = 90.0) -> None:
@@ -37,8 +45,7 @@ def events(name: str) -> list[dict[str, Any]]:
 
 
 def test_a_run_in_the_background_works_on_is_listed_and_stops_when_asked(here: Path) -> None:
-    done = lapclip("train", "--background", "--name", "mine", "--json", *set_flags(*LONG))
-    assert done.returncode == 0, done.stderr
+    done = begin("mine", LONG, "--json")
     assert json.loads(done.stdout) == {"run": str(Path("runs/mine")), "name": "mine", "state": "starting"}
     run = find_run("mine")
     assert run.state in ("starting", "running")
@@ -58,7 +65,7 @@ def test_a_run_in_the_background_works_on_is_listed_and_stops_when_asked(here: P
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no SIGKILL")
 def test_a_process_that_dies_without_a_word_is_recognised_and_can_be_resumed(here: Path) -> None:
-    assert lapclip("train", "--background", "--name", "mine", *set_flags(*LONG)).returncode == 0
+    begin("mine", LONG)
     run = find_run("mine")
     until(lambda: run.state == "running" and run.pulse.exists() and run.events.exists() and len(events("mine")) > 5)
     beat = read_beat(run.pulse)
@@ -68,7 +75,7 @@ def test_a_process_that_dies_without_a_word_is_recognised_and_can_be_resumed(her
     listed = lapclip("runs")
     assert "died" in listed.stdout
     assert "resume mine" in listed.stdout
-    assert lapclip("resume", "mine", "--background").returncode == 0
+    assert lapclip_process("resume", "mine", "--background").returncode == 0
     assert run.state in ("starting", "running")
     until(lambda: any(event["type"] == "resumed" for event in events("mine")))
     assert lapclip("stop", "mine").returncode == 0
@@ -86,8 +93,7 @@ def test_bad_settings_are_refused_at_once(here: Path) -> None:
 
 
 def test_what_fails_while_starting_is_shown_with_its_words(here: Path) -> None:
-    done = lapclip("train", "--background", "--name", "mine", *set_flags(*SMALL, "data.train_pairs=4"))
-    assert done.returncode == 0, done.stderr
+    begin("mine", [*SMALL, "data.train_pairs=4"])
     run = find_run("mine")
     until(lambda: run.state == "failed")
     assert "train.batch_size 16 is more than the 4 training pictures" in run.log.read_text()
@@ -98,10 +104,10 @@ def test_what_fails_while_starting_is_shown_with_its_words(here: Path) -> None:
 
 
 def test_one_run_waits_for_another(here: Path) -> None:
-    assert lapclip("train", "--background", "--name", "first", *set_flags(*LONG)).returncode == 0
+    begin("first", LONG)
     first = find_run("first")
     until(lambda: first.state == "running")
-    assert lapclip("train", "--background", "--name", "second", "--after", "first", *set_flags(*SMALL)).returncode == 0
+    begin("second", SMALL, "--after", "first")
     second = find_run("second")
     until(lambda: "waiting for first to end" in second.log.read_text())
     assert second.state == "starting"
@@ -111,9 +117,9 @@ def test_one_run_waits_for_another(here: Path) -> None:
 
 
 def test_a_run_that_waits_can_be_stopped_and_leaves_nothing(here: Path) -> None:
-    assert lapclip("train", "--background", "--name", "first", *set_flags(*LONG)).returncode == 0
+    begin("first", LONG)
     until(lambda: find_run("first").state == "running")
-    assert lapclip("train", "--background", "--name", "second", "--after", "first", *set_flags(*SMALL)).returncode == 0
+    begin("second", SMALL, "--after", "first")
     until(lambda: "waiting for first" in Path("runs/second/log.txt").read_text())
     done = lapclip("stop", "second", "--json")
     assert json.loads(done.stdout) == {"run": str(Path("runs/second")), "state": "stopped", "step": 0}

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ..conftest import SMALL, lapclip, set_flags
+from ..conftest import SMALL, lapclip, lapclip_process, set_flags
 
 
 def test_train_prints_a_summary_that_ends_with_the_next_command(here: Path) -> None:
@@ -27,13 +27,13 @@ def test_train_prints_a_summary_that_ends_with_the_next_command(here: Path) -> N
 
 
 def test_json_is_one_object_and_nothing_else_on_stdout(here: Path) -> None:
-    trained = lapclip("train", "--json", *set_flags(*SMALL))
+    trained = lapclip_process("train", "--json", *set_flags(*SMALL))
     outcome = json.loads(trained.stdout)
     assert outcome.keys() == {
         "run", "state", "seconds", "training_seconds", "steps", "pairs_per_second", "peak_memory_bytes", "devices",
         "data", "early", "evaluation", "places",
     }  # fmt: skip
-    evaluated = json.loads(lapclip("eval", "--json").stdout)
+    evaluated = json.loads(lapclip_process("eval", "--json").stdout)
     scores = {"candidates", "t2i_r1", "t2i_r5", "t2i_r10", "i2t_r1", "i2t_r5", "i2t_r10", "chance", "intervals"}
     assert evaluated["evaluation"].keys() >= scores
     assert all(0 <= evaluated["evaluation"][name] <= 1 for name in scores - {"candidates", "intervals"})
@@ -83,7 +83,7 @@ def test_bad_input_gets_status_2_and_at_most_three_lines(here: Path, arguments: 
 
 
 def test_an_error_with_json_is_still_one_object(here: Path) -> None:
-    refused = lapclip("resume", "--json")
+    refused = lapclip_process("resume", "--json")
     assert refused.returncode == 2
     assert "There are no runs" in json.loads(refused.stdout)["error"]
 
