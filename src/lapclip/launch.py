@@ -86,6 +86,7 @@ def start(
         ready = prepare(recipe, settings, minutes, hooks)
     except KeyboardInterrupt:
         raise KeyboardInterrupt("Interrupted before the run began: there is nothing to resume.") from None
+    recipe = ready.recipe
     about = {"format": FORMAT, "recipe": recipe, "lapclip": __version__, "data_fingerprint": ready.data.fingerprint}
     about |= {} if ready.tuned_seconds is None else {"tuned_seconds": ready.tuned_seconds}
     settled = {"run": about, **asdict(ready.config), "reasons": ready.reasons}

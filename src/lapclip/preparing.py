@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import heapq
+import math
 import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from lapclip.config import ALL, AUTO, Config, Layer, build_config, parse_settings, read_recipe, replace_in
+from lapclip.config import ALL, AUTO, Config, DataConfig, Layer, build_config, parse_settings, read_recipe, replace_in
 from lapclip.data.batches import BatchPlan, Views
-from lapclip.data.loading import SCENES, load_data
+from lapclip.data.loading import SCENES, TRAIN, load_data
 from lapclip.data.pairs import DataSet
 from lapclip.data.pixels import View
+from lapclip.data.sources import read_table
+from lapclip.data.splits import assign_splits
 from lapclip.data.table import DataProgress
 from lapclip.data.tokenizers import Tokenizer, choose_tokenizer
 from lapclip.embedder import Embedder
@@ -38,6 +41,12 @@ from lapclip.tune.settle import settle
 HIGHEST_RATE, HIGHEST_LORA_RATE = 1e-4, 2e-3
 """Learning rates of pretrained towers beyond which they are known to break: 1e-5 is right for whole towers and 1e-4
 destroys them (fine-tuning CLIP at batch 256, ITRA's documentation); additions of low rank take 2e-4 (CLIP-LoRA)."""
+BY_SIZE: tuple[tuple[float, str, str], ...] = (
+    (1_000, "heads", "so few would only be learnt by heart, so all but the heads stays as it is"),
+    (50_000, "lora", "enough to adapt attention a little, too few for all weights"),
+    (math.inf, "last-blocks", "enough for whole blocks; all weights (full) pay off later still"),
+)
+"""The most training pictures for each recipe."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +64,7 @@ class Hooks:
 class Ready:
     """A run before it has a folder: nothing is "auto" any more, and the model is built."""
 
+    recipe: str
     config: Config
     data: DataSet
     device: Device
@@ -72,23 +82,25 @@ def prepare(recipe: str, settings: list[str], minutes: float | None, hooks: Hook
     if minutes is not None and minutes <= 0:
         raise ConfigError(f"--minutes must be more than 0, not {minutes:g}.", hint="lapclip train --minutes 5")
     flags = Layer("--minutes", {"train": {"minutes": minutes}} if minutes is not None else {})
-    layers = [read_recipe(recipe), flags, parse_settings(settings)]
+    asked = parse_settings(settings)
+    recipe, why_recipe = choose_recipe(recipe, build_config([asked], SHAPES).data)
+    layers = [read_recipe(recipe), flags, asked]
     config = build_config(layers, SHAPES)
     if devices.accelerator_here():
         hooks.tuning_progress("whether the accelerator computes what the CPU computes")
     devices.available(config.train.device)  # an unknown device is refused before pictures are drawn
     check_tracker(config.work.track)
-    asked = config.train.compile
+    compile_asked = config.train.compile
     config, foundation = find_foundation(config, layers)
     config = fit_views(config)
     data = load_data(config.data, View.of(config.model), hooks.data_progress)
-    asked_for = layers[-1].values.get("train", {})
+    asked_for = asked.values.get("train", {})
     config, notes = fit_data(config, data, asked_batch="batch_size" in asked_for)
     if config.train.minutes and "epochs" in asked_for:
         notes.append(f"train.epochs is not used: the run is to take {config.train.minutes:g} minutes")
     config, tokenizer, why_tokenizer = fit_vocabulary(config, data, foundation)
     config, why_steps = count_steps(config, data, tokenizer)
-    notes += rate_warnings(config, foundation)
+    notes = [*why_recipe, *notes, *rate_warnings(config, foundation)]
     with memory_explained(config):
         longest = longest_caption(config, data, tokenizer)
         plan = make_plan(config, data, tokenizer)
@@ -103,8 +115,20 @@ def prepare(recipe: str, settings: list[str], minutes: float | None, hooks: Hook
             built = build(config, tokenizer, device, foundation)
     notes += kept.said if kept else []
     reasons |= {"data.tokenizer": why_tokenizer, "train.steps": why_steps}
-    notes += [reasons["train.compile"]] if asked not in (AUTO, config.train.compile) else []
-    return Ready(config, data, device, built, foundation, kept, reasons, [*notes, *device.warnings()], tuned_seconds)
+    notes += [reasons["train.compile"]] if compile_asked not in (AUTO, config.train.compile) else []
+    return Ready(
+        recipe, config, data, device, built, foundation, kept, reasons, [*notes, *device.warnings()], tuned_seconds
+    )
+
+
+def choose_recipe(recipe: str, data: DataConfig) -> tuple[str, list[str]]:
+    """The recipe; where it is left open, the one that suits so many training pictures, and why."""
+    if recipe != AUTO:
+        return recipe, []
+    drawn = data.source == SCENES
+    count = data.train_pairs if drawn else assign_splits(read_table(data).rows, data.seed).count(TRAIN)
+    chosen, why = next((name, why) for most, name, why in BY_SIZE if count <= most)
+    return chosen, [f"recipe {chosen} for {count:,} training pictures: {why}; --recipe NAME takes another"]
 
 
 def fit_views(config: Config) -> Config:

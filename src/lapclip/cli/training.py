@@ -11,8 +11,8 @@ from lapclip.background import reserved_run, resume_in_background, train_in_back
 from lapclip.cli.output import Common, emit, typed
 from lapclip.cli.progress import display
 from lapclip.cli.scores import score_table
-from lapclip.cli.sources import source_setting
-from lapclip.config import build_config, parse_settings, read_recipe, recipe_for
+from lapclip.cli.sources import source_setting, start_setting
+from lapclip.config import AUTO, build_config, parse_settings, read_recipe, recipe_for
 from lapclip.errors import RunError
 from lapclip.evaluate.names import said_of_few
 from lapclip.insight.words import duration
@@ -28,6 +28,7 @@ def train(
     /,
     *,
     recipe: Annotated[str | None, Parameter(show_default=False)] = None,
+    start: Annotated[str | None, Parameter(name="--from", show_default=False)] = None,
     minutes: float | None = None,
     name: str | None = None,
     background: Annotated[bool, Parameter(negative="")] = False,
@@ -38,7 +39,7 @@ def train(
     reserved: Annotated[str, Parameter(show=False)] = "",
     common: Common | None = None,
 ) -> int:
-    """Train a model from scratch: on your pictures and captions, or on ones that lapclip draws itself.
+    """Train a model: on your pictures and captions or on ones that lapclip draws, from scratch or from weights.
 
     Data may be a folder with a .txt beside each picture, a CSV or JSON table, COCO or Karpathy annotations, class
     folders, tar shards or parquet; `lapclip data check` says what it is taken for. The run is a folder under runs/:
@@ -49,6 +50,8 @@ def train(
 
     - `lapclip train`
     - `lapclip train photos/`
+    - `lapclip train photos/ --recipe heads`
+    - `lapclip train photos/ --from runs/heads`
     - `lapclip train --minutes 2 --name quick`
     - `lapclip train --recipe seed --set train.epochs=3`
     - `lapclip train --background --polite`
@@ -58,8 +61,12 @@ def train(
     data
         Pictures with captions: a folder, a table, a pattern of shards, `emoji` or `scenes`. Without it: scenes.
     recipe
-        A recipe's name (first-run, photos, seed, seed-gpu) or a TOML file; without it, photos for your own data, else
-        first-run. Example: lapclip train --recipe seed
+        A recipe's name (first-run, photos, seed, seed-gpu; from pretrained weights: heads, last-blocks, lora, full) or
+        a TOML file; without it, photos for your own data, else first-run; with --from, by how many pictures there are.
+        Example: lapclip train --recipe seed
+    start
+        The model to go on from: a run, published weights (a file, a folder, a name on the Hugging Face hub). Example:
+        lapclip train photos/ --from openai/clip-vit-base-patch32
     minutes
         Fill this many minutes; the schedule is fitted to them. Example: lapclip train --minutes 10
     name
@@ -78,9 +85,10 @@ def train(
     reserved
         The key of the folder that a run in the background fills.
     """
-    recipe = recipe_for(data, recipe)
+    recipe = recipe_for(data, recipe, start)
     settings = (
         *source_setting(data),
+        *start_setting(start),
         *settings,
         *["work.polite=true"] * polite,
         *[f"work.ask={'|'.join(ask)}"] * bool(ask),
@@ -115,7 +123,8 @@ def start_in_background(
     """Check what can be checked at once, start the run, and say how to follow it."""
     if after is not None:
         find_run(after)
-    build_config([read_recipe(recipe), parse_settings(list(settings))], SHAPES)
+    recipes = [] if recipe == AUTO else [read_recipe(recipe)]
+    build_config([*recipes, parse_settings(list(settings))], SHAPES)
     arguments = ["--recipe", recipe, *([f"--minutes={minutes}"] if minutes is not None else [])]
     arguments += [f"--after={after}"] * (after is not None) + [f"--set={setting}" for setting in settings]
     run = train_in_background(arguments, recipe, name)

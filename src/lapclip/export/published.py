@@ -27,7 +27,13 @@ def export(model: str | None, to: str, out: Path, *, force: bool = False) -> dic
     """Write a run's model, or any other that can be loaded, as a folder. What is written is read back and compared."""
     check_free(out, force=force)  # before what takes time
     place = _place(model)
-    shape, tensors, tokenizer = read_model(place)
+    shape, tensors, tokenizer, towers = read_model(place)
+    if towers:
+        names = " and ".join(spec.name for spec in towers.values())
+        raise WeightsError(
+            f"{place} is built on {names}, for which {to} has no place: it knows CLIP's own towers.",
+            hint="a model with CLIP's towers, such as one that was trained --from published weights",
+        )
     if shape.image_tower != "transformer":
         raise WeightsError(
             f"{place} has an image tower of {shape.image_tower}, for which {to} has no place: it knows CLIP's own.",
