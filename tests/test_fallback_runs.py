@@ -74,10 +74,15 @@ class FailsInBackward(torch.autograd.Function):
         no_memory()
 
 
+@pytest.fixture(scope="module")
+def whole(trained: Path) -> dict[int, float]:
+    return {event["step"]: event["loss"] for event in read_events(trained / "events.jsonl") if event["type"] == "step"}
+
+
 @pytest.fixture
-def undisturbed(here: Path) -> dict[int, float]:
-    train(name="whole")
-    return losses("whole")
+def undisturbed(here: Path, whole: dict[int, float]) -> dict[int, float]:
+    """The losses of a run in which nothing happens."""
+    return whole
 
 
 def test_out_of_memory_in_the_forward_pass_halves_the_micro_batch(
@@ -254,14 +259,14 @@ def pretend(wanted: str) -> tuple[Device, str]:
 
 
 @pytest.mark.parametrize(
-    ("error", "cause"),
+    ("error", "cause", "dtype"),
     [
-        (NotImplementedError("The operator 'aten::x' is not currently implemented for the MPS device."), OPERATION),
-        (RuntimeError("CUDA error: device-side assert triggered"), DEVICE),
+        (NotImplementedError("The operator 'aten::x' is not currently implemented for the MPS device."), OPERATION,
+         "float32"),
+        (RuntimeError("CUDA error: device-side assert triggered"), DEVICE, "float16"),
     ],
     ids=[OPERATION, DEVICE],
-)
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
+)  # fmt: skip
 def test_a_device_that_fails_is_left_for_the_cpu_from_the_newest_checkpoint(
     here: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, cause: str, dtype: str
 ) -> None:
