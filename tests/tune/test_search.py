@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -28,8 +29,9 @@ CONFIG = Config(model=SHAPES["tiny"], data=DataConfig(), train=TrainConfig(batch
 
 
 @pytest.fixture(autouse=True)
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LAPCLIP_CACHE", str(tmp_path / "cache"))
+def nothing_remembered(cache: Path) -> Iterator[None]:
+    yield
+    settle.NOTEBOOK.path.unlink(missing_ok=True)
 
 
 def batch_of(rows: int = 8) -> Batch:
@@ -44,8 +46,15 @@ def tuned(seconds: float = 5.0, **train) -> Tuning:
     return Search(replace_in(CONFIG, "train", **train), batch_of(), seconds).run()
 
 
-def test_every_choice_has_a_reason_and_the_chosen_one_was_timed() -> None:
-    tuning = tuned()
+@pytest.fixture(scope="module")
+def tuning(cache: Path) -> Tuning:
+    """A real one, for those that only read it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(load, "other_load", lambda: 0.0)
+        return tuned()
+
+
+def test_every_choice_has_a_reason_and_the_chosen_one_was_timed(tuning: Tuning) -> None:
     assert set(tuning.reasons) == set(dataclasses.asdict(tuning.setting))
     assert {**dataclasses.asdict(tuning.setting), "ms": tuning.seconds_a_step * 1e3} in tuning.tried
     assert tuning.pairs_per_second == pytest.approx(8 / tuning.seconds_a_step)
@@ -154,10 +163,9 @@ def test_compiling_is_chosen_only_where_it_was_measured_and_pays() -> None:
     assert not dataclasses.replace(compiling, fault="its loss is off").pays(10_000)
 
 
-def test_a_tuning_is_remembered_for_the_same_model_batch_and_wishes() -> None:
+def test_a_tuning_is_remembered_for_the_same_model_batch_and_wishes(tuning: Tuning) -> None:
     batch = batch_of()
     assert settle.recall(CONFIG, batch) is None
-    tuning = tuned()
     settle.remember(CONFIG, batch, tuning, 5.0)
     assert settle.recall(CONFIG, batch) == tuning
     assert settle.recall(replace_in(CONFIG, "train", dtype="float32"), batch) is None
@@ -166,9 +174,8 @@ def test_a_tuning_is_remembered_for_the_same_model_batch_and_wishes() -> None:
     assert settle.recall(CONFIG, batch, seconds=11.0) is None  # so much more may be spent now that it is worth it
 
 
-def test_compiling_that_paid_in_a_longer_run_is_not_recalled_for_a_shorter_one() -> None:
+def test_compiling_that_paid_in_a_longer_run_is_not_recalled_for_a_shorter_one(tuning: Tuning) -> None:
     batch = batch_of()
-    tuning = tuned()
     compiled = dataclasses.replace(tuning, setting=dataclasses.replace(tuning.setting, compile="compiled"))
     settle.remember(CONFIG, batch, compiled, 5.0)
     assert settle.recall(CONFIG, batch) == compiled
@@ -176,17 +183,18 @@ def test_compiling_that_paid_in_a_longer_run_is_not_recalled_for_a_shorter_one()
 
 
 @pytest.mark.parametrize("text", ["[", "[]", '"x"', "{"])
-def test_a_damaged_cache_is_ignored_with_a_warning(text: str, capsys: pytest.CaptureFixture[str]) -> None:
-    settle.NOTEBOOK.path.parent.mkdir(parents=True)
+def test_a_damaged_cache_is_ignored_with_a_warning(
+    tuning: Tuning, text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     settle.NOTEBOOK.path.write_text(text)
     assert settle.recall(CONFIG, batch_of()) is None
     assert "damaged" in capsys.readouterr().err
-    settle.remember(CONFIG, batch_of(), tuned(), 5.0)
+    settle.remember(CONFIG, batch_of(), tuning, 5.0)
     assert settle.recall(CONFIG, batch_of()) is not None
 
 
-def test_a_page_with_other_fields_is_ignored() -> None:
-    settle.remember(CONFIG, batch_of(), tuned(), 5.0)
+def test_a_page_with_other_fields_is_ignored(tuning: Tuning) -> None:
+    settle.remember(CONFIG, batch_of(), tuning, 5.0)
     pages = json.loads(settle.NOTEBOOK.path.read_text())
     for page in pages.values():
         del page["setting"]["dtype"]
@@ -236,8 +244,8 @@ def test_busy_cores_are_named_and_nothing_is_remembered(here: Path, monkeypatch:
     assert found["warnings"] == []
 
 
-def test_a_tuning_that_compared_nothing_is_not_worth_keeping() -> None:
-    tuning = dataclasses.replace(tuned(), tried=[{}, {}], rejected=[])
+def test_a_tuning_that_compared_nothing_is_not_worth_keeping(tuning: Tuning) -> None:
+    tuning = dataclasses.replace(tuning, tried=[{}, {}], rejected=[])
     assert tuning.worth_keeping
     alone = dataclasses.replace(tuning, tried=[{}])
     assert not alone.worth_keeping
