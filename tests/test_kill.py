@@ -15,7 +15,7 @@ import pytest
 
 from .conftest import SMALL, command, lapclip, set_flags
 
-SETTINGS = set_flags(*SMALL, "train.steps=400", "train.checkpoint_every_seconds=0.3", "train.evaluate_every_epochs=20")
+SETTINGS = set_flags(*SMALL, "train.steps=240", "train.checkpoint_every_seconds=0.3", "train.evaluate_every_epochs=20")
 
 
 def events(folder: Path) -> list[dict]:
@@ -41,12 +41,13 @@ def wait_for_step(folder: Path, number: int, process: subprocess.Popen[str]) -> 
 
 def test_runs_killed_at_random_moments_lose_nothing(tmp_path: Path) -> None:
     undisturbed = start(tmp_path / "a", "train", *SETTINGS)
-    assert undisturbed.wait(120) == 0, undisturbed.communicate()[1]
+    _, errors = undisturbed.communicate(timeout=120)
+    assert undisturbed.returncode == 0, errors
     want = {event["step"]: event["loss"] for event in events(tmp_path / "a") if event["type"] == "step"}
     chance = random.Random(5)
     disturbed = tmp_path / "b"
     process = start(disturbed, "train", *SETTINGS)
-    for target in (1, 60, 150, 290):
+    for target in (1, 70, 150):
         wait_for_step(disturbed, target, process)
         time.sleep(chance.uniform(0, 0.3))
         process.kill()
@@ -68,7 +69,7 @@ def test_runs_killed_at_random_moments_lose_nothing(tmp_path: Path) -> None:
             assert newest - event["step"] <= 3 * interval  # one interval, on a machine that may be busier than before
         elif event["type"] == "step":
             newest = event["step"]
-    assert resumes == 4
+    assert resumes == 3
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no SIGTERM to send to another process")
