@@ -14,7 +14,7 @@ train: $(VENV)/ready ## train on the built-in pictures, in a few minutes
 	@$(BIN)/lapclip train
 
 test: $(VENV)/ready-to-test lint ## check the code and run all tests
-	@$(BIN)/python -m pytest -n 2
+	@$(BIN)/python -m pytest -n 2 --dist worksteal
 
 lint: $(VENV)/ready-to-test ## check style and types
 	@$(BIN)/ruff check .
