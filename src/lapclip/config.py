@@ -413,6 +413,8 @@ def _checked(origin: str, section: str, name: str, value: Any) -> Any:
     accepted = typing.get_args(annotation) if isinstance(annotation, types.UnionType) else (annotation,)
     if float in accepted and type(value) is int:
         value = float(value)
+    if accepted == (str,) and type(value) in (int, float):
+        value = str(value)  # a folder, a column or a list of one may look like a number
     if type(value) not in accepted:
         expected = " or ".join(
             {"int": "a whole number", "float": "a number", "str": "text", "bool": "true or false"}[t.__name__]
