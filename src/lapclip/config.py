@@ -6,32 +6,20 @@ A setting is named `section.field` everywhere: in recipes, in --set, in run.toml
 from __future__ import annotations
 
 import dataclasses
-import math
 import tomllib
-import types
-import typing
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from lapclip.errors import ConfigError, closest, nearest
 from lapclip.fitting import CLIP_MEAN, CLIP_STD, check_shape
+from lapclip.knobs import checked, knob
 
 AUTO, ALL, NEVER = "auto", "all", "never"
 RECIPES = Path(__file__).parent / "recipes"
 DEFAULT_RECIPE, PHOTOS_RECIPE = "first-run", "photos"
 DEFAULT_MODEL = "mini"
-
-
-def knob(
-    default: Any = dataclasses.MISSING, *, least: float | None = None, most: float | None = None, choices=()
-) -> Any:
-    """A field with its limits beside it."""
-    limits = {"least": least, "most": most, "choices": tuple(choices)}
-    if default is dataclasses.MISSING:
-        return field(metadata=limits)
-    return field(default=default, metadata=limits)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -197,7 +185,7 @@ class TrainConfig:
     """Crops and flips of each picture that are drawn once and used again; the first is the picture as it is. 0 draws
     new ones at each step. What a frozen tower makes of so many can be kept."""
     features: str = knob(AUTO, choices=(AUTO, NEVER))
-    """Compute what frozen parts of towers make of pictures and captions once and keep it, or never."""
+    """Compute once what frozen parts of towers give for pictures and captions and keep it, or never."""
     crop: float = knob(1.0, least=0.05, most=1.0)
     """Smallest share of a picture that a random crop keeps; 1 never crops."""
     flip: float = knob(0.0, least=0.0, most=1.0)
@@ -337,7 +325,7 @@ def build_config(layers: list[Layer], shapes: Mapping[str, ModelConfig]) -> Conf
             if not isinstance(values, Mapping):
                 raise ConfigError(f"{layer.origin}: {section} is a section, so it takes fields.", hint=f"[{section}]")
             for name, value in values.items():
-                chosen[section][name] = _checked(layer.origin, section, name, value)
+                chosen[section][name] = checked(layer.origin, section, SECTIONS[section], name, value)
     shape_name = chosen["model"].get("name", DEFAULT_MODEL)
     whole = all(one.name in chosen["model"] for one in dataclasses.fields(ModelConfig) if _is_required(one))
     if shape_name not in shapes and not whole:
@@ -400,34 +388,3 @@ def _parse_text(text: str) -> Any:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         return text
-
-
-def _checked(origin: str, section: str, name: str, value: Any) -> Any:
-    kind = SECTIONS[section]
-    known = {f.name: f for f in dataclasses.fields(kind)}
-    if name not in known:
-        raise ConfigError(f"{origin}: unknown field {section}.{name}. {nearest(name, known)}")
-    limits = known[name].metadata
-    place = f"{origin}: {section}.{name}"
-    annotation = typing.get_type_hints(kind)[name]
-    accepted = typing.get_args(annotation) if isinstance(annotation, types.UnionType) else (annotation,)
-    if float in accepted and type(value) is int:
-        value = float(value)
-    if accepted == (str,) and type(value) in (int, float):
-        value = str(value)  # a folder, a column or a list of one may look like a number
-    if type(value) not in accepted:
-        expected = " or ".join(
-            {"int": "a whole number", "float": "a number", "str": "text", "bool": "true or false"}[t.__name__]
-            for t in accepted
-        )
-        raise ConfigError(f"{place} must be {expected}, not {value!r}.")
-    if isinstance(value, str) and limits["choices"] and value not in limits["choices"]:
-        raise ConfigError(f"{place} cannot be {value!r}; it is one of {', '.join(limits['choices'])}.")
-    if isinstance(value, float) and not math.isfinite(value):
-        raise ConfigError(f"{place} must be a finite number, not {value}.")
-    if not isinstance(value, str):
-        if limits["least"] is not None and value < limits["least"]:
-            raise ConfigError(f"{place} must be at least {limits['least']}, not {value}.")
-        if limits["most"] is not None and value > limits["most"]:
-            raise ConfigError(f"{place} must be at most {limits['most']}, not {value}.")
-    return value

@@ -184,5 +184,5 @@ def test_captions_are_pooled_over_what_is_not_padding() -> None:
 
 def test_blocks_are_the_largest_list_of_one_kind() -> None:
     network = nn.Sequential(nn.Linear(4, 4), nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)), nn.ReLU())
-    assert find_blocks(network) == list(network[1])
+    assert find_blocks(network) == list(network.get_submodule("1").children())
     assert len(Blocks(nn.Linear(3, 3))) == 0

@@ -16,6 +16,7 @@ from lapclip import launch
 from lapclip.errors import ConfigError, RunError
 from lapclip.records.store import read_events
 from lapclip.train import features
+from lapclip.train.checkpoint import WEIGHTS
 from lapclip.train.feature_store import array_path
 
 from ..conftest import SMALL
@@ -122,7 +123,7 @@ def test_micro_batches_change_nothing(here: Path, towers: list[str]) -> None:
 
 def test_a_checkpoint_holds_what_learns_and_the_model_is_whole(here: Path, towers: list[str]) -> None:
     train("run", *towers, *LEARNING["lora"])
-    saved = load_file(max(Path("runs/run/checkpoints").glob("step-*")) / "model.safetensors")
+    saved = load_file(max(Path("runs/run/checkpoints").glob("step-*")) / WEIGHTS)
     assert not any("stem" in name or "word_embeddings" in name for name in saved)
     assert any("lora_up" in name for name in saved)
     model = load_file("runs/run/model/model.safetensors")
