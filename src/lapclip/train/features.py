@@ -294,7 +294,7 @@ class _Maker:
     ) -> np.ndarray:
         """Read from the cache, or made and written there."""
         shape, dtype = self._config.model, self._config.train.dtype
-        sees = (shape.image_size, shape.pixel_mean, shape.pixel_std)
+        sees = (shape.image_size, shape.pixel_mean, shape.pixel_std, shape.image_taps, shape.text_taps, shape.context)
         path = array_path(
             tower, about, sees, self._digests[tower], self._boundaries[tower], self._data.fingerprint, dtype
         )
