@@ -83,6 +83,9 @@ class ModelConfig:
     crop_share: float = knob(1.0, least=0.1, most=1.0)
     """The share of the resized picture's side that is seen, from its middle: image_size 224 and a share of 0.875 resize
     to 256 and cut 224 out."""
+    colours: str = knob("srgb", choices=("srgb", "stored"))
+    """`srgb` converts pictures with a colour profile; `stored` takes their numbers as they are, as published weights
+    learnt them."""
 
     @property
     def image_hidden(self) -> int:

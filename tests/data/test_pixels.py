@@ -8,10 +8,12 @@ import pytest
 import torch
 from PIL import Image
 
-from lapclip.data.pixels import PixelStore, View, fit_picture, normalise, open_picture
+from lapclip.data.pixels import PixelStore, View, fit_picture, middle_square, normalise, open_picture
 from lapclip.errors import DataError
 from lapclip.fitting import CLIP_MEAN, CLIP_STD
 from lapclip.model.zoo import SHAPES
+
+from .test_decoding import swapped_profile
 
 
 def gradient(width: int, height: int) -> Image.Image:
@@ -137,3 +139,11 @@ def test_a_picture_that_is_open_is_turned_once(form: str, tmp_path: Path) -> Non
         found = np.asarray(open_picture(image).image)
     assert np.array_equal(found, np.asarray(open_picture(path).image))
     assert found.shape == (40, 20, 3)
+
+
+def test_a_colour_profile_is_used_or_left_alone_as_the_model_wants(tmp_path: Path) -> None:
+    Image.new("RGB", (8, 8), (255, 0, 0)).save(tmp_path / "picture.png", icc_profile=swapped_profile())
+    converted = middle_square(tmp_path / "picture.png", View(8))
+    stored = middle_square(tmp_path / "picture.png", View(8, colours="stored"))
+    assert (stored == (255, 0, 0)).all()
+    assert converted[0, 0, 1] > 200

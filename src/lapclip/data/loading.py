@@ -59,12 +59,13 @@ def load_data(config: DataConfig, view: View | int, progress: DataProgress | Non
     held_out = sorted((at for at, split in enumerate(splits) if split != TRAIN), key=lambda at: splits[at])
 
     larger = whole_side(view.resized)
-    folder, scored_folder = use_store(_place(config), larger, WHOLE), use_store(_place(config), view, MIDDLE)
+    whole = View(larger, colours=view.colours)
+    folder, scored_folder = use_store(_place(config), whole, WHOLE), use_store(_place(config), view, MIDDLE)
     needed = room_needed(folder, len(training), larger) + room_needed(scored_folder, len(held_out), side)
     streamed, why = _streams(config, needed, room_left(folder))
     pictures = [row.picture for row in table.rows]
     scored = pack([pictures[at] for at in held_out], scored_folder, view, MIDDLE, progress)
-    learnt = pack([pictures[at] for at in training], folder, larger, WHOLE, progress, keep=not streamed)
+    learnt = pack([pictures[at] for at in training], folder, whole, WHOLE, progress, keep=not streamed)
     broken = [*learnt.skipped, *scored.skipped]
     _check_broken(config, table, broken)
 
@@ -78,7 +79,7 @@ def load_data(config: DataConfig, view: View | int, progress: DataProgress | Non
     found: dict[str, Pairs] = {}
     for split in dict.fromkeys(splits):
         if split == TRAIN:
-            pixels = _stream(pictures, to_learn, larger) if streamed else learnt.pixels(to_learn.values())
+            pixels = _stream(pictures, to_learn, whole) if streamed else learnt.pixels(to_learn.values())
             # A model that sees pictures squeezed has no other proportions to go back to.
             squeezed = view.resize == "squash"
             aspects = np.array([1 if squeezed else entry.aspect for entry in to_learn.values()], dtype=np.float32)
@@ -123,8 +124,8 @@ def _pairs(
     return Pairs(pixels, captions, names, aspects, sequential, identities, labels)
 
 
-def _stream(pictures: Sequence[Picture], chosen: Mapping[int, Entry], side: int) -> StreamedPixels:
-    return StreamedPixels([pictures[at] for at in chosen], [entry.digest for entry in chosen.values()], side)
+def _stream(pictures: Sequence[Picture], chosen: Mapping[int, Entry], view: View) -> StreamedPixels:
+    return StreamedPixels([pictures[at] for at in chosen], [entry.digest for entry in chosen.values()], view)
 
 
 def _place(config: DataConfig) -> str:

@@ -121,14 +121,13 @@ def room_left(folder: Path) -> int:
 
 def prepare(data: bytes, view: View | int, fit: str) -> tuple[np.ndarray, decoding.Decoded]:
     """The square of a picture, from the bytes of its file."""
-    header = look(data)
+    header, view = look(data), as_view(view)
     with header.turn():
         if fit == MIDDLE:  # never at a fraction of its size: scores are those of the very pictures
             decoded = decode(header, put_off=True)
-            return decoded.finish(fit_picture(decoded.image, view)), decoded
-        side = as_view(view).side
-        decoded = decode(header, side, put_off=True)
-        return decoded.finish(squeeze_picture(decoded.image, side)), decoded
+            return view.finish(decoded, fit_picture(decoded.image, view)), decoded
+        decoded = decode(header, view.side, put_off=True)
+        return view.finish(decoded, squeeze_picture(decoded.image, view.side)), decoded
 
 
 def pack(

@@ -12,7 +12,7 @@ import os
 import shutil
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -39,11 +39,12 @@ class View:
     interpolation: str = "bicubic"
     resize: str = "shortest"
     crop_share: float = 1.0
+    colours: str = "srgb"
 
     @classmethod
     def of(cls, shape: ModelConfig) -> View:
         """How a model of that shape sees pictures."""
-        return cls(shape.image_size, shape.interpolation, shape.resize, shape.crop_share)
+        return cls(shape.image_size, shape.interpolation, shape.resize, shape.crop_share, shape.colours)
 
     @property
     def resized(self) -> int:
@@ -54,7 +55,11 @@ class View:
     def key(self) -> str:
         """What tells it from other views; for CLIP's own way the side alone."""
         usual = self == View(self.side)
-        return f"{self.side}" if usual else f"{self.side} {self.interpolation} {self.resize} {self.crop_share}"
+        return f"{self.side}" if usual else " ".join(str(part) for part in astuple(self))
+
+    def finish(self, decoded: Decoded, square: np.ndarray) -> np.ndarray:
+        """A square of a picture in the colours that the model is to see."""
+        return decoded.finish(square) if self.colours == "srgb" else square
 
 
 def as_view(view: View | int) -> View:
@@ -64,8 +69,8 @@ def as_view(view: View | int) -> View:
 
 def middle_square(picture: str | os.PathLike | Image.Image, view: View | int) -> np.ndarray:
     """What a model sees of a picture, from a path or as it is: its middle, uint8 of shape (side, side, 3)."""
-    decoded = open_picture(picture)
-    return decoded.finish(fit_picture(decoded.image, view))
+    decoded, view = open_picture(picture), as_view(view)
+    return view.finish(decoded, fit_picture(decoded.image, view))
 
 
 def open_picture(picture: str | os.PathLike | Image.Image) -> Decoded:

@@ -16,6 +16,7 @@ import numpy as np
 
 from lapclip.data.catalogue import digest_of
 from lapclip.data.packed import WHOLE, prepare
+from lapclip.data.pixels import View, as_view
 from lapclip.data.table import Picture
 from lapclip.errors import DataError, first_line
 from lapclip.machine.facts import logical_cores
@@ -24,8 +25,9 @@ from lapclip.machine.facts import logical_cores
 class StreamedPixels:
     """Pictures of one size, squeezed as in a packed store, by row. Each must have the bytes it had before."""
 
-    def __init__(self, pictures: Sequence[Picture], digests: Sequence[str], side: int) -> None:
-        self._pictures, self._digests, self._side = pictures, digests, side
+    def __init__(self, pictures: Sequence[Picture], digests: Sequence[str], view: View | int) -> None:
+        self._pictures, self._digests, self._view = pictures, digests, as_view(view)
+        side = self._view.side
         self.shape = (len(pictures), side, side, 3)
 
     def __len__(self) -> int:
@@ -52,7 +54,7 @@ class StreamedPixels:
             data = picture.read()
             if digest_of(data) != self._digests[row]:
                 raise DataError("it has changed since")
-            return prepare(data, self._side, WHOLE)[0]
+            return prepare(data, self._view, WHOLE)[0]
         except (OSError, ValueError) as error:
             why = f"it cannot be read ({first_line(error)})"
         except DataError as error:

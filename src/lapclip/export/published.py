@@ -39,9 +39,10 @@ def export(model: str | None, to: str, out: Path, *, force: bool = False) -> dic
             f"{place} has an image tower of {shape.image_tower}, for which {to} has no place: it knows CLIP's own.",
             hint="a model with a vision transformer, such as lapclip train --set model.name=mini",
         )
+    profiles = "Colour profiles of pictures are converted to sRGB by lapclip; others take the numbers as they are."
     with written_whole(out, force=force) as folder:
         write = _write_openclip if to == "openclip" else _write_huggingface
-        notes = write(folder, shape, tensors, tokenizer)
+        notes = write(folder, shape, tensors, tokenizer) + [profiles] * (shape.colours == "srgb")
         if not _is_clips(tokenizer):
             save_tokenizer(tokenizer, folder / OURS)
         (folder / README).write_text(_readme(shape, to, notes), encoding="utf-8", newline="\n")

@@ -38,8 +38,8 @@ def choose_files(there: Iterable[str]) -> list[str]:
 def download(name: str) -> Path:
     """The folder with a model of the hub, fetched with a progress bar where it is not here yet."""
     try:
-        from huggingface_hub import HfApi, snapshot_download
-        from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError, RepositoryNotFoundError
+        from huggingface_hub import HfApi, snapshot_download, try_to_load_from_cache
+        from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
     except ImportError:
         raise WeightsError(
             f"There is no file or folder {name}, and models of the Hugging Face hub need the package huggingface_hub.",
@@ -57,13 +57,13 @@ def download(name: str) -> Path:
             hint="check the spelling, or lapclip runs",
         ) from None
     except Exception as error:  # the hub cannot be reached; each of the layers below has errors of its own for that
-        try:
-            return Path(snapshot_download(name, local_files_only=True))
-        except (LocalEntryNotFoundError, ValueError):
-            raise WeightsError(
-                f"There is no file or folder {name}, and the Hugging Face hub cannot be reached: {first_line(error)}.",
-                hint="a folder with the model, or the same command when online",
-            ) from None
+        for config in (openclip.CONFIG, huggingface.CONFIG):  # it may have been downloaded before
+            if isinstance(here := try_to_load_from_cache(name, config), str):
+                return Path(here).parent
+        raise WeightsError(
+            f"There is no file or folder {name}, and the Hugging Face hub cannot be reached: {first_line(error)}.",
+            hint="a folder with the model, or the same command when online",
+        ) from None
     if not any(file.endswith((".safetensors", ".bin")) for file in files):
         raise WeightsError(f"{name} on the Hugging Face hub has no weights that can be read.")
     try:

@@ -120,11 +120,12 @@ def infer_shape(tensors: Tensors, path: Path, *, activation: str) -> ModelConfig
 
 
 def named(shape: ModelConfig) -> ModelConfig:
-    """With its own name, and 0 for MLPs of the usual width."""
+    """With its own name, 0 for MLPs of the usual width, and colours as all these libraries read them."""
     shape = dataclasses.replace(
         shape,
         image_mlp=0 if shape.image_mlp == 4 * shape.image_width else shape.image_mlp,
         text_mlp=0 if shape.text_mlp == 4 * shape.text_width else shape.text_mlp,
+        colours="stored",
     )
     return dataclasses.replace(shape, name=name_of(shape))
 

@@ -1,0 +1,121 @@
+"""Models by name, from a hub of our own: a web server that speaks as much of the hub's language as is needed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from .made import embedder, save_openclip
+
+pytest.importorskip("huggingface_hub")
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+LOAD = "import sys, lapclip; print(lapclip.load(sys.argv[1]).model.shape.name)"
+EVAL = "import sys; from lapclip.cli import main; main(['eval', sys.argv[1], 'scenes'])"
+
+
+@pytest.fixture
+def hub(tmp_path: Path) -> Iterator[tuple[str, list[str]]]:
+    """The address of a hub with one model, `someone/small`, and what it was asked for."""
+    folder = save_openclip(embedder(), tmp_path / "on-the-hub")
+    (folder / "large.msgpack").write_bytes(b"not wanted")
+    asked: list[str] = []
+
+    class Hub(BaseHTTPRequestHandler):
+        def do_HEAD(self) -> None:
+            self.do_GET()
+
+        def do_GET(self) -> None:
+            asked.append(f"{self.command} {self.path}")
+            if self.path.startswith("/api/models/someone/small/tree/"):
+                sizes = {path.name: path.stat().st_size for path in folder.iterdir()}
+                tree = [{"type": "file", "path": name, "size": size, "oid": name} for name, size in sizes.items()]
+                self._answer(json.dumps(tree).encode())
+            elif self.path.startswith("/api/models/someone/small"):
+                files = [{"rfilename": path.name} for path in folder.iterdir()]
+                self._answer(json.dumps({"id": "someone/small", "sha": COMMIT, "siblings": files}).encode())
+            elif self.path.startswith("/someone/small/resolve/"):
+                self._answer((folder / self.path.rpartition("/")[2]).read_bytes())
+            else:
+                self.send_response(404)
+                self.send_header("X-Error-Code", "RepoNotFound")
+                self.send_header("Content-Length", "0")
+                self.end_headers()
+
+        def _answer(self, body: bytes) -> None:
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.send_header("ETag", f'"{hashlib.sha256(body).hexdigest()}"')
+            self.send_header("X-Repo-Commit", COMMIT)
+            self.end_headers()
+            if self.command == "GET":
+                self.wfile.write(body)
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}", asked
+    server.shutdown()
+
+
+def ask(program: str, name: str, home: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """In a process of its own, because the address of the hub is read once."""
+    known = {
+        key: value for key, value in os.environ.items() if not key.startswith("HF_") and "proxy" not in key.lower()
+    }
+    return subprocess.run(
+        [sys.executable, "-c", program, name],
+        env=known | {"HF_HOME": str(home)} | environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+def test_a_name_is_downloaded_once_and_then_found_offline(
+    hub: tuple[str, list[str]], tmp_path: Path, here: Path
+) -> None:
+    address, asked = hub
+    done = ask(LOAD, "someone/small", tmp_path / "home", HF_ENDPOINT=address)
+    assert done.stdout.strip() == "vit-64x2-8", done.stderr
+    assert not any("large.msgpack" in path for path in asked)
+    offline = ask(LOAD, "someone/small", tmp_path / "home", HF_ENDPOINT=address, HF_HUB_OFFLINE="1")
+    assert offline.stdout.strip() == "vit-64x2-8", offline.stderr
+
+
+def test_a_name_that_the_hub_does_not_have_is_said_so(hub: tuple[str, list[str]], tmp_path: Path, here: Path) -> None:
+    done = ask(EVAL, "someone/else", tmp_path / "home", HF_ENDPOINT=hub[0])
+    assert done.returncode == 2
+    assert "no file or folder someone/else, and no model of that name on the Hugging Face hub" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_name_while_offline_is_said_so(tmp_path: Path, here: Path) -> None:
+    done = ask(EVAL, "someone/small", tmp_path / "home", HF_HUB_OFFLINE="1")
+    assert done.returncode == 2
+    assert "There is no file or folder someone/small, and the Hugging Face hub cannot be reached" in done.stderr
+    assert len(done.stderr.strip().splitlines()) <= 3
+
+
+def test_without_the_package_its_extra_is_named(tmp_path: Path, here: Path) -> None:
+    hidden = f"import sys; sys.modules['huggingface_hub'] = None; {EVAL}"
+    done = ask(hidden, "someone/small", tmp_path / "home")
+    assert done.returncode == 2
+    assert "pip install 'lapclip[hub]'" in done.stderr
+
+
+def test_a_path_that_is_mistyped_is_not_looked_for_on_the_hub(tmp_path: Path, here: Path) -> None:
+    (here / "runs").mkdir()
+    done = ask(EVAL, "runs/mistyped", tmp_path / "home", HF_HUB_OFFLINE="1")
+    assert done.returncode == 2
+    assert "hub" not in done.stderr

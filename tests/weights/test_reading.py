@@ -1,0 +1,339 @@
+"""Published weights in every form they come in, and what is refused, with the reason."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import zipfile
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+import lapclip
+from lapclip.embedder import Embedder
+from lapclip.errors import WeightsError
+from lapclip.weights import openai, openclip, read_model
+from lapclip.weights.hub import choose_files
+from lapclip.weights.known import KNOWN
+
+from .made import CAPTIONS, change_json, embedder, save_huggingface, save_openclip
+
+
+@pytest.fixture(scope="module")
+def ours() -> Embedder:
+    return embedder()
+
+
+def same(one: Embedder, other: Embedder) -> bool:
+    """Equal to the last bit, weights and what comes of them."""
+    mine, theirs = one.model.state_dict(), other.model.state_dict()
+    assert mine.keys() == theirs.keys()
+    return all(torch.equal(mine[name], theirs[name]) for name in mine) and bool(
+        (one.encode_text(CAPTIONS) == other.encode_text(CAPTIONS)).all()
+    )
+
+
+def test_openclips_folder_gives_the_same_model(ours: Embedder, tmp_path: Path) -> None:
+    folder = save_openclip(ours, tmp_path / "model")
+    found = lapclip.load(folder)
+    assert found.model.shape == ours.model.shape
+    assert same(found, ours)
+    assert same(lapclip.load(folder / openclip.WEIGHTS[0]), ours)  # the file, with its configuration beside it
+    os.remove(folder / openclip.WEIGHTS[0])
+    torch.save(openai.to_theirs(ours.model.state_dict()), folder / "open_clip_pytorch_model.bin")
+    assert same(lapclip.load(folder), ours)
+
+
+def test_a_text_tower_that_is_a_module_of_its_own_is_read(ours: Embedder, tmp_path: Path) -> None:
+    folder = save_openclip(ours, tmp_path / "model")
+    tensors = load_file(folder / openclip.WEIGHTS[0])
+    outside = ("visual.", "logit_scale")
+    inside = {name if name.startswith(outside) else f"text.{name}": tensor for name, tensor in tensors.items()}
+    save_file(inside, folder / openclip.WEIGHTS[0])
+    assert same(lapclip.load(folder), ours)
+
+
+def test_huggingfaces_folder_gives_the_same_model_in_one_file_and_in_shards(ours: Embedder, tmp_path: Path) -> None:
+    folder = save_huggingface(ours, tmp_path / "model")
+    found = lapclip.load(folder)
+    assert found.model.shape == ours.model.shape
+    assert same(found, ours)
+    tensors = list(load_file(folder / "model.safetensors").items())
+    os.remove(folder / "model.safetensors")
+    places = {}
+    for at in range(2):
+        name = f"model-0000{at + 1}-of-00002.safetensors"
+        save_file(dict(tensors[at::2]), folder / name)
+        places |= {tensor: name for tensor, _ in tensors[at::2]}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
+    assert same(lapclip.load(folder), ours)
+
+
+def test_half_precision_becomes_float32(ours: Embedder, tmp_path: Path) -> None:
+    folder = save_huggingface(ours, tmp_path / "model")
+    halves = {name: tensor.half() for name, tensor in load_file(folder / "model.safetensors").items()}
+    save_file(halves, folder / "model.safetensors")
+    tensors = read_model(folder).tensors
+    assert {tensor.dtype for tensor in tensors.values()} == {torch.float32}
+    assert torch.equal(tensors["text.ln_final.bias"], ours.model.text.ln_final.bias.half().float())
+
+
+class Named(nn.Module):
+    """Parameters with dots in their names, as modules inside modules; torch.jit keeps both."""
+
+    def __init__(self, tensors: dict[str, Tensor]) -> None:
+        super().__init__()
+        inside: dict[str, dict[str, Tensor]] = {}
+        for name, tensor in tensors.items():
+            first, _, rest = name.partition(".")
+            if rest:
+                inside.setdefault(first, {})[rest] = tensor
+            elif tensor.is_floating_point():
+                self.register_parameter(first, nn.Parameter(tensor))
+            else:
+                self.register_buffer(first, tensor)
+        for name, parts in inside.items():
+            self.add_module(name, Named(parts))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x
+
+
+@pytest.mark.parametrize("half", [False, True])
+def test_openais_archive_is_read_without_running_it(ours: Embedder, tmp_path: Path, half: bool) -> None:
+    theirs = openai.to_theirs(ours.model.state_dict())
+    scalars = {"input_resolution": 32, "context_length": 40, "vocab_size": 49_408}
+    module = Named(theirs | {name: torch.tensor(value) for name, value in scalars.items()})
+    traced = torch.jit.trace((module.half() if half else module).eval(), torch.zeros(1))
+    torch.jit.save(traced, tmp_path / "ViT.pt")
+    with pytest.raises(RuntimeError, match="TorchScript"):
+        torch.load(tmp_path / "ViT.pt", weights_only=True)
+    found = lapclip.load(tmp_path / "ViT.pt")
+    assert found.model.shape == ours.model.shape
+    if half:
+        for name, tensor in ours.model.state_dict().items():
+            assert torch.equal(found.model.state_dict()[name], tensor.half().float()), name
+    else:
+        assert same(found, ours)
+
+
+def test_a_state_dict_alone_is_taken_for_openais_and_a_trainers_checkpoint_for_openclips(
+    ours: Embedder, tmp_path: Path
+) -> None:
+    theirs = openai.to_theirs(ours.model.state_dict())
+    torch.save(theirs, tmp_path / "alone.pt")
+    save_file(theirs, tmp_path / "alone.safetensors")
+    for name in ("alone.pt", "alone.safetensors"):
+        found = lapclip.load(tmp_path / name)
+        assert found.model.shape.activation == "quick_gelu"
+        assert same(found, ours)
+    wrapped = {f"module.{name}": tensor for name, tensor in theirs.items()}
+    torch.save({"epoch": 3, "name": "mine", "state_dict": wrapped}, tmp_path / "epoch_3.pt")
+    found = lapclip.load(tmp_path / "epoch_3.pt")
+    assert found.model.shape == replace(ours.model.shape, activation="gelu")
+
+
+def test_preprocessing_comes_with_the_model(ours: Embedder, tmp_path: Path) -> None:
+    folder = save_openclip(ours, tmp_path / "openclip")
+    seen = {"mean": [0.5, 0.5, 0.5], "std": [0.25, 0.5, 0.5], "interpolation": "bilinear", "resize_mode": "squash"}
+    change_json(folder / openclip.CONFIG, "preprocess_cfg", value=seen)
+    shape = read_model(folder).shape
+    assert (shape.pixel_mean, shape.pixel_std) == ("0.5 0.5 0.5", "0.25 0.5 0.5")
+    assert (shape.interpolation, shape.resize) == ("bilinear", "squash")
+    folder = save_huggingface(ours, tmp_path / "huggingface")
+    seen = {
+        "size": {"shortest_edge": 36},
+        "crop_size": {"height": 32, "width": 32},
+        "resample": 2,
+        "image_mean": [0] * 3,
+    }
+    (folder / "preprocessor_config.json").write_text(json.dumps(seen))
+    shape = read_model(folder).shape
+    assert shape.crop_share == 32 / 36
+    assert (shape.interpolation, shape.resize, shape.pixel_mean) == ("bilinear", "shortest", "0 0 0")
+
+
+def test_published_shapes_have_their_names() -> None:
+    """As OpenCLIP writes them in its configurations."""
+    cfg = {
+        "embed_dim": 1280,
+        "vision_cfg": {"layers": 48, "width": 1664, "head_width": 104, "mlp_ratio": 4.9231, "patch_size": 14},
+        "text_cfg": {"width": 1280, "heads": 20, "layers": 32},
+    }
+    assert openclip.shape_of({"model_cfg": cfg}, "config").name == "ViT-bigG-14"
+    cfg["vision_cfg"]["layers"] = 47
+    assert openclip.shape_of({"model_cfg": cfg}, "config").name == "vit-1664x47-14"
+    assert KNOWN["ViT-L-14-336"].image_size == 336
+
+
+# What is refused.
+
+
+@pytest.mark.parametrize(
+    ("keys", "value", "message"),
+    [
+        (("model_cfg", "vision_cfg", "timm_model_name"), "vit_base_patch16_siglip_224", "a tower from timm"),
+        (("model_cfg", "text_cfg", "hf_model_name"), "roberta-base", "a text tower from Hugging Face"),
+        (("model_cfg", "vision_cfg", "attentional_pool"), True, "pooling by attention"),
+        (("model_cfg", "vision_cfg", "layers"), [3, 4, 6, 3], "a residual network"),
+        (("model_cfg", "init_logit_bias"), -10, "a SigLIP"),
+        (("model_cfg", "multimodal_cfg"), {"width": 512}, "a CoCa"),
+        (("model_cfg", "vision_cfg", "pool_type"), "avg", "vision_cfg.pool_type = 'avg'"),
+        (("model_cfg", "text_cfg", "vocab_size"), 1000, "has 49,408 symbols, and .* knows 1,000"),
+        (("preprocess_cfg", "resize_mode"), "longest", "resize_mode is 'longest'"),
+        (("model_cfg", "vision_cfg", "width"), "wide", "does not describe a model"),
+        (("model_cfg", "vision_cfg", "patch_size"), 7, "does not divide"),
+    ],
+)
+def test_what_openclip_can_be_and_our_towers_cannot_is_named(
+    keys: tuple[str, ...], value: object, message: str, ours: Embedder, tmp_path: Path
+) -> None:
+    folder = save_openclip(ours, tmp_path / "model")
+    change_json(folder / openclip.CONFIG, *keys, value=value)
+    with pytest.raises(WeightsError, match=message) as error:
+        read_model(folder)
+    assert 1 <= len(str(error.value).splitlines()) <= 3
+
+
+@pytest.mark.parametrize(
+    ("keys", "value", "message"),
+    [
+        (("model_type",), "siglip", "'siglip', which cannot be read: SigLIP differs in architecture"),
+        (("model_type",), "bert", "'bert', which cannot be read"),
+        (("text_config", "hidden_act"), "relu", "hidden_act is quick_gelu and relu"),
+        (("text_config", "eos_token_id"), 7, "the end symbol is 7; it must have the highest id, 49407"),
+        (("vision_config", "layer_norm_eps"), 1e-6, "layer_norm_eps"),
+    ],
+)
+def test_what_huggingface_can_be_and_our_towers_cannot_is_named(
+    keys: tuple[str, ...], value: object, message: str, ours: Embedder, tmp_path: Path
+) -> None:
+    folder = save_huggingface(ours, tmp_path / "model")
+    change_json(folder / "config.json", *keys, value=value)
+    with pytest.raises(WeightsError, match=message):
+        read_model(folder)
+
+
+def test_the_first_tensor_that_does_not_fit_is_named_with_both_sizes(ours: Embedder, tmp_path: Path) -> None:
+    folder = save_openclip(ours, tmp_path / "openclip")
+    change_json(folder / openclip.CONFIG, "model_cfg", "embed_dim", value=25)
+    with pytest.raises(WeightsError, match=r"visual\.proj has the size 64 x 24; a model of its shape has 64 x 25"):
+        read_model(folder)
+    folder = save_huggingface(ours, tmp_path / "huggingface")
+    change_json(folder / "config.json", "vision_config", "intermediate_size", value=8)
+    with pytest.raises(WeightsError, match=r"layers\.0\.mlp\.fc1\.weight has the size 256 x 64; .* has 8 x 64"):
+        read_model(folder)
+
+
+def test_a_missing_tensor_and_one_too_many_are_named(ours: Embedder, tmp_path: Path) -> None:
+    folder = save_openclip(ours, tmp_path / "model")
+    tensors = load_file(folder / openclip.WEIGHTS[0])
+    save_file(tensors | {"visual.ls.gamma": torch.ones(3)}, folder / openclip.WEIGHTS[0])
+    with pytest.raises(WeightsError, match=r"has the tensor visual\.ls\.gamma, which has no place"):
+        read_model(folder)
+    del tensors["ln_final.bias"]
+    save_file(tensors, folder / openclip.WEIGHTS[0])
+    with pytest.raises(WeightsError, match=r"lacks the tensor ln_final\.bias"):
+        read_model(folder)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5, 0.99])
+def test_a_truncated_safetensors_file_is_one_line(share: float, ours: Embedder, tmp_path: Path) -> None:
+    path = save_openclip(ours, tmp_path / "model") / openclip.WEIGHTS[0]
+    path.write_bytes(path.read_bytes()[: int(share * path.stat().st_size)])
+    with pytest.raises(WeightsError, match="is not a whole safetensors file") as error:
+        read_model(path.parent)
+    assert len(error.value.message.splitlines()) == 1
+
+
+def test_another_architecture_is_named(tmp_path: Path) -> None:
+    save_file({"encoder.weight": torch.ones(2)}, tmp_path / "bert.safetensors")
+    with pytest.raises(WeightsError, match=r"it has encoder\.weight and no visual\.conv1\.weight"):
+        read_model(tmp_path / "bert.safetensors")
+    names = ("visual.conv1.weight", "visual.layer1.0.conv1.weight", "logit_scale")
+    torch.save({name: torch.ones(1) for name in names}, tmp_path / "RN50.pt")
+    with pytest.raises(WeightsError, match="a residual network"):
+        read_model(tmp_path / "RN50.pt")
+
+
+class Code:
+    """Writes a file when it is unpickled as pickle does it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self):
+        return (os.mkdir, (str(self.path),))
+
+
+def test_a_pickle_with_code_is_refused_with_the_reason_and_does_not_run(tmp_path: Path) -> None:
+    ran = tmp_path / "ran"
+    torch.save({"visual.conv1.weight": torch.ones(1), "more": Code(ran)}, tmp_path / "weights.pt")
+    with pytest.raises(WeightsError, match=r"is a pickle with code: it asks for \w+\.mkdir"):
+        read_model(tmp_path / "weights.pt")
+    assert not ran.exists()
+    torch.load(tmp_path / "weights.pt", weights_only=False)
+    assert ran.exists()  # so the code was real
+
+
+def test_an_archive_with_code_is_refused_with_the_reason_and_does_not_run(ours: Embedder, tmp_path: Path) -> None:
+    ran = tmp_path / "ran"
+    with zipfile.ZipFile(tmp_path / "weights.pt", "w") as archive:
+        archive.writestr("weights/constants.pkl", pickle.dumps(()))
+        archive.writestr("weights/data.pkl", pickle.dumps({"more": Code(ran)}, protocol=2))
+    with pytest.raises(WeightsError, match=r"is a pickle with code: it asks for \w+\.mkdir"):
+        read_model(tmp_path / "weights.pt")
+    assert not ran.exists()
+
+
+@pytest.mark.parametrize("contents", [b"", b"hello", b"PK\x03\x04 not really a zip", pickle.dumps([1, 2])])
+def test_a_file_that_is_no_weights_is_said_so(contents: bytes, tmp_path: Path) -> None:
+    (tmp_path / "weights.bin").write_bytes(contents)
+    with pytest.raises(WeightsError) as error:
+        read_model(tmp_path / "weights.bin")
+    assert "weights.bin" in error.value.message
+    assert len(str(error.value).splitlines()) <= 3
+
+
+def test_a_tokenizer_that_does_not_fit_the_weights_is_named_with_both_sizes(ours: Embedder, tmp_path: Path) -> None:
+    folder = save_huggingface(ours, tmp_path / "model")
+    model = {"type": "BPE", "vocab": {"a": 0, "b": 1}, "merges": []}
+    tokenizer = {"model": model, "added_tokens": [{"content": "<s>"}]}
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    with pytest.raises(WeightsError, match=r"tokenizer\.json has 3 symbols, and the weights know 49,408"):
+        read_model(folder)
+    model["vocab"] = {str(at): at for at in range(49_407)}
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    with pytest.raises(WeightsError, match="is another tokenizer than CLIP's own"):
+        read_model(folder)
+
+
+# The hub.
+
+
+def test_no_more_is_downloaded_than_is_needed() -> None:
+    laion = ["README.md", "config.json", "merges.txt", "open_clip_config.json", "open_clip_pytorch_model.bin"]
+    laion += ["open_clip_model.safetensors", "pytorch_model.bin", "tokenizer.json", "vocab.json"]
+    assert choose_files(laion) == ["open_clip_config.json", "open_clip_model.safetensors", "tokenizer.json"]
+    openais = ["config.json", "flax_model.msgpack", "preprocessor_config.json", "pytorch_model.bin", "tf_model.h5"]
+    assert choose_files(openais) == ["config.json", "preprocessor_config.json", "pytorch_model.bin"]
+    shards = [f"model-0000{at}-of-00002.safetensors" for at in (1, 2)]
+    found = choose_files([*shards, "model.safetensors.index.json", "config.json", "pytorch_model.bin"])
+    assert found == ["config.json", *shards, "model.safetensors.index.json"]
+
+
+def test_a_picture_is_seen_as_the_published_model_wants_it(ours: Embedder, tmp_path: Path) -> None:
+    from PIL import Image
+
+    noise = np.random.default_rng(0).integers(0, 256, (40, 60, 3), dtype=np.uint8)
+    folder = save_openclip(ours, tmp_path / "model")
+    plain = lapclip.load(folder).encode_image([Image.fromarray(noise)])
+    np.testing.assert_array_equal(plain, ours.encode_image([Image.fromarray(noise)]))
+    change_json(folder / openclip.CONFIG, "preprocess_cfg", "resize_mode", value="squash")
+    assert np.abs(plain - lapclip.load(folder).encode_image([Image.fromarray(noise)])).max() > 1e-3
