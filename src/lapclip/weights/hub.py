@@ -10,6 +10,8 @@ from lapclip.errors import WeightsError, first_line
 from lapclip.weights import huggingface, openclip
 from lapclip.weights.vocabulary import MERGES, OURS, THEIRS
 
+SECONDS = 20
+"""To wait for an answer of the hub."""
 NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 
 
@@ -46,7 +48,9 @@ def download(name: str) -> Path:
             hint="pip install 'lapclip[hub]'",
         ) from None
     try:
-        files = choose_files(HfApi().list_repo_files(name))
+        # Listing files would try again and again for half a minute where there is no network; this asks once.
+        found = HfApi().model_info(name, timeout=SECONDS)
+        files = choose_files(file.rfilename for file in found.siblings or ())
     except GatedRepoError:
         raise WeightsError(
             f"{name} wants its terms accepted first.", hint=f"https://huggingface.co/{name}, then hf auth login"
@@ -61,7 +65,8 @@ def download(name: str) -> Path:
             if isinstance(here := try_to_load_from_cache(name, config), str):
                 return Path(here).parent
         raise WeightsError(
-            f"There is no file or folder {name}, and the Hugging Face hub cannot be reached: {first_line(error)}.",
+            f"There is no file or folder {name}, and the Hugging Face hub cannot be reached: "
+            f"{first_line(error).strip(' .:')}.",
             hint="a folder with the model, or the same command when online",
         ) from None
     if not any(file.endswith((".safetensors", ".bin")) for file in files):
