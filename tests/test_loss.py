@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from lapclip.loss import batch_accuracy, contrastive_loss
+from lapclip.loss import batch_accuracy, contrastive_loss, distillation_loss
 
 
 def embeddings(rows: int = 6) -> tuple[torch.Tensor, torch.Tensor]:
@@ -48,6 +48,20 @@ def test_loss_is_symmetric_in_pictures_and_captions() -> None:
     torch.testing.assert_close(
         contrastive_loss(image, text, scale, positives)[0], contrastive_loss(text, image, scale, positives.T)[0]
     )
+
+
+def test_distance_from_a_teacher_is_zero_at_its_embeddings_and_grows_with_the_angle() -> None:
+    image, text = embeddings()
+    assert distillation_loss(image, text, image, text).item() == pytest.approx(0, abs=1e-12)
+    assert distillation_loss(-image, text, image, text).item() == pytest.approx(2)
+    right = torch.eye(4, dtype=torch.float64)
+    turned = right.roll(1, dims=1)  # each at a right angle
+    assert distillation_loss(turned, right, right, right).item() == pytest.approx(1)
+    image.requires_grad_()
+    distillation_loss(F.normalize(image, dim=1), text, text, text).backward()
+    assert image.grad is not None
+    closer = F.normalize(image - image.grad, dim=1)
+    assert (closer * text).sum() > (image * text).sum()
 
 
 def test_accuracy_counts_every_true_pair() -> None:

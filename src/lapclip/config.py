@@ -189,6 +189,11 @@ class TrainConfig:
     new ones at each step. What a frozen tower makes of so many can be kept."""
     features: str = knob(AUTO, choices=(AUTO, NEVER))
     """Compute once what frozen parts of towers give for pictures and captions and keep it, or never."""
+    teacher: str = knob("")
+    """The model that teaches this one, as `--teacher` names it: a run, a folder of weights, or an .npz file of
+    embeddings (docs/distil.md)."""
+    teacher_weight: float = knob(0.9, least=0.0, most=1.0)
+    """Share of the loss that the teacher's has; the contrastive one has the rest."""
     crop: float = knob(1.0, least=0.05, most=1.0)
     """Smallest share of a picture that a random crop keeps; 1 never crops."""
     flip: float = knob(0.0, least=0.0, most=1.0)

@@ -42,6 +42,7 @@ from lapclip.train.graph import AnyStep
 from lapclip.train.looking import Looking, own_captions
 from lapclip.train.loop import Training, save_model, score
 from lapclip.train.recovery import changes_so_far, persist, restore
+from lapclip.train.teacher import Lessons, lessons_again
 from lapclip.train.tracking import check_tracker, trackers
 from lapclip.tune.kernels import check_kernels
 
@@ -89,6 +90,7 @@ def start(
     recipe = ready.recipe
     about = {"format": FORMAT, "recipe": recipe, "lapclip": __version__, "data_fingerprint": ready.data.fingerprint}
     about |= {} if ready.tuned_seconds is None else {"tuned_seconds": ready.tuned_seconds}
+    about |= {"teacher_digest": ready.lessons.digest} if ready.lessons else {}
     settled = {"run": about, **asdict(ready.config), "reasons": ready.reasons}
     run = create_run(name, recipe, settled, hooks.reserved)
     with at_work(run, ready.config.work), Signals() as signals, _recording(run, hooks, ready.config) as log:
@@ -97,7 +99,7 @@ def start(
         if ready.foundation:
             save_model(ready.built[1], run.start)
             ready.foundation.settle_in(run.start)
-        training = assemble(run, ready.config, ready.data, ready.device, ready.built, log, ready.kept)
+        training = assemble(run, ready.config, ready.data, ready.device, ready.built, log, ready.kept, ready.lessons)
         training.foundation = ready.foundation
         log.append(_started(training, ready.reasons, [*ready.notes, *competitors()], ready.tuned_seconds))
         del ready  # so that what a fallback replaces is gone
@@ -114,13 +116,14 @@ def resume(name: str | None, hooks: Hooks = Hooks()) -> Outcome:
         if run.last_state() == "finished":
             raise RunError(f"{run.path} is finished; there is nothing to resume.", hint=f"lapclip eval {run.name}")
         config, data, tokenizer = reopen(run, saved, hooks)
+        lessons = lessons_again(saved["run"].get("teacher_digest", ""), config, data, hooks.data_progress)
         check_tracker(config.work.track)
         config, device = chosen_again(run, config)
         foundation = foundation_at(run.start)
         built = build(config, tokenizer, device, foundation)
         kept = keep_features(*built, make_plan(config, data, tokenizer), data, config, hooks.data_progress)
         with _recording(run, hooks, config) as log:
-            training = assemble(run, config, data, device, built, log, kept)
+            training = assemble(run, config, data, device, built, log, kept, lessons)
             training.foundation = foundation
             del built  # so that what a fallback replaces is gone
             skipped = restore(training)
@@ -140,11 +143,13 @@ def assemble(
     built: tuple[AnyStep, Embedder],
     log: EventLog,
     kept: Kept | None = None,
+    lessons: Lessons | None = None,
 ) -> Training:
     """Everything a run works with, before its first step."""
     step, embedder = built
     plan = make_plan(config, data, embedder.tokenizer)
     plan.frozen, embedder = kept, with_features(embedder, kept, step)
+    plan.teacher = lessons and lessons.rows
     looking = Looking(data.held_out, own_captions(config.work.ask), run.pictures)
     courtesy = Courtesy(config.work.battery) if config.work.polite else None
     return Training(run, config, data, plan, step, embedder, device, log, looking=looking, courtesy=courtesy)

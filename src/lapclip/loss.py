@@ -1,4 +1,4 @@
-"""The contrastive loss: tensors in, scalar out. Shapes: B batch, E embedding."""
+"""The losses: tensors in, scalar out. Shapes: B batch, E embedding."""
 
 from __future__ import annotations
 
@@ -17,6 +17,14 @@ def contrastive_loss(image_BE: Tensor, text_BE: Tensor, scale: Tensor, positives
     image_loss = F.cross_entropy(logits_BB, targets_BB / targets_BB.sum(1, keepdim=True))
     text_loss = F.cross_entropy(logits_BB.T, (targets_BB / targets_BB.sum(0, keepdim=True)).T)
     return (image_loss + text_loss) / 2, logits_BB
+
+
+def distillation_loss(image_BE: Tensor, text_BE: Tensor, teacher_image_BE: Tensor, teacher_text_BE: Tensor) -> Tensor:
+    """How far embeddings are from a teacher's: the mean of 1 - cosine over pictures, plus that over captions.
+
+    All rows are unit length. No negatives are needed, so it does not depend on the size of the batch.
+    """
+    return 2 - (image_BE * teacher_image_BE).sum(1).mean() - (text_BE * teacher_text_BE).sum(1).mean()
 
 
 @torch.no_grad()

@@ -34,6 +34,7 @@ from lapclip.train.graph import WARM_UP, AnyStep, make_step
 from lapclip.train.learning import choose_learning
 from lapclip.train.loop import score
 from lapclip.train.recovery import memory_explained
+from lapclip.train.teacher import Lessons, open_teacher, take_lessons
 from lapclip.train.tracking import check_tracker
 from lapclip.tune.notices import Tell
 from lapclip.tune.settle import settle
@@ -71,6 +72,7 @@ class Ready:
     built: tuple[AnyStep, Embedder]
     foundation: Foundation | None
     kept: Kept | None
+    lessons: Lessons | None
     reasons: dict[str, str]
     notes: list[str]
     tuned_seconds: float | None
@@ -93,9 +95,14 @@ def prepare(recipe: str, settings: list[str], minutes: float | None, hooks: Hook
     compile_asked = config.train.compile
     config, foundation = find_foundation(config, layers)
     config = fit_views(config)
+    teacher = open_teacher(config)
     data = load_data(config.data, View.of(config.model), hooks.data_progress)
+    lessons = take_lessons(teacher, config, data, hooks.data_progress) if teacher else None
+    del teacher  # its memory is the run's
     asked_for = asked.values.get("train", {})
     config, notes = fit_data(config, data, asked_batch="batch_size" in asked_for)
+    if lessons is None and any("teacher_weight" in layer.values.get("train", {}) for layer in layers):
+        notes.append("no teacher is named, so the model learns alone; --teacher RUN names one")
     if config.train.minutes and "epochs" in asked_for:
         notes.append(f"train.epochs is not used: the run is to take {config.train.minutes:g} minutes")
     config, tokenizer, why_tokenizer = fit_vocabulary(config, data, foundation)
@@ -110,15 +117,14 @@ def prepare(recipe: str, settings: list[str], minutes: float | None, hooks: Hook
         built = build(config, tokenizer, device, foundation)
         kept = keep_features(*built, plan, data, config, hooks.data_progress)
         if config.train.minutes:
-            config, why_steps, few = fill_minutes(config, data, tokenizer, device, foundation, kept)
+            config, why_steps, few = fill_minutes(config, data, tokenizer, device, foundation, kept, lessons)
             notes += few
             built = build(config, tokenizer, device, foundation)
-    notes += kept.said if kept else []
+    notes += [*(kept.said if kept else []), *([lessons.said] if lessons else [])]
     reasons |= {"data.tokenizer": why_tokenizer, "train.steps": why_steps}
     notes += [reasons["train.compile"]] if compile_asked not in (AUTO, config.train.compile) else []
-    return Ready(
-        recipe, config, data, device, built, foundation, kept, reasons, [*notes, *device.warnings()], tuned_seconds
-    )
+    notes += device.warnings()
+    return Ready(recipe, config, data, device, built, foundation, kept, lessons, reasons, notes, tuned_seconds)
 
 
 def choose_recipe(recipe: str, data: DataConfig) -> tuple[str, list[str]]:
@@ -215,10 +221,11 @@ def fill_minutes(
     device: Device,
     foundation: Foundation | None,
     kept: Kept | None,
+    lessons: Lessons | None = None,
 ) -> tuple[Config, str, list[str]]:
     """Turn minutes into a number of steps, once. Returns why it is that many, and a warning where they are few."""
     train, plan = config.train, make_plan(config, data, tokenizer)
-    plan.frozen = kept
+    plan.frozen, plan.teacher = kept, lessons and lessons.rows
     step, embedder = build(replace_in(config, "train", steps=2, cheap_share=0.5), tokenizer, device, foundation)
     embedder = with_features(embedder, kept, step)
     step_seconds, evaluation_seconds = time_parts(config, data, plan, (step, embedder), device)

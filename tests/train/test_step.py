@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -119,6 +120,25 @@ def test_micro_batches_give_the_gradients_of_the_whole_batch(micro_batch: int, c
     whole, parts = step_of(**settings), step_of(**settings, micro_batch=micro_batch)
     whole_figures, parts_figures = (step(batch, 3, 0.0, off())() for step in (whole, parts))
     assert parts_figures.loss == pytest.approx(whole_figures.loss, rel=1e-6)
+    for (name, one), other in zip(whole.model.named_parameters(), parts.model.parameters(), strict=True):
+        assert one.grad is not None
+        assert other.grad is not None
+        assert (one.grad - other.grad).norm() <= 1e-5 * one.grad.norm() + 1e-9, name
+
+
+@pytest.mark.parametrize("micro_batch", [3, 4])
+def test_micro_batches_learn_from_a_teacher_as_the_whole_batch_does(micro_batch: int) -> None:
+    rows = np.random.default_rng(1).normal(size=(2, 8, 64)).astype(np.float32)
+    image, text = rows / np.linalg.norm(rows, axis=2, keepdims=True)
+    batch = replace(batch_of(), teacher_image=image, teacher_text=text)
+    settings = {"clip_norm": 0.0, "teacher_weight": 0.7}
+    whole, parts, alone = step_of(**settings), step_of(**settings, micro_batch=micro_batch), step_of(**settings)
+    whole_figures, parts_figures = (step(batch, 1, 0.0, off())() for step in (whole, parts))
+    contrastive = alone(batch_of(), 1, 0.0, off())()
+    assert parts_figures.loss == pytest.approx(whole_figures.loss, rel=1e-6)
+    assert parts_figures.teacher_loss == pytest.approx(whole_figures.teacher_loss, rel=1e-6)
+    assert whole_figures.loss == pytest.approx(0.3 * contrastive.loss + 0.7 * whole_figures.teacher_loss, rel=1e-5)
+    assert contrastive.teacher_loss == 0
     for (name, one), other in zip(whole.model.named_parameters(), parts.model.parameters(), strict=True):
         assert one.grad is not None
         assert other.grad is not None

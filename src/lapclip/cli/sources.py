@@ -20,11 +20,17 @@ def source_setting(data: str | None) -> list[str]:
 
 
 def start_setting(start: str | None) -> list[str]:
-    """The model to start from as a setting: a run by its name, a path that still leads there later, or a hub's name."""
-    if start is None:
-        return []
-    if (RUNS / start).is_dir():
-        start = os.path.abspath(RUNS / start)
-    elif Path(start).exists():
-        start = os.path.abspath(start)
-    return [f"train.start={json.dumps(start, ensure_ascii=False)}"]
+    """The model to start from as a setting."""
+    return [] if start is None else [f"train.start={json.dumps(_place(start), ensure_ascii=False)}"]
+
+
+def teacher_setting(teacher: str | None) -> list[str]:
+    """The teacher as a setting, named as a start is; or a file of embeddings."""
+    return [] if teacher is None else [f"train.teacher={json.dumps(_place(teacher), ensure_ascii=False)}"]
+
+
+def _place(model: str) -> str:
+    """A run by its name, a path that still leads there from another folder, or a hub's name as it is."""
+    if (RUNS / model).is_dir():
+        return os.path.abspath(RUNS / model)
+    return os.path.abspath(model) if Path(model).exists() else model

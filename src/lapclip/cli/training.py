@@ -11,7 +11,7 @@ from lapclip.background import reserved_run, resume_in_background, train_in_back
 from lapclip.cli.output import Common, emit, typed
 from lapclip.cli.progress import display
 from lapclip.cli.scores import score_table
-from lapclip.cli.sources import source_setting, start_setting
+from lapclip.cli.sources import source_setting, start_setting, teacher_setting
 from lapclip.config import AUTO, build_config, parse_settings, read_recipe, recipe_for
 from lapclip.errors import RunError
 from lapclip.evaluate.names import said_of_few
@@ -31,6 +31,7 @@ def train(
     start: Annotated[str | None, Parameter(name="--from", show_default=False)] = None,
     minutes: float | None = None,
     name: str | None = None,
+    teacher: str | None = None,
     background: Annotated[bool, Parameter(negative="")] = False,
     after: str | None = None,
     polite: Annotated[bool, Parameter(negative="")] = False,
@@ -55,6 +56,7 @@ def train(
     - `lapclip train --minutes 2 --name quick`
     - `lapclip train --recipe seed --set train.epochs=3`
     - `lapclip train --background --polite`
+    - `lapclip train photos/ --recipe distil --teacher heads`
 
     Parameters
     ----------
@@ -71,6 +73,9 @@ def train(
         Fill this many minutes; the schedule is fitted to them. Example: lapclip train --minutes 10
     name
         Name of the run's folder under runs/. Example: lapclip train --name mine
+    teacher
+        A model that this one learns from, too: a run, a model folder, or an .npz file of embeddings. Example: lapclip
+        train photos/ --teacher runs/heads
     background
         Return at once; the run goes on without this terminal. Example: lapclip train --background
     after
@@ -89,6 +94,7 @@ def train(
     settings = (
         *source_setting(data),
         *start_setting(start),
+        *teacher_setting(teacher),
         *settings,
         *["work.polite=true"] * polite,
         *[f"work.ask={'|'.join(ask)}"] * bool(ask),

@@ -48,6 +48,10 @@ class Batch:
     """What the frozen part of the image tower makes of the pictures, where that was computed before."""
     text_features: np.ndarray | None = None
     """The same of captions."""
+    teacher_image: np.ndarray | None = None
+    """What a teacher makes of the pictures, unit length; None where there is none."""
+    teacher_text: np.ndarray | None = None
+    """The same of captions."""
 
 
 class FrozenFeatures(Protocol):
@@ -113,6 +117,8 @@ class BatchPlan:
         self.pairs, self.batch_size, self.seed, self.symbol_dropout = pairs, batch_size, seed, symbol_dropout
         self.tokenizer, self.context = tokenizer, context
         self._views, self.frozen = views, frozen
+        self.teacher: tuple[np.ndarray, np.ndarray] | None = None
+        """What a teacher makes of every picture, and of every caption in the order of `captions`."""
         self.steps_per_epoch = len(pairs) // batch_size
         self._planned: dict[int, tuple[np.ndarray, np.ndarray]] = {}
 
@@ -132,6 +138,7 @@ class BatchPlan:
         tokens_BL = pad([symbols[at] for at in sorted_B], self.context, self.tokenizer.padding)
         views_B = self._turns(self.epoch(step))[rows]
         image = self.frozen.of_pictures(rows, views_B) if self.frozen else None
+        taught_image, taught_text = (self.teacher[0][rows], self.teacher[1][captions]) if self.teacher else (None, None)
         return Batch(
             pixels_BSSC=np.array(self.pairs.pixels[rows if image is None else rows[:0]]),
             tokens_BL=tokens_BL,
@@ -142,6 +149,8 @@ class BatchPlan:
             boxes_B5=None if self._views is None or image is not None else self.boxes[views_B, rows],
             image_features=image,
             text_features=self.frozen.of_captions(captions, tokens_BL.shape[1]) if self.frozen else None,
+            teacher_image=taught_image,
+            teacher_text=taught_text,
         )
 
     @cached_property

@@ -110,6 +110,17 @@ def load_data(config: DataConfig, view: View | int, progress: DataProgress | Non
     )
 
 
+def load_as_seen(config: DataConfig, pairs: Pairs, view: View | int, progress: DataProgress | None = None) -> Pixels:
+    """Training pictures as another model sees them, in the same order: their middles, decoded when they are asked for,
+    or drawn at its size."""
+    if config.source == SCENES:
+        return load_scenes(config, as_view(view).side, progress).train.pixels
+    assert pairs.identities is not None
+    pictures = {row.picture.name: row.picture for row in read_table(config).rows}
+    digests = [f"{identity:016x}" for identity in pairs.identities.tolist()]
+    return StreamedPixels([pictures[name] for name in pairs.names], digests, view, MIDDLE)
+
+
 def _pairs(
     table: Table,
     chosen: Mapping[int, Entry],

@@ -23,12 +23,12 @@ from lapclip.machine.facts import logical_cores
 
 
 class StreamedPixels:
-    """Pictures of one size, squeezed as in a packed store, by row. Each must have the bytes it had before."""
+    """Pictures of one size, made squares as in a packed store, by row. Each must have the bytes it had before, whose
+    digest begins as the one given."""
 
-    def __init__(self, pictures: Sequence[Picture], digests: Sequence[str], view: View | int) -> None:
-        self._pictures, self._digests, self._view = pictures, digests, as_view(view)
-        side = self._view.side
-        self.shape = (len(pictures), side, side, 3)
+    def __init__(self, pictures: Sequence[Picture], digests: Sequence[str], view: View | int, fit: str = WHOLE) -> None:
+        self._pictures, self._digests, self._view, self._fit = pictures, digests, as_view(view), fit
+        self.shape = (len(pictures), self._view.side, self._view.side, 3)
 
     def __len__(self) -> int:
         return len(self._pictures)
@@ -52,9 +52,9 @@ class StreamedPixels:
         picture = self._pictures[row]
         try:
             data = picture.read()
-            if digest_of(data) != self._digests[row]:
+            if not digest_of(data).startswith(self._digests[row]):
                 raise DataError("it has changed since")
-            return prepare(data, self._view, WHOLE)[0]
+            return prepare(data, self._view, self._fit)[0]
         except (OSError, ValueError) as error:
             why = f"it cannot be read ({first_line(error)})"
         except DataError as error:

@@ -86,6 +86,8 @@ class Step(Event):
     """None where float16 overflowed and the update was left out."""
     grad_norms: dict[str, float]
     seconds: dict[str, float] | None
+    teacher_loss: float | None = None
+    """How far the model is from its teacher, which is part of the loss; None where it has none."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -151,6 +151,7 @@ class Training:
                 grad_norm=None if overflow else figures.grad_norm,
                 grad_norms={} if overflow else figures.part_norms,
                 seconds=watch.seconds,
+                teacher_loss=figures.teacher_loss if self.config.train.teacher else None,
             )
         )
         if number == 1 or number % MEMORY_EVERY == 0:

@@ -18,7 +18,7 @@ from lapclip.data.augment import draw_boxes, view
 from lapclip.data.batches import Batch
 from lapclip.data.pixels import normalise
 from lapclip.data.tokenizers import LENGTH_STEP
-from lapclip.loss import batch_accuracy, contrastive_loss
+from lapclip.loss import batch_accuracy, contrastive_loss, distillation_loss
 from lapclip.machine.devices import DTYPES, Device, SideBySide
 from lapclip.machine.timing import Stopwatch
 from lapclip.model.clip import CLIP
@@ -53,6 +53,10 @@ class Inputs:
     """What the frozen part of the image tower makes of the pictures, which are empty then."""
     text_features: Tensor | None = None
     """What the frozen part of the text tower makes of the captions."""
+    teacher_image: Tensor | None = None
+    """What a teacher makes of the pictures; None where there is none."""
+    teacher_text: Tensor | None = None
+    """What it makes of the captions."""
     seed: int = 0
     """Of what heads leave out at random."""
 
@@ -77,6 +81,8 @@ class Figures:
     i2t_accuracy: float
     logit_scale: float
     grad_norm: float
+    teacher_loss: float
+    """How far from the teacher; 0 without one."""
     part_norms: dict[str, float]
 
 
@@ -126,6 +132,8 @@ class TrainStep:
             lengths=self._lengths(batch),
             image_features=None if batch.image_features is None else torch.from_numpy(batch.image_features),
             text_features=None if batch.text_features is None else torch.from_numpy(batch.text_features),
+            teacher_image=None if batch.teacher_image is None else torch.from_numpy(batch.teacher_image),
+            teacher_text=None if batch.teacher_text is None else torch.from_numpy(batch.teacher_text),
             seed=derived_seed(config.seed, "dropout", step),
         )
 
@@ -144,11 +152,13 @@ class TrainStep:
             self.rounded.refresh()
         micro_batch = self.config.micro_batch or len(inputs)
         compute = self._whole if micro_batch >= len(inputs) else self._in_parts
-        loss, logits_BB = compute(inputs, watch)
+        loss, teacher_loss, logits_BB = compute(inputs, watch)
         with watch.phase("optimizer"):
             grad_norm, part_norms = self._gradient_norms()
             accuracies = batch_accuracy(logits_BB, inputs.positives_BB)
-            scalars = torch.stack((loss.detach(), *accuracies, self.model.logit_scale.detach(), grad_norm))
+            scalars = torch.stack(
+                (loss.detach(), *accuracies, self.model.logit_scale.detach(), grad_norm, teacher_loss)
+            )
             self._optimize(grad_norm)
             self.model.hold_temperature()
         return torch.cat([scalars, part_norms])
@@ -221,18 +231,27 @@ class TrainStep:
         there = inputs.each(Tensor.cpu)
         return view(normalise(there.pixels_BSSC, self.model.shape), there.boxes_B5, there.side).to(self.device.torch)
 
-    def _whole(self, inputs: Inputs, watch: Stopwatch) -> tuple[Tensor, Tensor]:
-        """Loss, logits and gradients of a batch that fits in memory."""
+    def _loss(self, image_BE: Tensor, text_BE: Tensor, inputs: Inputs) -> tuple[Tensor, Tensor, Tensor]:
+        """The loss, what of it is the teacher's before it is weighed, and the logits."""
+        loss, logits_BB = contrastive_loss(image_BE, text_BE, self.model.logit_scale.exp(), inputs.positives_BB)
+        if inputs.teacher_image is None or inputs.teacher_text is None:
+            return loss, torch.zeros_like(loss), logits_BB
+        taught = distillation_loss(image_BE, text_BE, inputs.teacher_image, inputs.teacher_text)
+        weight = self.config.teacher_weight
+        return (1 - weight) * loss + weight * taught, taught.detach(), logits_BB
+
+    def _whole(self, inputs: Inputs, watch: Stopwatch) -> tuple[Tensor, Tensor, Tensor]:
+        """Losses, logits and gradients of a batch that fits in memory."""
         image_BE, text_BE = self._encode(inputs, watch)
         with watch.phase("forward"):
-            loss, logits_BB = contrastive_loss(image_BE, text_BE, self.model.logit_scale.exp(), inputs.positives_BB)
+            loss, teacher_loss, logits_BB = self._loss(image_BE, text_BE, inputs)
         with watch.phase("backward"):
             self._scaled(loss).backward()
             if self.rounded:
                 self.rounded.hand_over()
-        return loss, logits_BB
+        return loss, teacher_loss, logits_BB
 
-    def _in_parts(self, inputs: Inputs, watch: Stopwatch) -> tuple[Tensor, Tensor]:
+    def _in_parts(self, inputs: Inputs, watch: Stopwatch) -> tuple[Tensor, Tensor, Tensor]:
         """The same in less memory: gradient caching (Gao et al. 2021, arXiv 2101.06983).
 
         The embeddings of the whole batch are computed without a graph; the loss over all pairs gives the gradient of
@@ -242,7 +261,7 @@ class TrainStep:
             encoded = [self._encode(part, watch) for part in self._parts(inputs)]
         image_BE, text_BE = (torch.cat(side).requires_grad_() for side in zip(*encoded, strict=True))
         with watch.phase("forward"):
-            loss, logits_BB = contrastive_loss(image_BE, text_BE, self.model.logit_scale.exp(), inputs.positives_BB)
+            loss, teacher_loss, logits_BB = self._loss(image_BE, text_BE, inputs)
         with watch.phase("backward"):
             self._scaled(loss).backward()
         assert image_BE.grad is not None
@@ -255,7 +274,7 @@ class TrainStep:
                 torch.autograd.backward(embeddings, part_gradients)
                 if self.rounded:
                     self.rounded.hand_over()
-        return loss, logits_BB
+        return loss, teacher_loss, logits_BB
 
     def _scaled(self, loss: Tensor) -> Tensor:
         """The loss as the backward pass takes it: larger in float16, whose small numbers are coarse."""
@@ -269,7 +288,7 @@ class TrainStep:
             yield replace(part, seed=derived_seed(inputs.seed, "part", at))
 
     def _figures(self, values: list[float]) -> Figures:
-        return Figures(*values[:5], part_norms=dict(zip(self.parts, values[5:], strict=True)))
+        return Figures(*values[:6], part_norms=dict(zip(self.parts, values[6:], strict=True)))
 
     def _gradient_norms(self) -> tuple[Tensor, Tensor]:
         """Length of the gradients, in all and by part."""

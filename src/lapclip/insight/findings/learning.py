@@ -46,7 +46,9 @@ FEW_PAIRS, VERY_FEW_PAIRS = 32, 16
     f"the latest losses are above {STUCK:.0%} of ln(batch), after 30 steps and half of the warm-up",
 )
 def stuck_loss(summary: Summary, around: Surroundings) -> Found | Verdict:
-    losses = numbers(event.get("loss") for event in recent(summary.steps))
+    # A teacher's part of the loss has another scale.
+    alone = [event for event in recent(summary.steps) if event.get("teacher_loss") is None]
+    losses = numbers(event.get("loss") for event in alone)
     if not has_learnt_a_while(summary) or summary.batch_size < 2 or not losses:
         return Verdict.UNKNOWN
     loss, guessing = statistics.median(losses), math.log(summary.batch_size)

@@ -1,0 +1,264 @@
+"""A small model learns from a teacher: through `launch`, on photos and on drawn pictures."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lapclip import launch, preparing
+from lapclip.config import DataConfig, ModelConfig, build_config, parse_settings, read_recipe, replace_in
+from lapclip.data.loading import load_data
+from lapclip.data.tokenizers import choose_tokenizer
+from lapclip.embedder import Embedder, distinct_captions, load
+from lapclip.errors import ConfigError, DataError, LapclipError, RunError
+from lapclip.machine.devices import Device
+from lapclip.model.clip import CLIP
+from lapclip.model.zoo import SHAPES
+from lapclip.records.store import read_events
+from lapclip.train import teacher as teaching
+from lapclip.train.loop import save_model
+from lapclip.train.teacher import TeacherModel, fit_width, open_teacher, take_lessons
+
+from .conftest import lapclip, set_flags
+from .test_photos import losses, photos, stop_after
+
+STUDENT = [
+    "model.name=tiny",
+    "train.batch_size=8",
+    "train.steps=12",
+    "train.device=cpu",
+    "train.dtype=float32",
+    "train.threads=1",
+    "data.tokenizer=characters",
+]
+
+
+@pytest.fixture
+def data(here: Path) -> Path:
+    return photos(here / "photos")
+
+
+def source() -> str:
+    return f"data.source={json.dumps(str(Path('photos').absolute()))}"
+
+
+def make_teacher(folder: Path, seed: int = 5, **shape) -> Embedder:
+    """A model with weights by chance that sees pictures otherwise than its student: larger, squeezed, other colours."""
+    tokenizer, _ = choose_tokenizer(DataConfig(tokenizer="characters"), ["a red wall number 0"], None, 77)
+    other = {"image_size": 48, "resize": "squash", "pixel_mean": "0.5 0.5 0.5", "embedding": 96, **shape}
+    model = CLIP(ModelConfig(**{**vars(SHAPES["tiny"]), **other, "vocabulary": tokenizer.vocabulary}), seed=seed)
+    embedder = Embedder(model.eval(), tokenizer, Device("cpu"))
+    save_model(embedder, folder)
+    return embedder
+
+
+def train(*settings: str, name: str = "run", hooks: preparing.Hooks = preparing.Hooks()) -> launch.Outcome:
+    return launch.start("distil", [source(), *STUDENT, *settings], name=name, hooks=hooks)
+
+
+def likeness(model: Embedder, teacher: Embedder, folder: Path) -> float:
+    """How much the similarities of a model's pictures and captions resemble a teacher's."""
+    pictures = sorted(folder.glob("*.png"))
+    captions = [path.with_suffix(".txt").read_text(encoding="utf-8").splitlines()[0] for path in pictures]
+    both = [one.encode_image(pictures) @ one.encode_text(captions).T for one in (model, teacher)]
+    return float(np.corrcoef(both[0].flatten(), both[1].flatten())[0, 1])
+
+
+def test_a_taught_model_comes_closer_to_its_teacher_than_an_untaught_one(data: Path, here: Path) -> None:
+    teacher = make_teacher(here / "teacher", embedding=64)
+    often = ["train.steps=80", "train.crop=1", "train.flip=0", "train.symbol_dropout=0", "train.warmup=0.1"]
+    train(*often, "train.teacher=teacher", "train.teacher_weight=1.0", name="taught")
+    train(*often, name="alone")
+    taught, alone = (likeness(load(f"runs/{name}"), teacher, data) for name in ("taught", "alone"))
+    assert taught > alone + 0.2
+    steps = [event for event in read_events(Path("runs/taught/events.jsonl")) if event["type"] == "step"]
+    assert steps[-1]["teacher_loss"] == steps[-1]["loss"] < 0.5 * steps[0]["loss"]
+    alone_steps = [event for event in read_events(Path("runs/alone/events.jsonl")) if event["type"] == "step"]
+    assert all(event["teacher_loss"] is None for event in alone_steps)
+
+
+def test_the_loss_is_shared_as_the_weight_says(data: Path, here: Path) -> None:
+    make_teacher(here / "teacher")
+    first = {}
+    for weight in ("0.0", "0.25", "1.0"):
+        train("train.teacher=teacher", f"train.teacher_weight={weight}", "train.steps=1", name=weight)
+        (first[weight],) = [e for e in read_events(Path(f"runs/{weight}/events.jsonl")) if e["type"] == "step"]
+    train("train.steps=1", name="alone")
+    assert first["0.0"]["loss"] == losses("alone")[1]
+    taught = first["1.0"]["loss"]
+    assert first["0.25"]["teacher_loss"] == pytest.approx(taught)
+    assert first["0.25"]["loss"] == pytest.approx(0.75 * losses("alone")[1] + 0.25 * taught, rel=1e-5)
+
+
+def test_lessons_are_what_the_teacher_says_of_each_picture_and_caption(data: Path, here: Path) -> None:
+    """In the order of the training pairs, as the teacher sees them: not cropped, at its own size, in its colours."""
+    teacher = make_teacher(here / "teacher", embedding=64)
+    config = build_config(
+        [read_recipe("distil"), parse_settings([source(), *STUDENT, "train.teacher=teacher"])], SHAPES
+    )
+    pairs = load_data(config.data, 32)
+    lessons = take_lessons(TeacherModel(teacher), config, pairs, None)
+    np.testing.assert_allclose(
+        lessons.image_NE, teacher.encode_image([data / name for name in pairs.train.names]), atol=1e-6
+    )
+    every = [caption for options in pairs.train.captions for caption in options]
+    np.testing.assert_allclose(lessons.text_ME, teacher.encode_text(every), atol=1e-6)
+    assert len(distinct_captions(pairs.train)[0]) == len(every) > len(pairs.train)
+
+
+def test_drawn_pictures_are_drawn_at_the_teachers_size(here: Path) -> None:
+    teacher = make_teacher(here / "teacher", resize="shortest")
+    config = build_config([read_recipe("first-run"), parse_settings(["data.train_pairs=12"])], SHAPES)
+    drawn = load_data(config.data, 32)
+    lessons = take_lessons(TeacherModel(teacher), config, drawn, None)
+    seen = load_data(config.data, 48).train.pixels
+    expected = fit_width(teacher.encode_pixels(seen), lessons.text_ME, 128)[0]
+    np.testing.assert_allclose(lessons.image_NE, expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("stream", ["never", "always"])
+def test_a_resumed_run_gives_the_same_losses_though_its_teacher_is_gone(data: Path, here: Path, stream: str) -> None:
+    make_teacher(here / "teacher")
+    settings = ["train.teacher=teacher", f"data.stream={stream}", "train.micro_batch=4"]
+    train(*settings, name="whole")
+    assert train(*settings, hooks=stop_after(5)).state == "stopped"
+    shutil.rmtree("teacher")
+    assert launch.resume("run").state == "finished"
+    assert losses() == losses("whole")
+    assert len(losses()) == 12
+
+
+def test_lessons_that_left_the_cache_are_taken_again_from_the_same_teacher_only(
+    data: Path, here: Path, empty_cache: Path
+) -> None:
+    make_teacher(here / "teacher")
+    train("train.teacher=teacher", name="whole")
+    train("train.teacher=teacher", hooks=stop_after(5))
+    for path in empty_cache.glob("features-*.npy"):
+        path.unlink()
+    shutil.move("teacher", "elsewhere")
+    with pytest.raises(RunError, match=r"The cache no longer has what the teacher made\. .*There is no folder teacher"):
+        launch.resume("run")
+    make_teacher(here / "teacher", seed=6)
+    with pytest.raises(RunError, match="teacher is not the teacher that the run began with"):
+        launch.resume("run")
+    shutil.rmtree("teacher")
+    shutil.move("elsewhere", "teacher")
+    assert launch.resume("run").state == "finished"
+    assert losses() == losses("whole")
+
+
+def test_the_second_run_finds_the_lessons_of_the_first(data: Path, here: Path, empty_cache: Path) -> None:
+    make_teacher(here / "teacher")
+    config = build_config(
+        [read_recipe("distil"), parse_settings([source(), *STUDENT, "train.teacher=teacher"])], SHAPES
+    )
+    pairs = load_data(config.data, 32)
+    told: list[str] = []
+
+    def tell(done: int, total: int, what: str = "", /) -> None:
+        told.append(what)
+
+    for wanted in ([teaching.PICTURES, teaching.CAPTIONS], []):
+        told.clear()
+        teacher = open_teacher(config)
+        assert teacher is not None
+        take_lessons(teacher, config, pairs, tell)
+        assert list(dict.fromkeys(told)) == wanted
+    wider = replace_in(config, "model", embedding=128)
+    assert teaching.find_lessons(teacher.digest, wider, pairs) is None
+
+
+def write_file(path: Path, teacher: Embedder, data: Path, **changes) -> None:
+    """What docs/distil.md shows."""
+    pictures = sorted(data.glob("*.png"))
+    captions = [line for one in pictures for line in one.with_suffix(".txt").read_text(encoding="utf-8").splitlines()]
+    arrays = {
+        "pictures": np.array([one.name for one in pictures]),
+        "image": teacher.encode_image(pictures),
+        "captions": np.array(captions),
+        "text": teacher.encode_text(captions),
+    }
+    arrays |= {name: change(arrays[name]) for name, change in changes.items()}
+    kept = {name: array for name, array in arrays.items() if array is not None}
+    np.savez(path, allow_pickle=True, **kept)
+
+
+def test_a_file_of_embeddings_teaches_as_the_model_that_made_it(data: Path, here: Path) -> None:
+    teacher = make_teacher(here / "teacher")
+    write_file(here / "teacher.npz", teacher, data, image=lambda rows: 3 * rows)
+    train("train.teacher=teacher", name="model")
+    train("train.teacher=teacher.npz", name="file")
+    np.testing.assert_allclose(list(losses("file").values()), list(losses("model").values()), rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"text": lambda rows: None}, "has no array text; it has pictures, image, captions"),
+        (
+            {"pictures": lambda names: np.char.replace(names, "7.png", "x.png")},
+            r'no row in `pictures` for "\d*7\.png" and',
+        ),
+        ({"captions": lambda names: np.char.replace(names, "red paint, 0", "?")}, 'in `captions` for "red paint, 0"'),
+        (
+            {"image": lambda rows: rows[1:]},
+            r"`image` is float32 of shape \(39, 96\); a row of numbers for each of the 40",
+        ),
+        ({"text": lambda rows: rows[:, :50]}, "`image` has rows of 96 numbers and `text` of 50"),
+        ({"image": lambda rows: rows * (np.arange(len(rows)) != 3)[:, None]}, '`image` for "003.png" is zero'),
+        ({"captions": lambda names: names.astype(object)}, "its names are pickled"),
+    ],
+    ids=lambda value: "" if isinstance(value, dict) else value[:20],
+)
+def test_a_file_that_does_not_fit_is_refused_by_name(data: Path, here: Path, changes: dict, said: str) -> None:
+    write_file(here / "teacher.npz", make_teacher(here / "teacher"), data, **changes)
+    with pytest.raises(LapclipError, match=said) as error:
+        train("train.teacher=teacher.npz")
+    assert "docs/distil.md" in str(error.value)
+    assert not Path("runs").exists()
+
+
+def test_a_file_cannot_teach_about_drawn_pictures(data: Path, here: Path) -> None:
+    write_file(here / "teacher.npz", make_teacher(here / "teacher"), data)
+    with pytest.raises(DataError, match="pictures that are drawn: they have no names"):
+        launch.start("first-run", [*STUDENT, "data.train_pairs=64", "train.teacher=teacher.npz"])
+
+
+def test_a_teacher_that_holds_no_model_is_refused_before_any_picture_is_read(here: Path) -> None:
+    Path("nothing").mkdir()
+    for name, said in (("nothing", "There is no trained model in nothing"), ("gone", "There is no folder gone")):
+        with pytest.raises(ConfigError, match=said):
+            train(f"train.teacher={name}")
+    Path("broken.npz").write_bytes(b"PK\x03\x04 not a zip")
+    with pytest.raises(ConfigError, match=r"broken\.npz cannot be read"):
+        train("train.teacher=broken.npz")
+
+
+def test_the_command_takes_a_run_by_its_name(data: Path, here: Path) -> None:
+    train("train.steps=2", name="large")
+    assert "no teacher is named" in Path("runs/large/log.txt").read_text(encoding="utf-8")
+    flags = set_flags(*STUDENT, "train.steps=2")
+    done = lapclip("train", "photos", "--recipe", "distil", "--teacher", "large", "--name", "small", "--json", *flags)
+    assert done.returncode == 0, done.stderr
+    assert "showing the teacher" in done.stderr
+    assert "large teaches: " in Path("runs/small/log.txt").read_text(encoding="utf-8")
+    assert json.loads(done.stdout)["state"] == "finished"
+
+
+def test_wider_embeddings_keep_their_similarities_and_narrower_ones_keep_them_exactly() -> None:
+    draw = np.random.default_rng(0)
+    hidden, image_noise, text_noise = (draw.normal(size=(200, size)) for size in (6, 40, 40))
+    turn = draw.normal(size=(6, 40))
+    image, text = teaching.unit(hidden @ turn + 0.1 * image_noise), teaching.unit(hidden @ turn + 0.1 * text_noise)
+    for width, least in ((8, 0.99), (40, 0.999999), (64, 0.999999)):
+        fitted = fit_width(image, text, width)
+        assert fitted[0].shape == (200, width)
+        np.testing.assert_allclose(np.linalg.norm(fitted[1], axis=1), 1, atol=1e-6)
+        assert np.corrcoef((image @ text.T).flatten(), (fitted[0] @ fitted[1].T).flatten())[0, 1] > least
+    cut = [teaching.unit(rows[:, :8]) for rows in (image, text)]
+    assert np.corrcoef((image @ text.T).flatten(), (cut[0] @ cut[1].T).flatten())[0, 1] < 0.99
