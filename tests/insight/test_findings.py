@@ -227,6 +227,22 @@ def test_the_evidence_has_the_figures_and_the_next_step_a_command(runs) -> None:
     assert "20 pairs tell a recall near 50 % to 22% only" in found_in(runs("few-held-out"))["small-validation"].evidence
 
 
+@pytest.mark.parametrize(("weight", "expected"), [(0.9, ["stuck-loss"]), (1.0, [])])
+def test_a_stuck_loss_is_found_beside_a_teachers(runs, weight: float, expected: list[str]) -> None:
+    """Its part has another scale; where it is all of the loss, nothing can be compared with guessing."""
+
+    def taught(event: dict[str, Any]) -> dict[str, Any]:
+        if event["type"] == "started":
+            config = event["config"]
+            return {**event, "config": {**config, "train": {**config["train"], "teacher_weight": weight}}}
+        if event["type"] != "step":
+            return event
+        return {**event, "loss": (1 - weight) * event["loss"] + weight * 0.5, "teacher_loss": 0.5}
+
+    assert ids(changed(runs("no-rate"), taught)) == expected
+    assert ids(changed(runs("healthy"), taught)) == []
+
+
 def test_overfitting_names_the_epoch_since_when(runs) -> None:
     evaluations = summary_of(runs("forgetful")).evaluations
     best = max(evaluations, key=lambda event: event["evaluation"]["t2i_r1"] + event["evaluation"]["i2t_r1"])

@@ -46,9 +46,7 @@ FEW_PAIRS, VERY_FEW_PAIRS = 32, 16
     f"the latest losses are above {STUCK:.0%} of ln(batch), after 30 steps and half of the warm-up",
 )
 def stuck_loss(summary: Summary, around: Surroundings) -> Found | Verdict:
-    # A teacher's part of the loss has another scale.
-    alone = [event for event in recent(summary.steps) if event.get("teacher_loss") is None]
-    losses = numbers(event.get("loss") for event in alone)
+    losses = numbers(_contrastive_part(event, summary) for event in recent(summary.steps))
     if not has_learnt_a_while(summary) or summary.batch_size < 2 or not losses:
         return Verdict.UNKNOWN
     loss, guessing = statistics.median(losses), math.log(summary.batch_size)
@@ -199,6 +197,15 @@ def _lower_end(event: dict[str, Any], recall: float) -> float | None:
             case [low, _] if number(low) is not None:
                 widths.append(scores[name] - low)
     return recall - max(widths) if widths else None
+
+
+def _contrastive_part(event: dict[str, Any], summary: Summary) -> float | None:
+    """What of a loss ln(batch) can be compared with: all of it, or what is left of it without the teacher's part."""
+    loss, taught = number(event.get("loss")), number(event.get("teacher_loss"))
+    weight = number(summary.setting("train", "teacher_weight"))
+    if loss is None or taught is None or weight is None:
+        return loss
+    return (loss - weight * taught) / (1 - weight) if weight < 1 else None
 
 
 def _loss_around(summary: Summary, step: int) -> float | None:
