@@ -20,7 +20,7 @@ from lapclip.tune import microscope
 from lapclip.tune.loading import choose_loader_threads
 from lapclip.tune.notices import Tell
 from lapclip.tune.search import Search, describe
-from lapclip.tune.settle import remember
+from lapclip.tune.settle import is_partly_frozen, remember
 
 
 def tune(recipe: str, settings: list[str], seconds: float, hooks: Hooks = Hooks()) -> dict[str, Any]:
@@ -28,6 +28,11 @@ def tune(recipe: str, settings: list[str], seconds: float, hooks: Hooks = Hooks(
     if seconds <= 0:
         raise ConfigError(f"--seconds must be more than 0, not {seconds:g}.", hint="lapclip tune --seconds 60")
     config = build_config([read_recipe(recipe), parse_settings(settings)], SHAPES)
+    if is_partly_frozen(config):
+        raise ConfigError(
+            "There is nothing to tune where only part of a model learns, or where its towers are not ours.",
+            hint=f"lapclip train --recipe {recipe}",
+        )
     devices.available(config.train.device)  # an unknown device is refused before pictures are drawn
     data = load_data(config.data, View.of(config.model), hooks.data_progress)
     config, _ = fit_data(config, data, asked_batch=False)

@@ -39,7 +39,7 @@ def test_there_and_back_is_the_same_model_to_the_last_bit(to: str, kind: str, tm
     result = export(str(save_own(ours, tmp_path / "own")), to, tmp_path / "there")
     assert result["format"] == to
     assert result["bytes"] == sum(path.stat().st_size for path in (tmp_path / "there").iterdir())
-    shape, tensors, tokenizer = read_model(tmp_path / "there")
+    shape, tensors, tokenizer, _ = read_model(tmp_path / "there")
     assert shape == ours.model.shape
     assert tokenizer.to_dict() == ours.tokenizer.to_dict()
     assert all(torch.equal(tensors[name], tensor) for name, tensor in ours.model.state_dict().items())

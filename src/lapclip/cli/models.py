@@ -18,16 +18,20 @@ def model(name: str, /, *, common: Common | None = None) -> int:
     Parameters
     ----------
     name
-        mini, tiny, photos, photos-large, seed, seed-as-written, vit-b-32 or vit-b-16.
+        mini, tiny, photos, photos-large, seed, seed-as-written, vit-b-32, vit-b-16 or towers (the two small pretrained ones).
     """
     import torch
 
     from lapclip.model.clip import CLIP, count_parameters
     from lapclip.model.zoo import named_shape
+    from lapclip.train.foundation import open_towers
 
     shape = named_shape(name)
-    with torch.device("meta"):  # counts without filling memory
-        built = CLIP(shape)
+    if shape.image_from or shape.text_from:
+        built = open_towers(shape)[0]
+    else:
+        with torch.device("meta"):  # counts without filling memory
+            built = CLIP(shape)
     counts = {
         "parameters": count_parameters(built),
         "image_parameters": count_parameters(built.image),

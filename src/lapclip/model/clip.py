@@ -76,12 +76,14 @@ class CLIP(nn.Module):
 
 
 def _image_tower(shape: ModelConfig, network: Network | None) -> ImageTower | ConvolutionTower | PretrainedImageTower:
+    assert network or not shape.image_from, "a pretrained tower needs its network"
     if network:
         return PretrainedImageTower(network, shape)
     return ConvolutionTower(shape) if shape.image_tower == "convolutions" else ImageTower(shape)
 
 
 def _text_tower(shape: ModelConfig, network: Network | None) -> TextTower | PretrainedTextTower:
+    assert network or not shape.text_from, "a pretrained tower needs its network"
     return PretrainedTextTower(network, shape) if network else TextTower(shape)
 
 

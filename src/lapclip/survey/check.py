@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from lapclip.config import Config, Layer, build_config, parse_settings, read_recipe, recipe_for, replace_in
+from lapclip.config import PHOTOS_RECIPE, Config, Layer, build_config, parse_settings, read_recipe, recipe_for, replace_in
 from lapclip.data.table import Progress, Row
 from lapclip.data.tokenizers import Tokenizer, choose_tokenizer
 from lapclip.errors import DataError
@@ -24,7 +24,10 @@ def settings_for(source: str, recipe: str | None, settings: Sequence[str]) -> tu
     """The settings that training on the data would begin with, and the recipe they come from."""
     recipe = recipe_for(source, recipe)
     named = Layer("DATA", {"data": {"source": source}})
-    return build_config([read_recipe(recipe), named, parse_settings(list(settings))], SHAPES), recipe
+    config = build_config([read_recipe(recipe), named, parse_settings(list(settings))], SHAPES)
+    if config.model.image_from or config.model.text_from:  # what they would take is not reckoned: as from scratch
+        return settings_for(source, PHOTOS_RECIPE, settings)
+    return config, recipe
 
 
 def check(source: str, recipe: str | None, settings: Sequence[str], progress: Progress | None = None) -> dict[str, Any]:

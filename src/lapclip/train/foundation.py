@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from lapclip.config import Config, Layer
+from lapclip.config import ALL, Config, Layer, ModelConfig
 from lapclip.data.tokenizers import Tokenizer
 from lapclip.embedder import load
 from lapclip.errors import ConfigError, first_line
@@ -38,6 +38,12 @@ def find_foundation(config: Config, layers: Sequence[Layer]) -> tuple[Config, Fo
         return _from_model(config, layers[-1].values.get("model", {}))
     if config.model.image_from or config.model.text_from:
         return _from_towers(config, {name for layer in layers for name in layer.values.get("model", {})})
+    train = config.train
+    if train.lora_rank or train.layer_decay < 1 or train.image_blocks != ALL or train.text_blocks != ALL:
+        raise ConfigError(
+            "There is nothing to go on from: these settings spare weights that have learnt something already.",
+            hint="lapclip train DATA --recipe heads, then --from runs/heads; or --from published weights",
+        )
     return config, None
 
 
@@ -62,13 +68,13 @@ def _from_model(config: Config, asked: Collection[str]) -> tuple[Config, Foundat
 
 
 def _from_towers(config: Config, asked: Collection[str]) -> tuple[Config, Foundation]:
-    model, tokenizer = _open_towers(config, asked)
-    return replace(config, model=model.shape), Foundation(lambda: _open_towers(config, asked)[0], model, tokenizer)
+    model, tokenizer = open_towers(config.model, config.train.seed, asked)
+    return replace(config, model=model.shape), Foundation(lambda: open_towers(config.model, config.train.seed, asked)[0], model, tokenizer)
 
 
-def _open_towers(config: Config, asked: Collection[str]) -> tuple[CLIP, Tokenizer | None]:
+def open_towers(shape: ModelConfig, seed: int = 0, asked: Collection[str] = ()) -> tuple[CLIP, Tokenizer | None]:
     """Pretrained towers with new heads; what is known of them goes into the shape, unless it was asked otherwise."""
-    shape, networks, tokenizer = config.model, {}, None
+    networks, tokenizer = {}, None
     if shape.image_from:
         image = open_image(shape.image_from)
         networks["image"] = (image.backbone, image.spec)
@@ -80,7 +86,7 @@ def _open_towers(config: Config, asked: Collection[str]) -> tuple[CLIP, Tokenize
         facts = {name: value for name, value in text.facts.items() if name not in asked}
         shape = replace(shape, **facts)
     try:
-        model = CLIP(shape, seed=derived_seed(config.train.seed, "weights"), networks=networks)
+        model = CLIP(shape, seed=derived_seed(seed, "weights"), networks=networks)
     except (RuntimeError, ValueError, TypeError, AttributeError) as error:
         names = " and ".join(name for name in (shape.image_from, shape.text_from) if name)
         raise ConfigError(f"{names} cannot be used as a tower: {first_line(error)}.") from error
