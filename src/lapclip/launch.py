@@ -66,6 +66,8 @@ class Outcome:
     early: str
     places: list[dict[str, Any]]
     evaluation: dict[str, Any] | None
+    start_evaluation: dict[str, Any] | None = None
+    """How the trained model that it began with scores; None where there was none."""
     stop_signal: int | None = None
 
     @property
@@ -217,6 +219,7 @@ def work(training: Training, signals: Signals, began: float) -> Outcome:
         early=training.ended_early,
         places=places_so_far(read_events(training.run.events)),
         evaluation=evaluation,
+        start_evaluation=training.start_evaluation,
         stop_signal=signals.received if evaluation is None else None,
     )
 
@@ -234,6 +237,7 @@ def finish(training: Training) -> dict[str, Any]:
     embedder = load(training.run.path, training.device.kind)
     embedder.batch = training.embedder.batch
     evaluation = {"split": split, **score(embedder, pairs, training.config.train.batch_size)}
+    training.start_evaluation = score_start(training)
     training.log.append(
         events.Finished(
             step=training.progress.step,
@@ -241,11 +245,24 @@ def finish(training: Training) -> dict[str, Any]:
             pairs_per_second=_rate(training),
             peak_memory_bytes=training.device.peak_memory_bytes(),
             evaluation=evaluation,
+            start_evaluation=training.start_evaluation,
             places=places_so_far(read_events(training.run.events)),
             early=training.ended_early,
         )
     )
     return evaluation
+
+
+def score_start(training: Training) -> dict[str, Any] | None:
+    """The scores of the trained model that a run began with, on the same split; None where it began with new heads."""
+    if not training.config.train.start:
+        return None
+    split, pairs = training.data.final
+    embedder = load(training.run.start, training.device.kind)
+    embedder.batch = training.embedder.batch
+    kept = training.plan.frozen
+    embedder = with_features(embedder, kept if isinstance(kept, Kept) else None, training.step)
+    return {"split": split, **score(embedder, pairs, training.config.train.batch_size)}
 
 
 @contextmanager

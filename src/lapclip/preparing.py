@@ -230,12 +230,13 @@ def fill_minutes(
     embedder = with_features(embedder, kept, step)
     step_seconds, evaluation_seconds = time_parts(config, data, plan, (step, embedder), device)
     per_step = step_seconds + evaluation_seconds / (plan.steps_per_epoch * train.evaluate_every_epochs)
-    # The last step is always evaluated, and the finished model once more on other pairs.
-    steps = max(1, int((train.minutes * 60 - 2 * evaluation_seconds) / per_step))
+    # The last step is always evaluated, the finished model once more on other pairs, and there also its trained start.
+    scorings = 3 if train.start else 2
+    steps = max(1, int((train.minutes * 60 - scorings * evaluation_seconds) / per_step))
     reason = f"{train.minutes:g} minutes at {per_step:.3f} s a step, timed here before training"
     enough, notes = 2 * plan.steps_per_epoch, []
     if steps < enough:
-        needed = duration(enough * per_step + 2 * evaluation_seconds)
+        needed = duration(enough * per_step + scorings * evaluation_seconds)
         said = f"{train.minutes:g} minutes are enough for {steps:,} step{'s' * (steps > 1)}"
         notes.append(f"{said}, fewer than the {enough:,} of two epochs: expect little; those take about {needed}")
     return replace_in(config, "train", steps=steps), reason, notes

@@ -103,7 +103,7 @@ def evaluate(
         "device": embedder.device.kind,
         "trained_on": trained_on,
         "notes": [
-            *_said_of_training(trained_on, len(opened.pairs)),
+            *said_of_training(trained_on, len(opened.pairs)),
             *opened.notes,
             *_unused_templates(wanted, opened),
         ],
@@ -243,12 +243,12 @@ def score(
     if pairs.labels is not None and classes:
         images = embedder.encode_pixels(pairs.pixels, progress)
         prompted = class_embeddings(embedder.encode_text, classes, templates)
-        _check_numbers(images, prompted)
+        check_numbers(images, prompted)
         return {**account_of_classes(images, prompted, pairs.labels, classes), "templates": list(templates)}
     if not any(pairs.captions):
         raise DataError("None of the pictures has a caption.", hint="lapclip data check DATA")
     images, texts, owner = embedder.encode_pairs(pairs, progress)
-    _check_numbers(images, texts)
+    check_numbers(images, texts)
     return account_of_pairs(images, texts, owner, pairs, batch_size)
 
 
@@ -322,14 +322,14 @@ def _check_settings(asked: Layer, *, own: bool) -> None:
         )
 
 
-def _check_numbers(images: np.ndarray, texts: np.ndarray) -> None:
+def check_numbers(images: np.ndarray, texts: np.ndarray) -> None:
     if not (np.isfinite(images).all() and np.isfinite(texts).all()):
         raise RunError(
             "The model gives embeddings that are not numbers: its training broke down.", hint="lapclip doctor"
         )
 
 
-def _said_of_training(trained_on: int | None, pictures: int) -> list[str]:
+def said_of_training(trained_on: int | None, pictures: int) -> list[str]:
     if not trained_on:
         return []
     return [f"The model was trained on {trained_on:,} of these {pictures:,} pictures: this is no test of it."]

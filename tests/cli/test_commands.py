@@ -31,7 +31,7 @@ def test_json_is_one_object_and_nothing_else_on_stdout(here: Path) -> None:
     outcome = json.loads(trained.stdout)
     assert outcome.keys() == {
         "run", "state", "seconds", "training_seconds", "steps", "pairs_per_second", "peak_memory_bytes", "devices",
-        "data", "early", "evaluation", "places",
+        "data", "early", "evaluation", "start_evaluation", "places",
     }  # fmt: skip
     evaluated = json.loads(lapclip_process("eval", "--json").stdout)
     scores = {"candidates", "t2i_r1", "t2i_r5", "t2i_r10", "i2t_r1", "i2t_r5", "i2t_r10", "chance", "intervals"}
@@ -65,6 +65,8 @@ def test_json_is_one_object_and_nothing_else_on_stdout(here: Path) -> None:
         (["eval"], "There are no runs in"),
         (["eval", "nothing"], "No run called nothing"),
         (["eval", "."], "Try: lapclip eval RUN ."),
+        (["gained"], "There are no runs in"),
+        (["gained", "--alpha", "2"], "--alpha must be auto or a number from 0 to 1"),
         (["stop"], "There are no runs in"),
         (["report"], "There are no runs in"),
         (["report", "nothing"], "No run called nothing"),
@@ -104,7 +106,8 @@ def test_a_run_that_exists_is_refused_before_any_work(here: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["train", "resume", "stop", "runs", "eval", "report", "machine", "tune", "compare", "claims", "model"]
+    "name",
+    ["train", "resume", "stop", "runs", "eval", "gained", "report", "machine", "tune", "compare", "claims", "model"],
 )
 def test_help_has_runnable_examples_and_a_word_on_each_argument(name: str) -> None:
     text = lapclip(name, "--help").stdout

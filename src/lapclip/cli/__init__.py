@@ -15,6 +15,7 @@ from lapclip.cli.comparing import compare
 from lapclip.cli.data import data
 from lapclip.cli.doctor import doctor
 from lapclip.cli.exporting import export
+from lapclip.cli.gained import gained
 from lapclip.cli.machine import machine
 from lapclip.cli.models import model
 from lapclip.cli.report import report
@@ -41,6 +42,7 @@ app.command(runs, sort_key=4)
 app.command(watch, sort_key=5)
 app.command(doctor, sort_key=6)
 app.command(evaluate, name="eval", sort_key=7)
+app.command(gained, sort_key=8)
 app.command(report, sort_key=8)
 app.command(export, sort_key=8)
 app.command(machine, sort_key=9)

@@ -117,6 +117,18 @@ def score_table(evaluation: dict[str, Any], what: str = "held-out pairs") -> lis
     return lines
 
 
+def start_lines(evaluation: dict[str, Any] | None) -> list[str]:
+    """What the model scored before it was trained on, beside the table of what it scores now."""
+    if evaluation is None:
+        return []
+    lines = []
+    for way, text in WAYS.items():
+        recalls = "".join(f"{evaluation[f'{way}_r{rank}']:>8.1%}" for rank in RANKS)
+        low, high = evaluation["intervals"][f"{way}_r1"]
+        lines.append(f"  {f'at the start, {text}':<33}{recalls}   {low:.1%} to {high:.1%}")
+    return lines
+
+
 def _shared(ceilings: dict[str, float]) -> list[str]:
     """Said only where pictures share captions word for word."""
     lines = []

@@ -10,7 +10,7 @@ from cyclopts import Parameter
 from lapclip.background import reserved_run, resume_in_background, train_in_background, wait_for
 from lapclip.cli.output import Common, emit, typed
 from lapclip.cli.progress import display
-from lapclip.cli.scores import score_table
+from lapclip.cli.scores import score_table, start_lines
 from lapclip.cli.sources import source_setting, start_setting, teacher_setting
 from lapclip.config import AUTO, build_config, parse_settings, read_recipe, recipe_for
 from lapclip.errors import RunError
@@ -192,6 +192,7 @@ def summary(outcome: Outcome, whole: str = "in all") -> list[str]:
     places = kinds.pop() if len(kinds) == 1 else ", ".join(f"{tower} on {at}" for tower, at in outcome.devices.items())
     return [
         *score_table(outcome.evaluation),
+        *start_lines(outcome.start_evaluation),
         *said_of_few(outcome.evaluation["candidates"]),
         "",
         f"time          {duration(outcome.training_seconds)} of training, {duration(outcome.seconds)} {whole}",
@@ -200,7 +201,8 @@ def summary(outcome: Outcome, whole: str = "in all") -> list[str]:
         *[f"ended early   {outcome.early}"] * bool(outcome.early),
         f"run           {outcome.run}",
         "",
-        f"Next: {typed(f'eval {name}')}",
+        *[f"Next: {typed(f'gained {name}')}"] * bool(outcome.start_evaluation),
+        f"{'     ' if outcome.start_evaluation else 'Next:'} {typed(f'eval {name}')}",
         *_further(outcome, name),
     ]
 

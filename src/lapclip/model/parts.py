@@ -3,6 +3,8 @@ temperature. Gradients are told by part, learning rates fall from the head down,
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from lapclip.model.clip import CLIP
 from lapclip.model.lora import DOWN, UP
 from lapclip.model.pretrained.towers import PretrainedTower
@@ -27,6 +29,18 @@ def parts_of(model: CLIP) -> dict[str, str]:
                 place = places.get(id(named[base]), 0)
                 found[name] = f"{tower}.{EMBEDDING if place == 0 else place - 1}"
     return found
+
+
+def first_block(model: CLIP, tower: str, names: Iterable[str]) -> int:
+    """The block that features of a tower enter which none of the named tensors has had a say in: the first that has one
+    of them, the depth where the head alone has any, 0 where the embedding has one or where its place is not known."""
+    parts = parts_of(model)
+    places = [
+        parts.get(name, f"{tower}.{EMBEDDING}").partition(".")[2] for name in names if name.startswith(f"{tower}.")
+    ]
+    module = getattr(model, tower)
+    first = min((0 if place == EMBEDDING else int(place) for place in places if place != HEAD), default=module.depth)
+    return module.entry(first) if isinstance(module, PretrainedTower) else first
 
 
 def part_of(name: str) -> str:

@@ -184,6 +184,8 @@ class Finished(Event):
     """Where each tower ran, and from which step on."""
     early: str = ""
     """Why it ended before its last step, where it did."""
+    start_evaluation: dict[str, Any] | None = None
+    """The same scores of the trained model that the run began with; None where there was none."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -40,7 +40,8 @@ def line(event: Event) -> str | None:
             return f"failed after step {event.step}: {event.error}"
         case events.Finished():
             early = f" at step {event.step:,}, {event.early}" if event.early else ""
-            return f"finished{early}: {recall_line(event.evaluation)}"
+            start = f"; at the start {recall_line(event.start_evaluation)}" if event.start_evaluation else ""
+            return f"finished{early}: {recall_line(event.evaluation)}{start}"
     return None
 
 

@@ -7,6 +7,8 @@ log.txt         the same for people
 checkpoints/    the last two, complete
 model/          the best model so far, ready to load
 start/          the model that a run began with, where that was trained before
+gained/         what a run gained and forgot since its start, as `lapclip gained` found it
+blended/        the model between start and end that `lapclip gained --alpha` wrote
 pictures/       small pictures of what the model answers to a few captions
 lock            held by the process that works on the run; the system frees it when that process dies
 pulse           which process that is, and when it last said that it lives
@@ -54,6 +56,9 @@ class Run:
         self.model = path / "model"
         self.start = path / "start"
         """The model it began with, where that was trained before."""
+        self.gained = path / "gained"
+        self.blended = path / "blended"
+        """A model between its start and its end."""
         self.pictures = path / "pictures"
         self.pulse = path / "pulse"
         self.starting = path / "starting"

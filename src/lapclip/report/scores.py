@@ -31,7 +31,7 @@ def recall_plot(scores: dict[str, Any]) -> Plot | None:
         values = [number(scores.get(f"{way}_r{place}")) for place in RANKS]
         if any(value is None for value in values):
             return None
-        whiskers = _whiskers(values, [intervals.get(f"{way}_r{place}") for place in RANKS])
+        whiskers = error_bars(values, [intervals.get(f"{way}_r{place}") for place in RANKS])
         traces.append(bars(name, [f"R@{place}" for place in RANKS], values, COLOURS[way], error_y=whiskers))
         rows += [
             [f"{name}, R@{place}", percent(value), interval(intervals.get(f"{way}_r{place}"))]
@@ -107,7 +107,7 @@ def hard_negatives(found: dict[str, Any]) -> Plot | None:
         return None
     sure = [part(entry, "intervals").get("accuracy") for _, entry in kinds]
     names, chance = [kind for kind, _ in kinds], number(found.get("chance"))
-    traces = [bars("right picture wins", names, values, "--blue", error_y=_whiskers(values, sure))]
+    traces = [bars("right picture wins", names, values, "--blue", error_y=error_bars(values, sure))]
     if chance is not None:
         traces.append(bars("chance", names, [chance] * 3, "--faint"))
     rows: list[list[Any]] = [
@@ -140,7 +140,7 @@ def per_class(classes: dict[str, Any]) -> Plot | None:
         return None
     ordered = sorted(entries, key=lambda entry: -entry["recall"])
     names, values = [str(entry.get("name")) for entry in ordered], [entry["recall"] for entry in ordered]
-    whiskers = _whiskers(values, [entry.get("interval") for entry in ordered])
+    whiskers = error_bars(values, [entry.get("interval") for entry in ordered])
     rows: list[list[Any]] = [
         [name, percent(entry["recall"]), interval(entry.get("interval")), count(entry.get("pictures"))]
         for name, entry in zip(names, ordered, strict=True)
@@ -215,7 +215,8 @@ def bars(name: str, x: list[Any], y: list[Any], colour: str, **extra: Any) -> di
     }
 
 
-def _whiskers(values: list[Any], intervals: list[Any]) -> dict[str, Any]:
+def error_bars(values: list[Any], intervals: list[Any]) -> dict[str, Any]:
+    """Intervals as whiskers around values."""
     up, down = [], []
     for value, between in zip(values, intervals, strict=True):
         match between:

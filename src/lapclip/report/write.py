@@ -11,6 +11,7 @@ from lapclip.records.store import read_events
 from lapclip.report.comparison import comparison_report, comparison_sections
 from lapclip.report.document import Report
 from lapclip.report.evaluation import evaluation_sections
+from lapclip.report.gained import gained_sections
 from lapclip.report.markdown import to_markdown
 from lapclip.report.page import to_html
 from lapclip.report.run import run_report
@@ -32,7 +33,8 @@ def write_report(name: str | None, out: Path | None) -> tuple[list[Path], list[s
     run = find_run(name)
     if not run.events.exists() and not run.settings.exists():
         raise RunError(f"{run.path} is not a run: it has no events.jsonl.", hint="lapclip runs")
-    sections = [*evaluation_sections(run.path), *(comparison_sections(saved) if saved else [])]
+    sections = [*gained_sections(run.gained), *evaluation_sections(run.path)]
+    sections += [*(comparison_sections(saved) if saved else [])]
     report = run_report(run.path.resolve().name, run.state, summarise(read_events(run.events)), sections)
     return write_files(report, out or run.path, "report"), warnings
 

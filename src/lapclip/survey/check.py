@@ -8,7 +8,16 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from lapclip.config import PHOTOS_RECIPE, Config, Layer, build_config, parse_settings, read_recipe, recipe_for, replace_in
+from lapclip.config import (
+    PHOTOS_RECIPE,
+    Config,
+    Layer,
+    build_config,
+    parse_settings,
+    read_recipe,
+    recipe_for,
+    replace_in,
+)
 from lapclip.data.table import Progress, Row
 from lapclip.data.tokenizers import Tokenizer, choose_tokenizer
 from lapclip.errors import DataError

@@ -69,7 +69,9 @@ def _from_model(config: Config, asked: Collection[str]) -> tuple[Config, Foundat
 
 def _from_towers(config: Config, asked: Collection[str]) -> tuple[Config, Foundation]:
     model, tokenizer = open_towers(config.model, config.train.seed, asked)
-    return replace(config, model=model.shape), Foundation(lambda: open_towers(config.model, config.train.seed, asked)[0], model, tokenizer)
+    return replace(config, model=model.shape), Foundation(
+        lambda: open_towers(config.model, config.train.seed, asked)[0], model, tokenizer
+    )
 
 
 def open_towers(shape: ModelConfig, seed: int = 0, asked: Collection[str] = ()) -> tuple[CLIP, Tokenizer | None]:

@@ -10,8 +10,7 @@ from torch import Tensor
 from lapclip.config import ALL, TrainConfig
 from lapclip.model.clip import CLIP
 from lapclip.model.lora import add_lora
-from lapclip.model.parts import EMBEDDING, HEAD, TEMPERATURE, parts_of
-from lapclip.model.pretrained.towers import PretrainedTower
+from lapclip.model.parts import EMBEDDING, HEAD, TEMPERATURE, first_block, parts_of
 from lapclip.randomness import derived_seed
 
 
@@ -37,12 +36,7 @@ def choose_learning(model: CLIP, config: TrainConfig) -> None:
 def boundary(model: CLIP, tower: str) -> int:
     """The block that features of a tower's frozen part enter: the first of which anything learns, its depth where none
     does, 0 where the embedding learns."""
-    parts = parts_of(model)
-    places = [parts[name].partition(".") for name, parameter in model.named_parameters() if parameter.requires_grad]
-    numbers = [0 if place == EMBEDDING else int(place) for own, _, place in places if own == tower and place != HEAD]
-    module = getattr(model, tower)
-    first = min(numbers, default=module.depth)
-    return module.entry(first) if isinstance(module, PretrainedTower) else first
+    return first_block(model, tower, learning_state(model))
 
 
 def learning_state(model: CLIP) -> dict[str, Tensor]:

@@ -71,6 +71,8 @@ class Training:
     """What the model started from, where that was not chance."""
     ended_early: str = ""
     """Why the run ended before its last step, where it did."""
+    start_evaluation: dict[str, Any] | None = None
+    """How the trained model that it began with scores, known at the end."""
     _overflows: int = 0
     pending: tuple[int, float, Callable[[], Figures], Stopwatch] | None = None
 

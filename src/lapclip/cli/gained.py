@@ -1,0 +1,108 @@
+"""`lapclip gained`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+from rich.markup import escape
+
+from lapclip.cli.output import Common, emit, typed
+from lapclip.cli.progress import display
+from lapclip.evaluate.names import RANKS, WAYS
+from lapclip.report.gained import change
+
+
+def gained(
+    run: str | None = None,
+    /,
+    *,
+    check: Annotated[tuple[str, ...], Parameter(negative="", show_default=False)] = (),
+    alpha: Annotated[str | None, Parameter(show_default=False)] = None,
+    device: str = "auto",
+    out: Annotated[Path | None, Parameter(show_default=False)] = None,
+    common: Common | None = None,
+) -> int:
+    """Show what fine-tuning gained on the new data and forgot elsewhere, and which mixture of start and end to take.
+
+    For a run that began from a trained model. The new data is scored on its held-out pictures; the checks are the
+    built-in scenes and whatever you name. Between start (alpha 0) and end (alpha 1) lie models whose weights are a
+    share of each; often one of them keeps most of what was gained and most of what was known. The account is kept in
+    the run's folder, with a page.
+
+    For example:
+
+    - `lapclip gained`
+    - `lapclip gained mine --check clothes/ --check holiday.csv`
+    - `lapclip gained mine --check clothes/ --alpha auto`
+
+    Parameters
+    ----------
+    run
+        The run's name or folder; without one, the newest.
+    check
+        Pictures that the model should still know: class folders, or pictures with captions; may be repeated. Example:
+        lapclip gained --check clothes/
+    alpha
+        Write the model at this alpha, from 0 to 1, or the recommended one (auto), into the run's blended/. Example:
+        lapclip gained --alpha auto
+    device
+        Where to compute: auto, cpu, cuda, mps, xpu. Example: lapclip gained --device cpu
+    out
+        Folder for the account and its page; without one, the run's own. Example: lapclip gained --out shared
+    """
+    from lapclip import gained as gaining
+
+    wanted = gaining.Wanted(run, check, alpha, device, out)
+    with display() as shown:
+        result = gaining.gained(wanted, shown.data_progress, shown.counting)
+    emit(result, [*_account(result), "", *_ending(result)], common)
+    return 0
+
+
+def _account(result: dict[str, Any]) -> list[str]:
+    """The sentence, the table, the new data's recalls, and what to know."""
+    best = f"alpha {result['alpha']:g}"
+    lines = [escape(result["summary"]), ""]
+    lines.append(f"[bold]{'':<40}[/bold]  before   after   change (95 % interval)   {best:>9}   change (95 % interval)")
+    sets = [result["new"], *result["checks"]]
+    for found in sets:
+        first, last, chosen = found["curve"][0], found["curve"][-1], _at(found, result["alpha"])
+        what = escape(f"{found['name']}, {found['figure']}"[:40])
+        shares = f"{first['value']:>8.1%}{last['value']:>8.1%}   {change(last):<23}"
+        text = f"{what:<40}{shares}{chosen['value']:>10.1%}   {change(chosen)}"
+        lines.append(text if found.get("decides", True) else f"[dim]{text}[/dim]")
+    lines += _recalls(result["new"])
+    lines += ["", f"[bold]{'alpha':<40}[/bold]" + "".join(f"{alpha:>8g}" for alpha in result["alphas"])]
+    for found in sets:
+        values = "".join(f"{point['value']:>8.1%}" for point in found["curve"])
+        lines.append(f"{escape(found['name'][:40]):<40}{values}")
+    lines += ["", f"Recommended: alpha {result['alpha']:g}, {result['why']}."]
+    return lines + [f"[dim]{escape(note)}[/dim]" for note in result["notes"]]
+
+
+def _recalls(new: dict[str, Any]) -> list[str]:
+    """Where the new data has captions."""
+    if "t2i_r1" not in new["before"]:
+        return []
+    lines = []
+    for way, text in WAYS.items():
+        for place in RANKS:
+            before, after, chosen = (new[kind][f"{way}_r{place}"] for kind in ("before", "after", "recommended"))
+            name = f"{text}, R@{place}"
+            lines.append(f"  {name:<38}{before:>8.1%}{after:>8.1%}{'':26}{chosen:>10.1%}")
+    return lines
+
+
+def _at(found: dict[str, Any], alpha: float) -> dict[str, Any]:
+    return next(point for point in found["curve"] if point["alpha"] == alpha)
+
+
+def _ending(result: dict[str, Any]) -> list[str]:
+    name = Path(result["run"]).name
+    page = f"Next: open {result['files'][0]} in a browser"
+    if result["model"] is None:
+        return [f"{page}, or {typed(f'gained {name} --alpha auto')} to write the recommended model"]
+    return [f"model         {result['model']}, alpha {result['model_alpha']:g}",
+            f"{page}, or, in Python: lapclip.load({result['model']!r})"]  # fmt: skip
