@@ -18,7 +18,7 @@ def model(name: str, /, *, common: Common | None = None) -> int:
     Parameters
     ----------
     name
-        mini, tiny, photos, photos-large, seed, seed-as-written, vit-b-32, vit-b-16 or towers (the two small pretrained ones).
+        mini, tiny, photos, photos-large, seed, seed-as-written, vit-b-32, vit-b-16 or towers (two pretrained ones).
     """
     import torch
 

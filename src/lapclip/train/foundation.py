@@ -68,10 +68,9 @@ def _from_model(config: Config, asked: Collection[str]) -> tuple[Config, Foundat
 
 
 def _from_towers(config: Config, asked: Collection[str]) -> tuple[Config, Foundation]:
-    model, tokenizer = open_towers(config.model, config.train.seed, asked)
-    return replace(config, model=model.shape), Foundation(
-        lambda: open_towers(config.model, config.train.seed, asked)[0], model, tokenizer
-    )
+    arguments = (config.model, config.train.seed, asked)
+    model, tokenizer = open_towers(*arguments)
+    return replace(config, model=model.shape), Foundation(lambda: open_towers(*arguments)[0], model, tokenizer)
 
 
 def open_towers(shape: ModelConfig, seed: int = 0, asked: Collection[str] = ()) -> tuple[CLIP, Tokenizer | None]:
