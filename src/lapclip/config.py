@@ -16,7 +16,7 @@ from lapclip.errors import ConfigError, closest, nearest
 from lapclip.fitting import CLIP_MEAN, CLIP_STD, check_shape
 from lapclip.knobs import checked, knob
 
-AUTO, ALL, NEVER = "auto", "all", "never"
+AUTO, ALL, KEEP, NEVER = "auto", "all", "keep", "never"
 RECIPES = Path(__file__).parent / "recipes"
 DEFAULT_RECIPE, PHOTOS_RECIPE = "first-run", "photos"
 DEFAULT_MODEL = "mini"
@@ -187,7 +187,7 @@ class TrainConfig:
     views: int = knob(0, least=0)
     """Crops and flips of each picture that are drawn once and used again; the first is the picture as it is. 0 draws
     new ones at each step. What a frozen tower makes of so many can be kept."""
-    features: str = knob(AUTO, choices=(AUTO, NEVER))
+    features: str = knob(KEEP, choices=(KEEP, NEVER))
     """Compute once what frozen parts of towers give for pictures and captions and keep it, or never."""
     teacher: str = knob("")
     """The model that teaches this one, as `--teacher` names it: a run, a folder of weights, or an .npz file of

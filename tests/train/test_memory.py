@@ -19,7 +19,7 @@ from lapclip.train.precision import enters_products
 CPU = Device("cpu")
 
 
-@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("name", [name for name, shape in SHAPES.items() if not shape.image_from])
 def test_weights_are_counted_without_building_the_model(name: str) -> None:
     with torch.device("meta"):
         named = dict(CLIP(SHAPES[name]).named_parameters())

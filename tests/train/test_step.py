@@ -231,10 +231,11 @@ def test_captions_taken_in_parts_by_length_give_the_same_step() -> None:
     for row, end in enumerate(np.linspace(3, 15, rows).astype(int)):
         tokens[row, end] = 32
     pixels = draw.integers(0, 256, (rows, 32, 32, 3), dtype=np.uint8)
-    batch = Batch(pixels, tokens, np.eye(rows, dtype=bool), np.zeros(rows, dtype=bool))
+    lengths = 1 + tokens.argmax(axis=1)
+    batch = Batch(pixels, tokens, np.eye(rows, dtype=bool), np.zeros(rows, dtype=bool), lengths_B=lengths)
     parted, whole = step_of(), step_of()
     assert parted.inputs(batch, 1).lengths == (8, 16, 16, 16)
-    whole._lengths = lambda tokens_BL: ()  # pyright: ignore[reportAttributeAccessIssue]
+    whole._lengths = lambda batch: ()  # pyright: ignore[reportAttributeAccessIssue]
     for step in (parted, whole):
         step(batch, 1, 1e-3, off())()
     for (name, one), (_, other) in zip(parted.model.named_parameters(), whole.model.named_parameters(), strict=True):
