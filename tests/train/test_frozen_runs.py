@@ -21,6 +21,7 @@ from lapclip.train.feature_store import array_path
 
 from ..conftest import SMALL
 from ..networks import tiny_text
+from ..test_photos import photos
 
 pytest.importorskip("transformers", reason="the package transformers is not installed")
 
@@ -94,6 +95,29 @@ def test_features_are_found_again_and_made_anew_when_the_weights_change(here: Pa
     assert "computed in" in notes("first")
     assert "found in the cache" in notes("second")
     assert "computed in" in notes("third")
+
+
+def test_features_are_made_anew_when_photos_are_seen_otherwise(here: Path, towers: list[str]) -> None:
+    photos(here / "photos", 24)
+    source = f"data.source={json.dumps(str(here / 'photos'))}"
+    settings = [*towers, *LEARNING["heads"], source, "train.batch_size=8", "train.steps=2"]
+    for name, seen in {"first": "shortest", "again": "shortest", "other": "squash"}.items():
+        train(name, *settings, f"model.resize={seen}")
+    assert "found in the cache" in notes("again")
+    assert "computed in" in notes("other")
+    assert losses("other") != losses("first")
+
+
+def test_features_are_made_anew_when_equal_weights_compute_otherwise(here: Path, trained: Path) -> None:
+    shutil.copytree(trained / "model", "mine")
+    settings = [*COMMON, "train.start=mine", *LEARNING["heads"], "data.seed=4", "train.steps=2"]
+    train("first", *settings)
+    about = json.loads(Path("mine/config.json").read_text())
+    about["model"]["activation"] = "quick_gelu"
+    Path("mine/config.json").write_text(json.dumps(about))
+    train("other", *settings)
+    assert "computed in" in notes("other")
+    assert losses("other") != losses("first")
 
 
 @pytest.mark.parametrize("learns", ["heads", "lora"])

@@ -7,6 +7,7 @@ Shapes: N pictures or captions, T symbols of all captions together.
 from __future__ import annotations
 
 import hashlib
+import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from lapclip.config import NEVER, Config
 from lapclip.data.augment import view
 from lapclip.data.batches import BatchPlan
 from lapclip.data.pairs import DataSet, Pairs
-from lapclip.data.pixels import normalise
+from lapclip.data.pixels import View, normalise
 from lapclip.data.table import DataProgress, Progress
 from lapclip.data.tokenizers import pad
 from lapclip.embedder import Embedder, distinct_captions
@@ -224,8 +225,8 @@ class _Maker:
                     self._tell(at * count + rows.stop, views * count, "reading pictures with the frozen tower")
                     yield self._picture_features(self._worker, self._data.train.pixels[rows], boxes[at, rows])
 
-        train, shape = self._config.train, self._config.model
-        about = (train.views, train.crop, train.flip, train.seed, shape.image_size)
+        train = self._config.train
+        about = (train.views, train.crop, train.flip, train.seed)
         return self._array("image", ("train", *about), (views, count), parts)
 
     def held_out_pictures(self) -> np.ndarray:
@@ -237,7 +238,7 @@ class _Maker:
                 self._tell(rows.stop, len(pixels), "reading held-out pictures with the frozen tower")
                 yield self._picture_features(self._model, pixels[rows], None)
 
-        return self._array("image", ("val", self._config.model.image_size), (len(pixels),), parts)
+        return self._array("image", ("val",), (len(pixels),), parts)
 
     def captions(self) -> Ragged:
         """Of all training captions."""
@@ -293,11 +294,9 @@ class _Maker:
         self, tower: str, about: tuple, rows: tuple[int, ...], parts: Callable[[], Iterable[np.ndarray]]
     ) -> np.ndarray:
         """Read from the cache, or made and written there."""
-        shape, dtype = self._config.model, self._config.train.dtype
-        sees = (shape.image_size, shape.pixel_mean, shape.pixel_std, shape.image_taps, shape.text_taps, shape.context)
-        path = array_path(
-            tower, about, sees, self._digests[tower], self._boundaries[tower], self._data.fingerprint, dtype
-        )
+        dtype = self._config.train.dtype
+        about = (*about, self._digests[tower], self._boundaries[tower], frozen_form(self._model, tower))
+        path = array_path(tower, about, self._data.fingerprint, dtype)
         found = read_array(path)
         if found is not None and found.shape[: len(rows)] == rows:
             return found
@@ -323,6 +322,15 @@ def frozen_digest(tower: nn.Module) -> str:
             digest.update(name.encode())
             digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
     return digest.hexdigest()
+
+
+def frozen_form(model: CLIP, tower: str) -> str:
+    """Changes with what a tower sees and how it computes: neither its numbers nor the data's fingerprint tell that."""
+    shape, network = model.shape, getattr(model, tower)
+    sees = (View.of(shape).key, shape.pixel_mean, shape.pixel_std) if tower == "image" else (shape.context,)
+    if isinstance(network, PretrainedTower):
+        return json.dumps([sees, network.taps, network.spec.to_dict()], sort_keys=True)
+    return json.dumps([sees, shape.activation, getattr(shape, f"{tower}_heads"), shape.image_tower])
 
 
 def _worth(depth: int, first: int) -> bool:
