@@ -121,7 +121,7 @@ def resume(name: str | None, hooks: Hooks = Hooks()) -> Outcome:
         lessons = lessons_again(saved["run"].get("teacher_digest", ""), config, data, hooks.data_progress)
         check_tracker(config.work.track)
         config, device = chosen_again(run, config)
-        foundation = foundation_at(run.start)
+        foundation = foundation_at(run.start, config)
         built = build(config, tokenizer, device, foundation)
         kept = keep_features(*built, make_plan(config, data, tokenizer), data, config, hooks.data_progress)
         with _recording(run, hooks, config) as log:

@@ -138,6 +138,20 @@ def test_a_resumed_run_goes_on_as_if_nothing_had_happened(here: Path, towers: li
     assert [event["loss"] for event in again] == losses("whole")
 
 
+def test_a_run_whose_start_is_gone_is_not_resumed_from_chance(
+    here: Path, trained: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(embedder: object, folder: Path) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(launch, "save_model", killed)
+        with pytest.raises(KeyboardInterrupt):
+            train("cut", *COMMON, f"train.start={trained}", *LEARNING["heads"])
+    with pytest.raises(RunError, match="start is gone, or the run was killed before it was there"):
+        launch.resume("cut")
+
+
 def test_micro_batches_change_nothing(here: Path, towers: list[str]) -> None:
     settings = [*towers, *LEARNING["last-blocks"], "train.head_dropout=0", "train.feature_dropout=0"]
     train("whole", *settings)

@@ -9,7 +9,7 @@ from pathlib import Path
 from lapclip.config import ALL, Config, Layer, ModelConfig
 from lapclip.data.tokenizers import Tokenizer
 from lapclip.embedder import load
-from lapclip.errors import ConfigError, first_line
+from lapclip.errors import ConfigError, RunError, first_line
 from lapclip.model.clip import CLIP
 from lapclip.pretrained.opening import open_image, open_text
 from lapclip.randomness import derived_seed
@@ -47,9 +47,14 @@ def find_foundation(config: Config, layers: Sequence[Layer]) -> tuple[Config, Fo
     return config, None
 
 
-def foundation_at(folder: Path) -> Foundation | None:
-    """What a run started from, as it was kept."""
+def foundation_at(folder: Path, config: Config) -> Foundation | None:
+    """What a run started from, as it was kept. Without it there is no going on: what is frozen is nowhere else."""
     if not folder.exists():
+        if config.train.start or config.model.image_from or config.model.text_from:
+            raise RunError(
+                f"{folder} is gone, or the run was killed before it was there: what the run started from is not known.",
+                hint="lapclip train for a new run",
+            )
         return None
     embedder = load(folder)
     return Foundation(lambda: load(folder).model, embedder.model, embedder.tokenizer)
