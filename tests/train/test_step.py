@@ -228,11 +228,10 @@ def test_captions_taken_in_parts_by_length_give_the_same_step() -> None:
     rows = 2 * TEXT_PARTS * LEAST_PART
     draw = np.random.default_rng(0)
     tokens = draw.integers(0, 30, (rows, 16))
-    for row, end in enumerate(np.linspace(3, 15, rows).astype(int)):
-        tokens[row, end] = 32
+    ends_B = np.linspace(3, 15, rows).astype(int)
+    tokens[np.arange(rows), ends_B] = 32
     pixels = draw.integers(0, 256, (rows, 32, 32, 3), dtype=np.uint8)
-    lengths = 1 + tokens.argmax(axis=1)
-    batch = Batch(pixels, tokens, np.eye(rows, dtype=bool), np.zeros(rows, dtype=bool), lengths_B=lengths)
+    batch = Batch(pixels, tokens, np.eye(rows, dtype=bool), np.zeros(rows, dtype=bool), lengths_B=ends_B + 1)
     parted, whole = step_of(), step_of()
     assert parted.inputs(batch, 1).lengths == (8, 16, 16, 16)
     whole._lengths = lambda batch: ()  # pyright: ignore[reportAttributeAccessIssue]
