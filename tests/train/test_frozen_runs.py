@@ -78,6 +78,13 @@ def test_kept_features_give_what_computing_them_each_time_gives(here: Path, towe
     assert kept.evaluation["t2i_r10"] == pytest.approx(plain.evaluation["t2i_r10"], abs=0.01)
 
 
+def test_the_same_in_batches_whose_captions_are_taken_in_parts(here: Path, towers: list[str]) -> None:
+    large = [*towers, *LEARNING["heads"], "data.train_pairs=256", "train.batch_size=128", "train.steps=3"]
+    train("kept", *large)
+    train("plain", *large, "train.features=never")
+    np.testing.assert_allclose(losses("kept"), losses("plain"), rtol=0, atol=2e-5)
+
+
 @pytest.mark.parametrize("learns", ["heads", "last-blocks"])
 def test_the_same_of_our_own_towers(here: Path, trained: Path, learns: str) -> None:
     start = [*COMMON, f"train.start={trained}", *LEARNING[learns]]
@@ -153,7 +160,7 @@ def test_a_run_whose_start_is_gone_is_not_resumed_from_chance(
 
 
 def test_micro_batches_change_nothing(here: Path, towers: list[str]) -> None:
-    settings = [*towers, *LEARNING["last-blocks"], "train.head_dropout=0", "train.feature_dropout=0"]
+    settings = [*towers, *LEARNING["last-blocks"]]
     train("whole", *settings)
     train("parts", *settings, "train.micro_batch=5")
     np.testing.assert_allclose(losses("whole"), losses("parts"), rtol=0, atol=2e-5)

@@ -23,7 +23,7 @@ from lapclip.machine.devices import DTYPES, Device, SideBySide
 from lapclip.machine.timing import Stopwatch
 from lapclip.model.clip import CLIP
 from lapclip.model.parts import parts_of
-from lapclip.model.pretrained.head import Dropping
+from lapclip.model.pretrained.head import Dropping, Head
 from lapclip.model.pretrained.towers import PretrainedTower
 from lapclip.randomness import derived_seed, generator
 from lapclip.train.learning import boundary
@@ -57,8 +57,12 @@ class Inputs:
     """What a teacher makes of the pictures; None where there is none."""
     teacher_text: Tensor | None = None
     """What it makes of the captions."""
-    seed: int = 0
-    """Of what heads leave out at random."""
+    image_features_kept: Tensor | None = None
+    """What the head of a pretrained image network does not leave out of its features; None keeps all."""
+    image_hidden_kept: Tensor | None = None
+    """The same for its hidden layer."""
+    text_hidden_kept: Tensor | None = None
+    """The same for a pretrained text network."""
 
     def __len__(self) -> int:
         return len(self.tokens_BL)
@@ -134,7 +138,7 @@ class TrainStep:
             text_features=None if batch.text_features is None else torch.from_numpy(batch.text_features),
             teacher_image=None if batch.teacher_image is None else torch.from_numpy(batch.teacher_image),
             teacher_text=None if batch.teacher_text is None else torch.from_numpy(batch.teacher_text),
-            seed=derived_seed(config.seed, "dropout", step),
+            **self._kept_by_heads(len(batch.tokens_BL), step),
         )
 
     def set_learning_rate(self, lr: float) -> None:
@@ -180,22 +184,45 @@ class TrainStep:
         """Embeddings of pictures, which stay uint8 until here, and of captions."""
         with watch.phase("preprocess"):
             pixels_BCSS = self._look(inputs) if inputs.image_features is None else None
-        with watch.phase("forward"), self._thinned(inputs.seed):
+        with watch.phase("forward"), self._thinned(inputs):
             return self._towers(lambda: self._encode_image(inputs, pixels_BCSS), lambda: self._encode_text(inputs))
 
     @contextmanager
-    def _thinned(self, seed: int) -> Iterator[None]:
+    def _thinned(self, inputs: Inputs) -> Iterator[None]:
         """Let the heads of pretrained networks leave out some of what they see."""
-        heads = [tower.head for tower in (self.worker.image, self.worker.text) if isinstance(tower, PretrainedTower)]
-        features, hidden = self.config.feature_dropout, self.config.head_dropout
-        for at, head in enumerate(heads):
-            of_image = isinstance(self.worker.image, PretrainedTower) and at == 0
-            head.dropping = Dropping(derived_seed(seed, "head", at), features if of_image else 0.0, hidden)
+        heads = self._heads()
+        drawn = inputs.tensors()
+        for tower, head in heads.items():
+            head.dropping = {
+                what: Dropping(share, drawn[f"{tower}_{what}_kept"]) for what, share in self._left_out(tower).items()
+            }
         try:
             yield
         finally:
-            for head in heads:
-                head.dropping = None
+            for head in heads.values():
+                head.dropping = {}
+
+    def _heads(self) -> dict[str, Head]:
+        """Those of pretrained networks."""
+        towers = {"image": self.worker.image, "text": self.worker.text}
+        return {name: tower.head for name, tower in towers.items() if isinstance(tower, PretrainedTower)}
+
+    def _left_out(self, tower: str) -> dict[str, float]:
+        """The share that a tower's head leaves out of its features and of its hidden layer, where it is not nothing."""
+        of_features = self.config.feature_dropout if tower == "image" else 0.0
+        shares = {"features": of_features, "hidden": self.config.head_dropout}
+        return {what: share for what, share in shares.items() if share}
+
+    def _kept_by_heads(self, rows: int, step: int) -> dict[str, Tensor]:
+        """What is not left out, drawn once for the whole batch."""
+        found = {}
+        for at, (tower, head) in enumerate(self._heads().items()):
+            seed = derived_seed(derived_seed(self.config.seed, "dropout", step), "head", at)
+            widths = dict(zip(("features", "hidden"), head.hidden_in.shape, strict=True))
+            for what, share in self._left_out(tower).items():
+                draw = torch.Generator().manual_seed(derived_seed(seed, what))
+                found[f"{tower}_{what}_kept"] = torch.rand(rows, widths[what], generator=draw) >= share
+        return found
 
     def _encode_image(self, inputs: Inputs, pixels_BCSS: Tensor | None) -> Tensor:
         if pixels_BCSS is not None:
@@ -209,10 +236,12 @@ class TrainStep:
             return self.worker.finish_text(inputs.text_features, inputs.tokens_BL, self.boundaries["text"])
         if not inputs.lengths:
             return self.worker.encode_text(inputs.tokens_BL)
-        parts = inputs.tokens_BL.chunk(len(inputs.lengths))
-        return torch.cat(
-            [self.worker.encode_text(part[:, :length]) for part, length in zip(parts, inputs.lengths, strict=True)]
-        )
+        parts = zip(inputs.tokens_BL.chunk(len(inputs.lengths)), inputs.lengths, strict=True)
+        text = self.worker.text
+        if isinstance(text, PretrainedTower):  # its head takes all rows at once, as what it leaves out was drawn
+            features_BF = torch.cat([text.begin(part[:, :length], text.depth) for part, length in parts])
+            return self.worker.finish_text(features_BF, inputs.tokens_BL, text.depth)
+        return torch.cat([self.worker.encode_text(part[:, :length]) for part, length in parts])
 
     def _lengths(self, batch: Batch) -> tuple[int, ...]:
         """On the CPU a batch that is computed whole is taken in parts; elsewhere more launches would cost more, and a
@@ -284,8 +313,7 @@ class TrainStep:
         """Slices of a micro-batch each. What was drawn for the batch, such as dropped patches, is sliced with it."""
         size = self.config.micro_batch
         for at in range(0, len(inputs), size):
-            part = inputs.each(lambda part, at=at: part[at : at + size])
-            yield replace(part, seed=derived_seed(inputs.seed, "part", at))
+            yield inputs.each(lambda part, at=at: part[at : at + size])
 
     def _figures(self, values: list[float]) -> Figures:
         return Figures(*values[:6], part_norms=dict(zip(self.parts, values[6:], strict=True)))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import torch
 import torch.nn.functional as F
@@ -10,24 +12,23 @@ from torch import Tensor, nn
 
 from lapclip.model.kernels import Compute, linear
 from lapclip.model.transformer import LayerNorm
-from lapclip.randomness import derived_seed
 
 
 @dataclass(frozen=True)
 class Dropping:
-    """What is left out at random, drawn from a seed, so that the same is left out when a step is computed twice."""
+    """A share of each row's values is left out at random. It is drawn before, for a whole batch, so that the same is
+    left out when a step is computed twice, in parts or from kept features."""
 
-    seed: int
-    features: float
-    hidden: float
+    share: float
+    kept: Tensor
 
 
 class Head(nn.Module):
     """Normed features through a linear map and, beside it, a hidden layer that starts without a say."""
 
     compute = Compute()
-    dropping: Dropping | None = None
-    """Set while training."""
+    dropping: Mapping[str, Dropping] = MappingProxyType({})
+    """Of its features and its hidden layer; set while training."""
 
     def __init__(self, features: int, hidden: int, embedding: int) -> None:
         super().__init__()
@@ -49,12 +50,8 @@ class Head(nn.Module):
 
     def _thinned(self, x: Tensor, what: str) -> Tensor:
         """Some of the values left out, the others enlarged to make up for it."""
-        share = getattr(self.dropping, what) if self.dropping else 0.0
-        if self.dropping is None or not share:
-            return x
-        seed = derived_seed(self.dropping.seed, what)
-        kept = torch.rand(x.shape, generator=torch.Generator().manual_seed(seed)) >= share
-        return x * kept.to(x.device, x.dtype) / (1 - share)
+        dropping = self.dropping.get(what)
+        return x if dropping is None else x * dropping.kept.to(x.dtype) / (1 - dropping.share)
 
     def _linear(self, x: Tensor, weight_IO: Tensor) -> Tensor:
         return linear(x, weight_IO.T, None, self.compute.linear)
