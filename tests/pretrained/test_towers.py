@@ -19,7 +19,7 @@ from lapclip.model.clip import CLIP
 from lapclip.model.parts import parts_of
 from lapclip.model.pretrained.blocks import Blocks, find_blocks
 from lapclip.model.pretrained.spec import TowerSpec
-from lapclip.model.pretrained.towers import PretrainedImageTower, pooled_caption
+from lapclip.model.pretrained.towers import PretrainedImageTower, PretrainedTextTower, pooled_caption
 from lapclip.model.zoo import SHAPES
 from lapclip.pretrained.opening import TRUSTED, build_network, open_image, open_text
 from lapclip.train.loop import save_model
@@ -138,6 +138,26 @@ def test_a_model_cannot_make_us_call_code_that_nobody_here_named(monkeypatch: py
         build_network(spec)
     monkeypatch.setenv("LAPCLIP_TRUST", spec.name)
     assert isinstance(build_network(spec), TinyImage)
+
+
+def test_code_beside_weights_is_not_run_whatever_someone_types(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tiny_text(tmp_path / "bert")
+    about = json.loads((folder / "config.json").read_text())
+    about |= {"model_type": "unheard-of", "auto_map": {"AutoConfig": "code.C", "AutoModel": "code.M"}}
+    (folder / "config.json").write_text(json.dumps(about))
+    (folder / "code.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
+    monkeypatch.setattr("builtins.input", lambda *_: "y")
+    with pytest.raises(ConfigError, match="cannot be read as a Hugging Face model"):
+        open_text(str(folder))
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_text_network_whose_padding_is_its_last_symbol(tmp_path: Path) -> None:
+    folder = tiny_text(tmp_path / "bert")
+    opened = open_text(str(folder))
+    spec = replace(opened.spec, padding=opened.facts["vocabulary"] - 1)
+    tower = PretrainedTextTower((opened.backbone, spec), SHAPES["tiny"])
+    assert all(tower.divides(block) for block in range(1, tower.depth + 1))
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,9 @@ from lapclip.pretrained.opened import Opened
 CONTEXT = 128
 """Most symbols of a caption; networks that know more are slow on them, and captions are short."""
 
+NO_CODE = {"trust_remote_code": False}
+"""Code that lies beside weights is never run; left open, transformers would ask whoever sits at the keyboard."""
+
 
 def open_vision(reference: str) -> tuple[nn.Module, dict[str, Any], str, dict[str, Any]]:
     """The network, its config, its pooling, and what it wants to see."""
@@ -66,14 +69,14 @@ def build(config: dict[str, Any]) -> nn.Module:
     """The network of a saved config, with values yet to come."""
     transformers = _transformers()
     kept = {key: value for key, value in config.items() if key != "model_type"}
-    made = transformers.AutoModel.from_config(transformers.AutoConfig.for_model(config["model_type"], **kept))
-    return _without_pooler(made)
+    about = transformers.AutoConfig.for_model(config["model_type"], **kept)
+    return _without_pooler(transformers.AutoModel.from_config(about, **NO_CODE))
 
 
 def _open(reference: str) -> tuple[nn.Module, dict[str, Any]]:
     transformers = _transformers()
     try:
-        backbone = transformers.AutoModel.from_pretrained(reference, dtype="float32")
+        backbone = transformers.AutoModel.from_pretrained(reference, dtype="float32", **NO_CODE)
     except Exception as error:
         if Path(reference).exists():
             said = f"{reference} cannot be read as a Hugging Face model: {first_line(error)}."
@@ -100,7 +103,7 @@ def _without_pooler(backbone: nn.Module) -> nn.Module:
 def _tokenizer(reference: str) -> ForeignTokenizer:
     transformers = _transformers()
     try:
-        found = transformers.AutoTokenizer.from_pretrained(reference)
+        found = transformers.AutoTokenizer.from_pretrained(reference, **NO_CODE)
         text = found.backend_tokenizer.to_str()
     except Exception as error:
         raise ConfigError(

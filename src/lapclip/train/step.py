@@ -218,7 +218,7 @@ class TrainStep:
         found = {}
         for at, (tower, head) in enumerate(self._heads().items()):
             seed = derived_seed(derived_seed(self.config.seed, "dropout", step), "head", at)
-            widths = dict(zip(("features", "hidden"), head.hidden_in.shape, strict=True))
+            widths: dict[str, int] = dict(zip(("features", "hidden"), head.hidden_in.shape, strict=True))
             for what, share in self._left_out(tower).items():
                 draw = torch.Generator().manual_seed(derived_seed(seed, what))
                 found[f"{tower}_{what}_kept"] = torch.rand(rows, widths[what], generator=draw) >= share
