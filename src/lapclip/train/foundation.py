@@ -93,7 +93,7 @@ def open_towers(shape: ModelConfig, seed: int = 0, asked: Collection[str] = ()) 
         shape = replace(shape, **facts)
     try:
         model = CLIP(shape, seed=derived_seed(seed, "weights"), networks=networks)
-    except (RuntimeError, ValueError, TypeError, AttributeError) as error:
+    except (RuntimeError, ValueError, TypeError, AttributeError, LookupError) as error:
         names = " and ".join(name for name in (shape.image_from, shape.text_from) if name)
         raise ConfigError(f"{names} cannot be used as a tower: {first_line(error)}.") from error
     return model, tokenizer

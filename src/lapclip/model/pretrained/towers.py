@@ -161,7 +161,7 @@ class PretrainedTextTower(PretrainedTower):
 
     def __init__(self, network: Network, shape: ModelConfig) -> None:
         super().__init__(*network, shape.text_taps)
-        self.add_head(torch.full((1, 4), self.spec.padding + 1), shape.head, shape.embedding)
+        self.add_head(self._symbols()[:4][None], shape.head, shape.embedding)
 
     def forward(self, tokens_BL: Tensor) -> Tensor:
         """Embeddings before normalisation."""
@@ -189,10 +189,14 @@ class PretrainedTextTower(PretrainedTower):
         return F.normalize(features_BF, dim=-1) if self.spec.unit_length else features_BF
 
     def _samples(self) -> tuple[Tensor, Tensor]:
-        tokens_BL = torch.full((2, 8), self.spec.padding + 1, device=self.head.projection.device)
+        tokens_BL = self._symbols().repeat(2, 1)
         tokens_BL[0, 5:] = self.spec.padding
-        tokens_BL[1] += torch.arange(8, device=tokens_BL.device)
+        tokens_BL = tokens_BL.to(self.head.projection.device)
         return tokens_BL, tokens_BL
+
+    def _symbols(self) -> Tensor:
+        """Eight symbols that every vocabulary has and that are not padding, which may be the last of all."""
+        return torch.tensor([symbol for symbol in range(9) if symbol != self.spec.padding][:8])
 
 
 def pooled_picture(features: Tensor, pooling: str) -> Tensor:
