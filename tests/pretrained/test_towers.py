@@ -152,6 +152,30 @@ def test_code_beside_weights_is_not_run_whatever_someone_types(tmp_path: Path, m
     assert not (tmp_path / "ran").exists()
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("place", ["preprocessor_config.json", "processor_config.json"])
+def test_a_hugging_face_image_network_comes_with_its_preprocessing(tmp_path: Path, place: str) -> None:
+    from transformers import ViTConfig, ViTModel
+
+    sizes = {"hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 32}
+    ViTModel(ViTConfig(image_size=32, patch_size=8, **sizes)).save_pretrained(tmp_path)
+    seen = {"size": {"height": 32, "width": 32}, "image_mean": [0.5] * 3, "image_std": [0.25] * 3, "resample": 2}
+    (tmp_path / place).write_text(json.dumps({"image_processor": seen} if place.startswith("processor") else seen))
+    opened = open_image(str(tmp_path))
+    assert opened.facts == {
+        "image_size": 32,
+        "pixel_mean": "0.5 0.5 0.5",
+        "pixel_std": "0.25 0.25 0.25",
+        "interpolation": "bilinear",
+        "resize": "squash",
+    }
+    tower = PretrainedImageTower((opened.backbone, opened.spec), replace(SHAPES["tiny"], **opened.facts))
+    pixels = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    whole = opened.backbone(pixel_values=pixels).last_hidden_state[:, 0]
+    torch.testing.assert_close(tower.begin(pixels, tower.depth), whole)
+    assert (tower.depth, tower.divides(2)) == (3, True)
+
+
 def test_a_text_network_whose_padding_is_its_last_symbol(tmp_path: Path) -> None:
     folder = tiny_text(tmp_path / "bert")
     opened = open_text(str(folder))

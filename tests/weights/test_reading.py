@@ -157,6 +157,11 @@ def test_preprocessing_comes_with_the_model(ours: Embedder, tmp_path: Path) -> N
     shape = read_model(folder).shape
     assert shape.crop_share == 32 / 36
     assert (shape.interpolation, shape.resize, shape.pixel_mean) == ("bilinear", "shortest", "0 0 0")
+    # As a CLIPProcessor of transformers 5 writes it, who reads it first.
+    (folder / "processor_config.json").write_text(json.dumps({"image_processor": {**seen, "image_mean": [1] * 3}}))
+    assert read_model(folder).shape.pixel_mean == "1 1 1"
+    (folder / "processor_config.json").write_text(json.dumps({"processor_class": "CLIPProcessor"}))
+    assert read_model(folder).shape.pixel_mean == "0 0 0"
 
 
 def test_published_shapes_have_their_names() -> None:

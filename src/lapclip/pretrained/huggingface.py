@@ -25,7 +25,9 @@ def open_vision(reference: str) -> tuple[nn.Module, dict[str, Any], str, dict[st
     """The network, its config, its pooling, and what it wants to see."""
     backbone, config = _open(reference)
     facts: dict[str, Any] = {}
-    processor = _json_beside(reference, "preprocessor_config.json")
+    # As release 5 of transformers writes it, or as all before did.
+    processor = _json_beside(reference, "processor_config.json").get("image_processor")
+    processor = processor or _json_beside(reference, "preprocessor_config.json")
     size = processor.get("crop_size") or processor.get("size") or config.get("image_size") or 224
     short = processor.get("size") or {}
     side = _side(size)

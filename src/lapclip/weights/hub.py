@@ -28,7 +28,7 @@ def choose_files(there: Iterable[str]) -> list[str]:
         chosen |= {openclip.CONFIG}
         weights = [name for name in openclip.WEIGHTS if name in there]
     else:
-        chosen |= {huggingface.CONFIG, huggingface.PREPROCESSOR} & there
+        chosen |= {huggingface.CONFIG, huggingface.PREPROCESSOR, huggingface.PROCESSOR} & there
         weights = [name for own in huggingface.WEIGHTS for name in (own, f"{own}{huggingface.INDEX}") if name in there]
     if weights and weights[0].endswith(huggingface.INDEX):
         stem, _, ending = weights[0].removesuffix(huggingface.INDEX).rpartition(".")

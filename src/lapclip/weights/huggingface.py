@@ -20,7 +20,9 @@ from lapclip.weights.archive import read_tensors
 from lapclip.weights.names import Tensors, as_float32, check_leftovers, check_shapes, expected_shapes, their_name
 from lapclip.weights.openai import named
 
-CONFIG, PREPROCESSOR, INDEX = "config.json", "preprocessor_config.json", ".index.json"
+CONFIG, INDEX = "config.json", ".index.json"
+PREPROCESSOR, PROCESSOR = "preprocessor_config.json", "processor_config.json"
+"""How pictures are seen; a `CLIPProcessor` of release 5 writes it into the second, as `image_processor`."""
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 PARTS = ("q", "k", "v")
 """Our queries, keys and values are one tensor; theirs are three, named with these letters."""

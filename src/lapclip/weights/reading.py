@@ -82,7 +82,9 @@ def _read_openclip(folder: Path, weights: Path) -> Published:
 
 
 def _read_huggingface(folder: Path, config: dict[str, Any]) -> Published:
-    seen = _read_json(folder / huggingface.PREPROCESSOR) if (folder / huggingface.PREPROCESSOR).exists() else {}
+    both = (folder / name for name in (huggingface.PROCESSOR, huggingface.PREPROCESSOR))
+    whole, alone = (_read_json(path) if path.exists() else {} for path in both)
+    seen = whole.get("image_processor") or alone  # in the order of transformers
     shape = huggingface.shape_of(config, seen, str(folder / CONFIG))
     tokenizer = fitting_tokenizer(folder, shape.vocabulary, str(folder))
     return Published(shape, huggingface.to_ours(huggingface.read_folder(folder), shape, str(folder)), tokenizer)
