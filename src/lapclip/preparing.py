@@ -106,6 +106,8 @@ def prepare(recipe: str, settings: list[str], minutes: float | None, hooks: Hook
     if config.train.minutes and "epochs" in asked_for:
         notes.append(f"train.epochs is not used: the run is to take {config.train.minutes:g} minutes")
     config, tokenizer, why_tokenizer = fit_vocabulary(config, data, foundation)
+    if foundation and foundation.shape.vocabulary != config.model.vocabulary:
+        config, foundation = find_foundation(config, layers)  # a text tower that is new is as large as its vocabulary
     config, why_steps = count_steps(config, data, tokenizer)
     notes = [*why_recipe, *notes, *rate_warnings(config, foundation)]
     with memory_explained(config):

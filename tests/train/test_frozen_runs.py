@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 import lapclip
 from lapclip import launch
 from lapclip.errors import ConfigError, RunError
+from lapclip.model.zoo import SHAPES
 from lapclip.records.store import read_events
 from lapclip.train import features
 from lapclip.train.checkpoint import WEIGHTS
@@ -157,6 +158,15 @@ def test_a_run_whose_start_is_gone_is_not_resumed_from_chance(
             train("cut", *COMMON, f"train.start={trained}", *LEARNING["heads"])
     with pytest.raises(RunError, match="start is gone, or the run was killed before it was there"):
         launch.resume("cut")
+
+
+def test_a_new_text_tower_beside_a_pretrained_one_knows_the_vocabulary_of_the_captions(
+    here: Path, towers: list[str]
+) -> None:
+    own_text = [setting for setting in towers if not setting.startswith("model.text_from")]
+    train("mixed", *own_text, "model.name=tiny", "train.image_blocks=0", "data.tokenizer=bpe", "train.steps=2")
+    found = lapclip.load("runs/mixed")
+    assert found.model.shape.vocabulary == found.tokenizer.vocabulary > SHAPES["tiny"].vocabulary
 
 
 def test_micro_batches_change_nothing(here: Path, towers: list[str]) -> None:
