@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -157,8 +158,8 @@ def test_code_beside_weights_is_not_run_whatever_someone_types(tmp_path: Path, m
 def test_a_hugging_face_image_network_comes_with_its_preprocessing(tmp_path: Path, place: str) -> None:
     from transformers import ViTConfig, ViTModel
 
-    sizes = {"hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 32}
-    ViTModel(ViTConfig(image_size=32, patch_size=8, **sizes)).save_pretrained(tmp_path)
+    sizes: dict[str, Any] = {"hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 2}
+    ViTModel(ViTConfig(image_size=32, patch_size=8, intermediate_size=32, **sizes)).save_pretrained(tmp_path)
     seen = {"size": {"height": 32, "width": 32}, "image_mean": [0.5] * 3, "image_std": [0.25] * 3, "resample": 2}
     (tmp_path / place).write_text(json.dumps({"image_processor": seen} if place.startswith("processor") else seen))
     opened = open_image(str(tmp_path))

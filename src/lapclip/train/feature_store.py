@@ -34,10 +34,11 @@ def read_array(path: Path) -> np.ndarray | None:
     """The array, memory-mapped, or None where it has to be made."""
     try:
         found = np.load(path, mmap_mode="r")
-        os.utime(path)  # its date is that of the last use
-        return found
     except (OSError, ValueError):
         return None
+    with suppress(OSError):  # of a cache that can only be read
+        os.utime(path)  # its date is that of the last use
+    return found
 
 
 def write_array(path: Path, parts: Iterable[np.ndarray], shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
@@ -54,6 +55,10 @@ def write_array(path: Path, parts: Iterable[np.ndarray], shape: tuple[int, ...],
                 file.write(np.ascontiguousarray(part, dtype=dtype).tobytes())
         os.replace(partial, path)
     except OSError as error:
+        # Windows replaces no file that is mapped: another process was first with the same array, and works with it.
+        found = read_array(path)
+        if found is not None and found.shape == shape and found.dtype == dtype:
+            return found
         raise DataError(
             f"Cannot write features to {path}: {error.strerror or error}.",
             hint="LAPCLIP_CACHE=FOLDER with a folder that has room, or --set train.features=never",
