@@ -97,7 +97,7 @@ def start(
     run = create_run(name, recipe, settled, hooks.reserved)
     with at_work(run, ready.config.work), Signals() as signals, _recording(run, hooks, ready.config) as log:
         save_tokenizer(ready.built[1].tokenizer, run.tokenizer)
-        save_seen(ready.data.train.identities, run.seen)
+        save_seen(ready.data.train.identities, run.seen, ready.config.train.start)
         if ready.foundation:
             save_model(ready.built[1], run.start)
             ready.foundation.settle_in(run.start)

@@ -14,6 +14,7 @@ from lapclip.data.batches import BatchPlan, Views
 from lapclip.data.loading import SCENES, TRAIN, load_data
 from lapclip.data.pairs import DataSet
 from lapclip.data.pixels import View
+from lapclip.data.seen import count_seen, seen_by
 from lapclip.data.sources import read_table
 from lapclip.data.splits import assign_splits
 from lapclip.data.table import DataProgress
@@ -25,6 +26,7 @@ from lapclip.machine import devices
 from lapclip.machine.devices import Device
 from lapclip.machine.timing import Stopwatch, timed
 from lapclip.model.clip import CLIP
+from lapclip.model.lora import LowRank
 from lapclip.model.zoo import SHAPES
 from lapclip.randomness import derived_seed
 from lapclip.records.store import Listener
@@ -109,7 +111,7 @@ def prepare(recipe: str, settings: list[str], minutes: float | None, hooks: Hook
     if foundation and foundation.shape.vocabulary != config.model.vocabulary:
         config, foundation = find_foundation(config, layers)  # a text tower that is new is as large as its vocabulary
     config, why_steps = count_steps(config, data, tokenizer)
-    notes = [*why_recipe, *notes, *rate_warnings(config, foundation)]
+    notes = [*why_recipe, *notes, *rate_warnings(config, foundation), *said_of_start(config, data)]
     with memory_explained(config):
         longest = longest_caption(config, data, tokenizer)
         plan = make_plan(config, data, tokenizer)
@@ -117,6 +119,7 @@ def prepare(recipe: str, settings: list[str], minutes: float | None, hooks: Hook
         device.release_memory()
         device.forget_peak()  # what was tried before the run is not the run's
         built = build(config, tokenizer, device, foundation)
+        notes += said_of_lora(config, built[0].model)
         kept = keep_features(*built, plan, data, config, hooks.data_progress)
         if config.train.minutes:
             config, why_steps, few = fill_minutes(config, data, tokenizer, device, foundation, kept, lessons)
@@ -158,6 +161,27 @@ def rate_warnings(config: Config, foundation: Foundation | None) -> list[str]:
         f"the towers' learning rate, {rate:g}, is far above what pretrained weights stand (about {most / 5:g}): they "
         f"may forget what they know; --set train.tower_share={most / 5 / train.learning_rate:.2g}"
     ]
+
+
+def said_of_start(config: Config, data: DataSet) -> list[str]:
+    """Held-out pictures that the model to start from has learnt from are no test, which a score would not show."""
+    found = {split: count_seen(pairs.identities, seen_by(config.train.start)) for split, pairs in data.splits.items()}
+    known = [f"{count:,} of the {len(data.splits[split]):,} of {split}" for split, count in found.items() if count]
+    if not config.train.start or not any(count for split, count in found.items() if split != TRAIN):
+        return []
+    return [
+        f"the model to start from has learnt from {' and '.join(known)}: scores on held-out ones are no test; "
+        "--set data.seed as in its run splits them alike"
+    ]
+
+
+def said_of_lora(config: Config, model: CLIP) -> list[str]:
+    """Towers that got no addition of low rank, because there is no attention in them."""
+    towers = {"image": model.image, "text": model.text}
+    bare = [name for name, tower in towers.items() if not any(isinstance(part, LowRank) for part in tower.modules())]
+    return [f"the {name} tower has no attention to add to: but for its head it stays as it is" for name in bare] * bool(
+        config.train.lora_rank
+    )
 
 
 def fit_data(config: Config, data: DataSet, *, asked_batch: bool) -> tuple[Config, list[str]]:

@@ -22,6 +22,7 @@ from lapclip.train.feature_store import array_path
 
 from ..conftest import SMALL
 from ..networks import tiny_text
+from ..test_scoring import write_photos
 from ..test_photos import photos
 
 pytest.importorskip("transformers", reason="the package transformers is not installed")
@@ -237,3 +238,21 @@ def test_without_room_for_features_they_are_computed_each_time(
     train("run", *towers, *LEARNING["heads"], "train.seed=9")
     assert "features find no room" in notes("run")
     assert len(losses("run")) == 6
+
+
+def test_pictures_that_the_start_learnt_from_are_no_test_and_are_counted(here: Path) -> None:
+    photos = write_photos(here / "photos", [""] * 30)
+    settings = [*SMALL[2:], f"data.source={photos}", "train.batch_size=8", "train.steps=2"]
+    train("first", *settings, "model.name=tiny", "data.seed=0")
+    train("alike", *settings, "train.start=runs/first", "data.seed=0")
+    assert "no test" not in notes("alike")
+    train("other", *settings, "train.start=runs/first", "data.seed=1")
+    assert "the model to start from has learnt from" in notes("other")
+    first, other = (set(np.load(f"runs/{name}/seen.npy").tolist()) for name in ("first", "other"))
+    assert first < other  # what the start has seen, this model has seen
+
+
+def test_a_tower_without_attention_is_named(here: Path, towers: list[str]) -> None:
+    train("run", *towers, *LEARNING["lora"])
+    assert "the image tower has no attention to add to" in notes("run")
+    assert "the text tower has no attention" not in notes("run")

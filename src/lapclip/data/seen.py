@@ -7,19 +7,33 @@ from pathlib import Path
 
 import numpy as np
 
+SEEN = "seen.npy"
 
-def save_seen(identities: np.ndarray | None, path: Path) -> None:
-    """Keep the identities of training pictures; nothing where they are drawn."""
-    if identities is not None:
+
+def save_seen(identities: np.ndarray | None, path: Path, start: str = "") -> None:
+    """Keep the identities of training pictures, and of those that the model to start from had seen; nothing where they
+    are drawn."""
+    earlier = _read(seen_by(start))
+    if identities is not None or earlier is not None:
+        every = [part for part in (identities, earlier) if part is not None]
         with suppress(OSError), open(path, "wb") as file:  # a full disk costs a warning later, not the run
-            np.save(file, np.unique(identities))
+            np.save(file, np.unique(np.concatenate(every)))
+
+
+def seen_by(model: str) -> Path:
+    """Where a run, or the run whose model it is, keeps what it learnt from; for other models a file that is not there."""
+    place = Path(model)
+    return place / SEEN if (place / SEEN).exists() else place.parent / SEEN
 
 
 def count_seen(identities: np.ndarray | None, path: Path) -> int | None:
     """How many of some pictures a run learnt from; None where that is not known."""
-    if identities is None:
-        return None
+    seen = _read(path)
+    return None if identities is None or seen is None else int(np.isin(identities, seen).sum())
+
+
+def _read(path: Path) -> np.ndarray | None:
     try:
-        return int(np.isin(identities, np.load(path)).sum())
+        return np.load(path)
     except (OSError, ValueError, EOFError):
         return None

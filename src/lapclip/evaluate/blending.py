@@ -39,9 +39,7 @@ class Blend:
         firsts, lasts = start.model.state_dict(), end.model.state_dict()
         self.embedder = end
         self._ends = {
-            name: (firsts[name].clone(), last.clone())
-            for name, last in lasts.items()
-            if not torch.equal(firsts[name], last)
+            name: (firsts[name], last.clone()) for name, last in lasts.items() if not torch.equal(firsts[name], last)
         }
         self.blocks = {tower: self._block(tower) for tower in ("image", "text")}
         """The block of each tower up to which both are equal; 0 where nothing that costs time is."""

@@ -40,7 +40,11 @@ def written_whole(out: Path, *, force: bool) -> Iterator[Path]:
         if out.exists():
             old = out.with_name(f".{out.name}.{os.getpid()}.old")
             os.replace(out, old)
-            os.replace(partial, out)
+            try:
+                os.replace(partial, out)
+            except OSError:
+                os.replace(old, out)  # what was there stays
+                raise
             shutil.rmtree(old, ignore_errors=True)
         else:
             os.replace(partial, out)

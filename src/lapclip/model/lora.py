@@ -64,7 +64,7 @@ def add_lora(model: CLIP, learning: set[int], rank: int, seed: int) -> list[str]
         owner = model.get_submodule(parent)
         if id(module.weight) not in learning or not _in_attention(name, owner):
             continue
-        fused = isinstance(owner, Attention) and last == "qkv"
+        fused = "qkv" in last and module.out_features == 3 * module.in_features
         setattr(owner, last, LowRank(module, rank, 3 if fused else 1, generator).to(module.weight.device))
         found.append(name)
     return found
@@ -84,4 +84,6 @@ def merged_state(model: nn.Module) -> dict[str, Tensor]:
 
 def _in_attention(name: str, owner: nn.Module) -> bool:
     """Whether a layer belongs to attention: ours by its class, foreign ones by what such modules are called."""
+    if isinstance(owner, nn.MultiheadAttention):  # it takes the weights out of its layers and never calls them
+        return False
     return isinstance(owner, Attention) or "attention" in name.lower() or ".attn." in name or "_attn." in name

@@ -96,6 +96,11 @@ def _read_file(path: Path) -> Published:
         return _read_openclip(path.parent, path)
     if path.name in huggingface.WEIGHTS and (path.parent / CONFIG).exists():
         return read_model(path.parent)
+    if path.name in openclip.WEIGHTS:
+        raise WeightsError(
+            f"{path} has no {openclip.CONFIG} beside it, which says how the model computes.",
+            hint=f"the folder it came from, with {openclip.CONFIG}",
+        )
     tensors, kind = read_tensors(path)
     if openai.has_these_names(tensors):
         # OpenAI's own have quick_gelu. What OpenCLIP's trainer keeps has gelu, unless the model's name says otherwise.

@@ -129,6 +129,7 @@ class PretrainedImageTower(PretrainedTower):
     def finish(self, features: Tensor, block: int) -> Tensor:
         """Embeddings before normalisation, from what enters a block."""
         if block < self.depth:
+            features = features.float()  # kept in half precision, perhaps, and the network's weights are not
             blank = features.new_zeros(1, 3, self.side, self.side)
             with self._precision(features.device):
                 features = self.blocks_found.finish(lambda: self._tapped(blank), features, block)
@@ -175,6 +176,7 @@ class PretrainedTextTower(PretrainedTower):
     def finish(self, features: Tensor, tokens_BL: Tensor, block: int) -> Tensor:
         """Embeddings before normalisation, from what enters a block."""
         if block < self.depth:
+            features = features.float()
             with self._precision(features.device):
                 features = self.blocks_found.finish(lambda: self._tapped(tokens_BL), features, block)
         return self.head(features.to(self.compute.dtype or features.dtype))
