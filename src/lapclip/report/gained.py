@@ -28,7 +28,10 @@ def gained_sections(folder: Path) -> list[Section]:
         account = json.loads((folder / GAINED).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return []
-    return sections(account) if isinstance(account, dict) else []
+    if not isinstance(account, dict):
+        return []
+    (section,) = sections(account)
+    return [Section(section.title, [Sentences([str(account.get("summary", ""))]), *section.blocks])]
 
 
 def page_of(account: dict[str, Any]) -> Report:
@@ -38,11 +41,11 @@ def page_of(account: dict[str, Any]) -> Report:
 
 
 def sections(account: dict[str, Any]) -> list[Section]:
-    """An account as sections."""
-    said = [str(account.get("summary", "")), _recommended(account)]
+    """An account as sections, without the sentence that opens it."""
+    recommended = _recommended(account)
     notes = account.get("notes")
     blocks: list[Block | None] = [
-        Sentences([text for text in said if text]),
+        Sentences([recommended]) if recommended else None,
         _curves(account),
         _table(account),
         _recalls(part(account, "new"), account),
