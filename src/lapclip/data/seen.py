@@ -21,7 +21,7 @@ def save_seen(identities: np.ndarray | None, path: Path, start: str = "") -> Non
 
 
 def seen_by(model: str) -> Path:
-    """Where a run, or the run whose model it is, keeps what it learnt from; for other models a file that is not there."""
+    """Where a run, or the run whose model it is, keeps what it learnt from; not there for other models."""
     place = Path(model)
     return place / SEEN if (place / SEEN).exists() else place.parent / SEEN
 
