@@ -22,8 +22,8 @@ from lapclip.train.feature_store import array_path
 
 from ..conftest import SMALL
 from ..networks import tiny_text
-from ..test_scoring import write_photos
 from ..test_photos import photos
+from ..test_scoring import write_photos
 
 pytest.importorskip("transformers", reason="the package transformers is not installed")
 
