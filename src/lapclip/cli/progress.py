@@ -33,16 +33,18 @@ class Display:
         self._told = -EVERY
 
     def data_progress(self, done: int, total: int, what: str = "drawing", /) -> None:
-        """Called while pictures are made; `what` is being done to them."""
+        """Called while pictures are made; `what` is being done to them, or to captions, if it says so."""
+        of = what if "captions" in what or "pictures" in what else f"{what} pictures"
         if self._lines:
             if (what, total) != self._doing:
-                print(f"{what} {total:,} pictures, once", file=sys.stderr, flush=True)
+                first, last = of.rsplit(" ", 1)
+                print(f"{first} {total:,} {last}, once", file=sys.stderr, flush=True)
             self._doing = (what, total)
             return
         self._end_status()
         if self._bar is None or self._doing != (what, total):
             self.close()
-            self._start(f"{what} pictures", total)
+            self._start(of, total)
         self._doing = (what, total)
         self._update(done, "")
         if done == total:

@@ -222,7 +222,7 @@ class _Maker:
         def parts() -> Iterator[np.ndarray]:
             for at in range(views):
                 for rows in _slices(count, PICTURES):
-                    self._tell(at * count + rows.stop, views * count, "reading pictures with the frozen tower")
+                    self._tell(at * count + rows.stop, views * count, "the frozen tower reads pictures")
                     yield self._picture_features(self._worker, self._data.train.pixels[rows], boxes[at, rows])
 
         train = self._config.train
@@ -235,22 +235,20 @@ class _Maker:
 
         def parts() -> Iterator[np.ndarray]:
             for rows in _slices(len(pixels), PICTURES):
-                self._tell(rows.stop, len(pixels), "reading held-out pictures with the frozen tower")
+                self._tell(rows.stop, len(pixels), "the frozen tower reads held-out pictures")
                 yield self._picture_features(self._model, pixels[rows], None)
 
         return self._array("image", ("val",), (len(pixels),), parts)
 
     def captions(self) -> Ragged:
         """Of all training captions."""
-        return self._caption_features(
-            self._worker, self._plan.captions, "train", "reading captions with the frozen tower"
-        )
+        return self._caption_features(self._worker, self._plan.captions, "train", "the frozen tower reads captions")
 
     def held_out_captions(self, embedder: Embedder) -> Ragged:
         """Of the different captions that are scored."""
         captions, _, _ = distinct_captions(self._data.held_out)
         symbols = embedder.tokenizer.encode_all(captions, self._config.model.context)
-        return self._caption_features(self._model, symbols, "val", "reading held-out captions with the frozen tower")
+        return self._caption_features(self._model, symbols, "val", "the frozen tower reads held-out captions")
 
     @torch.inference_mode()
     def _picture_features(self, model: CLIP, pixels_BSSC: np.ndarray, boxes_B5: np.ndarray | None) -> np.ndarray:

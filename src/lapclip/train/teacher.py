@@ -25,7 +25,7 @@ from lapclip.records.runs import RUNS
 from lapclip.train.feature_store import array_path, read_array, write_array
 from lapclip.train.teacher_file import TeacherFile
 
-PICTURES, CAPTIONS = "showing the teacher", "reading to the teacher the captions of"
+PICTURES, CAPTIONS = "the teacher looks at pictures", "the teacher reads captions"
 """What is being done to so many pictures."""
 
 
@@ -56,9 +56,7 @@ class TeacherModel:
         pixels = load_as_seen(config, pairs, View.of(self._embedder.model.shape), progress)
         image_ND = self._embedder.encode_pixels(pixels, lambda done, total: tell(done, total, PICTURES))
         captions, which, _ = distinct_captions(pairs)
-        text_MD = self._embedder.encode_text(
-            captions, lambda done, total: tell(len(pairs) * done // total, len(pairs), CAPTIONS)
-        )
+        text_MD = self._embedder.encode_text(captions, lambda done, total: tell(done, total, CAPTIONS))
         return image_ND, text_MD[which]
 
 
