@@ -76,7 +76,7 @@ def outlook(training: int, drawn: bool) -> str:
     """Whether training from nothing on so many pictures can work. The figures are measured ones."""
     if drawn:
         return "The built-in scenes are made for learning from nothing; a model learns them in minutes."
-    pretrained = "Pretrained towers are the better way; lapclip does not load them yet."
+    pretrained = "Pretrained towers are the better way: lapclip train DATA --recipe heads."
     if training < FEW:
         return (
             f"{training:,} training pictures are too few to learn from nothing: the model will know them by heart, and "
