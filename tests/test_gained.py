@@ -139,12 +139,12 @@ def test_checks_are_classes_or_captions_and_those_not_known_do_not_decide(mine: 
     result = run(checks=["things", "other", "things", "scenes"])
     assert [(check["name"], check["figure"]) for check in result["checks"]] == [
         ("scenes", "mean recall"),
-        ("things", "zero-shot top-1"),
+        ("things", "zero-shot, mean of classes"),
         ("other", "mean recall"),
     ]
     things = result["checks"][1]
     plain = evaluate(WantedScores("runs/mine/start", "things", device="cpu"))["zeroshot"]
-    assert things["before"]["top1"] == things["curve"][0]["value"] == plain["top1"]
+    assert things["before"]["mean_per_class"] == things["curve"][0]["value"] == plain["mean_per_class"]
     assert things["chance"] == 0.5
     assert not things["decides"]
     assert any(note.startswith("things does not decide: the start's") for note in result["notes"])

@@ -20,7 +20,7 @@ from lapclip.data.table import DataProgress, Progress
 from lapclip.embedder import distinct_captions, load
 from lapclip.errors import ConfigError, DataError, RunError
 from lapclip.evaluate.blending import Blend
-from lapclip.evaluate.forgetting import MEAN_RECALL, TOP1, Scored, curve_of, score_classes, score_pairs
+from lapclip.evaluate.forgetting import MEAN_PER_CLASS, MEAN_RECALL, Scored, curve_of, score_classes, score_pairs
 from lapclip.evaluate.names import said_of_few
 from lapclip.evaluate.recommending import recommend, summary
 from lapclip.evaluate.zeroshot import class_embeddings, sentences_of
@@ -200,7 +200,7 @@ def account_of(blend: Blend, one: Prepared, alphas: Sequence[float], progress: P
         "data": one.source,
         "split": one.opened.split,
         "why_split": one.opened.why,
-        "figure": TOP1 if by_class else MEAN_RECALL,
+        "figure": MEAN_PER_CLASS if by_class else MEAN_RECALL,
         "pictures": len(pairs),
         "trained_on": one.opened.for_training,
         "chance": scored[0].chance,

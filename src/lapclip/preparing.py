@@ -39,11 +39,14 @@ from lapclip.train.recovery import memory_explained
 from lapclip.train.teacher import Lessons, open_teacher, take_lessons
 from lapclip.train.tracking import check_tracker
 from lapclip.tune.notices import Tell
-from lapclip.tune.settle import settle
+from lapclip.tune.settle import is_partly_frozen, settle
+from lapclip.tune.watched import pairs_at_once
 
 HIGHEST_RATE, HIGHEST_LORA_RATE = 1e-4, 2e-3
 """Learning rates of pretrained towers beyond which they are known to break: 1e-5 is right for whole towers and 1e-4
 destroys them (fine-tuning CLIP at batch 256, ITRA's documentation); additions of low rank take 2e-4 (CLIP-LoRA)."""
+MOST_EVALUATIONS, SHARE_OF_EVALUATIONS = 40, 0.2
+"""How often a run of some minutes is evaluated at most, and the most of its time that goes into it."""
 BY_SIZE: tuple[tuple[float, str, str], ...] = (
     (1_000, "heads", "so few would only be learnt by heart, so all but the heads stays as it is"),
     (50_000, "lora", "enough to adapt attention a little, too few for all weights"),
@@ -97,14 +100,18 @@ def prepare(recipe: str, settings: list[str], minutes: float | None, hooks: Hook
     compile_asked = config.train.compile
     config, foundation = find_foundation(config, layers)
     config = fit_views(config)
+    taught = "teacher_weight" in layers[0].values.get("train", {}) and config.train.teacher_weight
+    if taught and not config.train.teacher:
+        raise ConfigError(
+            f"Recipe {recipe} learns from a teacher, and none is named.",
+            hint="--teacher RUN, or a file of embeddings; --set train.teacher_weight=0 trains the same without one",
+        )
     teacher = open_teacher(config)
     data = load_data(config.data, View.of(config.model), hooks.data_progress)
     lessons = take_lessons(teacher, config, data, hooks.data_progress) if teacher else None
     del teacher  # its memory is the run's
     asked_for = asked.values.get("train", {})
     config, notes = fit_data(config, data, asked_batch="batch_size" in asked_for)
-    if lessons is None and any("teacher_weight" in layer.values.get("train", {}) for layer in layers):
-        notes.append("no teacher is named, so the model learns alone; --teacher RUN names one")
     if config.train.minutes and "epochs" in asked_for:
         notes.append(f"train.epochs is not used: the run is to take {config.train.minutes:g} minutes")
     config, tokenizer, why_tokenizer = fit_vocabulary(config, data, foundation)
@@ -121,8 +128,24 @@ def prepare(recipe: str, settings: list[str], minutes: float | None, hooks: Hook
         built = build(config, tokenizer, device, foundation)
         notes += said_of_lora(config, built[0].model)
         kept = keep_features(*built, plan, data, config, hooks.data_progress)
+        if is_partly_frozen(config):
+            plan.frozen = kept
+            pairs, reasons["train.micro_batch"] = pairs_at_once(built[0], plan.batch(1), device)
+            if pairs != config.train.micro_batch:
+                config = replace_in(config, "train", micro_batch=pairs)
+                notes.append(f"train.micro_batch is {pairs}: {reasons['train.micro_batch']}; the result is the same")
+                built = build(config, tokenizer, device, foundation)
         if config.train.minutes:
-            config, why_steps, few = fill_minutes(config, data, tokenizer, device, foundation, kept, lessons)
+            config, why_steps, few = fill_minutes(
+                config,
+                data,
+                tokenizer,
+                device,
+                foundation,
+                kept,
+                lessons,
+                asked_evaluations="evaluate_every_epochs" in asked_for,
+            )
             notes += few
             built = build(config, tokenizer, device, foundation)
     notes += [*(kept.said if kept else []), *([lessons.said] if lessons else [])]
@@ -248,24 +271,33 @@ def fill_minutes(
     foundation: Foundation | None,
     kept: Kept | None,
     lessons: Lessons | None = None,
+    *,
+    asked_evaluations: bool = False,
 ) -> tuple[Config, str, list[str]]:
-    """Turn minutes into a number of steps, once. Returns why it is that many, and a warning where they are few."""
+    """Turn minutes into a number of steps, once. Returns why it is that many, and a warning where they are few.
+
+    Where epochs are short, evaluations become rarer, unless the user said how often.
+    """
     train, plan = config.train, make_plan(config, data, tokenizer)
     plan.frozen, plan.teacher = kept, lessons and lessons.rows
     step, embedder = build(replace_in(config, "train", steps=2, cheap_share=0.5), tokenizer, device, foundation)
     embedder = with_features(embedder, kept, step)
     step_seconds, evaluation_seconds = time_parts(config, data, plan, (step, embedder), device)
-    per_step = step_seconds + evaluation_seconds / (plan.steps_per_epoch * train.evaluate_every_epochs)
     # The last step is always evaluated, the finished model once more on other pairs, and there also its trained start.
     scorings = 3 if train.start else 2
-    steps = max(1, int((train.minutes * 60 - scorings * evaluation_seconds) / per_step))
+    seconds = train.minutes * 60 - scorings * evaluation_seconds
+    most = max(1, min(MOST_EVALUATIONS, int(SHARE_OF_EVALUATIONS * seconds / evaluation_seconds)))
+    rarely_enough = math.ceil(seconds / step_seconds / plan.steps_per_epoch / most)
+    every = train.evaluate_every_epochs if asked_evaluations else max(train.evaluate_every_epochs, rarely_enough)
+    per_step = step_seconds + evaluation_seconds / (plan.steps_per_epoch * every)
+    steps = max(1, int(seconds / per_step))
     reason = f"{train.minutes:g} minutes at {per_step:.3f} s a step, timed here before training"
     enough, notes = 2 * plan.steps_per_epoch, []
     if steps < enough:
         needed = duration(enough * per_step + scorings * evaluation_seconds)
         said = f"{train.minutes:g} minutes are enough for {steps:,} step{'s' * (steps > 1)}"
         notes.append(f"{said}, fewer than the {enough:,} of two epochs: expect little; those take about {needed}")
-    return replace_in(config, "train", steps=steps), reason, notes
+    return replace_in(config, "train", steps=steps, evaluate_every_epochs=every), reason, notes
 
 
 def time_parts(

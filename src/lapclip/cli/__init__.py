@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import traceback
 
@@ -58,12 +59,16 @@ def main(arguments: list[str] | None = None) -> None:
     debug, as_json = "--debug" in arguments, "--json" in arguments
     try:
         status = app(arguments, exit_on_error=False, print_error=False, result_action="return_value")
+        sys.stdout.flush()
     except (LapclipError, CycloptsError) as error:
         command = f"{arguments[0]} " if arguments and arguments[0] in app else ""
         hint = "" if isinstance(error, LapclipError) else f"\nTry: lapclip {command}--help"
         status = _report(2, f"{str(error).strip()}{hint}", as_json, debug)
     except KeyboardInterrupt as interrupt:
         status = _report(130, str(interrupt) or "Interrupted. See what there is: lapclip runs", as_json, debug)
+    except BrokenPipeError:  # whoever read has gone away, as `| head` does; the rest goes nowhere, without a word
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        status = 0
     except Exception as error:
         message = f"A fault in lapclip: {type(error).__name__}: {error}\nTry: the same command with --debug"
         status = _report(1, message, as_json, debug)

@@ -73,11 +73,12 @@ def _account(result: dict[str, Any]) -> list[str]:
         shares = f"{first['value']:>8.1%}{last['value']:>8.1%}   {change(last):<23}"
         text = f"{what:<40}{shares}{chosen['value']:>10.1%}   {change(chosen)}"
         lines.append(text if found.get("decides", True) else f"[dim]{text}[/dim]")
-    lines += _recalls(result["new"])
-    lines += ["", f"[bold]{'alpha':<40}[/bold]" + "".join(f"{alpha:>8g}" for alpha in result["alphas"])]
+        lines += _recalls(found) if found is result["new"] else []
+    header = "".join(f"{alpha:>8g}" for alpha in result["alphas"])
+    lines += ["", f"[bold]{'alpha':<40}[/bold]{header}  chance"]
     for found in sets:
         values = "".join(f"{point['value']:>8.1%}" for point in found["curve"])
-        lines.append(f"{escape(found['name'][:40]):<40}{values}")
+        lines.append(f"{escape(found['name'][:40]):<40}{values}{found['chance']:>8.1%}")
     lines += ["", f"Recommended: alpha {result['alpha']:g}, {result['why']}."]
     return lines + [f"[dim]{escape(note)}[/dim]" for note in result["notes"]]
 

@@ -1,7 +1,8 @@
 """How a model's scores change on the way from its start to its end: one figure for each data set, how sure it is, and
 how sure its change is.
 
-The figure of pairs is the mean of the six recalls, of classes top-1. A change is drawn from the same pictures before
+The figure of pairs is the mean of the six recalls, of classes the mean over them: a model that always says the largest
+class knows nothing, and top-1 would not see it. A change is drawn from the same pictures before
 and after, so it is surer than two intervals beside each other look.
 
 Shapes: N pictures, M captions, E embedding, C classes, r draws, K figures.
@@ -19,10 +20,10 @@ from lapclip.evaluate.intervals import percentiles, resamples, share_interval
 from lapclip.evaluate.names import RANKS, WAYS
 from lapclip.evaluate.ranks import ranks
 from lapclip.evaluate.retrieval import retrieval_of
-from lapclip.evaluate.zeroshot import class_answers, zeroshot_of
+from lapclip.evaluate.zeroshot import class_answers, draw_mean_per_class, zeroshot_of
 
 RECALLS = [f"{way}_r{place}" for way in WAYS for place in RANKS]
-MEAN_RECALL, TOP1 = "mean recall", "zero-shot top-1"
+MEAN_RECALL, MEAN_PER_CLASS = "mean recall", "zero-shot, mean of classes"
 
 
 @dataclass(frozen=True)
@@ -68,10 +69,9 @@ def score_classes(image_NE: np.ndarray, class_CE: np.ndarray, label_N: np.ndarra
     found = zeroshot_of(answers, label_N, classes)
     scores = {name: value for name, value in found.items() if name not in ("per_class", "confusion")}
     right_N = (answers.rank_N == 1).astype(float)
-    drawn_r = np.concatenate([weights_rN @ right_N / len(right_N) for weights_rN in resamples(len(right_N))])
-    # A model that always says the largest class knows nothing: the mean over classes sees through that.
-    known = scores["intervals"]["mean_per_class"][0] > scores["chance"]["mean_per_class"]
-    return Scored(scores["top1"], scores["chance"]["top1"], len(label_N), drawn_r, scores, known)
+    value, chance = scores["mean_per_class"], scores["chance"]["mean_per_class"]
+    known = scores["intervals"]["mean_per_class"][0] > chance
+    return Scored(value, chance, len(label_N), draw_mean_per_class(right_N, label_N), scores, known)
 
 
 def curve_of(alphas: Sequence[float], scored: Sequence[Scored]) -> list[dict[str, Any]]:

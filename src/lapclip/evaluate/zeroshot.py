@@ -112,7 +112,7 @@ def zeroshot_of(answers: Answers, label_N: np.ndarray, classes: Sequence[str]) -
         "largest_class": float(counts_C.max() / len(label_N)),
         "intervals": {
             **dict(zip(hits, found, strict=True)),
-            "mean_per_class": _mean_per_class_interval(mean_per_class, hits["top1"], label_N),
+            "mean_per_class": share_interval(draw_mean_per_class(hits["top1"], label_N), mean_per_class, len(label_N)),
         },
         "per_class": [
             {
@@ -127,8 +127,8 @@ def zeroshot_of(answers: Answers, label_N: np.ndarray, classes: Sequence[str]) -
     }
 
 
-def _mean_per_class_interval(mean: float, hits_N: np.ndarray, label_N: np.ndarray) -> list[float]:
-    """Over drawn pictures; a class of which none was drawn sits that repeat out."""
+def draw_mean_per_class(hits_N: np.ndarray, label_N: np.ndarray) -> np.ndarray:
+    """The mean with the pictures drawn again and again; a class of which none was drawn sits that repeat out."""
     order = np.argsort(label_N, kind="stable")
     firsts = np.flatnonzero(np.diff(label_N[order], prepend=-1))
     means = []
@@ -137,4 +137,4 @@ def _mean_per_class_interval(mean: float, hits_N: np.ndarray, label_N: np.ndarra
         right_rC = np.add.reduceat(weights_rN[:, order] * hits_N[order], firsts, axis=1)
         recall_rC = right_rC / np.maximum(drawn_rC, 1)
         means.append(recall_rC.sum(axis=1) / (drawn_rC > 0).sum(axis=1))
-    return share_interval(np.concatenate(means), mean, len(label_N))
+    return np.concatenate(means)

@@ -24,6 +24,7 @@ from lapclip.data.pixels import View, normalise
 from lapclip.data.table import DataProgress, Progress
 from lapclip.data.tokenizers import pad
 from lapclip.embedder import Embedder, distinct_captions
+from lapclip.insight import words
 from lapclip.model.clip import CLIP
 from lapclip.model.pretrained.towers import PretrainedTower
 from lapclip.train.feature_store import array_path, has_room, read_array, write_array
@@ -166,8 +167,9 @@ def keep_features(
         # An epoch looks at each picture once, through one view, and at one of its captions.
         saved = (after_pictures - began) / len(pictures) if pictures is not None else 0.0
         saved += (after_captions - after_pictures) * len(data.train) / max(1, len(plan.captions)) * bool(captions)
-        how = f"computed in {time.perf_counter() - began:.0f} s, which saves about {saved:.0f} s an epoch"
-    said.append(f"kept what is frozen of {' and '.join(parts)}: {size / 1e9:.2f} GB, {how}")
+        took = words.duration(time.perf_counter() - began)
+        how = f"computed in {took}, which saves about {words.duration(saved)} an epoch"
+    said.append(f"kept what is frozen of {' and '.join(parts)}: {words.size(size)}, {how}")
     return Kept(pictures, captions, frozen, said)
 
 
@@ -285,8 +287,8 @@ class _Maker:
                 yield np.concatenate([together[at] for at in range(rows.start, rows.stop)])
 
         rows = len(symbols) if first_N is None else int(first_N[-1])
-        words = hashlib.sha256(b"".join(caption.tobytes() + b"|" for caption in symbols)).hexdigest()
-        return Ragged(self._array("text", (split, words), (rows,), parts), first_N)
+        spoken = hashlib.sha256(b"".join(caption.tobytes() + b"|" for caption in symbols)).hexdigest()
+        return Ragged(self._array("text", (split, spoken), (rows,), parts), first_N)
 
     def _array(
         self, tower: str, about: tuple, rows: tuple[int, ...], parts: Callable[[], Iterable[np.ndarray]]

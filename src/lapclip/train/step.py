@@ -6,7 +6,6 @@ Shapes: B batch, P patches, K patches kept.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -23,9 +22,9 @@ from lapclip.machine.devices import DTYPES, Device, SideBySide
 from lapclip.machine.timing import Stopwatch
 from lapclip.model.clip import CLIP
 from lapclip.model.parts import parts_of
-from lapclip.model.pretrained.head import Dropping, Head
 from lapclip.model.pretrained.towers import PretrainedTower
 from lapclip.randomness import derived_seed, generator
+from lapclip.train.dropping import HeadDropout
 from lapclip.train.learning import boundary
 from lapclip.train.precision import LossScale, RoundedCopy
 from lapclip.train.schedule import is_cheap, patches_kept, picture_side
@@ -98,6 +97,7 @@ class TrainStep:
         self.rounded = None if config.dtype == "float32" else RoundedCopy(model, DTYPES[config.dtype])
         self.worker = self.rounded.model if self.rounded else model
         """The model that computes: the model itself, or its copy in half precision."""
+        self._dropout = HeadDropout(self.worker, config)
         self.loss_scale = LossScale(device.torch) if config.dtype == "float16" else None
         self.touched = False
         """Whether the weights may have changed since the loop last looked."""
@@ -138,7 +138,7 @@ class TrainStep:
             text_features=None if batch.text_features is None else torch.from_numpy(batch.text_features),
             teacher_image=None if batch.teacher_image is None else torch.from_numpy(batch.teacher_image),
             teacher_text=None if batch.teacher_text is None else torch.from_numpy(batch.teacher_text),
-            **self._kept_by_heads(len(batch.tokens_BL), step),
+            **self._dropout.draw(len(batch.tokens_BL), step),
         )
 
     def set_learning_rate(self, lr: float) -> None:
@@ -175,6 +175,17 @@ class TrainStep:
         inputs = self.inputs(batch, self.config.steps).each(lambda part: part.to(self.device.torch))
         return self._encode(inputs, Stopwatch(self.device.synchronise, on=False))
 
+    def rehearse(self, batch: Batch, pairs: int) -> None:
+        """Take the first pairs through both towers and back, to see what that costs. The weights stay as they are."""
+        inputs = self.inputs(batch, max(1, self.config.steps)).each(lambda part: part[:pairs].to(self.device.torch))
+        if self.rounded:
+            self.rounded.refresh()
+        embeddings = self._encode(replace(inputs, lengths=()), Stopwatch(self.device.synchronise, on=False))
+        torch.autograd.backward(embeddings, [torch.ones_like(embedding) for embedding in embeddings])
+        if self.rounded:
+            self.rounded.hand_over()
+        self.optimizer.zero_grad(set_to_none=True)
+
     def reader(self, figures: Tensor) -> Callable[[], Figures]:
         """Start to bring the figures to the CPU; the function returned waits for them."""
         read = self.device.read_later(figures)
@@ -184,45 +195,8 @@ class TrainStep:
         """Embeddings of pictures, which stay uint8 until here, and of captions."""
         with watch.phase("preprocess"):
             pixels_BCSS = self._look(inputs) if inputs.image_features is None else None
-        with watch.phase("forward"), self._thinned(inputs):
+        with watch.phase("forward"), self._dropout.applied(inputs.tensors()):
             return self._towers(lambda: self._encode_image(inputs, pixels_BCSS), lambda: self._encode_text(inputs))
-
-    @contextmanager
-    def _thinned(self, inputs: Inputs) -> Iterator[None]:
-        """Let the heads of pretrained networks leave out some of what they see."""
-        heads = self._heads()
-        drawn = inputs.tensors()
-        for tower, head in heads.items():
-            head.dropping = {
-                what: Dropping(share, drawn[f"{tower}_{what}_kept"]) for what, share in self._left_out(tower).items()
-            }
-        try:
-            yield
-        finally:
-            for head in heads.values():
-                head.dropping = {}
-
-    def _heads(self) -> dict[str, Head]:
-        """Those of pretrained networks."""
-        towers = {"image": self.worker.image, "text": self.worker.text}
-        return {name: tower.head for name, tower in towers.items() if isinstance(tower, PretrainedTower)}
-
-    def _left_out(self, tower: str) -> dict[str, float]:
-        """The share that a tower's head leaves out of its features and of its hidden layer, where it is not nothing."""
-        of_features = self.config.feature_dropout if tower == "image" else 0.0
-        shares = {"features": of_features, "hidden": self.config.head_dropout}
-        return {what: share for what, share in shares.items() if share}
-
-    def _kept_by_heads(self, rows: int, step: int) -> dict[str, Tensor]:
-        """What is not left out, drawn once for the whole batch."""
-        found = {}
-        for at, (tower, head) in enumerate(self._heads().items()):
-            seed = derived_seed(derived_seed(self.config.seed, "dropout", step), "head", at)
-            widths: dict[str, int] = dict(zip(("features", "hidden"), head.hidden_in.shape, strict=True))
-            for what, share in self._left_out(tower).items():
-                draw = torch.Generator().manual_seed(derived_seed(seed, what))
-                found[f"{tower}_{what}_kept"] = torch.rand(rows, widths[what], generator=draw) >= share
-        return found
 
     def _encode_image(self, inputs: Inputs, pixels_BCSS: Tensor | None) -> Tensor:
         if pixels_BCSS is not None:

@@ -56,7 +56,11 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], str]:
         ) from None
     except pickle.UnpicklingError as error:
         raise _with_code(path, str(error)) from None
-    except (zipfile.BadZipFile, EOFError, KeyError, IndexError, TypeError, ValueError, RuntimeError, OSError) as error:
+    except (zipfile.BadZipFile, EOFError, KeyError, IndexError, TypeError, ValueError):  # they say nothing to a user
+        raise WeightsError(
+            f"{path} is no whole file of tensors that torch or safetensors wrote.", hint="download or copy it again"
+        ) from None
+    except (RuntimeError, OSError) as error:
         raise WeightsError(
             f"{path} cannot be read as weights: {first_line(error)}.", hint="download or copy it again"
         ) from None

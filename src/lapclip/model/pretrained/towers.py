@@ -8,6 +8,7 @@ Shapes: B batch, C channels, S side, L tokens, D width, F features, E embedding.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -27,7 +28,7 @@ FEATURES = ("forward_features", "extract_features")
 """Methods by which networks give features instead of classes."""
 
 
-class PretrainedTower(nn.Module):
+class PretrainedTower(nn.Module, ABC):
     """What image and text have in common."""
 
     compute = Compute()
@@ -89,16 +90,25 @@ class PretrainedTower(nn.Module):
             own_BF = self._features(inputs)
         return torch.cat([own_BF, *(self._pooled(caught[tap], inputs) for tap in self.taps)], dim=1)
 
+    @abstractmethod
     def _features(self, inputs: Tensor) -> Tensor:
         """What the network gives, pooled."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _pooled(self, hidden: Tensor, inputs: Tensor) -> Tensor:
-        raise NotImplementedError
+        """One row for each input, of what a block gives."""
 
+    @abstractmethod
     def _samples(self) -> tuple[Tensor, Tensor]:
         """Some inputs, and what stands in for them where the first blocks are passed over."""
-        raise NotImplementedError
+
+    def _goes_on(self, features: Tensor, block: int, inputs: Tensor) -> Tensor:
+        """Embeddings before normalisation, from what enters a block; inputs stand in for those that it came from."""
+        if block < self.depth:
+            features = features.float()  # kept in half precision, perhaps, and the network's weights are not
+            with self._precision(features.device):
+                features = self.blocks_found.finish(lambda: self._tapped(inputs), features, block)
+        return self.head(features.to(self.compute.dtype or features.dtype))
 
     def _precision(self, device: torch.device) -> AbstractContextManager[Any]:
         if self.compute.dtype in (None, torch.float32):
@@ -128,12 +138,8 @@ class PretrainedImageTower(PretrainedTower):
 
     def finish(self, features: Tensor, block: int) -> Tensor:
         """Embeddings before normalisation, from what enters a block."""
-        if block < self.depth:
-            features = features.float()  # kept in half precision, perhaps, and the network's weights are not
-            blank = features.new_zeros(1, 3, self.side, self.side)
-            with self._precision(features.device):
-                features = self.blocks_found.finish(lambda: self._tapped(blank), features, block)
-        return self.head(features.to(self.compute.dtype or features.dtype))
+        blank = torch.zeros(1, 3, self.side, self.side, device=features.device)
+        return self._goes_on(features, block, blank)
 
     def _features(self, inputs: Tensor) -> Tensor:
         return self._pooled(self._called(inputs), inputs)
@@ -175,11 +181,7 @@ class PretrainedTextTower(PretrainedTower):
 
     def finish(self, features: Tensor, tokens_BL: Tensor, block: int) -> Tensor:
         """Embeddings before normalisation, from what enters a block."""
-        if block < self.depth:
-            features = features.float()
-            with self._precision(features.device):
-                features = self.blocks_found.finish(lambda: self._tapped(tokens_BL), features, block)
-        return self.head(features.to(self.compute.dtype or features.dtype))
+        return self._goes_on(features, block, tokens_BL)
 
     def _features(self, inputs: Tensor) -> Tensor:
         mask_BL = inputs != self.spec.padding
