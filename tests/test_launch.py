@@ -296,6 +296,15 @@ def test_a_recipe_file_names_its_run_after_itself(here: Path, place: str) -> Non
         assert Path(outcome.run).name.startswith(("mine", "my-own"))
 
 
+def test_short_epochs_are_not_all_evaluated_within_minutes(here: Path) -> None:
+    short = [*SMALL, "train.steps=0", "train.batch_size=64"]  # an epoch is one step
+    ready = preparing.prepare("first-run", short, 2.0, preparing.Hooks())
+    steps, every = ready.config.train.steps, ready.config.train.evaluate_every_epochs
+    assert 1 < steps / every <= preparing.MOST_EVALUATIONS + 1
+    asked = preparing.prepare("first-run", [*short, "train.evaluate_every_epochs=1"], 2.0, preparing.Hooks())
+    assert asked.config.train.evaluate_every_epochs == 1
+
+
 def test_minutes_that_are_too_few_or_stand_beside_epochs_are_said() -> None:
     settings = [*SMALL, "train.steps=0", "train.epochs=3"]
     ready = preparing.prepare("first-run", settings, 0.0001, preparing.Hooks())

@@ -21,7 +21,7 @@ from lapclip.data.table import DataProgress
 from lapclip.data.tokenizers import Tokenizer, choose_tokenizer
 from lapclip.embedder import Embedder
 from lapclip.errors import ConfigError
-from lapclip.insight.words import duration
+from lapclip.insight.words import counted, duration
 from lapclip.machine import devices
 from lapclip.machine.devices import Device
 from lapclip.machine.timing import Stopwatch, timed
@@ -49,10 +49,11 @@ MOST_EVALUATIONS, SHARE_OF_EVALUATIONS = 40, 0.2
 """How often a run of some minutes is evaluated at most, and the most of its time that goes into it."""
 BY_SIZE: tuple[tuple[float, str, str], ...] = (
     (1_000, "heads", "so few would only be learnt by heart, so all but the heads stays as it is"),
-    (50_000, "lora", "enough to adapt attention a little, too few for all weights"),
+    (5_000, "lora", "enough to adapt attention a little, too few for all weights"),
     (math.inf, "last-blocks", "enough for whole blocks; all weights (full) pay off later still"),
 )
-"""The most training pictures for each recipe."""
+"""The most training pictures for each recipe. Of 6,000 photos last-blocks made more than lora (docs/finetune.md); where
+they begin to is not measured."""
 
 
 @dataclass(frozen=True)
@@ -112,8 +113,10 @@ def prepare(recipe: str, settings: list[str], minutes: float | None, hooks: Hook
     del teacher  # its memory is the run's
     asked_for = asked.values.get("train", {})
     config, notes = fit_data(config, data, asked_batch="batch_size" in asked_for)
+    if foundation and foundation.tokenizer and "tokenizer" in asked.values.get("data", {}):
+        notes.append("data.tokenizer is not used: the model to start from reads captions with its own")
     if config.train.minutes and "epochs" in asked_for:
-        notes.append(f"train.epochs is not used: the run is to take {config.train.minutes:g} minutes")
+        notes.append(f"train.epochs is not used: the run is to take {counted(config.train.minutes, 'minute')}")
     config, tokenizer, why_tokenizer = fit_vocabulary(config, data, foundation)
     if foundation and foundation.shape.vocabulary != config.model.vocabulary:
         config, foundation = find_foundation(config, layers)  # a text tower that is new is as large as its vocabulary
@@ -260,7 +263,9 @@ def count_steps(config: Config, data: DataSet, tokenizer: Tokenizer) -> tuple[Co
     if train.steps or train.minutes:
         return config, "asked for"
     per_epoch = make_plan(config, data, tokenizer).steps_per_epoch
-    return replace_in(config, "train", steps=train.epochs * per_epoch), f"{train.epochs} epochs of {per_epoch} steps"
+    return replace_in(
+        config, "train", steps=train.epochs * per_epoch
+    ), f"{counted(train.epochs, 'epoch')} of {counted(per_epoch, 'step')}"
 
 
 def fill_minutes(
@@ -291,11 +296,12 @@ def fill_minutes(
     every = train.evaluate_every_epochs if asked_evaluations else max(train.evaluate_every_epochs, rarely_enough)
     per_step = step_seconds + evaluation_seconds / (plan.steps_per_epoch * every)
     steps = max(1, int(seconds / per_step))
-    reason = f"{train.minutes:g} minutes at {per_step:.3f} s a step, timed here before training"
+    reason = f"{counted(train.minutes, 'minute')} at {per_step:.3f} s a step, timed here before training"
     enough, notes = 2 * plan.steps_per_epoch, []
     if steps < enough:
         needed = duration(enough * per_step + scorings * evaluation_seconds)
-        said = f"{train.minutes:g} minutes are enough for {steps:,} step{'s' * (steps > 1)}"
+        verb = "is" if train.minutes == 1 else "are"
+        said = f"{counted(train.minutes, 'minute')} {verb} enough for {counted(steps, 'step')}"
         notes.append(f"{said}, fewer than the {enough:,} of two epochs: expect little; those take about {needed}")
     return replace_in(config, "train", steps=steps, evaluate_every_epochs=every), reason, notes
 

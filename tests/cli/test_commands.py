@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ..conftest import SMALL, lapclip, lapclip_process, set_flags
+from ..conftest import SMALL, command, lapclip, lapclip_process, set_flags
 
 
 def test_train_prints_a_summary_that_ends_with_the_next_command(here: Path) -> None:
@@ -135,3 +136,11 @@ def test_help_and_runs_never_load_torch(here: Path, arguments: list[str]) -> Non
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_reader_that_goes_away_ends_a_command_without_a_word(here: Path) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = subprocess.run(command("runs", "--json"), stdout=writing, stderr=subprocess.PIPE, text=True, timeout=120)
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (0, "")

@@ -299,6 +299,11 @@ def test_a_run_that_died_is_resumed_and_one_that_waits_is_paused(runs, tmp_path:
     assert list(found) == ["died"]
     assert "nothing after step 20 of 120" in found["died"].evidence
     assert found["died"].next.startswith("lapclip resume half-done")
+    assert "memory" not in found["died"].evidence
+    started = [event for event in read_events(run.events) if event["type"] == "started"]
+    early = {finding.id: finding for finding in findings(summarise(started), Surroundings(name="m", state="died"))}
+    assert "out of memory" in early["died"].evidence  # it never took a step
+    assert "train.micro_batch=" in early["died"].next
     with run.lock():
         found = found_in(run)
     assert {finding.id: finding.severity for finding in found.values()} == {"paused": "note"}

@@ -257,6 +257,15 @@ def test_a_truncated_safetensors_file_is_one_line(share: float, ours: Embedder, 
     assert len(error.value.message.splitlines()) == 1
 
 
+@pytest.mark.parametrize("contents", [b"eggs, and a list of things\n", b"", b"PK\x03\x04 cut off", b"\x80\x02}q\x00"])
+def test_a_file_that_holds_no_tensors_is_named_without_a_riddle(contents: bytes, tmp_path: Path) -> None:
+    (tmp_path / "weights.pt").write_bytes(contents)
+    with pytest.raises(WeightsError) as error:
+        read_model(tmp_path / "weights.pt")
+    assert "weights.pt is n" in error.value.message  # no whole file of tensors, or neither of the two kinds
+    assert "torch" in error.value.message
+
+
 def test_another_architecture_is_named(tmp_path: Path) -> None:
     save_file({"encoder.weight": torch.ones(2)}, tmp_path / "bert.safetensors")
     with pytest.raises(WeightsError, match=r"it has encoder\.weight and no visual\.conv1\.weight"):

@@ -33,6 +33,12 @@ def size(value: Any) -> str:
     return f"{found / 1e9:.{2 if found < 1e10 else 1}f} GB" if found >= 1e9 else f"{found / 1e6:.0f} MB"
 
 
+def counted(count: float, name: str) -> str:
+    """So many things: 1 step, 2 steps, 0.5 minutes."""
+    figures = f"{count:,}" if isinstance(count, int) else f"{count:g}"
+    return f"{figures} {name}{'s' * (count != 1)}"
+
+
 def duration(seconds: Any) -> str:
     """Seconds as a person says them: 4.2 s, 45 s, 4 min 12 s, 2 h 5 min, 3 d 4 h."""
     found = number(seconds)

@@ -9,6 +9,8 @@ from lapclip.insight.summary import Summary
 
 NEAR_LIMIT = 0.9
 """Share of the memory that the run could have when it began: an evaluation or a browser takes the rest."""
+SUSPECT = 0.7
+"""The same, of a run that died: its last moments were not seen."""
 SWAPPED = 1_000_000_000
 """Bytes by which swap grows in a run that is short of memory; systems tidy up less (`src/lapclip/machine/swap.py`)."""
 
@@ -66,12 +68,13 @@ def died(summary: Summary, around: Surroundings) -> Found | Verdict:
         return Verdict.UNKNOWN
     if around.state != "died":
         return Verdict.CLEAR
-    peak = summary.peak_memory_bytes
+    limit, peak = number(summary.started.get("memory_limit_bytes")), summary.peak_memory_bytes
     memory = f"; it held up to {peak / 1e9:.2f} GB" if peak else ""
-    return Found(
-        f"nothing after step {summary.step:,} of {summary.total_steps:,}{memory}",
-        f"lapclip resume {around.name} goes on from the last checkpoint, to the same result",
-    )
+    again = f"lapclip resume {around.name} goes on from the last checkpoint, to the same result"
+    if not summary.step or (limit and peak and peak > SUSPECT * limit):
+        memory += "; a system that runs out of memory ends processes this way"
+        again += f"; if it dies again, {_less_memory(summary, around)}"
+    return Found(f"nothing after step {summary.step:,} of {summary.total_steps:,}{memory}", again)
 
 
 @check("failed", "alarm", "The run failed", "an error ended it")
