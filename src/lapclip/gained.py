@@ -3,7 +3,6 @@ start and its end, and the one to take."""
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -26,7 +25,7 @@ from lapclip.evaluate.recommending import recommend, summary
 from lapclip.evaluate.zeroshot import class_embeddings, sentences_of
 from lapclip.records.runs import Run, find_run
 from lapclip.report.gained import GAINED, page_of
-from lapclip.report.write import write_files
+from lapclip.report.write import write_account, write_files
 from lapclip.scoring import (
     Opened,
     Subject,
@@ -237,9 +236,7 @@ def keep(result: dict[str, Any], folder: Path) -> list[Path]:
     """Write the account and its page."""
     files = write_files(page_of(result), folder, "gained")
     try:
-        partial = folder / f".{GAINED}.partial"
-        partial.write_text(json.dumps(result), encoding="utf-8")
-        os.replace(partial, folder / GAINED)
+        write_account(result, folder / GAINED)
     except OSError as error:
         raise RunError(
             f"Cannot write to {folder}: {error.strerror or error}.", hint="lapclip gained --out FOLDER"

@@ -263,9 +263,8 @@ def count_steps(config: Config, data: DataSet, tokenizer: Tokenizer) -> tuple[Co
     if train.steps or train.minutes:
         return config, "asked for"
     per_epoch = make_plan(config, data, tokenizer).steps_per_epoch
-    return replace_in(
-        config, "train", steps=train.epochs * per_epoch
-    ), f"{counted(train.epochs, 'epoch')} of {counted(per_epoch, 'step')}"
+    why = f"{counted(train.epochs, 'epoch')} of {counted(per_epoch, 'step')}"
+    return replace_in(config, "train", steps=train.epochs * per_epoch), why
 
 
 def fill_minutes(

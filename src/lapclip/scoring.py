@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import re
 from collections.abc import Sequence
@@ -32,7 +31,7 @@ from lapclip.evaluate.zeroshot import TEMPLATES, class_embeddings, read_template
 from lapclip.model.zoo import SHAPES
 from lapclip.records.runs import RUNS, Run, find_run
 from lapclip.report.evaluation import EVALUATION, FOLDER, THUMBNAIL, page_of
-from lapclip.report.write import write_files
+from lapclip.report.write import write_account, write_files
 from lapclip.weights import is_model
 
 ALL = "all"
@@ -264,9 +263,7 @@ def keep(result: dict[str, Any], pairs: Pairs, folder: Path) -> list[Path]:
             path = folder / THUMBNAIL.format(picture)
             path.parent.mkdir(exist_ok=True)
             thumbnail.save(path, quality=85)
-        partial = folder / f".{EVALUATION}.partial"
-        partial.write_text(json.dumps(result), encoding="utf-8")
-        os.replace(partial, folder / EVALUATION)
+        write_account(result, folder / EVALUATION)
     except OSError as error:
         raise RunError(
             f"Cannot write to {folder}: {error.strerror or error}.", hint="lapclip eval --out FOLDER"

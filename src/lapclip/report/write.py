@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import os
 from pathlib import Path
+from typing import Any
 
 from lapclip.errors import RunError
 from lapclip.insight.summary import summarise
@@ -37,6 +40,13 @@ def write_report(name: str | None, out: Path | None) -> tuple[list[Path], list[s
     sections += [*(comparison_sections(saved) if saved else [])]
     report = run_report(run.path.resolve().name, run.state, summarise(read_events(run.events)), sections)
     return write_files(report, out or run.path, "report"), warnings
+
+
+def write_account(account: dict[str, Any], path: Path) -> None:
+    """What a command found, as JSON, whole or not at all: pages are drawn from it later."""
+    partial = path.with_name(f".{path.name}.partial")
+    partial.write_text(json.dumps(account), encoding="utf-8")
+    os.replace(partial, path)
 
 
 def write_files(report: Report, folder: Path, name: str) -> list[Path]:

@@ -17,7 +17,7 @@ from lapclip.train.memory import GAPS, MARGIN, SHARE_OF_MEMORY
 from lapclip.train.step import TrainStep
 from lapclip.tune.microscope.held import Ledger
 
-PAIRS = 2
+PAIRS = 4
 """How many are taken through it first; then twice as many."""
 
 
@@ -38,9 +38,11 @@ class Needs:
 def watch(step: TrainStep, batch: Batch) -> Needs:
     """See what a pair takes. The weights stay as they are."""
     some = min(PAIRS, max(1, len(batch.tokens_BL) // 2))
-    few, more = (_fullest(step, batch, pairs) for pairs in (some, 2 * some))
+    few, more = (_followed(step, batch, pairs) for pairs in (some, 2 * some))
+    # Results on their way may be those of weights, whatever the number of pairs; what is kept grows with it surely.
+    pair = max(more.most_kept - few.most_kept, more.most_passing - few.most_passing) // some
     learning = sum(each.numel() * each.element_size() for each in step.model.parameters() if each.requires_grad)
-    return Needs(learning, max(0, more - few) // some)
+    return Needs(learning, pair)
 
 
 def pairs_at_once(step: TrainStep, batch: Batch, device: Device) -> tuple[int, str]:
@@ -71,8 +73,8 @@ def halvings(size: int) -> Iterator[int]:
     yield 1
 
 
-def _fullest(step: TrainStep, batch: Batch, pairs: int) -> int:
+def _followed(step: TrainStep, batch: Batch, pairs: int) -> Ledger:
     ledger = Ledger()
     with ledger.following(step):
         step.rehearse(batch, pairs)
-    return sum(ledger.fullest.values())
+    return ledger

@@ -56,13 +56,12 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], str]:
         ) from None
     except pickle.UnpicklingError as error:
         raise _with_code(path, str(error)) from None
-    except (zipfile.BadZipFile, EOFError, KeyError, IndexError, TypeError, ValueError):  # they say nothing to a user
+    except OSError as error:
+        raise WeightsError(f"{path} cannot be read: {error.strerror or error}.") from None
+    # What torch has to say about a file that is none of its own would mean nothing to a user.
+    except (zipfile.BadZipFile, EOFError, KeyError, IndexError, TypeError, ValueError, RuntimeError):
         raise WeightsError(
             f"{path} is no whole file of tensors that torch or safetensors wrote.", hint="download or copy it again"
-        ) from None
-    except (RuntimeError, OSError) as error:
-        raise WeightsError(
-            f"{path} cannot be read as weights: {first_line(error)}.", hint="download or copy it again"
         ) from None
 
 

@@ -65,6 +65,8 @@ class Ledger(TorchDispatchMode):
         super().__init__()
         self.held: dict[str, int] = dict.fromkeys(KINDS, 0)
         self.fullest = dict(self.held)
+        self.most_kept, self.most_passing = 0, 0
+        """The most that was kept for the backward pass, and that with results on their way, at whatever moment."""
         self.traffic = 0
         self._entries: dict[int, tuple[weakref.ref, str, int]] = {}
 
@@ -90,6 +92,8 @@ class Ledger(TorchDispatchMode):
         size = storage.nbytes()
         self._entries[key] = (weakref.ref(storage, lambda _, key=key: self._leave(key)), kind, size)
         self.held[kind] += size
+        self.most_kept = max(self.most_kept, self.held["activations"])
+        self.most_passing = max(self.most_passing, self.held["activations"] + self.held["temporary"])
         if sum(self.held.values()) > sum(self.fullest.values()):
             self.fullest = dict(self.held)
 
@@ -106,7 +110,8 @@ class Ledger(TorchDispatchMode):
         for state in step.optimizer.state.values():
             for value in state.values():
                 self.enter(value, "optimizer")
-        hooks = [parameter.register_post_accumulate_grad_hook(self._gradient_of) for parameter in trained]
+        learning = [parameter for parameter in trained if parameter.requires_grad]
+        hooks = [parameter.register_post_accumulate_grad_hook(self._gradient_of) for parameter in learning]
 
         def keep(tensor: Tensor) -> Tensor:
             self.enter(tensor, "activations")
