@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from lapclip.data.batches import Batch
 from lapclip.errors import ConfigError
 from lapclip.machine.devices import Device
+from lapclip.train.graph import AnyStep
 from lapclip.train.memory import MARGIN, SHARE_OF_MEMORY
 from lapclip.train.step import TrainStep
 from lapclip.tune.microscope.held import Ledger
@@ -48,8 +49,9 @@ def watch(step: TrainStep, batch: Batch) -> Needs:
     return Needs(learning, pair)
 
 
-def pairs_at_once(step: TrainStep, batch: Batch, device: Device) -> tuple[int, str]:
+def pairs_at_once(step: AnyStep, batch: Batch, device: Device) -> tuple[int, str]:
     """The micro-batch to take, 0 for the whole batch wherever that fits, and why; refused if not even one pair fits."""
+    assert isinstance(step, TrainStep), "what arithmetic does not know is not recorded as a graph"
     train = step.config
     needs, free = watch(step, batch), device.free_bytes()
 
