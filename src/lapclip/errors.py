@@ -7,6 +7,7 @@
         RunBusy               another process is working on the run
       CheckpointError         a checkpoint that cannot be written or read
       TrainingError           training that cannot go on, such as a loss that is not a number
+      SearchError             an index of pictures, or a question to it, that cannot be used
       WeightsError            weights from elsewhere that cannot be read, or ours that cannot be written so
 
 Each error is one to three lines: the fault with its place, then, after "Try:", what to do next.
@@ -52,6 +53,10 @@ class CheckpointError(LapclipError):
 
 class TrainingError(LapclipError):
     """Training that cannot go on."""
+
+
+class SearchError(LapclipError):
+    """An index of pictures, or a question to it, that cannot be used."""
 
 
 class WeightsError(LapclipError):

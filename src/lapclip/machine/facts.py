@@ -32,6 +32,19 @@ def cache_folder() -> Path:
     return Path.home() / ".cache" / "lapclip"
 
 
+def data_folder() -> Path:
+    """Where things are kept that take long to make again: LAPCLIP_DATA, or the system's place for a program's data."""
+    if chosen := os.environ.get("LAPCLIP_DATA"):
+        return Path(chosen)
+    if chosen := os.environ.get("XDG_DATA_HOME"):
+        return Path(chosen) / "lapclip"
+    if sys.platform == "darwin":
+        return Path.home() / "Library" / "Application Support" / "lapclip"
+    if sys.platform == "win32":
+        return Path(os.environ.get("LOCALAPPDATA", Path.home() / "AppData" / "Local")) / "lapclip" / "data"
+    return Path.home() / ".local" / "share" / "lapclip"
+
+
 def machine_facts() -> dict[str, Any]:
     """What a run records about the computer it ran on. Nothing here identifies a person."""
     return {

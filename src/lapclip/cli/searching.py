@@ -1,0 +1,1 @@
+"""`lapclip search`."""

@@ -1,0 +1,1 @@
+"""Your own photos, indexed once and searched in words or by another picture."""

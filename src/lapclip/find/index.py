@@ -1,0 +1,338 @@
+"""The index of one folder, as plain files in the user's data directory.
+
+pictures.db     SQLite: of each picture its path, size, times, content hash, and the row of its vector
+vectors-N.f16   the vectors one after another, float16 of unit length; pictures.db says which N is meant
+lock            held by the process that writes
+
+Rows are only ever appended, and they reach the disk before pictures.db names them, so whatever a killed process leaves
+is true as far as it goes. The journal is SQLite's plain one: write-ahead logs need memory that processes share, which
+network disks do not have.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import sqlite3
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import NamedTuple
+
+import filelock
+import numpy as np
+
+from lapclip.errors import SearchError
+from lapclip.machine.facts import data_folder
+
+FORMAT = "1"
+"""Rises when older files cannot be read any more; they are then made anew."""
+SPARE_ROWS = 1000
+"""Rows that no picture uses any more, from which on the file is written anew, where they are half of it."""
+COLUMNS = "number, path, bytes, modified, digest, taken, width, height, row, reason, gone"
+PATIENCE = 30.0
+"""Seconds to wait for another process that is just writing."""
+SCHEMA = """
+CREATE TABLE IF NOT EXISTS about (name TEXT PRIMARY KEY, value TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS pictures (
+    number INTEGER PRIMARY KEY AUTOINCREMENT,  -- never used again, so that it stays the name of one picture
+    path BLOB NOT NULL UNIQUE,                 -- inside the folder, as the file system has it
+    bytes INTEGER NOT NULL,
+    modified INTEGER NOT NULL,                 -- nanoseconds
+    digest TEXT NOT NULL,
+    taken REAL,                                -- seconds, as the camera says; NULL where it does not
+    width INTEGER NOT NULL,
+    height INTEGER NOT NULL,
+    row INTEGER,                               -- NULL where there is no vector (yet)
+    reason TEXT,                               -- why it cannot be read; NULL where it can
+    gone INTEGER NOT NULL DEFAULT 0            -- no longer there, and perhaps found under another name
+);
+CREATE INDEX IF NOT EXISTS digests ON pictures (digest);
+"""
+
+
+class Entry(NamedTuple):
+    """What the index knows of a picture."""
+
+    number: int
+    path: str
+    """Inside the folder."""
+    bytes: int
+    modified: int
+    """Nanoseconds."""
+    digest: str = ""
+    taken: float | None = None
+    """Seconds, as the camera says."""
+    width: int = 0
+    height: int = 0
+    row: int | None = None
+    reason: str | None = None
+    gone: bool = False
+
+
+class Table(NamedTuple):
+    """All pictures that can be found, in the order of their rows."""
+
+    numbers: np.ndarray
+    rows: np.ndarray
+    times: np.ndarray
+    """When each was taken, or else last changed, in seconds."""
+
+
+def index_folder(folder: Path) -> Path:
+    """Where the index of a folder is kept."""
+    real = os.path.normcase(os.path.realpath(folder))
+    name = re.sub(r"[^A-Za-z0-9]+", "-", Path(real).name).strip("-")[:40] or "folder"
+    return data_folder() / "search" / f"{name}-{hashlib.sha256(os.fsencode(real)).hexdigest()[:16]}"
+
+
+class Index:
+    """The files of an index. Threads may share it."""
+
+    def __init__(self, place: Path) -> None:
+        self.place = place
+        self._database: sqlite3.Connection | None = None
+        self._turn = threading.RLock()
+
+    # -- opening, and who may write ----------------------------------------------------------------------------------
+
+    def open(self) -> bool:
+        """Open the files, making them where needed. True where damaged ones were thrown away."""
+        try:
+            self.place.mkdir(parents=True, exist_ok=True)
+            try:
+                self._connect()
+                return False
+            except sqlite3.OperationalError:
+                raise
+            except sqlite3.DatabaseError:  # not a database any more
+                self.close()
+                for path in self.place.glob("pictures.db*"):
+                    path.unlink(missing_ok=True)
+                self._connect()
+                return True
+        except (OSError, sqlite3.Error) as error:
+            raise _cannot_write(self.place, error) from error
+
+    def close(self) -> None:
+        if self._database is not None:
+            self._database.close()
+            self._database = None
+
+    @contextmanager
+    def writing(self, waiting: Callable[[], bool]) -> Iterator[bool]:
+        """Keep other writers out. While another one writes, `waiting` is asked each second whether to wait on; what is
+        yielded says whether this process may write now."""
+        lock = filelock.FileLock(self.place / "lock")
+        mine, patience = False, 0.0
+        try:
+            while not mine:
+                try:
+                    lock.acquire(timeout=patience)
+                    mine = True
+                except filelock.Timeout:
+                    if not waiting():
+                        break
+                    patience = 1.0
+        except (OSError, NotImplementedError) as error:
+            raise _cannot_write(self.place, error) from error
+        try:
+            yield mine
+        finally:
+            if mine:
+                lock.release()
+
+    # -- what it says ------------------------------------------------------------------------------------------------
+
+    def about(self, name: str) -> str | None:
+        found = self._rows("SELECT value FROM about WHERE name = ?", (name,))
+        return found[0][0] if found else None
+
+    def entries(self, where: str = "1", values: Sequence[object] = ()) -> list[Entry]:
+        """Pictures in the order of their numbers."""
+        found = self._rows(f"SELECT {COLUMNS} FROM pictures WHERE {where} ORDER BY number", values)
+        return [_entry(row) for row in found]
+
+    def entry(self, number: int) -> Entry | None:
+        """A picture that can be found; None where there is none of this number."""
+        found = self.entries("number = ? AND row IS NOT NULL AND NOT gone", (int(number),))
+        return found[0] if found else None
+
+    def count(self) -> int:
+        """Pictures that can be found."""
+        return self._rows("SELECT count(*) FROM pictures WHERE row IS NOT NULL AND NOT gone")[0][0]
+
+    def snapshot(self) -> tuple[Table, np.ndarray]:
+        """All pictures that can be found, and the vectors of all rows, memory-mapped: as they are at one moment."""
+        with self._transaction("BEGIN"):  # a writer waits, so the file that is named is there to be mapped
+            return self.table(), self.vectors()
+
+    def table(self) -> Table:
+        """All pictures that can be found."""
+        found = self._rows(
+            "SELECT number, row, coalesce(taken, modified / 1e9) FROM pictures WHERE row IS NOT NULL AND NOT gone "
+            "ORDER BY row"
+        )
+        columns = np.array(found, dtype=np.float64).reshape(-1, 3)
+        return Table(columns[:, 0].astype(np.int64), columns[:, 1].astype(np.int64), columns[:, 2])
+
+    def vectors(self) -> np.ndarray:
+        """All rows that pictures name, memory-mapped: float16."""
+        width = int(self.about("width") or 0)
+        rows = self._next_row()
+        if not rows or not width:
+            return np.zeros((0, width), np.float16)
+        return np.memmap(self._vectors, np.float16, "r", shape=(rows, width))
+
+    # -- changing it -------------------------------------------------------------------------------------------------
+
+    def begin(self, model: str, width: int) -> bool:
+        """Make it ready for vectors of a model. True where those of another one had to go."""
+        with self._transaction() as database:
+            before = dict(database.execute("SELECT name, value FROM about"))
+            if before.get("model") == model and before.get("width") == str(width):
+                self._check_vectors(width)
+                return False
+            had = database.execute("SELECT count(*) FROM pictures WHERE row IS NOT NULL").fetchone()[0]
+            database.execute("UPDATE pictures SET row = NULL")
+            number = int(before.get("vectors", "0")) + 1
+            for name, value in (("model", model), ("width", str(width)), ("vectors", str(number))):
+                database.execute("INSERT OR REPLACE INTO about VALUES (?, ?)", (name, value))
+        self.sweep()
+        return had > 0
+
+    def append(self, vectors_NE: np.ndarray) -> list[int]:
+        """Write vectors, to the disk, and return their rows. They count once pictures name them."""
+        first = self._next_row()
+        width = vectors_NE.shape[1] if len(vectors_NE) else 0
+        try:
+            with open(self._vectors, "r+b" if self._vectors.exists() else "wb") as file:
+                file.seek(first * width * 2)  # over what a killed process wrote and no picture names
+                file.write(np.ascontiguousarray(vectors_NE, dtype=np.float16).tobytes())
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise _cannot_write(self.place, error) from error
+        return list(range(first, first + len(vectors_NE)))
+
+    def put(self, entries: Iterable[Entry]) -> None:
+        """Add pictures, or what is new about them; number 0 is a new one. All of them or none."""
+        with self._transaction() as database:
+            for entry in entries:
+                values = (os.fsencode(entry.path), *entry[2:10], int(entry.gone))
+                # Another picture may have had this path.
+                database.execute("DELETE FROM pictures WHERE path = ? AND number != ?", (values[0], entry.number))
+                database.execute(
+                    f"INSERT OR REPLACE INTO pictures ({COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                    (entry.number or None, *values),
+                )
+
+    def mark_gone(self, numbers: Iterable[int]) -> None:
+        with self._transaction() as database:
+            database.executemany("UPDATE pictures SET gone = 1 WHERE number = ?", [(number,) for number in numbers])
+
+    def forget_gone(self) -> int:
+        """Remove pictures that are no longer there; returns how many could be found before."""
+        with self._transaction() as database:
+            count = database.execute("SELECT count(*) FROM pictures WHERE gone AND row IS NOT NULL").fetchone()[0]
+            database.execute("DELETE FROM pictures WHERE gone")
+        self._compact()
+        return count
+
+    def sweep(self) -> None:
+        """Remove files of vectors that are not used. Windows keeps those that another process reads: next time."""
+        for path in self.place.glob("vectors-*.f16"):
+            if path != self._vectors:
+                with suppress(OSError):
+                    path.unlink()
+
+    def _compact(self) -> None:
+        """Write the vectors that are used into a new file, where most of them are not."""
+        table, rows = self.table(), self._next_row()
+        if rows - len(table.rows) < max(SPARE_ROWS, rows / 2):
+            return
+        old, number = self.vectors(), int(self.about("vectors") or 0) + 1
+        try:
+            with open(self.place / f"vectors-{number}.f16", "wb") as file:
+                for at in range(0, len(table.rows), 65536):
+                    file.write(old[table.rows[at : at + 65536]].tobytes())
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise _cannot_write(self.place, error) from error
+        with self._transaction() as database:
+            # Rows are in order, so none takes the place of one that is yet to move.
+            moved = [(new, int(picture)) for new, picture in enumerate(table.numbers)]
+            database.executemany("UPDATE pictures SET row = ? WHERE number = ?", moved)
+            database.execute("UPDATE about SET value = ? WHERE name = 'vectors'", (str(number),))
+        self.sweep()
+
+    def _check_vectors(self, width: int) -> None:
+        """Rows that were lost, with the power or by hand, are made again."""
+        there = self._vectors.stat().st_size // (2 * width) if self._vectors.exists() else 0
+        self._execute("UPDATE pictures SET row = NULL WHERE row >= ?", (there,))
+
+    def _next_row(self) -> int:
+        return self._rows("SELECT coalesce(max(row) + 1, 0) FROM pictures")[0][0]
+
+    @property
+    def _vectors(self) -> Path:
+        return self.place / f"vectors-{self.about('vectors') or 0}.f16"
+
+    # -- SQLite ------------------------------------------------------------------------------------------------------
+
+    def _connect(self) -> None:
+        database = sqlite3.connect(
+            self.place / "pictures.db", timeout=PATIENCE, isolation_level=None, check_same_thread=False
+        )
+        self._database = database
+        database.executescript(SCHEMA)
+        found = dict(database.execute("SELECT name, value FROM about"))
+        if found.get("format", FORMAT) != FORMAT:
+            raise sqlite3.DatabaseError("another format")
+        if "format" not in found:
+            database.execute("INSERT OR IGNORE INTO about VALUES ('format', ?)", (FORMAT,))
+
+    @contextmanager
+    def _transaction(self, begin: str = "BEGIN IMMEDIATE") -> Iterator[sqlite3.Connection]:
+        with self._turn:
+            assert self._database is not None, "open it first"
+            try:
+                self._database.execute(begin)
+                try:
+                    yield self._database
+                except BaseException:
+                    self._database.execute("ROLLBACK")
+                    raise
+                self._database.execute("COMMIT")
+            except (OSError, sqlite3.Error) as error:
+                raise _cannot_write(self.place, error) from error
+
+    def _execute(self, statement: str, values: Sequence[object] = ()) -> None:
+        with self._turn:
+            assert self._database is not None, "open it first"
+            self._database.execute(statement, values)
+
+    def _rows(self, statement: str, values: Sequence[object] = ()) -> list[tuple]:
+        with self._turn:
+            assert self._database is not None, "open it first"
+            try:
+                return self._database.execute(statement, values).fetchall()
+            except sqlite3.Error as error:
+                raise _cannot_write(self.place, error) from error
+
+
+def _entry(row: tuple) -> Entry:
+    number, path, *rest, gone = row
+    return Entry(number, os.fsdecode(path), *rest, bool(gone))
+
+
+def _cannot_write(place: Path, error: BaseException) -> SearchError:
+    if isinstance(error, sqlite3.DatabaseError) and not isinstance(error, sqlite3.OperationalError):
+        return SearchError(f"The index in {place} is damaged: {error}.", hint=f"remove {place} and search again")
+    return SearchError(
+        f"Cannot use the index in {place}: {getattr(error, 'strerror', None) or error}.",
+        hint="LAPCLIP_DATA=FOLDER with a folder that can be written to and has room",
+    )

@@ -1,0 +1,247 @@
+"""Bring an index up to date: new and changed files are read in threads while the model works."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from lapclip.errors import DataError
+from lapclip.find.encoder import Encoder
+from lapclip.find.index import Entry, Index
+from lapclip.find.reading import Read, heic_is_unknown, read_picture
+from lapclip.find.walking import Stamp, Walked, walk
+from lapclip.machine.facts import logical_cores
+
+SAVED_EVERY = 1.0
+"""Seconds of work that a killed process may lose."""
+AHEAD = 3
+"""Batches that are read ahead of the model."""
+NO_HEIC = 'HEIC needs the package pillow-heif: pip install "lapclip[heic]"'
+
+
+@dataclass
+class Indexed:
+    """What was done, and what the user should know."""
+
+    added: int = 0
+    """Pictures that got a new vector."""
+    moved: int = 0
+    """Pictures whose file has another name, place or time, and the same bytes as before."""
+    removed: int = 0
+    unreadable: list[tuple[str, str]] = field(default_factory=list)
+    """Path in the folder, and why."""
+    seconds: float = 0.0
+    notes: list[str] = field(default_factory=list)
+
+
+class _Old(NamedTuple):
+    """What the index has for the bytes of a file."""
+
+    entry: Entry
+    free: bool
+    """Whether its file is gone, so that its number can go to the one that has its bytes now."""
+
+
+def bring_up_to_date(
+    index: Index,
+    folder: Path,
+    encoder: Encoder,
+    progress: Callable[[int, int], None] | None = None,
+    waiting: Callable[[str], None] | None = None,
+) -> Indexed:
+    """Make the index say what is in the folder now. Where another process does so, and there is something to answer
+    from, that is left to it."""
+    began, found = time.monotonic(), Indexed()
+    identity = encoder.identity
+    if index.open():
+        found.notes.append("The index was damaged and is made anew.")
+
+    def wait_on() -> bool:
+        if index.about("model") == identity and index.count():
+            return False
+        if waiting:
+            waiting("waiting for another process that indexes this folder")
+        return True
+
+    with index.writing(wait_on) as mine:
+        if mine:
+            if index.begin(identity, encoder.width):
+                found.notes.append("The index was made by another model and is made anew.")
+            _Indexer(index, folder, encoder, found).work(progress or (lambda done, total: None))
+        else:
+            found.notes.append("Another process is indexing this folder: this is what it has so far.")
+    every = index.entries("reason IS NOT NULL AND NOT gone")
+    found.unreadable += [(entry.path, entry.reason or "") for entry in every]
+    found.seconds = time.monotonic() - began
+    return found
+
+
+class _Indexer:
+    """One pass over a folder."""
+
+    def __init__(self, index: Index, folder: Path, encoder: Encoder, found: Indexed) -> None:
+        self.index, self.folder, self.encoder, self.found = index, folder, encoder, found
+        self.waiting: list[tuple[Entry, np.ndarray | None]] = []
+        """What is done and not saved: a picture with its vector; None where its row is known."""
+        self.saved = time.monotonic()
+
+    def work(self, told: Callable[[int, int], None]) -> None:
+        walked = walk(self.folder)
+        known = {entry.path: entry for entry in self.index.entries()}
+        self._check_not_empty(walked, known)
+        work, gone = self._compare(walked, known)
+        self.index.mark_gone(gone)
+        self.by_digest = self._old_vectors(known, set(gone))
+        total, done = len(walked.pictures), len(walked.pictures) - len(work)
+        try:
+            for batch in _batches(self._read_ahead(work), self.encoder.batch):
+                done += len(batch)
+                self._take(batch)
+                told(done, total)
+            self._save()
+        except KeyboardInterrupt:
+            self._save()
+            raise KeyboardInterrupt(
+                f"Stopped. {self.index.count():,} of {total:,} pictures are indexed; the same command goes on."
+            ) from None
+        self.found.removed = self.index.forget_gone()
+        if walked.closed:
+            some = ", ".join(walked.closed[:3])
+            self.found.notes.append(f"{len(walked.closed):,} folders could not be looked into: {some}.")
+
+    def _check_not_empty(self, walked: Walked, known: dict[str, Entry]) -> None:
+        if walked.pictures or walked.closed:
+            return
+        if known:  # a disk that is not there looks like this, and its index took long to make
+            raise DataError(
+                f"There is no picture in {self.folder}, where {len(known):,} were before. Its index is kept.",
+                hint=f"is its disk there? If they are gone for good, remove {self.index.place}",
+            )
+        raise DataError(f"There is no picture in {self.folder}.", hint="a folder with JPEG, PNG, WebP or HEIC files")
+
+    def _compare(self, walked: Walked, known: dict[str, Entry]) -> tuple[list[tuple[str, Stamp]], list[int]]:
+        """Files to read, and numbers of pictures that are no longer there."""
+        work = []
+        for path, stamp in walked.pictures.items():
+            entry = known.get(path)
+            same = entry is not None and not entry.gone and (entry.bytes, entry.modified) == stamp
+            if same and entry is not None and (entry.row is not None or entry.reason):
+                continue
+            if heic_is_unknown(path):
+                self.found.unreadable.append((path, NO_HEIC))
+                continue
+            work.append((path, stamp))
+        gone = [e.number for path, e in known.items() if path not in walked.pictures and not walked.hides(path)]
+        return work, gone
+
+    def _old_vectors(self, known: dict[str, Entry], gone: set[int]) -> dict[str, _Old]:
+        """By the hash of their bytes; those whose file is gone come first, because they want a new one."""
+        old: dict[str, _Old] = {}
+        for entry in known.values():
+            if entry.row is None:
+                continue
+            free = entry.gone or entry.number in gone
+            if free or entry.digest not in old:
+                old[entry.digest] = _Old(entry, free)
+        self.by_path = known
+        return old
+
+    def _read_ahead(self, work: Sequence[tuple[str, Stamp]]) -> Iterator[tuple[str, Read]]:
+        """Files in order, read in threads a few batches ahead."""
+        threads = reading_threads()
+        pool = ThreadPoolExecutor(threads, thread_name_prefix="lapclip-reading")
+        has_vector = self.by_digest.__contains__
+        waiting: deque[tuple[str, Future[Read]]] = deque()
+        try:
+            for path, stamp in work:
+                job = pool.submit(read_picture, self.folder / path, stamp, self.encoder.view, has_vector)
+                waiting.append((path, job))
+                if len(waiting) >= AHEAD * self.encoder.batch:
+                    first, job = waiting.popleft()
+                    yield first, job.result()
+            while waiting:
+                first, job = waiting.popleft()
+                yield first, job.result()
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+    def _take(self, batch: Sequence[tuple[str, Read]]) -> None:
+        """Vectors for what was read, and what there is to say of the rest."""
+        squares = [read.square for _, read in batch if read.square is not None]
+        vectors = iter(self.encoder.encode_pixels(np.stack(squares)) if squares else ())
+        for path, read in batch:
+            vector = next(vectors) if read.square is not None else None
+            if read.missing:
+                continue
+            if read.passing:
+                self.found.unreadable.append((path, read.passing))
+                continue
+            self.waiting.append(self._judged(path, read, vector))
+        if time.monotonic() - self.saved > SAVED_EVERY:
+            self._save()
+
+    def _judged(self, path: str, read: Read, vector: np.ndarray | None) -> tuple[Entry, np.ndarray | None]:
+        before = self.by_path.get(path)
+        entry = Entry(before.number if before else 0, path, *read.stamp, read.digest)
+        entry = entry._replace(taken=read.taken, width=read.width, height=read.height)
+        if read.reason:
+            return entry._replace(reason=read.reason), None
+        if vector is not None and not np.isfinite(vector).all():
+            return entry._replace(reason="the model gives no numbers for it"), None
+        if vector is not None:
+            self.found.added += 1
+            return entry, vector
+        return self._known(entry, before)
+
+    def _known(self, entry: Entry, before: Entry | None) -> tuple[Entry, np.ndarray | None]:
+        """A file whose bytes have a vector: touched, renamed, or a copy of another."""
+        old = self.by_digest[entry.digest]
+        entry = entry._replace(taken=old.entry.taken, width=old.entry.width, height=old.entry.height)
+        self.found.moved += 1
+        if before is not None and before.digest == entry.digest and before.row is not None:
+            return entry._replace(row=before.row), None
+        if old.free:
+            self.by_digest[entry.digest] = _Old(old.entry, free=False)
+            return entry._replace(number=old.entry.number, row=old.entry.row), None
+        return entry, np.array(self.index.vectors()[old.entry.row])
+
+    def _save(self) -> None:
+        """Vectors first, then the pictures that name them."""
+        fresh = [vector for _, vector in self.waiting if vector is not None]
+        rows = iter(self.index.append(np.stack(fresh)) if fresh else ())
+        entries = [entry if vector is None else entry._replace(row=next(rows)) for entry, vector in self.waiting]
+        if entries:
+            self.index.put(entries)
+        self.waiting, self.saved = [], time.monotonic()
+
+
+def check_folder(folder: Path) -> None:
+    """Refuse what cannot be indexed before a model is loaded for it."""
+    if not folder.is_dir():
+        what = "is not a folder" if os.path.lexists(folder) else "does not exist"
+        raise DataError(f"{folder} {what}.", hint="lapclip search FOLDER, with a folder of pictures")
+
+
+def reading_threads() -> int:
+    """As many as cores: the system divides them between reading and the model."""
+    return max(1, logical_cores())
+
+
+def _batches(items: Iterator[tuple[str, Read]], size: int) -> Iterator[list[tuple[str, Read]]]:
+    """As many as the model takes at once. Files without a square are counted too: they are quick."""
+    batch: list[tuple[str, Read]] = []
+    for item in items:
+        batch.append(item)
+        if len(batch) == size:
+            yield batch
+            batch = []
+    if batch:
+        yield batch
