@@ -22,6 +22,7 @@ from lapclip.cli.models import model
 from lapclip.cli.report import report
 from lapclip.cli.runs import runs, stop
 from lapclip.cli.scores import evaluate
+from lapclip.cli.searching import search
 from lapclip.cli.training import resume, train
 from lapclip.cli.tuning import tune
 from lapclip.cli.watching import watch
@@ -46,6 +47,7 @@ app.command(evaluate, name="eval", sort_key=7)
 app.command(gained, sort_key=8)
 app.command(report, sort_key=8)
 app.command(export, sort_key=8)
+app.command(search, sort_key=8)
 app.command(machine, sort_key=9)
 app.command(tune, sort_key=10)
 app.command(compare, sort_key=11)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import time
 from collections.abc import Callable, Sequence
@@ -35,6 +36,18 @@ def parse(query: str) -> Asked:
     if not wanted and not unwanted:
         raise SearchError("There is nothing to look for.", hint='lapclip search FOLDER "a red bicycle"')
     return Asked(wanted, unwanted)
+
+
+def check(query: str | None, like: os.PathLike | None, limit: int) -> None:
+    """Refuse what cannot be answered before anything is loaded."""
+    if limit < 1:
+        raise SearchError(f"--limit {limit} shows nothing.", hint="--limit 10")
+    if query is not None and like is not None:
+        raise SearchError("Either words or --like PICTURE, not both.", hint="leave one of them out")
+    if like is not None and not os.path.isfile(like):
+        raise SearchError(f"There is no picture {like}.", hint="--like PATH of a picture")
+    if query is not None:
+        parse(query)
 
 
 def vector_of(asked: Asked, encode_text: Callable[[Sequence[str]], np.ndarray]) -> np.ndarray:

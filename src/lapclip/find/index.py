@@ -326,7 +326,7 @@ class Index:
 
 def _entry(row: tuple) -> Entry:
     number, path, *rest, gone = row
-    return Entry(number, os.fsdecode(path), *rest, bool(gone))
+    return Entry._make((number, os.fsdecode(path), *rest, bool(gone)))
 
 
 def _cannot_write(place: Path, error: BaseException) -> SearchError:

@@ -5,8 +5,13 @@ Shapes: N vectors, E embedding.
 
 from __future__ import annotations
 
+import warnings
+
 import numpy as np
 import torch
+
+# Mapped memory cannot be written to, and nobody does.
+warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
 
 BLOCK = 16384
 """Vectors at a time: 32 MB in float32 at 512 numbers each."""
@@ -19,7 +24,7 @@ def similarities(vectors_NE: np.ndarray, question_E: np.ndarray) -> np.ndarray:
     question = torch.from_numpy(np.ascontiguousarray(question_E, dtype=np.float32))
     block = torch.empty(min(BLOCK, len(vectors_NE)), vectors_NE.shape[1], dtype=torch.float32)
     for at in range(0, len(vectors_NE), BLOCK):
-        part = _tensor(vectors_NE[at : at + BLOCK])
+        part = torch.from_numpy(vectors_NE[at : at + BLOCK])
         wide = block[: len(part)].copy_(part)
         torch.mv(wide, question, out=scores[at : at + len(part)])
     return scores.numpy()
@@ -38,9 +43,3 @@ def highest(scores_N: np.ndarray, numbers_N: np.ndarray, count: int) -> np.ndarr
         places = np.arange(len(scores_N))
     order = np.lexsort((numbers_N[places], -scores_N[places]))
     return places[order[:count]]
-
-
-def _tensor(part: np.ndarray) -> torch.Tensor:
-    """A view of mapped memory, which torch would else warn of: it is only read."""
-    view = np.lib.stride_tricks.as_strided(part, writeable=True)
-    return torch.from_numpy(view)

@@ -1,0 +1,132 @@
+"""How long does a question to a million pictures take, and how much memory?
+
+    python benchmarks/search_million.py [--pictures 1000000] [--width 512] [--rounds 7]
+
+Synthetic vectors in a real index; the whole of `Library.find` but the text tower, and ways to compute the products,
+interleaved in one run. Medians, and one JSON line.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import tempfile
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from statistics import median
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import psutil
+import torch
+
+from lapclip.find.index import Entry, Index
+from lapclip.find.indexing import Indexed
+from lapclip.find.library import Library
+from lapclip.find.nearest import similarities
+
+BLOCK = 16384
+
+
+def numpy_blocks(vectors: np.ndarray, question: np.ndarray) -> np.ndarray:
+    return np.concatenate([
+        vectors[at : at + BLOCK].astype(np.float32) @ question for at in range(0, len(vectors), BLOCK)
+    ])  # fmt: skip
+
+
+def numpy_blocks_in_threads(vectors: np.ndarray, question: np.ndarray) -> np.ndarray:
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        parts = pool.map(
+            lambda at: vectors[at : at + BLOCK].astype(np.float32) @ question, range(0, len(vectors), BLOCK)
+        )
+        return np.concatenate(list(parts))
+
+
+def torch_half(vectors: np.ndarray, question: np.ndarray) -> np.ndarray:
+    """float16 as it lies: what is added up is rounded as torch's kernel does."""
+    return torch.mv(torch.from_numpy(vectors), torch.from_numpy(question).half()).float().numpy()
+
+
+WAYS: dict[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
+    "lapclip": similarities,
+    "numpy, float32 blocks": numpy_blocks,
+    "numpy, float32 blocks in threads": numpy_blocks_in_threads,
+    "torch, float16": torch_half,
+}
+
+
+def make_index(place: Path, pictures: int, width: int) -> Index:
+    """Random unit vectors, a block at a time as an indexer writes them."""
+    index, numbers = Index(place), np.random.default_rng(0)
+    index.open()
+    index.begin("synthetic", width)
+    for first in range(0, pictures, 50_000):
+        count = min(50_000, pictures - first)
+        vectors = numbers.standard_normal((count, width), dtype=np.float32)
+        vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+        rows = index.append(vectors)
+        index.put(Entry(0, f"{row // 1000:05}/{row:08}.jpg", 1, 1, f"{row:032x}", None, 1, 1, row) for row in rows)
+        print(f"\rmaking {first + count:,} of {pictures:,}", end="", flush=True)
+    print()
+    return index
+
+
+def own_memory() -> int:
+    """Bytes that are not pages of mapped files."""
+    told = psutil.Process().memory_info()
+    return told.rss - getattr(told, "shared", 0)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--pictures", type=int, default=1_000_000)
+    parser.add_argument("--width", type=int, default=512)
+    parser.add_argument("--rounds", type=int, default=7)
+    wanted = parser.parse_args()
+    draws = np.random.default_rng(1)
+
+    def question() -> np.ndarray:
+        vector = draws.standard_normal(wanted.width).astype(np.float32)
+        return vector / np.linalg.norm(vector)
+
+    with tempfile.TemporaryDirectory() as folder:
+        index = make_index(Path(folder), wanted.pictures, wanted.width)
+        encoder = cast(Any, SimpleNamespace(encode_text=lambda texts: question()[None]))
+        before = own_memory()
+        began = time.perf_counter()
+        library = Library(Path(folder), index, encoder, Indexed())
+        opened = time.perf_counter() - began
+        vectors = index.vectors()
+        peak = 0
+        seconds: dict[str, list[float]] = {name: [] for name in ["whole question", *WAYS]}
+        for round_ in range(wanted.rounds + 1):  # the first one brings the file into memory
+            began = time.perf_counter()
+            hits = library.find("anything", 20)
+            took = {"whole question": time.perf_counter() - began}
+            peak = max(peak, own_memory() - before)
+            assert len(hits) == 20
+            asked = question()
+            exact = similarities(vectors, asked)
+            for name, way in WAYS.items():
+                began = time.perf_counter()
+                scores = way(vectors, asked)
+                took[name] = time.perf_counter() - began
+                assert np.abs(scores - exact).max() < 2e-3, name
+            if round_:
+                for name, value in took.items():
+                    seconds[name].append(value)
+        found = {name: round(median(values) * 1000, 1) for name, values in seconds.items()}
+        for name, value in found.items():
+            print(f"{name:<36}{value:>8.1f} ms  (slowest {max(seconds[name]) * 1000:.1f})")
+        print(f"opening {opened:.2f} s; memory beside the mapped file {peak / 1e6:.0f} MB after a question")
+        library.close()
+        facts = {"torch": torch.__version__, "numpy": np.__version__, "threads": torch.get_num_threads()}
+        print(json.dumps({**vars(wanted), "ms": found, "opened_s": opened, "memory_bytes": peak, **facts}))
+
+
+if __name__ == "__main__":
+    main()
