@@ -184,7 +184,8 @@ class Index:
         rows = self._next_row()
         if not rows or not width:
             return np.zeros((0, width), np.float16)
-        return np.memmap(self._vectors, np.float16, "r", shape=(rows, width))
+        # Copied on writing, which nobody does: torch warns of memory that cannot be written to.
+        return np.memmap(self._vectors, np.float16, "c", shape=(rows, width))
 
     # -- changing it -------------------------------------------------------------------------------------------------
 

@@ -16,7 +16,7 @@ from lapclip.find.asking import excluded, parse, vector_of
 from lapclip.find.encoder import Encoder, open_encoder
 from lapclip.find.index import Entry, Index, index_folder
 from lapclip.find.indexing import Indexed
-from lapclip.find.nearest import highest, similarities
+from lapclip.find.nearest import nearest
 
 __all__ = ["Entry", "Hit", "Library", "open_library"]
 
@@ -108,8 +108,7 @@ class Library:
     ) -> list[Hit]:
         if not np.isfinite(question_E).all():
             raise SearchError("The model gives no numbers for this: its training broke down.", hint="lapclip doctor")
-        scores = similarities(self._vectors, question_E)[self._table.rows]
-        numbers, kept = self._table.numbers, np.ones(len(scores), bool)
+        numbers, rows, kept = self._table.numbers, self._table.rows, np.ones(self.count, bool)
         if since is not None:
             kept &= self._table.times >= since
         if exclude:
@@ -117,10 +116,10 @@ class Library:
         if without is not None:
             kept &= numbers != without
         if not kept.all():
-            scores, numbers = scores[kept], numbers[kept]
-        best = highest(scores, numbers, offset + limit)[offset:]
-        found = ((int(numbers[at]), float(scores[at])) for at in best)
-        known = ((self.entry(number), score) for number, score in found)
+            numbers, rows = numbers[kept], rows[kept]
+        places, scores = nearest(self._vectors, rows, numbers, question_E, offset + limit)
+        found = zip(numbers[places[offset:]], scores[offset:], strict=True)
+        known = ((self.entry(int(number)), float(score)) for number, score in found)
         return [Hit(entry.number, self.path(entry), score) for entry, score in known if entry]
 
     def _excluded(self, globs: tuple[str, ...]) -> np.ndarray:

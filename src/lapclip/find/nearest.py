@@ -1,45 +1,55 @@
-"""Exact search: the product of a question with every vector, and the highest of them, always in the same order.
+"""Exact search: every vector is compared with the question, and the highest scores come in the same order each time.
 
-Shapes: N vectors, E embedding.
+The vectors are multiplied as they lie, in float16: a third of the time and no copy, but rounded. So that gives a short
+list which is sure to hold the best, because the rounding has a bound, and the list is computed again in float32.
+
+Shapes: N pictures, E embedding.
 """
 
 from __future__ import annotations
 
-import warnings
-
 import numpy as np
 import torch
 
-# Mapped memory cannot be written to, and nobody does.
-warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
-
+BOUND = 1.1e-3
+"""How far a float16 score can be from the true one: half a unit in the last of 11 bits for the score, and as much again
+for the question, both of length at most one; what is added up is float32."""
 BLOCK = 16384
-"""Vectors at a time: 32 MB in float32 at 512 numbers each."""
+"""Vectors of a short list that are computed again at a time."""
+
+
+def nearest(
+    vectors: np.ndarray, rows_N: np.ndarray, numbers_N: np.ndarray, question_E: np.ndarray, count: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Places among N of the pictures nearest to a question, and their scores: the highest first, and of equal ones the
+    lower number. `rows_N` says which of the vectors is whose, in rising order."""
+    question_E = np.ascontiguousarray(question_E, dtype=np.float32)
+    count = min(count, len(rows_N))
+    if count <= 0:
+        return np.zeros(0, np.int64), np.zeros(0, np.float32)
+    if count < len(rows_N):
+        rough_N = rough_scores(vectors, question_E)
+        if len(rows_N) < len(vectors):  # rows are distinct and in order, so that as many as there are is all of them
+            rough_N = rough_N[rows_N]
+        last = np.partition(rough_N, len(rough_N) - count)[len(rough_N) - count]
+        places = np.flatnonzero(rough_N >= last - 2 * BOUND)
+    else:
+        places = np.arange(len(rows_N))
+    scores = exact_scores(vectors, rows_N[places], question_E)
+    order = np.lexsort((numbers_N[places], -scores))[:count]
+    return places[order], scores[order]
 
 
 @torch.inference_mode()
-def similarities(vectors_NE: np.ndarray, question_E: np.ndarray) -> np.ndarray:
-    """The product of a question with each vector, in float32."""
-    scores = torch.empty(len(vectors_NE), dtype=torch.float32)
-    question = torch.from_numpy(np.ascontiguousarray(question_E, dtype=np.float32))
-    block = torch.empty(min(BLOCK, len(vectors_NE)), vectors_NE.shape[1], dtype=torch.float32)
-    for at in range(0, len(vectors_NE), BLOCK):
-        part = torch.from_numpy(vectors_NE[at : at + BLOCK])
-        wide = block[: len(part)].copy_(part)
-        torch.mv(wide, question, out=scores[at : at + len(part)])
-    return scores.numpy()
+def rough_scores(vectors_NE: np.ndarray, question_E: np.ndarray) -> np.ndarray:
+    """The product of a question with each vector, to within `BOUND`."""
+    return torch.mv(torch.from_numpy(vectors_NE), torch.from_numpy(question_E).half()).float().numpy()
 
 
-def highest(scores_N: np.ndarray, numbers_N: np.ndarray, count: int) -> np.ndarray:
-    """Places of the highest scores, the highest first; of equal ones that with the lower number first."""
-    count = min(count, len(scores_N))
-    if count <= 0:
-        return np.zeros(0, np.int64)
-    if count < len(scores_N):
-        # All that tie with the last one compete for its place.
-        least = np.partition(scores_N, len(scores_N) - count)[len(scores_N) - count]
-        places = np.flatnonzero(scores_N >= least)
-    else:
-        places = np.arange(len(scores_N))
-    order = np.lexsort((numbers_N[places], -scores_N[places]))
-    return places[order[:count]]
+def exact_scores(vectors: np.ndarray, rows_N: np.ndarray, question_E: np.ndarray) -> np.ndarray:
+    """The product of a question with some of the vectors, in float32. Row by row, so that equal vectors score equal."""
+    parts = [
+        (vectors[rows_N[at : at + BLOCK]].astype(np.float32) * question_E).sum(axis=1)
+        for at in range(0, len(rows_N), BLOCK)
+    ]
+    return np.concatenate(parts) if parts else np.zeros(0, np.float32)
