@@ -390,15 +390,35 @@ def test_vectors_that_no_picture_uses_are_given_back(
     assert names(index_now(photos, Watched(trained))) == ["000.png", "011.png", "later.png"]
 
 
-def test_vectors_without_a_picture_are_written_over(trained: Path, photos: Path) -> None:
-    """A process killed between the two leaves them."""
+def test_vectors_without_a_picture_do_not_count(trained: Path, photos: Path) -> None:
+    """A process killed between the two leaves them, the last one perhaps in part."""
     draw_many(photos, 2)
     library = index_now(photos, Watched(trained))
     index = Index(index_folder(photos))
     index.open()
     assert index.append(np.ones((3, library.encoder.width), np.float32)) == [2, 3, 4]
+    (vectors,) = index_folder(photos).glob("vectors-*.f16")
+    os.truncate(vectors, vectors.stat().st_size - 7)
     draw(photos / "next.png", 8)
     encoder = Watched(trained)
     library = index_now(photos, encoder)
-    assert library.count == 3
+    assert names(library) == ["000.png", "001.png", "next.png"]
     assert np.abs(vector_of(library, "next.png") - vectors_of([photos / "next.png"], encoder)[0]).max() < 1e-3
+
+
+def test_a_chain_of_names_where_each_file_takes_the_next_ones_place(trained: Path, photos: Path) -> None:
+    """The vector of the last is wanted after the picture that named it is another."""
+    draw_many(photos, 9)
+    library = index_now(photos, Watched(trained))
+    vectors = [vector_of(library, f"{at:03}.png") for at in range(9)]
+    draw(photos / "new.png", 70).rename(photos / "aside")
+    for at in reversed(range(9)):
+        (photos / f"{at:03}.png").rename(photos / f"{at + 1:03}.png")
+        os.utime(photos / f"{at + 1:03}.png", (at, at))
+    (photos / "aside").rename(photos / "000.png")
+    encoder = Watched(trained)
+    library = index_now(photos, encoder)
+    assert encoder.batches == [1]
+    assert library.count == 10
+    for at, vector in enumerate(vectors):
+        assert np.array_equal(vector_of(library, f"{at + 1:03}.png"), vector)

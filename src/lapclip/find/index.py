@@ -179,9 +179,9 @@ class Index:
         return Table(columns[:, 0].astype(np.int64), columns[:, 1].astype(np.int64), columns[:, 2])
 
     def vectors(self) -> np.ndarray:
-        """All rows that pictures name, memory-mapped: float16."""
+        """All rows, memory-mapped: float16. Pictures say which of them count."""
         width = int(self.about("width") or 0)
-        rows = self._next_row()
+        rows = self._rows_in_file(width)
         if not rows or not width:
             return np.zeros((0, width), np.float16)
         # Copied on writing, which nobody does: torch warns of memory that cannot be written to.
@@ -206,11 +206,11 @@ class Index:
 
     def append(self, vectors_NE: np.ndarray) -> list[int]:
         """Write vectors, to the disk, and return their rows. They count once pictures name them."""
-        first = self._next_row()
-        width = vectors_NE.shape[1] if len(vectors_NE) else 0
+        width = vectors_NE.shape[1]
+        first = self._rows_in_file(width)
         try:
             with open(self._vectors, "r+b" if self._vectors.exists() else "wb") as file:
-                file.seek(first * width * 2)  # over what a killed process wrote and no picture names
+                file.seek(first * width * 2)  # over part of a row, which a killed process may have left
                 file.write(np.ascontiguousarray(vectors_NE, dtype=np.float16).tobytes())
                 file.flush()
                 os.fsync(file.fileno())
@@ -251,7 +251,7 @@ class Index:
 
     def _compact(self) -> None:
         """Write the vectors that are used into a new file, where most of them are not."""
-        table, rows = self.table(), self._next_row()
+        table, rows = self.table(), self._rows_in_file(int(self.about("width") or 0))
         if rows - len(table.rows) < max(SPARE_ROWS, rows / 2):
             return
         old, number = self.vectors(), int(self.about("vectors") or 0) + 1
@@ -272,11 +272,10 @@ class Index:
 
     def _check_vectors(self, width: int) -> None:
         """Rows that were lost, with the power or by hand, are made again."""
-        there = self._vectors.stat().st_size // (2 * width) if self._vectors.exists() else 0
-        self._execute("UPDATE pictures SET row = NULL WHERE row >= ?", (there,))
+        self._execute("UPDATE pictures SET row = NULL WHERE row >= ?", (self._rows_in_file(width),))
 
-    def _next_row(self) -> int:
-        return self._rows("SELECT coalesce(max(row) + 1, 0) FROM pictures")[0][0]
+    def _rows_in_file(self, width: int) -> int:
+        return self._vectors.stat().st_size // (2 * width) if width and self._vectors.exists() else 0
 
     @property
     def _vectors(self) -> Path:
