@@ -2,9 +2,9 @@
 
     python benchmarks/search_indexing.py MODEL FOLDER [--pictures 600] [--rounds 3]
 
-In turns in one run: the tower alone on squares that are ready in memory; reading alone, in as many threads as indexing
-has; and indexing from nothing. Reading takes time of the same cores where the tower is on the CPU, so beside the share
-that is reached stands the most that can be: the processor time of the tower to that of both. Medians.
+In turns in one run: the tower alone on squares that are ready in memory; reading alone, in a thread a core; and
+indexing from nothing. Reading takes time of the same cores where the tower is on the CPU, so beside the share that is
+reached stands the most that can be: the processor time of the tower to that of both. Medians, and one JSON line.
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ import torch
 
 from lapclip.find.encoder import open_encoder
 from lapclip.find.index import Index
-from lapclip.find.indexing import bring_up_to_date, reading_threads
+from lapclip.find.indexing import bring_up_to_date
 from lapclip.find.reading import read_picture
 from lapclip.find.walking import walk
+from lapclip.machine.facts import logical_cores
 
 
 def main() -> None:
@@ -49,7 +50,7 @@ def main() -> None:
         stamps = walk(photos).pictures
 
         def read() -> list[np.ndarray]:
-            with ThreadPoolExecutor(reading_threads()) as pool:
+            with ThreadPoolExecutor(logical_cores()) as pool:
                 jobs = [
                     pool.submit(read_picture, photos / path, stamp, encoder.view, lambda digest: False)
                     for path, stamp in stamps.items()

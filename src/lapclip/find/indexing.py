@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -14,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from lapclip.errors import DataError
+from lapclip.find.ahead import made_ahead
 from lapclip.find.encoder import Encoder
 from lapclip.find.index import Entry, Index
 from lapclip.find.reading import Read, heic_is_unknown, read_picture
@@ -156,22 +155,12 @@ class _Indexer:
 
     def _read_ahead(self, work: Sequence[tuple[str, Stamp]]) -> Iterator[tuple[str, Read]]:
         """Files in order, read in threads a few batches ahead."""
-        threads = reading_threads()
-        pool = ThreadPoolExecutor(threads, thread_name_prefix="lapclip-reading")
-        has_vector = self.by_digest.__contains__
-        waiting: deque[tuple[str, Future[Read]]] = deque()
-        try:
-            for path, stamp in work:
-                job = pool.submit(read_picture, self.folder / path, stamp, self.encoder.view, has_vector)
-                waiting.append((path, job))
-                if len(waiting) >= AHEAD * self.encoder.batch:
-                    first, job = waiting.popleft()
-                    yield first, job.result()
-            while waiting:
-                first, job = waiting.popleft()
-                yield first, job.result()
-        finally:
-            pool.shutdown(cancel_futures=True)
+        view, has_vector = self.encoder.view, self.by_digest.__contains__
+
+        def read(item: tuple[str, Stamp]) -> tuple[str, Read]:
+            return item[0], read_picture(self.folder / item[0], item[1], view, has_vector)
+
+        return made_ahead(read, work, AHEAD * self.encoder.batch, logical_cores())
 
     def _take(self, batch: Sequence[tuple[str, Read]]) -> None:
         """Vectors for what was read, and what there is to say of the rest."""
@@ -228,11 +217,6 @@ def check_folder(folder: Path) -> None:
     if not folder.is_dir():
         what = "is not a folder" if os.path.lexists(folder) else "does not exist"
         raise DataError(f"{folder} {what}.", hint="lapclip search FOLDER, with a folder of pictures")
-
-
-def reading_threads() -> int:
-    """As many as cores: the system divides them between reading and the model."""
-    return max(1, logical_cores())
 
 
 def _batches(items: Iterator[tuple[str, Read]], size: int) -> Iterator[list[tuple[str, Read]]]:
