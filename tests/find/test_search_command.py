@@ -47,9 +47,9 @@ def test_a_picture_is_a_question_too(trained: Path, photos: Path) -> None:
 
 def test_since_and_exclude(trained: Path, photos: Path) -> None:
     old, new, cut = draw(photos / "old.png", 1), draw(photos / "new.png", 2), draw(photos / "screenshots" / "a.png", 3)
-    for path in (old, new, cut):
-        os.utime(path, (datetime(2020, 1, 1).timestamp(),) * 2)
-    os.utime(new, (datetime(2024, 6, 1).timestamp(),) * 2)
+    for path, year in ((old, 2020), (new, 2024), (cut, 2020)):
+        changed = datetime(year, 6, 1).timestamp()
+        os.utime(path, (changed, changed))
     exif = Image.Exif()
     exif.get_ifd(0x8769)[0x9003] = "2025:02:03 04:05:06"
     taken = photos / "taken.jpg"
