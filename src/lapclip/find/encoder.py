@@ -15,6 +15,9 @@ from lapclip.errors import ConfigError, RunError
 from lapclip.find.index import FORMAT
 from lapclip.find.subject import Subject, choose_subject
 
+CPU_BATCH = 32
+"""Pictures at once where each takes long: progress is seen, and a killed process loses no more than a batch."""
+
 
 class Encoder(Protocol):
     """Turns pictures and texts into unit-length vectors."""
@@ -39,7 +42,8 @@ class TorchEncoder:
 
     def __post_init__(self) -> None:
         shape = self.embedder.model.shape
-        self.view, self.width, self.batch = View.of(shape), shape.embedding, self.embedder.batch
+        self.view, self.width = View.of(shape), shape.embedding
+        self.batch = CPU_BATCH if self.embedder.device.is_cpu else self.embedder.batch
 
     @property
     def identity(self) -> str:

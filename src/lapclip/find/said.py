@@ -18,7 +18,7 @@ def sentences(subject: Subject) -> list[str]:
     if source == SCENES:
         said = [
             f"{subject.name} has seen {count} of lapclip's own drawn scenes and not one photo: "
-            "it cannot find things in photos, and the order below means little.",
+            "it cannot find things in photos, and the order of its answers means little.",
             f"For photos: {PRETRAINED}.",
         ]
     else:
