@@ -22,10 +22,10 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from lapclip.watch.web.assets import answer_file, own_files, page, plotly_file
+from lapclip.serving.assets import answer_file, page_files
+from lapclip.watch.web.assets import STATIC, page, plotly_file
 from lapclip.watch.web.feed import Feed, Feeds, to_json, wait
 from lapclip.watch.web.listing import Listing, run_named
-from lapclip.watch.web.security import Door, Guard
 
 PATIENCE = 60.0
 """Seconds that a stream waits for a run that is not there yet: training sets up first."""
@@ -42,10 +42,10 @@ class Application:
         self._names = names
         self._listing, self._feeds = Listing(), Feeds()
         self._listing_lock = asyncio.Lock()
-        self._files, self._plotly = own_files(), plotly_file()
+        self._files, self._plotly = page_files(STATIC), plotly_file()
 
-    def behind(self, door: Door) -> ASGIApp:
-        """The whole server: the addresses behind the door."""
+    def routed(self) -> ASGIApp:
+        """The application with its addresses."""
         routes = [
             Route("/", self._page),
             Route("/runs", self._runs),
@@ -57,7 +57,7 @@ class Application:
         ]
         app = Starlette(routes=routes)
         app.router.redirect_slashes = False
-        return Guard(app, door)
+        return app
 
     async def _page(self, request: Request) -> Response:
         return Response(page(self._names), media_type="text/html; charset=utf-8")

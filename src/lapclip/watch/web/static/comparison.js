@@ -4,7 +4,8 @@ import { chart } from "./charts.js";
 import { byId, make } from "./elements.js";
 import { figures, line } from "./figures.js";
 import { pick } from "./picker.js";
-import { count, duration, percent, state } from "./words.js";
+import { state } from "./standing.js";
+import { count, duration, percent } from "./words.js";
 
 export const AXES = { step: "Steps", minutes: "Minutes of work" };
 const COLOURS = ["--accent", "--second", "--third", "--fourth", "--fifth", "--sixth"];

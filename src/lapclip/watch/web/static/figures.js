@@ -2,7 +2,8 @@
 
 import { chart, plain } from "./charts.js";
 import { byId, make, show } from "./elements.js";
-import { count, duration, figure, part, percent, size } from "./words.js";
+import { part } from "./standing.js";
+import { count, duration, figure, percent, size } from "./words.js";
 
 export const RANGES = { all: "All", half: "Last half", recent: "Last 200" };
 

@@ -1,7 +1,8 @@
 // Watch it learn: what the model answered to the same captions at each evaluation.
 
 import { byId, make, say, show } from "./elements.js";
-import { count, figure, ordinal } from "./words.js";
+import { ordinal } from "./standing.js";
+import { count, figure } from "./words.js";
 
 const SVG = "http://www.w3.org/2000/svg";
 const TICK = 900; // milliseconds that each evaluation is shown while playing

@@ -1,7 +1,8 @@
 // The three questions at the top: is it learning, when is it done, is something wrong.
 
 import { announce, byId, make, say } from "./elements.js";
-import { ago, count, duration, figure, parameters, percent, state } from "./words.js";
+import { parameters, state } from "./standing.js";
+import { ago, count, duration, figure, percent } from "./words.js";
 
 const told = new Map(); // name -> the state and the alarms that were announced
 

@@ -10,7 +10,7 @@ import { drawLearning } from "./learning.js";
 import { follow } from "./live.js";
 import { drawOverview, drawStep } from "./overview.js";
 import { drawPicker, pick, picked } from "./picker.js";
-import { atWork } from "./words.js";
+import { atWork } from "./standing.js";
 
 const LEAST = 2000, LONGEST = 20000, SHARE = 0.02; // milliseconds between two looks, and the share of them spent drawing
 const STREAMS = 3; // connections of one tab at most

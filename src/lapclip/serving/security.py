@@ -51,6 +51,8 @@ class Door:
     """Whether any address in figures will do as a name: no foreign site can have one of ours."""
     token: str | None = None
     cookie: str = "lapclip"
+    command: str = "lapclip"
+    """What the user typed to start the server: the address that it printed holds the token."""
 
     def refuses(self, scope: Scope) -> tuple[int, str] | None:
         """The status and the reason, or None for those who may come in."""
@@ -64,7 +66,7 @@ class Door:
         if headers.get("sec-fetch-site") in ("cross-site", "same-site") and not arrival:
             return 403, "Another site's page may not use this."
         if self.token is not None and not (self.token_in(scope) or self._cookie_in(headers)):
-            return 401, "Open the whole address that lapclip watch --web printed: it ends in a token."
+            return 401, f"Open the whole address that {self.command} printed: it ends in a token."
         return None
 
     def token_in(self, scope: Scope) -> bool:
@@ -87,14 +89,14 @@ class Door:
         return name in self.names or (self.any_address and is_address(name))
 
 
-def door_for(host: str, port: int, *, loopback: bool) -> Door:
+def door_for(host: str, port: int, command: str, *, loopback: bool) -> Door:
     """The door of a server that listens at `host`. One that others can reach gets a token."""
     names = LOOPBACK_NAMES | {host.lower()}
     if loopback:
-        return Door(names)
+        return Door(names, command=command)
     own = socket.gethostname().lower()
     # A browser sends a host's cookies to all its ports: two servers must not overwrite each other's.
-    return Door(names | {own, f"{own}.local"}, True, secrets.token_urlsafe(24), f"lapclip_{port}")
+    return Door(names | {own, f"{own}.local"}, True, secrets.token_urlsafe(24), f"lapclip_{port}", command)
 
 
 class Guard:

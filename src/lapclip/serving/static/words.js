@@ -1,7 +1,7 @@
 // Figures as a person reads them. What is not known is a dash.
 
 const UNKNOWN = "–";
-const known = (value) => typeof value === "number" && Number.isFinite(value);
+export const known = (value) => typeof value === "number" && Number.isFinite(value);
 
 export const percent = (value, digits = 1) => (known(value) ? `${(value * 100).toFixed(digits)} %` : UNKNOWN);
 export const count = (value) => (known(value) ? Math.round(value).toLocaleString("en") : UNKNOWN);
@@ -14,7 +14,8 @@ export function figure(value, digits = 3) {
 
 export function size(bytes) {
   if (!known(bytes)) return UNKNOWN;
-  return bytes >= 1e9 ? `${(bytes / 1e9).toFixed(2)} GB` : `${Math.round(bytes / 1e6)} MB`;
+  if (bytes >= 1e9) return `${(bytes / 1e9).toFixed(2)} GB`;
+  return bytes >= 1e6 ? `${Math.round(bytes / 1e6)} MB` : `${Math.ceil(bytes / 1e3)} kB`;
 }
 
 export function duration(seconds) {
@@ -37,27 +38,3 @@ export function ago(time) {
   if (seconds < 86400) return `${Math.round(seconds / 3600)} h ago`;
   return new Date(time * 1000).toLocaleDateString("en", { day: "numeric", month: "short", year: "numeric" });
 }
-
-export function parameters(value) {
-  if (!known(value)) return "";
-  return value >= 1e9 ? `${(value / 1e9).toFixed(1)} billion parameters`
-    : value >= 1e5 ? `${(value / 1e6).toFixed(1)} million parameters` : `${count(value)} parameters`;
-}
-
-export function part(name) {
-  const [tower, place] = [name.split(".")[0], name.split(".").slice(1).join(".")];
-  if (!place || !["image", "text"].includes(tower)) return name;
-  return /^\d+$/.test(place) ? `${tower} block ${Number(place) + 1}` : `${tower} ${place}`;
-}
-
-const STATES = { starting: "Starting", running: "Training", finished: "Finished", stopped: "Stopped", failed: "Failed", died: "Died" };
-
-export const atWork = (run) => run.state === "running" || run.state === "starting";
-
-export function state(run) {
-  if (run.state === "running" && run.paused) return "Paused";
-  if (run.state === "running" && !run.step) return "Starting";
-  return STATES[run.state] || String(run.state);
-}
-
-export const ordinal = (rank) => ["first", "second", "third", "fourth", "fifth"][rank - 1] || `number ${count(rank)}`;
