@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+from PIL import Image
 
 from lapclip.data.pixels import middle_square
 from lapclip.errors import SearchError
@@ -72,15 +73,32 @@ class Library:
 
     def like_picture(
         self,
-        picture: str | os.PathLike,
+        picture: str | os.PathLike | Image.Image,
         limit: int = 20,
         offset: int = 0,
         since: float | None = None,
         exclude: Sequence[str] = (),
     ) -> list[Hit]:
-        """The pictures nearest to one in any file."""
+        """The pictures nearest to one from elsewhere: a file, or as it is."""
         question = self.encoder.encode_pixels(middle_square(picture, self.encoder.view)[None])[0]
         return self._answer(question, limit, offset, since, exclude)
+
+    def newest(
+        self, limit: int = 20, offset: int = 0, since: float | None = None, exclude: Sequence[str] = ()
+    ) -> list[Hit]:
+        """All pictures, the newest first. Nothing was asked, so their score is 0."""
+        order = np.lexsort((self._table.numbers, -self._table.times))
+        order = order[self._kept(since, exclude)[order]][offset : offset + limit]
+        return self._hits((number, 0.0) for number in self._table.numbers[order])
+
+    def count_of(self, since: float | None = None, exclude: Sequence[str] = (), without: int | None = None) -> int:
+        """Pictures that are young enough and not left out."""
+        return int(self._kept(since, exclude, without).sum())
+
+    @property
+    def place(self) -> Path:
+        """The folder of the index."""
+        return self._index.place
 
     def entry(self, number: int) -> Entry | None:
         """What the index knows of a picture; None where it has none of this number."""
@@ -108,17 +126,24 @@ class Library:
     ) -> list[Hit]:
         if not np.isfinite(question_E).all():
             raise SearchError("The model gives no numbers for this: its training broke down.", hint="lapclip doctor")
-        numbers, rows, kept = self._table.numbers, self._table.rows, np.ones(self.count, bool)
+        numbers, rows, kept = self._table.numbers, self._table.rows, self._kept(since, exclude, without)
+        if not kept.all():
+            numbers, rows = numbers[kept], rows[kept]
+        places, scores = nearest(self._vectors, rows, numbers, question_E, offset + limit)
+        return self._hits(zip(numbers[places[offset:]], scores[offset:], strict=True))
+
+    def _kept(self, since: float | None, exclude: Sequence[str], without: int | None = None) -> np.ndarray:
+        """Which pictures are young enough and not left out."""
+        kept = np.ones(self.count, bool)
         if since is not None:
             kept &= self._table.times >= since
         if exclude:
             kept &= ~self._excluded(tuple(exclude))
         if without is not None:
-            kept &= numbers != without
-        if not kept.all():
-            numbers, rows = numbers[kept], rows[kept]
-        places, scores = nearest(self._vectors, rows, numbers, question_E, offset + limit)
-        found = zip(numbers[places[offset:]], scores[offset:], strict=True)
+            kept &= self._table.numbers != without
+        return kept
+
+    def _hits(self, found: Iterable[tuple[int, float]]) -> list[Hit]:
         known = ((self.entry(int(number)), float(score)) for number, score in found)
         return [Hit(entry.number, self.path(entry), score) for entry, score in known if entry]
 

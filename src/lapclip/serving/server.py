@@ -32,6 +32,8 @@ class Words:
     """How it ends."""
     notes: Sequence[str] = ()
     """What else there is to say first."""
+    fragment: str = ""
+    """What the page is to show first: the end of the address, which browsers keep to themselves."""
 
 
 def serve_until_interrupted(
@@ -63,7 +65,8 @@ def serve_until_interrupted(
         door = door_for(host, port, words.command, loopback=loopback)
         for note in words.notes:
             print(note, file=output)
-        print(f"{words.title}: {_link(host, address, port, door.token)}", file=output)
+        link = _link(host, address, port, door.token) + (f"#{words.fragment}" if words.fragment else "")
+        print(f"{words.title}: {link}", file=output)
         if not loopback:
             print(f"{words.shared} What is sent is not encrypted.", file=output)
         print(words.ending, file=output, flush=True)

@@ -1,0 +1,43 @@
+"""The page of `lapclip search FOLDER --web`, from its start to Ctrl-C."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, TextIO
+from urllib.parse import urlencode
+
+from lapclip.serving.server import Words, serve_until_interrupted
+
+if TYPE_CHECKING:
+    from lapclip.find.library import Library
+
+PORT = 8865
+"""Not that of `watch --web`: an address that was opened before should not show another page."""
+
+
+def serve(
+    library: Library,
+    host: str = "127.0.0.1",
+    port: int | None = None,
+    *,
+    query: str = "",
+    since: float | None = None,
+    exclude: Sequence[str] = (),
+    output: TextIO | None = None,
+) -> None:
+    """Serve the page until Ctrl-C. It opens on a query, and shows no pictures that are older or left out.
+
+    Without a port: 8865, or the next free one.
+    """
+    # Here, so that the command's help does not wait for the modules of the web server.
+    from lapclip.find.web.application import Application
+
+    words = Words(
+        command="lapclip search FOLDER --web",
+        title=f"{library.count:,} pictures can be found at",
+        shared="Who has this address can look at the pictures of this folder.",
+        ending="Ctrl-C ends the page; the index stays.",
+        fragment=urlencode({"words": query}) if query else "",
+    )
+    application = Application(library, since, exclude)
+    serve_until_interrupted(application.routed(), words, host, port, PORT, output=output)

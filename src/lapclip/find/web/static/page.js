@@ -1,0 +1,192 @@
+// The page: what is asked and which picture is open stand in the address, so that a reload and the back button keep them.
+
+import { byId, say, show } from "./elements.js";
+import { Grid } from "./grid.js";
+import { listenForPictures } from "./dropping.js";
+import { Refused, Results, sameQuestion } from "./results.js";
+import * as viewer from "./viewer.js";
+import { count } from "./words.js";
+
+const PAUSE = 120; // milliseconds without a key before a question is sent
+const facts = JSON.parse(document.querySelector('meta[name="lapclip-facts"]').content);
+const words = byId("words");
+const grid = new Grid(byId("grid"), (at) => open(at), () => words.focus());
+let results = null; // what is on the screen
+let coming = null; // the answer that is waited for
+let typing = false; // whether the address was changed by typing, which makes one entry of the history, not one a letter
+let timer = 0;
+let walked = null; // the place of the open picture among the results
+
+function number(text) {
+  return /^\d{1,15}$/.test(text || "") ? Number(text) : null;
+}
+
+function state() {
+  const given = new URLSearchParams(location.hash.slice(1));
+  return { words: (given.get("words") || "").trim(), like: number(given.get("like")), picture: given.get("picture") || "", open: number(given.get("open")) };
+}
+
+function go(next, { replace = false, opened = false } = {}) {
+  const given = new URLSearchParams();
+  for (const [name, value] of Object.entries(next)) if (value !== null && value !== "") given.set(name, value);
+  const address = `${location.pathname}#${given}`;
+  const kept = { ...(history.state || {}), scroll: scrollY };
+  if (replace) history.replaceState(kept, "", address);
+  else {
+    history.replaceState(kept, "");
+    history.pushState({ opened }, "", address);
+  }
+  apply();
+}
+
+function apply(scroll = null) {
+  const now = state();
+  if (!sameQuestion(coming ? coming.question : results && results.question, now)) ask(now, scroll);
+  if (now.open === null) {
+    if (viewer.shown() !== null) shut();
+    return;
+  }
+  const place = results ? results.placeOf(now.open) : null;
+  if (place !== null) walked = place;
+  const row = place === null ? { number: now.open, name: "", score: null, first: true, last: true }
+    : { ...results.row(place), first: place === 0, last: place === results.total - 1 };
+  viewer.view(row);
+}
+
+function ask(question, scroll) {
+  if (coming) coming.stop();
+  if (!typing) words.value = question.words;
+  chip(question);
+  document.title = question.words ? `${question.words} · lapclip search` : "lapclip search";
+  const asked = coming = new Results(question, (error) => {
+    if (error) fail(error, asked);
+    else if (asked === results) { grid.drawSoon(); apply(); }
+    else arrive(asked, scroll);
+  });
+  asked.need(0, 0);
+}
+
+function arrive(asked, scroll) {
+  if (results) results.stop();
+  results = asked;
+  coming = null;
+  walked = null;
+  grid.show(results);
+  scrollTo(0, scroll || 0);
+  stand();
+  apply(); // a picture that is open has its place among them now
+}
+
+function fail(error, asked) {
+  const lost = !(error instanceof Refused);
+  say("standing", lost ? "The server does not answer. To start it again: lapclip search FOLDER --web" : error.message);
+  if (lost) setTimeout(() => { if (asked === coming) asked.need(0, 0); else if (asked === results) grid.drawSoon(); }, 2500);
+  else if (asked === coming) {
+    if (results) results.stop();
+    [results, coming] = [asked, null];
+    results.total = 0;
+    grid.show(results);
+    empty("Nothing to show", error.message);
+  }
+}
+
+function stand() {
+  const { question, total, ms } = results;
+  const asked = question.words || question.like !== null || question.picture;
+  const all = total < facts.count - 1 ? `${count(total)} of ${count(facts.count)} pictures` : `${count(total)} pictures`;
+  say("standing", asked ? `${all}, best first · ${count(ms)} ms` : `${all}, newest first`);
+  if (total) show("empty", false);
+  else if (!facts.count) empty("No pictures", `Nothing in ${facts.folder} can be shown. To index it again: lapclip search`);
+  else empty("Nothing found", "Other words may do better.");
+}
+
+function empty(title, text) {
+  say("empty-title", title);
+  say("empty-words", text);
+  show("empty", true);
+}
+
+// What is searched by, where that is not words.
+function chip({ like, picture }) {
+  const source = like !== null ? `/pictures/${like}/small` : picture ? `/asked/${encodeURIComponent(picture)}` : null;
+  show("by", source !== null);
+  if (source === null) byId("by-picture").removeAttribute("src");
+  else if (byId("by-picture").getAttribute("src") !== source) byId("by-picture").src = source;
+  say("by-words", like !== null ? "More like this" : "Like your picture");
+  words.placeholder = source === null ? "What is on the picture?" : "or in words";
+}
+
+function open(at) {
+  typing = false;
+  walked = at;
+  go({ ...state(), open: results.row(at).number }, { opened: true });
+}
+
+function shut() {
+  viewer.shut();
+  if (walked !== null) grid.focus(walked);
+  else words.focus();
+}
+
+function leave() {
+  if (history.state && history.state.opened) history.back();
+  else go({ ...state(), open: null }, { replace: true });
+}
+
+function step(by) {
+  const at = walked === null ? -1 : walked + by;
+  if (at < 0 || at >= results.total) return;
+  results.need(at - 20, at + 20);
+  if (!results.row(at)) return; // it is on its way
+  walked = at;
+  go({ ...state(), open: results.row(at).number }, { replace: true });
+}
+
+function typed() {
+  clearTimeout(timer);
+  timer = setTimeout(() => {
+    const next = { words: words.value.trim(), like: null, picture: "", open: null };
+    if (sameQuestion(next, state())) return;
+    const replace = typing;
+    typing = true;
+    go(next, { replace });
+  }, PAUSE);
+}
+
+function tell() {
+  const text = facts.said.join(" ");
+  const remembered = () => { try { return localStorage.getItem("lapclip-said"); } catch { return null; } };
+  say("said-words", text);
+  show("said", Boolean(text) && remembered() !== text);
+  byId("said-end").addEventListener("click", () => {
+    show("said", false);
+    try { localStorage.setItem("lapclip-said", text); } catch { /* it is said again the next time */ }
+    words.focus();
+  });
+}
+
+if (location.search.includes("token=")) history.replaceState(null, "", location.pathname + location.hash); // it is in a cookie now
+history.scrollRestoration = "manual"; // the page is as high as its answers, which come later
+say("folder", facts.folder);
+tell();
+viewer.listen({ leave, step, like: (wanted) => go({ words: "", like: wanted, picture: "", open: null }) });
+listenForPictures((picture) => { typing = false; go({ words: "", like: null, picture, open: null }); }, (text) => say("standing", text));
+words.addEventListener("input", typed);
+words.addEventListener("blur", () => { typing = false; });
+words.addEventListener("keydown", (event) => {
+  if (event.key === "ArrowDown") { event.preventDefault(); grid.focus(grid.current); }
+});
+byId("form").addEventListener("submit", (event) => {
+  event.preventDefault();
+  typing = false;
+  grid.focus(0);
+});
+byId("by-end").addEventListener("click", () => { go({ words: "", like: null, picture: "", open: null }); words.focus(); });
+addEventListener("keydown", (event) => {
+  if (byId("viewer").open || event.altKey || event.ctrlKey || event.metaKey) return;
+  if (event.key === "/" && document.activeElement !== words) { event.preventDefault(); words.select(); words.focus(); }
+  if (event.key === "Escape" && document.activeElement !== words) words.focus();
+});
+addEventListener("popstate", (event) => { typing = false; clearTimeout(timer); apply(event.state && event.state.scroll); });
+if (matchMedia("(hover: hover)").matches && state().open === null) words.focus({ preventScroll: true });
+apply();
