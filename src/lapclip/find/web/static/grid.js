@@ -29,9 +29,11 @@ export class Grid {
 
   show(results) {
     this.results = results;
+    const focused = this.place.contains(document.activeElement);
     for (const at of [...this.tiles.keys()]) this.remove(at);
     this.current = 0;
     this.draw();
+    if (focused) this.focus(0);
   }
 
   get count() {

@@ -156,7 +156,8 @@ function typed() {
 function tell() {
   const text = facts.said.join(" ");
   const remembered = () => { try { return localStorage.getItem("lapclip-said"); } catch { return null; } };
-  say("said-words", text);
+  say("said-first", facts.said[0] || "");
+  say("said-rest", facts.said.slice(1).join(" "));
   show("said", Boolean(text) && remembered() !== text);
   byId("said-end").addEventListener("click", () => {
     show("said", false);
