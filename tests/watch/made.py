@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import http.client
 import json
-import os
-import re
-import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -16,6 +12,8 @@ from typing import Any
 from PIL import Image
 
 from lapclip.records.runs import FORMAT, Run
+
+from ..served import Served, ending, start
 
 Events = list[dict[str, Any]]
 HOSTILE = '<img src=x onerror="window.hacked=1"><b>&amp;\''
@@ -98,71 +96,13 @@ def append(run: Run, events: Events) -> None:
         file.writelines(json.dumps(event, separators=(",", ":")) + "\n" for event in events)
 
 
-class Served:
-    """A server in a process of its own."""
-
-    def __init__(self, process: subprocess.Popen[str], address: str) -> None:
-        self.process, self.address = process, address
-        found = re.fullmatch(r"http://([^/]+):(\d+)/(?:\?token=(.+))?", address)
-        assert found, address
-        self.host, self.port, self.token = found[1], int(found[2]), found[3]
-
-    def ask(self, path: str, **headers: str) -> http.client.HTTPResponse:
-        """The answer to exactly this path: nothing tidies it up on the way."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
-        connection.putrequest("GET", path, skip_host="Host" in headers)
-        for name, value in headers.items():
-            connection.putheader(name.replace("_", "-"), value)
-        connection.endheaders()
-        return connection.getresponse()
-
-    def json(self, path: str) -> Any:
-        answer = self.ask(path)
-        assert answer.status == 200, answer.read()
-        return json.loads(answer.read(), parse_constant=refuse)
-
-    def messages(self, path: str, **headers: str) -> Iterator[tuple[str, Any]]:
-        """Server-sent messages as (kind, value)."""
-        answer = self.ask(path, **headers)
-        assert answer.status == 200, answer.read()
-        kind = "message"
-        for line in answer:
-            text = line.decode().rstrip("\n")
-            if text.startswith("event: "):
-                kind = text.removeprefix("event: ")
-            elif text.startswith("data: "):
-                yield kind, json.loads(text.removeprefix("data: "), parse_constant=refuse)
-                kind = "message"
-
-
 def start_server(*names: str, host: str = "127.0.0.1", port: int | None = 0) -> Served:
     """Serve the current folder."""
     program = f"import sys; from lapclip.watch.web import serve; sys.exit(serve({list(names)!r}, {host!r}, {port!r}))"
-    process = subprocess.Popen(
-        [sys.executable, "-c", program],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env={**os.environ, "PYTHONUNBUFFERED": "1"},
-    )
-    assert process.stdout
-    said = ""
-    while line := process.stdout.readline():
-        said += line
-        if line.startswith("Ctrl-C") and (found := re.search(r"http://\S+", said)):
-            return Served(process, found.group())
-    raise AssertionError(f"the server gave no address: {said}")
+    return start([sys.executable, "-c", program])
 
 
 @contextmanager
 def server(*names: str, host: str = "127.0.0.1", port: int | None = 0) -> Iterator[Served]:
-    served = start_server(*names, host=host, port=port)
-    try:
+    with ending(start_server(*names, host=host, port=port)) as served:
         yield served
-    finally:
-        served.process.kill()
-        served.process.wait()
-
-
-def refuse(name: str) -> None:
-    raise AssertionError(f"{name} is not JSON")

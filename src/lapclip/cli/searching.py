@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 from rich.markup import escape
@@ -33,6 +34,9 @@ def search(
     model: Annotated[str | None, Parameter(show_default=False)] = None,
     device: str = "auto",
     thumbnails: Annotated[bool | None, Parameter(show_default=False)] = None,
+    web: Annotated[bool, Parameter(negative="")] = False,
+    port: Annotated[int | None, Parameter(show_default=False)] = None,
+    host: str = "127.0.0.1",
     common: Common | None = None,
 ) -> int:
     """Find pictures on your own disk by what is on them, in words or by another picture.
@@ -47,6 +51,7 @@ def search(
     - `lapclip search photos/ "a red bicycle in the snow"`
     - `lapclip search photos/ "beach -people" --since 2024-05-01 --exclude "screenshots/*"`
     - `lapclip search photos/ --like cat.jpg --limit 5`
+    - `lapclip search photos/ --web`
     - `lapclip search photos/ "a dog" --model ViT-B-32.pt --json`
 
     Parameters
@@ -73,6 +78,15 @@ def search(
     thumbnails
         Draw small pictures; without it, where the terminal can. Example: lapclip search photos/ "a dog"
         --no-thumbnails
+    web
+        Show it in a browser instead, at an address that is printed: results come as you type. Example: lapclip search
+        photos/ --web
+    port
+        Where the page is served; without it, 8865 or the next free one. Example: lapclip search photos/ --web --port
+        9000
+    host
+        Address the page is served at; any but this computer's own needs the token that is printed. Example: lapclip
+        search photos/ --web --host 0.0.0.0
     """
     from lapclip.find import asking, walking
 
@@ -87,6 +101,8 @@ def search(
     with display() as shown:
         shown.waiting("reading the model")
         library = open_library(folder, model, shown.counting("indexing"), device=device, waiting=shown.waiting)
+    if web:
+        return _serve(library, host, port, common, query=query or "", like=like, since=oldest, exclude=exclude)
     asked = time.monotonic()
     hits: list[Hit] = []
     if like is not None:
@@ -115,6 +131,25 @@ def search(
     if hits:
         _print_hits(hits, thumbnails)
     emit(result, lines, common)
+    return 0
+
+
+def _serve(library: Library, host: str, port: int | None, common: Common | None, **asked: Any) -> int:
+    """Say what there is, then the address; with --json the object says it, and lines for people go to stderr."""
+    from rich.console import Console
+
+    from lapclip.find.web import serve
+
+    output = sys.stderr if common and common.json else None
+    tell = Console(highlight=False, file=output)
+    for line in _about(library):
+        tell.print(line, soft_wrap=True)
+
+    def ready(address: str) -> None:
+        if common and common.json:
+            print(json.dumps({"address": address, "indexed": library.count}), flush=True)
+
+    serve(library, host, port, output=output, ready=ready, **asked)
     return 0
 
 

@@ -6,6 +6,7 @@ import errno
 import ipaddress
 import socket
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from types import FrameType
 from typing import TYPE_CHECKING, TextIO
@@ -44,10 +45,12 @@ def serve_until_interrupted(
     first_port: int,
     at_end: Callable[[], None] = lambda: None,
     output: TextIO | None = None,
+    ready: Callable[[str], None] = lambda address: None,
 ) -> None:
     """Serve an application until Ctrl-C. Without a port: `first_port`, or the next free one.
 
-    `at_end` is called before connections are waited for; `output` is where it says its address, else stdout.
+    `at_end` is called before connections are waited for; `output` is where it says its address, else stdout; `ready`
+    is told the address too.
     """
     # Here, so that a command's help does not wait for the modules of the web server.
     import uvicorn
@@ -59,17 +62,11 @@ def serve_until_interrupted(
             at_end()  # else the end would wait for streams that have none
             super().handle_exit(sig, frame)
 
-    with _listen(host, port, first_port, words.command) as listening:
+    # Ctrl-C is the way to end it, from the moment on that the address is said.
+    with _listen(host, port, first_port, words.command) as listening, suppress(KeyboardInterrupt):
         address, port = str(listening.getsockname()[0]), int(listening.getsockname()[1])
         loopback = ipaddress.ip_address(address).is_loopback
         door = door_for(host, port, words.command, loopback=loopback)
-        for note in words.notes:
-            print(note, file=output)
-        link = _link(host, address, port, door.token) + (f"#{words.fragment}" if words.fragment else "")
-        print(f"{words.title}: {link}", file=output)
-        if not loopback:
-            print(f"{words.shared} What is sent is not encrypted.", file=output)
-        print(words.ending, file=output, flush=True)
         config = uvicorn.Config(
             Guard(app, door),
             log_level="error",
@@ -82,10 +79,15 @@ def serve_until_interrupted(
             loop="asyncio",
             timeout_graceful_shutdown=2,
         )
-        try:
-            Server(config).run(sockets=[listening])
-        except KeyboardInterrupt:  # the way to end it
-            pass
+        for note in words.notes:
+            print(note, file=output)
+        link = _link(host, address, port, door.token) + (f"#{words.fragment}" if words.fragment else "")
+        print(f"{words.title}: {link}", file=output)
+        if not loopback:
+            print(f"{words.shared} What is sent is not encrypted.", file=output)
+        print(words.ending, file=output, flush=True)
+        ready(link)
+        Server(config).run(sockets=[listening])
 
 
 def _listen(host: str, port: int | None, first_port: int, command: str) -> socket.socket:

@@ -47,7 +47,7 @@ class Application:
 
     def __init__(self, library: Library, since: float | None = None, exclude: Sequence[str] = ()) -> None:
         self._library, self._pictures = library, Pictures(library)
-        self._questions = Questions(library, since, exclude)
+        self.questions = Questions(library, since, exclude)
         self._files = page_files(STATIC)
         self._asking = asyncio.Lock()
         # One core is left to the questions: pictures come a little later, typing never waits for them.
@@ -70,23 +70,23 @@ class Application:
         return app
 
     async def _page(self, request: Request) -> Response:
-        facts = {"folder": str(self._library.folder), "count": self._questions.count, "said": self._library.said()}
+        facts = {"folder": str(self._library.folder), "count": self.questions.count, "said": self._library.said()}
         text = (STATIC / "page.html").read_text(encoding="utf-8").replace("{{facts}}", html.escape(json.dumps(facts)))
         return Response(text.encode(), media_type="text/html; charset=utf-8")
 
     async def _search(self, request: Request) -> Response:
         try:
-            question = self._questions.read(request.query_params)
+            question = self.questions.read(request.query_params)
         except ValueError as error:
             raise HTTPException(400, str(error)) from None
-        return _as_json(await self._in_turn(request, self._asking, lambda: self._questions.answer(question)))
+        return _as_json(await self._in_turn(request, self._asking, lambda: self.questions.answer(question)))
 
     async def _ask(self, request: Request) -> Response:
         data = await _body(request)
-        return _as_json({"picture": await asyncio.to_thread(_or_refuse, lambda: self._questions.keep(data))})
+        return _as_json({"picture": await asyncio.to_thread(_or_refuse, lambda: self.questions.keep(data))})
 
     async def _asked(self, request: Request) -> Response:
-        preview = self._questions.preview(request.path_params["name"])
+        preview = self.questions.preview(request.path_params["name"])
         if preview is None:
             raise HTTPException(404)
         return Response(preview, media_type="image/jpeg")

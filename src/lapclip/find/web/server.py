@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 from urllib.parse import urlencode
 
@@ -21,23 +22,26 @@ def serve(
     port: int | None = None,
     *,
     query: str = "",
+    like: Path | None = None,
     since: float | None = None,
     exclude: Sequence[str] = (),
     output: TextIO | None = None,
+    ready: Callable[[str], None] = lambda address: None,
 ) -> None:
-    """Serve the page until Ctrl-C. It opens on a query, and shows no pictures that are older or left out.
+    """Serve the page until Ctrl-C. It opens on words or a picture, and shows no pictures that are older or left out.
 
     Without a port: 8865, or the next free one.
     """
     # Here, so that the command's help does not wait for the modules of the web server.
     from lapclip.find.web.application import Application
 
+    application = Application(library, since, exclude)
+    first = {"picture": application.questions.keep(like.read_bytes())} if like else {"words": query} if query else {}
     words = Words(
         command="lapclip search FOLDER --web",
         title=f"{library.count:,} pictures can be found at",
         shared="Who has this address can look at the pictures of this folder.",
         ending="Ctrl-C ends the page; the index stays.",
-        fragment=urlencode({"words": query}) if query else "",
+        fragment=urlencode(first),
     )
-    application = Application(library, since, exclude)
-    serve_until_interrupted(application.routed(), words, host, port, PORT, output=output)
+    serve_until_interrupted(application.routed(), words, host, port, PORT, output=output, ready=ready)
