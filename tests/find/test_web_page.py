@@ -152,7 +152,7 @@ def test_open_picture_says_what_is_known_and_finds_more_like_it(shown: Album, lo
     tab.wait_text("#viewer-name", "large.png")
     tab.wait_text("#viewer-path", str(shown.folder / "large.png"))
     tab.wait_text("#viewer-facts", "700 \u00d7 700")
-    tab.wait_text("#viewer-facts", "November 2023")
+    tab.wait_text("#viewer-facts", "Nov 2023")
     tab.until("document.getElementById('viewer-picture').naturalWidth === 700")
     tab.context.grant_permissions(["clipboard-read", "clipboard-write"])
     tab.page.get_by_role("button", name="Copy path").click()

@@ -6,7 +6,7 @@ import { count, figure, size } from "./words.js";
 const dialog = byId("viewer"), picture = byId("viewer-picture");
 let number = null; // the picture that is shown
 
-const day = (seconds) => new Date(seconds * 1000).toLocaleString("en-GB", { day: "numeric", month: "long", year: "numeric", hour: "2-digit", minute: "2-digit" });
+const day = (seconds) => new Date(seconds * 1000).toLocaleString("en-GB", { day: "numeric", month: "short", year: "numeric", hour: "2-digit", minute: "2-digit" });
 
 function facts(known, score) {
   const lines = [
