@@ -71,11 +71,13 @@ def start(arguments: Sequence[str], **environment: str) -> Served:
 
 @contextmanager
 def ending(served: Served) -> Iterator[Served]:
+    """Nothing may have gone wrong in it: what does is printed."""
     try:
         yield served
     finally:
         served.process.kill()
-        served.process.wait()
+        said, _ = served.process.communicate()
+    assert "Traceback" not in said, said
 
 
 def refuse(name: str) -> None:

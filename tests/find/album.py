@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import shutil
@@ -24,6 +25,9 @@ DRAWN, COPIES = 24, 3000
 BEGAN = 1_700_000_000
 ODD = ['<img src=x onerror="window.hacked=1"><b>&amp;\'.png', "two\nlines.png", "%2e%2e#?.png"]
 """Names that markup, lines and addresses would make something else of."""
+
+
+BROKEN = b"no \xff text.png"
 
 
 @dataclass
@@ -83,6 +87,8 @@ def album(folder: Path, data: Path, model: Path, copies: int = 0) -> Iterator[Al
     upright.save(folder / "turned.jpg", exif=exif, quality=95)
     scene(5).save(folder / "paper.tiff")
     scene(6, 700).save(folder / "large.png")
+    with contextlib.suppress(OSError):  # not every system allows a name that is no text
+        scene(7).save(os.path.join(os.fsencode(folder), BROKEN), "PNG")
     if importlib.util.find_spec("pillow_heif"):
         import pillow_heif
 

@@ -21,7 +21,7 @@ from lapclip.find.web import application, pictures, questions
 
 from ..conftest import command
 from ..served import ending
-from .album import Album, album
+from .album import BROKEN, Album, album
 
 
 @pytest.fixture(scope="module")
@@ -55,6 +55,16 @@ def test_without_a_question_the_newest_come_first(shown: Album) -> None:
 
 def numbers(answer: dict) -> list[int]:
     return [row["number"] for row in answer["results"]]
+
+
+def test_names_that_are_no_text_are_told_and_served(shown: Album) -> None:
+    name = os.fsdecode(BROKEN)
+    if not os.path.exists(os.path.join(os.fsencode(shown.folder), BROKEN)):
+        pytest.skip("this system does not allow such a name")
+    number = shown.number(name)
+    assert name in names(shown.served.json("/search"))
+    assert shown.served.json(f"/pictures/{number}")["path"] == str(shown.folder / name)
+    assert shown.served.ask(f"/pictures/{number}/whole").status == 200
 
 
 def test_more_like_a_picture_leaves_it_out(shown: Album) -> None:

@@ -39,6 +39,8 @@ A_MINUTE = 60
 LARGEST_ASKED = 50_000_000
 """Bytes of the largest picture to search by."""
 
+GONE = "Whoever asked has gone."
+
 Result = TypeVar("Result")
 
 
@@ -83,7 +85,7 @@ class Application:
 
     async def _ask(self, request: Request) -> Response:
         data = await _body(request)
-        return _as_json({"picture": await asyncio.to_thread(_or_refuse, lambda: self.questions.keep(data))})
+        return _as_json({"picture": await self._in_turn(request, self._decoding, lambda: self.questions.keep(data))})
 
     async def _asked(self, request: Request) -> Response:
         preview = self.questions.preview(request.path_params["name"])
@@ -143,7 +145,7 @@ class Application:
         """Work in a thread, once it is this request's turn; none for those who went away meanwhile."""
         async with turn:
             if await request.is_disconnected():
-                raise HTTPException(499)
+                raise HTTPException(499, GONE)
             return await asyncio.to_thread(_or_refuse, work)
 
 
@@ -168,5 +170,5 @@ async def _body(request: Request) -> bytes:
                 raise HTTPException(413, f"A picture to search by has at most {LARGEST_ASKED // 10**6} MB.")
             parts.append(part)
     except ClientDisconnect:
-        raise HTTPException(499) from None
+        raise HTTPException(499, GONE) from None
     return b"".join(parts)

@@ -112,7 +112,7 @@ class Pictures:
 
     def _make_room(self) -> None:
         with contextlib.suppress(OSError):
-            found = [(path.stat(), path) for path in self._kept.glob("*/*.jpg")]
+            found = [(path.stat(), path) for path in self._kept.glob("*/*")]
             found.sort(key=lambda each: each[0].st_mtime)
             excess = sum(status.st_size for status, _ in found) - MOST_KEPT
             for status, path in found:
