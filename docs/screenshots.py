@@ -1,22 +1,29 @@
-"""Make the README's pictures of `lapclip watch` from a finished run of this folder.
+"""Make the README's pictures of `lapclip watch` and `lapclip search --web` from a finished run of this folder.
 
     lapclip train --name first-run --ask "a red cat in the snow" --ask "three blue houses at night"
     python docs/screenshots.py first-run
 
-Needs playwright and a chromium. Writes docs/watch.png (the page) and docs/watch-terminal.png.
+Needs playwright and a chromium. Writes docs/watch.png (the page), docs/watch-terminal.png, and docs/search.png, which
+shows drawn scenes that the run has not seen.
 """
 
 from __future__ import annotations
 
 import io
+import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
+from random import Random
 
+from PIL import Image
 from playwright.sync_api import Browser, sync_playwright
 from rich.console import Console
 
+from lapclip.data.drawing import draw
+from lapclip.data.scenes import describe, split_scenes
 from lapclip.watch.screen import Pens, picture
 from lapclip.watch.watched import Watching
 
@@ -40,6 +47,35 @@ def page(name: str, browser: Browser) -> None:
         server.wait()
 
 
+def search(name: str, browser: Browser) -> None:
+    """The page of pictures, after a question was typed."""
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place) / "pictures"
+        folder.mkdir()
+        for number, scene in enumerate(split_scenes(5000, seed=1)["val"]):
+            Image.fromarray(draw(scene, 512, number)).save(folder / f"{describe(scene, Random(number))} {number}.jpg")
+        command = [sys.executable, "-m", "lapclip", "search", str(folder), "--model", name, "--web"]
+        server = subprocess.Popen(
+            [*command, "--port", str(PORT)],
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "LAPCLIP_DATA": place},
+        )
+        try:
+            assert server.stdout
+            while not server.stdout.readline().startswith("Ctrl-C"):
+                pass
+            shown = browser.new_page(viewport={"width": 1180, "height": 800}, color_scheme="light")
+            shown.goto(f"http://127.0.0.1:{PORT}/")
+            shown.get_by_role("button", name="Understood").click()
+            shown.keyboard.type("three blue fish at night")
+            shown.wait_for_timeout(3000)
+            shown.screenshot(path=DOCS / "search.png")
+        finally:
+            server.terminate()
+            server.wait()
+
+
 def terminal(name: str, browser: Browser) -> None:
     """The whole picture in a window of 100 columns."""
     watching = Watching([name], wait=False)
@@ -56,4 +92,5 @@ if __name__ == "__main__":
         chromium = driver.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
         page(sys.argv[1], chromium)
         terminal(sys.argv[1], chromium)
+        search(sys.argv[1], chromium)
         chromium.close()

@@ -72,7 +72,9 @@ class Application:
         return app
 
     async def _page(self, request: Request) -> Response:
-        facts = {"folder": str(self._library.folder), "count": self.questions.count, "said": self._library.said()}
+        folder = self._library.folder
+        facts = {"name": folder.name or str(folder), "folder": str(folder), "count": self.questions.count}
+        facts["said"] = self._library.said()
         text = (STATIC / "page.html").read_text(encoding="utf-8").replace("{{facts}}", html.escape(json.dumps(facts)))
         return Response(text.encode(), media_type="text/html; charset=utf-8")
 

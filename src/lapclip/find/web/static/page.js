@@ -168,7 +168,8 @@ function tell() {
 
 if (location.search.includes("token=")) history.replaceState(null, "", location.pathname + location.hash); // it is in a cookie now
 history.scrollRestoration = "manual"; // the page is as high as its answers, which come later
-say("folder", facts.folder);
+say("folder", facts.name);
+byId("folder").title = facts.folder;
 tell();
 viewer.listen({ leave, step, like: (wanted) => go({ words: "", like: wanted, picture: "", open: null }) });
 listenForPictures((picture) => { typing = false; go({ words: "", like: null, picture, open: null }); }, (text) => say("standing", text));
