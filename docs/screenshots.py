@@ -3,8 +3,8 @@
     lapclip train --name first-run --ask "a red cat in the snow" --ask "three blue houses at night"
     python docs/screenshots.py first-run
 
-Needs playwright and a chromium. Writes docs/watch.png (the page), docs/watch-terminal.png, and docs/search.png, which
-shows drawn scenes that the run has not seen.
+Needs playwright and a chromium. Writes docs/watch.png (the page), docs/watch-terminal.png, and docs/search.png (the
+page, with drawn scenes).
 """
 
 from __future__ import annotations
@@ -52,15 +52,22 @@ def search(name: str, browser: Browser) -> None:
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place) / "pictures"
         folder.mkdir()
-        for number, scene in enumerate(split_scenes(5000, seed=1)["val"]):
-            Image.fromarray(draw(scene, 512, number)).save(folder / f"{describe(scene, Random(number))} {number}.jpg")
-        command = [sys.executable, "-m", "lapclip", "search", str(folder), "--model", name, "--web"]
-        server = subprocess.Popen(
-            [*command, "--port", str(PORT)],
-            stdout=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "LAPCLIP_DATA": place},
-        )
+        for number, scene in enumerate(split_scenes(600, seed=2)["train"]):
+            Image.fromarray(draw(scene, 360, number)).save(folder / f"{describe(scene, Random(number))} {number}.jpg")
+        command = [
+            sys.executable,
+            "-m",
+            "lapclip",
+            "search",
+            str(folder),
+            "--model",
+            name,
+            "--web",
+            "--port",
+            str(PORT),
+        ]
+        environment = {**os.environ, "LAPCLIP_DATA": place}
+        server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
         try:
             assert server.stdout
             while not server.stdout.readline().startswith("Ctrl-C"):
@@ -68,9 +75,13 @@ def search(name: str, browser: Browser) -> None:
             shown = browser.new_page(viewport={"width": 1180, "height": 800}, color_scheme="light")
             shown.goto(f"http://127.0.0.1:{PORT}/")
             shown.get_by_role("button", name="Understood").click()
-            shown.keyboard.type("three blue fish at night")
+            shown.mouse.move(0, 0)
+            shown.keyboard.type("two red flowers at night")
             shown.wait_for_timeout(3000)
-            shown.screenshot(path=DOCS / "search.png")
+            # In 256 colours: many small pictures would make a large file.
+            Image.open(io.BytesIO(shown.screenshot())).convert("RGB").quantize(256).save(
+                DOCS / "search.png", optimize=True
+            )
         finally:
             server.terminate()
             server.wait()
