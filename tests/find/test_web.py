@@ -17,7 +17,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from lapclip.find.web import application, pictures, questions
+from lapclip.errors import DataError
+from lapclip.find.web import application, pictures, questions, serve
 
 from ..conftest import command
 from ..served import ending
@@ -285,6 +286,15 @@ def test_json_is_one_object_with_the_address_and_ctrl_c_is_the_way_to_end(shown:
     assert said["address"].endswith("/#words=a+red+cat")
     assert said["indexed"] == shown.library.count
     assert "Ctrl-C ends the page" in errors
+
+
+def test_page_opens_on_a_picture_or_says_that_it_is_none(shown: Album, tmp_path: Path) -> None:
+    with ending(shown.restarted("--like", str(shown.folder / "scene 7.jpg"))) as served:
+        name = served.fragment.removeprefix("picture=")
+        assert served.json(f"/search?picture={name}")["results"][0]["name"] == "scene 7.jpg"
+    (tmp_path / "notes.txt").write_text("no picture")
+    with pytest.raises(DataError, match=r"notes.txt cannot be read as a picture: it is not a picture"):
+        serve(shown.library, like=tmp_path / "notes.txt")
 
 
 def test_small_pictures_beyond_the_limit_go_the_oldest_first(shown: Album, monkeypatch: pytest.MonkeyPatch) -> None:

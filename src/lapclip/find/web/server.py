@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 from urllib.parse import urlencode
 
+from lapclip.errors import DataError
 from lapclip.serving.server import Words, serve_until_interrupted
 
 if TYPE_CHECKING:
     from lapclip.find.library import Library
+    from lapclip.find.web.application import Application
 
 PORT = 8865
 """Not that of `watch --web`: an address that was opened before should not show another page."""
@@ -36,7 +38,7 @@ def serve(
     from lapclip.find.web.application import Application
 
     application = Application(library, since, exclude)
-    first = {"picture": application.questions.keep(like.read_bytes())} if like else {"words": query} if query else {}
+    first = {"picture": _keep(application, like)} if like else {"words": query} if query else {}
     words = Words(
         command="lapclip search FOLDER --web",
         title=f"{library.count:,} pictures can be found at",
@@ -45,3 +47,12 @@ def serve(
         fragment=urlencode(first),
     )
     serve_until_interrupted(application.routed(), words, host, port, PORT, output=output, ready=ready)
+
+
+def _keep(application: Application, picture: Path) -> str:
+    try:
+        return application.questions.keep(picture.read_bytes())
+    except OSError as error:
+        raise DataError(f"{picture} cannot be read: {error.strerror or error}.") from None
+    except DataError as error:
+        raise DataError(f"{picture} cannot be read as a picture: {error.message}.", hint=error.hint) from None
