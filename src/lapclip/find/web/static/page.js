@@ -92,12 +92,16 @@ function fail(error, asked) {
 
 function stand() {
   const { question, total, ms } = results;
+  show("empty", false);
+  if (!total) {
+    say("standing", "No pictures");
+    if (facts.count) empty("Nothing found", "This picture is not in the index.");
+    else empty("No pictures", `There is nothing to show in ${facts.folder}, or --since and --exclude leave nothing.`);
+    return;
+  }
   const asked = question.words || question.like !== null || question.picture;
   const all = total < facts.count - 1 ? `${count(total)} of ${count(facts.count)} pictures` : `${count(total)} pictures`;
   say("standing", asked ? `${all}, best first · ${count(ms)} ms` : `${all}, newest first`);
-  if (total) show("empty", false);
-  else if (!facts.count) empty("No pictures", `Nothing in ${facts.folder} can be shown. To index it again: lapclip search`);
-  else empty("Nothing found", "Other words may do better.");
 }
 
 function empty(title, text) {
@@ -183,6 +187,7 @@ byId("form").addEventListener("submit", (event) => {
   typing = false;
   grid.focus(0);
 });
+byId("by-picture").addEventListener("error", () => byId("by-picture").removeAttribute("src"));
 byId("by-end").addEventListener("click", () => { go({ words: "", like: null, picture: "", open: null }); words.focus(); });
 addEventListener("keydown", (event) => {
   if (byId("viewer").open || event.altKey || event.ctrlKey || event.metaKey) return;
