@@ -9,6 +9,7 @@ similarity = pictures @ captions.T
 from __future__ import annotations
 
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import asdict
 
@@ -29,48 +30,54 @@ from lapclip.weights import read_model
 BATCH = 64
 
 
-class Embedder:
-    """Turns pictures and captions into unit-length vectors that can be compared."""
+class Encoder(ABC):
+    """Turns pictures and captions into unit-length vectors that can be compared, whatever computes them."""
 
-    def __init__(self, model: CLIP, tokenizer: Tokenizer, device: Device) -> None:
-        self.model, self.tokenizer, self.device = model, tokenizer, device
-        self.batch = BATCH
-        """Pictures or captions at once."""
+    batch = BATCH
+    """Pictures or captions at once."""
+
+    def __init__(self, view: View, tokenizer: Tokenizer, context: int, embedding: int) -> None:
+        self.view, self.tokenizer, self.context, self.embedding = view, tokenizer, context, embedding
+
+    @abstractmethod
+    def embed_pixels(self, pixels_BSSC: np.ndarray) -> np.ndarray:
+        """Unit-length rows of one batch of uint8 pixels."""
+
+    @abstractmethod
+    def embed_tokens(self, tokens_BL: np.ndarray) -> np.ndarray:
+        """Unit-length rows of one batch of symbols."""
 
     def encode_image(self, pictures: Sequence[str | os.PathLike | Image.Image]) -> np.ndarray:
         """One unit-length row per picture, given as paths or as PIL images."""
         if isinstance(pictures, (str, os.PathLike, Image.Image)):
             raise TypeError("encode_image takes a list of pictures, not one picture")
-        view = View.of(self.model.shape)
         parts = [
-            self.encode_pixels(np.stack([middle_square(picture, view) for picture in pictures[at : at + self.batch]]))
+            self.embed_pixels(
+                np.stack([middle_square(picture, self.view) for picture in pictures[at : at + self.batch]])
+            )
             for at in range(0, len(pictures), self.batch)
         ]
-        return np.concatenate(parts) if parts else self._nothing()
+        return self._joined(parts)
 
-    @torch.inference_mode()
     def encode_pixels(self, pixels_NSSC: Pixels, progress: Progress | None = None) -> np.ndarray:
         """One unit-length row per picture, given as uint8 pixels of the model's size."""
         parts = []
         for at in range(0, len(pixels_NSSC), self.batch):
-            pixels = torch.from_numpy(np.array(pixels_NSSC[at : at + self.batch])).to(self.device.torch)
-            parts.append(self.model.encode_image(normalise(pixels, self.model.shape)).cpu().numpy())
+            parts.append(self.embed_pixels(np.array(pixels_NSSC[at : at + self.batch])))
             if progress:
                 progress(min(at + self.batch, len(pixels_NSSC)), len(pixels_NSSC))
-        return np.concatenate(parts) if parts else self._nothing()
+        return self._joined(parts)
 
-    @torch.inference_mode()
     def encode_text(self, captions: Sequence[str], progress: Progress | None = None) -> np.ndarray:
         """One unit-length row per caption."""
         if isinstance(captions, str):
             raise TypeError("encode_text takes a list of captions, not one string")
         parts = []
         for at in range(0, len(captions), self.batch):
-            tokens_BL = self.tokenizer.batch(captions[at : at + self.batch], self.model.shape.context)
-            parts.append(self.model.encode_text(torch.from_numpy(tokens_BL).to(self.device.torch)).cpu().numpy())
+            parts.append(self.embed_tokens(self.tokenizer.batch(captions[at : at + self.batch], self.context)))
             if progress:
                 progress(min(at + self.batch, len(captions)), len(captions))
-        return np.concatenate(parts) if parts else self._nothing()
+        return self._joined(parts)
 
     def encode_pairs(self, pairs: Pairs, progress: Progress | None = None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Embeddings of all pictures, of all captions, and each caption's picture."""
@@ -81,14 +88,31 @@ class Embedder:
         texts = self.encode_text(captions, lambda done, _: told(len(pairs) + done, total))
         return images, texts[which], owner
 
+    def _joined(self, parts: list[np.ndarray]) -> np.ndarray:
+        return np.concatenate(parts) if parts else np.zeros((0, self.embedding), dtype=np.float32)
+
+
+class Embedder(Encoder):
+    """A model in torch."""
+
+    def __init__(self, model: CLIP, tokenizer: Tokenizer, device: Device) -> None:
+        super().__init__(View.of(model.shape), tokenizer, model.shape.context, model.shape.embedding)
+        self.model, self.device = model, device
+
+    @torch.inference_mode()
+    def embed_pixels(self, pixels_BSSC: np.ndarray) -> np.ndarray:
+        pixels = torch.from_numpy(pixels_BSSC).to(self.device.torch)
+        return self.model.encode_image(normalise(pixels, self.model.shape)).cpu().numpy()
+
+    @torch.inference_mode()
+    def embed_tokens(self, tokens_BL: np.ndarray) -> np.ndarray:
+        return self.model.encode_text(torch.from_numpy(tokens_BL).to(self.device.torch)).cpu().numpy()
+
     def description(self) -> dict:
         """What config.json holds: everything but the weights."""
         towers = {name: spec.to_dict() for name, spec in self.model.networks().items()}
         saved = {"format": 1, "model": asdict(self.model.shape), "tokenizer": self.tokenizer.to_dict()}
         return {**saved, "towers": towers} if towers else saved
-
-    def _nothing(self) -> np.ndarray:
-        return np.zeros((0, self.model.shape.embedding), dtype=np.float32)
 
 
 def distinct_captions(pairs: Pairs) -> tuple[list[str], list[int], np.ndarray]:

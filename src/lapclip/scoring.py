@@ -21,18 +21,20 @@ from lapclip.data.seen import count_seen
 from lapclip.data.sources import read_table
 from lapclip.data.splits import assign_splits
 from lapclip.data.table import DataProgress, Progress
-from lapclip.embedder import Embedder, load
+from lapclip.embedder import Embedder, Encoder, load
 from lapclip.errors import ConfigError, DataError, RunError, nearest
 from lapclip.evaluate.account import account_of_classes, account_of_pairs
 from lapclip.evaluate.baseline import linear_baseline
 from lapclip.evaluate.joined import joined
 from lapclip.evaluate.names import said_of_few
 from lapclip.evaluate.zeroshot import TEMPLATES, class_embeddings, read_templates
+from lapclip.export.engine import open_export
 from lapclip.model.zoo import SHAPES
 from lapclip.records.runs import RUNS, Run, find_run
 from lapclip.report.evaluation import EVALUATION, FOLDER, THUMBNAIL, page_of
 from lapclip.report.write import write_account, write_files
 from lapclip.weights import is_model
+from lapclip.weights.exported import is_exported
 
 ALL = "all"
 DECIDE_SPLITS = ("seed", "split_column", "train_pairs")
@@ -86,10 +88,10 @@ def evaluate(
     config, own = choose_data(subject, wanted)
     templates = choose_templates(wanted, config, own=own)
     try:
-        embedder = load(subject.path, wanted.device)
+        embedder = open_encoder(subject.path, wanted.device)
     except ConfigError as error:  # a device that is not here, which training would have as a setting
         raise ConfigError(error.message.replace("train.device", "--device"), hint="--device auto") from None
-    view = View.of(embedder.model.shape)
+    view = embedder.view
     open_data = open_scenes if config.source == SCENES else open_pictures
     opened = open_data(config, view, wanted.split, (subject.fingerprint or "") if own else None, data_progress)
     batch_size = subject.config.train.batch_size if subject.config else None
@@ -99,7 +101,7 @@ def evaluate(
         "data": config.source,
         "split": opened.split,
         "why_split": opened.why,
-        "device": embedder.device.kind,
+        "device": embedder.device.kind if isinstance(embedder, Embedder) else "cpu",
         "trained_on": trained_on,
         "notes": [
             *said_of_training(trained_on, len(opened.pairs)),
@@ -230,8 +232,13 @@ def choose_templates(wanted: Wanted, config: DataConfig, *, own: bool) -> list[s
     return read_templates(config.prompts) if own or config.prompts != DataConfig().prompts else list(TEMPLATES)
 
 
+def open_encoder(path: Path, device: str) -> Encoder:
+    """A model in torch, or exported towers in ONNX Runtime."""
+    return open_export(path) if is_exported(path) else load(path, device)
+
+
 def score(
-    embedder: Embedder,
+    embedder: Encoder,
     pairs: Pairs,
     classes: Sequence[str],
     templates: Sequence[str],

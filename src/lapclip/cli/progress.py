@@ -66,6 +66,13 @@ class Display:
 
         return tell
 
+    def doing(self, what: str) -> None:
+        """Called with each thing that takes a moment, before it is begun."""
+        if self._lines:
+            print(what, file=sys.stderr, flush=True)
+            return
+        self._show_status(what)
+
     def waiting(self, what: str) -> None:
         """Called while another run is waited for."""
         if self._lines:

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from lapclip.data.tokenizers import BytePairTokenizer, CharacterTokenizer, Tokenizer
 from lapclip.data.tokenizers.bpe import WORD_END
 from lapclip.data.tokenizers.cleaning import WORDS
+from lapclip.data.tokenizers.foreign import ForeignTokenizer
 from lapclip.errors import WeightsError
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer as Theirs
 
 START, END, UNKNOWN = "<|startoftext|>", "<|endoftext|>", "<|unknown|>"
 """What Hugging Face's CLIP calls the first two."""
@@ -16,13 +21,7 @@ START, END, UNKNOWN = "<|startoftext|>", "<|endoftext|>", "<|unknown|>"
 
 def write_tokenizer(tokenizer: Tokenizer, folder: Path, context: int) -> list[str]:
     """Write its files, and return what they cannot express."""
-    match tokenizer:
-        case BytePairTokenizer():
-            made, limits = _byte_pairs(tokenizer), ["ftfy's mending of captions and HTML entities"]
-        case CharacterTokenizer():
-            made, limits = _characters(tokenizer), ["the Greek final sigma, which Python's lower case knows"]
-        case _:
-            raise WeightsError(f"A tokenizer of the kind {type(tokenizer).__name__} cannot be written for others.")
+    made, limits = others_tokenizer(tokenizer)
     made.save(str(folder / "tokenizer.json"))
     own = isinstance(tokenizer, BytePairTokenizer) and tokenizer.own
     special = {"bos_token": START, "eos_token": END, "pad_token": END, "unk_token": END}
@@ -41,6 +40,20 @@ def write_tokenizer(tokenizer: Tokenizer, folder: Path, context: int) -> list[st
         merges = "\n".join(" ".join(merge) for merge in tokenizer.merges)
         (folder / "merges.txt").write_text(f"#version: 0.2\n{merges}\n", encoding="utf-8", newline="\n")
     return limits
+
+
+def others_tokenizer(tokenizer: Tokenizer) -> tuple[Theirs, list[str]]:
+    """A tokenizer as Hugging Face's library has it, and what it cannot express."""
+    from tokenizers import Tokenizer as Theirs
+
+    match tokenizer:
+        case BytePairTokenizer():
+            return _byte_pairs(tokenizer), ["ftfy's mending of captions and HTML entities"]
+        case CharacterTokenizer():
+            return _characters(tokenizer), ["the Greek final sigma, which Python's lower case knows"]
+        case ForeignTokenizer():
+            return Theirs.from_str(json.dumps(tokenizer.to_dict()["description"])), []
+    raise WeightsError(f"A tokenizer of the kind {type(tokenizer).__name__} cannot be written for others.")
 
 
 def _byte_pairs(tokenizer: BytePairTokenizer):

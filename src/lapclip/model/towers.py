@@ -64,7 +64,7 @@ class ImageTower(nn.Module):
             patches_BPD, positions_PD = patches_BPD[rows_B1, kept_BK], positions_PD[kept_BK]
         embedded_BPD = self._linear(patches_BPD.to(self._dtype), self.patch_weight.flatten(1))
         x_BPD = embedded_BPD.to(positions_PD.dtype) + positions_PD  # not every device adds two precisions
-        class_B1D = (self.class_embedding + self.position_embedding[0]).expand(len(x_BPD), 1, -1)
+        class_B1D = (self.class_embedding + self.position_embedding[0]).expand(x_BPD.shape[0], 1, -1)
         x_BLD = self.ln_pre(torch.cat([class_B1D, x_BPD], dim=1)).to(self._dtype)
         return self.transformer(x_BLD, self._class_token(x_BLD), stop=block)
 
@@ -86,7 +86,7 @@ class ImageTower(nn.Module):
 
     @staticmethod
     def _class_token(x: Tensor) -> Tensor:
-        return torch.zeros(len(x), dtype=torch.long, device=x.device)
+        return torch.zeros(x.shape[0], dtype=torch.long, device=x.device)
 
     @property
     def _dtype(self) -> torch.dtype:

@@ -101,7 +101,7 @@ class Block(nn.Module):
 
     def pooled(self, x_BLD: Tensor, token_B: Tensor, mask: Tensor | None = None) -> Tensor:
         """What `forward` gives at one token of each sequence, computed for that token alone."""
-        rows_B = torch.arange(len(x_BLD), device=x_BLD.device)
+        rows_B = torch.arange(x_BLD.shape[0], device=x_BLD.device)  # `len` would fix the batch of an exported graph
         normed_BLD = self.ln_1(x_BLD)
         x_BD = self.attention.one_query(normed_BLD, normed_BLD[rows_B, token_B], x_BLD[rows_B, token_B], mask)
         return self._mlp(self.ln_2(x_BD), x_BD)

@@ -19,6 +19,7 @@ from lapclip.errors import DataError, RunError, WeightsError
 from lapclip.model.pretrained.spec import TowerSpec
 from lapclip.weights import huggingface, openai, openclip
 from lapclip.weights.archive import read_tensors
+from lapclip.weights.exported import is_exported
 from lapclip.weights.hub import download, looks_like_a_name
 from lapclip.weights.vocabulary import fitting_tokenizer
 
@@ -42,7 +43,7 @@ def is_model(path: str | os.PathLike) -> bool:
     place = Path(path)
     if place.is_dir():
         names = (CONFIG, f"model/{CONFIG}", openclip.CONFIG)
-        return any((place / name).exists() for name in names)
+        return is_exported(place) or any((place / name).exists() for name in names)
     return place.suffix in FILES if place.exists() else looks_like_a_name(place.as_posix())
 
 
@@ -53,6 +54,11 @@ def read_model(path: str | os.PathLike) -> Published:
         place = download(place.as_posix())
     if place.is_file():
         return _read_file(place)
+    if is_exported(place):
+        raise WeightsError(
+            f"{place} holds towers for another engine than torch.",
+            hint="lapclip eval, or in Python lapclip.export.engine.open_export",
+        )
     if (place / "model" / CONFIG).exists():
         place = place / "model"
     if (place / openclip.CONFIG).exists():

@@ -217,7 +217,7 @@ def pooled_caption(tokens_BLD: Tensor, mask_BL: Tensor, pooling: str) -> Tensor:
     if pooling == "first":
         return tokens_BLD[:, 0]
     if pooling == "last":
-        return tokens_BLD[torch.arange(len(tokens_BLD), device=tokens_BLD.device), mask_BL.sum(1) - 1]
+        return tokens_BLD[torch.arange(tokens_BLD.shape[0], device=tokens_BLD.device), mask_BL.sum(1) - 1]
     seen_BL1 = mask_BL[..., None].to(tokens_BLD.dtype)
     if pooling == "max":
         return tokens_BLD.masked_fill(~mask_BL[..., None], -torch.inf).amax(dim=1)

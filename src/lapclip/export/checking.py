@@ -1,0 +1,109 @@
+"""What an export lost and gained: its embeddings, its recall on held-out pairs, its speed, beside the model's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from lapclip.data.pairs import Pairs
+from lapclip.data.table import Progress
+from lapclip.embedder import Encoder
+from lapclip.evaluate.retrieval import retrieval
+from lapclip.machine.timing import in_turns
+
+LEAST_COSINE, MOST_LOST = 0.995, 0.01
+"""An export passes with a mean cosine of at least this to the model's own embeddings, and R@1 at most a point lower."""
+BATCHES = (1, 32)
+ROUNDS, SECONDS = 30, 6.0
+"""Interleaved repeats of a timing at most, and after how many seconds they end."""
+LEAST_ROUNDS = 5
+
+
+@dataclass(frozen=True)
+class Embedded:
+    """Pictures, captions and each caption's picture, as one encoder sees them."""
+
+    images: np.ndarray
+    texts: np.ndarray
+    owner: np.ndarray
+
+    @classmethod
+    def by(cls, encoder: Encoder, pairs: Pairs, progress: Progress | None = None) -> Embedded:
+        return cls(*encoder.encode_pairs(pairs, progress))
+
+    def recall(self) -> tuple[float, list[float]]:
+        """Text-to-image R@1 with its 95 % interval."""
+        found = retrieval(self.images, self.texts, self.owner)
+        return found["t2i_r1"], found["intervals"]["t2i_r1"]
+
+
+def cosines(before: np.ndarray, after: np.ndarray) -> dict[str, float]:
+    """How close rows are to what they were: 1 is the same direction."""
+    rows = (before.astype(np.float64) * after).sum(axis=1)
+    rows /= np.linalg.norm(before.astype(np.float64), axis=1) * np.linalg.norm(after.astype(np.float64), axis=1)
+    return {"mean": float(rows.mean()), "worst": float(rows.min())}
+
+
+def compare(before: Embedded, after: Embedded) -> dict[str, Any]:
+    """Cosine of each tower and recall, and whether both are good enough."""
+    recall_before, interval_before = before.recall()
+    recall_after, interval_after = after.recall()
+    close = {"image": cosines(before.images, after.images), "text": cosines(before.texts, after.texts)}
+    passed = recall_after >= recall_before - MOST_LOST and all(
+        found["mean"] >= LEAST_COSINE for found in close.values()
+    )
+    return {
+        "recall_before": recall_before,
+        "recall_after": recall_after,
+        "intervals": {"recall_before": interval_before, "recall_after": interval_after},
+        "candidates": len(before.images),
+        "cosine": close,
+        "passed": passed,
+    }
+
+
+def latencies(
+    before: Encoder, after: Encoder, inputs: dict[str, np.ndarray], tell: Callable[[str], None]
+) -> list[dict[str, Any]]:
+    """Milliseconds of each tower at each batch size, of both encoders in turns: medians."""
+    found = []
+    for tower, given in inputs.items():
+        for batch in BATCHES:
+            tell(f"timing the {tower} tower, {batch} at a time")
+            repeated = np.resize(given, (batch, *given.shape[1:]))
+            runs = {
+                name: lambda encoder=encoder, rows=repeated, tower=tower: run_tower(encoder, tower, rows)
+                for name, encoder in (("before", before), ("after", after))
+            }
+            spent = in_turns(runs, lambda: None, ROUNDS, SECONDS, warm_up=3, least_rounds=LEAST_ROUNDS)
+            found.append({
+                "tower": tower,
+                "batch": batch,
+                "ms_before": 1000 * spent["before"],
+                "ms_after": 1000 * spent["after"],
+                "ratio": spent["before"] / spent["after"],
+            })  # fmt: skip
+    return found
+
+
+def run_tower(encoder: Encoder, tower: str, rows: np.ndarray) -> np.ndarray:
+    """One batch through one tower."""
+    return encoder.embed_pixels(rows) if tower == "image" else encoder.embed_tokens(rows)
+
+
+def typical_inputs(encoder: Encoder, pairs: Pairs) -> dict[str, np.ndarray]:
+    """Some pictures and captions to time with; the captions padded to the length of the longest of them."""
+    some = slice(0, max(BATCHES))
+    captions = [captions[0] for captions in pairs.captions[some] if captions] or ["a picture"]
+    return {
+        "image": np.array(pairs.pixels[some]),
+        "text": encoder.tokenizer.batch(captions, encoder.context),
+    }
+
+
+def both_towers(timed: list[dict[str, Any]], name: str, batch: int = 1) -> float:
+    """Milliseconds of one picture and one caption."""
+    return sum(row[name] for row in timed if row["batch"] == batch)

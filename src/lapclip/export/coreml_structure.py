@@ -1,0 +1,76 @@
+"""What can be said of Core ML packages without running them: their inputs and outputs, and that the weights arrived."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import nn
+
+from lapclip.embedder import Embedder
+from lapclip.errors import WeightsError
+from lapclip.export.coreml import ENOUGH, INPUTS
+from lapclip.export.graphs import OUTPUT
+
+CLOSE = {False: 1e-3, True: 1.01 / 127}
+"""How much a weight may differ, as a share of the largest in its row: float16 keeps 11 bits, a byte 8."""
+
+
+def verify(folder: Path, embedder: Embedder, *, small: bool) -> dict[str, Any]:
+    """Raises where a package is not what was meant; else how many of the tower's numbers were found in it again."""
+    import coremltools as ct
+
+    found = {}
+    for tower, module in (("image", embedder.model.image), ("text", embedder.model.text)):
+        made = ct.models.MLModel(str(folder / f"{tower}.mlpackage"), skip_model_load=True)
+        _verify_interface(made.get_spec().description, tower, embedder)
+        found[tower] = _share_found(module, _weights(made), CLOSE[small])
+    return found
+
+
+def _verify_interface(description: Any, tower: str, embedder: Embedder) -> None:
+    (given,), (result,) = description.input, description.output
+    side = embedder.view.side
+    if tower == "image":
+        right = (given.type.imageType.width, given.type.imageType.height) == (side, side)
+    else:
+        right = list(given.type.multiArrayType.shape) == [1, embedder.context]
+    shape = list(result.type.multiArrayType.shape)
+    if given.name != INPUTS[tower] or result.name != OUTPUT or not right or shape not in ([], [1, embedder.embedding]):
+        raise WeightsError(f"The {tower} package came out with another form than asked for. Nothing was kept.")
+
+
+def _weights(made: Any) -> list[np.ndarray]:
+    """The matrices of a package, as the numbers that it computes with."""
+    from coremltools.optimize.coreml import decompress_weights, get_weights_metadata
+
+    plain = decompress_weights(made)
+    return [np.asarray(one.val, dtype=np.float32) for one in get_weights_metadata(plain, ENOUGH).values()]
+
+
+def _share_found(tower: nn.Module, weights: list[np.ndarray], close: float) -> dict[str, Any]:
+    """Each large weight of the package has to be one of the tower's, or some rows of one, as it is or transposed."""
+    known = [part.detach().float().numpy() for part in tower.parameters() if part.numel() >= ENOUGH]
+    rows = [matrix for part in known for matrix in _readings(part)]
+    numbers = 0
+    for weight in weights:
+        if any(_holds(matrix, reading, close) for reading in _readings(weight) for matrix in rows):
+            numbers += weight.size
+    return {"weights": len(weights), "numbers": int(sum(weight.size for weight in weights)), "found": int(numbers)}
+
+
+def _readings(part: np.ndarray) -> list[np.ndarray]:
+    flat = part.reshape(len(part), -1) if part.ndim > 1 else part[None]
+    return [flat, flat.T]
+
+
+def _holds(matrix: np.ndarray, part: np.ndarray, close: float) -> bool:
+    """Whether a matrix has these rows, one after the other."""
+    if matrix.shape[1] != part.shape[1] or len(part) > len(matrix):
+        return False
+    room = close * np.abs(matrix).max() + 1e-7
+    for first in np.flatnonzero((np.abs(matrix - part[0]) <= room).all(axis=1)):
+        if first + len(part) <= len(matrix) and (np.abs(matrix[first : first + len(part)] - part) <= room).all():
+            return True
+    return False

@@ -1,0 +1,69 @@
+"""Which caption fits a picture best:
+
+    python example.py picture.jpg "a dog on a beach" "a red car"
+
+Needs onnxruntime, numpy, Pillow and tokenizers, and nothing else. This file is an example: take what you need.
+"""
+
+import io
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+from PIL import Image, ImageCms, ImageOps
+from tokenizers import Tokenizer
+
+HERE = Path(__file__).parent
+ABOUT = json.loads((HERE / "lapclip.json").read_text(encoding="utf-8"))
+
+
+def middle_square(path):
+    """The middle of a picture as the model sees it, uint8 of shape (side, side, 3). The model scales it itself."""
+    about = ABOUT["preprocessing"]
+    picture = Image.open(path)
+    profile = picture.info.get("icc_profile")
+    picture = ImageOps.exif_transpose(picture)
+    if picture.mode in ("LA", "PA", "RGBA") or "transparency" in picture.info:
+        picture = picture.convert("RGBA")
+        picture = Image.alpha_composite(Image.new("RGBA", picture.size, "white"), picture)
+    elif profile and picture.mode == "RGB" and about["colours"] == "srgb":
+        source = ImageCms.ImageCmsProfile(io.BytesIO(profile))
+        picture = ImageCms.profileToProfile(picture, source, ImageCms.createProfile("sRGB")) or picture
+    picture = picture.convert("RGB")
+    side, columns, rows = about["side"], about["resized"], about["resized"]
+    if about["resize"] == "shortest":
+        short = min(picture.size)
+        columns, rows = columns * picture.width // short, rows * picture.height // short
+    picture = picture.resize((columns, rows), Image.Resampling[about["interpolation"].upper()])
+    left, top = round((columns - side) / 2), round((rows - side) / 2)
+    return np.asarray(picture.crop((left, top, left + side, top + side)))
+
+
+def symbols(captions):
+    """Captions as rows of one length. One that is too long keeps its last symbol, the end."""
+    about = ABOUT["tokenizer"]
+    reader = Tokenizer.from_file(str(HERE / about["file"]))
+    reader.no_padding()
+    reader.no_truncation()
+    rows, most = [reader.encode(caption).ids or [about["end"]] for caption in captions], about["longest"]
+    rows = [row if len(row) <= most else [*row[: most - 1], row[-1]] for row in rows]
+    length = max(2, *map(len, rows))
+    return np.array([row + [about["padding"]] * (length - len(row)) for row in rows], dtype=np.int64)
+
+
+def embed(tower, inputs):
+    """Unit-length rows, to be compared by their products."""
+    about = ABOUT["towers"][tower]
+    session = onnxruntime.InferenceSession(str(HERE / about["file"]), providers=["CPUExecutionProvider"])
+    return np.asarray(session.run(None, {about["input"]: inputs})[0])
+
+
+if __name__ == "__main__":
+    picture, *captions = sys.argv[1:]
+    pictures_embedded = embed("image", middle_square(picture)[None])
+    captions_embedded = embed("text", symbols(captions))
+    scores = (captions_embedded @ pictures_embedded[0]).tolist()
+    for score, caption in sorted(zip(scores, captions, strict=True), reverse=True):
+        print(f"{score:.4f}  {caption}")

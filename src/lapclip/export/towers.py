@@ -1,0 +1,85 @@
+"""One tower as a program of its own: pictures or symbols in, unit-length embeddings out.
+
+The scaling of pixels is part of the image tower, so that no other program can get it wrong.
+
+Shapes: B batch, S picture side, C colour channels, L symbols, V vocabulary, D width, E embedding.
+"""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from lapclip.embedder import Embedder
+from lapclip.model.clip import CLIP
+
+TOWERS = ("image", "text")
+FEW = 4096
+"""Numbers of a table below which one byte each saves nothing worth its trouble."""
+
+
+class ImageProgram(nn.Module):
+    """uint8 pixels, channels last, as `lapclip.data.pixels` cuts them; or channels first, as Core ML gives them."""
+
+    pixel_mean: Tensor
+    pixel_deviation: Tensor
+
+    def __init__(self, model: CLIP, *, channels_first: bool = False) -> None:
+        super().__init__()
+        self.tower, self.channels_first = model.image, channels_first
+        # Made here, not by `normalise`, which keeps them for later: what follows a program must not get in there.
+        for name, text in (("pixel_mean", model.shape.pixel_mean), ("pixel_deviation", model.shape.pixel_std)):
+            numbers = 255 * torch.tensor([float(number) for number in text.split()])
+            self.register_buffer(name, numbers.view(3, 1, 1))
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        pixels_BCSS = pixels if self.channels_first else pixels.permute(0, 3, 1, 2)
+        return F.normalize(self.tower((pixels_BCSS.float() - self.pixel_mean) / self.pixel_deviation), dim=-1)
+
+
+class TextProgram(nn.Module):
+    """Symbols of captions, padded behind their end."""
+
+    def __init__(self, model: CLIP) -> None:
+        super().__init__()
+        self.tower = model.text
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return F.normalize(self.tower(tokens), dim=-1)
+
+
+class SmallTable(nn.Module):
+    """A table of embeddings in one byte a number, with a scale a row: a quarter of the size, and as fast."""
+
+    table: Tensor
+    scale: Tensor
+
+    def __init__(self, weight_VD: Tensor) -> None:
+        super().__init__()
+        table, scale = in_bytes(weight_VD)
+        self.register_buffer("table", table)
+        self.register_buffer("scale", scale)
+
+    def forward(self, input: Tensor) -> Tensor:
+        return self.table[input].float() * self.scale[input]
+
+
+def in_bytes(weight_VD: Tensor) -> tuple[Tensor, Tensor]:
+    """Numbers from -127 to 127, and the scale of each row, (V, 1)."""
+    scale_V1 = weight_VD.abs().amax(dim=1, keepdim=True).clamp(min=1e-12) / 127
+    return (weight_VD / scale_V1).round().to(torch.int8), scale_V1
+
+
+def programs(embedder: Embedder, *, small: bool = False) -> dict[str, nn.Module]:
+    """Both towers; with `small`, tables of embeddings are kept in bytes."""
+    model = embedder.model
+    if small:
+        model = copy.deepcopy(model)
+        for parent in list(model.modules()):
+            for name, child in list(parent.named_children()):
+                if isinstance(child, nn.Embedding) and child.weight.numel() >= FEW:
+                    setattr(parent, name, SmallTable(child.weight.detach()))
+    return {"image": ImageProgram(model).eval(), "text": TextProgram(model).eval()}
