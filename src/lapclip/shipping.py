@@ -21,7 +21,16 @@ from lapclip.data.table import DataProgress, Progress
 from lapclip.embedder import Embedder, Encoder, load
 from lapclip.errors import DataError
 from lapclip.export import coreml, coreml_structure, published, readme, towers_in_onnx
-from lapclip.export.checking import Embedded, both_towers, compare, latencies, typical_inputs
+from lapclip.export.checking import (
+    LEAST_COSINE,
+    MOST_LOST,
+    Embedded,
+    both_towers,
+    compare,
+    latencies,
+    recall_lost,
+    typical_inputs,
+)
 from lapclip.export.description import EXAMPLES, describe, write_description, write_tokenizers
 from lapclip.export.engine import open_export
 from lapclip.export.folder import check_free, written_whole
@@ -133,8 +142,9 @@ def _keep_what_loses(before: Embedded, after: Embedded, folder: Path, about: dic
     changed = False
     for tower, found in alone.items():
         described = about["towers"][tower]
-        check = compare(before, found)
-        if check["passed"] or described["numbers"] == towers_in_onnx.FLOAT:
+        check, (lost, by_chance) = compare(before, found), recall_lost(before, found)
+        keeps = check["cosine"][tower]["mean"] >= LEAST_COSINE and lost <= MOST_LOST + by_chance
+        if keeps or described["numbers"] == towers_in_onnx.FLOAT:
             continue
         shutil.copyfile(folder / "tried" / f"{tower}.onnx", folder / f"{tower}.onnx")
         described["why"] = (

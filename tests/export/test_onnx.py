@@ -116,7 +116,7 @@ def test_int8_is_smaller_and_close(exported: tuple[Embedder, Path], tmp_path: Pa
 
 
 def tried(way: str, cosine: float, lost: float, ms: float) -> Tried:
-    return Tried(way, cosine, lost, ms)
+    return Tried(way, cosine, lost, 0.005, ms)
 
 
 def test_the_fastest_of_those_that_keep_the_embeddings_is_taken() -> None:

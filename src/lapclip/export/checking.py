@@ -11,11 +11,13 @@ import numpy as np
 from lapclip.data.pairs import Pairs
 from lapclip.data.table import Progress
 from lapclip.embedder import Encoder
+from lapclip.evaluate.ranks import ranks
 from lapclip.evaluate.retrieval import retrieval
 from lapclip.machine.timing import in_turns
 
 LEAST_COSINE, MOST_LOST = 0.995, 0.01
-"""An export passes with a mean cosine of at least this to the model's own embeddings, and R@1 at most a point lower."""
+"""An export passes with a mean cosine of at least this to the model's own embeddings, and R@1 at most a point lower, or
+one caption where that is more."""
 BATCHES = (1, 32)
 ROUNDS, SECONDS = 30, 6.0
 """Interleaved repeats of a timing at most, and after how many seconds they end."""
@@ -40,6 +42,16 @@ class Embedded:
         return found["t2i_r1"], found["intervals"]["t2i_r1"]
 
 
+def recall_lost(before: Embedded, after: Embedded) -> tuple[float, float]:
+    """How much lower text-to-image R@1 is, and how much of that chance explains.
+
+    Of captions whose answer changes, some get better and some worse. With n of them, twice the root of n is what a
+    model that is no worse loses at most, 39 times of 40.
+    """
+    was, now = (ranks(found.images, found.texts, found.owner)[0] == 1 for found in (before, after))
+    return float((was.sum() - now.sum()) / len(was)), float(2 * (was != now).sum() ** 0.5 / len(was))
+
+
 def cosines(before: np.ndarray, after: np.ndarray) -> dict[str, float]:
     """How close rows are to what they were: 1 is the same direction."""
     rows = (before.astype(np.float64) * after).sum(axis=1)
@@ -52,7 +64,8 @@ def compare(before: Embedded, after: Embedded) -> dict[str, Any]:
     recall_before, interval_before = before.recall()
     recall_after, interval_after = after.recall()
     close = {"image": cosines(before.images, after.images), "text": cosines(before.texts, after.texts)}
-    passed = recall_after >= recall_before - MOST_LOST and all(
+    one_caption = 1 / max(1, len(before.texts))  # among a few, one answer is more than a point
+    passed = recall_after >= recall_before - max(MOST_LOST, one_caption) - 1e-9 and all(
         found["mean"] >= LEAST_COSINE for found in close.values()
     )
     return {

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from lapclip.embedder import Embedder
-from lapclip.export.checking import LEAST_COSINE, MOST_LOST, Embedded, cosines, run_tower
+from lapclip.export.checking import LEAST_COSINE, MOST_LOST, Embedded, cosines, recall_lost, run_tower
 from lapclip.export.engine import Session
 from lapclip.machine.timing import WORTH, in_turns
 
@@ -29,12 +29,14 @@ class Tried:
     """Mean over training pairs, to the model's own embeddings."""
     recall_lost: float
     """Of text-to-image R@1 among training pairs, with the other tower as it was."""
+    by_chance: float
+    """What chance explains of it."""
     ms: float
     """One at a time."""
 
     @property
     def keeps(self) -> bool:
-        return self.cosine >= LEAST_COSINE and self.recall_lost <= MOST_LOST
+        return self.cosine >= LEAST_COSINE and self.recall_lost <= MOST_LOST + self.by_chance
 
 
 def try_ways(
@@ -49,8 +51,7 @@ def try_ways(
     for way, session in sessions.items():
         after = np.concatenate([session(rows[at : at + AT_ONCE]) for at in range(0, len(rows), AT_ONCE)])
         changed = replace(truth, images=after) if tower == "image" else replace(truth, texts=after)
-        lost = truth.recall()[0] - changed.recall()[0]
-        found[way] = Tried(way, cosines(own, after)["mean"], lost, 1000 * spent[way])
+        found[way] = Tried(way, cosines(own, after)["mean"], *recall_lost(truth, changed), 1000 * spent[way])
     return found
 
 

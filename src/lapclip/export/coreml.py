@@ -7,11 +7,12 @@ bytes, with a scale a row.
 
 from __future__ import annotations
 
+import io
 import logging
-import os
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stderr
 from pathlib import Path
 from typing import Any
 
@@ -34,18 +35,17 @@ def can_predict() -> bool:
     return sys.platform == "darwin"
 
 
-def _coremltools() -> Any:
-    """The package, without its own progress bars and its warnings about versions it was not tried with."""
-    os.environ.setdefault("TQDM_DISABLE", "1")
+def coremltools() -> Any:
+    """The package, without its warnings about versions it was not tried with."""
     logging.getLogger("coremltools").setLevel(logging.ERROR)
-    import coremltools
+    import coremltools as package  # pyright: ignore[reportMissingImports]
 
-    return coremltools
+    return package
 
 
 def write_packages(embedder: Embedder, folder: Path, tell: Callable[[str], None], *, small: bool) -> None:
     """image.mlpackage and text.mlpackage."""
-    ct = _coremltools()
+    ct = coremltools()
     model, side, context = embedder.model, embedder.view.side, embedder.context
     tokens = torch.from_numpy(embedder.tokenizer.batch(["a red cat on the left"], context))
     padded = torch.full((1, context), embedder.tokenizer.padding, dtype=torch.int32)
@@ -63,8 +63,7 @@ def write_packages(embedder: Embedder, folder: Path, tell: Callable[[str], None]
     for tower, (program, sample, given) in parts.items():
         tell(f"converting the {tower} tower")
         try:
-            with warnings.catch_warnings(), torch.no_grad():
-                warnings.simplefilter("ignore")
+            with quietly(), torch.no_grad():
                 traced = torch.jit.trace(program.eval(), sample, check_trace=False)
                 made: Any = ct.convert(
                     traced,
@@ -83,8 +82,16 @@ def write_packages(embedder: Embedder, folder: Path, tell: Callable[[str], None]
         made.save(str(folder / f"{tower}.mlpackage"))
 
 
+@contextmanager
+def quietly() -> Iterator[None]:
+    """Without the package's own progress bars, dozens of them."""
+    with warnings.catch_warnings(), redirect_stderr(io.StringIO()):
+        warnings.simplefilter("ignore")
+        yield
+
+
 def _in_bytes(made: Any) -> Any:
-    from coremltools.optimize import coreml
+    from coremltools.optimize import coreml  # pyright: ignore[reportMissingImports]
 
     each = coreml.OpLinearQuantizerConfig(mode="linear_symmetric", weight_threshold=ENOUGH)
     return coreml.linear_quantize_weights(made, coreml.OptimizationConfig(global_config=each))
@@ -94,7 +101,7 @@ class CoreMLEmbedder(Encoder):
     """The packages of a folder, on a Mac."""
 
     def __init__(self, folder: Path, embedder: Embedder) -> None:
-        ct = _coremltools()
+        ct = coremltools()
         super().__init__(embedder.view, embedder.tokenizer, embedder.context, embedder.embedding)
         self._image, self._text = (ct.models.MLModel(str(folder / f"{tower}.mlpackage")) for tower in INPUTS)
 

@@ -10,7 +10,7 @@ from torch import nn
 
 from lapclip.embedder import Embedder
 from lapclip.errors import WeightsError
-from lapclip.export.coreml import ENOUGH, INPUTS
+from lapclip.export.coreml import ENOUGH, INPUTS, coremltools, quietly
 from lapclip.export.graphs import OUTPUT
 
 CLOSE = {False: 1e-3, True: 1.01 / 127}
@@ -19,8 +19,7 @@ CLOSE = {False: 1e-3, True: 1.01 / 127}
 
 def verify(folder: Path, embedder: Embedder, *, small: bool) -> dict[str, Any]:
     """Raises where a package is not what was meant; else how many of the tower's numbers were found in it again."""
-    import coremltools as ct
-
+    ct = coremltools()
     found = {}
     for tower, module in (("image", embedder.model.image), ("text", embedder.model.text)):
         made = ct.models.MLModel(str(folder / f"{tower}.mlpackage"), skip_model_load=True)
@@ -43,10 +42,14 @@ def _verify_interface(description: Any, tower: str, embedder: Embedder) -> None:
 
 def _weights(made: Any) -> list[np.ndarray]:
     """The matrices of a package, as the numbers that it computes with."""
-    from coremltools.optimize.coreml import decompress_weights, get_weights_metadata
+    from coremltools.optimize.coreml import (  # pyright: ignore[reportMissingImports]
+        decompress_weights,
+        get_weights_metadata,
+    )
 
-    plain = decompress_weights(made)
-    return [np.asarray(one.val, dtype=np.float32) for one in get_weights_metadata(plain, ENOUGH).values()]
+    with quietly():
+        found = get_weights_metadata(decompress_weights(made), ENOUGH)
+    return [np.asarray(one.val, dtype=np.float32) for one in found.values()]
 
 
 def _share_found(tower: nn.Module, weights: list[np.ndarray], close: float) -> dict[str, Any]:

@@ -36,7 +36,7 @@ class Session:
         self._input = self._session.get_inputs()[0].name
 
     def __call__(self, inputs: np.ndarray) -> np.ndarray:
-        return self._session.run(None, {self._input: inputs})[0]
+        return np.asarray(self._session.run(None, {self._input: inputs})[0])
 
 
 class OnnxEmbedder(Encoder):
