@@ -23,14 +23,11 @@ def middle_square(path):
     """The middle of a picture as the model sees it, uint8 of shape (side, side, 3). The model scales it itself."""
     about = ABOUT["preprocessing"]
     picture = Image.open(path)
-    profile = picture.info.get("icc_profile")
+    profile = picture.info.get("icc_profile") if picture.mode == "RGB" and about["colours"] == "srgb" else None
     picture = ImageOps.exif_transpose(picture)
     if picture.mode in ("LA", "PA", "RGBA") or "transparency" in picture.info:
         picture = picture.convert("RGBA")
         picture = Image.alpha_composite(Image.new("RGBA", picture.size, "white"), picture)
-    elif profile and picture.mode == "RGB" and about["colours"] == "srgb":
-        source = ImageCms.ImageCmsProfile(io.BytesIO(profile))
-        picture = ImageCms.profileToProfile(picture, source, ImageCms.createProfile("sRGB")) or picture
     picture = picture.convert("RGB")
     side, columns, rows = about["side"], about["resized"], about["resized"]
     if about["resize"] == "shortest":
@@ -38,7 +35,12 @@ def middle_square(path):
         columns, rows = columns * picture.width // short, rows * picture.height // short
     picture = picture.resize((columns, rows), Image.Resampling[about["interpolation"].upper()])
     left, top = round((columns - side) / 2), round((rows - side) / 2)
-    return np.asarray(picture.crop((left, top, left + side, top + side)))
+    square = picture.crop((left, top, left + side, top + side))
+    if profile:  # colours last, as they were when the model learnt
+        source = ImageCms.ImageCmsProfile(io.BytesIO(profile))
+        if "srgb" not in ImageCms.getProfileDescription(source).lower():
+            square = ImageCms.profileToProfile(square, source, ImageCms.createProfile("sRGB")) or square
+    return np.asarray(square)
 
 
 def symbols(captions):
