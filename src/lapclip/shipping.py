@@ -85,7 +85,7 @@ def export(
         return {**made, "out": str(place), **check, **sizes, "notes": [*made["notes"], *pairs.notes], "towers": {}}
     embedder = load(subject.path)
     pairs = open_pairs(subject, embedder.view, shown.data)
-    write = _write_onnx if to.startswith("onnx") else _write_coreml
+    write = write_onnx if to.startswith("onnx") else write_coreml
     with written_whole(place, force=force) as folder:
         result = write(embedder, to, folder, pairs, shown)
     files = sorted(path for path in place.iterdir())
@@ -105,7 +105,8 @@ def default_place(subject: Subject, to: str) -> Path:
     return Path(f"{subject.path.stem if subject.path.is_file() else subject.path.name}-{to}")
 
 
-def _write_onnx(embedder: Embedder, to: str, folder: Path, pairs: Checked, shown: Shown) -> dict[str, Any]:
+def write_onnx(embedder: Embedder, to: str, folder: Path, pairs: Checked, shown: Shown) -> dict[str, Any]:
+    """Fill a folder for ONNX Runtime, and the account of it."""
     small = to == "onnx-int8"
     about_towers = towers_in_onnx.interface(embedder)
     notes = write_tokenizers(folder, embedder.tokenizer)
@@ -157,7 +158,8 @@ def _keep_what_loses(before: Embedded, after: Embedded, folder: Path, about: dic
     return changed
 
 
-def _write_coreml(embedder: Embedder, to: str, folder: Path, pairs: Checked, shown: Shown) -> dict[str, Any]:
+def write_coreml(embedder: Embedder, to: str, folder: Path, pairs: Checked, shown: Shown) -> dict[str, Any]:
+    """Fill a folder for Core ML, and the account of it; without a Mac, of what can be known without running it."""
     small = to == "coreml-int8"
     notes = write_tokenizers(folder, embedder.tokenizer)
     coreml.write_packages(embedder, folder, shown.tell, small=small)

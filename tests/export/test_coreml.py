@@ -14,7 +14,7 @@ from lapclip.errors import WeightsError
 from lapclip.export import coreml
 from lapclip.export.checking import cosines
 from lapclip.export.coreml_structure import verify
-from lapclip.shipping import Checked, Shown, _write_coreml
+from lapclip.shipping import Checked, Shown, write_coreml
 
 from ..weights.made import CAPTIONS, SHAPE, characters, embedder
 
@@ -27,7 +27,7 @@ PAIRS = Pairs(PICTURES, [(caption,) for caption in CAPTIONS])
 @pytest.mark.parametrize("to", ["coreml", "coreml-int8"])
 def test_packages_have_the_form_and_the_weights_that_were_meant(to: str, tmp_path: Path) -> None:
     ours = embedder(replace(SHAPE, text_heads=2), characters())
-    result = _write_coreml(ours, to, tmp_path, Checked(PAIRS, PAIRS, "noise"), Shown())
+    result = write_coreml(ours, to, tmp_path, Checked(PAIRS, PAIRS, "noise"), Shown())
     small = to == "coreml-int8"
     for tower, found in result["structure"].items():
         assert found["weights"] >= 6, tower

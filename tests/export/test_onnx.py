@@ -27,7 +27,7 @@ from lapclip.export.packages import EXTRAS, needs
 from lapclip.export.readme import EXAMPLES
 from lapclip.export.towers_in_onnx import interface, write_float, write_small
 from lapclip.model.zoo import SHAPES
-from lapclip.shipping import Checked, Shown, _write_onnx
+from lapclip.shipping import Checked, Shown, write_onnx
 
 from ..networks import tiny_text
 from ..pretrained.test_towers import both
@@ -138,7 +138,7 @@ def test_the_example_runs_by_itself_and_agrees(tmp_path: Path) -> None:
     pairs = Checked(Pairs(PICTURES, captions), Pairs(PICTURES, captions), "noise")
     folder = tmp_path / "there"
     folder.mkdir()
-    result = _write_onnx(ours, "onnx-int8", folder, pairs, Shown())
+    result = write_onnx(ours, "onnx-int8", folder, pairs, Shown())
     assert result["candidates"] == 32
     assert "tried" not in [path.name for path in folder.iterdir()]
     picture = Image.fromarray(DRAW.integers(0, 256, (6, 9, 3), dtype=np.uint8)).resize((90, 60))
