@@ -33,14 +33,12 @@ from lapclip.export.checking import (
 )
 from lapclip.export.description import EXAMPLES, describe, write_description, write_tokenizers
 from lapclip.export.engine import open_export
-from lapclip.export.folder import check_free, written_whole
+from lapclip.export.folder import EXPORTED, check_free, written_whole
 from lapclip.export.packages import needs
 from lapclip.randomness import generator
 from lapclip.scoring import Subject, Wanted, find_subject
 
 FORMATS = ("onnx", "onnx-int8", "coreml", "coreml-int8", *published.FORMATS)
-EXPORTED = "exported"
-"""The folder in a run's own that exports go to."""
 MOST, TRAINING = 1000, 256
 """Held-out pictures that an export is checked on, and training pictures that int8 is chosen and scaled with."""
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from lapclip.find.encoder import TorchEncoder, open_encoder
+from lapclip.find.encoder import Encoder, open_encoder
 from lapclip.find.index import Index, index_folder
 from lapclip.find.indexing import Indexed, bring_up_to_date
 from lapclip.find.library import Library
@@ -28,13 +28,12 @@ def draw_many(folder: Path, count: int) -> list[Path]:
     return [draw(folder / f"{at:03}.png", at) for at in range(count)]
 
 
-class Watched(TorchEncoder):
+class Watched(Encoder):
     """The real model, a few pictures at a time, with something that happens before each batch."""
 
     def __init__(self, model: Path | str, before: Callable[[int], None] = lambda batch: None) -> None:
         real = open_encoder(str(model), "cpu")
-        assert isinstance(real, TorchEncoder)
-        super().__init__(real.subject, real.embedder)
+        super().__init__(real.subject, real.model, real.identity)
         self.batch, self.before = BATCH, before
         self.batches: list[int] = []
         """Pictures in each batch so far."""
@@ -45,7 +44,7 @@ class Watched(TorchEncoder):
         return super().encode_pixels(pixels_NSSC)
 
 
-def index_now(folder: Path, encoder: TorchEncoder, waiting: Callable[[str], None] | None = None) -> Library:
+def index_now(folder: Path, encoder: Encoder, waiting: Callable[[str], None] | None = None) -> Library:
     index = Index(index_folder(folder))
     found: Indexed = bring_up_to_date(index, folder, encoder, None, waiting)
     return Library(folder, index, encoder, found)
@@ -64,5 +63,5 @@ def vector_of(library: Library, name: str) -> np.ndarray:
     return np.asarray(vectors[table.rows[table.numbers == entry.number][0]], dtype=np.float32)
 
 
-def vectors_of(pictures: Sequence[Path], encoder: TorchEncoder) -> np.ndarray:
-    return encoder.embedder.encode_image(pictures)
+def vectors_of(pictures: Sequence[Path], encoder: Encoder) -> np.ndarray:
+    return encoder.model.encode_image(pictures)

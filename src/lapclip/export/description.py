@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from lapclip.data.tokenizers.foreign import ForeignTokenizer
 from lapclip.embedder import Embedder
 from lapclip.errors import WeightsError
 from lapclip.export.tokenizer_files import others_tokenizer
+from lapclip.model.clip import CLIP
 from lapclip.weights.exported import DESCRIPTION
 from lapclip.weights.vocabulary import OURS
 
@@ -25,6 +27,7 @@ def describe(embedder: Embedder, to: str, towers: dict[str, dict[str, Any]]) -> 
     return {
         "format": to,
         "written_by": f"lapclip {__version__}",
+        "made_from": digest_of(embedder.model),
         "model": shape.name,
         "embedding": shape.embedding,
         "logit_scale": float(embedder.model.logit_scale.detach().exp()),
@@ -47,6 +50,15 @@ def describe(embedder: Embedder, to: str, towers: dict[str, dict[str, Any]]) -> 
             "end": tokenizer.end,
         },
     }
+
+
+def digest_of(model: CLIP) -> str:
+    """Tells whether a model is the one that was exported."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(model.state_dict().items()):
+        digest.update(f"{name} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.detach().cpu().contiguous().float().numpy().tobytes())
+    return digest.hexdigest()[:32]
 
 
 def write_description(folder: Path, about: dict[str, Any]) -> None:

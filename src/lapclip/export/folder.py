@@ -11,6 +11,8 @@ from pathlib import Path
 from lapclip.errors import WeightsError
 
 README = "README.md"
+EXPORTED = "exported"
+"""The folder in a run's own that exports go to, each under the name of its format."""
 MARK = "Written by `lapclip export`."
 """The line of a README that says that a folder is ours to replace."""
 

@@ -1,75 +1,105 @@
-"""The model that makes vectors: which one, and what tells its vectors from those of others."""
+"""The model that makes vectors: which one, what runs it, and what tells its vectors from those of others."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 
-from lapclip.data.pixels import View
+from lapclip import embedder
 from lapclip.embedder import Embedder, load
-from lapclip.errors import ConfigError, RunError
+from lapclip.errors import ConfigError, LapclipError, RunError
+from lapclip.export.description import digest_of, read_description
+from lapclip.export.engine import open_export
+from lapclip.export.folder import EXPORTED
 from lapclip.find.index import FORMAT
 from lapclip.find.subject import Subject, choose_subject
+from lapclip.weights.exported import is_exported
 
 CPU_BATCH = 32
 """Pictures at once where each takes long: progress is seen, and a killed process loses no more than a batch."""
-
-
-class Encoder(Protocol):
-    """Turns pictures and texts into unit-length vectors."""
-
-    subject: Subject
-    view: View
-    width: int
-    batch: int
-
-    @property
-    def identity(self) -> str: ...
-    def encode_pixels(self, pixels_NSSC: np.ndarray, /) -> np.ndarray: ...
-    def encode_text(self, captions: Sequence[str], /) -> np.ndarray: ...
+SMALL = "onnx-int8"
+"""The export that may take the place of the model itself."""
 
 
 @dataclass
-class TorchEncoder:
-    """A model in torch."""
+class Encoder:
+    """Turns pictures and texts into unit-length vectors."""
 
     subject: Subject
-    embedder: Embedder
+    model: embedder.Encoder
+    identity: str
+    """Changes with all that decides a picture's vector: the image tower, what it sees, and our format."""
+    notes: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        shape = self.embedder.model.shape
-        self.view, self.width = View.of(shape), shape.embedding
-        self.batch = CPU_BATCH if self.embedder.device.is_cpu else self.embedder.batch
-
-    @property
-    def identity(self) -> str:
-        """Changes with all that decides a picture's vector: the image tower, what it sees, and our format."""
-        shape = self.embedder.model.shape
-        digest = hashlib.sha256(f"{FORMAT} {self.view.key} {shape.pixel_mean} {shape.pixel_std}".encode())
-        for name, tensor in sorted(self.embedder.model.image.state_dict().items()):
-            digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
-            digest.update(tensor.detach().cpu().contiguous().float().numpy().tobytes())
-        return digest.hexdigest()[:32]
+        self.view, self.width = self.model.view, self.model.embedding
+        on_cpu = not isinstance(self.model, Embedder) or self.model.device.is_cpu
+        self.batch = CPU_BATCH if on_cpu else self.model.batch
 
     def encode_pixels(self, pixels_NSSC: np.ndarray, /) -> np.ndarray:
-        return self.embedder.encode_pixels(pixels_NSSC)
+        return self.model.encode_pixels(pixels_NSSC)
 
     def encode_text(self, captions: Sequence[str], /) -> np.ndarray:
-        return self.embedder.encode_text(captions)
+        return self.model.encode_text(captions)
 
 
-def open_encoder(model: str | None, device: str = "auto") -> Encoder:
-    """The model that is meant, ready to work."""
+def open_encoder(model: str | None, device: str = "auto", made_by: Callable[[], str | None] = lambda: None) -> Encoder:
+    """The model that is meant, ready to work. `made_by` gives the identity of the one that made the index so far:
+    a form of the model that is as good does not take its place, because all pictures would have to be read again."""
     subject = choose_subject(model)
+    if is_exported(subject.path):
+        return _checked(_exported(subject, subject.path))
     try:
-        embedder = load(subject.path, device)
+        found = load(subject.path, device)
     except ConfigError as error:  # a device that is not here, which training would have as a setting
         raise ConfigError(error.message.replace("train.device", "--device"), hint="--device auto") from None
-    encoder = TorchEncoder(subject, embedder)
+    plain = _checked(Encoder(subject, found, _identity_in_torch(found)))
+    if not found.device.is_cpu or subject.run is None or plain.identity == made_by():
+        return plain
+    return _small(subject, found) or plain
+
+
+def _small(subject: Subject, model: Embedder) -> Encoder | None:
+    """The run's int8 export, where its check found it faster and no worse; None where there is none such."""
+    assert subject.run is not None
+    folder = subject.run.path / EXPORTED / SMALL
+    if not is_exported(folder):
+        return None
+    try:
+        about = read_description(folder)
+        check = about["check"]
+        ratio = next(row["ratio"] for row in check["latency"] if (row["tower"], row["batch"]) == ("image", 32))
+        good = check["passed"] and check["recall_after"] >= check["recall_before"] and ratio > 1
+        if not good or about.get("made_from") != digest_of(model.model):
+            return None
+        note = f"{folder} finds pictures {ratio:.1f} times as fast, and lost nothing when it was checked: it is used."
+        return _checked(_exported(subject, folder, [note]))
+    except (LapclipError, KeyError, TypeError, StopIteration):  # the model itself is there
+        return None
+
+
+def _exported(subject: Subject, folder: Path, notes: Sequence[str] = ()) -> Encoder:
+    model = open_export(folder)
+    image = folder / model.about["towers"]["image"]["file"]
+    digest = hashlib.sha256(f"{FORMAT} {model.view.key}".encode() + image.read_bytes())
+    return Encoder(subject, model, digest.hexdigest()[:32], list(notes))
+
+
+def _identity_in_torch(model: Embedder) -> str:
+    shape = model.model.shape
+    digest = hashlib.sha256(f"{FORMAT} {model.view.key} {shape.pixel_mean} {shape.pixel_std}".encode())
+    for name, tensor in sorted(model.model.image.state_dict().items()):
+        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
+        digest.update(tensor.detach().cpu().contiguous().float().numpy().tobytes())
+    return digest.hexdigest()[:32]
+
+
+def _checked(encoder: Encoder) -> Encoder:
     if not np.isfinite(encoder.encode_text(["a picture"])).all():
-        raise RunError(f"The model in {subject.path} gives no numbers: its training broke down.", hint="lapclip doctor")
+        path = encoder.subject.path
+        raise RunError(f"The model in {path} gives no numbers: its training broke down.", hint="lapclip doctor")
     return encoder

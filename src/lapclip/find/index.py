@@ -17,7 +17,7 @@ import re
 import sqlite3
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -143,6 +143,17 @@ class Index:
         finally:
             if mine:
                 lock.release()
+
+    def made_by(self) -> str | None:
+        """The model that made it so far; None where there is no index yet, or one that cannot be read."""
+        if not (self.place / "pictures.db").exists():
+            return None
+        try:
+            with closing(sqlite3.connect(self.place / "pictures.db", timeout=PATIENCE)) as database:
+                found = database.execute("SELECT value FROM about WHERE name = 'model'").fetchone()
+        except sqlite3.Error:  # opening it says why
+            return None
+        return found[0] if found else None
 
     # -- what it says ------------------------------------------------------------------------------------------------
 

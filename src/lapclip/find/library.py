@@ -167,7 +167,8 @@ def open_library(
     how many; `waiting` why nothing happens."""
     folder = Path(os.path.abspath(folder))
     indexing.check_folder(folder)
-    encoder = open_encoder(model, device)
     index = Index(index_folder(folder))
+    encoder = open_encoder(model, device, index.made_by)
     found = indexing.bring_up_to_date(index, folder, encoder, progress, waiting)
+    found.notes[:0] = encoder.notes
     return Library(folder, index, encoder, found)

@@ -33,9 +33,11 @@ def choose_subject(model: str | None) -> Subject:
     """The model of that name; without one the newest finished run that learnt from pictures, else from scenes."""
     if model is None:
         return _newest()
-    if not (RUNS / model).is_dir() and is_model(model) and not (Path(model) / "run.toml").exists():
-        above = Path(model).absolute().parent  # runs/NAME/model is a run's
-        return Subject(Path(model), Run(above) if (above / "run.toml").exists() else None, "asked for")
+    a_run = (RUNS / model / "run.toml").exists() or (Path(model) / "run.toml").exists()
+    if is_model(model) and not a_run:
+        above = Path(model).absolute().parents  # runs/NAME/model is a run's, and so is runs/NAME/exported/onnx
+        run = next((Run(folder) for folder in above[:2] if (folder / "run.toml").exists()), None)
+        return Subject(Path(model), run, "asked for")
     run = find_run(model)
     if not is_model(run.path):
         raise RunError(f"{run.path} holds no model (yet).", hint="lapclip runs")
