@@ -22,7 +22,7 @@ from lapclip.data.pixels import View, middle_square, normalise
 from lapclip.data.table import Progress
 from lapclip.data.tokenizers import Tokenizer
 from lapclip.errors import RunError
-from lapclip.machine.devices import Device, choose_device
+from lapclip.machine.devices import Device, choose_device, keep_freed_memory
 from lapclip.model.clip import CLIP
 from lapclip.pretrained.opening import build_network
 from lapclip.weights import read_model
@@ -138,4 +138,6 @@ def load(path: str | os.PathLike, device: str = "cpu") -> Embedder:
     except RuntimeError as error:
         raise RunError(f"The model in {path} cannot be loaded: {error}.", hint="lapclip train") from None
     place = choose_device(device)[0]
+    if place.is_cpu:
+        keep_freed_memory()  # large convolutions run at up to three times the speed
     return Embedder(model.to(place.torch).eval(), tokenizer, place)

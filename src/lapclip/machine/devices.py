@@ -328,10 +328,10 @@ def prepare(device: Device, threads: int) -> None:
     if device.kind == "mps":
         # By default the allocator takes 1.7 times the recommended size, and the system swaps instead of refusing.
         torch.mps.set_per_process_memory_fraction(1.0)
-    _keep_freed_memory()
+    keep_freed_memory()
 
 
-def _keep_freed_memory() -> None:
+def keep_freed_memory() -> None:
     """Have the C library reuse large blocks instead of giving them back to the system after each operation.
 
     Each block taken anew is filled with zeros by the system, a page at a time.
