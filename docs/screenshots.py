@@ -76,7 +76,7 @@ def search(name: str, browser: Browser) -> None:
             shown.goto(f"http://127.0.0.1:{PORT}/")
             shown.get_by_role("button", name="Understood").click()
             shown.mouse.move(0, 0)
-            shown.keyboard.type("two red flowers at night")
+            shown.keyboard.type("two red flowers in the middle, at sunset")
             shown.wait_for_timeout(3000)
             # In 256 colours: many small pictures would make a large file.
             Image.open(io.BytesIO(shown.screenshot())).convert("RGB").quantize(256).save(
