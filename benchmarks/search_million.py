@@ -101,7 +101,7 @@ def main() -> None:
 
     with tempfile.TemporaryDirectory() as folder:
         index = make_index(Path(folder), wanted.pictures, wanted.width)
-        encoder = cast(Any, SimpleNamespace(encode_text=lambda texts: question()[None]))
+        encoder = cast(Any, SimpleNamespace(identity="synthetic", encode_text=lambda texts: question()[None]))
         before = own_memory()
         began = time.perf_counter()
         library = Library(Path(folder), index, encoder, Indexed())

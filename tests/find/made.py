@@ -58,7 +58,7 @@ def names(library: Library) -> list[str]:
 
 def vector_of(library: Library, name: str) -> np.ndarray:
     """What the index holds for a picture."""
-    table, vectors = library._index.snapshot()
+    table, vectors = library._index.snapshot(library.encoder.identity)
     entry = next(entry for entry in library._index.entries() if entry.path == name)
     return np.asarray(vectors[table.rows[table.numbers == entry.number][0]], dtype=np.float32)
 

@@ -22,7 +22,7 @@ def test_fifty_thousand_pictures_against_plain_numpy(tmp_path: Path) -> None:
     index.begin("synthetic", width)
     rows = index.append(vectors)
     index.put(Entry(0, f"{row}.jpg", 1, 1, f"{row:x}", None, 1, 1, row) for row in rows)
-    table, mapped = index.snapshot()
+    table, mapped = index.snapshot("synthetic")
     assert isinstance(mapped, np.memmap)
     assert np.array_equal(table.numbers, np.arange(1, count + 1))
     for question in unit(3, width, 1):

@@ -175,9 +175,18 @@ class Index:
         """Pictures that can be found."""
         return self._rows("SELECT count(*) FROM pictures WHERE row IS NOT NULL AND NOT gone")[0][0]
 
-    def snapshot(self) -> tuple[Table, np.ndarray]:
-        """All pictures that can be found, and the vectors of all rows, memory-mapped: as they are at one moment."""
-        with self._transaction("BEGIN"):  # a writer waits, so the file that is named is there to be mapped
+    def snapshot(self, model: str) -> tuple[Table, np.ndarray]:
+        """All pictures that can be found, and the vectors of all rows, memory-mapped: as they are at one moment.
+
+        Refused where another model has taken the index over, because its vectors mean something else.
+        """
+        with self._transaction("BEGIN"):
+            made_by = self.about("model")  # from here on a writer waits, so the file that is named can be mapped
+            if made_by != model:
+                raise SearchError(
+                    "Another process has begun to index this folder with another model.",
+                    hint="the same command, once it is done; an index is made by one model at a time",
+                )
             return self.table(), self.vectors()
 
     def table(self) -> Table:

@@ -37,7 +37,7 @@ class Library:
     def __init__(self, folder: Path, index: Index, encoder: Encoder, indexed: Indexed) -> None:
         self.folder, self.encoder, self.indexed = folder, encoder, indexed
         self._index = index
-        self._table, self._vectors = index.snapshot()
+        self._table, self._vectors = index.snapshot(encoder.identity)
         self._left_out: dict[tuple[str, ...], np.ndarray] = {}
 
     @property
