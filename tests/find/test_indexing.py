@@ -132,6 +132,15 @@ def test_a_bomb_is_unreadable_and_no_crash(trained: Path, photos: Path) -> None:
     assert "megapixels" in reason or "million" in reason
 
 
+def test_a_date_beyond_what_the_index_holds(trained: Path, photos: Path) -> None:
+    draw_many(photos, 2)
+    os.utime(photos / "001.png", (12e9, 12e9))  # the year 2350, where the file system knows it
+    assert index_now(photos, Watched(trained)).count == 2
+    encoder = Watched(trained)
+    assert index_now(photos, encoder).indexed.moved == 0
+    assert encoder.batches == []
+
+
 def test_forms_of_pictures(trained: Path, photos: Path) -> None:
     image = Image.open(draw(photos / "one.png", 1))
     image.save(photos / "two.JPG", quality=95)

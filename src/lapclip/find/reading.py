@@ -49,7 +49,7 @@ def read_picture(path: Path, stamp: Stamp, view: View, has_vector: Callable[[str
     try:
         with open(path, "rb") as file:
             status = os.fstat(file.fileno())
-            stamp = Stamp(status.st_size, status.st_mtime_ns)
+            stamp = Stamp.of(status)
             if status.st_size > LARGEST:
                 return Read(stamp, reason=f"it has more than {LARGEST // 2**30} GB")
             data = file.read()

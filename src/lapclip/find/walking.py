@@ -18,12 +18,21 @@ RUN_FILES = ("run.toml", "events.jsonl")
 """What tells a run's folder: the small pictures in it are lapclip's, not the user's."""
 
 
+LATEST = 2**63 - 1
+"""The largest number that SQLite holds: nanoseconds until the year 2262."""
+
+
 class Stamp(NamedTuple):
     """What changes when a file does."""
 
     bytes: int
     modified: int
     """Nanoseconds."""
+
+    @classmethod
+    def of(cls, status: os.stat_result) -> Stamp:
+        """Times that cannot be kept, which a few damaged files have, become the nearest that can."""
+        return cls(status.st_size, max(-LATEST, min(status.st_mtime_ns, LATEST)))
 
 
 @dataclass
@@ -90,7 +99,7 @@ def _pictures(folder: Path, inside: str, seen: set[tuple[int, int]], walked: Wal
                 elif is_picture(entry.name):
                     status = os.stat(place / entry.name)
                     if stat.S_ISREG(status.st_mode):  # never a pipe, which would be waited for
-                        yield path, Stamp(status.st_size, status.st_mtime_ns)
+                        yield path, Stamp.of(status)
             except OSError:  # gone since, or a link that leads nowhere or to itself
                 continue
         waiting += reversed(folders)
