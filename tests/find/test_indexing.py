@@ -9,10 +9,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
+from PIL.PngImagePlugin import PngImageFile
 
+from lapclip.data import decoding
+from lapclip.data.pixels import View
 from lapclip.errors import DataError
 from lapclip.find import indexing
 from lapclip.find.index import Index, index_folder
+from lapclip.find.reading import read_picture
+from lapclip.find.walking import Stamp
 from tests.find.made import BATCH, Watched, draw, draw_many, index_now, names, vector_of, vectors_of
 
 
@@ -130,6 +135,21 @@ def test_a_bomb_is_unreadable_and_no_crash(trained: Path, photos: Path) -> None:
     ((path, reason),) = library.indexed.unreadable
     assert path == "bomb.png"
     assert "megapixels" in reason or "million" in reason
+
+
+def test_huge_pictures_are_decoded_one_at_a_time(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decoding, "HUGE", 1000)
+    path, held = draw(photos / "huge.png", 1), []
+    load = PngImageFile.load
+
+    def watched(self: PngImageFile) -> object:
+        held.append(decoding._one_huge.locked())
+        return load(self)
+
+    monkeypatch.setattr(PngImageFile, "load", watched)
+    assert read_picture(path, Stamp(0, 0), View(16), lambda digest: False).square is not None
+    assert held
+    assert all(held)
 
 
 def test_a_date_beyond_what_the_index_holds(trained: Path, photos: Path) -> None:

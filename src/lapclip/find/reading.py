@@ -64,8 +64,8 @@ def read_picture(path: Path, stamp: Stamp, view: View, has_vector: Callable[[str
         return Read(stamp, digest)
     try:
         header = look(data)
-        taken = taken_at(header.image)
         with header.turn():
+            taken = taken_at(header.image)  # in turn, because Pillow decodes a PNG to know its EXIF
             decoded = decode(header, SHARPNESS * view.resized, put_off=True)
             square = view.finish(decoded, fit_picture(decoded.image, view))
     except MayPass as error:
