@@ -222,6 +222,13 @@ def test_a_folder_that_changes_while_it_is_indexed(trained: Path, photos: Path) 
     assert np.abs(vector_of(library, "038.png") - vectors_of([photos / "038.png"], encoder)[0]).max() < 1e-3
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows keeps a user's folders from others by itself")
+def test_the_index_is_the_users_own(trained: Path, photos: Path) -> None:
+    draw_many(photos, 1)
+    index_now(photos, Watched(trained))
+    assert index_folder(photos).stat().st_mode & 0o077 == 0
+
+
 def test_nothing_is_written_into_the_folder(trained: Path, photos: Path) -> None:
     draw_many(photos, 3)
     before = {path: path.stat().st_mtime_ns for path in [photos, *photos.iterdir()]}

@@ -101,7 +101,7 @@ class Index:
     def open(self) -> bool:
         """Open the files, making them where needed. True where damaged ones were thrown away."""
         try:
-            self.place.mkdir(parents=True, exist_ok=True)
+            self.place.mkdir(0o700, parents=True, exist_ok=True)  # small pictures and paths are nobody else's
             try:
                 self._connect()
                 return False
