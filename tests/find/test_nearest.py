@@ -52,6 +52,15 @@ def test_near_ties_that_float16_scores_confuse_come_in_their_true_order() -> Non
     assert exact[places].min() >= np.sort(exact)[-10] - 1e-7
 
 
+def test_rounding_beyond_the_bound_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    vectors, question = unit(2000, 64, 2).astype(np.float16), unit(1, 64, 3)[0]
+    exact = vectors.astype(np.float64) @ question.astype(np.float64)
+    noise = np.random.default_rng(4).uniform(-0.2, 0.2, len(vectors)).astype(np.float32)
+    monkeypatch.setattr("lapclip.find.nearest.rough_scores", lambda vectors, question: exact.astype(np.float32) + noise)
+    places, _ = nearest(vectors, np.arange(2000), np.arange(2000), question, 10)
+    assert places.tolist() == np.argsort(-exact)[:10].tolist()
+
+
 @pytest.mark.parametrize("limit", [0, 1, 3, 5, 8, 20])
 def test_equal_scores_come_in_the_order_of_their_numbers(limit: int) -> None:
     vectors = np.array([0.5, 0.9, 0.5, 0.1, 0.5, 0.9, 0.5, 0.1], np.float16)[:, None] * np.ones((1, 4), np.float16)
