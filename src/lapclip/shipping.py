@@ -38,7 +38,6 @@ from lapclip.export.packages import needs
 from lapclip.randomness import generator
 from lapclip.scoring import Subject, Wanted, find_subject
 
-FORMATS = ("onnx", "onnx-int8", "coreml", "coreml-int8", *published.FORMATS)
 MOST, TRAINING = 1000, 256
 """Held-out pictures that an export is checked on, and training pictures that int8 is chosen and scaled with."""
 

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from lapclip.embedder import Embedder
 from lapclip.model.clip import CLIP
 
-TOWERS = ("image", "text")
 FEW = 4096
 """Numbers of a table below which one byte each saves nothing worth its trouble."""
 

@@ -37,7 +37,6 @@ class Indexed:
     removed: int = 0
     unreadable: list[tuple[str, str]] = field(default_factory=list)
     """Path in the folder, and why."""
-    seconds: float = 0.0
     notes: list[str] = field(default_factory=list)
 
 
@@ -58,8 +57,7 @@ def bring_up_to_date(
 ) -> Indexed:
     """Make the index say what is in the folder now. Where another process does so, and there is something to answer
     from, that is left to it."""
-    began, found = time.monotonic(), Indexed()
-    identity = encoder.identity
+    found, identity = Indexed(), encoder.identity
     if index.open():
         found.notes.append("The index was damaged and is made anew.")
 
@@ -79,7 +77,6 @@ def bring_up_to_date(
             found.notes.append("Another process is indexing this folder: this is what it has so far.")
     every = index.entries("reason IS NOT NULL AND NOT gone")
     found.unreadable += [(entry.path, entry.reason or "") for entry in every]
-    found.seconds = time.monotonic() - began
     return found
 
 
