@@ -1,6 +1,7 @@
 """Which int8 form of a tower is taken: the fastest of those that keep its embeddings, measured on training pairs.
 
-Held-out pairs have no say in it, so that the check on them afterwards is a check.
+Held-out pairs have no say in it. A tower that then fails the check on them goes back to float32 (`shipping.py`), which
+is the one thing that they decide.
 """
 
 from __future__ import annotations
