@@ -156,6 +156,7 @@ def test_without_a_question_it_indexes_and_says_how_to_ask(trained: Path, photos
         (["none"], "does not exist"),
         (["photos", ""], "nothing to look for"),
         (["photos", "x", "--since", "soon"], "no date and no age"),
+        (["photos", "x", "--since", "9" * 400 + "d"], "no date and no age"),
         (["photos", "x", "--limit", "0"], "shows nothing"),
         (["photos", "--like", "none.jpg"], "There is no picture none.jpg"),
         (["photos", "x", "--like", "photos/000.png"], "not both"),

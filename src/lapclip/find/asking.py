@@ -19,7 +19,7 @@ SHARE = 0.5
 AGES = {"d": 1, "w": 7, "m": 30, "y": 365}
 """Days."""
 _MINUS = re.compile(r'(?:^|(?<=\s))-(?:"([^"]+)"|([^\s"-]\S*))')
-_AGE = re.compile(r"(\d+)\s*([dwmy])")
+_AGE = re.compile(r"(\d{1,6})\s*([dwmy])")
 
 
 class Asked(NamedTuple):
