@@ -124,7 +124,8 @@ def search(
         "said": library.said(),
         "notes": library.indexed.notes,
     }
-    lines = [*_about(library), *_ending(library, folder, question=query is not None or like is not None, hits=hits)]
+    asked_for = query is not None or like is not None
+    lines = [*_about(library), *_ending(library, folder, model, question=asked_for, hits=hits)]
     if common and common.json:
         emit(result, [], common)
         return 0
@@ -172,16 +173,18 @@ def _about(library: Library) -> list[str]:
     return lines + [f"[dim]{escape(shown(sentence))}[/dim]" for sentence in library.said()]
 
 
-def _ending(library: Library, folder: Path, *, question: bool, hits: list[Hit]) -> list[str]:
+def _ending(library: Library, folder: Path, model: str | None, *, question: bool, hits: list[Hit]) -> list[str]:
     from lapclip.find.words import shown
 
     place = shlex.quote(shown(folder))
+    # Without it the next command might take another model, for which all pictures would be read again.
+    same = f" --model {shlex.quote(shown(model))}" if model else ""
     if not question:
-        example = typed(f'search {place} "a dog on a beach"')
+        example = typed(f'search {place} "a dog on a beach"{same}')
         return [f"Next: {escape(example)}"]
     if not hits:
         return ["No picture is left by --since and --exclude." if library.count else "There are no pictures to find."]
-    return [f"Next: {escape(typed(f'search {place} --like {shlex.quote(shown(hits[0].path))}'))}"]
+    return [f"Next: {escape(typed(f'search {place} --like {shlex.quote(shown(hits[0].path))}{same}'))}"]
 
 
 def _print_hits(hits: list[Hit], wanted: bool | None) -> None:
