@@ -113,6 +113,8 @@ def prepare(recipe: str, settings: list[str], minutes: float | None, hooks: Hook
     del teacher  # its memory is the run's
     asked_for = asked.values.get("train", {})
     config, notes = fit_data(config, data, asked_batch="batch_size" in asked_for)
+    if lessons is None and asked_for.get("teacher_weight"):
+        notes.append("train.teacher_weight is not used: no teacher is named; --teacher RUN names one")
     if foundation and foundation.tokenizer and "tokenizer" in asked.values.get("data", {}):
         notes.append("data.tokenizer is not used: the model to start from reads captions with its own")
     if config.train.minutes and "epochs" in asked_for:

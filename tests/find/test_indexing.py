@@ -15,7 +15,7 @@ from lapclip.data import decoding
 from lapclip.data.pixels import View
 from lapclip.errors import DataError
 from lapclip.find import indexing
-from lapclip.find.index import Index, index_folder
+from lapclip.find.index import Index, index_folder, small_picture
 from lapclip.find.reading import read_picture
 from lapclip.find.walking import Stamp
 from tests.find.made import BATCH, Watched, draw, draw_many, index_now, names, vector_of, vectors_of
@@ -66,6 +66,25 @@ def test_renamed_keep_their_vector_and_number_copies_get_their_own_and_deleted_l
     assert now["copy.png"] not in before.values()
     assert np.array_equal(vector_of(library, "copy.png"), vector_of(library, "001.png"))
     assert library.entry(before["002.png"]) is None
+
+
+def test_the_small_form_of_a_deleted_picture_goes_unless_a_copy_is_left(trained: Path, photos: Path) -> None:
+    draw_many(photos, 3)
+    shutil.copy(photos / "000.png", photos / "copy.png")
+    library = index_now(photos, Watched(trained))
+    kept = {entry.path: small_picture(library.place, entry.digest) for entry in library._index.entries()}
+    for path in kept.values():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"small")
+    (photos / "000.png").unlink()
+    (photos / "001.png").unlink()
+    index_now(photos, Watched(trained))
+    assert {name: path.exists() for name, path in kept.items()} == {
+        "000.png": True,
+        "001.png": False,
+        "002.png": True,
+        "copy.png": True,
+    }
 
 
 def test_files_that_swap_names_swap_vectors(trained: Path, photos: Path) -> None:

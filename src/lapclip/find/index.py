@@ -32,6 +32,8 @@ FORMAT = "1"
 SPARE_ROWS = 1000
 """Rows that no picture uses any more, from which on the file is written anew, where they are half of it."""
 COLUMNS = "number, path, bytes, modified, digest, taken, width, height, row, reason, gone"
+SMALL = "small"
+"""Where small pictures are kept, by the hash of the whole ones."""
 PATIENCE = 30.0
 """Seconds to wait for another process that is just writing."""
 SCHEMA = """
@@ -86,6 +88,11 @@ def index_folder(folder: Path) -> Path:
     real = os.path.normcase(os.path.realpath(folder))
     name = re.sub(r"[^A-Za-z0-9]+", "-", Path(real).name).strip("-")[:40] or "folder"
     return data_folder() / "search" / f"{name}-{hashlib.sha256(os.fsencode(real)).hexdigest()[:16]}"
+
+
+def small_picture(place: Path, digest: str) -> Path:
+    """Where the page keeps the small form of a picture, in the folder of an index."""
+    return place / SMALL / digest[:2] / f"{digest}.jpg"
 
 
 class Index:
@@ -257,10 +264,15 @@ class Index:
     def forget_gone(self) -> int:
         """Remove pictures that are no longer there; returns how many could be found before."""
         with self._transaction() as database:
-            count = database.execute("SELECT count(*) FROM pictures WHERE gone AND row IS NOT NULL").fetchone()[0]
+            left = database.execute("SELECT digest, row FROM pictures WHERE gone").fetchall()
             database.execute("DELETE FROM pictures WHERE gone")
+            still = "SELECT 1 FROM pictures WHERE digest = ?"
+            unused = [digest for digest, _ in left if database.execute(still, (digest,)).fetchone() is None]
+        for digest in unused:
+            with suppress(OSError):  # the page may be sending it
+                small_picture(self.place, digest).unlink(missing_ok=True)
         self._compact()
-        return count
+        return sum(row is not None for _, row in left)
 
     def sweep(self) -> None:
         """Remove files of vectors that are not used. Windows keeps those that another process reads: next time."""

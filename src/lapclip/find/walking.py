@@ -14,6 +14,8 @@ from lapclip.errors import DataError
 
 LEFT_OUT = ("@eaDir", "$RECYCLE.BIN", "__MACOSX")
 """Folders in which other programs keep previews and what was thrown away."""
+LIBRARIES = (".photoslibrary", ".aplibrary", ".lrdata")
+"""How folders end in which programs for photos keep originals and previews side by side, under names of their own."""
 RUN_FILES = ("run.toml", "events.jsonl")
 """What tells a run's folder: the small pictures in it are lapclip's, not the user's."""
 
@@ -68,7 +70,9 @@ def walk(folder: Path) -> Walked:
     return walked
 
 
-def _pictures(folder: Path, inside: str, seen: set[tuple[int, int]], walked: Walked) -> Iterator[tuple[str, Stamp]]:
+def _pictures(
+    folder: Path, inside: str, seen: set[tuple[int, int | str]], walked: Walked
+) -> Iterator[tuple[str, Stamp]]:
     """One folder at a time from a list, because folders may lie deeper than calls can."""
     waiting = [inside]
     while waiting:
@@ -76,9 +80,11 @@ def _pictures(folder: Path, inside: str, seen: set[tuple[int, int]], walked: Wal
         place = folder / inside
         try:
             found = os.stat(place)
-            if (found.st_dev, found.st_ino) in seen:
+            # Some file systems number no folders; there the real path tells them apart.
+            real = (found.st_dev, found.st_ino) if found.st_ino else (0, os.path.realpath(place))
+            if real in seen:
                 continue
-            seen.add((found.st_dev, found.st_ino))
+            seen.add(real)
             with os.scandir(place) as listed:
                 entries = sorted(listed, key=lambda entry: entry.name)
         except FileNotFoundError:  # a folder that has just gone, or a link to nowhere
@@ -90,7 +96,7 @@ def _pictures(folder: Path, inside: str, seen: set[tuple[int, int]], walked: Wal
             continue
         folders = []
         for entry in entries:
-            if entry.name.startswith(".") or entry.name in LEFT_OUT:
+            if entry.name.startswith(".") or entry.name in LEFT_OUT or entry.name.lower().endswith(LIBRARIES):
                 continue
             path = os.path.join(inside, entry.name)
             try:

@@ -19,7 +19,8 @@ from PIL import Image
 from lapclip.data.catalogue import digest_of
 from lapclip.data.decoding import decode, look
 from lapclip.errors import DataError
-from lapclip.find.library import Entry, Library
+from lapclip.find.index import SMALL, Entry, small_picture
+from lapclip.find.library import Library
 
 SHORT_SIDE = 320
 """Of a small picture; a long one is at most twice as long."""
@@ -50,7 +51,7 @@ class Pictures:
     """Reads pictures by what the index knows of them. Threads may share it."""
 
     def __init__(self, library: Library) -> None:
-        self._library, self._kept = library, library.place / "small"
+        self._library, self._kept = library, library.place / SMALL
         threading.Thread(target=self._make_room, daemon=True).start()
 
     def is_there(self, entry: Entry) -> bool:
@@ -64,7 +65,7 @@ class Pictures:
 
     def small(self, entry: Entry) -> Sent | None:
         """A small JPEG; None where the file is gone, changed, or cannot be decoded any more."""
-        path = self._kept / entry.digest[:2] / f"{entry.digest}.jpg"
+        path = small_picture(self._library.place, entry.digest)
         if not self.is_there(entry):
             return None
         with contextlib.suppress(OSError):
