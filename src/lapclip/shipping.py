@@ -162,6 +162,7 @@ def write_coreml(embedder: Embedder, to: str, folder: Path, pairs: Checked, show
     coreml.write_packages(embedder, folder, shown.tell, small=small)
     shown.tell("verifying the packages")
     structure = coreml_structure.verify(folder, embedder, small=small)
+    notes += coreml_structure.said_of(structure)
     captions = [options[0] for options in pairs.held_out.captions[:5]]
     rows = [{"caption": text, "symbols": embedder.tokenizer.encode(text, embedder.context)} for text in captions]
     (folder / EXAMPLES).write_text(json.dumps(rows, indent=1, ensure_ascii=False), encoding="utf-8", newline="\n")

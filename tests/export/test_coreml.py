@@ -31,7 +31,7 @@ def test_packages_have_the_form_and_the_weights_that_were_meant(to: str, tmp_pat
     small = to == "coreml-int8"
     for tower, found in result["structure"].items():
         assert found["weights"] >= 6, tower
-        assert found["found"] == found["numbers"], tower
+        assert found["found"] == found["numbers"] >= 0.9 * found["large"], tower
     assert result["weights_bytes"] < (0.5 if small else 0.7) * result["weights_bytes_before"]
     about = json.loads((tmp_path / "lapclip.json").read_text())
     rows = json.loads((tmp_path / "examples.json").read_text(encoding="utf-8"))
@@ -48,7 +48,8 @@ def test_packages_have_the_form_and_the_weights_that_were_meant(to: str, tmp_pat
     # Another model of the same shape is noticed: its weights are not those of the package.
     for parameter in ours.model.parameters():
         parameter.data.add_(0.5)
-    assert all(found["found"] == 0 for found in verify(tmp_path, ours, small=small).values())
+    with pytest.raises(WeightsError, match="numbers of the image tower 0 are in its package"):
+        verify(tmp_path, ours, small=small)
     ours.context += 1
     with pytest.raises(WeightsError, match="another form"):
         verify(tmp_path, ours, small=small)

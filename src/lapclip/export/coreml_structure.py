@@ -16,16 +16,34 @@ from lapclip.export.graphs import OUTPUT
 CLOSE = {False: 1e-3, True: 1.01 / 127}
 """How much a weight may differ, as a share of the largest in its row: float16 keeps 11 bits, a byte 8."""
 
+LEAST = 0.9
+"""The share of a tower's large weights, by their numbers, that its package must have room for."""
+
 
 def verify(folder: Path, embedder: Embedder, *, small: bool) -> dict[str, Any]:
-    """Raises where a package is not what was meant; else how many of the tower's numbers were found in it again."""
+    """Raises where a package is not what was meant; else how many of its numbers are the tower's own."""
     ct = coremltools()
     found = {}
     for tower, module in (("image", embedder.model.image), ("text", embedder.model.text)):
         made = ct.models.MLModel(str(folder / f"{tower}.mlpackage"), skip_model_load=True)
         _verify_interface(made.get_spec().description, tower, embedder)
         found[tower] = _share_found(module, _weights(made), CLOSE[small])
+        numbers, large = found[tower]["numbers"], found[tower]["large"]
+        if large and (not found[tower]["found"] or numbers < LEAST * large):
+            raise WeightsError(
+                f"Of {large:,} numbers of the {tower} tower {found[tower]['found']:,} are in its package, which has "
+                f"{numbers:,}. Nothing was kept."
+            )
     return found
+
+
+def said_of(structure: dict[str, Any]) -> list[str]:
+    """What was found again, for people; a converter may fold a norm into a weight, which is then another."""
+    return [
+        f"{found['found']:,} of the {found['numbers']:,} numbers in the {tower} package are the model's own, "
+        f"which has {found['large']:,} such"
+        for tower, found in structure.items()
+    ]
 
 
 def _verify_interface(description: Any, tower: str, embedder: Embedder) -> None:
@@ -53,14 +71,19 @@ def _weights(made: Any) -> list[np.ndarray]:
 
 
 def _share_found(tower: nn.Module, weights: list[np.ndarray], close: float) -> dict[str, Any]:
-    """Each large weight of the package has to be one of the tower's, or some rows of one, as it is or transposed."""
+    """Which large weights of the package are one of the tower's, or some rows of one, as it is or transposed."""
     known = [part.detach().float().numpy() for part in tower.parameters() if part.numel() >= ENOUGH]
     rows = [matrix for part in known for matrix in _readings(part)]
     numbers = 0
     for weight in weights:
         if any(_holds(matrix, reading, close) for reading in _readings(weight) for matrix in rows):
             numbers += weight.size
-    return {"weights": len(weights), "numbers": int(sum(weight.size for weight in weights)), "found": int(numbers)}
+    return {
+        "weights": len(weights),
+        "numbers": int(sum(weight.size for weight in weights)),
+        "found": int(numbers),
+        "large": int(sum(part.size for part in known)),
+    }
 
 
 def _readings(part: np.ndarray) -> list[np.ndarray]:
