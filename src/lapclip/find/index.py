@@ -165,13 +165,13 @@ class Index:
     # -- what it says ------------------------------------------------------------------------------------------------
 
     def about(self, name: str) -> str | None:
-        found = self._rows("SELECT value FROM about WHERE name = ?", (name,))
+        found = self.rows("SELECT value FROM about WHERE name = ?", (name,))
         return found[0][0] if found else None
 
     def entries(self, where: str = "1", values: Sequence[object] = ()) -> list[Entry]:
         """Pictures in the order of their numbers."""
-        found = self._rows(f"SELECT {COLUMNS} FROM pictures WHERE {where} ORDER BY number", values)
-        return [_entry(row) for row in found]
+        found = self.rows(f"SELECT {COLUMNS} FROM pictures WHERE {where} ORDER BY number", values)
+        return [entry_of(row) for row in found]
 
     def entry(self, number: int) -> Entry | None:
         """A picture that can be found; None where there is none of this number."""
@@ -180,7 +180,7 @@ class Index:
 
     def count(self) -> int:
         """Pictures that can be found."""
-        return self._rows("SELECT count(*) FROM pictures WHERE row IS NOT NULL AND NOT gone")[0][0]
+        return self.rows("SELECT count(*) FROM pictures WHERE row IS NOT NULL AND NOT gone")[0][0]
 
     def snapshot(self, model: str) -> tuple[Table, np.ndarray]:
         """All pictures that can be found, and the vectors of all rows, memory-mapped: as they are at one moment.
@@ -198,7 +198,7 @@ class Index:
 
     def table(self) -> Table:
         """All pictures that can be found."""
-        found = self._rows(
+        found = self.rows(
             "SELECT number, row, coalesce(taken, modified / 1e9) FROM pictures WHERE row IS NOT NULL AND NOT gone "
             "ORDER BY row"
         )
@@ -347,7 +347,22 @@ class Index:
             assert self._database is not None, "open it first"
             self._database.execute(statement, values)
 
-    def _rows(self, statement: str, values: Sequence[object] = ()) -> list[tuple]:
+    def run_script(self, statements: str) -> None:
+        """Make temporary tables, which other processes do not see."""
+        with self._turn:
+            assert self._database is not None, "open it first"
+            try:
+                self._database.executescript(statements)
+            except sqlite3.Error as error:
+                raise _cannot_write(self.place, error) from error
+
+    def change_many(self, statement: str, values: Sequence[Sequence[object]]) -> None:
+        """The same change for each of some values, all of them or none."""
+        with self._transaction("BEGIN") as database:
+            database.executemany(statement, values)
+
+    def rows(self, statement: str, values: Sequence[object] = ()) -> list[tuple]:
+        """What a question in SQL gives."""
         with self._turn:
             assert self._database is not None, "open it first"
             try:
@@ -356,7 +371,8 @@ class Index:
                 raise _cannot_write(self.place, error) from error
 
 
-def _entry(row: tuple) -> Entry:
+def entry_of(row: tuple) -> Entry:
+    """A row with `COLUMNS`, as what it is."""
     number, path, *rest, gone = row
     return Entry._make((number, os.fsdecode(path), *rest, bool(gone)))
 

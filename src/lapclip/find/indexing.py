@@ -7,16 +7,16 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
 from lapclip.errors import DataError
 from lapclip.find.ahead import made_ahead
+from lapclip.find.before import Before
 from lapclip.find.encoder import Encoder
 from lapclip.find.index import Entry, Index
 from lapclip.find.reading import Read, heic_is_unknown, read_picture
-from lapclip.find.walking import Stamp, Walked, walk
+from lapclip.find.walking import Stamp, Walked, pictures_under
 from lapclip.machine.facts import logical_cores
 
 SAVED_EVERY = 1.0
@@ -38,14 +38,6 @@ class Indexed:
     unreadable: list[tuple[str, str]] = field(default_factory=list)
     """Path in the folder, and why."""
     notes: list[str] = field(default_factory=list)
-
-
-class _Old(NamedTuple):
-    """What the index has for the bytes of a file."""
-
-    entry: Entry
-    free: bool
-    """Whether its file is gone, so that its number can go to the one that has its bytes now."""
 
 
 def bring_up_to_date(
@@ -90,18 +82,17 @@ class _Indexer:
         self.saved = time.monotonic()
 
     def work(self, told: Callable[[int, int], None]) -> None:
-        walked = walk(self.folder)
-        known = {entry.path: entry for entry in self.index.entries()}
-        self._check_not_empty(walked, known)
-        work, gone = self._compare(walked, known)
-        self.index.mark_gone(gone)
-        self.by_digest = self._old_vectors(known, set(gone))
-        total, done = len(walked.pictures), len(walked.pictures) - len(work)
+        walked = Walked()
+        self.before = Before(self.index, pictures_under(self.folder, walked))
+        self._check_not_empty(walked)
+        self.index.mark_gone(self.before.note_gone(walked.hides))
+        total = self.before.files
+        self.passed = total - self.before.count_to_read()
         try:
-            for batch in _batches(self._read_ahead(work), self.encoder.batch):
-                done += len(batch)
+            for batch in _batches(self._read_ahead(), self.encoder.batch):
+                self.passed += len(batch)
                 self._take(batch)
-                told(done, total)
+                told(self.passed, total)
             self._save()
         except KeyboardInterrupt:
             self._save()
@@ -113,51 +104,35 @@ class _Indexer:
             some = ", ".join(walked.closed[:3])
             self.found.notes.append(f"{len(walked.closed):,} folders could not be looked into: {some}.")
 
-    def _check_not_empty(self, walked: Walked, known: dict[str, Entry]) -> None:
-        if walked.pictures or walked.closed:
+    def _check_not_empty(self, walked: Walked) -> None:
+        if self.before.files or walked.closed:
             return
-        if known:  # a disk that is not there looks like this, and its index took long to make
+        if self.before.pictures:  # a disk that is not there looks like this, and its index took long to make
             raise DataError(
-                f"There is no picture in {self.folder}, where {len(known):,} were before. Its index is kept.",
+                f"There is no picture in {self.folder}, where {self.before.pictures:,} were before. Its index is kept.",
                 hint=f"is its disk there? If they are gone for good, remove {self.index.place}",
             )
         raise DataError(f"There is no picture in {self.folder}.", hint="a folder with JPEG, PNG, WebP or HEIC files")
 
-    def _compare(self, walked: Walked, known: dict[str, Entry]) -> tuple[list[tuple[str, Stamp]], list[int]]:
-        """Files to read, and numbers of pictures that are no longer there."""
-        work = []
-        for path, stamp in walked.pictures.items():
-            entry = known.get(path)
-            same = entry is not None and not entry.gone and (entry.bytes, entry.modified) == stamp
-            if same and entry is not None and (entry.row is not None or entry.reason):
-                continue
+    def _to_read(self) -> Iterator[tuple[str, Stamp]]:
+        for path, stamp in self.before.to_read():
             if heic_is_unknown(path):
                 self.found.unreadable.append((path, NO_HEIC))
-                continue
-            work.append((path, stamp))
-        gone = [e.number for path, e in known.items() if path not in walked.pictures and not walked.hides(path)]
-        return work, gone
+                self.passed += 1
+            else:
+                yield path, stamp
 
-    def _old_vectors(self, known: dict[str, Entry], gone: set[int]) -> dict[str, _Old]:
-        """By the hash of their bytes; those whose file is gone come first, because they want a new one."""
-        old: dict[str, _Old] = {}
-        for entry in known.values():
-            if entry.row is None:
-                continue
-            free = entry.gone or entry.number in gone
-            if free or entry.digest not in old:
-                old[entry.digest] = _Old(entry, free)
-        self.by_path = known
-        return old
-
-    def _read_ahead(self, work: Sequence[tuple[str, Stamp]]) -> Iterator[tuple[str, Read]]:
+    def _read_ahead(self) -> Iterator[tuple[str, Read]]:
         """Files in order, read in threads a few batches ahead."""
-        view, has_vector = self.encoder.view, self.by_digest.__contains__
+        view = self.encoder.view
+
+        def has_vector(digest: str) -> bool:
+            return self.before.with_bytes(digest) is not None
 
         def read(item: tuple[str, Stamp]) -> tuple[str, Read]:
             return item[0], read_picture(self.folder / item[0], item[1], view, has_vector)
 
-        return made_ahead(read, work, AHEAD * self.encoder.batch, logical_cores())
+        return made_ahead(read, self._to_read(), AHEAD * self.encoder.batch, logical_cores())
 
     def _take(self, batch: Sequence[tuple[str, Read]]) -> None:
         """Vectors for what was read, and what there is to say of the rest."""
@@ -175,7 +150,7 @@ class _Indexer:
             self._save()
 
     def _judged(self, path: str, read: Read, vector: np.ndarray | None) -> tuple[Entry, np.ndarray | None]:
-        before = self.by_path.get(path)
+        before = self.before.at(path)
         entry = Entry(before.number if before else 0, path, *read.stamp, read.digest)
         entry = entry._replace(taken=read.taken, width=read.width, height=read.height)
         if read.reason:
@@ -189,13 +164,14 @@ class _Indexer:
 
     def _known(self, entry: Entry, before: Entry | None) -> tuple[Entry, np.ndarray | None]:
         """A file whose bytes have a vector: touched, renamed, or a copy of another."""
-        old = self.by_digest[entry.digest]
+        old = self.before.with_bytes(entry.digest)
+        assert old is not None, "what was there when the pass began stays there"
         entry = entry._replace(taken=old.entry.taken, width=old.entry.width, height=old.entry.height)
         self.found.moved += 1
         if before is not None and before.digest == entry.digest and before.row is not None:
             return entry._replace(row=before.row), None
         if old.free:
-            self.by_digest[entry.digest] = _Old(old.entry, free=False)
+            self.before.take(old.entry.number)
             return entry._replace(number=old.entry.number, row=old.entry.row), None
         return entry, np.array(self.index.vectors()[old.entry.row])
 

@@ -63,11 +63,15 @@ def walk(folder: Path) -> Walked:
         what = "is not a folder" if folder.exists() else "does not exist"
         raise DataError(f"{folder} {what}.", hint="lapclip search FOLDER, with a folder of pictures")
     walked = Walked()
-    for path, stamp in _pictures(folder, "", set(), walked):
-        walked.pictures[path] = stamp
+    walked.pictures.update(pictures_under(folder, walked))
+    return walked
+
+
+def pictures_under(folder: Path, walked: Walked) -> Iterator[tuple[str, Stamp]]:
+    """The same one by one; folders that cannot be looked into are noted."""
+    yield from _pictures(folder, "", set(), walked)
     if "" in walked.closed:
         raise DataError(f"{folder} cannot be looked into.", hint="a folder that you may read")
-    return walked
 
 
 def _pictures(
