@@ -35,6 +35,7 @@ from lapclip.export.description import EXAMPLES, describe, write_description, wr
 from lapclip.export.engine import open_export
 from lapclip.export.folder import EXPORTED, check_free, written_whole
 from lapclip.export.packages import needs
+from lapclip.machine.load import busy_cores
 from lapclip.randomness import generator
 from lapclip.scoring import Subject, Wanted, find_subject
 
@@ -204,11 +205,13 @@ def _check(embedder: Embedder, exported: Encoder, pairs: Checked, shown: Shown) 
 def _compared(
     embedder: Embedder, exported: Encoder, before: Embedded, after: Embedded, pairs: Checked, shown: Shown
 ) -> dict[str, Any]:
+    busy = busy_cores()
     timed = latencies(embedder, exported, typical_inputs(embedder, pairs.held_out), shown.tell)
     return {
         "checked_on": pairs.words,
         **compare(before, after),
         "latency": timed,
+        "busy": busy,
         "ms_before": both_towers(timed, "ms_before"),
         "ms_after": both_towers(timed, "ms_after"),
     }

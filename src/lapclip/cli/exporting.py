@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -69,7 +70,8 @@ def _account(result: dict[str, Any]) -> list[str]:
             "table before you use it.[/bold red]"
         )
     readme = escape(str(place / "README.md"))
-    following = {"onnx": f"python {place / 'example.py'} PICTURE CAPTION ...; ", "core": ""}
-    known = following.get(result["format"][:4], f"{typed(f'eval {place} DATA')}; ")
+    example, folder = shlex.quote(str(place / "example.py")), shlex.quote(str(place))
+    following = {"onnx": f"python {example} PICTURE CAPTION ...; ", "core": ""}
+    known = following.get(result["format"][:4], f"{typed(f'eval {folder} DATA')}; ")
     lines.append(f"Next: {escape(known)}{readme} says how others load it")
     return lines

@@ -14,6 +14,7 @@ from rich.markup import escape
 
 from lapclip.cli.output import Common, emit, typed
 from lapclip.cli.progress import display
+from lapclip.errors import SearchError
 
 if TYPE_CHECKING:
     from lapclip.find.library import Hit, Library
@@ -24,7 +25,7 @@ LISTED = 5
 
 def search(
     folder: Path,
-    query: str | None = None,
+    query: Annotated[str | None, Parameter(allow_leading_hyphen=True)] = None,
     /,
     *,
     like: Annotated[Path | None, Parameter(show_default=False)] = None,
@@ -95,6 +96,10 @@ def search(
     oldest = asking.parse_since(since) if since is not None else None
     if like is None and query is not None and walking.is_picture(query) and Path(query).is_file():
         like, query = Path(query), None
+    if query is not None and query.startswith("--"):  # one dash is a word that is not wanted
+        raise SearchError(f"Unknown option: {query}.", hint="lapclip search --help")
+    if query is not None and walking.is_picture(query):
+        raise SearchError(f"There is no picture {query}.", hint="a picture's path, or words without such an ending")
 
     from lapclip.find.library import open_library
 

@@ -63,8 +63,9 @@ def train(
     data
         Pictures with captions: a folder, a table, a pattern of shards, `emoji` or `scenes`. Without it: scenes.
     recipe
-        A recipe's name (first-run, photos, seed, seed-gpu; from pretrained weights: heads, last-blocks, lora, full) or
-        a TOML file; without it, photos for your own data, else first-run; with --from, by how many pictures there are.
+        A recipe's name (first-run, photos, seed, seed-gpu; from pretrained weights: heads, last-blocks, lora, full;
+        from a teacher: distil) or a TOML file; without it, photos for your own data, else first-run; with --from, by
+        how many pictures there are.
         Example: lapclip train --recipe seed
     start
         The model to go on from: a run, published weights (a file, a folder, a name on the Hugging Face hub). Example:

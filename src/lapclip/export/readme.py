@@ -49,27 +49,29 @@ def table_lines(result: dict[str, Any]) -> list[str]:
     """The check as a table: what was lost, what was gained."""
     lines = [f"on {result['checked_on']}"]
     low, high = result["intervals"]["recall_before"]
-    lines.append(f"{'':<24}{'before':>10}{'after':>10}")
+    lines.append(f"{'':<30}{'before':>10}{'after':>10}")
     after = result["recall_after"]
     there = f"{after:>10.1%}" if after is not None else f"{'-':>10}"
     said = ""
     if after is not None:
         said = "   95 % interval after {:.1%} to {:.1%}".format(*result["intervals"]["recall_after"])
     lines.append(
-        f"{'text-to-image R@1':<24}{result['recall_before']:>10.1%}{there}   before {low:.1%} to {high:.1%}{said}"
+        f"{'text-to-image R@1':<30}{result['recall_before']:>10.1%}{there}   before {low:.1%} to {high:.1%}{said}"
     )
     before, now = result["weights_bytes_before"], result["weights_bytes"]
-    lines.append(f"{'size, MB':<24}{before / 1e6:>10.2f}{now / 1e6:>10.2f}   {before / now:.2f}x smaller")
+    lines.append(f"{'size, MB':<30}{before / 1e6:>10.2f}{now / 1e6:>10.2f}   {before / now:.2f}x smaller")
     for row in result["latency"]:
         what = f"{row['tower']} tower, {row['batch']} at once"
         lines.append(
-            f"{what + ', ms':<24}{row['ms_before']:>10.2f}{row['ms_after']:>10.2f}   {row['ratio']:.2f}x torch"
+            f"{what + ', ms':<30}{row['ms_before']:>10.2f}{row['ms_after']:>10.2f}   {row['ratio']:.2f}x torch"
         )
     if result["latency"]:
         speed = result["ms_before"] / result["ms_after"]
         lines.append(
-            f"{'both, one at once, ms':<24}{result['ms_before']:>10.2f}{result['ms_after']:>10.2f}   {speed:.2f}x torch"
+            f"{'both, one at once, ms':<30}{result['ms_before']:>10.2f}{result['ms_after']:>10.2f}   {speed:.2f}x torch"
         )
+    if result.get("busy"):
+        lines.append(f"times: {result['busy']}")
     for tower, close in (result["cosine"] or {}).items():
-        lines.append(f"{f'cosine, {tower} tower':<24}{'mean':>10}{close['mean']:>10.5f}   worst {close['worst']:.5f}")
+        lines.append(f"{f'cosine, {tower} tower':<30}{'mean':>10}{close['mean']:>10.5f}   worst {close['worst']:.5f}")
     return lines

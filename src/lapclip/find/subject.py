@@ -38,6 +38,8 @@ def choose_subject(model: str | None) -> Subject:
         above = Path(model).absolute().parents  # runs/NAME/model is a run's, and so is runs/NAME/exported/onnx
         run = next((Run(folder) for folder in above[:2] if (folder / "run.toml").exists()), None)
         return Subject(Path(model), run, "asked for")
+    if Path(model).is_file():
+        raise RunError(f"{model} is no model that lapclip reads.", hint=PRETRAINED)
     run = find_run(model)
     if not is_model(run.path):
         raise RunError(f"{run.path} holds no model (yet).", hint="lapclip runs")

@@ -61,7 +61,8 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], str]:
     # What torch has to say about a file that is none of its own would mean nothing to a user.
     except (zipfile.BadZipFile, EOFError, KeyError, IndexError, TypeError, ValueError, RuntimeError):
         raise WeightsError(
-            f"{path} is no whole file of tensors that torch or safetensors wrote.", hint="download or copy it again"
+            f"{path} is no file of tensors that torch or safetensors wrote, or not the whole of one.",
+            hint="the file of weights itself; where it is that, download or copy it again",
         ) from None
 
 

@@ -63,6 +63,8 @@ def embed(tower, inputs):
 
 
 if __name__ == "__main__":
+    if len(sys.argv) < 3:
+        sys.exit("python example.py PICTURE CAPTION [CAPTION ...]")
     picture, *captions = sys.argv[1:]
     pictures_embedded = embed("image", middle_square(picture)[None])
     captions_embedded = embed("text", symbols(captions))
