@@ -9,27 +9,33 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
+from torch import nn
 
 import lapclip
 from lapclip.data.pairs import Pairs
 from lapclip.data.pixels import middle_square
 from lapclip.embedder import Embedder
 from lapclip.errors import WeightsError
+from lapclip.export import quantising
 from lapclip.export.checking import cosines
 from lapclip.export.choosing import FLOAT, Tried, choose
 from lapclip.export.description import describe, write_description, write_tokenizers
-from lapclip.export.engine import open_export
+from lapclip.export.engine import Session, open_export
+from lapclip.export.graphs import write_graph
 from lapclip.export.packages import EXTRAS, needs
+from lapclip.export.quantising import Way, ladder, prepare, quantise
 from lapclip.export.readme import EXAMPLES
 from lapclip.export.towers_in_onnx import interface, write_float, write_small
 from lapclip.model.zoo import SHAPES
 from lapclip.shipping import Checked, Shown, write_onnx
 
-from ..networks import tiny_text
+from ..networks import TinyImage, tiny_text
 from ..pretrained.test_towers import both
 from ..weights.made import CAPTIONS, SHAPE, characters, embedder
 
@@ -113,6 +119,68 @@ def test_int8_is_smaller_and_close(exported: tuple[Embedder, Path], tmp_path: Pa
         if about["numbers"] != FLOAT:
             small, large = (folder / f"{tower}.onnx" for folder in (tmp_path, plain))
             assert small.stat().st_size < 0.7 * large.stat().st_size  # these are too small for the graph not to count
+
+
+def ways_tried(ours: Embedder, folder: Path) -> dict[str, tuple[str, dict[str, float]]]:
+    """What was taken for each tower, and the cosine of each way that was tried."""
+    chosen = write_small(ours, folder, Pairs(PICTURES, [(WORDS[at % 4],) for at in range(32)]), quiet)
+    return {
+        tower: (about["numbers"], {one["way"]: one["cosine"] for one in about["tried"]})
+        for tower, about in chosen.items()
+    }
+
+
+def test_products_stay_in_float32_where_the_others_keep_the_embeddings(tmp_path: Path) -> None:
+    ours = foreign(tmp_path)
+    blocks: list[Any] = [part for part in ours.model.text.modules() if hasattr(part, "intermediate")]
+    assert len(blocks) == 3
+    with torch.no_grad():
+        for block in blocks:
+            wide, narrow = block.intermediate.dense, block.output.dense
+            wide.weight.mul_(20)
+            narrow.weight.mul_(20)
+            wide.bias[0] = 200  # one number that dwarfs those beside it, and hardly counts
+            narrow.weight[:, 0].mul_(1e-4)
+    numbers, found = ways_tried(ours, tmp_path)["text"]
+    assert max(found["dynamic"], found["static"]) < 0.99
+    assert numbers == "int8, dynamic without narrowing products"
+    assert found["dynamic without narrowing products"] > 0.9955
+
+
+def test_weights_alone_are_rounded_where_nothing_else_keeps_the_embeddings(tmp_path: Path) -> None:
+    ours = both(tiny_text(tmp_path / "bert"))[1]
+    network: Any = next(part for part in ours.model.image.modules() if isinstance(part, TinyImage))
+    with torch.no_grad():
+        network.stem.weight[0].mul_(1e4)  # a channel of another scale than the others, which later parts undo
+        for part in (network.after, *(stage.convolution for stage in network.stages)):
+            part.weight[:, 0].mul_(1e-4)
+    numbers, found = ways_tried(ours, tmp_path)["image"]
+    assert numbers == "int8, weights"
+    assert [*found] == [FLOAT, *(str(way) for step in ladder(tmp_path / "tried" / "image.onnx") for way in step)]
+    assert all(cosine < 0.99 for way, cosine in found.items() if way.startswith("static"))
+    small, large = (tmp_path / path for path in ("image.onnx", "tried/image.onnx"))
+    assert small.stat().st_size < 0.7 * large.stat().st_size
+
+
+def test_what_bounds_a_product_is_rounded_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    layers = [part for _ in range(4) for part in (nn.Conv2d(8, 8, 3), nn.Hardtanh(0.0, 1.0))]
+    network = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(2), nn.Flatten())
+    with torch.no_grad():
+        for part in network.parameters():
+            part.mul_(8)  # most of what a product gives is cut off
+    pixels = torch.rand(32, 8, 16, 16)
+    own = network(pixels).detach().numpy()
+    write_graph(network, "image", pixels[:2], 0, tmp_path / "plain.onnx")
+    prepare(tmp_path / "plain.onnx", tmp_path / "image.onnx")
+
+    def cosine() -> float:
+        quantise(tmp_path / "image.onnx", Way("static"), tmp_path / "small.onnx", pixels.numpy())
+        return cosines(own, Session(tmp_path / "small.onnx")(pixels.numpy()))["mean"]
+
+    together = cosine()
+    monkeypatch.setattr(quantising, "BOUNDS", ())
+    assert 1 - together < 0.5 * (1 - cosine())
 
 
 def tried(way: str, cosine: float, lost: float, ms: float) -> Tried:

@@ -7,17 +7,23 @@ from typing import Any
 
 import numpy as np
 
-FEWEST, MOST = 512, 200_000
-"""Numbers of a table that is worth a byte each, and above which turning it back on every call would take time."""
+FEWEST = 512
+"""Numbers of a table that is worth storing in fewer bytes."""
+DELICATE = 32_768
+"""Numbers of a convolution's weights below which a byte each loses more than it saves: early ones, one a channel."""
+PRODUCTS = ("Conv", "MatMul", "Gemm")
 
 
-def make_compact(path: Path) -> None:
-    """Rewrite a graph so that it computes the same from fewer bytes."""
+def make_compact(path: Path, *, weights: bool = False) -> None:
+    """Rewrite a graph so that it computes the same from fewer bytes.
+
+    Weights of products that are in float32 are stored in two bytes each; with `weights`, in one.
+    """
     import onnx
 
     model = onnx.load(path)
     graph = model.graph
-    _tables_in_bytes(graph)
+    _store_small(graph, weights=weights)
     _short_names(graph)
     _tidy(model)
     onnx.save(model, path)
@@ -41,37 +47,55 @@ def _tidy(model: Any) -> None:
     model.opset_import.extend(kept)
 
 
-def _tables_in_bytes(graph: Any) -> None:
-    """Positions and the like, a byte a number and a scale a row, turned back where they are used."""
+def _store_small(graph: Any, *, weights: bool) -> None:
+    """Weights, positions and the like in fewer bytes, turned back when the engine opens the file.
+
+    The engine does a cast and a product of constants once; it would repeat a DequantizeLinear on every call.
+    """
     import onnx
     from onnx import numpy_helper
 
-    made, added = [], []
+    products = {node.input[1] for node in graph.node if node.op_type in PRODUCTS}
+    made = []
     for tensor in list(graph.initializer):
-        if (
-            tensor.data_type != onnx.TensorProto.FLOAT
-            or not FEWEST <= np.prod(tensor.dims) <= MOST
-            or len(tensor.dims) < 2
-        ):
+        if tensor.data_type != onnx.TensorProto.FLOAT or np.prod(tensor.dims) < FEWEST or len(tensor.dims) < 2:
             continue
-        values = numpy_helper.to_array(tensor)
-        rows = values.reshape(-1, values.shape[-1])
-        scale = (np.abs(rows).max(axis=1).clip(1e-12) / 127).astype(np.float32)
-        if len(rows) == 1 or rows.shape[1] < 16:  # a scale each would take what the bytes save
+        values, name = numpy_helper.to_array(tensor), tensor.name
+        convolves = values.ndim == 4
+        rows = values.reshape(len(values), -1) if convolves else values.reshape(-1, values.shape[-1])
+        coarse = weights and not (convolves and values.size < DELICATE) if name in products else True
+        if coarse and len(rows) > 1 and rows.shape[1] >= 16:  # else a scale each would take what the bytes save
+            stored, steps = _in_bytes(rows, values.shape, name)
+        elif name in products and np.abs(values).max() < np.finfo(np.float16).max:
+            stored = [numpy_helper.from_array(values.astype(np.float16), f"{name}.half")]
+            steps = [onnx.helper.make_node("Cast", [f"{name}.half"], [name], to=onnx.TensorProto.FLOAT)]
+        else:
             continue
-        small = np.round(rows / scale[:, None]).astype(np.int8)
-        name = tensor.name
         graph.initializer.remove(tensor)
-        added += [numpy_helper.from_array(small, f"{name}.bytes"), numpy_helper.from_array(scale, f"{name}.scale")]
-        flat = name if rows.shape == values.shape else f"{name}.rows"
-        made.append(onnx.helper.make_node("DequantizeLinear", [f"{name}.bytes", f"{name}.scale"], [flat], axis=0))
-        if flat != name:
-            added.append(numpy_helper.from_array(np.array(values.shape, dtype=np.int64), f"{name}.shape"))
-            made.append(onnx.helper.make_node("Reshape", [flat, f"{name}.shape"], [name]))
-    graph.initializer.extend(added)
+        graph.initializer.extend(stored)
+        made += steps
     nodes = [*made, *graph.node]
     del graph.node[:]
     graph.node.extend(nodes)
+
+
+def _in_bytes(rows: np.ndarray, shape: tuple[int, ...], name: str) -> tuple[list[Any], list[Any]]:
+    """What is stored of rows, a byte a number and a scale a row, and the steps back to what has this name."""
+    import onnx
+    from onnx import numpy_helper
+
+    scale = (np.abs(rows).max(axis=1, keepdims=True).clip(1e-12) / 127).astype(np.float32)
+    small = np.round(rows / scale).astype(np.int8)
+    stored = [numpy_helper.from_array(small, f"{name}.bytes"), numpy_helper.from_array(scale, f"{name}.scale")]
+    flat = name if rows.shape == shape else f"{name}.rows"
+    steps = [
+        onnx.helper.make_node("Cast", [f"{name}.bytes"], [f"{name}.whole"], to=onnx.TensorProto.FLOAT),
+        onnx.helper.make_node("Mul", [f"{name}.whole", f"{name}.scale"], [flat]),
+    ]
+    if flat != name:
+        stored.append(numpy_helper.from_array(np.array(shape, dtype=np.int64), f"{name}.shape"))
+        steps.append(onnx.helper.make_node("Reshape", [flat, f"{name}.shape"], [name]))
+    return stored, steps
 
 
 def _short_names(graph: Any) -> None:

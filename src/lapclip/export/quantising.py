@@ -3,43 +3,91 @@
 dynamic   the weights of products are stored in a byte each, a scale a column; what they are multiplied with is rounded
           as it comes, with a scale of its own for each call
 static    the same for convolutions as well, with scales for what flows between them taken once from training pairs
+weights   weights are stored in a byte each and products are in float32: small, as fast as float32, and close to it
+
+The first two have steps in which some products stay in float32, for towers that lose too much otherwise.
 """
 
 from __future__ import annotations
 
 import logging
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from lapclip.export.compact import make_compact, make_tidy
 from lapclip.machine.processor import processor
 
-DYNAMIC, STATIC = "dynamic", "static"
+DYNAMIC, STATIC, WEIGHTS = "dynamic", "static", "weights"
+BOUNDS = ("Clip", "Relu")
+"""What follows a product and bounds it. Rounded with it, the scale is that of what is left, not of what is cut off."""
 NO_OVERFLOW = ("avx512_vnni", "avx_vnni", "amx_int8", "asimddp", "i8mm", "dotprod", "neon", "asimd")
 """Processors with one of these add products of bytes in 32 bits. Others by Intel and AMD do so in 16 and overflow."""
 AT_ONCE = 8
 """Pictures that static scales are taken from at a time."""
 
 
-def ways_for(graph: Path) -> list[str]:
-    """How a tower could be quantised: with convolutions static alone, because their dynamic form is slow."""
+@dataclass(frozen=True)
+class Way:
+    """A form of a tower in int8, and which of its products stay in float32."""
+
+    kind: str
+    first: int = 0
+    """One part in so many, from the input on: what these lose, all later ones see. 0 is none."""
+    narrowing: bool = False
+    """Those that bring many numbers to fewer, as after a wide activation, where a few numbers dwarf the others."""
+
+    def __str__(self) -> str:
+        left = [f"the first 1/{self.first} of products"] if self.first else []
+        left += ["narrowing products"] if self.narrowing else []
+        return f"{self.kind} without {' and '.join(left)}" if left else self.kind
+
+
+def ladder(graph: Path) -> list[list[Way]]:
+    """How a tower could be quantised: steps to try in this order until one keeps its embeddings.
+
+    With convolutions static alone, because their dynamic form is slow.
+    """
     import onnx
 
     kinds = {node.op_type for node in onnx.load(graph, load_external_data=False).graph.node}
-    return [STATIC] if "Conv" in kinds else [DYNAMIC, STATIC]
+    if "Conv" in kinds:
+        steps = [[Way(STATIC)], [Way(STATIC, first=8)], [Way(STATIC, first=4)]]
+    else:
+        both = [Way(DYNAMIC), Way(STATIC)]
+        steps = [both, [Way(DYNAMIC, narrowing=True)], [Way(DYNAMIC, first=4, narrowing=True)]]
+    return [*steps, [Way(WEIGHTS)]]
 
 
-def quantise(graph: Path, way: str, made: Path, inputs: np.ndarray) -> None:
+def quantise(graph: Path, way: Way, made: Path, inputs: np.ndarray) -> None:
     """Write a tower in int8. `inputs` are what static scales are taken from."""
     with _quietly():
-        if way == STATIC:
-            _static(graph, made, inputs)
+        if way.kind == STATIC:
+            _static(graph, way, made, inputs)
+        elif way.kind == DYNAMIC:
+            _dynamic(graph, way, made)
         else:
-            _dynamic(graph, made)
-    make_compact(made)
+            shutil.copyfile(graph, made)
+    make_compact(made, weights=way.kind == WEIGHTS)
+
+
+def _products(contents: Any, way: Way) -> tuple[list[Any], list[Any]]:
+    """Products with weights that are rounded, and those that stay, in order."""
+    sizes = {tensor.name: tuple(tensor.dims) for tensor in contents.initializer}
+    found = [node for node in contents.node if node.op_type in ("Conv", "MatMul", "Gemm") and node.input[1] in sizes]
+    few = len(found) // way.first if way.first else 0
+
+    def narrows(node: Any) -> bool:
+        return node.op_type == "MatMul" and sizes[node.input[1]][0] > sizes[node.input[1]][-1]
+
+    stay = [at < few or (way.narrowing and narrows(node)) for at, node in enumerate(found)]
+    rounded = [node for node, stays in zip(found, stay, strict=True) if not stays]
+    return rounded, [node for node, stays in zip(found, stay, strict=True) if stays]
 
 
 def prepare(graph: Path, made: Path) -> None:
@@ -60,13 +108,17 @@ def reduces_range() -> bool:
     return features is not None and not any(feature in NO_OVERFLOW for feature in features)
 
 
-def _dynamic(graph: Path, made: Path) -> None:
+def _dynamic(graph: Path, way: Way, made: Path) -> None:
+    import onnx
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
+    _, stay = _products(onnx.load(graph).graph, way)
     quantize_dynamic(
         graph,
         made,
         op_types_to_quantize=["MatMul"],
+        # The package makes a product named so of each Gemm before it looks at names.
+        nodes_to_exclude=[f"{node.name}_MatMul" if node.op_type == "Gemm" else node.name for node in stay],
         per_channel=True,
         reduce_range=reduces_range(),
         weight_type=QuantType.QInt8,
@@ -74,18 +126,15 @@ def _dynamic(graph: Path, made: Path) -> None:
     )
 
 
-def _static(graph: Path, made: Path, inputs: np.ndarray) -> None:
+def _static(graph: Path, way: Way, made: Path, inputs: np.ndarray) -> None:
     import onnx
     from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
 
     contents = onnx.load(graph).graph
     name = contents.input[0].name
-    constants = {tensor.name for tensor in contents.initializer}
-    products = [
-        node.name
-        for node in contents.node
-        if node.op_type == "Conv" or (node.op_type in ("MatMul", "Gemm") and node.input[1] in constants)
-    ]
+    rounded, _ = _products(contents, way)
+    results = {node.output[0] for node in rounded}
+    bounds = [node for node in contents.node if node.op_type in BOUNDS and node.input[0] in results]
 
     class Reader(CalibrationDataReader):
         def __init__(self) -> None:
@@ -100,7 +149,7 @@ def _static(graph: Path, made: Path, inputs: np.ndarray) -> None:
         made,
         Reader(),
         quant_format=QuantFormat.QDQ,
-        nodes_to_quantize=products,
+        nodes_to_quantize=[node.name for node in (*rounded, *bounds)],
         per_channel=True,
         reduce_range=reduces_range(),
         activation_type=QuantType.QUInt8,

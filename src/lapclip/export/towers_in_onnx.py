@@ -14,7 +14,7 @@ from lapclip.embedder import Embedder
 from lapclip.export.checking import Embedded
 from lapclip.export.choosing import FLOAT, as_json, choose, try_ways
 from lapclip.export.graphs import INPUTS, OUTPUT, samples, write_graph
-from lapclip.export.quantising import prepare, quantise, ways_for
+from lapclip.export.quantising import ladder, prepare, quantise
 from lapclip.export.towers import programs
 
 Tell = Callable[[str], None]
@@ -42,13 +42,17 @@ def write_small(embedder: Embedder, folder: Path, training: Pairs, tell: Tell) -
     truth = Embedded(embedder.encode_pixels(rows["image"]), embedder.encode_text(captions), np.arange(len(captions)))
     found = {}
     for tower, graph in graphs.items():
-        files = {FLOAT: graph}
-        for way in ways_for(graph):
-            tell(f"rounding the {tower} tower to int8, {way}")
-            files[way] = aside / f"{tower}.{way}.onnx"
-            quantise(graph, way, files[way], rows[tower])
-        tell(f"measuring the {tower} tower in int8")
-        tried = try_ways(tower, embedder, files, rows[tower], truth)
+        files, tried = {FLOAT: graph}, {}
+        for step in ladder(graph):
+            for way in step:
+                tell(f"rounding the {tower} tower to int8, {way}")
+                files[str(way)] = aside / f"{tower}.{len(files)}.onnx"
+                quantise(graph, way, files[str(way)], rows[tower])
+            tell(f"measuring the {tower} tower in int8")
+            new = {name: path for name, path in files.items() if name not in tried}
+            tried.update(try_ways(tower, embedder, new, rows[tower], truth))
+            if any(tried[str(way)].keeps for way in step):
+                break
         way, why = choose(tower, tried)
         shutil.copyfile(files[way], folder / f"{tower}.onnx")
         found[tower] = {"numbers": FLOAT if way == FLOAT else f"int8, {way}", "why": why, "tried": as_json(tried)}
