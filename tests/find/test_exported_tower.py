@@ -35,7 +35,7 @@ def run(exported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
     draw_many(tmp_path / "photos", 6)
     copy = tmp_path / "runs" / "mine"
     shutil.copytree(exported, copy)
-    checked(copy, passed=True, recall_before=0.5, recall_after=0.5)
+    checked(copy, passed=True, recall_before=0.5, recall_after=0.5, busy=None)
     return copy
 
 
@@ -62,8 +62,10 @@ def test_an_export_that_is_faster_and_no_worse_is_used(run: Path, tmp_path: Path
     assert uses_export(tmp_path, run)
 
 
-@pytest.mark.parametrize("change", [{"passed": False}, {"recall_after": 0.49}])
-def test_one_that_lost_something_is_not(run: Path, tmp_path: Path, change: dict[str, Any]) -> None:
+@pytest.mark.parametrize("change", [{"passed": False}, {"recall_after": 0.49}, {"busy": "others"}])
+def test_one_that_lost_something_or_was_timed_beside_others_is_not(
+    run: Path, tmp_path: Path, change: dict[str, Any]
+) -> None:
     checked(run, **change)
     assert not uses_export(tmp_path, run)
 
