@@ -7,6 +7,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
 from lapclip import __version__
 from lapclip.data.pixels import View
 from lapclip.data.tokenizers import Tokenizer, load_tokenizer, save_tokenizer
@@ -14,7 +16,6 @@ from lapclip.data.tokenizers.foreign import ForeignTokenizer
 from lapclip.embedder import Embedder
 from lapclip.errors import WeightsError
 from lapclip.export.tokenizer_files import others_tokenizer
-from lapclip.model.clip import CLIP
 from lapclip.weights.exported import DESCRIPTION
 from lapclip.weights.vocabulary import OURS
 
@@ -52,10 +53,10 @@ def describe(embedder: Embedder, to: str, towers: dict[str, dict[str, Any]]) -> 
     }
 
 
-def digest_of(model: CLIP) -> str:
-    """Tells whether a model is the one that was exported."""
+def digest_of(module: nn.Module) -> str:
+    """Tells whether weights are the same, by their names, sizes and values."""
     digest = hashlib.sha256()
-    for name, tensor in sorted(model.state_dict().items()):
+    for name, tensor in sorted(module.state_dict().items()):
         digest.update(f"{name} {tuple(tensor.shape)}".encode())
         digest.update(tensor.detach().cpu().contiguous().float().numpy().tobytes())
     return digest.hexdigest()[:32]

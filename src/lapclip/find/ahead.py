@@ -1,7 +1,6 @@
 """Work that threads do ahead of whoever wants its results: in one thread, and in more where that is too slow.
 
-More threads than are needed cost the model time where it computes on the same cores: 512 small pictures took 3.7 s of
-processor time with two threads, and 1.8 s with one, on a busy machine of two cores.
+More threads than are needed cost the model time where it computes on the same cores.
 """
 
 from __future__ import annotations

@@ -21,28 +21,24 @@ CGROUP = Path("/sys/fs/cgroup")
 
 def cache_folder() -> Path:
     """Where things that can be made again are kept: LAPCLIP_CACHE, or the system's place for caches."""
-    if chosen := os.environ.get("LAPCLIP_CACHE"):
-        return Path(chosen)
-    if chosen := os.environ.get("XDG_CACHE_HOME"):
-        return Path(chosen) / "lapclip"
-    if sys.platform == "darwin":
-        return Path.home() / "Library" / "Caches" / "lapclip"
-    if sys.platform == "win32":
-        return Path(os.environ.get("LOCALAPPDATA", Path.home() / "AppData" / "Local")) / "lapclip" / "cache"
-    return Path.home() / ".cache" / "lapclip"
+    return _own_folder("CACHE", mac="Caches", windows="cache", other=".cache")
 
 
 def data_folder() -> Path:
     """Where things are kept that take long to make again: LAPCLIP_DATA, or the system's place for a program's data."""
-    if chosen := os.environ.get("LAPCLIP_DATA"):
+    return _own_folder("DATA", mac="Application Support", windows="data", other=".local/share")
+
+
+def _own_folder(kind: str, *, mac: str, windows: str, other: str) -> Path:
+    if chosen := os.environ.get(f"LAPCLIP_{kind}"):
         return Path(chosen)
-    if chosen := os.environ.get("XDG_DATA_HOME"):
+    if chosen := os.environ.get(f"XDG_{kind}_HOME"):
         return Path(chosen) / "lapclip"
     if sys.platform == "darwin":
-        return Path.home() / "Library" / "Application Support" / "lapclip"
+        return Path.home() / "Library" / mac / "lapclip"
     if sys.platform == "win32":
-        return Path(os.environ.get("LOCALAPPDATA", Path.home() / "AppData" / "Local")) / "lapclip" / "data"
-    return Path.home() / ".local" / "share" / "lapclip"
+        return Path(os.environ.get("LOCALAPPDATA", Path.home() / "AppData" / "Local")) / "lapclip" / windows
+    return Path.home() / other / "lapclip"
 
 
 def machine_facts() -> dict[str, Any]:
