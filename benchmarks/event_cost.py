@@ -12,8 +12,8 @@ from itertools import pairwise
 from pathlib import Path
 from statistics import median
 
-from lapclip.records.events import Step
-from lapclip.records.store import EventLog, read_events
+from lapclip.runs.event_log import EventLog, read_events
+from lapclip.runs.events import Step
 
 
 def main(run: str) -> None:

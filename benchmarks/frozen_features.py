@@ -15,9 +15,9 @@ import time
 
 import torch
 
-from lapclip import preparing
+from lapclip.commands import run_setup as preparing
+from lapclip.commands.run_setup import build, make_plan
 from lapclip.machine.timing import Stopwatch, timed
-from lapclip.preparing import build, make_plan
 
 ROUNDS = 5
 

@@ -1,4 +1,4 @@
-"""The memory that `lapclip.train.memory` predicts for a run against the peak of a process that takes its steps.
+"""The memory that `lapclip.training.memory` predicts for a run against the peak of a process that takes its steps.
 
     python benchmarks/memory_prediction.py [--rows seed mini-bfloat16]
 
@@ -23,9 +23,9 @@ from lapclip.data.batches import Batch
 from lapclip.machine import devices
 from lapclip.machine.timing import Stopwatch
 from lapclip.model.clip import CLIP
-from lapclip.model.zoo import SHAPES
-from lapclip.train.graph import make_step
-from lapclip.train.memory import predict_bytes
+from lapclip.model.shapes import SHAPES
+from lapclip.training.cuda_graph import make_step
+from lapclip.training.memory import predict_bytes
 
 STEPS = 3
 

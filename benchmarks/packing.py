@@ -37,8 +37,8 @@ from open_clip_train.data import CsvDataset  # pyright: ignore[reportMissingImpo
 from PIL import Image
 from torch.utils.data import DataLoader
 
-from lapclip.data.decoding import decode
-from lapclip.data.packed import MIDDLE, WHOLE, pack
+from lapclip.data.decode import decode
+from lapclip.data.packed_store import MIDDLE, WHOLE, pack
 from lapclip.data.pixels import squeeze_picture, whole_side
 from lapclip.data.table import PictureFile
 from lapclip.machine.facts import logical_cores, source_commit

@@ -28,8 +28,8 @@ import torch
 from clip_benchmark.metrics import zeroshot_classification, zeroshot_retrieval
 from torch import Tensor
 
-from lapclip.evaluate.retrieval import RANKS, retrieval
-from lapclip.evaluate.zeroshot import class_embeddings, zeroshot
+from lapclip.evaluation.retrieval import RANKS, retrieval
+from lapclip.evaluation.zeroshot import class_embeddings, zeroshot
 
 TOLERANCE = 1e-6
 NEAR = 2e-7

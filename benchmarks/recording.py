@@ -12,10 +12,10 @@ from __future__ import annotations
 import sys
 from dataclasses import asdict, replace
 
+from lapclip.compare import cells as compare
+from lapclip.compare.fits import Cell, Contestant
+from lapclip.compare.ladder import MEASURED, Rung
 from lapclip.machine import devices
-from lapclip.tune import compare
-from lapclip.tune.fits import Cell, Contestant
-from lapclip.tune.ladder import MEASURED, Rung
 
 SECONDS = 0.4
 """Of steps, for each figure."""

@@ -23,12 +23,12 @@ from statistics import median
 import numpy as np
 import torch
 
-from lapclip.find.encoder import open_encoder
-from lapclip.find.index import Index
-from lapclip.find.indexing import bring_up_to_date
-from lapclip.find.reading import read_picture
-from lapclip.find.walking import walk
 from lapclip.machine.facts import logical_cores
+from lapclip.searching.encoder import open_encoder
+from lapclip.searching.index import Index
+from lapclip.searching.read_image import read_picture
+from lapclip.searching.scan import walk
+from lapclip.searching.update_index import bring_up_to_date
 
 
 def main() -> None:

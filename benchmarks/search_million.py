@@ -25,12 +25,12 @@ import numpy as np
 import psutil
 import torch
 
-from lapclip.find.before import Before
-from lapclip.find.index import Entry, Index
-from lapclip.find.indexing import Indexed
-from lapclip.find.library import Library
-from lapclip.find.nearest import nearest, rough_scores
-from lapclip.find.walking import Stamp
+from lapclip.searching.changes import Before
+from lapclip.searching.index import Entry, Index
+from lapclip.searching.library import Library
+from lapclip.searching.nearest import nearest, rough_scores
+from lapclip.searching.scan import Stamp
+from lapclip.searching.update_index import Indexed
 
 BLOCK = 16384
 

@@ -8,7 +8,7 @@ Both sides get the same pixels and the same ids; the peer's captions are padded 
 Before timing, both sides must give the same loss in float32 to 1e-4. The peer has fused AdamW, the same threads and, in
 bfloat16, the faster of amp_bf16 and pure_bf16; on an accelerator the faster of eager and compiled. Our kernels are
 timed anew, as `lapclip train` does; on an accelerator our step is compiled too (`train.compile=compiled-graph`).
-`of_limit` is the arithmetic of our step (`lapclip.tune.arithmetic` says how it is counted) at the best rate its own
+`of_limit` is the arithmetic of our step (`lapclip.tuning.flops` says how it is counted) at the best rate its own
 products reach here, divided by the time it took.
 """
 
@@ -33,10 +33,10 @@ from lapclip.machine import devices
 from lapclip.machine.devices import DTYPES, Device
 from lapclip.machine.timing import Stopwatch
 from lapclip.model.clip import CLIP
-from lapclip.model.zoo import SHAPES
-from lapclip.train.graph import AnyStep, make_step
-from lapclip.tune.arithmetic import best_rate, operations, step_products
-from lapclip.tune.kernels import choose_kernels
+from lapclip.model.shapes import SHAPES
+from lapclip.training.cuda_graph import AnyStep, make_step
+from lapclip.tuning.choose_kernels import choose_kernels
+from lapclip.tuning.flops import best_rate, operations, step_products
 
 
 @dataclass(frozen=True)

@@ -25,9 +25,9 @@ from lapclip.config import Config, DataConfig, TrainConfig
 from lapclip.data.batches import Batch
 from lapclip.machine import devices, facts
 from lapclip.model.kernels import ATTENTION, LINEAR
-from lapclip.model.zoo import SHAPES
-from lapclip.tune.measure import Setting, Workshop
-from lapclip.tune.search import Search
+from lapclip.model.shapes import SHAPES
+from lapclip.tuning.measure import Setting, Workshop
+from lapclip.tuning.search import Search
 
 ROWS = {"tiny": (128, 40), "mini": (128, 64), "seed": (12, 40), "vit-b-32": (32, 24)}
 """Batch and caption length of each model."""

@@ -20,7 +20,7 @@ from pathlib import Path
 import filelock
 import psutil
 
-from lapclip.records.runs import find_run
+from lapclip.runs.folder import find_run
 
 PORT = 8792
 SECONDS = 30.0

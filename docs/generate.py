@@ -13,15 +13,15 @@ import sys
 from pathlib import Path
 
 from lapclip import config
-from lapclip.cli import app
-from lapclip.insight.findings import CHECKS
-from lapclip.records import events as recorded
+from lapclip.cli.app import app
+from lapclip.runs import events as recorded
+from lapclip.runs.findings import CHECKS
 
 HERE = Path(__file__).parent
 
 
 EVENTS = f"""\
-<!-- Made by docs/generate.py from src/lapclip/records/events.py; edit that. -->
+<!-- Made by docs/generate.py from src/lapclip/runs/events.py; edit that. -->
 
 # Events
 
@@ -42,7 +42,7 @@ for event in tail.read():  # again later: only what is new
         print(event["step"], event["loss"])
 ```
 
-`src/lapclip/train/tracking.py` writes TensorBoard's files that way, from inside the run.
+`src/lapclip/training/trackers.py` writes TensorBoard's files that way, from inside the run.
 """
 
 

@@ -22,10 +22,10 @@ from PIL import Image
 from playwright.sync_api import Browser, sync_playwright
 from rich.console import Console
 
-from lapclip.data.drawing import draw
-from lapclip.data.scenes import describe, split_scenes
+from lapclip.data.scenes.drawing import draw
+from lapclip.data.scenes.scene import describe, split_scenes
 from lapclip.watch.screen import Pens, picture
-from lapclip.watch.watched import Watching
+from lapclip.watch.watched_runs import Watching
 
 DOCS = Path(__file__).parent
 PORT = 8791

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from lapclip.machine import load
+from lapclip.machine import other_load as load
 
 # One thread a test process: two of them share two cores, and results are compared bit for bit.
 os.environ["OMP_NUM_THREADS"] = "1"
@@ -41,7 +41,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Path:
     """The folder of a finished run of 12 steps, to copy from."""
-    from lapclip import launch
+    from lapclip.commands import train as launch
 
     folder = tmp_path_factory.mktemp("trained")
     with pytest.MonkeyPatch.context() as patch:

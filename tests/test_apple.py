@@ -12,19 +12,19 @@ import torch.nn.functional as F
 from PIL import Image
 
 from lapclip.config import TrainConfig
-from lapclip.data.pairs import Pairs
+from lapclip.data.dataset import Pairs
 from lapclip.data.tokenizers import CharacterTokenizer
 from lapclip.embedder import Embedder
 from lapclip.machine import devices
 from lapclip.machine.timing import Stopwatch
 from lapclip.model import kernels
 from lapclip.model.clip import CLIP
-from lapclip.model.zoo import SHAPES
-from lapclip.train.graph import make_step
-from lapclip.train.loop import score
+from lapclip.model.shapes import SHAPES
+from lapclip.training.cuda_graph import make_step
+from lapclip.training.loop import score
 
 from .apple import AppleDevice, RefusedError, apple
-from .train.test_step import batch_of
+from .training.test_step import batch_of
 
 MAC = AppleDevice()
 OFF = Stopwatch(MAC.synchronise, on=False)

@@ -15,11 +15,11 @@ from typing import Any
 import psutil
 import pytest
 
-from lapclip import launch
-from lapclip.machine.courtesy import Courtesy
-from lapclip.records.pulse import beat_of, read_beat, write_beat
-from lapclip.records.runs import Run, all_runs, create_run, find_run, is_reserved, reserve_run
-from lapclip.train.at_work import others_at_work, own_sign
+from lapclip.commands import train as launch
+from lapclip.machine.polite import Courtesy
+from lapclip.runs.folder import Run, all_runs, create_run, find_run, is_reserved, reserve_run
+from lapclip.runs.heartbeat import beat_of, read_beat, write_beat
+from lapclip.training.runs_at_work import others_at_work, own_sign
 
 from .conftest import SMALL, lapclip, lapclip_process, set_flags
 
@@ -163,7 +163,7 @@ def test_a_polite_run_waits_and_goes_on_by_itself_with_the_same_result(
 ) -> None:
     looks = iter([None, None, "on battery, 9 % left", "on battery, 9 % left", "on battery, 9 % left", *[None] * 99])
     monkeypatch.setattr(Courtesy, "reason", lambda self: next(looks))
-    monkeypatch.setattr("lapclip.train.loop.PAUSE_LOOK", 0.01)
+    monkeypatch.setattr("lapclip.training.loop.PAUSE_LOOK", 0.01)
     launch.start("first-run", SMALL, name="plain")
     launch.start("first-run", [*SMALL, "work.polite=true"], name="polite")
     told = [event for event in events("polite") if event["type"] in ("paused", "went_on")]

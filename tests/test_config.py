@@ -6,7 +6,7 @@ import pytest
 
 from lapclip.config import Layer, build_config, parse_settings, read_recipe, recipe_names
 from lapclip.errors import ConfigError
-from lapclip.model.zoo import SHAPES
+from lapclip.model.shapes import SHAPES
 
 
 def config_of(*settings: str, recipe: str = "first-run"):

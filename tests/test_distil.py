@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lapclip import launch, preparing
+from lapclip.commands import run_setup as preparing
+from lapclip.commands import train as launch
 from lapclip.config import DataConfig, ModelConfig, build_config, parse_settings, read_recipe, replace_in
 from lapclip.data.loading import load_data
 from lapclip.data.tokenizers import choose_tokenizer
@@ -17,11 +18,11 @@ from lapclip.embedder import Embedder, distinct_captions, load
 from lapclip.errors import ConfigError, DataError, LapclipError, RunError
 from lapclip.machine.devices import Device
 from lapclip.model.clip import CLIP
-from lapclip.model.zoo import SHAPES
-from lapclip.records.store import read_events
-from lapclip.train import teacher as teaching
-from lapclip.train.loop import save_model
-from lapclip.train.teacher import TeacherModel, fit_width, open_teacher, take_lessons
+from lapclip.model.shapes import SHAPES
+from lapclip.runs.event_log import read_events
+from lapclip.training import teacher as teaching
+from lapclip.training.loop import save_model
+from lapclip.training.teacher import TeacherModel, fit_width, open_teacher, take_lessons
 
 from .conftest import lapclip, set_flags
 from .test_photos import losses, photos, stop_after

@@ -9,13 +9,13 @@ from PIL import Image
 from safetensors.torch import save_file
 
 import lapclip
-from lapclip.data.pairs import Pairs
-from lapclip.data.scenes import ALPHABET
+from lapclip.data.dataset import Pairs
+from lapclip.data.scenes.scene import ALPHABET
 from lapclip.data.tokenizers import CharacterTokenizer
 from lapclip.embedder import Embedder
 from lapclip.machine.devices import Device
 from lapclip.model.clip import CLIP
-from lapclip.model.zoo import SHAPES
+from lapclip.model.shapes import SHAPES
 
 
 @pytest.fixture

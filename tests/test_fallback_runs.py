@@ -14,15 +14,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from lapclip import embedder, launch, preparing
+from lapclip import embedder
+from lapclip.commands import run_setup as preparing
+from lapclip.commands import train as launch
 from lapclip.errors import ConfigError, TrainingError
 from lapclip.machine import devices, facts, swap
 from lapclip.machine.devices import Device
 from lapclip.model.towers import ImageTower
-from lapclip.records.runs import find_run
-from lapclip.records.store import read_events
-from lapclip.train import step
-from lapclip.train.fallback import DEVICE, OPERATION
+from lapclip.runs.event_log import read_events
+from lapclip.runs.folder import find_run
+from lapclip.training import step
+from lapclip.training.fallback import DEVICE, OPERATION
 
 from .conftest import SMALL, lapclip, set_flags
 

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from lapclip import launch
+from lapclip.commands import train as launch
+from lapclip.commands.evaluate import Wanted as WantedScores
+from lapclip.commands.evaluate import evaluate
+from lapclip.commands.gained import ALPHAS, FEWER, Wanted, gained
 from lapclip.embedder import load
 from lapclip.errors import LapclipError
-from lapclip.gained import ALPHAS, FEWER, Wanted, gained
-from lapclip.records.store import read_events
-from lapclip.scoring import Wanted as WantedScores
-from lapclip.scoring import evaluate
+from lapclip.runs.event_log import read_events
 
 from .conftest import SMALL, lapclip
 from .test_scoring import write_classes, write_photos
@@ -167,7 +167,7 @@ def test_pictures_that_the_run_learnt_from_do_not_decide(mine: Path, tuned: tupl
 
 
 def test_large_towers_are_mixed_at_fewer_alphas(mine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lapclip.gained.LARGE", 1000)
+    monkeypatch.setattr("lapclip.commands.gained.LARGE", 1000)
     assert run()["alphas"] == FEWER
 
 

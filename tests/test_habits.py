@@ -47,10 +47,3 @@ def test_files_and_targets_that_the_docs_name_exist(page: str) -> None:
     targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE)
     for target in re.findall(r"\bmake ([a-z-]+)", text):
         assert target in targets, target
-
-
-def test_no_source_file_is_longer_than_400_lines() -> None:
-    long = {
-        path.name: count for path in ROOT.glob("src/**/*.py") if (count := len(path.read_text().splitlines())) > 400
-    }
-    assert not long

@@ -17,17 +17,19 @@ import pytest
 import torch
 
 import lapclip
-from lapclip import launch, preparing, scoring
+from lapclip.commands import evaluate as scoring
+from lapclip.commands import run_setup as preparing
+from lapclip.commands import train as launch
 from lapclip.config import DataConfig, build_config, parse_settings, read_recipe, replace_in
 from lapclip.data.batches import BatchPlan
-from lapclip.data.drawn import load_scenes
+from lapclip.data.scenes.dataset import load_scenes
 from lapclip.errors import CheckpointError, ConfigError, DataError, RunError, TrainingError
-from lapclip.evaluate.baseline import linear_baseline
-from lapclip.model.zoo import SHAPES
-from lapclip.records.events import Resumed
-from lapclip.records.runs import Run, find_run
-from lapclip.records.store import read_events
-from lapclip.train import checkpoint
+from lapclip.evaluation.linear_baseline import linear_baseline
+from lapclip.model.shapes import SHAPES
+from lapclip.runs.event_log import read_events
+from lapclip.runs.events import Resumed
+from lapclip.runs.folder import Run, find_run
+from lapclip.training import checkpoint
 
 from .conftest import SMALL, command, set_flags
 

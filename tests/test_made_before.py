@@ -135,7 +135,7 @@ def test_a_model_and_its_exports_give_the_same_embeddings(before: Path, name: st
         model = lapclip.load("runs/finished")
     else:
         pytest.importorskip("onnxruntime", reason="needs the extra export")
-        from lapclip.export.engine import open_export  # docs/export.md and the README of every export name it
+        from lapclip.exporting.engine import open_export  # docs/export.md and the README of every export name it
 
         model = open_export(Path("exported") / name)
     then = expected("embeddings")

@@ -10,16 +10,17 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from lapclip import launch, preparing
-from lapclip.cli.training import summary
+from lapclip.cli.train import summary
+from lapclip.commands import run_setup as preparing
+from lapclip.commands import train as launch
 from lapclip.config import build_config, parse_settings, read_recipe
 from lapclip.embedder import load
 from lapclip.errors import ConfigError, DataError, RunError
-from lapclip.evaluate.names import said_of_few
-from lapclip.model.zoo import SHAPES
-from lapclip.records import events as kinds
-from lapclip.records.store import read_events
-from lapclip.train.loop import Training
+from lapclip.evaluation.metric_names import said_of_few
+from lapclip.model.shapes import SHAPES
+from lapclip.runs import events as kinds
+from lapclip.runs.event_log import read_events
+from lapclip.training.loop import Training
 
 from .conftest import lapclip, set_flags
 

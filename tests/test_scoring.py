@@ -14,18 +14,18 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from lapclip import scoring
-from lapclip.cli.scores import _account
+from lapclip.cli.eval import _account
+from lapclip.commands import evaluate as scoring
+from lapclip.commands.evaluate import Wanted, choose_split, choose_templates, evaluate, score
 from lapclip.config import DataConfig
+from lapclip.data.dataset import DataSet, Pairs
 from lapclip.data.loading import load_data
-from lapclip.data.pairs import DataSet, Pairs
-from lapclip.data.seen import save_seen
+from lapclip.data.training_images import save_seen
 from lapclip.embedder import load
 from lapclip.errors import ConfigError, DataError, LapclipError, RunError
-from lapclip.evaluate.joined import joined
-from lapclip.evaluate.retrieval import retrieval
-from lapclip.evaluate.zeroshot import class_embeddings
-from lapclip.scoring import Wanted, choose_split, choose_templates, evaluate, score
+from lapclip.evaluation.joined import joined
+from lapclip.evaluation.retrieval import retrieval
+from lapclip.evaluation.zeroshot import class_embeddings
 
 
 @pytest.fixture

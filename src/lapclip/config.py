@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from lapclip.errors import ConfigError, closest, nearest
-from lapclip.fitting import CLIP_MEAN, CLIP_STD, check_shape
-from lapclip.knobs import checked, knob
+from lapclip.field_limits import checked, knob
+from lapclip.shape_checks import CLIP_MEAN, CLIP_STD, check_shape
 
 AUTO, ALL, KEEP, NEVER = "auto", "all", "keep", "never"
 RECIPES = Path(__file__).parent / "recipes"

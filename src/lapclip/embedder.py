@@ -17,15 +17,15 @@ import numpy as np
 import torch
 from PIL import Image
 
-from lapclip.data.pairs import Pairs, Pixels
+from lapclip.data.dataset import Pairs, Pixels
 from lapclip.data.pixels import View, middle_square, normalise
 from lapclip.data.table import Progress
 from lapclip.data.tokenizers import Tokenizer
 from lapclip.errors import RunError
 from lapclip.machine.devices import Device, choose_device, keep_freed_memory
 from lapclip.model.clip import CLIP
-from lapclip.pretrained.opening import build_network
 from lapclip.weights import read_model
+from lapclip.weights.networks.open_network import build_network
 
 BATCH = 64
 

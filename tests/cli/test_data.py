@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from ..conftest import lapclip
-from ..survey.made import odd_folder
+from ..data_check.made import odd_folder
 
 
 def test_check_prints_one_json_object(here: Path) -> None:

@@ -4,8 +4,8 @@ import io
 
 from rich.console import Console
 
-from lapclip.cli.progress import Display
-from lapclip.records import events
+from lapclip.cli.display import Display
+from lapclip.runs import events
 
 
 def step(number: int) -> events.Step:

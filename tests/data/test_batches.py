@@ -5,8 +5,8 @@ import pytest
 
 from lapclip.config import DataConfig
 from lapclip.data.batches import BLOCK, WINDOW, BatchPlan, prefetch
-from lapclip.data.drawn import load_scenes
-from lapclip.data.pairs import Pairs
+from lapclip.data.dataset import Pairs
+from lapclip.data.scenes.dataset import load_scenes
 from lapclip.data.tokenizers import CharacterTokenizer
 from lapclip.errors import DataError
 

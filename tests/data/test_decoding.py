@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image, ImageCms
 
-from lapclip.data import decoding
-from lapclip.data.decoding import MARKS, PIXEL_LIMIT, Decoded, decode, look
+from lapclip.data import decode as decoding
+from lapclip.data.decode import MARKS, PIXEL_LIMIT, Decoded, decode, look
 from lapclip.errors import DataError
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::RuntimeWarning")  # pytest undoes our filters
@@ -359,6 +359,6 @@ def test_too_little_memory_is_no_fault_of_the_picture(monkeypatch: pytest.Monkey
     data = saved(smooth(20, 20), "PNG")
     for name in ("upright", "Image.open"):
         with monkeypatch.context() as patch:
-            patch.setattr(f"lapclip.data.decoding.{name}", full)
+            patch.setattr(f"lapclip.data.decode.{name}", full)
             with pytest.raises(decoding.MayPass, match="too little memory"):
                 decode(data)

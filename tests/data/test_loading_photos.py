@@ -12,7 +12,7 @@ import pytest
 from lapclip.config import DataConfig
 from lapclip.data import loading
 from lapclip.data.loading import load_data, load_to_score
-from lapclip.data.packed import PackedRows
+from lapclip.data.packed_store import PackedRows
 from lapclip.data.pixels import middle_square
 from lapclip.data.sources import read_table
 from lapclip.data.streaming import StreamedPixels

@@ -19,9 +19,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from lapclip.data import decoding, packed
-from lapclip.data.catalogue import INDEX, Catalogue
-from lapclip.data.packed import MIDDLE, WHOLE, Packed, digest_of, pack, store_folder, use_store
+from lapclip.data import decode as decoding
+from lapclip.data import packed_store as packed
+from lapclip.data.packed_index import INDEX, Catalogue
+from lapclip.data.packed_store import MIDDLE, WHOLE, Packed, digest_of, pack, store_folder, use_store
 from lapclip.data.pixels import View, middle_square, open_picture, squeeze_picture, whole_side
 from lapclip.data.streaming import StreamedPixels
 from lapclip.data.table import PictureFile

@@ -10,8 +10,8 @@ from PIL import Image
 
 from lapclip.data.pixels import PixelStore, View, fit_picture, middle_square, normalise, open_picture
 from lapclip.errors import DataError
-from lapclip.fitting import CLIP_MEAN, CLIP_STD
-from lapclip.model.zoo import SHAPES
+from lapclip.model.shapes import SHAPES
+from lapclip.shape_checks import CLIP_MEAN, CLIP_STD
 
 from .test_decoding import swapped_profile
 

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from lapclip.config import DataConfig
-from lapclip.data import scenes
-from lapclip.data.drawing import draw
-from lapclip.data.drawn import load_scenes
+from lapclip.data.scenes import scene as scenes
+from lapclip.data.scenes.dataset import load_scenes
+from lapclip.data.scenes.drawing import draw
 from lapclip.errors import ConfigError
 
 

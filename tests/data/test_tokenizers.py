@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lapclip.data.scenes import ALPHABET
+from lapclip.data.scenes.scene import ALPHABET
 from lapclip.data.tokenizers import CharacterTokenizer, tokenizer_from_dict
 from lapclip.errors import DataError
 

@@ -22,8 +22,8 @@ from lapclip.data.tokenizers import (
     save_tokenizer,
     tokenizer_from_dict,
 )
-from lapclip.data.tokenizers.cleaning import clean
-from lapclip.data.tokenizers.learning import count_words, learn_bpe
+from lapclip.data.tokenizers.choose import count_words, learn_bpe
+from lapclip.data.tokenizers.clean import clean
 from lapclip.errors import DataError
 
 CLIP = clip_tokenizer()
@@ -93,7 +93,7 @@ def test_learning_stops_at_the_size_asked_for_where_there_is_more_to_learn() -> 
 
 def test_learning_gives_the_same_symbols_in_another_process(tmp_path: Path) -> None:
     program = (
-        "import json, sys; from lapclip.data.tokenizers.learning import count_words, learn_bpe;"
+        "import json, sys; from lapclip.data.tokenizers.choose import count_words, learn_bpe;"
         "print(json.dumps(learn_bpe(count_words(json.load(sys.stdin)), 700).to_dict()))"
     )
     found = subprocess.run(

@@ -12,11 +12,11 @@ import torch.nn.functional as F
 from lapclip.errors import ConfigError
 from lapclip.machine import canary, devices
 from lapclip.machine.canary import Result
+from lapclip.machine.canary_operations import ATTENTIONS
 from lapclip.machine.devices import Device, choose_device
-from lapclip.machine.formulas import ATTENTIONS
 
 from ..test_launch import events, train
-from ..train.test_step import batch_of, step_of
+from ..training.test_step import batch_of, step_of
 
 CPU = torch.device("cpu")
 REAL_ATTENTION = F.scaled_dot_product_attention

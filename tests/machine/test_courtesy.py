@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from lapclip.machine.courtesy import EVERY, Courtesy, Eyes, Look
+from lapclip.machine.polite import EVERY, Courtesy, Eyes, Look
 
 QUIET = Look(battery_percent=None, throttled=None, swap_bytes=0, others=0.0)
 

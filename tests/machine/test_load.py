@@ -3,7 +3,7 @@ from __future__ import annotations
 import psutil
 import pytest
 
-from lapclip.machine import load
+from lapclip.machine import other_load as load
 
 real = load.other_load
 

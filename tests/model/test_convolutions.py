@@ -13,12 +13,12 @@ from lapclip.errors import ConfigError
 from lapclip.machine.devices import Device
 from lapclip.machine.timing import Stopwatch
 from lapclip.model.clip import CLIP, count_parameters
-from lapclip.model.convolutions import ConvolutionTower, convolution_sizes, standardised
-from lapclip.model.parts import part_of
-from lapclip.model.zoo import SHAPES
-from lapclip.train.graph import make_step
-from lapclip.train.memory import count_weights, predict_bytes
-from lapclip.train.step import TrainStep
+from lapclip.model.convnet import ConvolutionTower, convolution_sizes, standardised
+from lapclip.model.parameter_parts import part_of
+from lapclip.model.shapes import SHAPES
+from lapclip.training.cuda_graph import make_step
+from lapclip.training.memory import count_weights, predict_bytes
+from lapclip.training.step import TrainStep
 
 SMALL = replace(
     SHAPES["photos"], image_size=48, image_width=8, text_width=32, text_heads=2, embedding=16, vocabulary=40, context=16

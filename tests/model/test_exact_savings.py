@@ -7,11 +7,11 @@ import dataclasses
 import pytest
 import torch
 
+from lapclip.model.block import Block
 from lapclip.model.clip import CLIP
 from lapclip.model.kernels import Compute
+from lapclip.model.shapes import SHAPES
 from lapclip.model.towers import ImageTower, TextTower, resampling
-from lapclip.model.transformer import Block
-from lapclip.model.zoo import SHAPES
 
 SHAPE = dataclasses.replace(SHAPES["tiny"], text_layers=3, image_layers=3)
 CONTEXT, END, START = SHAPE.context, SHAPE.vocabulary - 1, SHAPE.vocabulary - 3

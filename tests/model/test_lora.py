@@ -5,9 +5,9 @@ import torch
 
 from lapclip.config import TrainConfig
 from lapclip.model.clip import CLIP
+from lapclip.model.freezing import boundary, choose_learning
 from lapclip.model.lora import LowRank, merged_state
-from lapclip.model.zoo import SHAPES
-from lapclip.train.learning import boundary, choose_learning
+from lapclip.model.shapes import SHAPES
 
 
 def adapted(**settings) -> CLIP:

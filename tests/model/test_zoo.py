@@ -7,7 +7,7 @@ import torch
 
 from lapclip.errors import ConfigError
 from lapclip.model.clip import CLIP, MAX_LOGIT_SCALE, START_LOGIT_SCALE, count_parameters
-from lapclip.model.zoo import SHAPES, named_shape
+from lapclip.model.shapes import SHAPES, named_shape
 
 
 @pytest.mark.parametrize(

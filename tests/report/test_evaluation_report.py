@@ -12,15 +12,15 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from lapclip.data.pairs import Pairs
-from lapclip.evaluate.account import account_of_classes, account_of_pairs
-from lapclip.report.evaluation import evaluation_sections, page_of, sections
+from lapclip.data.dataset import Pairs
+from lapclip.evaluation.evaluation import account_of_classes, account_of_pairs
+from lapclip.report.evaluation_plots import confusion
+from lapclip.report.evaluation_report import evaluation_sections, page_of, sections
 from lapclip.report.markdown import to_markdown
 from lapclip.report.page import to_html
-from lapclip.report.scores import confusion
 from lapclip.report.write import write_files, write_report
 
-from ..evaluate.embeddings import noisy_pairs, unit
+from ..evaluation.embeddings import noisy_pairs, unit
 from .pages import Page
 from .test_browser import BROWSER, browser  # noqa: F401 (a fixture)
 from .test_run_report import HOSTILE

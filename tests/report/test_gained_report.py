@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from lapclip.report.gained import gained_sections, page_of, sections
+from lapclip.report.gained_report import gained_sections, page_of, sections
 from lapclip.report.markdown import to_markdown
 from lapclip.report.page import to_html
 from lapclip.report.write import write_files

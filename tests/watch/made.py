@@ -11,7 +11,7 @@ from typing import Any
 
 from PIL import Image
 
-from lapclip.records.runs import FORMAT, Run
+from lapclip.runs.folder import FORMAT, Run
 
 from ..served import Served, ending, start
 

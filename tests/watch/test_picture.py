@@ -10,10 +10,10 @@ import filelock
 import pytest
 from rich.console import Console
 
-from lapclip.insight.forecast import Forecast
-from lapclip.watch.look import Look
+from lapclip.runs.forecast import Forecast
+from lapclip.watch.run_view import Look
 from lapclip.watch.screen import Pens, picture
-from lapclip.watch.watched import Watched
+from lapclip.watch.watched_runs import Watched
 
 from .recorded import append, finished, sensors, started, step, trained, write
 

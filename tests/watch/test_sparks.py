@@ -2,11 +2,11 @@ from __future__ import annotations
 
 import pytest
 
-from lapclip.insight.curves import Curve
-from lapclip.insight.forecast import Forecast
-from lapclip.insight.words import duration, figure, size
-from lapclip.watch import sparks
-from lapclip.watch.words import clean, part, rough, span
+from lapclip.runs.curves import Curve
+from lapclip.runs.forecast import Forecast
+from lapclip.runs.number_text import duration, figure, size
+from lapclip.watch import sparklines as sparks
+from lapclip.watch.short_text import clean, part, rough, span
 
 
 def line(*values: float) -> Curve:

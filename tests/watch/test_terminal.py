@@ -19,7 +19,7 @@ import psutil
 import pytest
 
 from lapclip.watch.keys import DOWN, NEXT, PREVIOUS, QUIT, UP, meanings
-from lapclip.watch.live import SHARE, SLOWEST, TICK, Pace, tall
+from lapclip.watch.live_screen import SHARE, SLOWEST, TICK, Pace, tall
 
 from ..conftest import SMALL, command, lapclip, set_flags
 from .recorded import append, evaluation, finished, step, trained, write

@@ -9,8 +9,8 @@ import filelock
 import pytest
 
 from lapclip.errors import RunError
-from lapclip.watch import watched as module
-from lapclip.watch.watched import Watched, Watching
+from lapclip.watch import watched_runs as module
+from lapclip.watch.watched_runs import Watched, Watching
 
 from .recorded import append, finished, started, step, trained, write
 
@@ -101,7 +101,7 @@ def test_the_state_of_a_long_run_is_told_without_reading_it_again(here: Path, mo
     watched = Watched(run)
     watched.refresh()
     assert watched.look.state == "finished"
-    monkeypatch.setattr("lapclip.records.runs.read_events", None)  # would not do if it were called
+    monkeypatch.setattr("lapclip.runs.folder.read_events", None)  # would not do if it were called
     watched.refresh()
     assert watched.look.state == "finished"
 

@@ -19,7 +19,7 @@ import psutil
 import pytest
 
 from lapclip.errors import LapclipError
-from lapclip.records.store import read_events
+from lapclip.runs.event_log import read_events
 from lapclip.watch.web import serve
 
 from ..conftest import lapclip
@@ -275,7 +275,7 @@ def test_many_tabs_are_served_by_one_reading_in_little_memory(here: Path) -> Non
 
 def test_watching_does_not_load_torch_or_plotly() -> None:
     program = (
-        "import sys; import lapclip.watch.web.application, lapclip.watch.web.server\n"
+        "import sys; import lapclip.watch.web.app, lapclip.watch.web.server\n"
         "print([name for name in ('torch', 'plotly', 'numpy', 'PIL') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

@@ -14,7 +14,7 @@ from lapclip.data.tokenizers import CharacterTokenizer, Tokenizer, clip_tokenize
 from lapclip.embedder import Embedder
 from lapclip.machine.devices import Device
 from lapclip.model.clip import CLIP
-from lapclip.model.zoo import SHAPES
+from lapclip.model.shapes import SHAPES
 from lapclip.weights import huggingface, openai, openclip
 
 CAPTIONS = [

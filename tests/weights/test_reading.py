@@ -20,7 +20,7 @@ from lapclip.embedder import Embedder
 from lapclip.errors import WeightsError
 from lapclip.weights import openai, openclip, read_model
 from lapclip.weights.hub import choose_files
-from lapclip.weights.known import KNOWN
+from lapclip.weights.published_shapes import KNOWN
 
 from .made import CAPTIONS, change_json, embedder, save_huggingface, save_openclip
 

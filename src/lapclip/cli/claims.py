@@ -18,7 +18,7 @@ from lapclip.cli.output import Common, emit, typed
 from lapclip.errors import ConfigError
 
 if TYPE_CHECKING:
-    from lapclip.tune.notices import Notice
+    from lapclip.tuning.notices import Notice
 
 STYLES = {"holds": "green", "does not hold": "red", "cannot be measured here": "dim"}
 
@@ -49,7 +49,7 @@ def claims(
         Write the table to this file as well. Example: lapclip claims --markdown claims.md
     """
     with measuring() as notice:  # before torch is loaded, which takes seconds too
-        from lapclip.tune import claims as published
+        from lapclip import claims as published
 
         rows = published.measure_claims(only, progress=notice)
     if markdown is not None:

@@ -9,9 +9,9 @@ from typing import Annotated, Any
 from cyclopts import App, Parameter
 from rich.markup import escape
 
+from lapclip.cli.display import display
 from lapclip.cli.output import Common, emit, typed
-from lapclip.cli.progress import display
-from lapclip.insight.words import duration, size
+from lapclip.runs.number_text import duration, size
 
 Settings = Annotated[tuple[str, ...], Parameter(name="--set", negative="", show_default=False)]
 COLOURS = {"alarm": "red", "warning": "yellow", "note": "cyan"}
@@ -52,7 +52,7 @@ def check(
     settings
         Change a setting; may be repeated. Example: --set model.context=32
     """
-    from lapclip.survey.check import check as survey
+    from lapclip.data_check.check import check as survey
 
     with display() as shown:
         found = survey(source, recipe, settings, shown.counting("looking at pictures"))
@@ -89,7 +89,7 @@ def describe(
     settings
         Change a setting; may be repeated. Example: --set data.caption_column=title
     """
-    from lapclip.survey.describe import describe as draw
+    from lapclip.data_check.describe import describe as draw
 
     with display() as shown:
         found = draw(source, out, pictures, settings, shown.counting("reading pictures"))

@@ -14,7 +14,7 @@ from rich.markup import escape
 from lapclip.cli.output import Common, emit, typed
 
 if TYPE_CHECKING:
-    from lapclip.insight.findings import Finding
+    from lapclip.runs.findings import Finding
 
 MARKS = {"alarm": "[red]alarm[/red]  ", "warning": "[yellow]warning[/yellow]", "note": "[blue]note[/blue]   "}
 INDENT = " " * 9
@@ -35,7 +35,7 @@ def doctor(run: str | None = None, /, *, common: Common | None = None) -> int:
     run
         The run's name; without one, the newest.
     """
-    from lapclip.records.runs import all_runs
+    from lapclip.runs.folder import all_runs
 
     if run is None and not all_runs():
         result, lines = _machine()
@@ -46,9 +46,9 @@ def doctor(run: str | None = None, /, *, common: Common | None = None) -> int:
 
 
 def _run(name: str | None) -> tuple[dict[str, Any], list[str]]:
-    from lapclip.insight.findings import CHECKS, examine, look_around
-    from lapclip.insight.following import Following
-    from lapclip.records.runs import find_run
+    from lapclip.runs.findings import CHECKS, examine, look_around
+    from lapclip.runs.folder import find_run
+    from lapclip.runs.follow import Following
 
     run = find_run(name)
     following = Following(run.events)
@@ -67,8 +67,8 @@ def _run(name: str | None) -> tuple[dict[str, Any], list[str]]:
 
 def _machine() -> tuple[dict[str, Any], list[str]]:
     """With no run to look at, the machine's check list in the same form."""
-    from lapclip.insight.findings.computer import computer_findings
     from lapclip.machine.overview import overview
+    from lapclip.runs.findings.machine_checks import computer_findings
 
     with Console(stderr=True).status("looking at the machine") as status:
         checks = overview(status.update)["checks"]

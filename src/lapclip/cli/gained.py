@@ -8,10 +8,10 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 from rich.markup import escape
 
+from lapclip.cli.display import display
 from lapclip.cli.output import Common, emit, typed
-from lapclip.cli.progress import display
-from lapclip.evaluate.names import RANKS, WAYS
-from lapclip.report.gained import change
+from lapclip.evaluation.metric_names import RANKS, WAYS
+from lapclip.report.gained_report import change
 
 
 def gained(
@@ -52,7 +52,7 @@ def gained(
     out
         Folder for the account and its page; without one, the run's own. Example: lapclip gained --out shared
     """
-    from lapclip import gained as gaining
+    from lapclip.commands import gained as gaining
 
     wanted = gaining.Wanted(run, check, alpha, device, out)
     with display() as shown:

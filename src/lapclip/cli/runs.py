@@ -10,8 +10,8 @@ from rich.console import Console
 
 from lapclip.cli.output import Common, emit, typed
 from lapclip.errors import RunError
-from lapclip.records.runs import Run, all_runs, find_run
-from lapclip.records.store import read_events
+from lapclip.runs.event_log import read_events
+from lapclip.runs.folder import Run, all_runs, find_run
 
 
 def runs(*, common: Common | None = None) -> int:

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lapclip.randomness import generator
+from lapclip.seeding import generator
 
 ASPECT = (3 / 4, 4 / 3)
 """Width to height of a crop."""

@@ -15,10 +15,10 @@ from typing import Any, Protocol
 import numpy as np
 
 from lapclip.data.augment import draw_views, names_sides
-from lapclip.data.pairs import Pairs
+from lapclip.data.dataset import Pairs
 from lapclip.data.tokenizers import Tokenizer, pad
 from lapclip.errors import DataError
-from lapclip.randomness import generator
+from lapclip.seeding import generator
 
 WINDOW = 4096
 """Rows that are shuffled among each other where reading neighbours together is faster."""

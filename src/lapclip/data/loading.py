@@ -11,11 +11,11 @@ from pathlib import Path
 import numpy as np
 
 from lapclip.config import AUTO, DataConfig
-from lapclip.data.catalogue import Entry
-from lapclip.data.drawn import load_scenes
-from lapclip.data.packed import MIDDLE, WHOLE, pack, room_left, room_needed, use_store
-from lapclip.data.pairs import DataSet, Pairs, Pixels
+from lapclip.data.dataset import DataSet, Pairs, Pixels
+from lapclip.data.packed_index import Entry
+from lapclip.data.packed_store import MIDDLE, WHOLE, pack, room_left, room_needed, use_store
 from lapclip.data.pixels import View, as_view, whole_side
+from lapclip.data.scenes.dataset import load_scenes
 from lapclip.data.sources import read_table
 from lapclip.data.splits import assign_splits, check_trainable
 from lapclip.data.streaming import StreamedPixels

@@ -24,7 +24,7 @@ from PIL import Image
 from torch import Tensor
 
 from lapclip.config import ModelConfig
-from lapclip.data.decoding import Decoded, as_decoded, decode
+from lapclip.data.decode import Decoded, as_decoded, decode
 from lapclip.errors import DataError, first_line
 
 LONGEST = 32

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from lapclip.data.catalogue import digest_of
-from lapclip.data.packed import WHOLE, prepare
+from lapclip.data.packed_index import digest_of
+from lapclip.data.packed_store import WHOLE, prepare
 from lapclip.data.pixels import View, as_view
 from lapclip.data.table import Picture
 from lapclip.errors import DataError, first_line

@@ -8,7 +8,7 @@ import sys
 from typing import Any
 
 from lapclip.machine import nvml
-from lapclip.machine.sources import output_of
+from lapclip.machine.ask_system import output_of
 
 NVIDIA_SMI = ("nvidia-smi", "--query-gpu=name,memory.total,memory.free,driver_version", "--format=csv,noheader,nounits")
 

@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 
 from lapclip.errors import first_line
-from lapclip.machine.formulas import Answer, Place, checks
-from lapclip.machine.notebook import Notebook
+from lapclip.machine.canary_operations import Answer, Place, checks
+from lapclip.machine.measurement_cache import Notebook
 
 NOTEBOOK = Notebook("canary.json")
 VERSION = 1

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from lapclip.machine.load import BUSY
+from lapclip.machine.other_load import BUSY
 
 NEEDED_MEMORY = 1_000_000_000
 """Bytes the default recipe wants free: its run peaks at 0.7 GB on the CPU (README.md)."""

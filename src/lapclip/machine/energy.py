@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from lapclip.machine import nvml
-from lapclip.machine.sources import number_in, text_of
+from lapclip.machine.ask_system import number_in, text_of
 
 POWERCAP = Path("/sys/class/powercap")
 Counter = Callable[[], float | None]

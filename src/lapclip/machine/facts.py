@@ -14,7 +14,7 @@ from typing import Any
 
 import psutil
 
-from lapclip.machine.sources import number_in, text_of
+from lapclip.machine.ask_system import number_in, text_of
 
 CGROUP = Path("/sys/fs/cgroup")
 

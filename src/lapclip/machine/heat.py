@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from lapclip.machine.sources import number_in, output_of, text_of
+from lapclip.machine.ask_system import number_in, output_of, text_of
 
 SYSFS = Path("/sys")
 PROCESSOR_SENSORS = ("coretemp", "k10temp", "zenpower", "cpu_thermal", "cpu-thermal", "soc_thermal", "fam15h_power")

@@ -12,7 +12,7 @@ from typing import Any
 
 import psutil
 
-from lapclip.machine import build
+from lapclip.machine import torch_build as build
 from lapclip.machine.accelerators import accelerators
 from lapclip.machine.checks import Check, canary_check, checks
 from lapclip.machine.facts import available_bytes, machine_facts

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psutil
 
-from lapclip.machine.sources import number_in, output_of, text_of
+from lapclip.machine.ask_system import number_in, output_of, text_of
 
 SYSFS = Path("/sys")
 

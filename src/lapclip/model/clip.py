@@ -14,10 +14,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lapclip.config import ModelConfig
-from lapclip.model.convolutions import ConvolutionTower
+from lapclip.model.convnet import ConvolutionTower
 from lapclip.model.kernels import Compute
+from lapclip.model.pretrained.pretrained_towers import (
+    Network,
+    PretrainedImageTower,
+    PretrainedTextTower,
+    PretrainedTower,
+)
 from lapclip.model.pretrained.spec import TowerSpec
-from lapclip.model.pretrained.towers import Network, PretrainedImageTower, PretrainedTextTower, PretrainedTower
 from lapclip.model.towers import ImageTower, TextTower
 
 EMPTY: Mapping[str, Network] = MappingProxyType({})

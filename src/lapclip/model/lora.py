@@ -10,9 +10,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from lapclip.model.block import Attention, Linear
 from lapclip.model.clip import CLIP
 from lapclip.model.kernels import Compute
-from lapclip.model.transformer import Attention, Linear
 
 DOWN, UP = "lora_down", "lora_up"
 

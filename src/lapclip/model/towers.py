@@ -15,8 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lapclip.config import ModelConfig
+from lapclip.model.block import LayerNorm, Transformer
 from lapclip.model.kernels import Compute, linear
-from lapclip.model.transformer import LayerNorm, Transformer
 
 
 class ImageTower(nn.Module):

@@ -11,9 +11,9 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from lapclip.insight.curves import Curve, number, samples, thinned
-from lapclip.insight.words import UNKNOWN, figure, percent
 from lapclip.report.document import Table
+from lapclip.runs.curves import Curve, number, samples, thinned
+from lapclip.runs.number_text import UNKNOWN, figure, percent
 
 COLOURS = ("--blue", "--orange", "--green", "--purple", "--sky", "--yellow", "--red")
 """Okabe and Ito's palette, which people who see colours differently can tell apart (jfly.uni-koeln.de/color)."""

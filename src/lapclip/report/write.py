@@ -8,17 +8,17 @@ from pathlib import Path
 from typing import Any
 
 from lapclip.errors import RunError
-from lapclip.insight.summary import summarise
-from lapclip.records.runs import RUNS, all_runs, find_run
-from lapclip.records.store import read_events
-from lapclip.report.comparison import comparison_report, comparison_sections
+from lapclip.report.comparison_report import comparison_report, comparison_sections
 from lapclip.report.document import Report
-from lapclip.report.evaluation import evaluation_sections
-from lapclip.report.gained import gained_sections
+from lapclip.report.evaluation_report import evaluation_sections
+from lapclip.report.gained_report import gained_sections
 from lapclip.report.markdown import to_markdown
 from lapclip.report.page import to_html
-from lapclip.report.run import run_report
-from lapclip.report.saved import read_comparison
+from lapclip.report.run_report import run_report
+from lapclip.report.saved_comparison import read_comparison
+from lapclip.runs.event_log import read_events
+from lapclip.runs.folder import RUNS, all_runs, find_run
+from lapclip.runs.summary import summarise
 
 
 def write_report(name: str | None, out: Path | None) -> tuple[list[Path], list[str]]:

@@ -10,14 +10,14 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from lapclip.insight.words import UNKNOWN, duration, figure, percent
-from lapclip.watch import sparks
-from lapclip.watch.learning import learning, recall
-from lapclip.watch.look import Look
-from lapclip.watch.paper import BOXED, Paper
-from lapclip.watch.troubles import SEVERITIES, alarms, clock, happened, silence
-from lapclip.watch.words import clean, rough, span
-from lapclip.watch.working import machine, step_phases
+from lapclip.runs.number_text import UNKNOWN, duration, figure, percent
+from lapclip.watch import sparklines as sparks
+from lapclip.watch.canvas import BOXED, Paper
+from lapclip.watch.findings_panel import SEVERITIES, alarms, clock, happened, silence
+from lapclip.watch.learning_panels import learning, recall
+from lapclip.watch.machine_panels import machine, step_phases
+from lapclip.watch.run_view import Look
+from lapclip.watch.short_text import clean, rough, span
 
 STATE_STYLES = {
     "running": "bold green",

@@ -9,12 +9,12 @@ from collections.abc import Sequence
 
 from rich.console import Console
 
-from lapclip.watch.lines import line
-from lapclip.watch.live import Live, rendered
+from lapclip.watch.event_lines import line
+from lapclip.watch.live_screen import Live, rendered
 from lapclip.watch.screen import Pens, Typed, next_commands, picture
-from lapclip.watch.surface import can_draw, forgive_characters, quiet_end
-from lapclip.watch.watched import Watching
-from lapclip.watch.words import clean
+from lapclip.watch.short_text import clean
+from lapclip.watch.terminal_surface import can_draw, forgive_characters, quiet_end
+from lapclip.watch.watched_runs import Watching
 
 
 def watch(names: Sequence[str], typed: Typed, once: bool = False, as_json: bool = False) -> int:

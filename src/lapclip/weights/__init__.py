@@ -3,6 +3,6 @@
 One file a format, each with its table of names, which reading and writing share. Neither library is needed.
 """
 
-from lapclip.weights.reading import CONFIG, WEIGHTS, Published, is_model, read_model
+from lapclip.weights.read_model import CONFIG, WEIGHTS, Published, is_model, read_model
 
 __all__ = ["CONFIG", "WEIGHTS", "Published", "is_model", "read_model"]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from lapclip.errors import WeightsError, first_line
 from lapclip.weights import huggingface, openclip
-from lapclip.weights.vocabulary import MERGES, OURS, THEIRS
+from lapclip.weights.published_tokenizer import MERGES, OURS, THEIRS
 
 SECONDS = 20
 """To wait for an answer of the hub."""

@@ -15,10 +15,10 @@ from torch import Tensor
 
 from lapclip.config import ModelConfig
 from lapclip.errors import ConfigError, WeightsError
-from lapclip.fitting import CLIP_MEAN, CLIP_STD
-from lapclip.weights.archive import read_tensors
-from lapclip.weights.names import Tensors, as_float32, check_leftovers, check_shapes, expected_shapes, their_name
+from lapclip.shape_checks import CLIP_MEAN, CLIP_STD
+from lapclip.weights.name_tables import Tensors, as_float32, check_leftovers, check_shapes, expected_shapes, their_name
 from lapclip.weights.openai import named
+from lapclip.weights.torch_files import read_tensors
 
 CONFIG, INDEX = "config.json", ".index.json"
 PREPROCESSOR, PROCESSOR = "preprocessor_config.json", "processor_config.json"

@@ -13,8 +13,7 @@ from torch import Tensor
 
 from lapclip.config import ModelConfig
 from lapclip.errors import ConfigError, WeightsError
-from lapclip.weights.known import IMAGE_HEADS, TEXT_HEADS, name_of
-from lapclip.weights.names import (
+from lapclip.weights.name_tables import (
     Tensors,
     as_float32,
     block_count,
@@ -23,6 +22,7 @@ from lapclip.weights.names import (
     expected_shapes,
     their_name,
 )
+from lapclip.weights.published_shapes import IMAGE_HEADS, TEXT_HEADS, name_of
 
 _BLOCK = {
     "ln_1": "ln_1",

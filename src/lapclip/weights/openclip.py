@@ -11,7 +11,7 @@ from typing import Any
 
 from lapclip.config import ModelConfig
 from lapclip.errors import ConfigError, WeightsError
-from lapclip.fitting import CLIP_MEAN, CLIP_STD
+from lapclip.shape_checks import CLIP_MEAN, CLIP_STD
 from lapclip.weights.openai import named
 
 CONFIG = "open_clip_config.json"

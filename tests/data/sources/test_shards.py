@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from lapclip.data.sources.shards import expand
+from lapclip.data.sources.webdataset import expand
 from lapclip.data.table import PicturePart
 from lapclip.errors import DataError
 from tests.data.sources.made import found, picture_bytes, read, skipped, splits

@@ -8,19 +8,19 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lapclip.config import DataConfig
-from lapclip.data.sources import nothing
-from lapclip.data.sources.annotations import read_annotations
-from lapclip.data.sources.classes import read_classes
-from lapclip.data.sources.columns import is_table, read_columns
-from lapclip.data.sources.emojis import read_emoji
-from lapclip.data.sources.folders import is_picture, plain_file, walk
-from lapclip.data.sources.gathering import Gathering
-from lapclip.data.sources.guessing import NotATable
+from lapclip.data.sources import explain_missing as nothing
+from lapclip.data.sources.class_folders import read_classes
+from lapclip.data.sources.collect_rows import Gathering
+from lapclip.data.sources.csv_tables import is_table, read_columns
+from lapclip.data.sources.emoji import read_emoji
+from lapclip.data.sources.guess_columns import NotATable
+from lapclip.data.sources.image_files import is_picture, plain_file, walk
+from lapclip.data.sources.json_annotations import read_annotations
+from lapclip.data.sources.json_lines import read_json_lines
 from lapclip.data.sources.parquet import read_parquet
-from lapclip.data.sources.recognising import Form, forms_in, own_tables, split_of_path, together
-from lapclip.data.sources.records import read_json_lines
-from lapclip.data.sources.shards import expand, read_shards, split_in_name
-from lapclip.data.sources.sidecars import read_sidecars
+from lapclip.data.sources.recognise import Form, forms_in, own_tables, split_of_path, together
+from lapclip.data.sources.text_sidecars import read_sidecars
+from lapclip.data.sources.webdataset import expand, read_shards, split_in_name
 from lapclip.data.table import Skipped, Table
 from lapclip.errors import DataError, first_line
 

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from lapclip.config import AUTO, DataConfig
-from lapclip.data.sources.columns import SAMPLE
-from lapclip.data.sources.gathering import Gathering
-from lapclip.data.sources.guessing import caption_columns, split_column
-from lapclip.data.sources.records import add_records, captions_in, flat
+from lapclip.data.sources.collect_rows import Gathering
+from lapclip.data.sources.csv_tables import SAMPLE
+from lapclip.data.sources.guess_columns import caption_columns, split_column
+from lapclip.data.sources.json_lines import add_records, captions_in, flat
 from lapclip.data.table import file_stamp
 from lapclip.errors import DataError, first_line
 

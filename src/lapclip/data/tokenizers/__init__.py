@@ -2,8 +2,8 @@
 
 from lapclip.data.tokenizers.bpe import BytePairTokenizer, clip_tokenizer
 from lapclip.data.tokenizers.characters import CharacterTokenizer
-from lapclip.data.tokenizers.learning import choose_tokenizer
-from lapclip.data.tokenizers.saving import load_tokenizer, save_tokenizer, tokenizer_from_dict
+from lapclip.data.tokenizers.choose import choose_tokenizer
+from lapclip.data.tokenizers.save import load_tokenizer, save_tokenizer, tokenizer_from_dict
 from lapclip.data.tokenizers.tokenizer import LENGTH_STEP, Tokenizer, pad
 
 __all__ = [

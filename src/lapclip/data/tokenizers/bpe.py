@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from lapclip.data.tokenizers.cleaning import END, START, WORDS, WORDS_AND_MARKS, clean
+from lapclip.data.tokenizers.clean import END, START, WORDS, WORDS_AND_MARKS, clean
 from lapclip.data.tokenizers.tokenizer import Tokenizer
 
 CLIP_MERGES = Path(__file__).with_name("clip_merges.txt.gz")

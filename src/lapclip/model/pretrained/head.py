@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from lapclip.model.block import LayerNorm
 from lapclip.model.kernels import Compute, linear
-from lapclip.model.transformer import LayerNorm
 
 
 @dataclass(frozen=True)

@@ -14,10 +14,10 @@ from collections import deque
 from collections.abc import AsyncIterator, Iterable
 from typing import Any
 
-from lapclip.insight.findings import Surroundings, look_around
-from lapclip.insight.following import Following
-from lapclip.records.runs import Run
-from lapclip.watch.web.listing import Standing, run_named
+from lapclip.runs.findings import Surroundings, look_around
+from lapclip.runs.folder import Run
+from lapclip.runs.follow import Following
+from lapclip.watch.web.run_list import Standing, run_named
 from lapclip.watch.web.snapshot import snapshot
 
 SHARE = 0.005

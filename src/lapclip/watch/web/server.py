@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from lapclip.serving.server import Words, serve_until_interrupted
+from lapclip.web.server import Words, serve_until_interrupted
 
 PORT = 8765
 
@@ -13,8 +13,8 @@ PORT = 8765
 def serve(names: Sequence[str], host: str = "127.0.0.1", port: int | None = None) -> int:
     """Serve the page until Ctrl-C. It opens on the runs `names`. Without a port: 8765, or the next free one."""
     # Here, so that the command's help does not wait for the modules of the web server.
-    from lapclip.watch.web.application import Application
-    from lapclip.watch.web.listing import run_named
+    from lapclip.watch.web.app import Application
+    from lapclip.watch.web.run_list import run_named
 
     names = [Path(name).name for name in names]
     absent = [name for name in names if run_named(name) is None]

@@ -7,12 +7,12 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Any
 
-from lapclip.insight.curves import Curve, curve, number, smoothed, thinned, windows
-from lapclip.insight.findings import Surroundings, findings
-from lapclip.insight.following import Following
-from lapclip.insight.forecast import forecast
-from lapclip.insight.summary import Summary
-from lapclip.watch.web.learning import looks, verdict
+from lapclip.runs.curves import Curve, curve, number, smoothed, thinned, windows
+from lapclip.runs.findings import Surroundings, findings
+from lapclip.runs.follow import Following
+from lapclip.runs.forecast import forecast
+from lapclip.runs.summary import Summary
+from lapclip.watch.web.probe_answers import looks, verdict
 
 POINTS = 600
 COLUMNS = 80

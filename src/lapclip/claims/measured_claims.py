@@ -1,0 +1,216 @@
+"""Claims that any machine can measure: each function takes the bench and gives back a finding."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import psutil
+import torch
+from torch import Tensor
+
+from lapclip.claims import judge
+from lapclip.claims.bench import Bench
+from lapclip.claims.catalogue import Finding, judged, unknown
+from lapclip.data.batches import Batch, BatchPlan
+from lapclip.data.pixels import normalise
+from lapclip.loss import contrastive_loss
+from lapclip.machine.devices import default_threads
+from lapclip.machine.timing import in_turns
+from lapclip.microscope.batch_loading import WORKERS, loader_times
+from lapclip.microscope.copies import copy_rates
+from lapclip.microscope.layouts import layout_times
+from lapclip.microscope.precisions import precisions
+from lapclip.microscope.step_phases import thread_times
+from lapclip.microscope.workload import Rehearsal, make_workload, some_pairs
+from lapclip.model.clip import CLIP, count_parameters
+from lapclip.training.checkpoint import Progress, save_checkpoint
+
+
+def half_precision(bench: Bench) -> Finding:
+    """Claim 6: the real step in bfloat16; float16, which few processors know, and losses on a small model."""
+    if not bench.rehearsal.taken:
+        bench.rehearsal()
+    half = Rehearsal(make_workload(bench.shape, bench.batch, bench.cpu, "bfloat16"), bench.cpu)
+    half()
+    runs = {"float32": bench.rehearsal.repeated(), "bfloat16": half.repeated()}
+    step = in_turns(runs, bench.cpu.synchronise, bench.turns, seconds=10.0, warm_up=0)
+    small = precisions(bench.small, bench.batch, bench.cpu, bench.loss_steps)
+    good = {name: one for name, one in small.items() if one.error is None}
+    return judge.half_precision(
+        step, {name: one.seconds for name, one in good.items()}, {name: one.spikes for name, one in good.items()}
+    )
+
+
+def batch_phases(bench: Bench) -> Finding:
+    """Claim 7."""
+    return judge.batch_shares(bench.phases.shares, bench.phases.total)
+
+
+def peak_memory(bench: Bench) -> Finding:
+    """Claim 8."""
+    return judge.peak_memory(bench.memory)
+
+
+def checkpoint_size(bench: Bench) -> Finding:
+    """Claim 9: a real checkpoint after a real step."""
+    if not bench.rehearsal.taken:
+        bench.rehearsal()
+    model, step = bench.rehearsal.step.model, bench.rehearsal.step
+    count = count_parameters(model)
+    free = shutil.disk_usage(tempfile.gettempdir()).free
+    if free < 16 * count:
+        return unknown(f"a checkpoint takes {12 * count / 1e6:,.0f} MB and {free / 1e6:,.0f} MB of disk are free")
+    with tempfile.TemporaryDirectory(prefix="lapclip-claims-") as folder:
+        path = save_checkpoint(Path(folder), model, step.optimizer, Progress(step=bench.rehearsal.taken))
+        size = sum(file.stat().st_size for file in path.iterdir())
+    return judge.checkpoint_size(size, count)
+
+
+def best_threads(bench: Bench) -> Finding:
+    """Claim 10."""
+    cores, performance = os.cpu_count() or 1, default_threads()
+    if (cores, performance) != judge.CLAIMED_CORES:
+        return judge.other_cores(cores, performance)
+    times = thread_times(bench.rehearsal, [4, 8, 2, 1], rounds=bench.turns)
+    return judge.best_threads(times.seconds)
+
+
+def loader_workers(bench: Bench) -> Finding:
+    """Claim 11: real training with batches made in line, and by worker processes."""
+    times = loader_times(bench.rehearsal, steps=bench.turns, workers=(0, WORKERS), rounds=1, own=False)
+    workers = times[f"{WORKERS} workers"]
+    return judge.workers_pay(times["in line"].seconds, workers.seconds, workers.start_seconds)
+
+
+def best_batch(bench: Bench) -> Finding:
+    """Claim 12: the same model fed batches of several sizes, in turns."""
+    peaks = {size: predicted_peak(bench, size) for size in bench.batches}
+    free = psutil.virtual_memory().available
+    runs = {str(size): _step_of(bench, size) for size in bench.batches if peaks[size] < free}
+    if str(bench.batch) not in runs or len(runs) < 2:
+        return unknown(f"other batch sizes do not fit the {free / 1e9:.1f} GB of free memory")
+    if not bench.rehearsal.taken:
+        bench.rehearsal()
+    seconds = in_turns(runs, bench.cpu.synchronise, bench.turns, seconds=25.0, warm_up=0)
+    rates = {int(size): int(size) / spent for size, spent in seconds.items()}
+    return judge.best_batch(rates, peaks)
+
+
+def predicted_peak(bench: Bench, size: int) -> float:
+    """Bytes at another batch size: activations and the rest grow with it, weights and what hangs on them do not."""
+    grows = bench.memory.activations + bench.memory.rest
+    return bench.memory.peak + grows * (size / bench.batch - 1)
+
+
+def _step_of(bench: Bench, size: int) -> Callable[[], object]:
+    plan = bench.rehearsal.plan
+    pairs = some_pairs(max(len(plan.pairs), size), bench.shape.image_size)
+    batch = BatchPlan(pairs, plan.tokenizer, plan.context, size, seed=0).batch(1)
+    return lambda: bench.rehearsal(batch)
+
+
+def memory_bandwidth(bench: Bench) -> Finding:
+    """Claim 16."""
+    available = copy_rates(bench.cpu, bench.copy_bytes).memory
+    return judge.bandwidth(bench.memory.traffic, bench.phases.total, available)
+
+
+def attention_mask(bench: Bench) -> Finding:
+    """Claim 21: a causal mask made both ways, scripted and compiled, against the plain computation."""
+    draw = torch.Generator().manual_seed(0)
+    query, key, value = (torch.randn(2, 16, 8, generator=draw) for _ in range(3))
+    right = _masked_attention(query, key, value)
+    faults, tried = [], []
+    makers = {"scripting": lambda form: torch.jit.script(form), "compiling": lambda form: torch.compile(form)}
+    for how, make in makers.items():
+        for mask, form in (("a .bool() mask", _cast_attention), ("a bool mask", _masked_attention)):
+            fault = _fault(lambda make=make, form=form: make(form)(query, key, value), right)
+            if how == "compiling" and fault is not None and _fault(lambda: torch.compile(torch.neg)(query), -query):
+                continue  # nothing can be compiled here, so this says nothing of masks
+            tried.append(f"{how} {mask}")
+            faults += [f"{how} {mask}: {fault}"] if fault else []
+    working = [name for name in tried if not any(fault.startswith(f"{name}:") for fault in faults)]
+    return judged(
+        any(".bool()" in fault for fault in faults),
+        "; ".join([*faults, f"works: {', '.join(working) or 'nothing'}"]),
+        f"torch {torch.__version__}; to work is to give what the plain computation gives",
+    )
+
+
+def _masked_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    scores = torch.matmul(query, key.transpose(-2, -1))
+    mask = torch.triu(torch.ones(scores.shape[-2], scores.shape[-1], dtype=torch.bool), diagonal=1)
+    return torch.softmax(scores.masked_fill(mask, float("-inf")), dim=-1) @ value
+
+
+def _cast_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    scores = torch.matmul(query, key.transpose(-2, -1))
+    mask = torch.triu(torch.ones(scores.shape[-2], scores.shape[-1]), diagonal=1).bool()
+    return torch.softmax(scores.masked_fill(mask, float("-inf")), dim=-1) @ value
+
+
+def _fault(run: Callable[[], Tensor], right: Tensor) -> str | None:
+    """What is wrong with a computation, if anything."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # scripting is on its way out of torch
+            return None if torch.allclose(run(), right, atol=1e-5) else "another result"
+    except Exception as error:  # compilers fail in many ways
+        return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0][:80]}"
+
+
+def numpy_two(bench: Bench) -> Finding:
+    """Claim 22: numbers there and back, and the sharing of memory that training relies on."""
+    if int(np.__version__.split(".")[0]) < 2:
+        return unknown(f"NumPy {np.__version__} is installed, not 2 or later")
+    fault = None
+    try:
+        array = np.arange(6, dtype=np.float32).reshape(2, 3)
+        tensor = torch.from_numpy(array)
+        tensor.mul_(2)
+        if not (np.array_equal(array, [[0, 2, 4], [6, 8, 10]]) and np.array_equal(tensor.numpy(), array)):
+            fault = "numbers differ on the way"
+    except Exception as error:
+        fault = f"{type(error).__name__}: {error}"
+    versions = f"NumPy {np.__version__} with torch {torch.__version__}"
+    return judged(fault is not None, f"{versions}: {fault or 'arrays go both ways'}", "true of torch before 2.3")
+
+
+def accumulation(bench: Bench) -> Finding:
+    """Claim 23: the memory of a whole batch, and what accumulating two halves would compute instead."""
+    return judge.accumulation(bench.memory.peak, halves_cosine(bench))
+
+
+def halves_cosine(bench: Bench) -> float:
+    """Cosine between the gradient of a batch and the mean of its halves' gradients, in a small model."""
+    rehearsal = Rehearsal(make_workload(bench.small, bench.batch, bench.cpu), bench.cpu)
+    model, batch = rehearsal.step.model, rehearsal.plan.batch(1)
+    halves = [slice(0, bench.batch // 2), slice(bench.batch // 2, None)]
+    whole = _gradient(model, batch, [slice(None)])
+    return torch.cosine_similarity(whole, _gradient(model, batch, halves), dim=0).item()
+
+
+def _gradient(model: CLIP, batch: Batch, parts: list[slice]) -> Tensor:
+    model.zero_grad(set_to_none=True)
+    pixels, tokens, positives = (
+        torch.from_numpy(part) for part in (batch.pixels_BSSC, batch.tokens_BL, batch.positives_BB)
+    )
+    for rows in parts:
+        image, text = model.encode_image(normalise(pixels[rows], model.shape)), model.encode_text(tokens[rows])
+        loss, _ = contrastive_loss(image, text, model.logit_scale.exp(), positives[rows, rows])
+        (loss / len(parts)).backward()
+    return torch.cat([part.grad.flatten() for part in model.parameters() if part.grad is not None])
+
+
+def contiguous(bench: Bench) -> Finding:
+    """Claim 30: a block of the image tower at its real sizes."""
+    shape = bench.shape
+    tokens = 1 + (shape.image_size // shape.patch) ** 2
+    times = layout_times(bench.cpu, bench.batch, tokens, shape.image_width, shape.image_heads, 3 * bench.turns)
+    return judge.contiguous(times.contiguous_ms, times.permuted_ms)

@@ -1,0 +1,86 @@
+"""All commands as one application, and how errors reach the user. No torch until a command needs it."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import traceback
+
+from cyclopts import App
+from cyclopts.exceptions import CycloptsError
+
+from lapclip import __version__
+from lapclip.cli.claims import claims
+from lapclip.cli.compare import compare
+from lapclip.cli.data import data
+from lapclip.cli.doctor import doctor
+from lapclip.cli.eval import evaluate
+from lapclip.cli.export import export
+from lapclip.cli.gained import gained
+from lapclip.cli.machine import machine
+from lapclip.cli.model import model
+from lapclip.cli.report import report
+from lapclip.cli.runs import runs, stop
+from lapclip.cli.search import search
+from lapclip.cli.train import resume, train
+from lapclip.cli.tune import tune
+from lapclip.cli.watch import watch
+from lapclip.errors import LapclipError
+
+app = App(
+    name="lapclip",
+    version=__version__,
+    help="Train, understand and ship CLIP on the computer you own.\n\nExample: `lapclip train`",
+    help_format="markdown",
+    suppress_keyboard_interrupt=False,
+    help_epilogue="Every command takes `--json` for scripts and `--debug` for the traceback of an error.",
+)
+app.command(train, sort_key=1)
+app.command(data)
+app.command(resume, sort_key=2)
+app.command(stop, sort_key=3)
+app.command(runs, sort_key=4)
+app.command(watch, sort_key=5)
+app.command(doctor, sort_key=6)
+app.command(evaluate, name="eval", sort_key=7)
+app.command(gained, sort_key=8)
+app.command(report, sort_key=8)
+app.command(export, sort_key=8)
+app.command(search, sort_key=8)
+app.command(machine, sort_key=9)
+app.command(tune, sort_key=10)
+app.command(compare, sort_key=11)
+app.command(claims, sort_key=12)
+app.command(model, sort_key=13)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run a command. Exit status: 0 done, 1 a fault of ours, 2 the user's input, 130 and 143 stopped by a signal."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    debug, as_json = "--debug" in arguments, "--json" in arguments
+    try:
+        status = app(arguments, exit_on_error=False, print_error=False, result_action="return_value")
+        sys.stdout.flush()
+    except (LapclipError, CycloptsError) as error:
+        command = f"{arguments[0]} " if arguments and arguments[0] in app else ""
+        hint = "" if isinstance(error, LapclipError) else f"\nTry: lapclip {command}--help"
+        status = _report(2, f"{str(error).strip()}{hint}", as_json, debug)
+    except KeyboardInterrupt as interrupt:
+        status = _report(130, str(interrupt) or "Interrupted. See what there is: lapclip runs", as_json, debug)
+    except BrokenPipeError:  # whoever read has gone away, as `| head` does; the rest goes nowhere, without a word
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        status = 0
+    except Exception as error:
+        message = f"A fault in lapclip: {type(error).__name__}: {error}\nTry: the same command with --debug"
+        status = _report(1, message, as_json, debug)
+    sys.exit(status)
+
+
+def _report(status: int, message: str, as_json: bool, debug: bool) -> int:
+    if debug:
+        traceback.print_exc()
+    print(message, file=sys.stderr)
+    if as_json:
+        print(json.dumps({"error": message}))
+    return status

@@ -1,0 +1,126 @@
+"""`lapclip compare`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+from rich.markup import escape
+
+from lapclip.cli.display import display
+from lapclip.cli.output import Common, emit, typed
+
+NAME = 26
+"""Width of a contestant's name."""
+
+
+def compare(
+    *,
+    quick: Annotated[bool, Parameter(negative="")] = False,
+    seconds: float | None = None,
+    share: Path | None = None,
+    others: Annotated[tuple[Path, ...], Parameter(name="--with", negative="", show_default=False)] = (),
+    common: Common | None = None,
+) -> int:
+    """Compare the CPU with every accelerator here, over sizes of model and batch, by whole training steps.
+
+    With one device only, its precisions and thread counts are compared. Ends with the crossover, what larger models
+    would take, a recommendation for each size, and a look inside a step.
+
+    For example:
+
+    - `lapclip compare --quick`
+    - `lapclip compare --share mine.json`
+    - `lapclip compare --quick --with theirs.json`
+
+    Parameters
+    ----------
+    quick
+        End within 90 seconds: fewer cells, no look inside a step. Example: lapclip compare --quick
+    seconds
+        Time for the cells; 600 by default. Example: lapclip compare --seconds 120
+    share
+        Also write the result as a JSON file without personal data. Example: lapclip compare --share mine.json
+    others
+        Put other machines' files beside this one; may be repeated. Example: lapclip compare --with theirs.json
+    """
+    from lapclip.commands import tune as trials
+
+    with display() as shown:
+        found = trials.compare(quick=quick, seconds=seconds, share=share, others=others, tell=shown.tuning_progress)
+    emit(found, summary(found), common)
+    return 0
+
+
+def summary(found: dict[str, Any]) -> list[str]:
+    """Tables for people."""
+    names = " and ".join(dict.fromkeys([found["machine"]["chip"], *found["devices"].values()]))
+    lines = [f"[bold]{escape(names)}[/bold], torch {found['torch']}", "", "ms a step"]
+    lines += cell_table(found["cells"])
+    lines += [f"[yellow]{escape(warning)}[/yellow]" for warning in found["warnings"]]
+    lines += ["", f"[bold]{found['crossover']['text']}[/bold]", ""]
+    for one in found["fits"]:
+        parts = [
+            f"{one['overhead_ms']:.1f} ms",
+            f"{one['ms_per_layer']:.2f} ms a layer",
+            f"{one['ns_per_parameter']:.2f} ns a parameter",
+            f"work at {one['flops_per_second'] / 1e9:,.0f} GFLOP/s",
+        ]
+        shown = " + ".join(part for part in parts if not part.startswith(("0.0 ms", "0.00", "work at 0 ")))
+        lines.append(f"{_name(one):<{NAME}}{shown}; off by {one['error']:.0%} on cells it did not see")
+    lines += prediction_table(found["predictions"])
+    lines += ["", "what to use, by size"]
+    lines += [f"  {one['parameters'] / 1e6:>6.3g} M  {one['text']}" for one in found["recommendations"]]
+    for other in found.get("others", []):
+        lines += ["", f"[bold]{escape(str(other['machine']['chip']))}[/bold], torch {other.get('torch', 'unknown')}"]
+        lines += [f"  {one['parameters'] / 1e6:>6.3g} M  {one['text']}" for one in other["recommendations"]]
+        lines.append(f"  {other['crossover']['text']}")
+    for kind, looked in found.get("microscope", {}).items():
+        lines += ["", f"[bold]inside a step, {kind}[/bold]", *map(escape, looked["in_words"])]
+    return [*lines, f"Next: {typed('report')}, or {typed('compare --share mine.json')}"]
+
+
+def cell_table(cells: list[dict[str, Any]]) -> list[str]:
+    """One row a size and contestant, one column a batch. Sizes of which nothing was run are left to the predictions."""
+    run = {cell["parameters"] for cell in cells if cell["ms"] is not None}
+    cells = [cell for cell in cells if cell["parameters"] in run]
+    batches = sorted({cell["batch"] for cell in cells})
+    rows: dict[tuple[int, str], dict[int, str]] = {}
+    for cell in cells:
+        shown = f"{cell['ms']:,.1f}" if cell["ms"] is not None else "-"
+        rows.setdefault((cell["parameters"], _name(cell)), {})[cell["batch"]] = shown
+    head = f"[dim]{'parameters':<11}{'':<{NAME}}" + "".join(f"{f'batch {batch}':>11}" for batch in batches) + "[/dim]"
+    left_out = any(cell["ms"] is None for cell in cells)
+    return [
+        head,
+        *(
+            f"{parameters / 1e6:>7.3g} M  {name:<{NAME}}" + "".join(f"{row.get(batch, ''):>11}" for batch in batches)
+            for (parameters, name), row in rows.items()
+        ),
+        *(["[dim]- was not run: too long for this comparison, or too large; --json says which[/dim]"] * left_out),
+    ]
+
+
+def prediction_table(said: list[dict[str, Any]]) -> list[str]:
+    """One row a contestant, one column a size, at the largest batch that was predicted."""
+    if not said:
+        return []
+    batch = max(one["batch"] for one in said)
+    said = [one for one in said if one["batch"] == batch]
+    sizes = sorted({one["parameters"] for one in said})
+    rows: dict[str, dict[int, str]] = {}
+    for one in said:
+        rows.setdefault(_name(one), {})[one["parameters"]] = f"{one['ms'] / 1e3:,.2f}"
+    columns = "".join(f"{f'{size / 1e6:,.0f} M':>11}" for size in sizes)
+    return [
+        "",
+        f"seconds a step at batch {batch}, predicted by these fits, not measured",
+        f"[dim]{'':<{NAME}}{columns}[/dim]",
+        *(f"{name:<{NAME}}" + "".join(f"{row.get(size, ''):>11}" for size in sizes) for name, row in rows.items()),
+    ]
+
+
+def _name(entry: dict[str, Any]) -> str:
+    threads = entry["threads"] if entry["device"] == "cpu" else 0
+    return f"{entry['device']} {entry['dtype']}" + (f", {threads} thread{'s' * (threads != 1)}" if threads else "")

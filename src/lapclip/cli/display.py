@@ -1,0 +1,180 @@
+"""A run as it goes, on the terminal: a progress bar, or plain lines where there is no terminal."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.status import Status
+
+from lapclip.runs import events
+from lapclip.runs.events import Event
+from lapclip.runs.messages import LineWriter, line
+
+EVERY = 10.0
+"""Seconds between two lines about what is being done, where there is no terminal."""
+
+
+class Display:
+    """Follows a run through its events."""
+
+    def __init__(self, console: Console | None = None) -> None:
+        self._console = console or Console(stderr=True, highlight=False)
+        self._lines = None if self._console.is_terminal else LineWriter(sys.stderr, every=5.0, clock=time.monotonic)
+        self._bar: tuple[Progress, TaskID] | None = None
+        self._batch_size = 0
+        self._first: tuple[int, float] | None = None
+        self._doing, self._waiting_announced = ("", 0), False
+        self._status: Status | None = None
+        self._told = -EVERY
+
+    def data_progress(self, done: int, total: int, what: str = "drawing", /) -> None:
+        """Called while pictures are made; `what` is being done to them, or to captions, if it says so."""
+        of = what if "captions" in what or "pictures" in what else f"{what} pictures"
+        if self._lines:
+            if (what, total) != self._doing:
+                first, last = of.rsplit(" ", 1)
+                print(f"{first} {total:,} {last}, once", file=sys.stderr, flush=True)
+            self._doing = (what, total)
+            return
+        self._end_status()
+        if self._bar is None or self._doing != (what, total):
+            self.close()
+            self._start(of, total)
+        self._doing = (what, total)
+        self._update(done, "")
+        if done == total:
+            self.close()
+
+    def counting(self, what: str) -> Callable[[int, int], None]:
+        """What to call with how much is done and how much there is, while pictures are embedded or looked at."""
+
+        def tell(done: int, total: int) -> None:
+            if self._lines:
+                self._tell(f"{what}: {done:,} of {total:,}")
+                return
+            self._end_status()
+            if self._bar is None:
+                self._start(what, total)
+            self._update(done, "")
+            if done == total:
+                self.close()
+
+        return tell
+
+    def doing(self, what: str) -> None:
+        """Called with each thing that takes a moment, before it is begun."""
+        if self._lines:
+            print(what, file=sys.stderr, flush=True)
+            return
+        self._show_status(what)
+
+    def waiting(self, what: str) -> None:
+        """Called while another run is waited for."""
+        if self._lines:
+            if not self._waiting_announced:
+                print(what, file=sys.stderr, flush=True)
+            self._waiting_announced = True
+            return
+        self._show_status(what)
+
+    def tuning_progress(self, what: str) -> None:
+        """Called while settings are tried; what is being timed comes and goes on one line."""
+        if self._lines:
+            self._tell(f"measuring this machine: {what}")
+            return
+        self._show_status(f"measuring this machine: {what}")
+
+    def __call__(self, event: Event) -> None:
+        """Called with each event of the run."""
+        self._end_status()
+        if self._lines:
+            if not isinstance(event, events.Finished):  # its scores follow as a table
+                self._lines(event)
+            return
+        match event:
+            case events.Started():
+                self._batch_size = event.config["train"]["batch_size"]
+                self._say(event)
+                self._start("training", event.steps)
+            case events.Resumed():
+                self._batch_size = event.batch_size
+                self._say(event)
+                self._start("training", event.steps, event.step)
+            case events.Step():
+                accuracy = (event.t2i_accuracy + event.i2t_accuracy) / 2
+                self._update(event.step, f"loss {event.loss:.3f}  accuracy {accuracy:.0%}{self._rate(event.step)}")
+            case events.FellBack():
+                self._first = None  # the rate is another from here on
+                self._say(event)
+                self._update(event.step, "")
+            case events.Evaluation() | events.Paused() | events.WentOn():
+                self._say(event)
+            case events.Finished() | events.Failed() | events.Stopped():
+                self.close()
+
+    def close(self) -> None:
+        """Leave the terminal tidy."""
+        self._end_status()
+        if self._bar is not None:
+            self._bar[0].stop()
+            self._bar = None
+
+    def _tell(self, text: str) -> None:
+        """A line now and then, where there is no terminal."""
+        if time.monotonic() - self._told > EVERY:
+            print(text, file=sys.stderr, flush=True)
+            self._told = time.monotonic()
+
+    def _show_status(self, text: str) -> None:
+        if self._status is None:
+            self._status = self._console.status("", spinner="line")
+            self._status.start()
+        self._status.update(text)
+
+    def _end_status(self) -> None:
+        if self._status is not None:
+            self._status.stop()
+            self._status = None
+
+    def _say(self, event: Event) -> None:
+        self._console.print(line(event), style="dim", markup=False, soft_wrap=True)
+
+    def _rate(self, step: int) -> str:
+        now = time.monotonic()
+        self._first = self._first or (step, now)
+        steps, seconds = step - self._first[0], now - self._first[1]
+        return f"  {steps * self._batch_size / seconds:,.0f} pairs/s" if steps and seconds else ""
+
+    def _start(self, what: str, total: int, completed: int = 0) -> None:
+        columns = (
+            TextColumn(what),
+            BarColumn(bar_width=None),
+            TextColumn("{task.completed:,}/{task.total:,}"),
+            TextColumn("{task.fields[figures]}"),
+            TimeRemainingColumn(compact=True),
+            TextColumn("left"),
+        )
+        # Pictures are drawn before training begins; their bar goes away when they are done.
+        bar = Progress(*columns, console=self._console, transient=what != "training", expand=True)
+        self._bar = (bar, bar.add_task(what, total=total, completed=completed, figures=""))
+        bar.start()
+
+    def _update(self, completed: int, figures: str) -> None:
+        if self._bar is not None:
+            bar, task = self._bar
+            bar.update(task, completed=completed, figures=figures)
+
+
+@contextmanager
+def display() -> Iterator[Display]:
+    """A display that is closed whatever happens."""
+    shown = Display()
+    try:
+        yield shown
+    finally:
+        shown.close()

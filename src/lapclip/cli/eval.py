@@ -1,0 +1,175 @@
+"""`lapclip eval`, and how scores look."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+from rich.markup import escape
+
+from lapclip.cli.display import display
+from lapclip.cli.output import Common, emit, typed
+from lapclip.evaluation.metric_names import RANKS, WAYS
+
+
+def evaluate(
+    model: str | None = None,
+    data: str | None = None,
+    /,
+    *,
+    split: Annotated[str | None, Parameter(show_default=False)] = None,
+    templates: Annotated[str, Parameter(show_default=False)] = "",
+    device: str = "auto",
+    out: Annotated[Path | None, Parameter(show_default=False)] = None,
+    settings: Annotated[tuple[str, ...], Parameter(name="--set", negative="", show_default=False)] = (),
+    common: Common | None = None,
+) -> int:
+    """Score a model on pictures it was not trained on: how well captions find pictures and pictures captions.
+
+    Without DATA the run's own held-out pictures are taken, those that did not choose its checkpoint. A folder of class
+    folders is classified by the names of the classes (zero-shot). Each figure comes with chance and a 95 % interval.
+    The account is kept in the run's folder, with a page of plots and pictures.
+
+    For example:
+
+    - `lapclip eval`
+    - `lapclip eval first-run --json`
+    - `lapclip eval first-run photos/ --split val`
+    - `lapclip eval first-run clothes/ --templates "a photo of a {}.|a {} on a table."`
+
+    Parameters
+    ----------
+    model
+        A run's name or folder, or a folder with a model; without one, the newest run.
+    data
+        Other pictures to score on: a folder, a table, shards. Example: lapclip eval first-run photos/
+    split
+        Score this split, or `all`. Without it: test, else val, else all. Example: lapclip eval --split val
+    templates
+        Sentences for classes, with {} for the name, separated by |. Example: lapclip eval first-run clothes/
+        --templates "a photo of a {}."
+    device
+        Where to compute: auto, cpu, cuda, mps, xpu. Example: lapclip eval --device cpu
+    out
+        Folder for the account and its page; without one, the run's own. Example: lapclip eval --out shared
+    settings
+        How to read the data; may be repeated. Example: lapclip eval first-run a.csv --set data.caption_column=title
+    """
+    from lapclip.commands import evaluate as scoring
+
+    wanted = scoring.Wanted(model, data, split, templates, device, out, settings)
+    with display() as shown:
+        result = scoring.evaluate(wanted, shown.data_progress, shown.counting("embedding pictures and captions"))
+    emit(result, [*_account(result), *_ending(result)], common)
+    return 0
+
+
+def _account(result: dict[str, Any]) -> list[str]:
+    """What was found, as a few tables."""
+    where = f"{result['run']} on {result['data']}, split {result['split']} ({result['why_split']})"
+    lines = [escape(where)]
+    for at, note in enumerate(result["notes"]):
+        colour = "yellow" if result["trained_on"] and at == 0 else "dim"
+        lines.append(f"[{colour}]{escape(note)}[/{colour}]")
+    if "evaluation" in result:
+        held_out = result["split"] not in ("train", "all") and not result["trained_on"]
+        lines += score_table(result["evaluation"], "held-out pairs" if held_out else "pairs")
+        if (baseline := result.get("linear_baseline")) is not None:
+            lines.append(f"  [dim]{'linear baseline':<33}{baseline:>8.1%}[/dim]")
+        lines += _shared(result["ceilings"]) + _ranks(result["evaluation"]) + _negatives(result["negatives"])
+    else:
+        lines += _classes(result["zeroshot"])
+    geometry = result["geometry"]
+    lines.append(f"[bold]{'embeddings':<35}[/bold]     gap  alignment  uniformity of pictures  of captions")
+    spread = f"{geometry['uniformity_pictures']:>24.2f}{geometry['uniformity_captions']:>13.2f}"
+    lines.append(f"{'':<35}{geometry['modality_gap']:>8.2f}{geometry['alignment']:>11.2f}{spread}")
+    return lines
+
+
+def _ending(result: dict[str, Any]) -> list[str]:
+    if not result["files"]:
+        return [f"Next: --out FOLDER keeps this with its pictures; in Python: lapclip.load({result['run']!r})"]
+    name = Path(result["run"]).name
+    return [f"Next: open {result['files'][0]} in a browser, or {typed(f'report {name}')}"]
+
+
+def score_table(evaluation: dict[str, Any], what: str = "held-out pairs") -> list[str]:
+    """Recall both ways beside chance, with 95 % intervals of R@1."""
+    title = f"{what}: {evaluation['candidates']} candidates"
+    lines = [f"[bold]{title:<35}[/bold]     R@1     R@5    R@10   R@1 95 % interval"]
+    for way, text in WAYS.items():
+        recalls = "".join(f"{evaluation[f'{way}_r{rank}']:>8.1%}" for rank in RANKS)
+        low, high = evaluation["intervals"][f"{way}_r1"]
+        lines.append(f"  {text:<33}{recalls}   {low:.1%} to {high:.1%}")
+    chances = evaluation["chances"]
+    found = {way: "".join(f"{chances[f'{way}_r{rank}']:>8.1%}" for rank in RANKS) for way in WAYS}
+    if found["t2i"] == found["i2t"]:
+        lines.append(f"  [dim]{'chance':<33}{found['t2i']}[/dim]")
+    else:  # several captions of a picture are easier to hit than one picture
+        lines += [f"  [dim]{f'chance, {text}':<33}{found[way]}[/dim]" for way, text in WAYS.items()]
+    if batch := evaluation.get("in_batch"):
+        low, high = batch["interval"]
+        what = f"accuracy in batches of {batch['size']}"
+        lines.append(
+            f"  {what:<33}{batch['accuracy']:>8.1%}{'':16}   {low:.1%} to {high:.1%}, chance {batch['chance']:.1%}"
+        )
+    return lines
+
+
+def start_lines(evaluation: dict[str, Any] | None) -> list[str]:
+    """What the model scored before it was trained on, beside the table of what it scores now."""
+    if evaluation is None:
+        return []
+    lines = []
+    for way, text in WAYS.items():
+        recalls = "".join(f"{evaluation[f'{way}_r{rank}']:>8.1%}" for rank in RANKS)
+        low, high = evaluation["intervals"][f"{way}_r1"]
+        lines.append(f"  {f'at the start, {text}':<33}{recalls}   {low:.1%} to {high:.1%}")
+    return lines
+
+
+def _shared(ceilings: dict[str, float]) -> list[str]:
+    """Said only where pictures share captions word for word."""
+    lines = []
+    for way, text in WAYS.items():
+        if ceilings[f"{way}_r1"] < 1:
+            most = "".join(f"{ceilings[f'{way}_r{rank}']:>8.1%}" for rank in RANKS)
+            lines.append(f"  [dim]{f'most possible, {text}':<33}{most}   some captions are the same[/dim]")
+    return lines
+
+
+def _ranks(evaluation: dict[str, Any]) -> list[str]:
+    lines = [f"[bold]{'place of the right answer':<35}[/bold]  median   chance   mean reciprocal   95 % interval"]
+    for way, text in WAYS.items():
+        median, chance = evaluation[f"{way}_median_rank"], evaluation["chances"][f"{way}_median_rank"]
+        low, high = evaluation["intervals"][f"{way}_mean_reciprocal_rank"]
+        mean = evaluation[f"{way}_mean_reciprocal_rank"]
+        lines.append(f"  {text:<33}{median:>8,g}{chance:>9,g}{mean:>18.3f}   {low:.3f} to {high:.3f}")
+    return lines
+
+
+def _negatives(found: dict[str, Any] | None) -> list[str]:
+    if found is None:
+        return []
+    title = f"against {found['negatives']} wrong pictures"
+    shares = "".join(f"{found[kind]['accuracy']:>8.1%}" for kind in ("easy", "medium", "hard"))
+    low, high = found["hard"]["intervals"]["accuracy"]
+    return [
+        f"[bold]{title:<35}[/bold]    easy  medium    hard   hard 95 % interval",
+        f"  {'the right one wins':<33}{shares}   {low:.1%} to {high:.1%}, chance {found['chance']:.1%}",
+    ]
+
+
+def _classes(found: dict[str, Any]) -> list[str]:
+    title = f"zero-shot: {found['pictures']:,} pictures, {found['classes']} classes"
+    lines = [f"[bold]{title:<41}[/bold]   share   chance   95 % interval"]
+    for key, text in (("top1", "top-1"), ("top5", "top-5"), ("mean_per_class", "mean recall of the classes")):
+        low, high = found["intervals"][key]
+        lines.append(f"  {text:<39}{found[key]:>8.1%}{found['chance'][key]:>9.1%}   {low:.1%} to {high:.1%}")
+    lines.append(f"  [dim]{'always the largest class':<39}{found['largest_class']:>8.1%}[/dim]")
+    ordered = sorted((entry for entry in found["per_class"] if entry["pictures"]), key=lambda entry: -entry["recall"])
+    named = [f"{escape(entry['name'])} {entry['recall']:.0%}" for entry in ordered]
+    best, worst = ", ".join(named[:3]), ", ".join(named[3:][-3:])
+    lines.append(f"  best {best}{f'; worst {worst}' if worst else ''}")
+    return lines

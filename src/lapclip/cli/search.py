@@ -1,0 +1,209 @@
+"""`lapclip search`."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import Parameter
+from rich.markup import escape
+
+from lapclip.cli.display import display
+from lapclip.cli.output import Common, emit, typed
+from lapclip.errors import SearchError
+
+if TYPE_CHECKING:
+    from lapclip.searching.library import Hit, Library
+
+LISTED = 5
+"""Unreadable pictures that are shown by name."""
+
+
+def search(
+    folder: Path,
+    query: Annotated[str | None, Parameter(allow_leading_hyphen=True)] = None,
+    /,
+    *,
+    like: Annotated[Path | None, Parameter(show_default=False)] = None,
+    limit: int = 10,
+    since: Annotated[str | None, Parameter(show_default=False)] = None,
+    exclude: Annotated[tuple[str, ...], Parameter(negative="", show_default=False)] = (),
+    model: Annotated[str | None, Parameter(show_default=False)] = None,
+    device: str = "auto",
+    thumbnails: Annotated[bool | None, Parameter(show_default=False)] = None,
+    web: Annotated[bool, Parameter(negative="")] = False,
+    port: Annotated[int | None, Parameter(show_default=False)] = None,
+    host: str = "127.0.0.1",
+    common: Common | None = None,
+) -> int:
+    """Find pictures on your own disk by what is on them, in words or by another picture.
+
+    What is new or changed under the folder is indexed first; Ctrl-C stops that, and the same command goes on. The index
+    is kept in your data directory, and nothing is written into the folder. Without QUERY it only indexes. Hidden files
+    and the folders of runs are left out.
+
+    For example:
+
+    - `lapclip search photos/`
+    - `lapclip search photos/ "a red bicycle in the snow"`
+    - `lapclip search photos/ "beach -people" --since 2024-05-01 --exclude "screenshots/*"`
+    - `lapclip search photos/ --like cat.jpg --limit 5`
+    - `lapclip search photos/ --web`
+    - `lapclip search photos/ "a dog" --model ViT-B-32.pt --json`
+
+    Parameters
+    ----------
+    folder
+        The pictures to search, with all folders in it.
+    query
+        What to look for; `-word` and `-"two words"` are what not to look for. The path of a picture works too.
+    like
+        Find pictures like this one. Example: lapclip search photos/ --like cat.jpg
+    limit
+        How many to show. Example: lapclip search photos/ "a dog" --limit 50
+    since
+        Only pictures from this date on, or younger than this age, by the date in the photo or else of the file.
+        Examples: --since 2024-05-01, --since 30d, --since 2w, --since 6m, --since 1y
+    exclude
+        Leave out pictures whose path in the folder, or a part of it, is like this; may be repeated. Example: lapclip
+        search photos/ "a dog" --exclude "screenshots" --exclude "*.png"
+    model
+        A run's name or folder, a folder or file with a model, or a name on the Hugging Face hub; without one, the
+        newest finished run that learnt from pictures. Example: lapclip search photos/ "a dog" --model ViT-B-32.pt
+    device
+        Where to compute: auto, cpu, cuda, mps, xpu. Example: lapclip search photos/ "a dog" --device cpu
+    thumbnails
+        Draw small pictures; without it, where the terminal can. Example: lapclip search photos/ "a dog"
+        --no-thumbnails
+    web
+        Show it in a browser instead, at an address that is printed: results come as you type. Example: lapclip search
+        photos/ --web
+    port
+        Where the page is served; without it, 8865 or the next free one. Example: lapclip search photos/ --web --port
+        9000
+    host
+        Address the page is served at; any but this computer's own needs the token that is printed. Example: lapclip
+        search photos/ --web --host 0.0.0.0
+    """
+    from lapclip.searching import query as asking
+    from lapclip.searching import scan as walking
+
+    began = time.monotonic()
+    asking.check(query, like, limit)
+    oldest = asking.parse_since(since) if since is not None else None
+    if like is None and query is not None and walking.is_picture(query) and Path(query).is_file():
+        like, query = Path(query), None
+    if query is not None and query.startswith("--"):  # one dash is a word that is not wanted
+        raise SearchError(f"Unknown option: {query}.", hint="lapclip search --help")
+    if query is not None and walking.is_picture(query):
+        raise SearchError(f"There is no picture {query}.", hint="a picture's path, or words without such an ending")
+
+    from lapclip.searching.library import open_library
+
+    with display() as shown:
+        shown.waiting("reading the model")
+        library = open_library(folder, model, shown.counting("indexing"), device=device, waiting=shown.waiting)
+    if web:
+        return _serve(library, host, port, common, query=query or "", like=like, since=oldest, exclude=exclude)
+    asked = time.monotonic()
+    hits: list[Hit] = []
+    if like is not None:
+        hits = library.like_picture(like, limit, 0, oldest, exclude)
+    elif query is not None:
+        hits = library.find(query, limit, 0, oldest, exclude)
+    result = {
+        "results": [{"path": str(hit.path), "score": hit.score, "number": hit.number} for hit in hits],
+        "indexed": library.count,
+        "seconds": time.monotonic() - began,
+        "query_seconds": time.monotonic() - asked,
+        "added": library.indexed.added,
+        "moved": library.indexed.moved,
+        "removed": library.indexed.removed,
+        "unreadable": [{"path": path, "reason": reason} for path, reason in library.indexed.unreadable],
+        "folder": str(library.folder),
+        "model": str(library.encoder.subject.path),
+        "why_model": library.encoder.subject.why,
+        "said": library.said(),
+        "notes": library.indexed.notes,
+    }
+    asked_for = query is not None or like is not None
+    lines = [*_about(library), *_ending(library, folder, model, question=asked_for, hits=hits)]
+    if common and common.json:
+        emit(result, [], common)
+        return 0
+    if hits:
+        _print_hits(hits, thumbnails)
+    emit(result, lines, common)
+    return 0
+
+
+def _serve(library: Library, host: str, port: int | None, common: Common | None, **asked: Any) -> int:
+    """Say what there is, then the address; with --json the object says it, and lines for people go to stderr."""
+    from rich.console import Console
+
+    from lapclip.searching.web import serve
+
+    output = sys.stderr if common and common.json else None
+    tell = Console(highlight=False, file=output)
+    for line in _about(library):
+        tell.print(line, soft_wrap=True)
+
+    def ready(address: str) -> None:
+        if common and common.json:
+            print(json.dumps({"address": address, "indexed": library.count}), flush=True)
+
+    serve(library, host, port, output=output, ready=ready, **asked)
+    return 0
+
+
+def _about(library: Library) -> list[str]:
+    """What there is, what could not be read, and what the model is worth."""
+    from lapclip.searching.safe_names import shown
+
+    found = library.indexed
+    news = [(found.added, "new or changed"), (found.moved, "renamed or copied"), (found.removed, "gone")]
+    told = ", ".join(f"{count:,} {what}" for count, what in news if count)
+    lines = [f"[dim]{library.count:,} pictures indexed{f' ({told})' if told else ''}[/dim]"]
+    lines += [f"[yellow]{escape(shown(note))}[/yellow]" for note in found.notes]
+    if found.unreadable:
+        lines.append(f"[yellow]{len(found.unreadable):,} could not be read:[/yellow]")
+        lines += [f"  {escape(shown(path))}: {escape(shown(reason))}" for path, reason in found.unreadable[:LISTED]]
+        if len(found.unreadable) > LISTED:
+            lines.append(f"  and {len(found.unreadable) - LISTED:,} more; --json lists them all")
+    subject = library.encoder.subject
+    lines.append(f"[dim]model {escape(shown(subject.path))}: {subject.why}[/dim]")
+    return lines + [f"[dim]{escape(shown(sentence))}[/dim]" for sentence in library.said()]
+
+
+def _ending(library: Library, folder: Path, model: str | None, *, question: bool, hits: list[Hit]) -> list[str]:
+    from lapclip.searching.safe_names import shown
+
+    place = shlex.quote(shown(folder))
+    # Without it the next command might take another model, for which all pictures would be read again.
+    same = f" --model {shlex.quote(shown(model))}" if model else ""
+    if not question:
+        example = typed(f'search {place} "a dog on a beach"{same}')
+        return [f"Next: {escape(example)}"]
+    if not hits:
+        return ["No picture is left by --since and --exclude." if library.count else "There are no pictures to find."]
+    return [f"Next: {escape(typed(f'search {place} --like {shlex.quote(shown(hits[0].path))}{same}'))}"]
+
+
+def _print_hits(hits: list[Hit], wanted: bool | None) -> None:
+    from rich.console import Console
+
+    from lapclip.searching.safe_names import from_here, shown
+    from lapclip.searching.terminal_thumbnails import protocol, thumbnail
+
+    console = Console(highlight=False)
+    how = protocol() if sys.stdout.isatty() and wanted is not False else None
+    if wanted and how is None:
+        print("This terminal does not say that it can show pictures: none are drawn.", file=sys.stderr)
+    for hit in hits:
+        console.print(f"{hit.score:6.3f}  {escape(shown(from_here(hit.path)))}", soft_wrap=True)
+        if how and (drawn := thumbnail(hit.path, how)):
+            console.file.write(drawn + "\n")

@@ -1,0 +1,219 @@
+"""`lapclip train` and `lapclip resume`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Parameter
+
+from lapclip.cli.display import display
+from lapclip.cli.eval import score_table, start_lines
+from lapclip.cli.model_and_data import source_setting, start_setting, teacher_setting
+from lapclip.cli.output import Common, emit, typed
+from lapclip.commands.background import reserved_run, resume_in_background, train_in_background, wait_for
+from lapclip.config import AUTO, build_config, parse_settings, read_recipe, recipe_for
+from lapclip.errors import RunError
+from lapclip.evaluation.metric_names import said_of_few
+from lapclip.model.shapes import SHAPES
+from lapclip.runs.folder import find_run
+from lapclip.runs.number_text import duration
+
+if TYPE_CHECKING:
+    from lapclip.commands.train import Outcome
+
+
+def train(
+    data: str | None = None,
+    /,
+    *,
+    recipe: Annotated[str | None, Parameter(show_default=False)] = None,
+    start: Annotated[str | None, Parameter(name="--from", show_default=False)] = None,
+    minutes: float | None = None,
+    name: str | None = None,
+    teacher: str | None = None,
+    background: Annotated[bool, Parameter(negative="")] = False,
+    after: str | None = None,
+    polite: Annotated[bool, Parameter(negative="")] = False,
+    ask: Annotated[tuple[str, ...], Parameter(negative="", show_default=False)] = (),
+    settings: Annotated[tuple[str, ...], Parameter(name="--set", negative="", show_default=False)] = (),
+    reserved: Annotated[str, Parameter(show=False)] = "",
+    common: Common | None = None,
+) -> int:
+    """Train a model: on your pictures and captions or on ones that lapclip draws, from scratch or from weights.
+
+    Data may be a folder with a .txt beside each picture, a CSV or JSON table, COCO or Karpathy annotations, class
+    folders, tar shards or parquet; `lapclip data check` says what it is taken for. The run is a folder under runs/:
+    settings, events, log, checkpoints and the best model. Ctrl-C saves and ends;
+    `lapclip resume` goes on.
+
+    For example:
+
+    - `lapclip train`
+    - `lapclip train photos/`
+    - `lapclip train photos/ --recipe heads`
+    - `lapclip train photos/ --from runs/heads`
+    - `lapclip train --minutes 2 --name quick`
+    - `lapclip train --recipe seed --set train.epochs=3`
+    - `lapclip train --background --polite`
+    - `lapclip train photos/ --recipe distil --teacher heads`
+
+    Parameters
+    ----------
+    data
+        Pictures with captions: a folder, a table, a pattern of shards, `emoji` or `scenes`. Without it: scenes.
+    recipe
+        A recipe's name (first-run, photos, seed, seed-gpu; from pretrained weights: heads, last-blocks, lora, full;
+        from a teacher: distil) or a TOML file; without it, photos for your own data, else first-run; with --from, by
+        how many pictures there are.
+        Example: lapclip train --recipe seed
+    start
+        The model to go on from: a run, published weights (a file, a folder, a name on the Hugging Face hub). Example:
+        lapclip train photos/ --from openai/clip-vit-base-patch32
+    minutes
+        Fill this many minutes; the schedule is fitted to them. Example: lapclip train --minutes 10
+    name
+        Name of the run's folder under runs/. Example: lapclip train --name mine
+    teacher
+        A model that this one learns from, too: a run, a model folder, or an .npz file of embeddings. Example: lapclip
+        train photos/ --teacher runs/heads
+    background
+        Return at once; the run goes on without this terminal. Example: lapclip train --background
+    after
+        Wait until another run here has ended, however it ends. Example: lapclip train --after first-run
+    polite
+        Pause on a low battery, under heat, while memory is short and while others need the cores. Example: lapclip
+        train --polite
+    ask
+        A caption of your own to follow while it learns; may be repeated. Example: lapclip train --ask "a red cat"
+    settings
+        Change a setting of the recipe; may be repeated. Example: lapclip train --set train.batch_size=64
+    reserved
+        The key of the folder that a run in the background fills.
+    """
+    recipe = recipe_for(data, recipe, start)
+    settings = (
+        *source_setting(data),
+        *start_setting(start),
+        *teacher_setting(teacher),
+        *settings,
+        *["work.polite=true"] * polite,
+        *[f"work.ask={'|'.join(ask)}"] * bool(ask),
+    )
+    if background:
+        return start_in_background(recipe, minutes, name, after, settings, common)
+    own = reserved_run(name, reserved)
+    with display() as shown:
+        if after is not None:
+            wait_for(after, shown.waiting, own)
+        if own and own.stop_asked():
+            own.give_up()
+            return 0
+        from lapclip.commands import run_setup as preparing
+        from lapclip.commands import train as launch
+
+        # In the background log.txt has the run's lines already.
+        listeners = [] if reserved else [shown]
+        hooks = preparing.Hooks(listeners, shown.data_progress, shown.tuning_progress, reserved)
+        outcome = launch.start(recipe, list(settings), minutes, name, hooks)
+    emit(outcome.to_dict(), summary(outcome), common)
+    return outcome.exit_status
+
+
+def start_in_background(
+    recipe: str,
+    minutes: float | None,
+    name: str | None,
+    after: str | None,
+    settings: Sequence[str],
+    common: Common | None,
+) -> int:
+    """Check what can be checked at once, start the run, and say how to follow it."""
+    if after is not None:
+        find_run(after)
+    recipes = [] if recipe == AUTO else [read_recipe(recipe)]
+    build_config([*recipes, parse_settings(list(settings))], SHAPES)
+    arguments = ["--recipe", recipe, *([f"--minutes={minutes}"] if minutes is not None else [])]
+    arguments += [f"--after={after}"] * (after is not None) + [f"--set={setting}" for setting in settings]
+    run = train_in_background(arguments, recipe, name)
+    lines = [f"{run.path} starts in the background; its words go to {run.log}.", f"Next: {typed(f'watch {run.name}')}"]
+    emit({"run": str(run.path), "name": run.name, "state": "starting"}, lines, common)
+    return 0
+
+
+def resume(
+    run: str | None = None,
+    /,
+    *,
+    background: Annotated[bool, Parameter(negative="")] = False,
+    quiet: Annotated[bool, Parameter(negative="", show=False)] = False,
+    common: Common | None = None,
+) -> int:
+    """Go on with a run that was stopped, killed or put to sleep; it ends with the result it would have had.
+
+    For example:
+
+    - `lapclip resume`
+    - `lapclip resume first-run-2`
+
+    Parameters
+    ----------
+    run
+        The run's name; without one, the newest.
+    background
+        Return at once; the run goes on without this terminal. Example: lapclip resume --background
+    quiet
+        Leave the run's lines to log.txt.
+    """
+    if background:
+        found = find_run(run)
+        found.read_settings()
+        if found.state in ("running", "finished"):
+            raise RunError(f"{found.path} is {found.state}; there is nothing to resume.", hint="lapclip runs")
+        resume_in_background(found)
+        lines = [f"{found.path} goes on in the background.", f"Next: {typed(f'watch {found.name}')}"]
+        emit({"run": str(found.path), "name": found.name, "state": "starting"}, lines, common)
+        return 0
+    from lapclip.commands import run_setup as preparing
+    from lapclip.commands import train as launch
+
+    with display() as shown:
+        outcome = launch.resume(run, preparing.Hooks([] if quiet else [shown], shown.data_progress))
+    emit(outcome.to_dict(), summary(outcome, "since it was resumed"), common)
+    return outcome.exit_status
+
+
+def summary(outcome: Outcome, whole: str = "in all") -> list[str]:
+    """The end of a run, for a person; `whole` says what its seconds are of."""
+    name = outcome.run.replace("\\", "/").removeprefix("runs/")
+    if outcome.evaluation is None:
+        return [
+            f"Stopped after step {outcome.steps:,} of {outcome.run}; everything is saved.",
+            f"Go on: {typed(f'resume {name}')}",
+        ]
+    kinds = set(outcome.devices.values())
+    places = kinds.pop() if len(kinds) == 1 else ", ".join(f"{tower} on {at}" for tower, at in outcome.devices.items())
+    return [
+        *score_table(outcome.evaluation),
+        *start_lines(outcome.start_evaluation),
+        *said_of_few(outcome.evaluation["candidates"]),
+        "",
+        f"time          {duration(outcome.training_seconds)} of training, {duration(outcome.seconds)} {whole}",
+        f"speed         {outcome.pairs_per_second:,.0f} pairs/s on {places}",
+        f"peak memory   {outcome.peak_memory_bytes / 1e9:.2f} GB",
+        *[f"ended early   {outcome.early}"] * bool(outcome.early),
+        f"run           {outcome.run}",
+        "",
+        *[f"Next: {typed(f'gained {name}')}"] * bool(outcome.start_evaluation),
+        f"{'     ' if outcome.start_evaluation else 'Next:'} {typed(f'eval {name}')}",
+        *_further(outcome, name),
+    ]
+
+
+def _further(outcome: Outcome, name: str) -> list[str]:
+    if outcome.data != "scenes":
+        return [f"      {typed(f'report {name}')}", f"      or, in Python: lapclip.load({outcome.run!r})"]
+    return [
+        f"      {typed('train --minutes 10 --name longer')}",
+        f"      or, in Python: lapclip.load({outcome.run!r}).encode_text(['a red cat on the left'])",
+    ]

@@ -1,0 +1,63 @@
+"""Runs that outlive the terminal they were started from. No torch: whoever starts one has the prompt back at once."""
+
+from __future__ import annotations
+
+import secrets
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+
+from lapclip.errors import RunError
+from lapclip.runs.folder import RUNS, Run, find_run, is_reserved, reserve_run
+from lapclip.runs.heartbeat import beat_of, write_beat
+
+LOOK = 1.0
+"""Seconds between two looks at a run that is waited for."""
+
+
+def train_in_background(arguments: Sequence[str], recipe: str, name: str | None) -> Run:
+    """`lapclip train` with these arguments in a process of its own; what it says goes to the run's log.txt."""
+    key = secrets.token_hex(8)
+    run = reserve_run(name, recipe, key)
+    try:
+        _spawn(run, ["train", *arguments, "--name", run.name, "--reserved", key])
+    except RunError:
+        run.give_up()
+        raise
+    return run
+
+
+def resume_in_background(run: Run) -> None:
+    """`lapclip resume` in a process of its own."""
+    _spawn(run, ["resume", run.name, "--quiet"])
+
+
+def _spawn(run: Run, arguments: Sequence[str]) -> None:
+    """A process without a terminal, in a session of its own: closing the terminal does not reach it."""
+    command = [sys.executable, "-m", "lapclip", *arguments]
+    flags = {}
+    if sys.platform == "win32":
+        apart = subprocess.DETACHED_PROCESS | subprocess.CREATE_NEW_PROCESS_GROUP  # type: ignore[attr-defined]
+        flags = {"creationflags": apart}
+    try:
+        with open(run.log, "ab") as log:
+            process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, **flags
+            )
+        write_beat(run.starting, beat_of(process.pid, "starting"))
+    except OSError as error:
+        raise RunError(f"Cannot start {run.name} in the background: {error.strerror or error}.") from error
+
+
+def wait_for(name: str, tell: Callable[[str], None], own: Run | None = None) -> None:
+    """Wait until another run is over, however it ends, or until this one, which waits, is asked to stop."""
+    run = find_run(name)
+    while run.state in ("running", "starting") and not (own and own.stop_asked()):
+        tell(f"waiting for {run.name} to end")
+        time.sleep(LOOK)
+
+
+def reserved_run(name: str | None, key: str) -> Run | None:
+    """The folder that waits for the process that knows the key."""
+    return Run(RUNS / name) if name is not None and is_reserved(name, key) else None

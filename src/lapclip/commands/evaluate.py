@@ -1,0 +1,339 @@
+"""Turn a command into an evaluation: which model, which pictures, what is told of them, and where that is kept."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from lapclip.config import AUTO, SECTIONS, Config, DataConfig, Layer, build_config, parse_settings
+from lapclip.data.dataset import Pairs
+from lapclip.data.loading import SCENES, TRAIN, load_data, load_to_score
+from lapclip.data.pixels import View
+from lapclip.data.sources import read_table
+from lapclip.data.splits import assign_splits
+from lapclip.data.table import DataProgress, Progress
+from lapclip.data.training_images import count_seen
+from lapclip.embedder import Embedder, Encoder, load
+from lapclip.errors import ConfigError, DataError, RunError, nearest
+from lapclip.evaluation.evaluation import account_of_classes, account_of_pairs
+from lapclip.evaluation.joined import joined
+from lapclip.evaluation.linear_baseline import linear_baseline
+from lapclip.evaluation.metric_names import said_of_few
+from lapclip.evaluation.zeroshot import TEMPLATES, class_embeddings, read_templates
+from lapclip.exporting.engine import open_export
+from lapclip.model.shapes import SHAPES
+from lapclip.report.evaluation_report import EVALUATION, FOLDER, THUMBNAIL, page_of
+from lapclip.report.write import write_account, write_files
+from lapclip.runs.folder import RUNS, Run, find_run
+from lapclip.weights import is_model
+from lapclip.weights.exported import is_exported
+
+ALL = "all"
+DECIDE_SPLITS = ("seed", "split_column", "train_pairs")
+"""Settings of data that decide which pictures are for training: of the run's own data they stay as they were."""
+SIDE = 144
+"""Pixels of a thumbnail's longer side."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What the user asked for; everything may be left out."""
+
+    model: str | None = None
+    data: str | None = None
+    split: str | None = None
+    templates: str = ""
+    device: str = AUTO
+    out: Path | None = None
+    settings: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Subject:
+    """The model to evaluate: a run's, with its settings, or one in a folder of its own."""
+
+    path: Path
+    run: Run | None
+    config: Config | None
+    fingerprint: str | None
+
+
+@dataclass(frozen=True)
+class Opened:
+    """The pictures to score, what they are called, why these, and what the user should know of them."""
+
+    split: str
+    why: str
+    pairs: Pairs
+    classes: Sequence[str]
+    notes: list[str]
+    for_training: int | None
+    """How many of them are in the run's training split; None for data that is not the run's own."""
+    linear_baseline: float | None = None
+
+
+def evaluate(
+    wanted: Wanted, data_progress: DataProgress | None = None, encoding_progress: Progress | None = None
+) -> dict[str, Any]:
+    """Score a model on pictures, keep the account with its pictures and its page, and return it."""
+    subject = find_subject(wanted)
+    config, own = choose_data(subject, wanted)
+    templates = choose_templates(wanted, config, own=own)
+    try:
+        embedder = open_encoder(subject.path, wanted.device)
+    except ConfigError as error:  # a device that is not here, which training would have as a setting
+        raise ConfigError(error.message.replace("train.device", "--device"), hint="--device auto") from None
+    view = embedder.view
+    open_data = open_scenes if config.source == SCENES else open_pictures
+    opened = open_data(config, view, wanted.split, (subject.fingerprint or "") if own else None, data_progress)
+    batch_size = subject.config.train.batch_size if subject.config else None
+    trained_on = count_trained_on(subject, opened)
+    result: dict[str, Any] = {
+        "run": str(subject.path),
+        "data": config.source,
+        "split": opened.split,
+        "why_split": opened.why,
+        "device": embedder.device.kind if isinstance(embedder, Embedder) else "cpu",
+        "trained_on": trained_on,
+        "notes": [
+            *said_of_training(trained_on, len(opened.pairs)),
+            *opened.notes,
+            *_unused_templates(wanted, opened),
+        ],
+        **score(embedder, opened.pairs, opened.classes, templates, batch_size, encoding_progress),
+    }
+    if "evaluation" in result:
+        result["notes"] += said_of_few(result["evaluation"]["candidates"])
+    if opened.linear_baseline is not None:
+        result["linear_baseline"] = opened.linear_baseline
+    name = _plain(opened.split) if own else f"{_slug(config.source)}-{_plain(opened.split)}"
+    folder = wanted.out or (subject.run and subject.run.path / FOLDER / name)
+    result["files"] = [str(path) for path in keep(result, opened.pairs, folder)] if folder else []
+    return result
+
+
+def _unused_templates(wanted: Wanted, opened: Opened) -> list[str]:
+    if wanted.templates and not opened.classes:
+        return ["--templates is for folders of classes; these pictures have captions, so it was not used."]
+    return []
+
+
+def find_subject(wanted: Wanted) -> Subject:
+    """The model that is meant: a run by its name or path, a model in a folder or file, one of the hub, or the newest
+    run."""
+    if wanted.model and wanted.data is None and not (RUNS / wanted.model).is_dir() and _holds_no_model(wanted.model):
+        raise RunError(
+            f"{wanted.model} holds no model. To evaluate on it, name the model first.",
+            hint=f"lapclip eval RUN {wanted.model}",
+        )
+    if wanted.model and not (RUNS / wanted.model).is_dir() and is_model(wanted.model):
+        path = Path(wanted.model)
+        if not (path / "run.toml").exists():
+            return Subject(path, None, None, None)
+    run = find_run(wanted.model)
+    if not run.settings.exists() and is_model(run.path):
+        return Subject(run.path, None, None, None)
+    saved = run.read_settings()
+    layer = Layer(str(run.settings), {section: saved.get(section, {}) for section in SECTIONS})
+    return Subject(run.path, run, build_config([layer], SHAPES), saved["run"].get("data_fingerprint"))
+
+
+def choose_data(subject: Subject, wanted: Wanted) -> tuple[DataConfig, bool]:
+    """The data to score on, and whether it is what the run learnt from."""
+    trained = subject.config.data if subject.config else None
+    asked = parse_settings(list(wanted.settings))
+    if wanted.data is None and trained is None:
+        raise DataError(
+            f"{subject.path} is a model without a run: name the data.", hint=f"lapclip eval {subject.path} DATA"
+        )
+    source = wanted.data if wanted.data is not None else trained.source if trained else ""
+    own = trained is not None and _same(source, trained.source)
+    _check_settings(asked, own=own)
+    if own and trained is not None:
+        first = Layer("the run", {"data": vars(trained)})
+    else:
+        # Of the run only the seed: columns and folders of other data are looked for anew.
+        first = Layer("the run", {"data": {"source": source, "seed": trained.seed if trained else 0}})
+    return build_config([first, asked], SHAPES).data, own
+
+
+def count_trained_on(subject: Subject, opened: Opened) -> int | None:
+    """How many of the pictures the run learnt from, known by their bytes; None where that is not known."""
+    seen = count_seen(opened.pairs.identities, subject.run.seen) if subject.run else None
+    if seen is None and subject.config and opened.for_training is None:
+        # Drawn scenes are no files: a run that drew what it learnt from has seen none, and no other run has seen these.
+        drawn = subject.config.data.source == SCENES, opened.pairs.identities is None
+        return 0 if any(drawn) else None
+    return opened.for_training if seen is None else seen
+
+
+def open_scenes(
+    config: DataConfig, view: View, asked: str | None, fingerprint: str | None, progress: DataProgress | None
+) -> Opened:
+    """The built-in scenes; a fingerprint is that of the data the run began with, empty where it was not kept."""
+    data = load_data(config, view, progress)
+    split, why = choose_split(list(data.splits), asked, learnt_from=fingerprint is not None)
+    pairs = joined(list(data.splits.values())) if split == ALL else data.splits[split]
+    changed = fingerprint not in (None, "", data.fingerprint)
+    notes = ["The data is not what the run began with: it is scored as it is now."] if changed else []
+    of_training = len(data.train) if split in (ALL, TRAIN) else 0
+    for_training = None if fingerprint is None else of_training
+    return Opened(split, why, pairs, (), notes, for_training, linear_baseline(data.train, pairs))
+
+
+def open_pictures(
+    config: DataConfig, view: View, asked: str | None, fingerprint: str | None, progress: DataProgress | None
+) -> Opened:
+    """Pictures of the user's. Of data that a run did not learn from, only splits that it names itself count."""
+    table = read_table(config)
+    splits = [row.split or ALL for row in table.rows] if fingerprint is None else assign_splits(table.rows, config.seed)
+    split, why = choose_split(
+        list(dict.fromkeys(splits)), asked, learnt_from=fingerprint is not None, classes=bool(table.classes)
+    )
+    chosen = [at for at, own in enumerate(splits) if split in (ALL, own)]
+    pairs, notes = load_to_score(config, table, chosen, view, progress)
+    if not len(pairs):
+        raise DataError(f"The split {split} has no pictures that can be read.", hint=f"--split {ALL}")
+    of_training = min(len(pairs), sum(splits[at] == TRAIN for at in chosen))  # at the most: some may be broken
+    for_training = None if fingerprint is None else of_training
+    return Opened(split, why, pairs, table.classes, notes, for_training)
+
+
+def choose_split(
+    splits: Sequence[str], asked: str | None, *, learnt_from: bool, classes: bool = False
+) -> tuple[str, str]:
+    """The split to score among those there are, and why this one."""
+    if asked is not None:
+        if asked not in (ALL, *splits):
+            raise DataError(f"The data has no split {asked}. {nearest(asked, splits)}", hint=f"--split {ALL}")
+        return asked, "asked for"
+    if classes and not learnt_from:
+        return ALL, "classes: all pictures count"
+    if "test" in splits:
+        return "test", "it chose nothing"
+    if "val" in splits:
+        return "val", "there is no test split" + ("; val chose the checkpoint" if learnt_from else "")
+    return ALL, "it has no splits of its own" if ALL in splits else "it has no test or val split"
+
+
+def choose_templates(wanted: Wanted, config: DataConfig, *, own: bool) -> list[str]:
+    """Those asked for; for the run's own classes those it was trained with; else the small set that lapclip has."""
+    if wanted.templates:
+        return read_templates(wanted.templates)
+    # Of other data, prompts that are not the usual ones come from --set.
+    return read_templates(config.prompts) if own or config.prompts != DataConfig().prompts else list(TEMPLATES)
+
+
+def open_encoder(path: Path, device: str) -> Encoder:
+    """A model in torch, or exported towers in ONNX Runtime."""
+    return open_export(path) if is_exported(path) else load(path, device)
+
+
+def score(
+    embedder: Encoder,
+    pairs: Pairs,
+    classes: Sequence[str],
+    templates: Sequence[str],
+    batch_size: int | None,
+    progress: Progress | None = None,
+) -> dict[str, Any]:
+    """Classes are told apart, pairs are found."""
+    if pairs.labels is not None and classes:
+        images = embedder.encode_pixels(pairs.pixels, progress)
+        prompted = class_embeddings(embedder.encode_text, classes, templates)
+        check_numbers(images, prompted)
+        return {**account_of_classes(images, prompted, pairs.labels, classes), "templates": list(templates)}
+    if not any(pairs.captions):
+        raise DataError("None of the pictures has a caption.", hint="lapclip data check DATA")
+    images, texts, owner = embedder.encode_pairs(pairs, progress)
+    check_numbers(images, texts)
+    return account_of_pairs(images, texts, owner, pairs, batch_size)
+
+
+def keep(result: dict[str, Any], pairs: Pairs, folder: Path) -> list[Path]:
+    """Write the account, small pictures of what it shows, and its page."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for old in folder.glob(THUMBNAIL.format("[0-9]*")):  # ours alone: the folder may be the user's
+            old.unlink()
+        for picture in sorted(_shown(result)):
+            thumbnail = Image.fromarray(np.asarray(pairs.pixels[picture]))
+            thumbnail.thumbnail((SIDE, SIDE))
+            path = folder / THUMBNAIL.format(picture)
+            path.parent.mkdir(exist_ok=True)
+            thumbnail.save(path, quality=85)
+        write_account(result, folder / EVALUATION)
+    except OSError as error:
+        raise RunError(
+            f"Cannot write to {folder}: {error.strerror or error}.", hint="lapclip eval --out FOLDER"
+        ) from error
+    return [*write_files(page_of(result, folder), folder, "evaluation"), folder / EVALUATION]
+
+
+def _shown(result: dict[str, Any]) -> set[int]:
+    """The pictures that the page shows."""
+    found = {entry["picture"] for entry in result.get("mistaken", [])}
+    for pair in result.get("confused", []):
+        found |= {pair["own"], pair["preferred"]}
+    for example in result.get("examples", []):
+        found |= {example["right"], *(answer["picture"] for answer in example["top"])}
+    return found
+
+
+def _holds_no_model(name: str) -> bool:
+    """Whether a name is that of something else than a run or a model."""
+    return Path(name).exists() and not (Path(name) / "run.toml").exists() and not is_model(name)
+
+
+def _same(one: str, other: str) -> bool:
+    if one == other:
+        return True
+    try:
+        return os.path.samefile(one, other)
+    except OSError:
+        return False
+
+
+def _slug(source: str) -> str:
+    """A folder's name for other data: the end of its path in plain letters, and what tells it from its namesakes."""
+    path = os.path.abspath(source)
+    return f"{_plain(Path(path).name)}-{hashlib.sha256(path.encode()).hexdigest()[:6]}"
+
+
+def _plain(text: str) -> str:
+    """Text in plain letters, as part of a folder's name."""
+    return re.sub(r"[^A-Za-z0-9]+", "-", text).strip("-") or "data"
+
+
+def _check_settings(asked: Layer, *, own: bool) -> None:
+    """Refuse settings by which pictures that the run learnt from would be scored as if they were held out."""
+    given = asked.values.get("data", {})
+    if "source" in given:
+        raise ConfigError("The data to score on is not a setting.", hint=f"lapclip eval RUN {given['source']}")
+    fixed = [name for name in DECIDE_SPLITS if own and name in given]
+    if fixed:
+        raise ConfigError(
+            f"data.{fixed[0]} decides which pictures the run learnt from, so it stays as it was.",
+            hint=f"leave out --set data.{fixed[0]}; --split NAME chooses among the splits",
+        )
+
+
+def check_numbers(images: np.ndarray, texts: np.ndarray) -> None:
+    if not (np.isfinite(images).all() and np.isfinite(texts).all()):
+        raise RunError(
+            "The model gives embeddings that are not numbers: its training broke down.", hint="lapclip doctor"
+        )
+
+
+def said_of_training(trained_on: int | None, pictures: int) -> list[str]:
+    if not trained_on:
+        return []
+    return [f"The model was trained on {trained_on:,} of these {pictures:,} pictures: this is no test of it."]

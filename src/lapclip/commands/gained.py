@@ -1,0 +1,244 @@
+"""What a run that began from trained weights has gained on its data and forgotten elsewhere, over models between its
+start and its end, and the one to take."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lapclip.commands.evaluate import (
+    Opened,
+    Subject,
+    check_numbers,
+    choose_data,
+    choose_templates,
+    count_trained_on,
+    find_subject,
+    open_pictures,
+    open_scenes,
+    said_of_training,
+)
+from lapclip.commands.evaluate import Wanted as WantedScores
+from lapclip.config import AUTO, DataConfig
+from lapclip.data.loading import SCENES
+from lapclip.data.pixels import View
+from lapclip.data.scenes.dataset import load_scenes
+from lapclip.data.table import DataProgress, Progress
+from lapclip.embedder import distinct_captions, load
+from lapclip.errors import ConfigError, DataError, RunError
+from lapclip.evaluation.forgetting import MEAN_PER_CLASS, MEAN_RECALL, Scored, curve_of, score_classes, score_pairs
+from lapclip.evaluation.metric_names import said_of_few
+from lapclip.evaluation.recommend_alpha import recommend, summary
+from lapclip.evaluation.weight_mixing import Blend
+from lapclip.evaluation.zeroshot import class_embeddings, sentences_of
+from lapclip.report.gained_report import GAINED, page_of
+from lapclip.report.write import write_account, write_files
+from lapclip.runs.folder import Run, find_run
+from lapclip.training.loop import save_model
+
+ALPHAS = [number / 10 for number in range(11)]
+FEWER = [0.0, 0.25, 0.5, 0.75, 1.0]
+LARGE = 25_000_000
+"""Parameters that are computed with once for each alpha, from which on fewer alphas have to do."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What the user asked for; everything may be left out."""
+
+    run: str | None = None
+    checks: Sequence[str] = ()
+    alpha: str | None = None
+    device: str = AUTO
+    out: Path | None = None
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Data to score on, how it is called, and the sentences for its classes."""
+
+    name: str
+    source: str
+    opened: Opened
+    templates: Sequence[str]
+    notes: list[str]
+
+
+Counting = Callable[[str], Progress]
+
+
+def gained(wanted: Wanted, data_progress: DataProgress | None, counting: Counting) -> dict[str, Any]:
+    """Score the models between start and end on the new data and on the checks, recommend one, and keep the account."""
+    asked = read_alpha(wanted.alpha)
+    run = find_run(wanted.run)
+    if not (run.start / "config.json").exists():
+        raise RunError(
+            f"{run.path} did not begin from a trained model, so there is nothing it could have forgotten.",
+            hint="lapclip train photos/ --from MODEL, then lapclip gained",
+        )
+    subject = find_subject(WantedScores(str(run.path)))
+    blend = open_blend(run, wanted.device)
+    alphas = FEWER if blend.repeated_parameters() > LARGE else ALPHAS
+    if isinstance(asked, float):
+        alphas = sorted({*alphas, asked})
+    sets = open_sets(subject, wanted, View.of(blend.embedder.model.shape), data_progress)
+    found = [account_of(blend, one, alphas, counting(f"embedding {one.name}, start to end")) for one in sets]
+    new, checks = found[0], found[1:]
+    for check, one in zip(checks, sets[1:], strict=True):
+        check["decides"] = check.pop("known") and not one.opened.for_training
+    new.pop("known")
+    best = recommend(new, checks)
+    for one in found:
+        one["recommended"] = one.pop("scores")[alphas.index(best.alpha)]
+    result: dict[str, Any] = {
+        "run": str(run.path),
+        "alpha": best.alpha,
+        "why": best.why,
+        "summary": summary(new, checks, best.alpha),
+        "notes": said_of(subject, run, new, checks),
+        "alphas": list(alphas),
+        "shared": {tower: [block, getattr(blend.embedder.model, tower).depth] for tower, block in blend.blocks.items()},
+        "new": new,
+        "checks": checks,
+        "model": None,
+        "model_alpha": None,
+    }
+    if asked is not None:
+        result["model_alpha"] = asked if isinstance(asked, float) else best.alpha
+        blend.mix(result["model_alpha"])
+        save_model(blend.embedder, run.blended)
+        result["model"] = str(run.blended)
+    result["files"] = [str(path) for path in keep(result, wanted.out or run.gained)]
+    return result
+
+
+def read_alpha(text: str | None) -> float | str | None:
+    """`auto`, a number from 0 to 1, or None where nothing is to be written."""
+    if text in (None, AUTO):
+        return text
+    try:
+        alpha = float(text)
+    except ValueError:
+        alpha = -1.0
+    if not 0 <= alpha <= 1:
+        raise ConfigError(f"--alpha must be auto or a number from 0 to 1, not {text}.", hint="--alpha auto")
+    return alpha
+
+
+def open_blend(run: Run, device: str) -> Blend:
+    """Both models of a run; the one in model/ is its end."""
+    try:
+        return Blend(load(run.start, device), load(run.path, device))
+    except ConfigError as error:  # a device that is not here, which training would have as a setting
+        raise ConfigError(error.message.replace("train.device", "--device"), hint="--device auto") from None
+
+
+def open_sets(subject: Subject, wanted: Wanted, view: View, progress: DataProgress | None) -> list[Prepared]:
+    """The run's own data first, then the built-in scenes where it did not learn from them, then what the user named."""
+    assert subject.config is not None
+    own = subject.config.data
+    fingerprint = subject.fingerprint or ""
+    open_own = open_scenes if own.source == SCENES else open_pictures
+    opened = open_own(own, view, None, fingerprint, progress)
+    found = [_prepared(subject, own, opened, own=True)]
+    if own.source != SCENES:
+        # Held-out scenes do not depend on how many there are for training, so hardly any are drawn for that.
+        scenes = load_scenes(DataConfig(train_pairs=2), view.side, progress)
+        opened = Opened("test", "held out from every run on scenes", scenes.splits["test"], (), [], None)
+        found.append(_prepared(subject, DataConfig(), opened, own=False))
+    for source in dict.fromkeys(wanted.checks):
+        config, is_own = choose_data(subject, WantedScores(data=source))
+        if is_own:
+            raise DataError(
+                f"{source} is what the run learnt from: it is scored as the new data.", hint="--check OTHER"
+            )
+        if config.source != SCENES:
+            opened = open_pictures(config, view, None, None, progress)
+            found.append(_prepared(subject, config, opened, own=False))
+    return found
+
+
+def _prepared(subject: Subject, config: DataConfig, opened: Opened, *, own: bool) -> Prepared:
+    if not opened.classes and not any(opened.pairs.captions):
+        raise DataError(f"None of the pictures of {config.source} has a caption.", hint="lapclip data check DATA")
+    trained_on = count_trained_on(subject, opened)
+    notes = [*said_of_training(trained_on, len(opened.pairs)), *opened.notes]
+    name = config.source if config.source == SCENES else Path(os.path.abspath(config.source)).name
+    opened = replace(opened, for_training=trained_on)
+    return Prepared(name, config.source, opened, choose_templates(WantedScores(), config, own=own), notes)
+
+
+def account_of(blend: Blend, one: Prepared, alphas: Sequence[float], progress: Progress) -> dict[str, Any]:
+    """One data set at each alpha."""
+    pairs, classes = one.opened.pairs, one.opened.classes
+    by_class = pairs.labels is not None and bool(classes)
+    captions, which, owner = distinct_captions(pairs)
+    if by_class:
+        captions = sentences_of(classes, one.templates)
+    total = len(pairs) + len(captions)
+    images = blend.encode_pixels(pairs.pixels, alphas, lambda done, all_: progress(len(pairs) * done // all_, total))
+    texts = blend.encode_text(
+        captions, alphas, lambda done, all_: progress(len(pairs) + len(captions) * done // all_, total)
+    )
+    scored: list[Scored] = []
+    for image_NE, text_ME in zip(images, texts, strict=True):
+        check_numbers(image_NE, text_ME)
+        if by_class:
+            assert pairs.labels is not None
+            prompted = class_embeddings(lambda _, rows=text_ME: rows, classes, one.templates)
+            scored.append(score_classes(image_NE, prompted, pairs.labels, classes))
+        else:
+            scored.append(score_pairs(image_NE, text_ME[np.array(which)], owner))
+    return {
+        "name": one.name,
+        "data": one.source,
+        "split": one.opened.split,
+        "why_split": one.opened.why,
+        "figure": MEAN_PER_CLASS if by_class else MEAN_RECALL,
+        "pictures": len(pairs),
+        "trained_on": one.opened.for_training,
+        "chance": scored[0].chance,
+        "known": scored[0].known,
+        "before": scored[0].scores,
+        "after": scored[-1].scores,
+        "scores": [own.scores for own in scored],
+        "curve": curve_of(alphas, scored),
+        "notes": [*one.notes, *([] if by_class else said_of_few(len(pairs)))],
+    }
+
+
+def said_of(subject: Subject, run: Run, new: dict[str, Any], checks: Sequence[dict[str, Any]]) -> list[str]:
+    """What the user should know before believing the figures."""
+    notes = []
+    if subject.config and not subject.config.train.start:
+        notes.append("The run began with new heads on pretrained towers, so its start knows nothing of pairs.")
+    if run.state not in ("finished", "stopped"):
+        notes.append(f"The run is {run.state}; its end is the best model so far.")
+    notes += [f"{found['name']}: {note}" for found in (new, *checks) for note in found["notes"]]
+    for check in checks:
+        if check["trained_on"]:
+            notes.append(f"{check['name']} does not decide, because the run learnt from some of it.")
+        elif not check["decides"]:
+            before = check["curve"][0]
+            notes.append(
+                f"{check['name']} does not decide: the start's {before['value']:.1%} is not clearly above chance, "
+                f"{check['chance']:.1%}, and what was not known cannot be forgotten."
+            )
+    return notes
+
+
+def keep(result: dict[str, Any], folder: Path) -> list[Path]:
+    """Write the account and its page."""
+    files = write_files(page_of(result), folder, "gained")
+    try:
+        write_account(result, folder / GAINED)
+    except OSError as error:
+        raise RunError(
+            f"Cannot write to {folder}: {error.strerror or error}.", hint="lapclip gained --out FOLDER"
+        ) from error
+    return [*files, folder / GAINED]

@@ -1,0 +1,1 @@
+"""The built-in data: small scenes, drawn and described."""

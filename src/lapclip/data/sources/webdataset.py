@@ -1,0 +1,190 @@
+"""WebDataset shards: tar files whose neighbouring members share a name, a picture and its caption each."""
+
+from __future__ import annotations
+
+import glob
+import itertools
+import json
+import posixpath
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from lapclip.config import AUTO, DataConfig
+from lapclip.data.sources.collect_rows import Gathering
+from lapclip.data.sources.guess_columns import CAPTIONS, SPLITS
+from lapclip.data.sources.image_files import ENDINGS
+from lapclip.data.sources.json_lines import captions_in
+from lapclip.data.sources.tar_headers import Damaged, Member, members
+from lapclip.data.sources.text_encoding import decode
+from lapclip.data.splits import split_named
+from lapclip.data.table import PicturePart
+from lapclip.errors import DataError
+
+PICTURES = tuple(ending[1:] for ending in ENDINGS)
+TEXTS = ("txt", "json")
+MOST_SHARDS = 100_000
+MOST_TEXT = 1_000_000
+"""Bytes of a text beside a picture; what is longer is no caption."""
+_BRACES = re.compile(r"\{([^{}]*)\}")
+_RANGE = re.compile(r"(\d+)\.\.(\d+)")
+
+
+def expand(pattern: str) -> list[Path]:
+    """The files that a pattern names: ranges such as {00000..00012}, lists such as {a,b}, and * and ?."""
+    found = []
+    for name in _unfolded(pattern):
+        if len(found) > MOST_SHARDS:
+            raise DataError(f"{pattern} names more than {MOST_SHARDS:,} files.")
+        found += sorted(glob.glob(name)) if glob.has_magic(name) else [name]
+    return [Path(name) for name in dict.fromkeys(found)]
+
+
+def _unfolded(pattern: str) -> Iterator[str]:
+    braces = _BRACES.search(pattern)
+    if braces is None:
+        yield pattern
+        return
+    span = _RANGE.fullmatch(braces[1])
+    if span:
+        first, last = int(span[1]), int(span[2])
+        if last - first >= MOST_SHARDS:
+            raise DataError(f"{pattern} names more than {MOST_SHARDS:,} files.")
+        options = [str(number).zfill(len(span[1])) for number in range(first, last + 1)]
+    else:
+        options = braces[1].split(",")
+    for option in options:
+        yield from _unfolded(pattern[: braces.start()] + option + pattern[braces.end() :])
+
+
+def read_shards(files: Sequence[tuple[Path, str]], root: Path, config: DataConfig, into: Gathering) -> str:
+    """Add the pairs of tar files, each with the split that its name says. Returns what was found, for the user."""
+    keys: dict[str, int] = {}
+    for path, split in files:
+        _read_shard(path, path.relative_to(root).as_posix(), config, into, split, keys)
+    return f"captions in {', '.join(keys) or 'nothing'}"
+
+
+def split_in_name(name: str) -> str:
+    """The split that a file's name says, as in captions_train2017.json or coco-val-00001.tar; empty where none."""
+    words = re.findall(r"[a-z]+", name.lower())
+    return next((split for word in words if (split := split_named(word))), "")
+
+
+def _read_shard(path: Path, name: str, config: DataConfig, into: Gathering, split: str, keys: dict[str, int]) -> None:
+    try:
+        file = open(path, "rb")  # noqa: SIM115
+    except OSError as error:
+        return into.skip(name, f"cannot be read: {error.strerror or error}")
+    with file:
+        for _, group in itertools.groupby(_usable(path, name, into), key=lambda member: _up_to_point(member.name)):
+            pairs: dict[str, tuple[list[Member], dict[str, bytes]]] = {}
+            for member in group:
+                key, ending = _key(member.name)
+                if ending not in (*PICTURES, *TEXTS):
+                    continue
+                pictures, texts = pairs.setdefault(key, ([], {}))
+                if ending in PICTURES:
+                    pictures.append(member)
+                elif member.size <= MOST_TEXT or ending == "json":
+                    file.seek(member.offset)
+                    texts[ending] = file.read(min(member.size, MOST_TEXT + 1))
+            for key, (pictures, texts) in pairs.items():
+                _add_group(path, name, key, pictures, texts, config, into, split, keys)
+    return None
+
+
+def _usable(path: Path, shard: str, into: Gathering) -> Iterator[Member]:
+    """The members that can be read; the others are named and left out. Damage ends the shard, not the reading."""
+    try:
+        for member in members(path):
+            leaf = posixpath.basename(member.name)
+            if leaf.startswith(".") or "." not in leaf:
+                continue  # hidden files of the system that packed them, and members that belong to no pair
+            name = member.name.replace("\\", "/")
+            where = f"{shard}:{member.name}"
+            if name.startswith("/") or re.match(r"[A-Za-z]:", name) or ".." in name.split("/"):
+                into.skip(where, "the name leads out of the archive")
+            elif member.why_not:
+                into.skip(where, member.why_not)
+            else:
+                yield member
+    except Damaged as error:
+        into.skip(shard, f"damaged: {error}; what follows is not read")
+    except OSError as error:
+        into.skip(shard, f"cannot be read: {error.strerror or error}")
+
+
+def _up_to_point(name: str) -> str:
+    """What the members of a sample share, as WebDataset has it: their name up to the first point."""
+    folder, leaf = posixpath.split(name)
+    return posixpath.normpath(posixpath.join(folder, leaf.partition(".")[0]))
+
+
+def _key(name: str) -> tuple[str, str]:
+    """What a picture and its caption share, and their ending. In img.1.png the first point belongs to the name."""
+    first, ending = _up_to_point(name), posixpath.basename(name).partition(".")[2].lower()
+    if ending in (*PICTURES, *TEXTS):
+        return first, ending
+    stem, last = posixpath.splitext(name)
+    return posixpath.normpath(stem), last[1:].lower()
+
+
+def _add_group(path, shard, key, pictures, texts, config, into, split, keys) -> None:
+    where = f"{shard}:{key}"
+    fields = _fields(texts.get("json"))
+    captions, own = ([], "") if isinstance(fields, str) else _captions(texts, fields, config, keys)
+    if not pictures:
+        if texts:
+            into.skip(where, "a caption without a picture")
+        return
+    for member in pictures:
+        name = f"{shard}:{posixpath.normpath(member.name)}"
+        if into.holds(name):
+            into.skip(name, "the same name again in the same shard")
+            continue
+        if isinstance(fields, str):
+            into.skip(name, fields)
+            continue
+        if not captions or not member.size:
+            into.skip(name, "an empty picture" if captions else "no caption")
+            continue
+        for caption in captions:
+            into.add(PicturePart(path, member.offset, member.size, name), caption, own or split, name)
+
+
+def _fields(content: bytes | None) -> dict[str, Any] | str:
+    """What the JSON of a pair holds, or why it cannot be told: then its split is unknown, and a picture of the test
+    split must not be trained on for that."""
+    if content is None:
+        return {}
+    if len(content) > MOST_TEXT:
+        return "its JSON is too long"
+    try:
+        fields = json.loads(decode(content))
+    except (ValueError, RecursionError):
+        return "its JSON is damaged"
+    return fields if isinstance(fields, dict) else {}
+
+
+def _captions(
+    texts: dict[str, bytes], fields: dict[str, Any], config: DataConfig, keys: dict[str, int]
+) -> tuple[list[str], str]:
+    """The captions of a pair and its split: from the text, a caption a line, or else from a key of the JSON."""
+    own = next((fields[key] for key in _asked(config.split_column, SPLITS) if isinstance(fields.get(key), str)), "")
+    if "txt" in texts and config.caption_column == AUTO:
+        keys[".txt"] = 0
+        lines = [line for line in decode(texts["txt"]).splitlines() if line.strip()]
+        if lines:
+            return lines, own
+    for key in _asked(config.caption_column, CAPTIONS):
+        captions = [text for text in captions_in(fields.get(key)) if text]
+        if captions:
+            keys[f"{key} of .json"] = 0
+            return captions, own
+    return [], own
+
+
+def _asked(setting: str, usual: Sequence[str]) -> Sequence[str]:
+    return usual if setting == AUTO else [setting] if setting else []

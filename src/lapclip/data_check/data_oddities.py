@@ -1,0 +1,208 @@
+"""What is odd about a data set, in plain words: how often, where, and what is done with it or what to do."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from lapclip.config import Config
+from lapclip.data.decode import MARKS
+from lapclip.data.table import Row, Table, printable
+from lapclip.data.tokenizers import Tokenizer
+from lapclip.data_check.captions import EMOJI, count_scripts, symbols_a_character, unknown_characters
+from lapclip.data_check.image_pass import Seen
+from lapclip.data_check.similar_images import SAME, alike, groups
+
+ALARM, WARNING, NOTE = "alarm", "warning", "note"
+SEVERITIES = (ALARM, WARNING, NOTE)
+EXAMPLES = 5
+EARLY = "it ends early"
+TRAIN = "train"
+COSTLY = 1.5
+"""Symbols a letter from which on a script is said to be costly; English takes about a quarter of one."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One kind of oddness."""
+
+    kind: str
+    severity: str
+    count: int
+    examples: list[str]
+    said: str
+    """What was found, to follow the count: for one and, after a bar, for several."""
+    advice: str
+    """What is done with it, or what to do."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """For scripts."""
+        one, _, several = self.said.partition("|")
+        return {
+            "kind": self.kind,
+            "severity": self.severity,
+            "count": self.count,
+            "title": one if self.count == 1 else several,
+            "advice": self.advice,
+            "examples": self.examples,
+        }
+
+
+def find_all(
+    table: Table, splits: Sequence[str], seen: Sequence[Seen], tokenizer: Tokenizer, config: Config
+) -> list[Finding]:
+    """Everything that was found, the gravest first."""
+    rows = table.rows
+    names = [printable(row.picture.name) for row in rows]
+    found = [
+        *_broken(table, names, seen, config.data.broken_share),
+        *_copies(names, splits, seen),
+        *_captions(rows, table.repeated, tokenizer, config.model.context),
+        *_scripts(rows, tokenizer),
+        *_marks(names, seen, config.model.image_size),
+    ]
+    return sorted(
+        (each for each in found if each.count), key=lambda each: (SEVERITIES.index(each.severity), -each.count)
+    )
+
+
+def _broken(table: Table, names: Sequence[str], seen: Sequence[Seen], share: float) -> Iterable[Finding]:
+    broken = [(name, look.fault) for name, look in zip(names, seen, strict=True) if look.fault]
+    too_many, too_many_rows = table.too_broken(len(broken), share)
+    grave = ALARM if too_many else WARNING
+    passed = ", which is passed here" if too_many else ""
+    what = f"left out; training refuses to start above {share:.0%} (data.broken_share){passed}"
+    early = [name for name, fault in broken if fault == EARLY]
+    other = [f"{name}: {fault}" for name, fault in broken if fault != EARLY]
+    yield Finding(
+        "unreadable", grave, len(other), other[:EXAMPLES], "picture cannot be read|pictures cannot be read", what
+    )
+    yield Finding("truncated", grave, len(early), early[:EXAMPLES], "picture ends early|pictures end early", what)
+    lost = [f"{each.where}: {each.why}" for each in table.skipped]
+    yield Finding(
+        "skipped_rows",
+        ALARM if too_many_rows else WARNING,
+        len(lost),
+        lost[:EXAMPLES],
+        "entry of the data is not used|entries of the data are not used",
+        what,
+    )
+
+
+def _copies(names: Sequence[str], splits: Sequence[str], seen: Sequence[Seen]) -> Iterable[Finding]:
+    same: dict[str, list[int]] = defaultdict(list)
+    for at, look in enumerate(seen):
+        if not look.fault:
+            same[look.digest].append(at)
+    exact = [members for members in same.values() if len(members) > 1]
+    firsts = [members[0] for members in same.values()]
+    pairs = alike([seen[at].hash for at in firsts], [seen[at].thumbnail for at in firsts])
+    near = groups([(firsts[a], firsts[b]) for a, b, _ in pairs])
+    same_picture = [(firsts[a], firsts[b]) for a, b, apart in pairs if apart <= SAME]
+    yield Finding(
+        "duplicate_images", WARNING, sum(len(members) - 1 for members in exact), _examples(exact, names),
+        "picture is an exact copy of another|pictures are exact copies of others",
+        "kept; one of each is enough, so give it all the captions",
+    )  # fmt: skip
+    yield Finding(
+        "near_duplicate_images", NOTE, sum(len(members) - 1 for members in near), _examples(near, names),
+        "picture looks like another|pictures look like others", "kept; fine within one split, if their captions differ",
+    )  # fmt: skip
+    whole = groups([*same_picture, *((members[0], other) for members in exact for other in members[1:])])
+    across = [members for members in whole if len({splits[at] for at in members}) > 1]
+    shown = [" = ".join(f"{names[at]} ({splits[at]})" for at in members) for members in across[:EXAMPLES]]
+    yield Finding(
+        "image_in_two_splits", ALARM, len(across), shown,
+        "picture is in two splits, exactly or nearly|pictures are in two splits, exactly or nearly",
+        "scores come out too good: take them out of one of the splits",
+    )  # fmt: skip
+
+
+def _captions(rows: Sequence[Row], repeated: int, tokenizer: Tokenizer, context: int) -> Iterable[Finding]:
+    pictures = Counter(caption for row in rows for caption in set(row.captions))
+    shared = [(caption, count) for caption, count in pictures.most_common() if count > 1 and caption.strip()]
+    yield Finding(
+        "duplicate_captions", NOTE, sum(count for _, count in shared),
+        [f"{caption} ({count} pictures)" for caption, count in shared[:EXAMPLES]],
+        "caption is the same as another picture's|captions are the same as another picture's",
+        "kept; they count as right answers for each other in training, and cap the scores (ceiling)",
+    )  # fmt: skip
+    yield Finding(
+        "repeated_captions", NOTE, repeated, [],
+        "caption comes twice with one picture|captions come twice with one picture", "kept once",
+    )  # fmt: skip
+    long = [caption for row in rows for caption in row.captions if tokenizer.length(caption) > context]
+    total = sum(len(row.captions) for row in rows)
+    yield Finding(
+        "captions_cut", WARNING if len(long) > 0.05 * total else NOTE, len(long),
+        [each[:80] for each in long[:EXAMPLES]],
+        f"caption is longer than {context} symbols|captions are longer than {context} symbols",
+        "cut at the end; --set model.context=N reads more",
+    )  # fmt: skip
+    letters = unknown_characters([caption for row in rows for caption in row.captions], tokenizer)
+    yield Finding(
+        "unknown_characters", WARNING, len(letters),
+        [f"{letter} (in {count:,} captions)" for letter, count in letters.most_common(EXAMPLES)],
+        "character is not in the training captions|characters are not in the training captions",
+        "all read as one unknown symbol; --set data.tokenizer=bpe reads them",
+    )  # fmt: skip
+
+
+def _scripts(rows: Sequence[Row], tokenizer: Tokenizer) -> Iterable[Finding]:
+    captions = [caption for row in rows for caption in row.captions]
+    for script, members in count_scripts(captions).items():
+        texts = [captions[at] for at in members]
+        cost = symbols_a_character(script, texts, tokenizer)
+        if script == "Latin" or (script == EMOJI and len(texts) < 0.01 * len(captions)):
+            continue
+        costly = cost >= COSTLY and tokenizer.to_dict()["kind"] != "characters"
+        yield Finding(
+            "script", WARNING if costly else NOTE, len(texts), [text[:60] for text in texts[:EXAMPLES]],
+            f"caption uses {script}|captions use {script}",
+            f"the tokenizer writes it with {cost:.1f} symbols a character"
+            + ("; --set data.tokenizer=bpe learns shorter ones" if costly else ""),
+        )  # fmt: skip
+
+
+def _marks(names: Sequence[str], seen: Sequence[Seen], side: int) -> Iterable[Finding]:
+    for mark, done in MARKS.items():
+        marked = [name for name, look in zip(names, seen, strict=True) if mark in look.marks]
+        yield Finding(mark, WARNING if mark == "tiny" else NOTE, len(marked), marked[:EXAMPLES], _said(mark), done)
+    small = [
+        f"{name} ({look.width} x {look.height})"
+        for name, look in zip(names, seen, strict=True)
+        if not look.fault and "tiny" not in look.marks and min(look.width, look.height) < side
+    ]
+    yield Finding(
+        "small",
+        NOTE,
+        len(small),
+        small[:EXAMPLES],
+        f"picture is smaller than {side} pixels|pictures are smaller than {side} pixels",
+        "enlarged",
+    )
+
+
+SAID = {
+    "animated": "animated",
+    "cmyk": "in printing colours (CMYK)",
+    "grey": "grey",
+    "huge": "huge, over 50 megapixels",
+    "profile": "in the colours of an embedded profile",
+    "profile_ignored": "marked with a damaged colour profile",
+    "rotated": "stored turned (EXIF)",
+    "sixteen_bit": "of 16 bits a colour",
+    "tiny": "tiny, under 8 pixels",
+    "transparent": "transparent in places",
+}
+
+
+def _said(mark: str) -> str:
+    what = SAID.get(mark, mark)
+    return f"picture is {what}|pictures are {what}"
+
+
+def _examples(members: Sequence[Sequence[int]], names: Sequence[str]) -> list[str]:
+    return [" = ".join(names[at] for at in group) for group in members[:EXAMPLES]]

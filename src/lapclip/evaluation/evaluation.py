@@ -1,0 +1,104 @@
+"""All that an evaluation tells of a model on some pictures: figures, and examples to look at.
+
+Shapes: N pictures, M captions, E embedding, C classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from lapclip.data.dataset import Pairs
+from lapclip.evaluation.geometry import geometry, similarities, similarity_histograms
+from lapclip.evaluation.hard_negatives import most_confused, negatives
+from lapclip.evaluation.ranks import best_pictures, ranks
+from lapclip.evaluation.retrieval import ceilings, in_batches, retrieval_of
+from lapclip.evaluation.zeroshot import class_answers, zeroshot_of
+
+EXAMPLES, TOP = 6, 5
+
+
+def account_of_pairs(
+    image_NE: np.ndarray, text_ME: np.ndarray, picture_M: np.ndarray, pairs: Pairs, batch_size: int | None
+) -> dict[str, Any]:
+    """Retrieval both ways, hard negatives, geometry, and what the model answers to a few captions."""
+    t2i_M, i2t_N = ranks(image_NE, text_ME, picture_M)
+    asked = np.bincount(picture_M, minlength=len(image_NE)) > 0
+    return {
+        "evaluation": {
+            **retrieval_of(t2i_M, i2t_N, picture_M),
+            "similarities": similarities(image_NE, text_ME, picture_M),
+            **in_batches(image_NE, text_ME, picture_M, batch_size),
+        },
+        "ceilings": ceilings(pairs.captions),
+        "negatives": negatives(image_NE, text_ME, picture_M, pairs.captions),
+        "geometry": geometry(image_NE, text_ME, picture_M),
+        "histograms": {
+            "t2i_ranks": rank_histogram(t2i_M, len(image_NE)),
+            "i2t_ranks": rank_histogram(i2t_N[asked], len(text_ME)),
+            "similarities": similarity_histograms(image_NE, text_ME, picture_M),
+        },
+        "confused": most_confused(image_NE, text_ME, picture_M, pairs.captions),
+        "examples": examples(image_NE, text_ME, picture_M, t2i_M, pairs.captions),
+    }
+
+
+def account_of_classes(
+    image_NE: np.ndarray, class_CE: np.ndarray, label_N: np.ndarray, classes: Sequence[str]
+) -> dict[str, Any]:
+    """Zero-shot classification, geometry, and the pictures that are most surely taken for another class."""
+    answers = class_answers(image_NE, class_CE, label_N)
+    mistaken = np.flatnonzero(answers.guess_N != label_N)
+    surest_first = mistaken[np.argsort(answers.own_N[mistaken] - answers.rival_N[mistaken], kind="stable")]
+    shown, seen = [], set()
+    for at in surest_first:  # one picture for each kind of mistake, so that they differ
+        kind = (int(label_N[at]), int(answers.guess_N[at]))
+        if kind not in seen and len(shown) < 2 * EXAMPLES:
+            seen.add(kind)
+            shown.append({
+                "picture": int(at), "class": classes[kind[0]], "guess": classes[kind[1]],
+                "class_score": float(answers.own_N[at]), "guess_score": float(answers.rival_N[at]),
+            })  # fmt: skip
+    return {
+        "zeroshot": zeroshot_of(answers, label_N, classes),
+        "geometry": geometry(image_NE, class_CE, np.arange(len(label_N)), label_N),
+        "mistaken": shown,
+    }
+
+
+def examples(
+    image_NE: np.ndarray,
+    text_ME: np.ndarray,
+    picture_M: np.ndarray,
+    t2i_M: np.ndarray,
+    captions: Sequence[Sequence[str]],
+) -> list[dict[str, Any]]:
+    """The first answers to a few captions, spread over the split."""
+    texts = [caption for options in captions for caption in options]
+    rows = np.unique(np.linspace(0, len(texts) - 1, min(EXAMPLES, len(texts))).round().astype(int))
+    found, scores = best_pictures(image_NE, text_ME[rows], TOP)
+    return [
+        {
+            "caption": texts[row],
+            "right": int(picture_M[row]),
+            "rank": int(t2i_M[row]),
+            "top": [{"picture": int(at), "score": float(score)} for at, score in zip(*answer, strict=True)],
+        }
+        for row, answer in zip(rows, zip(found, scores, strict=True), strict=True)
+    ]
+
+
+def rank_histogram(rank_Q: np.ndarray, candidates: int) -> list[dict[str, Any]]:
+    """Shares of questions whose right answer comes first, up to fifth, tenth, fiftieth and so on."""
+    lasts = [1, 5]
+    while lasts[-1] < candidates:
+        lasts.append(lasts[-1] * (2 if str(lasts[-1])[0] == "5" else 5))
+    lasts[-1] = max(candidates, 1) if len(lasts) > 1 and lasts[-1] > candidates else lasts[-1]
+    firsts = [1, *(last + 1 for last in lasts[:-1])]
+    return [
+        {"first": first, "last": last, "share": float(((rank_Q >= first) & (rank_Q <= last)).mean())}
+        for first, last in zip(firsts, lasts, strict=True)
+        if first <= candidates
+    ]

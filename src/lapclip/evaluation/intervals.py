@@ -1,0 +1,90 @@
+"""How sure a figure is: 95 % intervals by drawing the pictures again (the bootstrap, by its percentiles).
+
+Where all answers are right, or all wrong, drawing them again says nothing; there it is Wilson's end over the pictures.
+Pictures are what is drawn, with all their captions: captions of one picture are not independent of each other.
+Shapes: N pictures, M captions, K figures, r draws held at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from lapclip.seeding import generator
+
+REPEATS, LEAST_REPEATS = 1000, 200
+DRAWS = 200_000_000
+"""Pictures drawn in all at most: beyond 200,000 pictures there are fewer repeats, where intervals are narrow anyway."""
+CELLS = 2_000_000
+"""Weights held at once."""
+
+
+def resamples(count: int) -> Iterator[np.ndarray]:
+    """How often each of `count` pictures is drawn, a row a repeat, in blocks of rows."""
+    draw = generator(0, "bootstrap")
+    repeats = min(REPEATS, max(LEAST_REPEATS, DRAWS // count))
+    at_once = max(1, CELLS // count)
+    for first in range(0, repeats, at_once):
+        size = min(at_once, repeats - first)
+        cells = draw.integers(count, size=(size, count)) + np.arange(size)[:, None] * count
+        yield np.bincount(cells.ravel(), minlength=size * count).reshape(size, count).astype(np.float64)
+
+
+def mean_intervals(hits_KN: np.ndarray, counts_KN: np.ndarray) -> list[list[float]]:
+    """Of each share sum(hits) / sum(counts). All see the same draws."""
+    return mean_and_median_intervals(hits_KN, counts_KN, [])[0]
+
+
+def bootstrap_interval(hits_N: np.ndarray, counts_N: np.ndarray) -> list[float]:
+    """Of sum(hits) / sum(counts)."""
+    return mean_intervals(np.asarray(hits_N)[None], np.asarray(counts_N)[None])[0]
+
+
+def mean_and_median_intervals(
+    hits_KN: np.ndarray, counts_KN: np.ndarray, valued: Sequence[tuple[np.ndarray, np.ndarray]]
+) -> tuple[list[list[float]], list[list[float]]]:
+    """Of each share sum(hits) / sum(counts), and of the medians of values, given with the picture of each."""
+    orders = [np.argsort(values_M, kind="stable") for values_M, _ in valued]
+    ordered = [(values[order], owner[order]) for (values, owner), order in zip(valued, orders, strict=True)]
+    means, medians = [], [[] for _ in valued]
+    for weights_rN in resamples(hits_KN.shape[1]):
+        means.append((weights_rN @ hits_KN.T) / np.maximum(weights_rN @ counts_KN.T, 1e-12))
+        for found, (values_M, owner_M) in zip(medians, ordered, strict=True):
+            found += [_median(values_M, weights_N[owner_M]) for weights_N in weights_rN]
+    shares = [
+        share_interval(column, float(hits_N.sum() / max(counts_N.sum(), 1e-12)), int((counts_N > 0).sum()))
+        for column, hits_N, counts_N in zip(np.concatenate(means).T, hits_KN, counts_KN, strict=True)
+    ]
+    return shares, [percentiles(found) for found in medians]
+
+
+def _median(sorted_M: np.ndarray, weights_M: np.ndarray) -> float:
+    """The median of values in order, each there as often as its weight says."""
+    below_M = np.cumsum(weights_M)
+    half = below_M[-1] / 2
+    # The mean of the two in the middle, where their number is even.
+    middle, other = below_M.searchsorted(half, "left"), below_M.searchsorted(half, "right")
+    return (sorted_M[middle] + sorted_M[min(other, len(sorted_M) - 1)]) / 2
+
+
+def percentiles(figures: np.ndarray | list[float]) -> list[float]:
+    """The middle 95 %."""
+    return [float(value) for value in np.quantile(figures, [0.025, 0.975])]
+
+
+def share_interval(drawn: np.ndarray, share: float, pictures: int) -> list[float]:
+    """Of a share with its values in each draw: never certain, even where all answers are the same."""
+    if share in (0.0, 1.0):
+        return wilson_interval(share * pictures, pictures)
+    return percentiles(drawn)
+
+
+def wilson_interval(hits: float, count: int) -> list[float]:
+    """Of a share of `count` independent answers: E. B. Wilson, 1927. Sound for few, where the bootstrap is not."""
+    if count == 0:
+        return [0.0, 1.0]
+    z, share = 1.959964, hits / count
+    middle = (share + z * z / (2 * count)) / (1 + z * z / count)
+    half = z / (1 + z * z / count) * (share * (1 - share) / count + z * z / (4 * count * count)) ** 0.5
+    return [middle - half if hits else 0.0, middle + half if hits < count else 1.0]

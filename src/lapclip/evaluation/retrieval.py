@@ -1,0 +1,114 @@
+"""Finding pictures by captions and captions by pictures: recall, median rank, mean reciprocal rank, and how sure.
+
+Shapes: N pictures, M captions, E embedding, Q questions of one way, G batches of s of P pairs.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from lapclip.evaluation.geometry import similarities
+from lapclip.evaluation.intervals import bootstrap_interval, mean_and_median_intervals
+from lapclip.evaluation.metric_names import RANKS
+from lapclip.evaluation.ranks import BLOCK, chance_figures, ranks
+from lapclip.seeding import generator
+
+
+def retrieval(image_NE: np.ndarray, text_ME: np.ndarray, picture_M: np.ndarray) -> dict[str, Any]:
+    """Scores of pictures by captions (t2i) and of captions by pictures (i2t). picture_M is each caption's picture.
+
+    A rank is counted from 1. For a picture it is that of the best of its own captions. A tie counts against the model:
+    one that gives every pair the same score finds nothing.
+    """
+    return retrieval_of(*ranks(image_NE, text_ME, picture_M), picture_M) | {
+        "similarities": similarities(image_NE, text_ME, picture_M)
+    }
+
+
+def retrieval_of(t2i_M: np.ndarray, i2t_N: np.ndarray, picture_M: np.ndarray) -> dict[str, Any]:
+    """The scores that ranks make. `chance` is that of text-to-image R@1; `chances` has that of each figure."""
+    captions_N = np.bincount(picture_M, minlength=len(i2t_N))
+    asked = np.flatnonzero(captions_N)  # a picture without a caption is a candidate, not a question
+    ways = {"t2i": (t2i_M, picture_M), "i2t": (i2t_N[asked], asked)}
+    chances = {
+        "t2i": chance_figures(len(i2t_N), np.ones(1), RANKS),
+        "i2t": chance_figures(len(t2i_M), captions_N[asked], RANKS),
+    }
+    scores: dict[str, Any] = {"candidates": len(i2t_N), "captions": len(t2i_M)}
+    names, hits, counts = [], [], []
+    for way, (rank_Q, owner_Q) in ways.items():
+        answers = {f"{way}_r{place}": (rank_Q <= place).astype(float) for place in RANKS}
+        answers[f"{way}_mean_reciprocal_rank"] = 1 / rank_Q
+        scores |= {name: float(answer.mean()) for name, answer in answers.items()}
+        scores[f"{way}_median_rank"] = float(np.median(rank_Q))
+        names += answers
+        hits += [np.bincount(owner_Q, weights=answer, minlength=len(i2t_N)) for answer in answers.values()]
+        counts += [np.bincount(owner_Q, minlength=len(i2t_N)).astype(float)] * len(answers)
+    means, medians = mean_and_median_intervals(np.stack(hits), np.stack(counts), list(ways.values()))
+    return {
+        **scores,
+        "chance": 1 / len(i2t_N),
+        "chances": {f"{way}_{name}": value for way, figures in chances.items() for name, value in figures.items()},
+        "intervals": dict(zip([*names, *(f"{way}_median_rank" for way in ways)], [*means, *medians], strict=True)),
+    }
+
+
+def ceilings(captions: Sequence[Sequence[str]]) -> dict[str, float]:
+    """The highest recall that any model can have where pictures share captions word for word.
+
+    Of k pictures with one caption in common a text can find one only, and at K at most K of them. A picture whose every
+    caption also belongs to others ties with theirs, and a tie counts against the model.
+    """
+    pictures = Counter(caption for options in captions for caption in set(options))
+    copies = Counter(caption for options in captions for caption in options)
+    shared_M = np.array([pictures[caption] for options in captions for caption in options])
+    others_N = np.array([
+        min(copies[caption] - own[caption] for caption in own) for own in map(Counter, captions) if own
+    ])  # fmt: skip
+    found = {f"t2i_r{place}": float(np.minimum(1, place / shared_M).mean()) for place in RANKS}
+    return found | {f"i2t_r{place}": float((others_N < place).mean()) for place in RANKS}
+
+
+def in_batches(
+    image_NE: np.ndarray, text_ME: np.ndarray, picture_M: np.ndarray, size: int | None
+) -> dict[str, dict[str, Any]]:
+    """`in_batch`: accuracy in batches, of each picture that has captions and the first of them; nothing if too few."""
+    if not size or len(np.unique(picture_M)) < size:
+        return {}
+    return {"in_batch": batch_accuracy(image_NE, text_ME, size, picture_M=picture_M)}
+
+
+def batch_accuracy(
+    image_NE: np.ndarray, text_ME: np.ndarray, size: int, repeats: int = 100, picture_M: np.ndarray | None = None
+) -> dict[str, Any]:
+    """Accuracy within random batches of `size` pairs, both ways averaged: what published training logs call accuracy.
+
+    A pair is a picture and the first of its captions; without picture_M each caption is that of the picture in its row.
+    Averaged over `repeats` random partitions of the pairs; pairs left over by a partition sit it out.
+    """
+    asked_P, caption_P = np.unique(np.arange(len(text_ME)) if picture_M is None else picture_M, return_index=True)
+    count = len(asked_P) // size * size
+    at_once = max(1, BLOCK * BLOCK // (size * max(size, image_NE.shape[1])))
+    draw = generator(0, "partitions")
+    hits_P, shows_P = np.zeros(len(asked_P)), np.zeros(len(asked_P))
+    for _ in range(repeats):
+        batches = draw.permutation(len(asked_P))[:count].reshape(-1, size)
+        for first in range(0, len(batches), at_once):
+            rows_Gs = batches[first : first + at_once]
+            texts_GsE, images_GsE = text_ME[caption_P[rows_Gs]], image_NE[asked_P[rows_Gs]]
+            scores_Gss = np.einsum("gie,gje->gij", texts_GsE, images_GsE, optimize=True)
+            own_Gs = np.einsum("gii->gi", scores_Gss)
+            t2i_Gs = (scores_Gss >= own_Gs[:, :, None]).sum(axis=2) == 1
+            i2t_Gs = (scores_Gss >= own_Gs[:, None, :]).sum(axis=1) == 1
+            hits_P[rows_Gs] += (t2i_Gs + i2t_Gs.astype(float)) / 2
+            shows_P[rows_Gs] += 1
+    return {
+        "size": size,
+        "accuracy": float(hits_P.sum() / shows_P.sum()),
+        "interval": bootstrap_interval(hits_P, shows_P),
+        "chance": 1 / size,
+    }

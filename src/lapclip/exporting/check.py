@@ -1,0 +1,122 @@
+"""What an export lost and gained: its embeddings, its recall on held-out pairs, its speed, beside the model's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from lapclip.data.dataset import Pairs
+from lapclip.data.table import Progress
+from lapclip.embedder import Encoder
+from lapclip.evaluation.ranks import ranks
+from lapclip.evaluation.retrieval import retrieval
+from lapclip.machine.timing import in_turns
+
+LEAST_COSINE, MOST_LOST = 0.995, 0.01
+"""An export passes with a mean cosine of at least this to the model's own embeddings, and R@1 at most a point lower, or
+one caption where that is more."""
+BATCHES = (1, 32)
+ROUNDS, SECONDS = 30, 6.0
+"""Interleaved repeats of a timing at most, and after how many seconds they end."""
+LEAST_ROUNDS = 5
+
+
+@dataclass(frozen=True)
+class Embedded:
+    """Pictures, captions and each caption's picture, as one encoder sees them."""
+
+    images: np.ndarray
+    texts: np.ndarray
+    owner: np.ndarray
+
+    @classmethod
+    def by(cls, encoder: Encoder, pairs: Pairs, progress: Progress | None = None) -> Embedded:
+        return cls(*encoder.encode_pairs(pairs, progress))
+
+    def recall(self) -> tuple[float, list[float]]:
+        """Text-to-image R@1 with its 95 % interval."""
+        found = retrieval(self.images, self.texts, self.owner)
+        return found["t2i_r1"], found["intervals"]["t2i_r1"]
+
+
+def recall_lost(before: Embedded, after: Embedded) -> tuple[float, float]:
+    """How much lower text-to-image R@1 is, and how much of that chance explains.
+
+    Of captions whose answer changes, some get better and some worse. With n of them, twice the root of n is what a
+    model that is no worse loses at most, 39 times of 40.
+    """
+    was, now = (ranks(found.images, found.texts, found.owner)[0] == 1 for found in (before, after))
+    return float((was.sum() - now.sum()) / len(was)), float(2 * (was != now).sum() ** 0.5 / len(was))
+
+
+def cosines(before: np.ndarray, after: np.ndarray) -> dict[str, float]:
+    """How close rows are to what they were: 1 is the same direction."""
+    rows = (before.astype(np.float64) * after).sum(axis=1)
+    rows /= np.linalg.norm(before.astype(np.float64), axis=1) * np.linalg.norm(after.astype(np.float64), axis=1)
+    return {"mean": float(rows.mean()), "worst": float(rows.min())}
+
+
+def compare(before: Embedded, after: Embedded) -> dict[str, Any]:
+    """Cosine of each tower and recall, and whether both are good enough."""
+    recall_before, interval_before = before.recall()
+    recall_after, interval_after = after.recall()
+    close = {"image": cosines(before.images, after.images), "text": cosines(before.texts, after.texts)}
+    one_caption = 1 / max(1, len(before.texts))  # among a few, one answer is more than a point
+    passed = recall_after >= recall_before - max(MOST_LOST, one_caption) - 1e-9 and all(
+        found["mean"] >= LEAST_COSINE for found in close.values()
+    )
+    return {
+        "recall_before": recall_before,
+        "recall_after": recall_after,
+        "intervals": {"recall_before": interval_before, "recall_after": interval_after},
+        "candidates": len(before.images),
+        "cosine": close,
+        "passed": passed,
+    }
+
+
+def latencies(
+    before: Encoder, after: Encoder, inputs: dict[str, np.ndarray], tell: Callable[[str], None]
+) -> list[dict[str, Any]]:
+    """Milliseconds of each tower at each batch size, of both encoders in turns: medians."""
+    found = []
+    for tower, given in inputs.items():
+        for batch in BATCHES:
+            tell(f"timing the {tower} tower, {batch} at a time")
+            repeated = np.resize(given, (batch, *given.shape[1:]))
+            runs = {
+                name: lambda encoder=encoder, rows=repeated, tower=tower: run_tower(encoder, tower, rows)
+                for name, encoder in (("before", before), ("after", after))
+            }
+            spent = in_turns(runs, lambda: None, ROUNDS, SECONDS, warm_up=3, least_rounds=LEAST_ROUNDS)
+            found.append({
+                "tower": tower,
+                "batch": batch,
+                "ms_before": 1000 * spent["before"],
+                "ms_after": 1000 * spent["after"],
+                "ratio": spent["before"] / spent["after"],
+            })  # fmt: skip
+    return found
+
+
+def run_tower(encoder: Encoder, tower: str, rows: np.ndarray) -> np.ndarray:
+    """One batch through one tower."""
+    return encoder.embed_pixels(rows) if tower == "image" else encoder.embed_tokens(rows)
+
+
+def typical_inputs(encoder: Encoder, pairs: Pairs) -> dict[str, np.ndarray]:
+    """Some pictures and captions to time with; the captions padded to the length of the longest of them."""
+    some = slice(0, max(BATCHES))
+    captions = [captions[0] for captions in pairs.captions[some] if captions] or ["a picture"]
+    return {
+        "image": np.array(pairs.pixels[some]),
+        "text": encoder.tokenizer.batch(captions, encoder.context),
+    }
+
+
+def both_towers(timed: list[dict[str, Any]], name: str, batch: int = 1) -> float:
+    """Milliseconds of one picture and one caption."""
+    return sum(row[name] for row in timed if row["batch"] == batch)

@@ -1,0 +1,105 @@
+"""Our tokenizers as the files that Hugging Face's libraries read, with the same ids."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from lapclip.data.tokenizers import BytePairTokenizer, CharacterTokenizer, Tokenizer
+from lapclip.data.tokenizers.bpe import WORD_END
+from lapclip.data.tokenizers.clean import WORDS
+from lapclip.data.tokenizers.pretrained_tokenizer import ForeignTokenizer
+from lapclip.errors import WeightsError
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer as Theirs
+
+START, END, UNKNOWN = "<|startoftext|>", "<|endoftext|>", "<|unknown|>"
+"""What Hugging Face's CLIP calls the first two."""
+
+
+def write_tokenizer(tokenizer: Tokenizer, folder: Path, context: int) -> list[str]:
+    """Write its files, and return what they cannot express."""
+    made, limits = others_tokenizer(tokenizer)
+    made.save(str(folder / "tokenizer.json"))
+    own = isinstance(tokenizer, BytePairTokenizer) and tokenizer.own
+    special = {"bos_token": START, "eos_token": END, "pad_token": END, "unk_token": END}
+    if isinstance(tokenizer, CharacterTokenizer):
+        special["unk_token"] = UNKNOWN
+    described = {
+        "tokenizer_class": "CLIPTokenizer" if own else "PreTrainedTokenizerFast",
+        "model_max_length": context,
+        "clean_up_tokenization_spaces": False,
+        **special,
+    }
+    _write(folder / "tokenizer_config.json", described)
+    _write(folder / "special_tokens_map.json", special)
+    if isinstance(tokenizer, BytePairTokenizer) and own:  # the files that older releases know
+        _write(folder / "vocab.json", made.get_vocab(with_added_tokens=True))
+        merges = "\n".join(" ".join(merge) for merge in tokenizer.merges)
+        (folder / "merges.txt").write_text(f"#version: 0.2\n{merges}\n", encoding="utf-8", newline="\n")
+    return limits
+
+
+def others_tokenizer(tokenizer: Tokenizer) -> tuple[Theirs, list[str]]:
+    """A tokenizer as Hugging Face's library has it, and what it cannot express."""
+    from tokenizers import Tokenizer as Theirs
+
+    match tokenizer:
+        case BytePairTokenizer():
+            return _byte_pairs(tokenizer), ["ftfy's mending of captions and HTML entities"]
+        case CharacterTokenizer():
+            return _characters(tokenizer), ["the Greek final sigma, which Python's lower case knows"]
+        case ForeignTokenizer():
+            return Theirs.from_str(json.dumps(tokenizer.to_dict()["description"])), []
+    raise WeightsError(f"A tokenizer of the kind {type(tokenizer).__name__} cannot be written for others.")
+
+
+def _byte_pairs(tokenizer: BytePairTokenizer):
+    """CLIP's steps: one space between words, lower case, the pattern of words, bytes as letters, merges."""
+    from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers
+    from tokenizers import Tokenizer as Theirs
+
+    vocabulary = {symbol: at for at, symbol in enumerate(tokenizer.symbols)}
+    vocabulary |= {START: tokenizer.start, END: tokenizer.end}
+    merges = [(first, second) for first, second in tokenizer.merges]
+    made = Theirs(models.BPE(vocab=vocabulary, merges=merges, end_of_word_suffix=WORD_END, unk_token=END))
+    made.normalizer = normalizers.Sequence(  # pyright: ignore[reportAttributeAccessIssue]
+        [normalizers.NFC(), normalizers.Replace(Regex(r"\s+"), " "), normalizers.Lowercase()]
+    )
+    words = pre_tokenizers.Split(Regex(WORDS.pattern), behavior="removed", invert=True)
+    letters = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    made.pre_tokenizer = pre_tokenizers.Sequence([words, letters])  # pyright: ignore[reportAttributeAccessIssue]
+    made.decoder = decoders.ByteLevel()  # pyright: ignore[reportAttributeAccessIssue]
+    return _framed(made, tokenizer)
+
+
+def _characters(tokenizer: CharacterTokenizer):
+    """Lower case, then a symbol a character."""
+    from tokenizers import Regex, models, normalizers, pre_tokenizers
+    from tokenizers import Tokenizer as Theirs
+
+    vocabulary = {character: at for at, character in enumerate(tokenizer.alphabet)}
+    vocabulary |= {START: tokenizer.start, UNKNOWN: tokenizer.unknown, END: tokenizer.end}
+    made = Theirs(models.WordLevel(vocab=vocabulary, unk_token=UNKNOWN))
+    made.normalizer = normalizers.Lowercase()  # pyright: ignore[reportAttributeAccessIssue]
+    each = pre_tokenizers.Split(Regex(r"[\s\S]"), behavior="isolated")
+    made.pre_tokenizer = each  # pyright: ignore[reportAttributeAccessIssue]
+    return _framed(made, tokenizer)
+
+
+def _framed(made, tokenizer: Tokenizer):
+    """With the start and the end symbol around each caption."""
+    from tokenizers import AddedToken
+    from tokenizers.processors import TemplateProcessing
+
+    made.add_special_tokens([AddedToken(mark, special=True, normalized=False) for mark in (START, END)])
+    made.post_processor = TemplateProcessing(
+        single=f"{START} $A {END}", special_tokens=[(START, tokenizer.start), (END, tokenizer.end)]
+    )
+    return made
+
+
+def _write(path: Path, contents: dict) -> None:
+    path.write_text(json.dumps(contents, indent=2, ensure_ascii=False) + "\n", encoding="utf-8", newline="\n")

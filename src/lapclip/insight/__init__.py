@@ -1,1 +1,0 @@
-"""What a run's events mean. No torch."""

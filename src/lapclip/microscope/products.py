@@ -1,0 +1,120 @@
+"""One small matrix product under the microscope: what of its time is arithmetic, and what is getting there."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from lapclip.machine.devices import Device
+from lapclip.machine.timing import in_turns, timed
+from lapclip.microscope.fresh_process import in_fresh_process
+
+SIZE = 512
+MANY = 100
+
+
+@dataclass(frozen=True)
+class ProductParts:
+    """Where the time of one product goes, in milliseconds. The last four parts add up to `total_ms`."""
+
+    size: int
+    first_call_ms: float
+    """What the first product of a young process costs on top: kernels are compiled, libraries set themselves up."""
+    allocate_ms: float
+    """Memory for the result, taken and given back."""
+    launch_ms: float
+    """Until the call returns; on the CPU, which works while it is called, the call of a product of 1 by 1."""
+    synchronise_ms: float
+    """Asking a device that has nothing left to do whether it is done; 0 on the CPU."""
+    arithmetic_ms: float
+    """What remains of a product that was waited for."""
+    total_ms: float
+    gflops: float
+    """Rate of the arithmetic alone, in 1e9 operations a second."""
+
+
+@dataclass(frozen=True)
+class ManyProducts:
+    """Products one after the other, waited for once."""
+
+    size: int
+    count: int
+    seconds: float
+    gflops: float
+
+
+def product_parts(device: Device, size: int = SIZE, rounds: int = 51) -> ProductParts:
+    """One product of two square matrices of float32, taken apart."""
+    left, right, result = (torch.ones(size, size, device=device.torch) for _ in range(3))
+    small = [torch.ones(1, 1, device=device.torch) for _ in range(3)]
+    launches: list[float] = []
+
+    def launch() -> None:
+        began = time.perf_counter()
+        torch.mm(left, right, out=result)
+        launches.append(time.perf_counter() - began)
+
+    medians = in_turns(
+        {
+            "allocate": lambda: torch.empty(size, size, device=device.torch),
+            "waited": launch,
+            "small": lambda: torch.mm(small[0], small[1], out=small[2]),
+            "rest": lambda: None,
+        },
+        device.synchronise,
+        rounds,
+        warm_up=5,
+    )
+    rest = 0.0 if device.is_cpu else medians["rest"]
+    launched = medians["small"] if device.is_cpu else sorted(launches)[len(launches) // 2]
+    arithmetic = max(0.0, medians["waited"] - launched - rest)
+    total = medians["allocate"] + launched + rest + arithmetic
+    return ProductParts(
+        size=size,
+        first_call_ms=1e3 * max(0.0, first_call_seconds(device, size) - total),
+        allocate_ms=1e3 * medians["allocate"],
+        launch_ms=1e3 * launched,
+        synchronise_ms=1e3 * rest,
+        arithmetic_ms=1e3 * arithmetic,
+        total_ms=1e3 * total,
+        gflops=_gflops(size, 1, arithmetic),
+    )
+
+
+def many_products(device: Device, size: int = SIZE, count: int = MANY, rounds: int = 5) -> ManyProducts:
+    """Many products, each needing the one before, waited for at the end."""
+    # Small numbers, so that a hundred products neither overflow nor fall to numbers that are slow to handle.
+    start, factor = torch.eye(size, device=device.torch), torch.eye(size, device=device.torch)
+
+    def run() -> Tensor:
+        result = start
+        for _ in range(count):
+            result = result @ factor
+        return result
+
+    seconds = in_turns({"products": run}, device.synchronise, rounds)["products"]
+    return ManyProducts(size, count, seconds, _gflops(size, count, seconds))
+
+
+def first_call_seconds(device: Device, size: int) -> float:
+    """The first product in a process of its own, waited for. Its memory is there before."""
+    return in_fresh_process(__name__, {"device": device.kind, "size": size})["seconds"]
+
+
+def _gflops(size: int, count: int, seconds: float) -> float:
+    return 2 * size**3 * count / seconds / 1e9 if seconds > 0 else 0.0
+
+
+def _answer(request: dict) -> dict:
+    device, size = Device(request["device"]), request["size"]
+    left, right = torch.ones(size, size, device=device.torch), torch.ones(size, size, device=device.torch)
+    return {"seconds": timed(lambda: torch.mm(left, right), device.synchronise)}
+
+
+if __name__ == "__main__":
+    print(json.dumps(_answer(json.loads(sys.argv[1]))))

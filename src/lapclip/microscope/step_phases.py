@@ -1,0 +1,112 @@
+"""Real training steps: where their time goes, what the cores do meanwhile, and how threads change it."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import psutil
+import torch
+
+from lapclip.data.batches import prefetch
+from lapclip.machine.devices import Device, default_threads
+from lapclip.machine.timing import PHASES, Stopwatch, timed
+from lapclip.microscope.workload import Rehearsal
+
+
+@dataclass(frozen=True)
+class BatchPhases:
+    """Median seconds of each phase of a batch; `load` is what the step had to wait for."""
+
+    seconds: dict[str, float]
+
+    @property
+    def total(self) -> float:
+        return sum(self.seconds.values())
+
+    @property
+    def shares(self) -> dict[str, float]:
+        return {name: spent / self.total for name, spent in self.seconds.items()}
+
+
+@dataclass(frozen=True)
+class CoreUse:
+    """The share of the time that each core was busy while steps were taken, by anything on the machine."""
+
+    cores: tuple[float, ...]
+    seconds: float
+
+
+@dataclass(frozen=True)
+class ThreadTimes:
+    """Median seconds of a step by the number of threads."""
+
+    seconds: dict[int, float]
+    performance_cores: int
+
+    @property
+    def best(self) -> int:
+        return min(self.seconds, key=self.seconds.__getitem__)
+
+
+def batch_phases(rehearsal: Rehearsal, turns: int = 5, warm_up: int = 1) -> BatchPhases:
+    """Steps with batches prepared ahead, as training takes them."""
+    taken: list[dict[str, float]] = []
+    batches = prefetch(rehearsal.plan, 1, warm_up + turns)
+    for turn in range(warm_up + turns):
+        watch = Stopwatch(rehearsal.device.synchronise, on=True)
+        with watch.phase("load"):
+            batch = next(batches)
+        rehearsal.watched(watch, batch)
+        if turn >= warm_up and watch.seconds is not None:
+            taken.append(watch.seconds)
+    batches.close()
+    return BatchPhases({name: statistics.median(seconds[name] for seconds in taken) for name in PHASES})
+
+
+def core_use(rehearsal: Rehearsal, seconds: float = 2.0) -> CoreUse:
+    """What each core does while steps are taken for so long; one step at least."""
+    step = rehearsal.repeated()
+    step()
+    psutil.cpu_percent(percpu=True)  # counts from the last call
+    began = time.perf_counter()
+    while True:
+        step()
+        if (spent := time.perf_counter() - began) >= seconds:
+            break
+    return CoreUse(tuple(share / 100 for share in psutil.cpu_percent(percpu=True)), spent)
+
+
+def thread_counts(cores: int, performance: int) -> list[int]:
+    """1, then doubled, up to the performance cores, then all: what is worth trying, the likely ones first."""
+    doubled = [1 << power for power in range(cores.bit_length()) if 1 << power <= performance]
+    return list(dict.fromkeys([performance, *reversed(doubled), cores]))
+
+
+def thread_times(rehearsal: Rehearsal, counts: list[int] | None = None, rounds: int = 3) -> ThreadTimes:
+    """The same step with each number of threads, in turns. Leaves the number as it was."""
+    before, performance = torch.get_num_threads(), default_threads()
+    counts = counts or thread_counts(os.cpu_count() or 1, performance)
+    step = rehearsal.repeated()
+    times: dict[int, list[float]] = {count: [] for count in counts}
+    try:
+        step()
+        for turn in range(1 + rounds):  # the first with each number starts its threads
+            for count in counts:
+                torch.set_num_threads(count)
+                spent = timed(step, rehearsal.device.synchronise)
+                if turn:
+                    times[count].append(spent)
+    finally:
+        torch.set_num_threads(before)
+    return ThreadTimes({count: statistics.median(spent) for count, spent in sorted(times.items())}, performance)
+
+
+def step_seconds(step: Callable[[], object], device: Device, turns: int = 3, warm_up: int = 1) -> float:
+    """Median seconds of a step after so many that warm up, compile and record."""
+    for _ in range(warm_up):
+        step()
+    return statistics.median(timed(step, device.synchronise) for _ in range(turns))

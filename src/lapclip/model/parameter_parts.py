@@ -1,0 +1,61 @@
+"""To which part of a model a parameter belongs: image.embedding, image.0 to image.head, the same for text, or
+temperature. Gradients are told by part, learning rates fall from the head down, and parts are frozen."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from lapclip.model.clip import CLIP
+from lapclip.model.lora import DOWN, UP
+from lapclip.model.pretrained.pretrained_towers import PretrainedTower
+
+EMBEDDING, HEAD, TEMPERATURE = "embedding", "head", "temperature"
+OF_HEAD = ("ln_post", "ln_final", "projection", "head.")
+
+
+def parts_of(model: CLIP) -> dict[str, str]:
+    """The part of each parameter, by its name."""
+    # An addition of low rank belongs where its layer does.
+    found = {name: part_of(name.removesuffix(DOWN).removesuffix(UP)) for name, _ in model.named_parameters()}
+    for tower in ("image", "text"):
+        module = getattr(model, tower)
+        if not isinstance(module, PretrainedTower):
+            continue
+        places = module.blocks_found.places()  # foreign names say little: what was seen while it ran says more
+        named = dict(model.named_parameters())
+        for name in found:
+            if name.startswith(f"{tower}.backbone."):
+                base = name if not name.endswith((DOWN, UP)) else f"{name.rpartition('.')[0]}.base.weight"
+                place = places.get(id(named[base]), 0)
+                found[name] = f"{tower}.{EMBEDDING if place == 0 else place - 1}"
+    return found
+
+
+def first_block(model: CLIP, tower: str, names: Iterable[str]) -> int:
+    """The block that features of a tower enter which none of the named tensors has had a say in: the first that has one
+    of them, the depth where the head alone has any, 0 where the embedding has one or where its place is not known."""
+    parts = parts_of(model)
+    places = [
+        parts.get(name, f"{tower}.{EMBEDDING}").partition(".")[2] for name in names if name.startswith(f"{tower}.")
+    ]
+    module = getattr(model, tower)
+    first = min((0 if place == EMBEDDING else int(place) for place in places if place != HEAD), default=module.depth)
+    return module.entry(first) if isinstance(module, PretrainedTower) else first
+
+
+def part_of(name: str) -> str:
+    """The part of a parameter of our own towers."""
+    tower, _, rest = name.partition(".")
+    if not rest:
+        return TEMPERATURE
+    if "blocks." in rest:
+        return f"{tower}.{rest.partition('blocks.')[2].split('.')[0]}"
+    return f"{tower}.{HEAD if rest.startswith(OF_HEAD) else EMBEDDING}"
+
+
+def depth_of(part: str, depth: int) -> int:
+    """How far a part is below its tower's head: 0 for the head, 1 for the last block, depth + 1 for the embedding."""
+    _, _, place = part.partition(".")
+    if place == EMBEDDING:
+        return depth + 1
+    return 0 if place in (HEAD, "") else depth - int(place)

@@ -1,0 +1,258 @@
+"""A saved comparison of devices, precisions and sizes (`lapclip compare`) as sections of a report."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable
+from typing import Any
+
+from lapclip.report.document import Block, Cell, Plot, Report, Section, Sentences, Table
+from lapclip.report.plots import COLOURS, axes, line
+from lapclip.report.report_text import count, milliseconds, parameters, times
+from lapclip.report.run_report import machine_rows
+from lapclip.report.saved_comparison import Timed, contestants, dictionaries, dictionary, fastest, timed
+from lapclip.runs.curves import Curve, number
+from lapclip.runs.number_text import UNKNOWN, figure, percent, size
+
+LABEL = 18
+"""Characters of a line of the microscope that name what it is about."""
+
+
+def comparison_report(saved: dict[str, Any]) -> Report:
+    """A comparison on its own."""
+    machine = dictionary(saved.get("machine"))
+    about = [Table(["", ""], [[*row] for row in [*machine_rows(machine), ["torch", str(saved.get("torch", UNKNOWN))]]])]
+    others = [name for kind, name in dictionary(saved.get("devices")).items() if kind != "cpu"]
+    chip = f"{machine.get('chip', 'unknown chip')}, {count(machine.get('cores'))} cores"
+    subtitle = " and ".join([chip, *map(str, others)])
+    sections = [*comparison_sections(saved), *inside_sections(saved), Section("Machine and versions", [*about])]
+    return Report("What is fastest on this machine", subtitle, [], sections)
+
+
+def comparison_sections(saved: dict[str, Any]) -> list[Section]:
+    """The crossover, the curves, the advice, and every cell."""
+    cells = timed(saved)
+    crossover = dictionary(saved.get("crossover")).get("text")
+    advice: list[list[str | Cell]] = [
+        [
+            parameters(r.get("parameters")),
+            count(r.get("batch")),
+            *(str(r.get(n, "")) for n in ("device", "dtype", "text")),
+        ]
+        for r in dictionaries(saved.get("recommendations"))
+    ]
+    blocks: list[Block] = []
+    if crossover:
+        blocks.append(Sentences([str(crossover)]))
+    blocks += _map(cells)
+    blocks += _curves(saved, cells)
+    if advice:
+        blocks.append(Sentences(["What to use, by model and batch:"]))
+        blocks.append(Table(["model", "batch", "device", "precision", "why"], advice))
+    blocks += _predictions(saved)
+    blocks += _others(saved, cells)
+    blocks += _all_cells(saved)
+    return [Section("What is fastest here", blocks)] if blocks else []
+
+
+def inside_sections(saved: dict[str, Any]) -> list[Section]:
+    """What the parts of a step cost on each device, as the microscope put it into words."""
+    found = []
+    for kind, looked in dictionary(saved.get("microscope")).items():
+        lines = dictionary(looked).get("in_words")
+        rows: list[list[str | Cell]] = [
+            [line[:LABEL].strip(), line[LABEL:]] for line in lines or [] if isinstance(line, str)
+        ]
+        if rows:
+            found.append(Section(f"Inside a step on {kind}", [Table(["", ""], rows)]))
+    return found
+
+
+def _map(cells: list[Timed]) -> list[Block]:
+    """Model size against batch size: who wins, and by how much."""
+    rivals = contestants(cells)
+    sizes, batches = sorted({cell.parameters for cell in cells}), sorted({cell.batch for cell in cells})
+    if len(rivals) < 2:
+        return []
+    rows: list[list[str | Cell]] = []
+    for model in sizes:
+        row: list[str | Cell] = [parameters(model)]
+        for batch in batches:
+            best: dict[str, float] = {}
+            for cell in cells:
+                if (cell.parameters, cell.batch) == (model, batch):
+                    best[cell.contestant] = min(cell.ms, best.get(cell.contestant, cell.ms))
+            row.append(_winner(best, rivals))
+        rows.append(row)
+    said = (
+        "Each cell names the fastest and how many times as fast as the second it is. Where the colour changes is the "
+        "crossover; a tie means a difference under 5 %."
+    )
+    return [Table(["model / batch", *(count(batch) for batch in batches)], rows), Sentences([said])]
+
+
+def _winner(best: dict[str, float], rivals: list[str]) -> str | Cell:
+    """The fastest and its factor over the second."""
+    order = sorted(best, key=best.__getitem__)
+    if not order:
+        return UNKNOWN
+    tone = rivals.index(order[0]) % len(COLOURS) + 1
+    if len(order) == 1:
+        return Cell(f"{order[0]}, alone", tone)
+    factor = best[order[1]] / best[order[0]]
+    if factor < 1.05:
+        return Cell("a tie", 0)
+    return Cell(f"{order[0]} {times(factor)}", tone)
+
+
+def _curves(saved: dict[str, Any], cells: list[Timed]) -> list[Block]:
+    """Time against size at the smallest, a middle and the largest batch that have more than one size."""
+    batches = sorted({c.batch for c in cells if len({d.parameters for d in cells if d.batch == c.batch}) > 1})
+    shown = sorted({batches[0], batches[len(batches) // 2], batches[-1]}) if batches else []
+    return [_curve(saved, cells, batch) for batch in shown]
+
+
+def _curve(saved: dict[str, Any], cells: list[Timed], batch: float) -> Plot:
+    here = [cell for cell in cells if cell.batch == batch]
+    traces, figures = [], {}
+    for at, group in enumerate(sorted({cell.group for cell in cells})):
+        colour = COLOURS[at % len(COLOURS)]
+        own = _best_by_size(cell for cell in here if cell.group == group)
+        if not own:
+            continue
+        traces.append(line(group, own, colour, unit=" ms", mode="markers", marker={"color": colour, "size": 8}))
+        figures[f"{group}, ms"] = own
+        kinds = {(cell.device, cell.dtype) for cell in cells if cell.group == group}
+        ahead = Curve(*_columns(_predicted(saved, kinds, batch)))
+        fitted = _fitted(saved, kinds, batch)
+        if fitted:
+            style = {"color": colour, "width": 2}
+            traces.append(line(f"{group}, fit", fitted, colour, unit=" ms", line=style, showlegend=False))
+        if ahead:
+            joined = Curve([*(fitted or own).x[-1:], *ahead.x], [*(fitted or own).y[-1:], *ahead.y])
+            style = {"color": colour, "width": 2, "dash": "dash"}
+            name = f"{group}, predicted"
+            marker = {"symbol": "circle-open", "size": 8}
+            traces.append(line(name, joined, colour, unit=" ms", mode="lines+markers", line=style, marker=marker))
+            figures[f"{name}, ms"] = ahead
+    return Plot(
+        f"Time of a step at batch {count(batch)}",
+        traces,
+        axes("parameters", "ms a step", x_log=True, y_log=True),
+        "Dots are measured, lines are the fit, dashed is predicted. A level start is overhead; where lines cross, the "
+        "other one becomes the better choice.",
+        _by_size(figures),
+        height=380,
+    )
+
+
+def _fitted(saved: dict[str, Any], kinds: set[tuple[str, str]], batch: float) -> Curve:
+    """What the fits say at every size of the comparison, run or not: of the fastest precision and threads."""
+    best: dict[float, float] = {}
+    for cell in dictionaries(saved.get("cells")):
+        model, ms = number(cell.get("parameters")), number(cell.get("fitted_ms"))
+        own = (str(cell.get("device")), str(cell.get("dtype"))) in kinds and cell.get("batch") == batch
+        if own and model and ms:
+            best[model] = min(ms, best.get(model, ms))
+    return Curve(*_columns(sorted(best.items())))
+
+
+def _predictions(saved: dict[str, Any]) -> list[Block]:
+    rows: list[list[Any]] = [
+        [
+            parameters(p.get("parameters")),
+            count(p.get("batch")),
+            f"{p.get('device')} {p.get('dtype')}",
+            milliseconds(p["ms"]),
+        ]
+        for p in dictionaries(saved.get("predictions"))
+        if number(p.get("ms")) is not None
+    ]
+    fits: list[list[Any]] = [
+        [f"{f.get('device')} {f.get('dtype')}", milliseconds(f.get("overhead_ms")),
+         f"{figure(number(f.get('ms_per_layer')) or 0.0)} ms",
+         f"{figure(number(f.get('ns_per_parameter')) or 0.0)} ns",
+         f"{figure((number(f.get('flops_per_second')) or 0) / 1e9)} GFLOP/s", percent(f.get("error"))]
+        for f in dictionaries(saved.get("fits"))
+    ]  # fmt: skip
+    blocks: list[Block] = []
+    if fits:
+        blocks.append(
+            Sentences(
+                [
+                    "The fit: time = overhead + layers times a layer's time + parameters times an update's time + "
+                    "work / rate; its error is that on cells it has not seen."
+                ]
+            )
+        )
+        blocks.append(Table(["device", "overhead", "a layer", "an update", "rate", "error"], fits))
+    if rows:
+        blocks.append(Table(["model", "batch", "device", "predicted step"], rows, folded="Predicted, not measured"))
+    return blocks
+
+
+def _others(saved: dict[str, Any], cells: list[Timed]) -> list[Block]:
+    """The fastest step of each machine at the sizes they share with this one."""
+    others = dictionaries(saved.get("others"))
+    if not others:
+        return []
+    names = [
+        "this machine",
+        *(str(dictionary(other.get("machine")).get("chip", "another machine")) for other in others),
+    ]
+    bests = [fastest(cells), *(fastest(timed(other)) for other in others)]
+    shared = [place for place in sorted(bests[0]) if any(place in best for best in bests[1:])]
+    rows: list[list[Any]] = [
+        [parameters(place[0]), count(place[1]), *(milliseconds(best.get(place)) for best in bests)] for place in shared
+    ]
+    if not rows:
+        return []
+    said = []
+    for name, best in zip(names[1:], bests[1:], strict=True):
+        ratios = sorted(best[place] / bests[0][place] for place in shared if place in best)
+        if ratios:
+            low, middle, high = figure(ratios[0], 2), figure(statistics.median(ratios), 2), figure(ratios[-1], 2)
+            said.append(f"This machine is {middle} times as fast as {name} (median; {low} to {high}).")
+    return [Sentences(said), Table(["model", "batch", *names], rows, folded="The fastest step of each machine")]
+
+
+def _all_cells(saved: dict[str, Any]) -> list[Block]:
+    rows: list[list[Any]] = []
+    for c in dictionaries(saved.get("cells")):
+        figures = [milliseconds(c.get("ms")), count(c.get("pairs_per_second")), size(c.get("peak_memory_bytes"))]
+        joules = UNKNOWN if number(c.get("joules")) is None else f"{figure(c['joules'])} J"
+        place = f"{c.get('device', UNKNOWN)} {c.get('dtype', '')}"
+        name = f"{c.get('model', '')} {parameters(c.get('parameters'))}".strip()
+        note = f"not run: {c['skipped']}" if c.get("skipped") else ""
+        rows.append([name, count(c.get("batch")), place, count(c.get("used_threads")), *figures, joules, note])
+    columns = ["model", "batch", "device", "threads", "step", "pairs/s", "peak memory", "energy", ""]
+    return [Table(columns, rows, folded="Every cell")] if rows else []
+
+
+def _best_by_size(cells: Iterable[Timed]) -> Curve:
+    best = fastest(list(cells))
+    return Curve(*_columns(sorted((place[0], ms) for place, ms in best.items())))
+
+
+def _predicted(saved: dict[str, Any], kinds: set[tuple[str, str]], batch: float) -> list[tuple[float, float]]:
+    """Predictions of a contestant at a batch size: the fastest of its kinds for each model."""
+    best: dict[float, float] = {}
+    for p in dictionaries(saved.get("predictions")):
+        model, ms = number(p.get("parameters")), number(p.get("ms"))
+        own = (str(p.get("device")), str(p.get("dtype"))) in kinds and p.get("batch") == batch
+        if own and model is not None and ms is not None and model > 0 and ms > 0:
+            best[model] = min(ms, best.get(model, ms))
+    return sorted(best.items())
+
+
+def _by_size(curves: dict[str, Curve]) -> Table:
+    """Times by model size, a column for each curve."""
+    sizes = sorted({x for points in curves.values() for x in points.x})
+    found = {name: dict(zip(points.x, points.y, strict=True)) for name, points in curves.items()}
+    return Table(
+        ["parameters", *curves], [[parameters(x), *(figure(own.get(x)) for own in found.values())] for x in sizes]
+    )
+
+
+def _columns(points: list[tuple[float, float]]) -> tuple[list[float], list[float]]:
+    return [x for x, _ in points], [y for _, y in points]

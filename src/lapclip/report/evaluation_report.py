@@ -1,0 +1,226 @@
+"""What `lapclip eval` kept, as a page of its own and as a part of a run's report.
+
+Read with care: parts that are missing or odd are left out.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from lapclip.evaluation.metric_names import RANKS, WAYS
+from lapclip.report.document import Block, Gallery, Headline, Picture, Report, Section, Sentences, Table
+from lapclip.report.evaluation_plots import (
+    confusion,
+    hard_negatives,
+    part,
+    per_class,
+    rank_plot,
+    recall_plot,
+    similarity_plot,
+)
+from lapclip.report.report_text import count, interval
+from lapclip.runs.curves import number
+from lapclip.runs.number_text import figure, percent
+
+EVALUATION, FOLDER = "evaluation.json", "evaluation"
+"""The file of an account, and the folder of a run that holds one folder for each."""
+THUMBNAIL = "pictures/evaluation-{}.jpg"
+"""A small picture of an account: in a folder and under a name that no one else's pictures have."""
+
+
+def evaluation_sections(run: Path) -> list[Section]:
+    """The accounts that a run's folder holds, the newest first."""
+    found = []
+    for path in (run / FOLDER).glob(f"*/{EVALUATION}"):
+        try:
+            account = json.loads(path.read_text(encoding="utf-8"))
+            if isinstance(account, dict):
+                found.append((path.stat().st_mtime_ns, account, path.parent))
+        except (OSError, ValueError):
+            continue
+    newest_first = sorted(found, key=lambda entry: entry[0], reverse=True)
+    return [section for _, account, folder in newest_first for section in sections(account, folder)]
+
+
+def page_of(account: dict[str, Any], folder: Path) -> Report:
+    """An account as a page of its own."""
+    title = f"Evaluation of {account.get('run')}"
+    return Report(title, _where(account), _headlines(account), sections(account, folder))
+
+
+def sections(account: dict[str, Any], folder: Path) -> list[Section]:
+    """An account as sections."""
+    said = [f"{_where(account)}.", *map(str, _list(account.get("notes")))]
+    scores, classes = part(account, "evaluation"), part(account, "zeroshot")
+    blocks: list[Block | None] = [Sentences(said)]
+    if scores:
+        blocks += [_recall_table(account, scores), recall_plot(scores), rank_plot(account, scores)]
+        blocks += [hard_negatives(part(account, "negatives")), similarity_plot(part(account, "histograms"))]
+        blocks += [_confused(account, folder), _examples(account, folder)]
+    if classes:
+        templates = ", ".join(f'"{text}"' for text in _list(account.get("templates")))
+        blocks += [Sentences([f"Sentences for each class: {templates}."]), _class_table(classes)]
+        blocks += [per_class(classes), confusion(classes), _mistaken(account, folder)]
+    blocks.append(_geometry(part(account, "geometry")))
+    return [Section(f"Evaluation: {account.get('data')}, split {account.get('split')}", [b for b in blocks if b])]
+
+
+def _where(account: dict[str, Any]) -> str:
+    scores, classes = part(account, "evaluation"), part(account, "zeroshot")
+    size = f"{count(scores.get('candidates'))} pictures, {count(scores.get('captions'))} captions"
+    if classes:
+        size = f"{count(classes.get('pictures'))} pictures of {count(classes.get('classes'))} classes"
+    return f"On {account.get('data')}, split {account.get('split')} ({account.get('why_split')}): {size}"
+
+
+def _headlines(account: dict[str, Any]) -> list[Headline]:
+    scores, classes = part(account, "evaluation"), part(account, "zeroshot")
+    lines = []
+    if number(account.get("trained_on")):
+        lines.append(Headline("trained on", count(account["trained_on"]), "of these pictures: no test of the model"))
+    for way, name in WAYS.items():
+        if number(scores.get(f"{way}_r1")) is not None:
+            sure = interval(part(scores, "intervals").get(f"{way}_r1"))
+            lines.append(Headline(f"{name}, R@1", percent(scores[f"{way}_r1"]), sure))
+            chance = f"chance {percent(part(scores, 'chances').get(f'{way}_r10'))}"
+            lines.append(Headline(f"{name}, R@10", percent(scores.get(f"{way}_r10")), chance))
+    if number(classes.get("top1")) is not None:
+        sure = interval(part(classes, "intervals").get("top1"))
+        lines.append(Headline("zero-shot top-1", percent(classes["top1"]), sure))
+        lines.append(Headline("chance", percent(part(classes, "chance").get("top1"))))
+        lines.append(Headline("always the largest class", percent(classes.get("largest_class"))))
+    return lines
+
+
+def _recall_table(account: dict[str, Any], scores: dict[str, Any]) -> Table:
+    chances, ceilings = part(scores, "chances"), part(account, "ceilings")
+    rows: list[list[Any]] = []
+    for way, name in WAYS.items():
+        rows.append([name, *_figures(scores, way)])
+        rows.append([f"{name}, 95 % interval", *_intervals(part(scores, "intervals"), way)])
+        rows.append([f"{name}, chance", *_figures(chances, way)])
+        shared = [number(ceilings.get(f"{way}_r{place}")) for place in RANKS]
+        if any(value is not None and value < 1 for value in shared):
+            rows.append([f"{name}, most that shared captions allow", *map(percent, shared), "", ""])
+    batch = part(scores, "in_batch")
+    if batch:
+        rows.append([f"in batches of {batch.get('size')}", percent(batch.get("accuracy")), "", "", "", ""])
+        rows.append([f"chance in batches of {batch.get('size')}", percent(batch.get("chance")), "", "", "", ""])
+    if number(account.get("linear_baseline")) is not None:
+        rows.append(["text to image, linear baseline", percent(account["linear_baseline"]), "", "", "", ""])
+    return Table(["", "R@1", "R@5", "R@10", "median rank", "mean reciprocal rank"], rows)
+
+
+def _figures(values: dict[str, Any], way: str) -> list[str]:
+    recalls = [percent(values.get(f"{way}_r{place}")) for place in RANKS]
+    return [*recalls, _rank(values.get(f"{way}_median_rank")), figure(values.get(f"{way}_mean_reciprocal_rank"))]
+
+
+def _intervals(values: dict[str, Any], way: str) -> list[str]:
+    recalls = [interval(values.get(f"{way}_r{place}")) for place in RANKS]
+    rank, reciprocal = values.get(f"{way}_median_rank"), values.get(f"{way}_mean_reciprocal_rank")
+    return [*recalls, _between(rank, _rank), _between(reciprocal, figure)]
+
+
+def _rank(value: Any) -> str:
+    found = number(value)
+    return "-" if found is None else f"{found:,.1f}".removesuffix(".0")
+
+
+def _between(low_high: Any, words: Any) -> str:
+    match low_high:
+        case [low, high]:
+            return f"{words(low)} to {words(high)}"
+    return ""
+
+
+def _class_table(classes: dict[str, Any]) -> Table:
+    sure, chance = part(classes, "intervals"), part(classes, "chance")
+    names = {"top1": "top-1", "top5": "top-5", "mean_per_class": "mean recall of the classes"}
+    rows: list[list[Any]] = [
+        [name, percent(classes.get(key)), interval(sure.get(key)), percent(chance.get(key))]
+        for key, name in names.items()
+    ]
+    rows.append(["always the largest class", percent(classes.get("largest_class")), "", ""])
+    return Table(["", "share", "95 % interval", "chance"], rows)
+
+
+def _confused(account: dict[str, Any], folder: Path) -> Gallery | None:
+    rows = []
+    for pair in _dicts(account.get("confused")):
+        own, preferred = number(pair.get("own")), number(pair.get("preferred"))
+        if own is None or preferred is None:
+            continue
+        pictures = [
+            Picture(_thumbnail(folder, own), f"its own picture, {figure(pair.get('own_score'))}", right=True),
+            Picture(
+                _thumbnail(folder, preferred),
+                f"preferred, {figure(pair.get('preferred_score'))}: {pair.get('preferred_caption')}",
+                right=False,
+            ),
+        ]
+        rows.append((str(pair.get("caption")), pictures))
+    look_for = (
+        "Captions that score a wrong picture above their own by most. Where the wrong picture fits as well, the "
+        "captions are at fault, not the model. Numbers are cosine similarities."
+    )
+    return Gallery("Most confused", look_for, rows) if rows else None
+
+
+def _examples(account: dict[str, Any], folder: Path) -> Gallery | None:
+    rows = []
+    for example in _dicts(account.get("examples")):
+        right = number(example.get("right"))
+        pictures = [
+            Picture(_thumbnail(folder, at), figure(answer.get("score")), right=at == right)
+            for answer in _dicts(example.get("top"))
+            if (at := number(answer.get("picture"))) is not None
+        ]
+        if right is not None and not any(picture.right for picture in pictures):
+            words = f"its own comes in place {count(example.get('rank'))}"
+            pictures.append(Picture(_thumbnail(folder, right), words, right=True))
+        rows.append((str(example.get("caption")), pictures))
+    look_for = (
+        "The five pictures closest to some captions, the closest first, with their similarities. Green is the "
+        "caption's own picture; where it is not among them it stands at the end."
+    )
+    return Gallery("Answers to some captions", look_for, rows) if rows else None
+
+
+def _mistaken(account: dict[str, Any], folder: Path) -> Gallery | None:
+    pictures = [
+        Picture(_thumbnail(folder, at), f"{entry.get('class')}, taken for {entry.get('guess')}")
+        for entry in _dicts(account.get("mistaken"))
+        if (at := number(entry.get("picture"))) is not None
+    ]
+    look_for = "Pictures taken for another class by the largest margin, one for each kind of mistake."
+    return Gallery("Surest mistakes", look_for, [("", pictures)]) if pictures else None
+
+
+def _geometry(values: dict[str, Any]) -> Table | None:
+    meanings = {
+        "modality_gap": ("modality gap", "distance between the mean picture and the mean caption; 0 is none"),
+        "alignment": ("alignment", "mean squared distance of a caption and its picture; 0 is best, 2 is unrelated"),
+        "uniformity_pictures": ("uniformity of pictures", "0 is one point, near -4 is spread evenly"),
+        "uniformity_captions": ("uniformity of captions", "the same for captions"),
+    }
+    rows: list[list[Any]] = [
+        [name, figure(values[key]), meaning]
+        for key, (name, meaning) in meanings.items()
+        if number(values.get(key)) is not None
+    ]
+    return Table(["embeddings", "", ""], rows) if rows else None
+
+
+def _thumbnail(folder: Path, picture: float) -> Path:
+    return folder / THUMBNAIL.format(int(picture))
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _dicts(value: Any) -> list[dict[str, Any]]:
+    return [entry for entry in _list(value) if isinstance(entry, dict)]

@@ -1,0 +1,169 @@
+"""What `lapclip gained` kept, as a page of its own and as a part of a run's report.
+
+Read with care: parts that are missing or odd are left out.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from lapclip.evaluation.metric_names import RANKS, WAYS
+from lapclip.report.document import Block, Headline, Plot, Report, Section, Sentences, Table
+from lapclip.report.evaluation_plots import error_bars, part
+from lapclip.report.plots import COLOURS, DASHES, axes, line, marks, table_of
+from lapclip.report.report_text import count, interval
+from lapclip.report.saved_comparison import dictionaries
+from lapclip.runs.curves import Curve, number
+from lapclip.runs.number_text import UNKNOWN, figure, percent
+
+GAINED = "gained.json"
+"""The file of an account."""
+
+
+def gained_sections(folder: Path) -> list[Section]:
+    """The account that a folder holds, if any."""
+    try:
+        account = json.loads((folder / GAINED).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return []
+    if not isinstance(account, dict):
+        return []
+    (section,) = sections(account)
+    return [Section(section.title, [Sentences([str(account.get("summary", ""))]), *section.blocks])]
+
+
+def page_of(account: dict[str, Any]) -> Report:
+    """An account as a page of its own."""
+    title = f"Gained and forgotten: {account.get('run')}"
+    return Report(title, str(account.get("summary", "")), _headlines(account), sections(account))
+
+
+def sections(account: dict[str, Any]) -> list[Section]:
+    """An account as sections, without the sentence that opens it."""
+    recommended = _recommended(account)
+    notes = account.get("notes")
+    blocks: list[Block | None] = [
+        Sentences([recommended]) if recommended else None,
+        _curves(account),
+        _table(account),
+        _recalls(part(account, "new"), account),
+        Sentences([str(note) for note in notes]) if isinstance(notes, list) and notes else None,
+    ]
+    return [Section("Gained and forgotten", [block for block in blocks if block])]
+
+
+def _recommended(account: dict[str, Any]) -> str:
+    if number(account.get("alpha")) is None:
+        return ""
+    written = f" The model at alpha {figure(account.get('model_alpha'))} is in {account.get('model')}."
+    return (
+        f"Recommended: alpha {figure(account['alpha'])}, {account.get('why')}.{written if account.get('model') else ''}"
+    )
+
+
+def _headlines(account: dict[str, Any]) -> list[Headline]:
+    alpha = number(account.get("alpha"))
+    lines = [Headline("recommended alpha", figure(alpha), "0 is the start, 1 the end")]
+    for found in _sets(account):
+        points = _points(found)
+        chosen = next((point for point in points if number(point.get("alpha")) == alpha), None)
+        if points and chosen and found.get("decides", True):
+            ends = f"{percent(points[0].get('value'))} at the start, {percent(points[-1].get('value'))} at the end"
+            lines.append(Headline(f"{found.get('name')}, {found.get('figure')}", percent(chosen.get("value")), ends))
+    return lines
+
+
+def _curves(account: dict[str, Any]) -> Plot | None:
+    """Every figure over alpha, with whiskers and the recommended alpha marked."""
+    traces, curves = [], {}
+    for at, found in enumerate(_sets(account)):
+        points = _points(found)
+        if not points:
+            continue
+        name = f"{found.get('name')}, {found.get('figure')}"
+        curves[name] = Curve([point["alpha"] for point in points], [point["value"] for point in points])
+        colour, dash = COLOURS[at % len(COLOURS)], DASHES[at % len(DASHES)]
+        sure = error_bars(curves[name].y, [point.get("interval") for point in points])
+        drawn = {"line": {"color": colour, "width": 2 if at else 3, "dash": dash}, "mode": "lines+markers"}
+        error = {**sure, "color": colour, "thickness": 1, "width": 3}
+        traces.append(line(name, curves[name], colour, share=True, error_y=error, marker={"color": colour}, **drawn))
+    if not traces:
+        return None
+    alpha = number(account.get("alpha"))
+    layout = axes("alpha: 0 is the start, 1 the end", "score", share=True)
+    return Plot(
+        "Between start and end",
+        traces,
+        {**layout, **(marks([(alpha, "recommended")], "--ink") if alpha is not None else {})},
+        "The thick line is the new data, the others are checks. Each alpha is a model whose weights are that share of "
+        "the way from start to end. Whiskers are 95 % intervals: a fall within them may be noise.",
+        table_of("alpha", curves, share=True),
+        height=400,
+    )
+
+
+def _table(account: dict[str, Any]) -> Table | None:
+    rows: list[list[Any]] = []
+    alpha = number(account.get("alpha"))
+    for found in _sets(account):
+        points = _points(found)
+        if not points:
+            continue
+        chosen = next((point for point in points if point["alpha"] == alpha), {})
+        decides = "new data" if "decides" not in found else "yes" if found["decides"] else "no"
+        rows.append([
+            f"{found.get('name')}, {found.get('figure')}", _sure(points[0]), _sure(points[-1]), change(points[-1]),
+            _sure(chosen), change(chosen), percent(found.get("chance")), count(found.get("pictures")), decides,
+        ])  # fmt: skip
+    at = f"at alpha {figure(alpha)}"
+    names = ["", "before", "after", "change, points", at, "change, points", "chance", "pictures", "decides"]
+    return Table(names, rows) if rows else None
+
+
+def _recalls(new: dict[str, Any], account: dict[str, Any]) -> Table | None:
+    """The new data's recalls before and after."""
+    columns = [("before", "before"), ("after", "after"), ("recommended", f"at alpha {figure(account.get('alpha'))}")]
+    rows: list[list[Any]] = []
+    for way, name in WAYS.items():
+        for place in RANKS:
+            key = f"{way}_r{place}"
+            values = [part(new, kind) for kind, _ in columns]
+            if all(number(value.get(key)) is not None for value in values):
+                shown = (_both(value[key], part(value, "intervals").get(key)) for value in values)
+                rows.append([f"{name}, R@{place}", *shown])
+    return Table([f"{new.get('name')}", *(name for _, name in columns)], rows) if rows else None
+
+
+def change(point: dict[str, Any]) -> str:
+    """A change in points with its 95 % interval."""
+    value, between = number(point.get("change")), point.get("change_interval")
+    if value is None:
+        return UNKNOWN
+    match between:
+        case [low, high] if number(low) is not None and number(high) is not None:
+            return f"{100 * value:+.1f} ({100 * low:+.1f} to {100 * high:+.1f})"
+    return f"{100 * value:+.1f}"
+
+
+def _sure(point: dict[str, Any]) -> str:
+    return _both(point.get("value"), point.get("interval"))
+
+
+def _both(value: Any, between: Any) -> str:
+    """A share with its interval."""
+    sure = interval(between)
+    return f"{percent(value)} ({sure})" if sure else percent(value)
+
+
+def _sets(account: dict[str, Any]) -> list[dict[str, Any]]:
+    """The new data and the checks."""
+    return [part(account, "new"), *dictionaries(account.get("checks"))]
+
+
+def _points(found: dict[str, Any]) -> list[dict[str, Any]]:
+    """A curve; empty where any of it is odd."""
+    points = dictionaries(found.get("curve"))
+    fine = all(number(point.get(key)) is not None for point in points for key in ("alpha", "value"))
+    return points if fine else []

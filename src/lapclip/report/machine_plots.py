@@ -1,0 +1,237 @@
+"""The machine at work, as plots: speed, phases, memory, cores, energy and heat."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+from lapclip.report.document import Block, Plot, Section, Sentences, Table
+from lapclip.report.learning_plots import COLUMNS, turning_points
+from lapclip.report.plots import COLOURS, axes, heat, line, marks, plain, table_of
+from lapclip.runs.curves import Curve, curve, number
+from lapclip.runs.number_text import duration, figure, percent, size
+from lapclip.runs.summary import Summary
+
+WATT_HOUR = 3600.0
+PHASES = {
+    "load": "--red",
+    "preprocess": "--yellow",
+    "transfer": "--purple",
+    "forward": "--blue",
+    "backward": "--orange",
+    "optimizer": "--green",
+}
+"""Colours that differ most where phases touch."""
+
+
+def working(summary: Summary) -> list[Section]:
+    """What the machine did, and what it took; sections without a figure are left out."""
+    at_work = [_speed(summary), _phases(summary), _memory(summary), _cores(summary)]
+    energy = [*_power(summary), *_heat(summary)]
+    sections = [Section("The machine at work", [plot for plot in at_work if plot]), Section("Energy and heat", energy)]
+    return [section for section in sections if section.blocks]
+
+
+def _speed(summary: Summary) -> Plot | None:
+    points = summary.speed()
+    if not summary.batch_size or not points:
+        return None
+    return Plot(
+        "Speed",
+        [line("pairs a second", points, "--blue")],
+        {**_from_zero(axes("step", "pairs/s")), **marks(turning_points(summary))},
+        "Level is good. A sag means heat, a battery, or another program on the same cores.",
+        table_of("step", {"pairs/s": points}),
+        height=260,
+    )
+
+
+def _phases(summary: Summary) -> Plot | None:
+    phases = summary.phases()
+    total = sum(phases.values())
+    if not total:
+        return None
+    traces = [
+        {
+            "type": "bar",
+            "orientation": "h",
+            "name": plain(name),
+            "y": ["a step"],
+            "x": [seconds * 1000],
+            "marker": {"color": colour},
+            "text": [f"{plain(name)}<br>{seconds / total:.0%}" if seconds / total > 0.12 else ""],
+            "textposition": "inside",
+            "insidetextanchor": "middle",
+            "textangle": 0,
+            "insidetextfont": {"color": "--on-colour"},
+            "hovertemplate": f"{plain(name)}: %{{x:.4~g}} ms, {seconds / total:.1%}<extra></extra>",
+        }
+        for at, (name, seconds) in enumerate(phases.items())
+        for colour in [PHASES.get(name, COLOURS[at % len(COLOURS)])]
+    ]
+    rows: list[list[Any]] = [[name, figure(s * 1000), percent(s / total)] for name, s in phases.items()]
+    layout = {"barmode": "stack", "xaxis": {"title": {"text": "ms"}}, "yaxis": {"visible": False}}
+    return Plot(
+        "Where the time of a step goes",
+        traces,
+        layout,
+        "Forward and backward should fill the bar. If load or transfer is wide, the processor waits for data.",
+        Table(["phase", "ms", "share"], rows),
+        height=220,
+    )
+
+
+def _memory(summary: Summary) -> Plot | None:
+    curves = {
+        "now": curve(summary.memory, lambda event: _gigabytes(event.get("process_bytes"))),
+        "peak": curve(summary.memory, lambda event: _gigabytes(event.get("peak_bytes"))),
+    }
+    curves = {name: points for name, points in curves.items() if points}
+    if not curves:
+        return None
+    total = number(summary.started.get("machine", {}).get("memory_bytes"))
+    whole = f" The machine has {size(total)}." if total else ""
+    styles = {"now": ("--blue", "solid"), "peak": ("--orange", "dash")}
+    traces = [
+        line(name, points, styles[name][0], unit=" GB", mode="lines+markers" if len(points) < 10 else "lines",
+             line={"color": styles[name][0], "width": 2, "dash": styles[name][1]})
+        for name, points in curves.items()
+    ]  # fmt: skip
+    return Plot(
+        "Memory",
+        traces,
+        _from_zero(axes("step", "GB")),
+        f"Level after the first steps is good; a line that keeps climbing is a leak.{whole}",
+        table_of("step", curves),
+        height=260,
+    )
+
+
+def _cores(summary: Summary) -> Plot | None:
+    events = [event for event in summary.sensors if isinstance(event.get("core_use"), list) and event["core_use"]]
+    if not events:
+        return None
+    events = events[:: max(1, -(-len(events) // COLUMNS))]
+    count = max(len(event["core_use"]) for event in events)
+    names = [f"core {core}" for core in range(count)]
+    uses = [
+        [number(e["core_use"][core]) if core < len(e["core_use"]) else None for e in events] for core in range(count)
+    ]
+    traces, layout = heat([number(event.get("step")) or 0 for event in events], names, uses, share=True)
+    means = [
+        [name, percent(sum(known) / len(known))]
+        for name, row in zip(names, uses, strict=True)
+        if (known := [v for v in row if v is not None])
+    ]
+    return Plot(
+        "Use of each core",
+        traces,
+        {"xaxis": axes("step", "")["xaxis"], **layout},
+        "Bright rows are busy cores. A dark row while others are bright is a core that training does not use.",
+        Table(["core", "mean use"], [[*row] for row in means]),
+        height=130 + 18 * count,
+    )
+
+
+def _power(summary: Summary) -> list[Block]:
+    if not summary.sensors:
+        return []
+    used = summary.joules()
+    reasons = [str(event["reason"]) for event in summary.sensors if event.get("reason")]
+    reason = reasons[-1].removeprefix("not measurable here: ") if reasons else ""
+    if not used:
+        return [Sentences([f"Energy: not measurable here: {reason or 'no reason was recorded'}."])]
+    hours = used.y[-1] / WATT_HOUR
+    said = [f"Energy: {figure(used.y[-1])} J, which is {figure(hours)} Wh, in {duration(used.x[-1])} of work."]
+    if reason:
+        said.append(f"Not all of it is in this: {reason}.")
+    recall = number(summary.scores.get("t2i_r1"))
+    if recall is not None and hours:
+        said.append(
+            f"Accuracy per watt-hour: {figure(recall * 100 / hours)} % points of held-out text-to-image R@1 per Wh."
+        )
+    blocks: list[Block] = [Sentences(said)]
+    if watts := _watts(used):
+        blocks.append(
+            Plot(
+                "Power",
+                [line("power", _minutes(watts), "--orange", unit=" W")],
+                _from_zero(axes("minutes of work", "W")),
+                "What the measured parts of the machine draw; the screen and the rest are not in it.",
+                table_of("minutes", {"W": _minutes(watts)}),
+                height=260,
+            )
+        )
+    if found := _recall_by_energy(summary, used):
+        blocks.append(
+            Plot(
+                "Recall for its energy",
+                [line("text to image R@1", found, "--blue", share=True, mode="lines+markers")],
+                axes("Wh used so far", "R@1", share=True),
+                "Where the curve bends to level, more energy buys little.",
+                table_of("Wh", {"held-out R@1": found}, share=True),
+                height=260,
+            )
+        )
+    return blocks
+
+
+def _watts(used: Curve) -> Curve:
+    """Mean power between one look at the sensors and the next."""
+    points = itertools.pairwise(zip(used.x, used.y, strict=True))
+    found = [(x, (y - before[1]) / (x - before[0])) for before, (x, y) in points if x > before[0]]
+    return Curve([x for x, _ in found], [y for _, y in found])
+
+
+def _heat(summary: Summary) -> list[Block]:
+    kinds = (
+        ("celsius", "Heat of the processor", "°C", "--red", "Level is good; near 100 °C most processors slow down."),
+        ("megahertz", "Frequency", "MHz", "--purple", "A step down while the heat is high is throttling."),
+    )
+    said: list[str] = []
+    throttled = [event for event in summary.sensors if event.get("throttled") is True]
+    if throttled:
+        share = len(throttled) / len(summary.sensors)
+        first = duration(throttled[0]["elapsed"])
+        said.append(f"The machine slowed itself down in {share:.0%} of the looks at it, first after {first}.")
+    swap = curve(summary.sensors, lambda event: event.get("swap_bytes"))
+    if swap and max(swap.y) > 0:
+        said.append(f"Swap in use: {size(swap.y[0])} at first, at most {size(max(swap.y))}.")
+    blocks: list[Block] = [Sentences(said)] if said else []
+    for name, title, unit, colour, look_for in kinds:
+        if points := curve(summary.sensors, lambda event, name=name: event.get(name), x="elapsed"):
+            blocks.append(
+                Plot(
+                    title,
+                    [line(title, _minutes(points), colour, unit=f" {unit}")],
+                    axes("minutes of work", unit),
+                    look_for,
+                    table_of("minutes", {unit: _minutes(points)}),
+                    height=240,
+                )
+            )
+    return blocks
+
+
+def _recall_by_energy(summary: Summary, used: Curve) -> Curve:
+    """Held-out recall at each evaluation over the energy used until then."""
+    points = []
+    for event in summary.evaluations:
+        recall = number(event["evaluation"].get("t2i_r1"))
+        until = [joules for at, joules in zip(used.x, used.y, strict=True) if at <= event["elapsed"]]
+        if recall is not None and until:
+            points.append((until[-1] / WATT_HOUR, recall))
+    return Curve([x for x, _ in points], [y for _, y in points])
+
+
+def _minutes(points: Curve) -> Curve:
+    return Curve([seconds / 60 for seconds in points.x], points.y)
+
+
+def _gigabytes(value: Any) -> float | None:
+    found = number(value)
+    return None if found is None else found / 1e9
+
+
+def _from_zero(layout: dict[str, Any]) -> dict[str, Any]:
+    return {**layout, "yaxis": {**layout["yaxis"], "rangemode": "tozero"}}

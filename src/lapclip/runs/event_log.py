@@ -1,0 +1,83 @@
+"""Events on disk: appended a line at a time, read back whole lines only."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from lapclip.errors import RunError
+from lapclip.runs.events import Event
+
+Listener = Callable[[Event], None]
+
+
+class EventLog:
+    """Appends events to a file and tells listeners of each."""
+
+    def __init__(self, path: Path, *listeners: Listener) -> None:
+        self.path = path
+        self.listeners = listeners
+        try:
+            _drop_half_line(path)
+            self._file = open(path, "a", encoding="utf-8")  # noqa: SIM115 (open as long as the run)
+        except OSError as error:
+            raise RunError(f"Cannot write to {path}: {error.strerror or error}.") from error
+
+    def append(self, event: Event) -> None:
+        """Write one line and hand it to the system, so that a killed process loses nothing it has said."""
+        try:
+            self._file.write(json.dumps(event.to_dict(time.time()), separators=(",", ":")) + "\n")
+            self._file.flush()
+        except OSError as error:
+            raise RunError(
+                f"Cannot write to {self.path}: {error.strerror or error}.",
+                hint=f"free some disk space, then lapclip resume {self.path.parent.name}",
+            ) from error
+        for listener in self.listeners:
+            listener(event)
+
+    def close(self) -> None:
+        """Close the file; what cannot be written any more has been reported by `append`."""
+        try:
+            self._file.close()
+        except OSError:
+            pass
+
+
+def read_events(path: Path) -> Iterator[dict[str, Any]]:
+    """The events so far. A half-written last line and damaged lines are passed over."""
+    try:
+        file = open(path, encoding="utf-8", errors="replace")  # noqa: SIM115
+    except OSError:
+        return
+    with file:
+        for line in file:
+            if not line.endswith("\n"):
+                return
+            try:
+                event = json.loads(line)
+            except ValueError:
+                continue
+            if isinstance(event, dict) and "type" in event:
+                yield event
+
+
+def _drop_half_line(path: Path) -> None:
+    """Remove what a killed process had begun to write, so that the next event starts on a line of its own."""
+    if not path.exists():
+        return
+    with open(path, "r+b") as file:
+        end = file.seek(0, os.SEEK_END)
+        while end > 0:
+            start = max(0, end - 4096)
+            file.seek(start)
+            newline = file.read(end - start).rfind(b"\n")
+            if newline >= 0:
+                end = start + newline + 1
+                break
+            end = start
+        file.truncate(end)

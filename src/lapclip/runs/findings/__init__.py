@@ -1,0 +1,44 @@
+"""What is wrong with a run, in plain words: functions of its events, each with the evidence and a next step.
+
+A finding needs enough evidence, and figures that are not there find nothing. Every threshold is a named constant with
+its reason beside it, in the file of its family: learning, gradients, data, speed, state.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from lapclip.runs.findings import (data_findings as data, gradients, learning_findings as learning, speed, run_state as state)
+from lapclip.runs.findings.registry import (SEVERITIES, Check, Finding, Found, Surroundings, Verdict)
+from lapclip.runs.findings.surroundings import look_around
+from lapclip.runs.summary import Summary
+
+__all__ = ["CHECKS", "Examination", "Finding", "Surroundings", "examine", "findings", "look_around"]
+
+CHECKS: tuple[Check, ...] = (*state.CHECKS, *gradients.CHECKS, *learning.CHECKS, *data.CHECKS, *speed.CHECKS)
+
+
+@dataclass(frozen=True)
+class Examination:
+    """What was found, the gravest first, and the ids of what there was enough to look for."""
+
+    findings: list[Finding]
+    checked: list[str]
+
+
+def findings(summary: Summary, around: Surroundings = Surroundings()) -> list[Finding]:
+    """What is wrong, the gravest first. `around` adds what events cannot tell, such as other runs at work."""
+    return examine(summary, around).findings
+
+
+def examine(summary: Summary, around: Surroundings = Surroundings()) -> Examination:
+    """Make every check."""
+    found, checked = [], []
+    for check in CHECKS:
+        verdict = check.look(summary, around)
+        if verdict is not Verdict.UNKNOWN:
+            checked.append(check.id)
+        if isinstance(verdict, Found):
+            severity = verdict.severity or check.severity
+            found.append(Finding(check.id, severity, check.title, verdict.evidence, verdict.next))
+    return Examination(sorted(found, key=lambda finding: SEVERITIES.index(finding.severity)), checked)

@@ -1,0 +1,175 @@
+"""Whether every part of the model is told what to change, and by numbers that make sense."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from typing import Any
+
+from lapclip.runs.curves import number
+from lapclip.runs.findings.registry import (LEAST_STEPS, RECENT_STEPS, TOO_WILD, Found, Surroundings, Verdict, check, has_learnt_a_while, mapping, numbers, recent)
+from lapclip.runs.summary import Summary
+
+TOWERS = ("image", "text")
+NOT_A_NUMBER = "is not a number"
+"""How the training loop words it (`src/lapclip/training/loop.py`)."""
+EXPLODED, TOO_LONG = 30, 1000
+"""Times the length that gradients had at first, and their length. Healthy runs begin near 10 and grow threefold at
+most. A first length below 1 counts as 1: a model that wakes up is no explosion."""
+VANISHED = 100
+"""Times AdamW's epsilon. It divides gradients by their own size plus epsilon, so small ones serve as well as large ones
+until they come near it; a part of 10,000 weights has a gradient 100 times as long as that of one weight."""
+LEARNT = 0.1
+"""Share of ln(batch) under which gradients are small because there is nothing left to learn."""
+ONE_SIDED = 0.01
+"""Share of the other tower's gradient. In healthy runs the towers differ twentyfold at most, for a moment."""
+ONE_WAY = 2.0
+"""Times the recall of the other way, with intervals that do not touch."""
+OVERFLOWS = 0.1
+"""Share of the latest updates. One in a thousand is how float16 finds its scale (`src/lapclip/training/precision.py`)."""
+
+
+@check("not-a-number", "alarm", "A figure became NaN", "the run ended because its loss or gradient was not a number")
+def not_a_number(summary: Summary, around: Surroundings) -> Found | Verdict:
+    error = str(summary.ending.get("error", ""))
+    if not summary.steps and not error:
+        return Verdict.UNKNOWN
+    if NOT_A_NUMBER not in error:
+        return Verdict.CLEAR
+    said, _, hint = error.partition("\nTry: ")
+    last = [f"gradient {norm:.3g}" for norm in numbers(event.get("grad_norm") for event in summary.steps[-1:])]
+    before = "".join(f"; the step before had a {text}, {_longest(summary.steps[-1])}" for text in last)
+    rate = number(summary.setting("train", "learning_rate")) or 0.0
+    next_step = hint if hint and rate <= TOO_WILD else f"a new run: {around.train_gentler(summary)}"
+    return Found(f"{said.splitlines()[0]} Learning rate {rate:g}{before}", next_step)
+
+
+@check(
+    "exploding-gradients",
+    "alarm",
+    "Gradients explode",
+    f"the latest are {EXPLODED} times as long as the first, or longer than {TOO_LONG:,}",
+)
+def exploding(summary: Summary, around: Surroundings) -> Found | Verdict:
+    first = _median_norm(summary.steps[:RECENT_STEPS])
+    latest = _median_norm(recent(summary.steps))
+    if len(summary.steps) < LEAST_STEPS or first is None or latest is None:
+        return Verdict.UNKNOWN
+    if latest < EXPLODED * max(1.0, first) and latest < TOO_LONG:
+        return Verdict.CLEAR
+    return Found(
+        f"gradients {latest:.3g} long at step {summary.step:,}, {first:.3g} at first; {_longest(summary.steps[-1])}",
+        f"see that the weights it began with are sound; then {around.train_gentler(summary)}",
+    )
+
+
+@check(
+    "vanishing-gradients",
+    "warning",
+    "Gradients vanish",
+    f"those of a part are below {VANISHED} times AdamW's epsilon while there is still something to learn",
+)
+def vanishing(summary: Summary, around: Surroundings) -> Found | Verdict:
+    parts = _part_norms(recent(summary.steps))
+    losses = numbers(event.get("loss") for event in recent(summary.steps))
+    if not has_learnt_a_while(summary) or summary.batch_size < 2 or not parts or not losses:
+        return Verdict.UNKNOWN
+    least = VANISHED * (number(summary.setting("train", "epsilon")) or 0.0)
+    gone = {part: norm for part, norm in parts.items() if norm <= least}
+    if not gone or statistics.median(losses) < LEARNT * math.log(summary.batch_size):
+        return Verdict.CLEAR
+    named = ", ".join(f"{part} {norm:.1e}" for part, norm in list(gone.items())[:4])
+    more = f" and {len(gone) - 4} parts more" if len(gone) > 4 else ""
+    return Found(
+        f"{named}{more}, at a loss of {statistics.median(losses):.3g}; AdamW's epsilon damps what is near "
+        f"{least / VANISHED:g}",
+        f"a shallower model or a lower learning rate: {around.train_gentler(summary)}",
+    )
+
+
+@check(
+    "one-tower",
+    "warning",
+    "One tower learns and the other does not",
+    f"a tower has no gradients, or under {ONE_SIDED:.0%} of the other's; or one way of searching finds {ONE_WAY:g} "
+    "times what the other does",
+)
+def one_tower(summary: Summary, around: Surroundings) -> Found | Verdict:
+    parts = _part_norms(recent(summary.steps))
+    if not has_learnt_a_while(summary) or not parts:
+        return Verdict.UNKNOWN
+    lengths = {tower: _length(parts, tower) for tower in TOWERS}
+    weak, strong = sorted(TOWERS, key=lengths.__getitem__)
+    if lengths[weak] < ONE_SIDED * lengths[strong]:
+        what = "pictures" if weak == "image" else "captions"
+        return Found(
+            f"gradient of the {weak} tower {lengths[weak]:.2g}, of the {strong} tower {lengths[strong]:.2g}",
+            f"see that the {what} differ from each other and that the {weak} tower is not frozen; then "
+            f"{around.train_gentler(summary)}",
+        )
+    return _one_way(summary, around)
+
+
+@check(
+    "overflows",
+    "warning",
+    "float16 overflows again and again",
+    f"more than {OVERFLOWS:.0%} of the latest updates were left out",
+)
+def overflows(summary: Summary, around: Surroundings) -> Found | Verdict:
+    if summary.setting("train", "dtype") != "float16":
+        return Verdict.CLEAR
+    if len(summary.steps) < LEAST_STEPS:
+        return Verdict.UNKNOWN
+    latest = recent(summary.steps)
+    lost = [event for event in latest if number(event.get("grad_norm")) is None]
+    if len(lost) <= OVERFLOWS * len(latest):
+        return Verdict.CLEAR
+    return Found(
+        f"{len(lost)} of the latest {len(latest)} updates were left out, because their gradients overflowed",
+        f"more room for large numbers: {around.train('train.dtype=float32')}",
+    )
+
+
+def _one_way(summary: Summary, around: Surroundings) -> Found | Verdict:
+    """Whether captions find pictures far better than pictures find captions, or the other way round."""
+    scores = summary.evaluations[-1]["evaluation"] if summary.evaluations else {}
+    ways = {"text to image": "t2i_r1", "image to text": "i2t_r1"}
+    recalls = {way: number(scores.get(name)) for way, name in ways.items()}
+    intervals = {way: mapping(scores.get("intervals")).get(name) for way, name in ways.items()}
+    worse, better = sorted(ways, key=lambda way: recalls[way] or 0.0)
+    match recalls[worse], recalls[better], intervals[worse], intervals[better]:
+        case (low, high, [_, ceiling], [floor, _]) if low is not None and high is not None:
+            if high > ONE_WAY * low and floor > ceiling:
+                return Found(
+                    f"held-out R@1 {high:.1%} {better}, {low:.1%} {worse}; the gradients of both towers are in balance",
+                    f"look for pictures or captions that are near to everything: lapclip report {around.name}",
+                )
+    return Verdict.CLEAR
+
+
+def _median_norm(steps: list[dict[str, Any]]) -> float | None:
+    norms = numbers(event.get("grad_norm") for event in steps)
+    return statistics.median(norms) if norms else None
+
+
+def _part_norms(steps: list[dict[str, Any]]) -> dict[str, float]:
+    """The median gradient of each part; the temperature is no part of a tower and has one weight only."""
+    found: dict[str, list[float]] = {}
+    for event in steps:
+        for part, norm in mapping(event.get("grad_norms")).items():
+            if part != "temperature" and number(norm) is not None:
+                found.setdefault(part, []).append(norm)
+    return {part: statistics.median(norms) for part, norms in found.items()}
+
+
+def _longest(step: dict[str, Any]) -> str:
+    parts = _part_norms([step])
+    return f"the longest in {max(parts, key=parts.__getitem__)}" if parts else "by part unknown"
+
+
+def _length(parts: dict[str, float], tower: str) -> float:
+    return math.hypot(*(norm for part, norm in parts.items() if part.startswith(f"{tower}.")))
+
+
+CHECKS = (not_a_number, exploding, vanishing, one_tower, overflows)

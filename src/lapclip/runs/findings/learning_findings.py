@@ -1,0 +1,204 @@
+"""Whether the model learns, and learns what it should."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from typing import Any
+
+from lapclip.runs.curves import number
+from lapclip.runs.findings.registry import (TOO_GENTLE, TOO_WILD, USUAL_RATE, Found, Surroundings, Verdict, check, has_learnt_a_while, mapping, numbers, recent, warmup_steps)
+from lapclip.runs.summary import Summary
+
+STUCK = 0.97
+"""Share of ln(batch), the loss of guessing, above which nothing has been learnt. A healthy run is below 0.9 after 40
+steps."""
+LATER_EVALUATIONS = 3
+"""Evaluations that must all lie below the best one's interval: one alone may be chance."""
+LOGIT_SCALE_CAP = math.log(100)
+"""Where the model holds its logit scale, as CLIP does (`src/lapclip/model/clip.py`)."""
+AT_CAP = 0.001
+SAME = 0.1
+"""Spread of the logits under which a softmax is as good as even: the odds of two answers differ by a tenth."""
+LONG_WARMUP = 0.5
+"""Share of a run. Recipes take a tenth to two fifths; beyond a half the rate is at its height for a moment only."""
+FEW_PAIRS, VERY_FEW_PAIRS = 32, 16
+"""Pairs in a batch. With 16, a guess is right 6 times in 100 and most wrong answers are easy; with 32, 3 times."""
+
+
+@check(
+    "stuck-loss",
+    "alarm",
+    "The loss is that of guessing",
+    f"the latest losses are above {STUCK:.0%} of ln(batch), after 30 steps and half of the warm-up",
+)
+def stuck_loss(summary: Summary, around: Surroundings) -> Found | Verdict:
+    losses = numbers(_contrastive_part(event, summary) for event in recent(summary.steps))
+    if not has_learnt_a_while(summary) or summary.batch_size < 2 or not losses:
+        return Verdict.UNKNOWN
+    loss, guessing = statistics.median(losses), math.log(summary.batch_size)
+    if loss < STUCK * guessing:
+        return Verdict.CLEAR
+    rate = number(summary.setting("train", "learning_rate")) or 0.0
+    evidence = (
+        f"loss {loss:.2f} at step {summary.step:,}; guessing among {summary.batch_size} pairs gives "
+        f"ln({summary.batch_size}) = {guessing:.2f}; learning rate {rate:g}"
+    )
+    if rate < TOO_GENTLE:
+        return Found(evidence, f"a higher learning rate: {around.train(f'train.learning_rate={USUAL_RATE:g}')}")
+    if rate > TOO_WILD:
+        return Found(evidence, f"a lower learning rate: {around.train_gentler(summary)}")
+    return Found(evidence, f"see that pictures and captions belong together; then {around.train_gentler(summary)}")
+
+
+@check(
+    "overfitting",
+    "warning",
+    "Held-out recall falls while the loss falls",
+    f"the last {LATER_EVALUATIONS} evaluations are all below the 95 % interval of the best, and the loss fell since",
+)
+def overfitting(summary: Summary, around: Surroundings) -> Found | Verdict:
+    scored = [(event, mean) for event in summary.evaluations if (mean := _mean_recall(event)) is not None]
+    if len(scored) <= LATER_EVALUATIONS:
+        return Verdict.UNKNOWN
+    best, recall = max(scored, key=lambda pair: pair[1])
+    latest = [mean for _, mean in scored[-LATER_EVALUATIONS:]]
+    lowest = _lower_end(best, recall)
+    before, now = _loss_around(summary, best["step"]), _loss_around(summary, summary.step)
+    if lowest is None or before is None or now is None:
+        return Verdict.UNKNOWN
+    if max(latest) >= lowest or now >= before:
+        return Verdict.CLEAR
+    epoch = best.get("epoch")
+    kept = next((event.get("epoch") for event, _ in reversed(scored) if event.get("best")), epoch)
+    return Found(
+        f"since epoch {epoch}: held-out R@1 fell from {recall:.1%} to {latest[-1]:.1%} (mean of both ways; chance "
+        f"alone would keep it above {lowest:.1%}), the training loss from {before:.3g} to {now:.3g}",
+        f"the best model by all recalls, of epoch {kept}, is kept; for a better one, more or more varied pairs, or "
+        "fewer epochs: "
+        f"{around.train(f'train.epochs={epoch}')}",
+    )
+
+
+@check(
+    "logit-scale-cap",
+    "warning",
+    "The logit scale is at its cap",
+    "the latest steps are all at the cap of ln(100), a temperature of 0.01, and the first was not",
+)
+def logit_scale_cap(summary: Summary, around: Surroundings) -> Found | Verdict:
+    scales = numbers(event.get("logit_scale") for event in summary.steps)
+    if not has_learnt_a_while(summary) or not scales:
+        return Verdict.UNKNOWN
+    latest = numbers(event.get("logit_scale") for event in recent(summary.steps))
+    if min(latest) < LOGIT_SCALE_CAP - AT_CAP or scales[0] >= LOGIT_SCALE_CAP - AT_CAP:
+        return Verdict.CLEAR  # published weights begin there
+    first = next(e["step"] for e in summary.steps if (number(e.get("logit_scale")) or 0) >= LOGIT_SCALE_CAP - AT_CAP)
+    return Found(
+        f"temperature 0.01 since step {first:,} (it began at {math.exp(-scales[0]):.3g}); "
+        "the loss asks for answers surer than it may have",
+        "usually the training pairs are known by heart, or the learning rate is too high: "
+        f"{around.train_gentler(summary)}",
+    )
+
+
+@check(
+    "collapsed",
+    "alarm",
+    "All similarities are alike: the embeddings have collapsed",
+    f"held-out logits spread by less than {SAME:g}, after 30 steps and half of the warm-up",
+)
+def collapsed(summary: Summary, around: Surroundings) -> Found | Verdict:
+    latest = summary.evaluations[-1] if summary.evaluations else {}
+    similar = mapping(mapping(latest.get("evaluation")).get("similarities"))
+    scales = numbers(event.get("logit_scale") for event in recent(summary.steps))
+    if not has_learnt_a_while(summary) or not scales:
+        return Verdict.UNKNOWN
+    spread, mean = number(similar.get("spread")), number(similar.get("mean"))
+    if spread is None or mean is None:
+        return Verdict.UNKNOWN
+    if spread * math.exp(scales[-1]) >= SAME:
+        return Verdict.CLEAR
+    pictures, captions = (number(similar.get(side)) or 0.0 for side in ("pictures", "captions"))
+    which = "pictures" if pictures > captions else "captions"
+    return Found(
+        f"similarity {mean:.3f} for any picture and caption, give or take {spread:.1g}; any two pictures "
+        f"{pictures:.3f}, any two captions {captions:.3f} (1 is the same)",
+        f"see that the {which} differ from each other; then {around.train_gentler(summary)}",
+    )
+
+
+@check(
+    "long-warm-up",
+    "warning",
+    "The warm-up takes most of the run",
+    f"it takes more than {LONG_WARMUP:.0%} of the steps",
+)
+def long_warm_up(summary: Summary, around: Surroundings) -> Found | Verdict:
+    if not summary.total_steps or number(summary.setting("train", "warmup")) is None:
+        return Verdict.UNKNOWN
+    steps = warmup_steps(summary)
+    if steps <= LONG_WARMUP * summary.total_steps:
+        return Verdict.CLEAR
+    whole = steps >= summary.total_steps
+    after = "never falls again" if whole else f"falls over the last {summary.total_steps - steps:,} only"
+    return Found(
+        f"the learning rate rises over {steps:,} of {summary.total_steps:,} steps and {after}",
+        f"a warm-up of a tenth of the run: {around.train('train.warmup=0.1')}",
+    )
+
+
+@check(
+    "small-batch",
+    "warning",
+    "The batch is too small for the loss to mean much",
+    f"fewer than {VERY_FEW_PAIRS} pairs; a note below {FEW_PAIRS}",
+)
+def small_batch(summary: Summary, around: Surroundings) -> Found | Verdict:
+    size = summary.batch_size
+    if not size:
+        return Verdict.UNKNOWN
+    if size >= FEW_PAIRS:
+        return Verdict.CLEAR
+    pictures = number(mapping(summary.started.get("pairs")).get("train")) or 128
+    larger = int(min(128, pictures))
+    return Found(
+        f"{size} pairs compare each picture with {size - 1} wrong captions: a guess is right in {1 / size:.1%} of the "
+        f"cases, and the loss can fall from {math.log(size):.2f} only",
+        f"{around.train(f'train.batch_size={larger}')}; if memory is short, add --set train.micro_batch={size}",
+        severity="" if size < VERY_FEW_PAIRS else "note",
+    )
+
+
+def _mean_recall(event: dict[str, Any]) -> float | None:
+    """R@1, the mean of both ways."""
+    both = numbers(event["evaluation"].get(name) for name in ("t2i_r1", "i2t_r1"))
+    return sum(both) / 2 if len(both) == 2 else None
+
+
+def _lower_end(event: dict[str, Any], recall: float) -> float | None:
+    """The lower end of the 95 % interval, of the way whose interval is the wider."""
+    scores, widths = event["evaluation"], []
+    for name in ("t2i_r1", "i2t_r1"):
+        match mapping(scores.get("intervals")).get(name):
+            case [low, _] if number(low) is not None:
+                widths.append(scores[name] - low)
+    return recall - max(widths) if widths else None
+
+
+def _contrastive_part(event: dict[str, Any], summary: Summary) -> float | None:
+    """What of a loss ln(batch) can be compared with: all of it, or what is left of it without the teacher's part."""
+    loss, taught = number(event.get("loss")), number(event.get("teacher_loss"))
+    weight = number(summary.setting("train", "teacher_weight"))
+    if loss is None or taught is None or weight is None:
+        return loss
+    return (loss - weight * taught) / (1 - weight) if weight < 1 else None
+
+
+def _loss_around(summary: Summary, step: int) -> float | None:
+    """The median loss of the steps before one."""
+    losses = numbers(event.get("loss") for event in recent([e for e in summary.steps if e["step"] <= step]))
+    return statistics.median(losses) if losses else None
+
+
+CHECKS = (stuck_loss, overfitting, logit_scale_cap, collapsed, long_warm_up, small_batch)

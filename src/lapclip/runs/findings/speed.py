@@ -1,0 +1,111 @@
+"""Whether the machine does what it can."""
+
+from __future__ import annotations
+
+import statistics
+
+from lapclip.runs.curves import number
+from lapclip.runs.findings.registry import (Found, Surroundings, Verdict, check, numbers, recent)
+from lapclip.runs.summary import Summary
+
+WAITING = 0.1
+"""Share of a step. Below a tenth, more loader threads would gain next to nothing."""
+MEASURED_STEPS = 5
+"""Steps whose phases were measured, without which a share of them says little; the first fills the queue."""
+SLOWER = 1.3
+"""Times the tuned step. Evaluations are left out of both; captions of other lengths and warm chips make a tenth."""
+TIMED_STEPS = 20
+HELD_BACK, TIMES_HELD_BACK = 0.1, 3
+"""Share of the looks at the sensors, ten seconds apart, and how often at least: one or two are a passing peak."""
+
+
+@check(
+    "waiting-for-data",
+    "warning",
+    "Training waits for data",
+    f"loading takes more than {WAITING:.0%} of a typical step",
+)
+def waiting_for_data(summary: Summary, around: Surroundings) -> Found | Verdict:
+    measured = [event for event in summary.steps if isinstance(event.get("seconds"), dict)]
+    phases = summary.phases()
+    total = sum(phases.values())
+    if len(measured) <= MEASURED_STEPS or not total or "load" not in phases:
+        return Verdict.UNKNOWN
+    share = phases["load"] / total
+    if share <= WAITING:
+        return Verdict.CLEAR
+    threads = number(summary.setting("train", "loader_threads")) or 1
+    return Found(
+        f"{share:.0%} of a step ({phases['load'] * 1e3:.1f} of {total * 1e3:.1f} ms) is spent waiting for the next "
+        f"batch, with {threads:.0f} loader thread{'s' if threads > 1 else ''}",
+        f"{around.train(f'train.loader_threads={2 * threads:.0f}')}, with the data on a fast disk",
+    )
+
+
+@check(
+    "slower-than-tuned",
+    "warning",
+    "Slower than this machine was timed to be",
+    f"a step takes {SLOWER:g} times what it took when settings were chosen",
+)
+def slower_than_tuned(summary: Summary, around: Surroundings) -> Found | Verdict:
+    tuned = number(summary.started.get("tuned_seconds"))
+    gaps = numbers(event.get("gap") for event in recent(summary.steps))
+    if not tuned or len(gaps) < TIMED_STEPS or summary.fallbacks:  # after a fallback the settings are others
+        return Verdict.UNKNOWN
+    seconds = statistics.median(gaps)
+    if seconds <= SLOWER * tuned:
+        return Verdict.CLEAR
+    used = [number(share) or 0.0 for event in summary.sensors[-1:] for share in event.get("core_use") or []]
+    cores = f"; the cores are {sum(used) / len(used):.0%} in use, by all programs" if used else ""
+    return Found(
+        f"{seconds * 1e3:.0f} ms a step, {tuned * 1e3:.0f} ms when tuned ({seconds / tuned:.1f} times){cores}",
+        "look for other programs, low-power mode, battery and heat: lapclip machine; then lapclip tune times it afresh",
+    )
+
+
+@check(
+    "throttled",
+    "warning",
+    "The processor is held back by heat",
+    f"at {HELD_BACK:.0%} of the looks at the sensors, {TIMES_HELD_BACK} at least",
+)
+def throttled(summary: Summary, around: Surroundings) -> Found | Verdict:
+    known = [event for event in summary.sensors if isinstance(event.get("throttled"), bool)]
+    if not known:
+        return Verdict.UNKNOWN
+    held = [event for event in known if event["throttled"]]
+    if len(held) < max(TIMES_HELD_BACK, HELD_BACK * len(known)):
+        return Verdict.CLEAR
+    degrees = numbers(event.get("celsius") for event in held)
+    heat = f", up to {max(degrees):.0f} C" if degrees else ""
+    clocks = numbers(event.get("megahertz") for event in held)
+    clock = f", clock down to {min(clocks):,.0f} MHz" if clocks else ""
+    return Found(
+        f"at {len(held)} of {len(known)} looks at the sensors, first at step {held[0].get('step', 0):,}{heat}{clock}",
+        "free the vents, raise the machine from the table, cool the room; fewer threads make less heat: "
+        "--set train.threads=N",
+    )
+
+
+@check(
+    "competing-runs",
+    "warning",
+    "Runs compete for the machine",
+    "another run in this folder is at work on the same device",
+)
+def competing_runs(summary: Summary, around: Surroundings) -> Found | Verdict:
+    if not around.state:
+        return Verdict.UNKNOWN
+    if around.state != "running" or not around.others:
+        return Verdict.CLEAR
+    rate = summary.pairs_per_second
+    speed = f"; this one makes {rate:,.0f} pairs/s" if rate else ""
+    first = around.others[0]
+    return Found(
+        f"{', '.join(around.others)} {'is' if len(around.others) == 1 else 'are'} running too{speed}",
+        f"one after the other is faster: lapclip stop {first}, and lapclip resume {first} when {around.name} is done",
+    )
+
+
+CHECKS = (waiting_for_data, slower_than_tuned, throttled, competing_runs)

@@ -1,0 +1,274 @@
+"""A run is a folder of plain files.
+
+run.toml        the resolved configuration with the reasons for each automatic choice
+tokenizer.json  how captions become symbols
+events.jsonl    what happened, one JSON line an event
+log.txt         the same for people
+checkpoints/    the last two, complete
+model/          the best model so far, ready to load
+start/          the model that a run began with, where that was trained before
+gained/         what a run gained and forgot since its start, as `lapclip gained` found it
+blended/        the model between start and end that `lapclip gained --alpha` wrote
+pictures/       small pictures of what the model answers to a few captions
+lock            held by the process that works on the run; the system frees it when that process dies
+pulse           which process that is, and when it last said that it lives
+stop            there while someone asks the run to save and end
+starting        in place of run.toml until a run in the background has chosen its settings
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import shutil
+import tempfile
+import tomllib
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import filelock
+import tomli_w
+
+from lapclip.errors import (RunBusy, RunError, nearest)
+from lapclip.runs.heartbeat import read_beat
+from lapclip.runs.event_log import read_events
+
+FORMAT = 1
+"""Rises when an older lapclip could not resume the run."""
+RUNS = Path("runs")
+ENDED = ("finished", "stopped", "failed")
+
+
+class Run:
+    """A run's folder."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.name = path.name
+        self.settings = path / "run.toml"
+        self.tokenizer = path / "tokenizer.json"
+        self.events = path / "events.jsonl"
+        self.log = path / "log.txt"
+        self.checkpoints = path / "checkpoints"
+        self.model = path / "model"
+        self.start = path / "start"
+        """The model it began with, where that was trained before."""
+        self.gained = path / "gained"
+        self.blended = path / "blended"
+        """A model between its start and its end."""
+        self.pictures = path / "pictures"
+        self.pulse = path / "pulse"
+        self.starting = path / "starting"
+        self.seen = path / "seen.npy"
+        """Which pictures it learns from."""
+        self._stop = path / "stop"
+
+    @contextmanager
+    def lock(self) -> Iterator[None]:
+        """Work on the run alone. A second process is refused."""
+        lock = filelock.FileLock(self.path / "lock")
+        try:
+            lock.acquire(timeout=0.5)
+        except filelock.Timeout:
+            raise RunBusy(f"Another process is working on {self.path}.", hint=f"lapclip stop {self.name}") from None
+        except OSError as error:
+            raise RunError(f"Cannot write to {self.path}: {error.strerror or error}.") from error
+        try:
+            yield
+        finally:
+            lock.release()
+
+    @property
+    def state(self) -> str:
+        """starting, running, finished, stopped, failed, or died: ended without a word."""
+        if self._locked():
+            return "running"
+        beat = read_beat(self.starting)
+        if beat is not None and beat.alive:
+            return "starting"
+        return self.last_state() if self.settings.exists() else "failed"
+
+    def last_state(self) -> str:
+        """The state of a run that no process works on, by its last telling event."""
+        last = ""
+        for event in read_events(self.events):
+            if event["type"] in (*ENDED, "started", "resumed", "step"):
+                last = event["type"]
+        return last if last in ENDED else "died"
+
+    @property
+    def recipe(self) -> str:
+        """The recipe the run was started with."""
+        return str(self.read_settings()["run"].get("recipe"))
+
+    def read_settings(self) -> dict[str, Any]:
+        """The contents of run.toml."""
+        try:
+            values = tomllib.loads(self.settings.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            if self.starting.exists():
+                what = "is still starting" if self.state == "starting" else "did not start"
+                raise RunError(f"{self.path} {what}; its words are in {self.log}.", hint="lapclip runs") from None
+            raise RunError(f"{self.path} is not a run: it has no run.toml.", hint="lapclip runs") from None
+        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+            raise RunError(
+                f"{self.settings} is not readable: {error}.", hint="lapclip train starts a new run"
+            ) from None
+        found = values.get("run", {}).get("format")
+        if found != FORMAT:
+            raise RunError(
+                f"{self.settings} has format {found!r}; this lapclip reads {FORMAT}.", hint="the release that wrote it"
+            )
+        return values
+
+    def ask_to_stop(self) -> None:
+        """Ask the process that works on the run to save and end."""
+        try:
+            self._stop.touch()
+        except OSError as error:
+            raise RunError(f"Cannot write to {self.path}: {error.strerror or error}.") from error
+
+    def stop_asked(self) -> bool:
+        """Whether someone asked the run to end. Polled, because a detached Windows process gets no signals."""
+        return self._stop.exists()
+
+    def has_started(self) -> None:
+        """Whoever works on the run holds its lock from here on."""
+        with suppress(OSError):
+            self.starting.unlink(missing_ok=True)
+
+    def give_up(self) -> None:
+        """Remove a folder that was reserved for a run that will not begin."""
+        gone = self.path.with_name(f".{self.name}.partial")
+        try:
+            os.rename(self.path, gone)  # at once for whoever looks
+        except OSError:  # Windows keeps a folder whose log is open; without these files it is no run
+            gone = self.path
+            for path in (self.starting, self.path / "starting.key"):
+                with suppress(OSError):
+                    path.unlink(missing_ok=True)
+        shutil.rmtree(gone, ignore_errors=True)
+
+    def clear_stop(self) -> None:
+        """Forget an earlier request."""
+        self._stop.unlink(missing_ok=True)
+
+    def _locked(self) -> bool:
+        if not self.path.is_dir():
+            return False  # asking for the lock would make the folder
+        try:
+            with filelock.FileLock(self.path / "lock", timeout=0):
+                return False
+        except filelock.Timeout:
+            return True
+        except OSError:  # a folder of another computer may not know locks, or may not be written to
+            beat = read_beat(self.pulse)
+            return beat is not None and beat.alive
+
+
+def check_name(name: str | None, reserved: str = "") -> None:
+    """Refuse a name that cannot be a folder or is taken, unless it was reserved with these words."""
+    if name is not None and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
+        raise RunError(
+            f"{name!r} cannot name a run: letters, digits, dots, dashes and underscores.", hint="--name my-run"
+        )
+    if name is not None and (RUNS / name).exists() and not is_reserved(name, reserved):
+        over = Run(RUNS / name).last_state() == "finished"
+        hint = f"--name {name}-2" if over else f"lapclip resume {name}, or another --name"
+        raise RunError(f"{RUNS / name} exists.", hint=hint)
+
+
+def create_run(name: str | None, recipe: str, settings: dict[str, Any], reserved: str = "") -> Run:
+    """A new folder under runs/ with its run.toml in it from the first moment, named after the recipe if not named."""
+    check_name(name, reserved)
+    if name is not None and is_reserved(name, reserved):
+        return _fill(Run(RUNS / name), tomli_w.dumps(settings))
+    return _new_folder(name, recipe, "run.toml", tomli_w.dumps(settings))
+
+
+def reserve_run(name: str | None, recipe: str, reserved: str) -> Run:
+    """A new folder for a run whose settings another process will choose, which knows these words."""
+    check_name(name)
+    return _new_folder(name, recipe, "starting.key", reserved)
+
+
+def is_reserved(name: str, reserved: str) -> bool:
+    """Whether a folder waits for the process that knows these words."""
+    try:
+        return bool(reserved) and (RUNS / name / "starting.key").read_text(encoding="utf-8") == reserved
+    except OSError:
+        return False
+
+
+def _fill(run: Run, settings: str) -> Run:
+    """Turn a reserved folder into a run."""
+    partial = run.path / ".run.toml.partial"
+    try:
+        partial.write_text(settings, encoding="utf-8")
+        os.replace(partial, run.settings)
+        for path in (run.starting, run.path / "starting.key"):
+            path.unlink(missing_ok=True)
+    except OSError as error:
+        raise RunError(f"Cannot write to {run.path}: {error.strerror or error}.") from error
+    return run
+
+
+def _new_folder(name: str | None, recipe: str, file: str, text: str) -> Run:
+    """A folder with one file in it from the first moment."""
+    partial = None
+    try:
+        RUNS.mkdir(exist_ok=True)
+        partial = Path(tempfile.mkdtemp(dir=RUNS, prefix=".", suffix=".partial"))
+        partial.chmod(RUNS.stat().st_mode & 0o777)
+        (partial / file).write_text(text, encoding="utf-8")
+        for path in (RUNS / candidate for candidate in ([name] if name else _free_names(recipe))):
+            if path.exists():
+                continue
+            try:
+                os.rename(partial, path)
+                return Run(path)
+            except OSError:
+                if not path.exists():  # else another process took the name just now
+                    raise
+        raise FileExistsError(errno.EEXIST, f"{name} was taken just now")
+    except OSError as error:
+        if partial is not None:
+            shutil.rmtree(partial, ignore_errors=True)
+        raise RunError(f"Cannot make a run folder in {RUNS.absolute()}: {error.strerror or error}.") from error
+
+
+def find_run(name: str | None) -> Run:
+    """A run by its name or path; without one, the newest."""
+    runs = all_runs()
+    if name is None:
+        if not runs:
+            raise RunError(f"There are no runs in {RUNS.absolute()}.", hint="lapclip train")
+        return runs[-1]
+    for path in (RUNS / name, Path(name)):
+        if path.is_dir():
+            return Run(path)
+    known = [run.name for run in runs]
+    detail = nearest(name, known) if known else "There are none there."
+    raise RunError(f"No run called {name} in {RUNS.absolute()}. {detail}", hint="lapclip runs")
+
+
+def all_runs() -> list[Run]:
+    """The runs in this folder, the newest last."""
+    found = {path.parent: path for path in [*RUNS.glob("*/starting"), *RUNS.glob("*/run.toml")]}
+    times = {}
+    for folder, path in found.items():
+        with suppress(FileNotFoundError):  # a run that is deleted, or has just started
+            times[folder] = path.stat().st_mtime_ns
+    folders = sorted(times, key=lambda folder: (times[folder], folder))
+    return [Run(folder) for folder in folders if not folder.name.startswith(".")]
+
+
+def _free_names(recipe: str) -> Iterator[str]:
+    """A recipe's name, or the name of its file, and then numbered."""
+    base = re.sub(r"[^A-Za-z0-9_-]+", "-", Path(recipe).stem).strip("-") or "run"
+    yield base
+    for number in range(2, 100_000):
+        yield f"{base}-{number}"

@@ -1,0 +1,104 @@
+"""One picture file, read in a thread: what it is, when it was taken, and the square that the model sees."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import datetime
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from PIL import Image
+
+from lapclip.data.decode import MayPass, decode, look
+from lapclip.data.packed_index import digest_of
+from lapclip.data.pixels import View, fit_picture
+from lapclip.errors import DataError, first_line
+from lapclip.searching.scan import Stamp
+
+SHARPNESS = 2
+"""A JPEG is decoded at a fraction of its size while its short side stays this many times what the model sees."""
+LARGEST = 2**30
+"""Bytes of the largest file that is read into memory."""
+EXIF_FOLDER, TAKEN, CHANGED = 0x8769, 0x9003, 0x0132
+"""EXIF: where the camera's own entries are, when the photo was taken, and when it was last changed."""
+
+
+class Read(NamedTuple):
+    """What a file holds. Exactly one of square, reason, passing and missing is there, or none where its bytes have a
+    vector already."""
+
+    stamp: Stamp
+    digest: str = ""
+    taken: float | None = None
+    width: int = 0
+    height: int = 0
+    square: np.ndarray | None = None
+    reason: str = ""
+    """Why it is no picture, until the file changes."""
+    passing: str = ""
+    """Why it could not be read this time."""
+    missing: bool = False
+
+
+def read_picture(path: Path, stamp: Stamp, view: View, has_vector: Callable[[str], bool]) -> Read:
+    """A file as it is now, which may not be as it was when it was listed."""
+    try:
+        with open(path, "rb") as file:
+            status = os.fstat(file.fileno())
+            stamp = Stamp.of(status)
+            if status.st_size > LARGEST:
+                return Read(stamp, reason=f"it has more than {LARGEST // 2**30} GB")
+            data = file.read()
+    except FileNotFoundError:
+        return Read(stamp, missing=True)
+    except MemoryError:
+        return Read(stamp, passing="there was too little memory for it")
+    except (OSError, ValueError) as error:
+        return Read(stamp, passing=f"it cannot be read ({getattr(error, 'strerror', None) or first_line(error)})")
+    digest = digest_of(data)
+    if has_vector(digest):
+        return Read(stamp, digest)
+    try:
+        header = look(data)
+        with header.turn():
+            taken = taken_at(header.image)  # in turn, because Pillow decodes a PNG to know its EXIF
+            decoded = decode(header, SHARPNESS * view.resized, put_off=True)
+            square = view.finish(decoded, fit_picture(decoded.image, view))
+    except MayPass as error:
+        return Read(stamp, passing=error.message)
+    except DataError as error:
+        return Read(stamp, digest, reason=error.message)
+    except MemoryError:
+        return Read(stamp, passing="there was too little memory for it")
+    except Exception as error:  # one odd file is no reason to stop; it is listed with what was odd
+        return Read(stamp, digest, reason=f"it is damaged ({first_line(error)})")
+    return Read(stamp, digest, taken, decoded.width, decoded.height, square)
+
+
+def taken_at(image: Image.Image) -> float | None:
+    """When the camera says that a photo was taken, in seconds, by the clock of this computer's time zone."""
+    with suppress(Exception):  # EXIF blocks are damaged in every way there is
+        exif = image.getexif()
+        text = exif.get_ifd(EXIF_FOLDER).get(TAKEN) or exif.get(CHANGED)
+        if text:
+            return datetime.strptime(str(text).strip("\x00 ")[:19], "%Y:%m:%d %H:%M:%S").timestamp()
+    return None
+
+
+def heic_is_unknown(path: str) -> bool:
+    """Whether a file is a HEIC that cannot be read here, so that it need not be opened to know."""
+    return path.lower().endswith((".heic", ".heif")) and not _reads_heic()
+
+
+@cache
+def _reads_heic() -> bool:
+    try:
+        import pillow_heif  # noqa: F401  # pyright: ignore[reportMissingImports]
+
+        return True
+    except ImportError:
+        return False

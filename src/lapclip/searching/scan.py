@@ -1,0 +1,115 @@
+"""Which picture files lie under a folder, and when each was last changed. Nothing is opened."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+from lapclip.data.sources.image_files import ENDINGS
+from lapclip.errors import DataError
+
+LEFT_OUT = ("@eaDir", "$RECYCLE.BIN", "__MACOSX")
+"""Folders in which other programs keep previews and what was thrown away."""
+LIBRARIES = (".photoslibrary", ".aplibrary", ".lrdata")
+"""How folders end in which programs for photos keep originals and previews side by side, under names of their own."""
+RUN_FILES = ("run.toml", "events.jsonl")
+"""What tells a run's folder: the small pictures in it are lapclip's, not the user's."""
+
+
+LATEST = 2**63 - 1
+"""The largest number that SQLite holds: nanoseconds until the year 2262."""
+
+
+class Stamp(NamedTuple):
+    """What changes when a file does."""
+
+    bytes: int
+    modified: int
+    """Nanoseconds."""
+
+    @classmethod
+    def of(cls, status: os.stat_result) -> Stamp:
+        """Times that cannot be kept, which a few damaged files have, become the nearest that can."""
+        return cls(status.st_size, max(-LATEST, min(status.st_mtime_ns, LATEST)))
+
+
+@dataclass
+class Walked:
+    """The pictures under a folder by their path in it, and the folders that could not be looked into."""
+
+    pictures: dict[str, Stamp] = field(default_factory=dict)
+    closed: list[str] = field(default_factory=list)
+
+    def hides(self, path: str) -> bool:
+        """Whether a path may still be there, in a folder that could not be looked into."""
+        return any(path.startswith(folder + os.sep) for folder in self.closed)
+
+
+def is_picture(name: str) -> bool:
+    """Whether a file's name ends as those of pictures do."""
+    return name.lower().endswith(ENDINGS)
+
+
+def walk(folder: Path) -> Walked:
+    """All pictures under a folder, in the order of their names. Links are followed, each real folder once.
+
+    Hidden files and folders, run folders, and those of `LEFT_OUT` are left out.
+    """
+    if not folder.is_dir():
+        what = "is not a folder" if folder.exists() else "does not exist"
+        raise DataError(f"{folder} {what}.", hint="lapclip search FOLDER, with a folder of pictures")
+    walked = Walked()
+    walked.pictures.update(pictures_under(folder, walked))
+    return walked
+
+
+def pictures_under(folder: Path, walked: Walked) -> Iterator[tuple[str, Stamp]]:
+    """The same one by one; folders that cannot be looked into are noted."""
+    yield from _pictures(folder, "", set(), walked)
+    if "" in walked.closed:
+        raise DataError(f"{folder} cannot be looked into.", hint="a folder that you may read")
+
+
+def _pictures(
+    folder: Path, inside: str, seen: set[tuple[int, int | str]], walked: Walked
+) -> Iterator[tuple[str, Stamp]]:
+    """One folder at a time from a list, because folders may lie deeper than calls can."""
+    waiting = [inside]
+    while waiting:
+        inside = waiting.pop()
+        place = folder / inside
+        try:
+            found = os.stat(place)
+            # Some file systems number no folders; there the real path tells them apart.
+            real = (found.st_dev, found.st_ino) if found.st_ino else (0, os.path.realpath(place))
+            if real in seen:
+                continue
+            seen.add(real)
+            with os.scandir(place) as listed:
+                entries = sorted(listed, key=lambda entry: entry.name)
+        except FileNotFoundError:  # a folder that has just gone, or a link to nowhere
+            continue
+        except OSError:
+            walked.closed.append(inside)
+            continue
+        if inside and {entry.name for entry in entries}.issuperset(RUN_FILES):
+            continue
+        folders = []
+        for entry in entries:
+            if entry.name.startswith(".") or entry.name in LEFT_OUT or entry.name.lower().endswith(LIBRARIES):
+                continue
+            path = os.path.join(inside, entry.name)
+            try:
+                if entry.is_dir():
+                    folders.append(path)
+                elif is_picture(entry.name):
+                    status = os.stat(place / entry.name)
+                    if stat.S_ISREG(status.st_mode):  # never a pipe, which would be waited for
+                        yield path, Stamp.of(status)
+            except OSError:  # gone since, or a link that leads nowhere or to itself
+                continue
+        waiting += reversed(folders)

@@ -1,0 +1,204 @@
+"""Bring an index up to date: new and changed files are read in threads while the model works."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from lapclip.errors import DataError
+from lapclip.machine.facts import logical_cores
+from lapclip.searching.changes import Before
+from lapclip.searching.encoder import Encoder
+from lapclip.searching.index import Entry, Index
+from lapclip.searching.read_ahead import made_ahead
+from lapclip.searching.read_image import Read, heic_is_unknown, read_picture
+from lapclip.searching.scan import Stamp, Walked, pictures_under
+
+SAVED_EVERY = 1.0
+"""Seconds of work that a killed process may lose."""
+AHEAD = 3
+"""Batches that are read ahead of the model."""
+NO_HEIC = 'HEIC needs the package pillow-heif: pip install "lapclip[heic]"'
+
+
+@dataclass
+class Indexed:
+    """What was done, and what the user should know."""
+
+    added: int = 0
+    """Pictures that got a new vector."""
+    moved: int = 0
+    """Pictures whose file has another name, place or time, and the same bytes as before."""
+    removed: int = 0
+    unreadable: list[tuple[str, str]] = field(default_factory=list)
+    """Path in the folder, and why."""
+    notes: list[str] = field(default_factory=list)
+
+
+def bring_up_to_date(
+    index: Index,
+    folder: Path,
+    encoder: Encoder,
+    progress: Callable[[int, int], None] | None = None,
+    waiting: Callable[[str], None] | None = None,
+) -> Indexed:
+    """Make the index say what is in the folder now. Where another process does so, and there is something to answer
+    from, that is left to it."""
+    found, identity = Indexed(), encoder.identity
+    if index.open():
+        found.notes.append("The index was damaged and is made anew.")
+
+    def wait_on() -> bool:
+        if index.about("model") == identity and index.count():
+            return False
+        if waiting:
+            waiting("waiting for another process that indexes this folder")
+        return True
+
+    with index.writing(wait_on) as mine:
+        if mine:
+            if index.begin(identity, encoder.width):
+                found.notes.append("The index was made by another model and is made anew.")
+            _Indexer(index, folder, encoder, found).work(progress or (lambda done, total: None))
+        else:
+            found.notes.append("Another process is indexing this folder: this is what it has so far.")
+    every = index.entries("reason IS NOT NULL AND NOT gone")
+    found.unreadable += [(entry.path, entry.reason or "") for entry in every]
+    return found
+
+
+class _Indexer:
+    """One pass over a folder."""
+
+    def __init__(self, index: Index, folder: Path, encoder: Encoder, found: Indexed) -> None:
+        self.index, self.folder, self.encoder, self.found = index, folder, encoder, found
+        self.waiting: list[tuple[Entry, np.ndarray | None]] = []
+        """What is done and not saved: a picture with its vector; None where its row is known."""
+        self.saved = time.monotonic()
+
+    def work(self, told: Callable[[int, int], None]) -> None:
+        walked = Walked()
+        self.before = Before(self.index, pictures_under(self.folder, walked))
+        self._check_not_empty(walked)
+        self.index.mark_gone(self.before.note_gone(walked.hides))
+        total = self.before.files
+        self.passed = total - self.before.count_to_read()
+        try:
+            for batch in _batches(self._read_ahead(), self.encoder.batch):
+                self.passed += len(batch)
+                self._take(batch)
+                told(self.passed, total)
+            self._save()
+        except KeyboardInterrupt:
+            self._save()
+            raise KeyboardInterrupt(
+                f"Stopped. {self.index.count():,} of {total:,} pictures are indexed; the same command goes on."
+            ) from None
+        self.found.removed = self.index.forget_gone()
+        if walked.closed:
+            some = ", ".join(walked.closed[:3])
+            self.found.notes.append(f"{len(walked.closed):,} folders could not be looked into: {some}.")
+
+    def _check_not_empty(self, walked: Walked) -> None:
+        if self.before.files or walked.closed:
+            return
+        if self.before.pictures:  # a disk that is not there looks like this, and its index took long to make
+            raise DataError(
+                f"There is no picture in {self.folder}, where {self.before.pictures:,} were before. Its index is kept.",
+                hint=f"is its disk there? If they are gone for good, remove {self.index.place}",
+            )
+        raise DataError(f"There is no picture in {self.folder}.", hint="a folder with JPEG, PNG, WebP or HEIC files")
+
+    def _to_read(self) -> Iterator[tuple[str, Stamp]]:
+        for path, stamp in self.before.to_read():
+            if heic_is_unknown(path):
+                self.found.unreadable.append((path, NO_HEIC))
+                self.passed += 1
+            else:
+                yield path, stamp
+
+    def _read_ahead(self) -> Iterator[tuple[str, Read]]:
+        """Files in order, read in threads a few batches ahead."""
+        view = self.encoder.view
+
+        def has_vector(digest: str) -> bool:
+            return self.before.with_bytes(digest) is not None
+
+        def read(item: tuple[str, Stamp]) -> tuple[str, Read]:
+            return item[0], read_picture(self.folder / item[0], item[1], view, has_vector)
+
+        return made_ahead(read, self._to_read(), AHEAD * self.encoder.batch, logical_cores())
+
+    def _take(self, batch: Sequence[tuple[str, Read]]) -> None:
+        """Vectors for what was read, and what there is to say of the rest."""
+        squares = [read.square for _, read in batch if read.square is not None]
+        vectors = iter(self.encoder.encode_pixels(np.stack(squares)) if squares else ())
+        for path, read in batch:
+            vector = next(vectors) if read.square is not None else None
+            if read.missing:
+                continue
+            if read.passing:
+                self.found.unreadable.append((path, read.passing))
+                continue
+            self.waiting.append(self._judged(path, read, vector))
+        if time.monotonic() - self.saved > SAVED_EVERY:
+            self._save()
+
+    def _judged(self, path: str, read: Read, vector: np.ndarray | None) -> tuple[Entry, np.ndarray | None]:
+        before = self.before.at(path)
+        entry = Entry(before.number if before else 0, path, *read.stamp, read.digest)
+        entry = entry._replace(taken=read.taken, width=read.width, height=read.height)
+        if read.reason:
+            return entry._replace(reason=read.reason), None
+        if vector is not None and not np.isfinite(vector).all():
+            return entry._replace(reason="the model gives no numbers for it"), None
+        if vector is not None:
+            self.found.added += 1
+            return entry, vector
+        return self._known(entry, before)
+
+    def _known(self, entry: Entry, before: Entry | None) -> tuple[Entry, np.ndarray | None]:
+        """A file whose bytes have a vector: touched, renamed, or a copy of another."""
+        old = self.before.with_bytes(entry.digest)
+        assert old is not None, "what was there when the pass began stays there"
+        entry = entry._replace(taken=old.entry.taken, width=old.entry.width, height=old.entry.height)
+        self.found.moved += 1
+        if before is not None and before.digest == entry.digest and before.row is not None:
+            return entry._replace(row=before.row), None
+        if old.free:
+            self.before.take(old.entry.number)
+            return entry._replace(number=old.entry.number, row=old.entry.row), None
+        return entry, np.array(self.index.vectors()[old.entry.row])
+
+    def _save(self) -> None:
+        """Vectors first, then the pictures that name them."""
+        fresh = [vector for _, vector in self.waiting if vector is not None]
+        rows = iter(self.index.append(np.stack(fresh)) if fresh else ())
+        entries = [entry if vector is None else entry._replace(row=next(rows)) for entry, vector in self.waiting]
+        if entries:
+            self.index.put(entries)
+        self.waiting, self.saved = [], time.monotonic()
+
+
+def check_folder(folder: Path) -> None:
+    """Refuse what cannot be indexed before a model is loaded for it."""
+    if not folder.is_dir():
+        what = "is not a folder" if os.path.lexists(folder) else "does not exist"
+        raise DataError(f"{folder} {what}.", hint="lapclip search FOLDER, with a folder of pictures")
+
+
+def _batches(items: Iterator[tuple[str, Read]], size: int) -> Iterator[list[tuple[str, Read]]]:
+    """As many as the model takes at once. Files without a square are counted too: they are quick."""
+    batch: list[tuple[str, Read]] = []
+    for item in items:
+        batch.append(item)
+        if len(batch) == size:
+            yield batch
+            batch = []
+    if batch:
+        yield batch

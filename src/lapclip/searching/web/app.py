@@ -1,0 +1,176 @@
+"""Which address answers what.
+
+GET  /                         the page
+GET  /search?words=a+red+cat   the pictures that fit, a part at a time; also ?like=17 and ?picture=ID; else the newest
+POST /asked                    takes a picture to search by, and answers its ID
+GET  /asked/ID                 that picture, small
+GET  /pictures/17              what is known of a picture
+GET  /pictures/17/small        a picture of the index, small
+GET  /pictures/17/whole        the same, whole
+GET  /page.css, ...            what the page loads
+"""
+
+from __future__ import annotations
+
+import asyncio
+import html
+import json
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
+from lapclip.errors import LapclipError
+from lapclip.machine.facts import logical_cores
+from lapclip.searching.library import Entry, Library
+from lapclip.searching.web.images import Pictures, Sent
+from lapclip.searching.web.questions import LARGEST_NUMBER, Questions
+from lapclip.web.assets import answer_file, page_files
+
+STATIC = Path(__file__).parent / "static"
+A_MINUTE = 60
+LARGEST_ASKED = 50_000_000
+"""Bytes of the largest picture to search by."""
+
+GONE = "Whoever asked has gone."
+
+Result = TypeVar("Result")
+
+
+class Application:
+    """Answers to the page."""
+
+    def __init__(self, library: Library, since: float | None = None, exclude: Sequence[str] = ()) -> None:
+        self._library, self._pictures = library, Pictures(library)
+        self.questions = Questions(library, since, exclude)
+        self._files = page_files(STATIC)
+        self._asking = asyncio.Lock()
+        # One core is left to the questions: pictures come a little later, typing never waits for them.
+        self._decoding = asyncio.Semaphore(max(1, min(4, logical_cores() - 1)))
+
+    def routed(self) -> ASGIApp:
+        """The application with its addresses."""
+        routes = [
+            Route("/", self._page),
+            Route("/search", self._search),
+            Route("/asked", self._ask, methods=["POST"]),
+            Route("/asked/{name}", self._asked),
+            Route("/pictures/{number:int}", self._about),
+            Route("/pictures/{number:int}/small", self._small),
+            Route("/pictures/{number:int}/whole", self._whole),
+            Route("/{file}", self._file),
+        ]
+        app = Starlette(routes=routes)
+        app.router.redirect_slashes = False
+        return app
+
+    async def _page(self, request: Request) -> Response:
+        folder = self._library.folder
+        facts = {"name": folder.name or str(folder), "folder": str(folder), "count": self.questions.count}
+        facts["said"] = self._library.said()
+        text = (STATIC / "page.html").read_text(encoding="utf-8").replace("{{facts}}", html.escape(json.dumps(facts)))
+        return Response(text.encode(), media_type="text/html; charset=utf-8")
+
+    async def _search(self, request: Request) -> Response:
+        try:
+            question = self.questions.read(request.query_params)
+        except ValueError as error:
+            raise HTTPException(400, str(error)) from None
+        return _as_json(await self._in_turn(request, self._asking, lambda: self.questions.answer(question)))
+
+    async def _ask(self, request: Request) -> Response:
+        data = await _body(request)
+        return _as_json({"picture": await self._in_turn(request, self._decoding, lambda: self.questions.keep(data))})
+
+    async def _asked(self, request: Request) -> Response:
+        preview = self.questions.preview(request.path_params["name"])
+        if preview is None:
+            raise HTTPException(404)
+        return Response(preview, media_type="image/jpeg")
+
+    async def _about(self, request: Request) -> Response:
+        return _as_json(self._facts(await self._entry(request)))
+
+    async def _small(self, request: Request) -> Response:
+        return await self._picture(request, self._pictures.small)
+
+    async def _whole(self, request: Request) -> Response:
+        return await self._picture(request, self._pictures.whole)
+
+    async def _file(self, request: Request) -> Response:
+        path = self._files.get(request.path_params["file"])
+        if path is None:
+            raise HTTPException(404)
+        return answer_file(request, path)
+
+    async def _picture(self, request: Request, read: Callable[[Entry], Sent | None]) -> Response:
+        entry = await self._entry(request)
+        headers = {"ETag": f'"{entry.digest}"', "Cache-Control": f"private, max-age={A_MINUTE}"}
+        known = request.headers.get("if-none-match") == headers["ETag"]
+        if known and await asyncio.to_thread(self._pictures.is_there, entry):
+            return Response(status_code=304, headers=headers)
+        sent = await self._in_turn(request, self._decoding, lambda: read(entry))
+        if sent is None:
+            raise HTTPException(404, "The file is gone, or was changed since it was indexed.")
+        return Response(sent.data, media_type=sent.kind, headers=headers)
+
+    async def _entry(self, request: Request) -> Entry:
+        number = request.path_params["number"]
+        # In a thread, because another process may be writing the index.
+        entry = await asyncio.to_thread(self._library.entry, number) if number < LARGEST_NUMBER else None
+        if entry is None:
+            raise HTTPException(404, "There is no picture of this number.")
+        return entry
+
+    def _facts(self, entry: Entry) -> dict[str, Any]:
+        return {
+            "number": entry.number,
+            "name": os.path.basename(entry.path),
+            "path": str(self._library.path(entry)),
+            "bytes": entry.bytes,
+            "width": entry.width,
+            "height": entry.height,
+            "taken": entry.taken,
+            "modified": entry.modified / 1e9,
+        }
+
+    async def _in_turn(
+        self, request: Request, turn: asyncio.Lock | asyncio.Semaphore, work: Callable[[], Result]
+    ) -> Result:
+        """Work in a thread, once it is this request's turn; none for those who went away meanwhile."""
+        async with turn:
+            if await request.is_disconnected():
+                raise HTTPException(499, GONE)
+            return await asyncio.to_thread(_or_refuse, work)
+
+
+def _or_refuse(work: Callable[[], Result]) -> Result:
+    try:
+        return work()
+    except LapclipError as error:
+        raise HTTPException(400, error.message) from None
+
+
+def _as_json(values: Any) -> Response:
+    return Response(json.dumps(values, allow_nan=False), media_type="application/json")
+
+
+async def _body(request: Request) -> bytes:
+    """What was sent, as long as it is not too much."""
+    parts, size = list[bytes](), 0
+    try:
+        async for part in request.stream():
+            size += len(part)
+            if size > LARGEST_ASKED:
+                raise HTTPException(413, f"A picture to search by has at most {LARGEST_ASKED // 10**6} MB.")
+            parts.append(part)
+    except ClientDisconnect:
+        raise HTTPException(499, GONE) from None
+    return b"".join(parts)

@@ -1,0 +1,225 @@
+"""Checkpoints: atomic, checked, complete.
+
+A checkpoint is a folder `step-00000120` with the weights and the optimiser's state as safetensors, and state.json with
+the position of the run and the SHA-256 of each file. It is written under another name, flushed to disk and renamed, so
+that a folder of that name is whole; the checksums catch what happens to it later.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from lapclip.errors import CheckpointError, first_line
+from lapclip.model.clip import CLIP
+from lapclip.model.freezing import learning_state, load_learning_state
+from lapclip.training.fallback import cause_of
+
+if sys.platform == "darwin":
+    import fcntl
+
+KEPT = 2
+WEIGHTS, OPTIMIZER, STATE = "weights.safetensors", "optimizer.safetensors", "state.json"
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a run has come. With the weights, the optimiser and run.toml this is all that training depends on."""
+
+    step: int = 0
+    training_seconds: float = 0.0
+    best_score: float = -1.0
+    best_step: int = 0
+    """The latest step with the best score."""
+    better_step: int = 0
+    """The step that first had it."""
+
+
+def save_checkpoint(
+    folder: Path,
+    model: CLIP,
+    optimizer: torch.optim.Optimizer,
+    progress: Progress,
+    others: Mapping[str, torch.Tensor] = MappingProxyType({}),
+) -> Path:
+    """Write a checkpoint, then remove the ones it replaces. If it cannot be written, the earlier ones stay.
+
+    `others` are tensors beside the optimiser's that a step depends on.
+    """
+    final = folder / f"step-{progress.step:08d}"
+    partial = folder / f".{final.name}.partial"
+    try:
+        for stale in folder.glob(".step-*.partial"):  # what a killed process had begun; the run's lock makes this safe
+            shutil.rmtree(stale, ignore_errors=True)
+        partial.mkdir(parents=True)
+        save_tensors(learning_state(model), partial / WEIGHTS)
+        save_tensors({**_optimizer_tensors(model, optimizer), **others}, partial / OPTIMIZER)
+        flush(partial / WEIGHTS)
+        flush(partial / OPTIMIZER)
+        body = {
+            "progress": asdict(progress),
+            "sha256": {name: _digest(partial / name) for name in (WEIGHTS, OPTIMIZER)},
+        }
+        text = json.dumps({"body": body, "sha256": _text_digest(body)})
+        (partial / STATE).write_text(text, encoding="utf-8")
+        flush(partial / STATE)
+        flush(partial)
+        replace(partial, final)
+        flush(folder)
+    except OSError as error:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise _cannot_write(final, error) from error
+    for old in list_checkpoints(folder)[:-KEPT]:
+        shutil.rmtree(old, ignore_errors=True)
+    return final
+
+
+def replace_folder_files(folder: Path, writers: dict[str, Callable[[Path], Any]]) -> None:
+    """Write each file under another name, then put it in the place of the old one at once."""
+    try:
+        folder.mkdir(exist_ok=True)
+        for name, write in writers.items():
+            partial = folder / f".{name}.partial"
+            try:
+                write(partial)
+                flush(partial)
+                replace(partial, folder / name)
+            finally:
+                partial.unlink(missing_ok=True)
+        flush(folder)
+    except OSError as error:
+        raise _cannot_write(folder, error) from error
+
+
+def list_checkpoints(folder: Path) -> list[Path]:
+    """The checkpoints in a folder, the newest last."""
+    return sorted(path for path in folder.glob("step-*") if path.is_dir())
+
+
+def load_newest(
+    folder: Path,
+    model: CLIP,
+    optimizer: torch.optim.Optimizer,
+    others: Mapping[str, torch.Tensor] = MappingProxyType({}),
+) -> tuple[Progress | None, list[str]]:
+    """Restore the newest good checkpoint. Damaged ones are skipped; what was wrong with each comes back too.
+
+    Damaged ones are renamed once a good one is found, so that they do not count among the two that are kept.
+    """
+    damaged: dict[Path, str] = {}
+    for path in reversed(list_checkpoints(folder)):
+        try:
+            progress = _load(path, model, optimizer, others)
+        except (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError, CheckpointError) as error:
+            if cause_of(error) is not None:  # no room for it, or no device: that is no damage
+                raise
+            damaged[path] = f"{path.name}: {first_line(error)}"
+            continue
+        for bad in damaged:
+            shutil.rmtree(bad.with_name(f"damaged-{bad.name}"), ignore_errors=True)
+            replace(bad, bad.with_name(f"damaged-{bad.name}"))
+        return progress, list(damaged.values())
+    return None, list(damaged.values())
+
+
+def save_tensors(tensors: dict[str, torch.Tensor], path: Path) -> None:
+    """Write tensors to a file; a full disk is an OSError."""
+    try:
+        save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, path)
+    except SafetensorError as error:  # its own name for a full disk
+        raise OSError(f"{error}") from error
+    path.chmod(path.parent.stat().st_mode & 0o666)  # safetensors makes files that only their owner can read
+
+
+def flush(path: Path) -> None:
+    """Make the system write a file, or the names in a folder, to disk."""
+    if path.is_dir() and os.name == "nt":
+        return  # Windows cannot flush a folder, and keeps renames in order by itself
+    descriptor = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
+    try:
+        if sys.platform == "darwin":  # fsync there leaves data in the drive's own cache
+            fcntl.fcntl(descriptor, fcntl.F_FULLFSYNC)
+        else:
+            os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def replace(source: Path, target: Path) -> None:
+    """Rename over the target, retrying while another program (a virus scanner, an indexer) holds it on Windows."""
+    for wait in (0.05, 0.1, 0.2, 0.4, 0.8, None):
+        try:
+            os.replace(source, target)
+            return
+        except PermissionError:
+            if os.name != "nt" or wait is None:
+                raise
+            time.sleep(wait)
+
+
+def _cannot_write(path: Path, error: OSError) -> CheckpointError:
+    run = path.parent.parent if path.parent.name == "checkpoints" else path.parent
+    return CheckpointError(
+        f"Cannot write {path}: {error.strerror or error}. What was saved before is kept.",
+        hint=f"free some disk space, then lapclip resume {run.name}",
+    )
+
+
+def _load(path: Path, model: CLIP, optimizer: torch.optim.Optimizer, others: Mapping[str, torch.Tensor]) -> Progress:
+    saved = json.loads((path / STATE).read_text(encoding="utf-8"))
+    body = saved["body"]
+    if saved["sha256"] != _text_digest(body):
+        raise CheckpointError(f"{STATE} was altered")
+    for name, digest in body["sha256"].items():
+        if _digest(path / name) != digest:
+            raise CheckpointError(f"{name} is truncated or was altered")
+    load_learning_state(model, load_file(path / WEIGHTS))
+    tensors = load_file(path / OPTIMIZER)
+    for name, tensor in others.items():
+        tensor.copy_(tensors.pop(name))
+    _restore_optimizer(model, optimizer, tensors)
+    return Progress(**body["progress"])
+
+
+def _optimizer_tensors(model: CLIP, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
+    """AdamW's state by the name of the parameter; empty before the first step."""
+    return {
+        f"{key}/{name}": value
+        for name, parameter in model.named_parameters()
+        for key, value in optimizer.state.get(parameter, {}).items()
+    }
+
+
+def _restore_optimizer(model: CLIP, optimizer: torch.optim.Optimizer, tensors: dict[str, torch.Tensor]) -> None:
+    named = dict(model.named_parameters())
+    optimizer.state.clear()
+    for key, value in tensors.items():
+        kind, _, name = key.partition("/")
+        if not name:  # float16's loss scale, in a run that went on in float32
+            continue
+        # AdamW counts steps on the CPU, except in its fused form, which wants the count beside the parameter.
+        on_device = kind != "step" or optimizer.defaults["fused"]
+        # Copied, because the file's own memory is unaligned, and results may depend on that in the last bit.
+        optimizer.state[named[name]][kind] = value.to(named[name].device if on_device else "cpu", copy=True)
+
+
+def _digest(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _text_digest(body: dict) -> str:
+    return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()

@@ -1,0 +1,106 @@
+"""A whole update recorded once and replayed: at small batches an accelerator spends most of its time on launches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from lapclip.config import TrainConfig
+from lapclip.data.batches import Batch
+from lapclip.machine.devices import DTYPES, Device, own_stream
+from lapclip.machine.timing import Stopwatch
+from lapclip.model.clip import CLIP
+from lapclip.model.kernels import Compute
+from lapclip.training.optimizer import make_optimizer
+from lapclip.training.step import Figures, Inputs, TrainStep
+
+WARM_UP = 3
+"""Real steps taken without a recording first, so that libraries have set themselves up."""
+
+
+def make_step(model: CLIP, config: TrainConfig, device: Device) -> AnyStep:
+    """A step with its optimiser, sent to the device as the configuration says."""
+    compute = Compute(DTYPES[config.dtype], linear=config.linear, recompute=config.recompute)
+    model.compute_with(
+        image=replace(compute, attention=config.image_attention), text=replace(compute, attention=config.text_attention)
+    )
+    step = TrainStep(model, make_optimizer(model, config, device), config, device)
+    if "compiled" in config.compile:
+        step.worker.image.compile()
+        step.worker.text.compile()
+    return GraphedStep(step) if "graph" in config.compile else step
+
+
+@dataclass(frozen=True)
+class Recording:
+    """A graph with the memory it reads from and writes to."""
+
+    graph: torch.cuda.CUDAGraph
+    inputs: Inputs
+    figures: Tensor
+
+
+class GraphedStep:
+    """Takes the place of a TrainStep. One recording for each shape of its inputs, in one shared pool of memory."""
+
+    def __init__(self, step: TrainStep) -> None:
+        self.step, self.parts = step, step.parts
+        self.model, self.optimizer, self.others = step.model, step.optimizer, step.others
+        self.worker, self.device, self.boundaries = step.worker, step.device, step.boundaries
+        self._taken = 0
+        self._pool = torch.cuda.graph_pool_handle()
+        self._recordings: dict[tuple, Recording] = {}
+        self._off = Stopwatch(step.device.synchronise, on=False)
+
+    def __call__(self, batch: Batch, step: int, lr: float, watch: Stopwatch) -> Callable[[], Figures]:
+        """Update the model, as TrainStep does. A recording has no inside, so there are no phases to measure."""
+        self._taken += 1
+        if self._taken <= WARM_UP:
+            return self._on_side_stream(lambda: self.step(batch, step, lr, watch))
+        watch.discard()
+        inputs = self.step.inputs(batch, step)
+        key = (inputs.side, *((name, part.shape) for name, part in inputs.tensors().items()))
+        if key not in self._recordings:
+            self._recordings[key] = self._record(inputs)
+        recording = self._recordings[key]
+        targets = recording.inputs.tensors()
+        for name, source in inputs.tensors().items():
+            targets[name].copy_(source.pin_memory(), non_blocking=True)
+        self.step.set_learning_rate(lr)
+        self.step.touched = True
+        recording.graph.replay()
+        return self.step.reader(recording.figures)
+
+    @property
+    def touched(self) -> bool:
+        """Whether the weights may have changed since the loop last looked."""
+        return self.step.touched
+
+    @touched.setter
+    def touched(self, touched: bool) -> None:
+        self.step.touched = touched
+
+    def _record(self, inputs: Inputs) -> Recording:
+        """Recording computes nothing, so the weights are as they were."""
+        place = self.step.device.torch
+        held = inputs.each(lambda part: part.to(place))
+        self.step.optimizer.zero_grad(set_to_none=True)  # gradients are to live in the graph's own memory
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool):
+            figures = self.step.update(held, self._off)
+        return Recording(graph, held, figures)
+
+    def _on_side_stream(self, run: Callable[[], Callable[[], Figures]]) -> Callable[[], Figures]:
+        """Warm-up belongs on another stream than the recording's (the rule of torch.cuda.graph)."""
+        stream = own_stream("warm-up")
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            result = run()
+        torch.cuda.current_stream().wait_stream(stream)
+        return result
+
+
+AnyStep = TrainStep | GraphedStep

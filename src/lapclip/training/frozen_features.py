@@ -1,0 +1,357 @@
+"""What is frozen is computed once: what the frozen part of each tower makes of all pictures and captions is kept, and
+training goes on from there. The result is the same, up to rounding.
+
+Shapes: N pictures or captions, T symbols of all captions together.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from lapclip.config import NEVER, Config
+from lapclip.data.augment import view
+from lapclip.data.batches import BatchPlan
+from lapclip.data.dataset import DataSet, Pairs
+from lapclip.data.pixels import View, normalise
+from lapclip.data.table import DataProgress, Progress
+from lapclip.data.tokenizers import pad
+from lapclip.embedder import Embedder, distinct_captions
+from lapclip.model.clip import CLIP
+from lapclip.model.pretrained.pretrained_towers import PretrainedTower
+from lapclip.runs import number_text as words
+from lapclip.training.cuda_graph import AnyStep
+from lapclip.training.feature_cache import array_path, has_room, read_array, write_array
+
+PICTURES, CAPTIONS = 32, 64
+"""How many go through a tower at once."""
+LARGE = 1e4
+"""Features beyond which half precision is not trusted."""
+TOGETHER = 4096
+"""Captions that are sorted by their length before they go through in such parts."""
+
+
+class NoRoom(Exception):
+    """The disk has no room for features."""
+
+
+@dataclass(frozen=True)
+class Ragged:
+    """One row for each symbol of each caption, or one row for each caption."""
+
+    values: np.ndarray
+    first_N: np.ndarray | None
+    """Where each caption's rows begin, and where the last one's end; None where each has one."""
+
+    def padded(self, captions: np.ndarray, length: int) -> np.ndarray:
+        """Some captions, padded with zeros to a length where they have rows of their own."""
+        if self.first_N is None:
+            return self.values[captions]
+        found = np.zeros((len(captions), length, self.values.shape[1]), dtype=self.values.dtype)
+        for at, caption in enumerate(captions):
+            rows = self.values[self.first_N[caption] : self.first_N[caption + 1]]
+            found[at, : len(rows)] = rows
+        return found
+
+
+@dataclass(frozen=True)
+class Kept:
+    """The features of a run: of its training pairs, which a plan takes, and of its held-out pairs."""
+
+    pictures: np.ndarray | None
+    """(views, N, ...)"""
+    captions: Ragged | None
+    held_out: FrozenPairs
+    said: list[str]
+    """What the user should know."""
+
+    def of_pictures(self, rows: np.ndarray, views: np.ndarray) -> np.ndarray | None:
+        return None if self.pictures is None else self.pictures[views, rows]
+
+    def of_captions(self, captions: np.ndarray, length: int) -> np.ndarray | None:
+        return None if self.captions is None else self.captions.padded(captions, length)
+
+
+@dataclass(frozen=True)
+class FrozenPairs:
+    """Features of pairs that are scored again and again."""
+
+    pairs: Pairs
+    image: np.ndarray | None
+    text: Ragged | None
+
+
+class FrozenEmbedder(Embedder):
+    """An embedder that goes on from kept features where it is asked for those pairs."""
+
+    def __init__(self, embedder: Embedder, frozen: FrozenPairs, boundaries: dict[str, int]) -> None:
+        super().__init__(embedder.model, embedder.tokenizer, embedder.device)
+        self.batch, self._frozen, self._boundaries = embedder.batch, frozen, boundaries
+
+    def encode_pairs(self, pairs: Pairs, progress: Progress | None = None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        if pairs is not self._frozen.pairs:
+            return super().encode_pairs(pairs, progress)
+        captions, which, owner = distinct_captions(pairs)
+        images = self._images(pairs)
+        texts = self._texts(captions)
+        return images, texts[which], owner
+
+    @torch.inference_mode()
+    def _images(self, pairs: Pairs) -> np.ndarray:
+        kept = self._frozen.image
+        if kept is None:
+            return self.encode_pixels(pairs.pixels)
+        parts = []
+        for at in range(0, len(kept), self.batch):
+            features = torch.from_numpy(np.array(kept[at : at + self.batch])).to(self.device.torch)
+            parts.append(self.model.finish_image(features, self._boundaries["image"]).cpu().numpy())
+        return np.concatenate(parts)
+
+    @torch.inference_mode()
+    def _texts(self, captions: Sequence[str]) -> np.ndarray:
+        kept = self._frozen.text
+        if kept is None:
+            return self.encode_text(captions)
+        parts = []
+        for at in range(0, len(captions), self.batch):
+            tokens_BL = self.tokenizer.batch(captions[at : at + self.batch], self.model.shape.context)
+            numbers = np.arange(at, at + len(tokens_BL))
+            features = torch.from_numpy(kept.padded(numbers, tokens_BL.shape[1])).to(self.device.torch)
+            tokens = torch.from_numpy(tokens_BL).to(self.device.torch)
+            parts.append(self.model.finish_text(features, tokens, self._boundaries["text"]).cpu().numpy())
+        return np.concatenate(parts)
+
+
+def keep_features(
+    step: AnyStep, embedder: Embedder, plan: BatchPlan, data: DataSet, config: Config, progress: DataProgress | None
+) -> Kept | None:
+    """Compute what is frozen, or find it in the cache. None where nothing of it is frozen, or none is to be kept."""
+    model, boundaries = step.model, step.boundaries
+    chosen, said = what_to_keep(model, boundaries, config)
+    if not chosen:
+        return Kept(None, None, FrozenPairs(data.held_out, None, None), said) if said else None
+    tell = progress or (lambda done, total, what="": None)
+    began = time.perf_counter()
+    maker = _Maker(step, plan, data, config, tell)
+    try:
+        pictures = maker.pictures() if "image" in chosen else None
+        after_pictures = time.perf_counter()
+        captions = maker.captions() if "text" in chosen else None
+        after_captions = time.perf_counter()
+        frozen = FrozenPairs(
+            data.held_out,
+            maker.held_out_pictures() if "image" in chosen else None,
+            maker.held_out_captions(embedder) if "text" in chosen else None,
+        )
+    except NoRoom as error:
+        said.append(f"what is frozen is computed at each step, because features find no room: {error}")
+        return Kept(None, None, FrozenPairs(data.held_out, None, None), said)
+    arrays = [pictures, captions and captions.values, frozen.image, frozen.text and frozen.text.values]
+    size = sum(array.nbytes for array in arrays if array is not None)
+    parts = []
+    if pictures is not None:
+        views = f" in {len(pictures)} views" if len(pictures) > 1 else ""
+        parts.append(f"{len(data.train):,} pictures{views} up to {_place(model, 'image', boundaries)}")
+    if captions is not None:
+        parts.append(f"{len(plan.captions):,} captions up to {_place(model, 'text', boundaries)}")
+    if maker.found:
+        how = "found in the cache"
+    else:
+        # An epoch looks at each picture once, through one view, and at one of its captions.
+        saved = (after_pictures - began) / len(pictures) if pictures is not None else 0.0
+        saved += (after_captions - after_pictures) * len(data.train) / max(1, len(plan.captions)) * bool(captions)
+        took = words.duration(time.perf_counter() - began)
+        how = f"computed in {took}, which saves about {words.duration(saved)} an epoch"
+    said.append(f"kept what is frozen of {' and '.join(parts)}: {words.size(size)}, {how}")
+    return Kept(pictures, captions, frozen, said)
+
+
+def with_features(embedder: Embedder, kept: Kept | None, step: AnyStep) -> Embedder:
+    """The embedder, which takes kept features where there are some."""
+    return embedder if kept is None else FrozenEmbedder(embedder, kept.held_out, step.boundaries)
+
+
+def what_to_keep(model: CLIP, boundaries: dict[str, int], config: Config) -> tuple[list[str], list[str]]:
+    """The towers whose frozen part is worth keeping, and why another's is not."""
+    train = config.train
+    frozen = [tower for tower in ("image", "text") if _worth(getattr(model, tower).depth, boundaries[tower])]
+    if train.features == NEVER:
+        return [], []
+    chosen, said = [], []
+    for tower in frozen:
+        network = getattr(model, tower)
+        if tower == "image" and not train.views:
+            new_crops = "because each has new crops; with --set train.views=4 four of each are kept"
+            said.append(f"pictures go through the frozen tower at each step, {new_crops}")
+        elif tower == "image" and (train.cheap_size or train.patch_dropout):
+            said.append("pictures go through the frozen tower at each step, because it sees them in several sizes")
+        elif tower == "text" and train.symbol_dropout:
+            said.append("captions go through the frozen tower at each step, because each has other symbols left out")
+        elif isinstance(network, PretrainedTower) and not network.divides(boundaries[tower]):
+            said.append(f"the {tower} tower cannot be run in two parts, so it is run whole at each step")
+        else:
+            chosen.append(tower)
+    return chosen, said
+
+
+class _Maker:
+    """Computes features with the model that the step computes with, or reads them."""
+
+    def __init__(self, step: AnyStep, plan: BatchPlan, data: DataSet, config: Config, tell: DataProgress) -> None:
+        self._worker, self._model, self._device, self._boundaries = (
+            step.worker,
+            step.model,
+            step.device,
+            step.boundaries,
+        )
+        self._plan, self._data, self._config, self._tell = plan, data, config, tell
+        self._digests = {tower: frozen_digest(getattr(self._model, tower)) for tower in ("image", "text")}
+        self.found = True
+        """Whether all of it was in the cache."""
+
+    def pictures(self) -> np.ndarray:
+        """Of the training pictures, (views, N, ...)."""
+        boxes = self._plan.boxes
+        views, count = boxes.shape[:2]
+
+        def parts() -> Iterator[np.ndarray]:
+            for at in range(views):
+                for rows in _slices(count, PICTURES):
+                    self._tell(at * count + rows.stop, views * count, "the frozen tower reads pictures")
+                    yield self._picture_features(self._worker, self._data.train.pixels[rows], boxes[at, rows])
+
+        train = self._config.train
+        about = (train.views, train.crop, train.flip, train.seed)
+        return self._array("image", ("train", *about), (views, count), parts)
+
+    def held_out_pictures(self) -> np.ndarray:
+        """Of the pictures that are scored, as they are scored."""
+        pixels = self._data.held_out.pixels
+
+        def parts() -> Iterator[np.ndarray]:
+            for rows in _slices(len(pixels), PICTURES):
+                self._tell(rows.stop, len(pixels), "the frozen tower reads held-out pictures")
+                yield self._picture_features(self._model, pixels[rows], None)
+
+        return self._array("image", ("val",), (len(pixels),), parts)
+
+    def captions(self) -> Ragged:
+        """Of all training captions."""
+        return self._caption_features(self._worker, self._plan.captions, "train", "the frozen tower reads captions")
+
+    def held_out_captions(self, embedder: Embedder) -> Ragged:
+        """Of the different captions that are scored."""
+        captions, _, _ = distinct_captions(self._data.held_out)
+        symbols = embedder.tokenizer.encode_all(captions, self._config.model.context)
+        return self._caption_features(self._model, symbols, "val", "the frozen tower reads held-out captions")
+
+    @torch.inference_mode()
+    def _picture_features(self, model: CLIP, pixels_BSSC: np.ndarray, boxes_B5: np.ndarray | None) -> np.ndarray:
+        place = self._device.torch
+        pixels = normalise(torch.from_numpy(np.array(pixels_BSSC)).to(place), self._config.model)
+        if boxes_B5 is not None:
+            pixels = view(pixels, torch.from_numpy(boxes_B5).to(place), self._config.model.image_size)
+        return _as_array(model.image.begin(pixels, self._boundaries["image"]))
+
+    @torch.inference_mode()
+    def _caption_features(self, model: CLIP, symbols: Sequence[np.ndarray], split: str, what: str) -> Ragged:
+        pooled = self._boundaries["text"] == model.text.depth
+        lengths = [len(caption) for caption in symbols]
+        first_N = None if pooled else np.cumsum([0, *lengths])
+
+        def parts() -> Iterator[np.ndarray]:
+            done = 0
+            for rows in _slices(len(symbols), TOGETHER):
+                together: dict[int, np.ndarray] = {}
+                order = sorted(range(rows.start, rows.stop), key=lengths.__getitem__)
+                for some in _slices(len(order), CAPTIONS):
+                    chosen = order[some]
+                    tokens_BL = pad(
+                        [symbols[at] for at in chosen], self._config.model.context, self._plan.tokenizer.padding
+                    )
+                    tokens = torch.from_numpy(tokens_BL).to(self._device.torch)
+                    features = _as_array(model.text.begin(tokens, self._boundaries["text"]))
+                    together |= {
+                        at: row[None] if pooled else row[: lengths[at]]
+                        for at, row in zip(chosen, features, strict=True)
+                    }
+                    done += len(chosen)
+                    self._tell(done, len(symbols), what)
+                yield np.concatenate([together[at] for at in range(rows.start, rows.stop)])
+
+        rows = len(symbols) if first_N is None else int(first_N[-1])
+        spoken = hashlib.sha256(b"".join(caption.tobytes() + b"|" for caption in symbols)).hexdigest()
+        return Ragged(self._array("text", (split, spoken), (rows,), parts), first_N)
+
+    def _array(
+        self, tower: str, about: tuple, rows: tuple[int, ...], parts: Callable[[], Iterable[np.ndarray]]
+    ) -> np.ndarray:
+        """Read from the cache, or made and written there."""
+        dtype = self._config.train.dtype
+        about = (*about, self._digests[tower], self._boundaries[tower], frozen_form(self._model, tower))
+        path = array_path(tower, about, self._data.fingerprint, dtype)
+        found = read_array(path)
+        if found is not None and found.shape[: len(rows)] == rows:
+            return found
+        self.found = False
+        made = iter(parts())
+        first = next(made)
+        whole = (*rows, *first.shape[1:])
+        # Half the room where half the digits were computed, unless there are numbers that it cannot hold.
+        half = dtype != "float32" and about[0] == "train" and np.abs(first).max() < LARGE
+        kind = np.dtype(np.float16 if half else np.float32)
+        needed = int(np.prod(whole)) * kind.itemsize
+        if not has_room(path, needed):
+            raise NoRoom(f"they would take {needed / 1e9:,.1f} GB, more than half of what the disk has left")
+        return write_array(path, _chained(first, made), whole, kind)
+
+
+def frozen_digest(tower: nn.Module) -> str:
+    """Changes with any number that the frozen part of a tower depends on."""
+    digest = hashlib.sha256()
+    learning = {name for name, parameter in tower.named_parameters() if parameter.requires_grad}
+    for name, tensor in tower.state_dict().items():
+        if name not in learning:
+            digest.update(name.encode())
+            digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
+    return digest.hexdigest()
+
+
+def frozen_form(model: CLIP, tower: str) -> str:
+    """Changes with what a tower sees and how it computes: neither its numbers nor the data's fingerprint tell that."""
+    shape, network = model.shape, getattr(model, tower)
+    sees = (View.of(shape).key, shape.pixel_mean, shape.pixel_std) if tower == "image" else (shape.context,)
+    if isinstance(network, PretrainedTower):
+        return json.dumps([sees, network.taps, network.spec.to_dict()], sort_keys=True)
+    return json.dumps([sees, shape.activation, getattr(shape, f"{tower}_heads"), shape.image_tower])
+
+
+def _worth(depth: int, first: int) -> bool:
+    """Whether a tower has a frozen part that costs something: not the embedding alone."""
+    return first == depth or first > 0
+
+
+def _place(model: CLIP, tower: str, boundaries: dict[str, int]) -> str:
+    depth = getattr(model, tower).depth
+    return "the head" if boundaries[tower] == depth else f"block {boundaries[tower]} of {depth}"
+
+
+def _as_array(features: Tensor) -> np.ndarray:
+    return features.float().cpu().numpy()
+
+
+def _slices(count: int, size: int) -> Iterator[slice]:
+    for at in range(0, count, size):
+        yield slice(at, min(count, at + size))
+
+
+def _chained(first: np.ndarray, rest: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
+    yield first
+    yield from rest

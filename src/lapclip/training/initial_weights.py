@@ -1,0 +1,99 @@
+"""What a run starts from, where that is not chance: a model that was trained before, or pretrained towers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from lapclip.config import ALL, Config, Layer, ModelConfig
+from lapclip.data.tokenizers import Tokenizer
+from lapclip.embedder import load
+from lapclip.errors import ConfigError, RunError, first_line
+from lapclip.model.clip import CLIP
+from lapclip.seeding import derived_seed
+from lapclip.weights.networks.open_network import open_image, open_text
+
+
+class Foundation:
+    """A model to start from. It is opened again each time it is taken, so that it is not in memory twice."""
+
+    def __init__(self, open_model: Callable[[], CLIP], model: CLIP, tokenizer: Tokenizer | None) -> None:
+        self._open, self._model, self.tokenizer = open_model, model, tokenizer
+        self.shape = model.shape
+
+    def take(self) -> CLIP:
+        """The model with the values it starts with."""
+        model, self._model = self._model, None
+        return self._open() if model is None else model
+
+    def settle_in(self, folder: Path) -> None:
+        """From now on it lies in a folder of the run's own, whatever becomes of where it came from."""
+        self._open = lambda: load(folder).model
+
+
+def find_foundation(config: Config, layers: Sequence[Layer]) -> tuple[Config, Foundation | None]:
+    """What the settings name, and the configuration with its shape."""
+    if config.train.start:
+        return _from_model(config, layers[-1].values.get("model", {}))
+    if config.model.image_from or config.model.text_from:
+        return _from_towers(config, {name for layer in layers for name in layer.values.get("model", {})})
+    train = config.train
+    if train.lora_rank or train.layer_decay < 1 or train.image_blocks != ALL or train.text_blocks != ALL:
+        raise ConfigError(
+            "There is nothing to go on from: these settings spare weights that have learnt something already.",
+            hint="lapclip train DATA --recipe heads, then --from runs/heads; or --from published weights",
+        )
+    return config, None
+
+
+def foundation_at(folder: Path, config: Config) -> Foundation | None:
+    """What a run started from, as it was kept. Without it there is no going on: what is frozen is nowhere else."""
+    if not folder.exists():
+        if config.train.start or config.model.image_from or config.model.text_from:
+            raise RunError(
+                f"{folder} is gone, or the run was killed before it was there: what the run started from is not known.",
+                hint="lapclip train for a new run",
+            )
+        return None
+    embedder = load(folder)
+    return Foundation(lambda: load(folder).model, embedder.model, embedder.tokenizer)
+
+
+def _from_model(config: Config, asked: Collection[str]) -> tuple[Config, Foundation]:
+    start = config.train.start
+    if asked:
+        raise ConfigError(
+            f"model.{min(asked)} cannot be changed: the model has the shape of {start}.",
+            hint=f"leave out --set model.{min(asked)}",
+        )
+    embedder = load(start)
+    foundation = Foundation(lambda: load(start).model, embedder.model, embedder.tokenizer)
+    return replace(config, model=embedder.model.shape), foundation
+
+
+def _from_towers(config: Config, asked: Collection[str]) -> tuple[Config, Foundation]:
+    arguments = (config.model, config.train.seed, asked)
+    model, tokenizer = open_towers(*arguments)
+    return replace(config, model=model.shape), Foundation(lambda: open_towers(*arguments)[0], model, tokenizer)
+
+
+def open_towers(shape: ModelConfig, seed: int = 0, asked: Collection[str] = ()) -> tuple[CLIP, Tokenizer | None]:
+    """Pretrained towers with new heads; what is known of them goes into the shape, unless it was asked otherwise."""
+    networks, tokenizer = {}, None
+    if shape.image_from:
+        image = open_image(shape.image_from)
+        networks["image"] = (image.backbone, image.spec)
+        facts = {name: value for name, value in image.facts.items() if name not in asked}
+        shape = replace(shape, **facts)
+    if shape.text_from:
+        text = open_text(shape.text_from)
+        networks["text"], tokenizer = (text.backbone, text.spec), text.tokenizer
+        facts = {name: value for name, value in text.facts.items() if name not in asked}
+        shape = replace(shape, **facts)
+    try:
+        model = CLIP(shape, seed=derived_seed(seed, "weights"), networks=networks)
+    except (RuntimeError, ValueError, TypeError, AttributeError, LookupError) as error:
+        names = " and ".join(name for name in (shape.image_from, shape.text_from) if name)
+        raise ConfigError(f"{names} cannot be used as a tower: {first_line(error)}.") from error
+    return model, tokenizer

@@ -1,0 +1,282 @@
+"""The table of contents of training: batches, step, schedule, evaluation, records, checkpoints."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lapclip.config import AUTO, Config
+from lapclip.data.batches import BatchPlan, prefetch
+from lapclip.data.dataset import DataSet, Pairs
+from lapclip.embedder import Embedder
+from lapclip.errors import TrainingError
+from lapclip.evaluation.retrieval import RANKS, in_batches, retrieval
+from lapclip.evaluation.zeroshot import accuracy, class_embeddings, read_templates
+from lapclip.machine import facts
+from lapclip.machine.devices import Device
+from lapclip.machine.polite import Courtesy
+from lapclip.machine.sensors import Sensors
+from lapclip.machine.swap import SwapWatch
+from lapclip.machine.timing import Stopwatch, measured
+from lapclip.model.lora import merged_state
+from lapclip.runs import events
+from lapclip.runs.event_log import EventLog
+from lapclip.runs.folder import Run
+from lapclip.training.checkpoint import Progress, list_checkpoints, replace_folder_files, save_checkpoint, save_tensors
+from lapclip.training.cuda_graph import AnyStep
+from lapclip.training.fallback import SwapGrew
+from lapclip.training.initial_weights import Foundation
+from lapclip.training.probes import Looking
+from lapclip.training.schedule import cheap_steps, learning_rate
+from lapclip.training.step import Figures
+from lapclip.weights import CONFIG, WEIGHTS
+
+MEMORY_EVERY = 50
+PAUSE_LOOK = 1.0
+"""Seconds between two looks of a run that waits."""
+OVERFLOWS = 30
+"""Updates in a row that float16 may leave out: by then the scale of the loss has fallen by 2^30."""
+
+
+@dataclass
+class Training:
+    """Everything a run works with. `progress` is where it stands."""
+
+    run: Run
+    config: Config
+    data: DataSet
+    plan: BatchPlan
+    step: AnyStep
+    embedder: Embedder
+    device: Device
+    log: EventLog
+    progress: Progress = field(default_factory=Progress)
+    sensors: Sensors = field(default_factory=Sensors)
+    stop_reason: Callable[[], str | None] = lambda: None
+    swap: SwapWatch | None = field(default_factory=SwapWatch)
+    """None no longer looks: there is nothing left that would help."""
+    looking: Looking | None = None
+    """Follows the answers to a few captions."""
+    courtesy: Courtesy | None = None
+    """Says when a polite run should wait."""
+    foundation: Foundation | None = None
+    """What the model started from, where that was not chance."""
+    ended_early: str = ""
+    """Why the run ended before its last step, where it did."""
+    start_evaluation: dict[str, Any] | None = None
+    """How the trained model that it began with scores, known at the end."""
+    _overflows: int = 0
+    pending: tuple[int, float, Callable[[], Figures], Stopwatch] | None = None
+
+    @property
+    def steps(self) -> int:
+        return self.config.train.steps
+
+    def train(self) -> str | None:
+        """Go on to the last step. Returns why it ended early, or None."""
+        if not list_checkpoints(self.run.checkpoints):
+            self.save()
+        began, before = time.perf_counter(), self.progress.training_seconds
+        last_saved = began
+        loaders = self.config.train.loader_threads
+        batches = prefetch(self.plan, self.progress.step + 1, self.steps, 1 if loaders == AUTO else int(loaders))
+        for number in range(self.progress.step + 1, self.steps + 1):
+            self.step.touched = False  # until the optimiser begins, all is as the last step left it
+            watch = Stopwatch(self.device.synchronise, on=measured(number))
+            with watch.phase("load"):
+                batch = next(batches)
+            lr = learning_rate(number, self.steps, self.config.train)
+            read_figures = self.step(batch, number, lr, watch)
+            self.record_pending()  # the step before: reading this one's loss now would make the device wait
+            self.pending = (number, lr, read_figures, watch)
+
+            self._advance(step=number, training_seconds=before + time.perf_counter() - began)
+            reason = self.stop_reason() or ("lapclip stop" if self.run.stop_asked() else None)
+            if self.evaluation_due(number):
+                self.evaluate(number)
+            if reason or self.checkpoint_due(number, time.perf_counter() - last_saved):
+                self._advance(training_seconds=before + time.perf_counter() - began)
+                self.save()
+                last_saved = time.perf_counter()
+            if reason:
+                batches.close()
+                self.log.append(events.Stopped(step=number, reason=reason))
+                return reason
+            if self.out_of_patience(number):
+                batches.close()
+                self.ended_early = f"no better score since step {self.progress.better_step:,}"
+                break
+            self.look_at_swap(number)
+            began += self.wait_for_others(number)
+        self._advance(training_seconds=before + time.perf_counter() - began)
+        return None
+
+    def record_pending(self) -> None:
+        """Read and write down the figures of the last step; end the run if they are not numbers."""
+        if self.pending is None:
+            return
+        number, lr, read_figures, watch = self.pending
+        self.pending = None
+        figures = read_figures()
+        # In float16 an update whose gradient overflows is left out, and the next is tried with smaller numbers.
+        overflow = self.config.train.dtype == "float16" and not math.isfinite(figures.grad_norm)
+        self._overflows = self._overflows + 1 if overflow else 0
+        tolerated = overflow and self._overflows <= OVERFLOWS
+        if not (math.isfinite(figures.loss) and (math.isfinite(figures.grad_norm) or tolerated)):
+            what = "loss" if not math.isfinite(figures.loss) else "gradient"
+            gentler = f"--set train.learning_rate={self.config.train.learning_rate / 4:g}"
+            if self.config.train.dtype == "float16":
+                gentler = "--set train.dtype=float32"
+            raise TrainingError(
+                f"The {what} is not a number at step {number} of {self.run.path}; the checkpoint before it is kept.\n"
+                "Resuming would end the same way.",
+                hint=f"a new run: lapclip train --recipe {self.run.recipe} {gentler}",
+            )
+        self.log.append(
+            events.Step(
+                step=number,
+                epoch=self.plan.epoch(number),
+                loss=figures.loss,
+                t2i_accuracy=figures.t2i_accuracy,
+                i2t_accuracy=figures.i2t_accuracy,
+                logit_scale=figures.logit_scale,
+                temperature=math.exp(-figures.logit_scale),
+                lr=lr,
+                grad_norm=None if overflow else figures.grad_norm,
+                grad_norms={} if overflow else figures.part_norms,
+                seconds=watch.seconds,
+                teacher_loss=figures.teacher_loss if self.config.train.teacher else None,
+            )
+        )
+        if number == 1 or number % MEMORY_EVERY == 0:
+            now, peak = facts.memory_bytes(), self.device.peak_memory_bytes()
+            self.log.append(events.Memory(step=number, process_bytes=now, peak_bytes=peak))
+        if self.sensors.due() or number == self.steps:
+            self.log.append(events.Sensors(step=number, **vars(self.sensors.sample())))
+
+    def forget_pending(self) -> None:
+        """Drop the figures of a step that will be done again."""
+        self.pending, self._overflows = None, 0
+
+    def look_at_swap(self, number: int) -> None:
+        """Stop between two steps, with all in order, if the system swaps for want of memory."""
+        if self.swap is None or not self.device.swaps or number == self.steps:
+            return
+        if grown := self.swap.grown():
+            self.step.touched = False
+            raise SwapGrew(f"swap has grown by {grown / 1e9:.1f} GB")
+
+    def wait_for_others(self, number: int) -> float:
+        """Pause while others need the machine, with all saved; gives back the seconds that took."""
+        reason = self.courtesy.reason() if self.courtesy and number < self.steps else None
+        if self.courtesy is None or reason is None:
+            return 0.0
+        began = time.perf_counter()
+        self.save()
+        self.log.append(events.Paused(step=number, reason=reason))
+        while self.courtesy.reason() and not self.stop_reason() and not self.run.stop_asked():
+            time.sleep(PAUSE_LOOK)
+        seconds = time.perf_counter() - began
+        self.log.append(events.WentOn(step=number, seconds=seconds))
+        return seconds
+
+    def evaluation_due(self, number: int) -> bool:
+        return (
+            number == self.steps or number % (self.plan.steps_per_epoch * self.config.train.evaluate_every_epochs) == 0
+        )
+
+    def out_of_patience(self, number: int) -> bool:
+        """Whether the scores have not risen for so many evaluations that the rest of the run would only overfit.
+
+        Counted from the end of the cheap part: scores rise again when pictures are seen as they are evaluated.
+        """
+        train = self.config.train
+        patience = train.patience * train.evaluate_every_epochs * self.plan.steps_per_epoch
+        since = max(self.progress.better_step, cheap_steps(self.steps, train))
+        return patience > 0 and self.evaluation_due(number) and number - since >= patience
+
+    def checkpoint_due(self, number: int, seconds: float) -> bool:
+        train = self.config.train
+        by_epoch = train.checkpoint_every_epochs * self.plan.steps_per_epoch
+        by_clock = bool(train.checkpoint_every_seconds) and seconds >= train.checkpoint_every_seconds
+        return number == self.steps or by_clock or (by_epoch > 0 and number % by_epoch == 0)
+
+    def evaluate(self, number: int) -> None:
+        """Score the held-out pairs, and keep the model if it is the best so far."""
+        self.record_pending()
+        began = time.perf_counter()
+        images, texts, owner = self.embedder.encode_pairs(self.data.held_out)
+        scores = score_embeddings(images, texts, owner, self.config.train.batch_size)
+        merit = self.merit(scores, images)
+        best = merit >= self.progress.best_score  # among equals the later model
+        if merit > self.progress.best_score:
+            self._advance(better_step=number)
+        if best:
+            self._advance(best_score=merit, best_step=number)
+            self.keep_model()
+        seconds = time.perf_counter() - began
+        epoch = self.plan.epoch(number)
+        self.log.append(
+            events.Evaluation(step=number, epoch=epoch, split="val", evaluation=scores, seconds=seconds, best=best)
+        )
+        if self.looking:
+            answers = self.looking.answers(self.embedder, images, texts)
+            self.log.append(events.Looked(step=number, epoch=epoch, answers=answers))
+
+    def merit(self, scores: dict[str, Any], images: np.ndarray) -> float:
+        """What the best model is chosen by: the mean of all recalls, which is steadier than R@1 alone; or, where
+        pictures have classes and so share their captions, the share that is told apart."""
+        classes, labels = self.data.classes, self.data.held_out.labels
+        if not classes or labels is None:
+            return float(np.mean([scores[f"{way}_r{rank}"] for way in ("t2i", "i2t") for rank in RANKS]))
+        prompts = read_templates(self.config.data.prompts)
+        scores["zeroshot_top1"] = accuracy(
+            images, class_embeddings(self.embedder.encode_text, classes, prompts), labels
+        )
+        return scores["zeroshot_top1"]
+
+    def keep_model(self) -> None:
+        """Put the model as it is now into model/."""
+        save_model(self.embedder, self.run.model)
+
+    def save(self) -> None:
+        """Write a checkpoint of a state whose figures are known to be numbers."""
+        self.record_pending()
+        began = time.perf_counter()
+        step = self.step
+        path = save_checkpoint(self.run.checkpoints, step.model, step.optimizer, self.progress, step.others)
+        size = sum(file.stat().st_size for file in path.iterdir())
+        seconds = time.perf_counter() - began
+        self.log.append(events.Checkpoint(step=self.progress.step, path=path.name, bytes=size, seconds=seconds))
+
+    def _advance(self, **changes: Any) -> None:
+        self.progress = dataclasses.replace(self.progress, **changes)
+
+
+def save_model(embedder: Embedder, folder: Path) -> None:
+    """Write a model so that `load` reads it. Additions of low rank become part of its weights."""
+    replace_folder_files(
+        folder,
+        {
+            WEIGHTS: lambda path: save_tensors(merged_state(embedder.model), path),
+            CONFIG: lambda path: path.write_text(json.dumps(embedder.description(), indent=1), encoding="utf-8"),
+        },
+    )
+
+
+def score(embedder: Embedder, pairs: Pairs, batch_size: int) -> dict[str, Any]:
+    """The scores of a model on some pairs."""
+    return score_embeddings(*embedder.encode_pairs(pairs), batch_size)
+
+
+def score_embeddings(images: np.ndarray, texts: np.ndarray, owner: np.ndarray, batch_size: int) -> dict[str, Any]:
+    """Recall both ways, and accuracy in batches of the training's size where there are enough pairs."""
+    return retrieval(images, texts, owner) | in_batches(images, texts, owner, batch_size)

@@ -1,0 +1,213 @@
+"""How much memory a run needs, before any of it is taken: arithmetic from the model's shape and the settings.
+
+What is counted is what a step holds at its fullest, at the end of the forward pass of a micro-batch:
+
+    parameters    float32 weights
+    gradients     float32; none yet in a batch that is computed whole, so they count only where they exceed what the
+                  backward pass has freed by then
+    optimizer     AdamW's two averages
+    rounded       the copies in half precision, with their gradients
+    activations   what both towers keep for the backward pass, and its largest intermediate results
+    base          Python and torch themselves, or what an accelerator's libraries take
+
+`benchmarks/memory_prediction.py` compares this with measured peaks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, replace
+
+from lapclip.config import ModelConfig, TrainConfig
+from lapclip.errors import ConfigError
+from lapclip.machine.devices import Device
+from lapclip.model.convnet import convolution_sizes, last_width
+from lapclip.training.schedule import patches_kept, picture_side
+
+CPU_BASE, ACCELERATOR_BASE = 350_000_000, 100_000_000
+"""Measured on the CPU: a process that has imported torch and taken a step of a tiny model. On accelerators an estimate
+of what libraries take for themselves; the driver's own part is not among what is free."""
+GAPS = 1.1
+"""Measured: what an allocator cannot use between activations of different sizes."""
+SHARE_OF_MEMORY = 0.8
+"""How much of the memory that is free may be predicted to be taken by what is only tried."""
+MARGIN = 1.15
+"""A run is refused only if it would need this much more than there is: the prediction may be too high."""
+
+
+@dataclass(frozen=True)
+class MemoryParts:
+    """Bytes by purpose, at the moment when a step holds most."""
+
+    parameters: int
+    gradients: int
+    optimizer: int
+    rounded: int
+    activations: int
+    base: int
+
+    @property
+    def total(self) -> int:
+        return sum(asdict(self).values())
+
+
+def predict_bytes(model: ModelConfig, train: TrainConfig, caption_tokens: int) -> MemoryParts:
+    """The memory of a training run on the device and in the precision that `train` names, "auto" being float32."""
+    exact, products = count_weights(model)
+    micro = min(train.micro_batch or train.batch_size, train.batch_size)
+    half = train.dtype in ("float16", "bfloat16")
+    kinds = [cheap for cheap, share in ((True, train.cheap_share), (False, 1 - train.cheap_share)) if share > 0]
+    activations = micro * max(_pair_bytes(model, train, caption_tokens, cheap=cheap) for cheap in kinds)
+    gradients = 4 * exact
+    if micro >= train.batch_size:  # they take the place of activations; while one tower goes back, the other's are kept
+        gradients = max(0, gradients - activations // 2)
+    return MemoryParts(
+        parameters=4 * exact,
+        gradients=gradients,
+        optimizer=8 * exact,
+        rounded=4 * products if half else 0,
+        activations=activations,
+        base=CPU_BASE if train.device in ("cpu", "auto") else ACCELERATOR_BASE,
+    )
+
+
+def count_weights(model: ModelConfig) -> tuple[int, int]:
+    """How many numbers the model learns, and how many of them enter products."""
+
+    def blocks(width: int, layers: int, hidden: int) -> tuple[int, int]:
+        products = layers * (4 * width * width + 2 * width * hidden + 5 * width + hidden)
+        return products + layers * 4 * width, products
+
+    text, text_products = blocks(model.text_width, model.text_layers, model.text_hidden)
+    text += (model.vocabulary + model.context + 2 + model.embedding) * model.text_width
+    text_products += model.text_width * model.embedding
+    if model.image_tower == "convolutions":
+        image_products = last_width(model) * model.embedding
+        sizes = convolution_sizes(model, model.image_size)
+        image_products += sum(size.outputs * size.inputs * size.kernel**2 for size in sizes)
+        image = image_products + 2 * sum(size.outputs for size in sizes)
+    else:
+        image, image_products = blocks(model.image_width, model.image_layers, model.image_hidden)
+        patches = (model.image_size // model.patch) ** 2
+        ends = (3 * model.patch**2 + model.embedding) * model.image_width
+        image += (2 + patches + 4) * model.image_width + ends
+        image_products += ends
+    return image + text + 1, image_products + text_products
+
+
+def check_memory(model: ModelConfig, train: TrainConfig, caption_tokens: int, device: Device) -> None:
+    """Refuse what cannot fit into the memory that is free, before any of it is taken."""
+    train = replace(train, device=device.kind)
+    free = device.free_bytes()
+    parts = predict_bytes(model, train, caption_tokens)
+    if _still_needed(parts, device) <= MARGIN * free:
+        return
+    micro = min(train.micro_batch or train.batch_size, train.batch_size)
+    fitting = largest_micro_batch(model, train, caption_tokens, device, free)
+    recomputed = largest_micro_batch(model, replace(train, recompute=True), caption_tokens, device, free)
+    if fitting:
+        hint = f"--set train.micro_batch={fitting}, which gives the same result in less memory"
+    elif recomputed:
+        hint = f"--set train.recompute=true --set train.micro_batch={recomputed}, which gives the same result, slowly"
+    else:
+        hint = "a smaller model, such as --set model.name=mini"
+    raise ConfigError(
+        f"{model.name} with {micro:,} pairs at once needs about {describe(parts)}; {free / 1e9:.1f} GB are free on "
+        f"{device.kind}{'' if fitting else ', and one pair at once does not fit either'}.",
+        hint=hint,
+    )
+
+
+def largest_micro_batch(
+    model: ModelConfig, train: TrainConfig, caption_tokens: int, device: Device, free: int
+) -> int | None:
+    """The most pairs at once that fit, as the batch halved again and again; None if one does not fit."""
+    micro = train.batch_size
+    while micro:
+        parts = predict_bytes(model, replace(train, micro_batch=micro, device=device.kind), caption_tokens)
+        if _still_needed(parts, device) <= free:
+            return micro
+        micro //= 2
+    return None
+
+
+def describe(parts: MemoryParts) -> str:
+    """The figure, and what it is made of."""
+    named = {
+        "weights": parts.parameters + parts.rounded,
+        "gradients": parts.gradients,
+        "optimiser": parts.optimizer,
+        "activations": parts.activations,
+    }
+    return f"{parts.total / 1e9:,.1f} GB ({', '.join(f'{name} {size / 1e9:,.1f}' for name, size in named.items())})"
+
+
+def _still_needed(parts: MemoryParts, device: Device) -> int:
+    """On the CPU Python and torch have their part already."""
+    return parts.total - (parts.base if device.is_cpu else 0)
+
+
+def _pair_bytes(model: ModelConfig, train: TrainConfig, caption_tokens: int, *, cheap: bool) -> int:
+    """What a pair needs in both towers."""
+    side = picture_side(cheap, train, model)
+    text = _tower_bytes(
+        caption_tokens,
+        model.text_width,
+        model.text_layers,
+        model.text_heads,
+        model.text_hidden,
+        train.text_attention,
+        train,
+    )
+    pixels = 4 * 3 * side * side
+    if model.image_tower == "convolutions":
+        return _convolution_bytes(model, train, side) + text + pixels
+    patches, _ = patches_kept(cheap, train, model)
+    image = _tower_bytes(
+        1 + patches,
+        model.image_width,
+        model.image_layers,
+        model.image_heads,
+        model.image_hidden,
+        train.image_attention,
+        train,
+    )
+    cut = (3 * model.patch**2) * patches * _size(train)  # patches, which the first product keeps
+    return image + text + pixels + cut
+
+
+def _convolution_bytes(model: ModelConfig, train: TrainConfig, side: int) -> int:
+    """Each convolution keeps its result, which its norm wants, and what the activation makes of it, which the next one
+    wants; the largest come once more in the backward pass."""
+    results = [size.outputs * size.side**2 for size in convolution_sizes(model, side)]
+    kept = 2 * sum(results)
+    if train.recompute:  # the stem, what enters each block, and one block at a time
+        kept = 2 * sum(results[:2]) + sum(results[2:]) // 2 + 6 * max(results[2:])
+    return int(GAPS * (kept + 2 * max(results) + 3 * side * side) * _size(train))
+
+
+def _tower_bytes(
+    tokens: int, width: int, layers: int, heads: int, hidden: int, attention: str, train: TrainConfig
+) -> int:
+    """What the blocks keep, and the largest results of the backward pass beside them.
+
+    A block keeps 8 widths a token: the inputs of its two norms (1 each), of the projection of queries, keys and values
+    (1), these (3), the input of the output projection (1) and of the MLP (1); and the MLP's hidden layer before and
+    after its activation. The last block runs for one token, and keeps 4: the norm's input and output, keys, values.
+    """
+    block = 8 * width + 2 * hidden
+    if _size(train) == 2 and train.device not in ("cpu", "auto"):
+        block += 2 * width  # the inputs of the norms, which accelerators take in float32
+    if attention == "products":
+        block += heads * tokens
+    kept = (layers - 1) * width + block if train.recompute else (layers - 1) * block
+    kept += 4 * width  # the last block
+    passing = width + 2 * hidden  # gradients of the hidden layer before and after its activation, and of its input
+    if attention == "products":
+        passing += 7 * width + 3 * heads * tokens  # gradients of queries, keys, values and weights
+    embeddings = 2 * width * 4  # and the first norm, in float32
+    return int(GAPS * tokens * (embeddings + (kept + passing) * _size(train)))
+
+
+def _size(train: TrainConfig) -> int:
+    """Bytes of a number that is kept for the backward pass."""
+    return 2 if train.dtype in ("float16", "bfloat16") else 4

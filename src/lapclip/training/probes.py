@@ -1,0 +1,66 @@
+"""How the answers to a few fixed captions change while a model learns: for people who like to watch it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from lapclip.data.dataset import Pairs
+from lapclip.embedder import Embedder
+
+CAPTIONS = 6
+TOP = 5
+SIDE = 96
+"""Pixels of a thumbnail's longer side."""
+
+
+class Looking:
+    """A few held-out captions, spread over the split, and the user's own."""
+
+    def __init__(self, pairs: Pairs, own: Sequence[str], folder: Path) -> None:
+        self._pairs, self._own, self._folder = pairs, own, folder
+        firsts = np.cumsum([0, *(len(captions) for captions in pairs.captions)])[:-1]
+        self._pictures = np.unique(np.linspace(0, len(pairs) - 1, min(CAPTIONS, len(pairs))).round().astype(int))
+        self._rows = firsts[self._pictures]
+
+    def answers(self, embedder: Embedder, images: np.ndarray, texts: np.ndarray) -> list[dict[str, Any]]:
+        """What the model answers now, given its embeddings of the whole split; makes the thumbnails it speaks of."""
+        found = []
+        for picture, row in zip(self._pictures, self._rows, strict=True):
+            scores = images @ texts[row]
+            caption, right = self._pairs.captions[int(picture)][0], int(picture)
+            rank = 1 + int((scores > scores[right]).sum())
+            found.append({"caption": caption, "own": False, "right": right, "rank": rank, "top": _top(scores)})
+        if self._own:
+            for caption, text in zip(self._own, embedder.encode_text(self._own), strict=True):
+                found.append({"caption": caption, "own": True, "right": None, "rank": None, "top": _top(images @ text)})
+        for picture in {entry["picture"] for answer in found for entry in answer["top"]} | {*map(int, self._pictures)}:
+            self._draw(picture)
+        return found
+
+    def _draw(self, picture: int) -> None:
+        path = self._folder / f"{picture}.png"
+        if path.exists():
+            return
+        thumbnail = Image.fromarray(np.asarray(self._pairs.pixels[picture]))
+        thumbnail.thumbnail((SIDE, SIDE))
+        partial = path.with_suffix(".partial")
+        with suppress(OSError):  # a full disk costs a thumbnail, not the run
+            self._folder.mkdir(exist_ok=True)
+            thumbnail.save(partial, format="PNG")
+            partial.replace(path)
+
+
+def own_captions(ask: str) -> list[str]:
+    """The user's captions, as the setting `work.ask` holds them."""
+    return [caption.strip() for caption in ask.split("|") if caption.strip()]
+
+
+def _top(scores: np.ndarray) -> list[dict[str, Any]]:
+    order = np.argsort(-scores, kind="stable")[:TOP]
+    return [{"picture": int(at), "score": round(float(scores[at]), 4)} for at in order]

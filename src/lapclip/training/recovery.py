@@ -1,0 +1,140 @@
+"""Training that goes on after a failure: from a state known to be good, with settings that can work.
+
+Whatever happened, the model, its optimiser and what was recorded of them are dropped and made again, and the newest
+checkpoint is loaded: so a run that fell back goes on exactly as a run that is resumed after it.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from lapclip.config import Config, replace_in
+from lapclip.data.tokenizers import Tokenizer
+from lapclip.embedder import Embedder
+from lapclip.errors import ConfigError, RunError, TrainingError
+from lapclip.machine import devices
+from lapclip.machine.devices import Device
+from lapclip.runs import events
+from lapclip.runs.event_log import read_events
+from lapclip.training.checkpoint import list_checkpoints, load_newest
+from lapclip.training.cuda_graph import AnyStep
+from lapclip.training.fallback import DEVICE, MEMORY, SWAP, Change, brief, cause_of, decide, smaller
+from lapclip.training.loop import Training
+from lapclip.training.memory import describe, predict_bytes
+
+Build = Callable[[Training, Tokenizer], tuple[AnyStep, Embedder]]
+"""Makes the model and its optimiser again, with the settings and on the device that the training has by then."""
+
+
+@contextmanager
+def memory_explained(config: Config) -> Iterator[None]:
+    """Before there is a run to go back to, memory that runs out ends the command in words."""
+    try:
+        yield
+    except Exception as error:
+        if cause_of(error) != MEMORY:
+            raise
+        half = smaller(config.train)
+        raise ConfigError(
+            f"{config.model.name} ran out of memory before its first step ({brief(error)}).",
+            hint=f"--set train.micro_batch={half}, which gives the same result" if half else "a smaller model",
+        ) from error
+
+
+def persist(training: Training, finish: Callable[[Training], dict[str, Any]], build: Build) -> dict[str, Any] | None:
+    """Train to the end and finish; gives back the final evaluation, or None where someone stopped the run."""
+    while True:
+        try:
+            return None if training.train() else finish(training)
+        except Exception as error:
+            change = decide(error, training.config.train, training.progress.step + 1)
+            if change is None and cause_of(error) == SWAP:
+                change = Change(SWAP, {}, f"{error}; micro_batch is 1 already, so the run goes on, slowly")
+                training.swap = None
+            if change is None:
+                if cause_of(error) == MEMORY:
+                    raise _explained(error, training) from error
+                raise
+            if change.cause == DEVICE:  # its memory is not to be trusted, nor to be freed: the error's frames hold some
+                training.device.abandon(error, training.step, training.embedder, training.pending)
+            else:
+                keep_what_is_good(training)
+        # Out here the error is gone, and with it the tensors that its traceback held.
+        try:
+            change_settings(training, change, build)
+        except Exception as error:
+            if cause_of(error) == MEMORY:
+                raise _explained(error, training) from error
+            raise
+
+
+def keep_what_is_good(training: Training) -> None:
+    """Save the state in memory if all of it belongs to the last step that was done."""
+    newest = list_checkpoints(training.run.checkpoints)[-1:]
+    if training.step.touched or (newest and newest[0].name == f"step-{training.progress.step:08d}"):
+        return
+    training.step.optimizer.zero_grad(set_to_none=True)
+    with suppress(Exception):  # there may be no memory for it; then the newest checkpoint has to do
+        training.save()
+
+
+def change_settings(training: Training, change: Change, build: Build) -> None:
+    """Make everything again with other settings, from the newest checkpoint, and say so."""
+    tokenizer, before = training.embedder.tokenizer, training.device
+    del training.step, training.embedder  # before new ones are made: there may not be room for both
+    training.forget_pending()
+    gc.collect()
+    if change.cause != DEVICE:
+        before.release_memory()
+    training.config = replace_in(training.config, "train", **change.settings)
+    train = training.config.train
+    training.device = before if train.device == before.kind else Device(train.device)
+    devices.prepare(training.device, int(train.threads))
+    training.step, training.embedder = build(training, tokenizer)
+    skipped = restore(training) or []
+    step = training.progress.step
+    damaged = "".join(f"; skipped a damaged checkpoint, {reason}" for reason in skipped)
+    text = f"{change.text}; going on after step {step:,}{damaged}"
+    places = training.step.model.places()
+    training.log.append(
+        events.FellBack(step=step, cause=change.cause, change=change.settings, devices=places, text=text)
+    )
+
+
+def restore(training: Training) -> list[str] | None:
+    """Load the newest good checkpoint. Gives back what was wrong with later ones; None where none was ever needed."""
+    run, step = training.run, training.step
+    progress, skipped = load_newest(run.checkpoints, step.model, step.optimizer, step.others)
+    if progress is not None:
+        training.progress = progress
+        return skipped
+    if any(event["type"] == "step" for event in read_events(run.events)):
+        detail = f" ({'; '.join(skipped)})" if skipped else ""
+        raise RunError(f"{run.path} has no good checkpoint left{detail}.", hint="lapclip train starts a new run")
+    return None
+
+
+def changes_so_far(events_so_far: Iterable[dict[str, Any]]) -> dict[str, Any]:
+    """The settings of `train` that fallbacks changed: what a resumed run goes on with."""
+    changes: dict[str, Any] = {}
+    for event in events_so_far:
+        if event["type"] == "fell_back":
+            changes |= event["change"]
+    return changes
+
+
+def _explained(error: Exception, training: Training) -> TrainingError:
+    """Out of memory where nothing more can be halved, or not even the weights fit, in words and figures."""
+    train, model = training.config.train, training.config.model
+    parts = predict_bytes(model, train, caption_tokens=training.plan.batch(1).tokens_BL.shape[1])
+    micro, free = train.micro_batch or train.batch_size, ""
+    with suppress(Exception):  # a figure less is better than another error
+        free = f", {training.device.free_bytes() / 1e9:.1f} GB were free on {train.device}"
+    return TrainingError(
+        f"Out of memory at step {training.progress.step + 1:,} of {training.run.path}, with micro_batch {micro:,} "
+        f"({brief(error)}).\n{model.name} needs about {describe(parts)}{free}.",
+        hint="close other programs and lapclip resume, or a new run with --set train.recompute=true or a smaller model",
+    )

@@ -1,0 +1,354 @@
+"""One update: a batch in, a better model and what there is to know about the update out.
+
+Shapes: B batch, P patches, K patches kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lapclip.config import TrainConfig
+from lapclip.data.augment import draw_boxes, view
+from lapclip.data.batches import Batch
+from lapclip.data.pixels import normalise
+from lapclip.data.tokenizers import LENGTH_STEP
+from lapclip.loss import batch_accuracy, contrastive_loss, distillation_loss
+from lapclip.machine.devices import DTYPES, Device, SideBySide
+from lapclip.machine.timing import Stopwatch
+from lapclip.model.clip import CLIP
+from lapclip.model.freezing import boundary
+from lapclip.model.parameter_parts import parts_of
+from lapclip.model.pretrained.pretrained_towers import PretrainedTower
+from lapclip.seeding import derived_seed, generator
+from lapclip.training.head_dropout import HeadDropout
+from lapclip.training.precision import LossScale, RoundedCopy
+from lapclip.training.schedule import is_cheap, patches_kept, picture_side
+
+TEXT_PARTS, LEAST_PART = 4, 16
+"""Into how many parts captions are taken, by length, and the fewest that are worth a part."""
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What an update works on. Pictures stay uint8 until they are on the device."""
+
+    pixels_BSSC: Tensor
+    tokens_BL: Tensor
+    positives_BB: Tensor
+    kept_BK: Tensor | None
+    """The patches each picture keeps; None keeps all."""
+    boxes_B5: Tensor | None
+    """The part of each picture to look at (`data/augment.py`); None looks at all of it."""
+    side: int
+    """The size at which to look at it."""
+    lengths: tuple[int, ...] = ()
+    """Symbols of the longest caption in each of so many equal parts of the batch; empty takes them all as one."""
+    image_features: Tensor | None = None
+    """What the frozen part of the image tower makes of the pictures, which are empty then."""
+    text_features: Tensor | None = None
+    """What the frozen part of the text tower makes of the captions."""
+    teacher_image: Tensor | None = None
+    """What a teacher makes of the pictures; None where there is none."""
+    teacher_text: Tensor | None = None
+    """What it makes of the captions."""
+    image_features_kept: Tensor | None = None
+    """What the head of a pretrained image network does not leave out of its features; None keeps all."""
+    image_hidden_kept: Tensor | None = None
+    """The same for its hidden layer."""
+    text_hidden_kept: Tensor | None = None
+    """The same for a pretrained text network."""
+
+    def __len__(self) -> int:
+        return len(self.tokens_BL)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Every part that is there."""
+        return {name: part for name, part in vars(self).items() if isinstance(part, Tensor)}
+
+    def each(self, change: Callable[[Tensor], Tensor]) -> Inputs:
+        """The same change made to every part."""
+        return replace(self, **{name: change(part) for name, part in self.tensors().items()})
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What there is to know about an update. The logit scale is the one the loss was computed with."""
+
+    loss: float
+    t2i_accuracy: float
+    i2t_accuracy: float
+    logit_scale: float
+    grad_norm: float
+    teacher_loss: float
+    """How far from the teacher; 0 without one."""
+    part_norms: dict[str, float]
+
+
+class TrainStep:
+    """The model, its optimiser and the device, ready to take batches."""
+
+    def __init__(self, model: CLIP, optimizer: torch.optim.Optimizer, config: TrainConfig, device: Device) -> None:
+        self.model, self.optimizer, self.config, self.device = model, optimizer, config, device
+        self.rounded = None if config.dtype == "float32" else RoundedCopy(model, DTYPES[config.dtype])
+        self.worker = self.rounded.model if self.rounded else model
+        """The model that computes: the model itself, or its copy in half precision."""
+        self._dropout = HeadDropout(self.worker, config)
+        self.loss_scale = LossScale(device.torch) if config.dtype == "float16" else None
+        self.touched = False
+        """Whether the weights may have changed since the loop last looked."""
+        self._towers = SideBySide(device, at_once="graph" in config.compile)
+        self.boundaries = {tower: boundary(model, tower) for tower in ("image", "text")}
+        """The first block of each tower that learns: where features enter."""
+        names, self._parameters = zip(*((n, p) for n, p in model.named_parameters() if p.requires_grad), strict=True)
+        places = parts_of(model)
+        parts = [places[name] for name in names]
+        self.parts = list(dict.fromkeys(parts))
+        self._part_index = torch.tensor([self.parts.index(part) for part in parts], device=device.torch)
+
+    def __call__(self, batch: Batch, step: int, lr: float, watch: Stopwatch) -> Callable[[], Figures]:
+        """Update the model. The function returned reads the figures: at once, that would make a device wait."""
+        with watch.phase("transfer"):
+            inputs = self.inputs(batch, step).each(lambda part: part.to(self.device.torch))
+        self.set_learning_rate(lr)
+        return self.reader(self.update(inputs, watch))
+
+    @property
+    def others(self) -> dict[str, Tensor]:
+        """What the next update depends on beside the weights and the optimiser."""
+        return {} if self.loss_scale is None else {"loss_scale": self.loss_scale.state}
+
+    def inputs(self, batch: Batch, step: int) -> Inputs:
+        """What an update needs, still on the CPU."""
+        config = self.config
+        cheap = is_cheap(step, config.steps, config)
+        return Inputs(
+            pixels_BSSC=torch.from_numpy(batch.pixels_BSSC),
+            tokens_BL=torch.from_numpy(batch.tokens_BL),
+            positives_BB=torch.from_numpy(batch.positives_BB),
+            kept_BK=self._kept_patches(len(batch.tokens_BL), step, cheap=cheap),
+            boxes_B5=self._boxes(batch, step),
+            side=picture_side(cheap, config, self.model.shape),
+            lengths=self._lengths(batch),
+            image_features=None if batch.image_features is None else torch.from_numpy(batch.image_features),
+            text_features=None if batch.text_features is None else torch.from_numpy(batch.text_features),
+            teacher_image=None if batch.teacher_image is None else torch.from_numpy(batch.teacher_image),
+            teacher_text=None if batch.teacher_text is None else torch.from_numpy(batch.teacher_text),
+            **self._dropout.draw(len(batch.tokens_BL), step),
+        )
+
+    def set_learning_rate(self, lr: float) -> None:
+        """A number, or written into a tensor that a recorded graph reads. Each group has its share of it."""
+        for group in self.optimizer.param_groups:
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(lr * group["share"])
+            else:
+                group["lr"] = lr * group["share"]
+
+    def update(self, inputs: Inputs, watch: Stopwatch) -> Tensor:
+        """Gradients, clipping and the optimiser. Reads nothing back, so that it can be recorded as a graph."""
+        self.optimizer.zero_grad(set_to_none=True)
+        if self.rounded:
+            self.rounded.refresh()
+        micro_batch = self.config.micro_batch or len(inputs)
+        compute = self._whole if micro_batch >= len(inputs) else self._in_parts
+        loss, teacher_loss, logits_BB = compute(inputs, watch)
+        with watch.phase("optimizer"):
+            grad_norm, part_norms = self._gradient_norms()
+            accuracies = batch_accuracy(logits_BB, inputs.positives_BB)
+            scalars = torch.stack(
+                (loss.detach(), *accuracies, self.model.logit_scale.detach(), grad_norm, teacher_loss)
+            )
+            self._optimize(grad_norm)
+            self.model.hold_temperature()
+        return torch.cat([scalars, part_norms])
+
+    @torch.no_grad()
+    def embed(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Embeddings of pictures and captions as the step computes them, but without a graph."""
+        if self.rounded:
+            self.rounded.refresh()
+        inputs = self.inputs(batch, self.config.steps).each(lambda part: part.to(self.device.torch))
+        return self._encode(inputs, Stopwatch(self.device.synchronise, on=False))
+
+    def rehearse(self, batch: Batch, pairs: int) -> None:
+        """Take the first pairs through both towers and back, to see what that costs. The weights stay as they are."""
+        inputs = self.inputs(batch, max(1, self.config.steps)).each(lambda part: part[:pairs].to(self.device.torch))
+        if self.rounded:
+            self.rounded.refresh()
+        embeddings = self._encode(replace(inputs, lengths=()), Stopwatch(self.device.synchronise, on=False))
+        torch.autograd.backward(embeddings, [torch.ones_like(embedding) for embedding in embeddings])
+        if self.rounded:
+            self.rounded.hand_over()
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def reader(self, figures: Tensor) -> Callable[[], Figures]:
+        """Start to bring the figures to the CPU; the function returned waits for them."""
+        read = self.device.read_later(figures)
+        return lambda: self._figures(read())
+
+    def _encode(self, inputs: Inputs, watch: Stopwatch) -> tuple[Tensor, Tensor]:
+        """Embeddings of pictures, which stay uint8 until here, and of captions."""
+        with watch.phase("preprocess"):
+            pixels_BCSS = self._look(inputs) if inputs.image_features is None else None
+        with watch.phase("forward"), self._dropout.applied(inputs.tensors()):
+            return self._towers(lambda: self._encode_image(inputs, pixels_BCSS), lambda: self._encode_text(inputs))
+
+    def _encode_image(self, inputs: Inputs, pixels_BCSS: Tensor | None) -> Tensor:
+        if pixels_BCSS is not None:
+            return self.worker.encode_image(pixels_BCSS, inputs.kept_BK)
+        assert inputs.image_features is not None
+        return self.worker.finish_image(inputs.image_features, self.boundaries["image"])
+
+    def _encode_text(self, inputs: Inputs) -> Tensor:
+        """Embeddings of captions. They come sorted by length, so a part of them needs little padding."""
+        if inputs.text_features is not None:
+            return self.worker.finish_text(inputs.text_features, inputs.tokens_BL, self.boundaries["text"])
+        if not inputs.lengths:
+            return self.worker.encode_text(inputs.tokens_BL)
+        parts = zip(inputs.tokens_BL.chunk(len(inputs.lengths)), inputs.lengths, strict=True)
+        text = self.worker.text
+        if isinstance(text, PretrainedTower):  # its head takes all rows at once, as what it leaves out was drawn
+            features_BF = torch.cat([text.begin(part[:, :length], text.depth) for part, length in parts])
+            return self.worker.finish_text(features_BF, inputs.tokens_BL, text.depth)
+        return torch.cat([self.worker.encode_text(part[:, :length]) for part, length in parts])
+
+    def _lengths(self, batch: Batch) -> tuple[int, ...]:
+        """On the CPU a batch that is computed whole is taken in parts; elsewhere more launches would cost more, and a
+        compiler wants few shapes."""
+        config = self.config
+        whole = not self.device.is_cpu or config.micro_batch or "compiled" in config.compile
+        if whole or batch.lengths_B is None or len(batch.lengths_B) < 2 * TEXT_PARTS * LEAST_PART:
+            return ()
+        longest = [int(part.max()) for part in torch.from_numpy(batch.lengths_B).chunk(TEXT_PARTS)]
+        return tuple(min(batch.tokens_BL.shape[1], -(-length // LENGTH_STEP) * LENGTH_STEP) for length in longest)
+
+    def _look(self, inputs: Inputs) -> Tensor:
+        """The pictures as the tower sees them; made on the CPU where the device would get them wrong."""
+        if self.device.trusted("crops"):
+            return view(normalise(inputs.pixels_BSSC, self.model.shape), inputs.boxes_B5, inputs.side)
+        there = inputs.each(Tensor.cpu)
+        return view(normalise(there.pixels_BSSC, self.model.shape), there.boxes_B5, there.side).to(self.device.torch)
+
+    def _loss(self, image_BE: Tensor, text_BE: Tensor, inputs: Inputs) -> tuple[Tensor, Tensor, Tensor]:
+        """The loss, what of it is the teacher's before it is weighed, and the logits."""
+        loss, logits_BB = contrastive_loss(image_BE, text_BE, self.model.logit_scale.exp(), inputs.positives_BB)
+        if inputs.teacher_image is None or inputs.teacher_text is None:
+            return loss, torch.zeros_like(loss), logits_BB
+        taught = distillation_loss(image_BE, text_BE, inputs.teacher_image, inputs.teacher_text)
+        weight = self.config.teacher_weight
+        return (1 - weight) * loss + weight * taught, taught.detach(), logits_BB
+
+    def _whole(self, inputs: Inputs, watch: Stopwatch) -> tuple[Tensor, Tensor, Tensor]:
+        """Losses, logits and gradients of a batch that fits in memory."""
+        image_BE, text_BE = self._encode(inputs, watch)
+        with watch.phase("forward"):
+            loss, teacher_loss, logits_BB = self._loss(image_BE, text_BE, inputs)
+        with watch.phase("backward"):
+            self._scaled(loss).backward()
+            if self.rounded:
+                self.rounded.hand_over()
+        return loss, teacher_loss, logits_BB
+
+    def _in_parts(self, inputs: Inputs, watch: Stopwatch) -> tuple[Tensor, Tensor, Tensor]:
+        """The same in less memory: gradient caching (Gao et al. 2021, arXiv 2101.06983).
+
+        The embeddings of the whole batch are computed without a graph; the loss over all pairs gives the gradient of
+        each embedding; then the towers run again, a micro-batch at a time, and carry those gradients to the weights.
+        """
+        with torch.no_grad():
+            encoded = [self._encode(part, watch) for part in self._parts(inputs)]
+        image_BE, text_BE = (torch.cat(side).requires_grad_() for side in zip(*encoded, strict=True))
+        with watch.phase("forward"):
+            loss, teacher_loss, logits_BB = self._loss(image_BE, text_BE, inputs)
+        with watch.phase("backward"):
+            self._scaled(loss).backward()
+        assert image_BE.grad is not None
+        assert text_BE.grad is not None
+        size = self.config.micro_batch
+        gradients = zip(image_BE.grad.split(size), text_BE.grad.split(size), strict=True)
+        for part, part_gradients in zip(self._parts(inputs), gradients, strict=True):
+            embeddings = self._encode(part, watch)
+            with watch.phase("backward"):
+                torch.autograd.backward(embeddings, part_gradients)
+                if self.rounded:
+                    self.rounded.hand_over()
+        return loss, teacher_loss, logits_BB
+
+    def _scaled(self, loss: Tensor) -> Tensor:
+        """The loss as the backward pass takes it: larger in float16, whose small numbers are coarse."""
+        return loss if self.loss_scale is None else loss * self.loss_scale.scale
+
+    def _parts(self, inputs: Inputs) -> Iterator[Inputs]:
+        """Slices of a micro-batch each. What was drawn for the batch, such as dropped patches, is sliced with it."""
+        size = self.config.micro_batch
+        for at in range(0, len(inputs), size):
+            yield inputs.each(lambda part, at=at: part[at : at + size])
+
+    def _figures(self, values: list[float]) -> Figures:
+        return Figures(*values[:6], part_norms=dict(zip(self.parts, values[6:], strict=True)))
+
+    def _gradient_norms(self) -> tuple[Tensor, Tensor]:
+        """Length of the gradients, in all and by part."""
+        assert all(parameter.grad is not None for parameter in self._parameters), "what learns has a gradient"
+        norms = torch.stack(torch._foreach_norm(self._gradients()))  # pyright: ignore[reportPrivateImportUsage]
+        squares = (norms if self.loss_scale is None else norms / self.loss_scale.scale) ** 2
+        part_norms = torch.zeros(len(self.parts), device=squares.device).index_add_(0, self._part_index, squares).sqrt()
+        return squares.sum().sqrt(), part_norms
+
+    def _optimize(self, grad_norm: Tensor) -> None:
+        """Update the weights: gradients that are too long are shortened, float16's that overflowed are left out."""
+        self.touched = True
+        overflowed = ~grad_norm.isfinite() if self.loss_scale is not None else None
+        divisor = self._divisor(grad_norm)
+        if self.device.fused_adamw:
+            # The kernel divides and looks at the mark itself, which saves a pass over the gradients and a wait.
+            setattr(self.optimizer, "grad_scale", divisor)  # noqa: B010 (where torch's own GradScaler puts them)
+            setattr(self.optimizer, "found_inf", None if overflowed is None else overflowed.float())  # noqa: B010
+            self.optimizer.step()
+        elif overflowed is None or not overflowed:
+            if divisor is not None:
+                torch._foreach_div_(self._gradients(), divisor)  # pyright: ignore[reportPrivateImportUsage]
+            self.optimizer.step()
+        if self.loss_scale is not None and overflowed is not None:
+            self.loss_scale.update(overflowed)
+
+    def _divisor(self, grad_norm: Tensor) -> Tensor | None:
+        """What the gradients are too large by: float16's scale, and what exceeds the longest they may be."""
+        scale = None if self.loss_scale is None else self.loss_scale.scale.clone()
+        if not self.config.clip_norm:
+            return scale
+        excess = (grad_norm / self.config.clip_norm).clamp(min=1.0)
+        return excess if scale is None else excess * scale
+
+    def _gradients(self) -> list[Tensor]:
+        return [parameter.grad for parameter in self._parameters if parameter.grad is not None]
+
+    def _boxes(self, batch: Batch, step: int) -> Tensor | None:
+        """Which part of each picture to look at this step; None looks at all of it."""
+        if batch.boxes_B5 is not None:
+            return torch.from_numpy(batch.boxes_B5)
+        if batch.image_features is not None:
+            return None
+        crop, flip, aspects_B = self.config.crop, self.config.flip, batch.aspects_B
+        if crop == 1 and not flip and aspects_B is None:
+            return None
+        share = self.model.shape.crop_share
+        if aspects_B is None:
+            aspects_B, share = np.ones(len(batch.sided_B)), 1.0  # drawn as the model is to see them
+        draw = generator(self.config.seed, "boxes", step)
+        return draw_boxes(batch.sided_B, aspects_B, crop, flip, draw, middle=share)
+
+    def _kept_patches(self, batch_size: int, step: int, *, cheap: bool) -> Tensor | None:
+        """Which patches each picture keeps this step, in order; None keeps all."""
+        if self.model.shape.image_from:
+            return None
+        kept, patches = patches_kept(cheap, self.config, self.model.shape)
+        if kept == patches:
+            return None
+        draw = torch.Generator().manual_seed(derived_seed(self.config.seed, "patches", step))
+        return torch.rand(batch_size, patches, generator=draw).argsort(dim=1)[:, :kept].sort(dim=1).values

@@ -1,0 +1,202 @@
+"""Which form of each operation is fastest here: timed at the sizes of the run, and remembered.
+
+Remembered, because two forms differ in the last bit: the same command run twice is to give the same losses.
+
+Shapes: B batch, L tokens, D width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from lapclip import __version__
+from lapclip.config import AUTO, ModelConfig, TrainConfig
+from lapclip.errors import ConfigError, first_line
+from lapclip.machine.devices import DTYPES, Device
+from lapclip.machine.measurement_cache import Notebook
+from lapclip.machine.timing import WORTH, in_turns
+from lapclip.model.kernels import ATTENTION, LINEAR, attention, has_onednn, linear
+
+NOTEBOOK = Notebook("kernels.json")
+
+ROUNDS = 5
+SECONDS = 4.0
+"""The most a comparison may take; it has two rounds at least."""
+TOLERANCE = {"float32": 1e-4, "bfloat16": 3e-2, "float16": 5e-3}
+"""How far a form may be from float32 on the CPU, relative to the norm; rounding alone stays below a third of it."""
+FEW = 4
+"""Pairs that show whether a form is right."""
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What a tower sees of a pair."""
+
+    tokens: int
+    width: int
+    heads: int
+    hidden: int
+    """Width inside the MLPs."""
+
+
+def choose_kernels(
+    model: ModelConfig,
+    train: TrainConfig,
+    caption_tokens: int,
+    device: Device,
+    *,
+    anew: bool = False,
+    keep: bool = True,
+    seconds: float = SECONDS,
+) -> tuple[dict[str, str], dict[str, str]]:
+    """Settings of TrainConfig that are "auto", decided, and the reason for each.
+
+    Anew forgets earlier timings; keep remembers these; each comparison takes so many seconds at most.
+    """
+    batch = min(train.batch_size, train.micro_batch or train.batch_size)
+    patches = max(1, round((model.image_size // model.patch) ** 2 * (1 - train.patch_dropout)))
+    text = Sizes(caption_tokens, model.text_width, model.text_heads, model.text_hidden)
+    image = Sizes(1 + patches, model.image_width, model.image_heads, model.image_hidden)
+    if model.image_tower == "convolutions":
+        image = text  # it has neither attention nor large linear layers, so the text tower decides
+    check_kernels(train, device)
+    comparisons = {
+        "image_attention": (ATTENTION, _attention(image, causal=False)),
+        "text_attention": (ATTENTION, _attention(text, causal=True)),
+        "linear": (LINEAR, _linear((image, text))),
+    }
+    choices, reasons = {}, {}
+    for name, (forms, operation) in comparisons.items():
+        if getattr(train, name) != AUTO:
+            choice = getattr(train, name), "asked for"
+        elif name == "linear" and not has_onednn(device.torch, DTYPES[train.dtype]):
+            choice = "torch", "the only form here"
+        else:
+            sizes = f"{batch} {image} {text} {train.dtype} {torch.get_num_threads()}"
+            key = f"{name} {sizes} {device.key} lapclip {__version__}"
+            choice = None if anew else _remembered(key, forms)
+            if choice is None:
+                choice = _fastest(operation, batch, forms, train.dtype, device, seconds)
+                if keep:
+                    NOTEBOOK.write(key, choice)
+        choices[name], reasons[f"train.{name}"] = choice
+    return choices, reasons
+
+
+def check_kernels(train: TrainConfig, device: Device) -> None:
+    """Refuse what was asked for and cannot be had here."""
+    if train.linear == "onednn" and not has_onednn(device.torch, DTYPES[train.dtype]):
+        raise ConfigError(
+            f"train.linear onednn cannot be had on {device.kind} in {train.dtype}.", hint="--set train.linear=auto"
+        )
+
+
+Trial = Callable[[str], list[Tensor]]
+"""Computes one form of an operation and gives back its result and gradients."""
+Operation = Callable[[int, torch.device, torch.dtype], Trial]
+"""An operation for so many pairs, somewhere, in some precision, always from the same numbers."""
+
+
+def _attention(sizes: Sizes, *, causal: bool) -> Operation:
+    def prepare(batch: int, place: torch.device, dtype: torch.dtype) -> Trial:
+        qkv_BLD, grad_BLD = (
+            _numbers((batch, sizes.tokens, width), place, dtype) for width in (3 * sizes.width, sizes.width)
+        )
+
+        def run(form: str) -> list[Tensor]:
+            qkv_BLD.grad = None  # as a step does; adding to an old gradient would be timed too
+            y_BLD = attention(qkv_BLD, sizes.heads, form, causal=causal)
+            y_BLD.backward(grad_BLD.detach())
+            return _results(y_BLD, qkv_BLD)
+
+        return run
+
+    return prepare
+
+
+def _linear(towers: tuple[Sizes, ...]) -> Operation:
+    def prepare(batch: int, place: torch.device, dtype: torch.dtype) -> Trial:
+        layers = [
+            [_numbers(shape, place, dtype) for shape in ((batch, sizes.tokens, inputs), (outputs, inputs), (outputs,))]
+            for sizes in towers
+            for inputs, outputs in (
+                (sizes.width, 3 * sizes.width),
+                (sizes.width, sizes.width),
+                (sizes.width, sizes.hidden),
+                (sizes.hidden, sizes.width),
+            )
+        ]
+
+        def run(form: str) -> list[Tensor]:
+            results = []
+            for layer in layers:
+                for part in layer:
+                    part.grad = None
+                y = linear(layer[0], layer[1], layer[2], form)
+                y.backward(y.detach())
+                results += _results(y, *layer)
+            return results
+
+        return run
+
+    return prepare
+
+
+def _numbers(shape: tuple[int, ...], place: torch.device, dtype: torch.dtype) -> Tensor:
+    draw = torch.Generator().manual_seed(sum(shape))
+    return torch.randn(shape, generator=draw).to(place, dtype).requires_grad_()
+
+
+def _results(y: Tensor, *inputs: Tensor) -> list[Tensor]:
+    return [y.detach(), *(part.grad for part in inputs if part.grad is not None)]
+
+
+def _fastest(
+    operation: Operation, batch: int, forms: tuple[str, ...], dtype: str, device: Device, seconds: float
+) -> tuple[str, str]:
+    """The quickest form that computes the right thing, and why.
+
+    The first form is torch's own, and is kept unless another is clearly faster. Others count only if their results and
+    gradients agree with float32 on the CPU, for a few pairs.
+    """
+    own, *others = forms
+    few = min(batch, FEW)
+    right = operation(few, torch.device("cpu"), torch.float32)(own)
+    here = operation(few, device.torch, DTYPES[dtype])
+    rejected: dict[str, str] = {}
+    for form in others:
+        try:
+            error = _difference(here(form), right)
+            if error > TOLERANCE[dtype]:
+                rejected[form] = f"{form} is off by {error:.1e} here"
+        except Exception as error:  # a library's own error: this machine cannot do it
+            rejected[form] = f"{form} does not run here ({first_line(error)})"
+    good = [form for form in others if form not in rejected]
+    if not good:
+        return own, "; ".join(rejected.values())
+    run = operation(batch, device.torch, DTYPES[dtype])
+    runs = {form: lambda form=form: run(form) for form in (own, *good)}
+    medians = in_turns(runs, device.synchronise, ROUNDS, seconds, least_rounds=2)
+    best = min(good, key=medians.__getitem__)
+    chosen, other = (best, own) if medians[own] > WORTH * medians[best] else (own, best)
+    return chosen, f"{medians[chosen] * 1e3:.1f} ms against {medians[other] * 1e3:.1f} ms {other}, timed here"
+
+
+def _difference(results: list[Tensor], right: list[Tensor]) -> float:
+    """The largest difference among the results, relative to their norms; infinite where something is not a number."""
+    errors = [
+        ((got.cpu().double() - wanted.double()).norm() / wanted.double().norm()).item()
+        for got, wanted in zip(results, right, strict=True)
+    ]
+    return max(error if error == error else float("inf") for error in errors)
+
+
+def _remembered(key: str, forms: tuple[str, ...]) -> tuple[str, str] | None:
+    match NOTEBOOK.read(key):
+        case [str(form), str(reason)] if form in forms:
+            return form, reason
+    return None

@@ -1,0 +1,137 @@
+"""How many multiply-adds a training step must do, and how fast this machine does products of those shapes.
+
+Counted: every matrix product of the towers, forward once and backward twice (for the input and for the weights;
+pixels need no gradient, so patches count once), as our step does them: captions trimmed, the last block's query,
+projection and MLP for the pooled token alone, causal attention for the keys a query may see. Not counted: norms,
+softmax, GELU, the loss, the optimiser. A product of (m, k) and (k, n) counts 2 m k n operations.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+
+from lapclip.config import ModelConfig
+from lapclip.model.convnet import Size, convolution_sizes, last_width
+from lapclip.model.kernels import has_onednn, linear
+
+
+class Product(NamedTuple):
+    """Matrices at once, rows, inner size, columns; and how many times a step does it, forward and backward."""
+
+    matrices: int
+    m: int
+    k: int
+    n: int
+    times: float = 3.0
+
+    @property
+    def operations(self) -> float:
+        return 2.0 * self.matrices * self.m * self.k * self.n
+
+
+QUICK_SECONDS = 0.2
+LARGEST = 6
+"""Shapes to time: the smaller ones never run faster."""
+
+
+def step_products(shape: ModelConfig, batch: int, caption_tokens: int) -> list[Product]:
+    """The forward products of a step, as (matrices, m, k, n)."""
+    seen = (caption_tokens + 1) / 2 / caption_tokens
+    towers = [(shape.text_width, shape.text_layers, shape.text_heads, shape.text_hidden, caption_tokens, seen)]
+    if shape.image_tower == "convolutions":
+        first, *others = convolution_sizes(shape, shape.image_size)
+        products = [_as_product(first, batch, times=2.0), *(_as_product(size, batch) for size in others)]
+        products.append(Product(1, batch, last_width(shape), shape.embedding))
+    else:
+        patches = (shape.image_size // shape.patch) ** 2
+        products = [Product(1, batch * patches, 3 * shape.patch**2, shape.image_width, times=2.0)]
+        towers.insert(
+            0, (shape.image_width, shape.image_layers, shape.image_heads, shape.image_hidden, 1 + patches, 1.0)
+        )
+    for width, layers, heads, hidden, tokens, seen in towers:
+        rows, head = batch * tokens, width // heads
+        for layer in range(layers):
+            pooled = layer == layers - 1
+            queries, keys_seen = (1, 1.0) if pooled else (tokens, seen)
+            products += [
+                Product(1, rows, width, 2 * width),
+                Product(1, batch * queries, width, width),
+                Product(batch * heads, queries, head, tokens, times=3 * keys_seen),
+                Product(batch * heads, queries, tokens, head, times=3 * keys_seen),
+                Product(1, batch * queries, width, width),
+                Product(1, batch * queries, width, hidden),
+                Product(1, batch * queries, hidden, width),
+            ]
+        products.append(Product(1, batch, width, shape.embedding))
+    return products
+
+
+def _as_product(size: Size, batch: int, times: float = 3.0) -> Product:
+    """A convolution as the product of every place it looks at with its weights."""
+    return Product(1, batch * size.side**2, size.inputs * size.kernel**2, size.outputs, times)
+
+
+def operations(products: list[Product]) -> float:
+    """Operations of a step, forward and backward."""
+    return sum(product.times * product.operations for product in products)
+
+
+def best_rate(
+    products: list[Product], device: torch.device, dtype: torch.dtype, synchronise: Callable[[], None]
+) -> float:
+    """The highest rate, in operations a second, among the largest of the step's own shapes, forward and backward.
+
+    Products are repeated until they fill a few milliseconds, so that an accelerator is not timed by its launches.
+    """
+    best = 0.0
+    for product in sorted(set(products), key=lambda product: -product.operations)[:LARGEST]:
+        matrices, m, k, n, _ = product
+        for rows, inner, columns in ((m, k, n), (m, n, k), (k, m, n)):
+            left = torch.randn(matrices, rows, inner, device=device, dtype=dtype).squeeze(0)
+            right = torch.randn(matrices, columns, inner, device=device, dtype=dtype).squeeze(0)
+            repeats = 1 if device.type == "cpu" else max(1, round(4e12 / product.operations))
+            for multiply in _multipliers(left, device):
+                for _ in range(7):
+                    synchronise()
+                    began = time.perf_counter()
+                    for _ in range(repeats):
+                        multiply(left, right)
+                    synchronise()
+                    best = max(best, repeats * product.operations / (time.perf_counter() - began))
+    return best
+
+
+def quick_rate(
+    products: list[Product], device: torch.device, dtype: torch.dtype, synchronise: Callable[[], None]
+) -> float:
+    """About the rate of the largest product, from a slice of it: enough to tell what is hopeless."""
+    product = max(products, key=lambda product: product.operations)
+    rows = min(product.m, 2048)
+    left = torch.randn(rows, product.k, device=device, dtype=dtype)
+    right = torch.randn(product.n, product.k, device=device, dtype=dtype)
+    repeats = 1 if device.type == "cpu" else 20
+    best = 0.0
+    for multiply in _multipliers(left, device):
+        ends = time.perf_counter() + QUICK_SECONDS
+        while best == 0 or time.perf_counter() < ends:  # the first ones find cold caches and sleeping threads
+            synchronise()
+            began = time.perf_counter()
+            for _ in range(repeats):
+                multiply(left, right)
+            synchronise()
+            best = max(best, repeats * 2.0 * rows * product.k * product.n / (time.perf_counter() - began))
+    return best
+
+
+def _multipliers(
+    left: torch.Tensor, device: torch.device
+) -> list[Callable[[torch.Tensor, torch.Tensor], torch.Tensor]]:
+    """Every library our step may use: left times the transposed right."""
+    ways: list[Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = [lambda a, b: a @ b.mT]
+    if left.ndim == 2 and has_onednn(device):
+        ways.append(lambda a, b: linear(a, b, None, "onednn"))
+    return ways

@@ -1,0 +1,124 @@
+"""Which address answers what.
+
+GET /                           the page
+GET /runs                       all runs, a line each
+GET /runs/NAME                  one run as figures for the charts
+GET /runs/NAME/events           its events as they come (server-sent)
+GET /runs/NAME/pictures/17.png  a picture that the run looked at
+GET /plotly.js, /page.css, ...  what the page loads
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
+from lapclip.watch.web.assets import STATIC, page, plotly_file
+from lapclip.watch.web.feed import Feed, Feeds, to_json, wait
+from lapclip.watch.web.run_list import Listing, run_named
+from lapclip.web.assets import answer_file, page_files
+
+PATIENCE = 60.0
+"""Seconds that a stream waits for a run that is not there yet: training sets up first."""
+A_DAY = 86_400
+LARGEST_PICTURE = 2_000_000
+
+
+class Application:
+    """Answers to the page."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self.closing = asyncio.Event()
+        """Set when the server ends: streams end with it."""
+        self._names = names
+        self._listing, self._feeds = Listing(), Feeds()
+        self._listing_lock = asyncio.Lock()
+        self._files, self._plotly = page_files(STATIC), plotly_file()
+
+    def routed(self) -> ASGIApp:
+        """The application with its addresses."""
+        routes = [
+            Route("/", self._page),
+            Route("/runs", self._runs),
+            Route("/runs/{name}", self._run),
+            Route("/runs/{name}/events", self._events),
+            Route("/runs/{name}/pictures/{number:int}.png", self._picture),
+            Route("/plotly.js", self._plotly_js),
+            Route("/{file}", self._file),
+        ]
+        app = Starlette(routes=routes)
+        app.router.redirect_slashes = False
+        return app
+
+    async def _page(self, request: Request) -> Response:
+        return Response(page(self._names), media_type="text/html; charset=utf-8")
+
+    async def _runs(self, request: Request) -> Response:
+        async with self._listing_lock:
+            rows = await asyncio.to_thread(self._listing.rows)
+        return Response(to_json(rows), media_type="application/json")
+
+    async def _run(self, request: Request) -> Response:
+        tag, encoded = await self._feed(request).picture()
+        headers = {"ETag": f'"{tag}"', "Cache-Control": "no-cache"}
+        if request.headers.get("if-none-match") == f'"{tag}"':
+            return Response(status_code=304, headers=headers)
+        return Response(encoded, media_type="application/json", headers=headers)
+
+    async def _events(self, request: Request) -> Response:
+        feed = await self._awaited_feed(request)
+        position = request.headers.get("last-event-id") or request.query_params.get("after")
+        return StreamingResponse(feed.stream(position, self.closing), media_type="text/event-stream")
+
+    async def _picture(self, request: Request) -> Response:
+        run = run_named(request.path_params["name"])
+        if run is None:
+            raise HTTPException(404)
+        picture = await asyncio.to_thread(_read_picture, run.path, request.path_params["number"])
+        # The page names a version in the address, so a picture may be kept.
+        return Response(picture, media_type="image/png", headers={"Cache-Control": f"private, max-age={A_DAY}"})
+
+    async def _plotly_js(self, request: Request) -> Response:
+        return answer_file(request, self._plotly, max_age=A_DAY)
+
+    async def _file(self, request: Request) -> Response:
+        path = self._files.get(request.path_params["file"])
+        if path is None:
+            raise HTTPException(404)
+        return answer_file(request, path)
+
+    def _feed(self, request: Request) -> Feed:
+        feed = self._feeds.get(request.path_params["name"])
+        if feed is None:
+            raise HTTPException(404, "There is no run of this name.")
+        return feed
+
+    async def _awaited_feed(self, request: Request) -> Feed:
+        """The feed of a run that may be about to begin."""
+        name, clock = request.path_params["name"], asyncio.get_running_loop()
+        until = clock.time() + PATIENCE
+        while re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name) and clock.time() < until and not self.closing.is_set():
+            if run_named(name) or await request.is_disconnected():
+                break
+            await wait(self.closing, 0.3)
+        return self._feed(request)
+
+
+def _read_picture(run: Path, number: int) -> bytes:
+    """A picture out of the run's own folder: a link that leads elsewhere is not followed."""
+    path = run / "pictures" / f"{number}.png"
+    try:
+        if not path.resolve().is_relative_to(run.resolve()) or path.stat().st_size > LARGEST_PICTURE:
+            raise HTTPException(404)
+        return path.read_bytes()
+    except OSError:
+        raise HTTPException(404) from None

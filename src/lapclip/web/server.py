@@ -1,0 +1,124 @@
+"""The server's life: an address, a line that says it, and the end by Ctrl-C."""
+
+from __future__ import annotations
+
+import errno
+import ipaddress
+import socket
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from types import FrameType
+from typing import TYPE_CHECKING, TextIO
+
+from lapclip.errors import ConfigError
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp
+
+TRIES = 50
+
+
+@dataclass(frozen=True)
+class Words:
+    """What a server says at its start."""
+
+    command: str
+    """What the user types to start it."""
+    title: str
+    """What stands before the address."""
+    shared: str
+    """What others can do who have the address."""
+    ending: str
+    """How it ends."""
+    notes: Sequence[str] = ()
+    """What else there is to say first."""
+    fragment: str = ""
+    """What the page is to show first: the end of the address, which browsers keep to themselves."""
+
+
+def serve_until_interrupted(
+    app: ASGIApp,
+    words: Words,
+    host: str,
+    port: int | None,
+    first_port: int,
+    at_end: Callable[[], None] = lambda: None,
+    output: TextIO | None = None,
+    ready: Callable[[str], None] = lambda address: None,
+) -> None:
+    """Serve an application until Ctrl-C. Without a port: `first_port`, or the next free one.
+
+    `at_end` is called before connections are waited for; `output` is where it says its address, else stdout; `ready`
+    is told the address too.
+    """
+    # Here, so that a command's help does not wait for the modules of the web server.
+    import uvicorn
+
+    from lapclip.web.security import Guard, door_for
+
+    class Server(uvicorn.Server):
+        def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+            at_end()  # else the end would wait for streams that have none
+            super().handle_exit(sig, frame)
+
+    # Ctrl-C is the way to end it, from the moment on that the address is said.
+    with _listen(host, port, first_port, words.command) as listening, suppress(KeyboardInterrupt):
+        address, port = str(listening.getsockname()[0]), int(listening.getsockname()[1])
+        loopback = ipaddress.ip_address(address).is_loopback
+        door = door_for(host, port, words.command, loopback=loopback)
+        config = uvicorn.Config(
+            Guard(app, door),
+            log_level="error",
+            access_log=False,  # it would write down the token
+            server_header=False,
+            proxy_headers=False,
+            lifespan="off",
+            ws="none",
+            http="h11",
+            loop="asyncio",
+            timeout_graceful_shutdown=2,
+        )
+        for note in words.notes:
+            print(note, file=output)
+        link = _link(host, address, port, door.token) + (f"#{words.fragment}" if words.fragment else "")
+        print(f"{words.title}: {link}", file=output)
+        if not loopback:
+            print(f"{words.shared} What is sent is not encrypted.", file=output)
+        print(words.ending, file=output, flush=True)
+        ready(link)
+        Server(config).run(sockets=[listening])
+
+
+def _listen(host: str, port: int | None, first_port: int, command: str) -> socket.socket:
+    """A socket at the address; without a port, the first free one from `first_port` on."""
+    if port is not None and not 0 <= port <= 65535:
+        raise ConfigError(f"--port must be 0 to 65535, not {port}.", hint=f"{command} --port {first_port}")
+    wanted = [port] if port is not None else list(range(first_port, first_port + TRIES))
+    for each in wanted:
+        try:
+            family, _, _, _, address = socket.getaddrinfo(host, each, type=socket.SOCK_STREAM)[0]
+            return socket.create_server(address[:2], family=family)
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                reason = f"Cannot listen at {host}, port {each}: {error.strerror or error}."
+                raise ConfigError(reason, hint=f"{command}, without --host and --port") from None
+    raise ConfigError(f"Port {wanted[-1]} is in use.", hint=f"{command} --port {wanted[-1] + 1}")
+
+
+def _link(host: str, address: str, port: int, token: str | None) -> str:
+    """The address to open in a browser. A server at all addresses is named by one that others can reach."""
+    name = _reachable(address) if ipaddress.ip_address(address).is_unspecified else host
+    name = f"[{name}]" if ":" in name else name
+    return f"http://{name}:{port}/" + (f"?token={token}" if token else "")
+
+
+def _reachable(address: str) -> str:
+    """The address by which this machine goes out. Nothing is sent for that."""
+    version6 = ":" in address
+    try:
+        with socket.socket(socket.AF_INET6 if version6 else socket.AF_INET, socket.SOCK_DGRAM) as trial:
+            trial.connect(("2001:db8::1" if version6 else "192.0.2.1", 9))  # documentation addresses: nobody's
+            return str(trial.getsockname()[0])
+    except OSError:
+        return socket.gethostname()

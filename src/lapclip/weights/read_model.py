@@ -1,0 +1,135 @@
+"""Which format a model has, and the model: its shape, its tensors under our names, its tokenizer."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from lapclip.config import ModelConfig
+from lapclip.data.tokenizers import Tokenizer, tokenizer_from_dict
+from lapclip.errors import DataError, RunError, WeightsError
+from lapclip.model.pretrained.spec import TowerSpec
+from lapclip.weights import huggingface, openai, openclip
+from lapclip.weights.exported import is_exported
+from lapclip.weights.hub import download, looks_like_a_name
+from lapclip.weights.published_tokenizer import fitting_tokenizer
+from lapclip.weights.torch_files import read_tensors
+
+WEIGHTS, CONFIG = "model.safetensors", "config.json"
+"""The files of our own models."""
+FILES = (".safetensors", ".pt", ".pth", ".bin", ".ckpt")
+
+
+class Published(NamedTuple):
+    """A model as it was read: its shape, its tensors by our names, in float32 and fresh memory, its tokenizer."""
+
+    shape: ModelConfig
+    tensors: dict[str, Tensor]
+    tokenizer: Tokenizer
+    towers: Mapping[str, TowerSpec] = MappingProxyType({})
+    """The foreign networks among its towers."""
+
+
+def is_model(path: str | os.PathLike) -> bool:
+    """Whether a path is a file or a folder that `read_model` would try, or looks like a name on the hub."""
+    place = Path(path)
+    if place.is_dir():
+        names = (CONFIG, f"model/{CONFIG}", openclip.CONFIG)
+        return is_exported(place) or any((place / name).exists() for name in names)
+    return place.suffix in FILES if place.exists() else looks_like_a_name(place.as_posix())
+
+
+def read_model(path: str | os.PathLike) -> Published:
+    """A model of ours or a published one, from a run, a folder, a file, or by its name on the Hugging Face hub."""
+    place = Path(path)
+    if not place.exists() and looks_like_a_name(place.as_posix()):
+        place = download(place.as_posix())
+    if place.is_file():
+        return _read_file(place)
+    if is_exported(place):
+        raise WeightsError(
+            f"{place} holds towers for another engine than torch.",
+            hint="lapclip eval, or in Python lapclip.exporting.engine.open_export",
+        )
+    if (place / "model" / CONFIG).exists():
+        place = place / "model"
+    if (place / openclip.CONFIG).exists():
+        return _read_openclip(place, openclip.weights_file(place))
+    if (place / CONFIG).exists():
+        config = _read_json(place / CONFIG)
+        return _read_own(place, config) if "format" in config else _read_huggingface(place, config)
+    what = "There is no trained model in" if place.is_dir() else "There is no folder"
+    raise RunError(f"{what} {path}.", hint="lapclip runs")
+
+
+def _read_own(folder: Path, saved: dict[str, Any]) -> Published:
+    try:
+        shape, tokenizer = ModelConfig(**saved["model"]), tokenizer_from_dict(saved["tokenizer"])
+        towers = {tower: TowerSpec(**spec) for tower, spec in saved.get("towers", {}).items()}
+        # Copied into fresh memory: products of the file's own, unaligned memory differ in the last bit.
+        tensors = {name: part.clone() for name, part in load_file(folder / WEIGHTS).items()}
+        return Published(shape, tensors, tokenizer, towers)
+    except (OSError, ValueError, KeyError, TypeError, SafetensorError, DataError) as error:
+        raise RunError(f"The model in {folder} cannot be loaded: {error}.", hint="lapclip train") from None
+
+
+def _read_openclip(folder: Path, weights: Path) -> Published:
+    shape = openclip.shape_of(_read_json(folder / openclip.CONFIG), str(folder / openclip.CONFIG))
+    tokenizer = fitting_tokenizer(folder, shape.vocabulary, str(weights))
+    return Published(shape, openai.to_ours(read_tensors(weights)[0], shape, str(weights)), tokenizer)
+
+
+def _read_huggingface(folder: Path, config: dict[str, Any]) -> Published:
+    both = (folder / name for name in (huggingface.PROCESSOR, huggingface.PREPROCESSOR))
+    whole, alone = (_read_json(path) if path.exists() else {} for path in both)
+    seen = whole.get("image_processor") or alone  # in the order of transformers
+    shape = huggingface.shape_of(config, seen, str(folder / CONFIG))
+    tokenizer = fitting_tokenizer(folder, shape.vocabulary, str(folder))
+    return Published(shape, huggingface.to_ours(huggingface.read_folder(folder), shape, str(folder)), tokenizer)
+
+
+def _read_file(path: Path) -> Published:
+    """One file of weights. A configuration beside it is taken for its own; without one the shape is inferred."""
+    if path.name in openclip.WEIGHTS and (path.parent / openclip.CONFIG).exists():
+        return _read_openclip(path.parent, path)
+    if path.name in huggingface.WEIGHTS and (path.parent / CONFIG).exists():
+        return read_model(path.parent)
+    if path.name in openclip.WEIGHTS:
+        raise WeightsError(
+            f"{path} has no {openclip.CONFIG} beside it, which says how the model computes.",
+            hint=f"the folder it came from, with {openclip.CONFIG}",
+        )
+    tensors, kind = read_tensors(path)
+    if openai.has_these_names(tensors):
+        # OpenAI's own have quick_gelu. What OpenCLIP's trainer keeps has gelu, unless the model's name says otherwise.
+        shape = openai.infer_shape(tensors, path, activation="gelu" if kind == "checkpoint" else "quick_gelu")
+        tokenizer = fitting_tokenizer(None, shape.vocabulary, str(path))
+        return Published(shape, openai.to_ours(tensors, shape, str(path)), tokenizer)
+    if huggingface.has_these_names(tensors):
+        raise WeightsError(
+            f"{path} has Hugging Face's names and no {CONFIG} beside it, which says how many heads it has.",
+            hint=f"the folder it came from, with {CONFIG}",
+        )
+    first = min(tensors)
+    raise WeightsError(
+        f"{path} is of another architecture: it has {first} and no visual.conv1.weight, which every CLIP has.",
+        hint="weights of a CLIP with a vision transformer, such as ViT-B-32",
+    )
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        saved = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(saved, dict):
+            raise ValueError("it is no object")
+    except (OSError, ValueError) as error:
+        raise WeightsError(f"{path} cannot be read: {error}.", hint="download or copy it again") from None
+    return saved

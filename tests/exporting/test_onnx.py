@@ -1,0 +1,304 @@
+"""Towers in ONNX Runtime against the same towers in torch: ours, of convolutions, and foreign ones."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+
+import lapclip
+from lapclip.commands.export import Checked, Shown, write_onnx
+from lapclip.data.dataset import Pairs
+from lapclip.data.pixels import middle_square
+from lapclip.embedder import Embedder
+from lapclip.errors import WeightsError
+from lapclip.exporting import quantise as quantising
+from lapclip.exporting.check import cosines
+from lapclip.exporting.choose_int8 import FLOAT, Tried, choose
+from lapclip.exporting.description import describe, write_description, write_tokenizers
+from lapclip.exporting.engine import Session, open_export
+from lapclip.exporting.onnx_graph import write_graph
+from lapclip.exporting.onnx_towers import interface, write_float, write_small
+from lapclip.exporting.quantise import Way, ladder, prepare, quantise
+from lapclip.exporting.readme import EXAMPLES
+from lapclip.exporting.required_packages import EXTRAS, needs
+from lapclip.model.shapes import SHAPES
+
+from ..networks import TinyImage, tiny_text
+from ..weights.made import CAPTIONS, SHAPE, characters, embedder
+from ..weights.test_towers import both
+
+pytest.importorskip("onnxruntime", reason="needs the extra export")
+pytest.importorskip("onnxscript", reason="needs the extra export")
+
+SMALL = replace(SHAPE, crop_share=32 / 36, pixel_mean="0.5 0.4 0.3", colours="srgb")
+CONVOLUTIONS = replace(SHAPES["photos"], image_size=32, image_width=16, image_layers=4, text_width=16, text_heads=1)
+DRAW = np.random.default_rng(0)
+PICTURES = DRAW.integers(0, 256, (32, 32, 32, 3), dtype=np.uint8)
+WORDS = ["a red cat", "the small dog on the left at night", "a house", "the blue tree and the yellow cat in the day"]
+
+
+def foreign(folder: Path) -> Embedder:
+    pytest.importorskip("transformers", reason="the package transformers is not installed")
+    return both(tiny_text(folder / "bert"), image_taps="2", text_taps="0 2")[1]
+
+
+KINDS: dict[str, Callable[[Path], Embedder]] = {
+    "transformer": lambda _: embedder(SMALL, characters()),
+    "convolutions": lambda _: embedder(CONVOLUTIONS, characters()),
+    "foreign": foreign,
+}
+
+
+def quiet(_: str) -> None:
+    """Nobody is told."""
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def exported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Embedder, Path]:
+    """A model in torch, and its folder in float32."""
+    folder = tmp_path_factory.mktemp(request.param)
+    ours = KINDS[request.param](folder)
+    ours.model.eval()
+    out = folder / "onnx"
+    out.mkdir()
+    write_tokenizers(out, ours.tokenizer)
+    write_float(ours, out, quiet)
+    write_description(out, describe(ours, "onnx", interface(ours)))
+    return ours, out
+
+
+@pytest.mark.parametrize("batch", [1, 3, 32])
+def test_both_towers_give_what_torch_gives(exported: tuple[Embedder, Path], batch: int) -> None:
+    ours, folder = exported
+    there = open_export(folder)
+    pixels = PICTURES[:batch]
+    np.testing.assert_allclose(there.embed_pixels(pixels), ours.embed_pixels(pixels), atol=1e-5)
+    for length in (2, 8, ours.context):
+        tokens = DRAW.integers(0, min(20, ours.tokenizer.vocabulary - 4), (batch, length))
+        tokens[:, -1] = ours.tokenizer.end
+        np.testing.assert_allclose(there.embed_tokens(tokens), ours.embed_tokens(tokens), atol=1e-5)
+
+
+def test_paths_and_captions_are_taken_as_by_the_model_itself(exported: tuple[Embedder, Path], tmp_path: Path) -> None:
+    ours, folder = exported
+    Image.fromarray(DRAW.integers(0, 256, (50, 70, 3), dtype=np.uint8)).save(tmp_path / "a.png")
+    there = open_export(folder)
+    np.testing.assert_allclose(there.encode_text(WORDS), ours.encode_text(WORDS), atol=1e-5)
+    pictures = [tmp_path / "a.png", Image.new("L", (40, 33), 90)]
+    np.testing.assert_allclose(there.encode_image(pictures), ours.encode_image(pictures), atol=1e-5)
+    assert there.encode_text([]).shape == (0, ours.embedding)
+
+
+def test_int8_is_smaller_and_close(exported: tuple[Embedder, Path], tmp_path: Path) -> None:
+    ours, plain = exported
+    captions = [(WORDS[at % 4],) for at in range(32)]
+    write_tokenizers(tmp_path, ours.tokenizer)
+    chosen = write_small(ours, tmp_path, Pairs(PICTURES, captions), quiet)
+    assert all(tower["numbers"] == FLOAT or tower["numbers"].startswith("int8") for tower in chosen.values())
+    described = {tower: {**about, **chosen[tower]} for tower, about in interface(ours).items()}
+    write_description(tmp_path, describe(ours, "onnx-int8", described))
+    there = open_export(tmp_path)
+    assert cosines(ours.embed_pixels(PICTURES), there.embed_pixels(PICTURES))["mean"] >= 0.995
+    assert cosines(ours.encode_text(WORDS), there.encode_text(WORDS))["mean"] >= 0.995
+    for tower, about in chosen.items():
+        ways = {one["way"]: one for one in about["tried"]}
+        assert "static" in ways or "dynamic" in ways
+        assert ways[FLOAT]["cosine"] > 0.999
+        if about["numbers"] != FLOAT:
+            small, large = (folder / f"{tower}.onnx" for folder in (tmp_path, plain))
+            assert small.stat().st_size < 0.7 * large.stat().st_size  # these are too small for the graph not to count
+
+
+def ways_tried(ours: Embedder, folder: Path) -> dict[str, tuple[str, dict[str, float]]]:
+    """What was taken for each tower, and the cosine of each way that was tried."""
+    chosen = write_small(ours, folder, Pairs(PICTURES, [(WORDS[at % 4],) for at in range(32)]), quiet)
+    return {
+        tower: (about["numbers"], {one["way"]: one["cosine"] for one in about["tried"]})
+        for tower, about in chosen.items()
+    }
+
+
+def test_products_stay_in_float32_where_the_others_keep_the_embeddings(tmp_path: Path) -> None:
+    ours = foreign(tmp_path)
+    blocks: list[Any] = [part for part in ours.model.text.modules() if hasattr(part, "intermediate")]
+    assert len(blocks) == 3
+    with torch.no_grad():
+        for block in blocks:
+            wide, narrow = block.intermediate.dense, block.output.dense
+            wide.weight.mul_(20)
+            narrow.weight.mul_(20)
+            wide.bias[0] = 200  # one number that dwarfs those beside it, and hardly counts
+            narrow.weight[:, 0].mul_(1e-4)
+    numbers, found = ways_tried(ours, tmp_path)["text"]
+    assert max(found["dynamic"], found["static"]) < 0.99
+    assert numbers == "int8, dynamic without narrowing products"
+    assert found["dynamic without narrowing products"] > 0.9955
+
+
+def test_weights_alone_are_rounded_where_nothing_else_keeps_the_embeddings(tmp_path: Path) -> None:
+    ours = both(tiny_text(tmp_path / "bert"))[1]
+    network: Any = next(part for part in ours.model.image.modules() if isinstance(part, TinyImage))
+    with torch.no_grad():
+        network.stem.weight[0].mul_(1e4)  # a channel of another scale than the others, which later parts undo
+        for part in (network.after, *(stage.convolution for stage in network.stages)):
+            part.weight[:, 0].mul_(1e-4)
+    numbers, found = ways_tried(ours, tmp_path)["image"]
+    assert numbers == "int8, weights"
+    assert [*found] == [FLOAT, *(str(way) for step in ladder(tmp_path / "tried" / "image.onnx") for way in step)]
+    assert all(cosine < 0.99 for way, cosine in found.items() if way.startswith("static"))
+    small, large = (tmp_path / path for path in ("image.onnx", "tried/image.onnx"))
+    assert small.stat().st_size < 0.7 * large.stat().st_size
+
+
+def test_what_bounds_a_product_is_rounded_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    layers = [part for _ in range(4) for part in (nn.Conv2d(8, 8, 3), nn.Hardtanh(0.0, 1.0))]
+    network = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(2), nn.Flatten())
+    with torch.no_grad():
+        for part in network.parameters():
+            part.mul_(8)  # most of what a product gives is cut off
+    pixels = torch.rand(32, 8, 16, 16)
+    own = network(pixels).detach().numpy()
+    write_graph(network, "image", pixels[:2], 0, tmp_path / "plain.onnx")
+    prepare(tmp_path / "plain.onnx", tmp_path / "image.onnx")
+
+    def cosine() -> float:
+        quantise(tmp_path / "image.onnx", Way("static"), tmp_path / "small.onnx", pixels.numpy())
+        return cosines(own, Session(tmp_path / "small.onnx")(pixels.numpy()))["mean"]
+
+    together = cosine()
+    monkeypatch.setattr(quantising, "BOUNDS", ())
+    assert 1 - together < 0.5 * (1 - cosine())
+
+
+def tried(way: str, cosine: float, lost: float, ms: float) -> Tried:
+    return Tried(way, cosine, lost, 0.005, ms)
+
+
+def test_the_fastest_of_those_that_keep_the_embeddings_is_taken() -> None:
+    plain, close, fast = tried(FLOAT, 1, 0, 5), tried("dynamic", 0.999, 0.005, 3), tried("static", 0.996, 0, 2)
+    assert choose("image", {one.way: one for one in (plain, close, fast)})[0] == "static"
+    lossy = replace(fast, cosine=0.99)
+    assert choose("image", {one.way: one for one in (plain, close, lossy)})[0] == "dynamic"
+    as_fast = replace(fast, ms=2.95)  # within the noise the closer one is better
+    assert choose("image", {one.way: one for one in (plain, close, as_fast)})[0] == "dynamic"
+    forgetful = replace(close, recall_lost=0.02)
+    way, why = choose("image", {one.way: one for one in (plain, forgetful, lossy)})
+    assert way == FLOAT
+    assert "stays in float32" in why
+
+
+def test_the_example_runs_by_itself_and_agrees(tmp_path: Path) -> None:
+    ours = embedder(SMALL)  # with CLIP's own tokenizer
+    captions = [(CAPTIONS[at % len(CAPTIONS)],) for at in range(32)]
+    pairs = Checked(Pairs(PICTURES, captions), Pairs(PICTURES, captions), "noise")
+    folder = tmp_path / "there"
+    folder.mkdir()
+    result = write_onnx(ours, "onnx-int8", folder, pairs, Shown())
+    assert result["candidates"] == 32
+    assert "tried" not in [path.name for path in folder.iterdir()]
+    picture = Image.fromarray(DRAW.integers(0, 256, (6, 9, 3), dtype=np.uint8)).resize((90, 60))
+    picture.save(tmp_path / "photo.png")
+    words = [caption for caption in CAPTIONS if "\n" not in caption]
+    done = subprocess.run(
+        [sys.executable, str(folder / "example.py"), str(tmp_path / "photo.png"), *words],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        cwd=tmp_path,
+        encoding="utf-8",
+        env={**os.environ, "PYTHONPATH": "", "PYTHONUTF8": "1"},
+    )
+    assert done.returncode == 0, done.stderr
+    there = open_export(folder)
+    own = (there.encode_image([tmp_path / "photo.png"]) @ there.encode_text(words).T)[0]
+    lines = [line.partition("  ") for line in done.stdout.splitlines()]
+    found = {caption: float(score) for score, _, caption in lines}
+    for caption, score in zip(words, own, strict=True):
+        assert abs(found[caption] - score) < 0.01
+    assert lines[0][2] == words[int(own.argmax())]
+
+
+def test_the_example_imports_nothing_of_ours() -> None:
+    text = (EXAMPLES / "example.py").read_text()
+    assert "import lapclip" not in text
+    assert "from lapclip" not in text
+    assert "torch" not in text
+
+
+@pytest.mark.parametrize("resize", ["shortest", "squash"])
+@pytest.mark.parametrize("kind", ["plain", "transparent", "turned", "grey"])
+def test_the_example_sees_pictures_as_we_do(kind: str, resize: str, tmp_path: Path) -> None:
+    import importlib.util
+
+    ours = embedder(replace(SMALL, resize=resize), characters())
+    write_description(tmp_path, describe(ours, "onnx", interface(ours)))
+    (tmp_path / "example.py").write_text((EXAMPLES / "example.py").read_text())
+    spec = importlib.util.spec_from_file_location("example", tmp_path / "example.py")
+    assert spec is not None
+    assert spec.loader is not None
+    example = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(example)
+    picture = Image.fromarray(DRAW.integers(0, 256, (9, 13, 3), dtype=np.uint8)).resize((131, 90))
+    if kind == "transparent":
+        picture.putalpha(Image.linear_gradient("L").resize(picture.size))
+    if kind == "grey":
+        picture = picture.convert("L")
+    exif = Image.Exif()
+    exif[0x0112] = 6 if kind == "turned" else 1
+    picture.save(tmp_path / "a.png", exif=exif)
+    theirs = example.middle_square(tmp_path / "a.png").astype(int)
+    own = middle_square(tmp_path / "a.png", ours.view).astype(int)
+    assert np.abs(theirs - own).max() <= 2  # torch and Pillow round differently
+
+
+def test_an_exported_folder_is_no_model_for_torch(exported: tuple[Embedder, Path]) -> None:
+    with pytest.raises(WeightsError, match="another engine than torch"):
+        lapclip.load(exported[1])
+
+
+def test_a_folder_for_another_engine_or_with_damage_is_refused(tmp_path: Path) -> None:
+    ours = embedder(SMALL, characters())
+    with pytest.raises(WeightsError, match="cannot be read"):
+        open_export(tmp_path)
+    write_description(tmp_path, describe(ours, "coreml", interface(ours)))
+    with pytest.raises(WeightsError, match="is for coreml"):
+        open_export(tmp_path)
+    write_description(tmp_path, describe(ours, "onnx", interface(ours)))
+    write_tokenizers(tmp_path, ours.tokenizer)
+    (tmp_path / "image.onnx").write_bytes(b"nothing")
+    with pytest.raises(WeightsError, match=r"image.onnx cannot be run"):
+        open_export(tmp_path)
+
+
+def test_a_missing_package_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(EXTRAS, "no_such_package", "export")
+    with pytest.raises(WeightsError, match=r'needs no_such_package.*\n.*pip install "lapclip\[export\]"'):
+        needs("onnx", "no_such_package")
+
+
+def test_graphs_carry_no_folder_of_this_computer(exported: tuple[Embedder, Path]) -> None:
+    for tower in ("image.onnx", "text.onnx"):
+        contents = (exported[1] / tower).read_bytes()
+        assert b"transformer.py" not in contents
+        assert b"lapclip/model" not in contents
+
+
+def test_the_description_is_whole(exported: tuple[Embedder, Path]) -> None:
+    ours, folder = exported
+    about = json.loads((folder / "lapclip.json").read_text())
+    assert about["preprocessing"]["side"] == ours.view.side
+    assert about["preprocessing"]["resized"] == ours.view.resized
+    assert open_export(folder).view.resized == ours.view.resized

@@ -1,0 +1,157 @@
+"""Our models as others' folders: to the last bit there and back, and as transformers itself loads them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import lapclip
+from lapclip.commands import evaluate as scoring
+from lapclip.data.tokenizers import BytePairTokenizer, Tokenizer, clip_tokenizer
+from lapclip.data.tokenizers.choose import count_words, learn_bpe
+from lapclip.errors import WeightsError
+from lapclip.exporting.published_formats import FORMATS, export
+from lapclip.model.shapes import SHAPES
+from lapclip.weights import read_model
+
+from ..conftest import lapclip as command
+from ..weights.made import CAPTIONS, SHAPE, characters, embedder, save_own
+
+
+def learnt() -> BytePairTokenizer:
+    return learn_bpe(count_words(CAPTIONS * 3), 700)
+
+
+TOKENIZERS = {"clip": clip_tokenizer, "learnt": learnt, "characters": characters}
+
+
+@pytest.mark.parametrize("kind", TOKENIZERS)
+@pytest.mark.parametrize("to", FORMATS)
+def test_there_and_back_is_the_same_model_to_the_last_bit(to: str, kind: str, tmp_path: Path) -> None:
+    shape = replace(SHAPE, pixel_mean="0.5 0.5 0.5", interpolation="bilinear", resize="squash")
+    ours = embedder(shape, TOKENIZERS[kind]())
+    result = export(str(save_own(ours, tmp_path / "own")), to, tmp_path / "there")
+    assert result["format"] == to
+    assert result["bytes"] == sum(path.stat().st_size for path in (tmp_path / "there").iterdir())
+    shape, tensors, tokenizer, _ = read_model(tmp_path / "there")
+    assert shape == ours.model.shape
+    assert tokenizer.to_dict() == ours.tokenizer.to_dict()
+    assert all(torch.equal(tensors[name], tensor) for name, tensor in ours.model.state_dict().items())
+    again = lapclip.load(tmp_path / "there")
+    np.testing.assert_array_equal(again.encode_text(CAPTIONS), ours.encode_text(CAPTIONS))
+
+
+@pytest.mark.parametrize("kind", TOKENIZERS)
+def test_transformers_loads_what_we_write_and_embeds_the_same(kind: str, tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    tokenizer: Tokenizer = TOKENIZERS[kind]()
+    ours = embedder(SHAPE, tokenizer)
+    export(str(save_own(ours, tmp_path / "own")), "huggingface", tmp_path / "there")
+    model = transformers.CLIPModel.from_pretrained(tmp_path / "there").eval()
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "there")
+    rows = theirs(CAPTIONS, padding="max_length", truncation=True, return_tensors="pt")
+    for caption, row in zip(CAPTIONS, rows["input_ids"].tolist(), strict=True):
+        symbols = tokenizer.encode(caption, SHAPE.context)
+        assert row[: len(symbols)] == symbols, caption
+    pixels = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    with torch.inference_mode():
+        found = model(input_ids=rows["input_ids"], attention_mask=rows["attention_mask"], pixel_values=pixels)
+        pictures = ours.model.encode_image(pixels)
+    np.testing.assert_allclose(found.text_embeds.numpy(), ours.encode_text(CAPTIONS), atol=1e-5)
+    np.testing.assert_allclose(found.image_embeds.numpy(), pictures.numpy(), atol=1e-5)
+
+
+def test_transformers_sees_pictures_as_we_do(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    from lapclip.data.pixels import View, middle_square, normalise
+
+    shape = replace(SHAPE, crop_share=32 / 36, interpolation="bilinear", pixel_mean="0.5 0.4 0.3")
+    export(str(save_own(embedder(shape), tmp_path / "own")), "huggingface", tmp_path / "there")
+    processor = transformers.CLIPImageProcessorPil.from_pretrained(tmp_path / "there")
+    picture = Image.fromarray(np.random.default_rng(0).integers(0, 256, (90, 131, 3), dtype=np.uint8))
+    theirs = torch.as_tensor(np.asarray(processor(picture)["pixel_values"][0]))
+    ours = normalise(torch.from_numpy(middle_square(picture, View.of(shape)))[None], shape)[0]
+    assert (theirs - ours).abs().max() <= 1.01 / 255 / 0.26  # a step of 256, as torch and Pillow round differently
+
+
+def test_transformers_own_model_is_read(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
+    config = transformers.CLIPConfig(
+        text_config=sizes, vision_config=sizes | {"image_size": 32, "patch_size": 8}, projection_dim=16
+    )
+    torch.manual_seed(0)
+    model = transformers.CLIPModel(config).eval()
+    model.save_pretrained(tmp_path / "theirs", max_shard_size="3MB")
+    assert (tmp_path / "theirs" / "model.safetensors.index.json").exists()
+    ours = lapclip.load(tmp_path / "theirs")
+    tokens = torch.from_numpy(ours.tokenizer.batch(CAPTIONS, 77))
+    pixels = torch.randn(2, 3, 32, 32)
+    with torch.inference_mode():
+        found = model(input_ids=tokens, pixel_values=pixels)
+        pictures = ours.model.encode_image(pixels)
+    np.testing.assert_allclose(ours.encode_text(CAPTIONS), found.text_embeds.numpy(), atol=1e-5)
+    np.testing.assert_allclose(pictures.numpy(), found.image_embeds.numpy(), atol=1e-5)
+
+
+def test_what_cannot_be_expressed_is_said(tmp_path: Path) -> None:
+    ours = save_own(embedder(replace(SHAPE, crop_share=0.5), characters()), tmp_path / "own")
+    notes = export(str(ours), "openclip", tmp_path / "there")["notes"]
+    assert any("cannot cut 32 pixels out of 64" in note for note in notes)
+    assert any("lapclip's characters do not" in note for note in notes)
+    readme = (tmp_path / "there" / "README.md").read_text()
+    assert all(note in readme for note in notes)
+
+
+def test_a_tower_of_convolutions_is_refused_and_nothing_is_left(tmp_path: Path) -> None:
+    shape = replace(SHAPES["photos"], vocabulary=100, image_width=4, image_layers=4, text_width=8, text_heads=1)
+    ours = save_own(embedder(shape, characters()), tmp_path / "own")
+    with pytest.raises(WeightsError, match="image tower of convolutions, for which openclip has no place"):
+        export(str(ours), "openclip", tmp_path / "there")
+    assert [path.name for path in tmp_path.iterdir()] == ["own"]
+
+
+def test_nothing_is_written_over_something_else(tmp_path: Path) -> None:
+    ours, out = str(save_own(embedder(SHAPE, characters()), tmp_path / "own")), tmp_path / "there"
+    out.mkdir()
+    (out / "thesis.txt").write_text("years of work")
+    for force in (False, True):
+        with pytest.raises(WeightsError, match="is there and is no export"):
+            export(ours, "openclip", out, force=force)
+    assert (out / "thesis.txt").read_text() == "years of work"
+    (out / "thesis.txt").unlink()
+    export(ours, "openclip", out)
+    with pytest.raises(WeightsError, match="holds an earlier export"):
+        export(ours, "huggingface", out)
+    export(ours, "huggingface", out, force=True)
+    assert not (out / "open_clip_config.json").exists()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["own", "there"]
+
+
+def test_a_write_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from lapclip.exporting import published_formats as published
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(published, "save_file", full)
+    ours = str(save_own(embedder(SHAPE, characters()), tmp_path / "own"))
+    with pytest.raises(WeightsError, match="No space left on device"):
+        export(ours, "openclip", tmp_path / "there")
+    assert [path.name for path in tmp_path.iterdir()] == ["own"]
+
+
+def test_the_command_exports_a_run_and_evaluates_what_it_wrote(trained: Path, here: Path) -> None:
+    done = command("export", str(trained), "--to", "openclip", "--out", "mine", "--json")
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert result["format"] == "openclip"
+    assert "mine/open_clip_model.safetensors" in [Path(path).as_posix() for path in result["files"]]
+    wanted = scoring.Wanted("mine", "scenes", split="val", device="cpu", settings=("data.train_pairs=64",))
+    assert scoring.evaluate(wanted)["evaluation"]["candidates"] > 0

@@ -1,0 +1,459 @@
+"""What `lapclip doctor` finds: each fault in a run that has it, really trained where that takes seconds."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from lapclip.commands import (train as launch, run_setup as preparing)
+from lapclip.config import DataConfig
+from lapclip.data.scenes.dataset import load_scenes
+from lapclip.data.dataset import Pairs
+from lapclip.embedder import (Embedder, load)
+from lapclip.errors import TrainingError
+from lapclip.runs.findings import (CHECKS, Finding, Surroundings, examine, findings, look_around)
+from lapclip.runs.findings.machine_checks import computer_findings
+from lapclip.runs.follow import Following
+from lapclip.runs.summary import (Summary, summarise)
+from lapclip.machine.checks import checks
+from lapclip.model.clip import CLIP
+from lapclip.runs.folder import Run
+from lapclip.runs.event_log import read_events
+from lapclip.training.cuda_graph import make_step
+
+SMALL = [
+    "model.name=tiny",
+    "data.train_pairs=64",
+    "train.batch_size=32",
+    "train.steps=32",
+    "train.evaluate_every_epochs=100",
+    "train.dtype=float32",
+    "train.device=cpu",
+    "train.threads=1",
+    "train.loader_threads=1",
+]
+Change = Callable[[preparing.Ready], preparing.Ready]
+Events = list[dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Run]]:
+    """Trains the run of a name once, and gives it."""
+    trained: dict[str, Run] = {}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path_factory.mktemp("findings"))
+
+        def run(name: str) -> Run:
+            if name not in trained:
+                settings, change = FAULTS[name]
+                if change is later:
+                    run("healthy")
+                _train(name, settings, change)
+                trained[name] = Run(Path("runs") / name)
+            return trained[name]
+
+        yield run
+
+
+def _train(name: str, settings: list[str], change: Change) -> None:
+    prepare = launch.prepare
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(launch, "prepare", lambda *arguments: change(prepare(*arguments)))
+        launch.start("first-run", [*SMALL, *settings], name=name)
+
+
+def as_it_is(ready: preparing.Ready) -> preparing.Ready:
+    return ready
+
+
+def with_splits(ready: preparing.Ready, **splits: Pairs) -> preparing.Ready:
+    return replace(ready, data=replace(ready.data, splits={**ready.data.splits, **splits}))
+
+
+def black(ready: preparing.Ready) -> preparing.Ready:
+    """Every picture is black, as if none had been decoded."""
+    blank = {name: Pairs(np.zeros_like(pairs.pixels[:]), pairs.captions) for name, pairs in ready.data.splits.items()}
+    return with_splits(ready, **blank)
+
+
+def few_captions(ready: preparing.Ready) -> preparing.Ready:
+    """Four captions for all held-out pictures, eight for all training pictures."""
+
+    def repeated(pairs: Pairs, count: int) -> Pairs:
+        return Pairs(pairs.pixels, [pairs.captions[row % count][:1] for row in range(len(pairs))])
+
+    held_out, train = ready.data.held_out, ready.data.train
+    return with_splits(ready, val=repeated(held_out, 4), train=repeated(train, 8))
+
+
+def few_held_out(ready: preparing.Ready) -> preparing.Ready:
+    held_out = ready.data.held_out
+    return with_splits(ready, val=Pairs(held_out.pixels[:20], held_out.captions[:20]))
+
+
+class SlowDisk:
+    """Pictures that take their time."""
+
+    def __init__(self, pixels: np.ndarray) -> None:
+        self._pixels = pixels
+
+    def __getitem__(self, rows: Any) -> np.ndarray:
+        time.sleep(0.06)
+        return self._pixels[rows]
+
+
+def slow_disk(ready: preparing.Ready) -> preparing.Ready:
+    train: Any = SlowDisk(ready.data.train.pixels[:])
+    return with_splits(ready, train=Pairs(train, ready.data.train.captions))
+
+
+def frozen_text(ready: preparing.Ready) -> preparing.Ready:
+    model = CLIP(ready.config.model)
+    model.text.requires_grad_(False)
+    step = make_step(model, ready.config.train, ready.device)
+    return replace(ready, built=(step, Embedder(model, ready.built[1].tokenizer, ready.device)))
+
+
+def tiny_projection(ready: preparing.Ready) -> preparing.Ready:
+    """Weights of a wrong size: what is divided by their length grows as they shrink."""
+    with torch.no_grad():
+        ready.built[0].model.image.get_parameter("projection").mul_(1e-6)
+    return ready
+
+
+def coarse_scale(ready: preparing.Ready) -> preparing.Ready:
+    """float16's loss begins at a scale that takes 25 steps to come down."""
+    scale: Any = ready.built[0].others["loss_scale"]
+    scale[0] *= 2.0**25
+    return ready
+
+
+def later(ready: preparing.Ready) -> preparing.Ready:
+    """A model that knows some pairs by heart is trained on others, and scored on the ones it knew."""
+    ready.built[0].model.load_state_dict(load("runs/healthy").model.state_dict())
+    known = load_scenes(DataConfig(train_pairs=64), ready.config.model.image_size).train
+    return with_splits(ready, val=Pairs(known.pixels, [captions[:1] for captions in known.captions]))
+
+
+FAULTS: dict[str, tuple[list[str], Change]] = {
+    "healthy": (["train.steps=120"], as_it_is),
+    "no-rate": (["train.learning_rate=0"], as_it_is),
+    "wild": (["train.learning_rate=0.1"], as_it_is),
+    "black": ([], black),
+    "duplicates": ([], few_captions),
+    "few-held-out": ([], few_held_out),
+    "slow-disk": (["model.image_layers=1", "model.text_layers=1", "model.text_width=16"], slow_disk),
+    "frozen": ([], frozen_text),
+    "tiny-projection": (["train.learning_rate=1e-7"], tiny_projection),
+    "half": (["train.dtype=float16", "train.batch_size=8", "data.train_pairs=16", "train.seed=1"], coarse_scale),
+    "hurried": (["train.batch_size=8", "train.warmup=1.0"], as_it_is),
+    "forgetful": (
+        ["data.seed=1", "train.learning_rate=2e-3", "train.steps=36", "train.evaluate_every_epochs=1"],
+        later,
+    ),
+}
+
+
+def summary_of(run: Run) -> Summary:
+    following = Following(run.events)
+    following.refresh()
+    return following.summary
+
+
+def found_in(run: Run) -> dict[str, Finding]:
+    return {finding.id: finding for finding in findings(summary_of(run), look_around(run))}
+
+
+def changed(run: Run, change: Callable[[dict[str, Any]], dict[str, Any]]) -> Summary:
+    """The run's events with something about them changed."""
+    return summarise([change(event) for event in read_events(run.events)])
+
+
+def ids(summary: Summary, around: Surroundings = Surroundings()) -> list[str]:
+    return [finding.id for finding in findings(summary, around)]
+
+
+def test_a_healthy_run_has_no_findings_and_nearly_everything_was_looked_for(runs) -> None:
+    done = examine(summary_of(runs("healthy")), look_around(runs("healthy")))
+    assert done.findings == []
+    # These need a longer run, a sensor or a tuning.
+    assert {check.id for check in CHECKS} - set(done.checked) <= {"overfitting", "throttled", "slower-than-tuned"}
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("no-rate", {"stuck-loss": "alarm"}),
+        ("wild", {"stuck-loss": "alarm", "collapsed": "alarm", "vanishing-gradients": "warning"}),
+        ("black", {"stuck-loss": "alarm", "collapsed": "alarm"}),
+        ("duplicates", {"duplicate-captions": "warning"}),
+        ("few-held-out", {"small-validation": "warning"}),
+        ("slow-disk", {"waiting-for-data": "warning"}),
+        ("frozen", {"one-tower": "warning"}),
+        ("tiny-projection", {"exploding-gradients": "alarm", "one-tower": "warning"}),
+        ("half", {"stuck-loss": "alarm", "overflows": "warning", "small-batch": "warning"}),
+        ("hurried", {"long-warm-up": "warning", "small-batch": "warning"}),
+        ("forgetful", {"overfitting": "warning", "small-validation": "warning"}),
+    ],
+)
+def test_a_fault_is_found_and_no_other_is(runs, name: str, expected: dict[str, str]) -> None:
+    found = found_in(runs(name))
+    assert {finding.id: finding.severity for finding in found.values()} == expected
+    assert all(finding.evidence and finding.next for finding in found.values())
+
+
+def test_the_evidence_has_the_figures_and_the_next_step_a_command(runs) -> None:
+    stuck = found_in(runs("no-rate"))["stuck-loss"]
+    assert "ln(32) = 3.47" in stuck.evidence
+    assert stuck.next.endswith("lapclip train --recipe first-run --set train.learning_rate=0.0005")
+    duplicates = found_in(runs("duplicates"))["duplicate-captions"]
+    assert "val: 240 captions, 4 of them different" in duplicates.evidence
+    assert "text-to-image R@1 can reach 1.7% at most" in duplicates.evidence
+    assert "image-to-text 0.0%" in duplicates.evidence
+    assert "image.head" in found_in(runs("tiny-projection"))["exploding-gradients"].evidence
+    assert "gradient of the text tower 0," in found_in(runs("frozen"))["one-tower"].evidence
+    assert "see that the pictures differ" in found_in(runs("black"))["collapsed"].next
+    assert "never falls again" in found_in(runs("hurried"))["long-warm-up"].evidence
+    assert "20 pairs tell a recall near 50 % to 22% only" in found_in(runs("few-held-out"))["small-validation"].evidence
+
+
+@pytest.mark.parametrize(("weight", "expected"), [(0.9, ["stuck-loss"]), (1.0, [])])
+def test_a_stuck_loss_is_found_beside_a_teachers(runs, weight: float, expected: list[str]) -> None:
+    """Its part has another scale; where it is all of the loss, nothing can be compared with guessing."""
+
+    def taught(event: dict[str, Any]) -> dict[str, Any]:
+        if event["type"] == "started":
+            config = event["config"]
+            return {**event, "config": {**config, "train": {**config["train"], "teacher_weight": weight}}}
+        if event["type"] != "step":
+            return event
+        return {**event, "loss": (1 - weight) * event["loss"] + weight * 0.5, "teacher_loss": 0.5}
+
+    assert ids(changed(runs("no-rate"), taught)) == expected
+    assert ids(changed(runs("healthy"), taught)) == []
+
+
+def test_overfitting_names_the_epoch_since_when(runs) -> None:
+    evaluations = summary_of(runs("forgetful")).evaluations
+    best = max(evaluations, key=lambda event: event["evaluation"]["t2i_r1"] + event["evaluation"]["i2t_r1"])
+    assert f"since epoch {best['epoch']}:" in found_in(runs("forgetful"))["overfitting"].evidence
+
+
+def test_the_ceiling_is_one_that_a_perfect_model_reaches() -> None:
+    captions = [["a cat"], ["a cat", "a red cat"], ["a dog"], ["a dog"]]
+    counted = Pairs(np.zeros((4, 1, 1, 3), np.uint8), captions).repeats()
+    assert counted == {"captions": 5, "distinct": 3, "told_apart": 0.25}
+
+
+def test_not_a_number_is_found_in_the_run_it_ended(runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(TrainingError):
+        launch.start("first-run", [*SMALL, "train.learning_rate=1e30"], name="nan")
+    found = found_in(Run(Path("runs/nan")))
+    assert list(found) == ["not-a-number"]
+    assert "loss is not a number at step 2" in found["not-a-number"].evidence
+    assert found["not-a-number"].next.endswith("--set train.learning_rate=0.0005")
+
+
+def test_a_run_that_failed_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    def unplugged(event: Any) -> None:
+        if event.type == "step" and event.step == 3:
+            raise OSError("the disk is gone")
+
+    with pytest.raises(OSError, match="the disk is gone"):
+        launch.start("first-run", SMALL, name="unlucky", hooks=preparing.Hooks([unplugged]))
+    found = found_in(Run(Path("runs/unlucky")))
+    assert list(found) == ["failed"]
+    assert "the disk is gone" in found["failed"].evidence
+    assert found["failed"].next == "lapclip resume unlucky"
+
+
+def test_a_run_in_the_background_that_never_began_points_to_its_log() -> None:
+    (finding,) = findings(summarise([]), Surroundings(name="early", state="failed"))
+    assert finding.id == "failed"
+    assert "runs/early/log.txt" in finding.evidence
+    assert findings(summarise([]), Surroundings(name="early", state="starting")) == []
+
+
+def test_nothing_is_said_about_learning_after_a_few_steps(runs) -> None:
+    for name in ("no-rate", "wild", "black", "tiny-projection", "frozen"):
+        early = [event for event in read_events(runs(name).events) if event.get("step", 0) <= 10]
+        assert ids(summarise(early)) == []
+
+
+def test_a_run_that_died_is_resumed_and_one_that_waits_is_paused(runs, tmp_path: Path) -> None:
+    run = cut_short(runs("healthy"), tmp_path, {"type": "paused", "step": 20, "reason": "on battery below 30 %"})
+    found = found_in(run)
+    assert list(found) == ["died"]
+    assert "nothing after step 20 of 120" in found["died"].evidence
+    assert found["died"].next.startswith("lapclip resume half-done")
+    assert "memory" not in found["died"].evidence
+    started = [event for event in read_events(run.events) if event["type"] == "started"]
+    early = {finding.id: finding for finding in findings(summarise(started), Surroundings(name="m", state="died"))}
+    assert "out of memory" in early["died"].evidence  # it never took a step
+    assert "train.micro_batch=" in early["died"].next
+    with run.lock():
+        found = found_in(run)
+    assert {finding.id: finding.severity for finding in found.values()} == {"paused": "note"}
+    assert "on battery below 30 %" in found["paused"].evidence
+    went_on = {"type": "went_on", "step": 20, "seconds": 300.0}
+    assert ids(summarise([*read_events(run.events), went_on]), Surroundings(state="running")) == []
+
+
+def cut_short(run: Run, folder: Path, *more: dict[str, Any]) -> Run:
+    """A copy of a run that ends after step 20, with some events more."""
+    copy = Run(folder / "runs" / "half-done")
+    copy.path.mkdir(parents=True)
+    copy.settings.write_text(run.settings.read_text())
+    kept = [event for event in read_events(run.events) if event.get("step", 0) <= 20]
+    copy.events.write_text("".join(json.dumps(event) + "\n" for event in (*kept, *more)))
+    return copy
+
+
+def test_a_machine_that_slept_is_a_note(runs) -> None:
+    slept = changed(
+        runs("healthy"), lambda event: {**event, "time": event["time"] + 7200 * (event.get("step", 0) > 50)}
+    )
+    assert ids(slept) == ["paused"]
+    assert "nothing happened for 120 min in all, once" in findings(slept)[0].evidence
+
+
+def test_runs_that_train_at_once_compete(runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = cut_short(runs("healthy"), tmp_path)
+    other = Run(run.path.with_name("other"))
+    other.path.mkdir()
+    other.settings.write_text(run.settings.read_text())
+    other.events.write_text(run.events.read_text())
+    monkeypatch.chdir(tmp_path)
+    with run.lock():
+        assert list(found_in(run)) == []
+        with other.lock():
+            assert list(found_in(run)) == ["competing-runs"]
+            assert "lapclip stop other" in found_in(run)["competing-runs"].next
+            started = {**next(read_events(run.events)), "devices": {"image": "cuda", "text": "cuda"}}
+            other.events.write_text(json.dumps(started) + "\n")
+            assert list(found_in(run)) == []
+
+
+def test_the_logit_scale_at_its_cap(runs) -> None:
+    # A model takes thousands of steps to get there, so the figure is raised in the events of one that was trained.
+    def sharper(event: dict[str, Any]) -> dict[str, Any]:
+        raised = min(math.log(100), 2.7 + 0.1 * event.get("step", 0))
+        return {**event, "logit_scale": raised} if event["type"] == "step" else event
+
+    (finding,) = findings(changed(runs("healthy"), sharper))
+    assert finding.id == "logit-scale-cap"
+    assert "temperature 0.01 since step 20" in finding.evidence
+    published = changed(runs("healthy"), lambda event: {**event, "logit_scale": math.log(100)})
+    assert ids(published) == []  # weights of CLIP's own begin there
+
+
+def test_gradients_that_grow_thirtyfold_explode(runs) -> None:
+    def grown(event: dict[str, Any], times: float) -> dict[str, Any]:
+        return {**event, "grad_norm": 10.0 * (times if event.get("step", 0) > 40 else 1)}
+
+    assert ids(changed(runs("healthy"), lambda event: grown(event, 29))) == []
+    assert ids(changed(runs("healthy"), lambda event: grown(event, 31))) == ["exploding-gradients"]
+
+
+def test_one_way_that_finds_far_more_than_the_other(runs) -> None:
+    def lopsided(event: dict[str, Any]) -> dict[str, Any]:
+        if event["type"] != "evaluation":
+            return event
+        intervals = {"t2i_r1": [0.1, 0.2], "i2t_r1": [0.3, 0.5]}
+        return {**event, "evaluation": {**event["evaluation"], "t2i_r1": 0.15, "i2t_r1": 0.4, "intervals": intervals}}
+
+    assert ids(changed(runs("healthy"), lopsided)) == ["one-tower"]
+
+
+def test_slower_than_tuned_counts_from_a_third_more(runs) -> None:
+    typical = statistics.median(event["gap"] for event in summary_of(runs("healthy")).steps[-20:])
+
+    def tuned(seconds: float) -> Summary:
+        return changed(runs("healthy"), lambda event: {**event, "tuned_seconds": seconds})
+
+    assert ids(tuned(typical)) == []
+    (finding,) = findings(tuned(typical / 2))
+    assert finding.id == "slower-than-tuned"
+    assert "2.0 times" in finding.evidence
+    assert "lapclip tune" in finding.next
+
+
+def test_what_needs_another_machine(runs) -> None:
+    """Heat, swap and full memory cannot be had in seconds, so they are written into the events of a healthy run."""
+    events = list(read_events(runs("healthy").events))
+    limit = events[0]["memory_limit_bytes"]
+    assert limit > events[-1]["peak_memory_bytes"]
+    sensors = next(event for event in events if event["type"] == "sensors")
+    hot = [{**sensors, "step": at, "throttled": at % 3 == 0, "celsius": 90.0 + at, "megahertz": 900} for at in range(9)]
+    assert ids(summarise([*events, *hot])) == ["throttled"]
+    assert "at 3 of 9 looks" in findings(summarise([*events, *hot]))[0].evidence
+    assert ids(summarise([*events, hot[0], *({**look, "throttled": False} for look in hot)])) == []  # once is nothing
+    swapped = [{**sensors, "swap_bytes": sensors["swap_bytes"] + grown} for grown in (0, 2_000_000_000)]
+    assert ids(summarise([*events, *swapped])) == ["swapping"]
+    full = {"type": "memory", "step": 80, "process_bytes": 1, "peak_bytes": round(0.95 * limit)}
+    (finding,) = findings(summarise([*events[:-1], full]))
+    assert finding.id == "memory-limit"
+    assert "--set train.micro_batch=16" in finding.next
+    fell = {"type": "fell_back", "step": 40, "cause": "out of memory", "change": {"micro_batch": 16}, "text": "smaller"}
+    (finding,) = findings(summarise([*events, fell]))
+    assert (finding.id, finding.severity) == ("fell-back", "note")
+    assert "micro_batch = 16" in finding.evidence
+
+
+def test_the_gravest_come_first(runs) -> None:
+    severities = [finding.severity for finding in findings(summary_of(runs("wild")))]
+    assert severities == ["alarm", "alarm", "warning"]
+
+
+@pytest.mark.parametrize("name", ["healthy", "wild", "forgetful", "duplicates"])
+def test_fields_that_are_missing_or_odd_never_raise(runs, name: str) -> None:
+    events = list(read_events(runs(name).events))
+    fields = {field for event in events for field in event} - {"type"}
+    fields |= {f"evaluation.{field}" for event in events for field in event.get("evaluation") or ()}
+    for field in sorted(fields):
+        outer, _, inner = field.partition(".")
+        for odd in (None, "odd", {}, [1]):
+            touched = [
+                {**event, outer: {**event[outer], inner: odd} if inner and event.get(outer) else odd}
+                if outer in event
+                else event
+                for event in events
+            ]
+            examine(summarise(touched))
+    assert findings(summarise([])) == []
+
+
+def test_ids_are_unique_and_said_in_words() -> None:
+    names = [check.id for check in CHECKS]
+    assert len(names) == len(set(names)) >= 20
+    assert all(check.title and check.counts and check.severity in ("alarm", "warning", "note") for check in CHECKS)
+
+
+def test_the_machine_is_told_in_the_same_form() -> None:
+    facts: dict[str, Any] = {
+        "python": "3.12.1", "torch": None, "system": "Linux", "memory_free_bytes": 5 * 10**8, "disk_free_bytes": 10**11,
+        "power_source": "mains", "battery_percent": None, "low_power_mode": None, "load": 0.0, "swap_used_bytes": 0,
+        "throttled": None, "celsius": None, "accelerators": [],
+    }  # fmt: skip
+    listed = [vars(each) for each in checks(facts)]
+    found, checked = computer_findings(listed)
+    assert [(finding.id, finding.severity) for finding in found] == [
+        ("machine-torch", "alarm"),
+        ("machine-memory", "warning"),
+    ]
+    assert found[0].next == "pip install --upgrade torch"
+    assert "machine-disk" in checked
+    assert "machine-throttling" not in checked

@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from lapclip.errors import (RunBusy, RunError)
+from lapclip.runs.events import (Failed, Stopped)
+from lapclip.runs.folder import (Run, all_runs, create_run, find_run)
+from lapclip.runs.event_log import EventLog
+
+SETTINGS = {"run": {"format": 1}}
+
+
+def test_runs_are_named_after_their_recipe_and_numbered(here: Path) -> None:
+    assert [create_run(None, "seed", SETTINGS).name for _ in range(3)] == ["seed", "seed-2", "seed-3"]
+    assert not list(here.glob("runs/.*"))
+
+
+def test_a_run_folder_that_exists_is_refused_and_left_alone(here: Path) -> None:
+    create_run("mine", "seed", SETTINGS)
+    with pytest.raises(RunError, match=r"mine exists.*\n.*lapclip resume mine"):
+        create_run("mine", "seed", {"run": {"format": 2}})
+    assert Run(Path("runs/mine")).read_settings() == SETTINGS
+
+
+@pytest.mark.parametrize("name", ["../escape", "a/b", "", ".hidden", "a b", "-x"])
+def test_names_that_are_not_folders_are_refused(here: Path, name: str) -> None:
+    with pytest.raises(RunError, match="cannot name a run"):
+        create_run(name, "seed", SETTINGS)
+
+
+def test_runs_are_found_by_name_by_path_or_as_the_newest(here: Path) -> None:
+    create_run("older", "seed", SETTINGS)
+    time.sleep(0.01)
+    create_run("newer", "seed", SETTINGS)
+    assert find_run(None).name == "newer"
+    assert find_run("older").name == find_run("runs/older").name == "older"
+    assert [run.name for run in all_runs()] == ["older", "newer"]
+    with pytest.raises(RunError, match=r"No run called olde in .*runs\. Did you mean older"):
+        find_run("olde")
+
+
+def test_a_folder_that_is_no_run_is_named(here: Path) -> None:
+    (here / "photos").mkdir()
+    with pytest.raises(RunError, match="photos is not a run"):
+        find_run("photos").read_settings()
+
+
+@pytest.mark.parametrize("text", ["not toml [", "[run]\nformat = 99\n", ""])
+def test_a_foreign_run_toml_is_refused(here: Path, text: str) -> None:
+    run = create_run("mine", "seed", SETTINGS)
+    run.settings.write_text(text)
+    with pytest.raises(RunError, match=r"run\.toml (is not readable|has format)"):
+        run.read_settings()
+
+
+def test_state_follows_the_events(here: Path) -> None:
+    run = create_run("mine", "seed", SETTINGS)
+    assert run.state == "died"
+    log = EventLog(run.events)
+    log.append(Stopped(step=1, reason="asked"))
+    assert run.state == "stopped"
+    log.append(Failed(step=2, error="no"))
+    assert run.state == "failed"
+    with run.lock():
+        assert run.state == "running"
+    assert run.state == "failed"
+
+
+def test_a_second_process_is_refused_and_the_lock_dies_with_its_owner(here: Path) -> None:
+    run = create_run("mine", "seed", SETTINGS)
+    program = (
+        "import time; from pathlib import Path; from lapclip.runs.folder import Run\n"
+        "with Run(Path('runs/mine')).lock():\n    print('locked', flush=True); time.sleep(60)"
+    )
+    owner = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
+    assert owner.stdout is not None
+    assert owner.stdout.readline() == "locked\n"
+    with pytest.raises(RunBusy, match="Another process is working"), run.lock():
+        pass
+    assert run.state == "running"
+    owner.kill()
+    owner.wait()
+    with run.lock():
+        pass
+    assert run.state == "died"
+
+
+def test_a_request_to_stop_is_seen_and_forgotten(here: Path) -> None:
+    run = create_run("mine", "seed", SETTINGS)
+    run.ask_to_stop()
+    assert run.stop_asked()
+    run.clear_stop()
+    assert not run.stop_asked()

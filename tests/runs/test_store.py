@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from lapclip.errors import RunError
+from lapclip.runs.events import (VERSION, Event, Stopped)
+from lapclip.runs.event_log import (EventLog, read_events)
+
+
+def stopped(step: int) -> Stopped:
+    return Stopped(step=step, reason="a test")
+
+
+def steps(path: Path) -> list[int]:
+    return [event["step"] for event in read_events(path)]
+
+
+def test_events_come_back_with_version_type_and_time(tmp_path: Path) -> None:
+    log = EventLog(tmp_path / "events.jsonl")
+    log.append(stopped(3))
+    (event,) = read_events(tmp_path / "events.jsonl")
+    assert (event["v"], event["type"], event["step"], event["reason"]) == (VERSION, "stopped", 3, "a test")
+    assert event["time"] > 1.7e9
+
+
+def test_listeners_hear_each_event(tmp_path: Path) -> None:
+    heard: list[Event] = []
+    EventLog(tmp_path / "events.jsonl", heard.append).append(stopped(1))
+    assert heard == [stopped(1)]
+
+
+def test_a_half_written_last_line_is_passed_over_and_then_removed(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    EventLog(path).append(stopped(1))
+    with open(path, "a") as file:
+        file.write('{"v":1,"type":"stopped","st')
+    assert steps(path) == [1]
+    EventLog(path).append(stopped(2))
+    assert steps(path) == [1, 2]
+    assert all(json.loads(line) for line in path.read_text().splitlines())
+
+
+@pytest.mark.parametrize("half", ["x" * 10_000, ""])
+def test_a_file_without_a_whole_line_starts_anew(tmp_path: Path, half: str) -> None:
+    path = tmp_path / "events.jsonl"
+    path.write_text(half)
+    EventLog(path).append(stopped(2))
+    assert steps(path) == [2]
+
+
+def test_damaged_lines_are_passed_over(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    path.write_bytes(b'{"type":"step","step":1}\n\xff\xfe\n[1]\nnull\n{"type":"step","step":2}\n')
+    assert steps(path) == [1, 2]
+
+
+def test_no_file_has_no_events(tmp_path: Path) -> None:
+    assert list(read_events(tmp_path / "none.jsonl")) == []
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full, as Linux has")
+def test_a_full_disk_is_named(tmp_path: Path) -> None:
+    log = EventLog(tmp_path / "events.jsonl")
+    log._file = open("/dev/full", "a", encoding="utf-8")  # noqa: SIM115
+    with pytest.raises(RunError, match="No space left on device"):
+        log.append(stopped(1))
+    log.close()

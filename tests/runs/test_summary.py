@@ -1,0 +1,127 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from lapclip.runs.summary import (Summary, summarise)
+
+
+def step(number: int, time: float, **fields: Any) -> dict[str, Any]:
+    return {"type": "step", "step": number, "time": time, "loss": 1.0 / number, "grad_norms": {}, **fields}
+
+
+def started(time: float = 0.0) -> dict[str, Any]:
+    config = {"train": {"batch_size": 10, "steps": 100}}
+    return {
+        "type": "started",
+        "time": time,
+        "steps": 100,
+        "config": config,
+        "devices": {"image": "cuda", "text": "cuda"},
+    }
+
+
+def resumed(after: int, time: float) -> dict[str, Any]:
+    return {"type": "resumed", "time": time, "step": after, "steps": 100, "batch_size": 10}
+
+
+def sensors(time: float, joules: dict[str, float] | None, **fields: Any) -> dict[str, Any]:
+    return {"type": "sensors", "step": 1, "time": time, "joules": joules, **fields}
+
+
+def test_no_events_are_an_empty_run() -> None:
+    summary = summarise([])
+    assert summary == Summary()
+    assert summary.pairs_per_second is summary.remaining_seconds is summary.peak_memory_bytes is None
+    assert summary.scores == {}
+    assert not summary.speed()
+    assert not summary.joules()
+
+
+def test_the_last_event_of_a_step_counts_and_a_pause_is_not_work() -> None:
+    first = [started(), step(1, 2), step(2, 4), step(3, 6, loss=7.0)]
+    summary = summarise([*first, resumed(2, 1000), step(3, 1002), step(4, 1004)])
+    assert [(event["step"], event["loss"]) for event in summary.steps] == [(1, 1.0), (2, 0.5), (3, 1 / 3), (4, 0.25)]
+    assert summary.step == 4
+    assert summary.elapsed == summary.training_seconds == 10
+    # Gaps: steps 2 and 4 have one of 2 s; 1 and 3 are the first of their process.
+    assert [event["gap"] for event in summary.steps] == [None, 2, None, 2]
+    assert summary.pairs_per_second == pytest.approx(5.0)
+    assert summary.remaining_seconds == pytest.approx(96 * 2)
+
+
+def test_a_step_written_early_does_not_look_like_speed() -> None:
+    times = [2.0 * at for at in range(1, 21)]
+    times[9] = times[8] + 0.001  # before a checkpoint the pending step is written at once
+    summary = summarise([started(), *(step(at, time) for at, time in enumerate(times, 1))])
+    assert summary.speed().y == pytest.approx([5.0] * 4, rel=1e-6)
+
+
+def test_a_resumed_run_has_not_ended() -> None:
+    stopped = {"type": "stopped", "time": 4, "step": 1, "reason": "asked"}
+    assert summarise([started(), step(1, 2), stopped]).ending["reason"] == "asked"
+    assert summarise([started(), step(1, 2), stopped, resumed(1, 9)]).ending == {}
+
+
+def test_energy_counts_every_process_from_zero_and_lost_work_too() -> None:
+    counts = [sensors(1, {"cpu": 10.0, "gpu": 5.0}), sensors(2, {"cpu": 30.0, "gpu": 6.0})]
+    summary = summarise([started(), *counts, resumed(0, 500), sensors(501, {"cpu": 4.0}), sensors(502, {"cpu": 9.0})])
+    assert summary.joules().y == [15.0, 36.0, 40.0, 45.0]
+    assert summary.joules().x == [1, 2, 3, 4]
+
+
+def test_energy_that_cannot_be_measured_is_no_energy() -> None:
+    assert not summarise([started(), sensors(1, None), sensors(2, {})]).joules()
+
+
+def test_phases_are_medians_without_the_first_step() -> None:
+    seconds = [9.0, 1.0, 3.0, 2.0]
+    events = [step(at, at, seconds={"forward": value}) for at, value in enumerate(seconds, 1)]
+    assert summarise([*events, step(5, 5, seconds=None)]).phases() == {"forward": 2.0}
+    assert summarise(events[:1]).phases() == {"forward": 9.0}
+
+
+def test_parts_are_in_order_of_depth_and_overflowed_steps_leave_no_gap() -> None:
+    names = ["temperature", "text.head", "image.head", "image.10", "image.2", "text.embedding", "image.embedding"]
+    norms = dict.fromkeys(names, 1.0)
+    summary = summarise(
+        [step(1, 1, grad_norms=norms), step(2, 2, grad_norm=None, grad_norms={}), step(3, 3, grad_norms=norms)]
+    )
+    assert summary.parts() == [
+        "image.embedding", "image.2", "image.10", "image.head", "text.embedding", "text.head", "temperature",
+    ]  # fmt: skip
+    steps, rows = summary.gradient_map(10)
+    assert steps == [1, 3]
+    assert rows == [[1.0, 1.0]] * 7
+    assert summary.gradient_map(1) == ([3], [[1.0]] * 7)
+
+
+def test_a_fallback_says_where_the_towers_went() -> None:
+    fell = {"type": "fell_back", "time": 3, "step": 1, "text": "", "devices": {"image": "cpu", "text": "cpu"}}
+    smaller = {**fell, "step": 2, "time": 5}
+    summary = summarise([started(), step(1, 1), step(2, 2), fell, step(2, 4), smaller])
+    assert summary.places == [
+        {"step": 1, "image": "cuda", "text": "cuda"},
+        {"step": 2, "image": "cpu", "text": "cpu"},
+    ]
+    assert len(summary.fallbacks) == 2
+    assert summary.steps[1]["gap"] is None
+
+
+def test_unknown_kinds_and_missing_fields_are_passed_over() -> None:
+    odd = [{"type": "later"}, {"type": "step"}, {"type": "evaluation", "step": 1}, {"type": "memory", "step": 1}]
+    summary = summarise([*odd, {"type": "started"}, {"type": "step", "step": 1, "grad_norms": None, "seconds": 3}])
+    assert [event["step"] for event in summary.steps] == [1]
+    assert summary.evaluations == []
+    assert summary.peak_memory_bytes is None
+    assert summary.phases() == {}
+    assert summary.parts() == []
+
+
+def test_the_finished_scores_win_over_the_best_so_far() -> None:
+    evaluation = {"type": "evaluation", "step": 1, "time": 1, "split": "val", "evaluation": {"t2i_r1": 0.5}}
+    worse = {**evaluation, "step": 2, "evaluation": {"t2i_r1": 0.4}, "best": False}
+    finished = {"type": "finished", "time": 3, "step": 2, "evaluation": {"split": "test", "t2i_r1": 0.45}}
+    assert summarise([{**evaluation, "best": True}, worse]).scores == {"split": "val", "t2i_r1": 0.5}
+    assert summarise([evaluation, worse, finished]).scores == {"split": "test", "t2i_r1": 0.45}

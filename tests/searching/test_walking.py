@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from lapclip.errors import DataError
+from lapclip.searching.scan import walk
+
+
+def touch(folder: Path, *names: str) -> None:
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(b"x")
+
+
+def test_pictures_in_all_folders_by_their_names(photos: Path) -> None:
+    touch(photos, "b.jpg", "a.JPEG", "deep/er/c.webp", "notes.txt", "no-ending", "deep/d.heic")
+    assert [path.replace(os.sep, "/") for path in walk(photos).pictures] == [
+        "a.JPEG",
+        "b.jpg",
+        "deep/d.heic",
+        "deep/er/c.webp",
+    ]
+
+
+def test_hidden_thrown_away_and_run_folders_are_left_out(photos: Path) -> None:
+    touch(photos, "a.jpg", ".hidden.jpg", ".cache/b.jpg", "@eaDir/c.jpg", "$RECYCLE.BIN/d.jpg")
+    touch(photos, "All.photoslibrary/resources/g.jpg")
+    touch(photos, "runs/first/run.toml", "runs/first/events.jsonl", "runs/first/pictures/e.jpg", "runs/f.jpg")
+    assert [path.replace(os.sep, "/") for path in walk(photos).pictures] == ["a.jpg", "runs/f.jpg"]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="links need rights there")
+def test_links_are_followed_once_and_loops_end(photos: Path, tmp_path: Path) -> None:
+    touch(photos, "in/a.jpg")
+    touch(tmp_path, "outside/b.jpg")
+    (photos / "in" / "up").symlink_to(photos)
+    (photos / "in" / "self.jpg").symlink_to("self.jpg")
+    (photos / "in" / "lost.jpg").symlink_to("nowhere.jpg")
+    (photos / "linked").symlink_to(tmp_path / "outside")
+    (photos / "linked-again").symlink_to(tmp_path / "outside")
+    assert list(walk(photos).pictures) == ["in/a.jpg", "linked/b.jpg"]
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes with names there")
+def test_a_pipe_that_is_called_a_picture_is_not_waited_for(photos: Path) -> None:
+    os.mkfifo(photos / "pipe.jpg")
+    touch(photos, "a.jpg")
+    assert list(walk(photos).pictures) == ["a.jpg"]
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may look into every folder")
+def test_a_closed_folder_hides_its_pictures(photos: Path) -> None:
+    touch(photos, "a.jpg", "closed/b.jpg")
+    (photos / "closed").chmod(0)
+    try:
+        walked = walk(photos)
+    finally:
+        (photos / "closed").chmod(0o755)
+    assert list(walked.pictures) == ["a.jpg"]
+    assert walked.closed == ["closed"]
+    assert walked.hides("closed/b.jpg")
+    assert not walked.hides("closed-not/b.jpg")
+
+
+def test_no_folder(photos: Path) -> None:
+    with pytest.raises(DataError, match="does not exist"):
+        walk(photos / "none")

@@ -1,0 +1,313 @@
+"""The server of pictures, asked over HTTP: what it tells, what it sends, and what it never sends."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import quote
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from lapclip.errors import DataError
+from lapclip.searching.web import app as application
+from lapclip.searching.web import images as pictures
+from lapclip.searching.web import questions, serve
+
+from ..conftest import command
+from ..served import ending
+from .album import BROKEN, Album, album
+
+
+@pytest.fixture(scope="module")
+def shown(tmp_path_factory: pytest.TempPathFactory, trained: Path) -> Iterator[Album]:
+    place = tmp_path_factory.mktemp("shown")
+    with album(place / "pictures", place / "data", trained) as found:
+        (place / "secret.png").write_bytes(b"a secret")
+        yield found
+
+
+def names(answer: dict) -> list[str]:
+    return [row["name"] for row in answer["results"]]
+
+
+def test_words_find_what_the_library_finds(shown: Album) -> None:
+    answer = shown.served.json("/search?words=" + quote("a red cat -snow"))
+    expected = shown.library.find("a red cat -snow", 200)
+    assert [row["number"] for row in answer["results"]] == [hit.number for hit in expected]
+    assert [row["score"] for row in answer["results"]] == pytest.approx([hit.score for hit in expected], abs=1e-3)
+    assert answer["total"] == shown.library.count == len(answer["results"])
+    assert answer["ms"] > 0
+
+
+def test_without_a_question_the_newest_come_first(shown: Album) -> None:
+    answer = shown.served.json("/search")
+    times = [shown.library.path(entry).stat().st_mtime for entry in map(shown.library.entry, numbers(answer)) if entry]
+    assert times == sorted(times, reverse=True)
+    assert len(times) == shown.library.count
+    assert {row["score"] for row in answer["results"]} == {None}
+
+
+def numbers(answer: dict) -> list[int]:
+    return [row["number"] for row in answer["results"]]
+
+
+def test_names_that_are_no_text_are_told_and_served(shown: Album) -> None:
+    name = os.fsdecode(BROKEN)
+    if not os.path.exists(os.path.join(os.fsencode(shown.folder), BROKEN)):
+        pytest.skip("this system does not allow such a name")
+    number = shown.number(name)
+    assert name in names(shown.served.json("/search"))
+    assert shown.served.json(f"/pictures/{number}")["path"] == str(shown.folder / name)
+    assert shown.served.ask(f"/pictures/{number}/whole").status == 200
+
+
+def test_more_like_a_picture_leaves_it_out(shown: Album) -> None:
+    number = shown.number("scene 4.png")
+    answer = shown.served.json(f"/search?like={number}")
+    assert numbers(answer) == [hit.number for hit in shown.library.like(number, 200)]
+    assert answer["total"] == len(answer["results"]) == shown.library.count - 1
+    assert shown.served.json("/search?like=999999") | {"ms": 0} == {"results": [], "total": 0, "ms": 0}
+
+
+def test_parts_are_whole_and_do_not_overlap(shown: Album, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(questions, "PART", 7)
+    asked = questions.Questions(shown.library)
+    parts = [asked.answer(asked.read({"words": "a house", "part": str(part)})) for part in range(5)]
+    assert [len(part["results"]) for part in parts[:4]] == [7] * 4
+    found = [number for part in parts for number in numbers(part)]
+    assert found == [hit.number for hit in shown.library.find("a house", 1000)][: len(found)]
+    assert {part["total"] for part in parts} == {shown.library.count}
+
+
+def test_since_and_exclude_hold_for_the_whole_page(shown: Album) -> None:
+    asked = questions.Questions(shown.library, exclude=["scene*"])
+    for question in ({}, {"words": "a house"}, {"like": str(shown.number("scene 4.png"))}):
+        answer = asked.answer(asked.read(question))
+        assert answer["total"] == len(answer["results"]) > 0
+        assert not [name for name in names(answer) if name.startswith("scene")]
+    nothing = questions.Questions(shown.library, since=4e9)
+    assert nothing.answer(nothing.read({}))["total"] == nothing.count == 0
+
+
+def test_picture_from_elsewhere_finds_itself(shown: Album) -> None:
+    answer = shown.served.ask("/asked", (shown.folder / "scene 7.jpg").read_bytes())
+    name = json.loads(answer.read())["picture"]
+    found = shown.served.json(f"/search?picture={name}")
+    assert names(found)[0] == "scene 7.jpg"
+    assert found["results"][0]["score"] > 0.99
+    preview = shown.served.ask(f"/asked/{name}")
+    assert (preview.status, preview.headers["content-type"]) == (200, "image/jpeg")
+    assert Image.open(io.BytesIO(preview.read())).size == (96, 96)
+
+
+def test_what_is_no_question_is_refused_in_a_sentence(shown: Album) -> None:
+    for path in ("/search?part=-1", "/search?part=x", "/search?part=99999", "/search?like=-1", "/search?like=x",
+                 "/search?like=" + "9" * 40, "/search?picture=unknown", "/search?words=" + "a" * 1001):  # fmt: skip
+        answer = shown.served.ask(path)
+        text = answer.read().decode()
+        assert answer.status == 400, path
+        assert text.endswith("."), text
+    for body in (b"", b"no picture", b"\x89PNG\r\n\x1a\n" + b"\x00" * 100):
+        assert shown.served.ask("/asked", body).status == 400
+
+
+def test_picture_that_is_too_large_to_ask_by_is_refused(shown: Album) -> None:
+    assert shown.served.ask("/asked", bytes(application.LARGEST_ASKED + 1)).status == 413
+
+
+def test_facts_of_a_picture(shown: Album) -> None:
+    path = shown.folder / "turned.jpg"
+    facts = shown.served.json(f"/pictures/{shown.number('turned.jpg')}")
+    assert facts["path"] == str(path)
+    assert (facts["name"], facts["width"], facts["height"]) == ("turned.jpg", 40, 60)
+    assert (facts["bytes"], facts["taken"]) == (path.stat().st_size, None)
+    assert facts["modified"] == pytest.approx(path.stat().st_mtime)
+
+
+def test_small_pictures_are_upright_and_made_once(shown: Album) -> None:
+    address = f"/pictures/{shown.number('turned.jpg')}/small"
+    first = shown.served.ask(address)
+    small = Image.open(io.BytesIO(first.read()))
+    assert (first.headers["content-type"], small.format, small.size) == ("image/jpeg", "JPEG", (40, 60))
+    left, right = (small.convert("RGB").getpixel((x, 30)) for x in (5, 35))
+    assert (np.array([left, right]) > 150).tolist() == [[True, False, False], [False, False, True]]
+    large = shown.served.ask(f"/pictures/{shown.number('large.png')}/small")
+    assert Image.open(io.BytesIO(large.read())).size == (pictures.SHORT_SIDE, pictures.SHORT_SIDE)
+    entry = shown.library.entry(shown.number("large.png"))
+    assert entry
+    kept = shown.library.place / "small" / entry.digest[:2] / f"{entry.digest}.jpg"
+    Image.new("RGB", (3, 3)).save(kept)  # what is kept is what is sent
+    again = shown.served.ask(f"/pictures/{shown.number('large.png')}/small")
+    assert Image.open(io.BytesIO(again.read())).size == (3, 3)
+    same = shown.served.ask(f"/pictures/{shown.number('large.png')}/small", If_None_Match=again.headers["etag"])
+    assert same.status == 304
+
+
+def test_whole_pictures_are_sent_as_they_are_where_browsers_read_them(shown: Album) -> None:
+    for name, kind in (("scene 2.png", "image/png"), ("turned.jpg", "image/jpeg")):
+        answer = shown.served.ask(f"/pictures/{shown.number(name)}/whole")
+        assert (answer.status, answer.headers["content-type"]) == (200, kind)
+        assert answer.headers["x-content-type-options"] == "nosniff"
+        assert answer.read() == (shown.folder / name).read_bytes()
+    converted = shown.served.ask(f"/pictures/{shown.number('paper.tiff')}/whole")
+    image = Image.open(io.BytesIO(converted.read()))
+    assert (converted.headers["content-type"], image.format, image.size) == ("image/jpeg", "JPEG", (96, 96))
+
+
+def test_heic_is_converted(shown: Album) -> None:
+    pytest.importorskip("pillow_heif")
+    for form in ("small", "whole"):
+        answer = shown.served.ask(f"/pictures/{shown.number('phone.heic')}/{form}")
+        assert (answer.status, answer.headers["content-type"]) == (200, "image/jpeg")
+        assert Image.open(io.BytesIO(answer.read())).size == (96, 96)
+
+
+@pytest.mark.parametrize("form", ["small", "whole"])
+def test_file_that_went_or_changed_is_not_sent(shown: Album, form: str) -> None:
+    path = shown.folder / "scene 9.jpg"
+    number, before = shown.number("scene 9.jpg"), path.read_bytes()
+    stamp = path.stat()
+
+    def status() -> int:
+        answer = shown.served.ask(f"/pictures/{number}/{form}")
+        assert b"secret" not in answer.read()
+        return answer.status
+
+    assert status() == 200
+    try:
+        os.utime(path, (1, 1))  # the same bytes at another time
+        assert status() == 200
+        path.write_bytes(b"secret".ljust(len(before), b"."))  # other bytes, as many
+        assert status() == 404
+        path.unlink()
+        assert status() == 404
+        path.mkdir()
+        assert status() == 404
+        path.rmdir()
+        if hasattr(os, "mkfifo"):  # opening it would wait for a writer
+            os.mkfifo(path)
+            assert status() == 404
+            path.unlink()
+        if sys.platform != "win32":
+            path.symlink_to(shown.folder.parent / "secret.png")
+            assert status() == 404
+            path.unlink()
+    finally:
+        path.write_bytes(before)
+        os.utime(path, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
+    assert status() == 200
+
+
+def test_nothing_but_the_index_has_an_address(shown: Album) -> None:
+    secret = shown.folder.parent / "secret.png"
+    for path in ("/pictures/0/small", "/pictures/999999/whole", "/pictures/-1/small", "/pictures/1e3/small",
+                 f"/pictures/{2**70}/small", "/pictures/1.png/small", "/pictures/..%2f..%2fsecret.png/whole",
+                 "/pictures/../../secret.png", "/pictures/%2e%2e/%2e%2e/secret.png", f"/pictures{secret}",
+                 f"/pictures/{quote(str(secret), safe='')}/whole", "/pictures/scene%202.png/whole", "/secret.png",
+                 "/..%2fsecret.png", "/%2e%2e/secret.png", "/page.html", "/application.py", "/static/page.js",
+                 "/small/", "/pictures", "/pictures/", "/pictures/1/", "/pictures.db", "/asked/..%2fpage.html",
+                 "/asked/unknown", "//search", "/search/"):  # fmt: skip
+        answer = shown.served.ask(path)
+        assert answer.status == 404, path
+        assert b"secret" not in answer.read()
+
+
+def test_only_a_picture_to_ask_by_can_be_sent(shown: Album) -> None:
+    for path in ("/", "/search", "/pictures/1", "/pictures/1/small", "/page.js"):
+        assert shown.served.ask(path, b"").status == 405, path
+    assert shown.served.ask("/asked").status in (404, 405)
+
+
+def test_other_sites_and_names_are_refused(shown: Album) -> None:
+    own, number = f"127.0.0.1:{shown.served.port}", shown.number("scene 2.png")
+    for path in ("/", "/search", f"/pictures/{number}", f"/pictures/{number}/whole", f"/pictures/{number}/small"):
+        assert shown.served.ask(path, Host=own).status == 200
+        assert shown.served.ask(path, Host="evil.example").status == 403
+        assert shown.served.ask(path, Origin="http://evil.example").status == 403
+        assert shown.served.ask(path, Sec_Fetch_Site="cross-site", Sec_Fetch_Mode="no-cors").status == 403
+    assert shown.served.ask("/asked", b"x", Origin="http://evil.example").status == 403
+    assert shown.served.ask("/asked", b"x", Origin=f"http://{own}").status == 400  # heard, and no picture
+
+
+def test_every_answer_carries_the_policy(shown: Album) -> None:
+    for path in ("/", "/search", f"/pictures/{shown.number('scene 2.png')}/whole", "/page.js", "/nothing"):
+        headers = shown.served.ask(path).headers
+        assert "default-src 'none'" in headers["content-security-policy"]
+        assert "unsafe" not in headers["content-security-policy"]
+        assert headers["x-content-type-options"] == "nosniff"
+        assert "access-control-allow-origin" not in headers
+
+
+def test_page_loads_everything_it_names_from_here(shown: Album) -> None:
+    text = shown.served.ask("/").read().decode()
+    named = set(re.findall(r'(?:src|href)="([^"#]+)"', text))
+    assert {"/base.css", "/page.css", "/page.js", "/theme.js"} <= named
+    for path in list(named):
+        if path.endswith(".js"):
+            named |= {f"/{name}" for name in re.findall(r'from "\./([^"]+)"', shown.served.ask(path).read().decode())}
+    assert len(named) > 9
+    for path in named:
+        assert shown.served.ask(path).status == 200, path
+
+
+def test_beyond_this_machine_a_token_is_needed(shown: Album) -> None:
+    with ending(shown.restarted("--host", "0.0.0.0")) as served:
+        assert served.token
+        number = shown.number("scene 2.png")
+        for path in ("/", "/search", f"/pictures/{number}/whole", "/page.js"):
+            refused = served.ask(path)
+            assert refused.status == 401
+            assert b"lapclip search FOLDER --web" in refused.read()
+        assert served.ask("/asked", b"x").status == 401
+        cookie = served.ask(f"/?token={served.token}").headers["set-cookie"].split(";")[0]
+        assert served.ask(f"/pictures/{number}/whole", Cookie=cookie).status == 200
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such signal")
+def test_json_is_one_object_with_the_address_and_ctrl_c_is_the_way_to_end(shown: Album) -> None:
+    arguments = command("search", str(shown.folder), "a red cat", "--model", str(shown.model), "--web", "--json",
+                        "--port", "0")  # fmt: skip
+    environment = {**os.environ, "LAPCLIP_DATA": str(shown.data)}
+    with subprocess.Popen(
+        arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+    ) as process:
+        assert process.stdout
+        said = json.loads(process.stdout.readline())
+        process.send_signal(signal.SIGINT)
+        rest, errors = process.communicate(timeout=120)
+    assert (process.returncode, rest) == (0, "")
+    assert said["address"].endswith("/#words=a+red+cat")
+    assert said["indexed"] == shown.library.count
+    assert "Ctrl-C ends the page" in errors
+
+
+def test_page_opens_on_a_picture_or_says_that_it_is_none(shown: Album, tmp_path: Path) -> None:
+    with ending(shown.restarted("--like", str(shown.folder / "scene 7.jpg"))) as served:
+        name = served.fragment.removeprefix("picture=")
+        assert served.json(f"/search?picture={name}")["results"][0]["name"] == "scene 7.jpg"
+    (tmp_path / "notes.txt").write_text("no picture")
+    with pytest.raises(DataError, match=r"notes.txt cannot be read as a picture: it is not a picture"):
+        serve(shown.library, like=tmp_path / "notes.txt")
+
+
+def test_small_pictures_beyond_the_limit_go_the_oldest_first(shown: Album, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = pictures.Pictures(shown.library)
+    place = shown.library.place / "small"
+    for at in range(3):
+        path = place / f"z{at}" / f"z{at}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(bytes(1000))
+        os.utime(path, (at, at))
+    total = sum(path.stat().st_size for path in place.glob("*/*.jpg"))
+    monkeypatch.setattr(pictures, "MOST_KEPT", total - 1500)
+    kept._make_room()
+    assert [(place / f"z{at}" / f"z{at}.jpg").exists() for at in range(3)] == [False, False, True]

@@ -1,0 +1,117 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from lapclip.config import TrainConfig
+from lapclip.errors import CheckpointError
+from lapclip.machine.devices import Device
+from lapclip.model.clip import CLIP
+from lapclip.model.shapes import SHAPES
+from lapclip.training import checkpoint
+from lapclip.training.checkpoint import Progress, list_checkpoints, load_newest, save_checkpoint
+from lapclip.training.optimizer import make_optimizer
+
+
+def trained(seed: int = 0) -> tuple[CLIP, torch.optim.Optimizer]:
+    """A model and an optimiser with a step behind them."""
+    model = CLIP(SHAPES["tiny"], seed=seed)
+    optimizer = make_optimizer(model, TrainConfig(), Device("cpu"))
+    for parameter in model.parameters():
+        parameter.grad = torch.full_like(parameter, 0.1 + seed)
+    optimizer.step()
+    return model, optimizer
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "run" / "checkpoints"
+
+
+def test_what_is_saved_comes_back_to_the_bit(folder: Path) -> None:
+    model, optimizer = trained()
+    progress = Progress(step=7, training_seconds=1.5, best_score=0.25, best_step=5)
+    save_checkpoint(folder, model, optimizer, progress)
+    other, other_optimizer = trained(seed=1)
+    assert load_newest(folder, other, other_optimizer) == (progress, [])
+    for mine, theirs in zip(model.parameters(), other.parameters(), strict=True):
+        assert torch.equal(mine, theirs)
+        saved, loaded = optimizer.state[mine], other_optimizer.state[theirs]
+        assert saved.keys() == loaded.keys()
+        assert all(torch.equal(saved[key], loaded[key]) for key in saved)
+
+
+def test_the_last_two_are_kept(folder: Path) -> None:
+    for step in (0, 5, 10):
+        save_checkpoint(folder, *trained(), Progress(step=step))
+    assert [path.name for path in list_checkpoints(folder)] == ["step-00000005", "step-00000010"]
+    assert sorted(path.name for path in folder.iterdir()) == ["step-00000005", "step-00000010"]
+
+
+@pytest.mark.parametrize("name", ["weights.safetensors", "optimizer.safetensors", "state.json"])
+@pytest.mark.parametrize("damage", ["truncated", "altered", "missing"])
+def test_a_damaged_checkpoint_is_skipped_for_the_one_before(folder: Path, name: str, damage: str) -> None:
+    for step in (5, 10):
+        save_checkpoint(folder, *trained(), Progress(step=step))
+    victim = folder / "step-00000010" / name
+    contents = bytearray(victim.read_bytes())
+    if damage == "truncated":
+        victim.write_bytes(contents[: len(contents) // 2])
+    elif damage == "altered":
+        contents[len(contents) // 2] ^= 1
+        victim.write_bytes(contents)
+    else:
+        victim.unlink()
+    progress, skipped = load_newest(folder, *trained())
+    assert progress is not None
+    assert progress.step == 5
+    assert len(skipped) == 1
+    assert skipped[0].startswith("step-00000010")
+
+
+def test_a_checkpoint_there_is_no_memory_for_is_not_called_damaged(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for step in (5, 10):
+        save_checkpoint(folder, *trained(), Progress(step=step))
+    monkeypatch.setattr(checkpoint, "load_file", lambda path: torch.empty(1 << 50))
+    with pytest.raises(RuntimeError, match="allocate"):
+        load_newest(folder, *trained())
+    assert sorted(path.name for path in folder.iterdir()) == ["step-00000005", "step-00000010"]
+
+
+def test_altered_progress_is_noticed(folder: Path) -> None:
+    save_checkpoint(folder, *trained(), Progress(step=5))
+    state = folder / "step-00000005" / "state.json"
+    saved = json.loads(state.read_text())
+    saved["body"]["progress"]["step"] = 6
+    state.write_text(json.dumps(saved))
+    assert load_newest(folder, *trained()) == (None, ["step-00000005: state.json was altered"])
+
+
+def test_a_full_disk_leaves_the_old_checkpoint(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save_checkpoint(folder, *trained(), Progress(step=5))
+
+    def full(path: Path) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(checkpoint, "flush", full)
+    with pytest.raises(CheckpointError, match=r"No space left on device.*kept.*\n.*lapclip resume run"):
+        save_checkpoint(folder, *trained(), Progress(step=10))
+    monkeypatch.undo()
+    assert [path.name for path in folder.iterdir()] == ["step-00000005"]
+    assert load_newest(folder, *trained())[0] == Progress(step=5)
+
+
+def test_a_half_written_checkpoint_is_not_one(folder: Path) -> None:
+    save_checkpoint(folder, *trained(), Progress(step=5))
+    (folder / ".step-00000010.partial").mkdir()
+    assert [path.name for path in list_checkpoints(folder)] == ["step-00000005"]
+
+
+def test_checkpoints_hold_no_pickles(folder: Path) -> None:
+    path = save_checkpoint(folder, *trained(), Progress(step=5))
+    assert sorted(file.suffix for file in path.iterdir()) == [".json", ".safetensors", ".safetensors"]

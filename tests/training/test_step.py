@@ -1,0 +1,241 @@
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from lapclip.config import TrainConfig
+from lapclip.data.batches import Batch
+from lapclip.machine.devices import Device
+from lapclip.machine.timing import PHASES, Stopwatch, measured
+from lapclip.model.clip import CLIP
+from lapclip.model.parameter_parts import part_of
+from lapclip.model.shapes import SHAPES
+from lapclip.training.cuda_graph import make_step
+from lapclip.training.optimizer import make_optimizer
+from lapclip.training.precision import FIRST_SCALE, GROW_AFTER, LossScale
+from lapclip.training.step import LEAST_PART, TEXT_PARTS, TrainStep
+
+CPU = Device("cpu")
+
+
+class PlainAdamW(Device):
+    """A device where the fused form of AdamW is not trusted, such as MPS."""
+
+    @property
+    def fused_adamw(self) -> bool:
+        return False
+
+
+def off() -> Stopwatch:
+    return Stopwatch(CPU.synchronise, on=False)
+
+
+def step_of(**settings) -> TrainStep:
+    config = TrainConfig(**{"dtype": "float32", **settings})
+    step = make_step(CLIP(SHAPES["tiny"], seed=1), config, CPU)
+    assert isinstance(step, TrainStep)
+    return step
+
+
+def batch_of(rows: int = 8) -> Batch:
+    draw = np.random.default_rng(0)
+    tokens = draw.integers(0, 30, (rows, 16))
+    tokens[:, 9] = 32
+    pixels = draw.integers(0, 256, (rows, 32, 32, 3), dtype=np.uint8)
+    return Batch(pixels, tokens, np.eye(rows, dtype=bool), np.zeros(rows, dtype=bool))
+
+
+def test_repeated_steps_learn_a_batch_by_heart() -> None:
+    step, batch = step_of(), batch_of()
+    losses = [step(batch, number, 1e-3, off())().loss for number in range(1, 41)]
+    assert losses[0] > math.log(8) - 0.5
+    assert losses[-1] < 0.1
+
+
+def test_norms_by_part_add_up_to_the_whole() -> None:
+    step = step_of(clip_norm=0.0)
+    figures = step(batch_of(), 1, 1e-3, off())()
+    assert math.hypot(*figures.part_norms.values()) == pytest.approx(figures.grad_norm, rel=1e-5)
+    gradients = torch.cat([p.grad.flatten() for p in step.model.parameters() if p.grad is not None])
+    assert gradients.norm().item() == pytest.approx(figures.grad_norm, rel=1e-5)
+
+
+def test_long_gradients_are_shortened() -> None:
+    step = step_of(clip_norm=0.01)
+    assert step(batch_of(), 1, 1e-3, off())().grad_norm > 0.01
+    gradients = torch.cat([p.grad.flatten() for p in step.model.parameters() if p.grad is not None])
+    assert gradients.norm().item() == pytest.approx(0.01, rel=1e-3)
+
+
+def test_the_optimiser_shortens_gradients_as_a_pass_of_its_own_would() -> None:
+    """The fused kernel divides on its way; elsewhere, as on MPS, the gradients are divided first."""
+    fused, plain = step_of(clip_norm=0.01), step_of(clip_norm=0.01)
+    plain.device = PlainAdamW("cpu")
+    plain.optimizer = make_optimizer(plain.model, plain.config, plain.device)
+    assert not plain.optimizer.defaults["fused"]
+    for number in range(1, 4):
+        for step in (fused, plain):
+            step(batch_of(), number, 1e-3, off())()
+    for one, other in zip(fused.model.parameters(), plain.model.parameters(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
+
+
+def test_parts_are_named_after_towers_and_blocks() -> None:
+    parts = step_of().parts
+    assert set(parts) == {
+        f"{tower}.{part}" for tower in ("image", "text") for part in ("embedding", "0", "1", "head")
+    } | {"temperature"}
+    assert part_of("text.token_embedding.weight") == "text.embedding"
+    assert part_of("image.transformer.blocks.11.mlp.0.bias") == "image.11"
+
+
+def test_patches_dropped_depend_on_the_step_and_are_the_right_share() -> None:
+    step = step_of(patch_dropout=0.5)
+    first, again, other = (step._kept_patches(4, number, cheap=True) for number in (1, 1, 2))
+    assert first is not None
+    assert again is not None
+    assert other is not None
+    assert first.shape == (4, 8)
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+    assert all(len(set(row.tolist())) == 8 for row in first)
+    assert step._kept_patches(4, 1, cheap=False) is None
+    assert step_of()._kept_patches(4, 1, cheap=True) is None
+
+
+@pytest.mark.parametrize("micro_batch", [1, 3, 4, 8])
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"patch_dropout": 0.5}, {"crop": 0.5, "flip": 0.5, "cheap_size": 16}, {"recompute": True, "linear": "onednn"}],
+    ids=lambda changes: " ".join(changes) or "plain",
+)
+def test_micro_batches_give_the_gradients_of_the_whole_batch(micro_batch: int, changes: dict) -> None:
+    settings = {"clip_norm": 0.0, "steps": 10, "cheap_share": 0.5, **changes}
+    batch = batch_of()
+    batch.positives_BB[0, 1] = batch.positives_BB[1, 0] = True
+    whole, parts = step_of(**settings), step_of(**settings, micro_batch=micro_batch)
+    whole_figures, parts_figures = (step(batch, 3, 0.0, off())() for step in (whole, parts))
+    assert parts_figures.loss == pytest.approx(whole_figures.loss, rel=1e-6)
+    for (name, one), other in zip(whole.model.named_parameters(), parts.model.parameters(), strict=True):
+        assert one.grad is not None
+        assert other.grad is not None
+        assert (one.grad - other.grad).norm() <= 1e-5 * one.grad.norm() + 1e-9, name
+
+
+@pytest.mark.parametrize("micro_batch", [3, 4])
+def test_micro_batches_learn_from_a_teacher_as_the_whole_batch_does(micro_batch: int) -> None:
+    rows = np.random.default_rng(1).normal(size=(2, 8, 64)).astype(np.float32)
+    image, text = rows / np.linalg.norm(rows, axis=2, keepdims=True)
+    batch = replace(batch_of(), teacher_image=image, teacher_text=text)
+    settings = {"clip_norm": 0.0, "teacher_weight": 0.7}
+    whole, parts, alone = step_of(**settings), step_of(**settings, micro_batch=micro_batch), step_of(**settings)
+    whole_figures, parts_figures = (step(batch, 1, 0.0, off())() for step in (whole, parts))
+    contrastive = alone(batch_of(), 1, 0.0, off())()
+    assert parts_figures.loss == pytest.approx(whole_figures.loss, rel=1e-6)
+    assert parts_figures.teacher_loss == pytest.approx(whole_figures.teacher_loss, rel=1e-6)
+    assert whole_figures.loss == pytest.approx(0.3 * contrastive.loss + 0.7 * whole_figures.teacher_loss, rel=1e-5)
+    assert contrastive.teacher_loss == 0
+    for (name, one), other in zip(whole.model.named_parameters(), parts.model.parameters(), strict=True):
+        assert one.grad is not None
+        assert other.grad is not None
+        assert (one.grad - other.grad).norm() <= 1e-5 * one.grad.norm() + 1e-9, name
+
+
+def test_pictures_are_cropped_only_when_asked_and_as_the_step_says() -> None:
+    assert step_of().inputs(batch_of(), 1).boxes_B5 is None
+    step = step_of(crop=0.5)
+    first, again, other = (step.inputs(batch_of(), number).boxes_B5 for number in (1, 1, 2))
+    assert first is not None
+    assert again is not None
+    assert other is not None
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+
+
+def test_plain_accumulation_would_not_pass_the_test_above() -> None:
+    """With half the negatives the loss and its gradients are others: the reason for gradient caching."""
+    batch, half = batch_of(8), batch_of(4)
+    assert abs(step_of()(batch, 1, 0.0, off())().loss - step_of()(half, 1, 0.0, off())().loss) > 0.3
+
+
+def test_bfloat16_gives_nearly_the_float32_loss() -> None:
+    plain = step_of()(batch_of(), 1, 0.0, off())().loss
+    half = step_of(dtype="bfloat16")(batch_of(), 1, 0.0, off())().loss
+    assert half == pytest.approx(plain, rel=0.02)
+    assert half != plain
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("micro_batch", [0, 3])
+def test_half_precision_learns_and_keeps_float32_weights(dtype: str, micro_batch: int) -> None:
+    step, batch = step_of(dtype=dtype, micro_batch=micro_batch), batch_of()
+    losses = [step(batch, number, 1e-3, off())().loss for number in range(1, 41)]
+    assert losses[-1] < 0.1
+    assert all(parameter.dtype == torch.float32 for parameter in step.model.parameters())
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_half_precision_gradients_point_where_the_exact_ones_do(dtype: str) -> None:
+    exact, half = step_of(clip_norm=0.0), step_of(clip_norm=0.0, dtype=dtype)
+    if half.loss_scale:
+        half.loss_scale.state[0] = 2.0**8  # where it would settle here
+    norms = [step(batch_of(), 1, 0.0, off())().grad_norm for step in (exact, half)]
+    assert norms[1] == pytest.approx(norms[0], rel=0.02)
+    for (name, one), other in zip(exact.model.named_parameters(), half.model.parameters(), strict=True):
+        assert one.grad is not None
+        assert other.grad is not None
+        assert (one.grad - other.grad).norm() <= 0.05 * one.grad.norm() + 1e-6, name
+
+
+def test_float16_leaves_out_updates_that_overflow_and_lowers_its_scale() -> None:
+    step = step_of(dtype="float16")
+    assert step.loss_scale is not None
+    step.loss_scale.state[0] = 2.0**40
+    before = [parameter.detach().clone() for parameter in step.model.parameters()]
+    figures = step(batch_of(), 1, 1e-3, off())()
+    assert not math.isfinite(figures.grad_norm)
+    assert math.isfinite(figures.loss)
+    assert step.loss_scale.scale == 2.0**39
+    assert all(torch.equal(one, other) for one, other in zip(before, step.model.parameters(), strict=True))
+    last = [step(batch_of(), 1, 1e-3, off())() for _ in range(40)][-1]
+    assert math.isfinite(last.grad_norm)
+    assert last.loss < figures.loss
+
+
+def test_the_scale_of_the_loss_grows_again() -> None:
+    scale = LossScale(torch.device("cpu"))
+    for _ in range(GROW_AFTER):
+        scale.update(torch.tensor(False))
+    assert scale.state.tolist() == [2 * FIRST_SCALE, 0.0]
+
+
+def test_phases_are_measured_only_when_asked() -> None:
+    watch = Stopwatch(CPU.synchronise, on=True)
+    step_of()(batch_of(), 1, 1e-3, watch)
+    assert watch.seconds is not None
+    assert set(watch.seconds) == set(PHASES)
+    assert all(watch.seconds[phase] > 0 for phase in PHASES if phase != "load")
+    assert off().seconds is None
+    assert [measured(number) for number in (1, 10, 11, 50, 51)] == [True, True, False, True, False]
+
+
+def test_captions_taken_in_parts_by_length_give_the_same_step() -> None:
+    """On the CPU a batch of many captions is taken in parts that need less padding."""
+    rows = 2 * TEXT_PARTS * LEAST_PART
+    draw = np.random.default_rng(0)
+    tokens = draw.integers(0, 30, (rows, 16))
+    ends_B = np.linspace(3, 15, rows).astype(int)
+    tokens[np.arange(rows), ends_B] = 32
+    pixels = draw.integers(0, 256, (rows, 32, 32, 3), dtype=np.uint8)
+    batch = Batch(pixels, tokens, np.eye(rows, dtype=bool), np.zeros(rows, dtype=bool), lengths_B=ends_B + 1)
+    parted, whole = step_of(), step_of()
+    assert parted.inputs(batch, 1).lengths == (8, 16, 16, 16)
+    whole._lengths = lambda batch: ()  # pyright: ignore[reportAttributeAccessIssue]
+    for step in (parted, whole):
+        step(batch, 1, 1e-3, off())()
+    for (name, one), (_, other) in zip(parted.model.named_parameters(), whole.model.named_parameters(), strict=True):
+        torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-3, msg=name)

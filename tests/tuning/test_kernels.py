@@ -1,0 +1,118 @@
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from lapclip.config import TrainConfig
+from lapclip.errors import ConfigError
+from lapclip.machine.devices import Device
+from lapclip.model.kernels import ATTENTION, LINEAR
+from lapclip.model.shapes import SHAPES
+from lapclip.tuning import choose_kernels as kernels
+from lapclip.tuning.choose_kernels import check_kernels, choose_kernels
+
+CPU = Device("cpu")
+TRAIN = TrainConfig(dtype="float32", batch_size=4)
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LAPCLIP_CACHE", str(tmp_path))
+
+
+def test_every_choice_has_a_reason_with_its_figures() -> None:
+    choices, reasons = choose_kernels(SHAPES["tiny"], TRAIN, 16, CPU)
+    assert choices["image_attention"] in ATTENTION
+    assert choices["text_attention"] in ATTENTION
+    assert choices["linear"] in LINEAR
+    assert set(reasons) == {f"train.{name}" for name in choices}
+    assert " ms against " in reasons["train.image_attention"]
+
+
+def test_a_choice_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two forms differ in the last bit, so the same command run twice has to take the same one."""
+    first = choose_kernels(SHAPES["tiny"], TRAIN, 16, CPU)
+    monkeypatch.setattr(kernels, "_fastest", lambda *_: pytest.fail("timed again"))
+    assert choose_kernels(SHAPES["tiny"], TRAIN, 16, CPU) == first
+
+
+def test_what_was_timed_at_a_bad_moment_can_be_timed_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    choose_kernels(SHAPES["tiny"], TRAIN, 16, CPU)
+    monkeypatch.setattr(kernels, "_fastest", lambda operation, batch, forms, *_: (forms[-1], "timed anew"))
+    choices, reasons = choose_kernels(SHAPES["tiny"], TRAIN, 16, CPU, anew=True)
+    assert choices["image_attention"] == ATTENTION[-1]
+    assert choose_kernels(SHAPES["tiny"], TRAIN, 16, CPU) == (choices, reasons)
+
+
+def test_what_is_asked_for_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "_fastest", lambda *_: pytest.fail("timed"))
+    train = dataclasses.replace(TRAIN, image_attention="products", text_attention="fused", linear="torch")
+    choices, reasons = choose_kernels(SHAPES["tiny"], train, 16, CPU)
+    assert choices == {"image_attention": "products", "text_attention": "fused", "linear": "torch"}
+    assert set(reasons.values()) == {"asked for"}
+
+
+@pytest.mark.parametrize(("device", "dtype"), [("cuda", "float32"), ("cpu", "float16")])
+def test_what_cannot_be_had_is_refused(device: str, dtype: str) -> None:
+    train = dataclasses.replace(TRAIN, linear="onednn", dtype=dtype)
+    with pytest.raises(ConfigError, match=f"onednn cannot be had on {device} in {dtype}"):
+        check_kernels(train, Device(device))
+
+
+def test_a_cache_that_cannot_be_written_or_read_costs_time_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "kernels.json").write_text("[")
+    assert choose_kernels(SHAPES["tiny"], TRAIN, 16, CPU)[0]
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    monkeypatch.setenv("LAPCLIP_CACHE", str(blocked))
+    assert choose_kernels(SHAPES["tiny"], TRAIN, 16, CPU)[0]
+
+
+class Forms:
+    """An operation whose forms differ as a test needs them to."""
+
+    def __init__(self, **forms: Callable[[], float]) -> None:
+        self.forms, self.order = forms, []
+
+    def run(self, form: str) -> list[torch.Tensor]:
+        self.order.append(form)
+        return [torch.full((3,), self.forms[form]())]
+
+    def choose(self) -> tuple[str, str]:
+        return kernels._fastest(lambda batch, place, dtype: self.run, 8, tuple(self.forms), "float32", CPU, seconds=1.0)
+
+
+def quick() -> float:
+    return 1.0
+
+
+def slow() -> float:
+    time.sleep(0.01)
+    return 1.0
+
+
+def fail() -> float:
+    raise RuntimeError("could not create a primitive\nsecond line")
+
+
+def test_the_quickest_form_is_taken_after_turns() -> None:
+    forms = Forms(own=slow, other=quick)
+    chosen, reason = forms.choose()
+    assert chosen == "other"
+    assert reason.endswith("ms own, timed here")
+    assert forms.order[-4:] == ["own", "other"] * 2
+    assert Forms(own=quick, other=slow).choose()[0] == "own"
+
+
+def test_a_quick_form_that_is_wrong_or_fails_is_not_taken() -> None:
+    assert Forms(own=slow, other=lambda: 1.01).choose() == ("own", "other is off by 1.0e-02 here")
+    assert Forms(own=slow, other=lambda: float("nan")).choose() == ("own", "other is off by inf here")
+    assert Forms(own=slow, other=fail).choose() == ("own", "other does not run here (could not create a primitive)")
+    assert Forms(own=slow, other=fail, third=quick).choose()[0] == "third"
