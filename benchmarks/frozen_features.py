@@ -47,7 +47,7 @@ def main() -> None:
     kept, plain = (statistics.median(times[name]) for name in ("kept", "plain"))
     epoch = kept_plan.steps_per_epoch
     print(
-        f"frozen features, {arguments.recipe}, {len(ready.data.train):,} pictures: {plain / kept:.1f}x computing them "
+        f"frozen features, {arguments.recipe}, {len(ready.data.train):,} images: {plain / kept:.1f}x computing them "
         f"each time; an epoch {kept * epoch:.1f} s against {plain * epoch:.1f} s (median of {ROUNDS} steps each)"
     )
     print(

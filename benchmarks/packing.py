@@ -39,8 +39,8 @@ from torch.utils.data import DataLoader
 
 from lapclip.data.decode import decode
 from lapclip.data.packed_store import MIDDLE, WHOLE, pack
-from lapclip.data.pixels import squeeze_picture, whole_side
-from lapclip.data.table import PictureFile
+from lapclip.data.pixels import squeeze_image, whole_side
+from lapclip.data.table import ImageFile
 from lapclip.machine.facts import logical_cores, source_commit
 
 BATCH = 32
@@ -79,7 +79,7 @@ def repeat(photos: Path, folder: Path, count: int) -> list[Path]:
 
 def compare(files: list[Path], table: Path, store: Path, side: int, rounds: int) -> list[dict]:
     """Photos a second of both sides at one size, for training and for evaluation."""
-    pictures = [PictureFile(path, path.name) for path in files]
+    pictures = [ImageFile(path, path.name) for path in files]
 
     def ours(size: int, fit: str) -> Callable[[], None]:
         def run() -> None:
@@ -173,7 +173,7 @@ def draft(rounds: int) -> dict:
     for _ in range(rounds):
         for short_side, seconds in times.items():
             began = time.perf_counter()
-            squeeze_picture(decode(data, short_side).image, 256)
+            squeeze_image(decode(data, short_side).image, 256)
             seconds.append(time.perf_counter() - began)
     plain, drafted = (statistics.median(seconds) for seconds in times.values())
     print(

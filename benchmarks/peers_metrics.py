@@ -3,8 +3,8 @@
     benchmarks/.venv/bin/python benchmarks/peers_metrics.py
     benchmarks/.venv/bin/python benchmarks/peers_metrics.py --run runs/mine --data ../shared/data/flickr8k --split val
 
-Retrieval with one and with several captions a picture, both ways; zero-shot classification with templates. Embeddings
-are random ones, and those of a real model on real pictures where they are named. CLIP_benchmark's own `evaluate` is
+Retrieval with one and with several captions an image, both ways; zero-shot classification with templates. Embeddings
+are random ones, and those of a real model on real images where they are named. CLIP_benchmark's own `evaluate` is
 called, with a model that looks its embeddings up. Prints the figures and the largest difference; over 1e-6 it fails.
 
 The peer multiplies in float32, where a right answer and a rival closer than rounding (some 1e-8) may change places;
@@ -37,7 +37,7 @@ Embeddings = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
 class LookUp:
-    """A model for the peer: its pictures and captions are numbers of rows."""
+    """A model for the peer: its images and captions are numbers of rows."""
 
     def __init__(self, image_NE: np.ndarray, text_ME: np.ndarray) -> None:
         self._images, self._texts = torch.from_numpy(image_NE), torch.from_numpy(text_ME)
@@ -56,7 +56,7 @@ class Batches(list):
 
 
 def random_pairs(pictures: int, captions_each: int, noise: float, seed: int, width: int = 512) -> Embeddings:
-    """Captions near their pictures, as far as the noise leaves them."""
+    """Captions near their images, as far as the noise leaves them."""
     draw = np.random.default_rng(seed)
     images = _unit(draw.normal(size=(pictures, width)))
     owner = np.repeat(np.arange(pictures), captions_each)
@@ -67,12 +67,12 @@ def peer_retrieval(image_NE: np.ndarray, text_ME: np.ndarray, owner: np.ndarray,
     """CLIP_benchmark's retrieval, batch by batch as it wants its data."""
 
     def batches() -> Iterator[tuple[Tensor, list[list[int]]]]:
-        captions = [np.flatnonzero(owner == picture).tolist() for picture in range(len(image_NE))]
+        captions = [np.flatnonzero(owner == image).tolist() for image in range(len(image_NE))]
         for first in range(0, len(image_NE), batch):
             rows = torch.arange(first, min(first + batch, len(image_NE)))
             yield rows, [captions[row] for row in rows]
 
-    # The peer groups captions by picture; ours may come in any order.
+    # The peer groups captions by image; ours may come in any order.
     order = np.argsort(owner, kind="stable")
     assert (order == np.arange(len(order))).all()
     model = LookUp(image_NE, text_ME)
@@ -100,7 +100,7 @@ def compare_retrieval(name: str, embeddings: Embeddings) -> tuple[float, float]:
     single = _compare(f"retrieval, {name}, float32", retrieval(*embeddings), peer_retrieval(*embeddings))
     images, texts = (_unit(rows.astype(np.float64), np.float64) for rows in (images, texts))
     near = near_ties(images, texts, owner)
-    print(f"  questions with a rival within {NEAR:g}: {near['t2i']} of captions, {near['i2t']} of pictures")
+    print(f"  questions with a rival within {NEAR:g}: {near['t2i']} of captions, {near['i2t']} of images")
     if single > TOLERANCE + max(near["t2i"] / len(texts), near["i2t"] / len(images)):
         raise SystemExit("float32 differs by more than near ties explain")
     double = images, texts, owner
@@ -166,14 +166,14 @@ def quiet() -> Iterator[None]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--run", help="a run or a model to embed real pictures with")
+    parser.add_argument("--run", help="a run or a model to embed real images with")
     parser.add_argument("--data", default="../shared/data/flickr8k")
     parser.add_argument("--split", default="val")
     asked = parser.parse_args()
     worst = [
-        compare_retrieval("1,000 pictures, one caption each", random_pairs(1000, 1, 0.3, 0)),
-        compare_retrieval("1,000 pictures, five captions each", random_pairs(1000, 5, 0.4, 1)),
-        compare_retrieval("300 pictures, nothing learnt", random_pairs(300, 5, 1e6, 2)),
+        compare_retrieval("1,000 images, one caption each", random_pairs(1000, 1, 0.3, 0)),
+        compare_retrieval("1,000 images, five captions each", random_pairs(1000, 5, 0.4, 1)),
+        compare_retrieval("300 images, nothing learnt", random_pairs(300, 5, 1e6, 2)),
         compare_zeroshot(10, 1, 3),
         compare_zeroshot(50, 7, 4),
     ]

@@ -34,7 +34,7 @@ OURS, THEIRS = clip_tokenizer(), SimpleTokenizer()
 
 
 def their_ids(caption: str) -> list[int]:
-    """OpenCLIP's row without its padding, which is 0: as many symbols as the caption has, cut as OpenCLIP cuts."""
+    """OpenCLIP's row without its padding, which is 0: as many tokens as the caption has, cut as OpenCLIP cuts."""
     length = min(CONTEXT, len(THEIRS.encode(caption)) + 2)
     return THEIRS([caption], CONTEXT)[0, :length].tolist()
 

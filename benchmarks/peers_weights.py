@@ -5,7 +5,7 @@
     PYTHONPATH=src benchmarks/.venv/bin/python benchmarks/peers_weights.py --blocks 2
 
 For each shape: random weights, saved by OpenCLIP (safetensors and bin), by transformers, and as a TorchScript archive
-with OpenAI's names in float32 and float16, are loaded here; embeddings of pictures and captions must agree to 1e-5.
+with OpenAI's names in float32 and float16, are loaded here; embeddings of images and captions must agree to 1e-5.
 Then the way back: our folders, loaded by the peers. Photos go through the peers' own preprocessing and through our
 `encode_image`, to 1e-3; squashed, and resized by bilinear and cut from 256 to 224 as timm does, as well.
 A line a comparison; the last line is JSON.
@@ -67,7 +67,7 @@ class Comparisons:
         pixels = torch.randn(2, 3, side, side, generator=torch.Generator().manual_seed(0))
         with torch.inference_mode():
             mine, own = ours.model.encode_image(pixels).numpy(), ours.encode_text(CAPTIONS)
-            self.add(f"{name}, pictures", mine, unit(theirs[0](pixels)), TOLERANCE)
+            self.add(f"{name}, images", mine, unit(theirs[0](pixels)), TOLERANCE)
             self.add(f"{name}, captions", own, unit(theirs[1](CAPTIONS)), TOLERANCE)
 
 
@@ -185,16 +185,16 @@ def way_back(found: Comparisons, name: str, ours: Embedder, source: Path, folder
     found.models(f"{name}, ours written for transformers", ours, huggingface_encoders(model, tokenize))
 
 
-def photos(found: Comparisons, name: str, model: nn.Module, source: Path, pictures: list[Path]) -> None:
+def photos(found: Comparisons, name: str, model: nn.Module, source: Path, images: list[Path]) -> None:
     """Real photos through the peers' preprocessing and through ours."""
     ours = lapclip.load(source)
     side = ours.model.shape.image_size
-    opened = [Image.open(path).convert("RGB") for path in pictures]
+    opened = [Image.open(path).convert("RGB") for path in images]
 
     def compare(what: str, seen: Embedder, transform: Callable) -> None:
         with torch.inference_mode():
             theirs = unit(model.encode_image(torch.stack([transform(image) for image in opened])))
-        found.add(f"{name}, {len(pictures)} photos, {what}", seen.encode_image(pictures), theirs, PHOTO_TOLERANCE)
+        found.add(f"{name}, {len(images)} photos, {what}", seen.encode_image(images), theirs, PHOTO_TOLERANCE)
 
     for mode in ("shortest", "squash"):
         seen = seeing(ours, resize=mode)
@@ -218,7 +218,7 @@ def photos(found: Comparisons, name: str, model: nn.Module, source: Path, pictur
     # Of an odd margin torchvision, as OpenAI and OpenCLIP use it, cuts off half of it, rounded to even; transformers
     # rounds down. So of some photos it sees the next pixel, and they are left out here.
     agreed = [at for at, image in enumerate(opened) if (int(side * max(image.size) / min(image.size)) - side) % 4 != 3]
-    opened, pictures = [opened[at] for at in agreed], [pictures[at] for at in agreed]
+    opened, images = [opened[at] for at in agreed], [images[at] for at in agreed]
     compare("transformers' processor", ours, lambda image: processor(image, return_tensors="pt")["pixel_values"][0])
 
 

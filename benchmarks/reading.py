@@ -2,8 +2,8 @@
 
     python benchmarks/reading.py
 
-The table has a million rows for 20,000 pictures, of which two thirds are there; the shard has 10,000 pictures with
-captions. Pictures of the table are empty files: reading a source opens none of them.
+The table has a million rows for 20,000 images, of which two thirds are there; the shard has 10,000 images with
+captions. Images of the table are empty files: reading a source opens none of them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from lapclip.config import DataConfig
 from lapclip.data.sources import read_table
 from lapclip.machine.facts import peak_memory_bytes, source_commit
 
-ROWS, PICTURES, MEMBERS = 1_000_000, 20_000, 10_000
+ROWS, IMAGES, MEMBERS = 1_000_000, 20_000, 10_000
 
 
 def main() -> None:
@@ -33,20 +33,20 @@ def main() -> None:
 
 def table(folder: Path) -> Path:
     folder.mkdir()
-    for at in range(0, PICTURES, 3):
+    for at in range(0, IMAGES, 3):
         for other in (at, at + 1):
             (folder / f"{other:05}.jpg").touch()
     with open(folder / "captions.csv", "w", newline="", encoding="utf-8") as file:
         rows = csv.writer(file)
         rows.writerow(["filepath", "caption"])
-        rows.writerows([f"{at % PICTURES:05}.jpg", f"a picture, seen for the {at}th time"] for at in range(ROWS))
+        rows.writerows([f"{at % IMAGES:05}.jpg", f"an image, seen for the {at}th time"] for at in range(ROWS))
     return folder
 
 
 def shard(path: Path) -> Path:
     with tarfile.open(path, "w") as archive:
         for at in range(MEMBERS):
-            for ending, data in (("jpg", bytes(30_000)), ("txt", f"picture number {at}".encode())):
+            for ending, data in (("jpg", bytes(30_000)), ("txt", f"image number {at}".encode())):
                 member = tarfile.TarInfo(f"{at:06}.{ending}")
                 member.size = len(data)
                 archive.addfile(member, io.BytesIO(data))

@@ -26,7 +26,7 @@ import torch
 from lapclip.machine.facts import logical_cores
 from lapclip.searching.encoder import open_encoder
 from lapclip.searching.index import Index
-from lapclip.searching.read_image import read_picture
+from lapclip.searching.read_image import read_image
 from lapclip.searching.scan import walk
 from lapclip.searching.update_index import bring_up_to_date
 
@@ -43,16 +43,16 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         photos, place = Path(name) / "photos", Path(name) / "index"
         photos.mkdir()
-        listed = list(walk(wanted.folder).pictures)
-        for at in range(wanted.pictures):  # each file once, and again with a byte more where there are too few
+        listed = list(walk(wanted.folder).images)
+        for at in range(wanted.images):  # each file once, and again with a byte more where there are too few
             source = wanted.folder / listed[at % len(listed)]
             (photos / f"{at:06}{source.suffix}").write_bytes(source.read_bytes() + b"\0" * (at // len(listed)))
-        stamps = walk(photos).pictures
+        stamps = walk(photos).images
 
         def read() -> list[np.ndarray]:
             with ThreadPoolExecutor(logical_cores()) as pool:
                 jobs = [
-                    pool.submit(read_picture, photos / path, stamp, encoder.view, lambda digest: False)
+                    pool.submit(read_image, photos / path, stamp, encoder.view, lambda digest: False)
                     for path, stamp in stamps.items()
                 ]
                 return [square for job in jobs if (square := job.result().square) is not None]
@@ -85,7 +85,7 @@ def main() -> None:
     rates = {run: len(squares) / value for run, value in took.items()}
     share, ceiling = took["tower"] / took["indexing"], busy["tower"] / (busy["tower"] + busy["reading"])
     for run, rate in rates.items():
-        print(f"{run:<10}{rate:>9,.1f} pictures/s{busy[run] / len(squares) * 1e3:>9.2f} ms of processor a picture")
+        print(f"{run:<10}{rate:>9,.1f} pictures/s{busy[run] / len(squares) * 1e3:>9.2f} ms of processor an image")
     print(f"indexing reaches {share:.1%} of the tower alone; both on the same cores can reach {ceiling:.1%}")
     facts = {"torch": torch.__version__, "threads": torch.get_num_threads(), "cores": os.cpu_count()}
     told = {key: str(value) for key, value in vars(wanted).items()}

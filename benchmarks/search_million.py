@@ -1,4 +1,4 @@
-"""How long does a question to a million pictures take, and how much memory?
+"""How long does a question to a million images take, and how much memory?
 
     python benchmarks/search_million.py [--pictures 1000000] [--width 512] [--rounds 7]
 
@@ -68,18 +68,18 @@ WAYS: dict[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
 }
 
 
-def make_index(place: Path, pictures: int, width: int) -> Index:
+def make_index(place: Path, images: int, width: int) -> Index:
     """Random unit vectors, a block at a time as an indexer writes them."""
     index, numbers = Index(place), np.random.default_rng(0)
     index.open()
     index.begin("synthetic", width)
-    for first in range(0, pictures, 50_000):
-        count = min(50_000, pictures - first)
+    for first in range(0, images, 50_000):
+        count = min(50_000, images - first)
         vectors = numbers.standard_normal((count, width), dtype=np.float32)
         vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
         rows = index.append(vectors)
         index.put(Entry(0, path_of(row), 1, 1, f"{row:032x}", None, 1, 1, row) for row in rows)
-        print(f"\rmaking {first + count:,} of {pictures:,}", end="", flush=True)
+        print(f"\rmaking {first + count:,} of {images:,}", end="", flush=True)
     print()
     return index
 
@@ -113,9 +113,9 @@ class Peak:
             self.most = max(self.most, own_memory())
 
 
-def compare(index: Index, pictures: int) -> None:
+def compare(index: Index, images: int) -> None:
     """What each command does first: see that nothing in the folder has changed. Walking it comes on top."""
-    there = Before(index, ((path_of(row), Stamp(1, 1)) for row in range(pictures)))
+    there = Before(index, ((path_of(row), Stamp(1, 1)) for row in range(images)))
     assert not there.note_gone(lambda path: False)
     assert there.count_to_read() == 0
 
@@ -137,11 +137,11 @@ def main() -> None:
         return vector / np.linalg.norm(vector)
 
     with tempfile.TemporaryDirectory() as folder:
-        index = make_index(Path(folder), wanted.pictures, wanted.width)
+        index = make_index(Path(folder), wanted.images, wanted.width)
         encoder = cast(Any, SimpleNamespace(identity="synthetic", encode_text=lambda texts: question()[None]))
         began = time.perf_counter()
         with Peak() as comparing:
-            compare(index, wanted.pictures)
+            compare(index, wanted.images)
         compared = time.perf_counter() - began
         began = time.perf_counter()
         with Peak() as opening:

@@ -1,9 +1,9 @@
-"""What should "beach -people" do: take a share of the unwanted away, or leave out pictures that score high for it?
+"""What should "beach -people" do: take a share of the unwanted away, or leave out images that score high for it?
 
     python benchmarks/search_minus.py MODEL DATA [--pictures 1000]
 
 DATA is a folder with captions.csv (filepath, caption, split), of which the split val is taken. For pairs of common
-words that often come together, "a WORD -OTHER" is right where some caption of a picture has the word and none has the
+words that often come together, "a WORD -OTHER" is right where some caption of an image has the word and none has the
 other. Mean average precision over all pairs of words for each way of asking, and one JSON line.
 """
 
@@ -22,7 +22,7 @@ import numpy as np
 from lapclip.embedder import load
 
 COMMON, TOGETHER = 40, 15
-"""Words that are tried, and pictures that have to have both, and the first alone."""
+"""Words that are tried, and images that have to have both, and the first alone."""
 STOP = set(
     re.findall(
         r"\w+",

@@ -193,7 +193,7 @@ def check_same_loss(row: Row, batch: Batch, device: Device) -> None:
 
 
 def random_batch(row: Row) -> Batch:
-    """Random pictures and captions of exactly that many symbols, start and end included."""
+    """Random images and captions of exactly that many tokens, start and end included."""
     shape, draw = SHAPES[row.model], np.random.default_rng(0)
     tokens = draw.integers(1, shape.vocabulary - 2, (row.batch, row.caption_tokens))
     tokens[:, -1] = shape.vocabulary - 1

@@ -1,4 +1,4 @@
-"""What watching costs: time to a picture, memory, a run of a million events, and the processor while a run goes on.
+"""What watching costs: time to an image, memory, a run of a million events, and the processor while a run goes on.
 
     .venv/bin/python benchmarks/watching.py RUN
 

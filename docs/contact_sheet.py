@@ -1,4 +1,4 @@
-"""Draws docs/scenes.png: what the built-in pictures look like."""
+"""Draws docs/scenes.png: what the built-in images look like."""
 
 from __future__ import annotations
 

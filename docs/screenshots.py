@@ -1,4 +1,4 @@
-"""Make the README's pictures of `lapclip watch` and `lapclip search --web` from a finished run of this folder.
+"""Make the README's images of `lapclip watch` and `lapclip search --web` from a finished run of this folder.
 
     lapclip train --name first-run --ask "a red cat in the snow" --ask "three blue houses at night"
     python docs/screenshots.py first-run
@@ -24,7 +24,7 @@ from rich.console import Console
 
 from lapclip.data.scenes.drawing import draw
 from lapclip.data.scenes.scene import describe, split_scenes
-from lapclip.watch.screen import Pens, picture
+from lapclip.watch.screen import Pens, image
 from lapclip.watch.watched_runs import Watching
 
 DOCS = Path(__file__).parent
@@ -48,7 +48,7 @@ def page(name: str, browser: Browser) -> None:
 
 
 def search(name: str, browser: Browser) -> None:
-    """The page of pictures, after a question was typed."""
+    """The page of images, after a question was typed."""
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place) / "pictures"
         folder.mkdir()
@@ -78,7 +78,7 @@ def search(name: str, browser: Browser) -> None:
             shown.mouse.move(0, 0)
             shown.keyboard.type("two red flowers in the middle, at sunset")
             shown.wait_for_timeout(3000)
-            # In 256 colours: many small pictures would make a large file.
+            # In 256 colours: many small images would make a large file.
             Image.open(io.BytesIO(shown.screenshot())).convert("RGB").quantize(256).save(
                 DOCS / "search.png", optimize=True
             )
@@ -88,11 +88,11 @@ def search(name: str, browser: Browser) -> None:
 
 
 def terminal(name: str, browser: Browser) -> None:
-    """The whole picture in a window of 100 columns."""
+    """The whole image in a window of 100 columns."""
     watching = Watching([name], wait=False)
     watching.refresh()
     console = Console(record=True, width=100, force_terminal=True, color_system="truecolor", file=io.StringIO())
-    console.print(picture(watching.looks, 0, 100, 2, Pens.of(console), lambda command: f"lapclip {command}"))
+    console.print(image(watching.looks, 0, 100, 2, Pens.of(console), lambda command: f"lapclip {command}"))
     shown = browser.new_page(viewport={"width": 1240, "height": 900})
     shown.set_content(console.export_svg(title=f"lapclip watch {name}"))
     shown.locator("svg").screenshot(path=DOCS / "watch-terminal.png", omit_background=True)

@@ -73,10 +73,10 @@ class Operations(TorchDispatchMode):
             raise RefusedError(f"float64 in {func}")
         return result
 
-    def _check_length(self, symbols: Tensor) -> None:
-        length = symbols.shape[-1]
+    def _check_length(self, tokens: Tensor) -> None:
+        length = tokens.shape[-1]
         if length > self.context or (length % LENGTH_STEP and length != self.context):
-            raise RefusedError(f"captions of {length} symbols")
+            raise RefusedError(f"captions of {length} tokens")
 
 
 class Attention(TorchFunctionMode):

@@ -71,7 +71,7 @@ class Look:
         raise AssertionError(f"never true: {expression}")
 
     def drawn(self, chart: str) -> None:
-        """Wait until a chart holds what it is made of: curves, or the picture of a heat map."""
+        """Wait until a chart holds what it is made of: curves, or the image of a heat map."""
         self.page.locator(f"#{chart}").scroll_into_view_if_needed()
         self.page.locator(f"#{chart}").locator("path.js-line, image").first.wait_for(state="attached")
 

@@ -1,4 +1,4 @@
-"""Small foreign networks to build towers on: one for pictures, named as `tests.networks:tiny_image`, one for text."""
+"""Small foreign networks to build towers on: one for images, named as `tests.networks:tiny_image`, one for text."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def tiny_text(folder: Path) -> Path:
 
 
 def write_tokenizer(folder: Path, words: list[str]) -> None:
-    """Words as symbols, in the form of tokenizer.json."""
+    """Words as tokens, in the form of tokenizer.json."""
     from tokenizers import Tokenizer
     from tokenizers.models import WordLevel
     from tokenizers.pre_tokenizers import BertPreTokenizer

@@ -96,7 +96,7 @@ def test_what_fails_while_starting_is_shown_with_its_words(here: Path) -> None:
     begin("mine", [*SMALL, "data.train_pairs=4"])
     run = find_run("mine")
     until(lambda: run.state == "failed")
-    assert "train.batch_size 16 is more than the 4 training pictures" in run.log.read_text()
+    assert "train.batch_size 16 is more than the 4 training images" in run.log.read_text()
     done = lapclip("resume", "mine")
     assert done.returncode == 2
     assert "did not start" in done.stderr

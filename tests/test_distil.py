@@ -1,4 +1,4 @@
-"""A small model learns from a teacher: through `launch`, on photos and on drawn pictures."""
+"""A small model learns from a teacher: through `launch`, on photos and on drawn images."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def source() -> str:
 
 
 def make_teacher(folder: Path, seed: int = 5, **shape) -> Embedder:
-    """A model with weights by chance that sees pictures otherwise than its student: larger, squeezed, other colours."""
+    """A model with weights by chance that sees images otherwise than its student: larger, squeezed, other colours."""
     tokenizer, _ = choose_tokenizer(DataConfig(tokenizer="characters"), ["a red wall number 0"], None, 77)
     other = {"image_size": 48, "resize": "squash", "pixel_mean": "0.5 0.5 0.5", "embedding": 96, **shape}
     model = CLIP(ModelConfig(**{**vars(SHAPES["tiny"]), **other, "vocabulary": tokenizer.vocabulary}), seed=seed)
@@ -62,10 +62,10 @@ def train(*settings: str, name: str = "run", hooks: preparing.Hooks = preparing.
 
 
 def likeness(model: Embedder, teacher: Embedder, folder: Path) -> float:
-    """How much the similarities of a model's pictures and captions resemble a teacher's."""
-    pictures = sorted(folder.glob("*.png"))
-    captions = [path.with_suffix(".txt").read_text(encoding="utf-8").splitlines()[0] for path in pictures]
-    both = [one.encode_image(pictures) @ one.encode_text(captions).T for one in (model, teacher)]
+    """How much the similarities of a model's images and captions resemble a teacher's."""
+    images = sorted(folder.glob("*.png"))
+    captions = [path.with_suffix(".txt").read_text(encoding="utf-8").splitlines()[0] for path in images]
+    both = [one.encode_image(images) @ one.encode_text(captions).T for one in (model, teacher)]
     return float(np.corrcoef(both[0].flatten(), both[1].flatten())[0, 1])
 
 
@@ -95,7 +95,7 @@ def test_the_loss_is_shared_as_the_weight_says(data: Path, here: Path) -> None:
     assert first["0.25"]["loss"] == pytest.approx(0.75 * losses("alone")[1] + 0.25 * taught, rel=1e-5)
 
 
-def test_lessons_are_what_the_teacher_says_of_each_picture_and_caption(data: Path, here: Path) -> None:
+def test_lessons_are_what_the_teacher_says_of_each_image_and_caption(data: Path, here: Path) -> None:
     """In the order of the training pairs, as the teacher sees them: not cropped, at its own size, in its colours."""
     teacher = make_teacher(here / "teacher", embedding=64)
     config = build_config(
@@ -111,7 +111,7 @@ def test_lessons_are_what_the_teacher_says_of_each_picture_and_caption(data: Pat
     assert len(distinct_captions(pairs.train)[0]) == len(every) > len(pairs.train)
 
 
-def test_drawn_pictures_are_drawn_at_the_teachers_size(here: Path) -> None:
+def test_drawn_images_are_drawn_at_the_teachers_size(here: Path) -> None:
     teacher = make_teacher(here / "teacher", resize="shortest")
     config = build_config([read_recipe("first-run"), parse_settings(["data.train_pairs=12"])], SHAPES)
     drawn = load_data(config.data, 32)
@@ -164,7 +164,7 @@ def test_the_second_run_finds_the_lessons_of_the_first(data: Path, here: Path, e
     def tell(done: int, total: int, what: str = "", /) -> None:
         told.append(what)
 
-    for wanted in ([teaching.PICTURES, teaching.CAPTIONS], []):
+    for wanted in ([teaching.IMAGES, teaching.CAPTIONS], []):
         told.clear()
         teacher = open_teacher(config)
         assert teacher is not None
@@ -176,11 +176,11 @@ def test_the_second_run_finds_the_lessons_of_the_first(data: Path, here: Path, e
 
 def write_file(path: Path, teacher: Embedder, data: Path, **changes) -> None:
     """What docs/distil.md shows."""
-    pictures = sorted(data.glob("*.png"))
-    captions = [line for one in pictures for line in one.with_suffix(".txt").read_text(encoding="utf-8").splitlines()]
+    images = sorted(data.glob("*.png"))
+    captions = [line for one in images for line in one.with_suffix(".txt").read_text(encoding="utf-8").splitlines()]
     arrays = {
-        "pictures": np.array([one.name for one in pictures]),
-        "image": teacher.encode_image(pictures),
+        "pictures": np.array([one.name for one in images]),
+        "image": teacher.encode_image(images),
         "captions": np.array(captions),
         "text": teacher.encode_text(captions),
     }
@@ -200,7 +200,7 @@ def test_a_file_of_embeddings_teaches_as_the_model_that_made_it(data: Path, here
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"text": lambda rows: None}, "has no array text; it has pictures, image, captions"),
+        ({"text": lambda rows: None}, "has no array text; it has images, image, captions"),
         (
             {"pictures": lambda names: np.char.replace(names, "7.png", "x.png")},
             r'no row in `pictures` for "\d*7\.png" and',
@@ -224,13 +224,13 @@ def test_a_file_that_does_not_fit_is_refused_by_name(data: Path, here: Path, cha
     assert not Path("runs").exists()
 
 
-def test_a_file_cannot_teach_about_drawn_pictures(data: Path, here: Path) -> None:
+def test_a_file_cannot_teach_about_drawn_images(data: Path, here: Path) -> None:
     write_file(here / "teacher.npz", make_teacher(here / "teacher"), data)
-    with pytest.raises(DataError, match="pictures that are drawn: they have no names"):
+    with pytest.raises(DataError, match="images that are drawn: they have no names"):
         launch.start("first-run", [*STUDENT, "data.train_pairs=64", "train.teacher=teacher.npz"])
 
 
-def test_a_teacher_that_holds_no_model_is_refused_before_any_picture_is_read(here: Path) -> None:
+def test_a_teacher_that_holds_no_model_is_refused_before_any_image_is_read(here: Path) -> None:
     Path("nothing").mkdir()
     for name, said in (("nothing", "There is no trained model in nothing"), ("gone", "There is no folder gone")):
         with pytest.raises(ConfigError, match=said):

@@ -23,11 +23,11 @@ def embedder() -> Embedder:
     return Embedder(CLIP(SHAPES["tiny"]).eval(), CharacterTokenizer(ALPHABET), Device("cpu"))
 
 
-def test_paths_and_pictures_give_the_same_unit_rows(embedder: Embedder, tmp_path: Path) -> None:
+def test_paths_and_images_give_the_same_unit_rows(embedder: Embedder, tmp_path: Path) -> None:
     noise = np.random.default_rng(0).integers(0, 256, (40, 60, 3), dtype=np.uint8)
-    picture = Image.fromarray(noise)
-    picture.save(tmp_path / "picture.png")
-    rows = embedder.encode_image([picture, tmp_path / "picture.png", str(tmp_path / "picture.png")])
+    image = Image.fromarray(noise)
+    image.save(tmp_path / "picture.png")
+    rows = embedder.encode_image([image, tmp_path / "picture.png", str(tmp_path / "picture.png")])
     assert rows.shape == (3, 64)
     assert rows.dtype == np.float32
     np.testing.assert_allclose(np.linalg.norm(rows, axis=1), 1, rtol=1e-5)
@@ -65,7 +65,7 @@ def test_nothing_in_nothing_out(embedder: Embedder) -> None:
 def test_one_string_is_a_mistake_that_is_named(embedder: Embedder) -> None:
     with pytest.raises(TypeError, match="takes a list of captions"):
         embedder.encode_text("a cat")
-    with pytest.raises(TypeError, match="takes a list of pictures"):
+    with pytest.raises(TypeError, match="takes a list of images"):
         embedder.encode_image("cat.png")
 
 

@@ -385,7 +385,7 @@ def test_a_model_too_large_for_memory_is_refused_before_anything_is_built(here: 
 
 CUDA_RUN = """
 import sys, torch
-from lapclip import launch
+from lapclip.commands import train as launch
 from lapclip.model.towers import ImageTower
 real, calls, what = ImageTower.forward, iter(range(1, 10**6)), sys.argv[1]
 

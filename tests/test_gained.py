@@ -55,7 +55,7 @@ def mine(tuned: tuple[Path, launch.Outcome], here: Path) -> Path:
 
 
 def turned(folder: Path) -> None:
-    """Turn pictures upside down: drawn from the same noise, they are to be others than those of the run."""
+    """Turn images upside down: drawn from the same noise, they are to be others than those of the run."""
     for path in folder.rglob("*.png"):
         Image.open(path).rotate(180).save(path)
 
@@ -155,7 +155,7 @@ def test_checks_are_classes_or_captions_and_those_not_known_do_not_decide(mine: 
     assert any(note.startswith("other: Only 8 candidates") for note in result["notes"])
 
 
-def test_pictures_that_the_run_learnt_from_do_not_decide(mine: Path, tuned: tuple[Path, Any]) -> None:
+def test_images_that_the_run_learnt_from_do_not_decide(mine: Path, tuned: tuple[Path, Any]) -> None:
     shutil.copytree(tuned[0] / "photos", "copy")
     lines = Path("copy/captions.csv").read_text(encoding="utf-8").splitlines()
     bare = "\n".join(line.rpartition(",")[0] for line in lines)

@@ -88,7 +88,7 @@ def test_a_signal_saves_and_says_how_to_go_on(tmp_path: Path, number: int, statu
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no SIGINT to send to another process")
-def test_an_interrupt_while_pictures_are_drawn_says_so(tmp_path: Path) -> None:
+def test_an_interrupt_while_images_are_drawn_says_so(tmp_path: Path) -> None:
     process = start(tmp_path, "train", "--set", "model.name=tiny", "--set", "data.seed=77")
     assert process.stderr is not None
     assert "drawing" in process.stderr.readline()

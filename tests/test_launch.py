@@ -93,7 +93,7 @@ def test_events_are_named_as_the_contract_says(here: Path) -> None:
 
 
 def test_the_model_learns_more_than_twice_what_a_linear_baseline_does(here: Path) -> None:
-    """The smallest model, on all of the default pictures; the default run is measured in benchmarks/first_run.py."""
+    """The smallest model, on all of the default images; the default run is measured in benchmarks/first_run.py."""
     settings = ["model.name=tiny", "train.learning_rate=2e-3", "train.epochs=8", "train.evaluate_every_epochs=8"]
     fixed = ["train.device=cpu", "train.dtype=float32", "train.threads=1"]
     outcome = launch.start("first-run", [*settings, *fixed], name="run")
@@ -132,7 +132,7 @@ def test_resumed_run_matches_uninterrupted_run_step_for_step(here: Path, monkeyp
         assert files[0].read_bytes() == files[1].read_bytes()
 
 
-def test_a_run_goes_on_with_the_symbols_it_began_with(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_goes_on_with_the_tokens_it_began_with(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bpe = ("data.tokenizer=bpe", "data.vocabulary=600")
     train(*bpe, name="whole")
     assert find_run("whole").read_settings()["reasons"]["data.tokenizer"].startswith("asked for: a BPE of ")
@@ -140,7 +140,7 @@ def test_a_run_goes_on_with_the_symbols_it_began_with(here: Path, monkeypatch: p
     with monkeypatch.context() as patched:
         patched.setattr(launch.Signals, "reason", lambda self: next(asked))
         assert train(*bpe, name="parts").state == "stopped"
-    # Another release of what learns the symbols might number them otherwise, so they are not learnt again.
+    # Another release of what learns the tokens might number them otherwise, so they are not learnt again.
     monkeypatch.setattr(launch, "fit_vocabulary", lambda *_: pytest.fail("learnt again"))
     assert launch.resume("parts").state == "finished"
     assert losses("parts") == losses("whole")
@@ -454,7 +454,7 @@ def test_other_data_than_the_run_began_with_is_refused(here: Path) -> None:
 
 
 def test_a_batch_larger_than_the_data_leaves_no_run_behind(here: Path) -> None:
-    with pytest.raises(DataError, match="more than the 64 training pictures"):
+    with pytest.raises(DataError, match="more than the 64 training images"):
         train("train.batch_size=65")
     assert not Path("runs").exists()
 

@@ -40,7 +40,7 @@ def test_equal_captions_are_not_punished() -> None:
     assert loss(together, shared) == pytest.approx(math.log(2) * 2 / 3, abs=1e-3)
 
 
-def test_loss_is_symmetric_in_pictures_and_captions() -> None:
+def test_loss_is_symmetric_in_images_and_captions() -> None:
     image, text = embeddings()
     positives = torch.eye(6, dtype=torch.bool)
     positives[0, 3] = positives[3, 0] = True

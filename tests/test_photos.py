@@ -1,4 +1,4 @@
-"""Training on a folder of pictures with captions, through the command and through `launch`."""
+"""Training on a folder of images with captions, through the command and through `launch`."""
 
 from __future__ import annotations
 
@@ -70,13 +70,13 @@ def stop_after(step: int) -> preparing.Hooks:
     return preparing.Hooks([listen])
 
 
-def test_a_folder_of_pictures_is_trained_on_and_scored_from_the_command(here: Path) -> None:
+def test_a_folder_of_images_is_trained_on_and_scored_from_the_command(here: Path) -> None:
     photos(here / "photos")
     done = lapclip("train", "photos", "--json", *set_flags(*TINY))
     assert done.returncode == 0, done.stderr
     outcome = json.loads(done.stdout)
     assert outcome["data"] == str(here / "photos")
-    assert "a caption a line in the .txt beside each picture" in done.stderr
+    assert "a caption a line in the .txt beside each image" in done.stderr
     settings = tomllib.loads((here / "runs/photos/run.toml").read_text(encoding="utf-8"))
     assert settings["run"]["recipe"] == "photos"
     assert settings["data"]["stream"] == "never"
@@ -105,21 +105,21 @@ def test_a_resumed_run_gives_the_losses_of_an_uninterrupted_one(here: Path, stre
     assert len(losses()) == 12
 
 
-def test_a_run_whose_pictures_changed_is_not_resumed(here: Path) -> None:
+def test_a_run_whose_images_changed_is_not_resumed(here: Path) -> None:
     photos(here / "photos")
     train(hooks=stop_after(5))
     Image.new("RGB", (50, 50), "black").save(here / "photos/001.png")
-    with pytest.raises(RunError, match=r"pictures, captions or splits in .*photos have changed"):
+    with pytest.raises(RunError, match=r"images, captions or splits in .*photos have changed"):
         launch.resume("run")
 
 
-def test_a_batch_made_for_more_pictures_becomes_as_large_as_the_data(here: Path) -> None:
+def test_a_batch_made_for_more_images_becomes_as_large_as_the_data(here: Path) -> None:
     photos(here / "photos", 12)
     source = f"data.source={json.dumps(str(here / 'photos'))}"
     settings = [setting for setting in TINY if "batch_size" not in setting]
     ready = preparing.prepare("photos", [source, *settings], None, preparing.Hooks())
     assert ready.config.train.batch_size == len(ready.data.train) < 12
-    assert any("there are no more training pictures" in note for note in ready.notes)
+    assert any("there are no more training images" in note for note in ready.notes)
     with pytest.raises(DataError, match=r"train\.batch_size 50 is more than"):
         preparing.prepare("photos", [source, *settings, "train.batch_size=50"], None, preparing.Hooks())
 

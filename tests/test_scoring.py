@@ -1,4 +1,4 @@
-"""From a command to an account: which model, which pictures, what is kept."""
+"""From a command to an account: which model, which images, what is kept."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def mine(trained: Path, here: Path) -> Path:
 
 
 def write_photos(folder: Path, splits: list[str]) -> Path:
-    """A table of small pictures with two captions each."""
+    """A table of small images with two captions each."""
     folder.mkdir()
     draw = np.random.default_rng(0)
     with open(folder / "captions.csv", "w", newline="", encoding="utf-8") as file:
@@ -150,7 +150,7 @@ def test_data_that_changed_since_is_scored_and_said(mine: Path) -> None:
 
 
 def classes_of(count: int) -> DataSet:
-    """Pictures of three classes, in two splits."""
+    """Images of three classes, in two splits."""
     draw = np.random.default_rng(0)
     pixels = draw.integers(0, 256, (count, 64, 64, 3), dtype=np.uint8)
     labels = np.arange(count) % 3
@@ -164,7 +164,7 @@ def classes_of(count: int) -> DataSet:
 
 
 def write_classes(folder: Path, each: int) -> Path:
-    """Pictures of two classes in folders of their names."""
+    """Images of two classes in folders of their names."""
     draw = np.random.default_rng(0)
     for name in ("red_cat", "owl"):
         (folder / name).mkdir(parents=True)
@@ -176,7 +176,7 @@ def write_classes(folder: Path, each: int) -> Path:
 def test_class_folders_are_scored_from_the_command(mine: Path) -> None:
     write_classes(Path("things"), 4)
     result = evaluate(Wanted("mine", "things", device="cpu"))
-    assert (result["split"], result["why_split"]) == ("all", "classes: all pictures count")
+    assert (result["split"], result["why_split"]) == ("all", "classes: all images count")
     assert result["zeroshot"]["classes"] == 2
     assert {row["name"] for row in result["zeroshot"]["per_class"]} == {"owl", "red cat"}
     files = [Path("things") / name / f"{at}.png" for name in ("owl", "red_cat") for at in range(4)]
@@ -190,7 +190,7 @@ def test_classes_are_told_apart_with_templates(mine: Path) -> None:
     data = classes_of(20)
     pairs = joined(list(data.splits.values()))
     split, why = choose_split(["train", "val"], None, learnt_from=False, classes=True)
-    assert (split, why) == ("all", "classes: all pictures count")
+    assert (split, why) == ("all", "classes: all images count")
     model, told = load("runs/mine"), []
     found = score(
         model, pairs, data.classes, ["a {}.", "the {}."], None, lambda done, total: told.append((done, total))
@@ -241,7 +241,7 @@ def test_class_folders_that_the_run_learnt_from_are_not_scored_whole(mine: Path)
 
 
 def learnt_from(run: Path, source: Path) -> int:
-    """As if the run had learnt from the training split of other data; how many pictures that are."""
+    """As if the run had learnt from the training split of other data; how many images that are."""
     settings = run / "run.toml"
     told = f"source = {json.dumps(str(source.absolute()))}"
     settings.write_text(settings.read_text(encoding="utf-8").replace('source = "scenes"', told), encoding="utf-8")
@@ -250,7 +250,7 @@ def learnt_from(run: Path, source: Path) -> int:
     return len(train)
 
 
-def test_pictures_that_the_run_learnt_from_are_counted_and_said_first(mine: Path) -> None:
+def test_images_that_the_run_learnt_from_are_counted_and_said_first(mine: Path) -> None:
     photos = write_photos(Path("photos"), [""] * 40)
     count = learnt_from(mine, photos)
     own = evaluate(Wanted("mine", device="cpu"))
@@ -258,8 +258,8 @@ def test_pictures_that_the_run_learnt_from_are_counted_and_said_first(mine: Path
     assert not any("trained on" in note for note in own["notes"])
     whole = evaluate(Wanted("mine", device="cpu", split="all"))
     assert whole["trained_on"] == count
-    assert whole["notes"][0] == f"The model was trained on {count} of these 40 pictures: this is no test of it."
-    # The same pictures by another name are no other data.
+    assert whole["notes"][0] == f"The model was trained on {count} of these 40 images: this is no test of it."
+    # The same images by another name are no other data.
     table = evaluate(Wanted("mine", "photos/captions.csv", device="cpu"))
     assert (table["split"], table["trained_on"]) == ("all", count)
     assert table["notes"][0] == whole["notes"][0]
@@ -276,13 +276,13 @@ def test_pictures_that_the_run_learnt_from_are_counted_and_said_first(mine: Path
     assert evaluate(Wanted("mine", device="cpu", split="train"))["trained_on"] == count
 
 
-def test_drawn_pictures_of_training_are_counted(mine: Path) -> None:
+def test_drawn_images_of_training_are_counted(mine: Path) -> None:
     assert evaluate(Wanted("mine", device="cpu"))["trained_on"] == 0
     assert evaluate(Wanted("mine", device="cpu", split="train"))["trained_on"] == 64
 
 
 @pytest.mark.parametrize("setting", ["data.seed=7", "data.split_column=x", "data.train_pairs=32", "data.source=photos"])
-def test_settings_that_would_mix_training_pictures_in_are_refused(mine: Path, setting: str) -> None:
+def test_settings_that_would_mix_training_images_in_are_refused(mine: Path, setting: str) -> None:
     write_photos(Path("photos"), [""] * 6)
     with pytest.raises(ConfigError, match=r"stays as it was|is not a setting"):
         evaluate(Wanted("mine", device="cpu", settings=[setting]))
@@ -302,7 +302,7 @@ def test_other_data_never_replaces_the_runs_own_account(mine: Path) -> None:
     assert kept["data"] == "scenes"
 
 
-def test_pictures_in_the_folder_of_the_user_stay(mine: Path) -> None:
+def test_images_in_the_folder_of_the_user_stay(mine: Path) -> None:
     photos = write_photos(Path("photos"), [""] * 6)
     theirs = [Path("album/1.jpg"), Path("album/pictures/1.jpg"), Path("album/pictures/evaluation-best.jpg")]
     stale = Path("album/pictures/evaluation-99.jpg")
@@ -339,9 +339,9 @@ def test_joined_splits_read_like_one_array() -> None:
         np.testing.assert_array_equal(whole.pixels[rows], parts[rows])
 
 
-def test_pictures_without_captions_are_refused(mine: Path) -> None:
+def test_images_without_captions_are_refused(mine: Path) -> None:
     empty = Pairs(np.zeros((2, 64, 64, 3), dtype=np.uint8), [(), ()])
-    with pytest.raises(DataError, match="None of the pictures has a caption"):
+    with pytest.raises(DataError, match="None of the images has a caption"):
         score(load("runs/mine"), empty, [], [], None)
     with pytest.raises(ConfigError):
         evaluate(Wanted("mine", templates="x"))

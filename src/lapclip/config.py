@@ -29,13 +29,13 @@ class ModelConfig:
     name: str = knob()
     """The named shape to start from; the fields below change it."""
     image_size: int = knob(least=1)
-    """Side of the square pictures the image tower sees, in pixels."""
+    """Side of the square images the image tower sees, in pixels."""
     patch: int = knob(least=1)
     """Side of a patch, in pixels. It must divide image_size."""
     image_tower: str = knob("transformer", choices=("transformer", "convolutions"))
-    """What looks at pictures: CLIP's vision transformer, or a residual network, which learns more from few pictures."""
+    """What looks at images: CLIP's vision transformer, or a residual network, which learns more from few images."""
     image_from: str = knob("")
-    """A pretrained network that looks at pictures instead: `efficientnet-lite0`, `timm:NAME`, a Hugging Face folder or
+    """A pretrained network that looks at images instead: `efficientnet-lite0`, `timm:NAME`, a Hugging Face folder or
     name, or `package.module:factory`. docs/finetune.md"""
     text_from: str = knob("")
     """A pretrained network that reads captions instead, with its own tokenizer: `minilm-l6`, or a Hugging Face folder
@@ -60,11 +60,11 @@ class ModelConfig:
     text_heads: int = knob(least=1)
     """Attention heads in the text tower. They must divide text_width."""
     embedding: int = knob(least=1)
-    """Length of the vectors that pictures and captions become."""
+    """Length of the vectors that images and captions become."""
     vocabulary: int = knob(least=3)
-    """Symbols the text tower knows. Training takes it from the tokenizer."""
+    """Tokens the text tower knows. Training takes it from the tokenizer."""
     context: int = knob(least=2)
-    """Longest caption in symbols, start and end included. Longer captions are cut."""
+    """Longest caption in tokens, start and end included. Longer captions are cut."""
     activation: str = knob("gelu", choices=("gelu", "quick_gelu"))
     """What is between the two layers of an MLP. OpenAI's weights want `quick_gelu`, x * sigmoid(1.702 x)."""
     image_mlp: int = knob(0, least=0)
@@ -76,15 +76,15 @@ class ModelConfig:
     pixel_std: str = knob(CLIP_STD)
     """What red, green and blue are divided by then: three numbers above 0, separated by spaces."""
     interpolation: str = knob("bicubic", choices=("bicubic", "bilinear"))
-    """How pictures are resized."""
+    """How images are resized."""
     resize: str = knob("shortest", choices=("shortest", "squash"))
     """`shortest` brings the short side to size and cuts the ends off the long one; `squash` squeezes all into the
     square."""
     crop_share: float = knob(1.0, least=0.1, most=1.0)
-    """The share of the resized picture's side that is seen, from its middle: image_size 224 and a share of 0.875 resize
+    """The share of the resized image's side that is seen, from its middle: image_size 224 and a share of 0.875 resize
     to 256 and cut 224 out."""
     colours: str = knob("srgb", choices=("srgb", "stored"))
-    """`srgb` converts pictures with a colour profile; `stored` takes their numbers as they are, as published weights
+    """`srgb` converts images with a colour profile; `stored` takes their numbers as they are, as published weights
     learnt them."""
 
     @property
@@ -106,12 +106,12 @@ class DataConfig:
     """What to learn from."""
 
     source: str = knob("scenes")
-    """Where pictures and captions come from: a folder, a file, a pattern of tar shards, `emoji`, or `scenes`, which are
+    """Where images and captions come from: a folder, a file, a pattern of tar shards, `emoji`, or `scenes`, which are
     drawn."""
     seed: int = knob(0, least=0)
-    """Seed of the split where the data has none of its own, and of the drawn pictures and their captions."""
+    """Seed of the split where the data has none of its own, and of the drawn images and their captions."""
     picture_column: str = knob(AUTO)
-    """The column or key of a table that names the picture. `auto` looks at names and contents."""
+    """The column or key of a table that names the image. `auto` looks at names and contents."""
     caption_column: str = knob(AUTO)
     """The column or key of a table that holds the caption."""
     split_column: str = knob(AUTO)
@@ -123,17 +123,17 @@ class DataConfig:
     prompts: str = knob("a photo of a {}.")
     """Captions for a folder of class folders, with {} for the class, separated by a vertical bar."""
     tokenizer: str = knob(AUTO, choices=(AUTO, "characters", "bpe", "clip"))
-    """How captions become symbols: a symbol a character, a BPE learnt from the training captions, or CLIP's own."""
+    """How captions become tokens: a token a character, a BPE learnt from the training captions, or CLIP's own."""
     vocabulary: int = knob(4096, least=600, most=65_536)
-    """Symbols of a BPE that is learnt; 514 of them stand for single bytes, start and end. `auto` may take fewer."""
+    """Tokens of a BPE that is learnt; 514 of them stand for single bytes, start and end. `auto` may take fewer."""
     stream: str = knob(AUTO, choices=(AUTO, "always", "never"))
-    """Decode pictures each time they are needed instead of packing them once. `auto` where the disk is too small."""
+    """Decode images each time they are needed instead of packing them once. `auto` where the disk is too small."""
     broken_share: float = knob(0.05, least=0.0, most=1.0)
-    """The share of broken pictures up to which they are left out and named; beyond it there is no run."""
+    """The share of broken images up to which they are left out and named; beyond it there is no run."""
     train_pairs: int = knob(5000, least=2)
-    """Pictures to draw for training."""
+    """Images to draw for training."""
     captions: int = knob(4, least=1, most=16)
-    """Captions written for each drawn training picture."""
+    """Captions written for each drawn training image."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,7 +143,7 @@ class TrainConfig:
     seed: int = knob(0, least=0)
     """Seed of the initial weights, the order of the pairs and every draw while training."""
     epochs: int = knob(20, least=1)
-    """Passes over the training pictures. `steps` or `minutes` override it."""
+    """Passes over the training images. `steps` or `minutes` override it."""
     steps: int = knob(0, least=0)
     """Updates in all; 0 leaves it to `epochs`."""
     minutes: float = knob(0.0, least=0.0)
@@ -169,9 +169,9 @@ class TrainConfig:
     patch_dropout: float = knob(0.0, least=0.0, most=0.95)
     """Share of the patches left out in the cheap part of the run. Evaluation always sees all."""
     cheap_size: int = knob(0, least=0)
-    """Side of the pictures in the cheap part of the run, in pixels; 0 is the model's own."""
+    """Side of the images in the cheap part of the run, in pixels; 0 is the model's own."""
     cheap_share: float = knob(0.5, least=0.0, most=1.0)
-    """The cheap part: this share of the run, from its start. The rest sees pictures of full size with all patches."""
+    """The cheap part: this share of the run, from its start. The rest sees images of full size with all patches."""
     start: str = knob("")
     """The model to start from, as `--from` names it: a run, a folder or file of weights, or a name on the hub."""
     image_blocks: int | str = knob(ALL, least=0, choices=(ALL,))
@@ -185,21 +185,21 @@ class TrainConfig:
     layer_decay: float = knob(1.0, least=0.0, most=1.0)
     """The learning rate of each block as a share of the one above it."""
     views: int = knob(0, least=0)
-    """Crops and flips of each picture that are drawn once and used again; the first is the picture as it is. 0 draws
+    """Crops and flips of each image that are drawn once and used again; the first is the image as it is. 0 draws
     new ones at each step. What a frozen tower makes of so many can be kept."""
     features: str = knob(KEEP, choices=(KEEP, NEVER))
-    """Compute once what frozen parts of towers give for pictures and captions and keep it, or never."""
+    """Compute once what frozen parts of towers give for images and captions and keep it, or never."""
     teacher: str = knob("")
     """The model that teaches this one, as `--teacher` names it: a run, a folder of weights, or an .npz file of
     embeddings (docs/distil.md)."""
     teacher_weight: float = knob(0.9, least=0.0, most=1.0)
     """Share of the loss that the teacher's has; the contrastive one has the rest."""
     crop: float = knob(1.0, least=0.05, most=1.0)
-    """Smallest share of a picture that a random crop keeps; 1 never crops."""
+    """Smallest share of an image that a random crop keeps; 1 never crops."""
     flip: float = knob(0.0, least=0.0, most=1.0)
-    """How often a picture is flipped left to right. Never where its caption names a side."""
+    """How often an image is flipped left to right. Never where its caption names a side."""
     symbol_dropout: float = knob(0.0, least=0.0, most=0.9)
-    """Share of a caption's symbols left out at random, so that few captions are not learnt by heart."""
+    """Share of a caption's tokens left out at random, so that few captions are not learnt by heart."""
     feature_dropout: float = knob(0.0, least=0.0, most=0.9)
     """Share of a pretrained image network's features left out at random before its head."""
     head_dropout: float = knob(0.0, least=0.0, most=0.9)
@@ -276,7 +276,7 @@ class Layer:
 
 def recipe_for(source: str | None, recipe: str | None, start: str | None = None) -> str:
     """The recipe asked for; else the one for photos, or for the built-in scenes. Where a model is there to start from,
-    it depends on how many pictures there are, so it is chosen when they are counted."""
+    it depends on how many images there are, so it is chosen when they are counted."""
     return recipe or (AUTO if start else DEFAULT_RECIPE if source in (None, "scenes") else PHOTOS_RECIPE)
 
 

@@ -1,9 +1,9 @@
 """Model, tokenizer and preprocessing as one thing: saved, loaded, and asked for embeddings.
 
 model = lapclip.load("runs/first-run")
-pictures = model.encode_image(["cat.jpg", "dog.jpg"])
+images = model.encode_image(["cat.jpg", "dog.jpg"])
 captions = model.encode_text(["a cat", "a dog"])
-similarity = pictures @ captions.T
+similarity = images @ captions.T
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ BATCH = 64
 
 
 class Encoder(ABC):
-    """Turns pictures and captions into unit-length vectors that can be compared, whatever computes them."""
+    """Turns images and captions into unit-length vectors that can be compared, whatever computes them."""
 
     batch = BATCH
-    """Pictures or captions at once."""
+    """Images or captions at once."""
 
     def __init__(self, view: View, tokenizer: Tokenizer, context: int, embedding: int) -> None:
         self.view, self.tokenizer, self.context, self.embedding = view, tokenizer, context, embedding
@@ -45,22 +45,20 @@ class Encoder(ABC):
 
     @abstractmethod
     def embed_tokens(self, tokens_BL: np.ndarray) -> np.ndarray:
-        """Unit-length rows of one batch of symbols."""
+        """Unit-length rows of one batch of tokens."""
 
     def encode_image(self, pictures: Sequence[str | os.PathLike | Image.Image]) -> np.ndarray:
-        """One unit-length row per picture, given as paths or as PIL images."""
+        """One unit-length row per image, given as paths or as PIL images."""
         if isinstance(pictures, (str, os.PathLike, Image.Image)):
-            raise TypeError("encode_image takes a list of pictures, not one picture")
+            raise TypeError("encode_image takes a list of images, not one image")
         parts = [
-            self.embed_pixels(
-                np.stack([middle_square(picture, self.view) for picture in pictures[at : at + self.batch]])
-            )
+            self.embed_pixels(np.stack([middle_square(image, self.view) for image in pictures[at : at + self.batch]]))
             for at in range(0, len(pictures), self.batch)
         ]
         return self._joined(parts)
 
     def encode_pixels(self, pixels_NSSC: Pixels, progress: Progress | None = None) -> np.ndarray:
-        """One unit-length row per picture, given as uint8 pixels of the model's size."""
+        """One unit-length row per image, given as uint8 pixels of the model's size."""
         parts = []
         for at in range(0, len(pixels_NSSC), self.batch):
             parts.append(self.embed_pixels(np.array(pixels_NSSC[at : at + self.batch])))
@@ -80,7 +78,7 @@ class Encoder(ABC):
         return self._joined(parts)
 
     def encode_pairs(self, pairs: Pairs, progress: Progress | None = None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Embeddings of all pictures, of all captions, and each caption's picture."""
+        """Embeddings of all images, of all captions, and each caption's image."""
         captions, which, owner = distinct_captions(pairs)
         total = len(pairs) + len(captions)
         told = progress or (lambda done, total: None)
@@ -116,7 +114,7 @@ class Embedder(Encoder):
 
 
 def distinct_captions(pairs: Pairs) -> tuple[list[str], list[int], np.ndarray]:
-    """The different captions, which of them each caption is, and each caption's picture.
+    """The different captions, which of them each caption is, and each caption's image.
 
     Equal captions once: it is less work, and they are to score the same to the last bit, so that they tie.
     """

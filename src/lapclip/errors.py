@@ -2,12 +2,12 @@
 
     LapclipError              says what was wrong, where, and what to try; shown without a traceback
       ConfigError             an unknown recipe, field, model or value
-      DataError               pictures or captions that cannot be used
+      DataError               images or captions that cannot be used
       RunError                a run folder that exists, is missing, is busy or cannot go on
         RunBusy               another process is working on the run
       CheckpointError         a checkpoint that cannot be written or read
       TrainingError           training that cannot go on, such as a loss that is not a number
-      SearchError             an index of pictures, or a question to it, that cannot be used
+      SearchError             an index of images, or a question to it, that cannot be used
       WeightsError            weights from elsewhere that cannot be read, or ours that cannot be written so
 
 Each error is one to three lines: the fault with its place, then, after "Try:", what to do next.
@@ -36,7 +36,7 @@ class ConfigError(LapclipError):
 
 
 class DataError(LapclipError):
-    """Pictures or captions that cannot be used."""
+    """Images or captions that cannot be used."""
 
 
 class RunError(LapclipError):
@@ -56,7 +56,7 @@ class TrainingError(LapclipError):
 
 
 class SearchError(LapclipError):
-    """An index of pictures, or a question to it, that cannot be used."""
+    """An index of images, or a question to it, that cannot be used."""
 
 
 class WeightsError(LapclipError):

@@ -20,7 +20,7 @@ def contrastive_loss(image_BE: Tensor, text_BE: Tensor, scale: Tensor, positives
 
 
 def distillation_loss(image_BE: Tensor, text_BE: Tensor, teacher_image_BE: Tensor, teacher_text_BE: Tensor) -> Tensor:
-    """How far embeddings are from a teacher's: the mean of 1 - cosine over pictures, plus that over captions.
+    """How far embeddings are from a teacher's: the mean of 1 - cosine over images, plus that over captions.
 
     All rows are unit length. No negatives are needed, so it does not depend on the size of the batch.
     """
@@ -29,7 +29,7 @@ def distillation_loss(image_BE: Tensor, text_BE: Tensor, teacher_image_BE: Tenso
 
 @torch.no_grad()
 def batch_accuracy(logits_BB: Tensor, positives_BB: Tensor) -> tuple[Tensor, Tensor]:
-    """The share of captions whose best picture is a true one, and of pictures whose best caption is."""
+    """The share of captions whose best image is a true one, and of images whose best caption is."""
     t2i = positives_BB.gather(0, logits_BB.argmax(0, keepdim=True)).float().mean()
     i2t = positives_BB.gather(1, logits_BB.argmax(1, keepdim=True)).float().mean()
     return t2i, i2t

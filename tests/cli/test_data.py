@@ -22,13 +22,13 @@ def test_check_says_the_gravest_first_and_ends_with_the_next_command(here: Path)
     odd_folder(here)
     done = lapclip("data", "check", ".")
     lines = done.stdout.splitlines()
-    assert lines[0] == ".  16 pictures, 20 captions"
+    assert lines[0] == ".  16 images, 20 captions"
     assert "cannot be read" in lines[lines.index("findings") + 1]
     assert lines[-1].startswith("Next: ")
     assert "train . --set data.broken_share=1, or mend" in lines[-1]  # two of sixteen cannot be read
 
 
-def test_describe_writes_a_picture_and_a_page(here: Path) -> None:
+def test_describe_writes_an_image_and_a_page(here: Path) -> None:
     odd_folder(here)
     done = lapclip("data", "describe", ".", "--out", "sheet", "--pictures", "6", "--json")
     assert done.returncode == 0, done.stderr

@@ -44,39 +44,39 @@ def test_a_fallback_is_said_above_the_bar_and_the_bar_goes_back() -> None:
     assert "4/1,200" in shown[shown.index(text) :]
 
 
-def test_pictures_being_drawn_have_a_bar_of_their_own() -> None:
+def test_images_being_drawn_have_a_bar_of_their_own() -> None:
     screen = io.StringIO()
     display = Display(Console(file=screen, force_terminal=True, width=80))
     for done in (1, 50, 100):
         display.data_progress(done, 100)
-    assert "drawing pictures" in screen.getvalue()
+    assert "drawing images" in screen.getvalue()
 
 
-def test_what_is_done_to_pictures_is_said_by_its_name(capsys) -> None:
+def test_what_is_done_to_images_is_said_by_its_name(capsys) -> None:
     screen = io.StringIO()
     display = Display(Console(file=screen, force_terminal=True, width=80))
     for what in ("packing", "looking at"):
         for done in (1, 50):
             display.data_progress(done, 100, what)
     display.close()
-    assert "packing pictures" in screen.getvalue()
-    assert "looking at pictures" in screen.getvalue()
+    assert "packing images" in screen.getvalue()
+    assert "looking at images" in screen.getvalue()
     plain = Display(Console(file=screen, force_terminal=False))
     for total, what in ((7000, "packing"), (7000, "packing"), (90, "packing"), (90, "looking at")):
         plain.data_progress(50, total, what)
     said = capsys.readouterr().err.splitlines()
-    assert said == ["packing 7,000 pictures, once", "packing 90 pictures, once", "looking at 90 pictures, once"]
+    assert said == ["packing 7,000 images, once", "packing 90 images, once", "looking at 90 images, once"]
 
 
 def test_what_is_counted_has_a_bar_or_a_line_now_and_then(capsys) -> None:
     screen = io.StringIO()
     for terminal in (True, False):
-        tell = Display(Console(file=screen, force_terminal=terminal, width=80)).counting("looking at pictures")
+        tell = Display(Console(file=screen, force_terminal=terminal, width=80)).counting("looking at images")
         for done in (512, 1024, 1500):
             tell(done, 1500)
-    assert "looking at pictures" in screen.getvalue()
+    assert "looking at images" in screen.getvalue()
     assert "1,500/1,500" in screen.getvalue()
-    assert capsys.readouterr().err == "looking at pictures: 512 of 1,500\n"
+    assert capsys.readouterr().err == "looking at images: 512 of 1,500\n"
 
 
 def test_captions_and_names_are_text_and_never_markup() -> None:

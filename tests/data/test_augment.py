@@ -15,7 +15,7 @@ def none_sided(count: int = 1000) -> np.ndarray:
     return np.zeros(count, dtype=bool)
 
 
-def test_the_whole_picture_at_its_own_size_is_not_touched() -> None:
+def test_the_whole_image_at_its_own_size_is_not_touched() -> None:
     pixels = torch.rand(2, 3, 8, 8)
     assert view(pixels, None, 8) is pixels
 
@@ -37,7 +37,7 @@ def test_boxes_stay_inside_and_keep_enough(smallest: float) -> None:
 
 
 @pytest.mark.parametrize("aspect", [0.3, 0.75, 1.5, 4.0])
-def test_boxes_of_squeezed_pictures_show_them_undistorted(aspect: float) -> None:
+def test_boxes_of_squeezed_images_show_them_undistorted(aspect: float) -> None:
     aspects = np.full(1000, aspect)
     left, top, width, height, _ = draw_boxes(none_sided(), aspects, 0.3, 0.5, draw()).unbind(1)
     seen = width * aspect / height
@@ -51,7 +51,7 @@ def test_boxes_of_squeezed_pictures_show_them_undistorted(aspect: float) -> None
     assert middle[:4].tolist() == pytest.approx(expected, abs=1e-6)
 
 
-def test_pictures_whose_captions_name_a_side_are_never_flipped() -> None:
+def test_images_whose_captions_name_a_side_are_never_flipped() -> None:
     assert names_sides("a cup on the left")
     assert names_sides("RIGHT of the door")
     assert names_sides("the leftmost cup")
@@ -64,7 +64,7 @@ def test_pictures_whose_captions_name_a_side_are_never_flipped() -> None:
     assert (boxes[:, :4] == torch.tensor([0.0, 0.0, 1.0, 1.0])).all()
 
 
-def test_the_whole_box_is_the_picture_and_a_flip_mirrors_it() -> None:
+def test_the_whole_box_is_the_image_and_a_flip_mirrors_it() -> None:
     pixels = torch.rand(2, 3, 8, 8)
     boxes = torch.tensor([[0.0, 0.0, 1.0, 1.0, 0.0], [0.0, 0.0, 1.0, 1.0, 1.0]])
     same, mirrored = view(pixels, boxes, 8)
@@ -81,7 +81,7 @@ def test_a_box_is_the_part_it_names() -> None:
 
 
 @pytest.mark.parametrize("side", [8, 4, 2])
-def test_smaller_pictures_are_means_with_and_without_a_box(side: int) -> None:
+def test_smaller_images_are_means_with_and_without_a_box(side: int) -> None:
     pixels = torch.rand(1, 3, 8, 8)
     wanted = torch.nn.functional.avg_pool2d(pixels, 8 // side)
     torch.testing.assert_close(view(pixels, None, side), wanted)
@@ -96,5 +96,5 @@ def test_sizes_that_do_not_divide_work_too() -> None:
 def test_a_model_that_sees_less_than_the_middle_square_is_trained_on_that() -> None:
     boxes = draw_boxes(np.zeros(1, bool), np.array([2.0]), 1.0, 0.0, np.random.default_rng(0), middle=0.875)
     left, top, width, height, _ = boxes[0].tolist()
-    assert (width, height) == (0.875 / 2, 0.875)  # of a picture twice as wide as high
+    assert (width, height) == (0.875 / 2, 0.875)  # of an image twice as wide as high
     np.testing.assert_allclose([left + width / 2, top + height / 2], [0.5, 0.5], atol=1e-6)

@@ -12,7 +12,7 @@ from lapclip.errors import DataError
 
 
 def plan_of(captions: list[list[str]], batch_size: int, seed: int = 0, dropout: float = 0.0) -> BatchPlan:
-    """Pictures that carry their row number in each pixel."""
+    """Images that carry their row number in each pixel."""
     rows = np.arange(len(captions), dtype=np.uint8)
     pixels = np.broadcast_to(rows[:, None, None, None], (len(captions), 2, 2, 3))
     return BatchPlan(Pairs(pixels, captions), CharacterTokenizer("abcdefgh "), 20, batch_size, seed, dropout)
@@ -22,7 +22,7 @@ def rows_of(batch) -> list[int]:
     return batch.pixels_BSSC[:, 0, 0, 0].tolist()
 
 
-def test_an_epoch_visits_every_picture_once_in_a_new_order() -> None:
+def test_an_epoch_visits_every_image_once_in_a_new_order() -> None:
     plan = plan_of([["a"]] * 12, 4)
     epochs = [[row for step in steps for row in rows_of(plan.batch(step))] for steps in ((1, 2, 3), (4, 5, 6))]
     assert sorted(epochs[0]) == sorted(epochs[1]) == list(range(12))
@@ -53,7 +53,7 @@ def test_unavoidable_equal_captions_are_positives_of_each_other() -> None:
     assert batch.positives_BB.sum() == 5
 
 
-def test_pictures_with_the_same_caption_go_into_different_batches_where_they_can() -> None:
+def test_images_with_the_same_caption_go_into_different_batches_where_they_can() -> None:
     plan = plan_of([["a"], ["a"], ["b"], ["c"], ["d"], ["e"]], 3)
     for epoch in range(30):
         batches = [plan.batch(2 * epoch + step) for step in (1, 2)]
@@ -70,7 +70,7 @@ def test_a_frequent_caption_is_spread_over_the_epoch() -> None:
         assert max(counts) < 20
 
 
-def test_copies_and_pictures_of_one_class_are_positives_of_each_other() -> None:
+def test_copies_and_images_of_one_class_are_positives_of_each_other() -> None:
     pixels = np.zeros((4, 2, 2, 3), np.uint8)
     captions = [("a",), ("ab",), ("abc",), ("abcd",)]
     copies = Pairs(pixels, captions, identities=np.array([7, 7, 8, 9], dtype=np.uint64))
@@ -125,7 +125,7 @@ def test_captions_that_are_equal_once_cut_are_positives_of_each_other() -> None:
     assert batch.positives_BB.all()
 
 
-def test_every_caption_of_a_picture_is_drawn_in_time() -> None:
+def test_every_caption_of_an_image_is_drawn_in_time() -> None:
     plan = plan_of([["a", "b", "c", "d"]] * 2, 2)
     seen = {tuple(row) for step in range(1, 40) for row in plan.batch(step).tokens_BL.tolist()}
     assert len(seen) == 4
@@ -141,12 +141,12 @@ def test_prefetched_batches_are_the_planned_ones_in_order() -> None:
 
 
 def test_an_error_while_preparing_a_batch_reaches_the_trainer() -> None:
-    with pytest.raises(DataError, match="training picture 2 has no caption"):
-        list(prefetch(plan_of([["a"], []], 2), 1, 3))  # a picture without a caption
+    with pytest.raises(DataError, match="training image 2 has no caption"):
+        list(prefetch(plan_of([["a"], []], 2), 1, 3))  # an image without a caption
 
 
 def test_a_batch_larger_than_the_data_is_refused() -> None:
-    with pytest.raises(DataError, match="more than the 3 training pictures"):
+    with pytest.raises(DataError, match="more than the 3 training images"):
         plan_of([["a"]] * 3, 4)
 
 

@@ -231,14 +231,14 @@ def test_a_bomb_is_refused_by_its_header() -> None:
             look(header(width, height))
 
 
-def test_tiny_pictures_are_used_and_noted() -> None:
+def test_tiny_images_are_used_and_noted() -> None:
     decoded = decode(saved(Image.new("RGB", (1, 30), "blue"), "PNG"))
     assert decoded.image.size == (1, 30)
     assert decoded.marks == {"tiny"}
 
 
-def test_programs_are_never_started_for_a_picture() -> None:
-    with pytest.raises(DataError, match="not a picture of a known form"):
+def test_programs_are_never_started_for_an_image() -> None:
+    with pytest.raises(DataError, match="not an image of a known form"):
         decode(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\nshowpage\n")
     with pytest.raises(DataError, match="it is empty"):
         decode(b"")
@@ -280,7 +280,7 @@ FORMS = {
 }
 
 
-def picture_or_reason(data: bytes, short_side: int | None) -> Decoded | str:
+def image_or_reason(data: bytes, short_side: int | None) -> Decoded | str:
     try:
         return decode(data, short_side)
     except DataError as error:
@@ -294,14 +294,14 @@ def picture_or_reason(data: bytes, short_side: int | None) -> Decoded | str:
     st.floats(0, 1.2),
     st.sampled_from([None, 9]),
 )
-def test_damaged_bytes_give_a_picture_or_a_reason(
+def test_damaged_bytes_give_an_image_or_a_reason(
     form: str, changes: list[tuple[float, bytes]], length: float, short_side: int | None
 ) -> None:
     data = bytearray(FORMS[form])
     for place, new in changes:
         at = int(place * len(data))
         data[at : at + len(new)] = new
-    decoded = picture_or_reason(bytes(data[: int(length * len(data))]), short_side)
+    decoded = image_or_reason(bytes(data[: int(length * len(data))]), short_side)
     if isinstance(decoded, str):
         assert decoded
         return
@@ -315,8 +315,8 @@ def test_damaged_bytes_give_a_picture_or_a_reason(
 @given(
     st.sampled_from([b"", b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"GIF89a", b"RIFF\0\0\0\0WEBP", b"II*\0"]), st.binary()
 )
-def test_any_bytes_give_a_picture_or_a_reason(start: bytes, rest: bytes) -> None:
-    decoded = picture_or_reason(start + rest, None)
+def test_any_bytes_give_an_image_or_a_reason(start: bytes, rest: bytes) -> None:
+    decoded = image_or_reason(start + rest, None)
     assert decoded if isinstance(decoded, str) else decoded.image.mode == "RGB"
 
 
@@ -352,7 +352,7 @@ def test_values_that_are_no_numbers_are_refused(value: float) -> None:
         decoding.upright(Image.fromarray(drawn))
 
 
-def test_too_little_memory_is_no_fault_of_the_picture(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_little_memory_is_no_fault_of_the_image(monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*arguments, **more):
         raise MemoryError
 

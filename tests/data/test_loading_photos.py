@@ -25,7 +25,7 @@ SIDE = 16
 
 
 def write(folder: Path, splits: Sequence[str]) -> DataConfig:
-    """Pictures with two captions each in a folder with a captions.csv."""
+    """Images with two captions each in a folder with a captions.csv."""
     for at in range(len(splits)):
         if not (folder / f"{at:02}.jpg").exists():
             draw(folder / f"{at:02}.jpg", at, (40 + at, 30))
@@ -46,7 +46,7 @@ def photos(tmp_path: Path, empty_cache: Path) -> Path:
     return tmp_path / "photos"
 
 
-def test_each_split_has_its_pictures_captions_and_names(photos: Path) -> None:
+def test_each_split_has_its_images_captions_and_names(photos: Path) -> None:
     data = load_data(write(photos, SPLITS), SIDE)
     assert {split: len(pairs) for split, pairs in data.splits.items()} == {"train": 10, "val": 3, "test": 2}
     for split, pairs in data.splits.items():
@@ -100,24 +100,22 @@ def test_the_fingerprint_follows_what_is_learnt(photos: Path, tmp_path: Path) ->
     assert len({first, changed, other}) == 3
 
 
-def test_broken_pictures_are_left_out_with_their_captions_and_named(photos: Path) -> None:
+def test_broken_images_are_left_out_with_their_captions_and_named(photos: Path) -> None:
     config = write(photos, SPLITS)
     for at in (2, 10):
         (photos / f"{at:02}.jpg").write_bytes(b"broken")
-    with pytest.raises(
-        DataError, match=r"2 of 15 pictures cannot be used, more than 5%: 02\.jpg \(it is not"
-    ) as caught:
+    with pytest.raises(DataError, match=r"2 of 15 images cannot be used, more than 5%: 02\.jpg \(it is not") as caught:
         load_data(config, SIDE)
     assert "data.broken_share" in caught.value.hint
     data = load_data(DataConfig(source=config.source, broken_share=0.2), SIDE)
-    assert any("left out 2: 02.jpg (it is not a picture of a known form), 10.jpg" in note for note in data.notes)
+    assert any("left out 2: 02.jpg (it is not an image of a known form), 10.jpg" in note for note in data.notes)
     assert "02.jpg" not in data.train.names
     assert data.held_out.names == ["09.jpg", "11.jpg"]
     assert data.held_out.captions[1] == ("thing 11 near", "thing 11 far")
     assert np.array_equal(data.held_out.pixels[1], middle_square(photos / "11.jpg", SIDE))
 
 
-def test_a_training_picture_that_is_also_held_out_is_not_trained_on(photos: Path) -> None:
+def test_a_training_image_that_is_also_held_out_is_not_trained_on(photos: Path) -> None:
     config = write(photos, SPLITS)
     (photos / "03.jpg").write_bytes((photos / "10.jpg").read_bytes())
     for stream in ("never", "always"):
@@ -133,24 +131,24 @@ def test_a_training_picture_that_is_also_held_out_is_not_trained_on(photos: Path
 
 
 def test_a_split_that_is_needed_must_be_there(photos: Path) -> None:
-    with pytest.raises(DataError, match="nothing to train on: its pictures are all for val"):
+    with pytest.raises(DataError, match="nothing to train on: its images are all for val"):
         load_data(write(photos, ["val"] * 4), SIDE)
     config = write(photos, ["train"] * 4 + ["val"])
     (photos / "04.jpg").write_bytes(b"broken")
-    with pytest.raises(DataError, match="No picture of the split val can be used"):
+    with pytest.raises(DataError, match="No image of the split val can be used"):
         load_data(DataConfig(source=config.source, broken_share=1.0), SIDE)
 
 
-def test_pictures_and_rows_are_judged_apart(photos: Path) -> None:
+def test_images_and_rows_are_judged_apart(photos: Path) -> None:
     config = write(photos, SPLITS)
-    (photos / "02.jpg").write_bytes(b"broken")  # 1 of 15 pictures, but two of 30 captions
+    (photos / "02.jpg").write_bytes(b"broken")  # 1 of 15 images, but two of 30 captions
     limit = DataConfig(source=config.source, broken_share=0.06)
-    with pytest.raises(DataError, match="1 of 15 pictures cannot be used"):
+    with pytest.raises(DataError, match="1 of 15 images cannot be used"):
         load_data(limit, SIDE)
     with open(photos / "captions.csv", "a", encoding="utf-8") as file:
         file.write("gone.jpg,one,train\ngone.jpg,two,train\n")
     at_most = DataConfig(source=config.source, broken_share=0.07)
-    assert len(load_data(at_most, SIDE).train) == 9  # 2 of 32 rows, and 1 of 15 pictures
+    assert len(load_data(at_most, SIDE).train) == 9  # 2 of 32 rows, and 1 of 15 images
     with open(photos / "captions.csv", "a", encoding="utf-8") as file:
         file.write("gone.jpg,three,train\n")
     with pytest.raises(DataError, match="3 of 33 rows cannot be used"):
@@ -166,17 +164,17 @@ def test_what_the_table_leaves_out_is_not_set_against_one_split(photos: Path) ->
     assert any(note.startswith("left out 2: captions.csv line") for note in notes)
 
 
-def test_a_split_without_a_usable_picture_is_left_out_and_said(photos: Path) -> None:
+def test_a_split_without_a_usable_image_is_left_out_and_said(photos: Path) -> None:
     config = write(photos, SPLITS)
     for at in (12, 13):
         (photos / f"{at}.jpg").write_bytes(b"broken")
     data = load_data(DataConfig(source=config.source, broken_share=0.2), SIDE)
     assert list(data.splits) == ["train", "val"]
     assert data.final[0] == "val"
-    assert any("no picture of the split test can be used" in note for note in data.notes)
+    assert any("no image of the split test can be used" in note for note in data.notes)
 
 
-def test_odd_names_of_pictures_are_said_in_plain_characters(photos: Path) -> None:
+def test_odd_names_of_images_are_said_in_plain_characters(photos: Path) -> None:
     config = write(photos, SPLITS)
     odd = "a\x1b[31m\udcff.jpg"
     try:
@@ -191,7 +189,7 @@ def test_odd_names_of_pictures_are_said_in_plain_characters(photos: Path) -> Non
     assert all(note.isprintable() for note in data.notes)
 
 
-def test_pictures_to_score_are_those_that_encode_image_sees(photos: Path) -> None:
+def test_images_to_score_are_those_that_encode_image_sees(photos: Path) -> None:
     config = write(photos, ["train"] * 3 + ["val"] * 2)
     table = read_table(config)
     pairs, notes = load_to_score(config, table, [0, 4], SIDE)
@@ -210,7 +208,7 @@ def test_packing_is_told_by_its_name(photos: Path) -> None:
 
 @pytest.mark.real_data
 def test_flickr8k_loads_and_its_scores_stay_honest(real_data: Path, empty_cache: Path, tmp_path: Path) -> None:
-    """The first pictures of each split; all 7,000 take seconds more."""
+    """The first images of each split; all 7,000 take seconds more."""
     lines = (real_data / "flickr8k" / "captions.csv").read_text(encoding="utf-8").splitlines()
     chosen = [lines[0]]
     for split in ("train", "val"):

@@ -23,24 +23,24 @@ from lapclip.data import decode as decoding
 from lapclip.data import packed_store as packed
 from lapclip.data.packed_index import INDEX, Catalogue
 from lapclip.data.packed_store import MIDDLE, WHOLE, Packed, digest_of, pack, store_folder, use_store
-from lapclip.data.pixels import View, middle_square, open_picture, squeeze_picture, whole_side
+from lapclip.data.pixels import View, middle_square, open_image, squeeze_image, whole_side
 from lapclip.data.streaming import StreamedPixels
-from lapclip.data.table import PictureFile
+from lapclip.data.table import ImageFile
 from lapclip.errors import DataError
 
 SIDE = 16
 
 
-def draw(path: Path, seed: int, size: tuple[int, int] = (40, 30)) -> PictureFile:
-    """A picture of its own in a file."""
+def draw(path: Path, seed: int, size: tuple[int, int] = (40, 30)) -> ImageFile:
+    """An image of its own in a file."""
     small = np.random.default_rng(seed).integers(0, 256, (3, 4, 3), dtype=np.uint8)
     path.parent.mkdir(parents=True, exist_ok=True)
     Image.fromarray(small).resize(size, Image.Resampling.BICUBIC).save(path, quality=90)
-    return PictureFile(path, path.name)
+    return ImageFile(path, path.name)
 
 
 @pytest.fixture
-def pictures(tmp_path: Path) -> list[PictureFile]:
+def images(tmp_path: Path) -> list[ImageFile]:
     sizes = [(40, 30), (30, 40), (200, 150), (16, 16), (9, 7), (300, 10)]
     return [draw(tmp_path / "photos" / f"{at:02}.jpg", at, sizes[at % len(sizes)]) for at in range(12)]
 
@@ -50,8 +50,8 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "store"
 
 
-def packs(pictures: Sequence[PictureFile], folder: Path, **options) -> tuple[Packed, int]:
-    """The store, and how many pictures were decoded for it."""
+def packs(images: Sequence[ImageFile], folder: Path, **options) -> tuple[Packed, int]:
+    """The store, and how many images were decoded for it."""
     decoded = []
     real = packed.prepare
 
@@ -61,56 +61,56 @@ def packs(pictures: Sequence[PictureFile], folder: Path, **options) -> tuple[Pac
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(packed, "prepare", counting)
-        return pack(pictures, folder, SIDE, options.pop("fit", MIDDLE), **options), len(decoded)
+        return pack(images, folder, SIDE, options.pop("fit", MIDDLE), **options), len(decoded)
 
 
-def test_the_middle_is_exactly_what_the_model_is_shown_of_a_file(pictures: list[PictureFile], folder: Path) -> None:
-    store, decoded = packs(pictures, folder)
-    expected = np.stack([middle_square(picture.path, SIDE) for picture in pictures])
+def test_the_middle_is_exactly_what_the_model_is_shown_of_a_file(images: list[ImageFile], folder: Path) -> None:
+    store, decoded = packs(images, folder)
+    expected = np.stack([middle_square(picture.path, SIDE) for picture in images])
     assert np.array_equal(store.pixels()[:], expected)
-    assert decoded == len(pictures)
-    assert [entry.name for entry in store.entries] == [picture.name for picture in pictures]
+    assert decoded == len(images)
+    assert [entry.name for entry in store.entries] == [picture.name for picture in images]
 
 
-def test_the_whole_is_squeezed_and_its_aspect_known(pictures: list[PictureFile], folder: Path) -> None:
-    store, _ = packs(pictures, folder, fit=WHOLE)
-    for at, picture in enumerate(pictures):
-        image = open_picture(picture.path).image
+def test_the_whole_is_squeezed_and_its_aspect_known(images: list[ImageFile], folder: Path) -> None:
+    store, _ = packs(images, folder, fit=WHOLE)
+    for at, picture in enumerate(images):
+        image = open_image(picture.path).image
         assert store.entries[at].aspect == image.width / image.height
-        plain = squeeze_picture(image, SIDE).astype(int)
+        plain = squeeze_image(image, SIDE).astype(int)
         assert np.abs(store.pixels()[at] - plain).mean() < 6  # JPEGs are decoded at a fraction of their size
     assert [whole_side(side) for side in (64, 112, 224, 336)] == [80, 128, 256, 384]
 
 
-def test_one_thread_and_many_write_the_same_store(pictures: list[PictureFile], tmp_path: Path) -> None:
+def test_one_thread_and_many_write_the_same_store(images: list[ImageFile], tmp_path: Path) -> None:
     for threads in (1, 7):
-        packs(pictures, tmp_path / str(threads), threads=threads, fit=WHOLE)
+        packs(images, tmp_path / str(threads), threads=threads, fit=WHOLE)
     for name in (INDEX, "pixels-1.bin"):
         assert (tmp_path / "1" / name).read_bytes() == (tmp_path / "7" / name).read_bytes()
 
 
-def test_what_is_packed_is_not_decoded_again(pictures: list[PictureFile], folder: Path) -> None:
-    first, _ = packs(pictures, folder)
-    second, decoded = packs(pictures, folder)
+def test_what_is_packed_is_not_decoded_again(images: list[ImageFile], folder: Path) -> None:
+    first, _ = packs(images, folder)
+    second, decoded = packs(images, folder)
     assert decoded == 0
     assert np.array_equal(first.pixels()[:], second.pixels()[:])
 
 
-def test_a_changed_file_is_packed_again_and_a_touched_one_is_not(pictures: list[PictureFile], folder: Path) -> None:
-    packs(pictures, folder)
-    os.utime(pictures[1].path, ns=(1, 1))
-    draw(pictures[3].path, 99)
-    store, decoded = packs(pictures, folder)
+def test_a_changed_file_is_packed_again_and_a_touched_one_is_not(images: list[ImageFile], folder: Path) -> None:
+    packs(images, folder)
+    os.utime(images[1].path, ns=(1, 1))
+    draw(images[3].path, 99)
+    store, decoded = packs(images, folder)
     assert decoded == 1
     for at in (1, 3):
-        assert np.array_equal(store.pixels()[at], middle_square(pictures[at].path, SIDE))
-    assert packs(pictures, folder)[1] == 0
+        assert np.array_equal(store.pixels()[at], middle_square(images[at].path, SIDE))
+    assert packs(images, folder)[1] == 0
 
 
-def test_files_that_went_and_came_are_seen(pictures: list[PictureFile], folder: Path) -> None:
-    packs(pictures[:8], folder)
-    pictures[2].path.unlink()
-    store, decoded = packs([*pictures[9:], *pictures[:4]], folder)
+def test_files_that_went_and_came_are_seen(images: list[ImageFile], folder: Path) -> None:
+    packs(images[:8], folder)
+    images[2].path.unlink()
+    store, decoded = packs([*images[9:], *images[:4]], folder)
     assert decoded == 3
     assert [(one.where, one.why) for one in store.skipped] == [("02.jpg", "there is no such file")]
     assert store.kept == [0, 1, 2, 3, 4, 6]
@@ -120,67 +120,67 @@ def test_files_that_went_and_came_are_seen(pictures: list[PictureFile], folder: 
     assert rows.shape == (6, SIDE, SIDE, 3)
     assert len(rows) == 6
     for at, name in enumerate(names):
-        assert np.array_equal(rows[at], middle_square(pictures[0].path.with_name(name), SIDE))
+        assert np.array_equal(rows[at], middle_square(images[0].path.with_name(name), SIDE))
     assert np.array_equal(rows[np.array([4, 0])], np.stack([rows[4], rows[0]]))
     assert np.array_equal(rows[1:3], np.stack([rows[1], rows[2]]))
 
 
-def test_a_broken_file_is_named_and_tried_again_only_when_it_changes(pictures: list[PictureFile], folder: Path) -> None:
-    whole = pictures[5].path.read_bytes()
-    pictures[5].path.write_bytes(whole[:-40])
-    store, decoded = packs(pictures, folder)
+def test_a_broken_file_is_named_and_tried_again_only_when_it_changes(images: list[ImageFile], folder: Path) -> None:
+    whole = images[5].path.read_bytes()
+    images[5].path.write_bytes(whole[:-40])
+    store, decoded = packs(images, folder)
     assert decoded == 12
     assert [(one.where, one.why) for one in store.skipped] == [("05.jpg", "it ends early")]
     assert 5 not in store.kept
-    again, decoded = packs(pictures, folder)
+    again, decoded = packs(images, folder)
     assert decoded == 0
     assert again.skipped == store.skipped
-    pictures[5].path.write_bytes(whole)
-    mended, decoded = packs(pictures, folder)
+    images[5].path.write_bytes(whole)
+    mended, decoded = packs(images, folder)
     assert decoded == 1
     assert not mended.skipped
 
 
-def test_the_same_bytes_under_two_names_share_a_row(pictures: list[PictureFile], folder: Path) -> None:
-    pictures[7].path.write_bytes(pictures[2].path.read_bytes())
-    store, _ = packs(pictures, folder)
+def test_the_same_bytes_under_two_names_share_a_row(images: list[ImageFile], folder: Path) -> None:
+    images[7].path.write_bytes(images[2].path.read_bytes())
+    store, _ = packs(images, folder)
     assert store.entries[7].row == store.entries[2].row
     assert store.entries[7].digest == store.entries[2].digest
     assert (folder / "pixels-1.bin").stat().st_size == 11 * SIDE * SIDE * 3
 
 
-def test_a_line_that_is_not_whole_costs_that_line_only(pictures: list[PictureFile], folder: Path) -> None:
-    expected = np.array(packs(pictures, folder)[0].pixels()[:])
+def test_a_line_that_is_not_whole_costs_that_line_only(images: list[ImageFile], folder: Path) -> None:
+    expected = np.array(packs(images, folder)[0].pixels()[:])
     index = folder / INDEX
     index.write_bytes(index.read_bytes()[:-9])
     with open(folder / "pixels-1.bin", "ab") as file:
-        file.write(b"half a picture")
-    store, decoded = packs(pictures, folder)
+        file.write(b"half an image")
+    store, decoded = packs(images, folder)
     assert decoded == 1
     assert np.array_equal(store.pixels()[:], expected)
     assert all(json.loads(line) for line in index.read_text().splitlines())
 
 
 @pytest.mark.parametrize("what", ["index", "pixels", "header"])
-def test_a_damaged_store_is_made_again(what: str, pictures: list[PictureFile], folder: Path) -> None:
-    expected = np.array(packs(pictures, folder)[0].pixels()[:])
+def test_a_damaged_store_is_made_again(what: str, images: list[ImageFile], folder: Path) -> None:
+    expected = np.array(packs(images, folder)[0].pixels()[:])
     if what == "index":
         (folder / INDEX).write_bytes(b"\xff\xfe not json \n" * 5)
     elif what == "pixels":
         (folder / "pixels-1.bin").write_bytes(bytes(3 * SIDE * SIDE * 3))
     else:
         (folder / INDEX).write_text('{"pixels": "../../elsewhere.bin"}\n')
-    store, decoded = packs(pictures, folder)
+    store, decoded = packs(images, folder)
     assert decoded == (9 if what == "pixels" else 12)
     if what != "pixels":
         assert np.array_equal(store.pixels()[:], expected)
 
 
 def test_a_store_that_is_mostly_unused_is_rebuilt(
-    pictures: list[PictureFile], folder: Path, monkeypatch: pytest.MonkeyPatch
+    images: list[ImageFile], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(packed, "SPARE_ROWS", 4)
-    few = pictures[:3]
+    few = images[:3]
     few[1].path.write_bytes(b"broken")
     for version in range(4):  # each leaves behind the rows of the one before
         for at in (0, 2):
@@ -194,13 +194,13 @@ def test_a_store_that_is_mostly_unused_is_rebuilt(
     assert np.array_equal(store.pixels()[:], expected)
 
 
-def test_using_a_few_pictures_keeps_those_of_other_splits(
-    pictures: list[PictureFile], folder: Path, monkeypatch: pytest.MonkeyPatch
+def test_using_a_few_images_keeps_those_of_other_splits(
+    images: list[ImageFile], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(packed, "SPARE_ROWS", 4)
-    packs(pictures, folder)
-    packs(pictures[:2], folder)
-    assert packs(pictures, folder)[1] == 0
+    packs(images, folder)
+    packs(images[:2], folder)
+    assert packs(images, folder)[1] == 0
 
 
 def test_stores_of_the_same_source_go_when_they_are_not_used_for_a_month(empty_cache: Path) -> None:
@@ -222,7 +222,7 @@ def test_stores_of_the_same_source_go_when_they_are_not_used_for_a_month(empty_c
 
 
 def test_a_full_disk_is_told_with_what_is_needed(
-    pictures: list[PictureFile], folder: Path, monkeypatch: pytest.MonkeyPatch
+    images: list[ImageFile], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(number: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -232,27 +232,27 @@ def test_a_full_disk_is_told_with_what_is_needed(
         kinds = {(WHOLE, True): True, (WHOLE, False): False, (MIDDLE, True): False}
         for (fit, keep), helps in kinds.items():
             with pytest.raises(DataError, match=r"too little room.*GB more") as caught:
-                packs(pictures, folder, fit=fit, keep=keep)
-            # Held-out pictures are never streamed, and those that are streamed already cannot be streamed more.
+                packs(images, folder, fit=fit, keep=keep)
+            # Held-out images are never streamed, and those that are streamed already cannot be streamed more.
             assert ("data.stream=always" in caught.value.hint) == helps
     with monkeypatch.context() as patch:
         patch.setattr(packed, "room_left", lambda folder: 5000)
         with pytest.raises(DataError, match="too little room"):
-            packs(pictures, folder)
-    store, _ = packs(pictures, folder)
+            packs(images, folder)
+    store, _ = packs(images, folder)
     assert len(store.kept) == 12
 
 
-def test_a_folder_that_cannot_be_written_is_told(pictures: list[PictureFile], tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_is_told(images: list[ImageFile], tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(DataError, match="LAPCLIP_CACHE"):
-        packs(pictures, tmp_path / "file" / "store")
+        packs(images, tmp_path / "file" / "store")
 
 
 PACKING = """
 import sys, time
 from pathlib import Path
-from lapclip.data import packed
+from lapclip.data import packed_store as packed
 from lapclip.data.table import PictureFile
 packed.SAVED_EVERY = 0.0
 def told(done, total, what="", /):
@@ -263,7 +263,7 @@ packed.pack([PictureFile(path, path.name) for path in files], Path(sys.argv[2]),
 """
 
 
-def test_a_killed_packer_goes_on_where_it_was(pictures: list[PictureFile], folder: Path, tmp_path: Path) -> None:
+def test_a_killed_packer_goes_on_where_it_was(images: list[ImageFile], folder: Path, tmp_path: Path) -> None:
     arguments = [sys.executable, "-c", PACKING, str(tmp_path / "photos"), str(folder), "5"]
     with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -271,27 +271,27 @@ def test_a_killed_packer_goes_on_where_it_was(pictures: list[PictureFile], folde
             if line.startswith("5 "):
                 process.kill()
                 break
-    store, decoded = packs(pictures, folder)
+    store, decoded = packs(images, folder)
     assert decoded == 12 - 5
-    expected = np.stack([middle_square(picture.path, SIDE) for picture in pictures])
+    expected = np.stack([middle_square(picture.path, SIDE) for picture in images])
     assert np.array_equal(store.pixels()[:], expected)
 
 
 def test_a_second_process_waits_and_uses_what_the_first_made(
-    pictures: list[PictureFile], folder: Path, tmp_path: Path
+    images: list[ImageFile], folder: Path, tmp_path: Path
 ) -> None:
     arguments = [sys.executable, "-c", PACKING, str(tmp_path / "photos"), str(folder), "0"]
     with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline().startswith("1 packing")
-        store, decoded = packs(pictures, folder)  # this process, while that one works
+        store, decoded = packs(images, folder)  # this process, while that one works
         process.stdout.read()
         assert process.wait() == 0
     assert decoded == 0
     assert len(store.kept) == 12
 
 
-def test_waiting_is_said(pictures: list[PictureFile], folder: Path) -> None:
+def test_waiting_is_said(images: list[ImageFile], folder: Path) -> None:
     told: list[str] = []
     waited = threading.Event()
 
@@ -301,21 +301,21 @@ def test_waiting_is_said(pictures: list[PictureFile], folder: Path) -> None:
             waited.set()
 
     with Catalogue(folder, 1).lock(lambda: None):
-        thread = threading.Thread(target=lambda: packs(pictures, folder, progress=tell))
+        thread = threading.Thread(target=lambda: packs(images, folder, progress=tell))
         thread.start()
         assert waited.wait(20)
     thread.join(20)
     assert set(told) == {"waiting for another process that packs", "packing"}
 
 
-def test_interrupting_keeps_what_is_done(pictures: list[PictureFile], folder: Path) -> None:
+def test_interrupting_keeps_what_is_done(images: list[ImageFile], folder: Path) -> None:
     def interrupt(done: int, total: int, what: str = "", /) -> None:
         if done == 4:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        packs(pictures, folder, progress=interrupt, threads=1)
-    assert packs(pictures, folder)[1] == 8
+        packs(images, folder, progress=interrupt, threads=1)
+    assert packs(images, folder)[1] == 8
 
 
 @dataclass(frozen=True)
@@ -331,8 +331,8 @@ class Gone:
         raise OSError(errno.EIO, "Input/output error")
 
 
-def test_what_cannot_be_read_is_left_out_and_tried_again(pictures: list[PictureFile], folder: Path) -> None:
-    mixed = [pictures[0], Gone("shard.tar:7.jpg"), pictures[1]]
+def test_what_cannot_be_read_is_left_out_and_tried_again(images: list[ImageFile], folder: Path) -> None:
+    mixed = [images[0], Gone("shard.tar:7.jpg"), images[1]]
     for _ in range(2):
         store = pack(mixed, folder, SIDE, MIDDLE)
         assert store.kept == [0, 2]
@@ -342,7 +342,7 @@ def test_what_cannot_be_read_is_left_out_and_tried_again(pictures: list[PictureF
 
 @dataclass(frozen=True)
 class Held:
-    """A picture in memory."""
+    """An image in memory."""
 
     name: str
     data: bytes
@@ -356,7 +356,7 @@ class Held:
 
 @settings(max_examples=25, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 5), st.floats(0, 1.3), st.binary(max_size=3)), max_size=8))
-def test_every_picture_is_kept_or_named(damage: list[tuple[int, float, bytes]]) -> None:
+def test_every_image_is_kept_or_named(damage: list[tuple[int, float, bytes]]) -> None:
     mixed: list[Held] = []
     for at, (seed, length, changed) in enumerate(damage):
         file = io.BytesIO()
@@ -387,17 +387,17 @@ def test_a_store_belongs_to_a_source_a_side_and_a_fit(empty_cache: Path) -> None
     assert {place.parent for place in places} == {empty_cache}
 
 
-def streamed(pictures: list[PictureFile], folder: Path) -> tuple[Packed, StreamedPixels]:
-    looked = pack(pictures, folder, SIDE, WHOLE, keep=False)
-    kept = [pictures[at] for at in looked.kept]
+def streamed(images: list[ImageFile], folder: Path) -> tuple[Packed, StreamedPixels]:
+    looked = pack(images, folder, SIDE, WHOLE, keep=False)
+    kept = [images[at] for at in looked.kept]
     return looked, StreamedPixels(kept, [entry.digest for entry in looked.entries], SIDE)
 
 
-def test_streamed_pictures_are_the_packed_ones(pictures: list[PictureFile], folder: Path, tmp_path: Path) -> None:
-    pictures[4].path.write_bytes(b"broken")
-    looked, stream = streamed(pictures, folder)
+def test_streamed_images_are_the_packed_ones(images: list[ImageFile], folder: Path, tmp_path: Path) -> None:
+    images[4].path.write_bytes(b"broken")
+    looked, stream = streamed(images, folder)
     assert not (folder / "pixels-1.bin").exists() or (folder / "pixels-1.bin").stat().st_size == 0
-    store = pack(pictures, tmp_path / "other", SIDE, WHOLE)
+    store = pack(images, tmp_path / "other", SIDE, WHOLE)
     assert looked.kept == store.kept
     assert looked.skipped == store.skipped
     assert [entry.aspect for entry in looked.entries] == [entry.aspect for entry in store.entries]
@@ -405,29 +405,29 @@ def test_streamed_pictures_are_the_packed_ones(pictures: list[PictureFile], fold
     assert stream.shape == rows.shape
     for wanted in (np.array([7, 0, 7, 3]), slice(2, 9), slice(None), np.int64(5), -1):
         assert np.array_equal(stream[wanted], rows[wanted])
-    assert packs(pictures, folder, fit=WHOLE, keep=False)[1] == 0  # looked at once
-    kept, decoded = packs(pictures, folder, fit=WHOLE)
+    assert packs(images, folder, fit=WHOLE, keep=False)[1] == 0  # looked at once
+    kept, decoded = packs(images, folder, fit=WHOLE)
     assert decoded == 11  # packed after all
     assert np.array_equal(kept.pixels()[:], rows)
 
 
-def test_a_picture_that_changes_while_streaming_is_named_and_never_learnt_from(
-    pictures: list[PictureFile], folder: Path
+def test_an_image_that_changes_while_streaming_is_named_and_never_learnt_from(
+    images: list[ImageFile], folder: Path
 ) -> None:
-    _, stream = streamed(pictures, folder)
-    draw(pictures[6].path, 1234)
-    with pytest.raises(DataError, match=r"06\.jpg was a picture when the run began, and now it has changed"):
+    _, stream = streamed(images, folder)
+    draw(images[6].path, 1234)
+    with pytest.raises(DataError, match=r"06\.jpg was an image when the run began, and now it has changed"):
         stream[np.array([1, 6])]
-    pictures[6].path.unlink()
+    images[6].path.unlink()
     with pytest.raises(DataError, match=r"06\.jpg .* cannot be read"):
         stream[np.array([1, 6])]
     assert stream[np.array([1, 5])].shape == (2, SIDE, SIDE, 3)
 
 
-def test_huge_pictures_are_decoded_one_at_a_time(
-    pictures: list[PictureFile], folder: Path, monkeypatch: pytest.MonkeyPatch
+def test_huge_images_are_decoded_one_at_a_time(
+    images: list[ImageFile], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Four threads with a picture of 500 MB each would fill a laptop."""
+    """Four threads with an image of 500 MB each would fill a laptop."""
     monkeypatch.setattr(packed.decoding, "HUGE", 100)
     at_once, most = [], []
     real = packed.decode
@@ -440,20 +440,20 @@ def test_huge_pictures_are_decoded_one_at_a_time(
         return real(header, **how)
 
     monkeypatch.setattr(packed, "decode", slow)
-    large = [picture for picture in pictures if np.prod(Image.open(io.BytesIO(picture.read())).size) > 100]
+    large = [picture for picture in images if np.prod(Image.open(io.BytesIO(picture.read())).size) > 100]
     pack(large, folder, SIDE, MIDDLE, threads=4)
     assert max(most) == 1
 
 
 def test_faults_that_may_pass_are_not_remembered(
-    pictures: list[PictureFile], folder: Path, monkeypatch: pytest.MonkeyPatch
+    images: list[ImageFile], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(image, **more):
         raise MemoryError
 
     heic = folder.parent / "a.heic"
     heic.write_bytes(b"\0\0\0\x18ftypheic" + bytes(40))
-    mixed = [*pictures, PictureFile(heic, "a.heic")]
+    mixed = [*images, ImageFile(heic, "a.heic")]
     with monkeypatch.context() as patch:
         patch.setattr(decoding, "upright", full)
         patch.setattr(decoding, "_formats", lambda: ("JPEG",))
@@ -469,7 +469,7 @@ def test_faults_that_may_pass_are_not_remembered(
 
 
 def test_a_file_swapped_for_one_of_the_same_size_and_date_is_packed_again(tmp_path: Path, folder: Path) -> None:
-    picture = PictureFile(tmp_path / "a.bmp", "a.bmp")
+    picture = ImageFile(tmp_path / "a.bmp", "a.bmp")
     for shade in (10, 200):
         Image.new("RGB", (20, 20), (shade, 0, 0)).save(tmp_path / f"{shade}.bmp")
         os.utime(tmp_path / f"{shade}.bmp", ns=(1, 1))
@@ -491,13 +491,13 @@ def test_names_that_cannot_be_printed_are_packed_and_named_in_plain_characters(f
         assert [one.where for one in store.skipped] == [f"a\\n\\udcff\\x1b[31m.{end}" for end in ("jpg", "gif")]
 
 
-def test_a_picture_that_was_looked_at_and_cannot_be_read_any_more_is_left_out(
-    pictures: list[PictureFile], folder: Path, monkeypatch: pytest.MonkeyPatch
+def test_an_image_that_was_looked_at_and_cannot_be_read_any_more_is_left_out(
+    images: list[ImageFile], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    packs(pictures[:2], folder, keep=False)
+    packs(images[:2], folder, keep=False)
     with monkeypatch.context() as patch:
-        patch.setattr(PictureFile, "read", Gone.read)
-        store, _ = packs(pictures[:2], folder)
+        patch.setattr(ImageFile, "read", Gone.read)
+        store, _ = packs(images[:2], folder)
     assert store.kept == []
     assert len(store.skipped) == 2
 

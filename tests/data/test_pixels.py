@@ -8,7 +8,7 @@ import pytest
 import torch
 from PIL import Image
 
-from lapclip.data.pixels import PixelStore, View, fit_picture, middle_square, normalise, open_picture
+from lapclip.data.pixels import PixelStore, View, fit_image, middle_square, normalise, open_image
 from lapclip.errors import DataError
 from lapclip.model.shapes import SHAPES
 from lapclip.shape_checks import CLIP_MEAN, CLIP_STD
@@ -21,27 +21,27 @@ def gradient(width: int, height: int) -> Image.Image:
     return Image.fromarray(across.astype(np.uint8))
 
 
-def test_a_picture_of_the_right_size_is_left_alone() -> None:
+def test_an_image_of_the_right_size_is_left_alone() -> None:
     picture = gradient(32, 32)
-    assert np.array_equal(fit_picture(picture, 32), np.asarray(picture))
+    assert np.array_equal(fit_image(picture, 32), np.asarray(picture))
 
 
 @pytest.mark.parametrize("size", [(90, 30), (30, 90), (200, 201), (5, 7), (1, 1)])
-def test_any_picture_becomes_its_middle_square(size: tuple[int, int]) -> None:
-    fitted = fit_picture(gradient(*size), 32)
+def test_any_image_becomes_its_middle_square(size: tuple[int, int]) -> None:
+    fitted = fit_image(gradient(*size), 32)
     assert fitted.shape == (32, 32, 3)
     assert fitted.dtype == np.uint8
 
 
 def test_the_middle_is_kept() -> None:
-    fitted = fit_picture(gradient(96, 32), 32)
+    fitted = fit_image(gradient(96, 32), 32)
     assert 80 < fitted[:, 0].mean() < 90  # a third of the way from 0 to 255
     assert 165 < fitted[:, -1].mean() < 175
 
 
 def test_resizing_agrees_with_pillow() -> None:
     picture = gradient(128, 128)
-    ours = fit_picture(picture, 64).astype(int)
+    ours = fit_image(picture, 64).astype(int)
     pillows = np.asarray(picture.resize((64, 64), Image.Resampling.BICUBIC)).astype(int)
     assert np.abs(ours - pillows).max() <= 1
 
@@ -69,36 +69,36 @@ def test_sizes_are_rounded_as_torchvision_does(width: int, height: int, share: f
     size = (short, int(short * height / width)) if width < height else (int(short * width / height), short)
     left, top = (round((length - 64) / 2) for length in size)
     theirs = np.asarray(picture.resize(size, Image.Resampling.BILINEAR))[top : top + 64, left : left + 64].astype(int)
-    ours = fit_picture(picture, View(64, "bilinear", crop_share=share)).astype(int)
+    ours = fit_image(picture, View(64, "bilinear", crop_share=share)).astype(int)
     assert np.abs(ours - theirs).max() <= 1
 
 
-def test_a_squashed_picture_is_seen_whole() -> None:
-    fitted = fit_picture(gradient(96, 32), View(32, resize="squash"))
+def test_a_squashed_image_is_seen_whole() -> None:
+    fitted = fit_image(gradient(96, 32), View(32, resize="squash"))
     assert fitted[:, 0].mean() < 10
     assert fitted[:, -1].mean() > 245
 
 
 @pytest.mark.parametrize("mode", ["RGB", "L", "RGBA", "P", "CMYK", "I;16", "1", "LA"])
-def test_every_mode_of_picture_is_read_as_rgb(mode: str, tmp_path: Path) -> None:
+def test_every_mode_of_image_is_read_as_rgb(mode: str, tmp_path: Path) -> None:
     path = tmp_path / ("picture.tif" if mode in ("CMYK", "I;16") else "picture.png")
     Image.new(mode, (8, 8)).save(path)
-    assert open_picture(path).image.mode == "RGB"
+    assert open_image(path).image.mode == "RGB"
 
 
 def test_a_sideways_photo_is_turned_upright(tmp_path: Path) -> None:
     exif = Image.Exif()
     exif[274] = 6  # taken with the camera on its side
     gradient(20, 10).save(tmp_path / "photo.jpg", exif=exif)
-    assert open_picture(tmp_path / "photo.jpg").image.size == (10, 20)
+    assert open_image(tmp_path / "photo.jpg").image.size == (10, 20)
 
 
-def test_a_missing_or_broken_picture_is_named(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"No such picture: .*none\.png"):
-        open_picture(tmp_path / "none.png")
-    (tmp_path / "broken.png").write_bytes(b"not a picture")
+def test_a_missing_or_broken_image_is_named(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"No such image: .*none\.png"):
+        open_image(tmp_path / "none.png")
+    (tmp_path / "broken.png").write_bytes(b"not an image")
     with pytest.raises(DataError, match=r"broken\.png cannot be read"):
-        open_picture(tmp_path / "broken.png")
+        open_image(tmp_path / "broken.png")
 
 
 def test_a_store_is_whole_or_not_there(tmp_path: Path) -> None:
@@ -130,14 +130,14 @@ def test_a_store_that_cannot_be_written_says_so(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("form", ["TIFF", "PNG", "JPEG"])
-def test_a_picture_that_is_open_is_turned_once(form: str, tmp_path: Path) -> None:
+def test_an_image_that_is_open_is_turned_once(form: str, tmp_path: Path) -> None:
     exif = Image.Exif()
     exif[0x0112] = 6
     path = tmp_path / "a.picture"
     Image.linear_gradient("L").resize((40, 20)).convert("RGB").save(path, form, exif=exif)
     with Image.open(path) as image:
-        found = np.asarray(open_picture(image).image)
-    assert np.array_equal(found, np.asarray(open_picture(path).image))
+        found = np.asarray(open_image(image).image)
+    assert np.array_equal(found, np.asarray(open_image(path).image))
     assert found.shape == (40, 20, 3)
 
 

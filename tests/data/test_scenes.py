@@ -65,7 +65,7 @@ def test_captions_name_every_attribute() -> None:
     assert "pair of" in " ".join(scenes.captions(scenes.Scene("food", "cake", "red", 2, "left", "snow"), 12, random))
 
 
-def test_pictures_differ_in_jitter_and_repeat_for_a_seed() -> None:
+def test_images_differ_in_jitter_and_repeat_for_a_seed() -> None:
     scene = scenes.Scene("urban", "taxi", "red", 2, "right", "sunset")
     first, again, other = (draw(scene, 64, seed) for seed in (1, 1, 2))
     assert first.shape == (64, 64, 3)
@@ -75,7 +75,7 @@ def test_pictures_differ_in_jitter_and_repeat_for_a_seed() -> None:
 
 
 @pytest.mark.parametrize("attribute", ["thing", "colour", "count", "place", "setting"])
-def test_each_attribute_changes_the_picture(attribute: str) -> None:
+def test_each_attribute_changes_the_image(attribute: str) -> None:
     values = {"thing": "snail", "colour": "blue", "count": 3, "place": "left", "setting": "snow"}
     plain = {"category": "animals", "thing": "cat", "colour": "red", "count": 1, "place": "right", "setting": "noon"}
     changed = scenes.Scene(**{**plain, attribute: values[attribute]})
@@ -87,9 +87,9 @@ def test_every_thing_can_be_drawn_in_every_size() -> None:
     for category, things in scenes.THINGS.items():
         for thing in things:
             for size in (32, 288):  # beyond the tile of noise, too
-                picture = draw(scenes.Scene(category, thing, "white", 3, "middle", "night"), size, 0)
-                assert picture.shape == (size, size, 3)
-                assert picture.std() > 10
+                image = draw(scenes.Scene(category, thing, "white", 3, "middle", "night"), size, 0)
+                assert image.shape == (size, size, 3)
+                assert image.std() > 10
 
 
 def test_data_is_the_same_from_the_cache_and_changes_with_the_seed() -> None:

@@ -1,4 +1,4 @@
-"""Which pictures are held out: the data's own splits, or drawn by picture, seeded, and stable as data is added."""
+"""Which images are held out: the data's own splits, or drawn by image, seeded, and stable as data is added."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from lapclip.data.splits import assign_splits, check_trainable, split_named
-from lapclip.data.table import PictureFile, Row
+from lapclip.data.table import ImageFile, Row
 from lapclip.errors import DataError
 
 
 def rows(count: int, split: str = "", start: int = 0) -> list[Row]:
-    return [Row(PictureFile(Path(f"{n}.jpg"), f"{n}.jpg"), ("a", "b"), split) for n in range(start, start + count)]
+    return [Row(ImageFile(Path(f"{n}.jpg"), f"{n}.jpg"), ("a", "b"), split) for n in range(start, start + count)]
 
 
 def test_without_splits_a_tenth_each_is_held_out_and_stays_so_when_data_is_added() -> None:
@@ -38,7 +38,7 @@ def test_val_is_drawn_from_train_where_the_data_has_none() -> None:
     assert with_test[500:] == ["test"] * 50
 
 
-def test_pictures_without_split_are_for_training_where_others_have_one() -> None:
+def test_images_without_split_are_for_training_where_others_have_one() -> None:
     mixed = assign_splits([*rows(300), *rows(20, "val", 300)], 0)
     assert mixed == ["train"] * 300 + ["val"] * 20
     assert set(assign_splits([*rows(300), *rows(20, "test", 300)], 0)[:300]) == {"train", "val"}
@@ -55,7 +55,7 @@ def test_nothing_for_training_is_an_error_only_when_training() -> None:
 
 
 @pytest.mark.parametrize("count", range(2, 12))
-def test_few_pictures_still_give_both_parts(count: int) -> None:
+def test_few_images_still_give_both_parts(count: int) -> None:
     for seed in range(20):
         assert {"train", "val"} <= set(assign_splits(rows(count), seed))
         assert {"train", "val"} == set(assign_splits(rows(count, "train"), seed))

@@ -12,7 +12,7 @@ from lapclip.errors import DataError
 BUILT_IN = CharacterTokenizer(ALPHABET)
 
 
-def test_built_in_captions_take_33_symbols_and_the_end_has_the_highest() -> None:
+def test_built_in_captions_take_33_tokens_and_the_end_has_the_highest() -> None:
     assert BUILT_IN.vocabulary == 33
     assert BUILT_IN.end == 32
 
@@ -23,19 +23,19 @@ def test_decodes_what_it_encodes(caption: str) -> None:
 
 
 @given(st.text(max_size=200), st.integers(2, 77))
-def test_any_text_becomes_known_symbols_within_the_context(caption: str, context: int) -> None:
-    symbols = BUILT_IN.encode(caption, context)
-    assert 2 <= len(symbols) <= context
-    assert symbols[0] == BUILT_IN.start
-    assert symbols[-1] == BUILT_IN.end
-    assert symbols.count(BUILT_IN.end) == 1
-    assert all(0 <= symbol < BUILT_IN.vocabulary for symbol in symbols)
+def test_any_text_becomes_known_tokens_within_the_context(caption: str, context: int) -> None:
+    tokens = BUILT_IN.encode(caption, context)
+    assert 2 <= len(tokens) <= context
+    assert tokens[0] == BUILT_IN.start
+    assert tokens[-1] == BUILT_IN.end
+    assert tokens.count(BUILT_IN.end) == 1
+    assert all(0 <= token < BUILT_IN.vocabulary for token in tokens)
 
 
 def test_long_captions_are_cut_with_the_end_kept() -> None:
-    symbols = BUILT_IN.encode("a" * 100, 77)
-    assert len(symbols) == 77
-    assert symbols[-1] == BUILT_IN.end
+    tokens = BUILT_IN.encode("a" * 100, 77)
+    assert len(tokens) == 77
+    assert tokens[-1] == BUILT_IN.end
 
 
 @pytest.mark.parametrize(("longest", "length"), [(1, 8), (6, 8), (7, 16), (60, 64), (71, 77), (200, 77)])

@@ -36,11 +36,11 @@ LEARNT = learn_bpe(count_words(CAPTIONS), 700)
 
 
 @pytest.mark.parametrize(("caption", "ids"), TABLE)
-def test_clip_symbols_are_those_of_openclip(caption: str, ids: list[int]) -> None:
+def test_clip_tokens_are_those_of_openclip(caption: str, ids: list[int]) -> None:
     assert CLIP.encode(caption, 77) == ids
 
 
-def test_clip_has_49408_symbols_and_pads_with_zero_as_openclip_does() -> None:
+def test_clip_has_49408_tokens_and_pads_with_zero_as_openclip_does() -> None:
     assert (CLIP.vocabulary, CLIP.start, CLIP.end) == (49408, 49406, 49407)
     assert CLIP.batch(["a diagram", "a dog"], 77).tolist() == [
         [49406, 320, 22697, 49407, 0, 0, 0, 0],
@@ -56,15 +56,15 @@ def test_plain_captions_are_cleaned_as_ftfy_would(caption: str) -> None:
 
 @pytest.mark.parametrize("tokenizer", [CLIP, LEARNT], ids=["clip", "learnt"])
 @given(caption=st.text(max_size=80), context=st.integers(2, 77))
-def test_any_text_becomes_known_symbols_within_the_context(
+def test_any_text_becomes_known_tokens_within_the_context(
     tokenizer: BytePairTokenizer, caption: str, context: int
 ) -> None:
-    symbols = tokenizer.encode(caption, context)
-    assert 2 <= len(symbols) <= context
-    assert symbols[0] == tokenizer.start
-    assert symbols[-1] == tokenizer.end
-    assert all(0 <= symbol < tokenizer.vocabulary for symbol in symbols)
-    assert symbols[:-1] == tokenizer.encode(caption, 4000)[:-1][: context - 1]
+    tokens = tokenizer.encode(caption, context)
+    assert 2 <= len(tokens) <= context
+    assert tokens[0] == tokenizer.start
+    assert tokens[-1] == tokenizer.end
+    assert all(0 <= token < tokenizer.vocabulary for token in tokens)
+    assert tokens[:-1] == tokenizer.encode(caption, 4000)[:-1][: context - 1]
     assert tokenizer.length(caption) == len(tokenizer.encode(caption, 100_000))
 
 
@@ -75,7 +75,7 @@ def test_nothing_is_unknown_to_a_learnt_bpe(caption: str) -> None:
     assert "".join(decoded.split()) == "".join(clean(caption).split())
 
 
-def test_a_learnt_bpe_writes_frequent_words_as_one_symbol_and_has_the_size_asked_for() -> None:
+def test_a_learnt_bpe_writes_frequent_words_as_one_token_and_has_the_size_asked_for() -> None:
     assert LEARNT.vocabulary <= 700
     assert LEARNT.end == LEARNT.vocabulary - 1
     assert all(len(LEARNT.encode(word, 77)) == 3 for word in ("bicycles", "red", "near", "the"))
@@ -91,7 +91,7 @@ def test_learning_stops_at_the_size_asked_for_where_there_is_more_to_learn() -> 
     assert learn_bpe(words, 600).vocabulary == 600
 
 
-def test_learning_gives_the_same_symbols_in_another_process(tmp_path: Path) -> None:
+def test_learning_gives_the_same_tokens_in_another_process(tmp_path: Path) -> None:
     program = (
         "import json, sys; from lapclip.data.tokenizers.choose import count_words, learn_bpe;"
         "print(json.dumps(learn_bpe(count_words(json.load(sys.stdin)), 700).to_dict()))"
@@ -150,8 +150,8 @@ def test_auto_takes_characters_for_few_captions_unless_they_would_be_cut() -> No
     assert "characters would cut 100%" in why
 
 
-@pytest.mark.parametrize(("kind", "symbols"), [("clip", 49408), ("characters", 13)])
-def test_a_kind_that_was_asked_for_is_taken(kind: str, symbols: int) -> None:
+@pytest.mark.parametrize(("kind", "tokens"), [("clip", 49408), ("characters", 13)])
+def test_a_kind_that_was_asked_for_is_taken(kind: str, tokens: int) -> None:
     tokenizer, why = choose_tokenizer(DataConfig(tokenizer=kind), ["a red bicycle"], None, 77)
-    assert tokenizer.vocabulary == symbols
+    assert tokenizer.vocabulary == tokens
     assert why.startswith("asked for")

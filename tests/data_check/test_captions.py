@@ -3,7 +3,13 @@ from __future__ import annotations
 import pytest
 
 from lapclip.data.tokenizers import CharacterTokenizer, clip_tokenizer
-from lapclip.data_check.captions import ceilings, count_scripts, frequent_words, symbols_a_character, unknown_characters
+from lapclip.data_check.captions import (
+    ceilings,
+    count_scripts,
+    frequent_words,
+    tokens_per_character,
+    unknown_characters,
+)
 
 CLIP = clip_tokenizer()
 
@@ -26,7 +32,7 @@ def test_copies_and_equal_captions_limit_recall(
     assert found == pytest.approx({"t2i_r1": text_to_image, "i2t_r1": image_to_text, "told_apart": told_apart})
 
 
-def test_captions_that_are_cut_to_the_same_symbols_cannot_be_told_apart() -> None:
+def test_captions_that_are_cut_to_the_same_tokens_cannot_be_told_apart() -> None:
     captions = [["a dog on the left"], ["a dog on the right"]]
     assert ceilings("ab", captions, CLIP, 77)["t2i_r1"] == 1
     assert ceilings("ab", captions, CLIP, 5)["t2i_r1"] == 0.5
@@ -37,10 +43,10 @@ def test_scripts_are_counted_by_caption() -> None:
     assert found == {"Latin": [0, 1, 2, 5], "Han": [2], "Cyrillic": [3], "emoji": [5]}
 
 
-def test_clip_needs_more_symbols_for_chinese_than_for_english() -> None:
+def test_clip_needs_more_tokens_for_chinese_than_for_english() -> None:
     english, chinese = "a red bicycle stands in the snow", "一只红色的自行车停在雪地里"
-    assert symbols_a_character("Latin", [english], CLIP) < 0.5
-    assert symbols_a_character("Han", [chinese], CLIP) > 1.5
+    assert tokens_per_character("Latin", [english], CLIP) < 0.5
+    assert tokens_per_character("Han", [chinese], CLIP) > 1.5
 
 
 def test_only_characters_can_be_unknown() -> None:

@@ -10,13 +10,13 @@ from lapclip.config import DataConfig
 from lapclip.data.loading import load_data
 from lapclip.data_check import contact_sheet as sheet
 from lapclip.data_check.check import check
-from lapclip.data_check.contact_sheet import to_picture
+from lapclip.data_check.contact_sheet import to_image
 from lapclip.data_check.describe import Shown, describe, make_sheet
 from lapclip.data_check.page import to_page
 from lapclip.data_check.requirements import epoch_seconds, outlook, store_bytes
 from lapclip.errors import ConfigError, DataError
 
-from .made import encoded, odd_folder, odd_pictures, scene, write_csv
+from .made import encoded, odd_folder, odd_images, scene, write_csv
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +30,7 @@ def finding(found: dict, kind: str) -> dict:
 
 
 def test_counts_are_those_of_the_data(found: dict) -> None:
-    names = odd_pictures()
+    names = odd_images()
     assert (found["images"], found["captions"]) == (len(names), len(names) + 4)
     assert found["splits"] == {
         "train": {"images": len(names) - 2, "captions": len(names) + 2},
@@ -64,9 +64,9 @@ def test_each_kind_of_oddness_is_found_once_and_named(found: dict, kind: str, ex
     assert each["advice"]
 
 
-def test_equal_captions_of_different_pictures_are_counted(found: dict) -> None:
+def test_equal_captions_of_different_images_are_counted(found: dict) -> None:
     assert finding(found, "duplicate_captions")["count"] == 2
-    assert finding(found, "duplicate_captions")["examples"] == ["a red bicycle (2 pictures)"]
+    assert finding(found, "duplicate_captions")["examples"] == ["a red bicycle (2 images)"]
 
 
 def test_the_gravest_findings_come_first(found: dict) -> None:
@@ -85,18 +85,18 @@ def test_needs_leave_out_what_cannot_be_read(found: dict) -> None:
 
 
 def test_clean_data_has_no_findings_and_a_ceiling_of_one(tmp_path: Path) -> None:
-    pictures = {f"{seed}.jpg": encoded(scene(seed)) for seed in range(12)}
-    rows = [(name, f"{'very ' * at}good", "val" if at in (3, 4) else "train") for at, name in enumerate(pictures)]
-    found = check(str(write_csv(tmp_path, pictures, rows)), "first-run", [])
+    images = {f"{seed}.jpg": encoded(scene(seed)) for seed in range(12)}
+    rows = [(name, f"{'very ' * at}good", "val" if at in (3, 4) else "train") for at, name in enumerate(images)]
+    found = check(str(write_csv(tmp_path, images, rows)), "first-run", [])
     assert found["findings"] == []
     assert found["ceilings"] == {"val": {"t2i_r1": 1.0, "i2t_r1": 1.0, "told_apart": 1.0}}
     assert found["tokenizer"]["kind"] == "characters"
 
 
 def test_characters_that_training_never_shows_are_named(tmp_path: Path) -> None:
-    pictures = {"a.jpg": encoded(scene(1)), "b.jpg": encoded(scene(2)), "c.jpg": encoded(scene(3))}
+    images = {"a.jpg": encoded(scene(1)), "b.jpg": encoded(scene(2)), "c.jpg": encoded(scene(3))}
     rows = [("a.jpg", "a dog", "train"), ("b.jpg", "a god", "train"), ("c.jpg", "a dög", "val")]
-    found = check(str(write_csv(tmp_path, pictures, rows)), None, ["data.tokenizer=characters"])
+    found = check(str(write_csv(tmp_path, images, rows)), None, ["data.tokenizer=characters"])
     assert finding(found, "unknown_characters")["examples"] == ["ö (in 1 captions)"]
 
 
@@ -111,7 +111,7 @@ def test_the_time_of_an_epoch_comes_from_the_notebook_where_steps_were_timed(emp
     assert epoch_seconds(config, 1000, 24) == (10.0, "from steps that were timed here before")
 
 
-def test_the_outlook_is_honest_about_few_pictures() -> None:
+def test_the_outlook_is_honest_about_few_images() -> None:
     assert "too few" in outlook(400, drawn=False)
     assert "R@10 of 0.26" in outlook(6000, drawn=False)
     assert "Expect modest scores" in outlook(100_000, drawn=False)
@@ -119,13 +119,13 @@ def test_the_outlook_is_honest_about_few_pictures() -> None:
     assert store_bytes(10, 3, 112) == 3 * (10 * 128 * 128 + 3 * 112 * 112)
 
 
-def test_a_sheet_shows_the_same_pictures_each_time_and_passes_over_broken_ones(tmp_path: Path) -> None:
+def test_a_sheet_shows_the_same_images_each_time_and_passes_over_broken_ones(tmp_path: Path) -> None:
     folder = str(odd_folder(tmp_path))
     sheet = make_sheet(folder, 100, [])
-    assert {shown.name for shown in sheet.shown} == set(odd_pictures()) - {"early.jpg", "words.jpg"}
+    assert {shown.name for shown in sheet.shown} == set(odd_images()) - {"early.jpg", "words.jpg"}
     few = [[shown.name for shown in make_sheet(folder, 5, []).shown] for _ in range(2)]
     assert few[0] == few[1] == [shown.name for shown in sheet.shown[:5]]
-    image = to_picture(sheet)
+    image = to_image(sheet)
     assert image.width > image.height / 2
     assert len(set(image.resize((64, 64)).tobytes())) > 50
 
@@ -152,9 +152,9 @@ def test_a_sheet_is_written_where_it_was_asked_for(here: Path) -> None:
         describe(folder, None, 0, [])
 
 
-def test_data_without_a_readable_picture_makes_no_sheet(tmp_path: Path) -> None:
+def test_data_without_a_readable_image_makes_no_sheet(tmp_path: Path) -> None:
     folder = write_csv(tmp_path, {"a.jpg": b"no"}, [("a.jpg", "x", "train")])
-    with pytest.raises(DataError, match="No picture"):
+    with pytest.raises(DataError, match="No image"):
         make_sheet(str(folder), 3, [])
 
 
@@ -180,9 +180,9 @@ def test_flickr8k_has_the_copy_that_is_known(flickr8k: Path) -> None:
 
 
 def test_check_and_train_agree_on_what_is_too_much(tmp_path: Path, empty_cache: Path) -> None:
-    pictures = {f"{seed}.jpg": encoded(scene(seed)) for seed in range(12)}
-    rows = [(name, f"thing {name[:-4]}", "val" if name == "1.jpg" else "train") for name in pictures]
-    source = str(write_csv(tmp_path, pictures, [*rows, ("gone.jpg", "nothing", "train")]))
+    images = {f"{seed}.jpg": encoded(scene(seed)) for seed in range(12)}
+    rows = [(name, f"thing {name[:-4]}", "val" if name == "1.jpg" else "train") for name in images]
+    source = str(write_csv(tmp_path, images, [*rows, ("gone.jpg", "nothing", "train")]))
     for share, severity in ((0.05, "alarm"), (0.1, "warning")):
         found = check(source, "first-run", [f"data.broken_share={share}"])
         assert finding(found, "skipped_rows")["severity"] == severity

@@ -27,11 +27,11 @@ def looks(*images: Image.Image) -> list[tuple[int, int]]:
     ],
     ids=["halved", "cropped", "brighter", "squeezed"],
 )
-def test_an_edited_picture_is_alike_and_others_are_not(edit) -> None:
+def test_an_edited_image_is_alike_and_others_are_not(edit) -> None:
     assert looks(*[scene(seed) for seed in range(20)], edit(scene(7))) == [(7, 20)]
 
 
-def test_pictures_of_one_colour_are_alike_only_in_that_colour() -> None:
+def test_images_of_one_colour_are_alike_only_in_that_colour() -> None:
     flat = [Image.new("RGB", (50, 50), colour) for colour in ("red", "blue", "red")]
     assert looks(*flat) == [(0, 2)]
 
@@ -62,11 +62,11 @@ def test_bands_find_the_pairs_that_comparing_all_with_all_finds(at_once: int, mo
     assert all(apart[pair] <= likeness.MOST_BITS for pair in found)
 
 
-def test_many_pictures_with_one_hash_are_paired_with_the_first_only() -> None:
+def test_many_images_with_one_hash_are_paired_with_the_first_only() -> None:
     assert alike([5] * 1000, [bytes(12)] * 1000) == [(0, at, 0.0) for at in range(1, 1000)]
 
 
-def test_nothing_and_one_picture_have_no_pairs() -> None:
+def test_nothing_and_one_image_have_no_pairs() -> None:
     assert alike([], []) == []
     assert alike([1], [b"\0"]) == []
 
@@ -81,7 +81,7 @@ def test_a_hash_ignores_brightness_and_fits_64_bits() -> None:
     assert 0 <= fingerprint(dark)[0] < 2**64
 
 
-def test_another_thing_before_the_same_background_is_not_the_same_picture() -> None:
+def test_another_thing_before_the_same_background_is_not_the_same_image() -> None:
     plain, with_thing = scene(1), scene(1)
     with_thing.paste("black", (60, 40, 105, 80))
     (first, second) = (fingerprint(image)[1] for image in (plain, with_thing))

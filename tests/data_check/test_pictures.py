@@ -6,12 +6,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from lapclip.data.table import PictureFile
+from lapclip.data.table import ImageFile
 from lapclip.data_check.image_pass import AT_ONCE, look, look_at_all
 
-from .made import encoded, odd_pictures, scene
+from .made import encoded, odd_images, scene
 
-FILES = list(odd_pictures().values())
+FILES = list(odd_images().values())
 
 
 @settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow])
@@ -21,7 +21,7 @@ FILES = list(odd_pictures().values())
     kept=st.floats(0, 1),
 )
 @pytest.mark.filterwarnings("ignore")
-def test_damaged_bytes_are_a_picture_or_a_fault_and_never_an_error(
+def test_damaged_bytes_are_an_image_or_a_fault_and_never_an_error(
     data: bytes, changes: list[tuple[int, bytes]], kept: float
 ) -> None:
     damaged = bytearray(data)
@@ -38,9 +38,9 @@ def test_the_same_bytes_give_the_same_digest_and_others_another() -> None:
     assert first.digest != other.digest
 
 
-def test_every_picture_is_seen_in_order_and_a_missing_one_says_so(tmp_path: Path) -> None:
+def test_every_image_is_seen_in_order_and_a_missing_one_says_so(tmp_path: Path) -> None:
     (tmp_path / "a.jpg").write_bytes(encoded(scene(1)))
-    here, gone = PictureFile(tmp_path / "a.jpg", "a.jpg"), PictureFile(tmp_path / "b.jpg", "b.jpg")
+    here, gone = ImageFile(tmp_path / "a.jpg", "a.jpg"), ImageFile(tmp_path / "b.jpg", "b.jpg")
     told: list[tuple[int, int]] = []
     seen = look_at_all([here, gone, *[here] * AT_ONCE], lambda done, total: told.append((done, total)))
     assert [look.fault != "" for look in seen] == [False, True, *[False] * AT_ONCE]

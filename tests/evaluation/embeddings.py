@@ -12,7 +12,7 @@ def unit(rows: np.ndarray) -> np.ndarray:
 def noisy_pairs(
     count: int, noise: float, captions_each: int = 1, seed: int = 0, width: int = 16
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Pictures anywhere, and captions near theirs."""
+    """Images anywhere, and captions near theirs."""
     draw = np.random.default_rng(seed)
     images = unit(draw.normal(size=(count, width)))
     owner = np.repeat(np.arange(count), captions_each)

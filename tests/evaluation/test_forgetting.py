@@ -33,11 +33,11 @@ def test_the_figure_of_pairs_is_the_mean_of_the_six_recalls() -> None:
     low, high = scored.interval
     assert low < scored.value < high
     assert scored.known
-    # The same draws as everywhere: where each picture has as many captions, means of draws are near the value.
+    # The same draws as everywhere: where each image has as many captions, means of draws are near the value.
     assert scored.drawn_r.mean() == pytest.approx(scored.value, abs=0.02)
 
 
-def test_pictures_without_captions_are_candidates_and_no_questions() -> None:
+def test_images_without_captions_are_candidates_and_no_questions() -> None:
     images, texts, owner = noisy_pairs(30, 0.5)
     scored, plain = score_pairs(images, texts[:20], owner[:20]), retrieval(images, texts[:20], owner[:20])
     assert scored.value == pytest.approx(np.mean([plain[name] for name in RECALLS]))

@@ -17,7 +17,7 @@ from .embeddings import noisy_pairs
 def test_similarities_are_those_of_the_whole_matrix() -> None:
     images, texts, owner = noisy_pairs(23, 0.7, 3)
     all_pairs = images @ texts.T
-    two_pictures = (images @ images.T)[~np.eye(23, dtype=bool)]
+    two_images = (images @ images.T)[~np.eye(23, dtype=bool)]
     two_captions = (texts @ texts.T)[~np.eye(69, dtype=bool)]
     found = similarities(images.astype(np.float32), texts.astype(np.float32), owner)
     assert found == pytest.approx(
@@ -25,7 +25,7 @@ def test_similarities_are_those_of_the_whole_matrix() -> None:
             "own": np.mean([all_pairs[mine, caption] for caption, mine in enumerate(owner)]),
             "mean": all_pairs.mean(),
             "spread": all_pairs.std(),
-            "pictures": two_pictures.mean(),
+            "pictures": two_images.mean(),
             "captions": two_captions.mean(),
         },
         abs=1e-6,
@@ -54,7 +54,7 @@ def test_geometry_is_that_of_plain_loops(monkeypatch: pytest.MonkeyPatch) -> Non
         assert found[f"uniformity_{name}"] == pytest.approx(math.log(np.mean(pairs)))
 
 
-def test_geometry_of_classes_is_that_of_a_caption_for_each_picture() -> None:
+def test_geometry_of_classes_is_that_of_a_caption_for_each_image() -> None:
     images, rows, _ = noisy_pairs(12, 0.5)
     labels = np.arange(12) % 4
     found = geometry(images, rows[:4], np.arange(12), labels)
@@ -75,7 +75,7 @@ def test_similarities_need_no_copy_of_all_embeddings() -> None:
     assert geometry_peak < images.nbytes
 
 
-def test_a_collapsed_model_has_uniformity_zero_and_one_picture_has_none() -> None:
+def test_a_collapsed_model_has_uniformity_zero_and_one_image_has_none() -> None:
     assert uniformity(np.ones((20, 4)) / 2) == pytest.approx(0)
     assert uniformity(np.ones((1, 4)) / 2) == 0.0
 

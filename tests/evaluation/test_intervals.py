@@ -31,14 +31,14 @@ def test_intervals_hold_the_truth_as_often_as_they_say() -> None:
     assert 0.9 < np.mean(held) < 0.99
 
 
-def test_pictures_are_drawn_not_captions() -> None:
-    """Five captions that always agree are one answer, so their interval is that of the pictures."""
+def test_images_are_drawn_not_captions() -> None:
+    """Five captions that always agree are one answer, so their interval is that of the images."""
     hits = (np.random.default_rng(0).random(100) < 0.5).astype(float)
     assert bootstrap_interval(5 * hits, np.full(100, 5.0)) == pytest.approx(bootstrap_interval(hits, np.ones(100)))
 
 
 def test_answers_that_all_agree_are_not_certain() -> None:
-    counts = np.array([2.0, 3.0, 0.0, 5.0])  # the third picture is no question
+    counts = np.array([2.0, 3.0, 0.0, 5.0])  # the third image is no question
     none, every, some = mean_intervals(np.stack([0 * counts, counts, counts - (counts == 5)]), np.stack([counts] * 3))
     assert none == wilson_interval(0, 3)
     assert every == wilson_interval(3, 3)
@@ -46,7 +46,7 @@ def test_answers_that_all_agree_are_not_certain() -> None:
     assert 0 < some[0] < some[1] == 1
 
 
-def test_each_draw_is_of_as_many_pictures_and_the_blocks_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_draw_is_of_as_many_images_and_the_blocks_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = np.concatenate(list(resamples(37)))
     assert whole.shape == (1000, 37)
     assert (whole.sum(axis=1) == 37).all()
@@ -54,7 +54,7 @@ def test_each_draw_is_of_as_many_pictures_and_the_blocks_do_not_matter(monkeypat
     np.testing.assert_array_equal(np.concatenate(list(resamples(37))), whole)
 
 
-def test_many_pictures_are_drawn_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_images_are_drawn_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(intervals, "DRAWS", 37 * 300)
     assert sum(map(len, resamples(37))) == 300
     assert sum(map(len, resamples(370))) == intervals.LEAST_REPEATS

@@ -54,11 +54,11 @@ def test_hard_negatives_share_most_words_and_easy_ones_least() -> None:
     assert chosen is not None
     assert chosen["asked"].tolist() == list(range(60))
     assert chosen["similarity"]["easy"] < chosen["similarity"]["medium"] < chosen["similarity"]["hard"]
-    for picture, (easy, hard) in enumerate(zip(chosen["wrong"]["easy"], chosen["wrong"]["hard"], strict=True)):
-        assert picture not in {*easy, *hard}
+    for image, (easy, hard) in enumerate(zip(chosen["wrong"]["easy"], chosen["wrong"]["hard"], strict=True)):
+        assert image not in {*easy, *hard}
         assert not {*easy} & {*hard}
-        alike = [sum(a == b for a, b in zip(SCENES[picture], SCENES[other], strict=True)) for other in hard]
-        unlike = [sum(a == b for a, b in zip(SCENES[picture], SCENES[other], strict=True)) for other in easy]
+        alike = [sum(a == b for a, b in zip(SCENES[image], SCENES[other], strict=True)) for other in hard]
+        unlike = [sum(a == b for a, b in zip(SCENES[image], SCENES[other], strict=True)) for other in easy]
         assert len(hard) == len(easy) == 11
         # Nine others differ in one part alone, and all of those are hard.
         assert alike.count(2) == 9
@@ -98,14 +98,14 @@ def test_accuracy_is_that_of_plain_loops() -> None:
         assert found[kind]["pairwise"] == pytest.approx(np.mean(beaten))
 
 
-def test_equal_pictures_tie_and_a_tie_counts_against_the_model() -> None:
+def test_equal_images_tie_and_a_tie_counts_against_the_model() -> None:
     images = np.repeat(unit(np.ones((1, 5))), 60, axis=0)
     found = negatives(images, images, np.arange(60), [[options[0]] for options in CAPTIONS])
     assert found is not None
     assert found["easy"]["pairwise"] == 0.0
 
 
-def test_pictures_that_share_a_caption_are_not_wrong_for_each_other() -> None:
+def test_images_that_share_a_caption_are_not_wrong_for_each_other() -> None:
     captions = [*CAPTIONS, ["a red cat in the snow"]]
     chosen = choose_negatives(captions)
     assert chosen is not None
@@ -114,15 +114,15 @@ def test_pictures_that_share_a_caption_are_not_wrong_for_each_other() -> None:
         assert 0 not in rows[60]
 
 
-@pytest.mark.parametrize(("pictures", "size"), [(1, None), (3, None), (4, 1), (10, 3), (33, 10), (34, 11)])
-def test_few_pictures_have_fewer_negatives_or_none(pictures: int, size: int | None) -> None:
-    chosen = choose_negatives(CAPTIONS[:pictures])
+@pytest.mark.parametrize(("images", "size"), [(1, None), (3, None), (4, 1), (10, 3), (33, 10), (34, 11)])
+def test_few_images_have_fewer_negatives_or_none(images: int, size: int | None) -> None:
+    chosen = choose_negatives(CAPTIONS[:images])
     assert (None if chosen is None else chosen["wrong"]["hard"].shape[1]) == size
 
 
-@pytest.mark.parametrize("pictures", [4, 10, 33, 34, 40, 60])
-def test_no_wrong_picture_is_of_two_kinds(pictures: int) -> None:
-    chosen = choose_negatives(CAPTIONS[:pictures])
+@pytest.mark.parametrize("images", [4, 10, 33, 34, 40, 60])
+def test_no_wrong_image_is_of_two_kinds(images: int) -> None:
+    chosen = choose_negatives(CAPTIONS[:images])
     assert chosen is not None
     for rows in zip(*chosen["wrong"].values(), strict=True):
         every = np.concatenate(rows)
@@ -142,21 +142,21 @@ def test_large_sets_are_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (found["pictures"], found["captions"]) == (10, 20)
     seen: list[int] = []
     monkeypatch.setattr(module, "Wording", lambda captions: seen.append(len(captions)) or Wording(captions))
-    captions = [[], *CAPTIONS]  # places among the drawn are not those of pictures
+    captions = [[], *CAPTIONS]  # places among the drawn are not those of images
     chosen = choose_negatives(captions)
     assert chosen is not None
     assert seen == [40]
     for kind in KINDS:
-        for picture, row in zip(chosen["asked"], chosen["wrong"][kind], strict=True):
-            assert captions[picture]
-            assert picture not in row
+        for image, row in zip(chosen["asked"], chosen["wrong"][kind], strict=True):
+            assert captions[image]
+            assert image not in row
     like = Wording(captions).rows(range(61))
     means = {kind: np.mean([like[row] @ like[at] for at, row in zip(chosen["asked"], rows, strict=True)])
              for kind, rows in chosen["wrong"].items()}  # fmt: skip
     assert means["easy"] < means["medium"] < means["hard"]
 
 
-def test_most_confused_are_the_widest_margins_each_picture_once() -> None:
+def test_most_confused_are_the_widest_margins_each_image_once() -> None:
     images = np.eye(5)
     texts = unit(
         np.array([[1.0, 0, 0, 0, 0], [0.9, 0.1, 0, 0, 0], [0, 0, 0.2, 1, 0], [0, 0, 0, 1.0, 0], [0, 0, 0, 0, 1.0]])
@@ -168,5 +168,5 @@ def test_most_confused_are_the_widest_margins_each_picture_once() -> None:
         ("c", 2, 3, "d"),
     ]
     assert found[0]["preferred_score"] - found[0]["own_score"] > found[1]["preferred_score"] - found[1]["own_score"]
-    captions[0] = ["b"]  # now the preferred picture has the caption, too
+    captions[0] = ["b"]  # now the preferred image has the caption, too
     assert [pair["own"] for pair in most_confused(images, texts, np.arange(5), captions)] == [2]

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lapclip.evaluation import ranks as module
-from lapclip.evaluation.ranks import best_pictures, chance_figures, ranks
+from lapclip.evaluation.ranks import best_images, chance_figures, ranks
 
 from .embeddings import noisy_pairs, unit
 
@@ -33,7 +33,7 @@ def naive_ranks(images: np.ndarray, texts: np.ndarray, owner: np.ndarray) -> tup
 
 @settings(max_examples=40, deadline=None)
 @given(data=st.data())
-def test_ranks_are_those_of_naive_loops_with_ties_and_pictures_without_captions(data: st.DataObject) -> None:
+def test_ranks_are_those_of_naive_loops_with_ties_and_images_without_captions(data: st.DataObject) -> None:
     pictures, captions = data.draw(st.integers(1, 9)), data.draw(st.integers(1, 15))
     # Small whole numbers: sums are exact, and ties are common.
     rows = st.lists(st.integers(-2, 2).map(float), min_size=3, max_size=3)
@@ -62,7 +62,7 @@ def test_ranks_do_not_depend_on_the_blocks_even_where_candidates_nearly_tie(monk
     for other in found[1:]:
         np.testing.assert_array_equal(other[0], found[0][0])
         np.testing.assert_array_equal(other[1], found[0][1])
-    # A picture that is there twice ties with itself: its captions cannot place it first.
+    # An image that is there twice ties with itself: its captions cannot place it first.
     twice = np.array([(images == image).all(axis=1).sum() > 1 for image in images])
     assert twice.any()
     assert (found[0][0][twice[owner]] > 1).all()
@@ -84,7 +84,7 @@ def test_what_is_not_a_number_is_never_found() -> None:
     t2i, i2t = ranks(images, texts, owner)
     assert t2i[2] == 6
     assert i2t[2] == 6
-    assert (t2i > 1).all()  # the broken picture ties with every right one
+    assert (t2i > 1).all()  # the broken image ties with every right one
 
 
 def test_memory_is_that_of_a_block_not_of_the_matrix() -> None:
@@ -97,10 +97,10 @@ def test_memory_is_that_of_a_block_not_of_the_matrix() -> None:
 
 
 @pytest.mark.parametrize("block", [1024, 5])
-def test_best_pictures_are_those_of_a_full_sort(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_best_images_are_those_of_a_full_sort(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "BLOCK", block)
     images, texts, _ = noisy_pairs(23, 1.0, 2)
-    found, scores = best_pictures(images, texts, 4)
+    found, scores = best_images(images, texts, 4)
     full = texts @ images.T
     np.testing.assert_array_equal(found, np.argsort(-full, axis=1)[:, :4])
     np.testing.assert_allclose(scores, -np.sort(-full, axis=1)[:, :4], atol=1e-6)

@@ -30,8 +30,8 @@ def test_recall_agrees_with_sorting_every_candidate(monkeypatch: pytest.MonkeyPa
     scores = texts @ images.T
     t2i = [list(np.argsort(-row)).index(mine) for row, mine in zip(scores, owner, strict=True)]
     i2t = [
-        min(rank for rank, caption in enumerate(np.argsort(-column)) if owner[caption] == picture)
-        for picture, column in enumerate(scores.T)
+        min(rank for rank, caption in enumerate(np.argsort(-column)) if owner[caption] == image)
+        for image, column in enumerate(scores.T)
     ]
     for block in (1024, 10):
         monkeypatch.setattr(module, "BLOCK", block)
@@ -48,7 +48,7 @@ def test_recall_agrees_with_sorting_every_candidate(monkeypatch: pytest.MonkeyPa
                 assert low < high or name == "r1"
 
 
-def test_other_captions_of_the_same_picture_are_not_mistakes() -> None:
+def test_other_captions_of_the_same_image_are_not_mistakes() -> None:
     images = np.eye(2)
     texts = unit(np.array([[1.0, 0.1], [1.0, 0.2], [0.0, 1.0]]))
     owner = np.array([0, 0, 1])
@@ -57,7 +57,7 @@ def test_other_captions_of_the_same_picture_are_not_mistakes() -> None:
     assert t2i.tolist() == [1, 1, 1]
 
 
-def test_a_picture_without_captions_is_a_candidate_but_not_a_question() -> None:
+def test_an_image_without_captions_is_a_candidate_but_not_a_question() -> None:
     images = unit(np.array([[1.0, 0.0], [0.0, 1.0], [1.0, 0.1]]))
     scores = retrieval(images, np.eye(2), np.array([0, 1]))
     assert scores["candidates"] == 3
@@ -80,10 +80,10 @@ def test_chance_of_several_captions_is_not_that_of_one() -> None:
 def test_shared_captions_set_the_ceilings_that_the_best_model_reaches() -> None:
     captions = [["a cat", "a tabby"], ["a cat"], ["a dog"], ["a cat", "a cat"]]
     found = ceilings(captions)
-    # Of four captions "a cat", of three pictures, each picture finds itself for a third of them at best.
+    # Of four captions "a cat", of three images, each image finds itself for a third of them at best.
     assert found["t2i_r1"] == pytest.approx((4 / 3 + 2) / 6)
     assert found["t2i_r5"] == 1.0
-    # Only those with a caption of their own come first; "a cat" of picture 1 ties with three others.
+    # Only those with a caption of their own come first; "a cat" of image 1 ties with three others.
     assert found["i2t_r1"] == pytest.approx(2 / 4)
     assert found["i2t_r5"] == 1.0
     words = {"a cat": [1.0, 0, 0], "a tabby": [0.9, 0.1, 0.0], "a dog": [0.0, 0, 1]}
@@ -111,7 +111,7 @@ def test_accuracy_in_batches_of_one_partition_is_plain_accuracy() -> None:
     assert batch_accuracy(images, texts, 24, repeats=3)["accuracy"] == pytest.approx(right)
 
 
-def test_accuracy_in_batches_pairs_a_picture_with_its_own_caption_where_others_have_none() -> None:
+def test_accuracy_in_batches_pairs_an_image_with_its_own_caption_where_others_have_none() -> None:
     images = np.eye(6)
     owner = np.array([1, 1, 3, 4])
     found = in_batches(images, images[owner], owner, 3)["in_batch"]

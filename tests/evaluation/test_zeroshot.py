@@ -15,7 +15,7 @@ from .embeddings import unit
 
 
 def answers(count: int, classes: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray, list[str]]:
-    """Pictures near their class, some of them far from it; classes of different sizes, the last one empty."""
+    """Images near their class, some of them far from it; classes of different sizes, the last one empty."""
     draw = np.random.default_rng(seed)
     rows = unit(draw.normal(size=(classes, 12)))
     labels = np.minimum(draw.integers(classes - 1, size=count), draw.integers(classes - 1, size=count))
@@ -27,7 +27,7 @@ def answers(count: int, classes: int, seed: int = 0) -> tuple[np.ndarray, np.nda
     )
 
 
-def test_scores_are_those_of_sorting_the_classes_for_each_picture() -> None:
+def test_scores_are_those_of_sorting_the_classes_for_each_image() -> None:
     images, classes, labels, names = answers(300, 9)
     found = zeroshot(images, classes, labels, names)
     order = [list(np.argsort(-(classes @ image))) for image in images]
@@ -69,7 +69,7 @@ def test_a_tie_is_taken_for_the_other_class_in_the_matrix_too() -> None:
     assert any(own == 1 and guess == 3 for own, guess, _ in found["confusion"])
 
 
-def test_blocks_of_pictures_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks_of_images_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = zeroshot(*answers(90, 6))
     monkeypatch.setattr(ranks, "BLOCK", 7)
     assert zeroshot(*answers(90, 6)) == whole

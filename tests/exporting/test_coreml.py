@@ -20,8 +20,8 @@ from ..weights.made import CAPTIONS, SHAPE, characters, embedder
 
 pytest.importorskip("coremltools", reason="needs the extra coreml")
 
-PICTURES = np.random.default_rng(0).integers(0, 256, (4, 32, 32, 3), dtype=np.uint8)
-PAIRS = Pairs(PICTURES, [(caption,) for caption in CAPTIONS])
+IMAGES = np.random.default_rng(0).integers(0, 256, (4, 32, 32, 3), dtype=np.uint8)
+PAIRS = Pairs(IMAGES, [(caption,) for caption in CAPTIONS])
 
 
 @pytest.mark.parametrize("to", ["coreml", "coreml-int8"])
@@ -40,7 +40,7 @@ def test_packages_have_the_form_and_the_weights_that_were_meant(to: str, tmp_pat
     assert (tmp_path / "example.swift").exists()
     if coreml.can_predict():
         there = coreml.CoreMLEmbedder(tmp_path, ours)
-        assert cosines(ours.embed_pixels(PICTURES), there.embed_pixels(PICTURES))["mean"] > 0.995
+        assert cosines(ours.embed_pixels(IMAGES), there.embed_pixels(IMAGES))["mean"] > 0.995
     else:
         assert about["check"] == coreml.NOT_CHECKED
         assert result["recall_after"] is None

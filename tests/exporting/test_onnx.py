@@ -45,7 +45,7 @@ pytest.importorskip("onnxscript", reason="needs the extra export")
 SMALL = replace(SHAPE, crop_share=32 / 36, pixel_mean="0.5 0.4 0.3", colours="srgb")
 CONVOLUTIONS = replace(SHAPES["photos"], image_size=32, image_width=16, image_layers=4, text_width=16, text_heads=1)
 DRAW = np.random.default_rng(0)
-PICTURES = DRAW.integers(0, 256, (32, 32, 32, 3), dtype=np.uint8)
+IMAGES = DRAW.integers(0, 256, (32, 32, 32, 3), dtype=np.uint8)
 WORDS = ["a red cat", "the small dog on the left at night", "a house", "the blue tree and the yellow cat in the day"]
 
 
@@ -83,7 +83,7 @@ def exported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 def test_both_towers_give_what_torch_gives(exported: tuple[Embedder, Path], batch: int) -> None:
     ours, folder = exported
     there = open_export(folder)
-    pixels = PICTURES[:batch]
+    pixels = IMAGES[:batch]
     np.testing.assert_allclose(there.embed_pixels(pixels), ours.embed_pixels(pixels), atol=1e-5)
     for length in (2, 8, ours.context):
         tokens = DRAW.integers(0, min(20, ours.tokenizer.vocabulary - 4), (batch, length))
@@ -96,8 +96,8 @@ def test_paths_and_captions_are_taken_as_by_the_model_itself(exported: tuple[Emb
     Image.fromarray(DRAW.integers(0, 256, (50, 70, 3), dtype=np.uint8)).save(tmp_path / "a.png")
     there = open_export(folder)
     np.testing.assert_allclose(there.encode_text(WORDS), ours.encode_text(WORDS), atol=1e-5)
-    pictures = [tmp_path / "a.png", Image.new("L", (40, 33), 90)]
-    np.testing.assert_allclose(there.encode_image(pictures), ours.encode_image(pictures), atol=1e-5)
+    images = [tmp_path / "a.png", Image.new("L", (40, 33), 90)]
+    np.testing.assert_allclose(there.encode_image(images), ours.encode_image(images), atol=1e-5)
     assert there.encode_text([]).shape == (0, ours.embedding)
 
 
@@ -105,12 +105,12 @@ def test_int8_is_smaller_and_close(exported: tuple[Embedder, Path], tmp_path: Pa
     ours, plain = exported
     captions = [(WORDS[at % 4],) for at in range(32)]
     write_tokenizers(tmp_path, ours.tokenizer)
-    chosen = write_small(ours, tmp_path, Pairs(PICTURES, captions), quiet)
+    chosen = write_small(ours, tmp_path, Pairs(IMAGES, captions), quiet)
     assert all(tower["numbers"] == FLOAT or tower["numbers"].startswith("int8") for tower in chosen.values())
     described = {tower: {**about, **chosen[tower]} for tower, about in interface(ours).items()}
     write_description(tmp_path, describe(ours, "onnx-int8", described))
     there = open_export(tmp_path)
-    assert cosines(ours.embed_pixels(PICTURES), there.embed_pixels(PICTURES))["mean"] >= 0.995
+    assert cosines(ours.embed_pixels(IMAGES), there.embed_pixels(IMAGES))["mean"] >= 0.995
     assert cosines(ours.encode_text(WORDS), there.encode_text(WORDS))["mean"] >= 0.995
     for tower, about in chosen.items():
         ways = {one["way"]: one for one in about["tried"]}
@@ -123,7 +123,7 @@ def test_int8_is_smaller_and_close(exported: tuple[Embedder, Path], tmp_path: Pa
 
 def ways_tried(ours: Embedder, folder: Path) -> dict[str, tuple[str, dict[str, float]]]:
     """What was taken for each tower, and the cosine of each way that was tried."""
-    chosen = write_small(ours, folder, Pairs(PICTURES, [(WORDS[at % 4],) for at in range(32)]), quiet)
+    chosen = write_small(ours, folder, Pairs(IMAGES, [(WORDS[at % 4],) for at in range(32)]), quiet)
     return {
         tower: (about["numbers"], {one["way"]: one["cosine"] for one in about["tried"]})
         for tower, about in chosen.items()
@@ -203,7 +203,7 @@ def test_the_fastest_of_those_that_keep_the_embeddings_is_taken() -> None:
 def test_the_example_runs_by_itself_and_agrees(tmp_path: Path) -> None:
     ours = embedder(SMALL)  # with CLIP's own tokenizer
     captions = [(CAPTIONS[at % len(CAPTIONS)],) for at in range(32)]
-    pairs = Checked(Pairs(PICTURES, captions), Pairs(PICTURES, captions), "noise")
+    pairs = Checked(Pairs(IMAGES, captions), Pairs(IMAGES, captions), "noise")
     folder = tmp_path / "there"
     folder.mkdir()
     result = write_onnx(ours, "onnx-int8", folder, pairs, Shown())
@@ -240,7 +240,7 @@ def test_the_example_imports_nothing_of_ours() -> None:
 
 @pytest.mark.parametrize("resize", ["shortest", "squash"])
 @pytest.mark.parametrize("kind", ["plain", "transparent", "turned", "grey"])
-def test_the_example_sees_pictures_as_we_do(kind: str, resize: str, tmp_path: Path) -> None:
+def test_the_example_sees_images_as_we_do(kind: str, resize: str, tmp_path: Path) -> None:
     import importlib.util
 
     ours = embedder(replace(SMALL, resize=resize), characters())

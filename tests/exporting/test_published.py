@@ -62,21 +62,21 @@ def test_transformers_loads_what_we_write_and_embeds_the_same(kind: str, tmp_pat
     pixels = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
     with torch.inference_mode():
         found = model(input_ids=rows["input_ids"], attention_mask=rows["attention_mask"], pixel_values=pixels)
-        pictures = ours.model.encode_image(pixels)
+        images = ours.model.encode_image(pixels)
     np.testing.assert_allclose(found.text_embeds.numpy(), ours.encode_text(CAPTIONS), atol=1e-5)
-    np.testing.assert_allclose(found.image_embeds.numpy(), pictures.numpy(), atol=1e-5)
+    np.testing.assert_allclose(found.image_embeds.numpy(), images.numpy(), atol=1e-5)
 
 
-def test_transformers_sees_pictures_as_we_do(tmp_path: Path) -> None:
+def test_transformers_sees_images_as_we_do(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     from lapclip.data.pixels import View, middle_square, normalise
 
     shape = replace(SHAPE, crop_share=32 / 36, interpolation="bilinear", pixel_mean="0.5 0.4 0.3")
     export(str(save_own(embedder(shape), tmp_path / "own")), "huggingface", tmp_path / "there")
     processor = transformers.CLIPImageProcessorPil.from_pretrained(tmp_path / "there")
-    picture = Image.fromarray(np.random.default_rng(0).integers(0, 256, (90, 131, 3), dtype=np.uint8))
-    theirs = torch.as_tensor(np.asarray(processor(picture)["pixel_values"][0]))
-    ours = normalise(torch.from_numpy(middle_square(picture, View.of(shape)))[None], shape)[0]
+    image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (90, 131, 3), dtype=np.uint8))
+    theirs = torch.as_tensor(np.asarray(processor(image)["pixel_values"][0]))
+    ours = normalise(torch.from_numpy(middle_square(image, View.of(shape)))[None], shape)[0]
     assert (theirs - ours).abs().max() <= 1.01 / 255 / 0.26  # a step of 256, as torch and Pillow round differently
 
 
@@ -95,9 +95,9 @@ def test_transformers_own_model_is_read(tmp_path: Path) -> None:
     pixels = torch.randn(2, 3, 32, 32)
     with torch.inference_mode():
         found = model(input_ids=tokens, pixel_values=pixels)
-        pictures = ours.model.encode_image(pixels)
+        images = ours.model.encode_image(pixels)
     np.testing.assert_allclose(ours.encode_text(CAPTIONS), found.text_embeds.numpy(), atol=1e-5)
-    np.testing.assert_allclose(pictures.numpy(), found.image_embeds.numpy(), atol=1e-5)
+    np.testing.assert_allclose(images.numpy(), found.image_embeds.numpy(), atol=1e-5)
 
 
 def test_what_cannot_be_expressed_is_said(tmp_path: Path) -> None:

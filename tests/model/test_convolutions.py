@@ -26,7 +26,7 @@ SMALL = replace(
 CPU = Device("cpu")
 
 
-def pictures(count: int = 3, side: int = 48) -> torch.Tensor:
+def images(count: int = 3, side: int = 48) -> torch.Tensor:
     return torch.randn(count, 3, side, side, generator=torch.Generator().manual_seed(0))
 
 
@@ -39,8 +39,8 @@ def tower(shape: ModelConfig = SMALL) -> ConvolutionTower:
     return image
 
 
-def test_what_a_picture_becomes_does_not_depend_on_the_others() -> None:
-    image, pixels = tower().double(), pictures(4).double()
+def test_what_an_image_becomes_does_not_depend_on_the_others() -> None:
+    image, pixels = tower().double(), images(4).double()
     alone = torch.cat([image(picture[None]) for picture in pixels])
     torch.testing.assert_close(image(pixels), alone)
 
@@ -60,7 +60,7 @@ def test_blocks_start_as_the_identity() -> None:
     torch.testing.assert_close(image.blocks[0](x), x)
 
 
-def test_the_tower_sees_pictures_of_any_size_and_their_sizes_are_known() -> None:
+def test_the_tower_sees_images_of_any_size_and_their_sizes_are_known() -> None:
     image = tower()
     seen: list[tuple[int, ...]] = []
     for module in image.modules():
@@ -70,7 +70,7 @@ def test_the_tower_sees_pictures_of_any_size_and_their_sizes_are_known() -> None
             module.register_forward_hook(lambda _, __, result: seen.append((result.shape[1], result.shape[-1])))
     for side in (48, 32, 33):
         seen.clear()
-        assert image(pictures(side=side)).shape == (3, 16)
+        assert image(images(side=side)).shape == (3, 16)
         assert seen == [(size.outputs, size.side) for size in convolution_sizes(SMALL, side)]
 
 
@@ -119,7 +119,7 @@ def test_recomputed_blocks_give_the_same_gradients() -> None:
 
 @pytest.mark.parametrize("width", [6, 34, 50])
 def test_any_even_width_can_be_had(width: int) -> None:
-    assert tower(replace(SMALL, image_width=width))(pictures()).shape == (3, 16)
+    assert tower(replace(SMALL, image_width=width))(images()).shape == (3, 16)
 
 
 def test_bfloat16_agrees_with_float32() -> None:

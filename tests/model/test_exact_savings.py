@@ -130,7 +130,7 @@ def test_dropped_patches_do_not_matter() -> None:
     assert not torch.allclose(clip.image(changed), clip.image(pixels))
 
 
-def test_smaller_pictures_see_the_middle_of_the_position_embeddings() -> None:
+def test_smaller_images_see_the_middle_of_the_position_embeddings() -> None:
     """Interpolation keeps what is constant, and keeps left to the left."""
     with torch.inference_mode():  # made in an evaluation, used in training
         matrix = resampling(4, 2, torch.device("cpu"))

@@ -24,7 +24,7 @@ def test_unknown_model_names_the_nearest() -> None:
         named_shape("vit-b32")
 
 
-def test_a_patch_that_does_not_divide_the_picture_is_refused() -> None:
+def test_a_patch_that_does_not_divide_the_image_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"model\.patch 7 does not divide model\.image_size 32"):
         dataclasses.replace(SHAPES["tiny"], patch=7)
 

@@ -54,7 +54,7 @@ def test_charts_are_drawn_without_errors_or_requests(
     plots = page.locator(".plot")
     assert plots.count() == 14
     plots.last.locator(".xaxislayer-above").first.wait_for(state="attached", timeout=60_000)
-    # Every chart holds what it is made of: curves, bars or the picture of a heat map.
+    # Every chart holds what it is made of: curves, bars or the image of a heat map.
     shapes = "path.js-line, .bars path, image, path.point"
     drawn = plots.evaluate_all(f"plots => plots.map(plot => plot.querySelectorAll('{shapes}').length)")
     assert all(drawn), drawn

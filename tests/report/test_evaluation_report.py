@@ -29,7 +29,7 @@ PLOTS = ["Recall", "Place of the right answer", "Hard negatives", "Similarities"
 
 
 def account(folder: Path, words: str = "a thing") -> dict[str, Any]:
-    """Of 40 pictures with two captions each, and their thumbnails."""
+    """Of 40 images with two captions each, and their thumbnails."""
     images, texts, owner = noisy_pairs(40, 0.5, 2)
     captions = [[f"{words} {at}", f"{words} number {at}"] for at in range(40)]
     pixels = np.random.default_rng(0).integers(0, 256, (40, 8, 8, 3), dtype=np.uint8)
@@ -46,7 +46,7 @@ def classes(folder: Path, name: str = "owl") -> dict[str, Any]:
     return {"run": "runs/mine", "data": "x", "split": "all", "why_split": "y", "templates": ["a {}."], **found}
 
 
-def test_the_page_shows_every_plot_and_pictures_with_their_frames(tmp_path: Path) -> None:
+def test_the_page_shows_every_plot_and_images_with_their_frames(tmp_path: Path) -> None:
     found = account(tmp_path)
     page = Page(write_files(page_of(found, tmp_path), tmp_path, "evaluation")[0])
     assert page.titles()[:4] == PLOTS
@@ -59,7 +59,7 @@ def test_the_page_shows_every_plot_and_pictures_with_their_frames(tmp_path: Path
     frames = [
         named["class"] for tag, named in page.elements if tag == "div" and str(named.get("class")).startswith("picture")
     ]
-    assert frames.count("picture right") == len(found["examples"]) + len(found["confused"])
+    assert frames.count("image right") == len(found["examples"]) + len(found["confused"])
     assert "modality gap" in page.text
     assert f"{found['evaluation']['t2i_r1']:.1%}" in page.text
 
@@ -78,7 +78,7 @@ def test_a_runs_report_holds_its_evaluations_the_newest_first(run_with: Callable
     assert titles.index("Confusion matrix") < titles.index("Recall")
     text = markdown.read_text(encoding="utf-8")
     assert "## Evaluation: a thing, split test" in text
-    assert "its own picture" in text
+    assert "its own image" in text
 
 
 def test_words_from_outside_stay_words(tmp_path: Path) -> None:
@@ -112,7 +112,7 @@ def test_what_is_missing_or_odd_is_left_out(tmp_path: Path) -> None:
     assert evaluation_sections(tmp_path / "nowhere") == []
 
 
-def test_pictures_of_training_are_told_at_the_top(tmp_path: Path) -> None:
+def test_images_of_training_are_told_at_the_top(tmp_path: Path) -> None:
     found = account(tmp_path)
     assert "no test of the model" not in to_markdown(page_of({**found, "trained_on": 0}, tmp_path))
     assert "no test of the model" in to_markdown(page_of({**found, "trained_on": 12}, tmp_path))
@@ -142,7 +142,7 @@ def test_a_thumbnail_that_is_gone_leaves_its_words(tmp_path: Path) -> None:
     shutil.rmtree(tmp_path / "kept")
     text = to_html(page_of(found, tmp_path / "kept"))
     assert "<img" not in text
-    assert "no picture" in text
+    assert "no image" in text
 
 
 @pytest.mark.skipif(BROWSER is None, reason="no chromium here; Debian's: apt-get install chromium")

@@ -81,13 +81,13 @@ def with_splits(ready: preparing.Ready, **splits: Pairs) -> preparing.Ready:
 
 
 def black(ready: preparing.Ready) -> preparing.Ready:
-    """Every picture is black, as if none had been decoded."""
+    """Every image is black, as if none had been decoded."""
     blank = {name: Pairs(np.zeros_like(pairs.pixels[:]), pairs.captions) for name, pairs in ready.data.splits.items()}
     return with_splits(ready, **blank)
 
 
 def few_captions(ready: preparing.Ready) -> preparing.Ready:
-    """Four captions for all held-out pictures, eight for all training pictures."""
+    """Four captions for all held-out images, eight for all training images."""
 
     def repeated(pairs: Pairs, count: int) -> Pairs:
         return Pairs(pairs.pixels, [pairs.captions[row % count][:1] for row in range(len(pairs))])
@@ -102,7 +102,7 @@ def few_held_out(ready: preparing.Ready) -> preparing.Ready:
 
 
 class SlowDisk:
-    """Pictures that take their time."""
+    """Images that take their time."""
 
     def __init__(self, pixels: np.ndarray) -> None:
         self._pixels = pixels
@@ -222,7 +222,7 @@ def test_the_evidence_has_the_figures_and_the_next_step_a_command(runs) -> None:
     assert "image-to-text 0.0%" in duplicates.evidence
     assert "image.head" in found_in(runs("tiny-projection"))["exploding-gradients"].evidence
     assert "gradient of the text tower 0," in found_in(runs("frozen"))["one-tower"].evidence
-    assert "see that the pictures differ" in found_in(runs("black"))["collapsed"].next
+    assert "see that the images differ" in found_in(runs("black"))["collapsed"].next
     assert "never falls again" in found_in(runs("hurried"))["long-warm-up"].evidence
     assert "20 pairs tell a recall near 50 % to 22% only" in found_in(runs("few-held-out"))["small-validation"].evidence
 

@@ -1,4 +1,4 @@
-"""A folder of pictures of all kinds, indexed and served by the real command, with the library beside it."""
+"""A folder of images of all kinds, indexed and served by the real command, with the library beside it."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Album:
     served: Served
 
     def number(self, name: str) -> int:
-        """The number of a picture."""
+        """The number of an image."""
         every = self.library.newest(self.library.count)
         return next(hit.number for hit in every if hit.path.name == name)
 
@@ -73,7 +73,7 @@ def odd_names(folder: Path) -> list[str]:
 
 @contextmanager
 def album(folder: Path, data: Path, model: Path, copies: int = 0) -> Iterator[Album]:
-    """Drawn scenes, copies of them, and pictures that are odd in a way; the oddly named ones are the newest."""
+    """Drawn scenes, copies of them, and images that are odd in a way; the oddly named ones are the newest."""
     folder.mkdir()
     for number in range(DRAWN):
         scene(number).save(folder / f"scene {number}.{'jpg' if number % 2 else 'png'}")

@@ -1,4 +1,4 @@
-"""Pictures and models that the tests of search share."""
+"""Images and models that the tests of search share."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BATCH = 4
 
 
 def draw(path: Path, seed: int, side: int = 40) -> Path:
-    """A picture of a few large fields of colour, which no other seed has."""
+    """An image of a few large fields of colour, which no other seed has."""
     path.parent.mkdir(parents=True, exist_ok=True)
     fields = np.random.default_rng(seed).integers(0, 256, (4, 4, 3), dtype=np.uint8)
     Image.fromarray(fields).resize((side, side), Image.Resampling.NEAREST).save(path)
@@ -29,14 +29,14 @@ def draw_many(folder: Path, count: int) -> list[Path]:
 
 
 class Watched(Encoder):
-    """The real model, a few pictures at a time, with something that happens before each batch."""
+    """The real model, a few images at a time, with something that happens before each batch."""
 
     def __init__(self, model: Path | str, before: Callable[[int], None] = lambda batch: None) -> None:
         real = open_encoder(str(model), "cpu")
         super().__init__(real.subject, real.model, real.identity)
         self.batch, self.before = BATCH, before
         self.batches: list[int] = []
-        """Pictures in each batch so far."""
+        """Images in each batch so far."""
 
     def encode_pixels(self, pixels_NSSC: np.ndarray, /) -> np.ndarray:
         self.before(len(self.batches))
@@ -57,11 +57,11 @@ def names(library: Library) -> list[str]:
 
 
 def vector_of(library: Library, name: str) -> np.ndarray:
-    """What the index holds for a picture."""
+    """What the index holds for an image."""
     table, vectors = library._index.snapshot(library.encoder.identity)
     entry = next(entry for entry in library._index.entries() if entry.path == name)
     return np.asarray(vectors[table.rows[table.numbers == entry.number][0]], dtype=np.float32)
 
 
-def vectors_of(pictures: Sequence[Path], encoder: Encoder) -> np.ndarray:
-    return encoder.model.encode_image(pictures)
+def vectors_of(images: Sequence[Path], encoder: Encoder) -> np.ndarray:
+    return encoder.model.encode_image(images)

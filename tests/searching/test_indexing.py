@@ -15,13 +15,13 @@ from lapclip.data import decode as decoding
 from lapclip.data.pixels import View
 from lapclip.errors import DataError
 from lapclip.searching import update_index as indexing
-from lapclip.searching.index import Index, index_folder, small_picture
-from lapclip.searching.read_image import read_picture
+from lapclip.searching.index import Index, index_folder, thumbnail_path
+from lapclip.searching.read_image import read_image
 from lapclip.searching.scan import Stamp
 from tests.searching.made import BATCH, Watched, draw, draw_many, index_now, names, vector_of, vectors_of
 
 
-def test_every_picture_gets_the_vector_that_the_model_gives_it(trained: Path, photos: Path) -> None:
+def test_every_image_gets_the_vector_that_the_model_gives_it(trained: Path, photos: Path) -> None:
     made = draw_many(photos, 10)
     encoder = Watched(trained)
     library = index_now(photos, encoder)
@@ -68,11 +68,11 @@ def test_renamed_keep_their_vector_and_number_copies_get_their_own_and_deleted_l
     assert library.entry(before["002.png"]) is None
 
 
-def test_the_small_form_of_a_deleted_picture_goes_unless_a_copy_is_left(trained: Path, photos: Path) -> None:
+def test_the_small_form_of_a_deleted_image_goes_unless_a_copy_is_left(trained: Path, photos: Path) -> None:
     draw_many(photos, 3)
     shutil.copy(photos / "000.png", photos / "copy.png")
     library = index_now(photos, Watched(trained))
-    kept = {entry.path: small_picture(library.place, entry.digest) for entry in library._index.entries()}
+    kept = {entry.path: thumbnail_path(library.place, entry.digest) for entry in library._index.entries()}
     for path in kept.values():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(b"small")
@@ -106,15 +106,15 @@ def test_unreadable_are_listed_not_tried_again_and_indexed_once_mended(
     trained: Path, photos: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     draw_many(photos, 2)
-    (photos / "bad.jpg").write_bytes(b"this is no picture")
+    (photos / "bad.jpg").write_bytes(b"this is no image")
     (photos / "empty.png").touch()
     library = index_now(photos, Watched(trained))
     assert dict(library.indexed.unreadable) == {
-        "bad.jpg": "it is not a picture of a known form",
+        "bad.jpg": "it is not an image of a known form",
         "empty.png": "it is empty",
     }
     read = []
-    real = indexing.read_picture
+    real = indexing.read_image
     monkeypatch.setattr(indexing, "read_picture", lambda path, *rest: read.append(path.name) or real(path, *rest))
     library = index_now(photos, Watched(trained))
     assert read == []
@@ -126,7 +126,7 @@ def test_unreadable_are_listed_not_tried_again_and_indexed_once_mended(
     assert [path for path, _ in library.indexed.unreadable] == ["empty.png"]
 
 
-def test_a_picture_that_breaks_can_no_longer_be_found(trained: Path, photos: Path) -> None:
+def test_an_image_that_breaks_can_no_longer_be_found(trained: Path, photos: Path) -> None:
     draw_many(photos, 3)
     index_now(photos, Watched(trained))
     (photos / "001.png").write_bytes(b"broken")
@@ -156,7 +156,7 @@ def test_a_bomb_is_unreadable_and_no_crash(trained: Path, photos: Path) -> None:
     assert "megapixels" in reason or "million" in reason
 
 
-def test_huge_pictures_are_decoded_one_at_a_time(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_huge_images_are_decoded_one_at_a_time(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(decoding, "HUGE", 1000)
     path, held = draw(photos / "huge.png", 1), []
     load = PngImageFile.load
@@ -166,7 +166,7 @@ def test_huge_pictures_are_decoded_one_at_a_time(photos: Path, monkeypatch: pyte
         return load(self)
 
     monkeypatch.setattr(PngImageFile, "load", watched)
-    assert read_picture(path, Stamp(0, 0), View(16), lambda digest: False).square is not None
+    assert read_image(path, Stamp(0, 0), View(16), lambda digest: False).square is not None
     assert held
     assert all(held)
 
@@ -180,13 +180,13 @@ def test_a_date_beyond_what_the_index_holds(trained: Path, photos: Path) -> None
     assert encoder.batches == []
 
 
-def test_forms_of_pictures(trained: Path, photos: Path) -> None:
+def test_forms_of_images(trained: Path, photos: Path) -> None:
     image = Image.open(draw(photos / "one.png", 1))
     image.save(photos / "two.JPG", quality=95)
     for name in ("three.webp", "four.bmp", "five.tiff"):
         image.save(photos / name)
     image.save(photos / "six.gif", save_all=True, append_images=[Image.new("RGB", image.size)])
-    (photos / "notes.txt").write_text("not a picture")
+    (photos / "notes.txt").write_text("not an image")
     library = index_now(photos, Watched(trained))
     assert library.count == 6
     assert library.indexed.unreadable == []
@@ -214,7 +214,7 @@ def test_ctrl_c_keeps_what_is_done_and_the_next_call_goes_on(trained: Path, phot
         if batch == 2:
             raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt, match=f"{2 * BATCH} of 20 pictures are indexed"):
+    with pytest.raises(KeyboardInterrupt, match=f"{2 * BATCH} of 20 images are indexed"):
         index_now(photos, Watched(trained, interrupt))
     encoder = Watched(trained)
     library = index_now(photos, encoder)
@@ -328,7 +328,7 @@ def test_odd_names(trained: Path, photos: Path) -> None:
     assert encoder.batches == []
 
 
-def test_vectors_that_no_picture_uses_are_given_back(
+def test_vectors_that_no_image_uses_are_given_back(
     trained: Path, photos: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("lapclip.searching.index.SPARE_ROWS", 4)
@@ -347,7 +347,7 @@ def test_vectors_that_no_picture_uses_are_given_back(
     assert names(index_now(photos, Watched(trained))) == ["000.png", "011.png", "later.png"]
 
 
-def test_vectors_without_a_picture_do_not_count(trained: Path, photos: Path) -> None:
+def test_vectors_without_an_image_do_not_count(trained: Path, photos: Path) -> None:
     """A process killed between the two leaves them, the last one perhaps in part."""
     draw_many(photos, 2)
     library = index_now(photos, Watched(trained))
@@ -364,7 +364,7 @@ def test_vectors_without_a_picture_do_not_count(trained: Path, photos: Path) -> 
 
 
 def test_a_chain_of_names_where_each_file_takes_the_next_ones_place(trained: Path, photos: Path) -> None:
-    """The vector of the last is wanted after the picture that named it is another."""
+    """The vector of the last is wanted after the image that named it is another."""
     draw_many(photos, 9)
     library = index_now(photos, Watched(trained))
     vectors = [vector_of(library, f"{at:03}.png") for at in range(9)]

@@ -14,7 +14,7 @@ def unit(count: int, width: int, seed: int) -> np.ndarray:
     return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
 
 
-def test_fifty_thousand_pictures_against_plain_numpy(tmp_path: Path) -> None:
+def test_fifty_thousand_images_against_plain_numpy(tmp_path: Path) -> None:
     count, width = 50_000, 128
     vectors = unit(count, width, 0)
     index = Index(tmp_path / "index")
@@ -37,7 +37,7 @@ def test_fifty_thousand_pictures_against_plain_numpy(tmp_path: Path) -> None:
 
 
 def test_near_ties_that_float16_scores_confuse_come_in_their_true_order() -> None:
-    """All pictures score about 0.9, closer to each other than float16 can say."""
+    """All images score about 0.9, closer to each other than float16 can say."""
     question = np.zeros(64, np.float32)
     question[0] = 1
     vectors = np.zeros((300, 64), np.float16)
@@ -71,6 +71,6 @@ def test_equal_scores_come_in_the_order_of_their_numbers(limit: int) -> None:
     assert [int(numbers[at]) for at in places] == [3, 7, 2, 4, 6, 8, 1, 5][:limit]
 
 
-def test_no_pictures() -> None:
+def test_no_images() -> None:
     none = np.zeros(0, np.int64)
     assert len(nearest(np.zeros((0, 8), np.float16), none, none, unit(1, 8, 0)[0], 5)[0]) == 0

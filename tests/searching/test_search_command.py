@@ -24,7 +24,7 @@ def searched(*arguments: str) -> dict:
 
 def test_json_contract(trained: Path, photos: Path) -> None:
     draw_many(photos, 12)
-    (photos / "bad.jpg").write_bytes(b"no picture")
+    (photos / "bad.jpg").write_bytes(b"no image")
     found = searched(str(photos), "a red cat", "--model", str(trained), "--limit", "5")
     assert found["indexed"] == found["added"] == 12
     assert len(found["results"]) == 5
@@ -32,13 +32,13 @@ def test_json_contract(trained: Path, photos: Path) -> None:
     assert scores == sorted(scores, reverse=True)
     assert all(Path(result["path"]).is_file() for result in found["results"])
     assert found["seconds"] >= found["query_seconds"] > 0
-    assert found["unreadable"] == [{"path": "bad.jpg", "reason": "it is not a picture of a known form"}]
+    assert found["unreadable"] == [{"path": "bad.jpg", "reason": "it is not an image of a known form"}]
     again = searched(str(photos), "a red cat", "--model", str(trained), "--limit", "5")
     assert again["results"] == found["results"]
     assert again["added"] == 0
 
 
-def test_a_picture_is_a_question_too(trained: Path, photos: Path) -> None:
+def test_an_image_is_a_question_too(trained: Path, photos: Path) -> None:
     made = draw_many(photos, 6)
     for arguments in ([str(made[3])], ["--like", str(made[3])]):
         found = searched(str(photos), *arguments, "--model", str(trained), "--limit", "2")
@@ -84,7 +84,7 @@ def test_a_minus_changes_the_order_towards_what_is_wanted(trained: Path, photos:
     assert sum(gain[number] for number in first) > sum(gain[number] for number in last)
 
 
-def test_pages_of_answers_join_and_pictures_like_one_leave_it_out(trained: Path, photos: Path) -> None:
+def test_pages_of_answers_join_and_images_like_one_leave_it_out(trained: Path, photos: Path) -> None:
     from lapclip.searching.library import open_library
 
     draw_many(photos, 11)
@@ -106,7 +106,7 @@ def test_a_model_that_saw_scenes_says_so(trained: Path, photos: Path) -> None:
     done = lapclip("search", str(photos), "a dog", "--model", str(trained))
     assert done.returncode == 0
     said = " ".join(done.stdout.split())
-    assert "mine has seen 64 pictures of lapclip's own drawn scenes and not one photo" in said
+    assert "mine has seen 64 images of lapclip's own drawn scenes and not one photo" in said
     assert "--recipe heads" in said
     assert "a caption finds its own first in" in said
     elsewhere = photos.parent / "elsewhere"
@@ -114,7 +114,7 @@ def test_a_model_that_saw_scenes_says_so(trained: Path, photos: Path) -> None:
     assert "comes from elsewhere" in searched(str(photos), "x", "--model", str(elsewhere))["said"][0]
 
 
-def test_the_newest_finished_run_that_learnt_from_pictures_is_taken(trained: Path, here: Path) -> None:
+def test_the_newest_finished_run_that_learnt_from_images_is_taken(trained: Path, here: Path) -> None:
     draw_many(here / "photos", 2)
     none = lapclip("search", "photos", "x")
     assert none.returncode == 2
@@ -129,17 +129,17 @@ def test_the_newest_finished_run_that_learnt_from_pictures_is_taken(trained: Pat
     os.utime(settings, (1, 1))  # older than the other
     found = searched("photos", "x")
     assert found["model"] == str(Path("runs") / "pictures")
-    assert "learnt from 64 pictures in my-photos" in found["said"][0]
+    assert "learnt from 64 images in my-photos" in found["said"][0]
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows does not allow such names")
 def test_names_are_text_in_the_terminal(trained: Path, photos: Path) -> None:
     draw(photos / "plain.png", 1).rename(photos / "a\n[bold]b\x1b[31m.png")
-    (photos / "[red]c\n.jpg").write_bytes(b"no picture")
+    (photos / "[red]c\n.jpg").write_bytes(b"no image")
     done = lapclip("search", str(photos), "x", "--model", str(trained))
     assert done.returncode == 0, done.stderr
     assert "a?[bold]b?[31m.png" in done.stdout
-    assert "[red]c?.jpg: it is not a picture" in done.stdout
+    assert "[red]c?.jpg: it is not an image" in done.stdout
     assert "\x1b" not in done.stdout
 
 
@@ -147,7 +147,7 @@ def test_without_a_question_it_indexes_and_says_how_to_ask(trained: Path, photos
     draw_many(photos, 3)
     done = lapclip("search", str(photos), "--model", str(trained))
     assert done.returncode == 0
-    assert "3 pictures indexed (3 new or changed)" in done.stdout
+    assert "3 images indexed (3 new or changed)" in done.stdout
     next_line = done.stdout.strip().splitlines()[-1]
     assert next_line.endswith(f'"a dog on a beach" --model {shlex.quote(str(trained))}')
 
@@ -160,10 +160,10 @@ def test_without_a_question_it_indexes_and_says_how_to_ask(trained: Path, photos
         (["photos", "x", "--since", "soon"], "no date and no age"),
         (["photos", "x", "--since", "9" * 400 + "d"], "no date and no age"),
         (["photos", "x", "--limit", "0"], "shows nothing"),
-        (["photos", "--like", "none.jpg"], "There is no picture none.jpg"),
+        (["photos", "--like", "none.jpg"], "There is no image none.jpg"),
         (["photos", "x", "--like", "photos/000.png"], "not both"),
         (["photos/000.png", "x"], "is not a folder"),
-        (["empty", "x"], "There is no picture in"),
+        (["empty", "x"], "There is no image in"),
         (["photos", "x", "--device", "cuda:7"], "--device"),
     ],
 )

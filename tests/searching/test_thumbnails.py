@@ -54,7 +54,7 @@ def test_iterm_gets_a_file(tmp_path: Path) -> None:
     assert Image.open(io.BytesIO(data)).size == (SIDE, SIDE)
 
 
-def test_sixels_are_the_picture(tmp_path: Path) -> None:
+def test_sixels_are_the_image(tmp_path: Path) -> None:
     """Drawn again from the letters as a terminal would."""
     path = draw(tmp_path / "a.png", 1, side=SIDE)
     drawn = thumbnail(path, "sixel")
@@ -73,5 +73,5 @@ def test_sixels_are_the_picture(tmp_path: Path) -> None:
     assert np.abs(picture[:SIDE] - true).mean() < 3
 
 
-def test_a_picture_that_has_gone(tmp_path: Path) -> None:
+def test_an_image_that_has_gone(tmp_path: Path) -> None:
     assert thumbnail(tmp_path / "none.png", "kitty") is None

@@ -16,9 +16,9 @@ def touch(folder: Path, *names: str) -> None:
         (folder / name).write_bytes(b"x")
 
 
-def test_pictures_in_all_folders_by_their_names(photos: Path) -> None:
+def test_images_in_all_folders_by_their_names(photos: Path) -> None:
     touch(photos, "b.jpg", "a.JPEG", "deep/er/c.webp", "notes.txt", "no-ending", "deep/d.heic")
-    assert [path.replace(os.sep, "/") for path in walk(photos).pictures] == [
+    assert [path.replace(os.sep, "/") for path in walk(photos).images] == [
         "a.JPEG",
         "b.jpg",
         "deep/d.heic",
@@ -30,7 +30,7 @@ def test_hidden_thrown_away_and_run_folders_are_left_out(photos: Path) -> None:
     touch(photos, "a.jpg", ".hidden.jpg", ".cache/b.jpg", "@eaDir/c.jpg", "$RECYCLE.BIN/d.jpg")
     touch(photos, "All.photoslibrary/resources/g.jpg")
     touch(photos, "runs/first/run.toml", "runs/first/events.jsonl", "runs/first/pictures/e.jpg", "runs/f.jpg")
-    assert [path.replace(os.sep, "/") for path in walk(photos).pictures] == ["a.jpg", "runs/f.jpg"]
+    assert [path.replace(os.sep, "/") for path in walk(photos).images] == ["a.jpg", "runs/f.jpg"]
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="links need rights there")
@@ -42,25 +42,25 @@ def test_links_are_followed_once_and_loops_end(photos: Path, tmp_path: Path) -> 
     (photos / "in" / "lost.jpg").symlink_to("nowhere.jpg")
     (photos / "linked").symlink_to(tmp_path / "outside")
     (photos / "linked-again").symlink_to(tmp_path / "outside")
-    assert list(walk(photos).pictures) == ["in/a.jpg", "linked/b.jpg"]
+    assert list(walk(photos).images) == ["in/a.jpg", "linked/b.jpg"]
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes with names there")
-def test_a_pipe_that_is_called_a_picture_is_not_waited_for(photos: Path) -> None:
+def test_a_pipe_that_is_called_an_image_is_not_waited_for(photos: Path) -> None:
     os.mkfifo(photos / "pipe.jpg")
     touch(photos, "a.jpg")
-    assert list(walk(photos).pictures) == ["a.jpg"]
+    assert list(walk(photos).images) == ["a.jpg"]
 
 
 @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may look into every folder")
-def test_a_closed_folder_hides_its_pictures(photos: Path) -> None:
+def test_a_closed_folder_hides_its_images(photos: Path) -> None:
     touch(photos, "a.jpg", "closed/b.jpg")
     (photos / "closed").chmod(0)
     try:
         walked = walk(photos)
     finally:
         (photos / "closed").chmod(0o755)
-    assert list(walked.pictures) == ["a.jpg"]
+    assert list(walked.images) == ["a.jpg"]
     assert walked.closed == ["closed"]
     assert walked.hides("closed/b.jpg")
     assert not walked.hides("closed-not/b.jpg")

@@ -1,4 +1,4 @@
-"""The server of pictures, asked over HTTP: what it tells, what it sends, and what it never sends."""
+"""The server of images, asked over HTTP: what it tells, what it sends, and what it never sends."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_names_that_are_no_text_are_told_and_served(shown: Album) -> None:
     assert shown.served.ask(f"/pictures/{number}/whole").status == 200
 
 
-def test_more_like_a_picture_leaves_it_out(shown: Album) -> None:
+def test_more_like_an_image_leaves_it_out(shown: Album) -> None:
     number = shown.number("scene 4.png")
     answer = shown.served.json(f"/search?like={number}")
     assert numbers(answer) == [hit.number for hit in shown.library.like(number, 200)]
@@ -98,7 +98,7 @@ def test_since_and_exclude_hold_for_the_whole_page(shown: Album) -> None:
     assert nothing.answer(nothing.read({}))["total"] == nothing.count == 0
 
 
-def test_picture_from_elsewhere_finds_itself(shown: Album) -> None:
+def test_image_from_elsewhere_finds_itself(shown: Album) -> None:
     answer = shown.served.ask("/asked", (shown.folder / "scene 7.jpg").read_bytes())
     name = json.loads(answer.read())["picture"]
     found = shown.served.json(f"/search?picture={name}")
@@ -116,15 +116,15 @@ def test_what_is_no_question_is_refused_in_a_sentence(shown: Album) -> None:
         text = answer.read().decode()
         assert answer.status == 400, path
         assert text.endswith("."), text
-    for body in (b"", b"no picture", b"\x89PNG\r\n\x1a\n" + b"\x00" * 100):
+    for body in (b"", b"no image", b"\x89PNG\r\n\x1a\n" + b"\x00" * 100):
         assert shown.served.ask("/asked", body).status == 400
 
 
-def test_picture_that_is_too_large_to_ask_by_is_refused(shown: Album) -> None:
+def test_image_that_is_too_large_to_ask_by_is_refused(shown: Album) -> None:
     assert shown.served.ask("/asked", bytes(application.LARGEST_ASKED + 1)).status == 413
 
 
-def test_facts_of_a_picture(shown: Album) -> None:
+def test_facts_of_an_image(shown: Album) -> None:
     path = shown.folder / "turned.jpg"
     facts = shown.served.json(f"/pictures/{shown.number('turned.jpg')}")
     assert facts["path"] == str(path)
@@ -133,7 +133,7 @@ def test_facts_of_a_picture(shown: Album) -> None:
     assert facts["modified"] == pytest.approx(path.stat().st_mtime)
 
 
-def test_small_pictures_are_upright_and_made_once(shown: Album) -> None:
+def test_small_images_are_upright_and_made_once(shown: Album) -> None:
     address = f"/pictures/{shown.number('turned.jpg')}/small"
     first = shown.served.ask(address)
     small = Image.open(io.BytesIO(first.read()))
@@ -152,7 +152,7 @@ def test_small_pictures_are_upright_and_made_once(shown: Album) -> None:
     assert same.status == 304
 
 
-def test_whole_pictures_are_sent_as_they_are_where_browsers_read_them(shown: Album) -> None:
+def test_whole_images_are_sent_as_they_are_where_browsers_read_them(shown: Album) -> None:
     for name, kind in (("scene 2.png", "image/png"), ("turned.jpg", "image/jpeg")):
         answer = shown.served.ask(f"/pictures/{shown.number(name)}/whole")
         assert (answer.status, answer.headers["content-type"]) == (200, kind)
@@ -221,7 +221,7 @@ def test_nothing_but_the_index_has_an_address(shown: Album) -> None:
         assert b"secret" not in answer.read()
 
 
-def test_only_a_picture_to_ask_by_can_be_sent(shown: Album) -> None:
+def test_only_an_image_to_ask_by_can_be_sent(shown: Album) -> None:
     for path in ("/", "/search", "/pictures/1", "/pictures/1/small", "/page.js"):
         assert shown.served.ask(path, b"").status == 405, path
     assert shown.served.ask("/asked").status in (404, 405)
@@ -235,7 +235,7 @@ def test_other_sites_and_names_are_refused(shown: Album) -> None:
         assert shown.served.ask(path, Origin="http://evil.example").status == 403
         assert shown.served.ask(path, Sec_Fetch_Site="cross-site", Sec_Fetch_Mode="no-cors").status == 403
     assert shown.served.ask("/asked", b"x", Origin="http://evil.example").status == 403
-    assert shown.served.ask("/asked", b"x", Origin=f"http://{own}").status == 400  # heard, and no picture
+    assert shown.served.ask("/asked", b"x", Origin=f"http://{own}").status == 400  # heard, and no image
 
 
 def test_every_answer_carries_the_policy(shown: Album) -> None:
@@ -290,17 +290,17 @@ def test_json_is_one_object_with_the_address_and_ctrl_c_is_the_way_to_end(shown:
     assert "Ctrl-C ends the page" in errors
 
 
-def test_page_opens_on_a_picture_or_says_that_it_is_none(shown: Album, tmp_path: Path) -> None:
+def test_page_opens_on_an_image_or_says_that_it_is_none(shown: Album, tmp_path: Path) -> None:
     with ending(shown.restarted("--like", str(shown.folder / "scene 7.jpg"))) as served:
         name = served.fragment.removeprefix("picture=")
         assert served.json(f"/search?picture={name}")["results"][0]["name"] == "scene 7.jpg"
-    (tmp_path / "notes.txt").write_text("no picture")
-    with pytest.raises(DataError, match=r"notes.txt cannot be read as a picture: it is not a picture"):
+    (tmp_path / "notes.txt").write_text("no image")
+    with pytest.raises(DataError, match=r"notes.txt cannot be read as an image: it is not an image"):
         serve(shown.library, like=tmp_path / "notes.txt")
 
 
-def test_small_pictures_beyond_the_limit_go_the_oldest_first(shown: Album, monkeypatch: pytest.MonkeyPatch) -> None:
-    kept = pictures.Pictures(shown.library)
+def test_small_images_beyond_the_limit_go_the_oldest_first(shown: Album, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = pictures.Images(shown.library)
     place = shown.library.place / "small"
     for at in range(3):
         path = place / f"z{at}" / f"z{at}.jpg"

@@ -1,4 +1,4 @@
-"""The page of pictures in a real browser, served by the real command."""
+"""The page of images in a real browser, served by the real command."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def found(shown: Album, words: str) -> list[str]:
 
 def test_typing_shows_what_fits_best(shown: Album, look: Open) -> None:
     tab = look()
-    assert tab.text("#standing") == f"{shown.library.count:,} pictures, newest first"
+    assert tab.text("#standing") == f"{shown.library.count:,} images, newest first"
     assert focused(tab) == "words"
     tab.page.keyboard.type("a red cat", delay=30)
     shows(tab, found(shown, "a red cat"))
@@ -153,7 +153,7 @@ def test_keyboard_goes_all_the_way(shown: Album, look: Open) -> None:
     assert focused(tab) == "words"
 
 
-def test_open_picture_says_what_is_known_and_finds_more_like_it(shown: Album, look: Open) -> None:
+def test_open_image_says_what_is_known_and_finds_more_like_it(shown: Album, look: Open) -> None:
     number = shown.number("large.png")
     tab = look(f"#words=a+house&open={number}")
     tab.wait_text("#viewer-name", "large.png")
@@ -230,7 +230,7 @@ def test_thousands_scroll_with_few_tiles_in_the_page(shown: Album, look: Open) -
         " return box.bottom > 150 && box.top < innerHeight; })"
     )
     tab.until(f"{on_screen}.length > 10 && {on_screen}.every(item => item.firstChild.classList.contains('there'))")
-    # The tile in the middle of the scroll is the picture at that place.
+    # The tile in the middle of the scroll is the image at that place.
     at, name = tab.page.evaluate(f"(({{dataset}}, image) => [Number(dataset.at), image.alt])({on_screen}[3].firstChild,"
                                  f" {on_screen}[3].firstChild.firstChild)")  # fmt: skip
     assert at > 1000
@@ -265,10 +265,10 @@ def test_dark_as_the_system_says_or_as_chosen(shown: Album, look: Open) -> None:
     assert light.page.evaluate(paper) == dark.page.evaluate(paper)
 
 
-def test_picture_chosen_or_dropped_is_the_question(shown: Album, look: Open) -> None:
+def test_image_chosen_or_dropped_is_the_question(shown: Album, look: Open) -> None:
     tab = look()
     tab.page.set_input_files("#file", shown.folder / "scene 7.jpg")
-    tab.wait_text("#by", "Like your picture")
+    tab.wait_text("#by", "Like your image")
     tab.until("document.querySelector('#grid img').alt === 'scene 7.jpg'")
     assert "#picture=" in tab.page.url
     data = list((shown.folder / "scene 5.jpg").read_bytes())
@@ -282,10 +282,10 @@ def test_picture_chosen_or_dropped_is_the_question(shown: Album, look: Open) -> 
     tab.page.get_by_role("button", name="Search by words again").click()
     tab.wait_text("#standing", "newest first")
     tab.page.evaluate(
-        "() => { const moved = new DataTransfer(); moved.items.add(new File(['no picture'], 'a.txt'));"
+        "() => { const moved = new DataTransfer(); moved.items.add(new File(['no image'], 'a.txt'));"
         " document.body.dispatchEvent(new DragEvent('drop', { dataTransfer: moved, bubbles: true })); }"
     )
-    tab.wait_text("#standing", "a.txt cannot be searched by: it is not a picture")
+    tab.wait_text("#standing", "a.txt cannot be searched by: it is not an image")
     tab.wrong = [told for told in tab.wrong if "400" not in told]  # the browser complains too
 
 
@@ -302,7 +302,7 @@ def test_what_the_model_is_worth_is_said_until_it_is_read(shown: Album, look: Op
     assert not tab.page.locator("#said").is_visible()
 
 
-def test_nothing_found_and_a_picture_that_went_are_said(shown: Album, look: Open) -> None:
+def test_nothing_found_and_an_image_that_went_are_said(shown: Album, look: Open) -> None:
     tab = look("#like=999999")
     tab.wait_text("#empty", "Nothing found")
     assert tab.page.locator("#grid li").count() == 0
@@ -326,7 +326,7 @@ def test_nothing_found_and_a_picture_that_went_are_said(shown: Album, look: Open
 def test_labels_and_roles(shown: Album, look: Open) -> None:
     tab = look("#words=a+house", reduced_motion="reduce")
     tab.until("document.querySelectorAll('#grid li').length > 3")
-    assert tab.page.get_by_role("searchbox", name="Search your pictures").count() == 1
+    assert tab.page.get_by_role("searchbox", name="Search your images").count() == 1
     first = tab.page.get_by_role("listitem").first
     name = found(shown, "a house")[0]
     assert first.get_by_role("button", name=name).count() == 1

@@ -68,7 +68,7 @@ LEARNING = {
 def test_kept_features_give_what_computing_them_each_time_gives(here: Path, towers: list[str], learns: str) -> None:
     kept = train("kept", *towers, *LEARNING[learns])
     plain = train("plain", *towers, *LEARNING[learns], "train.features=never")
-    assert "kept what is frozen of 64 pictures in 2 views" in notes("kept")
+    assert "kept what is frozen of 64 images in 2 views" in notes("kept")
     assert "kept" not in notes("plain")
     np.testing.assert_allclose(losses("kept"), losses("plain"), rtol=0, atol=2e-5)
     one, other = (load_file(f"runs/{name}/model/model.safetensors") for name in ("kept", "plain"))
@@ -218,9 +218,9 @@ def test_a_rate_that_breaks_pretrained_weights_is_warned_about(here: Path, train
     assert "far above" not in notes("slow")
 
 
-def test_the_recipe_follows_from_how_many_pictures_there_are(here: Path, trained: Path) -> None:
+def test_the_recipe_follows_from_how_many_images_there_are(here: Path, trained: Path) -> None:
     outcome = launch.start("auto", [*COMMON, f"train.start={trained}"], name="chosen")
-    assert "recipe heads for 64 training pictures: so few would only be learnt by heart" in notes("chosen")
+    assert "recipe heads for 64 training images: so few would only be learnt by heart" in notes("chosen")
     assert outcome.state == "finished"
 
 
@@ -240,7 +240,7 @@ def test_without_room_for_features_they_are_computed_each_time(
     assert len(losses("run")) == 6
 
 
-def test_pictures_that_the_start_learnt_from_are_no_test_and_are_counted(here: Path) -> None:
+def test_images_that_the_start_learnt_from_are_no_test_and_are_counted(here: Path) -> None:
     photos = write_photos(here / "photos", [""] * 30)
     settings = [*SMALL[2:], f"data.source={photos}", "train.batch_size=8", "train.steps=2"]
     train("first", *settings, "model.name=tiny", "data.seed=0")

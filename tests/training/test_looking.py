@@ -26,7 +26,7 @@ class Told:
         return np.eye(30)[: len(captions)]
 
 
-def test_a_perfect_model_ranks_every_right_picture_first(tmp_path: Path) -> None:
+def test_a_perfect_model_ranks_every_right_image_first(tmp_path: Path) -> None:
     looking = Looking(pairs(), ["mine"], tmp_path / "pictures")
     images, texts = np.eye(30), np.repeat(np.eye(30), 2, axis=0)
     *fixed, own = looking.answers(Told(), images, texts)  # type: ignore[arg-type]
@@ -41,11 +41,11 @@ def test_a_perfect_model_ranks_every_right_picture_first(tmp_path: Path) -> None
     assert own["top"][0] == {"picture": 0, "score": 1.0}
     for answer in (*fixed, own):
         for entry in answer["top"]:
-            with Image.open(tmp_path / "pictures" / f"{entry['picture']}.png") as picture:
-                assert picture.convert("RGB").getpixel((0, 0)) == (entry["picture"], 0, 0)
+            with Image.open(tmp_path / "pictures" / f"{entry['picture']}.png") as image:
+                assert image.convert("RGB").getpixel((0, 0)) == (entry["picture"], 0, 0)
 
 
-def test_the_rank_counts_the_pictures_that_are_nearer(tmp_path: Path) -> None:
+def test_the_rank_counts_the_images_that_are_nearer(tmp_path: Path) -> None:
     images = np.array([[3.0], [2.0], [1.0]])
     answers = Looking(pairs(3), [], tmp_path).answers(Told(), images, np.ones((6, 1)))  # type: ignore[arg-type]
     assert [answer["rank"] for answer in answers] == [1, 2, 3]
@@ -63,4 +63,4 @@ def test_a_run_looks_at_every_evaluation(here: Path) -> None:
     assert [event["step"] for event in looked] == [event["step"] for event in events if event["type"] == "evaluation"]
     assert [answer["caption"] for answer in looked[-1]["answers"][-2:]] == ["a red cat", "<b>bold</b>"]
     pictures = {entry["picture"] for event in looked for answer in event["answers"] for entry in answer["top"]}
-    assert all((here / "runs/run/pictures" / f"{picture}.png").is_file() for picture in pictures)
+    assert all((here / "runs/run/pictures" / f"{image}.png").is_file() for image in pictures)

@@ -7,17 +7,17 @@ import pytest
 from lapclip.config import TrainConfig, build_config, parse_settings
 from lapclip.errors import ConfigError
 from lapclip.model.shapes import SHAPES
-from lapclip.training.schedule import is_cheap, patches_kept, picture_side
+from lapclip.training.schedule import image_side, is_cheap, patches_kept
 
 MINI = SHAPES["mini"]
 
 
 def kinds(config: TrainConfig, *steps: int) -> list[tuple[int, tuple[int, int]]]:
     cheap = [is_cheap(step, config.steps, config) for step in steps]
-    return [(picture_side(each, config, MINI), patches_kept(each, config, MINI)) for each in cheap]
+    return [(image_side(each, config, MINI), patches_kept(each, config, MINI)) for each in cheap]
 
 
-def test_pictures_are_small_in_the_cheap_part_and_full_after_it() -> None:
+def test_images_are_small_in_the_cheap_part_and_full_after_it() -> None:
     config = TrainConfig(steps=100, cheap_size=32, cheap_share=0.4)
     assert kinds(config, 1, 40, 41, 100) == [(32, (4, 4)), (32, (4, 4)), (64, (16, 16)), (64, (16, 16))]
 

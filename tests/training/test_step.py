@@ -145,7 +145,7 @@ def test_micro_batches_learn_from_a_teacher_as_the_whole_batch_does(micro_batch:
         assert (one.grad - other.grad).norm() <= 1e-5 * one.grad.norm() + 1e-9, name
 
 
-def test_pictures_are_cropped_only_when_asked_and_as_the_step_says() -> None:
+def test_images_are_cropped_only_when_asked_and_as_the_step_says() -> None:
     assert step_of().inputs(batch_of(), 1).boxes_B5 is None
     step = step_of(crop=0.5)
     first, again, other = (step.inputs(batch_of(), number).boxes_B5 for number in (1, 1, 2))

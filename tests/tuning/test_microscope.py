@@ -200,10 +200,10 @@ def test_spikes_are_counted() -> None:
     assert precisions.spikes((*calm, float("nan"))) == 1
 
 
-def test_pictures_are_made_once_and_differ() -> None:
+def test_images_are_made_once_and_differ() -> None:
     pairs = some_pairs(6, 16)
     assert pairs.pixels.shape == (6, 16, 16, 3)
-    assert len({picture.tobytes() for picture in pairs.pixels[:]}) == 6
+    assert len({image.tobytes() for image in pairs.pixels[:]}) == 6
     assert some_pairs(6, 16) is pairs
 
 

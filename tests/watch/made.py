@@ -43,8 +43,8 @@ def evaluation(number: int, recall: float) -> dict[str, Any]:
 
 
 def looked(number: int, rank: int, captions: Sequence[str] = ("a red cat on the left.",)) -> dict[str, Any]:
-    """Picture 17 is right; the user asked for one of their own as well."""
-    top = [{"picture": picture, "score": 0.5 - picture / 100} for picture in (1, 2, 3, 4, 5)]
+    """Image 17 is right; the user asked for one of their own as well."""
+    top = [{"picture": image, "score": 0.5 - image / 100} for image in (1, 2, 3, 4, 5)]
     if rank <= 5:
         top[rank - 1]["picture"] = 17
     answers = [{"caption": text, "own": False, "right": 17, "rank": rank, "top": top} for text in captions]
@@ -79,14 +79,14 @@ def learning_run(steps: int = 60) -> Events:
     return events
 
 
-def make_run(name: str, events: Events, pictures: Sequence[int] = (1, 2, 3, 4, 5, 17)) -> Run:
+def make_run(name: str, events: Events, images: Sequence[int] = (1, 2, 3, 4, 5, 17)) -> Run:
     """runs/NAME in the current folder."""
     run = Run(Path("runs") / name)
     run.path.mkdir(parents=True)
     run.settings.write_text(f"[run]\nformat = {FORMAT}\nrecipe = 'first-run'\n", encoding="utf-8")
     append(run, events)
     (run.path / "pictures").mkdir()
-    for number in pictures:
+    for number in images:
         Image.new("RGB", (96, 96), (number * 12 % 256, 120, 200)).save(run.path / "pictures" / f"{number}.png")
     return run
 

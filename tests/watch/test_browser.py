@@ -305,7 +305,7 @@ def test_run_that_goes_and_server_that_ends_are_said(here: Path, look: Open) -> 
         make_run("other", [started(999), step(5), ended(5)])
         tab.wait_text("#progress-words", "of 999")
     tab.wait_text("#notice", "The server does not answer")
-    # The browser itself complains of pictures that went with their run, and of a server that is not there.
+    # The browser itself complains of images that went with their run, and of a server that is not there.
     tab.wrong = [told for told in tab.wrong if "404" not in told and "ERR_CONNECTION" not in told]
 
 

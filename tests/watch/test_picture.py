@@ -1,4 +1,4 @@
-"""The picture of a run, drawn by rich for several widths."""
+"""The image of a run, drawn by rich for several widths."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rich.console import Console
 
 from lapclip.runs.forecast import Forecast
 from lapclip.watch.run_view import Look
-from lapclip.watch.screen import Pens, picture
+from lapclip.watch.screen import Pens, image
 from lapclip.watch.watched_runs import Watched
 
 from .recorded import append, finished, sensors, started, step, trained, write
@@ -33,10 +33,10 @@ def look_at(folder: Path, name: str, events: list[dict], working: bool = False) 
 
 
 def drawn(looks: Look | list[Look], width: int, focus: int = 0, pens: Pens = Pens(plain=False, colour=True)) -> str:
-    """The picture as text; no line may be wider than the window."""
+    """The image as text; no line may be wider than the window."""
     looks = looks if isinstance(looks, list) else [looks]
     console = Console(file=io.StringIO(), width=width, record=True, force_terminal=True, highlight=False)
-    console.print(picture(looks, focus, width, 2, pens, "lapclip {}".format), width=width)
+    console.print(image(looks, focus, width, 2, pens, "lapclip {}".format), width=width)
     text = console.export_text()
     assert max(len(line) for line in text.splitlines()) <= width
     return text
@@ -140,7 +140,7 @@ def test_what_happened_is_told(tmp_path: Path) -> None:
     look = look_at(tmp_path, "mine", [*first, fell, *slept, resumed])
     assert [notice.type for notice in look.notices] == ["fell_back", "slept", "resumed"]
     console = Console(file=io.StringIO(), width=120, record=True)
-    console.print(picture([look], 0, 120, 4, Pens(False, True), str), width=120)
+    console.print(image([look], 0, 120, 4, Pens(False, True), str), width=120)
     text = words(console.export_text())
     assert "after step 39: Out of memory: going on with 32 pairs at once." in text
     assert "the machine slept for 1 h 6 min" in text
@@ -214,7 +214,7 @@ def test_terminals_without_unicode_get_ascii_only(tmp_path: Path, events: list[d
     assert "F forward 32%" in text
 
 
-def test_no_state_and_no_gap_in_the_events_breaks_the_picture(tmp_path: Path) -> None:
+def test_no_state_and_no_gap_in_the_events_breaks_the_image(tmp_path: Path) -> None:
     bare = [
         {"type": "started"},
         {"type": "step", "step": 1},
@@ -238,7 +238,7 @@ def test_hostile_words_stay_text(tmp_path: Path) -> None:
     error = "\x1b]0;owned\x07 [bold red]shout[/] \x1b[2J"
     look = look_at(tmp_path, "mine", [*trained(5), {"type": "failed", "time": 9e9, "step": 5, "error": error}])
     console = Console(file=(file := io.StringIO()), width=120, force_terminal=True)
-    console.print(picture([look], 0, 120, 2, Pens(False, True), str), width=120)
+    console.print(image([look], 0, 120, 2, Pens(False, True), str), width=120)
     assert "\x1b]" not in file.getvalue()
     assert "\x1b[2J" not in file.getvalue()
     assert "[bold red]shout[/]" in words(drawn(look, 120))

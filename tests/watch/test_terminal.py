@@ -228,7 +228,7 @@ def test_keys_mean_the_same_in_every_terminal() -> None:
     assert list(meanings(b"x\x1b[1;5H\xc3\xa4\x1bq")) == [QUIT]  # what is not known is passed over
 
 
-def test_pictures_are_drawn_as_often_as_a_small_share_of_the_machine_allows() -> None:
+def test_images_are_drawn_as_often_as_a_small_share_of_the_machine_allows() -> None:
     assert Pace(cores=2).rest(0.02) == pytest.approx(0.02 / (2 * SHARE))
     assert Pace(cores=64).rest(0.02) == TICK
     assert Pace(cores=1).rest(9.0) == SLOWEST
@@ -316,7 +316,7 @@ def test_a_real_training_is_followed_from_before_it_begins_to_its_end(here: Path
         line for line in (here / "runs/mine/events.jsonl").read_text().splitlines() if '"evaluation","time' in line
     ]
     assert len(recorded) > 3
-    assert len(recorded) - 1 <= len(evaluations) <= len(recorded)  # the first picture may show one already
+    assert len(recorded) - 1 <= len(evaluations) <= len(recorded)  # the first image may show one already
     assert "mine: step 40" in rest
     assert "mine: finished  Next:" in rest
     assert "finished" in lapclip("watch", "--once").stdout

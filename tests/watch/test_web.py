@@ -282,7 +282,7 @@ def test_watching_does_not_load_torch_or_plotly() -> None:
     assert done.stdout.strip() == "[]"
 
 
-def test_pictures_are_sent_as_pictures(here: Path, served: Served) -> None:
+def test_images_are_sent_as_images(here: Path, served: Served) -> None:
     run = make_run("mine", [*learning_run(20), ended(20)])
     answer = served.ask("/runs/mine/pictures/17.png")
     assert (answer.status, answer.headers["content-type"]) == (200, "image/png")

@@ -190,7 +190,7 @@ def test_published_shapes_have_their_names() -> None:
         (("model_cfg", "init_logit_bias"), -10, "a SigLIP"),
         (("model_cfg", "multimodal_cfg"), {"width": 512}, "a CoCa"),
         (("model_cfg", "vision_cfg", "pool_type"), "avg", "vision_cfg.pool_type = 'avg'"),
-        (("model_cfg", "text_cfg", "vocab_size"), 1000, "has 49,408 symbols, and .* knows 1,000"),
+        (("model_cfg", "text_cfg", "vocab_size"), 1000, "has 49,408 tokens, and .* knows 1,000"),
         (("preprocess_cfg", "resize_mode"), "longest", "resize_mode is 'longest'"),
         (("model_cfg", "vision_cfg", "width"), "wide", "does not describe a model"),
         (("model_cfg", "vision_cfg", "patch_size"), 7, "does not divide"),
@@ -212,7 +212,7 @@ def test_what_openclip_can_be_and_our_towers_cannot_is_named(
         (("model_type",), "siglip", "'siglip', which cannot be read: SigLIP differs in architecture"),
         (("model_type",), "bert", "'bert', which cannot be read"),
         (("text_config", "hidden_act"), "relu", "hidden_act is quick_gelu and relu"),
-        (("text_config", "eos_token_id"), 7, "the end symbol is 7; it must have the highest id, 49407"),
+        (("text_config", "eos_token_id"), 7, "the end token is 7; it must have the highest id, 49407"),
         (("vision_config", "layer_norm_eps"), 1e-6, "layer_norm_eps"),
     ],
 )
@@ -320,7 +320,7 @@ def test_a_tokenizer_that_does_not_fit_the_weights_is_named_with_both_sizes(ours
     model = {"type": "BPE", "vocab": {"a": 0, "b": 1}, "merges": []}
     tokenizer = {"model": model, "added_tokens": [{"content": "<s>"}]}
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
-    with pytest.raises(WeightsError, match=r"tokenizer\.json has 3 symbols, and the weights know 49,408"):
+    with pytest.raises(WeightsError, match=r"tokenizer\.json has 3 tokens, and the weights know 49,408"):
         read_model(folder)
     model["vocab"] = {str(at): at for at in range(49_407)}
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
@@ -342,7 +342,7 @@ def test_no_more_is_downloaded_than_is_needed() -> None:
     assert found == ["config.json", *shards, "model.safetensors.index.json"]
 
 
-def test_a_picture_is_seen_as_the_published_model_wants_it(ours: Embedder, tmp_path: Path) -> None:
+def test_an_image_is_seen_as_the_published_model_wants_it(ours: Embedder, tmp_path: Path) -> None:
     from PIL import Image
 
     noise = np.random.default_rng(0).integers(0, 256, (40, 60, 3), dtype=np.uint8)

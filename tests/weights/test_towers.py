@@ -177,7 +177,7 @@ def test_a_hugging_face_image_network_comes_with_its_preprocessing(tmp_path: Pat
     assert (tower.depth, tower.divides(2)) == (3, True)
 
 
-def test_a_text_network_whose_padding_is_its_last_symbol(tmp_path: Path) -> None:
+def test_a_text_network_whose_padding_is_its_last_token(tmp_path: Path) -> None:
     folder = tiny_text(tmp_path / "bert")
     opened = open_text(str(folder))
     spec = replace(opened.spec, padding=opened.facts["vocabulary"] - 1)
@@ -202,10 +202,10 @@ def test_references_that_lead_nowhere_say_so(reference: str, said: str, monkeypa
         open_image(reference)
 
 
-def test_a_tokenizer_with_more_symbols_than_the_weights_know_is_refused(tmp_path: Path) -> None:
+def test_a_tokenizer_with_more_tokens_than_the_weights_know_is_refused(tmp_path: Path) -> None:
     folder = tiny_text(tmp_path / "bert")
     write_tokenizer(folder, ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *(f"word{at}" for at in range(50))])
-    with pytest.raises(ConfigError, match=r"has 54 symbols, but its weights know 27"):
+    with pytest.raises(ConfigError, match=r"has 54 tokens, but its weights know 27"):
         open_text(str(folder))
 
 

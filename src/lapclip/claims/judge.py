@@ -59,7 +59,7 @@ def three_thresholds(below: tuple[float, float], above: tuple[float, float], wor
 
 def free_transfers(times: TransferTimes, shared: bool) -> Finding:
     """Claim 5. It is about memory that is shared; a transfer elsewhere says nothing of it."""
-    text = f"{times.plain * 1e3:.3f} ms to bring a batch of 12 pictures to the device"
+    text = f"{times.plain * 1e3:.3f} ms to bring a batch of 12 images to the device"
     if shared:
         return judged(times.plain < 1e-4, text, "free would be below 0.1 ms")
     return unknown(f"memory is not shared here; {text}")
@@ -169,7 +169,7 @@ def pinning(times: TransferTimes) -> Finding:
     if times.pinned is None:
         return unknown("this device copies from no pinned memory")
     here = f"{times.pinned * 1e3:.3f} ms pinned, {times.plain * 1e3:.3f} ms not"
-    return judged(times.plain > times.pinned * WORTH, here, "the pictures of a batch of 12 to the device")
+    return judged(times.plain > times.pinned * WORTH, here, "the images of a batch of 12 to the device")
 
 
 def contiguous(contiguous_ms: float, permuted_ms: float) -> Finding:

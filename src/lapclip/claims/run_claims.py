@@ -20,7 +20,7 @@ from lapclip.runs.folder import Run, all_runs
 from lapclip.runs.summary import summarise
 
 FEW = 11
-"""Wrong pictures beside the right one: a batch of the published run."""
+"""Wrong images beside the right one: a batch of the published run."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ def balance_verdict(norms: dict[str, float], epoch: int, name: str) -> Finding:
 
 
 def negatives(bench: Bench) -> Finding:
-    """Claim 15: held-out captions against eleven wrong pictures that differ in many, some or few attributes."""
+    """Claim 15: held-out captions against eleven wrong images that differ in many, some or few attributes."""
     found = newest_finished("seed")
     if found is None:
         return no_run("seed")
@@ -113,7 +113,7 @@ def negatives(bench: Bench) -> Finding:
 
 
 def accuracy_by_difficulty(scores_IT: np.ndarray, scenes: list[Scene], count: int = FEW) -> dict[str, float]:
-    """How often a caption prefers its own picture to the `count` farthest, middle and nearest of the others."""
+    """How often a caption prefers its own image to the `count` farthest, middle and nearest of the others."""
     hits: dict[str, list[bool]] = {"easy": [], "medium": [], "hard": []}
     for text, scene in enumerate(scenes):
         others = [index for index in range(len(scenes)) if index != text]
@@ -128,7 +128,7 @@ def accuracy_by_difficulty(scores_IT: np.ndarray, scenes: list[Scene], count: in
 def negatives_verdict(accuracy: dict[str, float], name: str) -> Finding:
     here = ", ".join(f"{difficulty} {share:.0%}" for difficulty, share in accuracy.items())
     falls = accuracy["easy"] > accuracy["medium"] > accuracy["hard"]
-    return judged(falls, here, f"run {name}; 11 wrong pictures each, graded by how many of 5 attributes differ")
+    return judged(falls, here, f"run {name}; 11 wrong images each, graded by how many of 5 attributes differ")
 
 
 def energy(bench: Bench) -> Finding:

@@ -21,7 +21,7 @@ REFUSED = ("unreadable", "truncated", "skipped_rows")
 data = App(
     sort_key=7,
     name="data",
-    help="Look at pictures and captions before training on them.\n\nExample: `lapclip data check photos/`",
+    help="Look at images and captions before training on them.\n\nExample: `lapclip data check photos/`",
     help_format="markdown",
 )
 
@@ -35,7 +35,7 @@ def check(
     settings: Settings = (),
     common: Common | None = None,
 ) -> int:
-    """Look at every picture and caption once, and say what is odd, what it costs, and whether training can work.
+    """Look at every image and caption once, and say what is odd, what it costs, and whether training can work.
 
     For example:
 
@@ -48,14 +48,14 @@ def check(
     source
         A folder, a CSV, TSV or JSON file, a pattern of tar shards, or `scenes`.
     recipe
-        The recipe to reckon with; it sets the picture size and the longest caption. Example: --recipe seed
+        The recipe to reckon with; it sets the image size and the longest caption. Example: --recipe seed
     settings
         Change a setting; may be repeated. Example: --set model.context=32
     """
     from lapclip.data_check.check import check as survey
 
     with display() as shown:
-        found = survey(source, recipe, settings, shown.counting("looking at pictures"))
+        found = survey(source, recipe, settings, shown.counting("looking at images"))
     emit(found, summary(found), common)
     return 0
 
@@ -66,11 +66,11 @@ def describe(
     /,
     *,
     out: Path | None = None,
-    pictures: int = 48,
+    images: int = 48,
     settings: Settings = (),
     common: Common | None = None,
 ) -> int:
-    """Make a contact sheet: some pictures with their captions, as a PNG and as a page that needs nothing else.
+    """Make a contact sheet: some images with their captions, as a PNG and as a page that needs nothing else.
 
     For example:
 
@@ -84,7 +84,7 @@ def describe(
         A folder, a CSV, TSV or JSON file, a pattern of tar shards, or `scenes`.
     out
         A name ending in .png or .html for one of them; any other name is a folder for both. Example: --out sheet.png
-    pictures
+    images
         How many to show; they are drawn at random, the same ones each time. Example: --pictures 100
     settings
         Change a setting; may be repeated. Example: --set data.caption_column=title
@@ -92,8 +92,8 @@ def describe(
     from lapclip.data_check.describe import describe as draw
 
     with display() as shown:
-        found = draw(source, out, pictures, settings, shown.counting("reading pictures"))
-    lines = [f"[bold]{escape(source)}[/bold]  {found['images']:,} pictures, {found['captions']:,} captions"]
+        found = draw(source, out, images, settings, shown.counting("reading images"))
+    lines = [f"[bold]{escape(source)}[/bold]  {found['images']:,} images, {found['captions']:,} captions"]
     lines += [f"  {escape(path)}" for path in found["files"]]
     emit(found, [*lines, f"Next: {escape(typed(f'data check {shlex.quote(source)}'))}"], common)
     return 0
@@ -101,7 +101,7 @@ def describe(
 
 def summary(found: dict[str, Any]) -> list[str]:
     """What was found, for people."""
-    lines = [f"[bold]{escape(found['source'])}[/bold]  {found['images']:,} pictures, {found['captions']:,} captions"]
+    lines = [f"[bold]{escape(found['source'])}[/bold]  {found['images']:,} images, {found['captions']:,} captions"]
     lines += [f"  {name:<11}{escape(text)}" for name, text in rows(found)]
     lines += ["", "[bold]findings[/bold]" if found["findings"] else "[green]nothing odd was found[/green]"]
     for finding in found["findings"]:
@@ -119,11 +119,9 @@ def summary(found: dict[str, Any]) -> list[str]:
 
 def rows(found: dict[str, Any]) -> list[tuple[str, str]]:
     """The facts, one a line."""
-    needs, symbols, sizes = found["needs"], found["caption_symbols"], found["picture_pixels"]
-    cut = f"{symbols['cut']:,} would be cut" if symbols["cut"] else "none is cut"
-    lengths = (
-        f"{symbols['median']:.0f} symbols in the middle, {symbols['longest']} at most; room for {symbols['limit']}"
-    )
+    needs, tokens, sizes = found["needs"], found["caption_symbols"], found["picture_pixels"]
+    cut = f"{tokens['cut']:,} would be cut" if tokens["cut"] else "none is cut"
+    lengths = f"{tokens['median']:.0f} tokens in the middle, {tokens['longest']} at most; room for {tokens['limit']}"
     store = f"{size(needs['store_bytes'])} packed at {needs['image_size']} pixels"
     short = f"short sides from {sizes['shortest']} to {sizes['longest_short_side']} pixels; " if sizes else ""
     listed = [

@@ -33,8 +33,8 @@ class Display:
         self._told = -EVERY
 
     def data_progress(self, done: int, total: int, what: str = "drawing", /) -> None:
-        """Called while pictures are made; `what` is being done to them, or to captions, if it says so."""
-        of = what if "captions" in what or "pictures" in what else f"{what} pictures"
+        """Called while images are made; `what` is being done to them, or to captions, if it says so."""
+        of = what if "captions" in what or "pictures" in what else f"{what} images"
         if self._lines:
             if (what, total) != self._doing:
                 first, last = of.rsplit(" ", 1)
@@ -51,7 +51,7 @@ class Display:
             self.close()
 
     def counting(self, what: str) -> Callable[[int, int], None]:
-        """What to call with how much is done and how much there is, while pictures are embedded or looked at."""
+        """What to call with how much is done and how much there is, while images are embedded or looked at."""
 
         def tell(done: int, total: int) -> None:
             if self._lines:
@@ -159,7 +159,7 @@ class Display:
             TimeRemainingColumn(compact=True),
             TextColumn("left"),
         )
-        # Pictures are drawn before training begins; their bar goes away when they are done.
+        # Images are drawn before training begins; their bar goes away when they are done.
         bar = Progress(*columns, console=self._console, transient=what != "training", expand=True)
         self._bar = (bar, bar.add_task(what, total=total, completed=completed, figures=""))
         bar.start()

@@ -25,11 +25,11 @@ def evaluate(
     settings: Annotated[tuple[str, ...], Parameter(name="--set", negative="", show_default=False)] = (),
     common: Common | None = None,
 ) -> int:
-    """Score a model on pictures it was not trained on: how well captions find pictures and pictures captions.
+    """Score a model on images it was not trained on: how well captions find images and images captions.
 
-    Without DATA the run's own held-out pictures are taken, those that did not choose its checkpoint. A folder of class
+    Without DATA the run's own held-out images are taken, those that did not choose its checkpoint. A folder of class
     folders is classified by the names of the classes (zero-shot). Each figure comes with chance and a 95 % interval.
-    The account is kept in the run's folder, with a page of plots and pictures.
+    The account is kept in the run's folder, with a page of plots and images.
 
     For example:
 
@@ -43,7 +43,7 @@ def evaluate(
     model
         A run's name or folder, or a folder with a model; without one, the newest run.
     data
-        Other pictures to score on: a folder, a table, shards. Example: lapclip eval first-run photos/
+        Other images to score on: a folder, a table, shards. Example: lapclip eval first-run photos/
     split
         Score this split, or `all`. Without it: test, else val, else all. Example: lapclip eval --split val
     templates
@@ -60,7 +60,7 @@ def evaluate(
 
     wanted = scoring.Wanted(model, data, split, templates, device, out, settings)
     with display() as shown:
-        result = scoring.evaluate(wanted, shown.data_progress, shown.counting("embedding pictures and captions"))
+        result = scoring.evaluate(wanted, shown.data_progress, shown.counting("embedding images and captions"))
     emit(result, [*_account(result), *_ending(result)], common)
     return 0
 
@@ -81,7 +81,7 @@ def _account(result: dict[str, Any]) -> list[str]:
     else:
         lines += _classes(result["zeroshot"])
     geometry = result["geometry"]
-    lines.append(f"[bold]{'embeddings':<35}[/bold]     gap  alignment  uniformity of pictures  of captions")
+    lines.append(f"[bold]{'embeddings':<35}[/bold]     gap  alignment  uniformity of images  of captions")
     spread = f"{geometry['uniformity_pictures']:>24.2f}{geometry['uniformity_captions']:>13.2f}"
     lines.append(f"{'':<35}{geometry['modality_gap']:>8.2f}{geometry['alignment']:>11.2f}{spread}")
     return lines
@@ -89,7 +89,7 @@ def _account(result: dict[str, Any]) -> list[str]:
 
 def _ending(result: dict[str, Any]) -> list[str]:
     if not result["files"]:
-        return [f"Next: --out FOLDER keeps this with its pictures; in Python: lapclip.load({result['run']!r})"]
+        return [f"Next: --out FOLDER keeps this with its images; in Python: lapclip.load({result['run']!r})"]
     name = Path(result["run"]).name
     return [f"Next: open {result['files'][0]} in a browser, or {typed(f'report {name}')}"]
 
@@ -106,7 +106,7 @@ def score_table(evaluation: dict[str, Any], what: str = "held-out pairs") -> lis
     found = {way: "".join(f"{chances[f'{way}_r{rank}']:>8.1%}" for rank in RANKS) for way in WAYS}
     if found["t2i"] == found["i2t"]:
         lines.append(f"  [dim]{'chance':<33}{found['t2i']}[/dim]")
-    else:  # several captions of a picture are easier to hit than one picture
+    else:  # several captions of an image are easier to hit than one image
         lines += [f"  [dim]{f'chance, {text}':<33}{found[way]}[/dim]" for way, text in WAYS.items()]
     if batch := evaluation.get("in_batch"):
         low, high = batch["interval"]
@@ -130,7 +130,7 @@ def start_lines(evaluation: dict[str, Any] | None) -> list[str]:
 
 
 def _shared(ceilings: dict[str, float]) -> list[str]:
-    """Said only where pictures share captions word for word."""
+    """Said only where images share captions word for word."""
     lines = []
     for way, text in WAYS.items():
         if ceilings[f"{way}_r1"] < 1:
@@ -152,7 +152,7 @@ def _ranks(evaluation: dict[str, Any]) -> list[str]:
 def _negatives(found: dict[str, Any] | None) -> list[str]:
     if found is None:
         return []
-    title = f"against {found['negatives']} wrong pictures"
+    title = f"against {found['negatives']} wrong images"
     shares = "".join(f"{found[kind]['accuracy']:>8.1%}" for kind in ("easy", "medium", "hard"))
     low, high = found["hard"]["intervals"]["accuracy"]
     return [
@@ -162,7 +162,7 @@ def _negatives(found: dict[str, Any] | None) -> list[str]:
 
 
 def _classes(found: dict[str, Any]) -> list[str]:
-    title = f"zero-shot: {found['pictures']:,} pictures, {found['classes']} classes"
+    title = f"zero-shot: {found['pictures']:,} images, {found['classes']} classes"
     lines = [f"[bold]{title:<41}[/bold]   share   chance   95 % interval"]
     for key, text in (("top1", "top-1"), ("top5", "top-5"), ("mean_per_class", "mean recall of the classes")):
         low, high = found["intervals"][key]

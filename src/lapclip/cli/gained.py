@@ -26,7 +26,7 @@ def gained(
 ) -> int:
     """Show what fine-tuning gained on the new data and forgot elsewhere, and which mixture of start and end to take.
 
-    For a run that began from a trained model. The new data is scored on its held-out pictures; the checks are the
+    For a run that began from a trained model. The new data is scored on its held-out images; the checks are the
     built-in scenes and whatever you name. Between start (alpha 0) and end (alpha 1) lie models whose weights are a
     share of each; often one of them keeps most of what was gained and most of what was known. The account is kept in
     the run's folder, with a page.
@@ -42,7 +42,7 @@ def gained(
     run
         The run's name or folder; without one, the newest.
     check
-        Pictures that the model should still know: class folders, or pictures with captions; may be repeated. Example:
+        Images that the model should still know: class folders, or images with captions; may be repeated. Example:
         lapclip gained --check clothes/
     alpha
         Write the model at this alpha, from 0 to 1, or the recommended one (auto), into the run's blended/. Example:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from lapclip.searching.library import Hit, Library
 
 LISTED = 5
-"""Unreadable pictures that are shown by name."""
+"""Unreadable images that are shown by name."""
 
 
 def search(
@@ -40,7 +40,7 @@ def search(
     host: str = "127.0.0.1",
     common: Common | None = None,
 ) -> int:
-    """Find pictures on your own disk by what is on them, in words or by another picture.
+    """Find images on your own disk by what is on them, in words or by another image.
 
     What is new or changed under the folder is indexed first; Ctrl-C stops that, and the same command goes on. The index
     is kept in your data directory, and nothing is written into the folder. Without QUERY it only indexes. Hidden files
@@ -58,26 +58,26 @@ def search(
     Parameters
     ----------
     folder
-        The pictures to search, with all folders in it.
+        The images to search, with all folders in it.
     query
-        What to look for; `-word` and `-"two words"` are what not to look for. The path of a picture works too.
+        What to look for; `-word` and `-"two words"` are what not to look for. The path of an image works too.
     like
-        Find pictures like this one. Example: lapclip search photos/ --like cat.jpg
+        Find images like this one. Example: lapclip search photos/ --like cat.jpg
     limit
         How many to show. Example: lapclip search photos/ "a dog" --limit 50
     since
-        Only pictures from this date on, or younger than this age, by the date in the photo or else of the file.
+        Only images from this date on, or younger than this age, by the date in the photo or else of the file.
         Examples: --since 2024-05-01, --since 30d, --since 2w, --since 6m, --since 1y
     exclude
-        Leave out pictures whose path in the folder, or a part of it, is like this; may be repeated. Example: lapclip
+        Leave out images whose path in the folder, or a part of it, is like this; may be repeated. Example: lapclip
         search photos/ "a dog" --exclude "screenshots" --exclude "*.png"
     model
         A run's name or folder, a folder or file with a model, or a name on the Hugging Face hub; without one, the
-        newest finished run that learnt from pictures. Example: lapclip search photos/ "a dog" --model ViT-B-32.pt
+        newest finished run that learnt from images. Example: lapclip search photos/ "a dog" --model ViT-B-32.pt
     device
         Where to compute: auto, cpu, cuda, mps, xpu. Example: lapclip search photos/ "a dog" --device cpu
     thumbnails
-        Draw small pictures; without it, where the terminal can. Example: lapclip search photos/ "a dog"
+        Draw small images; without it, where the terminal can. Example: lapclip search photos/ "a dog"
         --no-thumbnails
     web
         Show it in a browser instead, at an address that is printed: results come as you type. Example: lapclip search
@@ -95,12 +95,12 @@ def search(
     began = time.monotonic()
     asking.check(query, like, limit)
     oldest = asking.parse_since(since) if since is not None else None
-    if like is None and query is not None and walking.is_picture(query) and Path(query).is_file():
+    if like is None and query is not None and walking.is_image(query) and Path(query).is_file():
         like, query = Path(query), None
     if query is not None and query.startswith("--"):  # one dash is a word that is not wanted
         raise SearchError(f"Unknown option: {query}.", hint="lapclip search --help")
-    if query is not None and walking.is_picture(query):
-        raise SearchError(f"There is no picture {query}.", hint="a picture's path, or words without such an ending")
+    if query is not None and walking.is_image(query):
+        raise SearchError(f"There is no image {query}.", hint="an image's path, or words without such an ending")
 
     from lapclip.searching.library import open_library
 
@@ -112,7 +112,7 @@ def search(
     asked = time.monotonic()
     hits: list[Hit] = []
     if like is not None:
-        hits = library.like_picture(like, limit, 0, oldest, exclude)
+        hits = library.like_image(like, limit, 0, oldest, exclude)
     elif query is not None:
         hits = library.find(query, limit, 0, oldest, exclude)
     result = {
@@ -167,7 +167,7 @@ def _about(library: Library) -> list[str]:
     found = library.indexed
     news = [(found.added, "new or changed"), (found.moved, "renamed or copied"), (found.removed, "gone")]
     told = ", ".join(f"{count:,} {what}" for count, what in news if count)
-    lines = [f"[dim]{library.count:,} pictures indexed{f' ({told})' if told else ''}[/dim]"]
+    lines = [f"[dim]{library.count:,} images indexed{f' ({told})' if told else ''}[/dim]"]
     lines += [f"[yellow]{escape(shown(note))}[/yellow]" for note in found.notes]
     if found.unreadable:
         lines.append(f"[yellow]{len(found.unreadable):,} could not be read:[/yellow]")
@@ -183,13 +183,13 @@ def _ending(library: Library, folder: Path, model: str | None, *, question: bool
     from lapclip.searching.safe_names import shown
 
     place = shlex.quote(shown(folder))
-    # Without it the next command might take another model, for which all pictures would be read again.
+    # Without it the next command might take another model, for which all images would be read again.
     same = f" --model {shlex.quote(shown(model))}" if model else ""
     if not question:
         example = typed(f'search {place} "a dog on a beach"{same}')
         return [f"Next: {escape(example)}"]
     if not hits:
-        return ["No picture is left by --since and --exclude." if library.count else "There are no pictures to find."]
+        return ["No image is left by --since and --exclude." if library.count else "There are no images to find."]
     return [f"Next: {escape(typed(f'search {place} --like {shlex.quote(shown(hits[0].path))}{same}'))}"]
 
 
@@ -202,7 +202,7 @@ def _print_hits(hits: list[Hit], wanted: bool | None) -> None:
     console = Console(highlight=False)
     how = protocol() if sys.stdout.isatty() and wanted is not False else None
     if wanted and how is None:
-        print("This terminal does not say that it can show pictures: none are drawn.", file=sys.stderr)
+        print("This terminal does not say that it can show images: none are drawn.", file=sys.stderr)
     for hit in hits:
         console.print(f"{hit.score:6.3f}  {escape(shown(from_here(hit.path)))}", soft_wrap=True)
         if how and (drawn := thumbnail(hit.path, how)):

@@ -40,9 +40,9 @@ def train(
     reserved: Annotated[str, Parameter(show=False)] = "",
     common: Common | None = None,
 ) -> int:
-    """Train a model: on your pictures and captions or on ones that lapclip draws, from scratch or from weights.
+    """Train a model: on your images and captions or on ones that lapclip draws, from scratch or from weights.
 
-    Data may be a folder with a .txt beside each picture, a CSV or JSON table, COCO or Karpathy annotations, class
+    Data may be a folder with a .txt beside each image, a CSV or JSON table, COCO or Karpathy annotations, class
     folders, tar shards or parquet; `lapclip data check` says what it is taken for. The run is a folder under runs/:
     settings, events, log, checkpoints and the best model. Ctrl-C saves and ends;
     `lapclip resume` goes on.
@@ -61,11 +61,11 @@ def train(
     Parameters
     ----------
     data
-        Pictures with captions: a folder, a table, a pattern of shards, `emoji` or `scenes`. Without it: scenes.
+        Images with captions: a folder, a table, a pattern of shards, `emoji` or `scenes`. Without it: scenes.
     recipe
         A recipe's name (first-run, photos, seed, seed-gpu; from pretrained weights: heads, last-blocks, lora, full;
         from a teacher: distil) or a TOML file; without it, photos for your own data, else first-run; with --from, by
-        how many pictures there are.
+        how many images there are.
         Example: lapclip train --recipe seed
     start
         The model to go on from: a run, published weights (a file, a folder, a name on the Hugging Face hub). Example:

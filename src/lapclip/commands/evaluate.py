@@ -1,4 +1,4 @@
-"""Turn a command into an evaluation: which model, which pictures, what is told of them, and where that is kept."""
+"""Turn a command into an evaluation: which model, which images, what is told of them, and where that is kept."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from lapclip.weights.exported import is_exported
 
 ALL = "all"
 DECIDE_SPLITS = ("seed", "split_column", "train_pairs")
-"""Settings of data that decide which pictures are for training: of the run's own data they stay as they were."""
+"""Settings of data that decide which images are for training: of the run's own data they stay as they were."""
 SIDE = 144
 """Pixels of a thumbnail's longer side."""
 
@@ -68,7 +68,7 @@ class Subject:
 
 @dataclass(frozen=True)
 class Opened:
-    """The pictures to score, what they are called, why these, and what the user should know of them."""
+    """The images to score, what they are called, why these, and what the user should know of them."""
 
     split: str
     why: str
@@ -83,7 +83,7 @@ class Opened:
 def evaluate(
     wanted: Wanted, data_progress: DataProgress | None = None, encoding_progress: Progress | None = None
 ) -> dict[str, Any]:
-    """Score a model on pictures, keep the account with its pictures and its page, and return it."""
+    """Score a model on images, keep the account with its images and its page, and return it."""
     subject = find_subject(wanted)
     config, own = choose_data(subject, wanted)
     templates = choose_templates(wanted, config, own=own)
@@ -92,7 +92,7 @@ def evaluate(
     except ConfigError as error:  # a device that is not here, which training would have as a setting
         raise ConfigError(error.message.replace("train.device", "--device"), hint="--device auto") from None
     view = embedder.view
-    open_data = open_scenes if config.source == SCENES else open_pictures
+    open_data = open_scenes if config.source == SCENES else open_images
     opened = open_data(config, view, wanted.split, (subject.fingerprint or "") if own else None, data_progress)
     batch_size = subject.config.train.batch_size if subject.config else None
     trained_on = count_trained_on(subject, opened)
@@ -122,7 +122,7 @@ def evaluate(
 
 def _unused_templates(wanted: Wanted, opened: Opened) -> list[str]:
     if wanted.templates and not opened.classes:
-        return ["--templates is for folders of classes; these pictures have captions, so it was not used."]
+        return ["--templates is for folders of classes; these images have captions, so it was not used."]
     return []
 
 
@@ -166,7 +166,7 @@ def choose_data(subject: Subject, wanted: Wanted) -> tuple[DataConfig, bool]:
 
 
 def count_trained_on(subject: Subject, opened: Opened) -> int | None:
-    """How many of the pictures the run learnt from, known by their bytes; None where that is not known."""
+    """How many of the images the run learnt from, known by their bytes; None where that is not known."""
     seen = count_seen(opened.pairs.identities, subject.run.seen) if subject.run else None
     if seen is None and subject.config and opened.for_training is None:
         # Drawn scenes are no files: a run that drew what it learnt from has seen none, and no other run has seen these.
@@ -189,10 +189,10 @@ def open_scenes(
     return Opened(split, why, pairs, (), notes, for_training, linear_baseline(data.train, pairs))
 
 
-def open_pictures(
+def open_images(
     config: DataConfig, view: View, asked: str | None, fingerprint: str | None, progress: DataProgress | None
 ) -> Opened:
-    """Pictures of the user's. Of data that a run did not learn from, only splits that it names itself count."""
+    """Images of the user's. Of data that a run did not learn from, only splits that it names itself count."""
     table = read_table(config)
     splits = [row.split or ALL for row in table.rows] if fingerprint is None else assign_splits(table.rows, config.seed)
     split, why = choose_split(
@@ -201,7 +201,7 @@ def open_pictures(
     chosen = [at for at, own in enumerate(splits) if split in (ALL, own)]
     pairs, notes = load_to_score(config, table, chosen, view, progress)
     if not len(pairs):
-        raise DataError(f"The split {split} has no pictures that can be read.", hint=f"--split {ALL}")
+        raise DataError(f"The split {split} has no images that can be read.", hint=f"--split {ALL}")
     of_training = min(len(pairs), sum(splits[at] == TRAIN for at in chosen))  # at the most: some may be broken
     for_training = None if fingerprint is None else of_training
     return Opened(split, why, pairs, table.classes, notes, for_training)
@@ -216,7 +216,7 @@ def choose_split(
             raise DataError(f"The data has no split {asked}. {nearest(asked, splits)}", hint=f"--split {ALL}")
         return asked, "asked for"
     if classes and not learnt_from:
-        return ALL, "classes: all pictures count"
+        return ALL, "classes: all images count"
     if "test" in splits:
         return "test", "it chose nothing"
     if "val" in splits:
@@ -252,22 +252,22 @@ def score(
         check_numbers(images, prompted)
         return {**account_of_classes(images, prompted, pairs.labels, classes), "templates": list(templates)}
     if not any(pairs.captions):
-        raise DataError("None of the pictures has a caption.", hint="lapclip data check DATA")
+        raise DataError("None of the images has a caption.", hint="lapclip data check DATA")
     images, texts, owner = embedder.encode_pairs(pairs, progress)
     check_numbers(images, texts)
     return account_of_pairs(images, texts, owner, pairs, batch_size)
 
 
 def keep(result: dict[str, Any], pairs: Pairs, folder: Path) -> list[Path]:
-    """Write the account, small pictures of what it shows, and its page."""
+    """Write the account, small images of what it shows, and its page."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for old in folder.glob(THUMBNAIL.format("[0-9]*")):  # ours alone: the folder may be the user's
             old.unlink()
-        for picture in sorted(_shown(result)):
-            thumbnail = Image.fromarray(np.asarray(pairs.pixels[picture]))
+        for image in sorted(_shown(result)):
+            thumbnail = Image.fromarray(np.asarray(pairs.pixels[image]))
             thumbnail.thumbnail((SIDE, SIDE))
-            path = folder / THUMBNAIL.format(picture)
+            path = folder / THUMBNAIL.format(image)
             path.parent.mkdir(exist_ok=True)
             thumbnail.save(path, quality=85)
         write_account(result, folder / EVALUATION)
@@ -279,7 +279,7 @@ def keep(result: dict[str, Any], pairs: Pairs, folder: Path) -> list[Path]:
 
 
 def _shown(result: dict[str, Any]) -> set[int]:
-    """The pictures that the page shows."""
+    """The images that the page shows."""
     found = {entry["picture"] for entry in result.get("mistaken", [])}
     for pair in result.get("confused", []):
         found |= {pair["own"], pair["preferred"]}
@@ -314,14 +314,14 @@ def _plain(text: str) -> str:
 
 
 def _check_settings(asked: Layer, *, own: bool) -> None:
-    """Refuse settings by which pictures that the run learnt from would be scored as if they were held out."""
+    """Refuse settings by which images that the run learnt from would be scored as if they were held out."""
     given = asked.values.get("data", {})
     if "source" in given:
         raise ConfigError("The data to score on is not a setting.", hint=f"lapclip eval RUN {given['source']}")
     fixed = [name for name in DECIDE_SPLITS if own and name in given]
     if fixed:
         raise ConfigError(
-            f"data.{fixed[0]} decides which pictures the run learnt from, so it stays as it was.",
+            f"data.{fixed[0]} decides which images the run learnt from, so it stays as it was.",
             hint=f"leave out --set data.{fixed[0]}; --split NAME chooses among the splits",
         )
 
@@ -336,4 +336,4 @@ def check_numbers(images: np.ndarray, texts: np.ndarray) -> None:
 def said_of_training(trained_on: int | None, pictures: int) -> list[str]:
     if not trained_on:
         return []
-    return [f"The model was trained on {trained_on:,} of these {pictures:,} pictures: this is no test of it."]
+    return [f"The model was trained on {trained_on:,} of these {pictures:,} images: this is no test of it."]

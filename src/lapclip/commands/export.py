@@ -42,7 +42,7 @@ from lapclip.machine.other_load import busy_cores
 from lapclip.seeding import generator
 
 MOST, TRAINING = 1000, 256
-"""Held-out pictures that an export is checked on, and training pictures that int8 is chosen and scaled with."""
+"""Held-out images that an export is checked on, and training images that int8 is chosen and scaled with."""
 
 
 @dataclass(frozen=True)
@@ -238,7 +238,7 @@ def open_pairs(subject: Subject, view: View, progress: DataProgress | None) -> C
     if subject.config.data.source == SCENES:
         return _of_scenes(subject.config.data, view, progress, ())
     try:
-        return _of_pictures(subject.config.data, view, progress)
+        return _of_images(subject.config.data, view, progress)
     except DataError as error:
         note = f"The run's own data cannot be used ({error.message}), so the built-in scenes took its place."
         return _of_scenes(few, view, progress, (note,))
@@ -248,10 +248,10 @@ def _of_scenes(config: DataConfig, view: View, progress: DataProgress | None, no
     data = load_data(config, view, progress)
     split, held_out = data.final
     training = _some(data.train, TRAINING)
-    return Checked(held_out, training, f"the built-in scenes, split {split}: {len(held_out)} pictures", notes)
+    return Checked(held_out, training, f"the built-in scenes, split {split}: {len(held_out)} images", notes)
 
 
-def _of_pictures(config: DataConfig, view: View, progress: DataProgress | None) -> Checked:
+def _of_images(config: DataConfig, view: View, progress: DataProgress | None) -> Checked:
     table = read_table(config)
     splits = assign_splits(table.rows, config.seed)
     split = "test" if "test" in splits else "val"
@@ -266,7 +266,7 @@ def _of_pictures(config: DataConfig, view: View, progress: DataProgress | None) 
     if held_out.identities is not None and training.identities is not None:  # copies of held-out files stay out
         apart = np.flatnonzero(~np.isin(training.identities, held_out.identities)).tolist()
         training = Pairs(np.array(training.pixels[apart]), [training.captions[at] for at in apart])
-    words = f"{config.source}, split {split}: {len(held_out)} of its {splits.count(split)} pictures"
+    words = f"{config.source}, split {split}: {len(held_out)} of its {splits.count(split)} images"
     return Checked(held_out, training, words)
 
 

@@ -19,7 +19,7 @@ from lapclip.commands.evaluate import (
     choose_templates,
     count_trained_on,
     find_subject,
-    open_pictures,
+    open_images,
     open_scenes,
     said_of_training,
 )
@@ -143,7 +143,7 @@ def open_sets(subject: Subject, wanted: Wanted, view: View, progress: DataProgre
     assert subject.config is not None
     own = subject.config.data
     fingerprint = subject.fingerprint or ""
-    open_own = open_scenes if own.source == SCENES else open_pictures
+    open_own = open_scenes if own.source == SCENES else open_images
     opened = open_own(own, view, None, fingerprint, progress)
     found = [_prepared(subject, own, opened, own=True)]
     if own.source != SCENES:
@@ -158,14 +158,14 @@ def open_sets(subject: Subject, wanted: Wanted, view: View, progress: DataProgre
                 f"{source} is what the run learnt from: it is scored as the new data.", hint="--check OTHER"
             )
         if config.source != SCENES:
-            opened = open_pictures(config, view, None, None, progress)
+            opened = open_images(config, view, None, None, progress)
             found.append(_prepared(subject, config, opened, own=False))
     return found
 
 
 def _prepared(subject: Subject, config: DataConfig, opened: Opened, *, own: bool) -> Prepared:
     if not opened.classes and not any(opened.pairs.captions):
-        raise DataError(f"None of the pictures of {config.source} has a caption.", hint="lapclip data check DATA")
+        raise DataError(f"None of the images of {config.source} has a caption.", hint="lapclip data check DATA")
     trained_on = count_trained_on(subject, opened)
     notes = [*said_of_training(trained_on, len(opened.pairs)), *opened.notes]
     name = config.source if config.source == SCENES else Path(os.path.abspath(config.source)).name

@@ -52,7 +52,7 @@ BY_SIZE: tuple[tuple[float, str, str], ...] = (
     (5_000, "lora", "enough to adapt attention a little, too few for all weights"),
     (math.inf, "last-blocks", "enough for whole blocks; all weights (full) pay off later still"),
 )
-"""The most training pictures for each recipe. Of 6,000 photos last-blocks made more than lora (docs/finetune.md); where
+"""The most training images for each recipe. Of 6,000 photos last-blocks made more than lora (docs/finetune.md); where
 they begin to is not measured."""
 
 
@@ -96,7 +96,7 @@ def prepare(recipe: str, settings: list[str], minutes: float | None, hooks: Hook
     config = build_config(layers, SHAPES)
     if devices.accelerator_here():
         hooks.tuning_progress("whether the accelerator computes what the CPU computes")
-    devices.available(config.train.device)  # an unknown device is refused before pictures are drawn
+    devices.available(config.train.device)  # an unknown device is refused before images are drawn
     check_tracker(config.work.track)
     compile_asked = config.train.compile
     config, foundation = find_foundation(config, layers)
@@ -161,17 +161,17 @@ def prepare(recipe: str, settings: list[str], minutes: float | None, hooks: Hook
 
 
 def choose_recipe(recipe: str, data: DataConfig) -> tuple[str, list[str]]:
-    """The recipe; where it is left open, the one that suits so many training pictures, and why."""
+    """The recipe; where it is left open, the one that suits so many training images, and why."""
     if recipe != AUTO:
         return recipe, []
     drawn = data.source == SCENES
     count = data.train_pairs if drawn else assign_splits(read_table(data).rows, data.seed).count(TRAIN)
     chosen, why = next((name, why) for most, name, why in BY_SIZE if count <= most)
-    return chosen, [f"recipe {chosen} for {count:,} training pictures: {why}; --recipe NAME takes another"]
+    return chosen, [f"recipe {chosen} for {count:,} training images: {why}; --recipe NAME takes another"]
 
 
 def fit_views(config: Config) -> Config:
-    """Pictures that are never cropped look the same each time, so one view is all there is."""
+    """Images that are never cropped look the same each time, so one view is all there is."""
     train = config.train
     plain = train.crop == 1 and not train.flip and not train.views
     return replace_in(config, "train", views=1) if plain and train.image_blocks != ALL else config
@@ -192,7 +192,7 @@ def rate_warnings(config: Config, foundation: Foundation | None) -> list[str]:
 
 
 def said_of_start(config: Config, data: DataSet) -> list[str]:
-    """Held-out pictures that the model to start from has learnt from are no test, which a score would not show."""
+    """Held-out images that the model to start from has learnt from are no test, which a score would not show."""
     found = {split: count_seen(pairs.identities, seen_by(config.train.start)) for split, pairs in data.splits.items()}
     known = [f"{count:,} of the {len(data.splits[split]):,} of {split}" for split, count in found.items() if count]
     if not config.train.start or not any(count for split, count in found.items() if split != TRAIN):
@@ -215,21 +215,21 @@ def said_of_lora(config: Config, model: CLIP) -> list[str]:
 def fit_data(config: Config, data: DataSet, *, asked_batch: bool) -> tuple[Config, list[str]]:
     """Settings that follow from the data, and what the user should know about it.
 
-    Whether pictures are streamed is settled, because a resumed run needs the same order. A batch that a recipe made for
-    more pictures becomes as large as the data; one that the user asked for is refused elsewhere.
+    Whether images are streamed is settled, because a resumed run needs the same order. A batch that a recipe made for
+    more images becomes as large as the data; one that the user asked for is refused elsewhere.
     """
     notes = [*data.notes]
     if config.data.source != SCENES:
         config = replace_in(config, "data", stream="always" if data.train.sequential else "never")
     if config.train.batch_size > len(data.train) > 1 and not asked_batch:
-        notes.append(f"train.batch_size is {len(data.train)}: there are no more training pictures")
+        notes.append(f"train.batch_size is {len(data.train)}: there are no more training images")
         config = replace_in(config, "train", batch_size=len(data.train))
     return config, notes
 
 
 def longest_caption(config: Config, data: DataSet, tokenizer: Tokenizer) -> int:
-    """The most symbols that a batch of captions is padded to. Looks at the longest ones only: encoding all takes time,
-    and a caption of few bytes has few symbols."""
+    """The most tokens that a batch of captions is padded to. Looks at the longest ones only: encoding all takes time,
+    and a caption of few bytes has few tokens."""
     captions = (caption for options in data.train.captions for caption in options)
     longest = heapq.nlargest(1000, captions, key=lambda caption: len(caption.encode("utf-8", "replace")))
     return tokenizer.batch(longest, config.model.context).shape[1]

@@ -152,7 +152,7 @@ def assemble(
     plan = make_plan(config, data, embedder.tokenizer)
     plan.frozen, embedder = kept, with_features(embedder, kept, step)
     plan.teacher = lessons and lessons.rows
-    looking = Looking(data.held_out, own_captions(config.work.ask), run.pictures)
+    looking = Looking(data.held_out, own_captions(config.work.ask), run.images)
     courtesy = Courtesy(config.work.battery) if config.work.polite else None
     return Training(run, config, data, plan, step, embedder, device, log, looking=looking, courtesy=courtesy)
 
@@ -181,16 +181,16 @@ def reopen(run: Run, saved: dict[str, Any], hooks: Hooks) -> tuple[Config, DataS
     if data.fingerprint != saved["run"].get("data_fingerprint"):
         raise RunError(
             f"The data is not what {run.path} began with: {_what_changed(config)}.",
-            hint="the pictures and captions as they were, or lapclip train for a new run",
+            hint="the images and captions as they were, or lapclip train for a new run",
         )
-    # Learnt once: another release of what learns it might number the symbols otherwise.
+    # Learnt once: another release of what learns it might number the tokens otherwise.
     return config, data, load_tokenizer(run.tokenizer) or fit_vocabulary(config, data)[1]
 
 
 def _what_changed(config: Config) -> str:
     if config.data.source == SCENES:
-        return "this lapclip draws other pictures"
-    return f"pictures, captions or splits in {config.data.source} have changed"
+        return "this lapclip draws other images"
+    return f"images, captions or splits in {config.data.source} have changed"
 
 
 def work(training: Training, signals: Signals, began: float) -> Outcome:

@@ -33,7 +33,7 @@ def tune(recipe: str, settings: list[str], seconds: float, hooks: Hooks = Hooks(
             "There is nothing to tune where only part of a model learns, or where its towers are not ours.",
             hint=f"lapclip train --recipe {recipe}",
         )
-    devices.available(config.train.device)  # an unknown device is refused before pictures are drawn
+    devices.available(config.train.device)  # an unknown device is refused before images are drawn
     data = load_data(config.data, View.of(config.model), hooks.data_progress)
     config, _ = fit_data(config, data, asked_batch=False)
     config, tokenizer, _ = fit_vocabulary(config, data)

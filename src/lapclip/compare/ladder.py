@@ -18,7 +18,7 @@ BATCHES = (1, 4, 16, 64, 256)
 
 @dataclass(frozen=True)
 class Rung:
-    """A size of model: both towers as wide and deep as each other, pictures of 224 pixels in patches of 32."""
+    """A size of model: both towers as wide and deep as each other, images of 224 pixels in patches of 32."""
 
     width: int
     layers: int

@@ -1,1 +1,1 @@
-"""The data: pictures with captions, from where they are to the batch the model sees."""
+"""The data: images with captions, from where they are to the batch the model sees."""

@@ -1,6 +1,6 @@
-"""Looking at pictures a little differently each time: random crops and flips, a whole batch at once, on the device.
+"""Looking at images a little differently each time: random crops and flips, a whole batch at once, on the device.
 
-Shapes: B batch, C colour channels, S picture side. A box is left, top, width, height as shares of the picture, and 1
+Shapes: B batch, C colour channels, S image side. A box is left, top, width, height as shares of the image, and 1
 where it is to be flipped, else 0.
 """
 
@@ -21,7 +21,7 @@ SIDES = re.compile(r"\b(left|right)(most|wards?|[- ]?hand(ed)?)?\b", re.IGNORECA
 
 
 def names_sides(caption: str) -> bool:
-    """Whether a caption would be wrong for the flipped picture."""
+    """Whether a caption would be wrong for the flipped image."""
     return bool(SIDES.search(caption))
 
 
@@ -34,7 +34,7 @@ def draw_boxes(
     *,
     middle: float = 1.0,
 ) -> Tensor:
-    """A random box for each picture, at least `smallest` of its area where it is not too long for that.
+    """A random box for each image, at least `smallest` of its area where it is not too long for that.
 
     Seen at its own proportions, aspects_B, a box is at most 4:3; where nothing is cropped it is the middle square, or
     the share `middle` of that square's side.
@@ -47,8 +47,8 @@ def draw_boxes(
         narrow, wide = np.maximum(ASPECT[0], area * aspects_B), np.minimum(ASPECT[1], aspects_B / area)  # what fits
         drawn = np.exp(np.log(narrow) + draw.random(count) * (np.log(wide) - np.log(narrow)))
         shape = np.where(narrow < wide, drawn, np.clip(aspects_B, *ASPECT))
-    squeezed = shape / aspects_B  # width to height of the box where pictures are squeezed into squares
-    area = np.minimum(area, np.minimum(squeezed, 1 / squeezed))  # larger would not fit into the picture
+    squeezed = shape / aspects_B  # width to height of the box where images are squeezed into squares
+    area = np.minimum(area, np.minimum(squeezed, 1 / squeezed))  # larger would not fit into the image
     width, height = np.sqrt(area * squeezed), np.sqrt(area / squeezed)
     if smallest == 1:
         width, height = middle * width, middle * height
@@ -61,7 +61,7 @@ def draw_boxes(
 def draw_views(
     sided_N: np.ndarray, aspects_N: np.ndarray, smallest: float, flip: float, views: int, seed: int, middle: float
 ) -> np.ndarray:
-    """Boxes to look at each picture through again and again, (views, N, 5). The first is the picture as scored."""
+    """Boxes to look at each image through again and again, (views, N, 5). The first is the image as scored."""
     kinds = [(1.0, 0.0), *[(smallest, flip)] * (views - 1)]
     drawn = [
         draw_boxes(sided_N, aspects_N, *kind, generator(seed, "views", at), middle=middle)
@@ -71,11 +71,11 @@ def draw_views(
 
 
 def view(pixels_BCSS: Tensor, boxes_B5: Tensor | None, side: int) -> Tensor:
-    """The boxes of the pictures at the size the model is to see; without boxes the whole pictures."""
+    """The boxes of the images at the size the model is to see; without boxes the whole images."""
     whole = pixels_BCSS.shape[-1]
     if boxes_B5 is None and side == whole:
         return pixels_BCSS
-    finer = max(1, whole // side)  # samples a pixel is the mean of, so that details do not alias when pictures shrink
+    finer = max(1, whole // side)  # samples a pixel is the mean of, so that details do not alias when images shrink
     if boxes_B5 is None and whole == finer * side:
         return F.avg_pool2d(pixels_BCSS, finer)
     if boxes_B5 is None:
@@ -83,7 +83,7 @@ def view(pixels_BCSS: Tensor, boxes_B5: Tensor | None, side: int) -> Tensor:
     left, top, width, height, flipped = boxes_B5.unbind(1)
     across = width * (1 - 2 * flipped)
     zero = torch.zeros_like(left)
-    # From the place in the new picture, -1 to 1, to the place in the old one.
+    # From the place in the new image, -1 to 1, to the place in the old one.
     rows = [[across, zero, 2 * left + width - 1], [zero, height, 2 * top + height - 1]]
     map_B23 = torch.stack([torch.stack(row, dim=1) for row in rows], dim=1)
     grid = F.affine_grid(map_B23, [len(pixels_BCSS), 3, finer * side, finer * side], align_corners=False)

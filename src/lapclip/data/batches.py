@@ -1,6 +1,6 @@
 """Which pairs, in which order: a function of the seed and the step alone, so that a resumed run sees the same batches.
 
-Shapes: B batch, L tokens, S picture side, C colour channels.
+Shapes: B batch, L tokens, S image side, C colour channels.
 """
 
 from __future__ import annotations
@@ -25,31 +25,31 @@ WINDOW = 4096
 BLOCK = 256
 """Rows that stay neighbours there until then."""
 PARTNERS = 4
-"""Pictures that one with a caption that its batch has already may change places with."""
+"""Images that one with a caption that its batch has already may change places with."""
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Pictures, captions and which of them belong together. Sorted by the length of the captions."""
+    """Images, captions and which of them belong together. Sorted by the length of the captions."""
 
     pixels_BSSC: np.ndarray
     """Empty where features take their place."""
     tokens_BL: np.ndarray
     positives_BB: np.ndarray
     sided_B: np.ndarray
-    """Where the caption names left or right, so that the picture must not be flipped."""
+    """Where the caption names left or right, so that the image must not be flipped."""
     aspects_B: np.ndarray | None = None
-    """Width to height of each picture before it was squeezed into a square; None where the squares were cut out."""
+    """Width to height of each image before it was squeezed into a square; None where the squares were cut out."""
     lengths_B: np.ndarray | None = None
-    """Symbols of each caption, those that end it included; None where they are not known."""
+    """Tokens of each caption, those that end it included; None where they are not known."""
     boxes_B5: np.ndarray | None = None
-    """The part of each picture to look at, where that was drawn once for all; None leaves it to the step."""
+    """The part of each image to look at, where that was drawn once for all; None leaves it to the step."""
     image_features: np.ndarray | None = None
-    """What the frozen part of the image tower makes of the pictures, where that was computed before."""
+    """What the frozen part of the image tower makes of the images, where that was computed before."""
     text_features: np.ndarray | None = None
     """The same of captions."""
     teacher_image: np.ndarray | None = None
-    """What a teacher makes of the pictures, unit length; None where there is none."""
+    """What a teacher makes of the images, unit length; None where there is none."""
     teacher_text: np.ndarray | None = None
     """The same of captions."""
 
@@ -57,7 +57,7 @@ class Batch:
 class FrozenFeatures(Protocol):
     """What frozen parts of the towers make of the training pairs; None where a tower has none that is worth keeping."""
 
-    def of_pictures(self, rows: np.ndarray, views: np.ndarray) -> np.ndarray | None: ...
+    def of_images(self, rows: np.ndarray, views: np.ndarray) -> np.ndarray | None: ...
 
     def of_captions(self, captions: np.ndarray, length: int) -> np.ndarray | None:
         """Of captions by their number in the split, padded to a length."""
@@ -66,7 +66,7 @@ class FrozenFeatures(Protocol):
 
 @dataclass(frozen=True)
 class Views:
-    """Looks at each picture that are drawn once and used again and again."""
+    """Looks at each image that are drawn once and used again and again."""
 
     count: int
     crop: float = 1.0
@@ -77,25 +77,25 @@ class Views:
 
 @dataclass(frozen=True)
 class EncodedCaptions:
-    """All captions of a split as symbols, encoded once."""
+    """All captions of a split as tokens, encoded once."""
 
-    symbols: list[np.ndarray]
-    """Of each caption, one picture's after the other's."""
+    tokens: list[np.ndarray]
+    """Of each caption, one image's after the other's."""
     first_N: np.ndarray
-    """Where the captions of each picture begin, and where the last one's end."""
+    """Where the captions of each image begin, and where the last one's end."""
     same: np.ndarray
     """A number for each caption; captions that are equal as the model sees them have the same."""
     sided: np.ndarray
     """Whether each caption names a side."""
     allowed: np.ndarray
-    """How often a batch may have each of them: once, or more where more pictures than batches have no other."""
+    """How often a batch may have each of them: once, or more where more images than batches have no other."""
 
 
 class BatchPlan:
-    """Each epoch visits every picture once in a new order, with one of its captions drawn at random.
+    """Each epoch visits every image once in a new order, with one of its captions drawn at random.
 
-    Two equal captions do not meet in a batch where that can be avoided: another caption of the picture is taken, or the
-    picture changes places with one of a later batch. A last batch that would not be full is left out.
+    Two equal captions do not meet in a batch where that can be avoided: another caption of the image is taken, or the
+    image changes places with one of a later batch. A last batch that would not be full is left out.
     """
 
     def __init__(
@@ -111,14 +111,14 @@ class BatchPlan:
     ) -> None:
         if batch_size > len(pairs):
             raise DataError(
-                f"train.batch_size {batch_size} is more than the {len(pairs)} training pictures.",
+                f"train.batch_size {batch_size} is more than the {len(pairs)} training images.",
                 hint=f"--set train.batch_size={len(pairs)}",
             )
         self.pairs, self.batch_size, self.seed, self.symbol_dropout = pairs, batch_size, seed, symbol_dropout
         self.tokenizer, self.context = tokenizer, context
         self._views, self.frozen = views, frozen
         self.teacher: tuple[np.ndarray, np.ndarray] | None = None
-        """What a teacher makes of every picture, and of every caption in the order of `captions`."""
+        """What a teacher makes of every image, and of every caption in the order of `captions`."""
         self.steps_per_epoch = len(pairs) // batch_size
         self._planned: dict[int, tuple[np.ndarray, np.ndarray]] = {}
 
@@ -131,13 +131,13 @@ class BatchPlan:
         rows_N, captions_N = self._epoch(self.epoch(step))
         first = (step - 1) % self.steps_per_epoch * self.batch_size
         rows, captions = rows_N[first : first + self.batch_size], captions_N[first : first + self.batch_size]
-        symbols = self._shortened([self._encoded.symbols[caption] for caption in captions], step)
+        tokens = self._shortened([self._encoded.tokens[caption] for caption in captions], step)
         # The order within a batch changes nothing but the speed: short captions together need less padding.
-        sorted_B = np.argsort([len(caption) for caption in symbols], kind="stable")
+        sorted_B = np.argsort([len(caption) for caption in tokens], kind="stable")
         rows, captions = rows[sorted_B], captions[sorted_B]
-        tokens_BL = pad([symbols[at] for at in sorted_B], self.context, self.tokenizer.padding)
+        tokens_BL = pad([tokens[at] for at in sorted_B], self.context, self.tokenizer.padding)
         views_B = self._turns(self.epoch(step))[rows]
-        image = self.frozen.of_pictures(rows, views_B) if self.frozen else None
+        image = self.frozen.of_images(rows, views_B) if self.frozen else None
         taught_image, taught_text = (self.teacher[0][rows], self.teacher[1][captions]) if self.teacher else (None, None)
         return Batch(
             pixels_BSSC=np.array(self.pairs.pixels[rows if image is None else rows[:0]]),
@@ -145,7 +145,7 @@ class BatchPlan:
             positives_BB=self._positives(rows, captions),
             sided_B=self._encoded.sided[captions],
             aspects_B=None if self.pairs.aspects is None else self.pairs.aspects[rows],
-            lengths_B=np.array([len(symbols[at]) for at in sorted_B]),
+            lengths_B=np.array([len(tokens[at]) for at in sorted_B]),
             boxes_B5=None if self._views is None or image is not None else self.boxes[views_B, rows],
             image_features=image,
             text_features=self.frozen.of_captions(captions, tokens_BL.shape[1]) if self.frozen else None,
@@ -155,9 +155,9 @@ class BatchPlan:
 
     @cached_property
     def boxes(self) -> np.ndarray:
-        """The views of every picture, (views, N, 5): boxes as `data/augment.py` has them."""
+        """The views of every image, (views, N, 5): boxes as `data/augment.py` has them."""
         assert self._views is not None
-        # A picture is not flipped if any of its captions names a side.
+        # An image is not flipped if any of its captions names a side.
         sided_N = np.logical_or.reduceat(self._encoded.sided, self._encoded.first_N[:-1])
         views, aspects_N, middle = self._views, self.pairs.aspects, self._views.middle
         if aspects_N is None:
@@ -166,16 +166,16 @@ class BatchPlan:
 
     @property
     def captions(self) -> Sequence[np.ndarray]:
-        """Every caption as symbols, one picture's after the other's."""
-        return self._encoded.symbols
+        """Every caption as tokens, one image's after the other's."""
+        return self._encoded.tokens
 
     def _turns(self, epoch: int) -> np.ndarray:
-        """Which view of each picture an epoch looks at: each in its turn, not all pictures at the same."""
+        """Which view of each image an epoch looks at: each in its turn, not all images at the same."""
         count = self._views.count if self._views else 1
         return (generator(self.seed, "turns").integers(0, count, len(self.pairs)) + epoch) % count
 
     def _positives(self, rows: np.ndarray, captions: np.ndarray) -> np.ndarray:
-        """Which pictures and captions belong together: with equal captions, of copies of a picture, of one class."""
+        """Which images and captions belong together: with equal captions, of copies of an image, of one class."""
         belongings = [self._encoded.same[captions]]
         belongings += [part[rows] for part in (self.pairs.identities, self.pairs.labels) if part is not None]
         return np.any([part_B[:, None] == part_B[None, :] for part_B in belongings], axis=0)
@@ -183,20 +183,18 @@ class BatchPlan:
     @cached_property
     def _encoded(self) -> EncodedCaptions:
         captions = [caption for options in self.pairs.captions for caption in options]
-        symbols = self.tokenizer.encode_all(captions, self.context)
+        tokens = self.tokenizer.encode_all(captions, self.context)
         numbers: dict[bytes, int] = {}
-        same = np.array([numbers.setdefault(caption.tobytes(), len(numbers)) for caption in symbols])
+        same = np.array([numbers.setdefault(caption.tobytes(), len(numbers)) for caption in tokens])
         counts = [len(options) for options in self.pairs.captions]
         if 0 in counts:
-            raise DataError(
-                f"The training picture {counts.index(0) + 1} has no caption.", hint="lapclip data check DATA"
-            )
+            raise DataError(f"The training image {counts.index(0) + 1} has no caption.", hint="lapclip data check DATA")
         first_N = np.cumsum([0, *counts])
         alone_N = np.maximum.reduceat(same, first_N[:-1]) == np.minimum.reduceat(same, first_N[:-1])
         only = np.bincount(same[first_N[:-1][alone_N]], minlength=len(numbers))
         allowed = np.maximum(1, -(-only // self.steps_per_epoch))
         sided = np.array([names_sides(caption) for caption in captions])
-        return EncodedCaptions(symbols, first_N, same, sided, allowed)
+        return EncodedCaptions(tokens, first_N, same, sided, allowed)
 
     def _epoch(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
         """The rows of an epoch in order, and the caption of each."""
@@ -225,7 +223,7 @@ class BatchPlan:
         return np.argsort(late_N % count, kind="stable")
 
     def _part_equals(self, rows_N: np.ndarray, captions_N: np.ndarray, first: int, draw: np.random.Generator) -> None:
-        """Change the captions of one batch, in place, so that none is there more often than it must, and its pictures
+        """Change the captions of one batch, in place, so that none is there more often than it must, and its images
         where that must be: they change places with one drawn from the rest of the epoch, or stay after a few tries."""
         last, same = first + self.batch_size, self._encoded.same
         inside, counts = np.unique(same[captions_N[first:last]], return_counts=True)
@@ -245,22 +243,22 @@ class BatchPlan:
             used[int(same[captions_N[at]])] += 1
 
     def _unused(self, row: Any, drawn: Any, used: Counter[int]) -> int | None:
-        """A caption of a picture that the batch may still have: the one drawn, or the next one after it."""
+        """A caption of an image that the batch may still have: the one drawn, or the next one after it."""
         same, allowed = self._encoded.same, self._encoded.allowed
         first, last = self._encoded.first_N[row], self._encoded.first_N[row + 1]
         turned = (*range(drawn, last), *range(first, drawn))
         return next((caption for caption in turned if used[int(same[caption])] < allowed[same[caption]]), None)
 
     def _shortened(self, captions: list[np.ndarray], step: int) -> list[np.ndarray]:
-        """Captions with some of their symbols left out at random: never the first and the last, and never all."""
+        """Captions with some of their tokens left out at random: never the first and the last, and never all."""
         if not self.symbol_dropout:
             return captions
         draw = generator(self.seed, "words", step)
         found = []
-        for symbols in captions:
-            kept = draw.random(len(symbols)) >= self.symbol_dropout
+        for tokens in captions:
+            kept = draw.random(len(tokens)) >= self.symbol_dropout
             kept[[0, -1]] = True
-            found.append(symbols[kept] if kept.sum() > 2 else symbols)
+            found.append(tokens[kept] if kept.sum() > 2 else tokens)
         return found
 
 

@@ -1,4 +1,4 @@
-"""A data set as a table: row by row a picture and its captions; one table a split."""
+"""A data set as a table: row by row an image and its captions; one table a split."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 
 
 class Pixels(Protocol):
-    """Pictures of one size, uint8 of shape (rows, side, side, 3), by row: in memory, in a packed store, or decoded
+    """Images of one size, uint8 of shape (rows, side, side, 3), by row: in memory, in a packed store, or decoded
     when they are asked for."""
 
     @property
@@ -26,32 +26,32 @@ class Pixels(Protocol):
 
 @dataclass(frozen=True)
 class Pairs:
-    """The pictures of one split and the captions of each."""
+    """The images of one split and the captions of each."""
 
     pixels: Pixels
     captions: Sequence[Sequence[str]]
     names: Sequence[str] = ()
-    """How a person finds each picture; empty where they are drawn."""
+    """How a person finds each image; empty where they are drawn."""
     aspects: np.ndarray | None = None
-    """Width to height of each picture before it was squeezed into a square; None where the squares were cut out."""
+    """Width to height of each image before it was squeezed into a square; None where the squares were cut out."""
     sequential: bool = False
     """Whether rows next to each other are read faster together, so that an order should keep them close."""
     identities: np.ndarray | None = None
-    """A number for each picture that equal bytes share and others do not, uint64; None where pictures are drawn."""
+    """A number for each image that equal bytes share and others do not, uint64; None where images are drawn."""
     labels: np.ndarray | None = None
-    """The class of each picture, as its place in the data set's `classes`; None where there are none."""
+    """The class of each image, as its place in the data set's `classes`; None where there are none."""
 
     def __len__(self) -> int:
         return len(self.captions)
 
     def repeats(self) -> dict[str, float]:
-        """How many captions there are, how many different ones, and the share of pictures with one of their own.
+        """How many captions there are, how many different ones, and the share of images with one of their own.
 
-        Captions that pictures share set ceilings: of those with the same words only one can find its own picture.
+        Captions that images share set ceilings: of those with the same words only one can find its own image.
         """
-        pictures = Counter(caption for options in self.captions for caption in set(options))
-        own = sum(any(pictures[caption] == 1 for caption in options) for options in self.captions)
-        return {"captions": pictures.total(), "distinct": len(pictures), "told_apart": own / max(1, len(self))}
+        images = Counter(caption for options in self.captions for caption in set(options))
+        own = sum(any(images[caption] == 1 for caption in options) for options in self.captions)
+        return {"captions": images.total(), "distinct": len(images), "told_apart": own / max(1, len(self))}
 
 
 @dataclass(frozen=True)

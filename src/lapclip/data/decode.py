@@ -1,7 +1,7 @@
-"""From the bytes of any picture file to an upright picture in RGB, safely: what is odd about it is mended and noted.
+"""From the bytes of any image file to an upright image in RGB, safely: what is odd about it is mended and noted.
 
-Files come from anywhere. So only readers of picture formats are asked (Pillow's for PostScript would start a program),
-the size is checked before memory is taken, and a file that ends early is an error, not a picture that is half grey.
+Files come from anywhere. So only readers of image formats are asked (Pillow's for PostScript would start a program),
+the size is checked before memory is taken, and a file that ends early is an error, not an image that is half grey.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from PIL import Image, ImageCms
 from lapclip.errors import DataError, first_line
 
 PIXEL_LIMIT = 178_000_000
-"""Pixels of the largest picture that is decoded. A small file can claim any size; this much takes about 2 GB."""
+"""Pixels of the largest image that is decoded. A small file can claim any size; this much takes about 2 GB."""
 HUGE, TINY = 50_000_000, 8
-"""Pixels from which on a picture is called huge, and the side below which it is called tiny."""
+"""Pixels from which on an image is called huge, and the side below which it is called tiny."""
 
 STRIP = 64
-"""Rows of a picture whose values are scaled at a time."""
+"""Rows of an image whose values are scaled at a time."""
 
 MARKS = {
     "animated": "only the first frame is used",
@@ -32,13 +32,13 @@ MARKS = {
     "grey": "grey is written as RGB",
     "huge": "decoded one at a time, because of the memory; JPEGs at a fraction of their size",
     "profile": "colours are converted from the embedded profile to sRGB",
-    "profile_ignored": "the embedded colour profile is damaged or of another kind of picture, and is not used",
+    "profile_ignored": "the embedded colour profile is damaged or of another kind of image, and is not used",
     "rotated": "turned upright, as its EXIF orientation says",
     "sixteen_bit": "scaled to 8 bits a colour",
     "tiny": "enlarged; little can be seen on it",
     "transparent": "laid on white",
 }
-"""What can be noticed about a picture, and what is done with it."""
+"""What can be noticed about an image, and what is done with it."""
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF", "HEIF", "JPEG2000", "TGA", "ICO")
 """Readers that are asked, the usual ones first."""
@@ -53,7 +53,7 @@ TURNS = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
-"""What makes a picture upright, by its EXIF orientation."""
+"""What makes an image upright, by its EXIF orientation."""
 
 PROFILE_FAULTS = (ImageCms.PyCMSError, OSError, ValueError, TypeError)
 
@@ -70,19 +70,19 @@ class MayPass(DataError):
 
 @dataclass(frozen=True)
 class Header:
-    """A picture whose size is known and allowed, and which is not decoded yet."""
+    """An image whose size is known and allowed, and which is not decoded yet."""
 
     image: Image.Image
     data: bytes
 
     def turn(self) -> AbstractContextManager:
-        """Held while a picture is decoded and resized: huge ones wait for each other, so that memory suffices."""
+        """Held while an image is decoded and resized: huge ones wait for each other, so that memory suffices."""
         return _one_huge if self.image.width * self.image.height > HUGE else nullcontext()
 
 
 @dataclass(frozen=True)
 class Decoded:
-    """An upright picture in RGB, the size it has in the file, and what was noticed: keys of `MARKS`."""
+    """An upright image in RGB, the size it has in the file, and what was noticed: keys of `MARKS`."""
 
     image: Image.Image
     width: int
@@ -92,14 +92,14 @@ class Decoded:
     """What turns its colours into sRGB, where that was put off."""
 
     def finish(self, square: np.ndarray) -> np.ndarray:
-        """Colours that were put off, for what was made of the picture since."""
+        """Colours that were put off, for what was made of the image since."""
         if self.transform is None:
             return square
         return np.asarray(ImageCms.applyTransform(Image.fromarray(square), self.transform))
 
 
 def look(data: bytes) -> Header:
-    """The header of a picture. Raises DataError, with the reason alone, where it is none or too large."""
+    """The header of an image. Raises DataError, with the reason alone, where it is none or too large."""
     try:
         image = Image.open(io.BytesIO(data), formats=_formats())
     except Image.DecompressionBombError:
@@ -118,11 +118,11 @@ def look(data: bytes) -> Header:
 
 
 def decode(picture: bytes | Header, short_side: int | None = None, *, put_off: bool = False) -> Decoded:
-    """The picture in the bytes of a file. Raises DataError, with the reason alone, where there is none.
+    """The image in the bytes of a file. Raises DataError, with the reason alone, where there is none.
 
     With `short_side` a JPEG may come out smaller, by a power of two, while its short side stays at least that: its
     decoder can skip what would be averaged away, which saves most of the time of a photo of 12 megapixels.
-    With `put_off` a colour profile may be left to `Decoded.finish`, because small pictures are converted sooner.
+    With `put_off` a colour profile may be left to `Decoded.finish`, because small images are converted sooner.
     """
     header = picture if isinstance(picture, Header) else look(picture)
     image, marks = header.image, set()
@@ -162,7 +162,7 @@ def decode(picture: bytes | Header, short_side: int | None = None, *, put_off: b
 
 
 def as_decoded(image: Image.Image) -> Decoded:
-    """A picture that is open already, as `decode` gives it with its colours put off."""
+    """An image that is open already, as `decode` gives it with its colours put off."""
     image = image.copy()  # a copy is loaded, and a TIFF is turned while that is done
     transform = _transform_later(image)
     upright_image, marks = upright(image, convert=transform is None)
@@ -170,7 +170,7 @@ def as_decoded(image: Image.Image) -> Decoded:
 
 
 def upright(image: Image.Image, *, convert: bool = True) -> tuple[Image.Image, set[str]]:
-    """A loaded picture in RGB and sRGB, on white, turned as its orientation says; and what was noticed."""
+    """A loaded image in RGB and sRGB, on white, turned as its orientation says; and what was noticed."""
     marks: set[str] = set()
     turn = TURNS.get(_orientation(image))
     if turn is not None:
@@ -200,7 +200,7 @@ def upright(image: Image.Image, *, convert: bool = True) -> tuple[Image.Image, s
 def _orientation(image: Image.Image) -> int:
     try:
         return int(image.getexif().get(ORIENTATION, 1))
-    except Exception:  # damaged EXIF: the picture is shown as it lies, as browsers do
+    except Exception:  # damaged EXIF: the image is shown as it lies, as browsers do
         return 1
 
 
@@ -213,12 +213,12 @@ def _is_deep(image: Image.Image) -> bool:
 
 
 def _eight_bits(image: Image.Image) -> Image.Image:
-    """Grey pictures of 16 bits and more as 8 bits: scaled, where Pillow's conversion would clip."""
+    """Grey images of 16 bits and more as 8 bits: scaled, where Pillow's conversion would clip."""
     if not image.mode.startswith(("I", "F")):
         return image
     values = np.asarray(image)
     if image.mode not in ("I", "F"):
-        # The nearest of 256 steps of 257, in whole numbers of 16 bits, because large pictures would fill memory.
+        # The nearest of 256 steps of 257, in whole numbers of 16 bits, because large images would fill memory.
         return Image.fromarray((values // 257 + (values % 257 > 128)).astype(np.uint8))
     low, high = float(values.min()), float(values.max())
     if not np.isfinite([low, high]).all():
@@ -318,4 +318,4 @@ def _unknown(data: bytes) -> DataError:
         return DataError("it is empty")
     if data[4:8] == b"ftyp" and data[8:12] in HEIC_BRANDS and "HEIF" not in _formats():
         return MayPass("HEIC needs the package pillow-heif", hint='pip install "lapclip[heic]"')
-    return DataError("it is not a picture of a known form")
+    return DataError("it is not an image of a known form")

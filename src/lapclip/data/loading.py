@@ -1,4 +1,4 @@
-"""From the setting `data.source` to pictures and captions that training and evaluation read."""
+"""From the setting `data.source` to images and captions that training and evaluation read."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from lapclip.data.scenes.dataset import load_scenes
 from lapclip.data.sources import read_table
 from lapclip.data.splits import assign_splits, check_trainable
 from lapclip.data.streaming import StreamedPixels
-from lapclip.data.table import DataProgress, Picture, Row, Skipped, Table, printable
+from lapclip.data.table import DataProgress, Row, Skipped, StoredImage, Table, printable
 from lapclip.errors import DataError
 
 SCENES = "scenes"
 TRAIN = "train"
 NAMED = 3
-"""Pictures that are named where something is said about many."""
+"""Images that are named where something is said about many."""
 ROOM = 0.5
-"""Share of the free disk that packed pictures may take; where they need more, `data.stream=auto` streams."""
+"""Share of the free disk that packed images may take; where they need more, `data.stream=auto` streams."""
 
 
 def load_to_score(
     config: DataConfig, table: Table, chosen: Sequence[int], view: View | int, progress: DataProgress | None = None
 ) -> tuple[Pairs, list[str]]:
-    """Some rows of a table with their pictures cut to the middle that a model sees, and what the user should know."""
-    pictures = [table.rows[at].picture for at in chosen]
-    packed = pack(pictures, use_store(_place(config), view, MIDDLE), view, MIDDLE, progress)
+    """Some rows of a table with their images cut to the middle that a model sees, and what the user should know."""
+    images = [table.rows[at].image for at in chosen]
+    packed = pack(images, use_store(_place(config), view, MIDDLE), view, MIDDLE, progress)
     _check_broken(config, table, packed.skipped)
     skipped = [*table.skipped, *packed.skipped]
     used = {chosen[own]: entry for own, entry in zip(packed.kept, packed.entries, strict=True)}
@@ -44,9 +44,9 @@ def load_to_score(
 
 
 def load_data(config: DataConfig, view: View | int, progress: DataProgress | None = None) -> DataSet:
-    """The data a run learns from and is scored on, its pictures ready for a model that sees them so.
+    """The data a run learns from and is scored on, its images ready for a model that sees them so.
 
-    Training pictures are kept whole, to be cropped; those of other splits are cut to the middle that the model sees.
+    Training images are kept whole, to be cropped; those of other splits are cut to the middle that the model sees.
     """
     view = as_view(view)
     side = view.side
@@ -63,9 +63,9 @@ def load_data(config: DataConfig, view: View | int, progress: DataProgress | Non
     folder, scored_folder = use_store(_place(config), whole, WHOLE), use_store(_place(config), view, MIDDLE)
     needed = room_needed(folder, len(training), larger) + room_needed(scored_folder, len(held_out), side)
     streamed, why = _streams(config, needed, room_left(folder))
-    pictures = [row.picture for row in table.rows]
-    scored = pack([pictures[at] for at in held_out], scored_folder, view, MIDDLE, progress)
-    learnt = pack([pictures[at] for at in training], folder, whole, WHOLE, progress, keep=not streamed)
+    images = [row.image for row in table.rows]
+    scored = pack([images[at] for at in held_out], scored_folder, view, MIDDLE, progress)
+    learnt = pack([images[at] for at in training], folder, whole, WHOLE, progress, keep=not streamed)
     broken = [*learnt.skipped, *scored.skipped]
     _check_broken(config, table, broken)
 
@@ -79,8 +79,8 @@ def load_data(config: DataConfig, view: View | int, progress: DataProgress | Non
     found: dict[str, Pairs] = {}
     for split in dict.fromkeys(splits):
         if split == TRAIN:
-            pixels = _stream(pictures, to_learn, whole) if streamed else learnt.pixels(to_learn.values())
-            # A model that sees pictures squeezed has no other proportions to go back to.
+            pixels = _stream(images, to_learn, whole) if streamed else learnt.pixels(to_learn.values())
+            # A model that sees images squeezed has no other proportions to go back to.
             squeezed = view.resize == "squash"
             aspects = np.array([1 if squeezed else entry.aspect for entry in to_learn.values()], dtype=np.float32)
             found[split] = _pairs(table, to_learn, pixels, aspects, streamed)
@@ -89,7 +89,7 @@ def load_data(config: DataConfig, view: View | int, progress: DataProgress | Non
             found[split] = _pairs(table, members, scored.pixels(members.values()))
     for split in (TRAIN, "val"):
         if not len(found[split]):
-            raise DataError(f"No picture of the split {split} can be used.", hint=f"lapclip data check {config.source}")
+            raise DataError(f"No image of the split {split} can be used.", hint=f"lapclip data check {config.source}")
     # A split that turns out to be empty would fail a run at its very end, where the model is scored on it.
     empty = [split for split, pairs in found.items() if not len(pairs)]
     for split in empty:
@@ -99,8 +99,8 @@ def load_data(config: DataConfig, view: View | int, progress: DataProgress | Non
         table.how,
         why,
         _left_out([*table.skipped, *broken]),
-        _left_out_twins([printable(pictures[at].name) for at in twins]),
-        *(f"no picture of the split {split} can be used, so nothing is scored on it" for split in empty),
+        _left_out_twins([printable(images[at].name) for at in twins]),
+        *(f"no image of the split {split} can be used, so nothing is scored on it" for split in empty),
     ]
     return DataSet(
         found,
@@ -111,14 +111,14 @@ def load_data(config: DataConfig, view: View | int, progress: DataProgress | Non
 
 
 def load_as_seen(config: DataConfig, pairs: Pairs, view: View | int, progress: DataProgress | None = None) -> Pixels:
-    """Training pictures as another model sees them, in the same order: their middles, decoded when they are asked for,
+    """Training images as another model sees them, in the same order: their middles, decoded when they are asked for,
     or drawn at its size."""
     if config.source == SCENES:
         return load_scenes(config, as_view(view).side, progress).train.pixels
     assert pairs.identities is not None
-    pictures = {row.picture.name: row.picture for row in read_table(config).rows}
+    images = {row.image.name: row.image for row in read_table(config).rows}
     digests = [f"{identity:016x}" for identity in pairs.identities.tolist()]
-    return StreamedPixels([pictures[name] for name in pairs.names], digests, view, MIDDLE)
+    return StreamedPixels([images[name] for name in pairs.names], digests, view, MIDDLE)
 
 
 def _pairs(
@@ -129,38 +129,38 @@ def _pairs(
     sequential: bool = False,
 ) -> Pairs:
     captions = [table.rows[at].captions for at in chosen]
-    names = [table.rows[at].picture.name for at in chosen]
+    names = [table.rows[at].image.name for at in chosen]
     labels = np.array([table.labels[at] for at in chosen], dtype=np.int64) if table.labels else None
     identities = np.array([int(entry.digest[:16], 16) for entry in chosen.values()], dtype=np.uint64)
     return Pairs(pixels, captions, names, aspects, sequential, identities, labels)
 
 
-def _stream(pictures: Sequence[Picture], chosen: Mapping[int, Entry], view: View) -> StreamedPixels:
-    return StreamedPixels([pictures[at] for at in chosen], [entry.digest for entry in chosen.values()], view)
+def _stream(images: Sequence[StoredImage], chosen: Mapping[int, Entry], view: View) -> StreamedPixels:
+    return StreamedPixels([images[at] for at in chosen], [entry.digest for entry in chosen.values()], view)
 
 
 def _place(config: DataConfig) -> str:
-    """What tells apart the sources whose pictures have the same names."""
+    """What tells apart the sources whose images have the same names."""
     return f"{os.path.abspath(config.source)} {config.pictures}" if Path(config.source).exists() else config.source
 
 
 def _streams(config: DataConfig, needed: int, free: int) -> tuple[bool, str]:
-    """Whether training pictures are decoded each time, and why; nothing is said where that is as asked or as usual."""
+    """Whether training images are decoded each time, and why; nothing is said where that is as asked or as usual."""
     if config.stream != AUTO:
         return config.stream == "always", ""
     if needed <= ROOM * free:
         return False, ""
-    why = f"packed, all pictures would take {needed / 1e9:,.2f} GB, more than half of the {free / 1e9:,.2f} GB free"
-    return True, f"training pictures are decoded each time they are needed: {why}"
+    why = f"packed, all images would take {needed / 1e9:,.2f} GB, more than half of the {free / 1e9:,.2f} GB free"
+    return True, f"training images are decoded each time they are needed: {why}"
 
 
 def _check_broken(config: DataConfig, table: Table, broken: Sequence[Skipped]) -> None:
-    pictures, rows = table.too_broken(len(broken), config.broken_share)
-    if not pictures and not rows:
+    images, rows = table.too_broken(len(broken), config.broken_share)
+    if not images and not rows:
         return
     what, left_out = (
-        (f"{len(broken):,} of {len(table.rows):,} pictures", broken)
-        if pictures
+        (f"{len(broken):,} of {len(table.rows):,} images", broken)
+        if images
         else (f"{len(table.skipped):,} of {table.records:,} rows", table.skipped)
     )
     raise DataError(
@@ -177,7 +177,7 @@ def _left_out(skipped: Sequence[Skipped]) -> str:
 def _left_out_twins(names: Sequence[str]) -> str:
     if not names:
         return ""
-    return f"left out of training {len(names):,}, because held-out pictures are the same files: {_some(names)}"
+    return f"left out of training {len(names):,}, because held-out images are the same files: {_some(names)}"
 
 
 def _some(texts: Sequence[str]) -> str:
@@ -187,7 +187,7 @@ def _some(texts: Sequence[str]) -> str:
 
 
 def _fingerprint(rows: Sequence[Row], splits: Sequence[str], used: Mapping[int, Entry]) -> str:
-    """Changes with any picture, caption or split that a run would see; not with names, dates or folders."""
+    """Changes with any image, caption or split that a run would see; not with names, dates or folders."""
     digest = hashlib.sha256()
     for at in sorted(used):
         digest.update(json.dumps([used[at].digest, rows[at].captions, splits[at]]).encode())

@@ -1,7 +1,7 @@
-"""What is known of each picture that was read once: one JSON line a picture, only ever appended to.
+"""What is known of each image that was read once: one JSON line an image, only ever appended to.
 
-index.jsonl     first the name of the file of pixels, then a line a picture; the last line of a name counts
-pixels-N.bin    the pictures one after another, each as large as the others; lines say in which row
+index.jsonl     first the name of the file of pixels, then a line an image; the last line of a name counts
+pixels-N.bin    the images one after another, each as large as the others; lines say in which row
 lock            held by the process that writes
 
 A line is written after its pixels have reached the disk, so whatever a killed process leaves is true as far as it goes.
@@ -31,14 +31,14 @@ def digest_of(data: bytes) -> str:
 
 @dataclass(frozen=True)
 class Entry:
-    """A picture as it was when it was read."""
+    """An image as it was when it was read."""
 
     name: str
     stamp: str
     digest: str = ""
     """Of the bytes of its file: the first half of its SHA-256."""
     row: int = NOT_KEPT
-    """Where its pixels are; pictures with the same bytes share a row."""
+    """Where its pixels are; images with the same bytes share a row."""
     width: int = 0
     height: int = 0
     marks: tuple[str, ...] = ()
@@ -58,7 +58,7 @@ class Catalogue:
         self.folder, self.row_bytes = folder, row_bytes
         self.entries: dict[str, Entry] = {}
         self.rows = 0
-        """Rows in the file of pixels, whether or not a picture still uses them."""
+        """Rows in the file of pixels, whether or not an image still uses them."""
         self.pixels = folder / "pixels-1.bin"
 
     @contextmanager

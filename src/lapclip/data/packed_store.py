@@ -1,7 +1,7 @@
-"""The packed store: pictures decoded once, by all cores, into one memory-mapped file that training reads.
+"""The packed store: images decoded once, by all cores, into one memory-mapped file that training reads.
 
-A store goes on where a killed process left it. A picture is packed again when its bytes change, not when its file is
-only touched; a broken one is remembered until it changes, unless the fault may pass; pictures with the same bytes share
+A store goes on where a killed process left it. An image is packed again when its bytes change, not when its file is
+only touched; a broken one is remembered until it changes, unless the fault may pass; images with the same bytes share
 a row.
 """
 
@@ -29,15 +29,15 @@ from lapclip.data import pixels
 from lapclip.data.dataset import Pixels
 from lapclip.data.decode import MayPass, decode, look
 from lapclip.data.packed_index import NOT_KEPT, Catalogue, Entry, digest_of
-from lapclip.data.pixels import View, as_view, fit_picture, squeeze_picture
-from lapclip.data.table import DataProgress, Picture, Skipped
+from lapclip.data.pixels import View, as_view, fit_image, squeeze_image
+from lapclip.data.table import DataProgress, Skipped, StoredImage
 from lapclip.errors import DataError, first_line
 from lapclip.machine.facts import cache_folder, logical_cores
 
 MIDDLE, WHOLE = "middle", "whole"
-"""How a picture becomes a square: its middle cut out, exactly as `encode_image` does it, or all of it squeezed."""
+"""How an image becomes a square: its middle cut out, exactly as `encode_image` does it, or all of it squeezed."""
 SOURCE = "source"
-"""The file of a store that says whose pictures it has."""
+"""The file of a store that says whose images it has."""
 UNUSED = 30 * 86_400
 """Seconds after which a store that nobody used may go."""
 SAVED_EVERY = 2.0
@@ -45,23 +45,23 @@ SAVED_EVERY = 2.0
 AHEAD = 64
 """Squares a thread may be ahead of what is written, so that all go on while the disk is waited for."""
 SPARE_ROWS = 1000
-"""Rows that no picture uses any more, from which on a store may be rebuilt, where they are most of it."""
+"""Rows that no image uses any more, from which on a store may be rebuilt, where they are most of it."""
 
 
 @dataclass(frozen=True)
 class Packed:
-    """Pictures that can be used, in the order they were given, and those that cannot."""
+    """Images that can be used, in the order they were given, and those that cannot."""
 
     stored: np.ndarray
-    """All rows of the store, memory-mapped; none where the pictures were looked at and not kept."""
+    """All rows of the store, memory-mapped; none where the images were looked at and not kept."""
     kept: Sequence[int]
-    """Which of the given pictures can be used."""
+    """Which of the given images can be used."""
     entries: Sequence[Entry]
     """What is known of each of these."""
     skipped: Sequence[Skipped]
 
     def pixels(self, entries: Iterable[Entry] | None = None) -> Pixels:
-        """The squares of some of the pictures, or of all of them. Neighbours in the store are not copied."""
+        """The squares of some of the images, or of all of them. Neighbours in the store are not copied."""
         chosen = self.entries if entries is None else entries
         rows = np.array([entry.row for entry in chosen], dtype=np.int64)
         if not len(rows) or np.array_equal(rows, np.arange(rows[0], rows[0] + len(rows))):
@@ -84,7 +84,7 @@ class PackedRows:
 
 
 def store_folder(source: str, view: View | int, fit: str) -> Path:
-    """Where the pictures of a source are kept. Changes with everything that decides what their pixels are."""
+    """Where the images of a source are kept. Changes with everything that decides what their pixels are."""
     digest = hashlib.sha256(
         f"{source} {as_view(view).key} {fit} {PIL.__version__} {torch.__version__}".encode("utf-8", "surrogatepass")
     )
@@ -108,7 +108,7 @@ def use_store(source: str, view: View | int, fit: str) -> Path:
 
 
 def room_needed(folder: Path, count: int, side: int) -> int:
-    """Bytes that packing so many pictures still takes, with what is there already."""
+    """Bytes that packing so many images still takes, with what is there already."""
     there = sum(path.stat().st_size for path in folder.glob("pixels-*.bin"))
     return max(0, count * side * side * 3 - there)
 
@@ -121,18 +121,18 @@ def room_left(folder: Path) -> int:
 
 
 def prepare(data: bytes, view: View | int, fit: str) -> tuple[np.ndarray, decoding.Decoded]:
-    """The square of a picture, from the bytes of its file."""
+    """The square of an image, from the bytes of its file."""
     header, view = look(data), as_view(view)
     with header.turn():
-        if fit == MIDDLE:  # never at a fraction of its size: scores are those of the very pictures
+        if fit == MIDDLE:  # never at a fraction of its size: scores are those of the very images
             decoded = decode(header, put_off=True)
-            return view.finish(decoded, fit_picture(decoded.image, view)), decoded
+            return view.finish(decoded, fit_image(decoded.image, view)), decoded
         decoded = decode(header, view.side, put_off=True)
-        return view.finish(decoded, squeeze_picture(decoded.image, view.side)), decoded
+        return view.finish(decoded, squeeze_image(decoded.image, view.side)), decoded
 
 
 def pack(
-    pictures: Sequence[Picture],
+    images: Sequence[StoredImage],
     folder: Path,
     view: View | int,
     fit: str,
@@ -141,27 +141,27 @@ def pack(
     keep: bool = True,
     threads: int | None = None,
 ) -> Packed:
-    """Pictures as squares in a store, made where they are not there yet. With `keep` off they are only looked at:
+    """Images as squares in a store, made where they are not there yet. With `keep` off they are only looked at:
     each is decoded once to know that it can be, and its pixels are dropped."""
     tell = progress or (lambda done, total, what="", /: None)
     side = as_view(view).side
     catalogue = Catalogue(folder, side * side * 3)
     doing = "packing" if keep else "looking at"
-    can_stream = keep and fit == WHOLE  # held-out pictures are always packed
+    can_stream = keep and fit == WHOLE  # held-out images are always packed
     try:
-        with catalogue.lock(lambda: tell(0, len(pictures), "waiting for another process that packs")):
+        with catalogue.lock(lambda: tell(0, len(images), "waiting for another process that packs")):
             catalogue.open()
-            stamps, skipped = _stamps(pictures, tell)
-            missing = [at for at, stamp in stamps.items() if not _known(catalogue, pictures[at].name, stamp, keep)]
+            stamps, skipped = _stamps(images, tell)
+            missing = [at for at, stamp in stamps.items() if not _known(catalogue, images[at].name, stamp, keep)]
             if keep:
                 _check_room(folder, len(missing) * catalogue.row_bytes, can_stream)
             if missing:
-                work = [(pictures[at], stamps[at]) for at in missing]
-                told = lambda done: tell(len(pictures) - len(missing) + done, len(pictures), doing)  # noqa: E731
+                work = [(images[at], stamps[at]) for at in missing]
+                told = lambda done: tell(len(images) - len(missing) + done, len(images), doing)  # noqa: E731
                 skipped += _Packer(catalogue, view, fit, keep).work(work, threads or logical_cores(), told)
-            return _result(catalogue, pictures, stamps, skipped, side, keep)
+            return _result(catalogue, images, stamps, skipped, side, keep)
     except OSError as error:
-        raise _cannot_write(folder, len(pictures) * catalogue.row_bytes if keep else 0, error, can_stream) from error
+        raise _cannot_write(folder, len(images) * catalogue.row_bytes if keep else 0, error, can_stream) from error
 
 
 class _Packer:
@@ -174,15 +174,15 @@ class _Packer:
         self.rows = catalogue.rows
         self.waiting: list[Entry] = []
 
-    def work(self, pictures: list[tuple[Picture, str]], threads: int, told: Callable[[int], None]) -> list[Skipped]:
-        """Pack pictures with their stamps; returns those that could not be read at all."""
+    def work(self, images: list[tuple[StoredImage, str]], threads: int, told: Callable[[int], None]) -> list[Skipped]:
+        """Pack images with their stamps; returns those that could not be read at all."""
         skipped: list[Skipped] = []
         self.catalogue.pixels.touch()
         file = open(self.catalogue.pixels, "r+b")  # noqa: SIM115 (closing must not hide why writing failed)
         try:
             file.seek(self.rows * self.catalogue.row_bytes)  # over what a killed process wrote and did not list
             saved = time.monotonic()
-            for done, made in enumerate(_in_order(self._prepared, pictures, threads), start=1):
+            for done, made in enumerate(_in_order(self._prepared, images, threads), start=1):
                 if isinstance(made, Skipped):
                     skipped.append(made)
                 else:
@@ -204,7 +204,7 @@ class _Packer:
                 file.close()
         return skipped
 
-    def _prepared(self, picture: Picture, stamp: str) -> tuple[Entry, np.ndarray | None] | Skipped:
+    def _prepared(self, picture: StoredImage, stamp: str) -> tuple[Entry, np.ndarray | None] | Skipped:
         """In a thread: read, and decode unless the same bytes are there already."""
         try:
             data = picture.read()
@@ -244,13 +244,13 @@ class _Packer:
 
 
 def _in_order(
-    make: Callable[[Picture, str], Any], pictures: Iterable[tuple[Picture, str]], threads: int
+    make: Callable[[StoredImage, str], Any], images: Iterable[tuple[StoredImage, str]], threads: int
 ) -> Iterator[Any]:
-    """What threads make of each picture, in the order of the pictures, a few ahead."""
+    """What threads make of each image, in the order of the images, a few ahead."""
     pool = ThreadPoolExecutor(threads, thread_name_prefix="lapclip-packing")
     try:
         waiting: deque[Future] = deque()
-        for picture, stamp in pictures:
+        for picture, stamp in images:
             waiting.append(pool.submit(make, picture, stamp))
             if len(waiting) > AHEAD * threads:
                 yield waiting.popleft().result()
@@ -260,12 +260,12 @@ def _in_order(
         pool.shutdown(cancel_futures=True)
 
 
-def _stamps(pictures: Sequence[Picture], tell: DataProgress) -> tuple[dict[int, str], list[Skipped]]:
-    """The stamps of the pictures that are there, by their place, and the others."""
+def _stamps(images: Sequence[StoredImage], tell: DataProgress) -> tuple[dict[int, str], list[Skipped]]:
+    """The stamps of the images that are there, by their place, and the others."""
     stamps: dict[int, str] = {}
     skipped: list[Skipped] = []
     began = time.monotonic()
-    for at, picture in enumerate(pictures):
+    for at, picture in enumerate(images):
         try:
             stamps[at] = picture.stamp()
         except FileNotFoundError:
@@ -273,7 +273,7 @@ def _stamps(pictures: Sequence[Picture], tell: DataProgress) -> tuple[dict[int, 
         except (OSError, ValueError) as error:
             skipped.append(Skipped(picture.name, f"it cannot be read ({first_line(error)})"))
         if at % 1000 == 999 and time.monotonic() - began > 1:
-            tell(at + 1, len(pictures), "looking for")
+            tell(at + 1, len(images), "looking for")
     return stamps, skipped
 
 
@@ -286,7 +286,7 @@ def _known(catalogue: Catalogue, name: str, stamp: str, keep: bool) -> bool:
 
 def _result(
     catalogue: Catalogue,
-    pictures: Sequence[Picture],
+    images: Sequence[StoredImage],
     stamps: dict[int, str],
     skipped: list[Skipped],
     side: int,
@@ -294,13 +294,13 @@ def _result(
 ) -> Packed:
     kept, broken = [], []
     for at, stamp in stamps.items():
-        name = pictures[at].name
+        name = images[at].name
         if _known(catalogue, name, stamp, keep):  # else it could not be read now
             (broken if catalogue.entries[name].broken else kept).append(at)
-    skipped = [*skipped, *(Skipped(pictures[at].name, catalogue.entries[pictures[at].name].broken) for at in broken)]
+    skipped = [*skipped, *(Skipped(images[at].name, catalogue.entries[images[at].name].broken) for at in broken)]
     if keep:
         _rebuild_if_sparse(catalogue)
-    entries = [catalogue.entries[pictures[at].name] for at in kept]
+    entries = [catalogue.entries[images[at].name] for at in kept]
     return Packed(_stored(catalogue, side, keep), kept, entries, skipped)
 
 
@@ -311,7 +311,7 @@ def _stored(catalogue: Catalogue, side: int, keep: bool) -> np.ndarray:
 
 
 def _rebuild_if_sparse(catalogue: Catalogue) -> None:
-    """Copy what is in use to a file of its own, where that is less than a quarter of the store. Pictures that are not
+    """Copy what is in use to a file of its own, where that is less than a quarter of the store. Images that are not
     asked for now are in use as well: they may be those of another split."""
     entries = list(catalogue.entries.values())
     rows = sorted({entry.row for entry in entries} - {NOT_KEPT})
@@ -342,7 +342,7 @@ def _check_room(folder: Path, needed: int, can_stream: bool) -> None:
 
 def _too_small(folder: Path, needed: int, free: int, can_stream: bool) -> DataError:
     return DataError(
-        f"The disk of {folder} has too little room: packed, the pictures take {needed / 1e9:,.2f} GB more, and "
+        f"The disk of {folder} has too little room: packed, the images take {needed / 1e9:,.2f} GB more, and "
         f"{free / 1e9:,.2f} GB are free.",
         hint="LAPCLIP_CACHE=FOLDER with a folder on a larger disk"
         + (", or --set data.stream=always" if can_stream else ""),
@@ -354,6 +354,6 @@ def _cannot_write(folder: Path, needed: int, error: OSError, can_stream: bool) -
         there = sum(path.stat().st_size for path in folder.glob("pixels-*.bin"))
         return _too_small(folder, max(0, needed - there), 0, can_stream)
     return DataError(
-        f"Cannot write pictures to {folder}: {error.strerror or error}.",
+        f"Cannot write images to {folder}: {error.strerror or error}.",
         hint="LAPCLIP_CACHE=FOLDER with a folder that can be written to and has room",
     )

@@ -1,6 +1,6 @@
-"""Pictures as numbers: resize, normalise, and the store of drawn pictures.
+"""Images as numbers: resize, normalise, and the store of drawn images.
 
-Shapes: B batch, C colour channels, S picture side.
+Shapes: B batch, C colour channels, S image side.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from lapclip.data.decode import Decoded, as_decoded, decode
 from lapclip.errors import DataError, first_line
 
 LONGEST = 32
-"""Lengths to widths of a picture beyond which its ends are cut off before its middle is enlarged."""
+"""Lengths to widths of an image beyond which its ends are cut off before its middle is enlarged."""
 
 
 @dataclass(frozen=True)
 class View:
-    """How a model sees a picture: as a square of so many pixels, resized and cut as CLIP does or otherwise."""
+    """How a model sees an image: as a square of so many pixels, resized and cut as CLIP does or otherwise."""
 
     side: int
     interpolation: str = "bicubic"
@@ -43,12 +43,12 @@ class View:
 
     @classmethod
     def of(cls, shape: ModelConfig) -> View:
-        """How a model of that shape sees pictures."""
+        """How a model of that shape sees images."""
         return cls(shape.image_size, shape.interpolation, shape.resize, shape.crop_share, shape.colours)
 
     @property
     def resized(self) -> int:
-        """Side, or short side, of the picture that the square is cut out of."""
+        """Side, or short side, of the image that the square is cut out of."""
         return int(self.side / self.crop_share + 1e-6)  # 224 / (224 / 248) is not to become 247
 
     @property
@@ -58,7 +58,7 @@ class View:
         return f"{self.side}" if usual else " ".join(str(part) for part in astuple(self))
 
     def finish(self, decoded: Decoded, square: np.ndarray) -> np.ndarray:
-        """A square of a picture in the colours that the model is to see."""
+        """A square of an image in the colours that the model is to see."""
         return decoded.finish(square) if self.colours == "srgb" else square
 
 
@@ -68,27 +68,27 @@ def as_view(view: View | int) -> View:
 
 
 def middle_square(picture: str | os.PathLike | Image.Image, view: View | int) -> np.ndarray:
-    """What a model sees of a picture, from a path or as it is: its middle, uint8 of shape (side, side, 3)."""
-    decoded, view = open_picture(picture), as_view(view)
-    return view.finish(decoded, fit_picture(decoded.image, view))
+    """What a model sees of an image, from a path or as it is: its middle, uint8 of shape (side, side, 3)."""
+    decoded, view = open_image(picture), as_view(view)
+    return view.finish(decoded, fit_image(decoded.image, view))
 
 
-def open_picture(picture: str | os.PathLike | Image.Image) -> Decoded:
-    """A picture from a path or as it is, upright and in RGB; its colour profile may be left for later."""
+def open_image(picture: str | os.PathLike | Image.Image) -> Decoded:
+    """An image from a path or as it is, upright and in RGB; its colour profile may be left for later."""
     try:
         if isinstance(picture, Image.Image):
             return as_decoded(picture)
         return decode(Path(picture).read_bytes(), put_off=True)
     except FileNotFoundError:
-        raise DataError(f"No such picture: {picture}.") from None
+        raise DataError(f"No such image: {picture}.") from None
     except DataError as error:
-        raise DataError(f"{picture} cannot be read as a picture: {error.message}.", hint=error.hint) from None
+        raise DataError(f"{picture} cannot be read as an image: {error.message}.", hint=error.hint) from None
     except (OSError, ValueError, SyntaxError) as error:
-        raise DataError(f"{picture} cannot be read as a picture: {first_line(error)}.") from None
+        raise DataError(f"{picture} cannot be read as an image: {first_line(error)}.") from None
 
 
-def fit_picture(image: Image.Image, view: View | int) -> np.ndarray:
-    """The middle square of a picture at the model's size, uint8 of shape (side, side, 3).
+def fit_image(image: Image.Image, view: View | int) -> np.ndarray:
+    """The middle square of an image at the model's size, uint8 of shape (side, side, 3).
 
     Sizes are rounded as torchvision's Resize and CenterCrop do, through which published weights learnt to see.
     """
@@ -106,23 +106,23 @@ def fit_picture(image: Image.Image, view: View | int) -> np.ndarray:
     return np.ascontiguousarray(resized[top : top + side, left : left + side])
 
 
-def squeeze_picture(image: Image.Image, side: int) -> np.ndarray:
-    """The whole of a picture squeezed into a square, uint8 of shape (side, side, 3). Crops of it are widened again."""
+def squeeze_image(image: Image.Image, side: int) -> np.ndarray:
+    """The whole of an image squeezed into a square, uint8 of shape (side, side, 3). Crops of it are widened again."""
     if image.size == (side, side):
         return np.asarray(image)
     return np.ascontiguousarray(_resized(image, side, side))
 
 
 def whole_side(side: int) -> int:
-    """The side of squeezed pictures for a model that sees `side` pixels.
+    """The side of squeezed images for a model that sees `side` pixels.
 
-    At least 8/7 of it, so that crops of three quarters of a picture are sharp, and a multiple of 8.
+    At least 8/7 of it, so that crops of three quarters of an image are sharp, and a multiple of 8.
     """
     return math.ceil(side / 7) * 8
 
 
 def _without_ends(image: Image.Image) -> Image.Image:
-    """A very long picture without its ends: enlarged as a whole it would fill memory, and its middle is all we need."""
+    """A very long image without its ends: enlarged as a whole it would fill memory, and its middle is all we need."""
     (width, height), short = image.size, min(image.size)
     across, down = min(width, LONGEST * short), min(height, LONGEST * short)
     if (across, down) == image.size:
@@ -139,7 +139,7 @@ def _resized(image: Image.Image, rows: int, columns: int, interpolation: str = "
 
 
 def normalise(pixels_BSSC: Tensor, shape: ModelConfig) -> Tensor:
-    """uint8 pictures, channels last, to what the image tower sees: float32, channels first, the model's own scale."""
+    """uint8 images, channels last, to what the image tower sees: float32, channels first, the model's own scale."""
     mean, std = _mean_and_std(shape.pixel_mean, shape.pixel_std, pixels_BSSC.device)
     return ((pixels_BSSC.to(torch.float32) - mean) / std).permute(0, 3, 1, 2)
 
@@ -152,20 +152,20 @@ def _mean_and_std(mean: str, std: str, device: torch.device) -> tuple[Tensor, Te
 
 
 class PixelStore:
-    """Pictures of one size in one memory-mapped file, with a table beside it. Complete or not there at all."""
+    """Images of one size in one memory-mapped file, with a table beside it. Complete or not there at all."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def read(self) -> tuple[np.ndarray, Any, str] | None:
-        """The pictures, their table and the digest of both, or None where they have to be made."""
+        """The images, their table and the digest of both, or None where they have to be made."""
         try:
             saved = json.loads((self.folder / "table.json").read_text(encoding="utf-8"))
             return np.load(self.folder / "pixels.npy", mmap_mode="r"), saved["table"], saved["digest"]
         except (OSError, ValueError, KeyError):
             return None
 
-    def write(self, pictures: Iterable[np.ndarray], shape: Sequence[int], table: Any) -> None:
+    def write(self, images: Iterable[np.ndarray], shape: Sequence[int], table: Any) -> None:
         """Write to a temporary name and rename, so that a half-written store is never read."""
         partial = self.folder.with_name(f"{self.folder.name}.{os.getpid()}.partial")
         try:
@@ -176,7 +176,7 @@ class PixelStore:
             with open(partial / "pixels.npy", "wb") as file:
                 header = {"descr": "|u1", "fortran_order": False, "shape": tuple(shape)}
                 np.lib.format.write_array_header_1_0(file, header)
-                for picture in pictures:
+                for picture in images:
                     file.write(picture.tobytes())
                     digest.update(picture.tobytes())
             (partial / "table.json").write_text(
@@ -189,7 +189,7 @@ class PixelStore:
             if self.read() is not None:
                 return
             raise DataError(
-                f"Cannot write pictures to {self.folder}: {error.strerror or error}.",
+                f"Cannot write images to {self.folder}: {error.strerror or error}.",
                 hint="LAPCLIP_CACHE=FOLDER lapclip train, with a folder that can be written to and has room",
             ) from error
         finally:

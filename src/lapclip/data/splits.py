@@ -1,4 +1,4 @@
-"""Which pictures are for training and which are held out: by picture, never by caption, and stable as data is added."""
+"""Which images are for training and which are held out: by image, never by caption, and stable as data is added."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from lapclip.data.table import Row
 from lapclip.errors import DataError
 
 HELD_OUT = 0.1
-"""Share of the pictures in each of `val` and `test`, where the data has no splits of its own."""
+"""Share of the images in each of `val` and `test`, where the data has no splits of its own."""
 SPLITS = ("train", "val", "test")
 _WORDS = {
     "train": ("train", "training", "trainval", "restval", "trn"),
@@ -25,22 +25,22 @@ def split_named(text: str) -> str | None:
 
 
 def assign_splits(rows: Sequence[Row], seed: int) -> list[str]:
-    """The split of each row: the data's own where it has one, else drawn from the picture's name and the seed alone.
+    """The split of each row: the data's own where it has one, else drawn from the image's name and the seed alone.
 
-    Where the data names splits, pictures without one are for training. Where it holds nothing back for choosing the
-    best model (`val`), that part is drawn from the training pictures.
+    Where the data names splits, images without one are for training. Where it holds nothing back for choosing the
+    best model (`val`), that part is drawn from the training images.
     """
     named = {row.split for row in rows} - {""}
     splits = [row.split or "train" for row in rows]
     if "val" in named or (named and "train" not in splits):
         return splits
-    places = {index: _place(row.picture.name, seed) for index, row in enumerate(rows) if splits[index] == "train"}
+    places = {index: _place(row.image.name, seed) for index, row in enumerate(rows) if splits[index] == "train"}
     for index, place in places.items():
         if place < HELD_OUT:
             splits[index] = "val"
         elif not named and place < 2 * HELD_OUT:
             splits[index] = "test"
-    # Among very few pictures chance may leave a part empty that no run can do without.
+    # Among very few images chance may leave a part empty that no run can do without.
     in_order = sorted(places, key=places.__getitem__)
     if len(in_order) > 1 and "val" not in splits:
         splits[in_order[0]] = "val"
@@ -56,11 +56,11 @@ def check_trainable(splits: Iterable[str]) -> None:
     if missing:
         raise DataError(
             f"The data has nothing to {'train on' if missing == 'train' else 'choose the best model with'}: "
-            f"its pictures are all for {' and '.join(found) or 'nothing'}.",
+            f"its images are all for {' and '.join(found) or 'nothing'}.",
             hint='--set data.split_column="", which draws new splits, or name the whole data set, not one part of it',
         )
 
 
 def _place(name: str, seed: int) -> float:
-    """A number from 0 to 1 that depends on the picture's name and the seed alone."""
+    """A number from 0 to 1 that depends on the image's name and the seed alone."""
     return int.from_bytes(hashlib.sha256(f"{seed} {name}".encode("utf-8", "surrogatepass")).digest()[:8]) / 2**64

@@ -1,4 +1,4 @@
-"""What a source says before any picture is opened: which pictures there are, their captions and their splits."""
+"""What a source says before any image is opened: which images there are, their captions and their splits."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ Progress = Callable[[int, int], None]
 
 
 class DataProgress(Protocol):
-    """The same, and what is being done to the pictures."""
+    """The same, and what is being done to the images."""
 
     def __call__(self, done: int, total: int, what: str = "drawing", /) -> None: ...
 
 
-class Picture(Protocol):
-    """Where the bytes of a picture are. Reading is the expensive part, so it happens late and in threads."""
+class StoredImage(Protocol):
+    """Where the bytes of an image are. Reading is the expensive part, so it happens late and in threads."""
 
     @property
     def name(self) -> str:
@@ -27,11 +27,11 @@ class Picture(Protocol):
         ...
 
     def stamp(self) -> str:
-        """Changes when the picture does, without reading it. Raises OSError where there is no such file."""
+        """Changes when the image does, without reading it. Raises OSError where there is no such file."""
         ...
 
     def read(self) -> bytes:
-        """The encoded picture. Raises OSError where it cannot be read."""
+        """The encoded image. Raises OSError where it cannot be read."""
         ...
 
 
@@ -43,8 +43,8 @@ def file_stamp(path: Path) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class PictureFile:
-    """A picture in a file of its own."""
+class ImageFile:
+    """An image in a file of its own."""
 
     path: Path
     name: str
@@ -57,8 +57,8 @@ class PictureFile:
 
 
 @dataclass(frozen=True, slots=True)
-class PicturePart:
-    """A picture inside a larger file, such as a member of a tar: read where it lies, never extracted."""
+class ImageInTar:
+    """An image inside a larger file, such as a member of a tar: read where it lies, never extracted."""
 
     path: Path
     offset: int
@@ -79,9 +79,9 @@ class PicturePart:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A picture, its captions, and the split the data gives it; an empty split is decided by `splits`."""
+    """An image, its captions, and the split the data gives it; an empty split is decided by `splits`."""
 
-    picture: Picture
+    image: StoredImage
     captions: tuple[str, ...]
     split: str = ""
 
@@ -105,7 +105,7 @@ class Skipped:
 
 @dataclass(frozen=True)
 class Table:
-    """A source as read. Each picture has one row, with all its captions; what was left out is counted and named.
+    """A source as read. Each image has one row, with all its captions; what was left out is counted and named.
 
     Nothing is lost without a word: `records` is the captions of the rows, plus `repeated`, plus `skipped`.
     """
@@ -121,11 +121,11 @@ class Table:
     labels: Sequence[int] = ()
     """The class of each row, as its place in `classes`; empty where there are none."""
     records: int = 0
-    """What the source names: each caption of a picture, and each picture or line that has none."""
+    """What the source names: each caption of an image, and each image or line that has none."""
     repeated: int = 0
-    """Captions that say again what the same picture has already."""
+    """Captions that say again what the same image has already."""
 
     def too_broken(self, broken: int, limit: float) -> tuple[bool, bool]:
-        """Whether more than a share of the pictures, of which so many turned out to be broken, and whether more than
-        that share of the records cannot be used. They are judged apart: a picture may have any number of captions."""
+        """Whether more than a share of the images, of which so many turned out to be broken, and whether more than
+        that share of the records cannot be used. They are judged apart: an image may have any number of captions."""
         return broken > limit * len(self.rows), len(self.skipped) > limit * self.records

@@ -1,4 +1,4 @@
-"""Which pictures a run learns from, kept with it, so that an evaluation knows which ones are no test."""
+"""Which images a run learns from, kept with it, so that an evaluation knows which ones are no test."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ SEEN = "seen.npy"
 
 
 def save_seen(identities: np.ndarray | None, path: Path, start: str = "") -> None:
-    """Keep the identities of training pictures, and of those that the model to start from had seen; nothing where they
+    """Keep the identities of training images, and of those that the model to start from had seen; nothing where they
     are drawn."""
     earlier = _read(seen_by(start))
     if identities is not None or earlier is not None:
@@ -27,7 +27,7 @@ def seen_by(model: str) -> Path:
 
 
 def count_seen(identities: np.ndarray | None, path: Path) -> int | None:
-    """How many of some pictures a run learnt from; None where that is not known."""
+    """How many of some images a run learnt from; None where that is not known."""
     seen = _read(path)
     return None if identities is None or seen is None else int(np.isin(identities, seen).sum())
 

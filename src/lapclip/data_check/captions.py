@@ -34,8 +34,8 @@ def count_scripts(captions: Sequence[str]) -> dict[str, list[int]]:
     return dict(sorted(found.items(), key=lambda item: -len(item[1])))
 
 
-def symbols_a_character(script: str, captions: Sequence[str], tokenizer: Tokenizer, most: int = 200) -> float:
-    """What a letter of a script costs: symbols by letter, over the letters of that script in some of the captions."""
+def tokens_per_character(script: str, captions: Sequence[str], tokenizer: Tokenizer, most: int = 200) -> float:
+    """What a letter of a script costs: tokens by letter, over the letters of that script in some of the captions."""
     letters = " ".join("".join(_runs(script).findall(caption)) for caption in captions[:most])
     count = sum(not letter.isspace() for letter in letters)
     return (tokenizer.length(letters) - 2) / count if count else 0.0
@@ -50,35 +50,35 @@ def unknown_characters(captions: Sequence[str], tokenizer: Tokenizer) -> Counter
 
 
 def ceilings(looks: Sequence[Hashable], captions: Sequence[Sequence[str]], tokenizer: Tokenizer, context: int) -> Any:
-    """The best text-to-image and image-to-text R@1 that any model can reach among these pictures.
+    """The best text-to-image and image-to-text R@1 that any model can reach among these images.
 
-    Pictures with the same look get the same vector, and so do captions with the same symbols: a search cannot tell
-    them apart, and of those that tie only one comes first. `told_apart` is the share of pictures that have a look and
+    Images with the same look get the same vector, and so do captions with the same tokens: a search cannot tell
+    them apart, and of those that tie only one comes first. `told_apart` is the share of images that have a look and
     a caption of their own.
     """
     rows = [[tuple(tokenizer.encode(caption, context)) for caption in options] for options in captions]
     size = Counter(looks)
     owners: dict[tuple[int, ...], Counter[Hashable]] = defaultdict(Counter)
     for look, options in zip(looks, rows, strict=True):
-        for symbols in options:
-            owners[symbols][look] += 1
+        for tokens in options:
+            owners[tokens][look] += 1
     queries = sum(counts.total() for counts in owners.values())
-    # Text to image: a caption's first picture can be one look; its copies share the first place by chance.
+    # Text to image: a caption's first image can be one look; its copies share the first place by chance.
     found = sum(max(count / size[look] for look, count in counts.items()) for counts in owners.values())
-    # Image to text: pictures of one look get one first caption, which other pictures may own as well.
+    # Image to text: images of one look get one first caption, which other images may own as well.
     best: dict[Hashable, float] = defaultdict(float)
     for counts in owners.values():
         for look, count in counts.items():
             best[look] = max(best[look], count / counts.total())
     own = sum(
-        size[look] == 1 and any(len(owners[symbols]) == 1 for symbols in options)
+        size[look] == 1 and any(len(owners[tokens]) == 1 for tokens in options)
         for look, options in zip(looks, rows, strict=True)
     )
-    pictures = max(1, len(looks))
+    images = max(1, len(looks))
     return {
         "t2i_r1": found / max(1, queries),
-        "i2t_r1": sum(best.values()) / pictures,
-        "told_apart": own / pictures,
+        "i2t_r1": sum(best.values()) / images,
+        "told_apart": own / images,
     }
 
 
@@ -95,7 +95,7 @@ SMALL = {
     "from", "into", "onto", "out", "off", "over", "under", "while", "who", "whom", "which", "was", "were", "been",
     "being", "not", "but", "you", "your", "our", "they", "them", "she", "him", "one", "two",
 }  # fmt: skip
-"""English words that say nothing about pictures."""
+"""English words that say nothing about images."""
 
 
 @cache

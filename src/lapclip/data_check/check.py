@@ -46,8 +46,8 @@ def check(source: str, recipe: str | None, settings: Sequence[str], progress: Pr
     surveyed = open_table(config, progress)
     rows, splits = surveyed.table.rows, surveyed.splits
     if not rows:
-        raise DataError(f"No pictures with captions were found in {source}.", hint="lapclip train --help")
-    seen = look_at_all([row.picture for row in rows], progress)
+        raise DataError(f"No images with captions were found in {source}.", hint="lapclip train --help")
+    seen = look_at_all([row.image for row in rows], progress)
     training = [caption for row, split in zip(rows, splits, strict=True) if split == TRAIN for caption in row.captions]
     captions = [caption for row in rows for caption in row.captions]
     tokenizer, why = choose_tokenizer(config.data, training or captions, surveyed.alphabet, config.model.context)

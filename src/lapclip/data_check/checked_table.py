@@ -27,7 +27,7 @@ class Surveyed:
 
 
 @dataclass(frozen=True)
-class DrawnPicture:
+class DrawnImage:
     """A drawn scene as the file it could be."""
 
     name: str
@@ -43,7 +43,7 @@ class DrawnPicture:
 
 
 def open_table(config: Config, progress: Progress | None = None) -> Surveyed:
-    """The pictures, captions and splits of `config.data.source`."""
+    """The images, captions and splits of `config.data.source`."""
     if config.data.source == SCENES:
         return _drawn(config.data, config.model.image_size, progress)
     table = read_table(config.data)
@@ -55,7 +55,7 @@ def _drawn(config: DataConfig, side: int, progress: Progress | None) -> Surveyed
 
     data = load_scenes(config, side, progress and (lambda done, total, what="", /: progress(done, total)))
     rows = [
-        Row(DrawnPicture(f"{split} {at + 1}", pairs.pixels[at]), tuple(pairs.captions[at]), split)
+        Row(DrawnImage(f"{split} {at + 1}", pairs.pixels[at]), tuple(pairs.captions[at]), split)
         for split, pairs in data.splits.items()
         for at in range(len(pairs))
     ]

@@ -1,4 +1,4 @@
-"""A contact sheet as one picture."""
+"""A contact sheet as one image."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from PIL import Image, ImageDraw, ImageFont
 from lapclip.data_check.describe import Sheet, Shown
 
 CELL, BOX, GAP, MARGIN = 260, 195, 24, 32
-"""Width of a cell, height of the picture in it, space between cells and around the sheet."""
+"""Width of a cell, height of the image in it, space between cells and around the sheet."""
 COLUMNS, MOST = 6, 120
 LINE, LINES = 17, 8
 MOST_LETTERS = CELL // 2 * (LINES + 1)
@@ -19,7 +19,7 @@ FONTS = ("DejaVuSans.ttf", "Arial Unicode.ttf", "segoeui.ttf", "Arial.ttf", "Hel
 """Tried in turn; else Pillow's own, which knows Latin letters only."""
 
 
-def to_picture(sheet: Sheet) -> Image.Image:
+def to_image(sheet: Sheet) -> Image.Image:
     """The whole sheet."""
     cells = [(shown, _lines(shown)) for shown in sheet.shown[:MOST]]
     columns = min(COLUMNS, len(cells))
@@ -30,7 +30,7 @@ def to_picture(sheet: Sheet) -> Image.Image:
     pen = ImageDraw.Draw(image)
     pen.text((MARGIN, MARGIN - 8), _cut(sheet.title, 26, width - 2 * MARGIN), INK, _font(26))
     splits = ", ".join(f"{split} {count:,}" for split, count in sheet.splits.items())
-    facts = f"{sheet.images:,} pictures, {sheet.captions:,} captions; {splits}; {len(cells)} of them shown"
+    facts = f"{sheet.images:,} images, {sheet.captions:,} captions; {splits}; {len(cells)} of them shown"
     pen.text((MARGIN, MARGIN + 32), _cut(facts, 15, width - 2 * MARGIN), MUTED, _font(15))
     top = MARGIN + 84
     for row, height in zip(rows, heights, strict=True):
@@ -51,7 +51,7 @@ def _cell(image: Image.Image, pen: ImageDraw.ImageDraw, shown: Shown, lines: lis
 
 
 def _lines(shown: Shown) -> list[str]:
-    """The name and as much of the captions as fits under a picture."""
+    """The name and as much of the captions as fits under an image."""
     lines = [_cut(f"{shown.split}  {shown.name}", 11, CELL)]
     for caption in shown.captions:
         lines += _wrapped("\N{MIDDLE DOT} " + " ".join(caption[:MOST_LETTERS].split()))

@@ -11,7 +11,7 @@ from lapclip.config import Config
 from lapclip.data.decode import MARKS
 from lapclip.data.table import Row, Table, printable
 from lapclip.data.tokenizers import Tokenizer
-from lapclip.data_check.captions import EMOJI, count_scripts, symbols_a_character, unknown_characters
+from lapclip.data_check.captions import EMOJI, count_scripts, tokens_per_character, unknown_characters
 from lapclip.data_check.image_pass import Seen
 from lapclip.data_check.similar_images import SAME, alike, groups
 
@@ -21,7 +21,7 @@ EXAMPLES = 5
 EARLY = "it ends early"
 TRAIN = "train"
 COSTLY = 1.5
-"""Symbols a letter from which on a script is said to be costly; English takes about a quarter of one."""
+"""Tokens a letter from which on a script is said to be costly; English takes about a quarter of one."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ def find_all(
 ) -> list[Finding]:
     """Everything that was found, the gravest first."""
     rows = table.rows
-    names = [printable(row.picture.name) for row in rows]
+    names = [printable(row.image.name) for row in rows]
     found = [
         *_broken(table, names, seen, config.data.broken_share),
         *_copies(names, splits, seen),
@@ -76,10 +76,8 @@ def _broken(table: Table, names: Sequence[str], seen: Sequence[Seen], share: flo
     what = f"left out; training refuses to start above {share:.0%} (data.broken_share){passed}"
     early = [name for name, fault in broken if fault == EARLY]
     other = [f"{name}: {fault}" for name, fault in broken if fault != EARLY]
-    yield Finding(
-        "unreadable", grave, len(other), other[:EXAMPLES], "picture cannot be read|pictures cannot be read", what
-    )
-    yield Finding("truncated", grave, len(early), early[:EXAMPLES], "picture ends early|pictures end early", what)
+    yield Finding("unreadable", grave, len(other), other[:EXAMPLES], "image cannot be read|images cannot be read", what)
+    yield Finding("truncated", grave, len(early), early[:EXAMPLES], "image ends early|images end early", what)
     lost = [f"{each.where}: {each.why}" for each in table.skipped]
     yield Finding(
         "skipped_rows",
@@ -100,45 +98,45 @@ def _copies(names: Sequence[str], splits: Sequence[str], seen: Sequence[Seen]) -
     firsts = [members[0] for members in same.values()]
     pairs = alike([seen[at].hash for at in firsts], [seen[at].thumbnail for at in firsts])
     near = groups([(firsts[a], firsts[b]) for a, b, _ in pairs])
-    same_picture = [(firsts[a], firsts[b]) for a, b, apart in pairs if apart <= SAME]
+    same_image = [(firsts[a], firsts[b]) for a, b, apart in pairs if apart <= SAME]
     yield Finding(
         "duplicate_images", WARNING, sum(len(members) - 1 for members in exact), _examples(exact, names),
-        "picture is an exact copy of another|pictures are exact copies of others",
+        "image is an exact copy of another|images are exact copies of others",
         "kept; one of each is enough, so give it all the captions",
     )  # fmt: skip
     yield Finding(
         "near_duplicate_images", NOTE, sum(len(members) - 1 for members in near), _examples(near, names),
-        "picture looks like another|pictures look like others", "kept; fine within one split, if their captions differ",
+        "image looks like another|images look like others", "kept; fine within one split, if their captions differ",
     )  # fmt: skip
-    whole = groups([*same_picture, *((members[0], other) for members in exact for other in members[1:])])
+    whole = groups([*same_image, *((members[0], other) for members in exact for other in members[1:])])
     across = [members for members in whole if len({splits[at] for at in members}) > 1]
     shown = [" = ".join(f"{names[at]} ({splits[at]})" for at in members) for members in across[:EXAMPLES]]
     yield Finding(
         "image_in_two_splits", ALARM, len(across), shown,
-        "picture is in two splits, exactly or nearly|pictures are in two splits, exactly or nearly",
+        "image is in two splits, exactly or nearly|images are in two splits, exactly or nearly",
         "scores come out too good: take them out of one of the splits",
     )  # fmt: skip
 
 
 def _captions(rows: Sequence[Row], repeated: int, tokenizer: Tokenizer, context: int) -> Iterable[Finding]:
-    pictures = Counter(caption for row in rows for caption in set(row.captions))
-    shared = [(caption, count) for caption, count in pictures.most_common() if count > 1 and caption.strip()]
+    images = Counter(caption for row in rows for caption in set(row.captions))
+    shared = [(caption, count) for caption, count in images.most_common() if count > 1 and caption.strip()]
     yield Finding(
         "duplicate_captions", NOTE, sum(count for _, count in shared),
-        [f"{caption} ({count} pictures)" for caption, count in shared[:EXAMPLES]],
-        "caption is the same as another picture's|captions are the same as another picture's",
+        [f"{caption} ({count} images)" for caption, count in shared[:EXAMPLES]],
+        "caption is the same as another image's|captions are the same as another image's",
         "kept; they count as right answers for each other in training, and cap the scores (ceiling)",
     )  # fmt: skip
     yield Finding(
         "repeated_captions", NOTE, repeated, [],
-        "caption comes twice with one picture|captions come twice with one picture", "kept once",
+        "caption comes twice with one image|captions come twice with one image", "kept once",
     )  # fmt: skip
     long = [caption for row in rows for caption in row.captions if tokenizer.length(caption) > context]
     total = sum(len(row.captions) for row in rows)
     yield Finding(
         "captions_cut", WARNING if len(long) > 0.05 * total else NOTE, len(long),
         [each[:80] for each in long[:EXAMPLES]],
-        f"caption is longer than {context} symbols|captions are longer than {context} symbols",
+        f"caption is longer than {context} tokens|captions are longer than {context} tokens",
         "cut at the end; --set model.context=N reads more",
     )  # fmt: skip
     letters = unknown_characters([caption for row in rows for caption in row.captions], tokenizer)
@@ -146,7 +144,7 @@ def _captions(rows: Sequence[Row], repeated: int, tokenizer: Tokenizer, context:
         "unknown_characters", WARNING, len(letters),
         [f"{letter} (in {count:,} captions)" for letter, count in letters.most_common(EXAMPLES)],
         "character is not in the training captions|characters are not in the training captions",
-        "all read as one unknown symbol; --set data.tokenizer=bpe reads them",
+        "all read as one unknown token; --set data.tokenizer=bpe reads them",
     )  # fmt: skip
 
 
@@ -154,14 +152,14 @@ def _scripts(rows: Sequence[Row], tokenizer: Tokenizer) -> Iterable[Finding]:
     captions = [caption for row in rows for caption in row.captions]
     for script, members in count_scripts(captions).items():
         texts = [captions[at] for at in members]
-        cost = symbols_a_character(script, texts, tokenizer)
+        cost = tokens_per_character(script, texts, tokenizer)
         if script == "Latin" or (script == EMOJI and len(texts) < 0.01 * len(captions)):
             continue
         costly = cost >= COSTLY and tokenizer.to_dict()["kind"] != "characters"
         yield Finding(
             "script", WARNING if costly else NOTE, len(texts), [text[:60] for text in texts[:EXAMPLES]],
             f"caption uses {script}|captions use {script}",
-            f"the tokenizer writes it with {cost:.1f} symbols a character"
+            f"the tokenizer writes it with {cost:.1f} tokens a character"
             + ("; --set data.tokenizer=bpe learns shorter ones" if costly else ""),
         )  # fmt: skip
 
@@ -180,7 +178,7 @@ def _marks(names: Sequence[str], seen: Sequence[Seen], side: int) -> Iterable[Fi
         NOTE,
         len(small),
         small[:EXAMPLES],
-        f"picture is smaller than {side} pixels|pictures are smaller than {side} pixels",
+        f"image is smaller than {side} pixels|images are smaller than {side} pixels",
         "enlarged",
     )
 
@@ -201,7 +199,7 @@ SAID = {
 
 def _said(mark: str) -> str:
     what = SAID.get(mark, mark)
-    return f"picture is {what}|pictures are {what}"
+    return f"image is {what}|images are {what}"
 
 
 def _examples(members: Sequence[Sequence[int]], names: Sequence[str]) -> list[str]:

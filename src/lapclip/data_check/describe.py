@@ -1,4 +1,4 @@
-"""`lapclip data describe`: a contact sheet of a data set, as a picture and as a page."""
+"""`lapclip data describe`: a contact sheet of a data set, as an image and as a page."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from lapclip.data_check.checked_table import SCENES, open_table
 from lapclip.errors import ConfigError, DataError
 
 SIDE = 320
-"""The longest side of a picture on the page."""
+"""The longest side of an image on the page."""
 NAME = "contact-sheet"
 WORDS = 40
 
 
 @dataclass(frozen=True)
 class Shown:
-    """A picture on the sheet."""
+    """An image on the sheet."""
 
     name: str
     split: str
@@ -53,7 +53,7 @@ def describe(
     source: str, out: Path | None, pictures: int, settings: Sequence[str], progress: Progress | None = None
 ) -> dict[str, Any]:
     """Make the sheet and write it; returns what `--json` prints."""
-    from lapclip.data_check.contact_sheet import to_picture
+    from lapclip.data_check.contact_sheet import to_image
     from lapclip.data_check.page import to_page
 
     if pictures < 1:
@@ -64,7 +64,7 @@ def describe(
         for file in files:
             file.parent.mkdir(parents=True, exist_ok=True)
             if file.suffix.lower() == ".png":
-                to_picture(sheet).save(file, "PNG")
+                to_image(sheet).save(file, "PNG")
             else:
                 file.write_text(to_page(sheet), encoding="utf-8")
     except OSError as error:
@@ -79,7 +79,7 @@ def describe(
 
 
 def make_sheet(source: str, pictures: int, settings: Sequence[str], progress: Progress | None = None) -> Sheet:
-    """Some of the pictures, drawn at random but the same ones each time, and figures on all captions."""
+    """Some of the images, drawn at random but the same ones each time, and figures on all captions."""
     config, _ = settings_for(source, None, settings)
     surveyed = open_table(config, progress)
     rows = surveyed.table.rows
@@ -90,11 +90,11 @@ def make_sheet(source: str, pictures: int, settings: Sequence[str], progress: Pr
             break
         image = _open(rows[at])
         if image is not None:
-            shown.append(Shown(rows[at].picture.name, surveyed.splits[at], rows[at].captions, image))
+            shown.append(Shown(rows[at].image.name, surveyed.splits[at], rows[at].captions, image))
             if progress:
                 progress(len(shown), min(pictures, len(rows)))
     if not shown:
-        raise DataError(f"No picture in {source} can be read.", hint=f"lapclip data check {source}")
+        raise DataError(f"No image in {source} can be read.", hint=f"lapclip data check {source}")
     captions = [caption for row in rows for caption in row.captions]
     return Sheet(
         title="The built-in scenes" if source == SCENES else Path(source).resolve().name or source,
@@ -109,9 +109,9 @@ def make_sheet(source: str, pictures: int, settings: Sequence[str], progress: Pr
 
 
 def _open(row: Row) -> Image.Image | None:
-    """A small copy of a picture; what cannot be read is left to `data check`."""
+    """A small copy of an image; what cannot be read is left to `data check`."""
     try:
-        header = look(row.picture.read())
+        header = look(row.image.read())
         with header.turn():
             image = decode(header, SIDE).image
     except (OSError, DataError):

@@ -1,4 +1,4 @@
-"""One look at every picture: its bytes are read once, in threads, and what is kept of it is small."""
+"""One look at every image: its bytes are read once, in threads, and what is kept of it is small."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from dataclasses import dataclass
 from lapclip.data.decode import decode
 from lapclip.data.decode import look as read_header
 from lapclip.data.packed_index import digest_of
-from lapclip.data.table import Picture, Progress
+from lapclip.data.table import Progress, StoredImage
 from lapclip.data_check.similar_images import GREY_SIDE, fingerprint
 from lapclip.errors import DataError
 from lapclip.machine.facts import logical_cores
 
 AT_ONCE = 512
-"""Pictures handed to the threads at a time, so that progress is shown and an interrupt is heard."""
+"""Images handed to the threads at a time, so that progress is shown and an interrupt is heard."""
 
 
 @dataclass(frozen=True)
 class Seen:
-    """What is kept of a picture."""
+    """What is kept of an image."""
 
     digest: str
     """Of its bytes."""
@@ -36,7 +36,7 @@ class Seen:
 
 
 def look(data: bytes) -> Seen:
-    """Everything that is to be known about a picture, from its bytes."""
+    """Everything that is to be known about an image, from its bytes."""
     digest = digest_of(data)
     try:
         header = read_header(data)
@@ -48,18 +48,18 @@ def look(data: bytes) -> Seen:
     return Seen(digest, len(data), "", decoded.width, decoded.height, decoded.marks, hashed, thumbnail)
 
 
-def look_at_all(pictures: Sequence[Picture], progress: Progress | None = None) -> list[Seen]:
-    """Every picture, in order; those that cannot be read say why."""
+def look_at_all(images: Sequence[StoredImage], progress: Progress | None = None) -> list[Seen]:
+    """Every image, in order; those that cannot be read say why."""
     seen: list[Seen] = []
     with ThreadPoolExecutor(logical_cores(), thread_name_prefix="lapclip-survey") as pool:
-        for at in range(0, len(pictures), AT_ONCE):
-            seen += pool.map(_read, pictures[at : at + AT_ONCE])
+        for at in range(0, len(images), AT_ONCE):
+            seen += pool.map(_read, images[at : at + AT_ONCE])
             if progress:
-                progress(len(seen), len(pictures))
+                progress(len(seen), len(images))
     return seen
 
 
-def _read(picture: Picture) -> Seen:
+def _read(picture: StoredImage) -> Seen:
     try:
         data = picture.read()
     except OSError as error:

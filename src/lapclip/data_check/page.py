@@ -30,11 +30,11 @@ def to_page(sheet: Sheet) -> str:
         f"<title>{_text(sheet.title)}</title><style>{css}</style></head><body class='sheet'>"
         f"<header><h1>{_text(sheet.title)}</h1><p>{_text(sheet.how)}</p></header><main>"
         f'<dl class="headlines">{_headlines(sheet)}</dl>'
-        '<section><h2>Pictures</h2><form class="find" role="search">'
+        '<section><h2>Images</h2><form class="find" role="search">'
         '<label>Find <input type="search" id="wanted" placeholder="a word in a caption or name"></label>'
         f'<label>Split <select id="split"><option value="">all</option>{choices}</select></label>'
         f'<output id="count">{len(sheet.shown):,} shown</output></form>'
-        f'<div class="pictures">{"".join(_figure(shown) for shown in sheet.shown)}</div></section>'
+        f'<div class="images">{"".join(_figure(shown) for shown in sheet.shown)}</div></section>'
         f"<section><h2>Words in a caption</h2>{_histogram(sheet.lengths)}</section>"
         f'<section><h2>Said most</h2><ul class="words">{words}</ul></section></main>'
         "<footer><p>Made by lapclip. This page is one file and asks no network.</p></footer>"
@@ -47,7 +47,7 @@ def _headlines(sheet: Sheet) -> str:
     each = sheet.captions / max(1, sheet.images)
     cards = [
         ("Pictures", f"{sheet.images:,}", splits),
-        ("Captions", f"{sheet.captions:,}", f"{each:.1f} a picture"),
+        ("Captions", f"{sheet.captions:,}", f"{each:.1f} an image"),
         ("Shown here", f"{len(sheet.shown):,}", "drawn at random, the same ones each time"),
     ]
     return "".join(

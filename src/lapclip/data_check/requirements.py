@@ -15,24 +15,24 @@ PAIRS = 16
 
 
 def store_bytes(training: int, held_out: int, side: int) -> int:
-    """The packed store, a byte a colour of each pixel. Training pictures are kept larger than they are seen."""
+    """The packed store, a byte a colour of each pixel. Training images are kept larger than they are seen."""
     from lapclip.data.pixels import whole_side  # brings torch
 
     return 3 * (training * whole_side(side) ** 2 + held_out * side**2)
 
 
-def epoch_seconds(config: Config, pictures: int, caption_symbols: int) -> tuple[float, str]:
-    """Seconds of a pass over the training pictures, and where the figure comes from."""
+def epoch_seconds(config: Config, images: int, caption_tokens: int) -> tuple[float, str]:
+    """Seconds of a pass over the training images, and where the figure comes from."""
     tuned = _tuned_step(config)
     if tuned is not None:
-        return pictures / config.train.batch_size * tuned, "from steps that were timed here before"
+        return images / config.train.batch_size * tuned, "from steps that were timed here before"
     busy = busy_cores()
-    seconds, device = _timed_pair(config, caption_symbols)
+    seconds, device = _timed_pair(config, caption_tokens)
     origin = f"from {PAIRS} pairs timed now on {device} in float32; {busy or 'lapclip tune times whole steps'}"
-    return pictures * seconds, origin
+    return images * seconds, origin
 
 
-def _timed_pair(config: Config, caption_symbols: int) -> tuple[float, str]:
+def _timed_pair(config: Config, caption_tokens: int) -> tuple[float, str]:
     """Seconds a pair takes in training, and where: real steps of a few pairs, of each kind that the run would have."""
     import numpy as np
 
@@ -48,7 +48,7 @@ def _timed_pair(config: Config, caption_symbols: int) -> tuple[float, str]:
     train = replace(config.train, **plain, compile="none", micro_batch=0, steps=2, cheap_share=0.5)
     step = make_step(CLIP(config.model).to(device.torch), train, device)
     side = config.model.image_size
-    tokens_BL = np.zeros((PAIRS, caption_symbols), dtype=np.int64)
+    tokens_BL = np.zeros((PAIRS, caption_tokens), dtype=np.int64)
     tokens_BL[:, -1] = config.model.vocabulary - 1
     pixels = np.zeros((PAIRS, side, side, 3), np.uint8)
     batch = Batch(pixels, tokens_BL, np.eye(PAIRS, dtype=bool), np.zeros(PAIRS, dtype=bool))
@@ -73,27 +73,27 @@ def _tuned_step(config: Config) -> float | None:
 
 
 def outlook(training: int, drawn: bool) -> str:
-    """Whether training from nothing on so many pictures can work. The figures are measured ones."""
+    """Whether training from nothing on so many images can work. The figures are measured ones."""
     if drawn:
         return "The built-in scenes are made for learning from nothing; a model learns them in minutes."
     pretrained = "Pretrained towers are the better way: lapclip train DATA --recipe heads."
     if training < FEW:
         return (
-            f"{training:,} training pictures are too few to learn from nothing: the model will know them by heart, and "
+            f"{training:,} training images are too few to learn from nothing: the model will know them by heart, and "
             f"held-out scores will stay near chance. {pretrained}"
         )
     if training < SOME:
         return (
-            f"{training:,} training pictures teach a little from nothing: Flickr8k's 6,000, with five captions each, "
-            "gave a text-to-image R@10 of 0.26 over 1,000 pictures in 25 minutes on two cores (docs/photos.md), and "
+            f"{training:,} training images teach a little from nothing: Flickr8k's 6,000, with five captions each, "
+            "gave a text-to-image R@10 of 0.26 over 1,000 images in 25 minutes on two cores (docs/photos.md), and "
             f"two small pretrained towers 0.63 in 7 (docs/finetune.md). {pretrained}"
         )
     if training < MANY:
         return (
-            f"{training:,} training pictures are more than Flickr8k's 6,000, which gave a R@10 of 0.26 over 1,000 "
-            f"pictures, and far fewer than published models saw. Expect modest scores. {pretrained}"
+            f"{training:,} training images are more than Flickr8k's 6,000, which gave a R@10 of 0.26 over 1,000 "
+            f"images, and far fewer than published models saw. Expect modest scores. {pretrained}"
         )
     return (
-        f"{training:,} training pictures can train a model from nothing. It stays far behind those that saw hundreds "
+        f"{training:,} training images can train a model from nothing. It stays far behind those that saw hundreds "
         "of millions: ViT-B/32 with 13 million samples seen had a Flickr30k R@1 of 0.014 to 0.029 (DataComp, small)."
     )

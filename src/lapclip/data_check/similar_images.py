@@ -1,7 +1,7 @@
-"""Pictures that look alike though their bytes differ: scaled, compressed again, or slightly edited.
+"""Images that look alike though their bytes differ: scaled, compressed again, or slightly edited.
 
-Two looks. The first is a hash of 64 bits from the lowest frequencies of the grey picture (a DCT, as in pHash,
-https://www.phash.org): alike pictures differ in few bits. The second compares small colour thumbnails, because a hash
+Two looks. The first is a hash of 64 bits from the lowest frequencies of the grey image (a DCT, as in pHash,
+https://www.phash.org): alike images differ in few bits. The second compares small colour thumbnails, because a hash
 also agrees by chance.
 """
 
@@ -15,16 +15,16 @@ from PIL import Image
 GREY_SIDE, LOW = 32, 8
 THUMBNAIL_SIDE = 12
 MOST_BITS = 12
-"""Bits in which the hashes of alike pictures may differ. Of four bands of 16 bits at least one then differs in at most
+"""Bits in which the hashes of alike images may differ. Of four bands of 16 bits at least one then differs in at most
 two bits, unless each differs in three: that is how pairs are found without comparing all with all."""
 SAME = 28.0
-"""Difference, of 255, up to which two pictures are called the same picture: above that of a photo compressed again,
+"""Difference, of 255, up to which two images are called the same image: above that of a photo compressed again,
 halved or squeezed, below that of drawn scenes with another thing before the same background."""
 ALIKE, MEAN = 55.0, 20.0
-"""Difference and mean difference up to which two pictures are called alike, as two photos of one scene are, a moment
+"""Difference and mean difference up to which two images are called alike, as two photos of one scene are, a moment
 apart: where something moved they differ much, in the mean little."""
 GAINS, SHIFT = (0.67, 1.5), 40.0
-"""Changes of contrast and of brightness that leave a picture the same."""
+"""Changes of contrast and of brightness that leave an image the same."""
 CANDIDATES_AT_ONCE = 2_000_000
 
 _FREQUENCIES = np.cos(np.pi / GREY_SIDE * np.outer(np.arange(LOW), np.arange(GREY_SIDE) + 0.5)).astype(np.float32)
@@ -34,19 +34,19 @@ _FLIPS = np.array(sorted({1 << a | 1 << b for a in range(16) for b in range(16)}
 
 
 def fingerprint(image: Image.Image) -> tuple[int, bytes]:
-    """The hash of a picture and its thumbnail."""
+    """The hash of an image and its thumbnail."""
     thumbnail = image.resize((THUMBNAIL_SIDE, THUMBNAIL_SIDE), Image.Resampling.BOX).tobytes()
     grey = np.asarray(image.convert("L").resize((GREY_SIDE, GREY_SIDE), Image.Resampling.BOX), dtype=np.float32)
     low = (_FREQUENCIES @ grey @ _FREQUENCIES.T).ravel()
-    low[0] = 0  # brightness says nothing about what is on the picture
+    low[0] = 0  # brightness says nothing about what is on the image
     bits = low > np.median(low)
     return int.from_bytes(np.packbits(bits).tobytes(), "big"), thumbnail
 
 
 def alike(hashes: Sequence[int], thumbnails: Sequence[bytes]) -> list[tuple[int, int, float]]:
-    """Pairs of pictures that look alike, as indices, the smaller first, and how much they differ.
+    """Pairs of images that look alike, as indices, the smaller first, and how much they differ.
 
-    Of many pictures with one hash, each is compared with the first only.
+    Of many images with one hash, each is compared with the first only.
     """
     if len(hashes) < 2:
         return []
@@ -72,7 +72,7 @@ def mean_difference(first: bytes, second: bytes) -> float:
 def difference(first: bytes, second: bytes) -> float:
     """By how much two thumbnails differ where they differ most, brightness and contrast aside.
 
-    The largest differences count, not the mean: another thing before the same background is another picture.
+    The largest differences count, not the mean: another thing before the same background is another image.
     """
     one = np.frombuffer(first, dtype=np.uint8).astype(np.float32)
     other = np.frombuffer(second, dtype=np.uint8).astype(np.float32)
@@ -111,7 +111,7 @@ def _close(hashes: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
 
 
 def groups(pairs: Sequence[tuple[int, int]]) -> list[list[int]]:
-    """Pictures that are alike, directly or through others, in groups."""
+    """Images that are alike, directly or through others, in groups."""
     leader: dict[int, int] = {}
 
     def find(member: int) -> int:

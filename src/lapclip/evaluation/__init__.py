@@ -1,1 +1,1 @@
-"""Evaluation: how well a model finds pictures by captions, and captions by pictures."""
+"""Evaluation: how well a model finds images by captions, and captions by images."""

@@ -1,6 +1,6 @@
-"""All that an evaluation tells of a model on some pictures: figures, and examples to look at.
+"""All that an evaluation tells of a model on some images: figures, and examples to look at.
 
-Shapes: N pictures, M captions, E embedding, C classes.
+Shapes: N images, M captions, E embedding, C classes.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 from lapclip.data.dataset import Pairs
 from lapclip.evaluation.geometry import geometry, similarities, similarity_histograms
 from lapclip.evaluation.hard_negatives import most_confused, negatives
-from lapclip.evaluation.ranks import best_pictures, ranks
+from lapclip.evaluation.ranks import best_images, ranks
 from lapclip.evaluation.retrieval import ceilings, in_batches, retrieval_of
 from lapclip.evaluation.zeroshot import class_answers, zeroshot_of
 
@@ -21,39 +21,39 @@ EXAMPLES, TOP = 6, 5
 
 
 def account_of_pairs(
-    image_NE: np.ndarray, text_ME: np.ndarray, picture_M: np.ndarray, pairs: Pairs, batch_size: int | None
+    image_NE: np.ndarray, text_ME: np.ndarray, image_M: np.ndarray, pairs: Pairs, batch_size: int | None
 ) -> dict[str, Any]:
     """Retrieval both ways, hard negatives, geometry, and what the model answers to a few captions."""
-    t2i_M, i2t_N = ranks(image_NE, text_ME, picture_M)
-    asked = np.bincount(picture_M, minlength=len(image_NE)) > 0
+    t2i_M, i2t_N = ranks(image_NE, text_ME, image_M)
+    asked = np.bincount(image_M, minlength=len(image_NE)) > 0
     return {
         "evaluation": {
-            **retrieval_of(t2i_M, i2t_N, picture_M),
-            "similarities": similarities(image_NE, text_ME, picture_M),
-            **in_batches(image_NE, text_ME, picture_M, batch_size),
+            **retrieval_of(t2i_M, i2t_N, image_M),
+            "similarities": similarities(image_NE, text_ME, image_M),
+            **in_batches(image_NE, text_ME, image_M, batch_size),
         },
         "ceilings": ceilings(pairs.captions),
-        "negatives": negatives(image_NE, text_ME, picture_M, pairs.captions),
-        "geometry": geometry(image_NE, text_ME, picture_M),
+        "negatives": negatives(image_NE, text_ME, image_M, pairs.captions),
+        "geometry": geometry(image_NE, text_ME, image_M),
         "histograms": {
             "t2i_ranks": rank_histogram(t2i_M, len(image_NE)),
             "i2t_ranks": rank_histogram(i2t_N[asked], len(text_ME)),
-            "similarities": similarity_histograms(image_NE, text_ME, picture_M),
+            "similarities": similarity_histograms(image_NE, text_ME, image_M),
         },
-        "confused": most_confused(image_NE, text_ME, picture_M, pairs.captions),
-        "examples": examples(image_NE, text_ME, picture_M, t2i_M, pairs.captions),
+        "confused": most_confused(image_NE, text_ME, image_M, pairs.captions),
+        "examples": examples(image_NE, text_ME, image_M, t2i_M, pairs.captions),
     }
 
 
 def account_of_classes(
     image_NE: np.ndarray, class_CE: np.ndarray, label_N: np.ndarray, classes: Sequence[str]
 ) -> dict[str, Any]:
-    """Zero-shot classification, geometry, and the pictures that are most surely taken for another class."""
+    """Zero-shot classification, geometry, and the images that are most surely taken for another class."""
     answers = class_answers(image_NE, class_CE, label_N)
     mistaken = np.flatnonzero(answers.guess_N != label_N)
     surest_first = mistaken[np.argsort(answers.own_N[mistaken] - answers.rival_N[mistaken], kind="stable")]
     shown, seen = [], set()
-    for at in surest_first:  # one picture for each kind of mistake, so that they differ
+    for at in surest_first:  # one image for each kind of mistake, so that they differ
         kind = (int(label_N[at]), int(answers.guess_N[at]))
         if kind not in seen and len(shown) < 2 * EXAMPLES:
             seen.add(kind)
@@ -71,18 +71,18 @@ def account_of_classes(
 def examples(
     image_NE: np.ndarray,
     text_ME: np.ndarray,
-    picture_M: np.ndarray,
+    image_M: np.ndarray,
     t2i_M: np.ndarray,
     captions: Sequence[Sequence[str]],
 ) -> list[dict[str, Any]]:
     """The first answers to a few captions, spread over the split."""
     texts = [caption for options in captions for caption in options]
     rows = np.unique(np.linspace(0, len(texts) - 1, min(EXAMPLES, len(texts))).round().astype(int))
-    found, scores = best_pictures(image_NE, text_ME[rows], TOP)
+    found, scores = best_images(image_NE, text_ME[rows], TOP)
     return [
         {
             "caption": texts[row],
-            "right": int(picture_M[row]),
+            "right": int(image_M[row]),
             "rank": int(t2i_M[row]),
             "top": [{"picture": int(at), "score": float(score)} for at, score in zip(*answer, strict=True)],
         }

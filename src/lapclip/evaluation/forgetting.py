@@ -2,10 +2,10 @@
 how sure its change is.
 
 The figure of pairs is the mean of the six recalls, of classes the mean over them: a model that always says the largest
-class knows nothing, and top-1 would not see it. A change is drawn from the same pictures before
+class knows nothing, and top-1 would not see it. A change is drawn from the same images before
 and after, so it is surer than two intervals beside each other look.
 
-Shapes: N pictures, M captions, E embedding, C classes, r draws, K figures.
+Shapes: N images, M captions, E embedding, C classes, r draws, K figures.
 """
 
 from __future__ import annotations
@@ -32,26 +32,26 @@ class Scored:
 
     value: float
     chance: float
-    pictures: int
+    images: int
     """How many were asked about."""
     drawn_r: np.ndarray
-    """The value with the pictures drawn again, by the same draws at each alpha."""
+    """The value with the images drawn again, by the same draws at each alpha."""
     scores: dict[str, Any]
     known: bool
     """Whether it is clearly above chance: what a model does not know it cannot forget."""
 
     @property
     def interval(self) -> list[float]:
-        return share_interval(self.drawn_r, self.value, self.pictures)
+        return share_interval(self.drawn_r, self.value, self.images)
 
 
-def score_pairs(image_NE: np.ndarray, text_ME: np.ndarray, picture_M: np.ndarray) -> Scored:
+def score_pairs(image_NE: np.ndarray, text_ME: np.ndarray, image_M: np.ndarray) -> Scored:
     """Recall both ways, and the mean of it."""
-    t2i_M, i2t_N = ranks(image_NE, text_ME, picture_M)
-    scores = retrieval_of(t2i_M, i2t_N, picture_M)
-    captions_N = np.bincount(picture_M, minlength=len(image_NE)).astype(float)
+    t2i_M, i2t_N = ranks(image_NE, text_ME, image_M)
+    scores = retrieval_of(t2i_M, i2t_N, image_M)
+    captions_N = np.bincount(image_M, minlength=len(image_NE)).astype(float)
     asked_N = (captions_N > 0).astype(float)
-    hits = [np.bincount(picture_M, weights=t2i_M <= place, minlength=len(image_NE)) for place in RANKS]
+    hits = [np.bincount(image_M, weights=t2i_M <= place, minlength=len(image_NE)) for place in RANKS]
     hits += [(i2t_N <= place) * asked_N for place in RANKS]
     hits_KN, counts_KN = np.stack(hits), np.stack([captions_N] * len(RANKS) + [asked_N] * len(RANKS))
     drawn_r = np.concatenate([

@@ -1,6 +1,6 @@
-"""How embeddings lie in their space: similarities, the gap between pictures and captions, alignment, uniformity.
+"""How embeddings lie in their space: similarities, the gap between images and captions, alignment, uniformity.
 
-Shapes: N pictures, M captions, P true pairs, E embedding; rows are of unit length.
+Shapes: N images, M captions, P true pairs, E embedding; rows are of unit length.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ BINS = 40
 
 
 def geometry(
-    image_NE: np.ndarray, text_ME: np.ndarray, picture_P: np.ndarray, text_P: np.ndarray | None = None
+    image_NE: np.ndarray, text_ME: np.ndarray, image_P: np.ndarray, text_P: np.ndarray | None = None
 ) -> dict[str, float]:
     """The modality gap (Liang et al. 2022), alignment and uniformity (Wang and Isola 2020).
 
     picture_P and text_P are the rows of each true pair; without text_P there is one for each caption. The gap is the
-    distance of the pairs' two centroids. Alignment is the mean squared distance of a caption and its picture: 0 at
-    best. Uniformity is ln of the mean of exp(-2 distance**2) over pairs of pictures or of captions: 0 where all are one
+    distance of the pairs' two centroids. Alignment is the mean squared distance of a caption and its image: 0 at
+    best. Uniformity is ln of the mean of exp(-2 distance**2) over pairs of images or of captions: 0 where all are one
     point, near -4 where they are spread evenly over a sphere of many dimensions.
     """
     text_P = np.arange(len(text_ME)) if text_P is None else text_P
     shares_M = np.bincount(text_P, minlength=len(text_ME)) / len(text_P)
     centre_E = sum(shares_M[at] @ text_ME[at].astype(np.float64) for at in blocks(len(text_ME)))
     aligned = sum(
-        float(((image_NE[picture_P[at]].astype(np.float64) - text_ME[text_P[at]]) ** 2).sum())
+        float(((image_NE[image_P[at]].astype(np.float64) - text_ME[text_P[at]]) ** 2).sum())
         for at in blocks(len(text_P))
     )
     return {
@@ -57,16 +57,16 @@ def uniformity(rows_NE: np.ndarray) -> float:
     return float(np.log(max(total / (count * (count - 1)), np.finfo(float).tiny)))
 
 
-def similarities(image_NE: np.ndarray, text_ME: np.ndarray, picture_M: np.ndarray) -> dict[str, float]:
-    """How alike embeddings are: true pairs, any picture and caption with their spread, any two pictures or captions.
+def similarities(image_NE: np.ndarray, text_ME: np.ndarray, image_M: np.ndarray) -> dict[str, float]:
+    """How alike embeddings are: true pairs, any image and caption with their spread, any two images or captions.
 
-    From sums over pictures and captions alone, so that large sets need no matrix of all similarities.
+    From sums over images and captions alone, so that large sets need no matrix of all similarities.
     """
     image_E, text_E = (rows.sum(axis=0, dtype=np.float64) for rows in (image_NE, text_ME))
     mean = float(image_E @ text_E) / (len(image_NE) * len(text_ME))
     square = float((_products(image_NE) * _products(text_ME)).sum()) / (len(image_NE) * len(text_ME))
     return {
-        "own": float(_of_pairs(image_NE, text_ME, picture_M).mean()),
+        "own": float(_of_pairs(image_NE, text_ME, image_M).mean()),
         "mean": mean,
         "spread": max(0.0, square - mean**2) ** 0.5,
         "pictures": _mean_of_two(image_E, len(image_NE)),
@@ -74,22 +74,20 @@ def similarities(image_NE: np.ndarray, text_ME: np.ndarray, picture_M: np.ndarra
     }
 
 
-def similarity_histograms(image_NE: np.ndarray, text_ME: np.ndarray, picture_M: np.ndarray) -> dict[str, list[float]]:
-    """Shares of true pairs and of other pairs by their similarity. Each caption meets one other picture, drawn."""
-    other_M = (picture_M + generator(0, "other pictures").integers(1, max(2, len(image_NE)), len(picture_M))) % len(
-        image_NE
-    )
-    own, other = (_of_pairs(image_NE, text_ME, rows) for rows in (picture_M, other_M))
+def similarity_histograms(image_NE: np.ndarray, text_ME: np.ndarray, image_M: np.ndarray) -> dict[str, list[float]]:
+    """Shares of true pairs and of other pairs by their similarity. Each caption meets one other image, drawn."""
+    other_M = (image_M + generator(0, "other images").integers(1, max(2, len(image_NE)), len(image_M))) % len(image_NE)
+    own, other = (_of_pairs(image_NE, text_ME, rows) for rows in (image_M, other_M))
     low, high = float(min(own.min(), other.min())), float(max(own.max(), other.max()))
     edges = np.linspace(low, max(high, low + 1e-3), BINS + 1)
     shares = {name: np.histogram(values, edges)[0] / len(values) for name, values in (("own", own), ("other", other))}
     return {"edges": edges.tolist(), **{name: values.tolist() for name, values in shares.items()}}
 
 
-def _of_pairs(image_NE: np.ndarray, text_ME: np.ndarray, picture_M: np.ndarray) -> np.ndarray:
-    """The similarity of each caption and one picture."""
+def _of_pairs(image_NE: np.ndarray, text_ME: np.ndarray, image_M: np.ndarray) -> np.ndarray:
+    """The similarity of each caption and one image."""
     return np.concatenate([
-        np.einsum("me,me->m", image_NE[picture_M[at]].astype(np.float64), text_ME[at]) for at in blocks(len(text_ME))
+        np.einsum("me,me->m", image_NE[image_M[at]].astype(np.float64), text_ME[at]) for at in blocks(len(text_ME))
     ])  # fmt: skip
 
 

@@ -1,17 +1,17 @@
-"""Whether the right picture wins against wrong ones that are easy, medium or hard to tell from it.
+"""Whether the right image wins against wrong ones that are easy, medium or hard to tell from it.
 
-How hard a wrong picture is does not come from the model under test: it is how alike the two pictures' captions are in
-their words (wording.py). Of all wrong pictures, from the most alike to the least:
+How hard a wrong image is does not come from the model under test: it is how alike the two images' captions are in
+their words (wording.py). Of all wrong images, from the most alike to the least:
 
     hard    the eleven most alike
     medium  eleven drawn from the rest of the most alike tenth; among fewer than 230 wrong ones, the next eleven
     easy    eleven drawn from the less alike half; among fewer than 44 wrong ones, from those that are left
 
 With the right one that makes twelve candidates, as many as in a batch of the published run, whose claim was 95 %, 28 %
-and 8 %. Pictures that share a caption word for word are not wrong for each other. In a set of fewer than 34 pictures
+and 8 %. Images that share a caption word for word are not wrong for each other. In a set of fewer than 34 images
 there are fewer negatives: a third of the others.
 
-Shapes: N pictures, M captions, Q pictures asked about, W wrong pictures of one kind.
+Shapes: N images, M captions, Q images asked about, W wrong images of one kind.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ import numpy as np
 
 from lapclip.evaluation.caption_similarity import Wording
 from lapclip.evaluation.intervals import mean_intervals
-from lapclip.evaluation.ranks import best_pictures, blocks
+from lapclip.evaluation.ranks import best_images, blocks
 from lapclip.seeding import generator
 
 KINDS = ("easy", "medium", "hard")
 NEGATIVES = 11
 MOST_ASKED, MOST_OTHERS = 2_000, 10_000
-"""Pictures asked about, and pictures that wrong ones are chosen from; of more, so many are drawn."""
+"""Images asked about, and images that wrong ones are chosen from; of more, so many are drawn."""
 MOST_CONFUSED, MOST_LOOKED_AT = 8, 10_000
 
 
 def negatives(
-    image_NE: np.ndarray, text_ME: np.ndarray, picture_M: np.ndarray, captions: Sequence[Sequence[str]]
+    image_NE: np.ndarray, text_ME: np.ndarray, image_M: np.ndarray, captions: Sequence[Sequence[str]]
 ) -> dict[str, Any] | None:
-    """Accuracy against each kind of wrong picture; None where there are fewer than four pictures to choose from.
+    """Accuracy against each kind of wrong image; None where there are fewer than four images to choose from.
 
-    `accuracy` is the share of captions whose own picture beats all wrong ones of a kind, `pairwise` the share of wrong
-    ones that it beats. Both with 95 % intervals over pictures. A tie counts against the model.
+    `accuracy` is the share of captions whose own image beats all wrong ones of a kind, `pairwise` the share of wrong
+    ones that it beats. Both with 95 % intervals over images. A tie counts against the model.
     """
     chosen = choose_negatives(captions)
     if chosen is None:
@@ -48,16 +48,16 @@ def negatives(
     asked_Q, wrong = chosen["asked"], chosen["wrong"]
     place_N = np.full(len(image_NE), -1)
     place_N[asked_Q] = np.arange(len(asked_Q))
-    rows = np.flatnonzero(place_N[picture_M] >= 0)
+    rows = np.flatnonzero(place_N[image_M] >= 0)
     found: dict[str, Any] = {"negatives": wrong["hard"].shape[1], "pictures": len(asked_Q), "captions": len(rows)}
     found["chance"] = 1 / (1 + found["negatives"])
     for kind in KINDS:
         all_Q, part_Q, count_Q = np.zeros(len(asked_Q)), np.zeros(len(asked_Q)), np.zeros(len(asked_Q))
         for at in blocks(len(rows)):
             row_b = rows[at]
-            place_b = place_N[picture_M[row_b]]
-            # Own and wrong by one and the same sum, so that equal pictures tie.
-            shown = np.concatenate([picture_M[row_b, None], wrong[kind][place_b]], axis=1)
+            place_b = place_N[image_M[row_b]]
+            # Own and wrong by one and the same sum, so that equal images tie.
+            shown = np.concatenate([image_M[row_b, None], wrong[kind][place_b]], axis=1)
             scores = np.einsum("bwe,be->bw", image_NE[shown], text_ME[row_b])
             beaten_bW = scores[:, 1:] < scores[:, :1]
             np.add.at(all_Q, place_b, beaten_bW.all(axis=1))
@@ -74,29 +74,29 @@ def negatives(
 
 
 def choose_negatives(captions: Sequence[Sequence[str]]) -> dict[str, Any] | None:
-    """Which pictures are asked about, and for each the wrong ones of each kind; with their mean likeness."""
+    """Which images are asked about, and for each the wrong ones of each kind; with their mean likeness."""
     draw = generator(0, "negatives")
     with_captions = np.array([at for at, options in enumerate(captions) if options], dtype=np.int64)
     others_O = _some(with_captions, MOST_OTHERS, draw)
     size = min(NEGATIVES, (len(others_O) - 1) // 3)
     if size < 1:
         return None
-    # From here on a picture is its place among those that were drawn.
+    # From here on an image is its place among those that were drawn.
     drawn = [captions[int(at)] for at in others_O]
     asked_Q = _some(np.arange(len(drawn)), MOST_ASKED, draw)
     wording, sharing = Wording(drawn), _sharing(drawn)
     likeness: dict[str, list[float]] = {kind: [] for kind in KINDS}
     wrong: dict[str, list[np.ndarray]] = {kind: [] for kind in KINDS}
     kept = []
-    for picture, like_O in zip(asked_Q, _likenesses(wording, asked_Q, len(drawn)), strict=True):
-        left_out = list(sharing(int(picture)))
+    for image, like_O in zip(asked_Q, _likenesses(wording, asked_Q, len(drawn)), strict=True):
+        left_out = list(sharing(int(image)))
         like_O[left_out] = -1.0
         order = np.argsort(-like_O, kind="stable")[: len(drawn) - len(left_out)]
         if len(order) < 3 * size:  # nearly all share its captions
             continue
-        kept.append(others_O[picture])
+        kept.append(others_O[image])
         tenth = max(2 * size, len(order) // 10)
-        half = max(tenth, len(order) // 2)  # no picture is of two kinds
+        half = max(tenth, len(order) // 2)  # no image is of two kinds
         pools = {"hard": order[:size], "medium": order[size:tenth], "easy": order[half:]}
         for kind, pool in pools.items():
             taken = pool if len(pool) == size else draw.choice(pool, size, replace=False)
@@ -112,17 +112,17 @@ def choose_negatives(captions: Sequence[Sequence[str]]) -> dict[str, Any] | None
 
 
 def most_confused(
-    image_NE: np.ndarray, text_ME: np.ndarray, picture_M: np.ndarray, captions: Sequence[Sequence[str]]
+    image_NE: np.ndarray, text_ME: np.ndarray, image_M: np.ndarray, captions: Sequence[Sequence[str]]
 ) -> list[dict[str, Any]]:
-    """Captions that prefer a wrong picture by most, each picture once: the caption's picture and the preferred one."""
+    """Captions that prefer a wrong image by most, each image once: the caption's image and the preferred one."""
     texts = [caption for options in captions for caption in options]
     rows = _some(np.arange(len(texts)), MOST_LOOKED_AT, generator(0, "confused"))
-    found_m, score_m = (part[:, 0] for part in best_pictures(image_NE, text_ME[rows], 1))
-    own_m = np.einsum("me,me->m", image_NE[picture_M[rows]], text_ME[rows])
+    found_m, score_m = (part[:, 0] for part in best_images(image_NE, text_ME[rows], 1))
+    own_m = np.einsum("me,me->m", image_NE[image_M[rows]], text_ME[rows])
     confused: list[dict[str, Any]] = []
     seen: set[int] = set()
     for at in np.argsort(own_m - score_m, kind="stable"):
-        own, preferred = int(picture_M[rows[at]]), int(found_m[at])
+        own, preferred = int(image_M[rows[at]]), int(found_m[at])
         if len(confused) == MOST_CONFUSED or not score_m[at] > own_m[at]:
             break
         if own in seen or preferred in seen or own == preferred or texts[rows[at]] in captions[preferred]:
@@ -140,7 +140,7 @@ def most_confused(
 
 
 def _likenesses(wording: Wording, asked_Q: np.ndarray, others: int) -> Iterator[np.ndarray]:
-    """For each picture asked about, how alike it is to each of the others: a row at a time, in blocks."""
+    """For each image asked about, how alike it is to each of the others: a row at a time, in blocks."""
     for asked in blocks(len(asked_Q)):
         rows = wording.rows(asked_Q[asked])
         every = np.arange(others)
@@ -148,12 +148,12 @@ def _likenesses(wording: Wording, asked_Q: np.ndarray, others: int) -> Iterator[
 
 
 def _sharing(captions: Sequence[Sequence[str]]) -> Callable[[int], set[int]]:
-    """Which pictures have a caption in common with one, itself among them."""
+    """Which images have a caption in common with one, itself among them."""
     having: dict[str, set[int]] = defaultdict(set)
     for at, options in enumerate(captions):
         for caption in options:
             having[caption].add(at)
-    return lambda picture: {picture}.union(*(having[caption] for caption in captions[picture]))
+    return lambda image: {image}.union(*(having[caption] for caption in captions[image]))
 
 
 def _some(rows: np.ndarray, most: int, draw: np.random.Generator) -> np.ndarray:

@@ -1,8 +1,8 @@
-"""How sure a figure is: 95 % intervals by drawing the pictures again (the bootstrap, by its percentiles).
+"""How sure a figure is: 95 % intervals by drawing the images again (the bootstrap, by its percentiles).
 
-Where all answers are right, or all wrong, drawing them again says nothing; there it is Wilson's end over the pictures.
-Pictures are what is drawn, with all their captions: captions of one picture are not independent of each other.
-Shapes: N pictures, M captions, K figures, r draws held at once.
+Where all answers are right, or all wrong, drawing them again says nothing; there it is Wilson's end over the images.
+Images are what is drawn, with all their captions: captions of one image are not independent of each other.
+Shapes: N images, M captions, K figures, r draws held at once.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from lapclip.seeding import generator
 
 REPEATS, LEAST_REPEATS = 1000, 200
 DRAWS = 200_000_000
-"""Pictures drawn in all at most: beyond 200,000 pictures there are fewer repeats, where intervals are narrow anyway."""
+"""Images drawn in all at most: beyond 200,000 images there are fewer repeats, where intervals are narrow anyway."""
 CELLS = 2_000_000
 """Weights held at once."""
 
 
 def resamples(count: int) -> Iterator[np.ndarray]:
-    """How often each of `count` pictures is drawn, a row a repeat, in blocks of rows."""
+    """How often each of `count` images is drawn, a row a repeat, in blocks of rows."""
     draw = generator(0, "bootstrap")
     repeats = min(REPEATS, max(LEAST_REPEATS, DRAWS // count))
     at_once = max(1, CELLS // count)
@@ -44,7 +44,7 @@ def bootstrap_interval(hits_N: np.ndarray, counts_N: np.ndarray) -> list[float]:
 def mean_and_median_intervals(
     hits_KN: np.ndarray, counts_KN: np.ndarray, valued: Sequence[tuple[np.ndarray, np.ndarray]]
 ) -> tuple[list[list[float]], list[list[float]]]:
-    """Of each share sum(hits) / sum(counts), and of the medians of values, given with the picture of each."""
+    """Of each share sum(hits) / sum(counts), and of the medians of values, given with the image of each."""
     orders = [np.argsort(values_M, kind="stable") for values_M, _ in valued]
     ordered = [(values[order], owner[order]) for (values, owner), order in zip(valued, orders, strict=True)]
     means, medians = [], [[] for _ in valued]
@@ -73,10 +73,10 @@ def percentiles(figures: np.ndarray | list[float]) -> list[float]:
     return [float(value) for value in np.quantile(figures, [0.025, 0.975])]
 
 
-def share_interval(drawn: np.ndarray, share: float, pictures: int) -> list[float]:
+def share_interval(drawn: np.ndarray, share: float, images: int) -> list[float]:
     """Of a share with its values in each draw: never certain, even where all answers are the same."""
     if share in (0.0, 1.0):
-        return wilson_interval(share * pictures, pictures)
+        return wilson_interval(share * images, images)
     return percentiles(drawn)
 
 

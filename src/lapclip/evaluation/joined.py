@@ -1,4 +1,4 @@
-"""Several splits as one, without copying their pictures."""
+"""Several splits as one, without copying their images."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from lapclip.data.dataset import Pairs, Pixels
 
 
 class JoinedPixels:
-    """The pictures of some tables, one table after the other."""
+    """The images of some tables, one table after the other."""
 
     def __init__(self, parts: Sequence[Pixels]) -> None:
         self._parts = parts

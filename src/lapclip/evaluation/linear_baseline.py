@@ -1,4 +1,4 @@
-"""A floor for scores on drawn pictures: what a linear model without any learning of shapes can do."""
+"""A floor for scores on drawn images: what a linear model without any learning of shapes can do."""
 
 from __future__ import annotations
 
@@ -40,6 +40,6 @@ def _bags(captions: list[str], index: dict[str, int]) -> np.ndarray:
 
 def _thumbnails(pixels: np.ndarray) -> np.ndarray:
     side = pixels.shape[1] // THUMBNAIL
-    pictures = (picture[: side * THUMBNAIL, : side * THUMBNAIL] for picture in pixels)
-    blocks = (picture.reshape(THUMBNAIL, side, THUMBNAIL, side, 3).mean(axis=(1, 3)) for picture in pictures)
+    images = (image[: side * THUMBNAIL, : side * THUMBNAIL] for image in pixels)
+    blocks = (image.reshape(THUMBNAIL, side, THUMBNAIL, side, 3).mean(axis=(1, 3)) for image in images)
     return np.stack([block.reshape(-1) / 255 for block in blocks])

@@ -10,7 +10,7 @@ FEW = 20
 
 
 def said_of_few(candidates: int) -> list[str]:
-    """A warning where there are so few candidates that chance or a single picture decides the scores."""
+    """A warning where there are so few candidates that chance or a single image decides the scores."""
     if candidates >= FEW:
         return []
     found = "1 candidate" if candidates == 1 else f"{candidates} candidates"

@@ -4,7 +4,7 @@ Products are exact, so that a place never depends on how the work is cut into bl
 rounded to multiples of 2**-26 (finer than float32 products are) and multiplied in float64. Each product is then a
 multiple of 2**-52, and no sum of them exceeds the rows' lengths, so nothing is ever rounded away, in whatever order.
 
-Shapes: N pictures, M captions, E embedding; b and c rows of a block.
+Shapes: N images, M captions, E embedding; b and c rows of a block.
 """
 
 from __future__ import annotations
@@ -16,42 +16,42 @@ BLOCK = 1024
 GRID = 2.0**26
 
 
-def ranks(image_NE: np.ndarray, text_ME: np.ndarray, picture_M: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Places from 1: of each caption's own picture among all pictures, and of each picture's best caption among all.
+def ranks(image_NE: np.ndarray, text_ME: np.ndarray, image_M: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Places from 1: of each caption's own image among all images, and of each image's best caption among all.
 
-    Other captions of the same picture do not count as wrong. A tie counts against the model, and so does what is not a
-    number: a model that gives every pair the same score finds nothing. A picture without captions comes last.
+    Other captions of the same image do not count as wrong. A tie counts against the model, and so does what is not a
+    number: a model that gives every pair the same score finds nothing. An image without captions comes last.
     """
     image_scale, text_scale = grid_scale(image_NE), grid_scale(text_ME)
     own_M = np.concatenate([
-        (exact(text_ME[at], text_scale) * exact(image_NE[picture_M[at]], image_scale)).sum(axis=1)
+        (exact(text_ME[at], text_scale) * exact(image_NE[image_M[at]], image_scale)).sum(axis=1)
         for at in blocks(len(text_ME))
     ])  # fmt: skip
     best_N = np.full(len(image_NE), -np.inf)
     with np.errstate(invalid="ignore"):  # what is not a number stays so, and is found last
-        np.maximum.at(best_N, picture_M, own_M)
+        np.maximum.at(best_N, image_M, own_M)
     t2i_M, i2t_N = np.zeros(len(text_ME), dtype=np.int64), np.zeros(len(image_NE), dtype=np.int64)
     for captions in blocks(len(text_ME)):
         text_bE = exact(text_ME[captions], text_scale)
-        for pictures in blocks(len(image_NE)):
-            scores_bc = text_bE @ exact(image_NE[pictures], image_scale).T
+        for images in blocks(len(image_NE)):
+            scores_bc = text_bE @ exact(image_NE[images], image_scale).T
             # "Not less" instead of "at least": true of what is not a number.
             t2i_M[captions] += (~(scores_bc < own_M[captions, None])).sum(axis=1)
-            i2t_N[pictures] += (~(scores_bc < best_N[None, pictures])).sum(axis=0)
-    # A caption met its own picture once. A picture met those of its own captions that tie for its best.
-    own_ties_N = np.bincount(picture_M, weights=~(own_M < best_N[picture_M]), minlength=len(image_NE))
+            i2t_N[images] += (~(scores_bc < best_N[None, images])).sum(axis=0)
+    # A caption met its own image once. An image met those of its own captions that tie for its best.
+    own_ties_N = np.bincount(image_M, weights=~(own_M < best_N[image_M]), minlength=len(image_NE))
     return t2i_M, i2t_N - own_ties_N.astype(np.int64) + 1
 
 
-def best_pictures(image_NE: np.ndarray, text_ME: np.ndarray, most: int) -> tuple[np.ndarray, np.ndarray]:
-    """The pictures that score best for each caption, the best first, and their scores."""
+def best_images(image_NE: np.ndarray, text_ME: np.ndarray, most: int) -> tuple[np.ndarray, np.ndarray]:
+    """The images that score best for each caption, the best first, and their scores."""
     most = min(most, len(image_NE))
     found, scores = np.zeros((len(text_ME), 0), dtype=np.int64), np.zeros((len(text_ME), 0), dtype=np.float32)
-    for pictures in blocks(len(image_NE)):
+    for images in blocks(len(image_NE)):
         found_blocks, score_blocks = [], []
         for captions in blocks(len(text_ME)):
-            fresh_bc = text_ME[captions] @ image_NE[pictures].T
-            index_bc = np.broadcast_to(np.arange(pictures.start, pictures.stop), fresh_bc.shape)
+            fresh_bc = text_ME[captions] @ image_NE[images].T
+            index_bc = np.broadcast_to(np.arange(images.start, images.stop), fresh_bc.shape)
             all_scores = np.concatenate([scores[captions], fresh_bc], axis=1)
             all_found = np.concatenate([found[captions], index_bc], axis=1)
             order = np.argsort(-all_scores, axis=1, kind="stable")[:, :most]
@@ -86,7 +86,7 @@ def survival(candidates: int, own: int) -> np.ndarray:
 def chance_figures(candidates: int, own_N: np.ndarray, places: tuple[int, ...]) -> dict[str, float]:
     """What shuffled candidates give: recall at each of `places`, the median place and the mean reciprocal place.
 
-    own_N is how many right answers each question has. With one of N that is K / N; with five captions of a picture
+    own_N is how many right answers each question has. With one of N that is K / N; with five captions of an image
     among M it is more than K / M and less than 5 K / M, because the first of them is what counts.
     """
     kinds, counts = np.unique(own_N, return_counts=True)

@@ -1,6 +1,6 @@
-"""Finding pictures by captions and captions by pictures: recall, median rank, mean reciprocal rank, and how sure.
+"""Finding images by captions and captions by images: recall, median rank, mean reciprocal rank, and how sure.
 
-Shapes: N pictures, M captions, E embedding, Q questions of one way, G batches of s of P pairs.
+Shapes: N images, M captions, E embedding, Q questions of one way, G batches of s of P pairs.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from lapclip.evaluation.ranks import BLOCK, chance_figures, ranks
 from lapclip.seeding import generator
 
 
-def retrieval(image_NE: np.ndarray, text_ME: np.ndarray, picture_M: np.ndarray) -> dict[str, Any]:
-    """Scores of pictures by captions (t2i) and of captions by pictures (i2t). picture_M is each caption's picture.
+def retrieval(image_NE: np.ndarray, text_ME: np.ndarray, image_M: np.ndarray) -> dict[str, Any]:
+    """Scores of images by captions (t2i) and of captions by images (i2t). picture_M is each caption's image.
 
-    A rank is counted from 1. For a picture it is that of the best of its own captions. A tie counts against the model:
+    A rank is counted from 1. For an image it is that of the best of its own captions. A tie counts against the model:
     one that gives every pair the same score finds nothing.
     """
-    return retrieval_of(*ranks(image_NE, text_ME, picture_M), picture_M) | {
-        "similarities": similarities(image_NE, text_ME, picture_M)
+    return retrieval_of(*ranks(image_NE, text_ME, image_M), image_M) | {
+        "similarities": similarities(image_NE, text_ME, image_M)
     }
 
 
-def retrieval_of(t2i_M: np.ndarray, i2t_N: np.ndarray, picture_M: np.ndarray) -> dict[str, Any]:
+def retrieval_of(t2i_M: np.ndarray, i2t_N: np.ndarray, image_M: np.ndarray) -> dict[str, Any]:
     """The scores that ranks make. `chance` is that of text-to-image R@1; `chances` has that of each figure."""
-    captions_N = np.bincount(picture_M, minlength=len(i2t_N))
-    asked = np.flatnonzero(captions_N)  # a picture without a caption is a candidate, not a question
-    ways = {"t2i": (t2i_M, picture_M), "i2t": (i2t_N[asked], asked)}
+    captions_N = np.bincount(image_M, minlength=len(i2t_N))
+    asked = np.flatnonzero(captions_N)  # an image without a caption is a candidate, not a question
+    ways = {"t2i": (t2i_M, image_M), "i2t": (i2t_N[asked], asked)}
     chances = {
         "t2i": chance_figures(len(i2t_N), np.ones(1), RANKS),
         "i2t": chance_figures(len(t2i_M), captions_N[asked], RANKS),
@@ -58,14 +58,14 @@ def retrieval_of(t2i_M: np.ndarray, i2t_N: np.ndarray, picture_M: np.ndarray) ->
 
 
 def ceilings(captions: Sequence[Sequence[str]]) -> dict[str, float]:
-    """The highest recall that any model can have where pictures share captions word for word.
+    """The highest recall that any model can have where images share captions word for word.
 
-    Of k pictures with one caption in common a text can find one only, and at K at most K of them. A picture whose every
+    Of k images with one caption in common a text can find one only, and at K at most K of them. An image whose every
     caption also belongs to others ties with theirs, and a tie counts against the model.
     """
-    pictures = Counter(caption for options in captions for caption in set(options))
+    images = Counter(caption for options in captions for caption in set(options))
     copies = Counter(caption for options in captions for caption in options)
-    shared_M = np.array([pictures[caption] for options in captions for caption in options])
+    shared_M = np.array([images[caption] for options in captions for caption in options])
     others_N = np.array([
         min(copies[caption] - own[caption] for caption in own) for own in map(Counter, captions) if own
     ])  # fmt: skip
@@ -74,23 +74,23 @@ def ceilings(captions: Sequence[Sequence[str]]) -> dict[str, float]:
 
 
 def in_batches(
-    image_NE: np.ndarray, text_ME: np.ndarray, picture_M: np.ndarray, size: int | None
+    image_NE: np.ndarray, text_ME: np.ndarray, image_M: np.ndarray, size: int | None
 ) -> dict[str, dict[str, Any]]:
-    """`in_batch`: accuracy in batches, of each picture that has captions and the first of them; nothing if too few."""
-    if not size or len(np.unique(picture_M)) < size:
+    """`in_batch`: accuracy in batches, of each image that has captions and the first of them; nothing if too few."""
+    if not size or len(np.unique(image_M)) < size:
         return {}
-    return {"in_batch": batch_accuracy(image_NE, text_ME, size, picture_M=picture_M)}
+    return {"in_batch": batch_accuracy(image_NE, text_ME, size, image_M=image_M)}
 
 
 def batch_accuracy(
-    image_NE: np.ndarray, text_ME: np.ndarray, size: int, repeats: int = 100, picture_M: np.ndarray | None = None
+    image_NE: np.ndarray, text_ME: np.ndarray, size: int, repeats: int = 100, image_M: np.ndarray | None = None
 ) -> dict[str, Any]:
     """Accuracy within random batches of `size` pairs, both ways averaged: what published training logs call accuracy.
 
-    A pair is a picture and the first of its captions; without picture_M each caption is that of the picture in its row.
+    A pair is an image and the first of its captions; without picture_M each caption is that of the image in its row.
     Averaged over `repeats` random partitions of the pairs; pairs left over by a partition sit it out.
     """
-    asked_P, caption_P = np.unique(np.arange(len(text_ME)) if picture_M is None else picture_M, return_index=True)
+    asked_P, caption_P = np.unique(np.arange(len(text_ME)) if image_M is None else image_M, return_index=True)
     count = len(asked_P) // size * size
     at_once = max(1, BLOCK * BLOCK // (size * max(size, image_NE.shape[1])))
     draw = generator(0, "partitions")

@@ -1,10 +1,10 @@
 """Models between two: (1 - alpha) start + alpha end, in every tensor, the temperature too (WiSE-FT, Wortsman et al.
 2022, arXiv 2109.01903).
 
-What is equal in both is computed once for all of them: pictures and captions go up to the first block that differs, and
+What is equal in both is computed once for all of them: images and captions go up to the first block that differs, and
 from there on once for each alpha.
 
-Shapes: A alphas, N pictures or captions, E embedding.
+Shapes: A alphas, N images or captions, E embedding.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Blend:
         return total
 
     def encode_pixels(self, pixels_NSSC: Pixels, alphas: Sequence[float], progress: Progress) -> np.ndarray:
-        """Embeddings of pictures at each alpha, (A, N, E)."""
+        """Embeddings of images at each alpha, (A, N, E)."""
         embedder, block = self.embedder, self.blocks["image"]
         model = embedder.model
 

@@ -1,6 +1,6 @@
 """Telling classes apart that a model was never trained to tell apart: each class is a few sentences with its name.
 
-Shapes: N pictures, C classes, T templates, E embedding.
+Shapes: N images, C classes, T templates, E embedding.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from lapclip.evaluation.ranks import blocks, exact, grid_scale
 TEMPLATES = (
     "a photo of a {}.",
     "a photo of the {}.",
-    "a picture of a {}.",
+    "an image of a {}.",
     "a close-up photo of a {}.",
     "a {}.",
 )
@@ -50,10 +50,10 @@ def class_embeddings(
 
 
 class Answers(NamedTuple):
-    """What each picture is taken for. A tie counts against the model: then it is the other class."""
+    """What each image is taken for. A tie counts against the model: then it is the other class."""
 
     rank_N: np.ndarray
-    """The place of the picture's own class, from 1."""
+    """The place of the image's own class, from 1."""
     guess_N: np.ndarray
     own_N: np.ndarray
     """The score of its own class."""
@@ -62,7 +62,7 @@ class Answers(NamedTuple):
 
 
 def class_answers(image_NE: np.ndarray, class_CE: np.ndarray, label_N: np.ndarray) -> Answers:
-    """Each picture against all classes, in blocks of pictures, without rounding, so that equal classes tie."""
+    """Each image against all classes, in blocks of images, without rounding, so that equal classes tie."""
     image_scale, class_scale = grid_scale(image_NE), grid_scale(class_CE)
     exact_CE = exact(class_CE, class_scale)
     found = []
@@ -80,7 +80,7 @@ def class_answers(image_NE: np.ndarray, class_CE: np.ndarray, label_N: np.ndarra
 
 
 def accuracy(image_NE: np.ndarray, class_CE: np.ndarray, label_N: np.ndarray) -> float:
-    """The share of pictures that are taken for their own class. A tie counts against the model."""
+    """The share of images that are taken for their own class. A tie counts against the model."""
     return float((class_answers(image_NE, class_CE, label_N).rank_N == 1).mean())
 
 
@@ -92,7 +92,7 @@ def zeroshot(image_NE: np.ndarray, class_CE: np.ndarray, label_N: np.ndarray, cl
 def zeroshot_of(answers: Answers, label_N: np.ndarray, classes: Sequence[str]) -> dict[str, Any]:
     """The scores that answers make.
 
-    `confusion` has [class, taken for, pictures] where there are any, classes by their place: a matrix of many classes
+    `confusion` has [class, taken for, images] where there are any, classes by their place: a matrix of many classes
     is nearly empty. Top-5 of five classes or fewer is 1 and says nothing.
     """
     hits = {"top1": (answers.rank_N <= 1).astype(float), "top5": (answers.rank_N <= 5).astype(float)}
@@ -128,7 +128,7 @@ def zeroshot_of(answers: Answers, label_N: np.ndarray, classes: Sequence[str]) -
 
 
 def draw_mean_per_class(hits_N: np.ndarray, label_N: np.ndarray) -> np.ndarray:
-    """The mean with the pictures drawn again and again; a class of which none was drawn sits that repeat out."""
+    """The mean with the images drawn again and again; a class of which none was drawn sits that repeat out."""
     order = np.argsort(label_N, kind="stable")
     firsts = np.flatnonzero(np.diff(label_N[order], prepend=-1))
     means = []

@@ -26,7 +26,7 @@ LEAST_ROUNDS = 5
 
 @dataclass(frozen=True)
 class Embedded:
-    """Pictures, captions and each caption's picture, as one encoder sees them."""
+    """Images, captions and each caption's image, as one encoder sees them."""
 
     images: np.ndarray
     texts: np.ndarray
@@ -108,9 +108,9 @@ def run_tower(encoder: Encoder, tower: str, rows: np.ndarray) -> np.ndarray:
 
 
 def typical_inputs(encoder: Encoder, pairs: Pairs) -> dict[str, np.ndarray]:
-    """Some pictures and captions to time with; the captions padded to the length of the longest of them."""
+    """Some images and captions to time with; the captions padded to the length of the longest of them."""
     some = slice(0, max(BATCHES))
-    captions = [captions[0] for captions in pairs.captions[some] if captions] or ["a picture"]
+    captions = [captions[0] for captions in pairs.captions[some] if captions] or ["an image"]
     return {
         "image": np.array(pairs.pixels[some]),
         "text": encoder.tokenizer.batch(captions, encoder.context),
@@ -118,5 +118,5 @@ def typical_inputs(encoder: Encoder, pairs: Pairs) -> dict[str, np.ndarray]:
 
 
 def both_towers(timed: list[dict[str, Any]], name: str, batch: int = 1) -> float:
-    """Milliseconds of one picture and one caption."""
+    """Milliseconds of one image and one caption."""
     return sum(row[name] for row in timed if row["batch"] == batch)

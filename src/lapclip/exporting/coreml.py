@@ -1,6 +1,6 @@
 """Both towers as Core ML packages. They are converted anywhere; predicting with them needs macOS.
 
-Shapes are fixed: one picture, or one caption padded to the longest there can be. Core ML's own batch predictions take
+Shapes are fixed: one image, or one caption padded to the longest there can be. Core ML's own batch predictions take
 many of them at once. Numbers are float16, which is what the Neural Engine computes in; in int8 the weights alone are
 bytes, with a scale a row.
 """
@@ -50,13 +50,13 @@ def write_packages(embedder: Embedder, folder: Path, tell: Callable[[str], None]
     tokens = torch.from_numpy(embedder.tokenizer.batch(["a red cat on the left"], context))
     padded = torch.full((1, context), embedder.tokenizer.padding, dtype=torch.int32)
     padded[:, : tokens.shape[1]] = tokens
-    picture = torch.randint(0, 256, (1, 3, side, side), generator=torch.Generator().manual_seed(0)).float()
+    image = torch.randint(0, 256, (1, 3, side, side), generator=torch.Generator().manual_seed(0)).float()
     colours = ct.colorlayout.RGB
     parts = {
         "image": (
             ImageProgram(model, channels_first=True),
-            picture,
-            ct.ImageType(INPUTS["image"], shape=tuple(picture.shape), color_layout=colours),
+            image,
+            ct.ImageType(INPUTS["image"], shape=tuple(image.shape), color_layout=colours),
         ),
         "text": (TextProgram(model), padded, ct.TensorType(INPUTS["text"], shape=tuple(padded.shape), dtype=np.int32)),
     }
@@ -127,7 +127,7 @@ def interface(embedder: Embedder) -> dict[str, dict[str, Any]]:
             "file": "image.mlpackage",
             "input": INPUTS["image"],
             "shape": [1, 3, side, side],
-            "type": "an RGB picture",
+            "type": "an RGB image",
             "output": OUTPUT,
         },
         "text": {

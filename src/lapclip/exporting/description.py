@@ -1,4 +1,4 @@
-"""lapclip.json: what a program has to know to use exported towers. tokenizer.json beside it holds the symbols."""
+"""lapclip.json: what a program has to know to use exported towers. tokenizer.json beside it holds the tokens."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def write_tokenizers(folder: Path, tokenizer: Tokenizer) -> list[str]:
     theirs.save(str(folder / TOKENIZER), pretty=False)
     if not isinstance(tokenizer, ForeignTokenizer):
         save_tokenizer(tokenizer, folder / OURS)
-    return [f"tokenizer.json cannot express {limit}: captions without it give the same symbols." for limit in limits]
+    return [f"tokenizer.json cannot express {limit}: captions without it give the same tokens." for limit in limits]
 
 
 def read_description(folder: Path) -> dict[str, Any]:
@@ -84,7 +84,7 @@ def read_description(folder: Path) -> dict[str, Any]:
 
 
 def read_view(about: dict[str, Any]) -> View:
-    """How the exported model sees pictures."""
+    """How the exported model sees images."""
     seen = about["preprocessing"]
     share = seen["side"] / seen["resized"]
     return View(seen["side"], seen["interpolation"], seen["resize"], share, seen["colours"])

@@ -1,7 +1,7 @@
 """Exported towers, run by ONNX Runtime: the same questions as to a model in torch, without torch's model.
 
 model = open_export("runs/first-run/exported/onnx-int8")
-pictures = model.encode_image(["cat.jpg", "dog.jpg"])
+images = model.encode_image(["cat.jpg", "dog.jpg"])
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Session:
 
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = threads
-        # Threads that spin between two calls take the cores from whoever decodes the next pictures.
+        # Threads that spin between two calls take the cores from whoever decodes the next images.
         options.add_session_config_entry("session.force_spinning_stop", "1")
         options.log_severity_level = 3
         try:

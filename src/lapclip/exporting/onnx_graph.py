@@ -24,7 +24,7 @@ LARGEST = 2_000_000_000
 
 
 def samples(embedder: Embedder) -> dict[str, Tensor]:
-    """Inputs to follow a tower with: two pictures, and two captions of different lengths."""
+    """Inputs to follow a tower with: two images, and two captions of different lengths."""
     shape = embedder.model.shape
     pixels = torch.randint(
         0, 256, (2, shape.image_size, shape.image_size, 3), generator=torch.Generator().manual_seed(0)

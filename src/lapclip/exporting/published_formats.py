@@ -39,7 +39,7 @@ def export(model: str | None, to: str, out: Path, *, force: bool = False) -> dic
             f"{place} has an image tower of {shape.image_tower}, for which {to} has no place: it knows CLIP's own.",
             hint="a model with a vision transformer, such as lapclip train --set model.name=mini",
         )
-    profiles = "Colour profiles of pictures are converted to sRGB by lapclip; others take the numbers as they are."
+    profiles = "Colour profiles of images are converted to sRGB by lapclip; others take the numbers as they are."
     with written_whole(out, force=force) as folder:
         write = _write_openclip if to == "openclip" else _write_huggingface
         notes = write(folder, shape, tensors, tokenizer) + [profiles] * (shape.colours == "srgb")

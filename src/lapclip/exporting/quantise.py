@@ -29,7 +29,7 @@ BOUNDS = ("Clip", "Relu")
 NO_OVERFLOW = ("avx512_vnni", "avx_vnni", "amx_int8", "asimddp", "i8mm", "dotprod", "neon", "asimd")
 """Processors with one of these add products of bytes in 32 bits. Others by Intel and AMD do so in 16 and overflow."""
 AT_ONCE = 8
-"""Pictures that static scales are taken from at a time."""
+"""Images that static scales are taken from at a time."""
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,8 @@ def write_onnx_readme(folder: Path, name: str, result: dict[str, Any]) -> None:
         "```\npip install onnxruntime numpy pillow tokenizers\n"
         'python example.py picture.jpg "a dog" "a red car"\n```\n\n'
         "`image.onnx` takes `pixels`, uint8 (batch, side, side, 3); `text.onnx` takes `tokens`, int64 (batch, length). "
-        "Both give `embeddings`, float32 rows of length one. `lapclip.json` says how a picture is cut and a caption "
-        "written as symbols; `tokenizer.json` holds the symbols. `example.py` does both. In Python with lapclip: "
+        "Both give `embeddings`, float32 rows of length one. `lapclip.json` says how an image is cut and a caption "
+        "written as tokens; `tokenizer.json` holds the tokens. `example.py` does both. In Python with lapclip: "
         '`lapclip.exporting.engine.open_export("FOLDER").encode_image(["picture.jpg"])`.'
     )
     _write(folder, name, use, result)
@@ -30,9 +30,9 @@ def write_coreml_readme(folder: Path, name: str, result: dict[str, Any]) -> None
     shutil.copyfile(EXAMPLES / "example.swift", folder / "example.swift")
     use = (
         "```\nswift example.swift picture.jpg\n```\n\n"
-        "`image.mlpackage` takes `picture`, one RGB picture; `text.mlpackage` takes `tokens`, int32, one caption "
+        "`image.mlpackage` takes `picture`, one RGB image; `text.mlpackage` takes `tokens`, int32, one caption "
         "padded to the longest there can be. Both give `embeddings`, one row of length one. For many at once use Core "
-        "ML's batch predictions. `lapclip.json` says how a picture is cut; "
+        "ML's batch predictions. `lapclip.json` says how an image is cut; "
         "`tokenizer.json` is for the package swift-transformers."
     )
     _write(folder, name, use, result)

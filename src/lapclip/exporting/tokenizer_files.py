@@ -61,7 +61,7 @@ def _byte_pairs(tokenizer: BytePairTokenizer):
     from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers
     from tokenizers import Tokenizer as Theirs
 
-    vocabulary = {symbol: at for at, symbol in enumerate(tokenizer.symbols)}
+    vocabulary = {token: at for at, token in enumerate(tokenizer.tokens)}
     vocabulary |= {START: tokenizer.start, END: tokenizer.end}
     merges = [(first, second) for first, second in tokenizer.merges]
     made = Theirs(models.BPE(vocab=vocabulary, merges=merges, end_of_word_suffix=WORD_END, unk_token=END))
@@ -76,7 +76,7 @@ def _byte_pairs(tokenizer: BytePairTokenizer):
 
 
 def _characters(tokenizer: CharacterTokenizer):
-    """Lower case, then a symbol a character."""
+    """Lower case, then a token a character."""
     from tokenizers import Regex, models, normalizers, pre_tokenizers
     from tokenizers import Tokenizer as Theirs
 
@@ -90,7 +90,7 @@ def _characters(tokenizer: CharacterTokenizer):
 
 
 def _framed(made, tokenizer: Tokenizer):
-    """With the start and the end symbol around each caption."""
+    """With the start and the end token around each caption."""
     from tokenizers import AddedToken
     from tokenizers.processors import TemplateProcessing
 

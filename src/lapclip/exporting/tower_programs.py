@@ -1,8 +1,8 @@
-"""One tower as a program of its own: pictures or symbols in, unit-length embeddings out.
+"""One tower as a program of its own: images or tokens in, unit-length embeddings out.
 
 The scaling of pixels is part of the image tower, so that no other program can get it wrong.
 
-Shapes: B batch, S picture side, C colour channels, L symbols, V vocabulary, D width, E embedding.
+Shapes: B batch, S image side, C colour channels, L tokens, V vocabulary, D width, E embedding.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class ImageProgram(nn.Module):
 
 
 class TextProgram(nn.Module):
-    """Symbols of captions, padded behind their end."""
+    """Tokens of captions, padded behind their end."""
 
     def __init__(self, model: CLIP) -> None:
         super().__init__()

@@ -31,7 +31,7 @@ def checks(place: Place, dtype: torch.dtype) -> Iterator[tuple[str, Callable[[],
         yield f"layer norm, {ending}", partial(_layer_norm, place, dtype, gradients)
         yield f"gelu, {ending}", partial(_gelu, place, dtype, gradients)
     yield f"embedding, {word}, gradients", partial(_embedding, place, dtype)
-    if dtype == torch.float32:  # the optimiser's and the pictures' only precision
+    if dtype == torch.float32:  # the optimiser's and the images' only precision
         yield f"crops, {word}", partial(_crops, place)
         yield f"interpolate, {word}", partial(_interpolate, place)
         yield f"adamw, {word}", partial(_adamw, place, fused=False)
@@ -132,38 +132,38 @@ def _gelu(place: Place, dtype: torch.dtype, gradients: bool) -> Answer:
 
 
 def _embedding(place: Place, dtype: torch.dtype) -> Answer:
-    """Symbols that occur several times add up their gradients."""
-    symbols = (torch.arange(BATCH * LENGTH) ** 2 % 7).view(BATCH, LENGTH)
+    """Tokens that occur several times add up their gradients."""
+    tokens = (torch.arange(BATCH * LENGTH) ** 2 % 7).view(BATCH, LENGTH)
 
     def formula(table: Tensor) -> Tensor:
-        return F.one_hot(symbols, 9).double() @ table
+        return F.one_hot(tokens, 9).double() @ table
 
     return _with_gradients(
         place,
         [_numbers("table", 9, SIZE, dtype=dtype)],
-        lambda table: F.embedding(symbols.to(table.device), table),
+        lambda table: F.embedding(tokens.to(table.device), table),
         formula,
         gradients=True,
     )
 
 
 def _crops(place: Place) -> Answer:
-    """Parts of pictures at another size, one of them flipped, as `data/augment.py` cuts them."""
-    pictures = _numbers("pictures", 2, 3, 32, 32)
+    """Parts of images at another size, one of them flipped, as `data/augment.py` cuts them."""
+    images = _numbers("pictures", 2, 3, 32, 32)
     maps = torch.tensor([[[0.7, 0.0, 0.1], [0.0, 0.6, -0.2]], [[-0.8, 0.0, 0.0], [0.0, 0.8, 0.2]]])
 
-    def cut(pictures: Tensor) -> Tensor:
-        grid = F.affine_grid(maps.to(pictures), [2, 3, 48, 48], align_corners=False)
-        return F.avg_pool2d(F.grid_sample(pictures, grid, padding_mode="border", align_corners=False), 2)
+    def cut(images: Tensor) -> Tensor:
+        grid = F.affine_grid(maps.to(images), [2, 3, 48, 48], align_corners=False)
+        return F.avg_pool2d(F.grid_sample(images, grid, padding_mode="border", align_corners=False), 2)
 
-    return _with_gradients(place, [pictures], cut, cut, gradients=False)
+    return _with_gradients(place, [images], cut, cut, gradients=False)
 
 
 def _interpolate(place: Place) -> Answer:
-    """Pictures made smaller, and positions of patches as `model/towers.py` resamples them."""
+    """Images made smaller, and positions of patches as `model/towers.py` resamples them."""
 
-    def smaller(pictures: Tensor) -> Tensor:
-        return F.interpolate(pictures, (12, 12), mode="bicubic", antialias=True)
+    def smaller(images: Tensor) -> Tensor:
+        return F.interpolate(images, (12, 12), mode="bicubic", antialias=True)
 
     return _with_gradients(place, [_numbers("pictures", 2, 3, 32, 32)], smaller, smaller, gradients=False)
 

@@ -12,7 +12,7 @@ from lapclip.machine.other_load import BUSY
 NEEDED_MEMORY = 1_000_000_000
 """Bytes the default recipe wants free: its run peaks at 0.7 GB on the CPU (README.md)."""
 NEEDED_DISK = 1_000_000_000
-"""Bytes a default run wants: pictures, two checkpoints and the environment's temporary files, with room to spare."""
+"""Bytes a default run wants: images, two checkpoints and the environment's temporary files, with room to spare."""
 PYTHON = (3, 11)
 SWAPPED = 500_000_000
 """Bytes of swap that systems use without being short of memory."""

@@ -49,11 +49,11 @@ def copy_rates(device: Device, size: int = 1 << 28, rounds: int = 5) -> CopyRate
 
 
 def transfer_times(device: Device, batch_size: int, side: int, rounds: int = 21) -> TransferTimes:
-    """The pictures of a batch on their way to the device."""
-    pictures = torch.zeros(batch_size, side, side, 3, dtype=torch.uint8)
-    runs: dict[str, Callable[[], object]] = {"plain": lambda: pictures.to(device.torch)}
+    """The images of a batch on their way to the device."""
+    images = torch.zeros(batch_size, side, side, 3, dtype=torch.uint8)
+    runs: dict[str, Callable[[], object]] = {"plain": lambda: images.to(device.torch)}
     if device.pins_memory:
-        pinned = pictures.pin_memory()
+        pinned = images.pin_memory()
         runs["pinned"] = lambda: pinned.to(device.torch, non_blocking=True)
     seconds = in_turns(runs, device.synchronise, rounds)
     return TransferTimes(seconds["plain"], seconds.get("pinned"))

@@ -1,4 +1,4 @@
-"""What is looked at: a real training step on real pictures, small enough to be made in a moment."""
+"""What is looked at: a real training step on real images, small enough to be made in a moment."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def make_workload(
 
 @cache
 def some_pairs(count: int, side: int) -> Pairs:
-    """A few of the built-in pictures with a caption each."""
+    """A few of the built-in images with a caption each."""
     rows = scenes.split_scenes(count, seed=0)["train"]
     words = Random("captions of the microscope")
     pixels = np.stack([drawing.draw(scene, side, index) for index, scene in enumerate(rows)])

@@ -1,6 +1,6 @@
 """CLIP: two towers into one space, and a learnt temperature.
 
-Shapes: B batch, C colour channels, S picture side, K patches kept, L tokens, E embedding.
+Shapes: B batch, C colour channels, S image side, K patches kept, L tokens, E embedding.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class CLIP(nn.Module):
         initialise(self, torch.Generator().manual_seed(seed))
 
     def encode_image(self, pixels_BCSS: Tensor, kept_BK: Tensor | None = None) -> Tensor:
-        """Unit-length embeddings of pictures."""
+        """Unit-length embeddings of images."""
         return F.normalize(self.image(pixels_BCSS, kept_BK).float(), dim=-1)
 
     def encode_text(self, tokens_BL: Tensor) -> Tensor:
@@ -51,7 +51,7 @@ class CLIP(nn.Module):
         return F.normalize(self.text(tokens_BL).float(), dim=-1)
 
     def finish_image(self, features: Tensor, block: int) -> Tensor:
-        """Unit-length embeddings of pictures, from what enters a block of their tower."""
+        """Unit-length embeddings of images, from what enters a block of their tower."""
         return F.normalize(self.image.finish(features, block).float(), dim=-1)
 
     def finish_text(self, features: Tensor, tokens_BL: Tensor, block: int) -> Tensor:

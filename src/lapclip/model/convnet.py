@@ -1,11 +1,11 @@
-"""An image tower of convolutions, for a few thousand pictures: it knows from the start that neighbours belong together.
+"""An image tower of convolutions, for a few thousand images: it knows from the start that neighbours belong together.
 
 A residual network (He et al. 2015) whose weights are standardised (Qiao et al. 2019, arXiv 1903.10520) and whose norms
-look at one picture alone (Wu and He 2018): unlike batch norm, what a picture becomes does not depend on the others in
+look at one image alone (Wu and He 2018): unlike batch norm, what an image becomes does not depend on the others in
 its batch, so micro-batches and resumed runs give the same result. Each block starts as the identity (its last norm
 starts at zero). On Flickr8k all three matter; `dev/LOG.md` has the figures.
 
-Shapes: B batch, C channels, S picture side, O outputs, I inputs, K kernel side.
+Shapes: B batch, C channels, S image side, O outputs, I inputs, K kernel side.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Residual(nn.Module):
 
 
 class ConvolutionTower(nn.Module):
-    """Pictures to the mean of their last features, projected. Takes pictures of any size."""
+    """Images to the mean of their last features, projected. Takes images of any size."""
 
     compute = Compute()
 
@@ -145,7 +145,7 @@ def last_width(shape: ModelConfig) -> int:
 
 
 def convolution_sizes(shape: ModelConfig, side: int) -> list[Size]:
-    """Every convolution of the tower, for pictures of that side."""
+    """Every convolution of the tower, for images of that side."""
     side = -(-side // 2)
     sizes = [Size(3, shape.image_width // 2, 3, side), Size(shape.image_width // 2, shape.image_width, 3, side)]
     for number, (inputs, outputs) in enumerate(_widths(shape)):

@@ -3,7 +3,7 @@
 A tower can be run in two parts, so that what does not learn is computed once: `begin` gives what enters one of its
 blocks, `finish` goes on from there. After the last block that is the pooled token, (B, D), else all tokens, (B, L, D).
 
-Shapes: B batch, C colour channels, S picture side, P patches, K patches kept, L tokens, D width, E embedding.
+Shapes: B batch, C colour channels, S image side, P patches, K patches kept, L tokens, D width, E embedding.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class ImageTower(nn.Module):
     def forward(self, pixels_BCSS: Tensor, kept_BK: Tensor | None = None) -> Tensor:
         """Embeddings before normalisation. kept_BK chooses the patches to look at (patch dropout); None takes all.
 
-        Pictures may be smaller than the model's: the positions of their patches are interpolated.
+        Images may be smaller than the model's: the positions of their patches are interpolated.
         """
         return self.finish(self.begin(pixels_BCSS, 0, kept_BK), 0)
 
@@ -103,7 +103,7 @@ class ImageTower(nn.Module):
         return resampling(round(self.patches**0.5), grid, own.device).to(own.dtype) @ own
 
     def _cut(self, pixels_BCSS: Tensor, grid: int) -> Tensor:
-        """Pictures as rows of flattened patches; with the product that follows this is the patch convolution."""
+        """Images as rows of flattened patches; with the product that follows this is the patch convolution."""
         batch, channels = pixels_BCSS.shape[:2]
         cut = pixels_BCSS.reshape(batch, channels, grid, self.patch, grid, self.patch)
         return cut.permute(0, 2, 4, 1, 3, 5).reshape(batch, grid * grid, channels * self.patch**2)
@@ -161,7 +161,7 @@ class TextTower(nn.Module):
 
 
 def _ends(tokens_BL: Tensor) -> Tensor:
-    """Where the end symbol stands, which has the highest id."""
+    """Where the end token stands, which has the highest id."""
     return tokens_BL.argmax(dim=-1)
 
 

@@ -45,8 +45,8 @@ class Plot:
 
 
 @dataclass(frozen=True)
-class Picture:
-    """A small picture, words under it, and whether it is the right one, where that is the question."""
+class ReportImage:
+    """A small image, words under it, and whether it is the right one, where that is the question."""
 
     path: Path
     words: str
@@ -55,11 +55,11 @@ class Picture:
 
 @dataclass(frozen=True)
 class Gallery:
-    """Pictures in rows, each row with what it is about."""
+    """Images in rows, each row with what it is about."""
 
     title: str
     look_for: str
-    rows: list[tuple[str, list[Picture]]]
+    rows: list[tuple[str, list[ReportImage]]]
 
 
 Block = Table | Sentences | Plot | Gallery

@@ -100,14 +100,14 @@ def similarity_plot(histograms: dict[str, Any]) -> Plot | None:
 
 
 def hard_negatives(found: dict[str, Any]) -> Plot | None:
-    """Accuracy against easy, medium and hard wrong pictures."""
+    """Accuracy against easy, medium and hard wrong images."""
     kinds = [(kind, part(found, kind)) for kind in ("easy", "medium", "hard")]
     values = [number(entry.get("accuracy")) for _, entry in kinds]
     if any(value is None for value in values):
         return None
     sure = [part(entry, "intervals").get("accuracy") for _, entry in kinds]
     names, chance = [kind for kind, _ in kinds], number(found.get("chance"))
-    traces = [bars("right picture wins", names, values, "--blue", error_y=error_bars(values, sure))]
+    traces = [bars("right image wins", names, values, "--blue", error_y=error_bars(values, sure))]
     if chance is not None:
         traces.append(bars("chance", names, [chance] * 3, "--faint"))
     rows: list[list[Any]] = [
@@ -124,10 +124,10 @@ def hard_negatives(found: dict[str, Any]) -> Plot | None:
         "Hard negatives",
         traces,
         {**axes("", "share of captions", share=True), "barmode": "group"},
-        f"Each caption chooses between its own picture and {count(found.get('negatives'))} wrong ones. Hard ones "
+        f"Each caption chooses between its own image and {count(found.get('negatives'))} wrong ones. Hard ones "
         "have the most similar captions by their words (tf-idf, not this model), medium ones are drawn from the most "
         "similar tenth, easy ones from the less similar half. A model that knows only the topic falls steeply.",
-        Table(["wrong pictures", "beats all", "95 % interval", "beats each", "likeness of captions"], rows),
+        Table(["wrong images", "beats all", "95 % interval", "beats each", "likeness of captions"], rows),
     )
 
 
@@ -171,8 +171,8 @@ def confusion(classes: dict[str, Any]) -> Plot | None:
     names = [str(entries[at].get("name")) for at in shown]
     times_of = {(int(own), int(guess)): times for own, guess, times in numbers}
     counts = [[times_of.get((own, guess), 0.0) for guess in shown] for own in shown]
-    pictures = [number(entries[at].get("pictures")) or 0.0 for at in shown]
-    shares = [[value / max(1, total) for value in row] for row, total in zip(counts, pictures, strict=True)]
+    images = [number(entries[at].get("pictures")) or 0.0 for at in shown]
+    shares = [[value / max(1, total) for value in row] for row, total in zip(counts, images, strict=True)]
     trace = {
         "type": "heatmap",
         "x": [plain(name) for name in names],
@@ -195,7 +195,7 @@ def confusion(classes: dict[str, Any]) -> Plot | None:
             "xaxis": {"type": "category", "title": {"text": "taken for"}},
             "yaxis": {"type": "category", "autorange": "reversed", "title": {"text": "class"}},
         },
-        "A row is a class; its bright cells are what its pictures are taken for. A perfect model is a bright diagonal; "
+        "A row is a class; its bright cells are what its images are taken for. A perfect model is a bright diagonal; "
         f"a bright column is a class that swallows others.{some if len(entries) > MOST_CLASSES else ''}",
         Table(["class", *names], rows),
         height=max(320, min(900, 120 + 30 * len(names))),

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from lapclip.evaluation.metric_names import RANKS, WAYS
-from lapclip.report.document import Block, Gallery, Headline, Picture, Report, Section, Sentences, Table
+from lapclip.report.document import Block, Gallery, Headline, Report, ReportImage, Section, Sentences, Table
 from lapclip.report.evaluation_plots import (
     confusion,
     hard_negatives,
@@ -27,7 +27,7 @@ from lapclip.runs.number_text import figure, percent
 EVALUATION, FOLDER = "evaluation.json", "evaluation"
 """The file of an account, and the folder of a run that holds one folder for each."""
 THUMBNAIL = "pictures/evaluation-{}.jpg"
-"""A small picture of an account: in a folder and under a name that no one else's pictures have."""
+"""A small image of an account: in a folder and under a name that no one else's images have."""
 
 
 def evaluation_sections(run: Path) -> list[Section]:
@@ -69,9 +69,9 @@ def sections(account: dict[str, Any], folder: Path) -> list[Section]:
 
 def _where(account: dict[str, Any]) -> str:
     scores, classes = part(account, "evaluation"), part(account, "zeroshot")
-    size = f"{count(scores.get('candidates'))} pictures, {count(scores.get('captions'))} captions"
+    size = f"{count(scores.get('candidates'))} images, {count(scores.get('captions'))} captions"
     if classes:
-        size = f"{count(classes.get('pictures'))} pictures of {count(classes.get('classes'))} classes"
+        size = f"{count(classes.get('pictures'))} images of {count(classes.get('classes'))} classes"
     return f"On {account.get('data')}, split {account.get('split')} ({account.get('why_split')}): {size}"
 
 
@@ -79,7 +79,7 @@ def _headlines(account: dict[str, Any]) -> list[Headline]:
     scores, classes = part(account, "evaluation"), part(account, "zeroshot")
     lines = []
     if number(account.get("trained_on")):
-        lines.append(Headline("trained on", count(account["trained_on"]), "of these pictures: no test of the model"))
+        lines.append(Headline("trained on", count(account["trained_on"]), "of these images: no test of the model"))
     for way, name in WAYS.items():
         if number(scores.get(f"{way}_r1")) is not None:
             sure = interval(part(scores, "intervals").get(f"{way}_r1"))
@@ -153,17 +153,17 @@ def _confused(account: dict[str, Any], folder: Path) -> Gallery | None:
         own, preferred = number(pair.get("own")), number(pair.get("preferred"))
         if own is None or preferred is None:
             continue
-        pictures = [
-            Picture(_thumbnail(folder, own), f"its own picture, {figure(pair.get('own_score'))}", right=True),
-            Picture(
+        images = [
+            ReportImage(_thumbnail(folder, own), f"its own image, {figure(pair.get('own_score'))}", right=True),
+            ReportImage(
                 _thumbnail(folder, preferred),
                 f"preferred, {figure(pair.get('preferred_score'))}: {pair.get('preferred_caption')}",
                 right=False,
             ),
         ]
-        rows.append((str(pair.get("caption")), pictures))
+        rows.append((str(pair.get("caption")), images))
     look_for = (
-        "Captions that score a wrong picture above their own by most. Where the wrong picture fits as well, the "
+        "Captions that score a wrong image above their own by most. Where the wrong image fits as well, the "
         "captions are at fault, not the model. Numbers are cosine similarities."
     )
     return Gallery("Most confused", look_for, rows) if rows else None
@@ -173,37 +173,37 @@ def _examples(account: dict[str, Any], folder: Path) -> Gallery | None:
     rows = []
     for example in _dicts(account.get("examples")):
         right = number(example.get("right"))
-        pictures = [
-            Picture(_thumbnail(folder, at), figure(answer.get("score")), right=at == right)
+        images = [
+            ReportImage(_thumbnail(folder, at), figure(answer.get("score")), right=at == right)
             for answer in _dicts(example.get("top"))
             if (at := number(answer.get("picture"))) is not None
         ]
-        if right is not None and not any(picture.right for picture in pictures):
+        if right is not None and not any(image.right for image in images):
             words = f"its own comes in place {count(example.get('rank'))}"
-            pictures.append(Picture(_thumbnail(folder, right), words, right=True))
-        rows.append((str(example.get("caption")), pictures))
+            images.append(ReportImage(_thumbnail(folder, right), words, right=True))
+        rows.append((str(example.get("caption")), images))
     look_for = (
-        "The five pictures closest to some captions, the closest first, with their similarities. Green is the "
-        "caption's own picture; where it is not among them it stands at the end."
+        "The five images closest to some captions, the closest first, with their similarities. Green is the "
+        "caption's own image; where it is not among them it stands at the end."
     )
     return Gallery("Answers to some captions", look_for, rows) if rows else None
 
 
 def _mistaken(account: dict[str, Any], folder: Path) -> Gallery | None:
-    pictures = [
-        Picture(_thumbnail(folder, at), f"{entry.get('class')}, taken for {entry.get('guess')}")
+    images = [
+        ReportImage(_thumbnail(folder, at), f"{entry.get('class')}, taken for {entry.get('guess')}")
         for entry in _dicts(account.get("mistaken"))
         if (at := number(entry.get("picture"))) is not None
     ]
-    look_for = "Pictures taken for another class by the largest margin, one for each kind of mistake."
-    return Gallery("Surest mistakes", look_for, [("", pictures)]) if pictures else None
+    look_for = "Images taken for another class by the largest margin, one for each kind of mistake."
+    return Gallery("Surest mistakes", look_for, [("", images)]) if images else None
 
 
 def _geometry(values: dict[str, Any]) -> Table | None:
     meanings = {
-        "modality_gap": ("modality gap", "distance between the mean picture and the mean caption; 0 is none"),
-        "alignment": ("alignment", "mean squared distance of a caption and its picture; 0 is best, 2 is unrelated"),
-        "uniformity_pictures": ("uniformity of pictures", "0 is one point, near -4 is spread evenly"),
+        "modality_gap": ("modality gap", "distance between the mean image and the mean caption; 0 is none"),
+        "alignment": ("alignment", "mean squared distance of a caption and its image; 0 is best, 2 is unrelated"),
+        "uniformity_pictures": ("uniformity of images", "0 is one point, near -4 is spread evenly"),
         "uniformity_captions": ("uniformity of captions", "the same for captions"),
     }
     rows: list[list[Any]] = [
@@ -214,8 +214,8 @@ def _geometry(values: dict[str, Any]) -> Table | None:
     return Table(["embeddings", "", ""], rows) if rows else None
 
 
-def _thumbnail(folder: Path, picture: float) -> Path:
-    return folder / THUMBNAIL.format(int(picture))
+def _thumbnail(folder: Path, image: float) -> Path:
+    return folder / THUMBNAIL.format(int(image))
 
 
 def _list(value: Any) -> list[Any]:

@@ -56,8 +56,8 @@ def _accuracy(summary: Summary) -> Plot | None:
     mean = smoothed(raw)
     colours = ("--orange", "--purple", "--green")
     traces = [faint("each batch", raw, share=True), line("training batches", mean, "--blue", share=True)] if raw else []
-    for (name, points), colour, symbol in zip(recalls.items(), colours, ("circle", "diamond", "square"), strict=False):
-        extra: dict[str, Any] = {"mode": "lines+markers", "marker": {"size": 7, "symbol": symbol}}
+    for (name, points), colour, token in zip(recalls.items(), colours, ("circle", "diamond", "square"), strict=False):
+        extra: dict[str, Any] = {"mode": "lines+markers", "marker": {"size": 7, "symbol": token}}
         if name.startswith("text to image"):
             extra["error_y"] = _errors(summary, points)
         traces.append(line(name, points, colour, share=True, **extra))

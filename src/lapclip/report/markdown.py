@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from lapclip.report.document import Block, Cell, Gallery, Picture, Plot, Report, Sentences, Table
+from lapclip.report.document import Block, Cell, Gallery, Plot, Report, ReportImage, Sentences, Table
 
 RIGHT = {True: " (right)", False: " (wrong)", None: ""}
 
@@ -38,14 +38,14 @@ def _block(block: Block) -> list[str]:
             return [f"### {safe(block.title)}", "", safe(block.look_for), "", *_table(block.figures)]
         case Gallery():
             rows: list[list[str | Cell]] = [
-                [words, "; ".join(_picture(picture) for picture in pictures)] for words, pictures in block.rows
+                [words, "; ".join(_image(image) for image in images)] for words, images in block.rows
             ]
             return [f"### {safe(block.title)}", "", safe(block.look_for), "", *_table(Table(["", "pictures"], rows))]
 
 
-def _picture(picture: Picture) -> str:
-    """A picture in words."""
-    return f"{picture.words}{RIGHT[picture.right]}"
+def _image(image: ReportImage) -> str:
+    """An image in words."""
+    return f"{image.words}{RIGHT[image.right]}"
 
 
 def _table(table: Table) -> list[str]:

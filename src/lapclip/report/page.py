@@ -9,7 +9,7 @@ import json
 from pathlib import Path
 
 from lapclip.errors import RunError
-from lapclip.report.document import Block, Cell, Gallery, Headline, Picture, Plot, Report, Sentences, Table
+from lapclip.report.document import Block, Cell, Gallery, Headline, Plot, Report, ReportImage, Sentences, Table
 
 STATIC = Path(__file__).parent / "static"
 # Nothing may be fetched, whatever a caption says; what is in the file may run.
@@ -75,26 +75,26 @@ def _block(block: Block, names: dict[int, str]) -> str:
             )
         case Gallery():
             rows = "".join(
-                f"<li><p>{_text(words)}</p><div>{''.join(_picture(picture) for picture in pictures)}</div></li>"
-                for words, pictures in block.rows
+                f"<li><p>{_text(words)}</p><div>{''.join(_image(image) for image in images)}</div></li>"
+                for words, images in block.rows
             )
-            kind = "gallery pairs" if all(len(pictures) <= 2 for _, pictures in block.rows) else "gallery"
+            kind = "gallery pairs" if all(len(images) <= 2 for _, images in block.rows) else "gallery"
             return (
                 f"<figure><h3>{_text(block.title)}</h3><figcaption>{_text(block.look_for)}</figcaption>"
                 f'<ul class="{kind}">{rows}</ul></figure>'
             )
 
 
-def _picture(picture: Picture) -> str:
-    """A picture inside the page, framed by whether it is right; one that cannot be read is a card with its words."""
-    tone = {True: "right", False: "wrong", None: "plain"}[picture.right]
-    said = {True: "right: ", False: "wrong: ", None: ""}[picture.right]
+def _image(image: ReportImage) -> str:
+    """An image inside the page, framed by whether it is right; one that cannot be read is a card with its words."""
+    tone = {True: "right", False: "wrong", None: "plain"}[image.right]
+    said = {True: "right: ", False: "wrong: ", None: ""}[image.right]
     try:
-        data = base64.b64encode(picture.path.read_bytes()).decode("ascii")
-        shown = f'<img src="data:image/jpeg;base64,{data}" alt="{_text(picture.words)}">'
+        data = base64.b64encode(image.path.read_bytes()).decode("ascii")
+        shown = f'<img src="data:image/jpeg;base64,{data}" alt="{_text(image.words)}">'
     except OSError:
-        shown = '<span class="missing">no picture</span>'
-    return f'<div class="picture {tone}">{shown}<span>{said}{_text(picture.words)}</span></div>'
+        shown = '<span class="missing">no image</span>'
+    return f'<div class="image {tone}">{shown}<span>{said}{_text(image.words)}</span></div>'
 
 
 def _headlines(lines: list[Headline]) -> str:

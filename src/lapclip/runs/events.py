@@ -7,7 +7,7 @@
     sensors     now and then       energy, heat, clock, use of the cores, swap
     evaluation  between epochs     recall on held-out pairs
     checkpoint  now and then       where it is and what it cost
-    looked      at an evaluation   the best pictures for a few fixed captions, and the rank of the right one
+    looked      at an evaluation   the best images for a few fixed captions, and the rank of the right one
     fell_back   after a failure    why, and the settings the run goes on with
     paused, went_on                a polite run that leaves the machine to others for a while
     finished, stopped, failed      how it ended
@@ -49,7 +49,7 @@ class Started(Event):
     steps_per_epoch: int
     pairs: dict[str, int]
     captions: dict[str, dict[str, float]]
-    """For each split how many `captions`, how many `distinct` ones, and `told_apart`: the share of pictures with a
+    """For each split how many `captions`, how many `distinct` ones, and `told_apart`: the share of images with a
     caption that no other has."""
     parameters: int
     tuned_seconds: float | None
@@ -131,8 +131,8 @@ class Looked(Event):
     step: int
     epoch: int
     answers: list[dict[str, Any]]
-    """For each caption: `caption, own` (the user's), `right` (its picture) and its `rank`, and `top`: five of
-    `picture, score`. Picture 17 is pictures/17.png in the run's folder."""
+    """For each caption: `caption, own` (the user's), `right` (its image) and its `rank`, and `top`: five of
+    `picture, score`. Image 17 is pictures/17.png in the run's folder."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,7 +1,7 @@
 """A run is a folder of plain files.
 
 run.toml        the resolved configuration with the reasons for each automatic choice
-tokenizer.json  how captions become symbols
+tokenizer.json  how captions become tokens
 events.jsonl    what happened, one JSON line an event
 log.txt         the same for people
 checkpoints/    the last two, complete
@@ -9,7 +9,7 @@ model/          the best model so far, ready to load
 start/          the model that a run began with, where that was trained before
 gained/         what a run gained and forgot since its start, as `lapclip gained` found it
 blended/        the model between start and end that `lapclip gained --alpha` wrote
-pictures/       small pictures of what the model answers to a few captions
+pictures/       small images of what the model answers to a few captions
 lock            held by the process that works on the run; the system frees it when that process dies
 pulse           which process that is, and when it last said that it lives
 stop            there while someone asks the run to save and end
@@ -59,11 +59,11 @@ class Run:
         self.gained = path / "gained"
         self.blended = path / "blended"
         """A model between its start and its end."""
-        self.pictures = path / "pictures"
+        self.images = path / "pictures"
         self.pulse = path / "pulse"
         self.starting = path / "starting"
         self.seen = path / "seen.npy"
-        """Which pictures it learns from."""
+        """Which images it learns from."""
         self._stop = path / "stop"
 
     @contextmanager

@@ -15,7 +15,7 @@ def line(event: Event) -> str | None:
     match event:
         case events.Started():
             places = " and ".join(f"{tower} tower on {place}" for tower, place in event.devices.items())
-            size = f"{event.parameters:,} parameters, {event.pairs['train']:,} pictures, {event.steps:,} steps"
+            size = f"{event.parameters:,} parameters, {event.pairs['train']:,} images, {event.steps:,} steps"
             notes = "".join(f"\n{note}" for note in event.notes)
             return f"{size}; {places} ({event.reasons['train.device']}){notes}"
         case events.Resumed():

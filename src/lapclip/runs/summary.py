@@ -118,7 +118,7 @@ class Summary:
         return {name: statistics.median(found) for name, found in values.items() if found}
 
     def parts(self) -> list[str]:
-        """The parts of the model that have gradient norms: tower by tower, from the pictures or words inwards."""
+        """The parts of the model that have gradient norms: tower by tower, from the images or words inwards."""
         found = {part for event in self.steps for part in _norms(event)}
         return sorted(found, key=_depth)
 

@@ -1,1 +1,1 @@
-"""Your own photos, indexed once and searched in words or by another picture."""
+"""Your own photos, indexed once and searched in words or by another image."""

@@ -1,6 +1,6 @@
 """What an index said when a pass over its folder began, beside what lies in the folder now.
 
-Both are tables of SQLite's own temporary files: a million pictures would take more memory than the model. The index
+Both are tables of SQLite's own temporary files: a million images would take more memory than the model. The index
 changes while the pass goes on; these do not, so that a chain of renamed files is followed as it was.
 """
 
@@ -44,16 +44,16 @@ class Known(NamedTuple):
 class Before:
     """Threads may share it."""
 
-    def __init__(self, index: Index, pictures: Iterable[tuple[str, Stamp]]) -> None:
+    def __init__(self, index: Index, images: Iterable[tuple[str, Stamp]]) -> None:
         self._index = index
         index.run_script(TABLES)
-        rows = ((os.fsencode(path), *stamp) for path, stamp in pictures)
+        rows = ((os.fsencode(path), *stamp) for path, stamp in images)
         self.files = 0
         """In the folder now."""
         while page := list(islice(rows, PAGE)):
             index.change_many("INSERT OR REPLACE INTO walked VALUES (?, ?, ?)", page)
             self.files += len(page)
-        self.pictures: int = index.rows("SELECT count(*) FROM old")[0][0]
+        self.images: int = index.rows("SELECT count(*) FROM old")[0][0]
         """In the index before."""
 
     def count_to_read(self) -> int:
@@ -71,7 +71,7 @@ class Before:
             last = rows[-1][0]
 
     def note_gone(self, hides: Callable[[str], bool]) -> list[int]:
-        """Numbers of pictures whose files are no longer there; they may be in a folder that hides them."""
+        """Numbers of images whose files are no longer there; they may be in a folder that hides them."""
         missing = self._index.rows("SELECT number, path FROM old WHERE path NOT IN (SELECT path FROM walked)")
         gone = [number for number, path in missing if not hides(os.fsdecode(path))]
         self._index.change_many("UPDATE old SET free = 1 WHERE number = ?", [(number,) for number in gone])
@@ -83,7 +83,7 @@ class Before:
         return entry_of(rows[0]) if rows else None
 
     def with_bytes(self, digest: str) -> Known | None:
-        """A picture of the same bytes that has a vector; best one whose file is gone, because it wants a new one."""
+        """An image of the same bytes that has a vector; best one whose file is gone, because it wants a new one."""
         rows = self._index.rows(
             f"SELECT {COLUMNS}, free FROM old WHERE digest = ? AND row IS NOT NULL ORDER BY free DESC, number LIMIT 1",
             (digest,),
@@ -91,5 +91,5 @@ class Before:
         return Known(entry_of(rows[0][:-1]), bool(rows[0][-1])) if rows else None
 
     def take(self, number: int) -> None:
-        """A picture whose file was gone has one again."""
+        """An image whose file was gone has one again."""
         self._index.change_many("UPDATE old SET free = 0 WHERE number = ?", [(number,)])

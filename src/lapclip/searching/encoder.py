@@ -20,19 +20,19 @@ from lapclip.searching.subject import Subject, choose_subject
 from lapclip.weights.exported import is_exported
 
 CPU_BATCH = 32
-"""Pictures at once where each takes long: progress is seen, and a killed process loses no more than a batch."""
+"""Images at once where each takes long: progress is seen, and a killed process loses no more than a batch."""
 SMALL = "onnx-int8"
 """The export that may take the place of the model itself."""
 
 
 @dataclass
 class Encoder:
-    """Turns pictures and texts into unit-length vectors."""
+    """Turns images and texts into unit-length vectors."""
 
     subject: Subject
     model: embedder.Encoder
     identity: str
-    """Changes with all that decides a picture's vector: the image tower, what it sees, and our format."""
+    """Changes with all that decides an image's vector: the image tower, what it sees, and our format."""
     notes: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -49,7 +49,7 @@ class Encoder:
 
 def open_encoder(model: str | None, device: str = "auto", made_by: Callable[[], str | None] = lambda: None) -> Encoder:
     """The model that is meant, ready to work. `made_by` gives the identity of the one that made the index so far:
-    a form of the model that is as good does not take its place, because all pictures would have to be read again."""
+    a form of the model that is as good does not take its place, because all images would have to be read again."""
     subject = choose_subject(model)
     if is_exported(subject.path):
         return _checked(_exported(subject, subject.path))
@@ -78,7 +78,7 @@ def _small(subject: Subject, model: Embedder) -> Encoder | None:
         )
         if not good or about.get("made_from") != digest_of(model.model):
             return None
-        note = f"{folder} reads pictures {ratio:.1f} times as fast, and lost no recall when it was checked: it is used."
+        note = f"{folder} reads images {ratio:.1f} times as fast, and lost no recall when it was checked: it is used."
         return _checked(_exported(subject, folder, [note]))
     except (LapclipError, KeyError, TypeError, StopIteration):  # the model itself is there
         return None
@@ -98,7 +98,7 @@ def _identity_in_torch(model: Embedder) -> str:
 
 
 def _checked(encoder: Encoder) -> Encoder:
-    if not np.isfinite(encoder.encode_text(["a picture"])).all():
+    if not np.isfinite(encoder.encode_text(["an image"])).all():
         path = encoder.subject.path
         raise RunError(f"The model in {path} gives no numbers: its training broke down.", hint="lapclip doctor")
     return encoder

@@ -1,6 +1,6 @@
 """The index of one folder, as plain files in the user's data directory.
 
-pictures.db     SQLite: of each picture its path, size, times, content hash, and the row of its vector
+pictures.db     SQLite: of each image its path, size, times, content hash, and the row of its vector
 vectors-N.f16   the vectors one after another, float16 of unit length; pictures.db says which N is meant
 lock            held by the process that writes
 
@@ -30,10 +30,10 @@ from lapclip.machine.facts import data_folder
 FORMAT = "1"
 """Rises when older files cannot be read any more; they are then made anew."""
 SPARE_ROWS = 1000
-"""Rows that no picture uses any more, from which on the file is written anew, where they are half of it."""
+"""Rows that no image uses any more, from which on the file is written anew, where they are half of it."""
 COLUMNS = "number, path, bytes, modified, digest, taken, width, height, row, reason, gone"
 SMALL = "small"
-"""Where small pictures are kept, by the hash of the whole ones."""
+"""Where small images are kept, by the hash of the whole ones."""
 PATIENCE = 30.0
 """Seconds to wait for another process that is just writing."""
 SCHEMA = """
@@ -56,7 +56,7 @@ CREATE INDEX IF NOT EXISTS digests ON pictures (digest);
 
 
 class Entry(NamedTuple):
-    """What the index knows of a picture."""
+    """What the index knows of an image."""
 
     number: int
     path: str
@@ -75,7 +75,7 @@ class Entry(NamedTuple):
 
 
 class Table(NamedTuple):
-    """All pictures that can be found, in the order of their rows."""
+    """All images that can be found, in the order of their rows."""
 
     numbers: np.ndarray
     rows: np.ndarray
@@ -90,8 +90,8 @@ def index_folder(folder: Path) -> Path:
     return data_folder() / "search" / f"{name}-{hashlib.sha256(os.fsencode(real)).hexdigest()[:16]}"
 
 
-def small_picture(place: Path, digest: str) -> Path:
-    """Where the page keeps the small form of a picture, in the folder of an index."""
+def thumbnail_path(place: Path, digest: str) -> Path:
+    """Where the page keeps the small form of an image, in the folder of an index."""
     return place / SMALL / digest[:2] / f"{digest}.jpg"
 
 
@@ -108,7 +108,7 @@ class Index:
     def open(self) -> bool:
         """Open the files, making them where needed. True where damaged ones were thrown away."""
         try:
-            self.place.mkdir(0o700, parents=True, exist_ok=True)  # small pictures and paths are nobody else's
+            self.place.mkdir(0o700, parents=True, exist_ok=True)  # small images and paths are nobody else's
             try:
                 self._connect()
                 return False
@@ -169,21 +169,21 @@ class Index:
         return found[0][0] if found else None
 
     def entries(self, where: str = "1", values: Sequence[object] = ()) -> list[Entry]:
-        """Pictures in the order of their numbers."""
+        """Images in the order of their numbers."""
         found = self.rows(f"SELECT {COLUMNS} FROM pictures WHERE {where} ORDER BY number", values)
         return [entry_of(row) for row in found]
 
     def entry(self, number: int) -> Entry | None:
-        """A picture that can be found; None where there is none of this number."""
+        """An image that can be found; None where there is none of this number."""
         found = self.entries("number = ? AND row IS NOT NULL AND NOT gone", (int(number),))
         return found[0] if found else None
 
     def count(self) -> int:
-        """Pictures that can be found."""
+        """Images that can be found."""
         return self.rows("SELECT count(*) FROM pictures WHERE row IS NOT NULL AND NOT gone")[0][0]
 
     def snapshot(self, model: str) -> tuple[Table, np.ndarray]:
-        """All pictures that can be found, and the vectors of all rows, memory-mapped: as they are at one moment.
+        """All images that can be found, and the vectors of all rows, memory-mapped: as they are at one moment.
 
         Refused where another model has taken the index over, because its vectors mean something else.
         """
@@ -197,7 +197,7 @@ class Index:
             return self.table(), self.vectors()
 
     def table(self) -> Table:
-        """All pictures that can be found."""
+        """All images that can be found."""
         found = self.rows(
             "SELECT number, row, coalesce(taken, modified / 1e9) FROM pictures WHERE row IS NOT NULL AND NOT gone "
             "ORDER BY row"
@@ -206,7 +206,7 @@ class Index:
         return Table(columns[:, 0].astype(np.int64), columns[:, 1].astype(np.int64), columns[:, 2])
 
     def vectors(self) -> np.ndarray:
-        """All rows, memory-mapped: float16. Pictures say which of them count."""
+        """All rows, memory-mapped: float16. Images say which of them count."""
         width = int(self.about("width") or 0)
         rows = self._rows_in_file(width)
         if not rows or not width:
@@ -232,7 +232,7 @@ class Index:
         return had > 0
 
     def append(self, vectors_NE: np.ndarray) -> list[int]:
-        """Write vectors, to the disk, and return their rows. They count once pictures name them."""
+        """Write vectors, to the disk, and return their rows. They count once images name them."""
         width = vectors_NE.shape[1]
         first = self._rows_in_file(width)
         try:
@@ -246,11 +246,11 @@ class Index:
         return list(range(first, first + len(vectors_NE)))
 
     def put(self, entries: Iterable[Entry]) -> None:
-        """Add pictures, or what is new about them; number 0 is a new one. All of them or none."""
+        """Add images, or what is new about them; number 0 is a new one. All of them or none."""
         with self._transaction() as database:
             for entry in entries:
                 values = (os.fsencode(entry.path), *entry[2:10], int(entry.gone))
-                # Another picture may have had this path.
+                # Another image may have had this path.
                 database.execute("DELETE FROM pictures WHERE path = ? AND number != ?", (values[0], entry.number))
                 database.execute(
                     f"INSERT OR REPLACE INTO pictures ({COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
@@ -262,7 +262,7 @@ class Index:
             database.executemany("UPDATE pictures SET gone = 1 WHERE number = ?", [(number,) for number in numbers])
 
     def forget_gone(self) -> int:
-        """Remove pictures that are no longer there; returns how many could be found before."""
+        """Remove images that are no longer there; returns how many could be found before."""
         with self._transaction() as database:
             left = database.execute("SELECT digest, row FROM pictures WHERE gone").fetchall()
             database.execute("DELETE FROM pictures WHERE gone")
@@ -270,7 +270,7 @@ class Index:
             unused = [digest for digest, _ in left if database.execute(still, (digest,)).fetchone() is None]
         for digest in unused:
             with suppress(OSError):  # the page may be sending it
-                small_picture(self.place, digest).unlink(missing_ok=True)
+                thumbnail_path(self.place, digest).unlink(missing_ok=True)
         self._compact()
         return sum(row is not None for _, row in left)
 
@@ -297,7 +297,7 @@ class Index:
             raise _cannot_write(self.place, error) from error
         with self._transaction() as database:
             # Rows are in order, so none takes the place of one that is yet to move.
-            moved = [(new, int(picture)) for new, picture in enumerate(table.numbers)]
+            moved = [(new, int(image)) for new, image in enumerate(table.numbers)]
             database.executemany("UPDATE pictures SET row = ? WHERE number = ?", moved)
             database.execute("UPDATE about SET value = ? WHERE name = 'vectors'", (str(number),))
         self.sweep()

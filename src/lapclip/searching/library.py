@@ -1,4 +1,4 @@
-"""A folder of pictures that can be asked: its index, and the model that made it."""
+"""A folder of images that can be asked: its index, and the model that made it."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ __all__ = ["Entry", "Hit", "Library", "open_library"]
 
 
 class Hit(NamedTuple):
-    """A picture that was found."""
+    """An image that was found."""
 
     number: int
-    """Identifies a picture in the index, for as long as it is there."""
+    """Identifies an image in the index, for as long as it is there."""
     path: Path
     score: float
 
@@ -43,7 +43,7 @@ class Library:
 
     @property
     def count(self) -> int:
-        """Pictures that can be found."""
+        """Images that can be found."""
         return len(self._table.numbers)
 
     def find(
@@ -54,7 +54,7 @@ class Library:
         since: float | None = None,
         exclude: Sequence[str] = (),
     ) -> list[Hit]:
-        """The pictures nearest to a text, the nearest first; words after a dash are not wanted."""
+        """The images nearest to a text, the nearest first; words after a dash are not wanted."""
         return self._answer(vector_of(parse(query), self.encoder.encode_text), limit, offset, since, exclude)
 
     def like(
@@ -65,35 +65,35 @@ class Library:
         since: float | None = None,
         exclude: Sequence[str] = (),
     ) -> list[Hit]:
-        """The pictures nearest to one in the index, which is not among them."""
+        """The images nearest to one in the index, which is not among them."""
         place = np.flatnonzero(self._table.numbers == number)
         if not len(place):
             return []
         question = np.asarray(self._vectors[self._table.rows[place[0]]], dtype=np.float32)
         return self._answer(question, limit, offset, since, exclude, without=number)
 
-    def like_picture(
+    def like_image(
         self,
-        picture: str | os.PathLike | Image.Image,
+        image: str | os.PathLike | Image.Image,
         limit: int = 20,
         offset: int = 0,
         since: float | None = None,
         exclude: Sequence[str] = (),
     ) -> list[Hit]:
-        """The pictures nearest to one from elsewhere: a file, or as it is."""
-        question = self.encoder.encode_pixels(middle_square(picture, self.encoder.view)[None])[0]
+        """The images nearest to one from elsewhere: a file, or as it is."""
+        question = self.encoder.encode_pixels(middle_square(image, self.encoder.view)[None])[0]
         return self._answer(question, limit, offset, since, exclude)
 
     def newest(
         self, limit: int = 20, offset: int = 0, since: float | None = None, exclude: Sequence[str] = ()
     ) -> list[Hit]:
-        """All pictures, the newest first. Nothing was asked, so their score is 0."""
+        """All images, the newest first. Nothing was asked, so their score is 0."""
         order = np.lexsort((self._table.numbers, -self._table.times))
         order = order[self._kept(since, exclude)[order]][offset : offset + limit]
         return self._hits((number, 0.0) for number in self._table.numbers[order])
 
     def count_of(self, since: float | None = None, exclude: Sequence[str] = (), without: int | None = None) -> int:
-        """Pictures that are young enough and not left out."""
+        """Images that are young enough and not left out."""
         return int(self._kept(since, exclude, without).sum())
 
     @property
@@ -102,11 +102,11 @@ class Library:
         return self._index.place
 
     def entry(self, number: int) -> Entry | None:
-        """What the index knows of a picture; None where it has none of this number."""
+        """What the index knows of an image; None where it has none of this number."""
         return self._index.entry(number)
 
     def path(self, entry: Entry) -> Path:
-        """Where a picture is."""
+        """Where an image is."""
         return self.folder / entry.path
 
     def said(self) -> list[str]:
@@ -134,7 +134,7 @@ class Library:
         return self._hits(zip(numbers[places[offset:]], scores[offset:], strict=True))
 
     def _kept(self, since: float | None, exclude: Sequence[str], without: int | None = None) -> np.ndarray:
-        """Which pictures are young enough and not left out."""
+        """Which images are young enough and not left out."""
         kept = np.ones(self.count, bool)
         if since is not None:
             kept &= self._table.times >= since
@@ -149,7 +149,7 @@ class Library:
         return [Hit(entry.number, self.path(entry), score) for entry, score in known if entry]
 
     def _excluded(self, globs: tuple[str, ...]) -> np.ndarray:
-        """Which pictures globs leave out; kept, because the same ones are asked again."""
+        """Which images globs leave out; kept, because the same ones are asked again."""
         if globs not in self._left_out:
             out = {entry.number for entry in self._index.entries() if excluded(entry.path, globs)}
             self._left_out = {globs: np.isin(self._table.numbers, list(out))}
@@ -164,7 +164,7 @@ def open_library(
     device: str = "auto",
     waiting: Callable[[str], None] | None = None,
 ) -> Library:
-    """The pictures of a folder, those that are new or changed indexed first. `progress` is told how many are done of
+    """The images of a folder, those that are new or changed indexed first. `progress` is told how many are done of
     how many; `waiting` why nothing happens."""
     folder = Path(os.path.abspath(folder))
     indexing.check_folder(folder)

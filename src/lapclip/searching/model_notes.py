@@ -1,4 +1,4 @@
-"""The honest sentences: what a model has seen, and how well it finds things on pictures it has not seen."""
+"""The honest sentences: what a model has seen, and how well it finds things on images it has not seen."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ def sentences(subject: Subject) -> list[str]:
     if subject.run is None:
         return [
             f"{subject.name} comes from elsewhere: lapclip does not know what it has seen, nor how well it does here. "
-            "lapclip eval MODEL DATA measures it on pictures with captions."
+            "lapclip eval MODEL DATA measures it on images with captions."
         ]
-    source, (pictures, scores) = source_of(subject.run), history(subject.run)
-    count = "pictures" if pictures is None else f"{pictures:,} pictures"
+    source, (images, scores) = source_of(subject.run), history(subject.run)
+    count = "pictures" if images is None else f"{images:,} images"
     if source == SCENES:
         said = [
             f"{subject.name} has seen {count} of lapclip's own drawn scenes and not one photo: "
@@ -25,7 +25,7 @@ def sentences(subject: Subject) -> list[str]:
         start = _start(subject)
         said = [f"{subject.name} learnt from {count} in {source}{start}."]
     if scores is None:
-        return [*said, "It was never scored on pictures it has not seen: lapclip eval says how well it does."]
+        return [*said, "It was never scored on images it has not seen: lapclip eval says how well it does."]
     first, tenth, candidates = scores.get("t2i_r1"), scores.get("t2i_r10"), scores.get("candidates")
     if first is None or tenth is None or not candidates:
         return said
@@ -34,7 +34,7 @@ def sentences(subject: Subject) -> list[str]:
         *said,
         f"Among {candidates:,} {what} it was not trained on, a caption finds its own first in {first:.0%} of cases "
         f"and among the first ten in {tenth:.0%} (chance {min(1, 10 / candidates):.1%})."
-        + ("" if source == SCENES else " Pictures of another kind may do worse."),
+        + ("" if source == SCENES else " Images of another kind may do worse."),
     ]
 
 

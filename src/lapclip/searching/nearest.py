@@ -3,7 +3,7 @@
 The vectors are multiplied as they lie, in float16: a third of the time and no copy, but rounded. So that gives a short
 list which is sure to hold the best, because the rounding has a bound, and the list is computed again in float32.
 
-Shapes: N pictures, E embedding.
+Shapes: N images, E embedding.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ BLOCK = 16384
 def nearest(
     vectors: np.ndarray, rows_N: np.ndarray, numbers_N: np.ndarray, question_E: np.ndarray, count: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Places among N of the pictures nearest to a question, and their scores: the highest first, and of equal ones the
+    """Places among N of the images nearest to a question, and their scores: the highest first, and of equal ones the
     lower number. `rows_N` says which of the vectors is whose, in rising order."""
     question_E = np.ascontiguousarray(question_E, dtype=np.float32)
     count = min(count, len(rows_N))

@@ -1,4 +1,4 @@
-"""What a question means: "beach -people" asks for beaches, and less for people; and which pictures may answer."""
+"""What a question means: "beach -people" asks for beaches, and less for people; and which images may answer."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def check(query: str | None, like: os.PathLike | None, limit: int) -> None:
     if query is not None and like is not None:
         raise SearchError("Either words or --like PICTURE, not both.", hint="leave one of them out")
     if like is not None and not os.path.isfile(like):
-        raise SearchError(f"There is no picture {like}.", hint="--like PATH of a picture")
+        raise SearchError(f"There is no image {like}.", hint="--like PATH of an image")
     if query is not None:
         parse(query)
 

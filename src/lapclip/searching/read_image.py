@@ -1,4 +1,4 @@
-"""One picture file, read in a thread: what it is, when it was taken, and the square that the model sees."""
+"""One image file, read in a thread: what it is, when it was taken, and the square that the model sees."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from PIL import Image
 
 from lapclip.data.decode import MayPass, decode, look
 from lapclip.data.packed_index import digest_of
-from lapclip.data.pixels import View, fit_picture
+from lapclip.data.pixels import View, fit_image
 from lapclip.errors import DataError, first_line
 from lapclip.searching.scan import Stamp
 
@@ -38,13 +38,13 @@ class Read(NamedTuple):
     height: int = 0
     square: np.ndarray | None = None
     reason: str = ""
-    """Why it is no picture, until the file changes."""
+    """Why it is no image, until the file changes."""
     passing: str = ""
     """Why it could not be read this time."""
     missing: bool = False
 
 
-def read_picture(path: Path, stamp: Stamp, view: View, has_vector: Callable[[str], bool]) -> Read:
+def read_image(path: Path, stamp: Stamp, view: View, has_vector: Callable[[str], bool]) -> Read:
     """A file as it is now, which may not be as it was when it was listed."""
     try:
         with open(path, "rb") as file:
@@ -67,7 +67,7 @@ def read_picture(path: Path, stamp: Stamp, view: View, has_vector: Callable[[str
         with header.turn():
             taken = taken_at(header.image)  # in turn, because Pillow decodes a PNG to know its EXIF
             decoded = decode(header, SHARPNESS * view.resized, put_off=True)
-            square = view.finish(decoded, fit_picture(decoded.image, view))
+            square = view.finish(decoded, fit_image(decoded.image, view))
     except MayPass as error:
         return Read(stamp, passing=error.message)
     except DataError as error:

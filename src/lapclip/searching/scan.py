@@ -1,4 +1,4 @@
-"""Which picture files lie under a folder, and when each was last changed. Nothing is opened."""
+"""Which image files lie under a folder, and when each was last changed. Nothing is opened."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LEFT_OUT = ("@eaDir", "$RECYCLE.BIN", "__MACOSX")
 LIBRARIES = (".photoslibrary", ".aplibrary", ".lrdata")
 """How folders end in which programs for photos keep originals and previews side by side, under names of their own."""
 RUN_FILES = ("run.toml", "events.jsonl")
-"""What tells a run's folder: the small pictures in it are lapclip's, not the user's."""
+"""What tells a run's folder: the small images in it are lapclip's, not the user's."""
 
 
 LATEST = 2**63 - 1
@@ -39,9 +39,9 @@ class Stamp(NamedTuple):
 
 @dataclass
 class Walked:
-    """The pictures under a folder by their path in it, and the folders that could not be looked into."""
+    """The images under a folder by their path in it, and the folders that could not be looked into."""
 
-    pictures: dict[str, Stamp] = field(default_factory=dict)
+    images: dict[str, Stamp] = field(default_factory=dict)
     closed: list[str] = field(default_factory=list)
 
     def hides(self, path: str) -> bool:
@@ -49,34 +49,32 @@ class Walked:
         return any(path.startswith(folder + os.sep) for folder in self.closed)
 
 
-def is_picture(name: str) -> bool:
-    """Whether a file's name ends as those of pictures do."""
+def is_image(name: str) -> bool:
+    """Whether a file's name ends as those of images do."""
     return name.lower().endswith(ENDINGS)
 
 
 def walk(folder: Path) -> Walked:
-    """All pictures under a folder, in the order of their names. Links are followed, each real folder once.
+    """All images under a folder, in the order of their names. Links are followed, each real folder once.
 
     Hidden files and folders, run folders, and those of `LEFT_OUT` are left out.
     """
     if not folder.is_dir():
         what = "is not a folder" if folder.exists() else "does not exist"
-        raise DataError(f"{folder} {what}.", hint="lapclip search FOLDER, with a folder of pictures")
+        raise DataError(f"{folder} {what}.", hint="lapclip search FOLDER, with a folder of images")
     walked = Walked()
-    walked.pictures.update(pictures_under(folder, walked))
+    walked.images.update(images_under(folder, walked))
     return walked
 
 
-def pictures_under(folder: Path, walked: Walked) -> Iterator[tuple[str, Stamp]]:
+def images_under(folder: Path, walked: Walked) -> Iterator[tuple[str, Stamp]]:
     """The same one by one; folders that cannot be looked into are noted."""
-    yield from _pictures(folder, "", set(), walked)
+    yield from _images(folder, "", set(), walked)
     if "" in walked.closed:
         raise DataError(f"{folder} cannot be looked into.", hint="a folder that you may read")
 
 
-def _pictures(
-    folder: Path, inside: str, seen: set[tuple[int, int | str]], walked: Walked
-) -> Iterator[tuple[str, Stamp]]:
+def _images(folder: Path, inside: str, seen: set[tuple[int, int | str]], walked: Walked) -> Iterator[tuple[str, Stamp]]:
     """One folder at a time from a list, because folders may lie deeper than calls can."""
     waiting = [inside]
     while waiting:
@@ -106,7 +104,7 @@ def _pictures(
             try:
                 if entry.is_dir():
                     folders.append(path)
-                elif is_picture(entry.name):
+                elif is_image(entry.name):
                     status = os.stat(place / entry.name)
                     if stat.S_ISREG(status.st_mode):  # never a pipe, which would be waited for
                         yield path, Stamp.of(status)

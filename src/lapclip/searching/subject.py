@@ -30,7 +30,7 @@ class Subject:
 
 
 def choose_subject(model: str | None) -> Subject:
-    """The model of that name; without one the newest finished run that learnt from pictures, else from scenes."""
+    """The model of that name; without one the newest finished run that learnt from images, else from scenes."""
     if model is None:
         return _newest()
     a_run = (RUNS / model / "run.toml").exists() or (Path(model) / "run.toml").exists()
@@ -47,12 +47,12 @@ def choose_subject(model: str | None) -> Subject:
 
 
 def _newest() -> Subject:
-    """A model that saw pictures is fitter to find them than one that saw drawings, though that may be newer."""
+    """A model that saw images is fitter to find them than one that saw drawings, though that may be newer."""
     runs = [run for run in reversed(all_runs()) if is_model(run.path)]
     finished = [run for run in runs if run.last_state() == "finished"]
     for run in finished:
         if source_of(run) not in (SCENES, None):
-            return Subject(run.path, run, "the newest finished run that learnt from pictures")
+            return Subject(run.path, run, "the newest finished run that learnt from images")
     if finished:
         return Subject(finished[0].path, finished[0], "the newest finished run")
     if runs:
@@ -69,11 +69,11 @@ def source_of(run: Run) -> str | None:
 
 
 def history(run: Run) -> tuple[int | None, dict[str, Any] | None]:
-    """How many pictures a run learnt from, and its last scores on those held out; None where it does not say."""
-    pictures, scores = None, None
+    """How many images a run learnt from, and its last scores on those held out; None where it does not say."""
+    images, scores = None, None
     for event in read_events(run.events):
         if event["type"] == "started":
-            pictures = (event.get("pairs") or {}).get("train", pictures)
+            images = (event.get("pairs") or {}).get("train", images)
         elif event["type"] in ("evaluation", "finished") and event.get("evaluation"):
             scores = event["evaluation"]
-    return pictures, scores
+    return images, scores

@@ -1,4 +1,4 @@
-"""Small pictures in a terminal that can show them, by one of three protocols. No torch.
+"""Small images in a terminal that can show them, by one of three protocols. No torch.
 
 kitty   https://sw.kovidgoyal.net/kitty/graphics-protocol/
 iterm   https://iterm2.com/documentation-images.html
@@ -44,7 +44,7 @@ def protocol(environment: Mapping[str, str] = os.environ) -> str | None:
 
 
 def thumbnail(path: Path, how: str) -> str | None:
-    """A picture as text that a terminal draws; None where it cannot be read any more."""
+    """An image as text that a terminal draws; None where it cannot be read any more."""
     try:
         image = decode(path.read_bytes(), SIDE).image
     except (OSError, DataError):

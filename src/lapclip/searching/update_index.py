@@ -16,8 +16,8 @@ from lapclip.searching.changes import Before
 from lapclip.searching.encoder import Encoder
 from lapclip.searching.index import Entry, Index
 from lapclip.searching.read_ahead import made_ahead
-from lapclip.searching.read_image import Read, heic_is_unknown, read_picture
-from lapclip.searching.scan import Stamp, Walked, pictures_under
+from lapclip.searching.read_image import Read, heic_is_unknown, read_image
+from lapclip.searching.scan import Stamp, Walked, images_under
 
 SAVED_EVERY = 1.0
 """Seconds of work that a killed process may lose."""
@@ -31,9 +31,9 @@ class Indexed:
     """What was done, and what the user should know."""
 
     added: int = 0
-    """Pictures that got a new vector."""
+    """Images that got a new vector."""
     moved: int = 0
-    """Pictures whose file has another name, place or time, and the same bytes as before."""
+    """Images whose file has another name, place or time, and the same bytes as before."""
     removed: int = 0
     unreadable: list[tuple[str, str]] = field(default_factory=list)
     """Path in the folder, and why."""
@@ -78,12 +78,12 @@ class _Indexer:
     def __init__(self, index: Index, folder: Path, encoder: Encoder, found: Indexed) -> None:
         self.index, self.folder, self.encoder, self.found = index, folder, encoder, found
         self.waiting: list[tuple[Entry, np.ndarray | None]] = []
-        """What is done and not saved: a picture with its vector; None where its row is known."""
+        """What is done and not saved: an image with its vector; None where its row is known."""
         self.saved = time.monotonic()
 
     def work(self, told: Callable[[int, int], None]) -> None:
         walked = Walked()
-        self.before = Before(self.index, pictures_under(self.folder, walked))
+        self.before = Before(self.index, images_under(self.folder, walked))
         self._check_not_empty(walked)
         self.index.mark_gone(self.before.note_gone(walked.hides))
         total = self.before.files
@@ -97,7 +97,7 @@ class _Indexer:
         except KeyboardInterrupt:
             self._save()
             raise KeyboardInterrupt(
-                f"Stopped. {self.index.count():,} of {total:,} pictures are indexed; the same command goes on."
+                f"Stopped. {self.index.count():,} of {total:,} images are indexed; the same command goes on."
             ) from None
         self.found.removed = self.index.forget_gone()
         if walked.closed:
@@ -107,12 +107,12 @@ class _Indexer:
     def _check_not_empty(self, walked: Walked) -> None:
         if self.before.files or walked.closed:
             return
-        if self.before.pictures:  # a disk that is not there looks like this, and its index took long to make
+        if self.before.images:  # a disk that is not there looks like this, and its index took long to make
             raise DataError(
-                f"There is no picture in {self.folder}, where {self.before.pictures:,} were before. Its index is kept.",
+                f"There is no image in {self.folder}, where {self.before.images:,} were before. Its index is kept.",
                 hint=f"is its disk there? If they are gone for good, remove {self.index.place}",
             )
-        raise DataError(f"There is no picture in {self.folder}.", hint="a folder with JPEG, PNG, WebP or HEIC files")
+        raise DataError(f"There is no image in {self.folder}.", hint="a folder with JPEG, PNG, WebP or HEIC files")
 
     def _to_read(self) -> Iterator[tuple[str, Stamp]]:
         for path, stamp in self.before.to_read():
@@ -130,7 +130,7 @@ class _Indexer:
             return self.before.with_bytes(digest) is not None
 
         def read(item: tuple[str, Stamp]) -> tuple[str, Read]:
-            return item[0], read_picture(self.folder / item[0], item[1], view, has_vector)
+            return item[0], read_image(self.folder / item[0], item[1], view, has_vector)
 
         return made_ahead(read, self._to_read(), AHEAD * self.encoder.batch, logical_cores())
 
@@ -176,7 +176,7 @@ class _Indexer:
         return entry, np.array(self.index.vectors()[old.entry.row])
 
     def _save(self) -> None:
-        """Vectors first, then the pictures that name them."""
+        """Vectors first, then the images that name them."""
         fresh = [vector for _, vector in self.waiting if vector is not None]
         rows = iter(self.index.append(np.stack(fresh)) if fresh else ())
         entries = [entry if vector is None else entry._replace(row=next(rows)) for entry, vector in self.waiting]
@@ -189,7 +189,7 @@ def check_folder(folder: Path) -> None:
     """Refuse what cannot be indexed before a model is loaded for it."""
     if not folder.is_dir():
         what = "is not a folder" if os.path.lexists(folder) else "does not exist"
-        raise DataError(f"{folder} {what}.", hint="lapclip search FOLDER, with a folder of pictures")
+        raise DataError(f"{folder} {what}.", hint="lapclip search FOLDER, with a folder of images")
 
 
 def _batches(items: Iterator[tuple[str, Read]], size: int) -> Iterator[list[tuple[str, Read]]]:

@@ -1,7 +1,7 @@
-"""What is frozen is computed once: what the frozen part of each tower makes of all pictures and captions is kept, and
+"""What is frozen is computed once: what the frozen part of each tower makes of all images and captions is kept, and
 training goes on from there. The result is the same, up to rounding.
 
-Shapes: N pictures or captions, T symbols of all captions together.
+Shapes: N images or captions, T tokens of all captions together.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from lapclip.runs import number_text as words
 from lapclip.training.cuda_graph import AnyStep
 from lapclip.training.feature_cache import array_path, has_room, read_array, write_array
 
-PICTURES, CAPTIONS = 32, 64
+IMAGES, CAPTIONS = 32, 64
 """How many go through a tower at once."""
 LARGE = 1e4
 """Features beyond which half precision is not trusted."""
@@ -44,7 +44,7 @@ class NoRoom(Exception):
 
 @dataclass(frozen=True)
 class Ragged:
-    """One row for each symbol of each caption, or one row for each caption."""
+    """One row for each token of each caption, or one row for each caption."""
 
     values: np.ndarray
     first_N: np.ndarray | None
@@ -72,7 +72,7 @@ class Kept:
     said: list[str]
     """What the user should know."""
 
-    def of_pictures(self, rows: np.ndarray, views: np.ndarray) -> np.ndarray | None:
+    def of_images(self, rows: np.ndarray, views: np.ndarray) -> np.ndarray | None:
         return None if self.pictures is None else self.pictures[views, rows]
 
     def of_captions(self, captions: np.ndarray, length: int) -> np.ndarray | None:
@@ -142,12 +142,12 @@ def keep_features(
     maker = _Maker(step, plan, data, config, tell)
     try:
         pictures = maker.pictures() if "image" in chosen else None
-        after_pictures = time.perf_counter()
+        after_images = time.perf_counter()
         captions = maker.captions() if "text" in chosen else None
         after_captions = time.perf_counter()
         frozen = FrozenPairs(
             data.held_out,
-            maker.held_out_pictures() if "image" in chosen else None,
+            maker.held_out_images() if "image" in chosen else None,
             maker.held_out_captions(embedder) if "text" in chosen else None,
         )
     except NoRoom as error:
@@ -158,15 +158,15 @@ def keep_features(
     parts = []
     if pictures is not None:
         views = f" in {len(pictures)} views" if len(pictures) > 1 else ""
-        parts.append(f"{len(data.train):,} pictures{views} up to {_place(model, 'image', boundaries)}")
+        parts.append(f"{len(data.train):,} images{views} up to {_place(model, 'image', boundaries)}")
     if captions is not None:
         parts.append(f"{len(plan.captions):,} captions up to {_place(model, 'text', boundaries)}")
     if maker.found:
         how = "found in the cache"
     else:
-        # An epoch looks at each picture once, through one view, and at one of its captions.
-        saved = (after_pictures - began) / len(pictures) if pictures is not None else 0.0
-        saved += (after_captions - after_pictures) * len(data.train) / max(1, len(plan.captions)) * bool(captions)
+        # An epoch looks at each image once, through one view, and at one of its captions.
+        saved = (after_images - began) / len(pictures) if pictures is not None else 0.0
+        saved += (after_captions - after_images) * len(data.train) / max(1, len(plan.captions)) * bool(captions)
         took = words.duration(time.perf_counter() - began)
         how = f"computed in {took}, which saves about {words.duration(saved)} an epoch"
     said.append(f"kept what is frozen of {' and '.join(parts)}: {words.size(size)}, {how}")
@@ -189,11 +189,11 @@ def what_to_keep(model: CLIP, boundaries: dict[str, int], config: Config) -> tup
         network = getattr(model, tower)
         if tower == "image" and not train.views:
             new_crops = "because each has new crops; with --set train.views=4 four of each are kept"
-            said.append(f"pictures go through the frozen tower at each step, {new_crops}")
+            said.append(f"images go through the frozen tower at each step, {new_crops}")
         elif tower == "image" and (train.cheap_size or train.patch_dropout):
-            said.append("pictures go through the frozen tower at each step, because it sees them in several sizes")
+            said.append("images go through the frozen tower at each step, because it sees them in several sizes")
         elif tower == "text" and train.symbol_dropout:
-            said.append("captions go through the frozen tower at each step, because each has other symbols left out")
+            said.append("captions go through the frozen tower at each step, because each has other tokens left out")
         elif isinstance(network, PretrainedTower) and not network.divides(boundaries[tower]):
             said.append(f"the {tower} tower cannot be run in two parts, so it is run whole at each step")
         else:
@@ -217,28 +217,28 @@ class _Maker:
         """Whether all of it was in the cache."""
 
     def pictures(self) -> np.ndarray:
-        """Of the training pictures, (views, N, ...)."""
+        """Of the training images, (views, N, ...)."""
         boxes = self._plan.boxes
         views, count = boxes.shape[:2]
 
         def parts() -> Iterator[np.ndarray]:
             for at in range(views):
-                for rows in _slices(count, PICTURES):
-                    self._tell(at * count + rows.stop, views * count, "the frozen tower reads pictures")
-                    yield self._picture_features(self._worker, self._data.train.pixels[rows], boxes[at, rows])
+                for rows in _slices(count, IMAGES):
+                    self._tell(at * count + rows.stop, views * count, "the frozen tower reads images")
+                    yield self._image_features(self._worker, self._data.train.pixels[rows], boxes[at, rows])
 
         train = self._config.train
         about = (train.views, train.crop, train.flip, train.seed)
         return self._array("image", ("train", *about), (views, count), parts)
 
-    def held_out_pictures(self) -> np.ndarray:
-        """Of the pictures that are scored, as they are scored."""
+    def held_out_images(self) -> np.ndarray:
+        """Of the images that are scored, as they are scored."""
         pixels = self._data.held_out.pixels
 
         def parts() -> Iterator[np.ndarray]:
-            for rows in _slices(len(pixels), PICTURES):
-                self._tell(rows.stop, len(pixels), "the frozen tower reads held-out pictures")
-                yield self._picture_features(self._model, pixels[rows], None)
+            for rows in _slices(len(pixels), IMAGES):
+                self._tell(rows.stop, len(pixels), "the frozen tower reads held-out images")
+                yield self._image_features(self._model, pixels[rows], None)
 
         return self._array("image", ("val",), (len(pixels),), parts)
 
@@ -253,7 +253,7 @@ class _Maker:
         return self._caption_features(self._model, symbols, "val", "the frozen tower reads held-out captions")
 
     @torch.inference_mode()
-    def _picture_features(self, model: CLIP, pixels_BSSC: np.ndarray, boxes_B5: np.ndarray | None) -> np.ndarray:
+    def _image_features(self, model: CLIP, pixels_BSSC: np.ndarray, boxes_B5: np.ndarray | None) -> np.ndarray:
         place = self._device.torch
         pixels = normalise(torch.from_numpy(np.array(pixels_BSSC)).to(place), self._config.model)
         if boxes_B5 is not None:

@@ -196,7 +196,7 @@ class Training:
     def out_of_patience(self, number: int) -> bool:
         """Whether the scores have not risen for so many evaluations that the rest of the run would only overfit.
 
-        Counted from the end of the cheap part: scores rise again when pictures are seen as they are evaluated.
+        Counted from the end of the cheap part: scores rise again when images are seen as they are evaluated.
         """
         train = self.config.train
         patience = train.patience * train.evaluate_every_epochs * self.plan.steps_per_epoch
@@ -233,7 +233,7 @@ class Training:
 
     def merit(self, scores: dict[str, Any], images: np.ndarray) -> float:
         """What the best model is chosen by: the mean of all recalls, which is steadier than R@1 alone; or, where
-        pictures have classes and so share their captions, the share that is told apart."""
+        images have classes and so share their captions, the share that is told apart."""
         classes, labels = self.data.classes, self.data.held_out.labels
         if not classes or labels is None:
             return float(np.mean([scores[f"{way}_r{rank}"] for way in ("t2i", "i2t") for rank in RANKS]))

@@ -21,7 +21,7 @@ from lapclip.config import ModelConfig, TrainConfig
 from lapclip.errors import ConfigError
 from lapclip.machine.devices import Device
 from lapclip.model.convnet import convolution_sizes, last_width
-from lapclip.training.schedule import patches_kept, picture_side
+from lapclip.training.schedule import image_side, patches_kept
 
 CPU_BASE, ACCELERATOR_BASE = 350_000_000, 100_000_000
 """Measured on the CPU: a process that has imported torch and taken a step of a tiny model. On accelerators an estimate
@@ -148,7 +148,7 @@ def _still_needed(parts: MemoryParts, device: Device) -> int:
 
 def _pair_bytes(model: ModelConfig, train: TrainConfig, caption_tokens: int, *, cheap: bool) -> int:
     """What a pair needs in both towers."""
-    side = picture_side(cheap, train, model)
+    side = image_side(cheap, train, model)
     text = _tower_bytes(
         caption_tokens,
         model.text_width,

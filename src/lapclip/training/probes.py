@@ -25,29 +25,29 @@ class Looking:
     def __init__(self, pairs: Pairs, own: Sequence[str], folder: Path) -> None:
         self._pairs, self._own, self._folder = pairs, own, folder
         firsts = np.cumsum([0, *(len(captions) for captions in pairs.captions)])[:-1]
-        self._pictures = np.unique(np.linspace(0, len(pairs) - 1, min(CAPTIONS, len(pairs))).round().astype(int))
-        self._rows = firsts[self._pictures]
+        self._images = np.unique(np.linspace(0, len(pairs) - 1, min(CAPTIONS, len(pairs))).round().astype(int))
+        self._rows = firsts[self._images]
 
     def answers(self, embedder: Embedder, images: np.ndarray, texts: np.ndarray) -> list[dict[str, Any]]:
         """What the model answers now, given its embeddings of the whole split; makes the thumbnails it speaks of."""
         found = []
-        for picture, row in zip(self._pictures, self._rows, strict=True):
+        for image, row in zip(self._images, self._rows, strict=True):
             scores = images @ texts[row]
-            caption, right = self._pairs.captions[int(picture)][0], int(picture)
+            caption, right = self._pairs.captions[int(image)][0], int(image)
             rank = 1 + int((scores > scores[right]).sum())
             found.append({"caption": caption, "own": False, "right": right, "rank": rank, "top": _top(scores)})
         if self._own:
             for caption, text in zip(self._own, embedder.encode_text(self._own), strict=True):
                 found.append({"caption": caption, "own": True, "right": None, "rank": None, "top": _top(images @ text)})
-        for picture in {entry["picture"] for answer in found for entry in answer["top"]} | {*map(int, self._pictures)}:
-            self._draw(picture)
+        for image in {entry["picture"] for answer in found for entry in answer["top"]} | {*map(int, self._images)}:
+            self._draw(image)
         return found
 
-    def _draw(self, picture: int) -> None:
-        path = self._folder / f"{picture}.png"
+    def _draw(self, image: int) -> None:
+        path = self._folder / f"{image}.png"
         if path.exists():
             return
-        thumbnail = Image.fromarray(np.asarray(self._pairs.pixels[picture]))
+        thumbnail = Image.fromarray(np.asarray(self._pairs.pixels[image]))
         thumbnail.thumbnail((SIDE, SIDE))
         partial = path.with_suffix(".partial")
         with suppress(OSError):  # a full disk costs a thumbnail, not the run

@@ -20,7 +20,7 @@ def learning_rate(step: int, steps: int, config: TrainConfig) -> float:
 
 
 def cheap_steps(steps: int, config: TrainConfig) -> int:
-    """How many steps the first part of the run has, with smaller pictures or fewer patches."""
+    """How many steps the first part of the run has, with smaller images or fewer patches."""
     return round(config.cheap_share * steps) if config.cheap_size or config.patch_dropout else 0
 
 
@@ -29,12 +29,12 @@ def is_cheap(step: int, steps: int, config: TrainConfig) -> bool:
     return step <= cheap_steps(steps, config)
 
 
-def picture_side(cheap: bool, config: TrainConfig, model: ModelConfig) -> int:
-    """The side of the pictures the model sees, in pixels."""
+def image_side(cheap: bool, config: TrainConfig, model: ModelConfig) -> int:
+    """The side of the images the model sees, in pixels."""
     return config.cheap_size if cheap and config.cheap_size else model.image_size
 
 
 def patches_kept(cheap: bool, config: TrainConfig, model: ModelConfig) -> tuple[int, int]:
-    """How many patches each picture keeps, and how many it has."""
-    patches = (picture_side(cheap, config, model) // model.patch) ** 2
+    """How many patches each image keeps, and how many it has."""
+    patches = (image_side(cheap, config, model) // model.patch) ** 2
     return max(1, round(patches * (1 - (config.patch_dropout if cheap else 0.0)))), patches

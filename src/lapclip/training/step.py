@@ -27,7 +27,7 @@ from lapclip.model.pretrained.pretrained_towers import PretrainedTower
 from lapclip.seeding import derived_seed, generator
 from lapclip.training.head_dropout import HeadDropout
 from lapclip.training.precision import LossScale, RoundedCopy
-from lapclip.training.schedule import is_cheap, patches_kept, picture_side
+from lapclip.training.schedule import image_side, is_cheap, patches_kept
 
 TEXT_PARTS, LEAST_PART = 4, 16
 """Into how many parts captions are taken, by length, and the fewest that are worth a part."""
@@ -35,25 +35,25 @@ TEXT_PARTS, LEAST_PART = 4, 16
 
 @dataclass(frozen=True)
 class Inputs:
-    """What an update works on. Pictures stay uint8 until they are on the device."""
+    """What an update works on. Images stay uint8 until they are on the device."""
 
     pixels_BSSC: Tensor
     tokens_BL: Tensor
     positives_BB: Tensor
     kept_BK: Tensor | None
-    """The patches each picture keeps; None keeps all."""
+    """The patches each image keeps; None keeps all."""
     boxes_B5: Tensor | None
-    """The part of each picture to look at (`data/augment.py`); None looks at all of it."""
+    """The part of each image to look at (`data/augment.py`); None looks at all of it."""
     side: int
     """The size at which to look at it."""
     lengths: tuple[int, ...] = ()
-    """Symbols of the longest caption in each of so many equal parts of the batch; empty takes them all as one."""
+    """Tokens of the longest caption in each of so many equal parts of the batch; empty takes them all as one."""
     image_features: Tensor | None = None
-    """What the frozen part of the image tower makes of the pictures, which are empty then."""
+    """What the frozen part of the image tower makes of the images, which are empty then."""
     text_features: Tensor | None = None
     """What the frozen part of the text tower makes of the captions."""
     teacher_image: Tensor | None = None
-    """What a teacher makes of the pictures; None where there is none."""
+    """What a teacher makes of the images; None where there is none."""
     teacher_text: Tensor | None = None
     """What it makes of the captions."""
     image_features_kept: Tensor | None = None
@@ -132,7 +132,7 @@ class TrainStep:
             positives_BB=torch.from_numpy(batch.positives_BB),
             kept_BK=self._kept_patches(len(batch.tokens_BL), step, cheap=cheap),
             boxes_B5=self._boxes(batch, step),
-            side=picture_side(cheap, config, self.model.shape),
+            side=image_side(cheap, config, self.model.shape),
             lengths=self._lengths(batch),
             image_features=None if batch.image_features is None else torch.from_numpy(batch.image_features),
             text_features=None if batch.text_features is None else torch.from_numpy(batch.text_features),
@@ -169,7 +169,7 @@ class TrainStep:
 
     @torch.no_grad()
     def embed(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Embeddings of pictures and captions as the step computes them, but without a graph."""
+        """Embeddings of images and captions as the step computes them, but without a graph."""
         if self.rounded:
             self.rounded.refresh()
         inputs = self.inputs(batch, self.config.steps).each(lambda part: part.to(self.device.torch))
@@ -192,7 +192,7 @@ class TrainStep:
         return lambda: self._figures(read())
 
     def _encode(self, inputs: Inputs, watch: Stopwatch) -> tuple[Tensor, Tensor]:
-        """Embeddings of pictures, which stay uint8 until here, and of captions."""
+        """Embeddings of images, which stay uint8 until here, and of captions."""
         with watch.phase("preprocess"):
             pixels_BCSS = self._look(inputs) if inputs.image_features is None else None
         with watch.phase("forward"), self._dropout.applied(inputs.tensors()):
@@ -228,7 +228,7 @@ class TrainStep:
         return tuple(min(batch.tokens_BL.shape[1], -(-length // LENGTH_STEP) * LENGTH_STEP) for length in longest)
 
     def _look(self, inputs: Inputs) -> Tensor:
-        """The pictures as the tower sees them; made on the CPU where the device would get them wrong."""
+        """The images as the tower sees them; made on the CPU where the device would get them wrong."""
         if self.device.trusted("crops"):
             return view(normalise(inputs.pixels_BSSC, self.model.shape), inputs.boxes_B5, inputs.side)
         there = inputs.each(Tensor.cpu)
@@ -329,7 +329,7 @@ class TrainStep:
         return [parameter.grad for parameter in self._parameters if parameter.grad is not None]
 
     def _boxes(self, batch: Batch, step: int) -> Tensor | None:
-        """Which part of each picture to look at this step; None looks at all of it."""
+        """Which part of each image to look at this step; None looks at all of it."""
         if batch.boxes_B5 is not None:
             return torch.from_numpy(batch.boxes_B5)
         if batch.image_features is not None:
@@ -344,7 +344,7 @@ class TrainStep:
         return draw_boxes(batch.sided_B, aspects_B, crop, flip, draw, middle=share)
 
     def _kept_patches(self, batch_size: int, step: int, *, cheap: bool) -> Tensor | None:
-        """Which patches each picture keeps this step, in order; None keeps all."""
+        """Which patches each image keeps this step, in order; None keeps all."""
         if self.model.shape.image_from:
             return None
         kept, patches = patches_kept(cheap, self.config, self.model.shape)

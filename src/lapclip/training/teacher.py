@@ -1,6 +1,6 @@
-"""A model that teaches another: what it makes of the training pictures and captions, computed once and kept.
+"""A model that teaches another: what it makes of the training images and captions, computed once and kept.
 
-Shapes: N pictures, M captions (one picture's after the other's), D the teacher's embedding, E the model's.
+Shapes: N images, M captions (one image's after the other's), D the teacher's embedding, E the model's.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ from lapclip.runs.folder import RUNS
 from lapclip.training.feature_cache import array_path, read_array, write_array
 from lapclip.training.teacher_file import TeacherFile
 
-PICTURES, CAPTIONS = "the teacher looks at pictures", "the teacher reads captions"
-"""What is being done to so many pictures."""
+IMAGES, CAPTIONS = "the teacher looks at images", "the teacher reads captions"
+"""What is being done to so many images."""
 
 
 class Teacher(Protocol):
-    """Something that knows what pictures and captions mean."""
+    """Something that knows what images and captions mean."""
 
     digest: str
     """Changes with anything that its embeddings depend on."""
 
     def embed(self, config: DataConfig, pairs: Pairs, progress: DataProgress | None) -> tuple[np.ndarray, np.ndarray]:
-        """Unit-length rows for all pictures (N, D) and for all captions (M, D)."""
+        """Unit-length rows for all images (N, D) and for all captions (M, D)."""
         ...
 
 
 class TeacherModel:
-    """A trained model. It sees pictures its own way, whatever the model that it teaches sees."""
+    """A trained model. It sees images its own way, whatever the model that it teaches sees."""
 
     def __init__(self, embedder: Embedder) -> None:
         self._embedder = embedder
@@ -54,7 +54,7 @@ class TeacherModel:
     def embed(self, config: DataConfig, pairs: Pairs, progress: DataProgress | None) -> tuple[np.ndarray, np.ndarray]:
         tell = progress or (lambda done, total, what="", /: None)
         pixels = load_as_seen(config, pairs, View.of(self._embedder.model.shape), progress)
-        image_ND = self._embedder.encode_pixels(pixels, lambda done, total: tell(done, total, PICTURES))
+        image_ND = self._embedder.encode_pixels(pixels, lambda done, total: tell(done, total, IMAGES))
         captions, which, _ = distinct_captions(pairs)
         text_MD = self._embedder.encode_text(captions, lambda done, total: tell(done, total, CAPTIONS))
         return image_ND, text_MD[which]
@@ -112,9 +112,7 @@ def find_lessons(digest: str, config: Config, data: DataSet) -> Lessons | None:
     image_NE, text_ME = (read_array(path) for path in _paths(digest, config, data))
     if image_NE is None or text_ME is None:
         return None
-    said = (
-        f"{config.train.teacher} teaches: {len(image_NE):,} pictures and {len(text_ME):,} captions, kept in the cache"
-    )
+    said = f"{config.train.teacher} teaches: {len(image_NE):,} images and {len(text_ME):,} captions, kept in the cache"
     return Lessons(image_NE, text_ME, digest, said)
 
 
@@ -142,7 +140,7 @@ def fit_width(image_ND: np.ndarray, text_MD: np.ndarray, width: int) -> tuple[np
     if given <= width:
         padding = ((0, 0), (0, width - given))
         return np.pad(image_ND, padding), np.pad(text_MD, padding)
-    # Pictures count as much as captions, of which there may be more. Not centred: similarities are products.
+    # Images count as much as captions, of which there may be more. Not centred: similarities are products.
     spread_DD = sum(rows.T.astype(np.float64) @ rows / len(rows) for rows in (image_ND, text_MD))
     _, directions_DD = np.linalg.eigh(spread_DD)
     main_DE = directions_DD[:, ::-1][:, :width]
@@ -155,6 +153,6 @@ def unit(rows: np.ndarray) -> np.ndarray:
 
 
 def _paths(digest: str, config: Config, data: DataSet) -> tuple[Path, Path]:
-    """Where the lessons are kept: of pictures, and of captions."""
+    """Where the lessons are kept: of images, and of captions."""
     about = ("teacher", digest, data.fingerprint, config.model.embedding)
     return array_path(*about, "image"), array_path(*about, "text")

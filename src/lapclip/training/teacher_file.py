@@ -40,10 +40,10 @@ class TeacherFile:
         self._check()
 
     def embed(self, config: DataConfig, pairs: Pairs, progress: DataProgress | None) -> tuple[np.ndarray, np.ndarray]:
-        """Unit-length rows for all pictures and for all captions."""
+        """Unit-length rows for all images and for all captions."""
         if not pairs.names:
             raise DataError(
-                f"{self._path} cannot teach about pictures that are drawn: they have no names.",
+                f"{self._path} cannot teach about images that are drawn: they have no names.",
                 hint="--teacher with a model",
             )
         captions = [caption for options in pairs.captions for caption in options]

@@ -58,7 +58,7 @@ class Agreement:
     gradients: float
     """Cosine between the gradients of all weights."""
     embeddings: float
-    """Smallest cosine between the embeddings of a picture or caption, computed without a graph."""
+    """Smallest cosine between the embeddings of an image or caption, computed without a graph."""
 
     def fault(self, dtype: str) -> str | None:
         """What is wrong, if more than the precision's rounding explains."""

@@ -137,7 +137,7 @@ def step_memory(workload: Workload, device: Device) -> StepMemory:
 
 def measure(workload: Workload, device: Device, before: Callable[[], object] = lambda: None) -> StepMemory:
     """The same in this process, whose peak is the step's only if the process is young or counts from `before`."""
-    # Pictures first, and steps of a small model: what libraries set up for themselves is the process's, not the step's.
+    # Images first, and steps of a small model: what libraries set up for themselves is the process's, not the step's.
     some_pairs(workload.train.batch_size, workload.shape.image_size)
     small = Rehearsal(Workload(SHAPES["tiny"], workload.train), device)
     small()

@@ -1,4 +1,4 @@
-"""The picture on a terminal's other screen, drawn again when there is something new."""
+"""The image on a terminal's other screen, drawn again when there is something new."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.text import Text
 
 from lapclip.watch.keys import DOWN, NEXT, PREVIOUS, QUIT, UP, Keys
-from lapclip.watch.screen import Pens, Typed, picture
+from lapclip.watch.screen import Pens, Typed, image
 from lapclip.watch.terminal_surface import ending_well
 from lapclip.watch.watched_runs import Watching
 
@@ -24,13 +24,13 @@ TICK = 0.25
 SHARE = 0.005
 """Of the machine's time that following may take: a run that is watched must not notice."""
 SLOWEST = 10.0
-"""Seconds between two pictures at most, however dear they are."""
+"""Seconds between two images at most, however dear they are."""
 ENTER, LEAVE = "\x1b[?1049h\x1b[?25l\x1b[?7l", "\x1b[?7h\x1b[?25h\x1b[?1049l"
 """To the other screen, without a cursor and without wrapping; and back."""
 
 
 class Live:
-    """The picture on the terminal's other screen, drawn again when there is something new."""
+    """The image on the terminal's other screen, drawn again when there is something new."""
 
     def __init__(self, watching: Watching, typed: Typed) -> None:
         self._watching, self._typed = watching, typed
@@ -83,7 +83,7 @@ class Live:
 
     def _lines(self, width: int, height: int) -> list[str]:
         watching, pens = self._watching, Pens.of(self._console)
-        drawn = picture(watching.looks, watching.focus, width, tall(height), pens, self._typed)
+        drawn = image(watching.looks, watching.focus, width, tall(height), pens, self._typed)
         body, room = rendered(self._console, drawn, width), max(1, height - 1)
         self._scrolled = max(0, min(self._scrolled, len(body) - room))
         below = len(body) - room - self._scrolled
@@ -126,7 +126,7 @@ class Live:
 
 
 class Pace:
-    """How often a picture may be drawn: so that all of it takes a small share of the machine's time."""
+    """How often an image may be drawn: so that all of it takes a small share of the machine's time."""
 
     def __init__(self, cores: int) -> None:
         self._cores = cores
@@ -142,7 +142,7 @@ class Pace:
         self._next = time.monotonic() + self.rest(time.process_time() - before)
 
     def rest(self, spent: float) -> float:
-        """Seconds to wait after a picture that took so many seconds of one core."""
+        """Seconds to wait after an image that took so many seconds of one core."""
         return min(SLOWEST, max(TICK, spent / (SHARE * self._cores)))
 
 

@@ -1,4 +1,4 @@
-"""The whole picture: a row of each run, the one in focus in full, put together for a width and a height."""
+"""The whole image: a row of each run, the one in focus in full, put together for a width and a height."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def next_commands(look: Look, typed: Typed) -> list[str]:
     return [typed("train")]
 
 
-def picture(looks: list[Look], focus: int, width: int, tall: int, pens: Pens, typed: Typed) -> RenderableType:
+def image(looks: list[Look], focus: int, width: int, tall: int, pens: Pens, typed: Typed) -> RenderableType:
     """Everything, from top to bottom."""
     if not looks:
         return Text(f"There are no runs here yet. One that starts will appear.\nStart one: {typed('train')}")

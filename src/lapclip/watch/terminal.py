@@ -1,4 +1,4 @@
-"""`lapclip watch` in a terminal: a picture that follows the runs, or plain lines where there is no terminal."""
+"""`lapclip watch` in a terminal: an image that follows the runs, or plain lines where there is no terminal."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rich.console import Console
 
 from lapclip.watch.event_lines import line
 from lapclip.watch.live_screen import Live, rendered
-from lapclip.watch.screen import Pens, Typed, next_commands, picture
+from lapclip.watch.screen import Pens, Typed, image, next_commands
 from lapclip.watch.short_text import clean
 from lapclip.watch.terminal_surface import can_draw, forgive_characters, quiet_end
 from lapclip.watch.watched_runs import Watching
@@ -46,7 +46,7 @@ def _snapshot(watching: Watching, typed: Typed) -> None:
         # Each run in full; the table of all stands above the first.
         looks = watching.looks if at == 0 else watching.looks[at : at + 1]
         # Printed by Python itself: rich would end the process, with a fault, where the reader has gone away.
-        print("\n".join(rendered(console, picture(looks, 0, console.width, 2, pens, typed), console.width)))
+        print("\n".join(rendered(console, image(looks, 0, console.width, 2, pens, typed), console.width)))
     sys.stdout.flush()
 
 

@@ -24,7 +24,7 @@ POLICY = "; ".join(
         "default-src 'none'",
         "script-src 'self'",
         "style-src 'self'",
-        "img-src 'self' data: blob:",  # plotly.js draws heat maps and saved pictures as such
+        "img-src 'self' data: blob:",  # plotly.js draws heat maps and saved images as such
         "connect-src 'self'",
         "base-uri 'none'",
         "form-action 'none'",

@@ -22,7 +22,7 @@ from lapclip.weights.torch_files import read_tensors
 
 CONFIG, INDEX = "config.json", ".index.json"
 PREPROCESSOR, PROCESSOR = "preprocessor_config.json", "processor_config.json"
-"""How pictures are seen; a `CLIPProcessor` of release 5 writes it into the second, as `image_processor`."""
+"""How images are seen; a `CLIPProcessor` of release 5 writes it into the second, as `image_processor`."""
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 PARTS = ("q", "k", "v")
 """Our queries, keys and values are one tensor; theirs are three, named with these letters."""
@@ -115,7 +115,7 @@ def shape_of(config: dict[str, Any], seen: dict[str, Any], where: str) -> ModelC
         # 2 stands in old configurations and means the highest id; transformers reads it so as well.
         if text.get("eos_token_id", 2) not in (2, vocabulary - 1):
             raise WeightsError(
-                f"{where}: the end symbol is {text['eos_token_id']}; it must have the highest id, {vocabulary - 1}."
+                f"{where}: the end token is {text['eos_token_id']}; it must have the highest id, {vocabulary - 1}."
             )
         image_size = vision.get("image_size", 224)
         return named(
@@ -145,7 +145,7 @@ def shape_of(config: dict[str, Any], seen: dict[str, Any], where: str) -> ModelC
 
 
 def config_of(shape: ModelConfig, start: int) -> dict[str, Any]:
-    """The `config.json` of a model of ours, whose captions begin with that symbol."""
+    """The `config.json` of a model of ours, whose captions begin with that token."""
     common = {"hidden_act": shape.activation, "layer_norm_eps": 1e-5, "projection_dim": shape.embedding}
     return {
         "architectures": ["CLIPModel"],
@@ -180,7 +180,7 @@ def config_of(shape: ModelConfig, start: int) -> dict[str, Any]:
 
 
 def preprocessor_of(shape: ModelConfig, resized: int) -> dict[str, Any]:
-    """The `preprocessor_config.json` of a model of ours, whose pictures are resized to that before they are cut."""
+    """The `preprocessor_config.json` of a model of ours, whose images are resized to that before they are cut."""
     side = {"height": shape.image_size, "width": shape.image_size}
     squashed = {"height": resized, "width": resized}
     return {
@@ -223,11 +223,11 @@ def _joined(parts: list[Tensor], name: str, where: str) -> Tensor:
 
 
 def _preprocessing(seen: dict[str, Any], side: int, where: str) -> dict[str, Any]:
-    """How pictures are seen, as our settings."""
+    """How images are seen, as our settings."""
     size, crop = seen.get("size", side), seen.get("crop_size", side)
     if isinstance(size, dict) and "shortest_edge" not in size:
         if size["height"] != size["width"]:
-            raise WeightsError(f"{where}: pictures of {size['width']} x {size['height']} pixels are not square.")
+            raise WeightsError(f"{where}: images of {size['width']} x {size['height']} pixels are not square.")
         resized, resize = size["height"], "squash"
     else:
         resized, resize = size["shortest_edge"] if isinstance(size, dict) else size, "shortest"
@@ -235,7 +235,7 @@ def _preprocessing(seen: dict[str, Any], side: int, where: str) -> dict[str, Any
     if not seen.get("do_center_crop", True):
         cut = resized
     if cut != side:
-        raise WeightsError(f"{where}: pictures are cut to {cut} pixels, and the image tower sees {side}.")
+        raise WeightsError(f"{where}: images are cut to {cut} pixels, and the image tower sees {side}.")
     resample = seen.get("resample", BICUBIC)
     if resample not in (BICUBIC, BILINEAR):
         raise WeightsError(f"{where}: resample is {resample}; lapclip knows 3 (bicubic) and 2 (bilinear).")

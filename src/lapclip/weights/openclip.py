@@ -148,7 +148,7 @@ def _refuse_others(part: dict[str, Any], allowed: dict[str, tuple], said: str, w
 def _square(size: Any, where: str) -> int:
     sides = [size] if isinstance(size, int) else list(size)
     if len(set(sides)) != 1:
-        raise WeightsError(f"{where}: pictures and patches of {sides} are not square.")
+        raise WeightsError(f"{where}: images and patches of {sides} are not square.")
     return sides[0]
 
 

@@ -15,7 +15,7 @@ THEIRS, MERGES = "tokenizer.json", "merges.txt"
 
 
 def fitting_tokenizer(folder: Path | None, vocabulary: int, where: str) -> Tokenizer:
-    """The tokenizer for weights that know so many symbols; `folder` is where its files would be."""
+    """The tokenizer for weights that know so many tokens; `folder` is where its files would be."""
     try:
         own = load_tokenizer(folder / OURS) if folder else None
     except DataError as error:
@@ -25,7 +25,7 @@ def fitting_tokenizer(folder: Path | None, vocabulary: int, where: str) -> Token
         _check_clips_own(folder, vocabulary)
     if tokenizer.vocabulary != vocabulary:
         raise WeightsError(
-            f"{called} does not fit the weights: it has {tokenizer.vocabulary:,} symbols, and {where} knows "
+            f"{called} does not fit the weights: it has {tokenizer.vocabulary:,} tokens, and {where} knows "
             f"{vocabulary:,}.",
             hint="weights that were trained with CLIP's own tokenizer",
         )
@@ -38,12 +38,12 @@ def _check_clips_own(folder: Path, vocabulary: int) -> None:
         if not (folder / name).exists():
             continue
         try:
-            symbols, merges = read(folder / name)
+            tokens, merges = read(folder / name)
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise WeightsError(f"{folder / name} cannot be read: {error}.", hint="download or copy it again") from None
-        if symbols != vocabulary:
+        if tokens != vocabulary:
             raise WeightsError(
-                f"The tokenizer does not fit the weights: {folder / name} has {symbols:,} symbols, and the weights "
+                f"The tokenizer does not fit the weights: {folder / name} has {tokens:,} tokens, and the weights "
                 f"know {vocabulary:,}.",
                 hint="tokenizer and weights of the same model",
             )
@@ -56,7 +56,7 @@ def _check_clips_own(folder: Path, vocabulary: int) -> None:
 
 
 def _of_json(path: Path) -> tuple[int, list[tuple[str, ...]]]:
-    """How many symbols a tokenizer of Hugging Face has, and its merges; none where it is of another kind."""
+    """How many tokens a tokenizer of Hugging Face has, and its merges; none where it is of another kind."""
     saved: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     model = saved["model"]
     vocab = model.get("vocab", {})

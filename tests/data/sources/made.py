@@ -1,4 +1,4 @@
-"""Small real data for tests of the sources: pictures made here, and a reading that checks its account."""
+"""Small real data for tests of the sources: images made here, and a reading that checks its account."""
 
 from __future__ import annotations
 
@@ -13,35 +13,35 @@ from lapclip.data.sources import read_table
 from lapclip.data.table import Table
 
 
-def picture_bytes(shade: int = 0) -> bytes:
+def image_bytes(shade: int = 0) -> bytes:
     file = io.BytesIO()
     Image.new("RGB", (4, 4), (shade % 256, 80, 120)).save(file, "PNG")
     return file.getvalue()
 
 
-def pictures(folder: Path, *names: str) -> Path:
-    """Make pictures of these names below a folder."""
+def make_images(folder: Path, *names: str) -> Path:
+    """Make images of these names below a folder."""
     for shade, name in enumerate(names):
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(picture_bytes(shade))
+        path.write_bytes(image_bytes(shade))
     return folder
 
 
 def read(source: Path | str, **settings: Any) -> Table:
-    """The table of a source; every picture can be read, has a name of its own, and no record is lost."""
+    """The table of a source; every image can be read, has a name of its own, and no record is lost."""
     table = read_table(DataConfig(source=str(source), **settings))
     check_account(table)
     for row in table.rows:
-        assert row.picture.read()
-        assert row.picture.stamp() == row.picture.stamp()
+        assert row.image.read()
+        assert row.image.stamp() == row.image.stamp()
     return table
 
 
 def check_account(table: Table) -> None:
     """What the table promises of itself."""
     assert table.records == captions_in(table) + table.repeated + len(table.skipped)
-    assert len({row.picture.name for row in table.rows}) == len(table.rows) > 0
+    assert len({row.image.name for row in table.rows}) == len(table.rows) > 0
     for row in table.rows:
         assert row.captions
         assert len(set(row.captions)) == len(row.captions)
@@ -57,11 +57,11 @@ def captions_in(table: Table) -> int:
 
 
 def found(table: Table) -> dict[str, tuple[str, ...]]:
-    return {row.picture.name: row.captions for row in table.rows}
+    return {row.image.name: row.captions for row in table.rows}
 
 
 def splits(table: Table) -> dict[str, str]:
-    return {row.picture.name: row.split for row in table.rows}
+    return {row.image.name: row.split for row in table.rows}
 
 
 def skipped(table: Table) -> dict[str, str]:

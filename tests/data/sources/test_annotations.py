@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from lapclip.errors import DataError
-from tests.data.sources.made import found, pictures, read, skipped, splits
+from tests.data.sources.made import found, make_images, read, skipped, splits
 
 
 def coco(folder: Path, split: str, *names: str, **more: Any) -> Path:
-    pictures(folder / f"{split}2017", *names)
+    make_images(folder / f"{split}2017", *names)
     (folder / "annotations").mkdir(exist_ok=True)
     content = {
         "info": {},
@@ -50,7 +50,7 @@ def test_coco_names_what_it_leaves_out(tmp_path: Path) -> None:
     table = read(coco(tmp_path, "train", "1.jpg", images=images, annotations=annotations))
     assert list(found(table)) == ["train2017/1.jpg"]
     assert table.records == 2 + 2 + 5 + 1  # good captions, bad images, bad annotations, an image without caption
-    assert skipped(table)["captions_train2017.json annotation 6"] == "there is no such picture"
+    assert skipped(table)["captions_train2017.json annotation 6"] == "there is no such image"
     assert skipped(table)["captions_train2017.json 1.jpg"] == "no caption"
 
 
@@ -67,7 +67,7 @@ def karpathy(folder: Path, images: list, name: str = "dataset_flickr8k.json") ->
 
 
 def test_karpathy(tmp_path: Path) -> None:
-    pictures(tmp_path / "Flicker8k_Dataset", "a.jpg", "b.jpg", "c.jpg")
+    make_images(tmp_path / "Flicker8k_Dataset", "a.jpg", "b.jpg", "c.jpg")
     images = [
         {
             "filename": f"{name}.jpg",
@@ -85,7 +85,7 @@ def test_karpathy(tmp_path: Path) -> None:
 
 
 def test_karpathy_for_coco_has_folders(tmp_path: Path) -> None:
-    pictures(tmp_path, "val2014/a.jpg", "train2014/b.jpg")
+    make_images(tmp_path, "val2014/a.jpg", "train2014/b.jpg")
     images = [
         {"filename": "a.jpg", "filepath": "val2014", "split": "val", "sentences": [{"raw": "one"}]},
         {"filename": "b.jpg", "filepath": "train2014", "split": "train", "sentences": [{"raw": "two"}]},

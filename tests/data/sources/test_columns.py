@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from lapclip.errors import DataError
-from tests.data.sources.made import found, pictures, read, skipped, splits
+from tests.data.sources.made import found, make_images, read, skipped, splits
 
 CAPTIONS = ["a dog runs over the grass", "two children on a bench", "a red car in the snow"]
 
@@ -21,7 +21,7 @@ def write(folder: Path, text: str, name: str = "captions.csv", encoding: str = "
 @pytest.mark.parametrize("header", ["filepath{0}caption", "bild{0}beschreibung", "Image Name{0} Comment", ""])
 @pytest.mark.parametrize("end", ["\n", "\r\n"])
 def test_any_separator_any_names_with_or_without_header(tmp_path: Path, sign: str, header: str, end: str) -> None:
-    pictures(tmp_path, "images/a.png", "images/b.png", "images/c.png")
+    make_images(tmp_path, "images/a.png", "images/b.png", "images/c.png")
     rows = [f"images/{name}.png{sign}{caption}" for name, caption in zip("abc", CAPTIONS, strict=True)]
     write(tmp_path, end.join([header.format(sign), *rows] if header else rows))
     table = read(tmp_path)
@@ -34,22 +34,22 @@ def test_any_separator_any_names_with_or_without_header(tmp_path: Path, sign: st
 
 
 def test_columns_are_guessed_from_contents_when_names_say_nothing(tmp_path: Path) -> None:
-    pictures(tmp_path, "a.png", "b.png", "c.png")
+    make_images(tmp_path, "a.png", "b.png", "c.png")
     rows = [f"{n},{c},train,{name}.png" for n, (name, c) in enumerate(zip("abc", CAPTIONS, strict=True))]
     table = read(write(tmp_path, "w,x,y,z\n" + "\n".join(rows)))
     assert found(table)["b.png"] == (CAPTIONS[1],)
     assert set(splits(table).values()) == {"train"}
-    assert "pictures in z, captions in x, splits in y" in table.how
+    assert "images in z, captions in x, splits in y" in table.how
 
 
 def test_a_column_of_files_wins_over_a_column_with_a_better_name(tmp_path: Path) -> None:
-    pictures(tmp_path, "a.png", "b.png")
+    make_images(tmp_path, "a.png", "b.png")
     table = read(write(tmp_path, "filepath,text,thumbnail\nx1,a brown dog,a.png\nx2,a black cat,b.png\n"))
     assert found(table) == {"a.png": ("a brown dog",), "b.png": ("a black cat",)}
 
 
 def test_columns_can_be_chosen(tmp_path: Path) -> None:
-    pictures(tmp_path, "a.png", "b.png")
+    make_images(tmp_path, "a.png", "b.png")
     write(tmp_path, "old,new,short,long\na.png,b.png,a dog,a brown dog in the snow\n", "list.txt")
     table = read(tmp_path / "list.txt", picture_column="new", caption_column="short", separator="comma")
     assert found(table) == {"b.png": ("a dog",)}
@@ -61,8 +61,8 @@ def test_columns_can_be_chosen(tmp_path: Path) -> None:
         read(tmp_path / "list.txt", picture_column="newer")
 
 
-def test_several_captions_repeats_and_spellings_of_a_name_are_one_picture(tmp_path: Path) -> None:
-    pictures(tmp_path, "images/a.png")
+def test_several_captions_repeats_and_spellings_of_a_name_are_one_image(tmp_path: Path) -> None:
+    make_images(tmp_path, "images/a.png")
     text = "image,caption\nimages/a.png,one dog\n./images/a.png,a dog\nimages//a.png,one  dog\nimages\\a.png,the dog\n"
     table = read(write(tmp_path, text))
     assert found(table) == {"images/a.png": ("one dog", "a dog", "the dog")}
@@ -70,28 +70,28 @@ def test_several_captions_repeats_and_spellings_of_a_name_are_one_picture(tmp_pa
 
 
 def test_numbered_caption_columns_belong_together(tmp_path: Path) -> None:
-    pictures(tmp_path, "a.png", "b.png")
+    make_images(tmp_path, "a.png", "b.png")
     table = read(write(tmp_path, "image,caption_1,caption_2\na.png,a dog,the dog\nb.png,a cat,\n"))
     assert found(table) == {"a.png": ("a dog", "the dog"), "b.png": ("a cat",)}
     assert skipped(table) == {"captions.csv line 3": "the caption is empty"}
 
 
 def test_a_cell_may_hold_a_json_list_of_captions(tmp_path: Path) -> None:
-    pictures(tmp_path, "a.png")
+    make_images(tmp_path, "a.png")
     table = read(write(tmp_path, 'image,raw\na.png,"[""a dog"", ""the dog""]"\n'))
     assert found(table) == {"a.png": ("a dog", "the dog")}
 
 
 def test_a_title_above_the_header_is_named(tmp_path: Path) -> None:
-    pictures(tmp_path, "a.png", "b.png")
+    make_images(tmp_path, "a.png", "b.png")
     table = read(write(tmp_path, "Our photos of 2024\nimage,caption\na.png,a dog\nb.png,a cat\n"))
     assert found(table) == {"a.png": ("a dog",), "b.png": ("a cat",)}
     assert skipped(table) == {"captions.csv line 1": "1 of 2 columns"}
 
 
 def test_what_is_left_out_is_named_with_its_line(tmp_path: Path) -> None:
-    data = pictures(tmp_path / "data", "a.png")
-    pictures(tmp_path, "secret.png")
+    data = make_images(tmp_path / "data", "a.png")
+    make_images(tmp_path, "secret.png")
     (data / "folder.png").mkdir()
     lines = ["image,caption,split", "a.png,a dog,train", "gone.png,a cat,train", "a.png,,train",
              "../secret.png,x y,train", f"{tmp_path / 'secret.png'},x y,train", "C:\\secret.png,x y,train",
@@ -100,21 +100,21 @@ def test_what_is_left_out_is_named_with_its_line(tmp_path: Path) -> None:
     table = read(write(data, "\n".join(lines)))
     assert found(table) == {"a.png": ("a dog",)}
     said = [skipped(table)[f"captions.csv line {number}"] for number in range(3, 14)]
-    expected = ["no such picture", "empty", "out of the data", "out of the data", "out of the data", "address",
+    expected = ["no such image", "empty", "out of the data", "out of the data", "out of the data", "address",
                 "1 of 3", "not a plain file", "in train already", "none of train, val, test",
-                "no picture is named"]  # fmt: skip
+                "no image is named"]  # fmt: skip
     assert all(part in why for part, why in zip(expected, said, strict=True)), said
 
 
 def test_absolute_names_inside_the_folder_are_taken(tmp_path: Path) -> None:
-    pictures(tmp_path, "images/a.png")
+    make_images(tmp_path, "images/a.png")
     table = read(write(tmp_path, f"image,caption\n{tmp_path / 'images' / 'a.png'},a dog\n"))
     assert found(table) == {"images/a.png": ("a dog",)}
 
 
 def test_links_out_of_the_folder_are_not_followed(tmp_path: Path) -> None:
-    data = pictures(tmp_path / "data", "a.png")
-    pictures(tmp_path / "other", "b.png")
+    data = make_images(tmp_path / "data", "a.png")
+    make_images(tmp_path / "other", "b.png")
     try:
         (data / "b.png").symlink_to(tmp_path / "other" / "b.png")
         (data / "linked").symlink_to(tmp_path / "other", target_is_directory=True)
@@ -129,7 +129,7 @@ def test_links_out_of_the_folder_are_not_followed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-32", "cp1252"])
 def test_encodings_and_byte_order_marks(tmp_path: Path, encoding: str) -> None:
-    pictures(tmp_path, "a.png")
+    make_images(tmp_path, "a.png")
     table = read(write(tmp_path, "image,caption\r\na.png,a café in Köln\r\n", encoding=encoding))
     assert found(table) == {"a.png": ("a café in Köln",)}
     said = {"utf-16": "UTF-16", "utf-32": "UTF-32", "cp1252": "Windows-1252"}.get(encoding, "")
@@ -137,7 +137,7 @@ def test_encodings_and_byte_order_marks(tmp_path: Path, encoding: str) -> None:
 
 
 def test_quotes_line_ends_and_stray_quotes(tmp_path: Path) -> None:
-    pictures(tmp_path, "a.png", "b.png", "c.png", "d.png")
+    make_images(tmp_path, "a.png", "b.png", "c.png", "d.png")
     text = 'image,caption\na.png,"a dog, running\nin the snow"\n'
     text += 'b.png,"an open quote\nc.png,the end"\nd.png,a 5" disk, grey\n'
     table = read(write(tmp_path, text))
@@ -151,7 +151,7 @@ def test_quotes_line_ends_and_stray_quotes(tmp_path: Path) -> None:
 
 
 def test_nul_characters_and_huge_fields(tmp_path: Path) -> None:
-    pictures(tmp_path, "a.png", "b.png", "c.png")
+    make_images(tmp_path, "a.png", "b.png", "c.png")
     huge = "word " * 300_000
     table = read(
         write(tmp_path, f'image,caption\na.png,a\0 dog\nb.png,{huge}\nc.png,"{huge[:200_000]}"\na\0.png,a cat\n')
@@ -164,29 +164,29 @@ def test_nul_characters_and_huge_fields(tmp_path: Path) -> None:
 
 
 def test_names_of_columns_are_said_on_one_line(tmp_path: Path) -> None:
-    pictures(tmp_path, "a.png")
+    make_images(tmp_path, "a.png")
     table = read(write(tmp_path, '"the\npicture","\x1b[31mwords"\na.png,a dog\n'))
-    assert "pictures in the\\npicture, captions in \\x1b[31mwords" in table.how
+    assert "images in the\\npicture, captions in \\x1b[31mwords" in table.how
 
 
-def test_the_folder_of_the_pictures_can_be_named(tmp_path: Path) -> None:
-    pictures(tmp_path / "elsewhere", "a.png")
+def test_the_folder_of_the_images_can_be_named(tmp_path: Path) -> None:
+    make_images(tmp_path / "elsewhere", "a.png")
     (tmp_path / "tables").mkdir()
     write(tmp_path / "tables", "image,caption\na.png,a dog\n")
-    with pytest.raises(DataError, match=r"None of the 1 rows .* there is no such picture"):
+    with pytest.raises(DataError, match=r"None of the 1 rows .* there is no such image"):
         read(tmp_path / "tables")
     table = read(tmp_path / "tables", pictures=str(tmp_path / "elsewhere"))
     assert found(table) == {"a.png": ("a dog",)}
 
 
 def test_names_without_ending_other_case_and_accents_are_found(tmp_path: Path) -> None:
-    pictures(tmp_path, "img/one.PNG", "img/cafe\u0301.png", "img/three.png")
+    make_images(tmp_path, "img/one.PNG", "img/cafe\u0301.png", "img/three.png")
     table = read(write(tmp_path, "id,text\none,a first thing\ncaf\u00e9.png,a second thing\nTHREE.png,a third thing\n"))
     assert len(table.rows) == 3
 
 
 def test_flickr8k_as_its_authors_give_it(tmp_path: Path) -> None:
-    pictures(tmp_path / "Flicker8k_Dataset", "a.jpg", "b.jpg")
+    make_images(tmp_path / "Flicker8k_Dataset", "a.jpg", "b.jpg")
     write(tmp_path, "a.jpg#0\tA dog , running .\na.jpg#1\tThe dog .\nb.jpg#0\tA cat .\n", "Flickr8k.token.txt")
     assert found(read(tmp_path))["Flicker8k_Dataset/a.jpg"] == ("A dog , running .", "The dog .")
     assert set(splits(read(tmp_path)).values()) == {""}
@@ -196,16 +196,16 @@ def test_flickr8k_as_its_authors_give_it(tmp_path: Path) -> None:
 
 
 def test_flickr_as_kaggle_gives_it(tmp_path: Path) -> None:
-    pictures(tmp_path / "Images", "a.jpg", "b.jpg")
+    make_images(tmp_path / "Images", "a.jpg", "b.jpg")
     write(tmp_path, 'image,caption\na.jpg,"A dog , running ."\na.jpg,The dog .\nb.jpg,A cat .\n', "captions.txt")
     assert found(read(tmp_path))["Images/a.jpg"] == ("A dog , running .", "The dog .")
-    other = pictures(tmp_path / "thirty" / "flickr30k_images" / "flickr30k_images", "a.jpg").parent.parent
+    other = make_images(tmp_path / "thirty" / "flickr30k_images" / "flickr30k_images", "a.jpg").parent.parent
     write(other, "image_name| comment_number| comment\na.jpg| 0| A dog , running .\n", "results.csv")
     assert list(found(read(other)).values()) == [("A dog , running .",)]
 
 
 def test_a_table_a_split(tmp_path: Path) -> None:
-    pictures(tmp_path, "a.png", "b.png", "c.png")
+    make_images(tmp_path, "a.png", "b.png", "c.png")
     for name, split in (("a", "train"), ("b", "valid"), ("c", "test")):
         write(tmp_path, f"image,caption\n{name}.png,a thing\n", f"{split}.csv")
     assert splits(read(tmp_path)) == {"a.png": "train", "b.png": "val", "c.png": "test"}
@@ -223,12 +223,12 @@ def test_tables_without_pairs_say_so(tmp_path: Path, text: str) -> None:
     assert len(str(caught.value).splitlines()) <= 3
 
 
-def test_a_first_row_whose_picture_is_missing_is_no_header(tmp_path: Path) -> None:
-    pictures(tmp_path, "0002.png", "0003.png")
+def test_a_first_row_whose_image_is_missing_is_no_header(tmp_path: Path) -> None:
+    make_images(tmp_path, "0002.png", "0003.png")
     rows = "0001,a dog in the snow\n0002,a cat on a wall\n0003,a bird in a tree\n"
     table = read(write(tmp_path, rows))
     assert set(found(table)) == {"0002.png", "0003.png"}
-    assert skipped(table) == {"captions.csv line 1": "there is no such picture"}
+    assert skipped(table) == {"captions.csv line 1": "there is no such image"}
     assert "no header" in table.how
     for header in ("bild,satz", "name,satz", "0000,caption 1"):
         table = read(write(tmp_path, f"{header}\n{rows}"))
@@ -236,13 +236,13 @@ def test_a_first_row_whose_picture_is_missing_is_no_header(tmp_path: Path) -> No
 
 
 def test_empty_cells_at_the_end_of_a_row_are_no_part_of_the_caption(tmp_path: Path) -> None:
-    pictures(tmp_path, "a.png", "b.png")
+    make_images(tmp_path, "a.png", "b.png")
     table = read(write(tmp_path, "image,caption\na.png,a dog,,\nb.png,a cat, and a dog,,\n"))
     assert found(table) == {"a.png": ("a dog",), "b.png": ("a cat, and a dog",)}
 
 
-def test_the_folder_of_the_pictures_may_be_below_the_users_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pictures(tmp_path / "home" / "photos", "a.png")
+def test_the_folder_of_the_images_may_be_below_the_users_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_images(tmp_path / "home" / "photos", "a.png")
     for name in ("HOME", "USERPROFILE"):
         monkeypatch.setenv(name, str(tmp_path / "home"))
     (tmp_path / "tables").mkdir()

@@ -16,7 +16,7 @@ from lapclip.config import DataConfig
 from lapclip.data.sources import read_table
 from lapclip.data.table import Table
 from lapclip.errors import LapclipError
-from tests.data.sources.made import captions_in, check_account, picture_bytes, pictures
+from tests.data.sources.made import captions_in, check_account, image_bytes, make_images
 
 SHORT = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 NAMES = ("a.png", "images/b.png", "c.png")
@@ -24,7 +24,7 @@ NAMES = ("a.png", "images/b.png", "c.png")
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return pictures(tmp_path_factory.mktemp("damage"), *NAMES)
+    return make_images(tmp_path_factory.mktemp("damage"), *NAMES)
 
 
 def attempt(config: DataConfig) -> Table | LapclipError:
@@ -46,8 +46,8 @@ def survive(path: Path, content: bytes, **more: str) -> Table | None:
     check_account(table)
     root = path.parent.resolve()
     for row in table.rows:
-        assert row.picture.read()
-        assert root in (root / row.picture.name.split(":")[0]).resolve().parents
+        assert row.image.read()
+        assert root in (root / row.image.name.split(":")[0]).resolve().parents
     return table
 
 
@@ -85,12 +85,12 @@ def test_any_bytes_as_a_table(folder: Path, content: bytes) -> None:
 # Rows whose fate is known: each is one record, whatever its neighbours are.
 WORDS = st.text(st.characters(exclude_categories=["Cs", "Cc", "Zl", "Zp"], exclude_characters='"'), max_size=20)
 QUOTED = st.text(st.sampled_from('ab ,"\n;é'), max_size=20)
-PICTURE = st.sampled_from([*NAMES, "gone.png", "../up.png", "/etc/x.png", "C:\\x.png", "./a.png", "images\\b.png"])
+IMAGE = st.sampled_from([*NAMES, "gone.png", "../up.png", "/etc/x.png", "C:\\x.png", "./a.png", "images\\b.png"])
 ROW = st.one_of(
-    st.tuples(PICTURE, WORDS).map(lambda row: f"{row[0]},{row[1]}"),
-    st.tuples(PICTURE, QUOTED).map(lambda row: _written(*row)),
-    st.tuples(PICTURE, st.sampled_from(['"open', 'end"', 'a "b" c', '"a" b', '"', '""', ""])).map(",".join),
-    st.sampled_from(["a.png", "no picture at all", "a.png,one,two,three"]),
+    st.tuples(IMAGE, WORDS).map(lambda row: f"{row[0]},{row[1]}"),
+    st.tuples(IMAGE, QUOTED).map(lambda row: _written(*row)),
+    st.tuples(IMAGE, st.sampled_from(['"open', 'end"', 'a "b" c', '"a" b', '"', '""', ""])).map(",".join),
+    st.sampled_from(["a.png", "no image at all", "a.png,one,two,three"]),
 )
 
 
@@ -108,7 +108,7 @@ def test_every_row_of_a_table_is_kept_repeated_or_named(folder: Path, rows: list
     assert table is not None
     assert table.records == len(rows) + 2
     assert captions_in(table) + table.repeated + len(table.skipped) == len(rows) + 2
-    assert {"a.png", "c.png"} <= {row.picture.name for row in table.rows}
+    assert {"a.png", "c.png"} <= {row.image.name for row in table.rows}
 
 
 VALUE = st.recursive(
@@ -161,7 +161,7 @@ def test_every_entry_of_coco_and_karpathy_is_accounted_for(folder: Path, images,
 LINE = st.one_of(
     VALUE.map(json.dumps),
     st.text(st.characters(exclude_categories=["Cs", "Cc", "Zl", "Zp"]), max_size=20),
-    st.tuples(PICTURE, st.text(max_size=9)).map(lambda row: json.dumps({"file_name": row[0], "text": row[1]})),
+    st.tuples(IMAGE, st.text(max_size=9)).map(lambda row: json.dumps({"file_name": row[0], "text": row[1]})),
 )
 
 
@@ -187,8 +187,8 @@ def _tar(members: list[tuple[str, bytes]]) -> bytes:
 
 
 GOOD_TAR = _tar([(f"{n}.{ending}", content) for n in range(3) for ending, content in
-                 (("png", picture_bytes(n)), ("txt", b"a dog"), ("json", b'{"caption": "a cat"}'))])  # fmt: skip
-LONG_TAR = _tar([("x" * 150 + ".png", picture_bytes()), ("x" * 150 + ".txt", b"a dog")])
+                 (("png", image_bytes(n)), ("txt", b"a dog"), ("json", b'{"caption": "a cat"}'))])  # fmt: skip
+LONG_TAR = _tar([("x" * 150 + ".png", image_bytes()), ("x" * 150 + ".txt", b"a dog")])
 
 
 @SHORT
@@ -245,17 +245,17 @@ def test_any_headers_in_a_tar(folder: Path, parts: list[tuple[bytes, bytes, byte
     )
 )
 def test_every_pair_of_a_tar_is_kept_or_named(folder: Path, groups: list[tuple]) -> None:
-    members, expected = [("good.png", picture_bytes()), ("good.txt", b"fine")], 1
-    for number, (has_picture, captions, escapes, form, fields) in enumerate(groups):
+    members, expected = [("good.png", image_bytes()), ("good.txt", b"fine")], 1
+    for number, (has_image, captions, escapes, form, fields) in enumerate(groups):
         stem = ("../" if escapes else "") + form.format(number)
-        members += [(f"{stem}.png", picture_bytes(number))] * has_picture
+        members += [(f"{stem}.png", image_bytes(number))] * has_image
         text = "\n".join(f"caption {n}" for n in range(captions))
         members += [(f"{stem}.txt", text.encode())]
         members += [(f"{stem}.json", fields)] if fields else []
         if escapes:
-            expected += has_picture + 1 + bool(fields)
+            expected += has_image + 1 + bool(fields)
         else:
-            expected += max(1, captions) if has_picture and fields in (None, b"{}") else 1
+            expected += max(1, captions) if has_image and fields in (None, b"{}") else 1
     table = survive(folder / "x.tar", _tar(members))
     assert table is not None
     assert table.records == expected
@@ -263,8 +263,8 @@ def test_every_pair_of_a_tar_is_kept_or_named(folder: Path, groups: list[tuple])
 
 @SHORT
 @given(content=st.binary(max_size=200))
-def test_any_bytes_beside_a_picture(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:
-    folder = pictures(tmp_path_factory.mktemp("beside"), "a.png", "b.png")
+def test_any_bytes_beside_an_image(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:
+    folder = make_images(tmp_path_factory.mktemp("beside"), "a.png", "b.png")
     (folder / "a.txt").write_bytes(content)
     (folder / "b.txt").write_bytes(b"a good caption")
     check_account(read_table(DataConfig(source=str(folder))))

@@ -1,4 +1,4 @@
-"""Folders without a table: a text beside each picture, class folders, and what is said of the others."""
+"""Folders without a table: a text beside each image, class folders, and what is said of the others."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import pytest
 
 from lapclip.data.sources.class_folders import readable
 from lapclip.errors import DataError
-from tests.data.sources.made import found, pictures, read, skipped, splits
+from tests.data.sources.made import found, make_images, read, skipped, splits
 
 
-def test_a_text_beside_each_picture(tmp_path: Path) -> None:
-    pictures(tmp_path, "a.png", "b.JPG", "c.png", "sub/d.png", "e.png")
+def test_a_text_beside_each_image(tmp_path: Path) -> None:
+    make_images(tmp_path, "a.png", "b.JPG", "c.png", "sub/d.png", "e.png")
     (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbfa dog\r\nthe dog\r\n\r\na dog\r\n")
     (tmp_path / "b.txt").write_text("a cat")
     (tmp_path / "c.txt").write_text(" \n")
@@ -28,19 +28,19 @@ def test_a_text_beside_each_picture(tmp_path: Path) -> None:
     assert skipped(table) == {
         "c.txt": "the caption is empty",
         "e.png": "no .txt beside it",
-        "README.txt": "no picture of that name beside it",
+        "README.txt": "no image of that name beside it",
     }
 
 
 def test_texts_in_folders_of_splits(tmp_path: Path) -> None:
     for name in ("train/a", "valid/b"):
-        pictures(tmp_path, f"{name}.png")
+        make_images(tmp_path, f"{name}.png")
         (tmp_path / f"{name}.txt").write_text("a dog")
     assert splits(read(tmp_path)) == {"train/a.png": "train", "valid/b.png": "val"}
 
 
 def test_class_folders(tmp_path: Path) -> None:
-    pictures(tmp_path, "t-shirt/1.png", "golden_retriever/1.png", "golden_retriever/2.png", "stray.png")
+    make_images(tmp_path, "t-shirt/1.png", "golden_retriever/1.png", "golden_retriever/2.png", "stray.png")
     table = read(tmp_path, prompts="a photo of a {}.|one {}")
     assert list(table.classes) == ["golden retriever", "t-shirt"]
     assert found(table)["t-shirt/1.png"] == ("a photo of a t-shirt.", "one t-shirt")
@@ -50,7 +50,7 @@ def test_class_folders(tmp_path: Path) -> None:
 
 
 def test_class_folders_inside_folders_of_splits(tmp_path: Path) -> None:
-    pictures(tmp_path, "train/dog/1.png", "train/cat/1.png", "val/dog/2.png", "test/cat/3.png")
+    make_images(tmp_path, "train/dog/1.png", "train/cat/1.png", "val/dog/2.png", "test/cat/3.png")
     table = read(tmp_path)
     assert sorted(table.classes) == ["cat", "dog"]
     assert splits(table)["val/dog/2.png"] == "val"
@@ -77,12 +77,12 @@ def test_names_of_classes_become_words(folder: str, name: str) -> None:
 
 
 def test_a_folder_in_a_folder_is_opened(tmp_path: Path) -> None:
-    pictures(tmp_path, "unpacked/dog/1.png", "unpacked/cat/1.png")
+    make_images(tmp_path, "unpacked/dog/1.png", "unpacked/cat/1.png")
     assert set(found(read(tmp_path))) == {"dog/1.png", "cat/1.png"}
 
 
 def test_the_most_specific_form_is_taken_and_the_others_are_said(tmp_path: Path) -> None:
-    pictures(tmp_path, "a.png")
+    make_images(tmp_path, "a.png")
     (tmp_path / "a.txt").write_text("from the text")
     (tmp_path / "captions.csv").write_text("image,caption\na.png,from the table\n")
     (tmp_path / "metadata.jsonl").write_text('{"file_name": "a.png", "text": "from the lines"}')
@@ -92,7 +92,7 @@ def test_the_most_specific_form_is_taken_and_the_others_are_said(tmp_path: Path)
 
 
 def test_a_file_that_is_no_table_does_not_hide_the_captions(tmp_path: Path) -> None:
-    pictures(tmp_path, "a.png", "b.png")
+    make_images(tmp_path, "a.png", "b.png")
     (tmp_path / "a.txt").write_text("a dog")
     (tmp_path / "b.txt").write_text("a cat")
     (tmp_path / "dates.csv").write_text("year,month\n2024,3\n2024,4\n")
@@ -108,8 +108,8 @@ def test_a_file_that_is_no_table_does_not_hide_the_captions(tmp_path: Path) -> N
 
 
 def test_links_and_pipes_in_a_folder_are_named(tmp_path: Path) -> None:
-    data = pictures(tmp_path / "data", "dog/1.png", "cat/1.png")
-    pictures(tmp_path, "outside.png")
+    data = make_images(tmp_path / "data", "dog/1.png", "cat/1.png")
+    make_images(tmp_path, "outside.png")
     try:
         (data / "cat" / "2.png").symlink_to(tmp_path / "outside.png")
         (data / "all").symlink_to(tmp_path, target_is_directory=True)
@@ -128,9 +128,9 @@ def test_links_and_pipes_in_a_folder_are_named(tmp_path: Path) -> None:
     ("names", "source", "said"),
     [
         ([], "", "is empty"),
-        (["a.png", "b.png"], "", "which has 2 pictures"),
-        (["images/a.png", "images/b.png"], "", "which has 2 pictures"),
-        (["a.png"], "a.png", "a single picture"),
+        (["a.png", "b.png"], "", "which has 2 images"),
+        (["images/a.png", "images/b.png"], "", "which has 2 images"),
+        (["a.png"], "a.png", "a single image"),
         (["photos.zip"], "", "unzip photos.zip"),
         (["photos.zip"], "photos.zip", "unzip photos.zip"),
         (["shard.tar.gz"], "shard.tar.gz", "gunzip shard.tar.gz"),
@@ -142,7 +142,7 @@ def test_links_and_pipes_in_a_folder_are_named(tmp_path: Path) -> None:
     ],
 )
 def test_where_there_is_nothing_the_error_helps(tmp_path: Path, names: list[str], source: str, said: str) -> None:
-    pictures(tmp_path, *names)
+    make_images(tmp_path, *names)
     with pytest.raises(DataError) as caught:
         read(tmp_path / source if source else tmp_path)
     assert said in str(caught.value)
@@ -150,7 +150,7 @@ def test_where_there_is_nothing_the_error_helps(tmp_path: Path, names: list[str]
 
 
 def test_reading_a_table_loads_no_torch(tmp_path: Path) -> None:
-    pictures(tmp_path, "dog/1.png", "cat/1.png")
+    make_images(tmp_path, "dog/1.png", "cat/1.png")
     program = (
         "import sys; from lapclip.config import DataConfig; from lapclip.data.sources import read_table;"
         "read_table(DataConfig(source=sys.argv[1])); print('torch' in sys.modules)"
@@ -166,7 +166,7 @@ def test_sources_that_are_no_paths_are_refused(source: str) -> None:
 
 
 def test_a_folder_of_links_that_lead_out_says_so(tmp_path: Path) -> None:
-    pictures(tmp_path, "blobs/1", "blobs/2")
+    make_images(tmp_path, "blobs/1", "blobs/2")
     (tmp_path / "snapshot" / "data").mkdir(parents=True)
     try:
         for number in (1, 2):
@@ -179,7 +179,7 @@ def test_a_folder_of_links_that_lead_out_says_so(tmp_path: Path) -> None:
 
 
 def test_tables_and_folders_around_the_data_that_are_links_are_named(tmp_path: Path) -> None:
-    pictures(tmp_path / "data" / "inner", "a.png")
+    make_images(tmp_path / "data" / "inner", "a.png")
     (tmp_path / "data" / "inner" / "train.csv").write_text("image,caption\na.png,a dog\n")
     (tmp_path / "val.csv").write_text("image,caption\na.png,a dog\n")
     try:
@@ -192,7 +192,7 @@ def test_tables_and_folders_around_the_data_that_are_links_are_named(tmp_path: P
 
 def test_a_folder_that_is_secretly_a_link_is_not_entered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Junctions cannot be made everywhere, so the answer of the system is made up."""
-    pictures(tmp_path, "dog/1.png", "cat/1.png", "out/1.png", "round/1.png")
+    make_images(tmp_path, "dog/1.png", "cat/1.png", "out/1.png", "round/1.png")
     top, real = os.path.realpath(tmp_path), os.path.realpath
     leads = {os.path.join(top, "out"): os.path.dirname(top), os.path.join(top, "round"): top}
     monkeypatch.setattr("os.path.realpath", lambda path, **more: leads.get(os.fspath(path)) or real(path, **more))
@@ -202,7 +202,7 @@ def test_a_folder_that_is_secretly_a_link_is_not_entered(tmp_path: Path, monkeyp
 
 
 def test_numbers_of_classes_go_only_where_all_have_one(tmp_path: Path) -> None:
-    pictures(tmp_path / "some", "3-wheeler/1.png", "lorry/1.png")
-    pictures(tmp_path / "all", "001.Albatross/1.png", "002.Auk/1.png")
+    make_images(tmp_path / "some", "3-wheeler/1.png", "lorry/1.png")
+    make_images(tmp_path / "all", "001.Albatross/1.png", "002.Auk/1.png")
     assert list(read(tmp_path / "some").classes) == ["3 wheeler", "lorry"]
     assert list(read(tmp_path / "all").classes) == ["Albatross", "Auk"]

@@ -1,4 +1,4 @@
-"""Parquet files with the bytes of pictures."""
+"""Parquet files with the bytes of images."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lapclip.data.sources import parquet as source
 from lapclip.data.sources import read_table
 from lapclip.data.table import Row
 from lapclip.errors import DataError
-from tests.data.sources.made import found, picture_bytes, pictures, read, splits
+from tests.data.sources.made import found, image_bytes, make_images, read, splits
 
 pyarrow: Any = pytest.importorskip("pyarrow")
 parquet: Any = pytest.importorskip("pyarrow.parquet")
@@ -27,17 +27,17 @@ def write(path: Path, columns: dict[str, list], rows: int = 2) -> Path:
 
 
 def test_hugging_face_structs(tmp_path: Path) -> None:
-    images = [{"bytes": picture_bytes(shade), "path": f"{shade}.png"} for shade in range(5)]
+    images = [{"bytes": image_bytes(shade), "path": f"{shade}.png"} for shade in range(5)]
     captions = [[f"the {n}", f"a {n}"] for n in range(5)]
     table = read(write(tmp_path / "a.parquet", {"image": images, "caption": captions, "n": list(range(5))}))
     assert [row.captions for row in table.rows] == [(f"the {n}", f"a {n}") for n in range(5)]
-    assert [row.picture.read() for row in table.rows] == [picture_bytes(shade) for shade in range(5)]
+    assert [row.image.read() for row in table.rows] == [image_bytes(shade) for shade in range(5)]
     assert list(found(table))[-1] == "a.parquet:5"
 
 
 def test_plain_bytes_with_splits_and_a_chosen_column(tmp_path: Path) -> None:
     columns = {
-        "jpg": [picture_bytes(1), picture_bytes(2), picture_bytes(3)],
+        "jpg": [image_bytes(1), image_bytes(2), image_bytes(3)],
         "text": ["a dog", None, "a bird"],
         "title": ["one", "two", "three"],
         "split": ["train", "test", "validation"],
@@ -52,23 +52,23 @@ def test_plain_bytes_with_splits_and_a_chosen_column(tmp_path: Path) -> None:
 
 def test_a_folder_of_files_with_splits_in_their_names(tmp_path: Path) -> None:
     for name in ("train-00000-of-00001", "validation-00000-of-00001"):
-        write(tmp_path / "data" / f"{name}.parquet", {"image": [picture_bytes()], "text": ["a dog"]})
+        write(tmp_path / "data" / f"{name}.parquet", {"image": [image_bytes()], "text": ["a dog"]})
     assert list(splits(read(tmp_path)).values()) == ["train", "val"]
 
 
-def test_a_file_that_names_pictures_instead_of_holding_them(tmp_path: Path) -> None:
-    pictures(tmp_path / "images", "a.png", "b.png")
+def test_a_file_that_names_images_instead_of_holding_them(tmp_path: Path) -> None:
+    make_images(tmp_path / "images", "a.png", "b.png")
     path = write(tmp_path / "list.parquet", {"file": ["a.png", "b.png", "c.png"], "text": ["a dog", "a cat", "a cow"]})
     table = read(path)
     assert found(table) == {"images/a.png": ("a dog",), "images/b.png": ("a cat",)}
     assert len(table.skipped) == 1
 
 
-def test_empty_pictures_are_errors_when_read(tmp_path: Path) -> None:
-    path = write(tmp_path / "a.parquet", {"image": [picture_bytes(), None], "text": ["a dog", "a cat"]})
+def test_empty_images_are_errors_when_read(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.parquet", {"image": [image_bytes(), None], "text": ["a dog", "a cat"]})
     table = read_table(DataConfig(source=str(path)))
     with pytest.raises(OSError, match="no bytes"):
-        table.rows[1].picture.read()
+        table.rows[1].image.read()
 
 
 @pytest.mark.parametrize("content", [b"", b"PAR1", b"PAR1" + b"x" * 100 + b"PAR1"])
@@ -81,7 +81,7 @@ def test_files_that_are_no_parquet_say_so(tmp_path: Path, content: bytes) -> Non
 def test_threads_read_a_row_group_once_and_a_file_that_changes_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = write(tmp_path / "a.parquet", {"image": [picture_bytes(n) for n in range(8)], "text": ["a dog"] * 8}, rows=8)
+    path = write(tmp_path / "a.parquet", {"image": [image_bytes(n) for n in range(8)], "text": ["a dog"] * 8}, rows=8)
     table = read_table(DataConfig(source=str(path)))
     read_group, begun, reads = source._read_group, threading.Barrier(8, timeout=60), []
 
@@ -91,15 +91,15 @@ def test_threads_read_a_row_group_once_and_a_file_that_changes_again(
 
     def read_one(row: Row) -> bytes:
         begun.wait()
-        return row.picture.read()
+        return row.image.read()
 
     monkeypatch.setattr(source, "_read_group", counted)
     with ThreadPoolExecutor(8) as pool:
-        assert list(pool.map(read_one, table.rows)) == [picture_bytes(n) for n in range(8)]
+        assert list(pool.map(read_one, table.rows)) == [image_bytes(n) for n in range(8)]
     assert len(reads) == 1
-    write(path, {"image": [picture_bytes(n + 100) for n in range(8)], "text": ["a dog"] * 8}, rows=8)
-    assert [row.picture.read() for row in table.rows] == [picture_bytes(n + 100) for n in range(8)]
+    write(path, {"image": [image_bytes(n + 100) for n in range(8)], "text": ["a dog"] * 8}, rows=8)
+    assert [row.image.read() for row in table.rows] == [image_bytes(n + 100) for n in range(8)]
     assert len(reads) == 2
     path.unlink()
     with pytest.raises(FileNotFoundError):
-        table.rows[0].picture.read()
+        table.rows[0].image.read()

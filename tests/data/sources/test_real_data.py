@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from lapclip.data.splits import assign_splits
-from lapclip.data.table import PictureFile, Row
+from lapclip.data.table import ImageFile, Row
 from tests.data.sources.made import captions_in, check_account, found, read, splits
 
 SHARED = Path(__file__).parents[3].parent / "shared" / "data"
@@ -32,7 +32,7 @@ def test_flickr8k_as_it_lies() -> None:
     assert Counter(assign_splits(table.rows, 0)) == {"train": 6000, "val": 1000}
     assert captions_in(table) + table.repeated == table.records == 35_000
     assert not table.skipped
-    assert "pictures in filepath, captions in caption, splits in split, separated by comma" in table.how
+    assert "images in filepath, captions in caption, splits in split, separated by comma" in table.how
 
 
 def test_clothing_as_it_lies() -> None:
@@ -51,17 +51,17 @@ def some() -> list[Row]:
 
 def place(row: Row, path: Path) -> str:
     """Put the photo there, without a copy where the disk allows."""
-    assert isinstance(row.picture, PictureFile)
+    assert isinstance(row.image, ImageFile)
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
-        os.link(row.picture.path, path)
+        os.link(row.image.path, path)
     except OSError:
-        path.write_bytes(row.picture.read())
+        path.write_bytes(row.image.read())
     return path.name
 
 
 def leaf(row: Row) -> str:
-    return row.picture.name.rpartition("/")[2]
+    return row.image.name.rpartition("/")[2]
 
 
 def make_texts(folder: Path, rows: list[Row]) -> None:
@@ -126,7 +126,7 @@ def make_shards(folder: Path, rows: list[Row]) -> None:
             for row in rows:
                 if row.split == split:
                     stem = leaf(row).removesuffix(".jpg")
-                    for ending, content in (("jpg", row.picture.read()), ("txt", "\n".join(row.captions).encode())):
+                    for ending, content in (("jpg", row.image.read()), ("txt", "\n".join(row.captions).encode())):
                         member = tarfile.TarInfo(f"{stem}.{ending}")
                         member.size = len(content)
                         shard.addfile(member, io.BytesIO(content))

@@ -1,4 +1,4 @@
-"""JSON lines with an object a picture, as Hugging Face's imagefolder has them."""
+"""JSON lines with an object an image, as Hugging Face's imagefolder has them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from lapclip.errors import DataError
-from tests.data.sources.made import found, pictures, read, skipped, splits
+from tests.data.sources.made import found, make_images, read, skipped, splits
 
 
 def lines(folder: Path, *records: object, name: str = "metadata.jsonl") -> Path:
@@ -19,14 +19,14 @@ def lines(folder: Path, *records: object, name: str = "metadata.jsonl") -> Path:
 
 
 def test_imagefolder(tmp_path: Path) -> None:
-    pictures(tmp_path, "a.png", "sub/b.png")
+    make_images(tmp_path, "a.png", "sub/b.png")
     table = read(lines(tmp_path, {"file_name": "a.png", "text": "a dog"}, {"file_name": "sub/b.png", "text": "a cat"}))
     assert found(table) == {"a.png": ("a dog",), "sub/b.png": ("a cat",)}
-    assert "pictures in file_name, captions in text" in table.how
+    assert "images in file_name, captions in text" in table.how
 
 
 def test_other_keys_and_lists_of_captions(tmp_path: Path) -> None:
-    pictures(tmp_path, "a.png", "b.png")
+    make_images(tmp_path, "a.png", "b.png")
     records = [
         {"img": "a.png", "n": 1, "sentences": ["a dog", "the dog", "a dog"], "split": "validation"},
         {"img": "b.png", "n": 2, "sentences": [{"raw": "a cat"}], "split": "train"},
@@ -41,7 +41,7 @@ def test_other_keys_and_lists_of_captions(tmp_path: Path) -> None:
 
 def test_metadata_in_folders_of_splits(tmp_path: Path) -> None:
     for folder, name in (("train", "a.png"), ("validation", "a.png"), ("test", "c.png")):
-        pictures(tmp_path / folder, name)
+        make_images(tmp_path / folder, name)
         lines(tmp_path / folder, {"file_name": name, "text": "a dog"})
     table = read(tmp_path)
     assert splits(table) == {"test/c.png": "test", "train/a.png": "train", "validation/a.png": "val"}
@@ -49,20 +49,20 @@ def test_metadata_in_folders_of_splits(tmp_path: Path) -> None:
 
 def test_metadata_in_other_folders(tmp_path: Path) -> None:
     for folder in ("dogs", "cats"):
-        pictures(tmp_path / folder, "a.png")
+        make_images(tmp_path / folder, "a.png")
         lines(tmp_path / folder, {"file_name": "a.png", "text": folder})
     assert found(read(tmp_path)) == {"cats/a.png": ("cats",), "dogs/a.png": ("dogs",)}
 
 
 def test_metadata_as_csv(tmp_path: Path) -> None:
-    pictures(tmp_path, "train/a.png", "test/b.png")
+    make_images(tmp_path, "train/a.png", "test/b.png")
     (tmp_path / "train" / "metadata.csv").write_text("file_name,text\na.png,a dog\n")
     (tmp_path / "test" / "metadata.csv").write_text("file_name,text\nb.png,a cat\n")
     assert splits(read(tmp_path)) == {"test/b.png": "test", "train/a.png": "train"}
 
 
 def test_what_is_left_out_is_named(tmp_path: Path) -> None:
-    pictures(tmp_path, "a.png")
+    make_images(tmp_path, "a.png")
     good = {"file_name": "a.png", "text": "a dog"}
     bad = ["{", "[]", '"text"', {"file_name": 1.5, "text": "x"}, {"file_name": "a.png", "text": []},
            {"file_name": "a.png"}, {"file_name": "../a.png", "text": "x"}, {"text": "x"}, "9" * 5000]  # fmt: skip
@@ -72,7 +72,7 @@ def test_what_is_left_out_is_named(tmp_path: Path) -> None:
 
 
 def test_a_list_of_objects_and_captions_by_name(tmp_path: Path) -> None:
-    pictures(tmp_path, "a.png", "b.png")
+    make_images(tmp_path, "a.png", "b.png")
     listed = [{"image": "a.png", "caption": "a dog"}, {"image": "b.png", "caption": ["a cat", "the cat"]}, 7]
     (tmp_path / "all.json").write_text(json.dumps(listed))
     expected = {"a.png": ("a dog",), "b.png": ("a cat", "the cat")}

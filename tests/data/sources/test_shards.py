@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from lapclip.data.sources.webdataset import expand
-from lapclip.data.table import PicturePart
+from lapclip.data.table import ImageInTar
 from lapclip.errors import DataError
-from tests.data.sources.made import found, picture_bytes, read, skipped, splits
+from tests.data.sources.made import found, image_bytes, read, skipped, splits
 
 
 def shard(path: Path, members: dict[str, bytes], form: int = tarfile.PAX_FORMAT) -> Path:
@@ -32,9 +32,9 @@ LONG = "a-very-long-folder-name/" * 12
 def test_pairs_are_read_where_they_lie(tmp_path: Path, form: int) -> None:
     far = "d/" * 60 if form == tarfile.USTAR_FORMAT else LONG
     members = {
-        "0001.jpg": picture_bytes(1), "0001.txt": b"a dog\nthe dog\n", "0001.json": b'{"caption": "a dog"}',
-        "0002.json": json.dumps({"text": ["a cat"], "split": "dev"}).encode(), "0002.webp": picture_bytes(2),
-        f"{far}0003.PNG": picture_bytes(3), f"{far}0003.txt": "ein Käfer".encode(),
+        "0001.jpg": image_bytes(1), "0001.txt": b"a dog\nthe dog\n", "0001.json": b'{"caption": "a dog"}',
+        "0002.json": json.dumps({"text": ["a cat"], "split": "dev"}).encode(), "0002.webp": image_bytes(2),
+        f"{far}0003.PNG": image_bytes(3), f"{far}0003.txt": "ein Käfer".encode(),
     }  # fmt: skip
     table = read(shard(tmp_path / "a.tar", members, form))
     assert found(table) == {
@@ -42,13 +42,13 @@ def test_pairs_are_read_where_they_lie(tmp_path: Path, form: int) -> None:
         "a.tar:0002.webp": ("a cat",),
         f"a.tar:{far}0003.PNG": ("ein Käfer",),
     }
-    assert [row.picture.read() for row in table.rows] == [picture_bytes(1), picture_bytes(2), picture_bytes(3)]
+    assert [row.image.read() for row in table.rows] == [image_bytes(1), image_bytes(2), image_bytes(3)]
     assert splits(table)["a.tar:0002.webp"] == "val"
-    assert all(isinstance(row.picture, PicturePart) for row in table.rows)
+    assert all(isinstance(row.image, ImageInTar) for row in table.rows)
 
 
 def test_a_key_can_be_chosen(tmp_path: Path) -> None:
-    members = {"1.jpg": picture_bytes(), "1.txt": b"short", "1.json": b'{"caption": "long", "alt": "other"}'}
+    members = {"1.jpg": image_bytes(), "1.txt": b"short", "1.json": b'{"caption": "long", "alt": "other"}'}
     path = shard(tmp_path / "a.tar", members)
     assert found(read(path)) == {"a.tar:1.jpg": ("short",)}
     assert found(read(path, caption_column="alt")) == {"a.tar:1.jpg": ("other",)}
@@ -56,7 +56,7 @@ def test_a_key_can_be_chosen(tmp_path: Path) -> None:
 
 def test_folders_patterns_and_ranges(tmp_path: Path) -> None:
     for number in range(3):
-        shard(tmp_path / f"p-{number:05d}.tar", {"x.jpg": picture_bytes(number), "x.txt": b"a thing"})
+        shard(tmp_path / f"p-{number:05d}.tar", {"x.jpg": image_bytes(number), "x.txt": b"a thing"})
     assert len(read(tmp_path).rows) == 3
     assert len(read(f"{tmp_path}/p-*.tar").rows) == 3
     table = read(f"{tmp_path}/p-{{00001..00003}}.tar")
@@ -69,14 +69,14 @@ def test_folders_patterns_and_ranges(tmp_path: Path) -> None:
 
 def test_shards_in_folders_of_splits(tmp_path: Path) -> None:
     for folder in ("train", "val"):
-        shard(tmp_path / folder / "0.tar", {"x.jpg": picture_bytes(), "x.txt": b"a thing"})
+        shard(tmp_path / folder / "0.tar", {"x.jpg": image_bytes(), "x.txt": b"a thing"})
     assert splits(read(tmp_path)) == {"train/0.tar:x.jpg": "train", "val/0.tar:x.jpg": "val"}
     assert splits(read(f"{tmp_path}/{{train,val}}/0.tar")) == splits(read(tmp_path))
 
 
 def test_what_is_left_out_is_named(tmp_path: Path) -> None:
     path = tmp_path / "a.tar"
-    pair = {"ok.jpg": picture_bytes(), "ok.txt": b"fine"}
+    pair = {"ok.jpg": image_bytes(), "ok.txt": b"fine"}
     with tarfile.open(shard(path, pair), "a") as file:
         for name, kind in (("link.jpg", tarfile.SYMTYPE), ("hard.jpg", tarfile.LNKTYPE), ("pipe.jpg", tarfile.FIFOTYPE),
                            ("dev.jpg", tarfile.CHRTYPE), ("folder.jpg", tarfile.DIRTYPE)):  # fmt: skip
@@ -104,7 +104,7 @@ def test_what_is_left_out_is_named(tmp_path: Path) -> None:
 
 
 def test_a_damaged_shard_gives_what_came_before(tmp_path: Path) -> None:
-    endings = {"jpg": picture_bytes(), "txt": b"x y"}
+    endings = {"jpg": image_bytes(), "txt": b"x y"}
     path = shard(
         tmp_path / "a.tar", {f"{n}.{ending}": content for n in range(4) for ending, content in endings.items()}
     )
@@ -128,10 +128,10 @@ def test_files_that_are_no_tar_say_so(tmp_path: Path, content: bytes) -> None:
         read(tmp_path / "a.tar")
 
 
-def test_names_with_points_are_pairs_and_other_pictures_of_a_sample_are_named(tmp_path: Path) -> None:
+def test_names_with_points_are_pairs_and_other_images_of_a_sample_are_named(tmp_path: Path) -> None:
     members = {
-        "img.1.png": picture_bytes(1), "img.1.txt": b"one", "img.2.png": picture_bytes(2), "img.2.txt": b"two",
-        "7.jpg": picture_bytes(3), "7.mask.png": picture_bytes(4), "7.cls": b"3", "7.txt": b"three",
+        "img.1.png": image_bytes(1), "img.1.txt": b"one", "img.2.png": image_bytes(2), "img.2.txt": b"two",
+        "7.jpg": image_bytes(3), "7.mask.png": image_bytes(4), "7.cls": b"3", "7.txt": b"three",
     }  # fmt: skip
     table = read(shard(tmp_path / "a.tar", members))
     assert found(table) == {"a.tar:img.1.png": ("one",), "a.tar:img.2.png": ("two",), "a.tar:7.jpg": ("three",)}
@@ -139,7 +139,7 @@ def test_names_with_points_are_pairs_and_other_pictures_of_a_sample_are_named(tm
 
 
 def test_a_pair_whose_json_is_damaged_is_left_out_because_its_split_is_lost(tmp_path: Path) -> None:
-    pair = {"jpg": picture_bytes(), "txt": b"a dog"}
+    pair = {"jpg": image_bytes(), "txt": b"a dog"}
     jsons = {"good": b'{"split": "test"}', "cut": b'{"split": "te', "list": b"[1]", "long": b"[" + b" " * 1_000_001}
     members = {f"{name}.{ending}": content for name in jsons for ending, content in pair.items()}
     members |= {f"{name}.json": content for name, content in jsons.items()}
@@ -150,9 +150,9 @@ def test_a_pair_whose_json_is_damaged_is_left_out_because_its_split_is_lost(tmp_
 
 @pytest.mark.parametrize("more", ["another shard", "zeros"])
 def test_what_follows_the_end_of_a_shard_is_not_lost_without_a_word(tmp_path: Path, more: str) -> None:
-    path = shard(tmp_path / "a.tar", {"1.jpg": picture_bytes(1), "1.txt": b"one"})
+    path = shard(tmp_path / "a.tar", {"1.jpg": image_bytes(1), "1.txt": b"one"})
     assert not skipped(read(path))
-    other = shard(tmp_path / "b.tar", {"2.jpg": picture_bytes(2), "2.txt": b"two"})
+    other = shard(tmp_path / "b.tar", {"2.jpg": image_bytes(2), "2.txt": b"two"})
     with open(path, "ab") as file:
         file.write(other.read_bytes() if more == "another shard" else bytes(1 << 20))
     table = read(path)
@@ -162,7 +162,7 @@ def test_what_follows_the_end_of_a_shard_is_not_lost_without_a_word(tmp_path: Pa
 
 def test_a_list_of_shards_may_mix_whole_and_relative_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("one/a.tar", "two/b.tar"):
-        shard(tmp_path / name, {"x.jpg": picture_bytes(), "x.txt": b"a thing"})
+        shard(tmp_path / name, {"x.jpg": image_bytes(), "x.txt": b"a thing"})
     monkeypatch.chdir(tmp_path)
     assert set(found(read(f"{{{tmp_path}/one/a,two/b}}.tar"))) == {"one/a.tar:x.jpg", "two/b.tar:x.jpg"}
     assert set(found(read("{one/a,two/b}.tar"))) == {"one/a.tar:x.jpg", "two/b.tar:x.jpg"}
@@ -173,7 +173,7 @@ def test_a_list_of_shards_may_mix_whole_and_relative_paths(tmp_path: Path, monke
 
 def test_shards_that_are_links_out_of_the_folder_are_named(tmp_path: Path) -> None:
     for name in ("data/a.tar", "elsewhere/b.tar"):
-        shard(tmp_path / name, {"x.jpg": picture_bytes(), "x.txt": b"a thing"})
+        shard(tmp_path / name, {"x.jpg": image_bytes(), "x.txt": b"a thing"})
     try:
         (tmp_path / "data" / "b.tar").symlink_to(tmp_path / "elsewhere" / "b.tar")
     except OSError:

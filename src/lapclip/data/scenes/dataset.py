@@ -19,7 +19,7 @@ from lapclip.machine.facts import cache_folder
 
 
 def load_scenes(config: DataConfig, side: int, progress: DataProgress | None = None) -> DataSet:
-    """The built-in data at one picture size, drawn on first use."""
+    """The built-in data at one image size, drawn on first use."""
     splits = scenes.split_scenes(config.train_pairs, config.seed)
     store = PixelStore(cache_folder() / f"scenes-{_key(config, side)}")
     rows = [scene for split in splits.values() for scene in split]
@@ -31,7 +31,7 @@ def load_scenes(config: DataConfig, side: int, progress: DataProgress | None = N
             for split, members in splits.items()
             for scene in members
         ]
-        store.write(_pictures(rows, side, config.seed, progress), (len(rows), side, side, 3), table)
+        store.write(_images(rows, side, config.seed, progress), (len(rows), side, side, 3), table)
         made = store.read()
         assert made is not None
     pixels, table, digest = made
@@ -43,7 +43,7 @@ def load_scenes(config: DataConfig, side: int, progress: DataProgress | None = N
     return DataSet(tables, digest[:16], scenes.ALPHABET)
 
 
-def _pictures(rows: list[scenes.Scene], side: int, seed: int, progress: DataProgress | None) -> Iterator[np.ndarray]:
+def _images(rows: list[scenes.Scene], side: int, seed: int, progress: DataProgress | None) -> Iterator[np.ndarray]:
     for index, scene in enumerate(rows):
         yield drawing.draw(scene, side, seed * len(rows) + index)
         if progress:

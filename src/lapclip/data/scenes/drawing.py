@@ -1,7 +1,7 @@
-"""Draws the pictures of the built-in procedural data set.
+"""Draws the images of the built-in procedural data set.
 
 A scene names what a caption may say: thing, colour, count, place and setting. Everything else (exact position, size,
-clouds, hills, noise) comes from the seed. All lengths are fractions of the picture, so a seed looks alike at any size.
+clouds, hills, noise) comes from the seed. All lengths are fractions of the image, so a seed looks alike at any size.
 """
 
 import random
@@ -44,7 +44,7 @@ NOISE_SIDE = 256
 
 
 def draw(scene: Scene, size: int, seed: int) -> np.ndarray:
-    """Return the picture of a scene as uint8 RGB of shape (size, size, 3), the same for the same arguments."""
+    """Return the image of a scene as uint8 RGB of shape (size, size, 3), the same for the same arguments."""
     dice = Dice(seed)
     zoom = 4 if size <= 96 else 3
     canvas = Canvas(size * zoom, SETTINGS[scene.setting])

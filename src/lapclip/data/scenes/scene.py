@@ -59,7 +59,7 @@ _SENTENCES = (
 
 @dataclass(frozen=True)
 class Scene:
-    """What a caption names. Everything else in the picture is jitter."""
+    """What a caption names. Everything else in the image is jitter."""
 
     category: str
     thing: str

@@ -1,4 +1,4 @@
-"""From what a user names to a table of pictures and captions: the form is recognised, and what was guessed is said."""
+"""From what a user names to a table of images and captions: the form is recognised, and what was guessed is said."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lapclip.data.sources.collect_rows import Gathering
 from lapclip.data.sources.csv_tables import is_table, read_columns
 from lapclip.data.sources.emoji import read_emoji
 from lapclip.data.sources.guess_columns import NotATable
-from lapclip.data.sources.image_files import is_picture, plain_file, walk
+from lapclip.data.sources.image_files import is_image, plain_file, walk
 from lapclip.data.sources.json_annotations import read_annotations
 from lapclip.data.sources.json_lines import read_json_lines
 from lapclip.data.sources.parquet import read_parquet
@@ -30,7 +30,7 @@ _FORMS = {"text files": "text files", "class folders": "class folders", "tar": "
 
 
 def read_table(config: DataConfig) -> Table:
-    """The pictures and captions of `config.source`. No picture is opened; what is left out is counted and named."""
+    """The images and captions of `config.source`. No image is opened; what is left out is counted and named."""
     source = config.source
     if source == EMOJI:
         into = _gathering(config)
@@ -54,7 +54,7 @@ def read_table(config: DataConfig) -> Table:
             raise nothing.no_such(source)
     except OSError as error:
         raise DataError(f"{source} cannot be read: {error.strerror or first_line(error)}.") from error
-    raise DataError(f"{source} is not a plain file or folder.", hint="a folder of pictures with captions")
+    raise DataError(f"{source} is not a plain file or folder.", hint="a folder of images with captions")
 
 
 def _gathering(config: DataConfig) -> Gathering:
@@ -137,12 +137,12 @@ def _read_form(
 ) -> Table:
     """A folder as one of the forms that it holds."""
     into = _gathering(config)
-    # The folders of pictures that a table names look like classes, and are none.
+    # The folders of images that a table names look like classes, and are none.
     unused = [_FORMS.get(other.kind) or other.files[0] for other in others if other.kind != "class folders"]
     beside = f"; also there and not used: {', '.join(unused)}" if unused else ""
     for left_out in skipped:
-        # Rows of a table name their pictures themselves.
-        if form.kind in _FORMS or not is_picture(left_out.where):
+        # Rows of a table name their images themselves.
+        if form.kind in _FORMS or not is_image(left_out.where):
             into.skip(left_out.where, left_out.why)
     if form.kind in ("text files", "class folders"):
         if form.kind == "text files":
@@ -170,7 +170,7 @@ def _one_table(root: Path, form: Form, config: DataConfig) -> Form:
         return Form(form.kind, tables, form.sure)
     some = ", ".join((tables or form.files)[:4])
     if not tables:
-        raise NotATable(f"None of the tables in {root} names pictures and captions: {some}.")
+        raise NotATable(f"None of the tables in {root} names images and captions: {some}.")
     raise DataError(f"{root} has several tables: {some}.", hint=f"name the one to use: {root / tables[0]}")
 
 

@@ -1,4 +1,4 @@
-"""A folder of class folders: the name of the folder is what its pictures show, and prompts make captions of it."""
+"""A folder of class folders: the name of the folder is what its images show, and prompts make captions of it."""
 
 from __future__ import annotations
 
@@ -8,60 +8,60 @@ from pathlib import Path
 
 from lapclip.config import DataConfig
 from lapclip.data.sources.collect_rows import Gathering
-from lapclip.data.sources.image_files import is_picture
+from lapclip.data.sources.image_files import is_image
 from lapclip.data.splits import split_named
-from lapclip.data.table import PictureFile
+from lapclip.data.table import ImageFile
 from lapclip.errors import DataError
 
 _NUMBER = re.compile(r"^\d+\s*[._-]\s*(?=\D)")
 
 
 def has_classes(files: Sequence[str]) -> bool:
-    """Whether most of the pictures lie in at least two folders that can be classes."""
-    pictures = [name for name in files if is_picture(name)]
-    with_splits = _has_splits(pictures)
-    placed = [_class_of(name, with_splits)[0] for name in pictures]
+    """Whether most of the images lie in at least two folders that can be classes."""
+    images = [name for name in files if is_image(name)]
+    with_splits = _has_splits(images)
+    placed = [_class_of(name, with_splits)[0] for name in images]
     inside = [name for name in placed if name]
-    return len(set(inside)) > 1 and 2 * len(inside) > len(pictures)
+    return len(set(inside)) > 1 and 2 * len(inside) > len(images)
 
 
 def read_classes(root: Path, files: Sequence[str], config: DataConfig, into: Gathering) -> tuple[str, dict[str, str]]:
-    """Add the pictures of each class with captions from the prompts. Returns what was found, and their classes."""
+    """Add the images of each class with captions from the prompts. Returns what was found, and their classes."""
     prompts = [prompt.strip() for prompt in config.prompts.split("|") if prompt.strip()]
     if not prompts or any("{}" not in prompt for prompt in prompts):
         raise DataError(
             "data.prompts must have {} where the name of the class goes.", hint="--set data.prompts='a photo of a {}.'"
         )
-    pictures = [name for name in files if is_picture(name)]
-    with_splits = _has_splits(pictures)
-    placed = [_class_of(name, with_splits) for name in pictures]
+    images = [name for name in files if is_image(name)]
+    with_splits = _has_splits(images)
+    placed = [_class_of(name, with_splits) for name in images]
     # A number in front is a class's place in a list only where each class has one; else it may be a 3-wheeler.
     numbered = all(_NUMBER.match(folder) for folder, _ in placed if folder)
     labels: dict[str, str] = {}
-    for name, (folder, split) in zip(pictures, placed, strict=True):
+    for name, (folder, split) in zip(images, placed, strict=True):
         if not folder:
             into.skip(name, "in no class folder")
             continue
         label = readable(folder, numbered)
         labels[name] = label
         for prompt in prompts:
-            into.add(PictureFile(root / name, name), prompt.replace("{}", label), split, name)
+            into.add(ImageFile(root / name, name), prompt.replace("{}", label), split, name)
     classes = dict.fromkeys(labels.values())
     how = f"{len(classes)} classes ({', '.join(list(classes)[:4])}{', ...' if len(classes) > 4 else ''})"
     shown = " | ".join(prompts[:3]) + (f" and {len(prompts) - 3} more" if len(prompts) > 3 else "")
     return f"{how}; captions from data.prompts: {shown}", labels
 
 
-def _has_splits(pictures: Sequence[str]) -> bool:
+def _has_splits(images: Sequence[str]) -> bool:
     """Whether the first folders are splits, and the classes lie below them."""
-    tops = {name.split("/")[0] for name in pictures if name.count("/") >= 2}
+    tops = {name.split("/")[0] for name in images if name.count("/") >= 2}
     return any(split_named(top) == "train" for top in tops) or (
         bool(tops) and all(split_named(top) is not None for top in tops)
     )
 
 
 def _class_of(name: str, with_splits: bool) -> tuple[str, str]:
-    """The class folder and the split of a picture; an empty class where it lies in none."""
+    """The class folder and the split of an image; an empty class where it lies in none."""
     parts = name.split("/")[:-1]
     if not with_splits:
         return (parts[0] if parts else ""), ""

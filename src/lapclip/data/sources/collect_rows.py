@@ -1,4 +1,4 @@
-"""Rows as they are found: one a picture, each caption once, and an account of everything that is left out."""
+"""Rows as they are found: one an image, each caption once, and an account of everything that is left out."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 
 from lapclip.data.splits import split_named
-from lapclip.data.table import Picture, Row, Skipped, Table
+from lapclip.data.table import Row, Skipped, StoredImage, Table
 from lapclip.errors import DataError
 
 LONGEST = 20_000
@@ -31,7 +31,7 @@ class Gathering:
 
     def __init__(self, *, with_splits: bool = True) -> None:
         self._with_splits = with_splits
-        self._found: dict[str, tuple[Picture, dict[str, None], str]] = {}
+        self._found: dict[str, tuple[StoredImage, dict[str, None], str]] = {}
         self.skipped: list[Skipped] = []
         self.records = 0
         self.repeated = 0
@@ -44,10 +44,10 @@ class Gathering:
         self.records += 1
         self.skipped.append(Skipped(where, why))
 
-    def add(self, picture: Picture | str, caption: str, split: str, where: str) -> None:
-        """One caption of a picture. In place of a picture there may be the reason why there is none."""
-        if isinstance(picture, str):
-            return self.skip(where, picture)
+    def add(self, image: StoredImage | str, caption: str, split: str, where: str) -> None:
+        """One caption of an image. In place of an image there may be the reason why there is none."""
+        if isinstance(image, str):
+            return self.skip(where, image)
         caption = clean_caption(caption)
         if not caption:
             return self.skip(where, "the caption is empty")
@@ -58,15 +58,15 @@ class Gathering:
             own = _split_named(split) or ""
             if not own and split.strip():
                 return self.skip(where, f"the split {split.strip()[:40]!r} is none of train, val, test")
-        entry = self._found.get(picture.name)
+        entry = self._found.get(image.name)
         if entry is None:
-            self._found[picture.name] = (picture, {caption: None}, own)
+            self._found[image.name] = (image, {caption: None}, own)
         elif own and entry[2] and entry[2] != own:
-            # A picture in two splits would be trained on and scored on; the first one that is named keeps it.
-            return self.skip(where, f"the picture is in {entry[2]} already, here in {own}")
+            # An image in two splits would be trained on and scored on; the first one that is named keeps it.
+            return self.skip(where, f"the image is in {entry[2]} already, here in {own}")
         else:
             if own and not entry[2]:
-                self._found[picture.name] = (picture, entry[1], own)
+                self._found[image.name] = (image, entry[1], own)
             if caption in entry[1]:
                 self.repeated += 1
             entry[1][caption] = None
@@ -74,27 +74,27 @@ class Gathering:
         return None
 
     def holds(self, name: str) -> bool:
-        """Whether a picture of this name has a caption already."""
+        """Whether an image of this name has a caption already."""
         return name in self._found
 
     def table(self, kind: str, how: str, labels: Mapping[str, str] | None = None) -> Table:
-        """What was found, with the class of each picture where there are classes. Raises where that is nothing, with
+        """What was found, with the class of each image where there are classes. Raises where that is nothing, with
         the commonest reason."""
         if not self._found:
             raise self._nothing(kind)
-        rows = [Row(picture, tuple(captions), split) for picture, captions, split in self._found.values()]
-        names = [labels[row.picture.name] for row in rows] if labels else []
+        rows = [Row(image, tuple(captions), split) for image, captions, split in self._found.values()]
+        names = [labels[row.image.name] for row in rows] if labels else []
         classes = {name: place for place, name in enumerate(dict.fromkeys(names))}
         places = [classes[name] for name in names]
         return Table(rows, kind, how, self.skipped, list(classes), places, self.records, self.repeated)
 
     def _nothing(self, kind: str) -> DataError:
         if not self.skipped:
-            return DataError(f"{kind} has no rows.", hint="a picture and a caption a row")
+            return DataError(f"{kind} has no rows.", hint="an image and a caption a row")
         why, _ = Counter(skipped.why for skipped in self.skipped).most_common(1)[0]
         first = next(skipped for skipped in self.skipped if skipped.why == why)
         unfound = "picture" in why or "folder" in why
         return DataError(
             f"None of the {self.records:,} rows of {kind} can be used. {first.where}: {why}.",
-            hint="--set data.pictures=FOLDER, where the pictures are" if unfound else "other data, or mend this",
+            hint="--set data.pictures=FOLDER, where the images are" if unfound else "other data, or mend this",
         )

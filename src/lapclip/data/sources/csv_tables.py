@@ -1,4 +1,4 @@
-"""Tables in text files: a picture and a caption a line, under any separator and any names."""
+"""Tables in text files: an image and a caption a line, under any separator and any names."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from lapclip.config import AUTO, DataConfig
 from lapclip.data.sources.collect_rows import Gathering
 from lapclip.data.sources.guess_columns import Columns, NotATable, guess_columns
-from lapclip.data.sources.image_files import Folder, candidates, is_picture
+from lapclip.data.sources.image_files import Folder, candidates, is_image
 from lapclip.data.sources.text_encoding import Lines
 from lapclip.data.splits import split_named
 from lapclip.errors import DataError
@@ -32,7 +32,7 @@ def read_columns(path: Path, root: Path, config: DataConfig, into: Gathering, sp
     lines = Lines(path)
     spilled = 0
     width, last = len(columns.names), max(columns.captions)
-    rows = split_cells(lines, separator, lambda cells: _names_picture(cells, columns))
+    rows = split_cells(lines, separator, lambda cells: _names_image(cells, columns))
     before_header = columns.header
     for number, cells in rows:
         where = f"{path.name} line {number}"
@@ -49,17 +49,17 @@ def read_columns(path: Path, root: Path, config: DataConfig, into: Gathering, sp
             extra = len(cells) - width
             cells[last : last + extra + 1] = [separator.join(cells[last : last + extra + 1])]
             spilled += 1
-        if len(cells) <= max(columns.picture, min(columns.captions)):
+        if len(cells) <= max(columns.image, min(columns.captions)):
             into.skip(where, f"{len(cells)} of {width} columns")
             continue
-        picture = columns.folder.find(cells[columns.picture])
+        image = columns.folder.find(cells[columns.image])
         own = cells[columns.split] if columns.split is not None and columns.split < len(cells) else split
-        if listed and not isinstance(picture, str):
-            own = listed.get(picture.path.name, own)
+        if listed and not isinstance(image, str):
+            own = listed.get(image.path.name, own)
         for place in columns.captions:
             if place < len(cells):
                 for caption in several(cells[place]):
-                    into.add(picture, caption, own, where)
+                    into.add(image, caption, own, where)
             else:
                 into.skip(where, f"there is no {columns.names[place]}")
     word = next((word for word, sign in SEPARATORS.items() if sign == separator), repr(separator))
@@ -74,15 +74,15 @@ def read_columns(path: Path, root: Path, config: DataConfig, into: Gathering, sp
     return "; ".join(said)
 
 
-def _names_picture(cells: list[str], columns: Columns) -> bool:
-    if len(cells) < 2 or len(cells) <= columns.picture:
+def _names_image(cells: list[str], columns: Columns) -> bool:
+    if len(cells) < 2 or len(cells) <= columns.image:
         return False
-    name = cells[columns.picture].strip(' "')
-    return is_picture(name) if columns.endings else not isinstance(columns.folder.find(name), str)
+    name = cells[columns.image].strip(' "')
+    return is_image(name) if columns.endings else not isinstance(columns.folder.find(name), str)
 
 
 def listed_splits(path: Path) -> dict[str, str]:
-    """The splits of pictures from the lists that Flickr8k has beside its captions, such as Flickr_8k.devImages.txt."""
+    """The splits of images from the lists that Flickr8k has beside its captions, such as Flickr_8k.devImages.txt."""
     found = {}
     if ".token" in path.name.lower():
         for beside in sorted(path.parent.glob("*Images.txt")):
@@ -93,7 +93,7 @@ def listed_splits(path: Path) -> dict[str, str]:
 
 
 def is_table(path: Path, root: Path, config: DataConfig) -> bool:
-    """Whether the first rows of a text file name pictures and captions."""
+    """Whether the first rows of a text file name images and captions."""
     try:
         _understand(path, candidates(path, root, config), config)
     except NotATable:
@@ -180,7 +180,7 @@ def _understand(path: Path, folders: list[Folder], config: DataConfig) -> tuple[
     for sign in signs:
         rows = [cells for _, cells in split_cells(lines, sign)]
         if not rows:
-            raise NotATable(f"{path.name} is empty.", hint="a table with a picture and a caption a line")
+            raise NotATable(f"{path.name} is empty.", hint="a table with an image and a caption a line")
         wide = [row for row in rows if len(row) > 1]
         if config.separator == AUTO and len(wide) < len(rows) / 2:
             continue
@@ -199,6 +199,6 @@ def _understand(path: Path, folders: list[Folder], config: DataConfig) -> tuple[
     if fault:
         raise fault
     raise NotATable(
-        f"{path.name} is no table of pictures and captions: its lines have one column under every separator.",
-        hint="a picture and a caption a line, or --set data.separator=CHARACTER",
+        f"{path.name} is no table of images and captions: its lines have one column under every separator.",
+        hint="an image and a caption a line, or --set data.separator=CHARACTER",
     )

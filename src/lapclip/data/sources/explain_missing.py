@@ -8,11 +8,11 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from lapclip.data.sources.image_files import LINK_OUTSIDE, is_picture
+from lapclip.data.sources.image_files import LINK_OUTSIDE, is_image
 from lapclip.data.table import Skipped
 from lapclip.errors import DataError, closest
 
-EXPECTED = "captions.csv, metadata.jsonl or one .txt beside each picture"
+EXPECTED = "captions.csv, metadata.jsonl or one .txt beside each image"
 BYTE_ORDER_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE, codecs.BOM_UTF32_BE)
 PACKED = {
     ".zip": "unzip {0}",
@@ -36,8 +36,8 @@ def how_to_unpack(name: str) -> str:
 
 
 def is_foreign(path: Path) -> bool:
-    """Whether a file of unknown ending is no text: it is compressed, a picture, or has bytes that text never has."""
-    if how_to_unpack(path.name) or is_picture(path.name):
+    """Whether a file of unknown ending is no text: it is compressed, an image, or has bytes that text never has."""
+    if how_to_unpack(path.name) or is_image(path.name):
         return True
     with open(path, "rb") as file:
         start = file.read(4096)
@@ -58,13 +58,13 @@ def in_file(path: Path) -> DataError:
     """A file that is none of the forms."""
     if command := how_to_unpack(path.name):
         return DataError(
-            f"{path.name} is compressed. Pictures are read where they lie, so it has to be unpacked first.",
+            f"{path.name} is compressed. Images are read where they lie, so it has to be unpacked first.",
             hint=command,
         )
-    if is_picture(path.name):
+    if is_image(path.name):
         return DataError(
-            f"{path.name} is a single picture. Training needs many, with captions.",
-            hint=f"the folder of the pictures, with {EXPECTED}",
+            f"{path.name} is a single image. Training needs many, with captions.",
+            hint=f"the folder of the images, with {EXPECTED}",
         )
     return DataError(
         f"{path.name} is no form of data that is known here.",
@@ -82,17 +82,17 @@ def in_folder(root: Path, files: Sequence[str], skipped: Sequence[Skipped] = ())
             hint="the real folder that holds the files, or a copy with files instead of links",
         )
     if not files:
-        return DataError(f"{root} is empty.", hint=f"a folder of pictures with {EXPECTED}")
-    pictures = sum(map(is_picture, files))
+        return DataError(f"{root} is empty.", hint=f"a folder of images with {EXPECTED}")
+    images = sum(map(is_image, files))
     packed = next((name for name in files if how_to_unpack(name)), None)
-    if packed and not pictures:
+    if packed and not images:
         return DataError(f"{root} holds compressed files, such as {packed}.", hint=how_to_unpack(packed))
-    if pictures:
-        few = "1 picture" if pictures == 1 else f"{pictures:,} pictures"
+    if images:
+        few = "1 image" if images == 1 else f"{images:,} images"
         return DataError(
             f"No captions found in {root}, which has {few}. Expected {EXPECTED}.",
-            hint="a captions.csv beside the pictures, with lines such as: dog.jpg,a dog in the snow",
+            hint="a captions.csv beside the images, with lines such as: dog.jpg,a dog in the snow",
         )
     endings = Counter(os.path.splitext(name)[1].lower() or "no ending" for name in files)
     found = ", ".join(f"{count:,} {ending}" for ending, count in endings.most_common(3))
-    return DataError(f"No pictures found in {root}. It has other files: {found}.", hint=f"pictures with {EXPECTED}")
+    return DataError(f"No images found in {root}. It has other files: {found}.", hint=f"images with {EXPECTED}")

@@ -1,4 +1,4 @@
-"""Which column of a table names the picture, which hold captions and which the split: from names and contents."""
+"""Which column of a table names the image, which hold captions and which the split: from names and contents."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from lapclip.config import AUTO, DataConfig
-from lapclip.data.sources.image_files import Folder, best_folder, is_picture
+from lapclip.data.sources.image_files import Folder, best_folder, is_image
 from lapclip.data.splits import split_named
 from lapclip.data.table import printable
 from lapclip.errors import DataError, nearest
 
-PICTURES = ("filepath", "file_name", "filename", "image", "image_path", "img_path", "image_file", "image_name", "img",
+IMAGES = ("filepath", "file_name", "filename", "image", "image_path", "img_path", "image_file", "image_name", "img",
             "picture", "photo", "path", "file", "name", "image_id", "id", "key")  # fmt: skip
 CAPTIONS = ("caption", "captions", "text", "sentence", "sentences", "raw", "description", "comment", "alt_text", "alt",
             "prompt", "title", "label", "class", "category", "tag", "tags", "name")  # fmt: skip
@@ -22,7 +22,7 @@ _NUMBER = re.compile(r"[-+]?[\d.,:/ ]+$")
 
 
 class NotATable(DataError):
-    """A file that could have been a table of pictures and captions, and is not."""
+    """A file that could have been a table of images and captions, and is not."""
 
 
 @dataclass(frozen=True)
@@ -30,13 +30,13 @@ class Columns:
     """The columns of a table by their places."""
 
     names: Sequence[str]
-    picture: int
+    image: int
     captions: tuple[int, ...]
     split: int | None
     folder: Folder
     header: bool = True
     endings: bool = True
-    """Whether names of pictures end as files of pictures do."""
+    """Whether names of images end as files of images do."""
     sure: float = 0.0
     """How well names and contents fit; compares one separator with another."""
 
@@ -45,14 +45,14 @@ class Columns:
         names = [_printable(name) for name in self.names]
         captions = ", ".join(names[place] for place in self.captions)
         split = f", splits in {names[self.split]}" if self.split is not None else ""
-        return f"pictures in {names[self.picture]}, captions in {captions}{split}"
+        return f"images in {names[self.image]}, captions in {captions}{split}"
 
 
 def guess_columns(rows: Sequence[Sequence[str]], folders: Sequence[Folder], config: DataConfig, what: str) -> Columns:
     """The columns of a table from its first rows; the very first may be a header. `what` names the table in errors."""
     first = [cell.strip() or f"column{place + 1}" for place, cell in enumerate(rows[0])]
-    if len(rows) == 1 and any(_tidy(name) in PICTURES for name in first):
-        raise NotATable(f"{what} has a header and no rows.", hint="a picture and a caption a line")
+    if len(rows) == 1 and any(_tidy(name) in IMAGES for name in first):
+        raise NotATable(f"{what} has a header and no rows.", hint="an image and a caption a line")
     named = guess_named(first, rows[1:] or rows, folders, config, what)
     if len(rows) > 1 and _is_header(rows, named, config):
         return named
@@ -65,11 +65,11 @@ def guess_named(
 ) -> Columns:
     """The columns of a table whose names are known."""
     columns = [[row[place].strip() for row in rows if place < len(row)] for place in range(len(names))]
-    folder, picture, sure = _picture_column(names, columns, folders, config, what)
-    split = split_column(names, columns, picture, config, what)
-    captions, more = caption_columns(names, columns, {picture, split}, config, what)
-    endings = any(map(is_picture, columns[picture]))
-    return Columns(names, picture, captions, split, folder, endings=endings, sure=sure + more)
+    folder, image, sure = _picture_column(names, columns, folders, config, what)
+    split = split_column(names, columns, image, config, what)
+    captions, more = caption_columns(names, columns, {image, split}, config, what)
+    endings = any(map(is_image, columns[image]))
+    return Columns(names, image, captions, split, folder, endings=endings, sure=sure + more)
 
 
 def _picture_column(names, columns, folders, config, what) -> tuple[Folder, int, float]:
@@ -79,24 +79,24 @@ def _picture_column(names, columns, folders, config, what) -> tuple[Folder, int,
         if asked and place not in asked:
             continue
         sample = list(dict.fromkeys(cell for cell in cells if cell))[:24]
-        looks = _share(map(is_picture, sample))
-        named = _rank(_tidy(names[place]), PICTURES)
+        looks = _share(map(is_image, sample))
+        named = _rank(_tidy(names[place]), IMAGES)
         if not asked and not looks and (_share(" " in cell for cell in sample) > 0.5 or not sample):
             continue  # prose; looking for files of such names in every folder would take long
         folder, count = best_folder(folders, sample)
         seen = 4 * count / max(1, len(sample)) + 2 * looks
-        # A name alone is not enough: many tables that have nothing to do with pictures have a column called name or id.
+        # A name alone is not enough: many tables that have nothing to do with images have a column called name or id.
         if (seen or asked) and (best is None or seen + named > best[0]):
             best = seen + named, folder, place
     if best is None:
         raise NotATable(
-            f"{what}: no column names pictures that are there. Its columns: {_listed(names)}.",
+            f"{what}: no column names images that are there. Its columns: {_listed(names)}.",
             hint="--set data.picture_column=NAME, or --set data.separator=';'",
         )
     return best[1], best[2], best[0]
 
 
-def split_column(names, columns, picture: int, config, what) -> int | None:
+def split_column(names, columns, image: int, config, what) -> int | None:
     if config.split_column == "":
         return None
     asked = _asked(names, config.split_column, "split_column", what)
@@ -105,7 +105,7 @@ def split_column(names, columns, picture: int, config, what) -> int | None:
     for place, cells in enumerate(columns):
         known = _share(split_named(cell) is not None for cell in cells if cell)
         # A caption may be the one word "test"; a column of nothing but such words is no column of captions.
-        if place != picture and (known > 0.5 if _tidy(names[place]) in SPLITS else known == 1 and len(cells) > 2):
+        if place != image and (known > 0.5 if _tidy(names[place]) in SPLITS else known == 1 and len(cells) > 2):
             return place
     return None
 
@@ -135,7 +135,7 @@ def _prose(name: str, cells: Sequence[str]) -> float:
     if not cells:
         return known
     words = sum(len(cell.split()) for cell in cells) / len(cells)
-    odd = _share(bool(_NUMBER.match(cell)) or is_picture(cell) or "://" in cell for cell in cells)
+    odd = _share(bool(_NUMBER.match(cell)) or is_image(cell) or "://" in cell for cell in cells)
     return known + min(words, 12) / 6 - 4 * odd
 
 
@@ -158,13 +158,13 @@ def _asked(names: Sequence[str], wanted: str, setting: str, what: str) -> tuple[
 
 
 def _is_header(rows: Sequence[Sequence[str]], named: Columns, config: DataConfig) -> bool:
-    """Whether the first row names columns. A row whose picture is missing is none, so a reason is asked for: a known
-    name, a name that the user set, or a cell unlike all others of the column of pictures."""
-    place, first = named.picture, rows[0]
-    if place < len(first) and (is_picture(first[place]) or not isinstance(named.folder.find(first[place]), str)):
+    """Whether the first row names columns. A row whose image is missing is none, so a reason is asked for: a known
+    name, a name that the user set, or a cell unlike all others of the column of images."""
+    place, first = named.image, rows[0]
+    if place < len(first) and (is_image(first[place]) or not isinstance(named.folder.find(first[place]), str)):
         return False
     asked = ",".join((config.picture_column, config.caption_column, config.split_column)).split(",")
-    known = {*PICTURES, *CAPTIONS, *SPLITS, *map(_tidy, asked)} - {"", AUTO}
+    known = {*IMAGES, *CAPTIONS, *SPLITS, *map(_tidy, asked)} - {"", AUTO}
     if any(_tidy(cell) in known or _COUNTED.sub("", _tidy(cell)) in known for cell in first):
         return True
     return place >= len(first) or _form(first[place]) not in {_form(row[place]) for row in rows[1:] if place < len(row)}

@@ -1,4 +1,4 @@
-"""Names of pictures to files: each folder is listed once, and nothing outside the data's folder is ever opened."""
+"""Names of images to files: each folder is listed once, and nothing outside the data's folder is ever opened."""
 
 from __future__ import annotations
 
@@ -11,58 +11,58 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from lapclip.config import DataConfig
-from lapclip.data.table import PictureFile, Skipped
+from lapclip.data.table import ImageFile, Skipped
 from lapclip.errors import DataError
 
 ENDINGS = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".jfif", ".heic", ".heif", ".avif")
-MISSING = "there is no such picture"
+MISSING = "there is no such image"
 OUTSIDE = "the name leads out of the data's folder"
 LINK_OUTSIDE = "a link that leads out of the data's folder"
 NOT_PLAIN = "not a plain file"
 _ABSOLUTE = re.compile(r"[A-Za-z]:|[\\/]")
 _NUMBERED = re.compile(r"#\d+$")
 _ASIDE = ("annotations", "captions", "labels", "lists", "splits", "text", "texts")
-"""Folders that hold tables beside the folder of the pictures, not above it."""
+"""Folders that hold tables beside the folder of the images, not above it."""
 
 
-def is_picture(name: str) -> bool:
+def is_image(name: str) -> bool:
     return name.lower().endswith(ENDINGS)
 
 
 class Folder:
-    """Finds pictures by name: relative to `base`, never outside `root`."""
+    """Finds images by name: relative to `base`, never outside `root`."""
 
     def __init__(self, base: Path, root: Path | None = None) -> None:
         self.base, self.root = base, os.path.realpath(root or base)
         self._prefix = Path(os.path.relpath(os.path.realpath(base), self.root)).as_posix()
-        self._found: dict[str, PictureFile | str] = {}
+        self._found: dict[str, ImageFile | str] = {}
         self._listed: dict[str, dict[str, str] | str] = {}
         self._alike: dict[str, dict[str, str]] = {}
 
-    def find(self, name: str) -> PictureFile | str:
-        """The picture of that name, or why there is none."""
+    def find(self, name: str) -> ImageFile | str:
+        """The image of that name, or why there is none."""
         found = self._found.get(name)
         if found is None:
             found = self._found[name] = self._find(name.strip())
         return found
 
-    def _find(self, name: str) -> PictureFile | str:
+    def _find(self, name: str) -> ImageFile | str:
         if not name:
-            return "no picture is named"
+            return "no image is named"
         if "\0" in name:
-            return "the picture's name has a NUL character"
+            return "the image's name has a NUL character"
         if "://" in name[:12]:
             return "an address on the web, not a file: download it first"
         why = MISSING
         for option in dict.fromkeys((name, name.replace("\\", "/"), _NUMBERED.sub("", name))):
             found = self._look_up(option)
-            if isinstance(found, PictureFile):
+            if isinstance(found, ImageFile):
                 return found
             if found != MISSING:
                 why = found
         return why
 
-    def _look_up(self, name: str) -> PictureFile | str:
+    def _look_up(self, name: str) -> ImageFile | str:
         relative = self._relative(name)
         if relative is None:
             return OUTSIDE
@@ -75,13 +75,13 @@ class Folder:
         kind = listed.get(leaf)
         if kind == "file":
             relative = posixpath.join(folder, leaf)
-            return PictureFile(Path(self.root, relative), relative)
+            return ImageFile(Path(self.root, relative), relative)
         if kind == "link":
             relative = posixpath.join(folder, leaf)
             real = os.path.realpath(os.path.join(self.root, relative))
             if not _inside(real, self.root):
                 return LINK_OUTSIDE
-            return PictureFile(Path(self.root, relative), relative) if os.path.isfile(real) else NOT_PLAIN
+            return ImageFile(Path(self.root, relative), relative) if os.path.isfile(real) else NOT_PLAIN
         return NOT_PLAIN if kind else MISSING
 
     def _relative(self, name: str) -> str | None:
@@ -122,7 +122,7 @@ class Folder:
                 # Two files that differ in case only are told apart by their exact names alone.
                 alike[key] = "" if key in alike else name
         key = _folded(leaf)
-        if is_picture(leaf):
+        if is_image(leaf):
             return alike.get(key, "")
         return next((found for ending in ("", *ENDINGS) if (found := alike.get(key + ending))), "")
 
@@ -156,7 +156,7 @@ def candidates(table: Path, root: Path, config: DataConfig) -> list[Folder]:
     beside = table.parent
     tops = [beside]
     if beside.name.lower() in _ASIDE and os.path.realpath(beside) == os.path.realpath(root):
-        root = beside.parent  # the table alone was named, and its pictures lie beside its folder
+        root = beside.parent  # the table alone was named, and its images lie beside its folder
     if beside.name.lower() in _ASIDE:
         tops.append(beside.parent)
     below = [folder for top in tops for folder in _subfolders(top)]
@@ -170,16 +170,16 @@ def _subfolders(folder: Path) -> list[Path]:
             names = [entry.name for entry in entries if entry.is_dir() and not entry.name.startswith(".")]
     except OSError:
         return []
-    # Folders that say they hold pictures come first.
+    # Folders that say they hold images come first.
     return [folder / name for name in sorted(names, key=lambda name: ("im" not in name.lower(), name))]
 
 
 def best_folder(options: Sequence[Folder], names: Iterable[str]) -> tuple[Folder, int]:
-    """The folder that has most of these pictures, and how many it has."""
+    """The folder that has most of these images, and how many it has."""
     names = list(names)
     best, most = options[0], -1
     for folder in options:
-        count = sum(isinstance(folder.find(name), PictureFile) for name in names)
+        count = sum(isinstance(folder.find(name), ImageFile) for name in names)
         if count > most:
             best, most = folder, count
         if count == len(names):

@@ -10,10 +10,10 @@ from typing import Any
 from lapclip.config import DataConfig
 from lapclip.data.sources.collect_rows import Gathering
 from lapclip.data.sources.guess_columns import NotATable
-from lapclip.data.sources.image_files import Folder, best_folder, candidates, is_picture
+from lapclip.data.sources.image_files import Folder, best_folder, candidates, is_image
 from lapclip.data.sources.json_lines import add_records, captions_in, read_json_lines
 from lapclip.data.sources.text_encoding import decode
-from lapclip.data.table import PictureFile
+from lapclip.data.table import ImageFile
 
 KINDS = {"coco": "COCO captions", "karpathy": "Karpathy splits", "list": "JSON list", "names": "JSON by name"}
 
@@ -57,7 +57,7 @@ def _kind(content: Any) -> str:
     if isinstance(images, list) and any(isinstance(item, dict) and "sentences" in item for item in images):
         return "karpathy"
     captioned = all(isinstance(value, str | list) for value in content.values())
-    return "names" if captioned and any(map(is_picture, content)) else ""
+    return "names" if captioned and any(map(is_image, content)) else ""
 
 
 def _shape(content: Any) -> str:
@@ -97,7 +97,7 @@ def _coco(content: dict, folders: list[Folder], into: Gathering, name: str, spli
     for number, file in files.items():
         if number not in told:
             into.skip(f"{name} {file}", "no caption")
-    return f"pictures in {_shown(folder)}"
+    return f"images in {_shown(folder)}"
 
 
 def _karpathy(images: Iterable[Any], folders: list[Folder], into: Gathering, name: str, split: str) -> str:
@@ -111,18 +111,18 @@ def _karpathy(images: Iterable[Any], folders: list[Folder], into: Gathering, nam
             into.skip(where, "there is no filename")
             continue
         found = [folder.find(path) for path in paths]
-        picture = next((option for option in found if isinstance(option, PictureFile)), found[0])
+        picture = next((option for option in found if isinstance(option, ImageFile)), found[0])
         own = image.get("split")
         for caption in captions_in(image.get("sentences")):
             if isinstance(caption, str):
                 into.add(picture, caption, own if isinstance(own, str) else split, where)
             else:
                 into.skip(where, "no caption")
-    return f"pictures in {_shown(folder)}, the file's own splits"
+    return f"images in {_shown(folder)}, the file's own splits"
 
 
 def _paths(image: dict) -> list[str]:
-    """Where the picture may be: in its own folder, as COCO has them, or beside the others."""
+    """Where the image may be: in its own folder, as COCO has them, or beside the others."""
     file, folder = image.get("filename", image.get("file_name")), image.get("filepath")
     if not isinstance(file, str):
         return []
@@ -130,7 +130,7 @@ def _paths(image: dict) -> list[str]:
 
 
 def _by_name(content: dict, folders: list[Folder], into: Gathering, name: str, split: str) -> str:
-    """A caption or a list of them for each name of a picture."""
+    """A caption or a list of them for each name of an image."""
     folder, _ = best_folder(folders, list(content)[:64])
     for key, value in content.items():
         for caption in captions_in(value):
@@ -138,7 +138,7 @@ def _by_name(content: dict, folders: list[Folder], into: Gathering, name: str, s
                 into.add(folder.find(key), caption, split, f"{name} {key[:80]}")
             else:
                 into.skip(f"{name} {key[:80]}", "no caption")
-    return f"pictures in {_shown(folder)}"
+    return f"images in {_shown(folder)}"
 
 
 def _shown(folder: Folder) -> str:

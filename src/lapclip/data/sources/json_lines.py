@@ -1,4 +1,4 @@
-"""Tables in JSON lines, as Hugging Face's imagefolder has them, and JSON lists of the same: an object a picture."""
+"""Tables in JSON lines, as Hugging Face's imagefolder has them, and JSON lists of the same: an object an image."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def add_records(
     records: Callable[[], Iterable[Record]],
     split: str = "",
 ) -> str:
-    """Add objects that each name a picture and its captions. `records` gives a fresh iterator over them."""
+    """Add objects that each name an image and its captions. `records` gives a fresh iterator over them."""
     sample = [found for _, found in islice(records(), SAMPLE) if isinstance(found, dict)]
     if not sample:
         raise NotATable(
@@ -60,7 +60,7 @@ def add_records(
     names = list(dict.fromkeys(key for found in sample for key in found))
     rows = [[flat(found.get(name)) for name in names] for found in sample]
     columns = guess_named(names, rows, candidates(path, root, config), config, path.name)
-    name_key, split_key = names[columns.picture], None if columns.split is None else names[columns.split]
+    name_key, split_key = names[columns.image], None if columns.split is None else names[columns.split]
     for where, found in records():
         if not isinstance(found, dict):
             into.skip(where, found if isinstance(found, Fault) else "not a JSON object")
@@ -68,13 +68,13 @@ def add_records(
         name = found.get(name_key)
         if isinstance(name, int) and not isinstance(name, bool) and abs(name) < 10**18:
             name = str(name)
-        picture = columns.folder.find(name) if isinstance(name, str) else f"{name_key} is no text"
+        image = columns.folder.find(name) if isinstance(name, str) else f"{name_key} is no text"
         own = found.get(split_key) if split_key else None
         own = own if isinstance(own, str) else split
         for place in columns.captions:
             for caption in captions_in(found.get(names[place])):
                 if isinstance(caption, str):
-                    into.add(picture, caption, own, where)
+                    into.add(image, caption, own, where)
                 else:
                     into.skip(where, f"{names[place]} is no text")
     return columns.said()

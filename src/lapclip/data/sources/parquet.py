@@ -1,4 +1,4 @@
-"""Parquet files with the bytes of pictures in a column, as Hugging Face stores data sets. Needs the extra `parquet`."""
+"""Parquet files with the bytes of images in a column, as Hugging Face stores data sets. Needs the extra `parquet`."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from lapclip.data.table import file_stamp
 from lapclip.errors import DataError, first_line
 
 KEPT_GROUPS = 4
-"""Row groups in memory at once: pictures are read in about the order of the file, by a few threads."""
+"""Row groups in memory at once: images are read in about the order of the file, by a few threads."""
 
 
 @dataclass(frozen=True, slots=True)
-class PictureCell:
-    """A picture in a cell of a parquet file."""
+class ImageInCell:
+    """An image in a cell of a parquet file."""
 
     path: Path
     column: str
@@ -62,9 +62,9 @@ def read_parquet(files: Sequence[tuple[Path, str]], root: Path, config: DataConf
 def _read_file(path: Path, root: Path, config: DataConfig, into: Gathering, split: str) -> str:
     with _opened(path) as file:
         schema = file.schema_arrow
-        picture = _picture_column(schema, config)
-        names = [name for name in schema.names if name != picture]
-        if picture is None:
+        image = _picture_column(schema, config)
+        names = [name for name in schema.names if name != image]
+        if image is None:
             return add_records(path, root, config, into, lambda: _records(path, file, schema.names), split)
         names = [name for name in names if not _holds_bytes(schema.field(name).type)]
         first = next(file.iter_batches(SAMPLE, columns=names), None)
@@ -79,7 +79,7 @@ def _read_file(path: Path, root: Path, config: DataConfig, into: Gathering, spli
             rows = file.read_row_group(group, columns=[*wanted, *([split_name] if split_name else [])]).to_pylist()
             for row, values in enumerate(rows):
                 number += 1
-                cell = PictureCell(path, picture, group, row, f"{shown}:{number}")
+                cell = ImageInCell(path, image, group, row, f"{shown}:{number}")
                 own = values.get(split_name) if split_name else None
                 for name in wanted:
                     for caption in captions_in(values.get(name)):
@@ -88,11 +88,11 @@ def _read_file(path: Path, root: Path, config: DataConfig, into: Gathering, spli
                         else:
                             into.skip(cell.name, f"{name} is no text")
     where = f", splits in {split_name}" if split_name else ""
-    return f"pictures in {picture}, captions in {', '.join(wanted)}{where}"
+    return f"images in {image}, captions in {', '.join(wanted)}{where}"
 
 
 def _records(path: Path, file: Any, names: list[str]) -> Iterator[tuple[str, Any]]:
-    """The rows of a file that names its pictures instead of holding them."""
+    """The rows of a file that names its images instead of holding them."""
     number = 0
     for batch in file.iter_batches(10_000, columns=names):
         for row in batch.to_pylist():
@@ -130,7 +130,7 @@ _lock = threading.Lock()
 
 
 def _group(path: Path, group: int, column: str) -> Any:
-    """The pictures of a row group, from memory where it was read just now. Threads that want the same one wait for the
+    """The images of a row group, from memory where it was read just now. Threads that want the same one wait for the
     first of them, and a file that has changed is read again."""
     key = (path, file_stamp(path), group, column)
     with _lock:

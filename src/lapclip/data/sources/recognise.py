@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lapclip.data.sources.class_folders import has_classes
-from lapclip.data.sources.image_files import is_picture
+from lapclip.data.sources.image_files import is_image
 from lapclip.data.sources.text_sidecars import texts_beside
 from lapclip.data.sources.webdataset import split_in_name
 
@@ -42,9 +42,9 @@ def forms_in(files: Sequence[str]) -> list[Form]:
         Form("parquet", [name for name in files if name.lower().endswith((".parquet", ".pq")) and not _is_known(name)]),
     ]
     forms = [form for form in found if form.files]
-    pictures = sum(map(is_picture, files))
+    images = sum(map(is_image, files))
     beside, classes = len(texts_beside(files)), has_classes(files)
-    if beside and (2 * beside > pictures or not classes):
+    if beside and (2 * beside > images or not classes):
         forms.append(Form("text files"))
     if classes:
         forms.append(Form("class folders"))
@@ -68,5 +68,5 @@ def split_of_path(name: str) -> str:
 
 
 def together(form: Form) -> bool:
-    """Whether several files are parts of one data set: each says its split, or tells of the pictures beside it."""
+    """Whether several files are parts of one data set: each says its split, or tells of the images beside it."""
     return len(form.files) == 1 or form.kind == "metadata" or all(split_of_path(name) for name in form.files)

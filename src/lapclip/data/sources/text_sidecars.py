@@ -1,4 +1,4 @@
-"""A folder of pictures with a text file beside each: a caption a line."""
+"""A folder of images with a text file beside each: a caption a line."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lapclip.data.sources.collect_rows import Gathering
-from lapclip.data.sources.image_files import is_picture
+from lapclip.data.sources.image_files import is_image
 from lapclip.data.sources.text_encoding import decode
 from lapclip.data.splits import split_named
-from lapclip.data.table import PictureFile
+from lapclip.data.table import ImageFile
 
 MOST_TEXT = 1_000_000
-"""Bytes of a text beside a picture; what is longer is no caption."""
+"""Bytes of a text beside an image; what is longer is no caption."""
 
 
 def texts_beside(files: Sequence[str]) -> dict[str, str]:
-    """The text file of each picture that has one, by the picture's path."""
+    """The text file of each image that has one, by the image's path."""
     texts = {posixpath.splitext(name)[0]: name for name in files if name.lower().endswith(".txt")}
     found = {}
     for name in files:
-        if is_picture(name):
+        if is_image(name):
             # Both are common: dog.txt and dog.jpg.txt.
             text = texts.get(posixpath.splitext(name)[0]) or texts.get(name)
             if text:
@@ -30,10 +30,10 @@ def texts_beside(files: Sequence[str]) -> dict[str, str]:
 
 
 def read_sidecars(root: Path, files: Sequence[str], into: Gathering) -> str:
-    """Add the pictures among these files that have a text beside them. Returns what was found, for the user."""
+    """Add the images among these files that have a text beside them. Returns what was found, for the user."""
     beside = texts_beside(files)
-    pictures = [name for name in files if is_picture(name)]
-    for name in pictures:
+    images = [name for name in files if is_image(name)]
+    for name in images:
         if name not in beside:
             into.skip(name, "no .txt beside it")
             continue
@@ -41,8 +41,8 @@ def read_sidecars(root: Path, files: Sequence[str], into: Gathering) -> str:
     used = set(beside.values())
     for name in files:
         if name.lower().endswith(".txt") and name not in used:
-            into.skip(name, "no picture of that name beside it")
-    return "a caption a line in the .txt beside each picture"
+            into.skip(name, "no image of that name beside it")
+    return "a caption a line in the .txt beside each image"
 
 
 def _add(root: Path, name: str, text: str, into: Gathering) -> None:
@@ -53,12 +53,12 @@ def _add(root: Path, name: str, text: str, into: Gathering) -> None:
         return into.skip(text, f"cannot be read: {error.strerror or error}")
     if len(content) > MOST_TEXT:
         return into.skip(text, "too long to be a caption")
-    picture = PictureFile(root / name, name)
+    image = ImageFile(root / name, name)
     top = name.partition("/")[0] if "/" in name else ""
     split = split_named(top) or ""
     lines = [(number, line) for number, line in enumerate(decode(content).splitlines(), 1) if line.strip()]
     for number, line in lines:
-        into.add(picture, line, split, f"{text} line {number}")
+        into.add(image, line, split, f"{text} line {number}")
     if not lines:
         into.skip(text, "the caption is empty")
     return None

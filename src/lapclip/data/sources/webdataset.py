@@ -1,4 +1,4 @@
-"""WebDataset shards: tar files whose neighbouring members share a name, a picture and its caption each."""
+"""WebDataset shards: tar files whose neighbouring members share a name, an image and its caption each."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from lapclip.data.sources.json_lines import captions_in
 from lapclip.data.sources.tar_headers import Damaged, Member, members
 from lapclip.data.sources.text_encoding import decode
 from lapclip.data.splits import split_named
-from lapclip.data.table import PicturePart
+from lapclip.data.table import ImageInTar
 from lapclip.errors import DataError
 
-PICTURES = tuple(ending[1:] for ending in ENDINGS)
+IMAGES = tuple(ending[1:] for ending in ENDINGS)
 TEXTS = ("txt", "json")
 MOST_SHARDS = 100_000
 MOST_TEXT = 1_000_000
-"""Bytes of a text beside a picture; what is longer is no caption."""
+"""Bytes of a text beside an image; what is longer is no caption."""
 _BRACES = re.compile(r"\{([^{}]*)\}")
 _RANGE = re.compile(r"(\d+)\.\.(\d+)")
 
@@ -82,16 +82,16 @@ def _read_shard(path: Path, name: str, config: DataConfig, into: Gathering, spli
             pairs: dict[str, tuple[list[Member], dict[str, bytes]]] = {}
             for member in group:
                 key, ending = _key(member.name)
-                if ending not in (*PICTURES, *TEXTS):
+                if ending not in (*IMAGES, *TEXTS):
                     continue
-                pictures, texts = pairs.setdefault(key, ([], {}))
-                if ending in PICTURES:
-                    pictures.append(member)
+                images, texts = pairs.setdefault(key, ([], {}))
+                if ending in IMAGES:
+                    images.append(member)
                 elif member.size <= MOST_TEXT or ending == "json":
                     file.seek(member.offset)
                     texts[ending] = file.read(min(member.size, MOST_TEXT + 1))
-            for key, (pictures, texts) in pairs.items():
-                _add_group(path, name, key, pictures, texts, config, into, split, keys)
+            for key, (images, texts) in pairs.items():
+                _add_group(path, name, key, images, texts, config, into, split, keys)
     return None
 
 
@@ -123,23 +123,23 @@ def _up_to_point(name: str) -> str:
 
 
 def _key(name: str) -> tuple[str, str]:
-    """What a picture and its caption share, and their ending. In img.1.png the first point belongs to the name."""
+    """What an image and its caption share, and their ending. In img.1.png the first point belongs to the name."""
     first, ending = _up_to_point(name), posixpath.basename(name).partition(".")[2].lower()
-    if ending in (*PICTURES, *TEXTS):
+    if ending in (*IMAGES, *TEXTS):
         return first, ending
     stem, last = posixpath.splitext(name)
     return posixpath.normpath(stem), last[1:].lower()
 
 
-def _add_group(path, shard, key, pictures, texts, config, into, split, keys) -> None:
+def _add_group(path, shard, key, images, texts, config, into, split, keys) -> None:
     where = f"{shard}:{key}"
     fields = _fields(texts.get("json"))
     captions, own = ([], "") if isinstance(fields, str) else _captions(texts, fields, config, keys)
-    if not pictures:
+    if not images:
         if texts:
-            into.skip(where, "a caption without a picture")
+            into.skip(where, "a caption without an image")
         return
-    for member in pictures:
+    for member in images:
         name = f"{shard}:{posixpath.normpath(member.name)}"
         if into.holds(name):
             into.skip(name, "the same name again in the same shard")
@@ -148,14 +148,14 @@ def _add_group(path, shard, key, pictures, texts, config, into, split, keys) -> 
             into.skip(name, fields)
             continue
         if not captions or not member.size:
-            into.skip(name, "an empty picture" if captions else "no caption")
+            into.skip(name, "an empty image" if captions else "no caption")
             continue
         for caption in captions:
-            into.add(PicturePart(path, member.offset, member.size, name), caption, own or split, name)
+            into.add(ImageInTar(path, member.offset, member.size, name), caption, own or split, name)
 
 
 def _fields(content: bytes | None) -> dict[str, Any] | str:
-    """What the JSON of a pair holds, or why it cannot be told: then its split is unknown, and a picture of the test
+    """What the JSON of a pair holds, or why it cannot be told: then its split is unknown, and an image of the test
     split must not be trained on for that."""
     if content is None:
         return {}

@@ -1,4 +1,4 @@
-"""Captions to symbols and back: a symbol a character, a BPE learnt from the captions, or CLIP's own BPE."""
+"""Captions to tokens and back: a token a character, a BPE learnt from the captions, or CLIP's own BPE."""
 
 from lapclip.data.tokenizers.bpe import BytePairTokenizer, clip_tokenizer
 from lapclip.data.tokenizers.characters import CharacterTokenizer

@@ -1,7 +1,7 @@
 """Byte pair encoding as CLIP does it: with CLIP's own published merges, or with merges learnt from the captions.
 
-Words are bytes first, so that no text is unknown: 256 symbols for bytes inside a word and 256 for a word's last byte.
-Each merge adds one symbol; start and end come last.
+Words are bytes first, so that no text is unknown: 256 tokens for bytes inside a word and 256 for a word's last byte.
+Each merge adds one token; start and end come last.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from lapclip.data.tokenizers.tokenizer import Tokenizer
 CLIP_MERGES = Path(__file__).with_name("clip_merges.txt.gz")
 WORD_END = "</w>"
 LEAST = 2 * 256 + 2
-"""Symbols before the first merge."""
+"""Tokens before the first merge."""
 REMEMBERED = 200_000
-"""Words whose symbols are kept: captions say the same words again and again."""
+"""Words whose tokens are kept: captions say the same words again and again."""
 
 
 class BytePairTokenizer(Tokenizer):
@@ -35,29 +35,29 @@ class BytePairTokenizer(Tokenizer):
         letters = list(byte_letters().values())
         ids: dict[str, int] = {}
         for symbol in (*letters, *(letter + WORD_END for letter in letters), *(a + b for a, b in merges)):
-            ids.setdefault(symbol, len(ids))  # two merges may make the same symbol
+            ids.setdefault(symbol, len(ids))  # two merges may make the same token
         self.start, self.end = len(ids), len(ids) + 1
-        self.symbols = list(ids)
+        self.tokens = list(ids)
         self._bpe = BPE(vocab=ids, merges=list(merges), end_of_word_suffix=WORD_END, cache_capacity=0)
         self._pattern = WORDS_AND_MARKS if own else WORDS
         self._marks = {START: (self.start,), END: (self.end,)} if own else {}
         self._known: dict[str, tuple[int, ...]] = dict(self._marks)
 
     def encode(self, caption: str, context: int) -> list[int]:
-        symbols = [self.start]
+        tokens = [self.start]
         for word in self._pattern.findall(clean(caption)):
-            symbols += self._known.get(word) or self._word(word)
-            if len(symbols) >= context:
+            tokens += self._known.get(word) or self._word(word)
+            if len(tokens) >= context:
                 break
-        return [*symbols[: context - 1], self.end]
+        return [*tokens[: context - 1], self.end]
 
-    def decode(self, symbols: Iterable[int]) -> str:
+    def decode(self, tokens: Iterable[int]) -> str:
         text = []
-        for symbol in symbols:
+        for symbol in tokens:
             if symbol == self.end:
                 break
             if symbol != self.start:
-                text.append(self.symbols[symbol].replace(WORD_END, " "))
+                text.append(self.tokens[symbol].replace(WORD_END, " "))
         return b"".join(letter_bytes()[letter] for letter in "".join(text)).decode("utf-8", "replace").strip()
 
     def to_dict(self) -> dict[str, Any]:
@@ -93,6 +93,6 @@ def spelt(word: str) -> str:
 
 @cache
 def clip_tokenizer() -> BytePairTokenizer:
-    """CLIP's own: 49,408 symbols, the same ids as OpenAI's and OpenCLIP's."""
+    """CLIP's own: 49,408 tokens, the same ids as OpenAI's and OpenCLIP's."""
     _, *lines = gzip.decompress(CLIP_MERGES.read_bytes()).decode("utf-8").splitlines()
     return BytePairTokenizer([(first, second) for first, second in map(str.split, lines)], own=True)

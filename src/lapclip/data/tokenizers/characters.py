@@ -1,4 +1,4 @@
-"""One symbol a character: for few captions, or for a small alphabet that is known."""
+"""One token a character: for few captions, or for a small alphabet that is known."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from lapclip.data.tokenizers.tokenizer import Tokenizer
 
 
 class CharacterTokenizer(Tokenizer):
-    """One symbol per character, lower-cased. Characters that were not learnt share one unknown symbol."""
+    """One token per character, lower-cased. Characters that were not learnt share one unknown token."""
 
     def __init__(self, alphabet: str) -> None:
         self.alphabet = alphabet
@@ -26,14 +26,14 @@ class CharacterTokenizer(Tokenizer):
         body = [self._ids.get(character, self.unknown) for character in caption.lower()[: context - 2]]
         return [self.start, *body, self.end]
 
-    def decode(self, symbols: Iterable[int]) -> str:
-        """The caption of the symbols up to the end; unknown characters come back as a question mark."""
+    def decode(self, tokens: Iterable[int]) -> str:
+        """The caption of the tokens up to the end; unknown characters come back as a question mark."""
         characters = []
-        for symbol in symbols:
-            if symbol == self.end:
+        for token in tokens:
+            if token == self.end:
                 break
-            if symbol != self.start:
-                characters.append(self.alphabet[symbol] if symbol < len(self.alphabet) else "?")
+            if token != self.start:
+                characters.append(self.alphabet[token] if token < len(self.alphabet) else "?")
         return "".join(characters)
 
     def to_dict(self) -> dict[str, Any]:

@@ -14,9 +14,9 @@ from lapclip.data.tokenizers.clean import WORDS, clean
 from lapclip.data.tokenizers.tokenizer import Tokenizer
 
 FEW = 500
-"""Different captions below which words are too rare to be learnt as symbols."""
+"""Different captions below which words are too rare to be learnt as tokens."""
 OFTEN = 5
-"""A word earns a symbol of its own where it occurs this often: each symbol has a vector to learn."""
+"""A word earns a token of its own where it occurs this often: each token has a vector to learn."""
 CUT = 0.1
 """The share of captions that may be cut before characters are too short a way to write them."""
 STEP = 64
@@ -32,10 +32,10 @@ def choose_tokenizer(
     `alphabet` is the source's own, where it has one; `context` is the longest caption the model reads.
     """
     if config.tokenizer == "clip":
-        return clip_tokenizer(), "asked for: CLIP's own 49,408 symbols"
+        return clip_tokenizer(), "asked for: CLIP's own 49,408 tokens"
     if config.tokenizer == "bpe":
         learnt = learn_bpe(count_words(captions), config.vocabulary)
-        return learnt, f"asked for: a BPE of {learnt.vocabulary:,} symbols learnt from {len(captions):,} captions"
+        return learnt, f"asked for: a BPE of {learnt.vocabulary:,} tokens learnt from {len(captions):,} captions"
     characters = CharacterTokenizer.learn(captions) if alphabet is None else CharacterTokenizer(alphabet)
     if config.tokenizer == "characters":
         return characters, f"asked for: {len(characters.alphabet)} characters"
@@ -52,8 +52,8 @@ def choose_tokenizer(
     learnt = learn_bpe(words, size)
     why = f"{frequent:,} words occur {OFTEN} times or more in {len(captions):,} captions"
     if different < FEW:
-        why = f"characters would cut {cut:.0%} of the captions at {context} symbols; {why}"
-    return learnt, f"a BPE of {learnt.vocabulary:,} symbols: {why}"
+        why = f"characters would cut {cut:.0%} of the captions at {context} tokens; {why}"
+    return learnt, f"a BPE of {learnt.vocabulary:,} tokens: {why}"
 
 
 def count_words(captions: Iterable[str]) -> Counter[str]:
@@ -62,7 +62,7 @@ def count_words(captions: Iterable[str]) -> Counter[str]:
 
 
 def learn_bpe(words: Counter[str], size: int) -> BytePairTokenizer:
-    """A BPE of at most `size` symbols. The same words give the same symbols."""
+    """A BPE of at most `size` tokens. The same words give the same tokens."""
     if not words or size <= LEAST:
         return BytePairTokenizer([])
     from tokenizers import Tokenizer as Learner

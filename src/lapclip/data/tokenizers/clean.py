@@ -16,7 +16,7 @@ START, END = "<start_of_text>", "<end_of_text>"
 _WORD = r"'s|'t|'re|'ve|'m|'ll|'d|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+"
 WORDS = regex.compile(_WORD, regex.IGNORECASE)
 WORDS_AND_MARKS = regex.compile(f"{START}|{END}|{_WORD}", regex.IGNORECASE)
-"""CLIP's own: the names of its start and end symbols, written in a caption, become those symbols."""
+"""CLIP's own: the names of its start and end tokens, written in a caption, become those tokens."""
 
 # Printable ASCII without an ampersand. Nothing in it is a control character, a broken encoding, a ligature, a curled
 # quote or an HTML entity, so that ftfy and unescaping, which are slow, have nothing to change.

@@ -13,7 +13,7 @@ from lapclip.data.tokenizers.tokenizer import Tokenizer
 
 
 class ForeignTokenizer(Tokenizer):
-    """Symbols as the pretrained tower knows them. Unlike in our own, the end need not have the highest id."""
+    """Tokens as the pretrained tower knows them. Unlike in our own, the end need not have the highest id."""
 
     def __init__(self, description: dict[str, Any], padding: int) -> None:
         # Else the package starts a thread a core and warns when the process is forked later.
@@ -37,13 +37,13 @@ class ForeignTokenizer(Tokenizer):
         encoded = self._reader.encode_batch(list(captions))
         return [np.array(self._cut(one.ids, context), dtype=np.int32) for one in encoded]
 
-    def decode(self, symbols: Iterable[int]) -> str:
-        return self._reader.decode(list(symbols), skip_special_tokens=True)
+    def decode(self, tokens: Iterable[int]) -> str:
+        return self._reader.decode(list(tokens), skip_special_tokens=True)
 
     def to_dict(self) -> dict[str, Any]:
         return {"kind": "foreign", "description": self._description, "padding": self.padding}
 
-    def _cut(self, symbols: list[int], context: int) -> list[int]:
-        """At most `context` symbols, the last one kept. No caption is empty: something has to be pooled."""
-        symbols = symbols or [self.end]
-        return symbols if len(symbols) <= context else [*symbols[: context - 1], symbols[-1]]
+    def _cut(self, tokens: list[int], context: int) -> list[int]:
+        """At most `context` tokens, the last one kept. No caption is empty: something has to be pooled."""
+        tokens = tokens or [self.end]
+        return tokens if len(tokens) <= context else [*tokens[: context - 1], tokens[-1]]

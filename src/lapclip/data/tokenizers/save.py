@@ -1,4 +1,4 @@
-"""Tokenizers on disk: with a model in its config.json, and with a run, so that it goes on with the same symbols."""
+"""Tokenizers on disk: with a model in its config.json, and with a run, so that it goes on with the same tokens."""
 
 from __future__ import annotations
 

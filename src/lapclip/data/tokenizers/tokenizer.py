@@ -1,6 +1,6 @@
 """What every tokenizer can do.
 
-A tokenizer has a start and an end symbol. The end has the highest id, as in CLIP, so that the text tower finds it; what
+A tokenizer has a start and an end token. The end has the highest id, as in CLIP, so that the text tower finds it; what
 follows it is padding, which cannot reach it.
 """
 
@@ -17,7 +17,7 @@ LENGTH_STEP = 8
 
 
 class Tokenizer(Protocol):
-    """Captions to symbols and back."""
+    """Captions to tokens and back."""
 
     start: int
     end: int
@@ -25,15 +25,15 @@ class Tokenizer(Protocol):
 
     @property
     def vocabulary(self) -> int:
-        """How many symbols there are."""
+        """How many tokens there are."""
         return self.end + 1
 
     def encode(self, caption: str, context: int) -> list[int]:
-        """Start, the caption's symbols, end; cut to `context` symbols with the end kept."""
+        """Start, the caption's tokens, end; cut to `context` tokens with the end kept."""
         ...
 
-    def decode(self, symbols: Iterable[int]) -> str:
-        """The caption of the symbols up to the end, as far as they tell."""
+    def decode(self, tokens: Iterable[int]) -> str:
+        """The caption of the tokens up to the end, as far as they tell."""
         ...
 
     def to_dict(self) -> dict[str, Any]:
@@ -41,7 +41,7 @@ class Tokenizer(Protocol):
         ...
 
     def length(self, caption: str) -> int:
-        """The symbols of a caption that is not cut, start and end included."""
+        """The tokens of a caption that is not cut, start and end included."""
         return len(self.encode(caption, sys.maxsize))
 
     def encode_all(self, captions: Iterable[str], context: int) -> list[np.ndarray]:

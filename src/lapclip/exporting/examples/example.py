@@ -1,4 +1,4 @@
-"""Which caption fits a picture best:
+"""Which caption fits an image best:
 
     python example.py picture.jpg "a dog on a beach" "a red car"
 
@@ -20,22 +20,22 @@ ABOUT = json.loads((HERE / "lapclip.json").read_text(encoding="utf-8"))
 
 
 def middle_square(path):
-    """The middle of a picture as the model sees it, uint8 of shape (side, side, 3). The model scales it itself."""
+    """The middle of an image as the model sees it, uint8 of shape (side, side, 3). The model scales it itself."""
     about = ABOUT["preprocessing"]
-    picture = Image.open(path)
-    profile = picture.info.get("icc_profile") if picture.mode == "RGB" and about["colours"] == "srgb" else None
-    picture = ImageOps.exif_transpose(picture)
-    if picture.mode in ("LA", "PA", "RGBA") or "transparency" in picture.info:
-        picture = picture.convert("RGBA")
-        picture = Image.alpha_composite(Image.new("RGBA", picture.size, "white"), picture)
-    picture = picture.convert("RGB")
+    image = Image.open(path)
+    profile = image.info.get("icc_profile") if image.mode == "RGB" and about["colours"] == "srgb" else None
+    image = ImageOps.exif_transpose(image)
+    if image.mode in ("LA", "PA", "RGBA") or "transparency" in image.info:
+        image = image.convert("RGBA")
+        image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
+    image = image.convert("RGB")
     side, columns, rows = about["side"], about["resized"], about["resized"]
     if about["resize"] == "shortest":
-        short = min(picture.size)
-        columns, rows = columns * picture.width // short, rows * picture.height // short
-    picture = picture.resize((columns, rows), Image.Resampling[about["interpolation"].upper()])
+        short = min(image.size)
+        columns, rows = columns * image.width // short, rows * image.height // short
+    image = image.resize((columns, rows), Image.Resampling[about["interpolation"].upper()])
     left, top = round((columns - side) / 2), round((rows - side) / 2)
-    square = picture.crop((left, top, left + side, top + side))
+    square = image.crop((left, top, left + side, top + side))
     if profile:  # colours last, as they were when the model learnt
         source = ImageCms.ImageCmsProfile(io.BytesIO(profile))
         if "srgb" not in ImageCms.getProfileDescription(source).lower():
@@ -43,8 +43,8 @@ def middle_square(path):
     return np.asarray(square)
 
 
-def symbols(captions):
-    """Captions as rows of one length. One that is too long keeps its last symbol, the end."""
+def tokens(captions):
+    """Captions as rows of one length. One that is too long keeps its last token, the end."""
     about = ABOUT["tokenizer"]
     reader = Tokenizer.from_file(str(HERE / about["file"]))
     reader.no_padding()
@@ -65,9 +65,9 @@ def embed(tower, inputs):
 if __name__ == "__main__":
     if len(sys.argv) < 3:
         sys.exit("python example.py PICTURE CAPTION [CAPTION ...]")
-    picture, *captions = sys.argv[1:]
-    pictures_embedded = embed("image", middle_square(picture)[None])
-    captions_embedded = embed("text", symbols(captions))
-    scores = (captions_embedded @ pictures_embedded[0]).tolist()
+    image, *captions = sys.argv[1:]
+    images_embedded = embed("image", middle_square(image)[None])
+    captions_embedded = embed("text", tokens(captions))
+    scores = (captions_embedded @ images_embedded[0]).tolist()
     for score, caption in sorted(zip(scores, captions, strict=True), reverse=True):
         print(f"{score:.4f}  {caption}")

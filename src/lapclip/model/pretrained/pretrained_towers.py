@@ -1,7 +1,7 @@
-"""Foreign networks as towers: pixels or symbols in, features pooled, and a head of our own.
+"""Foreign networks as towers: pixels or tokens in, features pooled, and a head of our own.
 
 They stay in evaluation mode while they learn: batch norms keep their statistics and nothing is dropped, so that what a
-picture becomes depends neither on its batch nor on chance.
+image becomes depends neither on its batch nor on chance.
 
 Shapes: B batch, C channels, S side, L tokens, D width, F features, E embedding.
 """
@@ -68,7 +68,7 @@ class PretrainedTower(nn.Module, ABC):
         try:
             caught = self.blocks_found.begin(lambda: self._tapped(sample), block)
             halves = self.blocks_found.finish(lambda: self._tapped(stand_in), caught, block)
-        except Exception:  # whatever a foreign network makes of a blank picture
+        except Exception:  # whatever a foreign network makes of a blank image
             return False
         return same(halves, self._tapped(sample))
 
@@ -117,7 +117,7 @@ class PretrainedTower(nn.Module, ABC):
 
 
 class PretrainedImageTower(PretrainedTower):
-    """Pictures through a foreign network."""
+    """Images through a foreign network."""
 
     def __init__(self, network: Network, shape: ModelConfig) -> None:
         super().__init__(*network, shape.image_taps)
@@ -145,7 +145,7 @@ class PretrainedImageTower(PretrainedTower):
         return self._pooled(self._called(inputs), inputs)
 
     def _pooled(self, hidden: Tensor, inputs: Tensor) -> Tensor:
-        return pooled_picture(hidden, self.spec.pooling)
+        return pooled_image(hidden, self.spec.pooling)
 
     def _called(self, pixels_BCSS: Tensor) -> Any:
         """What the network gives: features of Hugging Face models and of factories, timm's already pooled."""
@@ -164,11 +164,11 @@ class PretrainedImageTower(PretrainedTower):
 
 
 class PretrainedTextTower(PretrainedTower):
-    """Captions through a foreign network. Padding is known by its symbol."""
+    """Captions through a foreign network. Padding is known by its token."""
 
     def __init__(self, network: Network, shape: ModelConfig) -> None:
         super().__init__(*network, shape.text_taps)
-        self.add_head(self._symbols()[:4][None], shape.head, shape.embedding)
+        self.add_head(self._tokens()[:4][None], shape.head, shape.embedding)
 
     def forward(self, tokens_BL: Tensor) -> Tensor:
         """Embeddings before normalisation."""
@@ -193,18 +193,18 @@ class PretrainedTextTower(PretrainedTower):
         return F.normalize(features_BF, dim=-1) if self.spec.unit_length else features_BF
 
     def _samples(self) -> tuple[Tensor, Tensor]:
-        tokens_BL = self._symbols().repeat(2, 1)
+        tokens_BL = self._tokens().repeat(2, 1)
         tokens_BL[0, 5:] = self.spec.padding
         tokens_BL = tokens_BL.to(self.head.projection.device)
         return tokens_BL, tokens_BL
 
-    def _symbols(self) -> Tensor:
-        """Eight symbols that every vocabulary has and that are not padding, which may be the last of all."""
-        return torch.tensor([symbol for symbol in range(9) if symbol != self.spec.padding][:8])
+    def _tokens(self) -> Tensor:
+        """Eight tokens that every vocabulary has and that are not padding, which may be the last of all."""
+        return torch.tensor([token for token in range(9) if token != self.spec.padding][:8])
 
 
-def pooled_picture(features: Tensor, pooling: str) -> Tensor:
-    """One row for each picture: from a map the mean of its places, from tokens the first or their mean."""
+def pooled_image(features: Tensor, pooling: str) -> Tensor:
+    """One row for each image: from a map the mean of its places, from tokens the first or their mean."""
     if features.ndim == 4:
         return features.mean(dim=(2, 3))
     if features.ndim == 3:

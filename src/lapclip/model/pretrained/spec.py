@@ -22,7 +22,7 @@ class TowerSpec:
     unit_length: bool = False
     """Whether its features are brought to length one."""
     padding: int = 0
-    """The symbol that is no part of a caption."""
+    """The token that is no part of a caption."""
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)

@@ -10,7 +10,7 @@ from lapclip.runs.findings.registry import (Found, Surroundings, Verdict, check,
 from lapclip.runs.summary import Summary
 
 REPEATED = 0.1
-"""Share of captions that another picture has too. Below it the ceiling is hardly felt."""
+"""Share of captions that another image has too. Below it the ceiling is hardly felt."""
 UNSURE = 0.1
 """Half the width of the 95 % interval of a recall of one half: beyond ten points two models are hard to tell apart."""
 
@@ -18,7 +18,7 @@ UNSURE = 0.1
 @check(
     "duplicate-captions",
     "warning",
-    "Many pictures share a caption",
+    "Many images share a caption",
     f"more than {REPEATED:.0%} of the held-out captions are repeats; a note if only training captions are",
 )
 def duplicate_captions(summary: Summary, around: Surroundings) -> Found | Verdict:
@@ -38,7 +38,7 @@ def duplicate_captions(summary: Summary, around: Surroundings) -> Found | Verdic
     if held_out is None:
         return Found(
             "; ".join(told),
-            "pictures that share a caption are never told apart in training; captions that say more would teach more",
+            "images that share a caption are never told apart in training; captions that say more would teach more",
             severity="note",
         )
     way_back = number(counted[held_out].get("told_apart"))
@@ -48,7 +48,7 @@ def duplicate_captions(summary: Summary, around: Surroundings) -> Found | Verdic
     so_far = f" (now {now:.1%})" if now is not None else ""
     return Found(
         f"{'; '.join(told)}; {ceiling}{so_far}{other}",
-        "compare scores with that ceiling, not with 100 %; captions that say what is special of a picture raise it",
+        "compare scores with that ceiling, not with 100 %; captions that say what is special of an image raise it",
     )
 
 

@@ -132,7 +132,7 @@ def overflows(summary: Summary, around: Surroundings) -> Found | Verdict:
 
 
 def _one_way(summary: Summary, around: Surroundings) -> Found | Verdict:
-    """Whether captions find pictures far better than pictures find captions, or the other way round."""
+    """Whether captions find images far better than images find captions, or the other way round."""
     scores = summary.evaluations[-1]["evaluation"] if summary.evaluations else {}
     ways = {"text to image": "t2i_r1", "image to text": "i2t_r1"}
     recalls = {way: number(scores.get(name)) for way, name in ways.items()}
@@ -143,7 +143,7 @@ def _one_way(summary: Summary, around: Surroundings) -> Found | Verdict:
             if high > ONE_WAY * low and floor > ceiling:
                 return Found(
                     f"held-out R@1 {high:.1%} {better}, {low:.1%} {worse}; the gradients of both towers are in balance",
-                    f"look for pictures or captions that are near to everything: lapclip report {around.name}",
+                    f"look for images or captions that are near to everything: lapclip report {around.name}",
                 )
     return Verdict.CLEAR
 

@@ -48,7 +48,7 @@ def stuck_loss(summary: Summary, around: Surroundings) -> Found | Verdict:
         return Found(evidence, f"a higher learning rate: {around.train(f'train.learning_rate={USUAL_RATE:g}')}")
     if rate > TOO_WILD:
         return Found(evidence, f"a lower learning rate: {around.train_gentler(summary)}")
-    return Found(evidence, f"see that pictures and captions belong together; then {around.train_gentler(summary)}")
+    return Found(evidence, f"see that images and captions belong together; then {around.train_gentler(summary)}")
 
 
 @check(
@@ -119,11 +119,11 @@ def collapsed(summary: Summary, around: Surroundings) -> Found | Verdict:
         return Verdict.UNKNOWN
     if spread * math.exp(scales[-1]) >= SAME:
         return Verdict.CLEAR
-    pictures, captions = (number(similar.get(side)) or 0.0 for side in ("pictures", "captions"))
-    which = "pictures" if pictures > captions else "captions"
+    images, captions = (number(similar.get(side)) or 0.0 for side in ("pictures", "captions"))
+    which = "pictures" if images > captions else "captions"
     return Found(
-        f"similarity {mean:.3f} for any picture and caption, give or take {spread:.1g}; any two pictures "
-        f"{pictures:.3f}, any two captions {captions:.3f} (1 is the same)",
+        f"similarity {mean:.3f} for any image and caption, give or take {spread:.1g}; any two images "
+        f"{images:.3f}, any two captions {captions:.3f} (1 is the same)",
         f"see that the {which} differ from each other; then {around.train_gentler(summary)}",
     )
 
@@ -160,10 +160,10 @@ def small_batch(summary: Summary, around: Surroundings) -> Found | Verdict:
         return Verdict.UNKNOWN
     if size >= FEW_PAIRS:
         return Verdict.CLEAR
-    pictures = number(mapping(summary.started.get("pairs")).get("train")) or 128
-    larger = int(min(128, pictures))
+    images = number(mapping(summary.started.get("pairs")).get("train")) or 128
+    larger = int(min(128, images))
     return Found(
-        f"{size} pairs compare each picture with {size - 1} wrong captions: a guess is right in {1 / size:.1%} of the "
+        f"{size} pairs compare each image with {size - 1} wrong captions: a guess is right in {1 / size:.1%} of the "
         f"cases, and the loss can fall from {math.log(size):.2f} only",
         f"{around.train(f'train.batch_size={larger}')}; if memory is short, add --set train.micro_batch={size}",
         severity="" if size < VERY_FEW_PAIRS else "note",

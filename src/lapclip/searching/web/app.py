@@ -1,11 +1,11 @@
 """Which address answers what.
 
 GET  /                         the page
-GET  /search?words=a+red+cat   the pictures that fit, a part at a time; also ?like=17 and ?picture=ID; else the newest
-POST /asked                    takes a picture to search by, and answers its ID
-GET  /asked/ID                 that picture, small
-GET  /pictures/17              what is known of a picture
-GET  /pictures/17/small        a picture of the index, small
+GET  /search?words=a+red+cat   the images that fit, a part at a time; also ?like=17 and ?image=ID; else the newest
+POST /asked                    takes an image to search by, and answers its ID
+GET  /asked/ID                 that image, small
+GET  /pictures/17              what is known of an image
+GET  /pictures/17/small        an image of the index, small
 GET  /pictures/17/whole        the same, whole
 GET  /page.css, ...            what the page loads
 """
@@ -30,14 +30,14 @@ from starlette.types import ASGIApp
 from lapclip.errors import LapclipError
 from lapclip.machine.facts import logical_cores
 from lapclip.searching.library import Entry, Library
-from lapclip.searching.web.images import Pictures, Sent
+from lapclip.searching.web.images import Images, Sent
 from lapclip.searching.web.questions import LARGEST_NUMBER, Questions
 from lapclip.web.assets import answer_file, page_files
 
 STATIC = Path(__file__).parent / "static"
 A_MINUTE = 60
 LARGEST_ASKED = 50_000_000
-"""Bytes of the largest picture to search by."""
+"""Bytes of the largest image to search by."""
 
 GONE = "Whoever asked has gone."
 
@@ -48,11 +48,11 @@ class Application:
     """Answers to the page."""
 
     def __init__(self, library: Library, since: float | None = None, exclude: Sequence[str] = ()) -> None:
-        self._library, self._pictures = library, Pictures(library)
+        self._library, self._images = library, Images(library)
         self.questions = Questions(library, since, exclude)
         self._files = page_files(STATIC)
         self._asking = asyncio.Lock()
-        # One core is left to the questions: pictures come a little later, typing never waits for them.
+        # One core is left to the questions: images come a little later, typing never waits for them.
         self._decoding = asyncio.Semaphore(max(1, min(4, logical_cores() - 1)))
 
     def routed(self) -> ASGIApp:
@@ -99,10 +99,10 @@ class Application:
         return _as_json(self._facts(await self._entry(request)))
 
     async def _small(self, request: Request) -> Response:
-        return await self._picture(request, self._pictures.small)
+        return await self._image(request, self._images.small)
 
     async def _whole(self, request: Request) -> Response:
-        return await self._picture(request, self._pictures.whole)
+        return await self._image(request, self._images.whole)
 
     async def _file(self, request: Request) -> Response:
         path = self._files.get(request.path_params["file"])
@@ -110,11 +110,11 @@ class Application:
             raise HTTPException(404)
         return answer_file(request, path)
 
-    async def _picture(self, request: Request, read: Callable[[Entry], Sent | None]) -> Response:
+    async def _image(self, request: Request, read: Callable[[Entry], Sent | None]) -> Response:
         entry = await self._entry(request)
         headers = {"ETag": f'"{entry.digest}"', "Cache-Control": f"private, max-age={A_MINUTE}"}
         known = request.headers.get("if-none-match") == headers["ETag"]
-        if known and await asyncio.to_thread(self._pictures.is_there, entry):
+        if known and await asyncio.to_thread(self._images.is_there, entry):
             return Response(status_code=304, headers=headers)
         sent = await self._in_turn(request, self._decoding, lambda: read(entry))
         if sent is None:
@@ -126,7 +126,7 @@ class Application:
         # In a thread, because another process may be writing the index.
         entry = await asyncio.to_thread(self._library.entry, number) if number < LARGEST_NUMBER else None
         if entry is None:
-            raise HTTPException(404, "There is no picture of this number.")
+            raise HTTPException(404, "There is no image of this number.")
         return entry
 
     def _facts(self, entry: Entry) -> dict[str, Any]:
@@ -169,7 +169,7 @@ async def _body(request: Request) -> bytes:
         async for part in request.stream():
             size += len(part)
             if size > LARGEST_ASKED:
-                raise HTTPException(413, f"A picture to search by has at most {LARGEST_ASKED // 10**6} MB.")
+                raise HTTPException(413, f"An image to search by has at most {LARGEST_ASKED // 10**6} MB.")
             parts.append(part)
     except ClientDisconnect:
         raise HTTPException(499, GONE) from None

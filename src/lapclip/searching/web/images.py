@@ -1,7 +1,7 @@
-"""The pictures of the index, small and whole, and no other files.
+"""The images of the index, small and whole, and no other files.
 
-What is sent is what was indexed: a file that changed since, or stands where another one did, is not. Small pictures
-are made once and kept beside the index, by the content of the picture, so a renamed one keeps its own.
+What is sent is what was indexed: a file that changed since, or stands where another one did, is not. Small images
+are made once and kept beside the index, by the content of the image, so a renamed one keeps its own.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from PIL import Image
 from lapclip.data.decode import decode, look
 from lapclip.data.packed_index import digest_of
 from lapclip.errors import DataError
-from lapclip.searching.index import SMALL, Entry, small_picture
+from lapclip.searching.index import SMALL, Entry, thumbnail_path
 from lapclip.searching.library import Library
 
 SHORT_SIDE = 320
-"""Of a small picture; a long one is at most twice as long."""
+"""Of a small image; a long one is at most twice as long."""
 WHOLE_SIDE = 4096
-"""Long side of a whole picture that had to be converted."""
+"""Long side of a whole image that had to be converted."""
 MOST_KEPT = 1_000_000_000
-"""Bytes of small pictures that are kept. Those made first go first."""
+"""Bytes of small images that are kept. Those made first go first."""
 BROWSERS_READ = {
     "JPEG": "image/jpeg",
     "MPO": "image/jpeg",
@@ -41,14 +41,14 @@ BROWSERS_READ = {
 
 
 class Sent(NamedTuple):
-    """A picture on its way to the browser."""
+    """An image on its way to the browser."""
 
     data: bytes
     kind: str
 
 
-class Pictures:
-    """Reads pictures by what the index knows of them. Threads may share it."""
+class Images:
+    """Reads images by what the index knows of them. Threads may share it."""
 
     def __init__(self, library: Library) -> None:
         self._library, self._kept = library, library.place / SMALL
@@ -65,7 +65,7 @@ class Pictures:
 
     def small(self, entry: Entry) -> Sent | None:
         """A small JPEG; None where the file is gone, changed, or cannot be decoded any more."""
-        path = small_picture(self._library.place, entry.digest)
+        path = thumbnail_path(self._library.place, entry.digest)
         if not self.is_there(entry):
             return None
         with contextlib.suppress(OSError):
@@ -84,7 +84,7 @@ class Pictures:
         return Sent(made, "image/jpeg")
 
     def whole(self, entry: Entry) -> Sent | None:
-        """The picture as its file has it, or as a JPEG where browsers cannot read that."""
+        """The image as its file has it, or as a JPEG where browsers cannot read that."""
         data = self._read(entry)
         if data is None:
             return None
@@ -124,7 +124,7 @@ class Pictures:
 
 
 def shrunk(image: Image.Image, short_side: int = SHORT_SIDE, long_side: int | None = None) -> Image.Image:
-    """A picture with at most this short side, and at most twice that or `long_side` as the long one."""
+    """An image with at most this short side, and at most twice that or `long_side` as the long one."""
     share = min(1.0, short_side / min(image.size), (long_side or 2 * short_side) / max(image.size))
     if share == 1.0:
         return image
@@ -133,7 +133,7 @@ def shrunk(image: Image.Image, short_side: int = SHORT_SIDE, long_side: int | No
 
 
 def as_jpeg(image: Image.Image, quality: int = 80) -> bytes:
-    """A picture as a JPEG file."""
+    """An image as a JPEG file."""
     file = io.BytesIO()
     image.save(file, "JPEG", quality=quality)
     return file.getvalue()

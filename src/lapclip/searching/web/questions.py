@@ -1,4 +1,4 @@
-"""What can be asked of the library: words, a picture of the index, a picture from elsewhere, or just the newest."""
+"""What can be asked of the library: words, an image of the index, an image from elsewhere, or just the newest."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ from lapclip.searching.library import Library
 from lapclip.searching.web.images import as_jpeg, shrunk
 
 PART = 200
-"""Pictures of one answer."""
+"""Images of one answer."""
 MOST = 50_000
-"""Pictures that one question shows. Nobody scrolls further, and browsers cannot draw pages without end."""
+"""Images that one question shows. Nobody scrolls further, and browsers cannot draw pages without end."""
 LONGEST = 1000
 """Characters of a question."""
 LARGEST_NUMBER = 2**53
 """Browsers know no larger ones, and SQLite not many more."""
 KEPT = 8
-"""Pictures to search by that are remembered."""
+"""Images to search by that are remembered."""
 ASKED_SIDE = 1024
-"""Side that is kept of a picture to search by: more than any model looks at."""
+"""Side that is kept of an image to search by: more than any model looks at."""
 
 
 class Asked(NamedTuple):
-    """A picture to search by."""
+    """An image to search by."""
 
     image: Image.Image
     preview: bytes
 
 
 class Question(NamedTuple):
-    """Which pictures, and which part of them."""
+    """Which images, and which part of them."""
 
     part: int
     words: str = ""
@@ -45,7 +45,7 @@ class Question(NamedTuple):
 
 
 class Questions:
-    """Reads questions and answers them, among the pictures that are young enough and not left out."""
+    """Reads questions and answers them, among the images that are young enough and not left out."""
 
     def __init__(self, library: Library, since: float | None = None, exclude: Sequence[str] = ()) -> None:
         self._library = library
@@ -61,22 +61,22 @@ class Questions:
         try:
             part, like = int(given.get("part", "0")), int(given["like"]) if "like" in given else None
         except ValueError:
-            raise ValueError("A part and a picture are named by numbers.") from None
+            raise ValueError("A part and an image are named by numbers.") from None
         if not 0 <= part < MOST // PART:
             raise ValueError(f"There are {MOST // PART} parts at most.")
         if not 0 <= (like or 0) < LARGEST_NUMBER:
-            raise ValueError("There is no picture of this number.")
+            raise ValueError("There is no image of this number.")
         asked = self._asked.get(picture)
         if picture and asked is None:
-            raise ValueError("This picture is not remembered any more: drop it here again.")
+            raise ValueError("This image is not remembered any more: drop it here again.")
         return Question(part, words, like, asked)
 
     def answer(self, question: Question) -> dict[str, Any]:
-        """A part of the pictures, how many there are, and how long it took."""
+        """A part of the images, how many there are, and how long it took."""
         began, library = time.perf_counter(), self._library
         page = {"limit": PART, "offset": question.part * PART, **self._narrowed}
         if question.picture:
-            hits = library.like_picture(question.picture.image, **page)
+            hits = library.like_image(question.picture.image, **page)
         elif question.like is not None:
             hits = library.like(question.like, **page)
         elif question.words:
@@ -95,7 +95,7 @@ class Questions:
         }
 
     def keep(self, data: bytes) -> str:
-        """Remember a picture to search by. Raises DataError where it is none."""
+        """Remember an image to search by. Raises DataError where it is none."""
         header = look(data)
         with header.turn():
             image = shrunk(decode(header, ASKED_SIDE).image, ASKED_SIDE)
@@ -107,6 +107,6 @@ class Questions:
         return name
 
     def preview(self, name: str) -> bytes | None:
-        """A picture to search by, small."""
+        """An image to search by, small."""
         asked = self._asked.get(name)
         return asked.preview if asked else None

@@ -30,7 +30,7 @@ def serve(
     output: TextIO | None = None,
     ready: Callable[[str], None] = lambda address: None,
 ) -> None:
-    """Serve the page until Ctrl-C. It opens on words or a picture, and shows no pictures that are older or left out.
+    """Serve the page until Ctrl-C. It opens on words or an image, and shows no images that are older or left out.
 
     Without a port: 8865, or the next free one.
     """
@@ -41,18 +41,18 @@ def serve(
     first = {"picture": _keep(application, like)} if like else {"words": query} if query else {}
     words = Words(
         command="lapclip search FOLDER --web",
-        title=f"{library.count:,} pictures can be found at",
-        shared="Who has this address can look at the pictures of this folder.",
+        title=f"{library.count:,} images can be found at",
+        shared="Who has this address can look at the images of this folder.",
         ending="Ctrl-C ends the page; the index stays.",
         fragment=urlencode(first),
     )
     serve_until_interrupted(application.routed(), words, host, port, PORT, output=output, ready=ready)
 
 
-def _keep(application: Application, picture: Path) -> str:
+def _keep(application: Application, image: Path) -> str:
     try:
-        return application.questions.keep(picture.read_bytes())
+        return application.questions.keep(image.read_bytes())
     except OSError as error:
-        raise DataError(f"{picture} cannot be read: {error.strerror or error}.") from None
+        raise DataError(f"{image} cannot be read: {error.strerror or error}.") from None
     except DataError as error:
-        raise DataError(f"{picture} cannot be read as a picture: {error.message}.", hint=error.hint) from None
+        raise DataError(f"{image} cannot be read as an image: {error.message}.", hint=error.hint) from None

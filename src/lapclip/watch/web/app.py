@@ -4,7 +4,7 @@ GET /                           the page
 GET /runs                       all runs, a line each
 GET /runs/NAME                  one run as figures for the charts
 GET /runs/NAME/events           its events as they come (server-sent)
-GET /runs/NAME/pictures/17.png  a picture that the run looked at
+GET /runs/NAME/pictures/17.png  an image that the run looked at
 GET /plotly.js, /page.css, ...  what the page loads
 """
 
@@ -30,7 +30,7 @@ from lapclip.web.assets import answer_file, page_files
 PATIENCE = 60.0
 """Seconds that a stream waits for a run that is not there yet: training sets up first."""
 A_DAY = 86_400
-LARGEST_PICTURE = 2_000_000
+LARGEST_IMAGE = 2_000_000
 
 
 class Application:
@@ -51,7 +51,7 @@ class Application:
             Route("/runs", self._runs),
             Route("/runs/{name}", self._run),
             Route("/runs/{name}/events", self._events),
-            Route("/runs/{name}/pictures/{number:int}.png", self._picture),
+            Route("/runs/{name}/pictures/{number:int}.png", self._image),
             Route("/plotly.js", self._plotly_js),
             Route("/{file}", self._file),
         ]
@@ -68,7 +68,7 @@ class Application:
         return Response(to_json(rows), media_type="application/json")
 
     async def _run(self, request: Request) -> Response:
-        tag, encoded = await self._feed(request).picture()
+        tag, encoded = await self._feed(request).image()
         headers = {"ETag": f'"{tag}"', "Cache-Control": "no-cache"}
         if request.headers.get("if-none-match") == f'"{tag}"':
             return Response(status_code=304, headers=headers)
@@ -79,13 +79,13 @@ class Application:
         position = request.headers.get("last-event-id") or request.query_params.get("after")
         return StreamingResponse(feed.stream(position, self.closing), media_type="text/event-stream")
 
-    async def _picture(self, request: Request) -> Response:
+    async def _image(self, request: Request) -> Response:
         run = run_named(request.path_params["name"])
         if run is None:
             raise HTTPException(404)
-        picture = await asyncio.to_thread(_read_picture, run.path, request.path_params["number"])
-        # The page names a version in the address, so a picture may be kept.
-        return Response(picture, media_type="image/png", headers={"Cache-Control": f"private, max-age={A_DAY}"})
+        image = await asyncio.to_thread(_read_image, run.path, request.path_params["number"])
+        # The page names a version in the address, so an image may be kept.
+        return Response(image, media_type="image/png", headers={"Cache-Control": f"private, max-age={A_DAY}"})
 
     async def _plotly_js(self, request: Request) -> Response:
         return answer_file(request, self._plotly, max_age=A_DAY)
@@ -113,11 +113,11 @@ class Application:
         return self._feed(request)
 
 
-def _read_picture(run: Path, number: int) -> bytes:
-    """A picture out of the run's own folder: a link that leads elsewhere is not followed."""
+def _read_image(run: Path, number: int) -> bytes:
+    """An image out of the run's own folder: a link that leads elsewhere is not followed."""
     path = run / "pictures" / f"{number}.png"
     try:
-        if not path.resolve().is_relative_to(run.resolve()) or path.stat().st_size > LARGEST_PICTURE:
+        if not path.resolve().is_relative_to(run.resolve()) or path.stat().st_size > LARGEST_IMAGE:
             raise HTTPException(404)
         return path.read_bytes()
     except OSError:

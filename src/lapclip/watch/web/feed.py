@@ -56,9 +56,9 @@ class Feed:
         self._kept: list[dict[str, Any]] = []
         self._kept_count = 0
         self._lock = asyncio.Lock()
-        self._next_read = self._next_picture = self._next_look = 0.0
+        self._next_read = self._next_image = self._next_look = 0.0
         self._around = Surroundings()
-        self._picture: tuple[str, bytes] = ("", b"")
+        self._image: tuple[str, bytes] = ("", b"")
 
     @property
     def pause(self) -> float:
@@ -83,17 +83,17 @@ class Feed:
                 now = time.monotonic()
                 self._next_read = now + min(LONGEST_PAUSE, max(LEAST_PAUSE, (now - began) / SHARE))
 
-    async def picture(self) -> tuple[str, bytes]:
+    async def image(self) -> tuple[str, bytes]:
         """The run as figures, encoded, with a tag that changes when they do. Made once for all who ask."""
         await self.refresh()
         async with self._lock:
             tag = f"{self.position}-{self.row['state']}-{bool(self.row['paused'])}"
-            if self.ended and self._picture[0] != tag:
+            if self.ended and self._image[0] != tag:
                 self._next_look = 0.0  # its state is part of what stands around it
-            due = time.monotonic() >= self._next_picture or self.ended
-            if not self._picture[0] or (tag != self._picture[0] and due):
-                self._picture = await asyncio.to_thread(self._draw, tag)
-            return self._picture
+            due = time.monotonic() >= self._next_image or self.ended
+            if not self._image[0] or (tag != self._image[0] and due):
+                self._image = await asyncio.to_thread(self._draw, tag)
+            return self._image
 
     async def stream(self, position: str | None, closing: asyncio.Event) -> AsyncIterator[bytes]:
         """The events after a position, or all that are kept; then each new one."""
@@ -162,7 +162,7 @@ class Feed:
         values = {"position": self.position, **snapshot(self.row, self._following, self._around)}
         encoded = to_json(values).encode()
         now = time.monotonic()
-        self._next_picture = now + min(LONGEST_PAUSE, max(LEAST_PAUSE, (now - began) / SHARE))
+        self._next_image = now + min(LONGEST_PAUSE, max(LEAST_PAUSE, (now - began) / SHARE))
         return tag, encoded
 
 

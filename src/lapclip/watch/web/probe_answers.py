@@ -45,7 +45,7 @@ def _by_recall(summary: Summary, over: bool) -> dict[str, str]:
     if not recall:
         return {"answer": "Not known", "detail": "Its evaluations have no recall."}
     best = max(recall.y)
-    found = f"It finds the right picture for {_share(best)} of new captions"
+    found = f"It finds the right image for {_share(best)} of new captions"
     against = f"; guessing finds {_share(chance)}." if chance else "."
     if chance and not _above(summary, chance):
         return {"answer": "Not yet", "detail": f"{found}{against} That may still be luck."}
@@ -77,17 +77,17 @@ def _answer(answer: Any) -> dict[str, Any] | None:
     """An answer with all its fields, whatever the file holds."""
     if not isinstance(answer, dict) or not isinstance(answer.get("top"), list):
         return None
-    pictures = [
-        {"picture": int(picture), "score": number(found.get("score"))}
+    images = [
+        {"picture": int(image), "score": number(found.get("score"))}
         for found in answer["top"][:5]
-        if isinstance(found, dict) and (picture := number(found.get("picture"))) is not None and picture >= 0
+        if isinstance(found, dict) and (image := number(found.get("picture"))) is not None and image >= 0
     ]
     return {
         "caption": str(answer.get("caption", ""))[:300],
         "own": bool(answer.get("own")),
         "right": number(answer.get("right")),
         "rank": number(answer.get("rank")),
-        "top": pictures,
+        "top": images,
     }
 
 

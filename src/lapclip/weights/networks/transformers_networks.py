@@ -15,7 +15,7 @@ from lapclip.model.pretrained.spec import HUGGING_FACE, TowerSpec
 from lapclip.weights.networks.opened import Opened
 
 CONTEXT = 128
-"""Most symbols of a caption; networks that know more are slow on them, and captions are short."""
+"""Most tokens of a caption; networks that know more are slow on them, and captions are short."""
 
 NO_CODE = {"trust_remote_code": False}
 """Code that lies beside weights is never run; left open, transformers would ask whoever sits at the keyboard."""
@@ -50,7 +50,7 @@ def open_text(reference: str, name: str) -> Opened:
     tokenizer = _tokenizer(reference)
     if tokenizer.vocabulary > config.get("vocab_size", tokenizer.vocabulary):
         raise ConfigError(
-            f"The tokenizer of {reference} has {tokenizer.vocabulary:,} symbols, but its weights know "
+            f"The tokenizer of {reference} has {tokenizer.vocabulary:,} tokens, but its weights know "
             f"{config['vocab_size']:,}.",
             hint="the folder as it was published, with its own tokenizer.json",
         )
@@ -112,7 +112,7 @@ def _tokenizer(reference: str) -> ForeignTokenizer:
             f"{reference} has no tokenizer that can be used: {first_line(error)}.", hint="a folder with tokenizer.json"
         ) from error
     if found.pad_token_id is None:
-        raise ConfigError(f"The tokenizer of {reference} has no symbol for padding, so captions cannot be batched.")
+        raise ConfigError(f"The tokenizer of {reference} has no token for padding, so captions cannot be batched.")
     return ForeignTokenizer(json.loads(text), found.pad_token_id)
 
 
