@@ -6,84 +6,99 @@ A setting is named `section.field` everywhere: in recipes, in --set, in run.toml
 from __future__ import annotations
 
 import dataclasses
+import math
 import tomllib
+import types
+import typing
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from lapclip.errors import ConfigError, closest, nearest
-from lapclip.field_limits import checked, knob
-from lapclip.shape_checks import CLIP_MEAN, CLIP_STD, check_shape
 
 AUTO, ALL, KEEP, NEVER = "auto", "all", "keep", "never"
 RECIPES = Path(__file__).parent / "recipes"
 DEFAULT_RECIPE, PHOTOS_RECIPE = "first-run", "photos"
 DEFAULT_MODEL = "mini"
+STAGES = 4
+"""A tower of convolutions has its blocks in so many stages, each of half the side and twice the width."""
+CLIP_MEAN, CLIP_STD = "0.48145466 0.4578275 0.40821073", "0.26862954 0.26130258 0.27577711"
+"""What CLIP takes from red, green and blue, which are 0 to 1, and what it divides them by."""
+
+
+def setting(
+    default: Any = dataclasses.MISSING, *, least: float | None = None, most: float | None = None, choices=()
+) -> Any:
+    """A field with its limits beside it."""
+    limits = {"least": least, "most": most, "choices": tuple(choices)}
+    if default is dataclasses.MISSING:
+        return field(metadata=limits)
+    return field(default=default, metadata=limits)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
     """The shape of the model. `lapclip model NAME` shows the named ones."""
 
-    name: str = knob()
+    name: str = setting()
     """The named shape to start from; the fields below change it."""
-    image_size: int = knob(least=1)
+    image_size: int = setting(least=1)
     """Side of the square images the image tower sees, in pixels."""
-    patch: int = knob(least=1)
+    patch: int = setting(least=1)
     """Side of a patch, in pixels. It must divide image_size."""
-    image_tower: str = knob("transformer", choices=("transformer", "convolutions"))
+    image_tower: str = setting("transformer", choices=("transformer", "convolutions"))
     """What looks at images: CLIP's vision transformer, or a residual network, which learns more from few images."""
-    image_from: str = knob("")
+    image_from: str = setting("")
     """A pretrained network that looks at images instead: `efficientnet-lite0`, `timm:NAME`, a Hugging Face folder or
     name, or `package.module:factory`. docs/finetune.md"""
-    text_from: str = knob("")
+    text_from: str = setting("")
     """A pretrained network that reads captions instead, with its own tokenizer: `minilm-l6`, or a Hugging Face folder
     or name."""
-    image_taps: str = knob("")
+    image_taps: str = setting("")
     """Blocks of a pretrained image network after which its state is pooled and seen by the head, beside its features:
     numbers from 0, before the first block, separated by spaces."""
-    text_taps: str = knob("")
+    text_taps: str = setting("")
     """The same for a pretrained text network."""
-    head: int = knob(2048, least=1)
+    head: int = setting(2048, least=1)
     """Width of the hidden layer between a pretrained network and the embedding."""
-    image_width: int = knob(least=1)
+    image_width: int = setting(least=1)
     """Width of the image tower; of convolutions, the width of the first of four stages."""
-    image_layers: int = knob(least=1)
+    image_layers: int = setting(least=1)
     """Blocks in the image tower; of convolutions, a multiple of four."""
-    image_heads: int = knob(least=1)
+    image_heads: int = setting(least=1)
     """Attention heads in the image tower. They must divide image_width. Convolutions have none."""
-    text_width: int = knob(least=1)
+    text_width: int = setting(least=1)
     """Width of the text tower."""
-    text_layers: int = knob(least=1)
+    text_layers: int = setting(least=1)
     """Blocks in the text tower."""
-    text_heads: int = knob(least=1)
+    text_heads: int = setting(least=1)
     """Attention heads in the text tower. They must divide text_width."""
-    embedding: int = knob(least=1)
+    embedding: int = setting(least=1)
     """Length of the vectors that images and captions become."""
-    vocabulary: int = knob(least=3)
+    vocabulary: int = setting(least=3)
     """Tokens the text tower knows. Training takes it from the tokenizer."""
-    context: int = knob(least=2)
+    context: int = setting(least=2)
     """Longest caption in tokens, start and end included. Longer captions are cut."""
-    activation: str = knob("gelu", choices=("gelu", "quick_gelu"))
+    activation: str = setting("gelu", choices=("gelu", "quick_gelu"))
     """What is between the two layers of an MLP. OpenAI's weights want `quick_gelu`, x * sigmoid(1.702 x)."""
-    image_mlp: int = knob(0, least=0)
+    image_mlp: int = setting(0, least=0)
     """Width between the two layers of the image tower's MLPs; 0 is four times image_width."""
-    text_mlp: int = knob(0, least=0)
+    text_mlp: int = setting(0, least=0)
     """The same for the text tower; 0 is four times text_width."""
-    pixel_mean: str = knob(CLIP_MEAN)
+    pixel_mean: str = setting(CLIP_MEAN)
     """What is taken from red, green and blue, which are 0 to 1: three numbers, separated by spaces."""
-    pixel_std: str = knob(CLIP_STD)
+    pixel_std: str = setting(CLIP_STD)
     """What red, green and blue are divided by then: three numbers above 0, separated by spaces."""
-    interpolation: str = knob("bicubic", choices=("bicubic", "bilinear"))
+    interpolation: str = setting("bicubic", choices=("bicubic", "bilinear"))
     """How images are resized."""
-    resize: str = knob("shortest", choices=("shortest", "squash"))
+    resize: str = setting("shortest", choices=("shortest", "squash"))
     """`shortest` brings the short side to size and cuts the ends off the long one; `squash` squeezes all into the
     square."""
-    crop_share: float = knob(1.0, least=0.1, most=1.0)
+    crop_share: float = setting(1.0, least=0.1, most=1.0)
     """The share of the resized image's side that is seen, from its middle: image_size 224 and a share of 0.875 resize
     to 256 and cut 224 out."""
-    colours: str = knob("srgb", choices=("srgb", "stored"))
+    colours: str = setting("srgb", choices=("srgb", "stored"))
     """`srgb` converts images with a colour profile; `stored` takes their numbers as they are, as published weights
     learnt them."""
 
@@ -98,41 +113,41 @@ class ModelConfig:
         return self.text_mlp or 4 * self.text_width
 
     def __post_init__(self) -> None:
-        check_shape(self)
+        _check_shape(self)
 
 
 @dataclass(frozen=True, kw_only=True)
 class DataConfig:
     """What to learn from."""
 
-    source: str = knob("scenes")
+    source: str = setting("scenes")
     """Where images and captions come from: a folder, a file, a pattern of tar shards, `emoji`, or `scenes`, which are
     drawn."""
-    seed: int = knob(0, least=0)
+    seed: int = setting(0, least=0)
     """Seed of the split where the data has none of its own, and of the drawn images and their captions."""
-    picture_column: str = knob(AUTO)
+    picture_column: str = setting(AUTO)
     """The column or key of a table that names the image. `auto` looks at names and contents."""
-    caption_column: str = knob(AUTO)
+    caption_column: str = setting(AUTO)
     """The column or key of a table that holds the caption."""
-    split_column: str = knob(AUTO)
+    split_column: str = setting(AUTO)
     """The column or key of a table that holds the split; empty uses none."""
-    separator: str = knob(AUTO)
+    separator: str = setting(AUTO)
     """What separates the columns of a table; `tab` for a tab."""
-    pictures: str = knob("")
+    pictures: str = setting("")
     """The folder that the names in a table are relative to; empty looks beside the table."""
-    prompts: str = knob("a photo of a {}.")
+    prompts: str = setting("a photo of a {}.")
     """Captions for a folder of class folders, with {} for the class, separated by a vertical bar."""
-    tokenizer: str = knob(AUTO, choices=(AUTO, "characters", "bpe", "clip"))
+    tokenizer: str = setting(AUTO, choices=(AUTO, "characters", "bpe", "clip"))
     """How captions become tokens: a token a character, a BPE learnt from the training captions, or CLIP's own."""
-    vocabulary: int = knob(4096, least=600, most=65_536)
+    vocabulary: int = setting(4096, least=600, most=65_536)
     """Tokens of a BPE that is learnt; 514 of them stand for single bytes, start and end. `auto` may take fewer."""
-    stream: str = knob(AUTO, choices=(AUTO, "always", "never"))
+    stream: str = setting(AUTO, choices=(AUTO, "always", "never"))
     """Decode images each time they are needed instead of packing them once. `auto` where the disk is too small."""
-    broken_share: float = knob(0.05, least=0.0, most=1.0)
+    broken_share: float = setting(0.05, least=0.0, most=1.0)
     """The share of broken images up to which they are left out and named; beyond it there is no run."""
-    train_pairs: int = knob(5000, least=2)
+    train_pairs: int = setting(5000, least=2)
     """Images to draw for training."""
-    captions: int = knob(4, least=1, most=16)
+    captions: int = setting(4, least=1, most=16)
     """Captions written for each drawn training image."""
 
 
@@ -140,97 +155,97 @@ class DataConfig:
 class TrainConfig:
     """How to learn."""
 
-    seed: int = knob(0, least=0)
+    seed: int = setting(0, least=0)
     """Seed of the initial weights, the order of the pairs and every draw while training."""
-    epochs: int = knob(20, least=1)
+    epochs: int = setting(20, least=1)
     """Passes over the training images. `steps` or `minutes` override it."""
-    steps: int = knob(0, least=0)
+    steps: int = setting(0, least=0)
     """Updates in all; 0 leaves it to `epochs`."""
-    minutes: float = knob(0.0, least=0.0)
+    minutes: float = setting(0.0, least=0.0)
     """Time to fill; turned into `steps` once, before training, by timing real steps. 0 leaves it to `epochs`."""
-    batch_size: int = knob(128, least=2)
+    batch_size: int = setting(128, least=2)
     """Pairs the loss compares at once. More negatives teach more; memory grows with it."""
-    micro_batch: int = knob(0, least=0)
+    micro_batch: int = setting(0, least=0)
     """Pairs in memory at once; 0 takes the whole batch. The result is the same: smaller costs time and saves memory."""
-    learning_rate: float = knob(1e-3, least=0.0)
+    learning_rate: float = setting(1e-3, least=0.0)
     """Highest learning rate, reached at the end of the warm-up."""
-    weight_decay: float = knob(0.1, least=0.0)
+    weight_decay: float = setting(0.1, least=0.0)
     """AdamW's decay of weight matrices. Norms, biases, position and class embeddings and the temperature have none."""
-    beta1: float = knob(0.9, least=0.0, most=0.9999)
+    beta1: float = setting(0.9, least=0.0, most=0.9999)
     """AdamW's memory of the gradient."""
-    beta2: float = knob(0.98, least=0.0, most=0.9999)
+    beta2: float = setting(0.98, least=0.0, most=0.9999)
     """AdamW's memory of the squared gradient."""
-    epsilon: float = knob(1e-6, least=0.0)
+    epsilon: float = setting(1e-6, least=0.0)
     """AdamW's guard against division by zero."""
-    warmup: float = knob(0.1, least=0.0, most=1.0)
+    warmup: float = setting(0.1, least=0.0, most=1.0)
     """Share of the run in which the learning rate rises; afterwards it falls along a cosine."""
-    clip_norm: float = knob(1.0, least=0.0)
+    clip_norm: float = setting(1.0, least=0.0)
     """Gradients longer than this are shortened to it; 0 never shortens."""
-    patch_dropout: float = knob(0.0, least=0.0, most=0.95)
+    patch_dropout: float = setting(0.0, least=0.0, most=0.95)
     """Share of the patches left out in the cheap part of the run. Evaluation always sees all."""
-    cheap_size: int = knob(0, least=0)
+    cheap_size: int = setting(0, least=0)
     """Side of the images in the cheap part of the run, in pixels; 0 is the model's own."""
-    cheap_share: float = knob(0.5, least=0.0, most=1.0)
+    cheap_share: float = setting(0.5, least=0.0, most=1.0)
     """The cheap part: this share of the run, from its start. The rest sees images of full size with all patches."""
-    start: str = knob("")
+    start: str = setting("")
     """The model to start from, as `--from` names it: a run, a folder or file of weights, or a name on the hub."""
-    image_blocks: int | str = knob(ALL, least=0, choices=(ALL,))
+    image_blocks: int | str = setting(ALL, least=0, choices=(ALL,))
     """How many of the image tower's last blocks learn; 0 leaves its head alone to learn, `all` freezes nothing."""
-    text_blocks: int | str = knob(ALL, least=0, choices=(ALL,))
+    text_blocks: int | str = setting(ALL, least=0, choices=(ALL,))
     """The same for the text tower."""
-    lora_rank: int = knob(0, least=0)
+    lora_rank: int = setting(0, least=0)
     """Rank of additions to attention (LoRA) that learn instead of the blocks' own weights; 0 is without."""
-    tower_share: float = knob(1.0, least=0.0)
+    tower_share: float = setting(1.0, least=0.0)
     """Share of the learning rate for all but the heads: pretrained towers want less than new heads."""
-    layer_decay: float = knob(1.0, least=0.0, most=1.0)
+    layer_decay: float = setting(1.0, least=0.0, most=1.0)
     """The learning rate of each block as a share of the one above it."""
-    views: int = knob(0, least=0)
+    views: int = setting(0, least=0)
     """Crops and flips of each image that are drawn once and used again; the first is the image as it is. 0 draws
     new ones at each step. What a frozen tower makes of so many can be kept."""
-    features: str = knob(KEEP, choices=(KEEP, NEVER))
+    features: str = setting(KEEP, choices=(KEEP, NEVER))
     """Compute once what frozen parts of towers give for images and captions and keep it, or never."""
-    teacher: str = knob("")
+    teacher: str = setting("")
     """The model that teaches this one, as `--teacher` names it: a run, a folder of weights, or an .npz file of
     embeddings (docs/distil.md)."""
-    teacher_weight: float = knob(0.9, least=0.0, most=1.0)
+    teacher_weight: float = setting(0.9, least=0.0, most=1.0)
     """Share of the loss that the teacher's has; the contrastive one has the rest."""
-    crop: float = knob(1.0, least=0.05, most=1.0)
+    crop: float = setting(1.0, least=0.05, most=1.0)
     """Smallest share of an image that a random crop keeps; 1 never crops."""
-    flip: float = knob(0.0, least=0.0, most=1.0)
+    flip: float = setting(0.0, least=0.0, most=1.0)
     """How often an image is flipped left to right. Never where its caption names a side."""
-    symbol_dropout: float = knob(0.0, least=0.0, most=0.9)
+    symbol_dropout: float = setting(0.0, least=0.0, most=0.9)
     """Share of a caption's tokens left out at random, so that few captions are not learnt by heart."""
-    feature_dropout: float = knob(0.0, least=0.0, most=0.9)
+    feature_dropout: float = setting(0.0, least=0.0, most=0.9)
     """Share of a pretrained image network's features left out at random before its head."""
-    head_dropout: float = knob(0.0, least=0.0, most=0.9)
+    head_dropout: float = setting(0.0, least=0.0, most=0.9)
     """Share of the hidden layer of the heads of pretrained networks left out at random."""
-    evaluate_every_epochs: int = knob(1, least=1)
+    evaluate_every_epochs: int = setting(1, least=1)
     """Epochs between evaluations. The last step is always evaluated."""
-    patience: int = knob(0, least=0)
+    patience: int = setting(0, least=0)
     """Evaluations in a row without a better score after which a run ends; 0 always goes to the last step."""
-    checkpoint_every_seconds: float = knob(60.0, least=0.0)
+    checkpoint_every_seconds: float = setting(60.0, least=0.0)
     """Seconds between checkpoints: what a crash can cost. 0 writes none by the clock."""
-    checkpoint_every_epochs: int = knob(0, least=0)
+    checkpoint_every_epochs: int = setting(0, least=0)
     """Epochs between checkpoints; 0 writes none by the epoch."""
-    device: str = knob(AUTO, choices=(AUTO, "cpu", "accelerator", "cuda", "mps", "xpu"))
+    device: str = setting(AUTO, choices=(AUTO, "cpu", "accelerator", "cuda", "mps", "xpu"))
     """Where to compute. Like the other `auto` settings it is settled by timing real steps (`lapclip tune`) or, where
     the run is too short for that, plainly: the accelerator where there is one, float32."""
-    dtype: str = knob(AUTO, choices=(AUTO, "float32", "bfloat16", "float16"))
+    dtype: str = setting(AUTO, choices=(AUTO, "float32", "bfloat16", "float16"))
     """Precision of the products. The weights that are kept and updated stay float32."""
-    image_attention: str = knob(AUTO, choices=(AUTO, "fused", "products"))
+    image_attention: str = setting(AUTO, choices=(AUTO, "fused", "products"))
     """How the image tower computes attention: by torch's own kernel, or as two products with a softmax between them."""
-    text_attention: str = knob(AUTO, choices=(AUTO, "fused", "products"))
+    text_attention: str = setting(AUTO, choices=(AUTO, "fused", "products"))
     """The same for the text tower."""
-    linear: str = knob(AUTO, choices=(AUTO, "torch", "onednn"))
+    linear: str = setting(AUTO, choices=(AUTO, "torch", "onednn"))
     """Which library computes the linear layers on the CPU: torch's choice, or oneDNN."""
-    recompute: bool = knob(False)
+    recompute: bool = setting(False)
     """Compute blocks again in the backward pass instead of keeping what they computed: less memory, more time."""
-    compile: str = knob(AUTO, choices=(AUTO, "none", "compiled", "graph", "compiled-graph"))
+    compile: str = setting(AUTO, choices=(AUTO, "none", "compiled", "graph", "compiled-graph"))
     """How a step is sent to the device. `graph` records it once and replays it (CUDA); `compiled` has torch.compile
     rewrite it first, which takes a minute and needs a compiler. `auto` records where that can be had."""
-    threads: int | str = knob(AUTO, least=1, choices=(AUTO,))
+    threads: int | str = setting(AUTO, least=1, choices=(AUTO,))
     """CPU threads. `auto` starts from torch's own choice. Kept for the whole run, because results depend on it."""
-    loader_threads: int | str = knob(AUTO, least=1, choices=(AUTO,))
+    loader_threads: int | str = setting(AUTO, least=1, choices=(AUTO,))
     """Threads that prepare the next batches. `auto` takes as few as keep up with the step."""
 
 
@@ -238,18 +253,18 @@ class TrainConfig:
 class WorkConfig:
     """How a run behaves towards the machine and its people. None of it changes what is learnt."""
 
-    polite: bool = knob(False)
+    polite: bool = setting(False)
     """Pause on a low battery, when the processor is held back by heat, while memory is short and while other programs
     need the cores; go on by itself."""
-    battery: int = knob(30, least=0, most=100)
+    battery: int = setting(30, least=0, most=100)
     """Per cent of the battery below which a polite run pauses, unless the machine is plugged in."""
-    keep_awake: bool = knob(True)
+    keep_awake: bool = setting(True)
     """Keep the machine from sleeping while the run works. The lid still puts it to sleep."""
-    notify: bool = knob(True)
+    notify: bool = setting(True)
     """Say on the desktop that a run has ended, if it took a minute or more."""
-    ask: str = knob("")
+    ask: str = setting("")
     """Captions to follow in `lapclip watch --web`, separated by a vertical bar; `--ask` adds one."""
-    track: str = knob("none", choices=("none", "tensorboard"))
+    track: str = setting("none", choices=("none", "tensorboard"))
     """Write the figures in another tool's form as well: `tensorboard` puts its event files into the run's folder."""
 
 
@@ -333,7 +348,7 @@ def build_config(layers: list[Layer], shapes: Mapping[str, ModelConfig]) -> Conf
             if not isinstance(values, Mapping):
                 raise ConfigError(f"{layer.origin}: {section} is a section, so it takes fields.", hint=f"[{section}]")
             for name, value in values.items():
-                chosen[section][name] = checked(layer.origin, section, SECTIONS[section], name, value)
+                chosen[section][name] = _checked(layer.origin, section, SECTIONS[section], name, value)
     shape_name = chosen["model"].get("name", DEFAULT_MODEL)
     whole = all(one.name in chosen["model"] for one in dataclasses.fields(ModelConfig) if _is_required(one))
     if shape_name not in shapes and not whole:
@@ -379,13 +394,13 @@ def _locate(name: str) -> tuple[str, str]:
     }
     if name in fields:
         return fields[name]
-    matches = [place for place in fields.values() if place[1] == name]
+    matches = [found for found in fields.values() if found[1] == name]
     if len(matches) == 1:
         return matches[0]
     if matches:
-        options = " or ".join(".".join(place) for place in matches)
+        options = " or ".join(".".join(found) for found in matches)
         raise ConfigError(f"--set {name} could mean {options}.", hint=f"--set {'.'.join(matches[0])}=VALUE")
-    likely = closest(name, fields if "." in name else {place[1] for place in fields.values()})
+    likely = closest(name, fields if "." in name else {found[1] for found in fields.values()})
     said = f" Did you mean {likely}?" if likely else ""
     raise ConfigError(f"--set {name}: unknown field.{said}", hint="a field of docs/settings.md")
 
@@ -396,3 +411,73 @@ def _parse_text(text: str) -> Any:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         return text
+
+
+def _checked(origin: str, section: str, kind: type, name: str, value: Any) -> Any:
+    """The value of a field of a section, which is of that kind, or ConfigError where it may not be that."""
+    known = {f.name: f for f in dataclasses.fields(kind)}
+    if name not in known:
+        raise ConfigError(f"{origin}: unknown field {section}.{name}. {nearest(name, known)}")
+    limits = known[name].metadata
+    where = f"{origin}: {section}.{name}"
+    annotation = typing.get_type_hints(kind)[name]
+    accepted = typing.get_args(annotation) if isinstance(annotation, types.UnionType) else (annotation,)
+    if float in accepted and type(value) is int:
+        value = float(value)
+    if accepted == (str,) and type(value) in (int, float):
+        value = str(value)  # a folder, a column or a list of one may look like a number
+    if type(value) not in accepted:
+        expected = " or ".join(
+            {"int": "a whole number", "float": "a number", "str": "text", "bool": "true or false"}[t.__name__]
+            for t in accepted
+        )
+        raise ConfigError(f"{where} must be {expected}, not {value!r}.")
+    if isinstance(value, str) and limits["choices"] and value not in limits["choices"]:
+        raise ConfigError(f"{where} cannot be {value!r}; it is one of {', '.join(limits['choices'])}.")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ConfigError(f"{where} must be a finite number, not {value}.")
+    if not isinstance(value, str):
+        if limits["least"] is not None and value < limits["least"]:
+            raise ConfigError(f"{where} must be at least {limits['least']}, not {value}.")
+        if limits["most"] is not None and value > limits["most"]:
+            raise ConfigError(f"{where} must be at most {limits['most']}, not {value}.")
+    return value
+
+
+def _check_shape(shape: ModelConfig) -> None:
+    """Raise ConfigError where the settings of a `ModelConfig` cannot go together."""
+    if shape.image_size % shape.patch and not shape.image_from:
+        raise ConfigError(
+            f"model.patch {shape.patch} does not divide model.image_size {shape.image_size}.",
+            hint=f"--set model.image_size={max(1, shape.image_size // shape.patch) * shape.patch}",
+        )
+    if shape.image_tower == "convolutions" and (shape.image_layers % STAGES or shape.image_width % 2):
+        raise ConfigError(
+            f"A tower of convolutions has blocks in {STAGES} stages and an even width, not model.image_layers "
+            f"{shape.image_layers} and model.image_width {shape.image_width}.",
+            hint=f"--set model.image_layers={-(-shape.image_layers // STAGES) * STAGES} "
+            f"--set model.image_width={shape.image_width + shape.image_width % 2}",
+        )
+    for tower in ("image", "text"):
+        width, heads = getattr(shape, f"{tower}_width"), getattr(shape, f"{tower}_heads")
+        if width % heads:
+            fitting = max(count for count in range(1, heads + 1) if width % count == 0)
+            raise ConfigError(
+                f"model.{tower}_heads {heads} does not divide model.{tower}_width {width}.",
+                hint=f"--set model.{tower}_heads={fitting}",
+            )
+    _check_colours("pixel_mean", shape.pixel_mean, CLIP_MEAN, above=-math.inf)
+    _check_colours("pixel_std", shape.pixel_std, CLIP_STD, above=0.0)
+
+
+def _check_colours(name: str, text: str, usual: str, *, above: float) -> None:
+    """Three numbers for red, green and blue."""
+    try:
+        fits = len(text.split()) == 3 and all(above < float(number) < math.inf for number in text.split())
+    except (ValueError, AttributeError):
+        fits = False
+    if not fits:
+        kind = "three numbers above 0" if above == 0 else "three numbers"
+        raise ConfigError(
+            f"model.{name} must be {kind}, separated by spaces, not {text!r}.", hint=f'--set "model.{name}={usual}"'
+        )

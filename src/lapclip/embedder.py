@@ -19,11 +19,11 @@ from PIL import Image
 
 from lapclip.data.dataset import Pairs, Pixels
 from lapclip.data.pixels import View, middle_square, normalise
-from lapclip.data.table import Progress
 from lapclip.data.tokenizers import Tokenizer
 from lapclip.errors import RunError
 from lapclip.machine.devices import Device, choose_device, keep_freed_memory
 from lapclip.model.clip import CLIP
+from lapclip.progress import Progress
 from lapclip.weights import read_model
 from lapclip.weights.networks.open_network import build_network
 

@@ -17,7 +17,7 @@ from lapclip.data.pixels import middle_square
 from lapclip.data.sources import read_table
 from lapclip.data.streaming import StreamedPixels
 from lapclip.errors import DataError
-from lapclip.machine.facts import cache_folder
+from lapclip.paths import cache_folder
 
 from .test_packed import draw
 

@@ -8,10 +8,10 @@ import pytest
 import torch
 from PIL import Image
 
+from lapclip.config import CLIP_MEAN, CLIP_STD
 from lapclip.data.pixels import PixelStore, View, fit_image, middle_square, normalise, open_image
 from lapclip.errors import DataError
 from lapclip.model.shapes import SHAPES
-from lapclip.shape_checks import CLIP_MEAN, CLIP_STD
 
 from .test_decoding import swapped_profile
 

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from lapclip import paths
 from lapclip.machine import facts
 from lapclip.machine.devices import Device, choose_device
 
@@ -21,10 +22,10 @@ def test_peak_memory_is_at_least_what_is_held_now() -> None:
 
 def test_the_cache_goes_where_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LAPCLIP_CACHE", "here")
-    assert facts.cache_folder() == Path("here")
+    assert paths.cache_folder() == Path("here")
     monkeypatch.delenv("LAPCLIP_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", "there")
-    assert facts.cache_folder() == Path("there/lapclip")
+    assert paths.cache_folder() == Path("there/lapclip")
 
 
 def test_the_cpu_can_always_be_asked_for() -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from lapclip.machine.facts import data_folder
+from lapclip.paths import data_folder
 from tests.conftest import lapclip
 from tests.searching.made import draw, draw_many
 

@@ -17,11 +17,11 @@ from lapclip.machine.timing import PHASES
 from lapclip.microscope import batch_loading as loading
 from lapclip.microscope import copies, layouts, precisions, products
 from lapclip.microscope import step_phases as steps
-from lapclip.microscope.fresh_process import in_fresh_process
-from lapclip.microscope.workload import Rehearsal, Workload, make_workload, some_pairs
 from lapclip.model.clip import CLIP, count_parameters
 from lapclip.model.shapes import SHAPES
 from lapclip.tuning import memory_ledger as held
+from lapclip.tuning.fresh_process import in_fresh_process
+from lapclip.tuning.workload import Rehearsal, Workload, make_workload, some_pairs
 
 CPU = Device("cpu")
 TINY = SHAPES["tiny"]

@@ -3,10 +3,8 @@ from __future__ import annotations
 import pytest
 
 from lapclip.runs.curves import Curve
-from lapclip.runs.forecast import Forecast
-from lapclip.runs.number_text import duration, figure, size
+from lapclip.text import duration, duration_range, one_line, part_name, short_duration, significant, size
 from lapclip.watch import sparklines as sparks
-from lapclip.watch.short_text import clean, part, rough, span
 
 
 def line(*values: float) -> Curve:
@@ -86,19 +84,24 @@ def test_figures_as_a_person_reads_them() -> None:
     assert [duration(seconds) for seconds in (0.4, 59, 252, 7500, 276_000, None)] == [
         "0.4 s", "59 s", "4 min 12 s", "2 h 5 min", "3 d 4 h", "-",
     ]  # fmt: skip
-    assert [rough(seconds) for seconds in (45, 252, 7500)] == ["45 s", "4 min", "2 h"]
-    assert [figure(value) for value in (0.12345, 12345.6, 1e-9, float("nan"))] == ["0.123", "12,346", "1.00e-09", "-"]
+    assert [short_duration(seconds) for seconds in (45, 252, 7500)] == ["45 s", "4 min", "2 h"]
+    assert [significant(value) for value in (0.12345, 12345.6, 1e-9, float("nan"))] == [
+        "0.123",
+        "12,346",
+        "1.00e-09",
+        "-",
+    ]
     assert [size(value) for value in (7e8, 1.5e9, 2.5e10)] == ["700 MB", "1.50 GB", "25.0 GB"]
-    assert part("image.3") == "image block 4"
-    assert part("text.head") == "text head"
+    assert part_name("image.3") == "image block 4"
+    assert part_name("text.head") == "text head"
 
 
 def test_a_range_is_no_finer_than_it_is_sure() -> None:
-    assert span(Forecast(137, 126, 150)) == "2.1 to 2.5 min"
-    assert span(Forecast(3000, 2400, 3900)) == "40 to 65 min"
-    assert span(Forecast(50, 41, 60)) == "41 to 60 s"
-    assert span(Forecast(100.0, 100.1, 100.2)) == ""
+    assert duration_range(126, 150) == "2.1 to 2.5 min"
+    assert duration_range(2400, 3900) == "40 to 65 min"
+    assert duration_range(41, 60) == "41 to 60 s"
+    assert duration_range(100.1, 100.2) == ""
 
 
 def test_what_would_steer_a_terminal_is_taken_out() -> None:
-    assert clean("a\x1b[2Jb\nc\x07") == "a?[2Jb c?"
+    assert one_line("a\x1b[2Jb\nc\x07") == "a?[2Jb c?"

@@ -16,7 +16,7 @@ from lapclip.claims.bench import Bench
 from lapclip.claims.catalogue import Finding, all_claims, row, unknown
 from lapclip.errors import ConfigError
 from lapclip.machine.devices import default_threads, prepare
-from lapclip.tuning.notices import Notice
+from lapclip.progress import StageProgress
 
 MEASURES: dict[int, Callable[[Bench], Finding]] = {
     1: accelerated.one_product,
@@ -56,7 +56,7 @@ FIRST = (8,)
 
 
 def measure_claims(
-    only: Iterable[int] = (), bench: Bench | None = None, progress: Notice | None = None
+    only: Iterable[int] = (), bench: Bench | None = None, progress: StageProgress | None = None
 ) -> list[dict[str, Any]]:
     """The claims of these numbers, or all, each with its figure here, its verdict and the reason."""
     claims, wanted = all_claims(), set(only)

@@ -12,10 +12,10 @@ from lapclip.config import ModelConfig
 from lapclip.errors import LapclipError
 from lapclip.machine.devices import Device, choose_device
 from lapclip.microscope.step_phases import BatchPhases, batch_phases, step_seconds
-from lapclip.microscope.workload import Rehearsal, Workload, make_workload
 from lapclip.model.clip import CLIP, count_parameters
 from lapclip.model.shapes import SHAPES
 from lapclip.tuning.memory_ledger import StepMemory, step_memory
+from lapclip.tuning.workload import Rehearsal, Workload, make_workload
 
 
 @dataclass

@@ -27,9 +27,9 @@ from lapclip.microscope.copies import copy_rates
 from lapclip.microscope.layouts import layout_times
 from lapclip.microscope.precisions import precisions
 from lapclip.microscope.step_phases import thread_times
-from lapclip.microscope.workload import Rehearsal, make_workload, some_pairs
 from lapclip.model.clip import CLIP, count_parameters
 from lapclip.training.checkpoint import Progress, save_checkpoint
+from lapclip.tuning.workload import Rehearsal, make_workload, some_pairs
 
 
 def half_precision(bench: Bench) -> Finding:

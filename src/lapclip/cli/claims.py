@@ -18,7 +18,7 @@ from lapclip.cli.output import Common, emit, typed
 from lapclip.errors import ConfigError
 
 if TYPE_CHECKING:
-    from lapclip.tuning.notices import Notice
+    from lapclip.progress import StageProgress
 
 STYLES = {"holds": "green", "does not hold": "red", "cannot be measured here": "dim"}
 
@@ -94,7 +94,7 @@ def summary(rows: list[dict[str, Any]]) -> list[str]:
 
 
 @contextmanager
-def measuring() -> Iterator[Notice]:
+def measuring() -> Iterator[StageProgress]:
     """A bar on stderr that names what is being measured; plain lines where there is no terminal."""
     console = Console(stderr=True, highlight=False)
     if not console.is_terminal:

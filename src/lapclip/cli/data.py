@@ -11,7 +11,7 @@ from rich.markup import escape
 
 from lapclip.cli.display import display
 from lapclip.cli.output import Common, emit, typed
-from lapclip.runs.number_text import duration, size
+from lapclip.text import duration, size
 
 Settings = Annotated[tuple[str, ...], Parameter(name="--set", negative="", show_default=False)]
 COLOURS = {"alarm": "red", "warning": "yellow", "note": "cyan"}

@@ -104,9 +104,9 @@ def search(
 
     from lapclip.searching.library import open_library
 
-    with display() as shown:
-        shown.waiting("reading the model")
-        library = open_library(folder, model, shown.counting("indexing"), device=device, waiting=shown.waiting)
+    with display() as printable:
+        printable.waiting("reading the model")
+        library = open_library(folder, model, printable.counting("indexing"), device=device, waiting=printable.waiting)
     if web:
         return _serve(library, host, port, common, query=query or "", like=like, since=oldest, exclude=exclude)
     asked = time.monotonic()
@@ -162,48 +162,50 @@ def _serve(library: Library, host: str, port: int | None, common: Common | None,
 
 def _about(library: Library) -> list[str]:
     """What there is, what could not be read, and what the model is worth."""
-    from lapclip.searching.safe_names import shown
+    from lapclip.text import printable
 
     found = library.indexed
     news = [(found.added, "new or changed"), (found.moved, "renamed or copied"), (found.removed, "gone")]
     told = ", ".join(f"{count:,} {what}" for count, what in news if count)
     lines = [f"[dim]{library.count:,} images indexed{f' ({told})' if told else ''}[/dim]"]
-    lines += [f"[yellow]{escape(shown(note))}[/yellow]" for note in found.notes]
+    lines += [f"[yellow]{escape(printable(note))}[/yellow]" for note in found.notes]
     if found.unreadable:
         lines.append(f"[yellow]{len(found.unreadable):,} could not be read:[/yellow]")
-        lines += [f"  {escape(shown(path))}: {escape(shown(reason))}" for path, reason in found.unreadable[:LISTED]]
+        lines += [
+            f"  {escape(printable(path))}: {escape(printable(reason))}" for path, reason in found.unreadable[:LISTED]
+        ]
         if len(found.unreadable) > LISTED:
             lines.append(f"  and {len(found.unreadable) - LISTED:,} more; --json lists them all")
     subject = library.encoder.subject
-    lines.append(f"[dim]model {escape(shown(subject.path))}: {subject.why}[/dim]")
-    return lines + [f"[dim]{escape(shown(sentence))}[/dim]" for sentence in library.said()]
+    lines.append(f"[dim]model {escape(printable(subject.path))}: {subject.why}[/dim]")
+    return lines + [f"[dim]{escape(printable(sentence))}[/dim]" for sentence in library.said()]
 
 
 def _ending(library: Library, folder: Path, model: str | None, *, question: bool, hits: list[Hit]) -> list[str]:
-    from lapclip.searching.safe_names import shown
+    from lapclip.text import printable
 
-    place = shlex.quote(shown(folder))
+    place = shlex.quote(printable(folder))
     # Without it the next command might take another model, for which all images would be read again.
-    same = f" --model {shlex.quote(shown(model))}" if model else ""
+    same = f" --model {shlex.quote(printable(model))}" if model else ""
     if not question:
         example = typed(f'search {place} "a dog on a beach"{same}')
         return [f"Next: {escape(example)}"]
     if not hits:
         return ["No image is left by --since and --exclude." if library.count else "There are no images to find."]
-    return [f"Next: {escape(typed(f'search {place} --like {shlex.quote(shown(hits[0].path))}{same}'))}"]
+    return [f"Next: {escape(typed(f'search {place} --like {shlex.quote(printable(hits[0].path))}{same}'))}"]
 
 
 def _print_hits(hits: list[Hit], wanted: bool | None) -> None:
     from rich.console import Console
 
-    from lapclip.searching.safe_names import from_here, shown
     from lapclip.searching.terminal_thumbnails import protocol, thumbnail
+    from lapclip.text import path_from_here, printable
 
     console = Console(highlight=False)
     how = protocol() if sys.stdout.isatty() and wanted is not False else None
     if wanted and how is None:
         print("This terminal does not say that it can show images: none are drawn.", file=sys.stderr)
     for hit in hits:
-        console.print(f"{hit.score:6.3f}  {escape(shown(from_here(hit.path)))}", soft_wrap=True)
+        console.print(f"{hit.score:6.3f}  {escape(printable(path_from_here(hit.path)))}", soft_wrap=True)
         if how and (drawn := thumbnail(hit.path, how)):
             console.file.write(drawn + "\n")

@@ -17,7 +17,7 @@ from lapclip.errors import RunError
 from lapclip.evaluation.metric_names import said_of_few
 from lapclip.model.shapes import SHAPES
 from lapclip.runs.folder import find_run
-from lapclip.runs.number_text import duration
+from lapclip.text import duration
 
 if TYPE_CHECKING:
     from lapclip.commands.train import Outcome

@@ -19,7 +19,6 @@ from lapclip.data.loading import SCENES, TRAIN, load_data, load_to_score
 from lapclip.data.pixels import View
 from lapclip.data.sources import read_table
 from lapclip.data.splits import assign_splits
-from lapclip.data.table import DataProgress, Progress
 from lapclip.data.training_images import count_seen
 from lapclip.embedder import Embedder, Encoder, load
 from lapclip.errors import ConfigError, DataError, RunError, nearest
@@ -30,6 +29,7 @@ from lapclip.evaluation.metric_names import said_of_few
 from lapclip.evaluation.zeroshot import TEMPLATES, class_embeddings, read_templates
 from lapclip.exporting.engine import open_export
 from lapclip.model.shapes import SHAPES
+from lapclip.progress import DataProgress, Progress
 from lapclip.report.evaluation_report import EVALUATION, FOLDER, THUMBNAIL, page_of
 from lapclip.report.write import write_account, write_files
 from lapclip.runs.folder import RUNS, Run, find_run

@@ -18,7 +18,6 @@ from lapclip.data.loading import SCENES, TRAIN, load_data, load_to_score
 from lapclip.data.pixels import View
 from lapclip.data.sources import read_table
 from lapclip.data.splits import assign_splits
-from lapclip.data.table import DataProgress, Progress
 from lapclip.embedder import Embedder, Encoder, load
 from lapclip.errors import DataError
 from lapclip.exporting import coreml, coreml_structure, readme
@@ -39,6 +38,7 @@ from lapclip.exporting.engine import open_export
 from lapclip.exporting.export_folder import EXPORTED, check_free, written_whole
 from lapclip.exporting.required_packages import needs
 from lapclip.machine.other_load import busy_cores
+from lapclip.progress import DataProgress, Progress
 from lapclip.seeding import generator
 
 MOST, TRAINING = 1000, 256

@@ -28,7 +28,6 @@ from lapclip.config import AUTO, DataConfig
 from lapclip.data.loading import SCENES
 from lapclip.data.pixels import View
 from lapclip.data.scenes.dataset import load_scenes
-from lapclip.data.table import DataProgress, Progress
 from lapclip.embedder import distinct_captions, load
 from lapclip.errors import ConfigError, DataError, RunError
 from lapclip.evaluation.forgetting import MEAN_PER_CLASS, MEAN_RECALL, Scored, curve_of, score_classes, score_pairs
@@ -36,6 +35,7 @@ from lapclip.evaluation.metric_names import said_of_few
 from lapclip.evaluation.recommend_alpha import recommend, summary
 from lapclip.evaluation.weight_mixing import Blend
 from lapclip.evaluation.zeroshot import class_embeddings, sentences_of
+from lapclip.progress import DataProgress, Progress
 from lapclip.report.gained_report import GAINED, page_of
 from lapclip.report.write import write_account, write_files
 from lapclip.runs.folder import Run, find_run

@@ -16,7 +16,6 @@ from lapclip.data.loading import SCENES, TRAIN, load_data
 from lapclip.data.pixels import View
 from lapclip.data.sources import read_table
 from lapclip.data.splits import assign_splits
-from lapclip.data.table import DataProgress
 from lapclip.data.tokenizers import Tokenizer, choose_tokenizer
 from lapclip.data.training_images import count_seen, seen_by
 from lapclip.embedder import Embedder
@@ -28,9 +27,10 @@ from lapclip.model.clip import CLIP
 from lapclip.model.freezing import choose_learning
 from lapclip.model.lora import LowRank
 from lapclip.model.shapes import SHAPES
+from lapclip.progress import DataProgress, Status
 from lapclip.runs.event_log import Listener
-from lapclip.runs.number_text import counted, duration
 from lapclip.seeding import derived_seed
+from lapclip.text import counted, duration
 from lapclip.training.cuda_graph import WARM_UP, AnyStep, make_step
 from lapclip.training.frozen_features import Kept, keep_features, with_features
 from lapclip.training.initial_weights import Foundation, find_foundation
@@ -39,7 +39,6 @@ from lapclip.training.recovery import memory_explained
 from lapclip.training.teacher import Lessons, open_teacher, take_lessons
 from lapclip.training.trackers import check_tracker
 from lapclip.tuning.memory_probe import pairs_at_once
-from lapclip.tuning.notices import Tell
 from lapclip.tuning.resolve import is_partly_frozen, settle
 
 HIGHEST_RATE, HIGHEST_LORA_RATE = 1e-4, 2e-3
@@ -62,7 +61,7 @@ class Hooks:
 
     listeners: Sequence[Listener] = ()
     data_progress: DataProgress | None = None
-    tuning_progress: Tell = lambda text: None
+    tuning_progress: Status = lambda text: None
     reserved: str = ""
     """What a process in the background knows, so that it may fill the folder that was made for it."""
 

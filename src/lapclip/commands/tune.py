@@ -17,8 +17,8 @@ from lapclip.errors import ConfigError
 from lapclip.machine import devices
 from lapclip.machine.measurement_cache import Notebook
 from lapclip.model.shapes import SHAPES
+from lapclip.progress import Status
 from lapclip.tuning.loader_threads import choose_loader_threads
-from lapclip.tuning.notices import Tell
 from lapclip.tuning.resolve import is_partly_frozen, remember
 from lapclip.tuning.search import Search, describe
 
@@ -48,7 +48,7 @@ def tune(recipe: str, settings: list[str], seconds: float, hooks: Hooks = Hooks(
 
 
 def compare(
-    *, quick: bool, seconds: float | None, share: Path | None, others: Sequence[Path], tell: Tell
+    *, quick: bool, seconds: float | None, share: Path | None, others: Sequence[Path], tell: Status
 ) -> dict[str, Any]:
     """Compare the devices here, keep the result for `report` and to share, and put other machines' beside it."""
     if seconds is not None and seconds <= 0:
@@ -80,7 +80,7 @@ def keep(share: Path | None, found: dict[str, Any]) -> None:
         raise ConfigError(f"{share} cannot be written: {error.strerror}.", hint="--share another.json") from None
 
 
-def _look_inside(device: devices.Device, tell: Tell) -> dict[str, Any]:
+def _look_inside(device: devices.Device, tell: Status) -> dict[str, Any]:
     devices.prepare(device, devices.default_threads())
     found = microscope.examine(device, lambda done, total, what: tell(f"inside a step on {device.kind}: {what}"))
     return {**found, "in_words": microscope.lines(found)}

@@ -32,10 +32,10 @@ from lapclip.machine.other_load import busy_cores
 from lapclip.machine.peak_memory import PeakMemory
 from lapclip.machine.timing import Stopwatch, timed
 from lapclip.model.clip import CLIP
+from lapclip.progress import Status
 from lapclip.training.cuda_graph import WARM_UP, AnyStep, make_step
 from lapclip.training.memory import SHARE_OF_MEMORY, predict_bytes
 from lapclip.tuning.choose_kernels import choose_kernels
-from lapclip.tuning.notices import Tell
 
 FORMAT = 1
 QUICK_SECONDS, SECONDS = 70.0, 600.0
@@ -67,7 +67,7 @@ def contestants() -> list[Contestant]:
 
 
 def compare(
-    seconds: float, tell: Tell, rungs: Sequence[Rung] = MEASURED, batches: Sequence[int] = BATCHES
+    seconds: float, tell: Status, rungs: Sequence[Rung] = MEASURED, batches: Sequence[int] = BATCHES
 ) -> dict[str, Any]:
     """Every cell that fits into memory and time, and what they say together."""
     warnings = [warning] if (warning := busy_cores()) else []
@@ -90,7 +90,7 @@ def compare(
 
 
 def measure_cells(
-    among: Sequence[Contestant], rungs: Sequence[Rung], batches: Sequence[int], seconds: float, tell: Tell
+    among: Sequence[Contestant], rungs: Sequence[Rung], batches: Sequence[int], seconds: float, tell: Status
 ) -> list[Cell]:
     """Contestants in turns, small models first; what would take too long is left to the fit.
 
@@ -216,7 +216,7 @@ def _time_steps(step: AnyStep, batch: Batch, device: Device, seconds: float, thr
     return statistics.median(times), None if joules is None else joules / len(times)
 
 
-def settings(contestant: Contestant, tell: Tell) -> TrainConfig:
+def settings(contestant: Contestant, tell: Status) -> TrainConfig:
     """As `lapclip train` would have them, with the kernels that suit a typical size."""
     tell(f"kernels, {contestant.text()}")
     device = Device(contestant.device)

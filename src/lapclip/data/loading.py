@@ -19,8 +19,10 @@ from lapclip.data.scenes.dataset import load_scenes
 from lapclip.data.sources import read_table
 from lapclip.data.splits import assign_splits, check_trainable
 from lapclip.data.streaming import StreamedPixels
-from lapclip.data.table import DataProgress, Row, Skipped, StoredImage, Table, printable
+from lapclip.data.table import Row, Skipped, StoredImage, Table
 from lapclip.errors import DataError
+from lapclip.progress import DataProgress
+from lapclip.text import printable
 
 SCENES = "scenes"
 TRAIN = "train"

@@ -30,9 +30,11 @@ from lapclip.data.dataset import Pixels
 from lapclip.data.decode import MayPass, decode, look
 from lapclip.data.packed_index import NOT_KEPT, Catalogue, Entry, digest_of
 from lapclip.data.pixels import View, as_view, fit_image, squeeze_image
-from lapclip.data.table import DataProgress, Skipped, StoredImage
+from lapclip.data.table import Skipped, StoredImage
 from lapclip.errors import DataError, first_line
-from lapclip.machine.facts import cache_folder, logical_cores
+from lapclip.machine.facts import logical_cores
+from lapclip.paths import cache_folder
+from lapclip.progress import DataProgress
 
 MIDDLE, WHOLE = "middle", "whole"
 """How an image becomes a square: its middle cut out, exactly as `encode_image` does it, or all of it squeezed."""

@@ -3,19 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-Progress = Callable[[int, int], None]
-"""Called with how much is done and how much there is."""
-
-
-class DataProgress(Protocol):
-    """The same, and what is being done to the images."""
-
-    def __call__(self, done: int, total: int, what: str = "drawing", /) -> None: ...
+from lapclip.text import printable
 
 
 class StoredImage(Protocol):
@@ -84,11 +77,6 @@ class Row:
     image: StoredImage
     captions: tuple[str, ...]
     split: str = ""
-
-
-def printable(text: str) -> str:
-    """A text from the data that a terminal can take: no line ends, colour codes or bytes that are no characters."""
-    return text if text.isprintable() else ascii(text)[1:-1]
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from lapclip.config import (
     recipe_for,
     replace_in,
 )
-from lapclip.data.table import Progress, Row
+from lapclip.data.table import Row
 from lapclip.data.tokenizers import Tokenizer, choose_tokenizer
 from lapclip.data_check.captions import ceilings, count_scripts
 from lapclip.data_check.checked_table import SCENES, open_table
@@ -27,6 +27,7 @@ from lapclip.data_check.image_pass import Seen, look_at_all
 from lapclip.data_check.requirements import epoch_seconds, outlook, store_bytes
 from lapclip.errors import DataError
 from lapclip.model.shapes import SHAPES
+from lapclip.progress import Progress
 
 
 def settings_for(source: str, recipe: str | None, settings: Sequence[str]) -> tuple[Config, str]:

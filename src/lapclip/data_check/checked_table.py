@@ -12,7 +12,8 @@ from PIL import Image
 from lapclip.config import Config, DataConfig
 from lapclip.data.sources import read_table
 from lapclip.data.splits import assign_splits
-from lapclip.data.table import Progress, Row, Table
+from lapclip.data.table import Row, Table
+from lapclip.progress import Progress
 
 SCENES = "scenes"
 

@@ -9,11 +9,12 @@ from typing import Any
 
 from lapclip.config import Config
 from lapclip.data.decode import MARKS
-from lapclip.data.table import Row, Table, printable
+from lapclip.data.table import Row, Table
 from lapclip.data.tokenizers import Tokenizer
 from lapclip.data_check.captions import EMOJI, count_scripts, tokens_per_character, unknown_characters
 from lapclip.data_check.image_pass import Seen
 from lapclip.data_check.similar_images import SAME, alike, groups
+from lapclip.text import printable
 
 ALARM, WARNING, NOTE = "alarm", "warning", "note"
 SEVERITIES = (ALARM, WARNING, NOTE)

@@ -12,11 +12,12 @@ from typing import Any
 from PIL import Image
 
 from lapclip.data.decode import decode, look
-from lapclip.data.table import Progress, Row
+from lapclip.data.table import Row
 from lapclip.data_check.captions import frequent_words
 from lapclip.data_check.check import settings_for
 from lapclip.data_check.checked_table import SCENES, open_table
 from lapclip.errors import ConfigError, DataError
+from lapclip.progress import Progress
 
 SIDE = 320
 """The longest side of an image on the page."""

@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from lapclip.data.decode import decode
 from lapclip.data.decode import look as read_header
 from lapclip.data.packed_index import digest_of
-from lapclip.data.table import Progress, StoredImage
+from lapclip.data.table import StoredImage
 from lapclip.data_check.similar_images import GREY_SIDE, fingerprint
 from lapclip.errors import DataError
 from lapclip.machine.facts import logical_cores
+from lapclip.progress import Progress
 
 AT_ONCE = 512
 """Images handed to the threads at a time, so that progress is shown and an interrupt is heard."""

@@ -20,11 +20,11 @@ from torch import Tensor
 
 from lapclip.data.dataset import Pixels
 from lapclip.data.pixels import normalise
-from lapclip.data.table import Progress
 from lapclip.embedder import Embedder
 from lapclip.errors import RunError
 from lapclip.model.parameter_parts import EMBEDDING, HEAD, first_block, parts_of
 from lapclip.model.pretrained.pretrained_towers import PretrainedTower
+from lapclip.progress import Progress
 
 HELD = 4
 """Batches that are in memory at once between their two parts: values are changed once for so many."""

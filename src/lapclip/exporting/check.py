@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 
 from lapclip.data.dataset import Pairs
-from lapclip.data.table import Progress
 from lapclip.embedder import Encoder
 from lapclip.evaluation.ranks import ranks
 from lapclip.evaluation.retrieval import retrieval
 from lapclip.machine.timing import in_turns
+from lapclip.progress import Progress
 
 LEAST_COSINE, MOST_LOST = 0.995, 0.01
 """An export passes with a mean cosine of at least this to the model's own embeddings, and R@1 at most a point lower, or

@@ -19,28 +19,6 @@ from lapclip.machine.ask_system import number_in, text_of
 CGROUP = Path("/sys/fs/cgroup")
 
 
-def cache_folder() -> Path:
-    """Where things that can be made again are kept: LAPCLIP_CACHE, or the system's place for caches."""
-    return _own_folder("CACHE", mac="Caches", windows="cache", other=".cache")
-
-
-def data_folder() -> Path:
-    """Where things are kept that take long to make again: LAPCLIP_DATA, or the system's place for a program's data."""
-    return _own_folder("DATA", mac="Application Support", windows="data", other=".local/share")
-
-
-def _own_folder(kind: str, *, mac: str, windows: str, other: str) -> Path:
-    if chosen := os.environ.get(f"LAPCLIP_{kind}"):
-        return Path(chosen)
-    if chosen := os.environ.get(f"XDG_{kind}_HOME"):
-        return Path(chosen) / "lapclip"
-    if sys.platform == "darwin":
-        return Path.home() / "Library" / mac / "lapclip"
-    if sys.platform == "win32":
-        return Path(os.environ.get("LOCALAPPDATA", Path.home() / "AppData" / "Local")) / "lapclip" / windows
-    return Path.home() / other / "lapclip"
-
-
 def machine_facts() -> dict[str, Any]:
     """What a run records about the computer it ran on. Nothing here identifies a person."""
     return {

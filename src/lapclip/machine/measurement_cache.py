@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from lapclip.machine.facts import cache_folder
+from lapclip.paths import cache_folder
 
 
 class Notebook:

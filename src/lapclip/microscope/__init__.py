@@ -18,10 +18,10 @@ from lapclip.microscope import batch_loading as loading
 from lapclip.microscope import copies, layouts, precisions, products
 from lapclip.microscope import step_phases as steps
 from lapclip.microscope.in_words import lines
-from lapclip.microscope.workload import Rehearsal, make_workload
 from lapclip.model.shapes import SHAPES
+from lapclip.progress import StageProgress
 from lapclip.tuning import memory_ledger as held
-from lapclip.tuning.notices import Notice
+from lapclip.tuning.workload import Rehearsal, make_workload
 
 __all__ = ["examine", "lines"]
 
@@ -30,7 +30,7 @@ BATCH = 32
 
 def examine(
     device: Device,
-    progress: Notice | None = None,
+    progress: StageProgress | None = None,
     *,
     shape: ModelConfig = SHAPES["mini"],
     batch_size: int = BATCH,

@@ -9,7 +9,7 @@ from lapclip.config import ModelConfig
 from lapclip.errors import first_line
 from lapclip.machine.devices import DTYPES, Device
 from lapclip.machine.timing import in_turns
-from lapclip.microscope.workload import Rehearsal, make_workload
+from lapclip.tuning.workload import Rehearsal, make_workload
 
 SPIKE = 1.5
 """A loss this many times the median of the five before it is a spike."""

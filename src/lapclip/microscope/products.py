@@ -12,7 +12,7 @@ from torch import Tensor
 
 from lapclip.machine.devices import Device
 from lapclip.machine.timing import in_turns, timed
-from lapclip.microscope.fresh_process import in_fresh_process
+from lapclip.tuning.fresh_process import in_fresh_process
 
 SIZE = 512
 MANY = 100

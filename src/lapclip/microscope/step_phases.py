@@ -14,7 +14,7 @@ import torch
 from lapclip.data.batches import prefetch
 from lapclip.machine.devices import Device, default_threads
 from lapclip.machine.timing import PHASES, Stopwatch, timed
-from lapclip.microscope.workload import Rehearsal
+from lapclip.tuning.workload import Rehearsal
 
 
 @dataclass(frozen=True)

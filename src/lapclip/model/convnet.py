@@ -17,9 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from lapclip.config import ModelConfig
+from lapclip.config import STAGES, ModelConfig
 from lapclip.model.kernels import Compute, linear
-from lapclip.shape_checks import STAGES
 
 GROUP = 16
 """Channels that a norm takes together, or more where that does not divide them."""

@@ -8,11 +8,10 @@ from typing import Any
 
 from lapclip.report.document import Block, Cell, Plot, Report, Section, Sentences, Table
 from lapclip.report.plots import COLOURS, axes, line
-from lapclip.report.report_text import count, milliseconds, parameters, times
 from lapclip.report.run_report import machine_rows
 from lapclip.report.saved_comparison import Timed, contestants, dictionaries, dictionary, fastest, timed
-from lapclip.runs.curves import Curve, number
-from lapclip.runs.number_text import UNKNOWN, figure, percent, size
+from lapclip.runs.curves import Curve
+from lapclip.text import UNKNOWN, count, milliseconds, number, parameters, percent, significant, size, times
 
 LABEL = 18
 """Characters of a line of the microscope that name what it is about."""
@@ -170,9 +169,9 @@ def _predictions(saved: dict[str, Any]) -> list[Block]:
     ]
     fits: list[list[Any]] = [
         [f"{f.get('device')} {f.get('dtype')}", milliseconds(f.get("overhead_ms")),
-         f"{figure(number(f.get('ms_per_layer')) or 0.0)} ms",
-         f"{figure(number(f.get('ns_per_parameter')) or 0.0)} ns",
-         f"{figure((number(f.get('flops_per_second')) or 0) / 1e9)} GFLOP/s", percent(f.get("error"))]
+         f"{significant(number(f.get('ms_per_layer')) or 0.0)} ms",
+         f"{significant(number(f.get('ns_per_parameter')) or 0.0)} ns",
+         f"{significant((number(f.get('flops_per_second')) or 0) / 1e9)} GFLOP/s", percent(f.get("error"))]
         for f in dictionaries(saved.get("fits"))
     ]  # fmt: skip
     blocks: list[Block] = []
@@ -211,7 +210,11 @@ def _others(saved: dict[str, Any], cells: list[Timed]) -> list[Block]:
     for name, best in zip(names[1:], bests[1:], strict=True):
         ratios = sorted(best[place] / bests[0][place] for place in shared if place in best)
         if ratios:
-            low, middle, high = figure(ratios[0], 2), figure(statistics.median(ratios), 2), figure(ratios[-1], 2)
+            low, middle, high = (
+                significant(ratios[0], 2),
+                significant(statistics.median(ratios), 2),
+                significant(ratios[-1], 2),
+            )
             said.append(f"This machine is {middle} times as fast as {name} (median; {low} to {high}).")
     return [Sentences(said), Table(["model", "batch", *names], rows, folded="The fastest step of each machine")]
 
@@ -220,7 +223,7 @@ def _all_cells(saved: dict[str, Any]) -> list[Block]:
     rows: list[list[Any]] = []
     for c in dictionaries(saved.get("cells")):
         figures = [milliseconds(c.get("ms")), count(c.get("pairs_per_second")), size(c.get("peak_memory_bytes"))]
-        joules = UNKNOWN if number(c.get("joules")) is None else f"{figure(c['joules'])} J"
+        joules = UNKNOWN if number(c.get("joules")) is None else f"{significant(c['joules'])} J"
         place = f"{c.get('device', UNKNOWN)} {c.get('dtype', '')}"
         name = f"{c.get('model', '')} {parameters(c.get('parameters'))}".strip()
         note = f"not run: {c['skipped']}" if c.get("skipped") else ""
@@ -250,7 +253,7 @@ def _by_size(curves: dict[str, Curve]) -> Table:
     sizes = sorted({x for points in curves.values() for x in points.x})
     found = {name: dict(zip(points.x, points.y, strict=True)) for name, points in curves.items()}
     return Table(
-        ["parameters", *curves], [[parameters(x), *(figure(own.get(x)) for own in found.values())] for x in sizes]
+        ["parameters", *curves], [[parameters(x), *(significant(own.get(x)) for own in found.values())] for x in sizes]
     )
 
 

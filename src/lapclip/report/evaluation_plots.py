@@ -8,9 +8,7 @@ from typing import Any
 from lapclip.evaluation.metric_names import RANKS, WAYS
 from lapclip.report.document import Plot, Table
 from lapclip.report.plots import axes, plain
-from lapclip.report.report_text import count, interval
-from lapclip.runs.curves import number
-from lapclip.runs.number_text import UNKNOWN, figure, percent
+from lapclip.text import UNKNOWN, count, interval, number, percent, significant
 
 COLOURS = {"t2i": "--blue", "i2t": "--orange"}
 MOST_CLASSES = 60
@@ -65,7 +63,7 @@ def rank_plot(account: dict[str, Any], scores: dict[str, Any]) -> Plot | None:
         names = [_places(entry) for entry in bins]
         traces.append(bars(name, names, shares, COLOURS[way]))
         rows += [[f"{name}, place {place}", percent(share)] for place, share in zip(names, shares, strict=True)]
-    medians = [f"{name} {figure(scores.get(f'{way}_median_rank'))}" for way, name in WAYS.items()]
+    medians = [f"{name} {significant(scores.get(f'{way}_median_rank'))}" for way, name in WAYS.items()]
     return Plot(
         "Place of the right answer",
         traces,
@@ -88,7 +86,9 @@ def similarity_plot(histograms: dict[str, Any]) -> Plot | None:
         bars("other pairs", middles, other, "--orange", opacity=0.6),
     ]
     rows: list[list[Any]] = [
-        [figure(middle), percent(a), percent(b)] for middle, a, b in zip(middles, own, other, strict=True) if a or b
+        [significant(middle), percent(a), percent(b)]
+        for middle, a, b in zip(middles, own, other, strict=True)
+        if a or b
     ]
     return Plot(
         "Similarities",
@@ -116,7 +116,7 @@ def hard_negatives(found: dict[str, Any]) -> Plot | None:
             percent(entry.get("accuracy")),
             interval(between),
             percent(entry.get("pairwise")),
-            figure(entry.get("similarity")),
+            significant(entry.get("similarity")),
         ]
         for (kind, entry), between in zip(kinds, sure, strict=True)
     ]

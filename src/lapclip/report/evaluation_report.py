@@ -20,9 +20,7 @@ from lapclip.report.evaluation_plots import (
     recall_plot,
     similarity_plot,
 )
-from lapclip.report.report_text import count, interval
-from lapclip.runs.curves import number
-from lapclip.runs.number_text import figure, percent
+from lapclip.text import count, interval, number, percent, significant
 
 EVALUATION, FOLDER = "evaluation.json", "evaluation"
 """The file of an account, and the folder of a run that holds one folder for each."""
@@ -115,13 +113,13 @@ def _recall_table(account: dict[str, Any], scores: dict[str, Any]) -> Table:
 
 def _figures(values: dict[str, Any], way: str) -> list[str]:
     recalls = [percent(values.get(f"{way}_r{place}")) for place in RANKS]
-    return [*recalls, _rank(values.get(f"{way}_median_rank")), figure(values.get(f"{way}_mean_reciprocal_rank"))]
+    return [*recalls, _rank(values.get(f"{way}_median_rank")), significant(values.get(f"{way}_mean_reciprocal_rank"))]
 
 
 def _intervals(values: dict[str, Any], way: str) -> list[str]:
     recalls = [interval(values.get(f"{way}_r{place}")) for place in RANKS]
     rank, reciprocal = values.get(f"{way}_median_rank"), values.get(f"{way}_mean_reciprocal_rank")
-    return [*recalls, _between(rank, _rank), _between(reciprocal, figure)]
+    return [*recalls, _between(rank, _rank), _between(reciprocal, significant)]
 
 
 def _rank(value: Any) -> str:
@@ -154,10 +152,10 @@ def _confused(account: dict[str, Any], folder: Path) -> Gallery | None:
         if own is None or preferred is None:
             continue
         images = [
-            ReportImage(_thumbnail(folder, own), f"its own image, {figure(pair.get('own_score'))}", right=True),
+            ReportImage(_thumbnail(folder, own), f"its own image, {significant(pair.get('own_score'))}", right=True),
             ReportImage(
                 _thumbnail(folder, preferred),
-                f"preferred, {figure(pair.get('preferred_score'))}: {pair.get('preferred_caption')}",
+                f"preferred, {significant(pair.get('preferred_score'))}: {pair.get('preferred_caption')}",
                 right=False,
             ),
         ]
@@ -174,7 +172,7 @@ def _examples(account: dict[str, Any], folder: Path) -> Gallery | None:
     for example in _dicts(account.get("examples")):
         right = number(example.get("right"))
         images = [
-            ReportImage(_thumbnail(folder, at), figure(answer.get("score")), right=at == right)
+            ReportImage(_thumbnail(folder, at), significant(answer.get("score")), right=at == right)
             for answer in _dicts(example.get("top"))
             if (at := number(answer.get("picture"))) is not None
         ]
@@ -207,7 +205,7 @@ def _geometry(values: dict[str, Any]) -> Table | None:
         "uniformity_captions": ("uniformity of captions", "the same for captions"),
     }
     rows: list[list[Any]] = [
-        [name, figure(values[key]), meaning]
+        [name, significant(values[key]), meaning]
         for key, (name, meaning) in meanings.items()
         if number(values.get(key)) is not None
     ]

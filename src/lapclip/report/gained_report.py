@@ -13,10 +13,9 @@ from lapclip.evaluation.metric_names import RANKS, WAYS
 from lapclip.report.document import Block, Headline, Plot, Report, Section, Sentences, Table
 from lapclip.report.evaluation_plots import error_bars, part
 from lapclip.report.plots import COLOURS, DASHES, axes, line, marks, table_of
-from lapclip.report.report_text import count, interval
 from lapclip.report.saved_comparison import dictionaries
-from lapclip.runs.curves import Curve, number
-from lapclip.runs.number_text import UNKNOWN, figure, percent
+from lapclip.runs.curves import Curve
+from lapclip.text import UNKNOWN, count, interval, number, percent, significant
 
 GAINED = "gained.json"
 """The file of an account."""
@@ -57,15 +56,14 @@ def sections(account: dict[str, Any]) -> list[Section]:
 def _recommended(account: dict[str, Any]) -> str:
     if number(account.get("alpha")) is None:
         return ""
-    written = f" The model at alpha {figure(account.get('model_alpha'))} is in {account.get('model')}."
-    return (
-        f"Recommended: alpha {figure(account['alpha'])}, {account.get('why')}.{written if account.get('model') else ''}"
-    )
+    written = f" The model at alpha {significant(account.get('model_alpha'))} is in {account.get('model')}."
+    end = written if account.get("model") else ""
+    return f"Recommended: alpha {significant(account['alpha'])}, {account.get('why')}.{end}"
 
 
 def _headlines(account: dict[str, Any]) -> list[Headline]:
     alpha = number(account.get("alpha"))
-    lines = [Headline("recommended alpha", figure(alpha), "0 is the start, 1 the end")]
+    lines = [Headline("recommended alpha", significant(alpha), "0 is the start, 1 the end")]
     for found in _sets(account):
         points = _points(found)
         chosen = next((point for point in points if number(point.get("alpha")) == alpha), None)
@@ -117,14 +115,18 @@ def _table(account: dict[str, Any]) -> Table | None:
             f"{found.get('name')}, {found.get('figure')}", _sure(points[0]), _sure(points[-1]), change(points[-1]),
             _sure(chosen), change(chosen), percent(found.get("chance")), count(found.get("pictures")), decides,
         ])  # fmt: skip
-    at = f"at alpha {figure(alpha)}"
+    at = f"at alpha {significant(alpha)}"
     names = ["", "before", "after", "change, points", at, "change, points", "chance", "pictures", "decides"]
     return Table(names, rows) if rows else None
 
 
 def _recalls(new: dict[str, Any], account: dict[str, Any]) -> Table | None:
     """The new data's recalls before and after."""
-    columns = [("before", "before"), ("after", "after"), ("recommended", f"at alpha {figure(account.get('alpha'))}")]
+    columns = [
+        ("before", "before"),
+        ("after", "after"),
+        ("recommended", f"at alpha {significant(account.get('alpha'))}"),
+    ]
     rows: list[list[Any]] = []
     for way, name in WAYS.items():
         for place in RANKS:

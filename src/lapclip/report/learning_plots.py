@@ -6,9 +6,9 @@ from typing import Any
 
 from lapclip.report.document import Plot, Section, Table
 from lapclip.report.plots import axes, faint, heat, level, line, marks, table_of
-from lapclip.runs.curves import Curve, curve, number, smoothed
-from lapclip.runs.number_text import figure
+from lapclip.runs.curves import Curve, curve, smoothed
 from lapclip.runs.summary import Summary
+from lapclip.text import number, significant
 
 COLUMNS = 120
 """Columns of a heat map."""
@@ -102,7 +102,11 @@ def _gradients(summary: Summary) -> Plot | None:
     known = [[value for value in row if value is not None] for row in rows]
     table = Table(
         ["part", "first", "last", "highest"],
-        [[n, figure(r[0]), figure(r[-1]), figure(max(r))] for n, r in zip(names, known, strict=True) if r],
+        [
+            [n, significant(r[0]), significant(r[-1]), significant(max(r))]
+            for n, r in zip(names, known, strict=True)
+            if r
+        ],
     )
     left_out = sum(event.get("grad_norm") is None for event in summary.steps)
     overflow = f" Updates that overflowed in float16 and were left out: {left_out:,}." if left_out else ""

@@ -8,9 +8,9 @@ from typing import Any
 from lapclip.report.document import Block, Plot, Section, Sentences, Table
 from lapclip.report.learning_plots import COLUMNS, turning_points
 from lapclip.report.plots import COLOURS, axes, heat, line, marks, plain, table_of
-from lapclip.runs.curves import Curve, curve, number
-from lapclip.runs.number_text import duration, figure, percent, size
+from lapclip.runs.curves import Curve, curve
 from lapclip.runs.summary import Summary
+from lapclip.text import duration, number, percent, significant, size
 
 WATT_HOUR = 3600.0
 PHASES = {
@@ -69,7 +69,7 @@ def _phases(summary: Summary) -> Plot | None:
         for at, (name, seconds) in enumerate(phases.items())
         for colour in [PHASES.get(name, COLOURS[at % len(COLOURS)])]
     ]
-    rows: list[list[Any]] = [[name, figure(s * 1000), percent(s / total)] for name, s in phases.items()]
+    rows: list[list[Any]] = [[name, significant(s * 1000), percent(s / total)] for name, s in phases.items()]
     layout = {"barmode": "stack", "xaxis": {"title": {"text": "ms"}}, "yaxis": {"visible": False}}
     return Plot(
         "Where the time of a step goes",
@@ -142,13 +142,16 @@ def _power(summary: Summary) -> list[Block]:
     if not used:
         return [Sentences([f"Energy: not measurable here: {reason or 'no reason was recorded'}."])]
     hours = used.y[-1] / WATT_HOUR
-    said = [f"Energy: {figure(used.y[-1])} J, which is {figure(hours)} Wh, in {duration(used.x[-1])} of work."]
+    said = [
+        f"Energy: {significant(used.y[-1])} J, which is {significant(hours)} Wh, in {duration(used.x[-1])} of work."
+    ]
     if reason:
         said.append(f"Not all of it is in this: {reason}.")
     recall = number(summary.scores.get("t2i_r1"))
     if recall is not None and hours:
         said.append(
-            f"Accuracy per watt-hour: {figure(recall * 100 / hours)} % points of held-out text-to-image R@1 per Wh."
+            f"Accuracy per watt-hour: {significant(recall * 100 / hours)} % points of held-out text-to-image R@1 per "
+            "Wh."
         )
     blocks: list[Block] = [Sentences(said)]
     if watts := _watts(used):

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from lapclip.report.document import Table
-from lapclip.runs.curves import Curve, number, samples, thinned
-from lapclip.runs.number_text import UNKNOWN, figure, percent
+from lapclip.runs.curves import Curve, samples, thinned
+from lapclip.text import UNKNOWN, number, percent, significant
 
 COLOURS = ("--blue", "--orange", "--green", "--purple", "--sky", "--yellow", "--red")
 """Okabe and Ito's palette, which people who see colours differently can tell apart (jfly.uni-koeln.de/color)."""
@@ -75,7 +75,7 @@ def heat(
         "x": x,
         "y": [plain(row) for row in rows],
         "z": shades,
-        "text": [[percent(v) if share else figure(v) for v in row] for row in values],
+        "text": [[percent(v) if share else significant(v) for v in row] for row in values],
         "hovertemplate": "%{y}, step %{x}: %{text}<extra></extra>",
         "colorscale": "Cividis",
         "colorbar": {
@@ -120,12 +120,12 @@ def marks(events: list[tuple[float, str]], colour: str = "--red") -> dict[str, A
 
 def table_of(x: str, curves: dict[str, Curve], *, share: bool = False, words: Any = None) -> Table:
     """A few points of some curves, as figures. The longest curve gives the rows."""
-    shown = words or (percent if share else figure)
+    shown = words or (percent if share else significant)
     longest = max(curves.values(), key=len)
     rows: list[list[Any]] = []
     for at in samples(len(longest)):
         place = longest.x[at]
-        rows.append([figure(place, 6), *(_near(points, place, shown) for points in curves.values())])
+        rows.append([significant(place, 6), *(_near(points, place, shown) for points in curves.values())])
     return Table([x, *curves], rows)
 
 

@@ -8,10 +8,8 @@ from typing import Any
 from lapclip.report.document import Block, Headline, Report, Section, Sentences, Table
 from lapclip.report.learning_plots import learning
 from lapclip.report.machine_plots import working
-from lapclip.report.report_text import count, interval, parameters
-from lapclip.runs.curves import number
-from lapclip.runs.number_text import UNKNOWN, duration, percent, size
 from lapclip.runs.summary import Summary
+from lapclip.text import UNKNOWN, count, duration, interval, number, parameters, percent, size
 
 
 def run_report(name: str, state: str, summary: Summary, more: list[Section]) -> Report:

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lapclip.machine.facts import cache_folder
-from lapclip.report.report_text import count
-from lapclip.runs.curves import number
+from lapclip.paths import cache_folder
+from lapclip.text import count, number
 
 
 @dataclass(frozen=True)

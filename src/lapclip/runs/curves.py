@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from lapclip.text import number
+
 POINTS = 1500
 """More points than this a screen cannot show."""
 WINDOWS = 100
@@ -26,13 +28,6 @@ class Curve:
 
     def __len__(self) -> int:
         return len(self.x)
-
-
-def number(value: Any) -> float | None:
-    """The value if it is a finite number: a run may record none, and JSON written by Python may hold NaN."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    return value if math.isfinite(value) else None
 
 
 def curve(events: Iterable[dict[str, Any]], read: Callable[[dict[str, Any]], Any], x: str = "step") -> Curve:

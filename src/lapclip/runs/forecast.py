@@ -14,7 +14,7 @@ import statistics
 from dataclasses import dataclass
 from typing import Any
 
-from lapclip.runs.curves import number
+from lapclip.text import number
 from lapclip.runs.summary import Summary
 
 RECENT = 400

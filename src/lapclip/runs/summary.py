@@ -12,7 +12,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from lapclip.runs.curves import (Curve, curve, number, windows)
+from lapclip.runs.curves import (Curve, curve, windows)
+from lapclip.text import number
 from lapclip.runs.tower_devices import places_so_far
 
 ENDINGS = ("finished", "stopped", "failed")

@@ -25,7 +25,7 @@ import filelock
 import numpy as np
 
 from lapclip.errors import SearchError
-from lapclip.machine.facts import data_folder
+from lapclip.paths import data_folder
 
 FORMAT = "1"
 """Rises when older files cannot be read any more; they are then made anew."""

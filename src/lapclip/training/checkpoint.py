@@ -7,12 +7,9 @@ that a folder of that name is whole; the checksums catch what happens to it late
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
 import shutil
 import sys
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -26,10 +23,11 @@ from safetensors.torch import load_file, save_file
 from lapclip.errors import CheckpointError, first_line
 from lapclip.model.clip import CLIP
 from lapclip.model.freezing import learning_state, load_learning_state
+from lapclip.paths import digest_of_file, digest_of_json, flush, replace
 from lapclip.training.fallback import cause_of
 
 if sys.platform == "darwin":
-    import fcntl
+    pass
 
 KEPT = 2
 WEIGHTS, OPTIMIZER, STATE = "weights.safetensors", "optimizer.safetensors", "state.json"
@@ -71,9 +69,9 @@ def save_checkpoint(
         flush(partial / OPTIMIZER)
         body = {
             "progress": asdict(progress),
-            "sha256": {name: _digest(partial / name) for name in (WEIGHTS, OPTIMIZER)},
+            "sha256": {name: digest_of_file(partial / name) for name in (WEIGHTS, OPTIMIZER)},
         }
-        text = json.dumps({"body": body, "sha256": _text_digest(body)})
+        text = json.dumps({"body": body, "sha256": digest_of_json(body)})
         (partial / STATE).write_text(text, encoding="utf-8")
         flush(partial / STATE)
         flush(partial)
@@ -144,32 +142,6 @@ def save_tensors(tensors: dict[str, torch.Tensor], path: Path) -> None:
     path.chmod(path.parent.stat().st_mode & 0o666)  # safetensors makes files that only their owner can read
 
 
-def flush(path: Path) -> None:
-    """Make the system write a file, or the names in a folder, to disk."""
-    if path.is_dir() and os.name == "nt":
-        return  # Windows cannot flush a folder, and keeps renames in order by itself
-    descriptor = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
-    try:
-        if sys.platform == "darwin":  # fsync there leaves data in the drive's own cache
-            fcntl.fcntl(descriptor, fcntl.F_FULLFSYNC)
-        else:
-            os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def replace(source: Path, target: Path) -> None:
-    """Rename over the target, retrying while another program (a virus scanner, an indexer) holds it on Windows."""
-    for wait in (0.05, 0.1, 0.2, 0.4, 0.8, None):
-        try:
-            os.replace(source, target)
-            return
-        except PermissionError:
-            if os.name != "nt" or wait is None:
-                raise
-            time.sleep(wait)
-
-
 def _cannot_write(path: Path, error: OSError) -> CheckpointError:
     run = path.parent.parent if path.parent.name == "checkpoints" else path.parent
     return CheckpointError(
@@ -181,10 +153,10 @@ def _cannot_write(path: Path, error: OSError) -> CheckpointError:
 def _load(path: Path, model: CLIP, optimizer: torch.optim.Optimizer, others: Mapping[str, torch.Tensor]) -> Progress:
     saved = json.loads((path / STATE).read_text(encoding="utf-8"))
     body = saved["body"]
-    if saved["sha256"] != _text_digest(body):
+    if saved["sha256"] != digest_of_json(body):
         raise CheckpointError(f"{STATE} was altered")
     for name, digest in body["sha256"].items():
-        if _digest(path / name) != digest:
+        if digest_of_file(path / name) != digest:
             raise CheckpointError(f"{name} is truncated or was altered")
     load_learning_state(model, load_file(path / WEIGHTS))
     tensors = load_file(path / OPTIMIZER)
@@ -214,12 +186,3 @@ def _restore_optimizer(model: CLIP, optimizer: torch.optim.Optimizer, tensors: d
         on_device = kind != "step" or optimizer.defaults["fused"]
         # Copied, because the file's own memory is unaligned, and results may depend on that in the last bit.
         optimizer.state[named[name]][kind] = value.to(named[name].device if on_device else "cpu", copy=True)
-
-
-def _digest(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _text_digest(body: dict) -> str:
-    return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()

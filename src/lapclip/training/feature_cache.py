@@ -13,7 +13,7 @@ import numpy as np
 
 from lapclip.data.packed_store import UNUSED, room_left
 from lapclip.errors import DataError
-from lapclip.machine.facts import cache_folder
+from lapclip.paths import cache_folder
 
 ROOM = 0.5
 """Share of the free disk that an array may take."""

@@ -16,17 +16,17 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from lapclip import text as words
 from lapclip.config import NEVER, Config
 from lapclip.data.augment import view
 from lapclip.data.batches import BatchPlan
 from lapclip.data.dataset import DataSet, Pairs
 from lapclip.data.pixels import View, normalise
-from lapclip.data.table import DataProgress, Progress
 from lapclip.data.tokenizers import pad
 from lapclip.embedder import Embedder, distinct_captions
 from lapclip.model.clip import CLIP
 from lapclip.model.pretrained.pretrained_towers import PretrainedTower
-from lapclip.runs import number_text as words
+from lapclip.progress import DataProgress, Progress
 from lapclip.training.cuda_graph import AnyStep
 from lapclip.training.feature_cache import array_path, has_room, read_array, write_array
 

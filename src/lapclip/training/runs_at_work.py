@@ -7,7 +7,7 @@ import platform
 from contextlib import suppress
 from pathlib import Path
 
-from lapclip.machine.facts import cache_folder
+from lapclip.paths import cache_folder
 from lapclip.runs.heartbeat import Beat, read_beat
 
 

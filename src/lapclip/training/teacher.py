@@ -18,9 +18,9 @@ from lapclip.config import Config, DataConfig
 from lapclip.data.dataset import DataSet, Pairs
 from lapclip.data.loading import load_as_seen
 from lapclip.data.pixels import View
-from lapclip.data.table import DataProgress
 from lapclip.embedder import Embedder, distinct_captions, load
 from lapclip.errors import ConfigError, LapclipError, RunError
+from lapclip.progress import DataProgress
 from lapclip.runs.folder import RUNS
 from lapclip.training.feature_cache import array_path, read_array, write_array
 from lapclip.training.teacher_file import TeacherFile

@@ -11,8 +11,9 @@ import numpy as np
 
 from lapclip.config import DataConfig
 from lapclip.data.dataset import Pairs
-from lapclip.data.table import DataProgress, printable
 from lapclip.errors import DataError, first_line
+from lapclip.progress import DataProgress
+from lapclip.text import printable
 
 NAMES, TABLES = ("pictures", "captions"), ("image", "text")
 MAKE = "docs/distil.md shows how to make one"

@@ -16,8 +16,8 @@ from lapclip.machine.devices import DTYPES, Device, fault_in_compiling, prepare
 from lapclip.machine.timing import timed
 from lapclip.model.block import Block
 from lapclip.model.kernels import Compute
+from lapclip.progress import Status
 from lapclip.tuning.measure import Setting, Workshop, compare
-from lapclip.tuning.notices import Tell
 
 ROUNDS = 5
 LEAST_SECONDS = 45.0
@@ -60,7 +60,7 @@ class Compiling:
         return f"compiling {pays} ({times}, {how}{advice})"
 
 
-def time_compiling(workshop: Workshop, setting: Setting, device: Device, before: float, tell: Tell) -> Compiling:
+def time_compiling(workshop: Workshop, setting: Setting, device: Device, before: float, tell: Status) -> Compiling:
     """Compile the whole step and time it. Counts only if it computes what the uncompiled step computes."""
     how = "compiled-graph" if device.records_graphs else "compiled"
     if fault := fault_in_compiling(device):

@@ -25,10 +25,10 @@ from torch.utils._pytree import tree_leaves
 from lapclip.config import ModelConfig, TrainConfig
 from lapclip.machine import facts
 from lapclip.machine.devices import Device, prepare
-from lapclip.microscope.fresh_process import in_fresh_process
-from lapclip.microscope.workload import Rehearsal, Workload, some_pairs
 from lapclip.model.shapes import SHAPES
 from lapclip.training.step import TrainStep
+from lapclip.tuning.fresh_process import in_fresh_process
+from lapclip.tuning.workload import Rehearsal, Workload, some_pairs
 
 KINDS = ("parameters", "gradients", "optimizer", "activations", "temporary")
 

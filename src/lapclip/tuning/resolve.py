@@ -14,12 +14,12 @@ from lapclip.machine.devices import DTYPES, Device
 from lapclip.machine.facts import logical_cores
 from lapclip.machine.measurement_cache import Notebook
 from lapclip.machine.other_load import busy_cores
+from lapclip.progress import Status
 from lapclip.training.memory import check_memory, largest_micro_batch
 from lapclip.tuning.choose_kernels import check_kernels, choose_kernels
 from lapclip.tuning.flops import operations, quick_rate, step_products
 from lapclip.tuning.loader_threads import choose_loader_threads
 from lapclip.tuning.measure import Setting
-from lapclip.tuning.notices import Tell
 from lapclip.tuning.search import NothingWorks, Search, Tuning, fitting_micro_batch, planned_steps
 
 NOTEBOOK = Notebook("tune.json")
@@ -33,7 +33,7 @@ TUNED = ("device", "dtype", "threads")
 
 
 def settle(
-    config: Config, plan: BatchPlan, longest_caption: int, tell: Tell
+    config: Config, plan: BatchPlan, longest_caption: int, tell: Status
 ) -> tuple[Config, Device, dict[str, str], float | None]:
     """The configuration with nothing "auto" left, the device, the reason for each choice, a step's time if known."""
     if is_partly_frozen(config):

@@ -19,6 +19,7 @@ from lapclip.machine import devices, facts
 from lapclip.machine.devices import DTYPES, Device
 from lapclip.machine.other_load import busy_cores
 from lapclip.machine.timing import WORTH
+from lapclip.progress import Status
 from lapclip.training.fallback import MEMORY, cause_of, smaller
 from lapclip.training.memory import SHARE_OF_MEMORY, check_memory, predict_bytes
 from lapclip.tuning.choose_kernels import SECONDS as KERNEL_SECONDS
@@ -26,7 +27,6 @@ from lapclip.tuning.choose_kernels import choose_kernels
 from lapclip.tuning.compiling import predict_compiling, time_compiling
 from lapclip.tuning.flops import operations, quick_rate, step_products
 from lapclip.tuning.measure import Setting, Workshop
-from lapclip.tuning.notices import Tell
 
 ROUNDS = 5
 HOPELESS = 1.25
@@ -69,7 +69,7 @@ class Search:
     """One tuning: a model, a batch, and seconds to spend."""
 
     def __init__(
-        self, config: Config, batch: Batch, seconds: float, tell: Tell = lambda text: None, *, briefly: bool = False
+        self, config: Config, batch: Batch, seconds: float, tell: Status = lambda text: None, *, briefly: bool = False
     ) -> None:
         """Briefly leaves out what would not change the choice."""
         self._briefly = briefly

@@ -4,23 +4,21 @@ from __future__ import annotations
 
 from typing import Any
 
-from lapclip.runs.curves import number
-from lapclip.runs.number_text import duration, figure, percent
+from lapclip.text import duration, number, one_line, percent, significant
 from lapclip.watch.event_notices import text_of
 from lapclip.watch.run_view import Look
-from lapclip.watch.short_text import clean
 
 
 def line(event: dict[str, Any], look: Look) -> str:
     """What a person wants to know of it; nothing of a step, which come by the thousand."""
-    name, step = clean(look.name), number(event.get("step"))
+    name, step = one_line(look.name), number(event.get("step"))
     at = f"{name}: step {step:,.0f}" if step is not None else f"{name}:"
     scores = event.get("evaluation")
     if event["type"] == "evaluation" and isinstance(scores, dict):
         parts = [
             at,
-            f"epoch {figure(event.get('epoch'), 6)}",
-            f"loss {figure(look.loss.y[-1])}" if look.loss else "",
+            f"epoch {significant(event.get('epoch'), 6)}",
+            f"loss {significant(look.loss.y[-1])}" if look.loss else "",
             _recall(scores),
             "best" if event.get("best") else "",
             f"{duration(look.time_left.seconds)} left" if look.time_left else "",
@@ -29,7 +27,7 @@ def line(event: dict[str, Any], look: Look) -> str:
     if event["type"] == "finished" and isinstance(scores, dict):
         return f"{at}  finished  {_recall(scores)}"
     text = text_of(event) if event["type"] != "started" else "started"
-    return f"{at}  {clean(text)}" if text else ""
+    return f"{at}  {one_line(text)}" if text else ""
 
 
 def _recall(scores: dict[str, Any]) -> str:

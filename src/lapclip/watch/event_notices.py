@@ -6,10 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from lapclip.runs.curves import number
-from lapclip.runs.number_text import duration
 from lapclip.runs.summary import Summary
-from lapclip.watch.short_text import clean
+from lapclip.text import duration, number, one_line
 
 BAD = ("fell_back", "failed", "paused")
 
@@ -35,7 +33,7 @@ def notices(events: Sequence[dict[str, Any]], summary: Summary) -> list[Notice]:
         if text := text_of(event):
             step = number(event.get("step"))
             time = number(event.get("time")) or 0.0
-            found.append(Notice(event["type"], time, None if step is None else int(step), clean(text)))
+            found.append(Notice(event["type"], time, None if step is None else int(step), one_line(text)))
     told = {notice.time for notice in found if notice.type == "went_on"}
     for begin, end in summary.pauses:
         if end in told:
@@ -48,7 +46,7 @@ def pausing(events: Sequence[dict[str, Any]]) -> str | None:
     """Why the run is paused now, or None if it is not."""
     for event in reversed(events):
         if event["type"] == "paused":
-            return clean(event.get("reason") or "no reason was given")
+            return one_line(event.get("reason") or "no reason was given")
         if event["type"] in ("went_on", "step", "resumed", "started", "finished", "stopped", "failed"):
             return None
     return None

@@ -8,10 +8,9 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from lapclip.runs.number_text import UNKNOWN, duration
+from lapclip.text import UNKNOWN, duration, one_line
 from lapclip.watch.canvas import Paper, section
 from lapclip.watch.run_view import Look
-from lapclip.watch.short_text import clean
 
 SEVERITIES = {"alarm": "bold red", "warning": "yellow", "note": "blue"}
 
@@ -26,9 +25,9 @@ def alarms(look: Look, paper: Paper, most: int, doctor: str) -> RenderableType |
     grid.add_column(overflow="fold")
     for finding in found[:most]:
         style = SEVERITIES.get(finding.severity, "")
-        text = Text(clean(finding.title), style=style)
-        text.append("\n" + clean(finding.evidence), style="default not bold dim")
-        text.append("\n" + clean(finding.next), style="default not bold")
+        text = Text(one_line(finding.title), style=style)
+        text.append("\n" + one_line(finding.evidence), style="default not bold dim")
+        text.append("\n" + one_line(finding.next), style="default not bold")
         grid.add_row(Text("!" if finding.severity != "note" else "i", style=style), text)
     if len(found) > most:
         grid.add_row("", Text(f"{len(found) - most} more: {doctor}", style="dim"))

@@ -8,11 +8,9 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from lapclip.runs.curves import number
-from lapclip.runs.number_text import UNKNOWN, figure, percent
+from lapclip.text import UNKNOWN, number, one_line, part_name, percent, significant
 from lapclip.watch.canvas import LABEL, Paper, drawn_curve, rows_of, section
 from lapclip.watch.run_view import Look
-from lapclip.watch.short_text import clean, part
 
 
 def learning(look: Look, paper: Paper) -> RenderableType | None:
@@ -21,10 +19,10 @@ def learning(look: Look, paper: Paper) -> RenderableType | None:
         return None
     rows = rows_of()
     curves = (
-        ("loss", look.loss, "blue", paper.tall, figure),
+        ("loss", look.loss, "blue", paper.tall, significant),
         ("accuracy", look.accuracy, "green", paper.tall, percent),
-        ("temperature", look.temperature, "magenta", 1, figure),
-        ("gradient", look.gradient, "yellow", 1, figure),
+        ("temperature", look.temperature, "magenta", 1, significant),
+        ("gradient", look.gradient, "yellow", 1, significant),
     )
     for name, points, colour, tall, words in curves:
         drawn = drawn_curve(points, paper.inside - LABEL - 9, tall, colour, paper)
@@ -64,7 +62,7 @@ def recall(look: Look, paper: Paper) -> RenderableType | None:
 
 
 def _named(item: tuple[str, float]) -> Text:
-    return Text.assemble((f"{figure(item[1]):<8} ", ""), (part(clean(item[0])), "dim"), no_wrap=True)
+    return Text.assemble((f"{significant(item[1]):<8} ", ""), (part_name(one_line(item[0])), "dim"), no_wrap=True)
 
 
 def _evaluations(look: Look, paper: Paper) -> Table:
@@ -94,7 +92,7 @@ def _evaluations(look: Look, paper: Paper) -> Table:
 
 def _scores(look: Look) -> Group:
     scores = look.summary.scores
-    grid = _table((clean(scores.get("split") or ""), "R@1", "R@5", "R@10"))
+    grid = _table((one_line(scores.get("split") or ""), "R@1", "R@5", "R@10"))
     for way, name in (("t2i", "text to image"), ("i2t", "image to text")):
         grid.add_row(name, *(percent(scores.get(f"{way}_r{rank}")) for rank in (1, 5, 10)), style="bold")
     if (chance := number(scores.get("chance"))) is not None:
@@ -104,7 +102,7 @@ def _scores(look: Look) -> Group:
     match intervals.get("t2i_r1") if isinstance(intervals, dict) else None:
         case [low, high] if number(low) is not None and number(high) is not None:
             sure = f", text to image R@1 {percent(low)} to {percent(high)}"
-    said = f"{figure(scores.get('candidates'), 6)} candidates{sure} (95 %)" if sure else ""
+    said = f"{significant(scores.get('candidates'), 6)} candidates{sure} (95 %)" if sure else ""
     return Group(grid, *([Text(said, style="dim")] if said else []))
 
 

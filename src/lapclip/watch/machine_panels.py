@@ -5,12 +5,10 @@ from __future__ import annotations
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from lapclip.runs.curves import number
-from lapclip.runs.number_text import figure, size
+from lapclip.text import number, one_line, significant, size
 from lapclip.watch import sparklines as sparks
 from lapclip.watch.canvas import SHORT_LABEL, Paper, fitting, rows_of, section
 from lapclip.watch.run_view import Look
-from lapclip.watch.short_text import clean
 
 PHASE_COLOURS = {
     "load": "red",
@@ -37,13 +35,13 @@ def step_phases(look: Look, paper: Paper) -> RenderableType | None:
     for (name, seconds), count in zip(phases.items(), sparks.split(list(phases.values()), paper.inside), strict=True):
         # Without colours the first letter of its name tells a phase.
         solid = paper.colour and not paper.plain
-        mark = "█" if solid else clean(name)[:1].upper()
+        mark = "█" if solid else one_line(name)[:1].upper()
         drawn.append(mark * count, style=colours[name])
-        entry = Text.assemble(("■" if solid else mark, colours[name]), f" {clean(name)} {seconds / total:.0%}")
+        entry = Text.assemble(("■" if solid else mark, colours[name]), f" {one_line(name)} {seconds / total:.0%}")
         if legend[-1] and len(legend[-1]) + 2 + len(entry) > paper.inside:
             legend.append(Text())
         legend[-1].append_text(Text("  " if legend[-1] else "") + entry)
-    milliseconds = f"{figure(total * 1000)} ms" if total < 1 else f"{figure(total)} s"
+    milliseconds = f"{significant(total * 1000)} ms" if total < 1 else f"{significant(total)} s"
     return section(f"A step: {milliseconds}", Group(drawn, *legend), paper)
 
 
@@ -82,9 +80,9 @@ def _cores(use: list[float], room: int, paper: Paper) -> Text:
 
 
 def _energy(look: Look, room: int) -> Text:
-    reason = clean(look.sensors.get("reason") or "").removeprefix("not measurable here: ")
+    reason = one_line(look.sensors.get("reason") or "").removeprefix("not measurable here: ")
     if look.joules is None:
         return Text(f"not measurable here: {reason or 'no reason was recorded'}", style="dim")
-    watts = f", {figure(look.watts)} W" if look.watts is not None and look.working else ""
-    hours = f", {figure(look.joules / 3600)} Wh" if look.joules > 360 else ""
-    return Text(fitting(room, f"{figure(look.joules)} J{watts}", hours))
+    watts = f", {significant(look.watts)} W" if look.watts is not None and look.working else ""
+    hours = f", {significant(look.joules / 3600)} Wh" if look.joules > 360 else ""
+    return Text(fitting(room, f"{significant(look.joules)} J{watts}", hours))

@@ -8,10 +8,11 @@ from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any
 
-from lapclip.runs.curves import Curve, curve, number, smoothed, windows
+from lapclip.runs.curves import Curve, curve, smoothed, windows
 from lapclip.runs.findings import Finding
 from lapclip.runs.forecast import Forecast
 from lapclip.runs.summary import Summary
+from lapclip.text import number
 from lapclip.watch.event_notices import Notice
 
 WORKING = ("running", "paused", "starting", "waiting")

@@ -10,14 +10,13 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from lapclip.runs.number_text import UNKNOWN, duration, figure, percent
+from lapclip.text import UNKNOWN, duration, duration_range, one_line, percent, short_duration, significant
 from lapclip.watch import sparklines as sparks
 from lapclip.watch.canvas import BOXED, Paper
 from lapclip.watch.findings_panel import SEVERITIES, alarms, clock, happened, silence
 from lapclip.watch.learning_panels import learning, recall
 from lapclip.watch.machine_panels import machine, step_phases
 from lapclip.watch.run_view import Look
-from lapclip.watch.short_text import clean, rough, span
 
 STATE_STYLES = {
     "running": "bold green",
@@ -79,7 +78,7 @@ def table(looks: list[Look], focus: int, width: int, pens: Pens) -> Table:
     """A row of each run; what there is no room for is left out."""
     middle = width >= 70
     room = width - (44 if middle else 28)  # what is left beside the columns of figures
-    names = min(max(len(clean(look.name)) for look in looks), max(8, room // 2) if middle else max(4, room))
+    names = min(max(len(one_line(look.name)) for look in looks), max(8, room // 2) if middle else max(4, room))
     grid = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="dim")
     grid.add_column("", width=1)
     grid.add_column("run", no_wrap=True, overflow="ellipsis", width=names)
@@ -95,13 +94,13 @@ def table(looks: list[Look], focus: int, width: int, pens: Pens) -> Table:
         loss = look.loss.y
         cells: list[RenderableType] = [
             Text(">" if at == focus else " ", style="bold"),
-            Text(clean(look.name), style="bold" if at == focus else ""),
+            Text(one_line(look.name), style="bold" if at == focus else ""),
             Text.assemble((look.state, STATE_STYLES.get(look.state, "")), _mark(look)),
             bar,
-            figure(loss[-1]) if loss else UNKNOWN,
+            significant(loss[-1]) if loss else UNKNOWN,
         ]
         if middle:
-            left = rough(look.time_left.seconds) if look.time_left else UNKNOWN
+            left = short_duration(look.time_left.seconds) if look.time_left else UNKNOWN
             cells += [percent(look.best_recall), left]
         grid.add_row(*cells)
     return grid
@@ -142,7 +141,7 @@ def full(look: Look, width: int, tall: int, pens: Pens, typed: Typed) -> list[Re
 
 def _title(look: Look, width: int) -> Text:
     text = Text.assemble(
-        (clean(look.name), "bold"),
+        (one_line(look.name), "bold"),
         "  ",
         (look.state, STATE_STYLES.get(look.state, "")),
         no_wrap=True,
@@ -153,7 +152,7 @@ def _title(look: Look, width: int) -> Text:
             f"  epoch {look.epoch} of {look.epochs}" if look.working else f"  {look.epoch} of {look.epochs} epochs"
         )
     speed = look.summary.pairs_per_second
-    facts = [f"{speed:,.0f} pairs/s" if speed else "", f"on {clean(look.places)}" if look.places else ""]
+    facts = [f"{speed:,.0f} pairs/s" if speed else "", f"on {one_line(look.places)}" if look.places else ""]
     said = " ".join(filter(None, facts))
     if said and len(text.plain) + len(said) + 2 <= width:
         text.append(" " * (width - len(text.plain) - len(said)))
@@ -179,7 +178,7 @@ def _time_left(look: Look, width: int) -> list[Text]:
     left = look.time_left
     if left is None:
         return [Text("time left: known after a few steps", style="dim")]
-    sure = span(left)
+    sure = duration_range(left.low, left.high)
     parts = [
         f"{duration(left.seconds)} left",
         f"likely {sure}" if sure else "",
@@ -199,12 +198,12 @@ def _ending(look: Look, typed: Typed) -> list[Text]:
     took = duration(look.summary.training_seconds)
     said = {
         "finished": f"Finished in {took} of training.",
-        "stopped": f"Stopped after step {step} ({clean(ending.get('reason') or 'no reason given')}); all is saved.",
+        "stopped": f"Stopped after step {step} ({one_line(ending.get('reason') or 'no reason given')}); all is saved.",
         "failed": f"Failed after step {step}: {_error(look)[0]}" if ending else f"Did not start: see {look.log}",
         "died": f"Ended without a word after step {step}; its last checkpoint is kept.",
         "paused": f"Paused: {look.pause_reason}. It goes on by itself.",
         "starting": "Waiting for the first step." if look.summary.started else "Getting ready: data, then the model.",
-        "waiting": f"There is no run called {clean(look.name)} yet. It will appear here when it starts.",
+        "waiting": f"There is no run called {one_line(look.name)} yet. It will appear here when it starts.",
         "gone": "Its folder was deleted.",
     }.get(look.state)
     if said is None:
@@ -220,5 +219,5 @@ def _ending(look: Look, typed: Typed) -> list[Text]:
 
 def _error(look: Look) -> tuple[str, str]:
     """Why a run failed, and what to try; errors of ours say both."""
-    said, _, hint = clean(look.summary.ending.get("error") or "no reason was given").partition(" Try: ")
+    said, _, hint = one_line(look.summary.ending.get("error") or "no reason was given").partition(" Try: ")
     return said, hint

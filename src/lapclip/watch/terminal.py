@@ -9,10 +9,10 @@ from collections.abc import Sequence
 
 from rich.console import Console
 
+from lapclip.text import one_line
 from lapclip.watch.event_lines import line
 from lapclip.watch.live_screen import Live, rendered
 from lapclip.watch.screen import Pens, Typed, image, next_commands
-from lapclip.watch.short_text import clean
 from lapclip.watch.terminal_surface import can_draw, forgive_characters, quiet_end
 from lapclip.watch.watched_runs import Watching
 
@@ -61,6 +61,6 @@ def _follow_in_lines(watching: Watching, typed: Typed) -> None:
                     print(text)
             if run.look.state != was and run.look.state != "running":
                 commands = f"  Next: {next_commands(run.look, typed)[0]}" if not run.look.working else ""
-                print(f"{clean(run.look.name)}: {run.look.state}{commands}")
+                print(f"{one_line(run.look.name)}: {run.look.state}{commands}")
         watching.refresh()
         sys.stdout.flush()

@@ -13,9 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lapclip.config import ModelConfig
+from lapclip.config import CLIP_MEAN, CLIP_STD, ModelConfig
 from lapclip.errors import ConfigError, WeightsError
-from lapclip.shape_checks import CLIP_MEAN, CLIP_STD
 from lapclip.weights.name_tables import Tensors, as_float32, check_leftovers, check_shapes, expected_shapes, their_name
 from lapclip.weights.openai import named
 from lapclip.weights.torch_files import read_tensors

@@ -9,9 +9,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from lapclip.config import ModelConfig
+from lapclip.config import CLIP_MEAN, CLIP_STD, ModelConfig
 from lapclip.errors import ConfigError, WeightsError
-from lapclip.shape_checks import CLIP_MEAN, CLIP_STD
 from lapclip.weights.openai import named
 
 CONFIG = "open_clip_config.json"

@@ -14,8 +14,8 @@ from lapclip.data.dataset import DataSet, Pairs
 from lapclip.data.pixels import PixelStore
 from lapclip.data.scenes import drawing, things
 from lapclip.data.scenes import scene as scenes
-from lapclip.data.table import DataProgress
-from lapclip.machine.facts import cache_folder
+from lapclip.paths import cache_folder
+from lapclip.progress import DataProgress
 
 
 def load_scenes(config: DataConfig, side: int, progress: DataProgress | None = None) -> DataSet:

@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from lapclip.config import AUTO, DataConfig
 from lapclip.data.sources.image_files import Folder, best_folder, is_image
 from lapclip.data.splits import split_named
-from lapclip.data.table import printable
 from lapclip.errors import DataError, nearest
+from lapclip.text import printable
 
 IMAGES = ("filepath", "file_name", "filename", "image", "image_path", "img_path", "image_file", "image_name", "img",
             "picture", "photo", "path", "file", "name", "image_id", "id", "key")  # fmt: skip

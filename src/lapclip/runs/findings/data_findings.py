@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from lapclip.runs.curves import number
+from lapclip.text import number
 from lapclip.runs.findings.registry import (Found, Surroundings, Verdict, check, mapping, validated)
 from lapclip.runs.summary import Summary
 

@@ -6,7 +6,7 @@ import math
 import statistics
 from typing import Any
 
-from lapclip.runs.curves import number
+from lapclip.text import number
 from lapclip.runs.findings.registry import (LEAST_STEPS, RECENT_STEPS, TOO_WILD, Found, Surroundings, Verdict, check, has_learnt_a_while, mapping, numbers, recent)
 from lapclip.runs.summary import Summary
 

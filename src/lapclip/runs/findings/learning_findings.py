@@ -6,7 +6,7 @@ import math
 import statistics
 from typing import Any
 
-from lapclip.runs.curves import number
+from lapclip.text import number
 from lapclip.runs.findings.registry import (TOO_GENTLE, TOO_WILD, USUAL_RATE, Found, Surroundings, Verdict, check, has_learnt_a_while, mapping, numbers, recent, warmup_steps)
 from lapclip.runs.summary import Summary
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from lapclip.runs.curves import number
+from lapclip.text import number
 from lapclip.runs.summary import Summary
 
 SEVERITIES = ("alarm", "warning", "note")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from lapclip.runs.curves import (curve, number)
+from lapclip.runs.curves import curve
+from lapclip.text import number
 from lapclip.runs.findings.registry import (Found, Surroundings, Verdict, check, mapping)
 from lapclip.runs.findings.gradients import NOT_A_NUMBER
 from lapclip.runs.summary import Summary

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 
-from lapclip.runs.curves import number
+from lapclip.text import number
 from lapclip.runs.findings.registry import (Found, Surroundings, Verdict, check, numbers, recent)
 from lapclip.runs.summary import Summary
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from lapclip.runs.curves import Curve, curve, number, samples, smoothed
+from lapclip.runs.curves import Curve, curve, samples, smoothed
 from lapclip.runs.summary import Summary
+from lapclip.text import number
 
 MOST_LOOKS = 60
 MOST_ANSWERS = 40

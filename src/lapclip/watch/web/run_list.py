@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from lapclip.runs.curves import number
 from lapclip.runs.folder import ENDED, Run, all_runs
 from lapclip.runs.tail import Tail
+from lapclip.text import number
 
 YOUNG = 60.0
 """Seconds in which a run that has said nothing yet counts as starting, not as dead."""

@@ -7,11 +7,12 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Any
 
-from lapclip.runs.curves import Curve, curve, number, smoothed, thinned, windows
+from lapclip.runs.curves import Curve, curve, smoothed, thinned, windows
 from lapclip.runs.findings import Surroundings, findings
 from lapclip.runs.follow import Following
 from lapclip.runs.forecast import forecast
 from lapclip.runs.summary import Summary
+from lapclip.text import number
 from lapclip.watch.web.probe_answers import looks, verdict
 
 POINTS = 600

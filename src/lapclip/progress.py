@@ -1,0 +1,19 @@
+"""Callbacks by which work that takes long says how far it is. Whoever shows them decides how."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+Status = Callable[[str], None]
+"""Called with what is being done, where nobody knows how much will follow."""
+Progress = Callable[[int, int], None]
+"""Called with how much is done and how much there is."""
+StageProgress = Callable[[int, int, str], None]
+"""Called with how much is done, how much there is, and what comes next."""
+
+
+class DataProgress(Protocol):
+    """Called with how many images are done, how many there are, and what is being done to them."""
+
+    def __call__(self, done: int, total: int, what: str = "drawing", /) -> None: ...
