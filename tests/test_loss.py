@@ -6,7 +6,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from lapclip.loss import batch_accuracy, contrastive_loss, distillation_loss
+from lapclip.config import TrainConfig
+from lapclip.loss import LOSSES, batch_accuracy, contrastive_loss, distillation_loss
 
 
 def embeddings(rows: int = 6) -> tuple[torch.Tensor, torch.Tensor]:
@@ -48,6 +49,56 @@ def test_loss_is_symmetric_in_images_and_captions() -> None:
     torch.testing.assert_close(
         contrastive_loss(image, text, scale, positives)[0], contrastive_loss(text, image, scale, positives.T)[0]
     )
+
+
+def test_each_row_and_each_column_aims_at_its_own_positives() -> None:
+    """Image 0 has two true captions, of which one is also image 1's: rows and columns have different counts."""
+    image, text = embeddings(3)
+    positives = torch.tensor([[1, 1, 0], [0, 1, 0], [0, 0, 1]], dtype=torch.bool)
+    scale = torch.tensor(5.0, dtype=torch.float64)
+    logits = scale * image @ text.T
+    rows = [-logits[row].log_softmax(0)[positives[row]].mean() for row in range(3)]
+    columns = [-logits[:, column].log_softmax(0)[positives[:, column]].mean() for column in range(3)]
+    expected = (torch.stack(rows).mean() + torch.stack(columns).mean()) / 2
+    torch.testing.assert_close(contrastive_loss(image, text, scale, positives)[0], expected)
+
+
+def test_the_names_of_losses_are_the_choices_of_the_setting() -> None:
+    assert set(LOSSES) == set(TrainConfig.__dataclass_fields__["loss"].metadata["choices"])
+
+
+@pytest.mark.parametrize("several", [False, True], ids=["one positive", "several positives"])
+def test_the_sigmoid_loss_judges_each_pair_by_itself(several: bool) -> None:
+    image, text = embeddings()
+    positives = torch.eye(6, dtype=torch.bool)
+    positives[0, 3] = positives[3, 0] = several
+    scale, bias = torch.tensor(7.0, dtype=torch.float64), torch.tensor(-2.0, dtype=torch.float64)
+    expected = 0.0
+    for row in range(6):
+        for column in range(6):
+            true = torch.sigmoid(scale * image[row] @ text[column] + bias)
+            expected -= torch.log(true if positives[row, column] else 1 - true).item() / 6
+    loss, logits = contrastive_loss(image, text, scale, positives, bias, LOSSES["sigmoid"])
+    assert loss.item() == pytest.approx(expected)
+    torch.testing.assert_close(logits, scale * image @ text.T + bias)
+
+
+def test_the_sigmoid_loss_is_a_number_where_it_is_very_wrong() -> None:
+    """Half precision scales similarities of the wrong sign to large logits: exp would overflow."""
+    logits = torch.full((4, 4), 1e4)
+    logits.fill_diagonal_(-1e4)
+    assert LOSSES["sigmoid"](logits, torch.eye(4, dtype=torch.bool)).item() == pytest.approx(4e4)
+
+
+@pytest.mark.parametrize("name", sorted(LOSSES))
+@pytest.mark.parametrize("batch_size", [2, 12, 256])
+def test_a_loss_of_guessing_is_what_equal_embeddings_give_at_the_start(name: str, batch_size: int) -> None:
+    loss = LOSSES[name]
+    bias = loss.initial_bias(batch_size)
+    at_right_angles = torch.zeros(batch_size, batch_size, dtype=torch.float64)
+    found = loss(at_right_angles + (bias or 0.0), torch.eye(batch_size, dtype=torch.bool)).item()
+    assert found == pytest.approx(loss.chance(batch_size))
+    assert loss.chance(1) == 0
 
 
 def test_distance_from_a_teacher_is_zero_at_its_embeddings_and_grows_with_the_angle() -> None:

@@ -80,6 +80,8 @@ class ModelConfig:
     """Tokens the text tower knows. Training takes it from the tokenizer."""
     context: int = setting(least=2)
     """Longest caption in tokens, start and end included. Longer captions are cut."""
+    logit_bias: bool = setting(False)
+    """Whether a learnt bias is added to scaled similarities, as the sigmoid loss wants. Training sets it."""
     activation: str = setting("gelu", choices=("gelu", "quick_gelu"))
     """What is between the two layers of an MLP. OpenAI's weights want `quick_gelu`, x * sigmoid(1.702 x)."""
     image_mlp: int = setting(0, least=0)
@@ -167,6 +169,15 @@ class TrainConfig:
     """Pairs the loss compares at once. More negatives teach more; memory grows with it."""
     micro_batch: int = setting(0, least=0)
     """Pairs in memory at once; 0 takes the whole batch. The result is the same: smaller costs time and saves memory."""
+    loss: str = setting("softmax", choices=("softmax", "sigmoid"))
+    """How similarities are judged: `softmax` has each image choose among all captions of the batch, and each caption
+    among all images (CLIP); `sigmoid` judges each pair by itself (SigLIP). docs/loss.md"""
+    initial_scale: float | str = setting(AUTO, least=0.1, most=100.0, choices=(AUTO,))
+    """What similarities are multiplied by at the start; it is learnt. `auto` is the loss's own, 14.3 for softmax and 10
+    for sigmoid, or what a model to start from has learnt with the same loss."""
+    initial_bias: float | str = setting(AUTO, choices=(AUTO,))
+    """What the sigmoid loss adds to scaled similarities at the start; it is learnt. `auto` is -ln(batch_size - 1); the
+    published -10 suits batches near 22,000."""
     learning_rate: float = setting(1e-3, least=0.0)
     """Highest learning rate, reached at the end of the warm-up."""
     weight_decay: float = setting(0.1, least=0.0)

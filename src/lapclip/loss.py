@@ -1,22 +1,105 @@
-"""The losses: tensors in, scalar out. Shapes: B batch, E embedding."""
+"""The losses: tensors in, scalar out. Shapes: B batch, E embedding.
+
+A contrastive loss is a class with its name, what its learnt scale and bias start with, and the loss of guessing. It
+registers itself under its name, which `train.loss` takes. Everything else asks the class: the step computes it, the
+set-up of a run gives the model its scale and bias, and the run records the loss of guessing for the doctor.
+"""
 
 from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+LOSSES: dict[str, ContrastiveLoss] = {}
+"""The contrastive losses by name."""
 
-def contrastive_loss(image_BE: Tensor, text_BE: Tensor, scale: Tensor, positives_BB: Tensor) -> tuple[Tensor, Tensor]:
-    """Symmetric softmax loss and its logits. image_BE and text_BE are unit length; positives_BB marks true pairs.
+
+class ContrastiveLoss(ABC):
+    """A loss of the similarities of all images of a batch with all its captions."""
+
+    name: ClassVar[str]
+    initial_scale: ClassVar[float]
+    """What similarities are multiplied by at the start; learnt."""
+
+    def __init_subclass__(cls) -> None:
+        LOSSES[cls.name] = cls()
+
+    @abstractmethod
+    def initial_bias(self, batch_size: int) -> float | None:
+        """What is added to scaled similarities at the start; learnt. None for a loss without a bias."""
+
+    @abstractmethod
+    def chance(self, batch_size: int) -> float:
+        """The loss of guessing, for pairs with one true partner each."""
+
+    @abstractmethod
+    def __call__(self, logits_BB: Tensor, positives_BB: Tensor) -> Tensor:
+        """The loss. A row of logits_BB is an image, a column a caption; positives_BB marks true pairs."""
+
+
+class SoftmaxLoss(ContrastiveLoss):
+    """CLIP's: each image chooses among all captions, and each caption among all images.
 
     Rows with several positives aim at all of them equally. With only the diagonal marked this is CLIP's loss.
     """
+
+    name = "softmax"
+    initial_scale = 1 / 0.07
+
+    def initial_bias(self, batch_size: int) -> None:
+        return None
+
+    def chance(self, batch_size: int) -> float:
+        return math.log(batch_size)
+
+    def __call__(self, logits_BB: Tensor, positives_BB: Tensor) -> Tensor:
+        targets_BB = positives_BB.to(logits_BB.dtype)
+        image_loss = F.cross_entropy(logits_BB, targets_BB / targets_BB.sum(1, keepdim=True))
+        text_loss = F.cross_entropy(logits_BB.T, (targets_BB / targets_BB.sum(0, keepdim=True)).T)
+        return (image_loss + text_loss) / 2
+
+
+class SigmoidLoss(ContrastiveLoss):
+    """SigLIP's (Zhai et al. 2023, arXiv 2303.15343): each pair of an image and a caption is true or not, by itself.
+
+    Summed over all pairs and divided by the batch, as published. Several positives in a row are several true pairs.
+    """
+
+    name = "sigmoid"
+    initial_scale = 10.0
+
+    def initial_bias(self, batch_size: int) -> float:
+        """So that a pair is true with probability 1 / B before anything is learnt. The published -10 says the same of
+        batches near 22,000, and costs a small run its first steps (open_clip issue 650)."""
+        return -math.log(max(batch_size - 1, 1))
+
+    def chance(self, batch_size: int) -> float:
+        share = 1 / batch_size
+        certain = batch_size == 1
+        return 0.0 if certain else -math.log(share) - (batch_size - 1) * math.log1p(-share)
+
+    def __call__(self, logits_BB: Tensor, positives_BB: Tensor) -> Tensor:
+        return F.softplus(torch.where(positives_BB, -logits_BB, logits_BB)).sum() / len(logits_BB)
+
+
+def contrastive_loss(
+    image_BE: Tensor,
+    text_BE: Tensor,
+    scale: Tensor,
+    positives_BB: Tensor,
+    bias: Tensor | None = None,
+    loss: ContrastiveLoss = LOSSES["softmax"],
+) -> tuple[Tensor, Tensor]:
+    """A contrastive loss and its logits. image_BE and text_BE are unit length; positives_BB marks true pairs."""
     logits_BB = scale * image_BE @ text_BE.T
-    targets_BB = positives_BB.to(logits_BB.dtype)
-    image_loss = F.cross_entropy(logits_BB, targets_BB / targets_BB.sum(1, keepdim=True))
-    text_loss = F.cross_entropy(logits_BB.T, (targets_BB / targets_BB.sum(0, keepdim=True)).T)
-    return (image_loss + text_loss) / 2, logits_BB
+    if bias is not None:
+        logits_BB = logits_BB + bias
+    return loss(logits_BB, positives_BB), logits_BB
 
 
 def distillation_loss(image_BE: Tensor, text_BE: Tensor, teacher_image_BE: Tensor, teacher_text_BE: Tensor) -> Tensor:

@@ -9,12 +9,14 @@ import torch
 
 from lapclip.config import TrainConfig
 from lapclip.data.batches import Batch
+from lapclip.loss import LOSSES
 from lapclip.machine.devices import Device
 from lapclip.machine.timing import PHASES, Stopwatch, measured
 from lapclip.model.clip import CLIP
 from lapclip.model.parameter_parts import part_of
 from lapclip.model.shapes import SHAPES
 from lapclip.training.cuda_graph import make_step
+from lapclip.training.initial_weights import initialise_logits
 from lapclip.training.optimizer import make_optimizer
 from lapclip.training.precision import FIRST_SCALE, GROW_AFTER, LossScale
 from lapclip.training.step import LEAST_PART, TEXT_PARTS, TrainStep
@@ -36,7 +38,9 @@ def off() -> Stopwatch:
 
 def step_of(**settings) -> TrainStep:
     config = TrainConfig(**{"dtype": "float32", **settings})
-    step = make_step(CLIP(SHAPES["tiny"], seed=1), config, CPU)
+    model = CLIP(SHAPES["tiny"], seed=1)
+    initialise_logits(model, config, new=True)
+    step = make_step(model, config, CPU)
     assert isinstance(step, TrainStep)
     return step
 
@@ -49,11 +53,41 @@ def batch_of(rows: int = 8) -> Batch:
     return Batch(pixels, tokens, np.eye(rows, dtype=bool), np.zeros(rows, dtype=bool))
 
 
-def test_repeated_steps_learn_a_batch_by_heart() -> None:
-    step, batch = step_of(), batch_of()
-    losses = [step(batch, number, 1e-3, off())().loss for number in range(1, 41)]
-    assert losses[0] > math.log(8) - 0.5
-    assert losses[-1] < 0.1
+@pytest.mark.parametrize("loss", sorted(LOSSES))
+def test_repeated_steps_learn_a_batch_by_heart(loss: str) -> None:
+    step, batch = step_of(loss=loss, batch_size=8), batch_of()
+    losses = [step(batch, number, 1e-3, off())().loss for number in range(1, 61)]
+    assert losses[0] > LOSSES[loss].chance(8) - 0.5
+    assert losses[-1] < 0.2
+
+
+def test_the_bias_of_the_sigmoid_loss_starts_where_guessing_is_and_learns() -> None:
+    step = step_of(loss="sigmoid", batch_size=8)
+    metrics = [step(batch_of(), number, 1e-3, off())() for number in (1, 2, 3)]
+    assert metrics[0].logit_bias == pytest.approx(-math.log(7))
+    assert metrics[0].logit_scale == pytest.approx(math.log(10))
+    assert metrics[2].logit_bias != metrics[0].logit_bias
+    assert "bias" in metrics[0].part_norms
+    asked = step_of(loss="sigmoid", initial_bias=-10.0, initial_scale=5.0)
+    assert asked(batch_of(), 1, 0.0, off())().logit_bias == -10
+    assert asked.model.logit_scale.item() == pytest.approx(math.log(5))
+
+
+def test_another_loss_starts_with_its_own_scale_and_the_same_goes_on_with_what_was_learnt() -> None:
+    model = CLIP(SHAPES["tiny"])
+    model.logit_scale.data.fill_(4.0)
+    initialise_logits(model, TrainConfig(), new=False)
+    assert model.logit_scale.item() == 4.0
+    initialise_logits(model, TrainConfig(loss="sigmoid", batch_size=8), new=False)
+    assert model.logit_scale.item() == pytest.approx(math.log(10))
+    assert model.logit_bias is not None
+    assert model.shape.logit_bias
+    model.logit_bias.data.fill_(-3.0)
+    initialise_logits(model, TrainConfig(loss="sigmoid", batch_size=8), new=False)
+    assert model.logit_bias.item() == -3.0
+    initialise_logits(model, TrainConfig(), new=False)
+    assert model.logit_bias is None
+    assert model.logit_scale.item() == pytest.approx(-math.log(0.07))
 
 
 def test_norms_by_part_add_up_to_the_whole() -> None:
@@ -110,7 +144,13 @@ def test_patches_dropped_depend_on_the_step_and_are_the_right_share() -> None:
 @pytest.mark.parametrize("micro_batch", [1, 3, 4, 8])
 @pytest.mark.parametrize(
     "changes",
-    [{}, {"patch_dropout": 0.5}, {"crop": 0.5, "flip": 0.5, "cheap_size": 16}, {"recompute": True, "linear": "onednn"}],
+    [
+        {},
+        {"loss": "sigmoid"},
+        {"patch_dropout": 0.5},
+        {"crop": 0.5, "flip": 0.5, "cheap_size": 16},
+        {"recompute": True, "linear": "onednn"},
+    ],
     ids=lambda changes: " ".join(changes) or "plain",
 )
 def test_micro_batches_give_the_gradients_of_the_whole_batch(micro_batch: int, changes: dict) -> None:
@@ -169,18 +209,20 @@ def test_bfloat16_gives_nearly_the_float32_loss() -> None:
     assert half != plain
 
 
+@pytest.mark.parametrize("loss", sorted(LOSSES))
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("micro_batch", [0, 3])
-def test_half_precision_learns_and_keeps_float32_weights(dtype: str, micro_batch: int) -> None:
-    step, batch = step_of(dtype=dtype, micro_batch=micro_batch), batch_of()
-    losses = [step(batch, number, 1e-3, off())().loss for number in range(1, 41)]
-    assert losses[-1] < 0.1
+def test_half_precision_learns_and_keeps_float32_weights(dtype: str, micro_batch: int, loss: str) -> None:
+    step, batch = step_of(dtype=dtype, micro_batch=micro_batch, loss=loss, batch_size=8), batch_of()
+    losses = [step(batch, number, 2e-3, off())().loss for number in range(1, 31)]
+    assert losses[-1] < 0.3
     assert all(parameter.dtype == torch.float32 for parameter in step.model.parameters())
 
 
+@pytest.mark.parametrize("micro_batch", [0, 3])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_half_precision_gradients_point_where_the_exact_ones_do(dtype: str) -> None:
-    exact, half = step_of(clip_norm=0.0), step_of(clip_norm=0.0, dtype=dtype)
+def test_half_precision_gradients_point_where_the_exact_ones_do(dtype: str, micro_batch: int) -> None:
+    exact, half = step_of(clip_norm=0.0), step_of(clip_norm=0.0, dtype=dtype, micro_batch=micro_batch)
     if half.loss_scale:
         half.loss_scale.state[0] = 2.0**8  # where it would settle here
     norms = [step(batch_of(), 1, 0.0, off())().grad_norm for step in (exact, half)]

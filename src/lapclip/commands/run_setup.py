@@ -33,7 +33,7 @@ from lapclip.seeding import derived_seed
 from lapclip.text import counted, duration
 from lapclip.training.cuda_graph import WARM_UP, AnyStep, make_step
 from lapclip.training.frozen_features import Kept, keep_features, with_features
-from lapclip.training.initial_weights import Foundation, find_foundation
+from lapclip.training.initial_weights import Foundation, find_foundation, initialise_logits
 from lapclip.training.loop import score
 from lapclip.training.recovery import memory_explained
 from lapclip.training.teacher import Lessons, open_teacher, take_lessons
@@ -338,6 +338,7 @@ def build(
         model = CLIP(config.model, seed=derived_seed(config.train.seed, "weights"))
     else:
         model = foundation.take()
+    initialise_logits(model, config.train, new=not config.train.start)
     model = model.to(device.torch)
     choose_learning(model, config.train)
     step = make_step(model, config.train, device)

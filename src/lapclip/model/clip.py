@@ -1,4 +1,4 @@
-"""CLIP: two towers into one space, and a learnt temperature.
+"""CLIP: two towers into one space, and a learnt scale (and, for the sigmoid loss, a bias) of their similarities.
 
 Shapes: B batch, C colour channels, S image side, K patches kept, L tokens, E embedding.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from types import MappingProxyType
 
 import torch
@@ -40,6 +41,8 @@ class CLIP(nn.Module):
         self.shape = shape
         self.image, self.text = _image_tower(shape, networks.get("image")), _text_tower(shape, networks.get("text"))
         self.logit_scale = nn.Parameter(torch.tensor(START_LOGIT_SCALE))
+        self.logit_bias: nn.Parameter | None
+        self.register_parameter("logit_bias", nn.Parameter(torch.zeros(())) if shape.logit_bias else None)
         initialise(self, torch.Generator().manual_seed(seed))
 
     def encode_image(self, pixels_BCSS: Tensor, kept_BK: Tensor | None = None) -> Tensor:
@@ -73,6 +76,15 @@ class CLIP(nn.Module):
             for module in tower.modules():
                 if hasattr(module, "compute"):
                     setattr(module, "compute", compute)  # noqa: B010 (attributes of a Module are unknown to pyright)
+
+    @torch.no_grad()
+    def start_logits(self, scale: float | None, bias: float | None) -> None:
+        """Set the scale and the bias to start with. Without a scale it stays as it is; without a bias there is none."""
+        if scale is not None:
+            self.logit_scale.fill_(math.log(scale))
+        value = None if bias is None else nn.Parameter(torch.tensor(bias, device=self.logit_scale.device))
+        self.register_parameter("logit_bias", value)
+        self.shape = replace(self.shape, logit_bias=bias is not None)
 
     @torch.no_grad()
     def hold_temperature(self) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor
 from lapclip.config import ALL, TrainConfig
 from lapclip.model.clip import CLIP
 from lapclip.model.lora import add_lora
-from lapclip.model.parameter_parts import EMBEDDING, HEAD, TEMPERATURE, first_block, parts_of
+from lapclip.model.parameter_parts import EMBEDDING, HEAD, first_block, parts_of
 from lapclip.seeding import derived_seed
 
 
@@ -21,7 +21,7 @@ def choose_learning(model: CLIP, config: TrainConfig) -> None:
     chosen = []
     for name, parameter in model.named_parameters():
         tower, _, place = parts[name].partition(".")
-        if parts[name] == TEMPERATURE or place == HEAD:
+        if place in ("", HEAD):  # the scale and bias of similarities, and heads, always learn
             continue
         first = max(0, getattr(model, tower).depth - int(blocks[tower])) if blocks[tower] != ALL else 0
         learns = blocks[tower] == ALL or (place != EMBEDDING and int(place) >= first)

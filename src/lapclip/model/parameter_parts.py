@@ -1,5 +1,6 @@
-"""To which part of a model a parameter belongs: image.embedding, image.0 to image.head, the same for text, or
-temperature. Gradients are told by part, learning rates fall from the head down, and parts are frozen."""
+"""To which part of a model a parameter belongs: image.embedding, image.0 to image.head, the same for text, and, outside
+both towers, temperature and bias. Gradients are shown by part, learning rates fall from the head down, and parts are
+frozen."""
 
 from __future__ import annotations
 
@@ -9,7 +10,8 @@ from lapclip.model.clip import CLIP
 from lapclip.model.lora import DOWN, UP
 from lapclip.model.pretrained.pretrained_towers import PretrainedTower
 
-EMBEDDING, HEAD, TEMPERATURE = "embedding", "head", "temperature"
+EMBEDDING, HEAD = "embedding", "head"
+OF_LOGITS = {"logit_scale": "temperature", "logit_bias": "bias"}
 OF_HEAD = ("ln_post", "ln_final", "projection", "head.")
 
 
@@ -47,7 +49,7 @@ def part_of(name: str) -> str:
     """The part of a parameter of our own towers."""
     tower, _, rest = name.partition(".")
     if not rest:
-        return TEMPERATURE
+        return OF_LOGITS[name]
     if "blocks." in rest:
         return f"{tower}.{rest.partition('blocks.')[2].split('.')[0]}"
     return f"{tower}.{HEAD if rest.startswith(OF_HEAD) else EMBEDDING}"

@@ -15,7 +15,7 @@ from lapclip.machine.timing import Stopwatch
 from lapclip.model.clip import CLIP
 from lapclip.model.kernels import Compute
 from lapclip.training.optimizer import make_optimizer
-from lapclip.training.step import Figures, Inputs, TrainStep
+from lapclip.training.step import Inputs, StepMetrics, TrainStep
 
 WARM_UP = 3
 """Real steps taken without a recording first, so that libraries have set themselves up."""
@@ -55,7 +55,7 @@ class GraphedStep:
         self._recordings: dict[tuple, Recording] = {}
         self._off = Stopwatch(step.device.synchronise, on=False)
 
-    def __call__(self, batch: Batch, step: int, lr: float, watch: Stopwatch) -> Callable[[], Figures]:
+    def __call__(self, batch: Batch, step: int, lr: float, watch: Stopwatch) -> Callable[[], StepMetrics]:
         """Update the model, as TrainStep does. A recording has no inside, so there are no phases to measure."""
         self._taken += 1
         if self._taken <= WARM_UP:
@@ -93,7 +93,7 @@ class GraphedStep:
             figures = self.step.update(held, self._off)
         return Recording(graph, held, figures)
 
-    def _on_side_stream(self, run: Callable[[], Callable[[], Figures]]) -> Callable[[], Figures]:
+    def _on_side_stream(self, run: Callable[[], Callable[[], StepMetrics]]) -> Callable[[], StepMetrics]:
         """Warm-up belongs on another stream than the recording's (the rule of torch.cuda.graph)."""
         stream = own_stream("warm-up")
         stream.wait_stream(torch.cuda.current_stream())

@@ -36,7 +36,7 @@ from lapclip.training.fallback import SwapGrew
 from lapclip.training.initial_weights import Foundation
 from lapclip.training.probes import Looking
 from lapclip.training.schedule import cheap_steps, learning_rate
-from lapclip.training.step import Figures
+from lapclip.training.step import StepMetrics
 from lapclip.weights import CONFIG, WEIGHTS
 
 MEMORY_EVERY = 50
@@ -74,7 +74,7 @@ class Training:
     start_evaluation: dict[str, Any] | None = None
     """How the trained model that it began with scores, known at the end."""
     _overflows: int = 0
-    pending: tuple[int, float, Callable[[], Figures], Stopwatch] | None = None
+    pending: tuple[int, float, Callable[[], StepMetrics], Stopwatch] | None = None
 
     @property
     def steps(self) -> int:

@@ -7,7 +7,7 @@ import torch
 from lapclip.config import TrainConfig
 from lapclip.machine.devices import Device
 from lapclip.model.clip import CLIP
-from lapclip.model.parameter_parts import TEMPERATURE, depth_of, parts_of
+from lapclip.model.parameter_parts import depth_of, parts_of
 
 
 def make_optimizer(model: CLIP, config: TrainConfig, device: Device) -> torch.optim.AdamW:
@@ -36,12 +36,12 @@ def rate_shares(model: CLIP, config: TrainConfig) -> dict[str, float]:
     """The share of the learning rate of each parameter: all of it for heads, less for what lies below them."""
     found = {}
     for name, part in parts_of(model).items():
-        tower = part.partition(".")[0]
-        below = 0 if part == TEMPERATURE else depth_of(part, getattr(model, tower).depth)
+        tower, dot, _ = part.partition(".")
+        below = depth_of(part, getattr(model, tower).depth) if dot else 0
         found[name] = config.tower_share * config.layer_decay**below if below else 1.0
     return found
 
 
 def is_decayed(name: str, parameter: torch.Tensor) -> bool:
-    """Norms, biases, the class embedding and the logit scale are vectors or scalars; positions are named."""
+    """Norms, biases, the class embedding, the logit scale and bias are vectors or scalars; positions are named."""
     return parameter.ndim >= 2 and "position_embedding" not in name

@@ -76,7 +76,7 @@ class RoundedCopy:
 
 def enters_products(name: str) -> bool:
     """Whether a parameter is a factor or a bias of a matrix product."""
-    return not ("ln_" in name or ".norm." in name or "embedding" in name or name == "logit_scale")
+    return not ("ln_" in name or ".norm." in name or "embedding" in name or name.startswith("logit_"))
 
 
 class LossScale:

@@ -17,7 +17,7 @@ from lapclip.data.augment import draw_boxes, view
 from lapclip.data.batches import Batch
 from lapclip.data.pixels import normalise
 from lapclip.data.tokenizers import LENGTH_STEP
-from lapclip.loss import batch_accuracy, contrastive_loss, distillation_loss
+from lapclip.loss import LOSSES, batch_accuracy, contrastive_loss, distillation_loss
 from lapclip.machine.devices import DTYPES, Device, SideBySide
 from lapclip.machine.timing import Stopwatch
 from lapclip.model.clip import CLIP
@@ -76,8 +76,8 @@ class Inputs:
 
 
 @dataclass(frozen=True)
-class Figures:
-    """What there is to know about an update. The logit scale is the one the loss was computed with."""
+class StepMetrics:
+    """What there is to know about an update. The logit scale and bias are those the loss was computed with."""
 
     loss: float
     t2i_accuracy: float
@@ -86,6 +86,8 @@ class Figures:
     grad_norm: float
     teacher_loss: float
     """How far from the teacher; 0 without one."""
+    logit_bias: float
+    """0 for a loss without one."""
     part_norms: dict[str, float]
 
 
@@ -97,6 +99,7 @@ class TrainStep:
         self.rounded = None if config.dtype == "float32" else RoundedCopy(model, DTYPES[config.dtype])
         self.worker = self.rounded.model if self.rounded else model
         """The model that computes: the model itself, or its copy in half precision."""
+        self._contrastive = LOSSES[config.loss]
         self._dropout = HeadDropout(self.worker, config)
         self.loss_scale = LossScale(device.torch) if config.dtype == "float16" else None
         self.touched = False
@@ -110,7 +113,7 @@ class TrainStep:
         self.parts = list(dict.fromkeys(parts))
         self._part_index = torch.tensor([self.parts.index(part) for part in parts], device=device.torch)
 
-    def __call__(self, batch: Batch, step: int, lr: float, watch: Stopwatch) -> Callable[[], Figures]:
+    def __call__(self, batch: Batch, step: int, lr: float, watch: Stopwatch) -> Callable[[], StepMetrics]:
         """Update the model. The function returned reads the figures: at once, that would make a device wait."""
         with watch.phase("transfer"):
             inputs = self.inputs(batch, step).each(lambda part: part.to(self.device.torch))
@@ -160,9 +163,9 @@ class TrainStep:
         with watch.phase("optimizer"):
             grad_norm, part_norms = self._gradient_norms()
             accuracies = batch_accuracy(logits_BB, inputs.positives_BB)
-            scalars = torch.stack(
-                (loss.detach(), *accuracies, self.model.logit_scale.detach(), grad_norm, teacher_loss)
-            )
+            scale, bias = self.model.logit_scale.detach(), self.model.logit_bias
+            bias = torch.zeros_like(scale) if bias is None else bias.detach()
+            scalars = torch.stack((loss.detach(), *accuracies, scale, grad_norm, teacher_loss, bias))
             self._optimize(grad_norm)
             self.model.hold_temperature()
         return torch.cat([scalars, part_norms])
@@ -186,7 +189,7 @@ class TrainStep:
             self.rounded.hand_over()
         self.optimizer.zero_grad(set_to_none=True)
 
-    def reader(self, figures: Tensor) -> Callable[[], Figures]:
+    def reader(self, figures: Tensor) -> Callable[[], StepMetrics]:
         """Start to bring the figures to the CPU; the function returned waits for them."""
         read = self.device.read_later(figures)
         return lambda: self._figures(read())
@@ -236,7 +239,8 @@ class TrainStep:
 
     def _loss(self, image_BE: Tensor, text_BE: Tensor, inputs: Inputs) -> tuple[Tensor, Tensor, Tensor]:
         """The loss, what of it is the teacher's before it is weighed, and the logits."""
-        loss, logits_BB = contrastive_loss(image_BE, text_BE, self.model.logit_scale.exp(), inputs.positives_BB)
+        scale, bias = self.model.logit_scale.exp(), self.model.logit_bias
+        loss, logits_BB = contrastive_loss(image_BE, text_BE, scale, inputs.positives_BB, bias, self._contrastive)
         if inputs.teacher_image is None or inputs.teacher_text is None:
             return loss, torch.zeros_like(loss), logits_BB
         taught = distillation_loss(image_BE, text_BE, inputs.teacher_image, inputs.teacher_text)
@@ -289,8 +293,8 @@ class TrainStep:
         for at in range(0, len(inputs), size):
             yield inputs.each(lambda part, at=at: part[at : at + size])
 
-    def _figures(self, values: list[float]) -> Figures:
-        return Figures(*values[:6], part_norms=dict(zip(self.parts, values[6:], strict=True)))
+    def _figures(self, values: list[float]) -> StepMetrics:
+        return StepMetrics(*values[:7], part_norms=dict(zip(self.parts, values[7:], strict=True)))
 
     def _gradient_norms(self) -> tuple[Tensor, Tensor]:
         """Length of the gradients, in all and by part."""

@@ -19,7 +19,7 @@ from lapclip.machine.devices import Device, choose_compile, default_threads
 from lapclip.machine.timing import Stopwatch
 from lapclip.model.clip import CLIP
 from lapclip.training.cuda_graph import AnyStep, make_step
-from lapclip.training.step import Figures
+from lapclip.training.step import StepMetrics
 from lapclip.tuning.choose_kernels import choose_kernels
 
 LEARNING_RATE = 1e-4
@@ -80,16 +80,16 @@ class Rehearsal:
         self.step: AnyStep = make_step(CLIP(workload.shape, seed=1).to(device.torch), train, device)
         self.taken = 0
 
-    def __call__(self, batch: Batch | None = None) -> Figures:
+    def __call__(self, batch: Batch | None = None) -> StepMetrics:
         """One update on the given batch, or on the next of the plan. Reading the figures waits for it."""
         return self.watched(Stopwatch(self.device.synchronise, on=False), batch)
 
-    def watched(self, watch: Stopwatch, batch: Batch | None = None) -> Figures:
+    def watched(self, watch: Stopwatch, batch: Batch | None = None) -> StepMetrics:
         """The same, with its phases on a stopwatch."""
         self.taken += 1
         return self.step(batch or self.plan.batch(self.taken), self.taken, LEARNING_RATE, watch)()
 
-    def repeated(self) -> Callable[[], Figures]:
+    def repeated(self) -> Callable[[], StepMetrics]:
         """A step on one batch again and again, for timing: no shape changes and nothing is loaded."""
         batch = self.plan.batch(1)
         return lambda: self(batch)
