@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lapclip.evaluation import ranks as module
-from lapclip.evaluation.ranks import best_images, chance_figures, ranks
+from lapclip.evaluation.ranks import best_images, chance_metrics, ranks
 
 from .embeddings import noisy_pairs, unit
 
@@ -112,7 +112,7 @@ def test_chance_is_that_of_all_orders_counted() -> None:
     for own in (1, 2, 3):
         for order in itertools.permutations(range(6)):
             firsts.append(1 + min(order.index(right) for right in range(own)))
-    found = chance_figures(6, np.array([1, 2, 3]), (1, 5, 10))
+    found = chance_metrics(6, np.array([1, 2, 3]), (1, 5, 10))
     assert found["r1"] == pytest.approx(np.mean(np.array(firsts) <= 1))
     assert found["r5"] == pytest.approx(np.mean(np.array(firsts) <= 5))
     assert found["r10"] == pytest.approx(1.0)
@@ -125,8 +125,8 @@ def test_chance_of_random_embeddings_is_the_chance_that_is_told() -> None:
     images, owner = unit(draw.normal(size=(400, 8))), np.repeat(np.arange(400), 5)
     t2i, i2t = ranks(images, unit(draw.normal(size=(2000, 8))), owner)
     for found, told in (
-        (t2i, chance_figures(400, np.ones(1), (10,))),
-        (i2t, chance_figures(2000, np.full(400, 5), (50,))),
+        (t2i, chance_metrics(400, np.ones(1), (10,))),
+        (i2t, chance_metrics(2000, np.full(400, 5), (50,))),
     ):
         assert np.median(found) == pytest.approx(told["median_rank"], rel=0.2)
-    assert (i2t <= 50).mean() == pytest.approx(chance_figures(2000, np.full(400, 5), (50,))["r50"], abs=0.05)
+    assert (i2t <= 50).mean() == pytest.approx(chance_metrics(2000, np.full(400, 5), (50,))["r50"], abs=0.05)

@@ -5,14 +5,14 @@ import torch
 
 from lapclip.config import TrainConfig
 from lapclip.model.clip import CLIP
-from lapclip.model.freezing import boundary, choose_learning
+from lapclip.model.freezing import boundary, freeze
 from lapclip.model.lora import LowRank, merged_state
 from lapclip.model.shapes import SHAPES
 
 
 def adapted(**settings) -> CLIP:
     model = CLIP(SHAPES["tiny"], seed=1).double()
-    choose_learning(model, TrainConfig(lora_rank=3, **settings))
+    freeze(model, TrainConfig(lora_rank=3, **settings))
     return model.double()
 
 

@@ -7,14 +7,14 @@ import pytest
 from lapclip.config import TrainConfig, build_config, parse_settings
 from lapclip.errors import ConfigError
 from lapclip.model.shapes import SHAPES
-from lapclip.training.schedule import image_side, is_cheap, patches_kept
+from lapclip.training.schedule import image_side, is_cheap, patches_seen
 
 MINI = SHAPES["mini"]
 
 
 def kinds(config: TrainConfig, *steps: int) -> list[tuple[int, tuple[int, int]]]:
     cheap = [is_cheap(step, config.steps, config) for step in steps]
-    return [(image_side(each, config, MINI), patches_kept(each, config, MINI)) for each in cheap]
+    return [(image_side(each, config, MINI), patches_seen(each, config, MINI)) for each in cheap]
 
 
 def test_images_are_small_in_the_cheap_part_and_full_after_it() -> None:

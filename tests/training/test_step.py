@@ -129,7 +129,7 @@ def test_parts_are_named_after_towers_and_blocks() -> None:
 
 def test_patches_dropped_depend_on_the_step_and_are_the_right_share() -> None:
     step = step_of(patch_dropout=0.5)
-    first, again, other = (step._kept_patches(4, number, cheap=True) for number in (1, 1, 2))
+    first, again, other = (step._draw_patches(4, number, cheap=True) for number in (1, 1, 2))
     assert first is not None
     assert again is not None
     assert other is not None
@@ -137,8 +137,8 @@ def test_patches_dropped_depend_on_the_step_and_are_the_right_share() -> None:
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
     assert all(len(set(row.tolist())) == 8 for row in first)
-    assert step._kept_patches(4, 1, cheap=False) is None
-    assert step_of()._kept_patches(4, 1, cheap=True) is None
+    assert step._draw_patches(4, 1, cheap=False) is None
+    assert step_of()._draw_patches(4, 1, cheap=True) is None
 
 
 @pytest.mark.parametrize("micro_batch", [1, 3, 4, 8])

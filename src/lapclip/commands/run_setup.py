@@ -24,7 +24,7 @@ from lapclip.machine import devices
 from lapclip.machine.devices import Device
 from lapclip.machine.timing import Stopwatch, timed
 from lapclip.model.clip import CLIP
-from lapclip.model.freezing import choose_learning
+from lapclip.model.freezing import freeze
 from lapclip.model.lora import LowRank
 from lapclip.model.shapes import SHAPES
 from lapclip.progress import DataProgress, Status
@@ -340,7 +340,7 @@ def build(
         model = foundation.take()
     initialise_logits(model, config.train, new=not config.train.start)
     model = model.to(device.torch)
-    choose_learning(model, config.train)
+    freeze(model, config.train)
     step = make_step(model, config.train, device)
     embedder = Embedder(model, tokenizer, device)
     embedder.batch = min(embedder.batch, config.train.micro_batch or embedder.batch)  # what fits in memory at once

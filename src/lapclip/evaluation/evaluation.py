@@ -1,4 +1,4 @@
-"""All that an evaluation tells of a model on some images: figures, and examples to look at.
+"""The evaluation of a model on some images: its metrics, and examples to look at.
 
 Shapes: N images, M captions, E embedding, C classes.
 """

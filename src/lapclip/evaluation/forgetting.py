@@ -1,11 +1,11 @@
-"""How a model's scores change on the way from its start to its end: one figure for each data set, how sure it is, and
+"""How a model's scores change on the way from its start to its end: one metric for each data set, how sure it is, and
 how sure its change is.
 
-The figure of pairs is the mean of the six recalls, of classes the mean over them: a model that always says the largest
+The metric of pairs is the mean of the six recalls, of classes the mean over them: a model that always says the largest
 class knows nothing, and top-1 would not see it. A change is drawn from the same images before
 and after, so it is surer than two intervals beside each other look.
 
-Shapes: N images, M captions, E embedding, C classes, r draws, K figures.
+Shapes: N images, M captions, E embedding, C classes, r draws, K metrics.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from lapclip.evaluation.ranks import ranks
 from lapclip.evaluation.retrieval import retrieval_of
 from lapclip.evaluation.zeroshot import class_answers, draw_mean_per_class, zeroshot_of
 
-RECALLS = [f"{way}_r{place}" for way in WAYS for place in RANKS]
+RECALLS = [f"{way}_r{rank}" for way in WAYS for rank in RANKS]
 MEAN_RECALL, MEAN_PER_CLASS = "mean recall", "zero-shot, mean of classes"
 
 
@@ -51,8 +51,8 @@ def score_pairs(image_NE: np.ndarray, text_ME: np.ndarray, image_M: np.ndarray) 
     scores = retrieval_of(t2i_M, i2t_N, image_M)
     captions_N = np.bincount(image_M, minlength=len(image_NE)).astype(float)
     asked_N = (captions_N > 0).astype(float)
-    hits = [np.bincount(image_M, weights=t2i_M <= place, minlength=len(image_NE)) for place in RANKS]
-    hits += [(i2t_N <= place) * asked_N for place in RANKS]
+    hits = [np.bincount(image_M, weights=t2i_M <= rank, minlength=len(image_NE)) for rank in RANKS]
+    hits += [(i2t_N <= rank) * asked_N for rank in RANKS]
     hits_KN, counts_KN = np.stack(hits), np.stack([captions_N] * len(RANKS) + [asked_N] * len(RANKS))
     drawn_r = np.concatenate([
         ((weights_rN @ hits_KN.T) / np.maximum(weights_rN @ counts_KN.T, 1e-12)).mean(axis=1)
@@ -75,7 +75,7 @@ def score_classes(image_NE: np.ndarray, class_CE: np.ndarray, label_N: np.ndarra
 
 
 def curve_of(alphas: Sequence[float], scored: Sequence[Scored]) -> list[dict[str, Any]]:
-    """The figure over alpha with its interval, and its change since the start with its own."""
+    """The metric over alpha with its interval, and its change since the start with its own."""
     first = scored[0]
     return [
         {

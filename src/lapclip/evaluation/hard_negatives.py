@@ -1,7 +1,7 @@
 """Whether the right image wins against wrong ones that are easy, medium or hard to tell from it.
 
 How hard a wrong image is does not come from the model under test: it is how alike the two images' captions are in
-their words (wording.py). Of all wrong images, from the most alike to the least:
+their words (`caption_similarity.py`). Of all wrong images, from the most alike to the least:
 
     hard    the eleven most alike
     medium  eleven drawn from the rest of the most alike tenth; among fewer than 230 wrong ones, the next eleven
@@ -46,23 +46,23 @@ def negatives(
     if chosen is None:
         return None
     asked_Q, wrong = chosen["asked"], chosen["wrong"]
-    place_N = np.full(len(image_NE), -1)
-    place_N[asked_Q] = np.arange(len(asked_Q))
-    rows = np.flatnonzero(place_N[image_M] >= 0)
+    question_N = np.full(len(image_NE), -1)
+    question_N[asked_Q] = np.arange(len(asked_Q))
+    rows = np.flatnonzero(question_N[image_M] >= 0)
     found: dict[str, Any] = {"negatives": wrong["hard"].shape[1], "pictures": len(asked_Q), "captions": len(rows)}
     found["chance"] = 1 / (1 + found["negatives"])
     for kind in KINDS:
         all_Q, part_Q, count_Q = np.zeros(len(asked_Q)), np.zeros(len(asked_Q)), np.zeros(len(asked_Q))
         for at in blocks(len(rows)):
             row_b = rows[at]
-            place_b = place_N[image_M[row_b]]
+            question_b = question_N[image_M[row_b]]
             # Own and wrong by one and the same sum, so that equal images tie.
-            shown = np.concatenate([image_M[row_b, None], wrong[kind][place_b]], axis=1)
+            shown = np.concatenate([image_M[row_b, None], wrong[kind][question_b]], axis=1)
             scores = np.einsum("bwe,be->bw", image_NE[shown], text_ME[row_b])
             beaten_bW = scores[:, 1:] < scores[:, :1]
-            np.add.at(all_Q, place_b, beaten_bW.all(axis=1))
-            np.add.at(part_Q, place_b, beaten_bW.mean(axis=1))
-            np.add.at(count_Q, place_b, 1)
+            np.add.at(all_Q, question_b, beaten_bW.all(axis=1))
+            np.add.at(part_Q, question_b, beaten_bW.mean(axis=1))
+            np.add.at(count_Q, question_b, 1)
         sure = mean_intervals(np.stack([all_Q, part_Q]), np.stack([count_Q, count_Q]))
         found[kind] = {
             "accuracy": float(all_Q.sum() / count_Q.sum()),
@@ -81,20 +81,20 @@ def choose_negatives(captions: Sequence[Sequence[str]]) -> dict[str, Any] | None
     size = min(NEGATIVES, (len(others_O) - 1) // 3)
     if size < 1:
         return None
-    # From here on an image is its place among those that were drawn.
+    # From here on an image is its index among those that were drawn.
     drawn = [captions[int(at)] for at in others_O]
     asked_Q = _some(np.arange(len(drawn)), MOST_ASKED, draw)
     wording, sharing = Wording(drawn), _sharing(drawn)
     likeness: dict[str, list[float]] = {kind: [] for kind in KINDS}
     wrong: dict[str, list[np.ndarray]] = {kind: [] for kind in KINDS}
-    kept = []
+    asked = []
     for image, like_O in zip(asked_Q, _likenesses(wording, asked_Q, len(drawn)), strict=True):
         left_out = list(sharing(int(image)))
         like_O[left_out] = -1.0
         order = np.argsort(-like_O, kind="stable")[: len(drawn) - len(left_out)]
         if len(order) < 3 * size:  # nearly all share its captions
             continue
-        kept.append(others_O[image])
+        asked.append(others_O[image])
         tenth = max(2 * size, len(order) // 10)
         half = max(tenth, len(order) // 2)  # no image is of two kinds
         pools = {"hard": order[:size], "medium": order[size:tenth], "easy": order[half:]}
@@ -102,10 +102,10 @@ def choose_negatives(captions: Sequence[Sequence[str]]) -> dict[str, Any] | None
             taken = pool if len(pool) == size else draw.choice(pool, size, replace=False)
             wrong[kind].append(others_O[taken])
             likeness[kind].append(float(like_O[taken].mean()))
-    if not kept:
+    if not asked:
         return None
     return {
-        "asked": np.array(kept),
+        "asked": np.array(asked),
         "wrong": {kind: np.stack(rows) for kind, rows in wrong.items()},
         "similarity": {kind: float(np.mean(values)) for kind, values in likeness.items()},
     }

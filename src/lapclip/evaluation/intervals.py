@@ -1,8 +1,8 @@
-"""How sure a figure is: 95 % intervals by drawing the images again (the bootstrap, by its percentiles).
+"""How sure a metric is: 95 % intervals by drawing the images again (the bootstrap, by its percentiles).
 
 Where all answers are right, or all wrong, drawing them again says nothing; there it is Wilson's end over the images.
 Images are what is drawn, with all their captions: captions of one image are not independent of each other.
-Shapes: N images, M captions, K figures, r draws held at once.
+Shapes: N images, M captions, K metrics, r draws held at once.
 """
 
 from __future__ import annotations
@@ -68,9 +68,9 @@ def _median(sorted_M: np.ndarray, weights_M: np.ndarray) -> float:
     return (sorted_M[middle] + sorted_M[min(other, len(sorted_M) - 1)]) / 2
 
 
-def percentiles(figures: np.ndarray | list[float]) -> list[float]:
+def percentiles(values: np.ndarray | list[float]) -> list[float]:
     """The middle 95 %."""
-    return [float(value) for value in np.quantile(figures, [0.025, 0.975])]
+    return [float(value) for value in np.quantile(values, [0.025, 0.975])]
 
 
 def share_interval(drawn: np.ndarray, share: float, images: int) -> list[float]:

@@ -1,6 +1,6 @@
-"""At which place the right answer comes, among all candidates, without a matrix of all similarities.
+"""The rank of the right answer, among all candidates, without a matrix of all similarities.
 
-Products are exact, so that a place never depends on how the work is cut into blocks, and equal embeddings tie: rows are
+Products are exact, so that a rank never depends on how the work is cut into blocks, and equal embeddings tie: rows are
 rounded to multiples of 2**-26 (finer than float32 products are) and multiplied in float64. Each product is then a
 multiple of 2**-52, and no sum of them exceeds the rows' lengths, so nothing is ever rounded away, in whatever order.
 
@@ -83,8 +83,8 @@ def survival(candidates: int, own: int) -> np.ndarray:
     return np.concatenate([[1.0], np.cumprod(np.maximum(left - own, 0) / left)])
 
 
-def chance_figures(candidates: int, own_N: np.ndarray, places: tuple[int, ...]) -> dict[str, float]:
-    """What shuffled candidates give: recall at each of `places`, the median place and the mean reciprocal place.
+def chance_metrics(candidates: int, own_N: np.ndarray, ranks: tuple[int, ...]) -> dict[str, float]:
+    """What shuffled candidates give: recall at each of `ranks`, the median rank and the mean reciprocal rank.
 
     own_N is how many right answers each question has. With one of N that is K / N; with five captions of an image
     among M it is more than K / M and less than 5 K / M, because the first of them is what counts.
@@ -93,7 +93,7 @@ def chance_figures(candidates: int, own_N: np.ndarray, places: tuple[int, ...]) 
     missed = sum(count * survival(candidates, int(own)) for own, count in zip(kinds, counts, strict=True)) / len(own_N)
     missed = np.asarray(missed)
     first = missed[:-1] - missed[1:]
-    found = {f"r{place}": float(1 - missed[min(place, candidates)]) for place in places}
+    found = {f"r{rank}": float(1 - missed[min(rank, candidates)]) for rank in ranks}
     found["median_rank"] = float(np.argmax(missed <= 0.5 + 1e-9))  # products round
     found["mean_reciprocal_rank"] = float((first / np.arange(1, candidates + 1)).sum())
     return found

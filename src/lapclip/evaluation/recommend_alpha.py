@@ -1,8 +1,8 @@
 """Which alpha to take between the start and the end of a fine-tuning, and what to say about it. No torch, no numpy.
 
 The rule: of the alphas above 0 that lose at most a tenth of what the start had on every check that decides, the one
-with the best figure on the new data, among equals the smallest. Where none loses so little, the one that loses least.
-Where the start has a better figure on the new data than that one, the start.
+with the best metric on the new data, among equals the smallest. Where none loses so little, the one that loses least.
+Where the start has a better metric on the new data than that one, the start.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ def recommend(new: dict[str, Any], checks: Sequence[dict[str, Any]]) -> Recommen
     deciding = [check for check in checks if check["decides"]]
     lost = {point["alpha"]: max([lost_share(check, at) for check in deciding], default=0.0)
             for at, point in enumerate(others, 1)}  # fmt: skip
-    kept = [point for point in others if lost[point["alpha"]] <= MOST_LOST]
-    if kept:
-        best = max(kept, key=lambda point: point["value"])
+    close = [point for point in others if lost[point["alpha"]] <= MOST_LOST]
+    if close:
+        best = max(close, key=lambda point: point["value"])
         why = "the best on the new data of those that lose at most 10 % on every check"
         if not deciding:
             why = "the best on the new data; no check decides, because the start was not clearly above chance on any"
@@ -56,17 +56,17 @@ def summary(new: dict[str, Any], checks: Sequence[dict[str, Any]], alpha: float)
     deciding = [check for check in checks if check["decides"]]
     end = new["curve"][-1]["alpha"]
     parts = [_change(new, end), *(_change(check, end) for check in deciding)]
-    said = f"Fine-tuning {_joined(parts)}."
+    text = f"Fine-tuning {_joined(parts)}."
     if alpha == end:
-        return f"{said} Its end is also what is recommended."
+        return f"{text} Its end is also what is recommended."
     if alpha == new["curve"][0]["alpha"]:
-        return f"{said} Recommended is the start, as it was."
+        return f"{text} Recommended is the start, as it was."
     parts = [_change(new, alpha), *(_change(check, alpha) for check in deciding)]
-    return f"{said} At alpha {alpha:g}, which is recommended, it {_joined(parts)}."
+    return f"{text} At alpha {alpha:g}, which is recommended, it {_joined(parts)}."
 
 
 def _change(found: dict[str, Any], alpha: float) -> str:
-    """What happened to one figure: in points, beside what it was."""
+    """What happened to one metric: in points, beside what it was."""
     before, point = found["curve"][0], point_at(found, alpha)
     change, (low, high) = point["change"], point["change_interval"]
     noise = "" if low > 0 or high < 0 else ", which may be noise" if change else ""

@@ -14,7 +14,7 @@ import numpy as np
 from lapclip.evaluation.geometry import similarities
 from lapclip.evaluation.intervals import bootstrap_interval, mean_and_median_intervals
 from lapclip.evaluation.metric_names import RANKS
-from lapclip.evaluation.ranks import BLOCK, chance_figures, ranks
+from lapclip.evaluation.ranks import BLOCK, chance_metrics, ranks
 from lapclip.seeding import generator
 
 
@@ -30,18 +30,18 @@ def retrieval(image_NE: np.ndarray, text_ME: np.ndarray, image_M: np.ndarray) ->
 
 
 def retrieval_of(t2i_M: np.ndarray, i2t_N: np.ndarray, image_M: np.ndarray) -> dict[str, Any]:
-    """The scores that ranks make. `chance` is that of text-to-image R@1; `chances` has that of each figure."""
+    """The scores that ranks make. `chance` is that of text-to-image R@1; `chances` has that of each metric."""
     captions_N = np.bincount(image_M, minlength=len(i2t_N))
     asked = np.flatnonzero(captions_N)  # an image without a caption is a candidate, not a question
     ways = {"t2i": (t2i_M, image_M), "i2t": (i2t_N[asked], asked)}
     chances = {
-        "t2i": chance_figures(len(i2t_N), np.ones(1), RANKS),
-        "i2t": chance_figures(len(t2i_M), captions_N[asked], RANKS),
+        "t2i": chance_metrics(len(i2t_N), np.ones(1), RANKS),
+        "i2t": chance_metrics(len(t2i_M), captions_N[asked], RANKS),
     }
     scores: dict[str, Any] = {"candidates": len(i2t_N), "captions": len(t2i_M)}
     names, hits, counts = [], [], []
     for way, (rank_Q, owner_Q) in ways.items():
-        answers = {f"{way}_r{place}": (rank_Q <= place).astype(float) for place in RANKS}
+        answers = {f"{way}_r{rank}": (rank_Q <= rank).astype(float) for rank in RANKS}
         answers[f"{way}_mean_reciprocal_rank"] = 1 / rank_Q
         scores |= {name: float(answer.mean()) for name, answer in answers.items()}
         scores[f"{way}_median_rank"] = float(np.median(rank_Q))
@@ -52,7 +52,7 @@ def retrieval_of(t2i_M: np.ndarray, i2t_N: np.ndarray, image_M: np.ndarray) -> d
     return {
         **scores,
         "chance": 1 / len(i2t_N),
-        "chances": {f"{way}_{name}": value for way, figures in chances.items() for name, value in figures.items()},
+        "chances": {f"{way}_{name}": value for way, metrics in chances.items() for name, value in metrics.items()},
         "intervals": dict(zip([*names, *(f"{way}_median_rank" for way in ways)], [*means, *medians], strict=True)),
     }
 
@@ -69,8 +69,8 @@ def ceilings(captions: Sequence[Sequence[str]]) -> dict[str, float]:
     others_N = np.array([
         min(copies[caption] - own[caption] for caption in own) for own in map(Counter, captions) if own
     ])  # fmt: skip
-    found = {f"t2i_r{place}": float(np.minimum(1, place / shared_M).mean()) for place in RANKS}
-    return found | {f"i2t_r{place}": float((others_N < place).mean()) for place in RANKS}
+    found = {f"t2i_r{rank}": float(np.minimum(1, rank / shared_M).mean()) for rank in RANKS}
+    return found | {f"i2t_r{rank}": float((others_N < rank).mean()) for rank in RANKS}
 
 
 def in_batches(

@@ -63,8 +63,8 @@ class Blend:
         parts = parts_of(self.embedder.model)
         total = 0
         for name, parameter in self.embedder.model.named_parameters():
-            tower, _, place = parts[name].partition(".")
-            if place and self.differs(tower) and _place(place) >= self.blocks[tower]:
+            tower, _, part = parts[name].partition(".")
+            if part and self.differs(tower) and _block(part) >= self.blocks[tower]:
                 total += parameter.numel()
         return total
 
@@ -138,16 +138,16 @@ def check_same_form(start: Embedder, end: Embedder) -> None:
     for name in sorted(firsts.keys() | lasts.keys()):
         shapes = [tuple(state[name].shape) if name in state else None for state in (firsts, lasts)]
         if shapes[0] != shapes[1]:
-            told = [f"has shape {shape}" if shape is not None else "is missing" for shape in shapes]
+            shown = [f"has shape {shape}" if shape is not None else "is missing" for shape in shapes]
             raise RunError(
-                f"Start and end of the run cannot be mixed: {name} {told[0]} in the start, {told[1]} in the end."
+                f"Start and end of the run cannot be mixed: {name} {shown[0]} in the start, {shown[1]} in the end."
             )
     if start.tokenizer.to_dict() != end.tokenizer.to_dict():
         raise RunError("Start and end of the run cannot be mixed: they read captions with different tokenizers.")
 
 
-def _place(place: str) -> float:
+def _block(part: str) -> float:
     """The number of a block; the embedding is before all of them, the head behind."""
-    if place == HEAD:
+    if part == HEAD:
         return math.inf
-    return 0 if place == EMBEDDING else int(place)
+    return 0 if part == EMBEDDING else int(part)

@@ -53,7 +53,7 @@ class Answers(NamedTuple):
     """What each image is taken for. A tie counts against the model: then it is the other class."""
 
     rank_N: np.ndarray
-    """The place of the image's own class, from 1."""
+    """The rank of the image's own class, from 1."""
     guess_N: np.ndarray
     own_N: np.ndarray
     """The score of its own class."""
@@ -92,7 +92,7 @@ def zeroshot(image_NE: np.ndarray, class_CE: np.ndarray, label_N: np.ndarray, cl
 def zeroshot_of(answers: Answers, label_N: np.ndarray, classes: Sequence[str]) -> dict[str, Any]:
     """The scores that answers make.
 
-    `confusion` has [class, taken for, images] where there are any, classes by their place: a matrix of many classes
+    `confusion` has [class, taken for, images] where there are any, classes by their index: a matrix of many classes
     is nearly empty. Top-5 of five classes or fewer is 1 and says nothing.
     """
     hits = {"top1": (answers.rank_N <= 1).astype(float), "top5": (answers.rank_N <= 5).astype(float)}

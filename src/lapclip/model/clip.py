@@ -1,6 +1,6 @@
 """CLIP: two towers into one space, and a learnt scale (and, for the sigmoid loss, a bias) of their similarities.
 
-Shapes: B batch, C colour channels, S image side, K patches kept, L tokens, E embedding.
+Shapes: B batch, C colour channels, S image side, K patches seen, L tokens, E embedding.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ MAX_LOGIT_SCALE = math.log(100)
 
 
 class CLIP(nn.Module):
-    """The parameterisation is OpenAI CLIP's, so that parameter counts match and published weights have their places."""
+    """The parameterisation is OpenAI CLIP's, so that parameter counts match and published weights fit."""
 
     def __init__(self, shape: ModelConfig, *, seed: int = 0, networks: Mapping[str, Network] = EMPTY) -> None:
-        """`networks` are the pretrained ones that take the place of a tower: "image", "text", or both."""
+        """`networks` are the pretrained ones that stand in for a tower: "image", "text", or both."""
         super().__init__()
         self.shape = shape
         self.image, self.text = _image_tower(shape, networks.get("image")), _text_tower(shape, networks.get("text"))
@@ -45,9 +45,9 @@ class CLIP(nn.Module):
         self.register_parameter("logit_bias", nn.Parameter(torch.zeros(())) if shape.logit_bias else None)
         initialise(self, torch.Generator().manual_seed(seed))
 
-    def encode_image(self, pixels_BCSS: Tensor, kept_BK: Tensor | None = None) -> Tensor:
+    def encode_image(self, pixels_BCSS: Tensor, patches_BK: Tensor | None = None) -> Tensor:
         """Unit-length embeddings of images."""
-        return F.normalize(self.image(pixels_BCSS, kept_BK).float(), dim=-1)
+        return F.normalize(self.image(pixels_BCSS, patches_BK).float(), dim=-1)
 
     def encode_text(self, tokens_BL: Tensor) -> Tensor:
         """Unit-length embeddings of captions."""
@@ -66,8 +66,8 @@ class CLIP(nn.Module):
         towers = {"image": self.image, "text": self.text}
         return {name: tower.spec for name, tower in towers.items() if isinstance(tower, PretrainedTower)}
 
-    def places(self) -> dict[str, str]:
-        """Where each tower really is."""
+    def tower_devices(self) -> dict[str, str]:
+        """The kind of device that each tower really is on."""
         return {tower: next(getattr(self, tower).parameters()).device.type for tower in ("image", "text")}
 
     def compute_with(self, image: Compute, text: Compute) -> None:

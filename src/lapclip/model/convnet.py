@@ -76,17 +76,17 @@ class ConvolutionTower(nn.Module):
         self.blocks_per_stage = shape.image_layers // STAGES
         self.projection = nn.Parameter(torch.empty(last_width(shape), shape.embedding))
 
-    def forward(self, pixels_BCSS: Tensor, kept_BK: Tensor | None = None) -> Tensor:
+    def forward(self, pixels_BCSS: Tensor, patches_BK: Tensor | None = None) -> Tensor:
         """Embeddings before normalisation."""
-        return self.finish(self.begin(pixels_BCSS, 0, kept_BK), 0)
+        return self.finish(self.begin(pixels_BCSS, 0, patches_BK), 0)
 
     @property
     def depth(self) -> int:
         return len(self.blocks)
 
-    def begin(self, pixels_BCSS: Tensor, block: int, kept_BK: Tensor | None = None) -> Tensor:
+    def begin(self, pixels_BCSS: Tensor, block: int, patches_BK: Tensor | None = None) -> Tensor:
         """What enters a block, counted from 0; after the last, its mean. There are no patches to leave out."""
-        assert kept_BK is None
+        assert patches_BK is None
         x_BCSS = pixels_BCSS.to(self._dtype, memory_format=torch.channels_last)
         for convolution in self.stem:
             x_BCSS = F.relu(convolution(x_BCSS))

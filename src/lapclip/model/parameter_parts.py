@@ -23,25 +23,27 @@ def parts_of(model: CLIP) -> dict[str, str]:
         module = getattr(model, tower)
         if not isinstance(module, PretrainedTower):
             continue
-        places = module.blocks_found.places()  # foreign names say little: what was seen while it ran says more
+        blocks = (
+            module.blocks_found.block_of_parameters()
+        )  # foreign names say little: what was seen while it ran says more
         named = dict(model.named_parameters())
         for name in found:
             if name.startswith(f"{tower}.backbone."):
                 base = name if not name.endswith((DOWN, UP)) else f"{name.rpartition('.')[0]}.base.weight"
-                place = places.get(id(named[base]), 0)
-                found[name] = f"{tower}.{EMBEDDING if place == 0 else place - 1}"
+                block = blocks.get(id(named[base]), 0)
+                found[name] = f"{tower}.{EMBEDDING if block == 0 else block - 1}"
     return found
 
 
 def first_block(model: CLIP, tower: str, names: Iterable[str]) -> int:
     """The block that features of a tower enter which none of the named tensors has had a say in: the first that has one
-    of them, the depth where the head alone has any, 0 where the embedding has one or where its place is not known."""
+    of them, the depth where the head alone has any, 0 where the embedding has one or where its block is not known."""
     parts = parts_of(model)
-    places = [
+    below = [
         parts.get(name, f"{tower}.{EMBEDDING}").partition(".")[2] for name in names if name.startswith(f"{tower}.")
     ]
     module = getattr(model, tower)
-    first = min((0 if place == EMBEDDING else int(place) for place in places if place != HEAD), default=module.depth)
+    first = min((0 if block == EMBEDDING else int(block) for block in below if block != HEAD), default=module.depth)
     return module.entry(first) if isinstance(module, PretrainedTower) else first
 
 
@@ -57,7 +59,7 @@ def part_of(name: str) -> str:
 
 def depth_of(part: str, depth: int) -> int:
     """How far a part is below its tower's head: 0 for the head, 1 for the last block, depth + 1 for the embedding."""
-    _, _, place = part.partition(".")
-    if place == EMBEDDING:
+    _, _, block = part.partition(".")
+    if block == EMBEDDING:
         return depth + 1
-    return 0 if place in (HEAD, "") else depth - int(place)
+    return 0 if block in (HEAD, "") else depth - int(block)

@@ -3,7 +3,7 @@
 A tower can be run in two parts, so that what does not learn is computed once: `begin` gives what enters one of its
 blocks, `finish` goes on from there. After the last block that is the pooled token, (B, D), else all tokens, (B, L, D).
 
-Shapes: B batch, C colour channels, S image side, P patches, K patches kept, L tokens, D width, E embedding.
+Shapes: B batch, C colour channels, S image side, P patches, K patches seen, L tokens, D width, E embedding.
 """
 
 from __future__ import annotations
@@ -43,25 +43,25 @@ class ImageTower(nn.Module):
         self.ln_post = LayerNorm(width)
         self.projection = nn.Parameter(torch.empty(width, shape.embedding))
 
-    def forward(self, pixels_BCSS: Tensor, kept_BK: Tensor | None = None) -> Tensor:
-        """Embeddings before normalisation. kept_BK chooses the patches to look at (patch dropout); None takes all.
+    def forward(self, pixels_BCSS: Tensor, patches_BK: Tensor | None = None) -> Tensor:
+        """Embeddings before normalisation. patches_BK chooses the patches to look at (patch dropout); None takes all.
 
         Images may be smaller than the model's: the positions of their patches are interpolated.
         """
-        return self.finish(self.begin(pixels_BCSS, 0, kept_BK), 0)
+        return self.finish(self.begin(pixels_BCSS, 0, patches_BK), 0)
 
     @property
     def depth(self) -> int:
         return len(self.transformer.blocks)
 
-    def begin(self, pixels_BCSS: Tensor, block: int, kept_BK: Tensor | None = None) -> Tensor:
+    def begin(self, pixels_BCSS: Tensor, block: int, patches_BK: Tensor | None = None) -> Tensor:
         """What enters a block, counted from 0."""
         grid = pixels_BCSS.shape[-1] // self.patch
         patches_BPD, positions_PD = self._cut(pixels_BCSS, grid), self._positions(grid)
-        if kept_BK is not None:
+        if patches_BK is not None:
             # Dropped patches are left out before the first product, so they cost nothing.
-            rows_B1 = torch.arange(len(kept_BK), device=kept_BK.device)[:, None]
-            patches_BPD, positions_PD = patches_BPD[rows_B1, kept_BK], positions_PD[kept_BK]
+            rows_B1 = torch.arange(len(patches_BK), device=patches_BK.device)[:, None]
+            patches_BPD, positions_PD = patches_BPD[rows_B1, patches_BK], positions_PD[patches_BK]
         embedded_BPD = self._linear(patches_BPD.to(self._dtype), self.patch_weight.flatten(1))
         x_BPD = embedded_BPD.to(positions_PD.dtype) + positions_PD  # not every device adds two precisions
         class_B1D = (self.class_embedding + self.position_embedding[0]).expand(x_BPD.shape[0], 1, -1)

@@ -22,7 +22,7 @@ from safetensors.torch import load_file, save_file
 
 from lapclip.errors import CheckpointError, first_line
 from lapclip.model.clip import CLIP
-from lapclip.model.freezing import learning_state, load_learning_state
+from lapclip.model.freezing import load_trainable_state, trainable_state
 from lapclip.paths import digest_of_file, digest_of_json, flush, replace
 from lapclip.training.fallback import cause_of
 
@@ -63,7 +63,7 @@ def save_checkpoint(
         for stale in folder.glob(".step-*.partial"):  # what a killed process had begun; the run's lock makes this safe
             shutil.rmtree(stale, ignore_errors=True)
         partial.mkdir(parents=True)
-        save_tensors(learning_state(model), partial / WEIGHTS)
+        save_tensors(trainable_state(model), partial / WEIGHTS)
         save_tensors({**_optimizer_tensors(model, optimizer), **others}, partial / OPTIMIZER)
         flush(partial / WEIGHTS)
         flush(partial / OPTIMIZER)
@@ -158,7 +158,7 @@ def _load(path: Path, model: CLIP, optimizer: torch.optim.Optimizer, others: Map
     for name, digest in body["sha256"].items():
         if digest_of_file(path / name) != digest:
             raise CheckpointError(f"{name} is truncated or was altered")
-    load_learning_state(model, load_file(path / WEIGHTS))
+    load_trainable_state(model, load_file(path / WEIGHTS))
     tensors = load_file(path / OPTIMIZER)
     for name, tensor in others.items():
         tensor.copy_(tensors.pop(name))

@@ -21,7 +21,7 @@ from lapclip.config import ModelConfig, TrainConfig
 from lapclip.errors import ConfigError
 from lapclip.machine.devices import Device
 from lapclip.model.convnet import convolution_sizes, last_width
-from lapclip.training.schedule import image_side, patches_kept
+from lapclip.training.schedule import image_side, patches_seen
 
 CPU_BASE, ACCELERATOR_BASE = 350_000_000, 100_000_000
 """Measured on the CPU: a process that has imported torch and taken a step of a tiny model. On accelerators an estimate
@@ -161,7 +161,7 @@ def _pair_bytes(model: ModelConfig, train: TrainConfig, caption_tokens: int, *, 
     pixels = 4 * 3 * side * side
     if model.image_tower == "convolutions":
         return _convolution_bytes(model, train, side) + text + pixels
-    patches, _ = patches_kept(cheap, train, model)
+    patches, _ = patches_seen(cheap, train, model)
     image = _tower_bytes(
         1 + patches,
         model.image_width,

@@ -98,7 +98,7 @@ def change_settings(training: Training, change: Change, build: Build) -> None:
     step = training.progress.step
     damaged = "".join(f"; skipped a damaged checkpoint, {reason}" for reason in skipped)
     text = f"{change.text}; going on after step {step:,}{damaged}"
-    places = training.step.model.places()
+    places = training.step.model.tower_devices()
     training.log.append(
         events.FellBack(step=step, cause=change.cause, change=change.settings, devices=places, text=text)
     )

@@ -34,7 +34,7 @@ def image_side(cheap: bool, config: TrainConfig, model: ModelConfig) -> int:
     return config.cheap_size if cheap and config.cheap_size else model.image_size
 
 
-def patches_kept(cheap: bool, config: TrainConfig, model: ModelConfig) -> tuple[int, int]:
+def patches_seen(cheap: bool, config: TrainConfig, model: ModelConfig) -> tuple[int, int]:
     """How many patches each image keeps, and how many it has."""
     patches = (image_side(cheap, config, model) // model.patch) ** 2
     return max(1, round(patches * (1 - (config.patch_dropout if cheap else 0.0)))), patches

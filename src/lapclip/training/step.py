@@ -27,7 +27,7 @@ from lapclip.model.pretrained.pretrained_towers import PretrainedTower
 from lapclip.seeding import derived_seed, generator
 from lapclip.training.head_dropout import HeadDropout
 from lapclip.training.precision import LossScale, RoundedCopy
-from lapclip.training.schedule import image_side, is_cheap, patches_kept
+from lapclip.training.schedule import image_side, is_cheap, patches_seen
 
 TEXT_PARTS, LEAST_PART = 4, 16
 """Into how many parts captions are taken, by length, and the fewest that are worth a part."""
@@ -40,7 +40,7 @@ class Inputs:
     pixels_BSSC: Tensor
     tokens_BL: Tensor
     positives_BB: Tensor
-    kept_BK: Tensor | None
+    patches_BK: Tensor | None
     """The patches each image keeps; None keeps all."""
     boxes_B5: Tensor | None
     """The part of each image to look at (`data/augment.py`); None looks at all of it."""
@@ -133,7 +133,7 @@ class TrainStep:
             pixels_BSSC=torch.from_numpy(batch.pixels_BSSC),
             tokens_BL=torch.from_numpy(batch.tokens_BL),
             positives_BB=torch.from_numpy(batch.positives_BB),
-            kept_BK=self._kept_patches(len(batch.tokens_BL), step, cheap=cheap),
+            patches_BK=self._draw_patches(len(batch.tokens_BL), step, cheap=cheap),
             boxes_B5=self._boxes(batch, step),
             side=image_side(cheap, config, self.model.shape),
             lengths=self._lengths(batch),
@@ -203,7 +203,7 @@ class TrainStep:
 
     def _encode_image(self, inputs: Inputs, pixels_BCSS: Tensor | None) -> Tensor:
         if pixels_BCSS is not None:
-            return self.worker.encode_image(pixels_BCSS, inputs.kept_BK)
+            return self.worker.encode_image(pixels_BCSS, inputs.patches_BK)
         assert inputs.image_features is not None
         return self.worker.finish_image(inputs.image_features, self.boundaries["image"])
 
@@ -347,11 +347,11 @@ class TrainStep:
         draw = generator(self.config.seed, "boxes", step)
         return draw_boxes(batch.sided_B, aspects_B, crop, flip, draw, middle=share)
 
-    def _kept_patches(self, batch_size: int, step: int, *, cheap: bool) -> Tensor | None:
+    def _draw_patches(self, batch_size: int, step: int, *, cheap: bool) -> Tensor | None:
         """Which patches each image keeps this step, in order; None keeps all."""
         if self.model.shape.image_from:
             return None
-        kept, patches = patches_kept(cheap, self.config, self.model.shape)
+        kept, patches = patches_seen(cheap, self.config, self.model.shape)
         if kept == patches:
             return None
         draw = torch.Generator().manual_seed(derived_seed(self.config.seed, "patches", step))

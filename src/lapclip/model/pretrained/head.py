@@ -17,10 +17,10 @@ from lapclip.model.kernels import Compute, linear
 @dataclass(frozen=True)
 class Dropping:
     """A share of each row's values is left out at random. It is drawn before, for a whole batch, so that the same is
-    left out when a step is computed twice, in parts or from kept features."""
+    left out when a step is computed twice, in parts or from cached features."""
 
     share: float
-    kept: Tensor
+    mask: Tensor
 
 
 class Head(nn.Module):
@@ -51,7 +51,7 @@ class Head(nn.Module):
     def _thinned(self, x: Tensor, what: str) -> Tensor:
         """Some of the values left out, the others enlarged to make up for it."""
         dropping = self.dropping.get(what)
-        return x if dropping is None else x * dropping.kept.to(x.dtype) / (1 - dropping.share)
+        return x if dropping is None else x * dropping.mask.to(x.dtype) / (1 - dropping.share)
 
     def _linear(self, x: Tensor, weight_IO: Tensor) -> Tensor:
         return linear(x, weight_IO.T, None, self.compute.linear)

@@ -48,7 +48,7 @@ class PretrainedTower(nn.Module, ABC):
         return len(self.blocks_found)
 
     def entry(self, first: int) -> int:
-        """The block that kept features enter, where blocks from `first` on learn: none that is tapped is left out."""
+        """The block that cached features enter, where blocks from `first` on learn: none that is tapped is left out."""
         return first if first == self.depth else min([first, *(tap for tap in self.taps if tap)])
 
     def add_head(self, sample: Tensor, hidden: int, embedding: int) -> None:
@@ -57,7 +57,7 @@ class PretrainedTower(nn.Module, ABC):
         if features_BF.ndim != 2:
             raise ValueError(f"its features have shape {tuple(features_BF.shape)}, not one row for each input")
         self.head = Head(features_BF.shape[1], hidden, embedding)
-        used = self.blocks_found.places()
+        used = self.blocks_found.block_of_parameters()
         for parameter in self.backbone.parameters():  # a classifier, say, that nothing depends on
             parameter.requires_grad_(id(parameter) in used)
 
@@ -105,7 +105,7 @@ class PretrainedTower(nn.Module, ABC):
     def _goes_on(self, features: Tensor, block: int, inputs: Tensor) -> Tensor:
         """Embeddings before normalisation, from what enters a block; inputs stand in for those that it came from."""
         if block < self.depth:
-            features = features.float()  # kept in half precision, perhaps, and the network's weights are not
+            features = features.float()  # cached in half precision, perhaps, and the network's weights are not
             with self._precision(features.device):
                 features = self.blocks_found.finish(lambda: self._tapped(inputs), features, block)
         return self.head(features.to(self.compute.dtype or features.dtype))
@@ -124,13 +124,13 @@ class PretrainedImageTower(PretrainedTower):
         self.side = shape.image_size
         self.add_head(torch.zeros(1, 3, self.side, self.side), shape.head, shape.embedding)
 
-    def forward(self, pixels_BCSS: Tensor, kept_BK: Tensor | None = None) -> Tensor:
+    def forward(self, pixels_BCSS: Tensor, patches_BK: Tensor | None = None) -> Tensor:
         """Embeddings before normalisation."""
-        return self.finish(self.begin(pixels_BCSS, self.depth, kept_BK), self.depth)
+        return self.finish(self.begin(pixels_BCSS, self.depth, patches_BK), self.depth)
 
-    def begin(self, pixels_BCSS: Tensor, block: int, kept_BK: Tensor | None = None) -> Tensor:
+    def begin(self, pixels_BCSS: Tensor, block: int, patches_BK: Tensor | None = None) -> Tensor:
         """What enters a block, counted from 0; after the last, the features."""
-        assert kept_BK is None
+        assert patches_BK is None
         # Channels last: what convolutions on a CPU are fastest with.
         pixels_BCSS = pixels_BCSS.contiguous(memory_format=torch.channels_last)
         with self._precision(pixels_BCSS.device):
@@ -158,8 +158,8 @@ class PretrainedImageTower(PretrainedTower):
         return self.backbone(pixels_BCSS)
 
     def _samples(self) -> tuple[Tensor, Tensor]:
-        place = self.head.projection.device
-        pixels = torch.randn(2, 3, self.side, self.side, generator=torch.Generator().manual_seed(0)).to(place)
+        device = self.head.projection.device
+        pixels = torch.randn(2, 3, self.side, self.side, generator=torch.Generator().manual_seed(0)).to(device)
         return pixels, torch.zeros_like(pixels[:1])
 
 
@@ -204,7 +204,7 @@ class PretrainedTextTower(PretrainedTower):
 
 
 def pooled_image(features: Tensor, pooling: str) -> Tensor:
-    """One row for each image: from a map the mean of its places, from tokens the first or their mean."""
+    """One row for each image: from a map the mean over the map, from tokens the first or their mean."""
     if features.ndim == 4:
         return features.mean(dim=(2, 3))
     if features.ndim == 3:

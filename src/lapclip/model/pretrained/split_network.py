@@ -68,7 +68,7 @@ class Blocks:
             for handle in handles:
                 handle.remove()
 
-    def places(self) -> dict[int, int]:
+    def block_of_parameters(self) -> dict[int, int]:
         """How many blocks had begun when each parameter, by its id, was first used; unused ones are not there."""
         found: dict[int, int] = {}
         for begun, module in self._seen:

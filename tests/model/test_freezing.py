@@ -5,14 +5,14 @@ import pytest
 from lapclip.config import TrainConfig
 from lapclip.machine.devices import Device
 from lapclip.model.clip import CLIP
-from lapclip.model.freezing import boundary, choose_learning, learning_state, load_learning_state
+from lapclip.model.freezing import boundary, freeze, load_trainable_state, trainable_state
 from lapclip.model.shapes import SHAPES
 from lapclip.training.optimizer import make_optimizer, rate_shares
 
 
 def model_with(**settings) -> tuple[CLIP, TrainConfig]:
     model, config = CLIP(SHAPES["tiny"], seed=1), TrainConfig(**settings)
-    choose_learning(model, config)
+    freeze(model, config)
     return model, config
 
 
@@ -41,11 +41,11 @@ def test_the_optimiser_has_what_learns_and_nothing_else() -> None:
     model, config = model_with(image_blocks=0, text_blocks=1)
     groups = make_optimizer(model, config, Device("cpu")).param_groups
     held = {id(parameter) for group in groups for parameter in group["params"]}
-    assert held == {id(parameter) for parameter in learning_state(model).values()}
+    assert held == {id(parameter) for parameter in trainable_state(model).values()}
 
 
 def test_a_state_of_another_model_is_refused() -> None:
     heads, _ = model_with(image_blocks=0, text_blocks=0)
     whole, _ = model_with()
     with pytest.raises(ValueError, match="it holds other tensors than the model learns: image"):
-        load_learning_state(heads, learning_state(whole))
+        load_trainable_state(heads, trainable_state(whole))
