@@ -142,7 +142,7 @@ def test_lessons_that_left_the_cache_are_taken_again_from_the_same_teacher_only(
     for path in empty_cache.glob("features-*.npy"):
         path.unlink()
     shutil.move("teacher", "elsewhere")
-    with pytest.raises(RunError, match=r"The cache no longer has what the teacher made\. .*There is no folder teacher"):
+    with pytest.raises(RunError, match=r"The cache no longer has what the teacher made\. .*No run called teacher"):
         launch.resume("run")
     make_teacher(here / "teacher", seed=6)
     with pytest.raises(RunError, match="teacher is not the teacher that the run began with"):
@@ -232,7 +232,7 @@ def test_a_file_cannot_teach_about_drawn_images(data: Path, here: Path) -> None:
 
 def test_a_teacher_that_holds_no_model_is_refused_before_any_image_is_read(here: Path) -> None:
     Path("nothing").mkdir()
-    for name, said in (("nothing", "There is no trained model in nothing"), ("gone", "There is no folder gone")):
+    for name, said in (("nothing", "nothing holds no model"), ("gone", "No run called gone")):
         with pytest.raises(ConfigError, match=said):
             train(f"train.teacher={name}")
     Path("broken.npz").write_bytes(b"PK\x03\x04 not a zip")

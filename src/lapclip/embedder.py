@@ -24,8 +24,8 @@ from lapclip.errors import RunError
 from lapclip.machine.devices import Device, choose_device, keep_freed_memory
 from lapclip.model.clip import CLIP
 from lapclip.progress import Progress
-from lapclip.weights import read_model
 from lapclip.weights.networks.open_network import build_network
+from lapclip.weights.read_model import read_model
 
 BATCH = 64
 

@@ -18,7 +18,7 @@ from lapclip.data.tokenizers.choose import count_words, learn_bpe
 from lapclip.errors import WeightsError
 from lapclip.exporting.published_formats import FORMATS, export
 from lapclip.model.shapes import SHAPES
-from lapclip.weights import read_model
+from lapclip.weights.read_model import read_model
 
 from ..conftest import lapclip as command
 from ..weights.made import CAPTIONS, SHAPE, characters, embedder, save_own

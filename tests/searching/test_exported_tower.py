@@ -12,7 +12,7 @@ import pytest
 from lapclip.commands import export as shipping
 from lapclip.exporting.engine import OnnxEmbedder
 from lapclip.searching.library import open_library
-from lapclip.weights.exported import DESCRIPTION
+from lapclip.weights.recognise import DESCRIPTION
 
 from .made import draw_many, names
 

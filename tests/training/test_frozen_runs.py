@@ -206,7 +206,7 @@ def test_the_shape_of_a_model_that_is_there_cannot_be_changed(here: Path, traine
 
 def test_a_start_that_holds_no_model_is_refused_before_there_is_a_run(here: Path) -> None:
     Path("empty").mkdir()
-    with pytest.raises(RunError, match="There is no trained model in empty"):
+    with pytest.raises(RunError, match="empty holds no model"):
         train("next", *COMMON, "train.start=empty")
     assert not Path("runs/next").exists()
 

@@ -18,9 +18,10 @@ from torch import Tensor, nn
 import lapclip
 from lapclip.embedder import Embedder
 from lapclip.errors import WeightsError
-from lapclip.weights import openai, openclip, read_model
+from lapclip.weights import openai, openclip
 from lapclip.weights.hub import choose_files
 from lapclip.weights.published_shapes import KNOWN
+from lapclip.weights.read_model import read_model
 
 from .made import CAPTIONS, change_json, embedder, save_huggingface, save_openclip
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from pathlib import Path
 
-from lapclip.runs.folder import RUNS
+from lapclip.which_model import which_model
 
 BUILT_IN = ("scenes", "emoji")
 
@@ -16,21 +15,21 @@ def source_setting(data: str | None) -> list[str]:
     if data is None:
         return []
     source = data if data in BUILT_IN else os.path.abspath(data)
-    return [f"data.source={json.dumps(source, ensure_ascii=False)}"]
+    return [f"data.source={_quoted(source)}"]
 
 
 def start_setting(start: str | None) -> list[str]:
     """The model to start from as a setting."""
-    return [] if start is None else [f"train.start={json.dumps(_place(start), ensure_ascii=False)}"]
+    return [] if start is None else [f"train.start={_quoted(which_model(start).reference)}"]
 
 
 def teacher_setting(teacher: str | None) -> list[str]:
-    """The teacher as a setting, named as a start is; or a file of embeddings."""
-    return [] if teacher is None else [f"train.teacher={json.dumps(_place(teacher), ensure_ascii=False)}"]
+    """The teacher as a setting: a model, or a file of embeddings."""
+    if teacher is None:
+        return []
+    is_file = teacher.endswith(".npz")
+    return [f"train.teacher={_quoted(os.path.abspath(teacher) if is_file else which_model(teacher).reference)}"]
 
 
-def _place(model: str) -> str:
-    """A run by its name, a path that still leads there from another folder, or a hub's name as it is."""
-    if (RUNS / model).is_dir():
-        return os.path.abspath(RUNS / model)
-    return os.path.abspath(model) if Path(model).exists() else model
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from lapclip.config import AUTO, SECTIONS, Config, DataConfig, Layer, build_config, parse_settings
+from lapclip.config import AUTO, DataConfig, Layer, build_config, parse_settings
 from lapclip.data.dataset import Pairs
 from lapclip.data.loading import SCENES, TRAIN, load_data, load_to_score
 from lapclip.data.pixels import View
@@ -32,9 +32,8 @@ from lapclip.model.shapes import SHAPES
 from lapclip.progress import DataProgress, Progress
 from lapclip.report.evaluation_report import EVALUATION, FOLDER, THUMBNAIL, page_of
 from lapclip.report.write import write_account, write_files
-from lapclip.runs.folder import RUNS, Run, find_run
-from lapclip.weights import is_model
-from lapclip.weights.exported import is_exported
+from lapclip.weights.recognise import is_exported
+from lapclip.which_model import NotAModel, WhichModel, which_model
 
 ALL = "all"
 DECIDE_SPLITS = ("seed", "split_column", "train_pairs")
@@ -57,16 +56,6 @@ class Wanted:
 
 
 @dataclass(frozen=True)
-class Subject:
-    """The model to evaluate: a run's, with its settings, or one in a folder of its own."""
-
-    path: Path
-    run: Run | None
-    config: Config | None
-    fingerprint: str | None
-
-
-@dataclass(frozen=True)
 class Opened:
     """The images to score, what they are called, why these, and what the user should know of them."""
 
@@ -84,7 +73,7 @@ def evaluate(
     wanted: Wanted, data_progress: DataProgress | None = None, encoding_progress: Progress | None = None
 ) -> dict[str, Any]:
     """Score a model on images, keep the account with its images and its page, and return it."""
-    subject = find_subject(wanted)
+    subject = find_model(wanted)
     config, own = choose_data(subject, wanted)
     templates = choose_templates(wanted, config, own=own)
     try:
@@ -93,7 +82,7 @@ def evaluate(
         raise ConfigError(error.message.replace("train.device", "--device"), hint="--device auto") from None
     view = embedder.view
     open_data = open_scenes if config.source == SCENES else open_images
-    opened = open_data(config, view, wanted.split, (subject.fingerprint or "") if own else None, data_progress)
+    opened = open_data(config, view, wanted.split, (subject.data_fingerprint or "") if own else None, data_progress)
     batch_size = subject.config.train.batch_size if subject.config else None
     trained_on = count_trained_on(subject, opened)
     result: dict[str, Any] = {
@@ -126,27 +115,19 @@ def _unused_templates(wanted: Wanted, opened: Opened) -> list[str]:
     return []
 
 
-def find_subject(wanted: Wanted) -> Subject:
-    """The model that is meant: a run by its name or path, a model in a folder or file, one of the hub, or the newest
-    run."""
-    if wanted.model and wanted.data is None and not (RUNS / wanted.model).is_dir() and _holds_no_model(wanted.model):
+def find_model(wanted: Wanted) -> WhichModel:
+    """The model that is meant. One word alone that names no model is taken for the data."""
+    try:
+        return which_model(wanted.model)
+    except NotAModel as error:
+        if wanted.data is not None:
+            raise
         raise RunError(
-            f"{wanted.model} holds no model. To evaluate on it, name the model first.",
-            hint=f"lapclip eval RUN {wanted.model}",
-        )
-    if wanted.model and not (RUNS / wanted.model).is_dir() and is_model(wanted.model):
-        path = Path(wanted.model)
-        if not (path / "run.toml").exists():
-            return Subject(path, None, None, None)
-    run = find_run(wanted.model)
-    if not run.settings.exists() and is_model(run.path):
-        return Subject(run.path, None, None, None)
-    saved = run.read_settings()
-    layer = Layer(str(run.settings), {section: saved.get(section, {}) for section in SECTIONS})
-    return Subject(run.path, run, build_config([layer], SHAPES), saved["run"].get("data_fingerprint"))
+            f"{error.message} To evaluate on it, name the model first.", hint=f"lapclip eval RUN {wanted.model}"
+        ) from None
 
 
-def choose_data(subject: Subject, wanted: Wanted) -> tuple[DataConfig, bool]:
+def choose_data(subject: WhichModel, wanted: Wanted) -> tuple[DataConfig, bool]:
     """The data to score on, and whether it is what the run learnt from."""
     trained = subject.config.data if subject.config else None
     asked = parse_settings(list(wanted.settings))
@@ -165,7 +146,7 @@ def choose_data(subject: Subject, wanted: Wanted) -> tuple[DataConfig, bool]:
     return build_config([first, asked], SHAPES).data, own
 
 
-def count_trained_on(subject: Subject, opened: Opened) -> int | None:
+def count_trained_on(subject: WhichModel, opened: Opened) -> int | None:
     """How many of the images the run learnt from, known by their bytes; None where that is not known."""
     seen = count_seen(opened.pairs.identities, subject.run.seen) if subject.run else None
     if seen is None and subject.config and opened.for_training is None:
@@ -286,11 +267,6 @@ def _shown(result: dict[str, Any]) -> set[int]:
     for example in result.get("examples", []):
         found |= {example["right"], *(answer["picture"] for answer in example["top"])}
     return found
-
-
-def _holds_no_model(name: str) -> bool:
-    """Whether a name is that of something else than a run or a model."""
-    return Path(name).exists() and not (Path(name) / "run.toml").exists() and not is_model(name)
 
 
 def _same(one: str, other: str) -> bool:

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from lapclip.commands.evaluate import Subject, Wanted, find_subject
 from lapclip.config import DataConfig
 from lapclip.data.dataset import Pairs
 from lapclip.data.loading import SCENES, TRAIN, load_data, load_to_score
@@ -40,6 +39,7 @@ from lapclip.exporting.required_packages import needs
 from lapclip.machine.other_load import busy_cores
 from lapclip.progress import DataProgress, Progress
 from lapclip.seeding import generator
+from lapclip.which_model import WhichModel, which_model
 
 MOST, TRAINING = 1000, 256
 """Held-out images that an export is checked on, and training images that int8 is chosen and scaled with."""
@@ -68,7 +68,7 @@ def export(
     model: str | None, to: str, out: Path | None = None, *, force: bool = False, shown: Shown = Shown()
 ) -> dict[str, Any]:
     """Write a run's model, or any other that can be loaded, as a folder, and check it."""
-    subject = find_subject(Wanted(model, data=SCENES))
+    subject = which_model(model)
     place = out or default_place(subject, to)
     check_free(place, force=force)  # before what takes time
     if to.startswith("onnx"):
@@ -98,7 +98,7 @@ def export(
     }
 
 
-def default_place(subject: Subject, to: str) -> Path:
+def default_place(subject: WhichModel, to: str) -> Path:
     """Beside the run that it came from; for another model, in the current folder."""
     if subject.run:
         return subject.run.path / EXPORTED / to
@@ -230,7 +230,7 @@ def _bytes(path: Path) -> int:
     return path.stat().st_size
 
 
-def open_pairs(subject: Subject, view: View, progress: DataProgress | None) -> Checked:
+def open_pairs(subject: WhichModel, view: View, progress: DataProgress | None) -> Checked:
     """The run's own held-out and training pairs; for a model without a run, or without data, the built-in scenes."""
     few = DataConfig(train_pairs=TRAINING)
     if subject.config is None:

@@ -13,12 +13,10 @@ import numpy as np
 
 from lapclip.commands.evaluate import (
     Opened,
-    Subject,
     check_numbers,
     choose_data,
     choose_templates,
     count_trained_on,
-    find_subject,
     open_images,
     open_scenes,
     said_of_training,
@@ -40,6 +38,7 @@ from lapclip.report.gained_report import GAINED, page_of
 from lapclip.report.write import write_account, write_files
 from lapclip.runs.folder import Run, find_run
 from lapclip.training.loop import save_model
+from lapclip.which_model import WhichModel, which_model
 
 ALPHAS = [number / 10 for number in range(11)]
 FEWER = [0.0, 0.25, 0.5, 0.75, 1.0]
@@ -81,7 +80,7 @@ def gained(wanted: Wanted, data_progress: DataProgress | None, counting: Countin
             f"{run.path} did not begin from a trained model, so there is nothing it could have forgotten.",
             hint="lapclip train photos/ --from MODEL, then lapclip gained",
         )
-    subject = find_subject(WantedScores(str(run.path)))
+    subject = which_model(str(run.path))
     blend = open_blend(run, wanted.device)
     alphas = FEWER if blend.repeated_parameters() > LARGE else ALPHAS
     if isinstance(asked, float):
@@ -138,11 +137,11 @@ def open_blend(run: Run, device: str) -> Blend:
         raise ConfigError(error.message.replace("train.device", "--device"), hint="--device auto") from None
 
 
-def open_sets(subject: Subject, wanted: Wanted, view: View, progress: DataProgress | None) -> list[Prepared]:
+def open_sets(subject: WhichModel, wanted: Wanted, view: View, progress: DataProgress | None) -> list[Prepared]:
     """The run's own data first, then the built-in scenes where it did not learn from them, then what the user named."""
     assert subject.config is not None
     own = subject.config.data
-    fingerprint = subject.fingerprint or ""
+    fingerprint = subject.data_fingerprint or ""
     open_own = open_scenes if own.source == SCENES else open_images
     opened = open_own(own, view, None, fingerprint, progress)
     found = [_prepared(subject, own, opened, own=True)]
@@ -163,7 +162,7 @@ def open_sets(subject: Subject, wanted: Wanted, view: View, progress: DataProgre
     return found
 
 
-def _prepared(subject: Subject, config: DataConfig, opened: Opened, *, own: bool) -> Prepared:
+def _prepared(subject: WhichModel, config: DataConfig, opened: Opened, *, own: bool) -> Prepared:
     if not opened.classes and not any(opened.pairs.captions):
         raise DataError(f"None of the images of {config.source} has a caption.", hint="lapclip data check DATA")
     trained_on = count_trained_on(subject, opened)
@@ -212,7 +211,7 @@ def account_of(blend: Blend, one: Prepared, alphas: Sequence[float], progress: P
     }
 
 
-def said_of(subject: Subject, run: Run, new: dict[str, Any], checks: Sequence[dict[str, Any]]) -> list[str]:
+def said_of(subject: WhichModel, run: Run, new: dict[str, Any], checks: Sequence[dict[str, Any]]) -> list[str]:
     """What the user should know before believing the figures."""
     notes = []
     if subject.config and not subject.config.train.start:

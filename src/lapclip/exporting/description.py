@@ -16,8 +16,8 @@ from lapclip.data.tokenizers.pretrained_tokenizer import ForeignTokenizer
 from lapclip.embedder import Embedder
 from lapclip.errors import WeightsError
 from lapclip.exporting.tokenizer_files import others_tokenizer
-from lapclip.weights.exported import DESCRIPTION
 from lapclip.weights.published_tokenizer import OURS
+from lapclip.weights.recognise import DESCRIPTION
 
 TOKENIZER, EXAMPLES = "tokenizer.json", "examples.json"
 

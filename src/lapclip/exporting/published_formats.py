@@ -16,9 +16,10 @@ from lapclip.data.tokenizers import BytePairTokenizer, Tokenizer, save_tokenizer
 from lapclip.errors import WeightsError
 from lapclip.exporting.export_folder import MARK, README, check_free, written_whole
 from lapclip.exporting.tokenizer_files import write_tokenizer
-from lapclip.runs.folder import RUNS, find_run
-from lapclip.weights import huggingface, is_model, openai, openclip, read_model
+from lapclip.weights import huggingface, openai, openclip
 from lapclip.weights.published_tokenizer import OURS
+from lapclip.weights.read_model import read_model
+from lapclip.which_model import which_model
 
 FORMATS = ("openclip", "huggingface")
 
@@ -26,7 +27,7 @@ FORMATS = ("openclip", "huggingface")
 def export(model: str | None, to: str, out: Path, *, force: bool = False) -> dict[str, Any]:
     """Write a run's model, or any other that can be loaded, as a folder. What is written is read back and compared."""
     check_free(out, force=force)  # before what takes time
-    place = _place(model)
+    place = which_model(model).path
     shape, tensors, tokenizer, towers = read_model(place)
     if towers:
         names = " and ".join(spec.name for spec in towers.values())
@@ -56,13 +57,6 @@ def export(model: str | None, to: str, out: Path, *, force: bool = False) -> dic
         "bytes": total,
         "notes": notes,
     }
-
-
-def _place(model: str | None) -> Path:
-    """The model that is meant, as `lapclip eval` finds it."""
-    if model and not (RUNS / model).is_dir() and is_model(model):
-        return Path(model)
-    return find_run(model).path
 
 
 def _write_openclip(folder: Path, shape: ModelConfig, tensors: dict[str, Tensor], tokenizer: Tokenizer) -> list[str]:

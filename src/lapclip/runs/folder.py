@@ -104,6 +104,13 @@ class Run:
         """The recipe the run was started with."""
         return str(self.read_settings()["run"].get("recipe"))
 
+    def data_source(self) -> str | None:
+        """What the run learnt from; None where its settings cannot be read."""
+        try:
+            return str(self.read_settings().get("data", {}).get("source"))
+        except RunError:
+            return None
+
     def read_settings(self) -> dict[str, Any]:
         """The contents of run.toml."""
         try:

@@ -16,8 +16,8 @@ from lapclip.exporting.description import digest_of, read_description
 from lapclip.exporting.engine import open_export
 from lapclip.exporting.export_folder import EXPORTED
 from lapclip.searching.index import FORMAT
-from lapclip.searching.subject import Subject, choose_subject
-from lapclip.weights.exported import is_exported
+from lapclip.weights.recognise import is_exported
+from lapclip.which_model import WhichModel, newest_that_saw_images, which_model
 
 CPU_BATCH = 32
 """Images at once where each takes long: progress is seen, and a killed process loses no more than a batch."""
@@ -29,7 +29,7 @@ SMALL = "onnx-int8"
 class Encoder:
     """Turns images and texts into unit-length vectors."""
 
-    subject: Subject
+    subject: WhichModel
     model: embedder.Encoder
     identity: str
     """Changes with all that decides an image's vector: the image tower, what it sees, and our format."""
@@ -50,7 +50,7 @@ class Encoder:
 def open_encoder(model: str | None, device: str = "auto", made_by: Callable[[], str | None] = lambda: None) -> Encoder:
     """The model that is meant, ready to work. `made_by` gives the identity of the one that made the index so far:
     a form of the model that is as good does not take its place, because all images would have to be read again."""
-    subject = choose_subject(model)
+    subject = which_model(model, newest_that_saw_images)
     if is_exported(subject.path):
         return _checked(_exported(subject, subject.path))
     try:
@@ -58,15 +58,15 @@ def open_encoder(model: str | None, device: str = "auto", made_by: Callable[[], 
     except ConfigError as error:  # a device that is not here, which training would have as a setting
         raise ConfigError(error.message.replace("train.device", "--device"), hint="--device auto") from None
     plain = _checked(Encoder(subject, found, _identity_in_torch(found)))
-    if not found.device.is_cpu or subject.run is None or plain.identity == made_by():
+    if not found.device.is_cpu or subject.made_by is None or plain.identity == made_by():
         return plain
     return _small(subject, found) or plain
 
 
-def _small(subject: Subject, model: Embedder) -> Encoder | None:
+def _small(subject: WhichModel, model: Embedder) -> Encoder | None:
     """The run's int8 export, where its check found it faster and no worse; None where there is none such."""
-    assert subject.run is not None
-    folder = subject.run.path / EXPORTED / SMALL
+    assert subject.made_by is not None
+    folder = subject.made_by.path / EXPORTED / SMALL
     if not is_exported(folder):
         return None
     try:
@@ -84,7 +84,7 @@ def _small(subject: Subject, model: Embedder) -> Encoder | None:
         return None
 
 
-def _exported(subject: Subject, folder: Path, notes: Sequence[str] = ()) -> Encoder:
+def _exported(subject: WhichModel, folder: Path, notes: Sequence[str] = ()) -> Encoder:
     model = open_export(folder)
     image = folder / model.about["towers"]["image"]["file"]
     digest = hashlib.sha256(f"{FORMAT} {model.view.key}".encode() + image.read_bytes())

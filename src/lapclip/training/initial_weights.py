@@ -14,6 +14,7 @@ from lapclip.loss import LOSSES
 from lapclip.model.clip import CLIP
 from lapclip.seeding import derived_seed
 from lapclip.weights.networks.open_network import open_image, open_text
+from lapclip.which_model import which_model
 
 
 class Foundation:
@@ -68,8 +69,9 @@ def _from_model(config: Config, asked: Collection[str]) -> tuple[Config, Foundat
             f"model.{min(asked)} cannot be changed: the model has the shape of {start}.",
             hint=f"leave out --set model.{min(asked)}",
         )
-    embedder = load(start)
-    foundation = Foundation(lambda: load(start).model, embedder.model, embedder.tokenizer)
+    path = which_model(start).path
+    embedder = load(path)
+    foundation = Foundation(lambda: load(path).model, embedder.model, embedder.tokenizer)
     return replace(config, model=embedder.model.shape), foundation
 
 

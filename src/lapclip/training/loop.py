@@ -37,7 +37,7 @@ from lapclip.training.initial_weights import Foundation
 from lapclip.training.probes import Looking
 from lapclip.training.schedule import cheap_steps, learning_rate
 from lapclip.training.step import StepMetrics
-from lapclip.weights import CONFIG, WEIGHTS
+from lapclip.weights.recognise import CONFIG, WEIGHTS
 
 MEMORY_EVERY = 50
 PAUSE_LOOK = 1.0

@@ -21,9 +21,9 @@ from lapclip.data.pixels import View
 from lapclip.embedder import Embedder, distinct_captions, load
 from lapclip.errors import ConfigError, LapclipError, RunError
 from lapclip.progress import DataProgress
-from lapclip.runs.folder import RUNS
 from lapclip.training.feature_cache import array_path, read_array, write_array
 from lapclip.training.teacher_file import TeacherFile
+from lapclip.which_model import which_model
 
 IMAGES, CAPTIONS = "the teacher looks at images", "the teacher reads captions"
 """What is being done to so many images."""
@@ -85,9 +85,7 @@ def open_teacher(config: Config) -> Teacher | None:
     try:
         if name.endswith(".npz"):
             return TeacherFile(Path(name))
-        # A run may be given by its name, as to other commands.
-        own = RUNS / name
-        return TeacherModel(load(own if not Path(name).exists() and own.is_dir() else name, config.train.device))
+        return TeacherModel(load(which_model(name).path, config.train.device))
     except LapclipError as error:
         raise ConfigError(
             f"The teacher cannot be used. {error.message}", hint=error.hint or "--teacher with a run or a model"

@@ -12,12 +12,6 @@ from lapclip.weights.published_tokenizer import MERGES, OURS, THEIRS
 
 SECONDS = 20
 """To wait for an answer of the hub."""
-NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
-
-
-def looks_like_a_name(text: str) -> bool:
-    """Whether a text may be a name on the hub, an organisation and a model. In a folder that is here it is a path."""
-    return bool(NAME.fullmatch(text)) and not Path(text).parent.exists()
 
 
 def choose_files(there: Iterable[str]) -> list[str]:

@@ -12,8 +12,8 @@ from typing import Any
 from lapclip.config import CLIP_MEAN, CLIP_STD, ModelConfig
 from lapclip.errors import ConfigError, WeightsError
 from lapclip.weights.openai import named
+from lapclip.weights.recognise import OPENCLIP_CONFIG as CONFIG
 
-CONFIG = "open_clip_config.json"
 WEIGHTS = ("open_clip_model.safetensors", "open_clip_pytorch_model.safetensors", "open_clip_pytorch_model.bin")
 """Names of the file of weights, the best first."""
 

@@ -18,14 +18,10 @@ from lapclip.data.tokenizers import Tokenizer, tokenizer_from_dict
 from lapclip.errors import DataError, RunError, WeightsError
 from lapclip.model.pretrained.spec import TowerSpec
 from lapclip.weights import huggingface, openai, openclip
-from lapclip.weights.exported import is_exported
-from lapclip.weights.hub import download, looks_like_a_name
+from lapclip.weights.hub import download
 from lapclip.weights.published_tokenizer import fitting_tokenizer
+from lapclip.weights.recognise import CONFIG, WEIGHTS, is_exported, is_hub_name
 from lapclip.weights.torch_files import read_tensors
-
-WEIGHTS, CONFIG = "model.safetensors", "config.json"
-"""The files of our own models."""
-FILES = (".safetensors", ".pt", ".pth", ".bin", ".ckpt")
 
 
 class Published(NamedTuple):
@@ -38,19 +34,10 @@ class Published(NamedTuple):
     """The foreign networks among its towers."""
 
 
-def is_model(path: str | os.PathLike) -> bool:
-    """Whether a path is a file or a folder that `read_model` would try, or looks like a name on the hub."""
-    place = Path(path)
-    if place.is_dir():
-        names = (CONFIG, f"model/{CONFIG}", openclip.CONFIG)
-        return is_exported(place) or any((place / name).exists() for name in names)
-    return place.suffix in FILES if place.exists() else looks_like_a_name(place.as_posix())
-
-
 def read_model(path: str | os.PathLike) -> Published:
     """A model of ours or a published one, from a run, a folder, a file, or by its name on the Hugging Face hub."""
     place = Path(path)
-    if not place.exists() and looks_like_a_name(place.as_posix()):
+    if not place.exists() and is_hub_name(place.as_posix()):
         place = download(place.as_posix())
     if place.is_file():
         return _read_file(place)

@@ -1,0 +1,34 @@
+"""What on disk, or by its name, is a model that lapclip reads. No torch: nothing is opened."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+WEIGHTS, CONFIG = "model.safetensors", "config.json"
+"""The files of our own models."""
+OPENCLIP_CONFIG = "open_clip_config.json"
+DESCRIPTION = "lapclip.json"
+"""What a folder holds that `lapclip export` wrote for another engine than torch."""
+FILES = (".safetensors", ".pt", ".pth", ".bin", ".ckpt")
+HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+
+
+def is_model(path: str | os.PathLike) -> bool:
+    """Whether a path is a file or a folder that `read_model` would try, or looks like a name on the hub."""
+    path = Path(path)
+    if path.is_dir():
+        names = (CONFIG, f"model/{CONFIG}", OPENCLIP_CONFIG)
+        return is_exported(path) or any((path / name).exists() for name in names)
+    return path.suffix in FILES if path.exists() else is_hub_name(path.as_posix())
+
+
+def is_exported(folder: Path) -> bool:
+    """Whether a folder holds towers for ONNX Runtime or Core ML."""
+    return (folder / DESCRIPTION).is_file()
+
+
+def is_hub_name(text: str) -> bool:
+    """Whether a text may be a name on the hub, an organisation and a model. In a folder that is here it is a path."""
+    return bool(HUB_NAME.fullmatch(text)) and not Path(text).parent.exists()

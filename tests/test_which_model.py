@@ -1,0 +1,130 @@
+"""Which model is meant by what a user typed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from lapclip.errors import RunError
+from lapclip.runs.event_log import EventLog
+from lapclip.runs.events import Finished
+from lapclip.runs.folder import Run, create_run, reserve_run
+from lapclip.which_model import NotAModel, newest_that_saw_images, which_model
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def model_at(folder: Path) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text("{}")
+    return folder
+
+
+def make_run(name: str, source: str = "scenes", *, age: int = 0, model: bool = True, finished: bool = True) -> Run:
+    run = create_run(name, "r", {"run": {"format": 1, "data_fingerprint": f"of {name}"}, "data": {"source": source}})
+    os.utime(run.settings, (1e9 - age, 1e9 - age))
+    if model:
+        model_at(run.model)
+    if finished:
+        with_end = Finished(
+            step=1, training_seconds=1, pairs_per_second=1, peak_memory_bytes=1, evaluation={}, places=[], early=""
+        )
+        log = EventLog(run.events)
+        log.append(with_end)
+        log.close()
+    return run
+
+
+def test_a_run_is_known_by_its_name_and_by_its_path(here: Path) -> None:
+    make_run("mine")
+    for name in ("mine", "runs/mine", str(here / "runs" / "mine")):
+        found = which_model(name)
+        assert found.run is not None
+        assert (found.run.name, found.name, found.why) == ("mine", "mine", "asked for")
+        assert found.reference == str(here / "runs" / "mine")
+        assert found.config is not None
+        assert (found.config.data.source, found.data_fingerprint) == ("scenes", "of mine")
+
+
+def test_a_runs_name_wins_over_a_path_of_the_same_name(here: Path) -> None:
+    make_run("mine")
+    model_at(here / "mine")
+    assert which_model("mine").path == Path("runs/mine")
+    assert which_model(str(here / "mine")).run is None
+
+
+def test_a_model_in_a_runs_folder_is_not_its_trained_model_but_comes_from_it(here: Path) -> None:
+    run = make_run("mine")
+    exported = run.path / "exported" / "onnx"
+    exported.mkdir(parents=True)
+    (exported / "lapclip.json").write_text("{}")
+    for path in (model_at(run.start), exported):
+        found = which_model(str(path))
+        assert (found.path, found.run, found.config, found.data_fingerprint) == (path, None, None, None)
+        assert found.made_by is not None
+        assert found.name == "mine"
+
+
+def test_models_of_others_have_no_run(here: Path) -> None:
+    model_at(here / "theirs")
+    (here / "ViT.pt").write_bytes(b"x")
+    for name in ("theirs", "ViT.pt", "openai/clip-vit-base-patch32"):
+        found = which_model(name)
+        assert (str(found.path), found.run, found.made_by, found.config) == (name, None, None, None)
+    assert which_model("openai/clip-vit-base-patch32").reference == "openai/clip-vit-base-patch32"
+    assert which_model("ViT.pt").reference == str(here / "ViT.pt")
+
+
+def test_what_is_no_model_is_said_so(here: Path) -> None:
+    (here / "photos").mkdir()
+    (here / "a.csv").touch()
+    make_run("young", model=False, finished=False)
+    reserve_run("waiting", "r", "key")
+    for name in ("photos", "a.csv"):
+        with pytest.raises(NotAModel, match=f"{name} holds no model"):
+            which_model(name)
+    with pytest.raises(RunError, match=r"young holds no trained model; it is died"):
+        which_model("young")
+    with pytest.raises(RunError, match=r"No run called yung .*\. Did you mean young\?"):
+        which_model("yung")
+    with pytest.raises(RunError, match=r"no model at photos/gone\.pt"):
+        which_model("photos/gone.pt")
+    with pytest.raises(RunError, match="waiting holds no"):
+        which_model("waiting")
+
+
+def test_without_a_name_the_newest_run_is_meant_whatever_it_is() -> None:
+    with pytest.raises(RunError, match="There are no runs"):
+        which_model(None)
+    make_run("photos", "photos", age=2)
+    make_run("scenes", age=1)
+    assert which_model(None).name == "scenes"
+
+
+def test_search_prefers_a_finished_run_that_saw_images() -> None:
+    def newest() -> tuple[str, str]:
+        found = which_model(None, newest_that_saw_images)
+        return found.name, found.why
+
+    with pytest.raises(RunError, match="no trained model"):
+        newest()
+    make_run("unfinished", "photos", age=1, finished=False)
+    assert newest() == ("unfinished", "the newest run with a model; none has finished")
+    make_run("scenes", age=3)
+    assert newest() == ("scenes", "the newest finished run")
+    make_run("photos", "photos", age=4)
+    make_run("without", "photos", age=0, model=False)
+    assert newest() == ("photos", "the newest finished run that learnt from images")
+
+
+def test_torch_is_not_loaded() -> None:
+    code = "import sys, lapclip.which_model; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
