@@ -1,4 +1,4 @@
-"""How much faster an epoch is when what is frozen is computed once: kept features against computing them each time.
+"""How much faster an epoch is when what is frozen is computed once: cached features against computing them each time.
 
 python benchmarks/frozen_features.py ../shared/data/flickr8k [--recipe heads] [--start runs/heads]
 
@@ -15,8 +15,9 @@ import time
 
 import torch
 
-from lapclip.commands import run_setup as preparing
-from lapclip.commands.run_setup import build, make_plan
+from lapclip.commands import run_setup
+from lapclip.commands.run_settings import make_plan
+from lapclip.commands.run_setup import build
 from lapclip.machine.timing import Stopwatch, timed
 
 ROUNDS = 5
@@ -30,34 +31,31 @@ def main() -> None:
     arguments = parser.parse_args()
     settings = [f"data.source={arguments.data}", *([f"train.start={arguments.start}"] if arguments.start else [])]
     began = time.perf_counter()
-    ready = preparing.prepare(arguments.recipe, settings, None, preparing.Hooks())
+    setup = run_setup.set_up(arguments.recipe, settings, None)
     prepared = time.perf_counter() - began
-    step, embedder = ready.built
-    kept_plan = make_plan(ready.config, ready.data, embedder.tokenizer)
-    kept_plan.frozen = ready.kept
-    plain_plan = make_plan(ready.config, ready.data, embedder.tokenizer)
-    other, _ = build(ready.config, embedder.tokenizer, ready.device, ready.foundation)
-    off = Stopwatch(ready.device.synchronise, on=False)
-    times: dict[str, list[float]] = {"kept": [], "plain": []}
+    plain_plan = make_plan(setup.config, setup.data, setup.tokenizer)
+    other, _ = build(setup.config, setup.tokenizer, setup.device, setup.initial_weights)
+    off = Stopwatch(setup.device.synchronise, on=False)
+    times: dict[str, list[float]] = {"cached": [], "plain": []}
     for number in range(1, ROUNDS + 2):  # the first round warms up
-        for name, plan, taken in (("kept", kept_plan, step), ("plain", plain_plan, other)):
-            seconds = timed(lambda: taken(plan.batch(number), number, 1e-5, off)(), ready.device.synchronise)  # noqa: B023
+        for name, plan, taken in (("cached", setup.plan, setup.step), ("plain", plain_plan, other)):
+            seconds = timed(lambda: taken(plan.batch(number), number, 1e-5, off)(), setup.device.synchronise)  # noqa: B023
             times[name] += [seconds] if number > 1 else []
             print(f"{name}: step {number} in {seconds:.2f} s", flush=True)
-    kept, plain = (statistics.median(times[name]) for name in ("kept", "plain"))
-    epoch = kept_plan.steps_per_epoch
+    cached, plain = (statistics.median(times[name]) for name in ("cached", "plain"))
+    epoch = setup.plan.steps_per_epoch
     print(
-        f"frozen features, {arguments.recipe}, {len(ready.data.train):,} images: {plain / kept:.1f}x computing them "
-        f"each time; an epoch {kept * epoch:.1f} s against {plain * epoch:.1f} s (median of {ROUNDS} steps each)"
+        f"frozen features, {arguments.recipe}, {len(setup.data.train):,} images: {plain / cached:.1f}x computing them "
+        f"each time; an epoch {cached * epoch:.1f} s against {plain * epoch:.1f} s (median of {ROUNDS} steps each)"
     )
     print(
         json.dumps(
             {
-                "ratio": plain / kept,
-                "kept_seconds": kept * epoch,
+                "ratio": plain / cached,
+                "kept_seconds": cached * epoch,
                 "plain_seconds": plain * epoch,
                 "prepared_seconds": prepared,
-                "notes": ready.notes,
+                "notes": setup.notes,
                 "torch": torch.__version__,
             }
         )

@@ -41,12 +41,12 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Path:
     """The folder of a finished run of 12 steps, to copy from."""
-    from lapclip.commands import train as launch
+    from lapclip.commands.train import train
 
     folder = tmp_path_factory.mktemp("trained")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        launch.start("first-run", SMALL, name="mine")
+        train("first-run", SMALL, name="mine")
     return folder / "runs" / "mine"
 
 

@@ -1,8 +1,8 @@
 """Which model is meant: what a user typed after a command, turned into one answer. No torch: nothing is opened.
 
 A model may be a run by its name or path, a folder or a file with a model, a folder that `lapclip export` wrote, or a
-name on the Hugging Face hub. A run's name wins over a path of the same name. Without a name each command has one rule,
-which its help states: `newest_run` or `newest_that_saw_images`.
+name on the Hugging Face hub. A run's model wins over one at a path of the same name. Without a name each command has
+one rule, which its help states: `newest_run` or `newest_that_saw_images`.
 """
 
 from __future__ import annotations
@@ -81,12 +81,13 @@ def which_model(name: str | None, without_name: Callable[[], WhichModel] | None 
     if name is None:
         return (without_name or newest_run)()
     for path in (RUNS / name, Path(name)):
-        if _is_run(path):
-            return WhichModel(path, _with_model(Run(path)), ASKED)
-        if path.is_dir() and is_model(path):
-            return WhichModel(path, None, ASKED)
+        if path.exists() and is_model(path):
+            return WhichModel(path, Run(path) if _is_run(path) else None, ASKED)
     if is_model(name):
-        return WhichModel(Path(name), None, ASKED)
+        return WhichModel(Path(name), None, ASKED)  # on the hub
+    for path in (RUNS / name, Path(name)):
+        if _is_run(path):
+            raise _without_model(Run(path))
     if Path(name).exists():
         raise NotAModel(f"{name} holds no model that lapclip reads.", hint="lapclip runs, or a model by its path")
     if Path(name).name != name:
@@ -97,7 +98,9 @@ def which_model(name: str | None, without_name: Callable[[], WhichModel] | None 
 
 def newest_run() -> WhichModel:
     """The rule of `eval`, `gained`, `export` and `report`: the run that was started last."""
-    run = _with_model(find_run(None))
+    run = find_run(None)
+    if not is_model(run.path):
+        raise _without_model(run)
     return WhichModel(run.path, run, "the newest run")
 
 
@@ -120,9 +123,7 @@ def _is_run(path: Path) -> bool:
     return (path / "run.toml").exists() or (path / "starting").exists()
 
 
-def _with_model(run: Run) -> Run:
-    """Refuse a run that has no model, as before its first evaluation, with what is known of it."""
-    if not is_model(run.path):
-        run.read_settings()  # says that it is still starting, or did not start
-        raise RunError(f"{run.path} holds no trained model; it is {run.state}.", hint="lapclip runs")
-    return run
+def _without_model(run: Run) -> RunError:
+    """What is known of a run that has no model, as before its first evaluation."""
+    run.read_settings()  # says that it is still starting, or did not start
+    return RunError(f"{run.path} holds no trained model; it is {run.state}.", hint="lapclip runs")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from lapclip.commands import evaluate as scoring
+from lapclip.commands.evaluate import EvaluationRequest, evaluate
 from lapclip.exporting.check import MOST_LOST
 from lapclip.exporting.engine import open_export
 
@@ -43,8 +43,8 @@ def test_a_run_leaves_as_int8_with_its_loss_measured(trained: Path, here: Path) 
     assert json.loads((place / "lapclip.json").read_text())["check"]["recall_after"] == result["recall_after"]
 
     # What the account says of recall is what evaluating the folder itself gives.
-    wanted = scoring.Wanted(str(place), "scenes", split="test", settings=("data.train_pairs=64",))
-    found = scoring.evaluate(wanted)["evaluation"]
+    wanted = EvaluationRequest(str(place), "scenes", split="test", settings=("data.train_pairs=64",))
+    found = evaluate(wanted)["evaluation"]
     assert found["candidates"] == result["candidates"]
     assert found["t2i_r1"] == pytest.approx(result["recall_after"], abs=1e-9)
     assert open_export(place).encode_text(["a red cat"]).shape == (1, 64)

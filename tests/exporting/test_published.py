@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 
 import lapclip
-from lapclip.commands import evaluate as scoring
+from lapclip.commands.evaluate import EvaluationRequest, evaluate
 from lapclip.data.tokenizers import BytePairTokenizer, Tokenizer, clip_tokenizer
 from lapclip.data.tokenizers.choose import count_words, learn_bpe
 from lapclip.errors import WeightsError
@@ -153,5 +153,5 @@ def test_the_command_exports_a_run_and_evaluates_what_it_wrote(trained: Path, he
     result = json.loads(done.stdout)
     assert result["format"] == "openclip"
     assert "mine/open_clip_model.safetensors" in [Path(path).as_posix() for path in result["files"]]
-    wanted = scoring.Wanted("mine", "scenes", split="val", device="cpu", settings=("data.train_pairs=64",))
-    assert scoring.evaluate(wanted)["evaluation"]["candidates"] > 0
+    wanted = EvaluationRequest("mine", "scenes", split="val", device="cpu", settings=("data.train_pairs=64",))
+    assert evaluate(wanted)["evaluation"]["candidates"] > 0

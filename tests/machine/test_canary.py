@@ -15,7 +15,7 @@ from lapclip.machine.canary import Result
 from lapclip.machine.canary_operations import ATTENTIONS
 from lapclip.machine.devices import Device, choose_device
 
-from ..test_launch import events, train
+from ..small_runs import events, train_small
 from ..training.test_step import batch_of, step_of
 
 CPU = torch.device("cpu")
@@ -209,7 +209,7 @@ def test_attention_on_mps_is_guarded_whatever_the_canary_says(monkeypatch: pytes
 
 def test_a_run_tells_what_failed(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(devices._examined, "cpu", [result("causal attention, float16", ok=False)])
-    train("train.steps=1")
+    train_small("train.steps=1")
     (started,) = events("started")
     assert started["notes"] == [
         "cpu fails a check, so this is avoided where it can be: "

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from lapclip.machine.polite import EVERY, Courtesy, Eyes, Look
+from lapclip.machine.polite import EVERY, Eyes, Look, PolitePauses
 
 QUIET = Look(battery_percent=None, throttled=None, swap_bytes=0, others=0.0)
 
@@ -14,7 +14,7 @@ class Machine:
 
     def __init__(self) -> None:
         self.now, self.time = QUIET, 0.0
-        self.courtesy = Courtesy(30, lambda: self.now, lambda: self.time)
+        self.courtesy = PolitePauses(30, lambda: self.now, lambda: self.time)
 
     def later(self, **changes: object) -> str | None:
         self.now = replace(QUIET, **changes)  # type: ignore[arg-type]

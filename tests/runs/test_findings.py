@@ -15,7 +15,9 @@ import numpy as np
 import pytest
 import torch
 
-from lapclip.commands import (train as launch, run_setup as preparing)
+from lapclip.commands.run_settings import make_plan
+from lapclip.commands.run_setup import Callbacks, RunSetup, set_up
+from lapclip.commands.train import train
 from lapclip.config import DataConfig
 from lapclip.data.scenes.dataset import load_scenes
 from lapclip.data.dataset import Pairs
@@ -42,7 +44,7 @@ SMALL = [
     "train.threads=1",
     "train.loader_threads=1",
 ]
-Change = Callable[[preparing.Ready], preparing.Ready]
+Change = Callable[[RunSetup], RunSetup]
 Events = list[dict[str, Any]]
 
 
@@ -66,39 +68,39 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], R
 
 
 def _train(name: str, settings: list[str], change: Change) -> None:
-    prepare = launch.prepare
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(launch, "prepare", lambda *arguments: change(prepare(*arguments)))
-        launch.start("first-run", [*SMALL, *settings], name=name)
+        patch.setattr("lapclip.commands.train.set_up", lambda *arguments: change(set_up(*arguments)))
+        train("first-run", [*SMALL, *settings], name=name)
 
 
-def as_it_is(ready: preparing.Ready) -> preparing.Ready:
-    return ready
+def as_it_is(setup: RunSetup) -> RunSetup:
+    return setup
 
 
-def with_splits(ready: preparing.Ready, **splits: Pairs) -> preparing.Ready:
-    return replace(ready, data=replace(ready.data, splits={**ready.data.splits, **splits}))
+def with_splits(setup: RunSetup, **splits: Pairs) -> RunSetup:
+    data = replace(setup.data, splits={**setup.data.splits, **splits})
+    return replace(setup, data=data, plan=make_plan(setup.config, data, setup.tokenizer))
 
 
-def black(ready: preparing.Ready) -> preparing.Ready:
+def black(setup: RunSetup) -> RunSetup:
     """Every image is black, as if none had been decoded."""
-    blank = {name: Pairs(np.zeros_like(pairs.pixels[:]), pairs.captions) for name, pairs in ready.data.splits.items()}
-    return with_splits(ready, **blank)
+    blank = {name: Pairs(np.zeros_like(pairs.pixels[:]), pairs.captions) for name, pairs in setup.data.splits.items()}
+    return with_splits(setup, **blank)
 
 
-def few_captions(ready: preparing.Ready) -> preparing.Ready:
+def few_captions(setup: RunSetup) -> RunSetup:
     """Four captions for all held-out images, eight for all training images."""
 
     def repeated(pairs: Pairs, count: int) -> Pairs:
         return Pairs(pairs.pixels, [pairs.captions[row % count][:1] for row in range(len(pairs))])
 
-    held_out, train = ready.data.held_out, ready.data.train
-    return with_splits(ready, val=repeated(held_out, 4), train=repeated(train, 8))
+    held_out, train = setup.data.held_out, setup.data.train
+    return with_splits(setup, val=repeated(held_out, 4), train=repeated(train, 8))
 
 
-def few_held_out(ready: preparing.Ready) -> preparing.Ready:
-    held_out = ready.data.held_out
-    return with_splits(ready, val=Pairs(held_out.pixels[:20], held_out.captions[:20]))
+def few_held_out(setup: RunSetup) -> RunSetup:
+    held_out = setup.data.held_out
+    return with_splits(setup, val=Pairs(held_out.pixels[:20], held_out.captions[:20]))
 
 
 class SlowDisk:
@@ -112,37 +114,37 @@ class SlowDisk:
         return self._pixels[rows]
 
 
-def slow_disk(ready: preparing.Ready) -> preparing.Ready:
-    train: Any = SlowDisk(ready.data.train.pixels[:])
-    return with_splits(ready, train=Pairs(train, ready.data.train.captions))
+def slow_disk(setup: RunSetup) -> RunSetup:
+    train: Any = SlowDisk(setup.data.train.pixels[:])
+    return with_splits(setup, train=Pairs(train, setup.data.train.captions))
 
 
-def frozen_text(ready: preparing.Ready) -> preparing.Ready:
-    model = CLIP(ready.config.model)
+def frozen_text(setup: RunSetup) -> RunSetup:
+    model = CLIP(setup.config.model)
     model.text.requires_grad_(False)
-    step = make_step(model, ready.config.train, ready.device)
-    return replace(ready, built=(step, Embedder(model, ready.built[1].tokenizer, ready.device)))
+    step = make_step(model, setup.config.train, setup.device)
+    return replace(setup, step=step, embedder=Embedder(model, setup.tokenizer, setup.device))
 
 
-def tiny_projection(ready: preparing.Ready) -> preparing.Ready:
+def tiny_projection(setup: RunSetup) -> RunSetup:
     """Weights of a wrong size: what is divided by their length grows as they shrink."""
     with torch.no_grad():
-        ready.built[0].model.image.get_parameter("projection").mul_(1e-6)
-    return ready
+        setup.step.model.image.get_parameter("projection").mul_(1e-6)
+    return setup
 
 
-def coarse_scale(ready: preparing.Ready) -> preparing.Ready:
+def coarse_scale(setup: RunSetup) -> RunSetup:
     """float16's loss begins at a scale that takes 25 steps to come down."""
-    scale: Any = ready.built[0].others["loss_scale"]
+    scale: Any = setup.step.others["loss_scale"]
     scale[0] *= 2.0**25
-    return ready
+    return setup
 
 
-def later(ready: preparing.Ready) -> preparing.Ready:
+def later(setup: RunSetup) -> RunSetup:
     """A model that knows some pairs by heart is trained on others, and scored on the ones it knew."""
-    ready.built[0].model.load_state_dict(load("runs/healthy").model.state_dict())
-    known = load_scenes(DataConfig(train_pairs=64), ready.config.model.image_size).train
-    return with_splits(ready, val=Pairs(known.pixels, [captions[:1] for captions in known.captions]))
+    setup.step.model.load_state_dict(load("runs/healthy").model.state_dict())
+    known = load_scenes(DataConfig(train_pairs=64), setup.config.model.image_size).train
+    return with_splits(setup, val=Pairs(known.pixels, [captions[:1] for captions in known.captions]))
 
 
 FAULTS: dict[str, tuple[list[str], Change]] = {
@@ -258,7 +260,7 @@ def test_the_ceiling_is_one_that_a_perfect_model_reaches() -> None:
 def test_not_a_number_is_found_in_the_run_it_ended(runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(TrainingError):
-        launch.start("first-run", [*SMALL, "train.learning_rate=1e30"], name="nan")
+        train("first-run", [*SMALL, "train.learning_rate=1e30"], name="nan")
     found = found_in(Run(Path("runs/nan")))
     assert list(found) == ["not-a-number"]
     assert "loss is not a number at step 2" in found["not-a-number"].evidence
@@ -273,7 +275,7 @@ def test_a_run_that_failed_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPa
             raise OSError("the disk is gone")
 
     with pytest.raises(OSError, match="the disk is gone"):
-        launch.start("first-run", SMALL, name="unlucky", hooks=preparing.Hooks([unplugged]))
+        train("first-run", SMALL, name="unlucky", callbacks=Callbacks([unplugged]))
     found = found_in(Run(Path("runs/unlucky")))
     assert list(found) == ["failed"]
     assert "the disk is gone" in found["failed"].evidence

@@ -12,18 +12,19 @@ import torch
 from safetensors.torch import load_file
 
 import lapclip
-from lapclip.commands import train as launch
+from lapclip.commands.resume import resume
+from lapclip.commands.run_to_end import Outcome
+from lapclip.commands.train import train
 from lapclip.errors import ConfigError, RunError
 from lapclip.model.shapes import SHAPES
 from lapclip.runs.event_log import read_events
 from lapclip.training import frozen_features as features
+from lapclip.training.array_cache import array_path
 from lapclip.training.checkpoint import WEIGHTS
-from lapclip.training.feature_cache import array_path
 
 from ..conftest import SMALL
 from ..networks import tiny_text
-from ..test_photos import photos
-from ..test_scoring import write_photos
+from ..small_runs import photos, write_photos
 
 pytest.importorskip("transformers", reason="the package transformers is not installed")
 
@@ -52,8 +53,8 @@ def notes(name: str) -> str:
     return " ".join(next(read_events(Path("runs") / name / "events.jsonl"))["notes"])
 
 
-def train(name: str, *settings: str) -> launch.Outcome:
-    return launch.start("first-run", list(settings), name=name)
+def train_small(name: str, *settings: str) -> Outcome:
+    return train("first-run", list(settings), name=name)
 
 
 LEARNING = {
@@ -66,8 +67,8 @@ LEARNING = {
 
 @pytest.mark.parametrize("learns", LEARNING)
 def test_kept_features_give_what_computing_them_each_time_gives(here: Path, towers: list[str], learns: str) -> None:
-    kept = train("kept", *towers, *LEARNING[learns])
-    plain = train("plain", *towers, *LEARNING[learns], "train.features=never")
+    kept = train_small("kept", *towers, *LEARNING[learns])
+    plain = train_small("plain", *towers, *LEARNING[learns], "train.features=never")
     assert "kept what is frozen of 64 images in 2 views" in notes("kept")
     assert "kept" not in notes("plain")
     np.testing.assert_allclose(losses("kept"), losses("plain"), rtol=0, atol=2e-5)
@@ -82,25 +83,25 @@ def test_kept_features_give_what_computing_them_each_time_gives(here: Path, towe
 
 def test_the_same_in_batches_whose_captions_are_taken_in_parts(here: Path, towers: list[str]) -> None:
     large = [*towers, *LEARNING["heads"], "data.train_pairs=256", "train.batch_size=128", "train.steps=3"]
-    train("kept", *large)
-    train("plain", *large, "train.features=never")
+    train_small("kept", *large)
+    train_small("plain", *large, "train.features=never")
     np.testing.assert_allclose(losses("kept"), losses("plain"), rtol=0, atol=2e-5)
 
 
 @pytest.mark.parametrize("learns", ["heads", "last-blocks"])
 def test_the_same_of_our_own_towers(here: Path, trained: Path, learns: str) -> None:
     start = [*COMMON, f"train.start={trained}", *LEARNING[learns]]
-    train("kept", *start)
-    train("plain", *start, "train.features=never")
+    train_small("kept", *start)
+    train_small("plain", *start, "train.features=never")
     assert "kept what is frozen" in notes("kept")
     np.testing.assert_allclose(losses("kept"), losses("plain"), rtol=0, atol=2e-5)
 
 
 def test_features_are_found_again_and_made_anew_when_the_weights_change(here: Path, towers: list[str]) -> None:
     settings = [*towers, *LEARNING["heads"], "data.seed=3"]
-    train("first", *settings)
-    train("second", *settings, "train.learning_rate=1e-4")
-    train("third", *settings, "model.image_taps=2")
+    train_small("first", *settings)
+    train_small("second", *settings, "train.learning_rate=1e-4")
+    train_small("third", *settings, "model.image_taps=2")
     assert "computed in" in notes("first")
     assert "found in the cache" in notes("second")
     assert "computed in" in notes("third")
@@ -111,7 +112,7 @@ def test_features_are_made_anew_when_photos_are_seen_otherwise(here: Path, tower
     source = f"data.source={json.dumps(str(here / 'photos'))}"
     settings = [*towers, *LEARNING["heads"], source, "train.batch_size=8", "train.steps=2"]
     for name, seen in {"first": "shortest", "again": "shortest", "other": "squash"}.items():
-        train(name, *settings, f"model.resize={seen}")
+        train_small(name, *settings, f"model.resize={seen}")
     assert "found in the cache" in notes("again")
     assert "computed in" in notes("other")
     assert losses("other") != losses("first")
@@ -120,11 +121,11 @@ def test_features_are_made_anew_when_photos_are_seen_otherwise(here: Path, tower
 def test_features_are_made_anew_when_equal_weights_compute_otherwise(here: Path, trained: Path) -> None:
     shutil.copytree(trained / "model", "mine")
     settings = [*COMMON, "train.start=mine", *LEARNING["heads"], "data.seed=4", "train.steps=2"]
-    train("first", *settings)
+    train_small("first", *settings)
     about = json.loads(Path("mine/config.json").read_text())
     about["model"]["activation"] = "quick_gelu"
     Path("mine/config.json").write_text(json.dumps(about))
-    train("other", *settings)
+    train_small("other", *settings)
     assert "computed in" in notes("other")
     assert losses("other") != losses("first")
 
@@ -132,8 +133,8 @@ def test_features_are_made_anew_when_equal_weights_compute_otherwise(here: Path,
 @pytest.mark.parametrize("learns", ["heads", "lora"])
 def test_a_resumed_run_goes_on_as_if_nothing_had_happened(here: Path, towers: list[str], learns: str) -> None:
     settings = [*towers, *LEARNING[learns]]
-    train("whole", *settings)
-    train("cut", *settings)
+    train_small("whole", *settings)
+    train_small("cut", *settings)
     run = Path("runs/cut")
     for path in run.glob("checkpoints/step-*"):
         if path.name != "step-00000000":
@@ -142,7 +143,7 @@ def test_a_resumed_run_goes_on_as_if_nothing_had_happened(here: Path, towers: li
     (run / "events.jsonl").write_text("\n".join(lines) + "\n")
     for path in array_path().parent.glob("features-*.npy"):  # what is gone is made again
         path.unlink()
-    launch.resume("cut")
+    resume("cut")
     again = [event for event in read_events(run / "events.jsonl") if event["type"] == "step"][-6:]
     assert [event["loss"] for event in again] == losses("whole")
 
@@ -154,31 +155,31 @@ def test_a_run_whose_start_is_gone_is_not_resumed_from_chance(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(launch, "save_model", killed)
+        patch.setattr("lapclip.commands.train.save_model", killed)
         with pytest.raises(KeyboardInterrupt):
-            train("cut", *COMMON, f"train.start={trained}", *LEARNING["heads"])
+            train_small("cut", *COMMON, f"train.start={trained}", *LEARNING["heads"])
     with pytest.raises(RunError, match="start is gone, or the run was killed before it was there"):
-        launch.resume("cut")
+        resume("cut")
 
 
 def test_a_new_text_tower_beside_a_pretrained_one_knows_the_vocabulary_of_the_captions(
     here: Path, towers: list[str]
 ) -> None:
     own_text = [setting for setting in towers if not setting.startswith("model.text_from")]
-    train("mixed", *own_text, "model.name=tiny", "train.image_blocks=0", "data.tokenizer=bpe", "train.steps=2")
+    train_small("mixed", *own_text, "model.name=tiny", "train.image_blocks=0", "data.tokenizer=bpe", "train.steps=2")
     found = lapclip.load("runs/mixed")
     assert found.model.shape.vocabulary == found.tokenizer.vocabulary > SHAPES["tiny"].vocabulary
 
 
 def test_micro_batches_change_nothing(here: Path, towers: list[str]) -> None:
     settings = [*towers, *LEARNING["last-blocks"]]
-    train("whole", *settings)
-    train("parts", *settings, "train.micro_batch=5")
+    train_small("whole", *settings)
+    train_small("parts", *settings, "train.micro_batch=5")
     np.testing.assert_allclose(losses("whole"), losses("parts"), rtol=0, atol=2e-5)
 
 
 def test_a_checkpoint_holds_what_learns_and_the_model_is_whole(here: Path, towers: list[str]) -> None:
-    train("run", *towers, *LEARNING["lora"])
+    train_small("run", *towers, *LEARNING["lora"])
     saved = load_file(max(Path("runs/run/checkpoints").glob("step-*")) / WEIGHTS)
     assert not any("stem" in name or "word_embeddings" in name for name in saved)
     assert any("lora_up" in name for name in saved)
@@ -190,7 +191,7 @@ def test_a_checkpoint_holds_what_learns_and_the_model_is_whole(here: Path, tower
 
 def test_a_run_from_a_model_starts_where_that_ended_and_keeps_it(here: Path, trained: Path) -> None:
     shutil.copytree(trained, "mine")
-    outcome = train("next", *COMMON, "train.start=mine", "train.learning_rate=0", "train.steps=2")
+    outcome = train_small("next", *COMMON, "train.start=mine", "train.learning_rate=0", "train.steps=2")
     assert outcome.evaluation is not None
     start, end = (load_file(f"runs/next/{part}/model.safetensors") for part in ("start", "model"))
     given = load_file("mine/model/model.safetensors")
@@ -201,33 +202,33 @@ def test_a_run_from_a_model_starts_where_that_ended_and_keeps_it(here: Path, tra
 
 def test_the_shape_of_a_model_that_is_there_cannot_be_changed(here: Path, trained: Path) -> None:
     with pytest.raises(ConfigError, match=r"model\.embedding cannot be changed: the model has the shape of"):
-        train("next", *COMMON, f"train.start={trained}", "model.embedding=8")
+        train_small("next", *COMMON, f"train.start={trained}", "model.embedding=8")
 
 
 def test_a_start_that_holds_no_model_is_refused_before_there_is_a_run(here: Path) -> None:
     Path("empty").mkdir()
     with pytest.raises(RunError, match="empty holds no model"):
-        train("next", *COMMON, "train.start=empty")
+        train_small("next", *COMMON, "train.start=empty")
     assert not Path("runs/next").exists()
 
 
 def test_a_rate_that_breaks_pretrained_weights_is_warned_about(here: Path, trained: Path) -> None:
-    train("fast", *COMMON, f"train.start={trained}", "train.learning_rate=1e-3", "train.steps=2")
+    train_small("fast", *COMMON, f"train.start={trained}", "train.learning_rate=1e-3", "train.steps=2")
     assert "far above what pretrained weights stand" in notes("fast")
-    train("slow", *COMMON, f"train.start={trained}", "train.learning_rate=1e-5", "train.steps=2")
+    train_small("slow", *COMMON, f"train.start={trained}", "train.learning_rate=1e-5", "train.steps=2")
     assert "far above" not in notes("slow")
 
 
 def test_the_recipe_follows_from_how_many_images_there_are(here: Path, trained: Path) -> None:
-    outcome = launch.start("auto", [*COMMON, f"train.start={trained}"], name="chosen")
+    outcome = train("auto", [*COMMON, f"train.start={trained}"], name="chosen")
     assert "recipe heads for 64 training images: so few would only be learnt by heart" in notes("chosen")
     assert outcome.state == "finished"
 
 
 def test_half_precision_learns_about_the_same(here: Path, towers: list[str]) -> None:
     settings = [*towers, *LEARNING["last-blocks"]]
-    train("exact", *settings)
-    train("half", *settings, "train.dtype=bfloat16")
+    train_small("exact", *settings)
+    train_small("half", *settings, "train.dtype=bfloat16")
     np.testing.assert_allclose(losses("half"), losses("exact"), rtol=0.05)
 
 
@@ -235,7 +236,7 @@ def test_without_room_for_features_they_are_computed_each_time(
     here: Path, towers: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(features, "has_room", lambda path, needed: path.exists())
-    train("run", *towers, *LEARNING["heads"], "train.seed=9")
+    train_small("run", *towers, *LEARNING["heads"], "train.seed=9")
     assert "features find no room" in notes("run")
     assert len(losses("run")) == 6
 
@@ -243,16 +244,16 @@ def test_without_room_for_features_they_are_computed_each_time(
 def test_images_that_the_start_learnt_from_are_no_test_and_are_counted(here: Path) -> None:
     photos = write_photos(here / "photos", [""] * 30)
     settings = [*SMALL[2:], f"data.source={photos}", "train.batch_size=8", "train.steps=2"]
-    train("first", *settings, "model.name=tiny", "data.seed=0")
-    train("alike", *settings, "train.start=runs/first", "data.seed=0")
+    train_small("first", *settings, "model.name=tiny", "data.seed=0")
+    train_small("alike", *settings, "train.start=runs/first", "data.seed=0")
     assert "no test" not in notes("alike")
-    train("other", *settings, "train.start=runs/first", "data.seed=1")
+    train_small("other", *settings, "train.start=runs/first", "data.seed=1")
     assert "the model to start from has learnt from" in notes("other")
     first, other = (set(np.load(f"runs/{name}/seen.npy").tolist()) for name in ("first", "other"))
     assert first < other  # what the start has seen, this model has seen
 
 
 def test_a_tower_without_attention_is_named(here: Path, towers: list[str]) -> None:
-    train("run", *towers, *LEARNING["lora"])
+    train_small("run", *towers, *LEARNING["lora"])
     assert "the image tower has no attention to add to" in notes("run")
     assert "the text tower has no attention" not in notes("run")

@@ -18,7 +18,7 @@ from lapclip.claims import measured_claims as measured
 from lapclip.claims import run_claims as finished
 from lapclip.claims.bench import Bench, parameters
 from lapclip.claims.catalogue import FAILS, HOLDS, UNKNOWN, Finding, all_claims, unknown
-from lapclip.commands import train as launch
+from lapclip.commands.train import train
 from lapclip.data.scenes.scene import split_scenes
 from lapclip.errors import ConfigError
 from lapclip.machine.devices import Device
@@ -220,7 +220,7 @@ def test_claims_about_a_run_read_the_newest_finished_one(here: Path) -> None:
     for number in run_claims:
         assert "lapclip train --recipe seed" in claims.MEASURES[number](bench).reason
     for name in ("older", "newer"):
-        launch.start("seed", [*SMALL, "train.batch_size=12", "train.steps=10"], name=name)
+        train("seed", [*SMALL, "train.batch_size=12", "train.steps=10"], name=name)
     rows = {number: claims.MEASURES[number](bench) for number in run_claims}
     for number in (13, 14, 15):
         assert rows[number].here is not None

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from lapclip.cli import tune as tuning_command
-from lapclip.commands import train as launch
-from lapclip.commands import tune as trials
+from lapclip.commands.train import train
+from lapclip.commands.tune import tune
 from lapclip.config import Config, DataConfig, TrainConfig, replace_in
 from lapclip.data.batches import Batch
 from lapclip.errors import ConfigError
@@ -216,16 +216,16 @@ def test_short_runs_are_not_tuned_and_long_ones_spend_a_twentieth_at_most() -> N
 
 
 def test_training_takes_what_tuning_found(here: Path) -> None:
-    found = trials.tune("first-run", SMALL_RUN, seconds=5)
-    launch.start("first-run", SMALL_RUN, name="run")
+    found = tune("first-run", SMALL_RUN, seconds=5)
+    train("first-run", SMALL_RUN, name="run")
     started = json.loads((here / "runs/run/events.jsonl").read_text().splitlines()[0])
-    train = started["config"]["train"]
+    taken = started["config"]["train"]
     for name in ("device", "dtype", "threads", "compile", "micro_batch", "image_attention", "linear"):
-        assert train[name] == found["choices"][name]
+        assert taken[name] == found["choices"][name]
     assert started["reasons"]["train.dtype"].endswith("; tuned before")
     assert started["tuned_seconds"] == pytest.approx(16 / found["pairs_per_second"])
     assert find_run("run").read_settings()["run"]["tuned_seconds"] == started["tuned_seconds"]
-    overridden = launch.start("first-run", [*SMALL_RUN, "train.dtype=float32"], name="other")
+    overridden = train("first-run", [*SMALL_RUN, "train.dtype=float32"], name="other")
     assert overridden.state == "finished"
     assert '"dtype":"float32"' in (here / "runs/other/events.jsonl").read_text().splitlines()[0]
 
@@ -233,17 +233,17 @@ def test_training_takes_what_tuning_found(here: Path) -> None:
 @pytest.mark.parametrize("seconds", [0.0, -1.0])
 def test_a_budget_of_nothing_is_refused(here: Path, seconds: float) -> None:
     with pytest.raises(ConfigError, match="--seconds must be more than 0"):
-        trials.tune("first-run", [], seconds)
+        tune("first-run", [], seconds)
 
 
 def test_busy_cores_are_named_and_nothing_is_remembered(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(load, "other_load", lambda: 0.5)
-    found = trials.tune("first-run", SMALL_RUN, 3.0)
+    found = tune("first-run", SMALL_RUN, 3.0)
     assert found["warnings"] == ["other programs use 50% of the cores, so what is timed now is off"]
     assert not found["remembered"]
     assert "not remembered" in "".join(tuning_command.summary(found, "train"))
     monkeypatch.setattr(load, "other_load", lambda: 0.0)
-    found = trials.tune("first-run", SMALL_RUN, 10.0)
+    found = tune("first-run", SMALL_RUN, 10.0)
     assert found["remembered"]
     assert found["warnings"] == []
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lapclip.commands import run_setup as preparing
-from lapclip.commands import train as launch
+from lapclip.commands import run_setup
+from lapclip.commands.train import train
 from lapclip.errors import ConfigError
 from lapclip.machine.devices import Device
 from lapclip.runs.event_log import read_events
@@ -46,12 +46,9 @@ def settings(kind: str, text_folder: Path, start: Path | None = None) -> list[st
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_few_pairs_tell_what_many_take(kind: str, here: Path, text_folder: Path, trained: Path) -> None:
-    ready = preparing.prepare("first-run", settings(kind, text_folder, trained), None, preparing.Hooks())
-    step, embedder = ready.built
+    setup = run_setup.set_up("first-run", settings(kind, text_folder, trained), None)
+    step, batch = setup.step, setup.plan.batch(1)
     assert isinstance(step, TrainStep)
-    plan = preparing.make_plan(ready.config, ready.data, embedder.tokenizer)
-    plan.frozen = ready.kept
-    batch = plan.batch(1)
     before = {name: tensor.clone() for name, tensor in step.model.state_dict().items()}
     needs = watched.watch(step, batch)
     ledger = Ledger()
@@ -67,7 +64,7 @@ def test_parts_of_the_batch_are_taken_where_memory_is_short(
     here: Path, text_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = settings("foreign", text_folder)
-    launch.start("first-run", asked, name="whole")
+    train("first-run", asked, name="whole")
     seen: list[Needs] = []
     watch = watched.watch
 
@@ -78,7 +75,7 @@ def test_parts_of_the_batch_are_taken_where_memory_is_short(
 
     with monkeypatch.context() as patch:
         patch.setattr(watched, "watch", watching)
-        launch.start("first-run", asked, name="parts")
+        train("first-run", asked, name="parts")
     whole, parts = (list(read_events(Path("runs") / name / "events.jsonl")) for name in ("whole", "parts"))
     assert (whole[0]["config"]["train"]["micro_batch"], parts[0]["config"]["train"]["micro_batch"]) == (0, 16)
     assert any("train.micro_batch is 16: what fits" in note for note in parts[0]["notes"])
@@ -99,7 +96,7 @@ def test_what_does_not_fit_is_refused_in_figures(
     with pytest.raises(
         ConfigError, match=r"Pairs do not fit on cpu: \d+ at once need 0\.\d GB of the 0\.\d GB"
     ) as error:
-        launch.start("first-run", asked)
+        train("first-run", asked)
     assert hint in str(error.value)
     assert not Path("runs").exists()
 

@@ -22,7 +22,7 @@ from lapclip.model.pretrained.pretrained_towers import PretrainedImageTower, Pre
 from lapclip.model.pretrained.spec import TowerSpec
 from lapclip.model.pretrained.split_network import Blocks, find_blocks
 from lapclip.model.shapes import SHAPES
-from lapclip.training.loop import save_model
+from lapclip.training.checkpoint import save_model
 from lapclip.weights.networks.open_network import TRUSTED, build_network, open_image, open_text
 
 from ..networks import TinyImage, tiny_text, write_tokenizer

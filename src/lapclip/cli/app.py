@@ -20,10 +20,13 @@ from lapclip.cli.export import export
 from lapclip.cli.gained import gained
 from lapclip.cli.machine import machine
 from lapclip.cli.model import model
+from lapclip.cli.output import ARGUMENTS
 from lapclip.cli.report import report
-from lapclip.cli.runs import runs, stop
+from lapclip.cli.resume import resume
+from lapclip.cli.runs import runs
 from lapclip.cli.search import search
-from lapclip.cli.train import resume, train
+from lapclip.cli.stop import stop
+from lapclip.cli.train import train
 from lapclip.cli.tune import tune
 from lapclip.cli.watch import watch
 from lapclip.errors import LapclipError
@@ -58,6 +61,7 @@ app.command(model, sort_key=13)
 def main(arguments: list[str] | None = None) -> None:
     """Run a command. Exit status: 0 done, 1 a fault of ours, 2 the user's input, 130 and 143 stopped by a signal."""
     arguments = sys.argv[1:] if arguments is None else arguments
+    ARGUMENTS.set(tuple(arguments))
     debug, as_json = "--debug" in arguments, "--json" in arguments
     try:
         status = app(arguments, exit_on_error=False, print_error=False, result_action="return_value")

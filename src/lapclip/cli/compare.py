@@ -45,10 +45,11 @@ def compare(
     others
         Put other machines' files beside this one; may be repeated. Example: lapclip compare --with theirs.json
     """
-    from lapclip.commands import tune as trials
+    from lapclip.commands.compare import compare as compare_devices
 
     with display() as shown:
-        found = trials.compare(quick=quick, seconds=seconds, share=share, others=others, tell=shown.tuning_progress)
+        progress = shown.tuning_progress
+        found = compare_devices(quick=quick, seconds=seconds, share=share, others=others, progress=progress)
     emit(found, summary(found), common)
     return 0
 

@@ -56,11 +56,12 @@ def evaluate(
     settings
         How to read the data; may be repeated. Example: lapclip eval first-run a.csv --set data.caption_column=title
     """
-    from lapclip.commands import evaluate as scoring
+    from lapclip.commands.evaluate import EvaluationRequest
+    from lapclip.commands.evaluate import evaluate as evaluate_model
 
-    wanted = scoring.Wanted(model, data, split, templates, device, out, settings)
+    request = EvaluationRequest(model, data, split, templates, device, out, settings)
     with display() as shown:
-        result = scoring.evaluate(wanted, shown.data_progress, shown.counting("embedding images and captions"))
+        result = evaluate_model(request, shown.data_progress, shown.counting("embedding images and captions"))
     emit(result, [*_account(result), *_ending(result)], common)
     return 0
 

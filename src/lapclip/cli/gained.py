@@ -52,11 +52,12 @@ def gained(
     out
         Folder for the account and its page; without one, the run's own. Example: lapclip gained --out shared
     """
-    from lapclip.commands import gained as gaining
+    from lapclip.commands.gained import GainedRequest
+    from lapclip.commands.gained import gained as find_gained
 
-    wanted = gaining.Wanted(run, check, alpha, device, out)
+    request = GainedRequest(run, check, alpha, device, out)
     with display() as shown:
-        result = gaining.gained(wanted, shown.data_progress, shown.counting)
+        result = find_gained(request, shown.data_progress, shown.counting)
     emit(result, [*_account(result), "", *_ending(result)], common)
     return 0
 

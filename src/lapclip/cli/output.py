@@ -1,4 +1,4 @@
-"""What commands share: --json and --debug, and how a result is printed."""
+"""What commands share: the arguments they were given, --json and --debug, and how a result is printed."""
 
 from __future__ import annotations
 
@@ -6,12 +6,16 @@ import json
 import shutil
 import sys
 from contextlib import suppress
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 from cyclopts import Parameter
 from rich.console import Console
+
+ARGUMENTS: ContextVar[tuple[str, ...]] = ContextVar("arguments")
+"""The words that this process was given after `lapclip`."""
 
 
 @Parameter(name="*")

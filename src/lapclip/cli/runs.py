@@ -1,4 +1,4 @@
-"""`lapclip runs` and `lapclip stop`."""
+"""`lapclip runs`."""
 
 from __future__ import annotations
 
@@ -6,12 +6,9 @@ import time
 from datetime import datetime
 from typing import Any
 
-from rich.console import Console
-
 from lapclip.cli.output import Common, emit, typed
-from lapclip.errors import RunError
 from lapclip.runs.event_log import read_events
-from lapclip.runs.folder import Run, all_runs, find_run
+from lapclip.runs.folder import Run, all_runs
 
 
 def runs(*, common: Common | None = None) -> int:
@@ -19,7 +16,7 @@ def runs(*, common: Common | None = None) -> int:
 
     Example: `lapclip runs`
     """
-    rows = [_row(run) for run in all_runs()]
+    rows = [run_row(run) for run in all_runs()]
     lines = [f"[bold]{'name':<24}{'state':<10}{'step':>14}  {'val R@1':>7}  {'started':<16}  age[/bold]"]
     for row in rows:
         progress = f"{row['step']:,}/{row['steps']:,}"
@@ -33,40 +30,7 @@ def runs(*, common: Common | None = None) -> int:
     return 0
 
 
-def stop(run: str | None = None, /, *, common: Common | None = None) -> int:
-    """Ask a running run to save and end, and wait until it has.
-
-    For example:
-
-    - `lapclip stop`
-    - `lapclip stop first-run-2`
-
-    Parameters
-    ----------
-    run
-        The run's name; without one, the newest.
-    """
-    found = find_run(run)
-    if found.state != "starting":
-        found.read_settings()
-    if found.state not in ("running", "starting"):
-        raise RunError(f"{found.path} is not running; it is {found.state}.", hint="lapclip runs")
-    found.ask_to_stop()
-    with Console(stderr=True).status(f"{found.name} finishes its step and saves"):
-        while found.state in ("running", "starting"):
-            time.sleep(0.2)
-    if not found.path.exists():
-        stopped = {"run": str(found.path), "state": "stopped", "step": 0}
-        emit(stopped, [f"{found.path} was stopped before it began, and is gone.", f"Next: {typed('runs')}"], common)
-        return 0
-    row = _row(found)
-    result = {"run": str(found.path), "state": row["state"], "step": row["step"]}
-    next_command = typed(f"resume {found.name}" if row["state"] == "stopped" else "runs")
-    emit(result, [f"{found.path} is {row['state']} after step {row['step']:,}.", f"Next: {next_command}"], common)
-    return 0
-
-
-def _row(run: Run) -> dict[str, Any]:
+def run_row(run: Run) -> dict[str, Any]:
     """A run as `lapclip runs` shows it."""
     step, steps, best, started = 0, 0, None, None
     for event in read_events(run.events):

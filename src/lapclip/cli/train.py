@@ -1,8 +1,7 @@
-"""`lapclip train` and `lapclip resume`."""
+"""`lapclip train`, and how the end of a run looks."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
@@ -10,17 +9,16 @@ from cyclopts import Parameter
 from lapclip.cli.display import display
 from lapclip.cli.eval import score_table, start_lines
 from lapclip.cli.model_and_data import source_setting, start_setting, teacher_setting
-from lapclip.cli.output import Common, emit, typed
-from lapclip.commands.background import reserved_run, resume_in_background, train_in_background, wait_for
+from lapclip.cli.output import ARGUMENTS, Common, emit, typed
+from lapclip.commands.background import reserved_run, train_in_background, wait_for
 from lapclip.config import AUTO, build_config, parse_settings, read_recipe, recipe_for
-from lapclip.errors import RunError
 from lapclip.evaluation.metric_names import said_of_few
 from lapclip.model.shapes import SHAPES
 from lapclip.runs.folder import find_run
 from lapclip.text import duration
 
 if TYPE_CHECKING:
-    from lapclip.commands.train import Outcome
+    from lapclip.commands.run_to_end import Outcome
 
 
 def train(
@@ -100,8 +98,12 @@ def train(
         *["work.polite=true"] * polite,
         *[f"work.ask={'|'.join(ask)}"] * bool(ask),
     )
-    if background:
-        return start_in_background(recipe, minutes, name, after, settings, common)
+    if background and not reserved:  # whoever knows the key is the process in the background
+        refuse_at_once(recipe, settings, after)
+        run = train_in_background(ARGUMENTS.get(), recipe, name)
+        lines = [f"{run.path} starts in the background; its log is {run.log}.", f"Next: {typed(f'watch {run.name}')}"]
+        emit({"run": str(run.path), "name": run.name, "state": "starting"}, lines, common)
+        return 0
     own = reserved_run(name, reserved)
     with display() as shown:
         if after is not None:
@@ -109,78 +111,22 @@ def train(
         if own and own.stop_asked():
             own.give_up()
             return 0
-        from lapclip.commands import run_setup as preparing
-        from lapclip.commands import train as launch
+        from lapclip.commands.run_setup import Callbacks
+        from lapclip.commands.train import train as train_run
 
         # In the background log.txt has the run's lines already.
-        listeners = [] if reserved else [shown]
-        hooks = preparing.Hooks(listeners, shown.data_progress, shown.tuning_progress, reserved)
-        outcome = launch.start(recipe, list(settings), minutes, name, hooks)
-    emit(outcome.to_dict(), summary(outcome), common)
+        callbacks = Callbacks([] if reserved else [shown], shown.data_progress, shown.tuning_progress)
+        outcome = train_run(recipe, settings, minutes, name, callbacks, reserved)
+    emit(outcome.to_dict(), summary(outcome), None if reserved else common)
     return outcome.exit_status
 
 
-def start_in_background(
-    recipe: str,
-    minutes: float | None,
-    name: str | None,
-    after: str | None,
-    settings: Sequence[str],
-    common: Common | None,
-) -> int:
-    """Check what can be checked at once, start the run, and say how to follow it."""
+def refuse_at_once(recipe: str, settings: tuple[str, ...], after: str | None) -> None:
+    """Check what can be checked before the prompt returns."""
     if after is not None:
         find_run(after)
     recipes = [] if recipe == AUTO else [read_recipe(recipe)]
     build_config([*recipes, parse_settings(list(settings))], SHAPES)
-    arguments = ["--recipe", recipe, *([f"--minutes={minutes}"] if minutes is not None else [])]
-    arguments += [f"--after={after}"] * (after is not None) + [f"--set={setting}" for setting in settings]
-    run = train_in_background(arguments, recipe, name)
-    lines = [f"{run.path} starts in the background; its words go to {run.log}.", f"Next: {typed(f'watch {run.name}')}"]
-    emit({"run": str(run.path), "name": run.name, "state": "starting"}, lines, common)
-    return 0
-
-
-def resume(
-    run: str | None = None,
-    /,
-    *,
-    background: Annotated[bool, Parameter(negative="")] = False,
-    quiet: Annotated[bool, Parameter(negative="", show=False)] = False,
-    common: Common | None = None,
-) -> int:
-    """Go on with a run that was stopped, killed or put to sleep; it ends with the result it would have had.
-
-    For example:
-
-    - `lapclip resume`
-    - `lapclip resume first-run-2`
-
-    Parameters
-    ----------
-    run
-        The run's name; without one, the newest.
-    background
-        Return at once; the run goes on without this terminal. Example: lapclip resume --background
-    quiet
-        Leave the run's lines to log.txt.
-    """
-    if background:
-        found = find_run(run)
-        found.read_settings()
-        if found.state in ("running", "finished"):
-            raise RunError(f"{found.path} is {found.state}; there is nothing to resume.", hint="lapclip runs")
-        resume_in_background(found)
-        lines = [f"{found.path} goes on in the background.", f"Next: {typed(f'watch {found.name}')}"]
-        emit({"run": str(found.path), "name": found.name, "state": "starting"}, lines, common)
-        return 0
-    from lapclip.commands import run_setup as preparing
-    from lapclip.commands import train as launch
-
-    with display() as shown:
-        outcome = launch.resume(run, preparing.Hooks([] if quiet else [shown], shown.data_progress))
-    emit(outcome.to_dict(), summary(outcome, "since it was resumed"), common)
-    return outcome.exit_status
 
 
 def summary(outcome: Outcome, whole: str = "in all") -> list[str]:
@@ -192,14 +138,14 @@ def summary(outcome: Outcome, whole: str = "in all") -> list[str]:
             f"Go on: {typed(f'resume {name}')}",
         ]
     kinds = set(outcome.devices.values())
-    places = kinds.pop() if len(kinds) == 1 else ", ".join(f"{tower} on {at}" for tower, at in outcome.devices.items())
+    where = kinds.pop() if len(kinds) == 1 else ", ".join(f"{tower} on {at}" for tower, at in outcome.devices.items())
     return [
         *score_table(outcome.evaluation),
         *start_lines(outcome.start_evaluation),
         *said_of_few(outcome.evaluation["candidates"]),
         "",
         f"time          {duration(outcome.training_seconds)} of training, {duration(outcome.seconds)} {whole}",
-        f"speed         {outcome.pairs_per_second:,.0f} pairs/s on {places}",
+        f"speed         {outcome.pairs_per_second:,.0f} pairs/s on {where}",
         f"peak memory   {outcome.peak_memory_bytes / 1e9:.2f} GB",
         *[f"ended early   {outcome.early}"] * bool(outcome.early),
         f"run           {outcome.run}",

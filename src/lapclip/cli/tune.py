@@ -48,12 +48,12 @@ def tune(
     settings
         Fix a setting instead of tuning it; may be repeated. Example: lapclip tune --set train.dtype=float32
     """
-    from lapclip.commands import run_setup as preparing
-    from lapclip.commands import tune as trials
+    from lapclip.commands.run_setup import Callbacks
+    from lapclip.commands.tune import tune as tune_recipe
 
     with display() as shown:
-        hooks = preparing.Hooks(data_progress=shown.data_progress, tuning_progress=shown.tuning_progress)
-        found = trials.tune(recipe_for(data, recipe), [*source_setting(data), *settings], seconds, hooks)
+        callbacks = Callbacks(data_progress=shown.data_progress, tuning_progress=shown.tuning_progress)
+        found = tune_recipe(recipe_for(data, recipe), [*source_setting(data), *settings], seconds, callbacks)
     again = "".join([f" {data}" * (data is not None), f" --recipe {recipe}" * (recipe is not None)])
     again += "".join(f" --set {setting}" for setting in settings)
     emit(found, summary(found, f"train{again}"), common)

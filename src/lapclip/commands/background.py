@@ -6,31 +6,43 @@ import secrets
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from lapclip.errors import RunError
+from lapclip.progress import Status
 from lapclip.runs.folder import RUNS, Run, find_run, is_reserved, reserve_run
 from lapclip.runs.heartbeat import beat_of, write_beat
 
-LOOK = 1.0
-"""Seconds between two looks at a run that is waited for."""
+CHECK_EVERY = 1.0
+"""Seconds between two checks of a run that is waited for."""
 
 
 def train_in_background(arguments: Sequence[str], recipe: str, name: str | None) -> Run:
-    """`lapclip train` with these arguments in a process of its own; what it says goes to the run's log.txt."""
+    """Start the process in the background for a `lapclip train` with these arguments, in a folder made for it.
+
+    It gets the very arguments that this process was given, so that no flag is lost; only the key of the folder comes
+    before them, and the run's name where none was given. What it prints goes to the run's log.txt.
+    """
     key = secrets.token_hex(8)
     run = reserve_run(name, recipe, key)
+    command, *rest = arguments
     try:
-        _spawn(run, ["train", *arguments, "--name", run.name, "--reserved", key])
+        _spawn(run, [command, "--reserved", key, *([] if name else ["--name", run.name]), *rest])
     except RunError:
         run.give_up()
         raise
     return run
 
 
-def resume_in_background(run: Run) -> None:
-    """`lapclip resume` in a process of its own."""
-    _spawn(run, ["resume", run.name, "--quiet"])
+def resume_in_background(arguments: Sequence[str], name: str | None) -> Run:
+    """Start the process in the background for a `lapclip resume` with these arguments, as `train_in_background`."""
+    run = find_run(name)
+    run.read_settings()
+    if run.state in ("running", "finished"):
+        raise RunError(f"{run.path} is {run.state}; there is nothing to resume.", hint="lapclip runs")
+    command, *rest = arguments
+    _spawn(run, [command, "--detached", *([] if name else [run.name]), *rest])
+    return run
 
 
 def _spawn(run: Run, arguments: Sequence[str]) -> None:
@@ -50,12 +62,12 @@ def _spawn(run: Run, arguments: Sequence[str]) -> None:
         raise RunError(f"Cannot start {run.name} in the background: {error.strerror or error}.") from error
 
 
-def wait_for(name: str, tell: Callable[[str], None], own: Run | None = None) -> None:
+def wait_for(name: str, progress: Status, own: Run | None = None) -> None:
     """Wait until another run is over, however it ends, or until this one, which waits, is asked to stop."""
     run = find_run(name)
     while run.state in ("running", "starting") and not (own and own.stop_asked()):
-        tell(f"waiting for {run.name} to end")
-        time.sleep(LOOK)
+        progress(f"waiting for {run.name} to end")
+        time.sleep(CHECK_EVERY)
 
 
 def reserved_run(name: str | None, key: str) -> Run | None:

@@ -1,4 +1,4 @@
-"""Turn a command into an evaluation: which model, which images, what is told of them, and where that is kept."""
+"""`lapclip eval`: which model, on which images, its metrics, and where the evaluation is saved."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ SIDE = 144
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """What the user asked for; everything may be left out."""
+class EvaluationRequest:
+    """What the user asked to evaluate; everything may be left out."""
 
     model: str | None = None
     data: str | None = None
@@ -56,8 +56,8 @@ class Wanted:
 
 
 @dataclass(frozen=True)
-class Opened:
-    """The images to score, what they are called, why these, and what the user should know of them."""
+class EvaluationData:
+    """The images to score: their split, why this one, and what the user should know of them."""
 
     split: str
     why: str
@@ -70,23 +70,23 @@ class Opened:
 
 
 def evaluate(
-    wanted: Wanted, data_progress: DataProgress | None = None, encoding_progress: Progress | None = None
+    request: EvaluationRequest, data_progress: DataProgress | None = None, encoding_progress: Progress | None = None
 ) -> dict[str, Any]:
-    """Score a model on images, keep the account with its images and its page, and return it."""
-    subject = find_model(wanted)
-    config, own = choose_data(subject, wanted)
-    templates = choose_templates(wanted, config, own=own)
+    """Score a model on images, save the evaluation with its images and its page, and return it."""
+    model = find_model(request)
+    config, own = choose_data(model, request)
+    templates = choose_templates(request, config, own=own)
     try:
-        embedder = open_encoder(subject.path, wanted.device)
+        embedder = open_encoder(model.path, request.device)
     except ConfigError as error:  # a device that is not here, which training would have as a setting
         raise ConfigError(error.message.replace("train.device", "--device"), hint="--device auto") from None
     view = embedder.view
     open_data = open_scenes if config.source == SCENES else open_images
-    opened = open_data(config, view, wanted.split, (subject.data_fingerprint or "") if own else None, data_progress)
-    batch_size = subject.config.train.batch_size if subject.config else None
-    trained_on = count_trained_on(subject, opened)
+    opened = open_data(config, view, request.split, (model.data_fingerprint or "") if own else None, data_progress)
+    batch_size = model.config.train.batch_size if model.config else None
+    trained_on = count_trained_on(model, opened)
     result: dict[str, Any] = {
-        "run": str(subject.path),
+        "run": str(model.path),
         "data": config.source,
         "split": opened.split,
         "why_split": opened.why,
@@ -95,7 +95,7 @@ def evaluate(
         "notes": [
             *said_of_training(trained_on, len(opened.pairs)),
             *opened.notes,
-            *_unused_templates(wanted, opened),
+            *_unused_templates(request, opened),
         ],
         **score(embedder, opened.pairs, opened.classes, templates, batch_size, encoding_progress),
     }
@@ -104,38 +104,38 @@ def evaluate(
     if opened.linear_baseline is not None:
         result["linear_baseline"] = opened.linear_baseline
     name = _plain(opened.split) if own else f"{_slug(config.source)}-{_plain(opened.split)}"
-    folder = wanted.out or (subject.run and subject.run.path / FOLDER / name)
-    result["files"] = [str(path) for path in keep(result, opened.pairs, folder)] if folder else []
+    folder = request.out or (model.run and model.run.path / FOLDER / name)
+    result["files"] = [str(path) for path in save_evaluation(result, opened.pairs, folder)] if folder else []
     return result
 
 
-def _unused_templates(wanted: Wanted, opened: Opened) -> list[str]:
-    if wanted.templates and not opened.classes:
+def _unused_templates(request: EvaluationRequest, opened: EvaluationData) -> list[str]:
+    if request.templates and not opened.classes:
         return ["--templates is for folders of classes; these images have captions, so it was not used."]
     return []
 
 
-def find_model(wanted: Wanted) -> WhichModel:
+def find_model(request: EvaluationRequest) -> WhichModel:
     """The model that is meant. One word alone that names no model is taken for the data."""
     try:
-        return which_model(wanted.model)
+        return which_model(request.model)
     except NotAModel as error:
-        if wanted.data is not None:
+        if request.data is not None:
             raise
         raise RunError(
-            f"{error.message} To evaluate on it, name the model first.", hint=f"lapclip eval RUN {wanted.model}"
+            f"{error.message} To evaluate on it, name the model first.", hint=f"lapclip eval RUN {request.model}"
         ) from None
 
 
-def choose_data(subject: WhichModel, wanted: Wanted) -> tuple[DataConfig, bool]:
+def choose_data(model: WhichModel, request: EvaluationRequest) -> tuple[DataConfig, bool]:
     """The data to score on, and whether it is what the run learnt from."""
-    trained = subject.config.data if subject.config else None
-    asked = parse_settings(list(wanted.settings))
-    if wanted.data is None and trained is None:
+    trained = model.config.data if model.config else None
+    asked = parse_settings(list(request.settings))
+    if request.data is None and trained is None:
         raise DataError(
-            f"{subject.path} is a model without a run: name the data.", hint=f"lapclip eval {subject.path} DATA"
+            f"{model.path} is a model without a run: name the data.", hint=f"lapclip eval {model.path} DATA"
         )
-    source = wanted.data if wanted.data is not None else trained.source if trained else ""
+    source = request.data if request.data is not None else trained.source if trained else ""
     own = trained is not None and _same(source, trained.source)
     _check_settings(asked, own=own)
     if own and trained is not None:
@@ -146,20 +146,20 @@ def choose_data(subject: WhichModel, wanted: Wanted) -> tuple[DataConfig, bool]:
     return build_config([first, asked], SHAPES).data, own
 
 
-def count_trained_on(subject: WhichModel, opened: Opened) -> int | None:
+def count_trained_on(model: WhichModel, opened: EvaluationData) -> int | None:
     """How many of the images the run learnt from, known by their bytes; None where that is not known."""
-    seen = count_seen(opened.pairs.identities, subject.run.seen) if subject.run else None
-    if seen is None and subject.config and opened.for_training is None:
+    seen = count_seen(opened.pairs.identities, model.run.seen) if model.run else None
+    if seen is None and model.config and opened.for_training is None:
         # Drawn scenes are no files: a run that drew what it learnt from has seen none, and no other run has seen these.
-        drawn = subject.config.data.source == SCENES, opened.pairs.identities is None
+        drawn = model.config.data.source == SCENES, opened.pairs.identities is None
         return 0 if any(drawn) else None
     return opened.for_training if seen is None else seen
 
 
 def open_scenes(
     config: DataConfig, view: View, asked: str | None, fingerprint: str | None, progress: DataProgress | None
-) -> Opened:
-    """The built-in scenes; a fingerprint is that of the data the run began with, empty where it was not kept."""
+) -> EvaluationData:
+    """The built-in scenes; a fingerprint is that of the data the run began with, empty where it is not known."""
     data = load_data(config, view, progress)
     split, why = choose_split(list(data.splits), asked, learnt_from=fingerprint is not None)
     pairs = joined(list(data.splits.values())) if split == ALL else data.splits[split]
@@ -167,12 +167,12 @@ def open_scenes(
     notes = ["The data is not what the run began with: it is scored as it is now."] if changed else []
     of_training = len(data.train) if split in (ALL, TRAIN) else 0
     for_training = None if fingerprint is None else of_training
-    return Opened(split, why, pairs, (), notes, for_training, linear_baseline(data.train, pairs))
+    return EvaluationData(split, why, pairs, (), notes, for_training, linear_baseline(data.train, pairs))
 
 
 def open_images(
     config: DataConfig, view: View, asked: str | None, fingerprint: str | None, progress: DataProgress | None
-) -> Opened:
+) -> EvaluationData:
     """Images of the user's. Of data that a run did not learn from, only splits that it names itself count."""
     table = read_table(config)
     splits = [row.split or ALL for row in table.rows] if fingerprint is None else assign_splits(table.rows, config.seed)
@@ -185,7 +185,7 @@ def open_images(
         raise DataError(f"The split {split} has no images that can be read.", hint=f"--split {ALL}")
     of_training = min(len(pairs), sum(splits[at] == TRAIN for at in chosen))  # at the most: some may be broken
     for_training = None if fingerprint is None else of_training
-    return Opened(split, why, pairs, table.classes, notes, for_training)
+    return EvaluationData(split, why, pairs, table.classes, notes, for_training)
 
 
 def choose_split(
@@ -205,10 +205,10 @@ def choose_split(
     return ALL, "it has no splits of its own" if ALL in splits else "it has no test or val split"
 
 
-def choose_templates(wanted: Wanted, config: DataConfig, *, own: bool) -> list[str]:
+def choose_templates(request: EvaluationRequest, config: DataConfig, *, own: bool) -> list[str]:
     """Those asked for; for the run's own classes those it was trained with; else the small set that lapclip has."""
-    if wanted.templates:
-        return read_templates(wanted.templates)
+    if request.templates:
+        return read_templates(request.templates)
     # Of other data, prompts that are not the usual ones come from --set.
     return read_templates(config.prompts) if own or config.prompts != DataConfig().prompts else list(TEMPLATES)
 
@@ -239,8 +239,8 @@ def score(
     return account_of_pairs(images, texts, owner, pairs, batch_size)
 
 
-def keep(result: dict[str, Any], pairs: Pairs, folder: Path) -> list[Path]:
-    """Write the account, small images of what it shows, and its page."""
+def save_evaluation(result: dict[str, Any], pairs: Pairs, folder: Path) -> list[Path]:
+    """Write the evaluation, thumbnails of the images it shows, and its page."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for old in folder.glob(THUMBNAIL.format("[0-9]*")):  # ours alone: the folder may be the user's

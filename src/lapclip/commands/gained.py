@@ -1,5 +1,5 @@
-"""What a run that began from trained weights has gained on its data and forgotten elsewhere, over models between its
-start and its end, and the one to take."""
+"""`lapclip gained`: what a run that began from trained weights has gained on its data and forgotten elsewhere, over
+models between its start and its end, and the one to take."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from lapclip.commands.evaluate import (
-    Opened,
+    EvaluationData,
+    EvaluationRequest,
     check_numbers,
     choose_data,
     choose_templates,
@@ -21,7 +22,6 @@ from lapclip.commands.evaluate import (
     open_scenes,
     said_of_training,
 )
-from lapclip.commands.evaluate import Wanted as WantedScores
 from lapclip.config import AUTO, DataConfig
 from lapclip.data.loading import SCENES
 from lapclip.data.pixels import View
@@ -36,8 +36,8 @@ from lapclip.evaluation.zeroshot import class_embeddings, sentences_of
 from lapclip.progress import DataProgress, Progress
 from lapclip.report.gained_report import GAINED, page_of
 from lapclip.report.write import write_account, write_files
-from lapclip.runs.folder import Run, find_run
-from lapclip.training.loop import save_model
+from lapclip.runs.folder import Run
+from lapclip.training.checkpoint import save_model
 from lapclip.which_model import WhichModel, which_model
 
 ALPHAS = [number / 10 for number in range(11)]
@@ -47,8 +47,8 @@ LARGE = 25_000_000
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """What the user asked for; everything may be left out."""
+class GainedRequest:
+    """What the user asked `lapclip gained` for; everything may be left out."""
 
     run: str | None = None
     checks: Sequence[str] = ()
@@ -58,12 +58,12 @@ class Wanted:
 
 
 @dataclass(frozen=True)
-class Prepared:
-    """Data to score on, how it is called, and the sentences for its classes."""
+class EvaluationSet:
+    """Data to score on, its name, and the sentences for its classes."""
 
     name: str
     source: str
-    opened: Opened
+    opened: EvaluationData
     templates: Sequence[str]
     notes: list[str]
 
@@ -71,22 +71,22 @@ class Prepared:
 Counting = Callable[[str], Progress]
 
 
-def gained(wanted: Wanted, data_progress: DataProgress | None, counting: Counting) -> dict[str, Any]:
-    """Score the models between start and end on the new data and on the checks, recommend one, and keep the account."""
-    asked = read_alpha(wanted.alpha)
-    run = find_run(wanted.run)
-    if not (run.start / "config.json").exists():
+def gained(request: GainedRequest, data_progress: DataProgress | None, counting: Counting) -> dict[str, Any]:
+    """Score the models between start and end on the new data and on the checks, recommend one, and save the result."""
+    asked = read_alpha(request.alpha)
+    model = which_model(request.run)
+    run = model.run
+    if run is None or not (run.start / "config.json").exists():
         raise RunError(
-            f"{run.path} did not begin from a trained model, so there is nothing it could have forgotten.",
+            f"{model.path} did not begin from a trained model, so there is nothing it could have forgotten.",
             hint="lapclip train photos/ --from MODEL, then lapclip gained",
         )
-    subject = which_model(str(run.path))
-    blend = open_blend(run, wanted.device)
+    blend = open_blend(run, request.device)
     alphas = FEWER if blend.repeated_parameters() > LARGE else ALPHAS
     if isinstance(asked, float):
         alphas = sorted({*alphas, asked})
-    sets = open_sets(subject, wanted, View.of(blend.embedder.model.shape), data_progress)
-    found = [account_of(blend, one, alphas, counting(f"embedding {one.name}, start to end")) for one in sets]
+    sets = open_sets(model, request, View.of(blend.embedder.model.shape), data_progress)
+    found = [evaluate_set(blend, one, alphas, counting(f"embedding {one.name}, start to end")) for one in sets]
     new, checks = found[0], found[1:]
     for check, one in zip(checks, sets[1:], strict=True):
         check["decides"] = check.pop("known") and not one.opened.for_training
@@ -99,7 +99,7 @@ def gained(wanted: Wanted, data_progress: DataProgress | None, counting: Countin
         "alpha": best.alpha,
         "why": best.why,
         "summary": summary(new, checks, best.alpha),
-        "notes": said_of(subject, run, new, checks),
+        "notes": notes_on(model, run, new, checks),
         "alphas": list(alphas),
         "shared": {tower: [block, getattr(blend.embedder.model, tower).depth] for tower, block in blend.blocks.items()},
         "new": new,
@@ -112,7 +112,7 @@ def gained(wanted: Wanted, data_progress: DataProgress | None, counting: Countin
         blend.mix(result["model_alpha"])
         save_model(blend.embedder, run.blended)
         result["model"] = str(run.blended)
-    result["files"] = [str(path) for path in keep(result, wanted.out or run.gained)]
+    result["files"] = [str(path) for path in save_gained(result, request.out or run.gained)]
     return result
 
 
@@ -137,43 +137,45 @@ def open_blend(run: Run, device: str) -> Blend:
         raise ConfigError(error.message.replace("train.device", "--device"), hint="--device auto") from None
 
 
-def open_sets(subject: WhichModel, wanted: Wanted, view: View, progress: DataProgress | None) -> list[Prepared]:
+def open_sets(
+    model: WhichModel, request: GainedRequest, view: View, progress: DataProgress | None
+) -> list[EvaluationSet]:
     """The run's own data first, then the built-in scenes where it did not learn from them, then what the user named."""
-    assert subject.config is not None
-    own = subject.config.data
-    fingerprint = subject.data_fingerprint or ""
+    assert model.config is not None
+    own = model.config.data
+    fingerprint = model.data_fingerprint or ""
     open_own = open_scenes if own.source == SCENES else open_images
     opened = open_own(own, view, None, fingerprint, progress)
-    found = [_prepared(subject, own, opened, own=True)]
+    found = [_evaluation_set(model, own, opened, own=True)]
     if own.source != SCENES:
         # Held-out scenes do not depend on how many there are for training, so hardly any are drawn for that.
         scenes = load_scenes(DataConfig(train_pairs=2), view.side, progress)
-        opened = Opened("test", "held out from every run on scenes", scenes.splits["test"], (), [], None)
-        found.append(_prepared(subject, DataConfig(), opened, own=False))
-    for source in dict.fromkeys(wanted.checks):
-        config, is_own = choose_data(subject, WantedScores(data=source))
+        opened = EvaluationData("test", "held out from every run on scenes", scenes.splits["test"], (), [], None)
+        found.append(_evaluation_set(model, DataConfig(), opened, own=False))
+    for source in dict.fromkeys(request.checks):
+        config, is_own = choose_data(model, EvaluationRequest(data=source))
         if is_own:
             raise DataError(
                 f"{source} is what the run learnt from: it is scored as the new data.", hint="--check OTHER"
             )
         if config.source != SCENES:
             opened = open_images(config, view, None, None, progress)
-            found.append(_prepared(subject, config, opened, own=False))
+            found.append(_evaluation_set(model, config, opened, own=False))
     return found
 
 
-def _prepared(subject: WhichModel, config: DataConfig, opened: Opened, *, own: bool) -> Prepared:
+def _evaluation_set(model: WhichModel, config: DataConfig, opened: EvaluationData, *, own: bool) -> EvaluationSet:
     if not opened.classes and not any(opened.pairs.captions):
         raise DataError(f"None of the images of {config.source} has a caption.", hint="lapclip data check DATA")
-    trained_on = count_trained_on(subject, opened)
+    trained_on = count_trained_on(model, opened)
     notes = [*said_of_training(trained_on, len(opened.pairs)), *opened.notes]
     name = config.source if config.source == SCENES else Path(os.path.abspath(config.source)).name
     opened = replace(opened, for_training=trained_on)
-    return Prepared(name, config.source, opened, choose_templates(WantedScores(), config, own=own), notes)
+    return EvaluationSet(name, config.source, opened, choose_templates(EvaluationRequest(), config, own=own), notes)
 
 
-def account_of(blend: Blend, one: Prepared, alphas: Sequence[float], progress: Progress) -> dict[str, Any]:
-    """One data set at each alpha."""
+def evaluate_set(blend: Blend, one: EvaluationSet, alphas: Sequence[float], progress: Progress) -> dict[str, Any]:
+    """The metrics of one data set at each alpha."""
     pairs, classes = one.opened.pairs, one.opened.classes
     by_class = pairs.labels is not None and bool(classes)
     captions, which, owner = distinct_captions(pairs)
@@ -211,10 +213,10 @@ def account_of(blend: Blend, one: Prepared, alphas: Sequence[float], progress: P
     }
 
 
-def said_of(subject: WhichModel, run: Run, new: dict[str, Any], checks: Sequence[dict[str, Any]]) -> list[str]:
-    """What the user should know before believing the figures."""
+def notes_on(model: WhichModel, run: Run, new: dict[str, Any], checks: Sequence[dict[str, Any]]) -> list[str]:
+    """What the user should know before believing the metrics."""
     notes = []
-    if subject.config and not subject.config.train.start:
+    if model.config and not model.config.train.start:
         notes.append("The run began with new heads on pretrained towers, so its start knows nothing of pairs.")
     if run.state not in ("finished", "stopped"):
         notes.append(f"The run is {run.state}; its end is the best model so far.")
@@ -231,8 +233,8 @@ def said_of(subject: WhichModel, run: Run, new: dict[str, Any], checks: Sequence
     return notes
 
 
-def keep(result: dict[str, Any], folder: Path) -> list[Path]:
-    """Write the account and its page."""
+def save_gained(result: dict[str, Any], folder: Path) -> list[Path]:
+    """Write what was found and its page."""
     files = write_files(page_of(result), folder, "gained")
     try:
         write_account(result, folder / GAINED)

@@ -5,6 +5,7 @@ Shapes: B batch, L tokens, S image side, C colour channels.
 
 from __future__ import annotations
 
+import copy
 from collections import Counter, deque
 from collections.abc import Generator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -108,6 +109,7 @@ class BatchPlan:
         symbol_dropout: float = 0.0,
         views: Views | None = None,
         frozen: FrozenFeatures | None = None,
+        teacher: tuple[np.ndarray, np.ndarray] | None = None,
     ) -> None:
         if batch_size > len(pairs):
             raise DataError(
@@ -116,11 +118,17 @@ class BatchPlan:
             )
         self.pairs, self.batch_size, self.seed, self.symbol_dropout = pairs, batch_size, seed, symbol_dropout
         self.tokenizer, self.context = tokenizer, context
-        self._views, self.frozen = views, frozen
-        self.teacher: tuple[np.ndarray, np.ndarray] | None = None
-        """What a teacher makes of every image, and of every caption in the order of `captions`."""
+        self._views, self._frozen = views, frozen
+        self._teacher = teacher
+        """A teacher's embeddings of every image, and of every caption in the order of `captions`."""
         self.steps_per_epoch = len(pairs) // batch_size
         self._planned: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+
+    def completed(self, frozen: FrozenFeatures | None, teacher: tuple[np.ndarray, np.ndarray] | None) -> BatchPlan:
+        """The same plan with features and teacher embeddings in its batches. Captions are not encoded again."""
+        plan = copy.copy(self)
+        plan._frozen, plan._teacher = frozen, teacher
+        return plan
 
     def epoch(self, step: int) -> int:
         """The epoch of a step; both count from 1."""
@@ -137,8 +145,10 @@ class BatchPlan:
         rows, captions = rows[sorted_B], captions[sorted_B]
         tokens_BL = pad([tokens[at] for at in sorted_B], self.context, self.tokenizer.padding)
         views_B = self._turns(self.epoch(step))[rows]
-        image = self.frozen.of_images(rows, views_B) if self.frozen else None
-        taught_image, taught_text = (self.teacher[0][rows], self.teacher[1][captions]) if self.teacher else (None, None)
+        image = self._frozen.of_images(rows, views_B) if self._frozen else None
+        taught_image, taught_text = (
+            (self._teacher[0][rows], self._teacher[1][captions]) if self._teacher else (None, None)
+        )
         return Batch(
             pixels_BSSC=np.array(self.pairs.pixels[rows if image is None else rows[:0]]),
             tokens_BL=tokens_BL,
@@ -148,7 +158,7 @@ class BatchPlan:
             lengths_B=np.array([len(tokens[at]) for at in sorted_B]),
             boxes_B5=None if self._views is None or image is not None else self.boxes[views_B, rows],
             image_features=image,
-            text_features=self.frozen.of_captions(captions, tokens_BL.shape[1]) if self.frozen else None,
+            text_features=self._frozen.of_captions(captions, tokens_BL.shape[1]) if self._frozen else None,
             teacher_image=taught_image,
             teacher_text=taught_text,
         )

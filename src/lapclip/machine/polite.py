@@ -54,7 +54,7 @@ class Eyes:
         )
 
 
-class Courtesy:
+class PolitePauses:
     """Says why a run should pause, once that is clear, and that it may go on, once that is clear."""
 
     def __init__(

@@ -19,6 +19,8 @@ from typing import Any
 
 import psutil
 
+from lapclip.paths import cache_folder
+
 EVERY = 5.0
 """Seconds between two beats."""
 LATE = 60.0
@@ -98,3 +100,21 @@ class Pulse:
                 write_beat(path, Beat(beat.process, beat.began, beat.host, time.time(), beat.about))
             if self._over.wait(EVERY):
                 return
+
+
+def at_work_path() -> Path:
+    """Where this process writes that it trains, for runs in any other folder of this computer."""
+    return cache_folder() / "at-work" / f"{platform.node()} {os.getpid()}.json"
+
+
+def others_at_work() -> list[Beat]:
+    """The other processes that train on this computer now; what the dead left behind is removed."""
+    found = []
+    for path in sorted(at_work_path().parent.glob("*.json")):
+        beat = read_beat(path)
+        if beat is None or not beat.alive:
+            with suppress(OSError):
+                path.unlink()
+        elif beat.host == platform.node() and beat.process != os.getpid():  # a home may be shared by computers
+            found.append(beat)
+    return found

@@ -1,4 +1,4 @@
-"""Checkpoints: atomic, checked, complete.
+"""Checkpoints, atomic, checked and complete; and models as files.
 
 A checkpoint is a folder `step-00000120` with the weights and the optimiser's state as safetensors, and state.json with
 the position of the run and the SHA-256 of each file. It is written under another name, flushed to disk and renamed, so
@@ -9,27 +9,27 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
+from lapclip import paths
+from lapclip.embedder import Embedder
 from lapclip.errors import CheckpointError, first_line
 from lapclip.model.clip import CLIP
 from lapclip.model.freezing import load_trainable_state, trainable_state
-from lapclip.paths import digest_of_file, digest_of_json, flush, replace
+from lapclip.model.lora import merged_state
+from lapclip.paths import digest_of_file, digest_of_json
 from lapclip.training.fallback import cause_of
-
-if sys.platform == "darwin":
-    pass
+from lapclip.weights import recognise
 
 KEPT = 2
+"""Checkpoints that a run keeps."""
 WEIGHTS, OPTIMIZER, STATE = "weights.safetensors", "optimizer.safetensors", "state.json"
 
 
@@ -65,18 +65,18 @@ def save_checkpoint(
         partial.mkdir(parents=True)
         save_tensors(trainable_state(model), partial / WEIGHTS)
         save_tensors({**_optimizer_tensors(model, optimizer), **others}, partial / OPTIMIZER)
-        flush(partial / WEIGHTS)
-        flush(partial / OPTIMIZER)
+        paths.flush(partial / WEIGHTS)
+        paths.flush(partial / OPTIMIZER)
         body = {
             "progress": asdict(progress),
             "sha256": {name: digest_of_file(partial / name) for name in (WEIGHTS, OPTIMIZER)},
         }
         text = json.dumps({"body": body, "sha256": digest_of_json(body)})
         (partial / STATE).write_text(text, encoding="utf-8")
-        flush(partial / STATE)
-        flush(partial)
-        replace(partial, final)
-        flush(folder)
+        paths.flush(partial / STATE)
+        paths.flush(partial)
+        paths.replace(partial, final)
+        paths.flush(folder)
     except OSError as error:
         shutil.rmtree(partial, ignore_errors=True)
         raise _cannot_write(final, error) from error
@@ -85,19 +85,15 @@ def save_checkpoint(
     return final
 
 
-def replace_folder_files(folder: Path, writers: dict[str, Callable[[Path], Any]]) -> None:
-    """Write each file under another name, then put it in the place of the old one at once."""
+def save_model(embedder: Embedder, folder: Path) -> None:
+    """Write a model so that `load` reads it. Additions of low rank become part of its weights."""
+    description = json.dumps(embedder.description(), indent=1)
     try:
         folder.mkdir(exist_ok=True)
-        for name, write in writers.items():
-            partial = folder / f".{name}.partial"
-            try:
-                write(partial)
-                flush(partial)
-                replace(partial, folder / name)
-            finally:
-                partial.unlink(missing_ok=True)
-        flush(folder)
+        paths.write_atomic(
+            folder / recognise.WEIGHTS, lambda path: save_tensors(merged_state(embedder.model), path), durable=True
+        )
+        paths.write_atomic(folder / recognise.CONFIG, description, durable=True)
     except OSError as error:
         raise _cannot_write(folder, error) from error
 
@@ -128,7 +124,7 @@ def load_newest(
             continue
         for bad in damaged:
             shutil.rmtree(bad.with_name(f"damaged-{bad.name}"), ignore_errors=True)
-            replace(bad, bad.with_name(f"damaged-{bad.name}"))
+            paths.replace(bad, bad.with_name(f"damaged-{bad.name}"))
         return progress, list(damaged.values())
     return None, list(damaged.values())
 

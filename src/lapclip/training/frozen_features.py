@@ -1,5 +1,5 @@
-"""What is frozen is computed once: what the frozen part of each tower makes of all images and captions is kept, and
-training goes on from there. The result is the same, up to rounding.
+"""Features of the frozen part of each tower, computed once for all images and captions and cached: training goes on
+from there. The result is the same, up to rounding.
 
 Shapes: N images or captions, T tokens of all captions together.
 """
@@ -16,7 +16,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from lapclip import text as words
 from lapclip.config import NEVER, Config
 from lapclip.data.augment import view
 from lapclip.data.batches import BatchPlan
@@ -27,15 +26,17 @@ from lapclip.embedder import Embedder, distinct_captions
 from lapclip.model.clip import CLIP
 from lapclip.model.pretrained.pretrained_towers import PretrainedTower
 from lapclip.progress import DataProgress, Progress
+from lapclip.text import duration
+from lapclip.text import size as size_text
+from lapclip.training.array_cache import array_path, has_room, read_array, write_array
 from lapclip.training.cuda_graph import AnyStep
-from lapclip.training.feature_cache import array_path, has_room, read_array, write_array
 
 IMAGES, CAPTIONS = 32, 64
 """How many go through a tower at once."""
 LARGE = 1e4
 """Features beyond which half precision is not trusted."""
 TOGETHER = 4096
-"""Captions that are sorted by their length before they go through in such parts."""
+"""Captions that are sorted by their length before they go through."""
 
 
 class NoRoom(Exception):
@@ -62,25 +63,25 @@ class Ragged:
 
 
 @dataclass(frozen=True)
-class Kept:
+class CachedFeatures:
     """The features of a run: of its training pairs, which a plan takes, and of its held-out pairs."""
 
-    pictures: np.ndarray | None
+    images: np.ndarray | None
     """(views, N, ...)"""
     captions: Ragged | None
-    held_out: FrozenPairs
-    said: list[str]
+    held_out: HeldOutFeatures
+    notes: list[str]
     """What the user should know."""
 
     def of_images(self, rows: np.ndarray, views: np.ndarray) -> np.ndarray | None:
-        return None if self.pictures is None else self.pictures[views, rows]
+        return None if self.images is None else self.images[views, rows]
 
     def of_captions(self, captions: np.ndarray, length: int) -> np.ndarray | None:
         return None if self.captions is None else self.captions.padded(captions, length)
 
 
 @dataclass(frozen=True)
-class FrozenPairs:
+class HeldOutFeatures:
     """Features of pairs that are scored again and again."""
 
     pairs: Pairs
@@ -88,10 +89,10 @@ class FrozenPairs:
     text: Ragged | None
 
 
-class FrozenEmbedder(Embedder):
-    """An embedder that goes on from kept features where it is asked for those pairs."""
+class FeatureEmbedder(Embedder):
+    """An embedder that goes on from cached features where it is asked for those pairs."""
 
-    def __init__(self, embedder: Embedder, frozen: FrozenPairs, boundaries: dict[str, int]) -> None:
+    def __init__(self, embedder: Embedder, frozen: HeldOutFeatures, boundaries: dict[str, int]) -> None:
         super().__init__(embedder.model, embedder.tokenizer, embedder.device)
         self.batch, self._frozen, self._boundaries = embedder.batch, frozen, boundaries
 
@@ -105,103 +106,105 @@ class FrozenEmbedder(Embedder):
 
     @torch.inference_mode()
     def _images(self, pairs: Pairs) -> np.ndarray:
-        kept = self._frozen.image
-        if kept is None:
+        cached = self._frozen.image
+        if cached is None:
             return self.encode_pixels(pairs.pixels)
-        parts = []
-        for at in range(0, len(kept), self.batch):
-            features = torch.from_numpy(np.array(kept[at : at + self.batch])).to(self.device.torch)
-            parts.append(self.model.finish_image(features, self._boundaries["image"]).cpu().numpy())
-        return np.concatenate(parts)
+        blocks = []
+        for at in range(0, len(cached), self.batch):
+            features = torch.from_numpy(np.array(cached[at : at + self.batch])).to(self.device.torch)
+            blocks.append(self.model.finish_image(features, self._boundaries["image"]).cpu().numpy())
+        return np.concatenate(blocks)
 
     @torch.inference_mode()
     def _texts(self, captions: Sequence[str]) -> np.ndarray:
-        kept = self._frozen.text
-        if kept is None:
+        cached = self._frozen.text
+        if cached is None:
             return self.encode_text(captions)
-        parts = []
+        blocks = []
         for at in range(0, len(captions), self.batch):
             tokens_BL = self.tokenizer.batch(captions[at : at + self.batch], self.model.shape.context)
             numbers = np.arange(at, at + len(tokens_BL))
-            features = torch.from_numpy(kept.padded(numbers, tokens_BL.shape[1])).to(self.device.torch)
+            features = torch.from_numpy(cached.padded(numbers, tokens_BL.shape[1])).to(self.device.torch)
             tokens = torch.from_numpy(tokens_BL).to(self.device.torch)
-            parts.append(self.model.finish_text(features, tokens, self._boundaries["text"]).cpu().numpy())
-        return np.concatenate(parts)
+            blocks.append(self.model.finish_text(features, tokens, self._boundaries["text"]).cpu().numpy())
+        return np.concatenate(blocks)
 
 
-def keep_features(
+def cache_features(
     step: AnyStep, embedder: Embedder, plan: BatchPlan, data: DataSet, config: Config, progress: DataProgress | None
-) -> Kept | None:
-    """Compute what is frozen, or find it in the cache. None where nothing of it is frozen, or none is to be kept."""
+) -> CachedFeatures | None:
+    """Compute what is frozen, or find it in the cache. None where nothing is frozen, or nothing is to be cached."""
     model, boundaries = step.model, step.boundaries
-    chosen, said = what_to_keep(model, boundaries, config)
+    chosen, notes = towers_to_cache(model, boundaries, config)
     if not chosen:
-        return Kept(None, None, FrozenPairs(data.held_out, None, None), said) if said else None
+        return CachedFeatures(None, None, HeldOutFeatures(data.held_out, None, None), notes) if notes else None
     tell = progress or (lambda done, total, what="": None)
     began = time.perf_counter()
-    maker = _Maker(step, plan, data, config, tell)
+    maker = _FeatureMaker(step, plan, data, config, tell)
     try:
-        pictures = maker.pictures() if "image" in chosen else None
+        images = maker.images() if "image" in chosen else None
         after_images = time.perf_counter()
         captions = maker.captions() if "text" in chosen else None
         after_captions = time.perf_counter()
-        frozen = FrozenPairs(
+        frozen = HeldOutFeatures(
             data.held_out,
             maker.held_out_images() if "image" in chosen else None,
             maker.held_out_captions(embedder) if "text" in chosen else None,
         )
     except NoRoom as error:
-        said.append(f"what is frozen is computed at each step, because features find no room: {error}")
-        return Kept(None, None, FrozenPairs(data.held_out, None, None), said)
-    arrays = [pictures, captions and captions.values, frozen.image, frozen.text and frozen.text.values]
+        notes.append(f"what is frozen is computed at each step, because features find no room: {error}")
+        return CachedFeatures(None, None, HeldOutFeatures(data.held_out, None, None), notes)
+    arrays = [images, captions and captions.values, frozen.image, frozen.text and frozen.text.values]
     size = sum(array.nbytes for array in arrays if array is not None)
-    parts = []
-    if pictures is not None:
-        views = f" in {len(pictures)} views" if len(pictures) > 1 else ""
-        parts.append(f"{len(data.train):,} images{views} up to {_place(model, 'image', boundaries)}")
+    covered = []
+    if images is not None:
+        views = f" in {len(images)} views" if len(images) > 1 else ""
+        covered.append(f"{len(data.train):,} images{views} up to {_boundary_text(model, 'image', boundaries)}")
     if captions is not None:
-        parts.append(f"{len(plan.captions):,} captions up to {_place(model, 'text', boundaries)}")
+        covered.append(f"{len(plan.captions):,} captions up to {_boundary_text(model, 'text', boundaries)}")
     if maker.found:
         how = "found in the cache"
     else:
         # An epoch looks at each image once, through one view, and at one of its captions.
-        saved = (after_images - began) / len(pictures) if pictures is not None else 0.0
+        saved = (after_images - began) / len(images) if images is not None else 0.0
         saved += (after_captions - after_images) * len(data.train) / max(1, len(plan.captions)) * bool(captions)
-        took = words.duration(time.perf_counter() - began)
-        how = f"computed in {took}, which saves about {words.duration(saved)} an epoch"
-    said.append(f"kept what is frozen of {' and '.join(parts)}: {words.size(size)}, {how}")
-    return Kept(pictures, captions, frozen, said)
+        took = duration(time.perf_counter() - began)
+        how = f"computed in {took}, which saves about {duration(saved)} an epoch"
+    notes.append(f"cached what is frozen of {' and '.join(covered)}: {size_text(size)}, {how}")
+    return CachedFeatures(images, captions, frozen, notes)
 
 
-def with_features(embedder: Embedder, kept: Kept | None, step: AnyStep) -> Embedder:
-    """The embedder, which takes kept features where there are some."""
-    return embedder if kept is None else FrozenEmbedder(embedder, kept.held_out, step.boundaries)
+def with_features(embedder: Embedder, features: CachedFeatures | None, step: AnyStep) -> Embedder:
+    """The embedder, which takes cached features where there are some."""
+    return embedder if features is None else FeatureEmbedder(embedder, features.held_out, step.boundaries)
 
 
-def what_to_keep(model: CLIP, boundaries: dict[str, int], config: Config) -> tuple[list[str], list[str]]:
-    """The towers whose frozen part is worth keeping, and why another's is not."""
+def towers_to_cache(model: CLIP, boundaries: dict[str, int], config: Config) -> tuple[list[str], list[str]]:
+    """The towers whose frozen part is worth caching, and why another's is not."""
     train = config.train
-    frozen = [tower for tower in ("image", "text") if _worth(getattr(model, tower).depth, boundaries[tower])]
+    frozen = [
+        tower for tower in ("image", "text") if _has_frozen_blocks(getattr(model, tower).depth, boundaries[tower])
+    ]
     if train.features == NEVER:
         return [], []
-    chosen, said = [], []
+    chosen, notes = [], []
     for tower in frozen:
         network = getattr(model, tower)
         if tower == "image" and not train.views:
-            new_crops = "because each has new crops; with --set train.views=4 four of each are kept"
-            said.append(f"images go through the frozen tower at each step, {new_crops}")
+            new_crops = "because each has new crops; with --set train.views=4 four of each are cached"
+            notes.append(f"images go through the frozen tower at each step, {new_crops}")
         elif tower == "image" and (train.cheap_size or train.patch_dropout):
-            said.append("images go through the frozen tower at each step, because it sees them in several sizes")
+            notes.append("images go through the frozen tower at each step, because it sees them in several sizes")
         elif tower == "text" and train.symbol_dropout:
-            said.append("captions go through the frozen tower at each step, because each has other tokens left out")
+            notes.append("captions go through the frozen tower at each step, because each has other tokens left out")
         elif isinstance(network, PretrainedTower) and not network.divides(boundaries[tower]):
-            said.append(f"the {tower} tower cannot be run in two parts, so it is run whole at each step")
+            notes.append(f"the {tower} tower cannot be run in two parts, so it is run whole at each step")
         else:
             chosen.append(tower)
-    return chosen, said
+    return chosen, notes
 
 
-class _Maker:
+class _FeatureMaker:
     """Computes features with the model that the step computes with, or reads them."""
 
     def __init__(self, step: AnyStep, plan: BatchPlan, data: DataSet, config: Config, tell: DataProgress) -> None:
@@ -216,12 +219,12 @@ class _Maker:
         self.found = True
         """Whether all of it was in the cache."""
 
-    def pictures(self) -> np.ndarray:
+    def images(self) -> np.ndarray:
         """Of the training images, (views, N, ...)."""
         boxes = self._plan.boxes
         views, count = boxes.shape[:2]
 
-        def parts() -> Iterator[np.ndarray]:
+        def blocks() -> Iterator[np.ndarray]:
             for at in range(views):
                 for rows in _slices(count, IMAGES):
                     self._tell(at * count + rows.stop, views * count, "the frozen tower reads images")
@@ -229,18 +232,18 @@ class _Maker:
 
         train = self._config.train
         about = (train.views, train.crop, train.flip, train.seed)
-        return self._array("image", ("train", *about), (views, count), parts)
+        return self._array("image", ("train", *about), (views, count), blocks)
 
     def held_out_images(self) -> np.ndarray:
         """Of the images that are scored, as they are scored."""
         pixels = self._data.held_out.pixels
 
-        def parts() -> Iterator[np.ndarray]:
+        def blocks() -> Iterator[np.ndarray]:
             for rows in _slices(len(pixels), IMAGES):
                 self._tell(rows.stop, len(pixels), "the frozen tower reads held-out images")
                 yield self._image_features(self._model, pixels[rows], None)
 
-        return self._array("image", ("val",), (len(pixels),), parts)
+        return self._array("image", ("val",), (len(pixels),), blocks)
 
     def captions(self) -> Ragged:
         """Of all training captions."""
@@ -249,32 +252,32 @@ class _Maker:
     def held_out_captions(self, embedder: Embedder) -> Ragged:
         """Of the different captions that are scored."""
         captions, _, _ = distinct_captions(self._data.held_out)
-        symbols = embedder.tokenizer.encode_all(captions, self._config.model.context)
-        return self._caption_features(self._model, symbols, "val", "the frozen tower reads held-out captions")
+        token_lists = embedder.tokenizer.encode_all(captions, self._config.model.context)
+        return self._caption_features(self._model, token_lists, "val", "the frozen tower reads held-out captions")
 
     @torch.inference_mode()
     def _image_features(self, model: CLIP, pixels_BSSC: np.ndarray, boxes_B5: np.ndarray | None) -> np.ndarray:
-        place = self._device.torch
-        pixels = normalise(torch.from_numpy(np.array(pixels_BSSC)).to(place), self._config.model)
+        device = self._device.torch
+        pixels = normalise(torch.from_numpy(np.array(pixels_BSSC)).to(device), self._config.model)
         if boxes_B5 is not None:
-            pixels = view(pixels, torch.from_numpy(boxes_B5).to(place), self._config.model.image_size)
+            pixels = view(pixels, torch.from_numpy(boxes_B5).to(device), self._config.model.image_size)
         return _as_array(model.image.begin(pixels, self._boundaries["image"]))
 
     @torch.inference_mode()
-    def _caption_features(self, model: CLIP, symbols: Sequence[np.ndarray], split: str, what: str) -> Ragged:
+    def _caption_features(self, model: CLIP, token_lists: Sequence[np.ndarray], split: str, what: str) -> Ragged:
         pooled = self._boundaries["text"] == model.text.depth
-        lengths = [len(caption) for caption in symbols]
+        lengths = [len(caption) for caption in token_lists]
         first_N = None if pooled else np.cumsum([0, *lengths])
 
-        def parts() -> Iterator[np.ndarray]:
+        def blocks() -> Iterator[np.ndarray]:
             done = 0
-            for rows in _slices(len(symbols), TOGETHER):
+            for rows in _slices(len(token_lists), TOGETHER):
                 together: dict[int, np.ndarray] = {}
                 order = sorted(range(rows.start, rows.stop), key=lengths.__getitem__)
                 for some in _slices(len(order), CAPTIONS):
                     chosen = order[some]
                     tokens_BL = pad(
-                        [symbols[at] for at in chosen], self._config.model.context, self._plan.tokenizer.padding
+                        [token_lists[at] for at in chosen], self._config.model.context, self._plan.tokenizer.padding
                     )
                     tokens = torch.from_numpy(tokens_BL).to(self._device.torch)
                     features = _as_array(model.text.begin(tokens, self._boundaries["text"]))
@@ -283,15 +286,15 @@ class _Maker:
                         for at, row in zip(chosen, features, strict=True)
                     }
                     done += len(chosen)
-                    self._tell(done, len(symbols), what)
+                    self._tell(done, len(token_lists), what)
                 yield np.concatenate([together[at] for at in range(rows.start, rows.stop)])
 
-        rows = len(symbols) if first_N is None else int(first_N[-1])
-        spoken = hashlib.sha256(b"".join(caption.tobytes() + b"|" for caption in symbols)).hexdigest()
-        return Ragged(self._array("text", (split, spoken), (rows,), parts), first_N)
+        rows = len(token_lists) if first_N is None else int(first_N[-1])
+        digest = hashlib.sha256(b"".join(caption.tobytes() + b"|" for caption in token_lists)).hexdigest()
+        return Ragged(self._array("text", (split, digest), (rows,), blocks), first_N)
 
     def _array(
-        self, tower: str, about: tuple, rows: tuple[int, ...], parts: Callable[[], Iterable[np.ndarray]]
+        self, tower: str, about: tuple, rows: tuple[int, ...], blocks: Callable[[], Iterable[np.ndarray]]
     ) -> np.ndarray:
         """Read from the cache, or made and written there."""
         dtype = self._config.train.dtype
@@ -301,7 +304,7 @@ class _Maker:
         if found is not None and found.shape[: len(rows)] == rows:
             return found
         self.found = False
-        made = iter(parts())
+        made = iter(blocks())
         first = next(made)
         whole = (*rows, *first.shape[1:])
         # Half the room where half the digits were computed, unless there are numbers that it cannot hold.
@@ -333,12 +336,12 @@ def frozen_form(model: CLIP, tower: str) -> str:
     return json.dumps([sees, shape.activation, getattr(shape, f"{tower}_heads"), shape.image_tower])
 
 
-def _worth(depth: int, first: int) -> bool:
+def _has_frozen_blocks(depth: int, first: int) -> bool:
     """Whether a tower has a frozen part that costs something: not the embedding alone."""
     return first == depth or first > 0
 
 
-def _place(model: CLIP, tower: str, boundaries: dict[str, int]) -> str:
+def _boundary_text(model: CLIP, tower: str, boundaries: dict[str, int]) -> str:
     depth = getattr(model, tower).depth
     return "the head" if boundaries[tower] == depth else f"block {boundaries[tower]} of {depth}"
 

@@ -1,4 +1,4 @@
-"""What a run starts from, where that is not chance: a model that was trained before, or pretrained towers."""
+"""The weights that a run starts from, where these are not random: a trained model's, or pretrained towers'."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from lapclip.weights.networks.open_network import open_image, open_text
 from lapclip.which_model import which_model
 
 
-class Foundation:
+class InitialWeights:
     """A model to start from. It is opened again each time it is taken, so that it is not in memory twice."""
 
     def __init__(self, open_model: Callable[[], CLIP], model: CLIP, tokenizer: Tokenizer | None) -> None:
@@ -29,13 +29,13 @@ class Foundation:
         model, self._model = self._model, None
         return self._open() if model is None else model
 
-    def settle_in(self, folder: Path) -> None:
-        """From now on it lies in a folder of the run's own, whatever becomes of where it came from."""
+    def read_from(self, folder: Path) -> None:
+        """From now on they are read from a folder of the run's own, whatever becomes of where they came from."""
         self._open = lambda: load(folder).model
 
 
-def find_foundation(config: Config, layers: Sequence[Layer]) -> tuple[Config, Foundation | None]:
-    """What the settings name, and the configuration with its shape."""
+def find_initial_weights(config: Config, layers: Sequence[Layer]) -> tuple[Config, InitialWeights | None]:
+    """The initial weights that the settings name, and the configuration with the shape of their model."""
     if config.train.start:
         return _from_model(config, layers[-1].values.get("model", {}))
     if config.model.image_from or config.model.text_from:
@@ -49,8 +49,8 @@ def find_foundation(config: Config, layers: Sequence[Layer]) -> tuple[Config, Fo
     return config, None
 
 
-def foundation_at(folder: Path, config: Config) -> Foundation | None:
-    """What a run started from, as it was kept. Without it there is no going on: what is frozen is nowhere else."""
+def restore_initial_weights(folder: Path, config: Config) -> InitialWeights | None:
+    """What a run started from, out of its own folder. A run cannot go on without: frozen weights are nowhere else."""
     if not folder.exists():
         if config.train.start or config.model.image_from or config.model.text_from:
             raise RunError(
@@ -59,10 +59,10 @@ def foundation_at(folder: Path, config: Config) -> Foundation | None:
             )
         return None
     embedder = load(folder)
-    return Foundation(lambda: load(folder).model, embedder.model, embedder.tokenizer)
+    return InitialWeights(lambda: load(folder).model, embedder.model, embedder.tokenizer)
 
 
-def _from_model(config: Config, asked: Collection[str]) -> tuple[Config, Foundation]:
+def _from_model(config: Config, asked: Collection[str]) -> tuple[Config, InitialWeights]:
     start = config.train.start
     if asked:
         raise ConfigError(
@@ -71,14 +71,14 @@ def _from_model(config: Config, asked: Collection[str]) -> tuple[Config, Foundat
         )
     path = which_model(start).path
     embedder = load(path)
-    foundation = Foundation(lambda: load(path).model, embedder.model, embedder.tokenizer)
-    return replace(config, model=embedder.model.shape), foundation
+    initial = InitialWeights(lambda: load(path).model, embedder.model, embedder.tokenizer)
+    return replace(config, model=embedder.model.shape), initial
 
 
-def _from_towers(config: Config, asked: Collection[str]) -> tuple[Config, Foundation]:
+def _from_towers(config: Config, asked: Collection[str]) -> tuple[Config, InitialWeights]:
     arguments = (config.model, config.train.seed, asked)
     model, tokenizer = open_towers(*arguments)
-    return replace(config, model=model.shape), Foundation(lambda: open_towers(*arguments)[0], model, tokenizer)
+    return replace(config, model=model.shape), InitialWeights(lambda: open_towers(*arguments)[0], model, tokenizer)
 
 
 def open_towers(shape: ModelConfig, seed: int = 0, asked: Collection[str] = ()) -> tuple[CLIP, Tokenizer | None]:

@@ -1,14 +1,12 @@
-"""The table of contents of training: batches, step, schedule, evaluation, records, checkpoints."""
+"""The training loop: batches, steps, schedule, evaluations, events and checkpoints, in order."""
 
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,26 +20,25 @@ from lapclip.evaluation.retrieval import RANKS, in_batches, retrieval
 from lapclip.evaluation.zeroshot import accuracy, class_embeddings, read_templates
 from lapclip.machine import facts
 from lapclip.machine.devices import Device
-from lapclip.machine.polite import Courtesy
+from lapclip.machine.polite import PolitePauses
 from lapclip.machine.sensors import Sensors
 from lapclip.machine.swap import SwapWatch
 from lapclip.machine.timing import Stopwatch, measured
-from lapclip.model.lora import merged_state
 from lapclip.runs import events
 from lapclip.runs.event_log import EventLog
 from lapclip.runs.folder import Run
-from lapclip.training.checkpoint import Progress, list_checkpoints, replace_folder_files, save_checkpoint, save_tensors
+from lapclip.training.checkpoint import Progress, list_checkpoints, save_checkpoint, save_model
 from lapclip.training.cuda_graph import AnyStep
 from lapclip.training.fallback import SwapGrew
-from lapclip.training.initial_weights import Foundation
-from lapclip.training.probes import Looking
+from lapclip.training.frozen_features import CachedFeatures
+from lapclip.training.initial_weights import InitialWeights
+from lapclip.training.probes import ProbeCaptions
 from lapclip.training.schedule import cheap_steps, learning_rate
 from lapclip.training.step import StepMetrics
-from lapclip.weights.recognise import CONFIG, WEIGHTS
 
 MEMORY_EVERY = 50
-PAUSE_LOOK = 1.0
-"""Seconds between two looks of a run that waits."""
+PAUSE_CHECK = 1.0
+"""Seconds between two checks of a run that waits."""
 OVERFLOWS = 30
 """Updates in a row that float16 may leave out: by then the scale of the loss has fallen by 2^30."""
 
@@ -58,17 +55,19 @@ class Training:
     embedder: Embedder
     device: Device
     log: EventLog
+    initial_weights: InitialWeights | None
+    """What the model started from; None where that was random weights."""
+    features: CachedFeatures | None
+    """The frozen features that the plan and the embedder take; None where nothing is frozen."""
+    probes: ProbeCaptions
+    """Follows the answers to a few captions."""
+    polite_pauses: PolitePauses | None
+    """Says when a polite run should wait; None for a run that never waits."""
     progress: Progress = field(default_factory=Progress)
     sensors: Sensors = field(default_factory=Sensors)
     stop_reason: Callable[[], str | None] = lambda: None
     swap: SwapWatch | None = field(default_factory=SwapWatch)
-    """None no longer looks: there is nothing left that would help."""
-    looking: Looking | None = None
-    """Follows the answers to a few captions."""
-    courtesy: Courtesy | None = None
-    """Says when a polite run should wait."""
-    foundation: Foundation | None = None
-    """What the model started from, where that was not chance."""
+    """None where nothing is left that would help against swapping."""
     ended_early: str = ""
     """Why the run ended before its last step, where it did."""
     start_evaluation: dict[str, Any] | None = None
@@ -94,9 +93,9 @@ class Training:
             with watch.phase("load"):
                 batch = next(batches)
             lr = learning_rate(number, self.steps, self.config.train)
-            read_figures = self.step(batch, number, lr, watch)
+            read_metrics = self.step(batch, number, lr, watch)
             self.record_pending()  # the step before: reading this one's loss now would make the device wait
-            self.pending = (number, lr, read_figures, watch)
+            self.pending = (number, lr, read_metrics, watch)
 
             self._advance(step=number, training_seconds=before + time.perf_counter() - began)
             reason = self.stop_reason() or ("lapclip stop" if self.run.stop_asked() else None)
@@ -114,24 +113,24 @@ class Training:
                 batches.close()
                 self.ended_early = f"no better score since step {self.progress.better_step:,}"
                 break
-            self.look_at_swap(number)
+            self.check_swap(number)
             began += self.wait_for_others(number)
         self._advance(training_seconds=before + time.perf_counter() - began)
         return None
 
     def record_pending(self) -> None:
-        """Read and write down the figures of the last step; end the run if they are not numbers."""
+        """Read and write down the metrics of the last step; end the run if they are not numbers."""
         if self.pending is None:
             return
-        number, lr, read_figures, watch = self.pending
+        number, lr, read_metrics, watch = self.pending
         self.pending = None
-        figures = read_figures()
+        metrics = read_metrics()
         # In float16 an update whose gradient overflows is left out, and the next is tried with smaller numbers.
-        overflow = self.config.train.dtype == "float16" and not math.isfinite(figures.grad_norm)
+        overflow = self.config.train.dtype == "float16" and not math.isfinite(metrics.grad_norm)
         self._overflows = self._overflows + 1 if overflow else 0
         tolerated = overflow and self._overflows <= OVERFLOWS
-        if not (math.isfinite(figures.loss) and (math.isfinite(figures.grad_norm) or tolerated)):
-            what = "loss" if not math.isfinite(figures.loss) else "gradient"
+        if not (math.isfinite(metrics.loss) and (math.isfinite(metrics.grad_norm) or tolerated)):
+            what = "loss" if not math.isfinite(metrics.loss) else "gradient"
             gentler = f"--set train.learning_rate={self.config.train.learning_rate / 4:g}"
             if self.config.train.dtype == "float16":
                 gentler = "--set train.dtype=float32"
@@ -144,16 +143,16 @@ class Training:
             events.Step(
                 step=number,
                 epoch=self.plan.epoch(number),
-                loss=figures.loss,
-                t2i_accuracy=figures.t2i_accuracy,
-                i2t_accuracy=figures.i2t_accuracy,
-                logit_scale=figures.logit_scale,
-                temperature=math.exp(-figures.logit_scale),
+                loss=metrics.loss,
+                t2i_accuracy=metrics.t2i_accuracy,
+                i2t_accuracy=metrics.i2t_accuracy,
+                logit_scale=metrics.logit_scale,
+                temperature=math.exp(-metrics.logit_scale),
                 lr=lr,
-                grad_norm=None if overflow else figures.grad_norm,
-                grad_norms={} if overflow else figures.part_norms,
+                grad_norm=None if overflow else metrics.grad_norm,
+                grad_norms={} if overflow else metrics.part_norms,
                 seconds=watch.seconds,
-                teacher_loss=figures.teacher_loss if self.config.train.teacher else None,
+                teacher_loss=metrics.teacher_loss if self.config.train.teacher else None,
             )
         )
         if number == 1 or number % MEMORY_EVERY == 0:
@@ -163,10 +162,10 @@ class Training:
             self.log.append(events.Sensors(step=number, **vars(self.sensors.sample())))
 
     def forget_pending(self) -> None:
-        """Drop the figures of a step that will be done again."""
+        """Drop the metrics of a step that will be done again."""
         self.pending, self._overflows = None, 0
 
-    def look_at_swap(self, number: int) -> None:
+    def check_swap(self, number: int) -> None:
         """Stop between two steps, with all in order, if the system swaps for want of memory."""
         if self.swap is None or not self.device.swaps or number == self.steps:
             return
@@ -176,14 +175,14 @@ class Training:
 
     def wait_for_others(self, number: int) -> float:
         """Pause while others need the machine, with all saved; gives back the seconds that took."""
-        reason = self.courtesy.reason() if self.courtesy and number < self.steps else None
-        if self.courtesy is None or reason is None:
+        reason = self.polite_pauses.reason() if self.polite_pauses and number < self.steps else None
+        if self.polite_pauses is None or reason is None:
             return 0.0
         began = time.perf_counter()
         self.save()
         self.log.append(events.Paused(step=number, reason=reason))
-        while self.courtesy.reason() and not self.stop_reason() and not self.run.stop_asked():
-            time.sleep(PAUSE_LOOK)
+        while self.polite_pauses.reason() and not self.stop_reason() and not self.run.stop_asked():
+            time.sleep(PAUSE_CHECK)
         seconds = time.perf_counter() - began
         self.log.append(events.WentOn(step=number, seconds=seconds))
         return seconds
@@ -210,7 +209,7 @@ class Training:
         return number == self.steps or by_clock or (by_epoch > 0 and number % by_epoch == 0)
 
     def evaluate(self, number: int) -> None:
-        """Score the held-out pairs, and keep the model if it is the best so far."""
+        """Score the held-out pairs, and save the model if it is the best so far."""
         self.record_pending()
         began = time.perf_counter()
         images, texts, owner = self.embedder.encode_pairs(self.data.held_out)
@@ -221,15 +220,14 @@ class Training:
             self._advance(better_step=number)
         if best:
             self._advance(best_score=merit, best_step=number)
-            self.keep_model()
+            self.save_best()
         seconds = time.perf_counter() - began
         epoch = self.plan.epoch(number)
         self.log.append(
             events.Evaluation(step=number, epoch=epoch, split="val", evaluation=scores, seconds=seconds, best=best)
         )
-        if self.looking:
-            answers = self.looking.answers(self.embedder, images, texts)
-            self.log.append(events.Looked(step=number, epoch=epoch, answers=answers))
+        answers = self.probes.answers(self.embedder, images, texts)
+        self.log.append(events.Looked(step=number, epoch=epoch, answers=answers))
 
     def merit(self, scores: dict[str, Any], images: np.ndarray) -> float:
         """What the best model is chosen by: the mean of all recalls, which is steadier than R@1 alone; or, where
@@ -243,12 +241,12 @@ class Training:
         )
         return scores["zeroshot_top1"]
 
-    def keep_model(self) -> None:
+    def save_best(self) -> None:
         """Put the model as it is now into model/."""
         save_model(self.embedder, self.run.model)
 
     def save(self) -> None:
-        """Write a checkpoint of a state whose figures are known to be numbers."""
+        """Write a checkpoint of a state whose metrics are known to be numbers."""
         self.record_pending()
         began = time.perf_counter()
         step = self.step
@@ -259,17 +257,6 @@ class Training:
 
     def _advance(self, **changes: Any) -> None:
         self.progress = dataclasses.replace(self.progress, **changes)
-
-
-def save_model(embedder: Embedder, folder: Path) -> None:
-    """Write a model so that `load` reads it. Additions of low rank become part of its weights."""
-    replace_folder_files(
-        folder,
-        {
-            WEIGHTS: lambda path: save_tensors(merged_state(embedder.model), path),
-            CONFIG: lambda path: path.write_text(json.dumps(embedder.description(), indent=1), encoding="utf-8"),
-        },
-    )
 
 
 def score(embedder: Embedder, pairs: Pairs, batch_size: int) -> dict[str, Any]:

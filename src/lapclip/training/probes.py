@@ -1,4 +1,4 @@
-"""How the answers to a few fixed captions change while a model learns: for people who like to watch it."""
+"""Probe captions: how the answers to a few fixed captions change while a model learns, for people who watch it."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from PIL import Image
 
 from lapclip.data.dataset import Pairs
 from lapclip.embedder import Embedder
+from lapclip.paths import write_atomic
 
 CAPTIONS = 6
 TOP = 5
@@ -19,7 +20,7 @@ SIDE = 96
 """Pixels of a thumbnail's longer side."""
 
 
-class Looking:
+class ProbeCaptions:
     """A few held-out captions, spread over the split, and the user's own."""
 
     def __init__(self, pairs: Pairs, own: Sequence[str], folder: Path) -> None:
@@ -29,7 +30,7 @@ class Looking:
         self._rows = firsts[self._images]
 
     def answers(self, embedder: Embedder, images: np.ndarray, texts: np.ndarray) -> list[dict[str, Any]]:
-        """What the model answers now, given its embeddings of the whole split; makes the thumbnails it speaks of."""
+        """What the model answers now, given its embeddings of the whole split; makes the thumbnails it names."""
         found = []
         for image, row in zip(self._images, self._rows, strict=True):
             scores = images @ texts[row]
@@ -40,20 +41,18 @@ class Looking:
             for caption, text in zip(self._own, embedder.encode_text(self._own), strict=True):
                 found.append({"caption": caption, "own": True, "right": None, "rank": None, "top": _top(images @ text)})
         for image in {entry["picture"] for answer in found for entry in answer["top"]} | {*map(int, self._images)}:
-            self._draw(image)
+            self._save_thumbnail(image)
         return found
 
-    def _draw(self, image: int) -> None:
+    def _save_thumbnail(self, image: int) -> None:
         path = self._folder / f"{image}.png"
         if path.exists():
             return
         thumbnail = Image.fromarray(np.asarray(self._pairs.pixels[image]))
         thumbnail.thumbnail((SIDE, SIDE))
-        partial = path.with_suffix(".partial")
         with suppress(OSError):  # a full disk costs a thumbnail, not the run
             self._folder.mkdir(exist_ok=True)
-            thumbnail.save(partial, format="PNG")
-            partial.replace(path)
+            write_atomic(path, lambda partial: thumbnail.save(partial, format="PNG"))
 
 
 def own_captions(ask: str) -> list[str]:

@@ -31,7 +31,7 @@ Build = Callable[[Training, Tokenizer], tuple[AnyStep, Embedder]]
 
 @contextmanager
 def memory_explained(config: Config) -> Iterator[None]:
-    """Before there is a run to go back to, memory that runs out ends the command in words."""
+    """Before there is a run to go back to, memory that runs out ends the command with an explanation."""
     try:
         yield
     except Exception as error:
@@ -61,7 +61,7 @@ def persist(training: Training, finish: Callable[[Training], dict[str, Any]], bu
             if change.cause == DEVICE:  # its memory is not to be trusted, nor to be freed: the error's frames hold some
                 training.device.abandon(error, training.step, training.embedder, training.pending)
             else:
-                keep_what_is_good(training)
+                save_if_good(training)
         # Out here the error is gone, and with it the tensors that its traceback held.
         try:
             change_settings(training, change, build)
@@ -71,7 +71,7 @@ def persist(training: Training, finish: Callable[[Training], dict[str, Any]], bu
             raise
 
 
-def keep_what_is_good(training: Training) -> None:
+def save_if_good(training: Training) -> None:
     """Save the state in memory if all of it belongs to the last step that was done."""
     newest = list_checkpoints(training.run.checkpoints)[-1:]
     if training.step.touched or (newest and newest[0].name == f"step-{training.progress.step:08d}"):
@@ -98,9 +98,9 @@ def change_settings(training: Training, change: Change, build: Build) -> None:
     step = training.progress.step
     damaged = "".join(f"; skipped a damaged checkpoint, {reason}" for reason in skipped)
     text = f"{change.text}; going on after step {step:,}{damaged}"
-    places = training.step.model.tower_devices()
+    towers = training.step.model.tower_devices()
     training.log.append(
-        events.FellBack(step=step, cause=change.cause, change=change.settings, devices=places, text=text)
+        events.FellBack(step=step, cause=change.cause, change=change.settings, devices=towers, text=text)
     )
 
 
@@ -127,11 +127,11 @@ def changes_so_far(events_so_far: Iterable[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _explained(error: Exception, training: Training) -> TrainingError:
-    """Out of memory where nothing more can be halved, or not even the weights fit, in words and figures."""
+    """Out of memory where nothing more can be halved, or not even the weights fit, with numbers."""
     train, model = training.config.train, training.config.model
     parts = predict_bytes(model, train, caption_tokens=training.plan.batch(1).tokens_BL.shape[1])
     micro, free = train.micro_batch or train.batch_size, ""
-    with suppress(Exception):  # a figure less is better than another error
+    with suppress(Exception):  # a number less is better than another error
         free = f", {training.device.free_bytes() / 1e9:.1f} GB were free on {train.device}"
     return TrainingError(
         f"Out of memory at step {training.progress.step + 1:,} of {training.run.path}, with micro_batch {micro:,} "

@@ -1,4 +1,7 @@
-"""A model that teaches another: what it makes of the training images and captions, computed once and kept.
+"""A model that teaches another: its embeddings of the training images and captions, computed once and cached.
+
+The teacher is a model, or an .npz file of embeddings by any teacher, whose `pictures` and `captions` name the rows of
+`image` and `text`.
 
 Shapes: N images, M captions (one image's after the other's), D the teacher's embedding, E the model's.
 """
@@ -7,6 +10,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import zipfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -19,14 +24,17 @@ from lapclip.data.dataset import DataSet, Pairs
 from lapclip.data.loading import load_as_seen
 from lapclip.data.pixels import View
 from lapclip.embedder import Embedder, distinct_captions, load
-from lapclip.errors import ConfigError, LapclipError, RunError
+from lapclip.errors import ConfigError, DataError, LapclipError, RunError, first_line
+from lapclip.paths import digest_of_bytes
 from lapclip.progress import DataProgress
-from lapclip.training.feature_cache import array_path, read_array, write_array
-from lapclip.training.teacher_file import TeacherFile
+from lapclip.text import printable
+from lapclip.training.array_cache import array_path, read_array, write_array
 from lapclip.which_model import which_model
 
 IMAGES, CAPTIONS = "the teacher looks at images", "the teacher reads captions"
 """What is being done to so many images."""
+NAMES, TABLES = ("pictures", "captions"), ("image", "text")
+HOW_TO_MAKE = "docs/distil.md shows how to make one"
 
 
 class Teacher(Protocol):
@@ -60,15 +68,86 @@ class TeacherModel:
         return image_ND, text_MD[which]
 
 
+class TeacherFile:
+    """The embeddings in a file. Rows that the data has no use for are left out."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        try:
+            self.digest = digest_of_bytes(path.read_bytes())
+            with np.load(path, allow_pickle=False) as file:
+                missing = [name for name in (*NAMES, *TABLES) if name not in file]
+                if missing:
+                    raise DataError(
+                        f"{path} has no array {missing[0]}; it has {', '.join(file) or 'none'}.", hint=HOW_TO_MAKE
+                    )
+                self._names = {name: [str(one) for one in file[name]] for name in NAMES}
+                self._tables = {name: file[name] for name in TABLES}
+        except FileNotFoundError:
+            raise DataError(f"There is no file {path}.", hint=HOW_TO_MAKE) from None
+        except (OSError, ValueError, TypeError, EOFError, zipfile.BadZipFile) as error:
+            # Names kept as Python objects would have to be unpickled, which runs code.
+            why = "its names are pickled; np.array(names, dtype=str) is not" if "pickle" in str(error) else ""
+            raise DataError(f"{path} cannot be read: {why or first_line(error)}.", hint=HOW_TO_MAKE) from None
+        self._check()
+
+    def embed(self, config: DataConfig, pairs: Pairs, progress: DataProgress | None) -> tuple[np.ndarray, np.ndarray]:
+        """Unit-length rows for all images and for all captions."""
+        if not pairs.names:
+            raise DataError(
+                f"{self._path} cannot teach about images that are drawn: they have no names.",
+                hint="--teacher with a model",
+            )
+        captions = [caption for options in pairs.captions for caption in options]
+        return self._rows("pictures", "image", pairs.names), self._rows("captions", "text", captions)
+
+    def _rows(self, names: str, table: str, wanted: Sequence[str]) -> np.ndarray:
+        rows_by_name = {name: at for at, name in enumerate(self._names[names])}
+        missing = list(dict.fromkeys(name for name in wanted if name not in rows_by_name))
+        if missing:
+            more = f" and for {len(missing) - 1:,} more" if len(missing) > 1 else ""
+            raise DataError(
+                f'{self._path} has no row in `{names}` for "{printable(missing[0])}"{more}.',
+                hint=f"a row for each of the training {names}; {HOW_TO_MAKE}",
+            )
+        rows = self._tables[table][[rows_by_name[name] for name in wanted]].astype(np.float32)
+        return rows / np.linalg.norm(rows, axis=1, keepdims=True)
+
+    def _check(self) -> None:
+        """Refuse what cannot be embeddings, by name."""
+        for names, table in zip(NAMES, TABLES, strict=True):
+            rows, count = self._tables[table], len(self._names[names])
+            if rows.ndim != 2 or len(rows) != count or not np.issubdtype(rows.dtype, np.floating):
+                raise DataError(
+                    f"{self._path}: `{table}` is {rows.dtype} of shape {rows.shape}; a row of numbers for each of the "
+                    f"{count:,} {names} is needed.",
+                    hint=HOW_TO_MAKE,
+                )
+            lengths = np.linalg.norm(rows.astype(np.float64), axis=1)
+            bad = np.flatnonzero(~(np.isfinite(lengths) & (lengths > 0)))
+            if len(bad):
+                name = printable(self._names[names][bad[0]])
+                raise DataError(
+                    f'{self._path}: the row of `{table}` for "{name}" is zero or no number.', hint=HOW_TO_MAKE
+                )
+        widths = [self._tables[table].shape[1] for table in TABLES]
+        if widths[0] != widths[1]:
+            raise DataError(
+                f"{self._path}: `image` has rows of {widths[0]} numbers and `text` of {widths[1]}; they must have the "
+                "same.",
+                hint=HOW_TO_MAKE,
+            )
+
+
 @dataclass(frozen=True)
-class Lessons:
-    """What a teacher makes of the training pairs, in the width of the model that it teaches."""
+class TeacherEmbeddings:
+    """A teacher's embeddings of the training pairs, in the width of the model that it teaches."""
 
     image_NE: np.ndarray
     text_ME: np.ndarray
     digest: str
     """The teacher's."""
-    said: str
+    note: str
     """What the user should know."""
 
     @property
@@ -92,33 +171,37 @@ def open_teacher(config: Config) -> Teacher | None:
         ) from error
 
 
-def take_lessons(teacher: Teacher, config: Config, data: DataSet, progress: DataProgress | None) -> Lessons:
-    """What a teacher makes of the training pairs, computed or found in the cache."""
-    found = find_lessons(teacher.digest, config, data)
+def compute_teacher_embeddings(
+    teacher: Teacher, config: Config, data: DataSet, progress: DataProgress | None
+) -> TeacherEmbeddings:
+    """A teacher's embeddings of the training pairs, computed or found in the cache."""
+    found = cached_teacher_embeddings(teacher.digest, config, data)
     if found:
         return found
     rows = teacher.embed(config.data, data.train, progress)
     for array, path in zip(fit_width(*rows, config.model.embedding), _paths(teacher.digest, config, data), strict=True):
         write_array(path, [array], array.shape, np.dtype(np.float32))
-    made = find_lessons(teacher.digest, config, data)
+    made = cached_teacher_embeddings(teacher.digest, config, data)
     assert made is not None
     return made
 
 
-def find_lessons(digest: str, config: Config, data: DataSet) -> Lessons | None:
-    """What the teacher of that digest made of the training pairs, where the cache has it."""
+def cached_teacher_embeddings(digest: str, config: Config, data: DataSet) -> TeacherEmbeddings | None:
+    """The embeddings of the training pairs by the teacher of that digest, where the cache has them."""
     image_NE, text_ME = (read_array(path) for path in _paths(digest, config, data))
     if image_NE is None or text_ME is None:
         return None
-    said = f"{config.train.teacher} teaches: {len(image_NE):,} images and {len(text_ME):,} captions, kept in the cache"
-    return Lessons(image_NE, text_ME, digest, said)
+    note = f"{config.train.teacher} teaches: {len(image_NE):,} images and {len(text_ME):,} captions, cached"
+    return TeacherEmbeddings(image_NE, text_ME, digest, note)
 
 
-def lessons_again(digest: str, config: Config, data: DataSet, progress: DataProgress | None) -> Lessons | None:
-    """The lessons that a run began with. Its teacher may be gone, as long as the cache has them."""
+def restore_teacher_embeddings(
+    digest: str, config: Config, data: DataSet, progress: DataProgress | None
+) -> TeacherEmbeddings | None:
+    """The embeddings that a run began with. Its teacher may be gone, as long as the cache has them."""
     if not config.train.teacher:
         return None
-    if found := find_lessons(digest, config, data):
+    if found := cached_teacher_embeddings(digest, config, data):
         return found
     hint = "the teacher as it was, where it was, or lapclip train for a new run"
     try:
@@ -128,7 +211,7 @@ def lessons_again(digest: str, config: Config, data: DataSet, progress: DataProg
     assert teacher is not None
     if teacher.digest != digest:
         raise RunError(f"{config.train.teacher} is not the teacher that the run began with.", hint=hint)
-    return take_lessons(teacher, config, data, progress)
+    return compute_teacher_embeddings(teacher, config, data, progress)
 
 
 def fit_width(image_ND: np.ndarray, text_MD: np.ndarray, width: int) -> tuple[np.ndarray, np.ndarray]:
@@ -151,6 +234,6 @@ def unit(rows: np.ndarray) -> np.ndarray:
 
 
 def _paths(digest: str, config: Config, data: DataSet) -> tuple[Path, Path]:
-    """Where the lessons are kept: of images, and of captions."""
+    """Where the embeddings are cached: of images, and of captions."""
     about = ("teacher", digest, data.fingerprint, config.model.embedding)
     return array_path(*about, "image"), array_path(*about, "text")

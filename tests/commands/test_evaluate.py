@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import re
 import shutil
@@ -12,11 +11,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image
 
 from lapclip.cli.eval import _account
-from lapclip.commands import evaluate as scoring
-from lapclip.commands.evaluate import Wanted, choose_split, choose_templates, evaluate, score
+from lapclip.commands.evaluate import (
+    EvaluationRequest,
+    choose_split,
+    choose_templates,
+    evaluate,
+    save_evaluation,
+    score,
+)
 from lapclip.config import DataConfig
 from lapclip.data.dataset import DataSet, Pairs
 from lapclip.data.loading import load_data
@@ -25,7 +29,9 @@ from lapclip.embedder import load
 from lapclip.errors import ConfigError, DataError, LapclipError, RunError
 from lapclip.evaluation.joined import joined
 from lapclip.evaluation.retrieval import retrieval
-from lapclip.evaluation.zeroshot import class_embeddings
+from lapclip.evaluation.zeroshot import TEMPLATES, class_embeddings
+
+from ..small_runs import write_classes, write_photos
 
 
 @pytest.fixture
@@ -35,21 +41,8 @@ def mine(trained: Path, here: Path) -> Path:
     return here / "runs" / "mine"
 
 
-def write_photos(folder: Path, splits: list[str]) -> Path:
-    """A table of small images with two captions each."""
-    folder.mkdir()
-    draw = np.random.default_rng(0)
-    with open(folder / "captions.csv", "w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow(["filepath", "caption", "split"])
-        for at, split in enumerate(splits):
-            Image.fromarray(draw.integers(0, 256, (70, 90, 3), dtype=np.uint8)).save(folder / f"{at}.png")
-            writer.writerows([f"{at}.png", f"{words} number {at}", split] for words in ("a thing", "the thing"))
-    return folder
-
-
 def test_a_run_is_scored_on_the_split_that_chose_nothing_and_the_account_is_kept(mine: Path) -> None:
-    result = evaluate(Wanted(device="cpu"))
+    result = evaluate(EvaluationRequest(device="cpu"))
     assert (result["split"], result["why_split"]) == ("test", "it chose nothing")
     assert result["evaluation"]["candidates"] == 240
     assert 0 <= result["linear_baseline"] < 0.5
@@ -65,8 +58,8 @@ def test_a_run_is_scored_on_the_split_that_chose_nothing_and_the_account_is_kept
 
 
 def test_another_split_replaces_nothing_of_the_first(mine: Path) -> None:
-    evaluate(Wanted(device="cpu", split="val"))
-    evaluate(Wanted("mine", device="cpu", split="all"))
+    evaluate(EvaluationRequest(device="cpu", split="val"))
+    evaluate(EvaluationRequest("mine", device="cpu", split="all"))
     assert {path.name for path in (mine / "evaluation").iterdir()} == {"val", "all"}
 
 
@@ -83,7 +76,7 @@ def test_other_data_is_scored_on_what_was_kept_back_or_whole(
     mine: Path, splits: list[str], split: str, why: str
 ) -> None:
     photos = write_photos(Path("photos"), splits)
-    result = evaluate(Wanted("mine", str(photos), device="cpu"))
+    result = evaluate(EvaluationRequest("mine", str(photos), device="cpu"))
     assert (result["split"], result["why_split"]) == (split, why)
     assert result["evaluation"]["candidates"] == (8 if split == "all" else 4)
     assert result["evaluation"]["captions"] == 2 * result["evaluation"]["candidates"]
@@ -97,18 +90,18 @@ def test_a_model_in_a_folder_of_its_own_needs_data_and_keeps_nothing_unless_aske
     photos = write_photos(Path("photos"), [""] * 6)
     shutil.move(mine / "model", "bare")
     with pytest.raises(DataError, match="name the data"):
-        evaluate(Wanted("bare", device="cpu"))
-    result = evaluate(Wanted("bare", str(photos), device="cpu"))
+        evaluate(EvaluationRequest("bare", device="cpu"))
+    result = evaluate(EvaluationRequest("bare", str(photos), device="cpu"))
     assert result["files"] == []
     assert "in_batch" not in result["evaluation"]
-    kept = evaluate(Wanted("bare", str(photos), device="cpu", out=Path("shared")))
+    kept = evaluate(EvaluationRequest("bare", str(photos), device="cpu", out=Path("shared")))
     assert Path("shared/evaluation.html").exists()
     assert kept["evaluation"] == result["evaluation"]
 
 
 def test_the_figures_are_those_of_the_embeddings(mine: Path) -> None:
     photos = write_photos(Path("photos"), [""] * 6)
-    result = evaluate(Wanted("mine", str(photos), device="cpu"))["evaluation"]
+    result = evaluate(EvaluationRequest("mine", str(photos), device="cpu"))["evaluation"]
     model = load("runs/mine")
     images = model.encode_image([photos / f"{at}.png" for at in range(6)])
     texts = model.encode_text([f"{words} number {at}" for at in range(6) for words in ("a thing", "the thing")])
@@ -121,16 +114,16 @@ def test_the_figures_are_those_of_the_embeddings(mine: Path) -> None:
 @pytest.mark.parametrize(
     ("wanted", "words"),
     [
-        (Wanted("mine", split="tset"), r"no split tset. Did you mean test\?"),
-        (Wanted("mine", "nowhere"), "There is no nowhere"),
-        (Wanted("photos"), "photos holds no model"),
-        (Wanted("yours"), "No run called yours"),
-        (Wanted("mine", templates="a photo"), "has no {} for the class"),
-        (Wanted("mine", device="gpu"), "--device gpu is not here"),
-        (Wanted("mine", "photos", settings=["data.seeed=1"]), "Did you mean data.seed"),
+        (EvaluationRequest("mine", split="tset"), r"no split tset. Did you mean test\?"),
+        (EvaluationRequest("mine", "nowhere"), "There is no nowhere"),
+        (EvaluationRequest("photos"), "photos holds no model"),
+        (EvaluationRequest("yours"), "No run called yours"),
+        (EvaluationRequest("mine", templates="a photo"), "has no {} for the class"),
+        (EvaluationRequest("mine", device="gpu"), "--device gpu is not here"),
+        (EvaluationRequest("mine", "photos", settings=["data.seeed=1"]), "Did you mean data.seed"),
     ],
 )
-def test_what_cannot_be_is_named(mine: Path, wanted: Wanted, words: str) -> None:
+def test_what_cannot_be_is_named(mine: Path, wanted: EvaluationRequest, words: str) -> None:
     write_photos(Path("photos"), [""] * 2)
     with pytest.raises(LapclipError, match=words):
         evaluate(wanted)
@@ -140,13 +133,13 @@ def test_what_cannot_be_is_named(mine: Path, wanted: Wanted, words: str) -> None
 def test_a_run_without_a_model_says_so(mine: Path) -> None:
     shutil.rmtree(mine / "model")
     with pytest.raises(RunError, match="no trained model"):
-        evaluate(Wanted("mine"))
+        evaluate(EvaluationRequest("mine"))
 
 
 def test_data_that_changed_since_is_scored_and_said(mine: Path) -> None:
     settings = mine / "run.toml"
     settings.write_text(settings.read_text().replace("data_fingerprint = ", "data_fingerprint = 'x' # "))
-    assert "not what the run began with" in evaluate(Wanted("mine", device="cpu"))["notes"][-1]
+    assert "not what the run began with" in evaluate(EvaluationRequest("mine", device="cpu"))["notes"][-1]
 
 
 def classes_of(count: int) -> DataSet:
@@ -163,25 +156,15 @@ def classes_of(count: int) -> DataSet:
     return DataSet(splits, "made", classes=["red cat", "blue_dog", "owl"])
 
 
-def write_classes(folder: Path, each: int) -> Path:
-    """Images of two classes in folders of their names."""
-    draw = np.random.default_rng(0)
-    for name in ("red_cat", "owl"):
-        (folder / name).mkdir(parents=True)
-        for at in range(each):
-            Image.fromarray(draw.integers(0, 256, (70, 90, 3), dtype=np.uint8)).save(folder / name / f"{at}.png")
-    return folder
-
-
 def test_class_folders_are_scored_from_the_command(mine: Path) -> None:
     write_classes(Path("things"), 4)
-    result = evaluate(Wanted("mine", "things", device="cpu"))
+    result = evaluate(EvaluationRequest("mine", "things", device="cpu"))
     assert (result["split"], result["why_split"]) == ("all", "classes: all images count")
     assert result["zeroshot"]["classes"] == 2
     assert {row["name"] for row in result["zeroshot"]["per_class"]} == {"owl", "red cat"}
     files = [Path("things") / name / f"{at}.png" for name in ("owl", "red_cat") for at in range(4)]
     images = load("runs/mine").encode_image(files)
-    texts = class_embeddings(load("runs/mine").encode_text, ["owl", "red cat"], scoring.TEMPLATES)
+    texts = class_embeddings(load("runs/mine").encode_text, ["owl", "red cat"], TEMPLATES)
     right = (images @ texts.T).argmax(axis=1) == np.repeat([0, 1], 4)
     assert result["zeroshot"]["top1"] == pytest.approx(right.mean())
 
@@ -206,7 +189,7 @@ def test_classes_are_told_apart_with_templates(mine: Path) -> None:
     assert found["templates"] == ["a {}.", "the {}."]
     assert choose_split(["train", "val"], "val", learnt_from=False, classes=True)[0] == "val"
     result = {"run": "runs/mine", "data": "things", "split": "all", "why_split": why, "notes": [], **found}
-    files = scoring.keep(result, pairs, Path("kept"))
+    files = save_evaluation(result, pairs, Path("kept"))
     text = files[1].read_text(encoding="utf-8")
     assert "Confusion matrix" in text
     shown = {path.stem for path in Path("kept/pictures").iterdir()}
@@ -215,11 +198,11 @@ def test_classes_are_told_apart_with_templates(mine: Path) -> None:
 
 def test_templates_are_those_asked_for_then_the_runs_for_its_own_classes_then_ours() -> None:
     trained, usual = DataConfig(prompts="a drawing of {}."), DataConfig()
-    assert choose_templates(Wanted(templates="one {}|two {}"), trained, own=True) == ["one {}", "two {}"]
-    assert choose_templates(Wanted(), trained, own=True) == ["a drawing of {}."]
-    assert choose_templates(Wanted(), usual, own=True) == ["a photo of a {}."]
-    assert choose_templates(Wanted(), usual, own=False) == list(scoring.TEMPLATES)
-    assert choose_templates(Wanted(), trained, own=False) == ["a drawing of {}."]  # given with --set
+    assert choose_templates(EvaluationRequest(templates="one {}|two {}"), trained, own=True) == ["one {}", "two {}"]
+    assert choose_templates(EvaluationRequest(), trained, own=True) == ["a drawing of {}."]
+    assert choose_templates(EvaluationRequest(), usual, own=True) == ["a photo of a {}."]
+    assert choose_templates(EvaluationRequest(), usual, own=False) == list(TEMPLATES)
+    assert choose_templates(EvaluationRequest(), trained, own=False) == ["a drawing of {}."]  # given with --set
 
 
 def test_the_runs_own_val_split_is_known_to_have_chosen_the_checkpoint() -> None:
@@ -234,10 +217,10 @@ def test_the_runs_own_classes_are_scored_on_what_was_held_out() -> None:
 
 def test_class_folders_that_the_run_learnt_from_are_not_scored_whole(mine: Path) -> None:
     count = learnt_from(mine, write_classes(Path("things"), 20))
-    found = evaluate(Wanted("mine", device="cpu"))
+    found = evaluate(EvaluationRequest("mine", device="cpu"))
     assert (found["split"], found["trained_on"], found["templates"]) == ("test", 0, ["a photo of a {}."])
     assert 0 < found["zeroshot"]["pictures"] < 40 - count
-    assert evaluate(Wanted("mine", device="cpu", split="all"))["trained_on"] == count
+    assert evaluate(EvaluationRequest("mine", device="cpu", split="all"))["trained_on"] == count
 
 
 def learnt_from(run: Path, source: Path) -> int:
@@ -253,14 +236,14 @@ def learnt_from(run: Path, source: Path) -> int:
 def test_images_that_the_run_learnt_from_are_counted_and_said_first(mine: Path) -> None:
     photos = write_photos(Path("photos"), [""] * 40)
     count = learnt_from(mine, photos)
-    own = evaluate(Wanted("mine", device="cpu"))
+    own = evaluate(EvaluationRequest("mine", device="cpu"))
     assert (own["split"], own["trained_on"]) == ("test", 0)
     assert not any("trained on" in note for note in own["notes"])
-    whole = evaluate(Wanted("mine", device="cpu", split="all"))
+    whole = evaluate(EvaluationRequest("mine", device="cpu", split="all"))
     assert whole["trained_on"] == count
     assert whole["notes"][0] == f"The model was trained on {count} of these 40 images: this is no test of it."
     # The same images by another name are no other data.
-    table = evaluate(Wanted("mine", "photos/captions.csv", device="cpu"))
+    table = evaluate(EvaluationRequest("mine", "photos/captions.csv", device="cpu"))
     assert (table["split"], table["trained_on"]) == ("all", count)
     assert table["notes"][0] == whole["notes"][0]
     page = (Path(table["files"][1])).read_text(encoding="utf-8")
@@ -271,31 +254,31 @@ def test_images_that_the_run_learnt_from_are_counted_and_said_first(mine: Path) 
     assert any(line.startswith("[bold]held-out pairs") for line in _account(own))
     settings = mine / "run.toml"
     settings.write_text(settings.read_text(encoding="utf-8").replace("data_fingerprint", "other"), encoding="utf-8")
-    assert evaluate(Wanted("mine", device="cpu"))["split"] == "test"
+    assert evaluate(EvaluationRequest("mine", device="cpu"))["split"] == "test"
     (mine / "seen.npy").unlink()
-    assert evaluate(Wanted("mine", device="cpu", split="train"))["trained_on"] == count
+    assert evaluate(EvaluationRequest("mine", device="cpu", split="train"))["trained_on"] == count
 
 
 def test_drawn_images_of_training_are_counted(mine: Path) -> None:
-    assert evaluate(Wanted("mine", device="cpu"))["trained_on"] == 0
-    assert evaluate(Wanted("mine", device="cpu", split="train"))["trained_on"] == 64
+    assert evaluate(EvaluationRequest("mine", device="cpu"))["trained_on"] == 0
+    assert evaluate(EvaluationRequest("mine", device="cpu", split="train"))["trained_on"] == 64
 
 
 @pytest.mark.parametrize("setting", ["data.seed=7", "data.split_column=x", "data.train_pairs=32", "data.source=photos"])
 def test_settings_that_would_mix_training_images_in_are_refused(mine: Path, setting: str) -> None:
     write_photos(Path("photos"), [""] * 6)
     with pytest.raises(ConfigError, match=r"stays as it was|is not a setting"):
-        evaluate(Wanted("mine", device="cpu", settings=[setting]))
+        evaluate(EvaluationRequest("mine", device="cpu", settings=[setting]))
     if "source" not in setting:
-        evaluate(Wanted("mine", "photos", device="cpu", settings=[setting.replace("=x", '=""')]))
+        evaluate(EvaluationRequest("mine", "photos", device="cpu", settings=[setting.replace("=x", '=""')]))
 
 
 def test_other_data_never_replaces_the_runs_own_account(mine: Path) -> None:
     write_photos(Path("val"), ["train"] * 3 + ["val"] * 3)
     shutil.copytree("val", "more/val")
-    evaluate(Wanted("mine", device="cpu", split="val"))
+    evaluate(EvaluationRequest("mine", device="cpu", split="val"))
     for source in ("val/", "val", "more/val/"):
-        evaluate(Wanted("mine", source, device="cpu"))
+        evaluate(EvaluationRequest("mine", source, device="cpu"))
     names = sorted(path.name for path in (mine / "evaluation").iterdir())
     assert len(names) == 3
     kept = json.loads((mine / "evaluation/val/evaluation.json").read_text(encoding="utf-8"))
@@ -309,7 +292,7 @@ def test_images_in_the_folder_of_the_user_stay(mine: Path) -> None:
     stale.parent.mkdir(parents=True)
     for path in (*theirs, stale):
         path.write_bytes(b"mine")
-    evaluate(Wanted("mine", str(photos), device="cpu", out=Path("album")))
+    evaluate(EvaluationRequest("mine", str(photos), device="cpu", out=Path("album")))
     assert [path.read_bytes() for path in theirs] == [b"mine"] * 3
     assert not stale.exists()
     assert "<img" in Path("album/evaluation.html").read_text(encoding="utf-8")
@@ -344,4 +327,4 @@ def test_images_without_captions_are_refused(mine: Path) -> None:
     with pytest.raises(DataError, match="None of the images has a caption"):
         score(load("runs/mine"), empty, [], [], None)
     with pytest.raises(ConfigError):
-        evaluate(Wanted("mine", templates="x"))
+        evaluate(EvaluationRequest("mine", templates="x"))

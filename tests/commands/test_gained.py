@@ -11,16 +11,16 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from lapclip.commands import train as launch
-from lapclip.commands.evaluate import Wanted as WantedScores
-from lapclip.commands.evaluate import evaluate
-from lapclip.commands.gained import ALPHAS, FEWER, Wanted, gained
+from lapclip.commands.evaluate import EvaluationRequest, evaluate
+from lapclip.commands.gained import ALPHAS, FEWER, GainedRequest, gained
+from lapclip.commands.run_to_end import Outcome
+from lapclip.commands.train import train
 from lapclip.embedder import load
 from lapclip.errors import LapclipError
 from lapclip.runs.event_log import read_events
 
-from .conftest import SMALL, lapclip
-from .test_scoring import write_classes, write_photos
+from ..conftest import SMALL, lapclip
+from ..small_runs import write_classes, write_photos
 
 SPLITS = ["train"] * 24 + ["val"] * 20 + ["test"] * 20
 
@@ -34,7 +34,7 @@ def spell(photos: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def tuned(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, launch.Outcome]:
+def tuned(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Outcome]:
     """A folder with photos and a run on them that began from a trained model; the last image block and heads learnt."""
     folder = tmp_path_factory.mktemp("tuned")
     with pytest.MonkeyPatch.context() as patch:
@@ -43,12 +43,12 @@ def tuned(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path
         settings = [setting for setting in SMALL if not setting.startswith(("model", "data"))]
         settings += [f"train.start={trained}", f"data.source={folder / 'photos'}", "train.learning_rate=3e-3"]
         settings += ["train.image_blocks=1", "train.text_blocks=0"]
-        outcome = launch.start("first-run", settings, name="mine")
+        outcome = train("first-run", settings, name="mine")
     return folder, outcome
 
 
 @pytest.fixture
-def mine(tuned: tuple[Path, launch.Outcome], here: Path) -> Path:
+def mine(tuned: tuple[Path, Outcome], here: Path) -> Path:
     """A copy of it."""
     shutil.copytree(tuned[0] / "runs", here / "runs")
     return here / "runs" / "mine"
@@ -63,7 +63,7 @@ def turned(folder: Path) -> None:
 def run(**wanted: Any) -> dict[str, Any]:
     told: list[tuple[str, int, int]] = []
     result = gained(
-        Wanted(device="cpu", **wanted), None, lambda what: lambda done, total: told.append((what, done, total))
+        GainedRequest(device="cpu", **wanted), None, lambda what: lambda done, total: told.append((what, done, total))
     )
     assert all(0 <= done <= total for _, done, total in told)
     assert {what for what, done, total in told if done == total} == {
@@ -72,11 +72,11 @@ def run(**wanted: Any) -> dict[str, Any]:
     return result
 
 
-def test_training_ends_with_the_score_of_the_start_beside_its_own(tuned: tuple[Path, launch.Outcome]) -> None:
+def test_training_ends_with_the_score_of_the_start_beside_its_own(tuned: tuple[Path, Outcome]) -> None:
     folder, outcome = tuned
     assert outcome.evaluation is not None
     assert outcome.start_evaluation is not None
-    plain = evaluate(WantedScores(str(folder / "runs/mine/start"), str(folder / "photos"), device="cpu"))
+    plain = evaluate(EvaluationRequest(str(folder / "runs/mine/start"), str(folder / "photos"), device="cpu"))
     assert plain["split"] == outcome.start_evaluation["split"] == "test"
     for name in ("t2i_r1", "t2i_r10", "i2t_r5", "t2i_mean_reciprocal_rank"):
         assert outcome.start_evaluation[name] == plain["evaluation"][name]
@@ -94,7 +94,7 @@ def test_the_ends_of_the_curves_are_the_scores_of_start_and_end(mine: Path, tune
     new = result["new"]
     assert (new["split"], new["pictures"], new["trained_on"]) == ("test", 20, 0)
     for kind, model in (("before", "runs/mine/start"), ("after", "runs/mine/model")):
-        plain = evaluate(WantedScores(model, photos, device="cpu"))["evaluation"]
+        plain = evaluate(EvaluationRequest(model, photos, device="cpu"))["evaluation"]
         assert {name: plain[name] for name in new[kind]} == new[kind]
     assert [point["alpha"] for point in new["curve"]] == ALPHAS
     assert new["before"]["t2i_mean_reciprocal_rank"] != new["after"]["t2i_mean_reciprocal_rank"]
@@ -114,7 +114,7 @@ def test_the_mixture_that_is_written_scores_what_the_account_says(mine: Path, tu
     assert result["alphas"] == sorted([*ALPHAS, 0.37])
     assert (result["model"], result["model_alpha"]) == (str(Path("runs/mine/blended")), 0.37)
     assert {path.name for path in mine.joinpath("blended").iterdir()} == {"model.safetensors", "config.json"}
-    plain = evaluate(WantedScores("runs/mine/blended", photos, device="cpu"))["evaluation"]
+    plain = evaluate(EvaluationRequest("runs/mine/blended", photos, device="cpu"))["evaluation"]
     recalls = [plain[f"{way}_r{place}"] for way in ("t2i", "i2t") for place in (1, 5, 10)]
     (point,) = [point for point in result["new"]["curve"] if point["alpha"] == 0.37]
     assert point["value"] == pytest.approx(np.mean(recalls), abs=1e-12)
@@ -143,7 +143,7 @@ def test_checks_are_classes_or_captions_and_those_not_known_do_not_decide(mine: 
         ("other", "mean recall"),
     ]
     things = result["checks"][1]
-    plain = evaluate(WantedScores("runs/mine/start", "things", device="cpu"))["zeroshot"]
+    plain = evaluate(EvaluationRequest("runs/mine/start", "things", device="cpu"))["zeroshot"]
     assert things["before"]["mean_per_class"] == things["curve"][0]["value"] == plain["mean_per_class"]
     assert things["chance"] == 0.5
     assert not things["decides"]

@@ -15,8 +15,9 @@ import pytest
 import torch
 
 from lapclip import embedder
-from lapclip.commands import run_setup as preparing
-from lapclip.commands import train as launch
+from lapclip.commands import run_setup
+from lapclip.commands.resume import resume
+from lapclip.commands.train import train
 from lapclip.errors import ConfigError, TrainingError
 from lapclip.machine import devices, facts, swap
 from lapclip.machine.devices import Device
@@ -26,20 +27,8 @@ from lapclip.runs.folder import find_run
 from lapclip.training import step
 from lapclip.training.fallback import DEVICE, OPERATION
 
-from .conftest import SMALL, lapclip, set_flags
-
-
-def train(*settings: str, name: str = "run", **options) -> launch.Outcome:
-    return launch.start("first-run", [*SMALL, *settings], name=name, **options)
-
-
-def events(kind: str, name: str = "run") -> list[dict]:
-    return [event for event in read_events(Path("runs") / name / "events.jsonl") if event["type"] == kind]
-
-
-def losses(name: str = "run") -> dict[int, float]:
-    """The last event of each step number."""
-    return {event["step"]: event["loss"] for event in events("step", name)}
+from ..conftest import SMALL, lapclip, set_flags
+from ..small_runs import events, losses, stop_after, train_small
 
 
 def close_to(wanted: dict[int, float]) -> dict:
@@ -91,7 +80,7 @@ def test_out_of_memory_in_the_forward_pass_halves_the_micro_batch(
     undisturbed: dict, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ImageTower, "forward", failing(ImageTower.forward, 5, counts=torch.is_grad_enabled))
-    outcome = train()
+    outcome = train_small()
     assert outcome.state == "finished"
     (fell_back,) = events("fell_back")
     assert (fell_back["step"], fell_back["cause"]) == (4, "out of memory")  # nothing that was done is lost
@@ -107,7 +96,7 @@ def test_out_of_memory_in_the_forward_pass_halves_the_micro_batch(
 
 def test_what_failed_is_gone_before_it_is_built_again(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """There may be no room for two models."""
-    real, models = launch.build, []
+    real, models = run_setup.build, []
 
     def build(*arguments):
         assert [model() for model in models] == [None] * len(models)
@@ -115,27 +104,21 @@ def test_what_failed_is_gone_before_it_is_built_again(here: Path, monkeypatch: p
         models.append(weakref.ref(step.model))
         return step, embedder
 
-    monkeypatch.setattr(launch, "build", build)
-    monkeypatch.setattr(preparing, "build", build)
+    monkeypatch.setattr(run_setup, "build", build)
     monkeypatch.setattr(ImageTower, "forward", failing(ImageTower.forward, 5, 6, counts=torch.is_grad_enabled))
-    train()
+    train_small()
     assert len(models) == 3
-    train("train.dtype=bfloat16", name="half", hooks=preparing.Hooks([_stop_at_three]))
+    train_small("train.dtype=bfloat16", name="half", callbacks=stop_after(3))
     models.clear()
     monkeypatch.setattr(ImageTower, "forward", failing(ImageTower.forward, 2, counts=torch.is_grad_enabled))
-    launch.resume("half")
+    resume("half")
     assert len(models) == 2
 
 
-def _stop_at_three(event) -> None:
-    if event.type == "step" and event.step == 3:
-        find_run("half").ask_to_stop()
-
-
 def test_out_of_memory_before_the_first_step_is_explained(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(preparing, "make_step", no_memory)
+    monkeypatch.setattr(run_setup, "make_step", no_memory)
     with pytest.raises(ConfigError, match=r"tiny ran out of memory before its first step .*\n.*train\.micro_batch=8"):
-        train()
+        train_small()
     assert not Path("runs").exists()
 
 
@@ -149,7 +132,7 @@ def test_out_of_memory_in_the_backward_pass_keeps_every_step(
         return (FailsInBackward.apply(loss), logits) if next(calls) == 7 else (loss, logits)
 
     monkeypatch.setattr(step, "contrastive_loss", sometimes)
-    train()
+    train_small()
     (fell_back,) = events("fell_back")
     assert (fell_back["step"], fell_back["change"]) == (6, {"micro_batch": 8})
     assert losses() == close_to(undisturbed)
@@ -164,7 +147,7 @@ def test_a_half_made_update_is_undone_from_the_newest_checkpoint(
         no_memory()
 
     monkeypatch.setattr(torch.optim.AdamW, "step", failing(torch.optim.AdamW.step, 7, fail=spoil))
-    train("train.checkpoint_every_epochs=1")
+    train_small("train.checkpoint_every_epochs=1")
     (fell_back,) = events("fell_back")
     assert (fell_back["step"], fell_back["change"]) == (4, {"micro_batch": 8})
     assert [event["step"] for event in events("step")] == [*range(1, 6), *range(5, 13)]
@@ -173,7 +156,7 @@ def test_a_half_made_update_is_undone_from_the_newest_checkpoint(
 
 def test_memory_that_runs_out_twice_halves_twice(undisturbed: dict, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ImageTower, "forward", failing(ImageTower.forward, 5, 6, counts=torch.is_grad_enabled))
-    train()
+    train_small()
     assert [event["change"] for event in events("fell_back")] == [{"micro_batch": 8}, {"micro_batch": 4}]
     assert losses() == close_to(undisturbed)
 
@@ -182,7 +165,7 @@ def test_out_of_memory_in_an_evaluation_does_not_lose_the_evaluation(
     undisturbed: dict, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ImageTower, "forward", failing(ImageTower.forward, 2, counts=torch.is_inference_mode_enabled))
-    train()
+    train_small()
     assert len(events("fell_back")) == 1
     assert events("evaluation")[-1]["step"] == 12
     assert losses() == close_to(undisturbed)
@@ -194,13 +177,13 @@ def test_one_pair_at_a_time_ends_with_the_figures(here: Path, monkeypatch: pytes
     )
     message = r"at step 1 of .*with micro_batch 1 .*\n.*about 0\.4 GB.*were free on cpu"
     with pytest.raises(TrainingError, match=message) as caught:
-        train()
+        train_small()
     assert len(str(caught.value).splitlines()) == 3
     assert [event["change"]["micro_batch"] for event in events("fell_back")] == [8, 4, 2, 1]
     assert find_run("run").state == "failed"
     monkeypatch.undo()
     monkeypatch.chdir(here)
-    assert launch.resume("run").state == "finished"
+    assert resume("run").state == "finished"
 
 
 class Killed(BaseException):
@@ -220,12 +203,12 @@ def test_a_run_killed_after_a_fallback_resumes_to_the_same_losses_bit_for_bit(
                     raise Killed
 
             if name == "whole":
-                train(name=name)
+                train_small(name=name)
             else:
                 with pytest.raises(Killed):
-                    train(name=name, hooks=preparing.Hooks([kill]))
+                    train_small(name=name, callbacks=run_setup.Callbacks([kill]))
     began_with = settings.read_text()
-    assert launch.resume("run").state == "finished"
+    assert resume("run").state == "finished"
     assert losses("run") == losses("whole")
     assert [event["step"] for event in events("resumed")] == [5]  # the state that was good is on disk
     assert settings.read_text() == began_with
@@ -284,7 +267,7 @@ def test_a_device_that_fails_is_left_for_the_cpu_from_the_newest_checkpoint(
         keep_torch(patched)
         patched.setattr(devices, "choose_device", pretend)
         patched.setattr(embedder, "choose_device", pretend)
-        launch.start("first-run", accelerated, name="whole")
+        train("first-run", accelerated, name="whole")
         broken = failing(ImageTower.forward, 7, fail=break_down, counts=torch.is_grad_enabled)
         patched.setattr(ImageTower, "forward", broken)
 
@@ -292,13 +275,13 @@ def test_a_device_that_fails_is_left_for_the_cpu_from_the_newest_checkpoint(
             if event.type == "step" and event.step == 9:
                 find_run("run").ask_to_stop()
 
-        launch.start("first-run", accelerated, name="run", hooks=preparing.Hooks([stop]))
+        train("first-run", accelerated, name="run", callbacks=run_setup.Callbacks([stop]))
     (fell_back,) = events("fell_back")
     assert fell_back["cause"] == cause
     assert fell_back["change"]["device"] == "cpu"
     assert "xpu" in fell_back["text"]
     # Without the change the run could not be resumed: there is no such accelerator any more.
-    outcome = launch.resume("run")
+    outcome = resume("run")
     assert outcome.state == "finished"
     tolerance = 1e-5 if dtype == "float32" else 2e-2  # float16 goes on in float32
     assert losses() == {number: pytest.approx(loss, rel=tolerance) for number, loss in losses("whole").items()}
@@ -337,7 +320,7 @@ def test_a_missing_operation_on_the_cpu_itself_is_a_fault(here: Path, monkeypatc
 
     monkeypatch.setattr(ImageTower, "forward", failing(ImageTower.forward, 5, fail=lack, counts=torch.is_grad_enabled))
     with pytest.raises(NotImplementedError, match="not implemented for 'Half'"):
-        train()
+        train_small()
     assert find_run("run").state == "failed"
 
 
@@ -354,7 +337,7 @@ def test_growing_swap_halves_the_micro_batch_once_for_each_look_and_never_ends_a
     undisturbed: dict, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     growing_swap(monkeypatch, own=True)
-    train()
+    train_small()
     fell_back = events("fell_back")
     assert [event["cause"] for event in fell_back] == ["swap"] * 5
     assert [event["change"] for event in fell_back] == [{"micro_batch": size} for size in (8, 4, 2, 1)] + [{}]
@@ -366,7 +349,7 @@ def test_growing_swap_halves_the_micro_batch_once_for_each_look_and_never_ends_a
 
 def test_swap_that_grows_for_other_programs_changes_nothing(undisturbed: dict, monkeypatch: pytest.MonkeyPatch) -> None:
     growing_swap(monkeypatch, own=False)
-    train()
+    train_small()
     assert not events("fell_back")
     assert losses() == undisturbed
 
@@ -385,7 +368,9 @@ def test_a_model_too_large_for_memory_is_refused_before_anything_is_built(here: 
 
 CUDA_RUN = """
 import sys, torch
-from lapclip.commands import train as launch
+from lapclip.commands.train import train
+from lapclip.commands.resume import resume
+from lapclip.commands.run_to_end import Outcome
 from lapclip.model.towers import ImageTower
 real, calls, what = ImageTower.forward, iter(range(1, 10**6)), sys.argv[1]
 
@@ -399,7 +384,7 @@ def failing(self, pixels, kept=None):
     return real(self, pixels, kept)
 
 ImageTower.forward = failing
-outcome = launch.start("first-run", sys.argv[3:], name="run")
+outcome = train("first-run", sys.argv[3:], name="run")
 assert outcome.state == "finished", outcome
 print(outcome.places)
 """
@@ -412,7 +397,7 @@ def test_a_real_cuda_device_that_fails(here: Path, what: str, how: str) -> None:
     """In a process of its own: after a device-side assert CUDA cannot be used any more in that process."""
     settings = [setting for setting in SMALL if "device" not in setting]
     settings += ["train.device=cuda", f"train.compile={how}", "train.checkpoint_every_epochs=1"]
-    launch.start("first-run", settings, name="whole")
+    train("first-run", settings, name="whole")
     call = {"none": 7, "graph": 4}[how]  # after the checkpoint of an epoch of 4 steps, and while recording
     done = subprocess.run(
         [sys.executable, "-c", CUDA_RUN, what, str(call), *settings], capture_output=True, text=True, env=os.environ

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from .conftest import SMALL, command, lapclip, set_flags
+from ..conftest import SMALL, command, lapclip, set_flags
 
 SETTINGS = set_flags(*SMALL, "train.steps=240", "train.checkpoint_every_seconds=0.3", "train.evaluate_every_epochs=20")
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from lapclip.commands import train as launch
+from lapclip.commands.train import train
 from lapclip.errors import ConfigError
 
 from ..conftest import SMALL
@@ -13,7 +13,7 @@ from ..conftest import SMALL
 
 def test_tensorboard_reads_the_figures_of_a_run(here: Path) -> None:
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    launch.start("first-run", [*SMALL, "track=tensorboard"], name="run")
+    train("first-run", [*SMALL, "track=tensorboard"], name="run")
     found = accumulator.EventAccumulator(str(here / "runs/run/tensorboard"))
     found.Reload()
     names = set(found.Tags()["scalars"])
@@ -24,5 +24,5 @@ def test_tensorboard_reads_the_figures_of_a_run(here: Path) -> None:
 def test_without_the_package_it_is_refused_before_a_run(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     with pytest.raises(ConfigError, match="needs the package tensorboard"):
-        launch.start("first-run", [*SMALL, "track=tensorboard"])
+        train("first-run", [*SMALL, "track=tensorboard"])
     assert not Path("runs").exists()

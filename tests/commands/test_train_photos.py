@@ -1,4 +1,4 @@
-"""Training on a folder of images with captions, through the command and through `launch`."""
+"""`lapclip train` on a folder of images with captions."""
 
 from __future__ import annotations
 
@@ -6,23 +6,24 @@ import json
 import tomllib
 from pathlib import Path
 
-import numpy as np
 import pytest
 from PIL import Image
 
 from lapclip.cli.train import summary
-from lapclip.commands import run_setup as preparing
-from lapclip.commands import train as launch
+from lapclip.commands import run_setup
+from lapclip.commands.resume import resume
+from lapclip.commands.run_to_end import Outcome
+from lapclip.commands.train import train
 from lapclip.config import build_config, parse_settings, read_recipe
 from lapclip.embedder import load
 from lapclip.errors import ConfigError, DataError, RunError
 from lapclip.evaluation.metric_names import said_of_few
 from lapclip.model.shapes import SHAPES
-from lapclip.runs import events as kinds
 from lapclip.runs.event_log import read_events
 from lapclip.training.loop import Training
 
-from .conftest import lapclip, set_flags
+from ..conftest import lapclip, set_flags
+from ..small_runs import losses, photos, stop_after
 
 TINY = [
     "model.image_size=32",
@@ -40,34 +41,11 @@ TINY = [
 ]
 
 
-def photos(folder: Path, count: int = 40) -> Path:
-    """Coloured rectangles of many proportions, with their colour as one of two captions, in a text file beside each."""
-    folder.mkdir()
-    draw = np.random.default_rng(0)
-    for at in range(count):
-        name, colour = [("red", (220, 30, 30)), ("green", (30, 200, 30)), ("blue", (30, 30, 220))][at % 3]
-        noise = draw.integers(0, 30, (40 + at, 60, 3))
-        Image.fromarray(np.clip(noise + colour, 0, 255).astype(np.uint8)).save(folder / f"{at:03}.png")
-        (folder / f"{at:03}.txt").write_text(f"a {name} wall number {at}\n{name} paint, {at}\n", encoding="utf-8")
-    return folder
-
-
-def train(*settings: str, name: str = "run", hooks: preparing.Hooks = preparing.Hooks()) -> launch.Outcome:
+def train_on_photos(
+    *settings: str, name: str = "run", callbacks: run_setup.Callbacks = run_setup.Callbacks()
+) -> Outcome:
     source = f"data.source={json.dumps(str(Path('photos').absolute()))}"
-    return launch.start("photos", [source, *TINY, *settings], name=name, hooks=hooks)
-
-
-def losses(name: str = "run") -> dict[int, float]:
-    found = read_events(Path("runs") / name / "events.jsonl")
-    return {event["step"]: event["loss"] for event in found if event["type"] == "step"}
-
-
-def stop_after(step: int) -> preparing.Hooks:
-    def listen(event: kinds.Event) -> None:
-        if isinstance(event, kinds.Step) and event.step == step:
-            Path("runs/run/stop").touch()
-
-    return preparing.Hooks([listen])
+    return train("photos", [source, *TINY, *settings], name=name, callbacks=callbacks)
 
 
 def test_a_folder_of_images_is_trained_on_and_scored_from_the_command(here: Path) -> None:
@@ -88,7 +66,7 @@ def test_a_folder_of_images_is_trained_on_and_scored_from_the_command(here: Path
     few = said_of_few(account["evaluation"]["candidates"])
     assert "so these scores say little" in few[0]
     assert few[0] in account["notes"]
-    assert few[0] in summary(launch.Outcome(**outcome))
+    assert few[0] in summary(Outcome(**outcome))
     assert said_of_few(20) == []
     model = load("runs/photos")
     assert model.encode_image([here / "photos/000.png"]).shape == (1, 32)
@@ -97,37 +75,39 @@ def test_a_folder_of_images_is_trained_on_and_scored_from_the_command(here: Path
 @pytest.mark.parametrize("stream", ["never", "always"])
 def test_a_resumed_run_gives_the_losses_of_an_uninterrupted_one(here: Path, stream: str) -> None:
     photos(here / "photos")
-    train(f"data.stream={stream}", name="whole")
-    stopped = train(f"data.stream={stream}", hooks=stop_after(5))
+    train_on_photos(f"data.stream={stream}", name="whole")
+    stopped = train_on_photos(f"data.stream={stream}", callbacks=stop_after(5))
     assert stopped.state == "stopped"
-    assert launch.resume("run").state == "finished"
+    assert resume("run").state == "finished"
     assert losses() == losses("whole")
     assert len(losses()) == 12
 
 
 def test_a_run_whose_images_changed_is_not_resumed(here: Path) -> None:
     photos(here / "photos")
-    train(hooks=stop_after(5))
+    train_on_photos(callbacks=stop_after(5))
     Image.new("RGB", (50, 50), "black").save(here / "photos/001.png")
     with pytest.raises(RunError, match=r"images, captions or splits in .*photos have changed"):
-        launch.resume("run")
+        resume("run")
 
 
 def test_a_batch_made_for_more_images_becomes_as_large_as_the_data(here: Path) -> None:
     photos(here / "photos", 12)
     source = f"data.source={json.dumps(str(here / 'photos'))}"
     settings = [setting for setting in TINY if "batch_size" not in setting]
-    ready = preparing.prepare("photos", [source, *settings], None, preparing.Hooks())
-    assert ready.config.train.batch_size == len(ready.data.train) < 12
-    assert any("there are no more training images" in note for note in ready.notes)
+    setup = run_setup.set_up("photos", [source, *settings], None)
+    assert setup.config.train.batch_size == len(setup.data.train) < 12
+    assert any("there are no more training images" in note for note in setup.notes)
     with pytest.raises(DataError, match=r"train\.batch_size 50 is more than"):
-        preparing.prepare("photos", [source, *settings, "train.batch_size=50"], None, preparing.Hooks())
+        run_setup.set_up("photos", [source, *settings, "train.batch_size=50"], None)
 
 
 def test_a_run_ends_early_where_nothing_gets_better(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     photos(here / "photos")
     monkeypatch.setattr(Training, "merit", lambda training, scores, images: 0.5)  # as good as ever, and no better
-    outcome = train("train.steps=60", "train.patience=2", "train.evaluate_every_epochs=1", "train.cheap_share=0.5")
+    outcome = train_on_photos(
+        "train.steps=60", "train.patience=2", "train.evaluate_every_epochs=1", "train.cheap_share=0.5"
+    )
     found = list(read_events(Path("runs/run/events.jsonl")))
     per_epoch = next(event["step"] for event in found if event["type"] == "evaluation")
     assert outcome.state == "finished"
@@ -143,7 +123,7 @@ def test_the_best_model_of_classes_is_the_one_that_tells_most_of_them_apart(here
         folder = here / "photos" / ("red", "green", "blue")[at % 3]
         folder.mkdir(parents=True, exist_ok=True)
         path.rename(folder / path.name)
-    train("train.evaluate_every_epochs=1")
+    train_on_photos("train.evaluate_every_epochs=1")
     scored = [event for event in read_events(Path("runs/run/events.jsonl")) if event["type"] == "evaluation"]
     told = [event["evaluation"]["zeroshot_top1"] for event in scored]
     assert all(0 <= share <= 1 for share in told)

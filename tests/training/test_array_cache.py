@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from lapclip.errors import DataError
-from lapclip.training.feature_cache import read_array, write_array
+from lapclip.training.array_cache import read_array, write_array
 
 ROWS, KIND = np.arange(6.0, dtype=np.float32).reshape(3, 2), np.dtype(np.float32)
 

@@ -1,4 +1,4 @@
-"""A small model learns from a teacher: through `launch`, on photos and on drawn images."""
+"""`lapclip train --teacher`: a small model learns from another, on photos and on drawn images."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lapclip.commands import run_setup as preparing
-from lapclip.commands import train as launch
+from lapclip.commands import run_setup
+from lapclip.commands.resume import resume
+from lapclip.commands.run_to_end import Outcome
+from lapclip.commands.train import train
 from lapclip.config import DataConfig, ModelConfig, build_config, parse_settings, read_recipe, replace_in
 from lapclip.data.loading import load_data
 from lapclip.data.tokenizers import choose_tokenizer
@@ -21,11 +23,11 @@ from lapclip.model.clip import CLIP
 from lapclip.model.shapes import SHAPES
 from lapclip.runs.event_log import read_events
 from lapclip.training import teacher as teaching
-from lapclip.training.loop import save_model
-from lapclip.training.teacher import TeacherModel, fit_width, open_teacher, take_lessons
+from lapclip.training.checkpoint import save_model
+from lapclip.training.teacher import TeacherModel, compute_teacher_embeddings, fit_width, open_teacher
 
-from .conftest import lapclip, set_flags
-from .test_photos import losses, photos, stop_after
+from ..conftest import lapclip, set_flags
+from ..small_runs import losses, photos, stop_after
 
 STUDENT = [
     "model.name=tiny",
@@ -57,8 +59,8 @@ def make_teacher(folder: Path, seed: int = 5, **shape) -> Embedder:
     return embedder
 
 
-def train(*settings: str, name: str = "run", hooks: preparing.Hooks = preparing.Hooks()) -> launch.Outcome:
-    return launch.start("distil", [source(), *STUDENT, *settings], name=name, hooks=hooks)
+def train_small(*settings: str, name: str = "run", callbacks: run_setup.Callbacks = run_setup.Callbacks()) -> Outcome:
+    return train("distil", [source(), *STUDENT, *settings], name=name, callbacks=callbacks)
 
 
 def likeness(model: Embedder, teacher: Embedder, folder: Path) -> float:
@@ -72,8 +74,8 @@ def likeness(model: Embedder, teacher: Embedder, folder: Path) -> float:
 def test_a_taught_model_comes_closer_to_its_teacher_than_an_untaught_one(data: Path, here: Path) -> None:
     teacher = make_teacher(here / "teacher", embedding=64)
     often = ["train.steps=80", "train.crop=1", "train.flip=0", "train.symbol_dropout=0", "train.warmup=0.1"]
-    train(*often, "train.teacher=teacher", "train.teacher_weight=1.0", name="taught")
-    train(*often, "train.teacher_weight=0", name="alone")
+    train_small(*often, "train.teacher=teacher", "train.teacher_weight=1.0", name="taught")
+    train_small(*often, "train.teacher_weight=0", name="alone")
     taught, alone = (likeness(load(f"runs/{name}"), teacher, data) for name in ("taught", "alone"))
     assert taught > alone + 0.2
     steps = [event for event in read_events(Path("runs/taught/events.jsonl")) if event["type"] == "step"]
@@ -86,9 +88,9 @@ def test_the_loss_is_shared_as_the_weight_says(data: Path, here: Path) -> None:
     make_teacher(here / "teacher")
     first = {}
     for weight in ("0.0", "0.25", "1.0"):
-        train("train.teacher=teacher", f"train.teacher_weight={weight}", "train.steps=1", name=weight)
+        train_small("train.teacher=teacher", f"train.teacher_weight={weight}", "train.steps=1", name=weight)
         (first[weight],) = [e for e in read_events(Path(f"runs/{weight}/events.jsonl")) if e["type"] == "step"]
-    train("train.steps=1", "train.teacher_weight=0", name="alone")
+    train_small("train.steps=1", "train.teacher_weight=0", name="alone")
     assert first["0.0"]["loss"] == losses("alone")[1]
     taught = first["1.0"]["loss"]
     assert first["0.25"]["teacher_loss"] == pytest.approx(taught)
@@ -102,7 +104,7 @@ def test_lessons_are_what_the_teacher_says_of_each_image_and_caption(data: Path,
         [read_recipe("distil"), parse_settings([source(), *STUDENT, "train.teacher=teacher"])], SHAPES
     )
     pairs = load_data(config.data, 32)
-    lessons = take_lessons(TeacherModel(teacher), config, pairs, None)
+    lessons = compute_teacher_embeddings(TeacherModel(teacher), config, pairs, None)
     np.testing.assert_allclose(
         lessons.image_NE, teacher.encode_image([data / name for name in pairs.train.names]), atol=1e-6
     )
@@ -115,7 +117,7 @@ def test_drawn_images_are_drawn_at_the_teachers_size(here: Path) -> None:
     teacher = make_teacher(here / "teacher", resize="shortest")
     config = build_config([read_recipe("first-run"), parse_settings(["data.train_pairs=12"])], SHAPES)
     drawn = load_data(config.data, 32)
-    lessons = take_lessons(TeacherModel(teacher), config, drawn, None)
+    lessons = compute_teacher_embeddings(TeacherModel(teacher), config, drawn, None)
     seen = load_data(config.data, 48).train.pixels
     expected = fit_width(teacher.encode_pixels(seen), lessons.text_ME, 128)[0]
     np.testing.assert_allclose(lessons.image_NE, expected, atol=1e-6)
@@ -125,31 +127,31 @@ def test_drawn_images_are_drawn_at_the_teachers_size(here: Path) -> None:
 def test_a_resumed_run_gives_the_same_losses_though_its_teacher_is_gone(data: Path, here: Path, stream: str) -> None:
     make_teacher(here / "teacher")
     settings = ["train.teacher=teacher", f"data.stream={stream}", "train.micro_batch=4"]
-    train(*settings, name="whole")
-    assert train(*settings, hooks=stop_after(5)).state == "stopped"
+    train_small(*settings, name="whole")
+    assert train_small(*settings, callbacks=stop_after(5)).state == "stopped"
     shutil.rmtree("teacher")
-    assert launch.resume("run").state == "finished"
+    assert resume("run").state == "finished"
     assert losses() == losses("whole")
     assert len(losses()) == 12
 
 
-def test_lessons_that_left_the_cache_are_taken_again_from_the_same_teacher_only(
+def test_teacher_embeddings_that_left_the_cache_are_taken_again_from_the_same_teacher_only(
     data: Path, here: Path, empty_cache: Path
 ) -> None:
     make_teacher(here / "teacher")
-    train("train.teacher=teacher", name="whole")
-    train("train.teacher=teacher", hooks=stop_after(5))
+    train_small("train.teacher=teacher", name="whole")
+    train_small("train.teacher=teacher", callbacks=stop_after(5))
     for path in empty_cache.glob("features-*.npy"):
         path.unlink()
     shutil.move("teacher", "elsewhere")
     with pytest.raises(RunError, match=r"The cache no longer has what the teacher made\. .*No run called teacher"):
-        launch.resume("run")
+        resume("run")
     make_teacher(here / "teacher", seed=6)
     with pytest.raises(RunError, match="teacher is not the teacher that the run began with"):
-        launch.resume("run")
+        resume("run")
     shutil.rmtree("teacher")
     shutil.move("elsewhere", "teacher")
-    assert launch.resume("run").state == "finished"
+    assert resume("run").state == "finished"
     assert losses() == losses("whole")
 
 
@@ -168,7 +170,7 @@ def test_the_second_run_finds_the_lessons_of_the_first(data: Path, here: Path, e
         told.clear()
         teacher = open_teacher(config)
         assert teacher is not None
-        take_lessons(teacher, config, pairs, tell)
+        compute_teacher_embeddings(teacher, config, pairs, tell)
         assert list(dict.fromkeys(told)) == wanted
     wider = replace_in(config, "model", embedding=128)
     assert teaching.find_lessons(teacher.digest, wider, pairs) is None
@@ -192,8 +194,8 @@ def write_file(path: Path, teacher: Embedder, data: Path, **changes) -> None:
 def test_a_file_of_embeddings_teaches_as_the_model_that_made_it(data: Path, here: Path) -> None:
     teacher = make_teacher(here / "teacher")
     write_file(here / "teacher.npz", teacher, data, image=lambda rows: 3 * rows)
-    train("train.teacher=teacher", name="model")
-    train("train.teacher=teacher.npz", name="file")
+    train_small("train.teacher=teacher", name="model")
+    train_small("train.teacher=teacher.npz", name="file")
     np.testing.assert_allclose(list(losses("file").values()), list(losses("model").values()), rtol=1e-4)
 
 
@@ -219,7 +221,7 @@ def test_a_file_of_embeddings_teaches_as_the_model_that_made_it(data: Path, here
 def test_a_file_that_does_not_fit_is_refused_by_name(data: Path, here: Path, changes: dict, said: str) -> None:
     write_file(here / "teacher.npz", make_teacher(here / "teacher"), data, **changes)
     with pytest.raises(LapclipError, match=said) as error:
-        train("train.teacher=teacher.npz")
+        train_small("train.teacher=teacher.npz")
     assert "docs/distil.md" in str(error.value)
     assert not Path("runs").exists()
 
@@ -227,23 +229,23 @@ def test_a_file_that_does_not_fit_is_refused_by_name(data: Path, here: Path, cha
 def test_a_file_cannot_teach_about_drawn_images(data: Path, here: Path) -> None:
     write_file(here / "teacher.npz", make_teacher(here / "teacher"), data)
     with pytest.raises(DataError, match="images that are drawn: they have no names"):
-        launch.start("first-run", [*STUDENT, "data.train_pairs=64", "train.teacher=teacher.npz"])
+        train("first-run", [*STUDENT, "data.train_pairs=64", "train.teacher=teacher.npz"])
 
 
 def test_a_teacher_that_holds_no_model_is_refused_before_any_image_is_read(here: Path) -> None:
     Path("nothing").mkdir()
     for name, said in (("nothing", "nothing holds no model"), ("gone", "No run called gone")):
         with pytest.raises(ConfigError, match=said):
-            train(f"train.teacher={name}")
+            train_small(f"train.teacher={name}")
     Path("broken.npz").write_bytes(b"PK\x03\x04 not a zip")
     with pytest.raises(ConfigError, match=r"broken\.npz cannot be read"):
-        train("train.teacher=broken.npz")
+        train_small("train.teacher=broken.npz")
 
 
 def test_the_command_takes_a_run_by_its_name(data: Path, here: Path) -> None:
     with pytest.raises(ConfigError, match=r"Recipe distil learns from a teacher, and none is named\.\n.*--teacher RUN"):
-        train("train.steps=2", name="large")
-    train("train.steps=2", "train.teacher_weight=0", name="large")
+        train_small("train.steps=2", name="large")
+    train_small("train.steps=2", "train.teacher_weight=0", name="large")
     flags = set_flags(*STUDENT, "train.steps=2")
     done = lapclip("train", "photos", "--recipe", "distil", "--teacher", "large", "--name", "small", "--json", *flags)
     assert done.returncode == 0, done.stderr

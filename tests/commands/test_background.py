@@ -15,13 +15,12 @@ from typing import Any
 import psutil
 import pytest
 
-from lapclip.commands import train as launch
-from lapclip.machine.polite import Courtesy
+from lapclip.commands.train import train
+from lapclip.machine.polite import PolitePauses
 from lapclip.runs.folder import Run, all_runs, create_run, find_run, is_reserved, reserve_run
-from lapclip.runs.heartbeat import beat_of, read_beat, write_beat
-from lapclip.training.runs_at_work import others_at_work, own_sign
+from lapclip.runs.heartbeat import at_work_path, beat_of, others_at_work, read_beat, write_beat
 
-from .conftest import SMALL, lapclip, lapclip_process, set_flags
+from ..conftest import SMALL, lapclip, lapclip_process, set_flags
 
 LONG = [setting for setting in SMALL if "steps" not in setting] + ["train.steps=100000"]
 
@@ -145,15 +144,15 @@ def test_a_reserved_folder_is_filled_by_who_knows_its_key(here: Path) -> None:
 def test_two_runs_that_compete_are_told(here: Path, empty_cache: Path) -> None:
     assert others_at_work() == []
     beat = beat_of(os.getppid(), "/somewhere/runs/other")
-    write_beat(own_sign().with_name("other.json"), beat)
-    write_beat(own_sign().with_name("damaged.json"), beat)
-    own_sign().with_name("damaged.json").write_text("{}")
-    write_beat(own_sign().with_name("own.json"), beat_of(os.getpid()))
-    write_beat(own_sign().with_name("far.json"), replace(beat, host="another computer"))
+    write_beat(at_work_path().with_name("other.json"), beat)
+    write_beat(at_work_path().with_name("damaged.json"), beat)
+    at_work_path().with_name("damaged.json").write_text("{}")
+    write_beat(at_work_path().with_name("own.json"), beat_of(os.getpid()))
+    write_beat(at_work_path().with_name("far.json"), replace(beat, host="another computer"))
     (only,) = others_at_work()
     assert only.about == "/somewhere/runs/other"
-    assert not own_sign().with_name("damaged.json").exists()
-    launch.start("first-run", SMALL, name="run")
+    assert not at_work_path().with_name("damaged.json").exists()
+    train("first-run", SMALL, name="run")
     (note,) = events("run")[0]["notes"]
     assert "another run is at work on this computer, /somewhere/runs/other" in note
 
@@ -162,10 +161,10 @@ def test_a_polite_run_waits_and_goes_on_by_itself_with_the_same_result(
     here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looks = iter([None, None, "on battery, 9 % left", "on battery, 9 % left", "on battery, 9 % left", *[None] * 99])
-    monkeypatch.setattr(Courtesy, "reason", lambda self: next(looks))
-    monkeypatch.setattr("lapclip.training.loop.PAUSE_LOOK", 0.01)
-    launch.start("first-run", SMALL, name="plain")
-    launch.start("first-run", [*SMALL, "work.polite=true"], name="polite")
+    monkeypatch.setattr(PolitePauses, "reason", lambda self: next(looks))
+    monkeypatch.setattr("lapclip.training.loop.PAUSE_CHECK", 0.01)
+    train("first-run", SMALL, name="plain")
+    train("first-run", [*SMALL, "work.polite=true"], name="polite")
     told = [event for event in events("polite") if event["type"] in ("paused", "went_on")]
     assert [(event["type"], event["step"]) for event in told] == [("paused", 3), ("went_on", 3)]
     assert told[0]["reason"] == "on battery, 9 % left"

@@ -1,4 +1,4 @@
-"""Arrays that take minutes to compute, kept in the cache folder: whole or not at all, memory-mapped, swept when old."""
+"""Arrays that take minutes to compute, cached on disk: written whole or not at all, memory-mapped, swept when old."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 
 from lapclip.data.packed_store import UNUSED, room_left
 from lapclip.errors import DataError
-from lapclip.paths import cache_folder
+from lapclip.paths import cache_folder, write_atomic
 
 ROOM = 0.5
 """Share of the free disk that an array may take."""
@@ -41,19 +41,21 @@ def read_array(path: Path) -> np.ndarray | None:
     return found
 
 
-def write_array(path: Path, parts: Iterable[np.ndarray], shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+def write_array(path: Path, blocks: Iterable[np.ndarray], shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
     """Write rows as they come, then give the file its name, and read it."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        _sweep(path.parent)
+
+    def write(partial: Path) -> None:
         # In sequence, not through a memory map: there a full disk would be a signal instead of an error.
         with open(partial, "wb") as file:
             header = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
             np.lib.format.write_array_header_1_0(file, header)
-            for part in parts:
-                file.write(np.ascontiguousarray(part, dtype=dtype).tobytes())
-        os.replace(partial, path)
+            for rows in blocks:
+                file.write(np.ascontiguousarray(rows, dtype=dtype).tobytes())
+
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _sweep(path.parent)
+        write_atomic(path, write)
     except OSError as error:
         # Windows replaces no file that is mapped: another process was first with the same array, and works with it.
         found = read_array(path)
@@ -63,9 +65,6 @@ def write_array(path: Path, parts: Iterable[np.ndarray], shape: tuple[int, ...],
             f"Cannot write features to {path}: {error.strerror or error}.",
             hint="LAPCLIP_CACHE=FOLDER with a folder that has room, or --set train.features=never",
         ) from error
-    finally:
-        with suppress(OSError):
-            partial.unlink(missing_ok=True)
     found = read_array(path)
     assert found is not None
     return found

@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from lapclip.commands import train as launch
+from lapclip.commands.train import train
 from lapclip.data.dataset import Pairs
-from lapclip.training.probes import Looking, own_captions
+from lapclip.training.probes import ProbeCaptions, own_captions
 
 from ..conftest import SMALL
 
@@ -27,7 +27,7 @@ class Told:
 
 
 def test_a_perfect_model_ranks_every_right_image_first(tmp_path: Path) -> None:
-    looking = Looking(pairs(), ["mine"], tmp_path / "pictures")
+    looking = ProbeCaptions(pairs(), ["mine"], tmp_path / "pictures")
     images, texts = np.eye(30), np.repeat(np.eye(30), 2, axis=0)
     *fixed, own = looking.answers(Told(), images, texts)  # type: ignore[arg-type]
     assert len(fixed) == 6
@@ -47,7 +47,7 @@ def test_a_perfect_model_ranks_every_right_image_first(tmp_path: Path) -> None:
 
 def test_the_rank_counts_the_images_that_are_nearer(tmp_path: Path) -> None:
     images = np.array([[3.0], [2.0], [1.0]])
-    answers = Looking(pairs(3), [], tmp_path).answers(Told(), images, np.ones((6, 1)))  # type: ignore[arg-type]
+    answers = ProbeCaptions(pairs(3), [], tmp_path).answers(Told(), images, np.ones((6, 1)))  # type: ignore[arg-type]
     assert [answer["rank"] for answer in answers] == [1, 2, 3]
 
 
@@ -57,7 +57,7 @@ def test_captions_of_ones_own_are_separated_by_bars() -> None:
 
 
 def test_a_run_looks_at_every_evaluation(here: Path) -> None:
-    launch.start("first-run", [*SMALL, "work.ask=a red cat|<b>bold</b>"], name="run")
+    train("first-run", [*SMALL, "work.ask=a red cat|<b>bold</b>"], name="run")
     events = [json.loads(line) for line in (here / "runs/run/events.jsonl").read_text().splitlines()]
     looked = [event for event in events if event["type"] == "looked"]
     assert [event["step"] for event in looked] == [event["step"] for event in events if event["type"] == "evaluation"]

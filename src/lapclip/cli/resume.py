@@ -1,0 +1,51 @@
+"""`lapclip resume`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from lapclip.cli.display import display
+from lapclip.cli.output import ARGUMENTS, Common, emit, typed
+from lapclip.cli.train import summary
+from lapclip.commands.background import resume_in_background
+
+
+def resume(
+    run: str | None = None,
+    /,
+    *,
+    background: Annotated[bool, Parameter(negative="")] = False,
+    detached: Annotated[bool, Parameter(negative="", show=False)] = False,
+    common: Common | None = None,
+) -> int:
+    """Go on with a run that was stopped, killed or put to sleep; it ends with the result it would have had.
+
+    For example:
+
+    - `lapclip resume`
+    - `lapclip resume first-run-2`
+
+    Parameters
+    ----------
+    run
+        The run's name; without one, the newest.
+    background
+        Return at once; the run goes on without this terminal. Example: lapclip resume --background
+    detached
+        This is the process in the background.
+    """
+    if background and not detached:
+        found = resume_in_background(ARGUMENTS.get(), run)
+        lines = [f"{found.path} goes on in the background.", f"Next: {typed(f'watch {found.name}')}"]
+        emit({"run": str(found.path), "name": found.name, "state": "starting"}, lines, common)
+        return 0
+    from lapclip.commands.resume import resume as resume_run
+    from lapclip.commands.run_setup import Callbacks
+
+    with display() as shown:
+        # In the background log.txt has the run's lines already.
+        outcome = resume_run(run, Callbacks([] if detached else [shown], shown.data_progress))
+    emit(outcome.to_dict(), summary(outcome, "since it was resumed"), None if detached else common)
+    return outcome.exit_status

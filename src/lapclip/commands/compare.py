@@ -1,0 +1,54 @@
+"""`lapclip compare`: the devices of this machine side by side, and other machines' results beside them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from lapclip import microscope
+from lapclip.compare import cells
+from lapclip.errors import ConfigError
+from lapclip.machine import devices
+from lapclip.machine.measurement_cache import Notebook
+from lapclip.progress import Status
+
+
+def compare(
+    *, quick: bool, seconds: float | None, share: Path | None, others: Sequence[Path], progress: Status
+) -> dict[str, Any]:
+    """Compare the devices here, save the result for `report` and to share, and put other machines' beside it."""
+    if seconds is not None and seconds <= 0:
+        raise ConfigError(f"--seconds must be more than 0, not {seconds:g}.", hint="lapclip compare --quick")
+    shared = [cells.read_shared(path) for path in others]  # first, so that a bad file costs nothing
+    _save(share, {})
+    usual = cells.QUICK_SECONDS if quick else cells.SECONDS
+    found = {**cells.compare(seconds or usual, progress), "others": shared}
+    _save(share, found)  # before the rest: what took minutes is not to be lost
+    if not quick:
+        found["microscope"] = {device.kind: _examine(device, progress) for device in devices.available()}
+        _save(share, found)
+    return found
+
+
+def _save(share: Path | None, found: dict[str, Any]) -> None:
+    """Write a comparison for `report`, and this machine's own part to share. Without one, only see that it can be."""
+    if found:
+        Notebook("compare.json").replace(found)
+    if share is None:
+        return
+    try:
+        if found:
+            own = {key: value for key, value in found.items() if key != "others"}
+            share.write_text(json.dumps(own, indent=1), encoding="utf-8")
+        else:
+            share.touch()
+    except OSError as error:
+        raise ConfigError(f"{share} cannot be written: {error.strerror}.", hint="--share another.json") from None
+
+
+def _examine(device: devices.Device, progress: Status) -> dict[str, Any]:
+    devices.prepare(device, devices.default_threads())
+    found = microscope.examine(device, lambda done, total, what: progress(f"inside a step on {device.kind}: {what}"))
+    return {**found, "in_words": microscope.lines(found)}

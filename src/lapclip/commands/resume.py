@@ -1,0 +1,125 @@
+"""`lapclip resume`: go on with a run from its newest good checkpoint."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import Any
+
+from lapclip.commands.run_settings import fit_vocabulary, make_plan
+from lapclip.commands.run_setup import Callbacks, Ingredients, RunSetup, assemble
+from lapclip.commands.run_to_end import (
+    Outcome,
+    competitors,
+    recording,
+    run_to_end,
+    start_training,
+    started,
+    working_on,
+)
+from lapclip.config import AUTO, SECTIONS, Config, Layer, WorkConfig, build_config, replace_in
+from lapclip.data.loading import SCENES, load_data
+from lapclip.data.pixels import View
+from lapclip.data.tokenizers import load_tokenizer
+from lapclip.errors import ConfigError, RunError
+from lapclip.machine import devices
+from lapclip.machine.devices import Device
+from lapclip.model.shapes import SHAPES
+from lapclip.progress import DataProgress
+from lapclip.runs import events
+from lapclip.runs.event_log import read_events
+from lapclip.runs.folder import Run, find_run
+from lapclip.training.initial_weights import restore_initial_weights
+from lapclip.training.loop import Training
+from lapclip.training.recovery import changes_so_far, restore
+from lapclip.training.teacher import restore_teacher_embeddings
+from lapclip.training.trackers import check_tracker
+from lapclip.tuning.choose_kernels import check_kernels
+
+
+def resume(name: str | None, callbacks: Callbacks = Callbacks()) -> Outcome:
+    """Go on with a run; without a name, with the newest."""
+    began = time.perf_counter()
+    run = find_run(name)
+    saved = run.read_settings()
+    with working_on(run, WorkConfig(**saved.get("work", {}))) as signals:
+        run.clear_stop()  # first of all: a request made from now on is meant for this process
+        if run.last_state() == "finished":
+            raise RunError(f"{run.path} is finished; there is nothing to resume.", hint=f"lapclip eval {run.name}")
+        setup = set_up_again(run, saved, callbacks.data_progress)
+        with recording(run, callbacks, setup.config) as log:
+            training = start_training(run, setup, log)
+            skipped = restore(training)
+            if skipped is None:
+                log.append(started(training, setup, []))  # killed before its first step: it starts again
+            else:
+                log.append(_resumed(training, skipped))
+            del setup  # so that what a fallback replaces is gone
+            return run_to_end(training, signals, began)
+
+
+def set_up_again(run: Run, saved: dict[str, Any], progress: DataProgress | None) -> RunSetup:
+    """What a run is made of, as it began: with the settings, the data, the tokenizer and the device of then."""
+    ingredients = gather_again(run, saved, progress)
+    check_tracker(ingredients.config.work.track)
+    config, device = restore_device(run, ingredients.config)
+    plan = make_plan(config, ingredients.data, ingredients.tokenizer)
+    return assemble(replace(ingredients, config=config), plan, device, progress)
+
+
+def gather_again(run: Run, saved: dict[str, Any], progress: DataProgress | None) -> Ingredients:
+    """The configuration a run goes on with, its data, its tokenizer, its initial weights and teacher embeddings."""
+    layer = Layer(str(run.settings), {section: saved.get(section, {}) for section in SECTIONS})
+    fallbacks = Layer(str(run.events), {"train": changes_so_far(read_events(run.events))})
+    config = build_config([layer, fallbacks], SHAPES)
+    data = load_data(config.data, View.of(config.model), progress)
+    if data.fingerprint != saved["run"].get("data_fingerprint"):
+        raise RunError(
+            f"The data is not what {run.path} began with: {_what_changed(config)}.",
+            hint="the images and captions as they were, or lapclip train for a new run",
+        )
+    teacher_digest = saved["run"].get("teacher_digest", "")
+    return Ingredients(
+        recipe=str(saved["run"].get("recipe")),
+        config=config,
+        data=data,
+        # Learnt once: another release of what learns it might number the tokens otherwise.
+        tokenizer=load_tokenizer(run.tokenizer) or fit_vocabulary(config, data)[1],
+        initial_weights=restore_initial_weights(run.start, config),
+        teacher=restore_teacher_embeddings(teacher_digest, config, data, progress),
+        reasons=saved["reasons"],
+        tuned_seconds=saved["run"].get("tuned_seconds"),
+    )
+
+
+def restore_device(run: Run, config: Config) -> tuple[Config, Device]:
+    """The device, threads and kernels a run began with: never chosen anew, because results depend on them."""
+    try:
+        device, _ = devices.choose_device(config.train.device)
+        check_kernels(config.train, device)
+    except ConfigError as error:
+        raise RunError(f"{run.path} began on another machine: {error.message}", hint="lapclip train") from error
+    devices.prepare(device, int(config.train.threads))
+    # Runs from before there was a choice had torch's own forms. What can no longer be compiled runs uncompiled.
+    plain = {"image_attention": "fused", "text_attention": "fused", "linear": "torch"}
+    settled = {name: form for name, form in plain.items() if getattr(config.train, name) == AUTO}
+    how, _ = devices.choose_compile(config.train.compile, device)
+    return replace_in(config, "train", **settled, compile=how), device
+
+
+def _what_changed(config: Config) -> str:
+    if config.data.source == SCENES:
+        return "this lapclip draws other images"
+    return f"images, captions or splits in {config.data.source} have changed"
+
+
+def _resumed(training: Training, skipped: list[str]) -> events.Resumed:
+    step = training.progress.step
+    return events.Resumed(
+        step=step,
+        steps=training.steps,
+        batch_size=training.config.train.batch_size,
+        checkpoint=f"step-{step:08d}",
+        skipped=skipped,
+        notes=competitors(),
+    )

@@ -1,0 +1,212 @@
+"""`lapclip resume`: runs that go on as if nothing had happened, in this process."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+import lapclip
+from lapclip import paths
+from lapclip.commands import run_setup
+from lapclip.commands.resume import resume, set_up_again
+from lapclip.errors import CheckpointError, RunError
+from lapclip.machine.signals import Signals
+from lapclip.runs.folder import find_run
+from lapclip.training import checkpoint
+
+from ..small_runs import events, losses, stop_after, train_small
+
+SAVING = ("train.steps=6", "train.checkpoint_every_seconds=0.000001", "data.train_pairs=32")
+HALF = ["train.dtype=float16", "train.cheap_size=16", "train.cheap_share=0.5", "train.crop=0.8", "train.flip=0.5"]
+
+
+def test_resumed_run_matches_uninterrupted_run_step_for_step(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = train_small("train.patch_dropout=0.25", name="whole")
+    asked = iter([None] * 6 + ["enough"])
+    with monkeypatch.context() as patched:
+        patched.setattr(Signals, "reason", lambda self: next(asked))
+        first = train_small("train.patch_dropout=0.25", name="parts")
+    assert (first.state, first.steps) == ("stopped", 7)
+    second = resume("parts")
+    assert (second.state, second.steps) == ("finished", 12)
+    assert losses("parts") == losses("whole")
+    assert second.evaluation == whole.evaluation
+    for name in ("weights.safetensors", "optimizer.safetensors"):
+        files = [here / "runs" / run / "checkpoints" / "step-00000012" / name for run in ("whole", "parts")]
+        assert files[0].read_bytes() == files[1].read_bytes()
+
+
+def test_a_run_goes_on_with_the_tokens_it_began_with(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bpe = ("data.tokenizer=bpe", "data.vocabulary=600")
+    train_small(*bpe, name="whole")
+    assert find_run("whole").read_settings()["reasons"]["data.tokenizer"].startswith("asked for: a BPE of ")
+    asked = iter([None] * 6 + ["enough"])
+    with monkeypatch.context() as patched:
+        patched.setattr(Signals, "reason", lambda self: next(asked))
+        assert train_small(*bpe, name="parts").state == "stopped"
+    # Another release of what learns the tokens might number them otherwise, so they are not learnt again.
+    monkeypatch.setattr("lapclip.commands.resume.fit_vocabulary", lambda *_: pytest.fail("learnt again"))
+    assert resume("parts").state == "finished"
+    assert losses("parts") == losses("whole")
+    saved = json.loads((here / "runs" / "parts" / "tokenizer.json").read_text())
+    assert lapclip.load("runs/parts").tokenizer.to_dict() == saved
+    assert saved["kind"] == "bpe"
+
+
+def test_stop_is_polled_and_resume_goes_on(here: Path) -> None:
+    outcome = train_small(callbacks=stop_after(3))
+    assert outcome.state == "stopped"
+    assert outcome.steps == 4  # the loss is read one step late
+    assert resume("run").state == "finished"
+
+
+def test_a_full_disk_fails_the_run_and_resume_finishes_it(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = checkpoint.save_file
+
+    def full_after_the_first(tensors, path) -> None:
+        if "step-00000000" not in str(path):
+            raise OSError(28, "No space left on device")
+        real(tensors, path)
+
+    monkeypatch.setattr(checkpoint, "save_file", full_after_the_first)
+    with pytest.raises(CheckpointError, match="No space left on device"):
+        train_small()
+    assert find_run("run").state == "failed"
+    monkeypatch.undo()
+    monkeypatch.chdir(here)
+    assert resume("run").state == "finished"
+
+
+def test_a_damaged_checkpoint_is_skipped_with_a_word(here: Path) -> None:
+    train_small("train.checkpoint_every_epochs=1", name="whole")
+    shutil.copytree("runs/whole", "runs/copy")
+    run = find_run("copy")
+    lines = [line for line in run.events.read_text().splitlines() if json.loads(line)["type"] != "finished"]
+    run.events.write_text("\n".join(lines) + "\n")
+    (run.checkpoints / "step-00000012" / "weights.safetensors").write_bytes(b"short")
+    assert resume("copy").state == "finished"
+    assert losses("copy") == losses("whole")
+    (resumed,) = events("resumed", "copy")
+    assert resumed["step"] == 8
+    assert "weights.safetensors" in resumed["skipped"][0]
+    assert "skipped a damaged checkpoint" in run.log.read_text()
+
+
+@pytest.fixture(scope="module")
+def undisturbed_losses(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> dict[int, float]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path_factory.mktemp("undisturbed"))
+        train_small(*SAVING)
+        return losses()
+
+
+@pytest.mark.parametrize("dies_in", ["save_file", "flush", "replace", "list_checkpoints"])
+@pytest.mark.parametrize("at_call", [1, 2, 3, 5, 8])
+def test_dying_anywhere_inside_a_save_loses_nothing(
+    here: Path, monkeypatch: pytest.MonkeyPatch, undisturbed_losses: dict[int, float], dies_in: str, at_call: int
+) -> None:
+    """What kill -9 does, at a chosen line: no handler runs, no clean-up is reached."""
+
+    class Killed(BaseException):
+        pass
+
+    home = paths if dies_in in ("flush", "replace") else checkpoint
+    real, calls = getattr(home, dies_in), iter(range(1, 10_000))
+
+    def dying(*arguments):
+        if next(calls) == at_call:
+            raise Killed
+        return real(*arguments)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(home, dies_in, dying)
+        for attempt in (lambda: train_small(*SAVING), lambda: resume("run")):
+            with contextlib.suppress(Killed, RunError):
+                attempt()
+    if find_run("run").last_state() != "finished":
+        assert resume("run").state == "finished"
+    assert losses("run") == undisturbed_losses
+    assert not list(Path("runs/run/checkpoints").glob(".*"))
+
+
+def test_a_run_resumed_before_its_second_checkpoint_keeps_its_first(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train_small(callbacks=run_setup.Callbacks([_stop_at_once]))
+    shutil.rmtree("runs/run/checkpoints/step-00000001")
+    untouched = (here / "runs/run/checkpoints/step-00000000/state.json").stat().st_mtime_ns
+    with monkeypatch.context() as patched:
+        patched.setattr(Signals, "reason", lambda self: "enough")
+        resume("run")
+    assert (here / "runs/run/checkpoints/step-00000000/state.json").stat().st_mtime_ns == untouched
+
+
+def test_a_wish_to_stop_made_during_set_up_is_kept(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    train_small(callbacks=run_setup.Callbacks([_stop_at_once]))
+
+    def slow_set_up(run, saved, progress):
+        run.ask_to_stop()
+        return set_up_again(run, saved, progress)
+
+    monkeypatch.setattr("lapclip.commands.resume.set_up_again", slow_set_up)
+    assert resume("run").state == "stopped"
+
+
+@pytest.mark.parametrize("changes", [["train.dtype=bfloat16"], HALF], ids=["bfloat16", "float16 with schedules"])
+def test_runs_in_half_precision_resume_to_the_same_losses(here: Path, changes: list[str]) -> None:
+    changes = [*changes, "train.steps=6"]
+    train_small(*changes, name="whole")
+    assert train_small(*changes, callbacks=stop_after(2)).state == "stopped"
+    assert resume("run").state == "finished"
+    assert losses() == losses("whole")
+
+
+def test_a_run_from_before_kernels_were_chosen_goes_on_with_the_plain_ones(here: Path) -> None:
+    plain = ["train.image_attention=fused", "train.text_attention=fused", "train.linear=torch"]
+    train_small(*plain, name="whole")
+    train_small(*plain, callbacks=run_setup.Callbacks([_stop_at_once]))
+    settings = Path("runs/run/run.toml")
+    lines = settings.read_text().splitlines(keepends=True)
+    new = ("image_attention", "text_attention", "linear", "recompute", "cheap_size", "cheap_share", "crop", "flip")
+    settings.write_text("".join(line for line in lines if not line.startswith(new)))
+    assert resume("run").state == "finished"
+    assert losses() == losses("whole")
+
+
+def test_a_finished_run_is_not_resumed(here: Path, trained: Path) -> None:
+    with pytest.raises(RunError, match=r"is finished.*\n.*lapclip eval mine"):
+        resume(shutil.copytree(trained, here / "runs" / "mine").name)
+
+
+def test_an_emptied_run_is_not_resumed(here: Path) -> None:
+    train_small(name="run", callbacks=run_setup.Callbacks([_stop_at_once]))
+    shutil.rmtree("runs/run/checkpoints")
+    with pytest.raises(RunError, match="has no good checkpoint left"):
+        resume("run")
+
+
+def test_a_run_killed_before_its_first_step_starts_again(here: Path) -> None:
+    train_small(name="whole")
+    train_small(name="run", callbacks=run_setup.Callbacks([_stop_at_once]))
+    run = find_run("run")
+    shutil.rmtree(run.checkpoints)
+    run.events.unlink()
+    assert resume("run").state == "finished"
+    assert losses("run") == losses("whole")
+
+
+def test_other_data_than_the_run_began_with_is_refused(here: Path) -> None:
+    train_small(callbacks=run_setup.Callbacks([_stop_at_once]))
+    settings = Path("runs/run/run.toml")
+    settings.write_text(settings.read_text().replace("data_fingerprint = ", "data_fingerprint = 'x' # "))
+    with pytest.raises(RunError, match="The data is not what"):
+        resume("run")
+
+
+def _stop_at_once(event) -> None:
+    if event.type == "checkpoint":
+        find_run(None).ask_to_stop()

@@ -1,0 +1,55 @@
+"""What a run is made of before it has a folder."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from lapclip.commands import run_setup
+from lapclip.commands.run_setup import RunSetup, set_up
+from lapclip.commands.train import train
+from lapclip.errors import ConfigError
+
+from ..conftest import SMALL
+
+
+def test_minutes_become_steps_once(here: Path) -> None:
+    outcome = train("first-run", [*SMALL, "train.steps=0"], minutes=0.05, name="run")
+    settings = tomllib.loads((here / "runs/run/run.toml").read_text())
+    assert settings["train"]["steps"] == outcome.steps > 1
+    assert settings["reasons"]["train.steps"].startswith("0.05 minutes at")
+    with pytest.raises(ConfigError, match=r"train\.steps and train\.minutes are both set"):
+        train("first-run", SMALL, minutes=1.0)
+
+
+def test_short_epochs_are_not_all_evaluated_within_minutes(here: Path) -> None:
+    short = [*SMALL, "train.steps=0", "train.batch_size=64"]  # an epoch is one step
+    setup = set_up("first-run", short, 2.0)
+    steps, every = setup.config.train.steps, setup.config.train.evaluate_every_epochs
+    assert 1 < steps / every <= run_setup.MOST_EVALUATIONS + 1
+    asked = set_up("first-run", [*short, "train.evaluate_every_epochs=1"], 2.0)
+    assert asked.config.train.evaluate_every_epochs == 1
+
+
+def test_minutes_that_are_too_few_or_stand_beside_epochs_are_said() -> None:
+    settings = [*SMALL, "train.steps=0", "train.epochs=3"]
+    setup = set_up("first-run", settings, 0.0001)
+    assert setup.config.train.steps == 1
+    epochs, few = setup.notes
+    assert epochs == "train.epochs is not used: the run is to take 0.0001 minutes"
+    assert few.startswith("0.0001 minutes are enough for 1 step, fewer than the 8 of two epochs: expect little; ")
+
+
+@pytest.mark.parametrize(("share", "seconds"), [(0.0, 3.0), (0.2, 2.6), (0.5, 2.0), (1.0, 1.0)])
+def test_minutes_count_the_cheap_part_at_its_own_price(
+    here: Path, monkeypatch: pytest.MonkeyPatch, share: float, seconds: float
+) -> None:
+    trial = set_up("first-run", [*SMALL, "train.cheap_size=16", "train.steps=2", "train.cheap_share=0.5"], None)
+
+    def price(trial: RunSetup, number: int) -> float:
+        return 1.0 if trial.step.inputs(trial.plan.batch(1), number).side == 16 else 3.0
+
+    monkeypatch.setattr(run_setup, "time_step", price)
+    assert run_setup.time_step_and_evaluation(trial, share)[0] == pytest.approx(seconds)

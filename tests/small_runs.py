@@ -1,0 +1,75 @@
+"""Runs that take a second, photos to train on, and what their events say: what tests of whole runs share."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from lapclip.commands.run_setup import Callbacks
+from lapclip.commands.run_to_end import Outcome
+from lapclip.commands.train import train
+from lapclip.runs.event_log import read_events
+from lapclip.runs.folder import find_run
+
+from .conftest import SMALL
+
+
+def train_small(*settings: str, name: str = "run", **options) -> Outcome:
+    return train("first-run", [*SMALL, *settings], name=name, **options)
+
+
+def events(kind: str, name: str = "run") -> list[dict]:
+    return [event for event in read_events(Path("runs") / name / "events.jsonl") if event["type"] == kind]
+
+
+def losses(name: str = "run") -> dict[int, float]:
+    """The last event of each step number."""
+    return {event["step"]: event["loss"] for event in events("step", name)}
+
+
+def stop_after(step: int, name: str | None = None) -> Callbacks:
+    """Callbacks that ask the run, without a name the newest, to stop when that step is recorded: one step later."""
+
+    def ask(event) -> None:
+        if event.type == "step" and event.step == step:
+            find_run(name).ask_to_stop()
+
+    return Callbacks([ask])
+
+
+def photos(folder: Path, count: int = 40) -> Path:
+    """Coloured rectangles of many proportions, with their colour as one of two captions, in a text file beside each."""
+    folder.mkdir()
+    draw = np.random.default_rng(0)
+    for at in range(count):
+        name, colour = [("red", (220, 30, 30)), ("green", (30, 200, 30)), ("blue", (30, 30, 220))][at % 3]
+        noise = draw.integers(0, 30, (40 + at, 60, 3))
+        Image.fromarray(np.clip(noise + colour, 0, 255).astype(np.uint8)).save(folder / f"{at:03}.png")
+        (folder / f"{at:03}.txt").write_text(f"a {name} wall number {at}\n{name} paint, {at}\n", encoding="utf-8")
+    return folder
+
+
+def write_photos(folder: Path, splits: list[str]) -> Path:
+    """A table of small images with two captions each."""
+    folder.mkdir()
+    draw = np.random.default_rng(0)
+    with open(folder / "captions.csv", "w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(["filepath", "caption", "split"])
+        for at, split in enumerate(splits):
+            Image.fromarray(draw.integers(0, 256, (70, 90, 3), dtype=np.uint8)).save(folder / f"{at}.png")
+            writer.writerows([f"{at}.png", f"{words} number {at}", split] for words in ("a thing", "the thing"))
+    return folder
+
+
+def write_classes(folder: Path, each: int) -> Path:
+    """Images of two classes in folders of their names."""
+    draw = np.random.default_rng(0)
+    for name in ("red_cat", "owl"):
+        (folder / name).mkdir(parents=True)
+        for at in range(each):
+            Image.fromarray(draw.integers(0, 256, (70, 90, 3), dtype=np.uint8)).save(folder / name / f"{at}.png")
+    return folder
