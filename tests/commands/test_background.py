@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
+import shutil
 import signal
+import subprocess
 import sys
 import time
 from dataclasses import replace
@@ -15,6 +18,10 @@ from typing import Any
 import psutil
 import pytest
 
+from lapclip.cli.app import app
+from lapclip.cli.output import ARGUMENTS
+from lapclip.cli.train import train as train_command
+from lapclip.commands.background import train_in_background
 from lapclip.commands.train import train
 from lapclip.machine.polite import PolitePauses
 from lapclip.runs.folder import Run, all_runs, create_run, find_run, is_reserved, reserve_run
@@ -81,6 +88,93 @@ def test_a_process_that_dies_without_a_word_is_recognised_and_can_be_resumed(her
     refused = lapclip("train", "--background", "--name", "mine", *set_flags(*LONG))
     assert refused.returncode == 2
     assert "exists" in refused.stderr
+
+
+def in_background(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What the process in the background is given after `lapclip`, where this one is given some arguments."""
+    commands: list[list[str]] = []
+
+    class Started:
+        pid = os.getpid()
+
+        def __init__(self, command: list[str], **_: object) -> None:
+            commands.append(command)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(subprocess, "Popen", Started)
+        done = lapclip(*arguments)
+    assert done.returncode == 0, done.stderr
+    (command,) = commands
+    assert command[:3] == [sys.executable, "-m", "lapclip"]
+    return command[3:]
+
+
+def parsed(arguments: list[str]) -> dict[str, Any]:
+    _, bound, _ = app.parse_args(arguments, exit_on_error=False, print_error=False)
+    return dict(bound.arguments)
+
+
+VALUES = {
+    "minutes": "2.5",
+    "after": "mine",
+    "start": "mine",
+    "teacher": "mine",
+    "recipe": "seed",
+    "settings": "train.seed=3",
+}
+
+
+def test_every_flag_of_train_arrives_in_the_background(
+    trained: Path, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also one that is added tomorrow: the flags are those that the command has."""
+    shutil.copytree(trained, here / "runs" / "mine")
+    arguments = ["train", "photos", "--json", "--debug"]
+    for name, parameter in inspect.signature(train_command).parameters.items():
+        if parameter.kind is not inspect.Parameter.KEYWORD_ONLY or name in ("common", "reserved"):
+            continue
+        flag = {"start": "--from", "settings": "--set"}.get(name, f"--{name}")
+        arguments += [flag] if parameter.default is False else [flag, VALUES.get(name, "some words")]
+    arguments[arguments.index("--name") + 1] = "chosen"
+    given = in_background(arguments, monkeypatch)
+    expected = parsed(arguments)
+    assert {name for name, value in expected.items() if value} == set(expected)  # nothing was left out here
+    found = parsed(given)
+    assert is_reserved("chosen", found.pop("reserved"))
+    assert found == expected
+
+
+def test_a_run_in_the_background_without_a_name_gets_that_of_its_folder(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = parsed(in_background(["train", "--background", "--", "photos"], monkeypatch))
+    assert (found["name"], found["data"]) == ("photos", "photos")
+    assert is_reserved("photos", found["reserved"])
+
+
+def test_a_flag_that_nobody_thought_of_arrives(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def tomorrow(*, background: bool = False, hidden: str = "", reserved: str = "", name: str = "") -> int:
+        train_in_background(ARGUMENTS.get(), "first-run", name or None)
+        return 0
+
+    app.command(tomorrow, name="tomorrow")
+    try:
+        given = in_background(["tomorrow", "--background", "--hidden=a b"], monkeypatch)
+        assert parsed(given)["hidden"] == "a b"
+    finally:
+        del app["tomorrow"]
+
+
+def test_resume_in_the_background_goes_on_with_the_run_that_was_the_newest(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create_run("mine", "first-run", {"run": {"format": 1}})
+    for given, words in (([], ["mine"]), (["mine"], ["mine"]), (["runs/mine", "--debug"], ["runs/mine", "--debug"])):
+        found = in_background(["resume", "--background", *given], monkeypatch)
+        assert found[:2] == ["resume", "--detached"]
+        assert [word for word in found[2:] if word != "--background"] == words
+        assert parsed(found)["run"] == words[0]
+    assert "run" not in parsed(["resume", "--background"])
 
 
 def test_bad_settings_are_refused_at_once(here: Path) -> None:

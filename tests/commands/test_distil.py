@@ -97,19 +97,19 @@ def test_the_loss_is_shared_as_the_weight_says(data: Path, here: Path) -> None:
     assert first["0.25"]["loss"] == pytest.approx(0.75 * losses("alone")[1] + 0.25 * taught, rel=1e-5)
 
 
-def test_lessons_are_what_the_teacher_says_of_each_image_and_caption(data: Path, here: Path) -> None:
+def test_embeddings_are_the_teachers_of_each_image_and_caption(data: Path, here: Path) -> None:
     """In the order of the training pairs, as the teacher sees them: not cropped, at its own size, in its colours."""
     teacher = make_teacher(here / "teacher", embedding=64)
     config = build_config(
         [read_recipe("distil"), parse_settings([source(), *STUDENT, "train.teacher=teacher"])], SHAPES
     )
     pairs = load_data(config.data, 32)
-    lessons = compute_teacher_embeddings(TeacherModel(teacher), config, pairs, None)
+    taught = compute_teacher_embeddings(TeacherModel(teacher), config, pairs, None)
     np.testing.assert_allclose(
-        lessons.image_NE, teacher.encode_image([data / name for name in pairs.train.names]), atol=1e-6
+        taught.image_NE, teacher.encode_image([data / name for name in pairs.train.names]), atol=1e-6
     )
     every = [caption for options in pairs.train.captions for caption in options]
-    np.testing.assert_allclose(lessons.text_ME, teacher.encode_text(every), atol=1e-6)
+    np.testing.assert_allclose(taught.text_ME, teacher.encode_text(every), atol=1e-6)
     assert len(distinct_captions(pairs.train)[0]) == len(every) > len(pairs.train)
 
 
@@ -117,10 +117,10 @@ def test_drawn_images_are_drawn_at_the_teachers_size(here: Path) -> None:
     teacher = make_teacher(here / "teacher", resize="shortest")
     config = build_config([read_recipe("first-run"), parse_settings(["data.train_pairs=12"])], SHAPES)
     drawn = load_data(config.data, 32)
-    lessons = compute_teacher_embeddings(TeacherModel(teacher), config, drawn, None)
+    taught = compute_teacher_embeddings(TeacherModel(teacher), config, drawn, None)
     seen = load_data(config.data, 48).train.pixels
-    expected = fit_width(teacher.encode_pixels(seen), lessons.text_ME, 128)[0]
-    np.testing.assert_allclose(lessons.image_NE, expected, atol=1e-6)
+    expected = fit_width(teacher.encode_pixels(seen), taught.text_ME, 128)[0]
+    np.testing.assert_allclose(taught.image_NE, expected, atol=1e-6)
 
 
 @pytest.mark.parametrize("stream", ["never", "always"])
@@ -155,7 +155,7 @@ def test_teacher_embeddings_that_left_the_cache_are_taken_again_from_the_same_te
     assert losses() == losses("whole")
 
 
-def test_the_second_run_finds_the_lessons_of_the_first(data: Path, here: Path, empty_cache: Path) -> None:
+def test_the_second_run_finds_the_teacher_embeddings_of_the_first(data: Path, here: Path, empty_cache: Path) -> None:
     make_teacher(here / "teacher")
     config = build_config(
         [read_recipe("distil"), parse_settings([source(), *STUDENT, "train.teacher=teacher"])], SHAPES
@@ -173,7 +173,7 @@ def test_the_second_run_finds_the_lessons_of_the_first(data: Path, here: Path, e
         compute_teacher_embeddings(teacher, config, pairs, tell)
         assert list(dict.fromkeys(told)) == wanted
     wider = replace_in(config, "model", embedding=128)
-    assert teaching.find_lessons(teacher.digest, wider, pairs) is None
+    assert teaching.cached_teacher_embeddings(teacher.digest, wider, pairs) is None
 
 
 def write_file(path: Path, teacher: Embedder, data: Path, **changes) -> None:
@@ -202,7 +202,7 @@ def test_a_file_of_embeddings_teaches_as_the_model_that_made_it(data: Path, here
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"text": lambda rows: None}, "has no array text; it has images, image, captions"),
+        ({"text": lambda rows: None}, "has no array text; it has pictures, image, captions"),
         (
             {"pictures": lambda names: np.char.replace(names, "7.png", "x.png")},
             r'no row in `pictures` for "\d*7\.png" and',

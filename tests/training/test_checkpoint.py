@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from lapclip import paths
 from lapclip.config import TrainConfig
 from lapclip.errors import CheckpointError
 from lapclip.machine.devices import Device
@@ -98,7 +99,7 @@ def test_a_full_disk_leaves_the_old_checkpoint(folder: Path, monkeypatch: pytest
     def full(path: Path) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(checkpoint, "flush", full)
+    monkeypatch.setattr(paths, "flush", full)
     with pytest.raises(CheckpointError, match=r"No space left on device.*kept.*\n.*lapclip resume run"):
         save_checkpoint(folder, *trained(), Progress(step=10))
     monkeypatch.undo()

@@ -66,35 +66,35 @@ LEARNING = {
 
 
 @pytest.mark.parametrize("learns", LEARNING)
-def test_kept_features_give_what_computing_them_each_time_gives(here: Path, towers: list[str], learns: str) -> None:
-    kept = train_small("kept", *towers, *LEARNING[learns])
+def test_cached_features_give_what_computing_them_each_time_gives(here: Path, towers: list[str], learns: str) -> None:
+    cached = train_small("cached", *towers, *LEARNING[learns])
     plain = train_small("plain", *towers, *LEARNING[learns], "train.features=never")
-    assert "kept what is frozen of 64 images in 2 views" in notes("kept")
-    assert "kept" not in notes("plain")
-    np.testing.assert_allclose(losses("kept"), losses("plain"), rtol=0, atol=2e-5)
-    one, other = (load_file(f"runs/{name}/model/model.safetensors") for name in ("kept", "plain"))
+    assert "cached what is frozen of 64 images in 2 views" in notes("cached")
+    assert "cached" not in notes("plain")
+    np.testing.assert_allclose(losses("cached"), losses("plain"), rtol=0, atol=2e-5)
+    one, other = (load_file(f"runs/{name}/model/model.safetensors") for name in ("cached", "plain"))
     assert one.keys() == other.keys()
     # Adam divides by the size of gradients, so those that are almost nothing may take another way.
     assert all(torch.allclose(tensor, other[name], rtol=0, atol=2e-3) for name, tensor in one.items())
-    assert kept.evaluation is not None
+    assert cached.evaluation is not None
     assert plain.evaluation is not None
-    assert kept.evaluation["t2i_r10"] == pytest.approx(plain.evaluation["t2i_r10"], abs=0.01)
+    assert cached.evaluation["t2i_r10"] == pytest.approx(plain.evaluation["t2i_r10"], abs=0.01)
 
 
 def test_the_same_in_batches_whose_captions_are_taken_in_parts(here: Path, towers: list[str]) -> None:
     large = [*towers, *LEARNING["heads"], "data.train_pairs=256", "train.batch_size=128", "train.steps=3"]
-    train_small("kept", *large)
+    train_small("cached", *large)
     train_small("plain", *large, "train.features=never")
-    np.testing.assert_allclose(losses("kept"), losses("plain"), rtol=0, atol=2e-5)
+    np.testing.assert_allclose(losses("cached"), losses("plain"), rtol=0, atol=2e-5)
 
 
 @pytest.mark.parametrize("learns", ["heads", "last-blocks"])
 def test_the_same_of_our_own_towers(here: Path, trained: Path, learns: str) -> None:
     start = [*COMMON, f"train.start={trained}", *LEARNING[learns]]
-    train_small("kept", *start)
+    train_small("cached", *start)
     train_small("plain", *start, "train.features=never")
-    assert "kept what is frozen" in notes("kept")
-    np.testing.assert_allclose(losses("kept"), losses("plain"), rtol=0, atol=2e-5)
+    assert "cached what is frozen" in notes("cached")
+    np.testing.assert_allclose(losses("cached"), losses("plain"), rtol=0, atol=2e-5)
 
 
 def test_features_are_found_again_and_made_anew_when_the_weights_change(here: Path, towers: list[str]) -> None:
