@@ -11,6 +11,7 @@ from lapclip.commands import run_setup
 from lapclip.commands.run_setup import RunSetup, set_up
 from lapclip.commands.train import train
 from lapclip.errors import ConfigError
+from lapclip.training.step import TrainStep
 
 from ..conftest import SMALL
 
@@ -49,6 +50,7 @@ def test_minutes_count_the_cheap_part_at_its_own_price(
     trial = set_up("first-run", [*SMALL, "train.cheap_size=16", "train.steps=2", "train.cheap_share=0.5"], None)
 
     def price(trial: RunSetup, number: int) -> float:
+        assert isinstance(trial.step, TrainStep)
         return 1.0 if trial.step.inputs(trial.plan.batch(1), number).side == 16 else 3.0
 
     monkeypatch.setattr(run_setup, "time_step", price)

@@ -5,22 +5,14 @@ import pytest
 from lapclip.config import TrainConfig
 from lapclip.machine.devices import Device
 from lapclip.model.clip import CLIP
-<<<<<<<< HEAD:tests/model/test_freezing.py
 from lapclip.model.freezing import boundary, freeze, load_trainable_state, trainable_state
-========
-from lapclip.model.freezing import boundary, choose_trainable, load_trainable_state, trainable_state
->>>>>>>> 3f40eef (a run's set-up is one complete object that train and resume fill the same way; --background passes on the very arguments it was given; field's words in training):tests/training/test_freezing.py
 from lapclip.model.shapes import SHAPES
 from lapclip.training.optimizer import make_optimizer, rate_shares
 
 
 def model_with(**settings) -> tuple[CLIP, TrainConfig]:
     model, config = CLIP(SHAPES["tiny"], seed=1), TrainConfig(**settings)
-<<<<<<<< HEAD:tests/model/test_freezing.py
     freeze(model, config)
-========
-    choose_trainable(model, config)
->>>>>>>> 3f40eef (a run's set-up is one complete object that train and resume fill the same way; --background passes on the very arguments it was given; field's words in training):tests/training/test_freezing.py
     return model, config
 
 
