@@ -41,7 +41,7 @@ def test_json_is_one_object_and_nothing_else_on_stdout(here: Path) -> None:
     assert evaluated["evaluation"]["intervals"].keys() >= scores - {"candidates", "chance", "intervals"}
     assert all(Path(path).exists() for path in evaluated["files"])
     told = lapclip("eval", "--split", "val")
-    for words in ("split val (asked for)", "place of the right answer", "easy  medium    hard", "alignment"):
+    for words in ("split val (asked for)", "rank of the right answer", "easy  medium    hard", "alignment"):
         assert words in told.stdout
     assert "embedding images and captions" in told.stderr
     assert told.stdout.strip().splitlines()[-1].startswith("Next: open runs/first-run/evaluation/val/evaluation.html")

@@ -249,7 +249,7 @@ def test_the_command_takes_a_run_by_its_name(data: Path, here: Path) -> None:
     flags = set_flags(*STUDENT, "train.steps=2")
     done = lapclip("train", "photos", "--recipe", "distil", "--teacher", "large", "--name", "small", "--json", *flags)
     assert done.returncode == 0, done.stderr
-    assert "the teacher looks at" in done.stderr
+    assert "the teacher embeds" in done.stderr
     assert "large teaches: " in Path("runs/small/log.txt").read_text(encoding="utf-8")
     assert json.loads(done.stdout)["state"] == "finished"
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lapclip.cli.eval import _account
+from lapclip.cli.eval import _tables
 from lapclip.commands.evaluate import (
     EvaluationRequest,
     choose_split,
@@ -248,10 +248,10 @@ def test_images_that_the_run_learnt_from_are_counted_and_said_first(mine: Path) 
     assert table["notes"][0] == whole["notes"][0]
     page = (Path(table["files"][1])).read_text(encoding="utf-8")
     assert "this is no test of it" in page
-    lines = _account(table)
+    lines = _tables(table)
     assert lines[1].startswith("[yellow]The model was trained on")
     assert lines[1 + len(table["notes"])].startswith("[bold]pairs: 40 candidates")
-    assert any(line.startswith("[bold]held-out pairs") for line in _account(own))
+    assert any(line.startswith("[bold]held-out pairs") for line in _tables(own))
     settings = mine / "run.toml"
     settings.write_text(settings.read_text(encoding="utf-8").replace("data_fingerprint", "other"), encoding="utf-8")
     assert evaluate(EvaluationRequest("mine", device="cpu"))["split"] == "test"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import tomllib
 from pathlib import Path
 
@@ -41,6 +42,33 @@ def test_minutes_that_are_too_few_or_stand_beside_epochs_are_said() -> None:
     epochs, few = setup.notes
     assert epochs == "train.epochs is not used: the run is to take 0.0001 minutes"
     assert few.startswith("0.0001 minutes are enough for 1 step, fewer than the 8 of two epochs: expect little; ")
+
+
+@pytest.mark.parametrize(
+    ("settings", "minutes", "times"),
+    [
+        ([], None, 1),
+        (["train.steps=0"], 0.01, 3),  # for the features, for timing, and with the steps that were found
+        (["train.start={trained}", "train.image_blocks=0", "train.text_blocks=0", "train.views=1"], None, 1),
+    ],
+)
+def test_the_model_is_built_once_and_the_plan_is_complete(
+    here: Path, trained: Path, monkeypatch: pytest.MonkeyPatch, settings: list[str], minutes: float | None, times: int
+) -> None:
+    built, build = [], run_setup.build
+    monkeypatch.setattr(run_setup, "build", lambda *given: built.append(given) or build(*given))
+    asked = [setting.format(trained=trained) for setting in settings]
+    setup = set_up("first-run", [*SMALL[1:], *([] if trained.name in "".join(asked) else SMALL[:1]), *asked], minutes)
+    assert len(built) == times
+    batch = setup.plan.batch(1)
+    assert (batch.image_features is not None) == (setup.features is not None) == (setup.initial_weights is not None)
+    assert setup.step.model is setup.embedder.model
+    assert {field.name for field in dataclasses.fields(setup) if getattr(setup, field.name) is None} <= {
+        "initial_weights",
+        "teacher",
+        "tuned_seconds",
+        "features",
+    }
 
 
 @pytest.mark.parametrize(("share", "seconds"), [(0.0, 3.0), (0.2, 2.6), (0.5, 2.0), (1.0, 1.0)])

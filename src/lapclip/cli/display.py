@@ -30,11 +30,11 @@ class Display:
         self._first: tuple[int, float] | None = None
         self._doing, self._waiting_announced = ("", 0), False
         self._status: Status | None = None
-        self._told = -EVERY
+        self._printed = -EVERY
 
     def data_progress(self, done: int, total: int, what: str = "drawing", /) -> None:
         """Called while images are made; `what` is being done to them, or to captions, if it says so."""
-        of = what if "captions" in what or "pictures" in what else f"{what} images"
+        of = what if "captions" in what or "images" in what else f"{what} images"
         if self._lines:
             if (what, total) != self._doing:
                 first, last = of.rsplit(" ", 1)
@@ -51,11 +51,11 @@ class Display:
             self.close()
 
     def counting(self, what: str) -> Callable[[int, int], None]:
-        """What to call with how much is done and how much there is, while images are embedded or looked at."""
+        """A callback for how much is done and how much there is, while images are embedded or examined."""
 
-        def tell(done: int, total: int) -> None:
+        def update(done: int, total: int) -> None:
             if self._lines:
-                self._tell(f"{what}: {done:,} of {total:,}")
+                self._print_now_and_then(f"{what}: {done:,} of {total:,}")
                 return
             self._end_status()
             if self._bar is None:
@@ -64,7 +64,7 @@ class Display:
             if done == total:
                 self.close()
 
-        return tell
+        return update
 
     def doing(self, what: str) -> None:
         """Called with each thing that takes a moment, before it is begun."""
@@ -85,7 +85,7 @@ class Display:
     def tuning_progress(self, what: str) -> None:
         """Called while settings are tried; what is being timed comes and goes on one line."""
         if self._lines:
-            self._tell(f"measuring this machine: {what}")
+            self._print_now_and_then(f"measuring this machine: {what}")
             return
         self._show_status(f"measuring this machine: {what}")
 
@@ -124,11 +124,11 @@ class Display:
             self._bar[0].stop()
             self._bar = None
 
-    def _tell(self, text: str) -> None:
+    def _print_now_and_then(self, text: str) -> None:
         """A line now and then, where there is no terminal."""
-        if time.monotonic() - self._told > EVERY:
+        if time.monotonic() - self._printed > EVERY:
             print(text, file=sys.stderr, flush=True)
-            self._told = time.monotonic()
+            self._printed = time.monotonic()
 
     def _show_status(self, text: str) -> None:
         if self._status is None:
@@ -155,19 +155,19 @@ class Display:
             TextColumn(what),
             BarColumn(bar_width=None),
             TextColumn("{task.completed:,}/{task.total:,}"),
-            TextColumn("{task.fields[figures]}"),
+            TextColumn("{task.fields[metrics]}"),
             TimeRemainingColumn(compact=True),
             TextColumn("left"),
         )
         # Images are drawn before training begins; their bar goes away when they are done.
         bar = Progress(*columns, console=self._console, transient=what != "training", expand=True)
-        self._bar = (bar, bar.add_task(what, total=total, completed=completed, figures=""))
+        self._bar = (bar, bar.add_task(what, total=total, completed=completed, metrics=""))
         bar.start()
 
-    def _update(self, completed: int, figures: str) -> None:
+    def _update(self, completed: int, metrics: str) -> None:
         if self._bar is not None:
             bar, task = self._bar
-            bar.update(task, completed=completed, figures=figures)
+            bar.update(task, completed=completed, metrics=metrics)
 
 
 @contextmanager

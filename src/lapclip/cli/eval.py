@@ -1,4 +1,4 @@
-"""`lapclip eval`, and how scores look."""
+"""`lapclip eval`, and tables of metrics."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def evaluate(
     """Score a model on images it was not trained on: how well captions find images and images captions.
 
     Without DATA the run's own held-out images are taken, those that did not choose its checkpoint. A folder of class
-    folders is classified by the names of the classes (zero-shot). Each figure comes with chance and a 95 % interval.
-    The account is kept in the run's folder, with a page of plots and images.
+    folders is classified by the names of the classes (zero-shot). Each metric comes with chance and a 95 % interval.
+    The evaluation is saved in the run's folder, with a page of plots and images.
 
     For example:
 
@@ -52,7 +52,7 @@ def evaluate(
     device
         Where to compute: auto, cpu, cuda, mps, xpu. Example: lapclip eval --device cpu
     out
-        Folder for the account and its page; without one, the run's own. Example: lapclip eval --out shared
+        Folder for the evaluation and its page; without one, the run's own. Example: lapclip eval --out shared
     settings
         How to read the data; may be repeated. Example: lapclip eval first-run a.csv --set data.caption_column=title
     """
@@ -62,11 +62,11 @@ def evaluate(
     request = EvaluationRequest(model, data, split, templates, device, out, settings)
     with display() as shown:
         result = evaluate_model(request, shown.data_progress, shown.counting("embedding images and captions"))
-    emit(result, [*_account(result), *_ending(result)], common)
+    emit(result, [*_tables(result), *_ending(result)], common)
     return 0
 
 
-def _account(result: dict[str, Any]) -> list[str]:
+def _tables(result: dict[str, Any]) -> list[str]:
     """What was found, as a few tables."""
     where = f"{result['run']} on {result['data']}, split {result['split']} ({result['why_split']})"
     lines = [escape(where)]
@@ -75,7 +75,7 @@ def _account(result: dict[str, Any]) -> list[str]:
         lines.append(f"[{colour}]{escape(note)}[/{colour}]")
     if "evaluation" in result:
         held_out = result["split"] not in ("train", "all") and not result["trained_on"]
-        lines += score_table(result["evaluation"], "held-out pairs" if held_out else "pairs")
+        lines += recall_table(result["evaluation"], "held-out pairs" if held_out else "pairs")
         if (baseline := result.get("linear_baseline")) is not None:
             lines.append(f"  [dim]{'linear baseline':<33}{baseline:>8.1%}[/dim]")
         lines += _shared(result["ceilings"]) + _ranks(result["evaluation"]) + _negatives(result["negatives"])
@@ -95,7 +95,7 @@ def _ending(result: dict[str, Any]) -> list[str]:
     return [f"Next: open {result['files'][0]} in a browser, or {typed(f'report {name}')}"]
 
 
-def score_table(evaluation: dict[str, Any], what: str = "held-out pairs") -> list[str]:
+def recall_table(evaluation: dict[str, Any], what: str = "held-out pairs") -> list[str]:
     """Recall both ways beside chance, with 95 % intervals of R@1."""
     title = f"{what}: {evaluation['candidates']} candidates"
     lines = [f"[bold]{title:<35}[/bold]     R@1     R@5    R@10   R@1 95 % interval"]
@@ -131,7 +131,7 @@ def start_lines(evaluation: dict[str, Any] | None) -> list[str]:
 
 
 def _shared(ceilings: dict[str, float]) -> list[str]:
-    """Said only where images share captions word for word."""
+    """The most that is possible, where images share captions word for word."""
     lines = []
     for way, text in WAYS.items():
         if ceilings[f"{way}_r1"] < 1:
@@ -141,7 +141,7 @@ def _shared(ceilings: dict[str, float]) -> list[str]:
 
 
 def _ranks(evaluation: dict[str, Any]) -> list[str]:
-    lines = [f"[bold]{'place of the right answer':<35}[/bold]  median   chance   mean reciprocal   95 % interval"]
+    lines = [f"[bold]{'rank of the right answer':<35}[/bold]  median   chance   mean reciprocal   95 % interval"]
     for way, text in WAYS.items():
         median, chance = evaluation[f"{way}_median_rank"], evaluation["chances"][f"{way}_median_rank"]
         low, high = evaluation["intervals"][f"{way}_mean_reciprocal_rank"]

@@ -28,7 +28,7 @@ def gained(
 
     For a run that began from a trained model. The new data is scored on its held-out images; the checks are the
     built-in scenes and whatever you name. Between start (alpha 0) and end (alpha 1) lie models whose weights are a
-    share of each; often one of them keeps most of what was gained and most of what was known. The account is kept in
+    share of each; often one of them keeps most of what was gained and most of what was known. The result is saved in
     the run's folder, with a page.
 
     For example:
@@ -50,7 +50,7 @@ def gained(
     device
         Where to compute: auto, cpu, cuda, mps, xpu. Example: lapclip gained --device cpu
     out
-        Folder for the account and its page; without one, the run's own. Example: lapclip gained --out shared
+        Folder for the result and its page; without one, the run's own. Example: lapclip gained --out shared
     """
     from lapclip.commands.gained import GainedRequest
     from lapclip.commands.gained import gained as find_gained
@@ -58,11 +58,11 @@ def gained(
     request = GainedRequest(run, check, alpha, device, out)
     with display() as shown:
         result = find_gained(request, shown.data_progress, shown.counting)
-    emit(result, [*_account(result), "", *_ending(result)], common)
+    emit(result, [*_tables(result), "", *_ending(result)], common)
     return 0
 
 
-def _account(result: dict[str, Any]) -> list[str]:
+def _tables(result: dict[str, Any]) -> list[str]:
     """The sentence, the table, the new data's recalls, and what to know."""
     best = f"alpha {result['alpha']:g}"
     lines = [escape(result["summary"]), ""]
@@ -90,9 +90,9 @@ def _recalls(new: dict[str, Any]) -> list[str]:
         return []
     lines = []
     for way, text in WAYS.items():
-        for place in RANKS:
-            before, after, chosen = (new[kind][f"{way}_r{place}"] for kind in ("before", "after", "recommended"))
-            name = f"{text}, R@{place}"
+        for rank in RANKS:
+            before, after, chosen = (new[kind][f"{way}_r{rank}"] for kind in ("before", "after", "recommended"))
+            name = f"{text}, R@{rank}"
             lines.append(f"  {name:<38}{before:>8.1%}{after:>8.1%}{'':26}{chosen:>10.1%}")
     return lines
 

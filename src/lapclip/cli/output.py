@@ -15,7 +15,7 @@ from cyclopts import Parameter
 from rich.console import Console
 
 ARGUMENTS: ContextVar[tuple[str, ...]] = ContextVar("arguments")
-"""The words that this process was given after `lapclip`."""
+"""The arguments that this process was given after `lapclip`."""
 
 
 @Parameter(name="*")

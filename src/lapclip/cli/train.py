@@ -1,4 +1,4 @@
-"""`lapclip train`, and how the end of a run looks."""
+"""`lapclip train`, and the summary of a run at its end."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from lapclip.cli.display import display
-from lapclip.cli.eval import score_table, start_lines
+from lapclip.cli.eval import recall_table, start_lines
 from lapclip.cli.model_and_data import source_setting, start_setting, teacher_setting
 from lapclip.cli.output import ARGUMENTS, Common, emit, typed
 from lapclip.commands.background import reserved_run, train_in_background, wait_for
@@ -140,7 +140,7 @@ def summary(outcome: Outcome, whole: str = "in all") -> list[str]:
     kinds = set(outcome.devices.values())
     where = kinds.pop() if len(kinds) == 1 else ", ".join(f"{tower} on {at}" for tower, at in outcome.devices.items())
     return [
-        *score_table(outcome.evaluation),
+        *recall_table(outcome.evaluation),
         *start_lines(outcome.start_evaluation),
         *said_of_few(outcome.evaluation["candidates"]),
         "",

@@ -73,6 +73,8 @@ def summary(found: dict[str, Any], train: str) -> list[str]:
     lines.append(f"{found['pairs_per_second']:,.1f} pairs/s, {found['seconds_a_step'] * 1e3:,.1f} ms a step")
     lines += [f"[dim]not chosen: {escape(entry['reason'])}[/dim]" for entry in found["rejected"]]
     lines += [f"[yellow]{escape(warning)}[/yellow]" for warning in found["warnings"]]
-    kept = "remembered for lapclip train" if found["remembered"] else "not remembered: lapclip train will tune again"
-    lines.append(f"tuned in {found['seconds']:.0f} s; {kept}")
+    remembered = (
+        "remembered for lapclip train" if found["remembered"] else "not remembered: lapclip train will tune again"
+    )
+    lines.append(f"tuned in {found['seconds']:.0f} s; {remembered}")
     return [*lines, f"Next: {escape(typed(train))}"]

@@ -226,7 +226,7 @@ def score(
     batch_size: int | None,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
-    """Classes are told apart, pairs are found."""
+    """The metrics: of classes, how many images get the right one; of pairs, how many find each other."""
     if pairs.labels is not None and classes:
         images = embedder.encode_pixels(pairs.pixels, progress)
         prompted = class_embeddings(embedder.encode_text, classes, templates)

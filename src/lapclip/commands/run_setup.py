@@ -219,7 +219,7 @@ def fit_micro_batch(setup: RunSetup) -> RunSetup:
 def fill_minutes(setup: RunSetup, *, asked_evaluations: bool) -> RunSetup:
     """Turn minutes into a number of steps, once, with a warning where they are few.
 
-    Where epochs are short, evaluations become rarer, unless the user said how often.
+    Where epochs are short, evaluations become rarer, unless the user set how often.
     """
     train, per_epoch = setup.config.train, setup.plan.steps_per_epoch
     # A run of two steps, one cheap and one not, on a model that is thrown away: timing changes the optimiser's state.

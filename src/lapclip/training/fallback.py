@@ -27,12 +27,12 @@ OUT_OF_MEMORY = (
     "out of memory",  # CUDA, XPU, MPS ("MPS backend out of memory"), and CUDA's own error of that name
     "can't allocate memory",  # torch's allocator for the CPU on Linux and macOS
     "not enough memory",  # the same on Windows
-    "cannot allocate memory",  # the system's own words
+    "cannot allocate memory",  # the system's own message
     "bad_alloc",  # a C++ library's
     "alloc_failed",  # CUBLAS_STATUS_ALLOC_FAILED and its relatives: a library got no memory for itself
     "out_of_device_memory",  # XPU's runtime
     "out_of_host_memory",
-    "could not create a primitive",  # oneDNN's only words for it, seen under a limit
+    "could not create a primitive",  # oneDNN's only message for it, seen under a limit
     "invalid buffer size",  # MPS, for a single tensor that is larger than it can have
 )
 NO_SUCH_OPERATION = (
@@ -146,14 +146,14 @@ def _cause(error: BaseException) -> str | None:
         return MEMORY
     if not isinstance(error, RuntimeError | TypeError):  # NotImplementedError is a RuntimeError
         return None
-    words = str(error).lower()
-    if any(part in words for part in OUT_OF_MEMORY):
+    message = str(error).lower()
+    if any(phrase in message for phrase in OUT_OF_MEMORY):
         return MEMORY
-    if isinstance(error, NotImplementedError) or any(part in words for part in NO_SUCH_OPERATION):
+    if isinstance(error, NotImplementedError) or any(phrase in message for phrase in NO_SUCH_OPERATION):
         return OPERATION
     # Older releases of torch have no class of its own for a device's errors.
     accelerator = getattr(torch, "AcceleratorError", None)
     if accelerator is not None and isinstance(error, accelerator):
         return DEVICE
-    failed = any(part in words for part in FAILED_DEVICE) or MPS.search(words)
+    failed = any(phrase in message for phrase in FAILED_DEVICE) or MPS.search(message)
     return DEVICE if isinstance(error, RuntimeError) and failed else None

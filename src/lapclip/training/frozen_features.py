@@ -138,9 +138,9 @@ def cache_features(
     chosen, notes = towers_to_cache(model, boundaries, config)
     if not chosen:
         return CachedFeatures(None, None, HeldOutFeatures(data.held_out, None, None), notes) if notes else None
-    tell = progress or (lambda done, total, what="": None)
+    report = progress or (lambda done, total, what="": None)
     began = time.perf_counter()
-    maker = _FeatureMaker(step, plan, data, config, tell)
+    maker = _FeatureMaker(step, plan, data, config, report)
     try:
         images = maker.images() if "image" in chosen else None
         after_images = time.perf_counter()
@@ -207,14 +207,14 @@ def towers_to_cache(model: CLIP, boundaries: dict[str, int], config: Config) -> 
 class _FeatureMaker:
     """Computes features with the model that the step computes with, or reads them."""
 
-    def __init__(self, step: AnyStep, plan: BatchPlan, data: DataSet, config: Config, tell: DataProgress) -> None:
+    def __init__(self, step: AnyStep, plan: BatchPlan, data: DataSet, config: Config, report: DataProgress) -> None:
         self._worker, self._model, self._device, self._boundaries = (
             step.worker,
             step.model,
             step.device,
             step.boundaries,
         )
-        self._plan, self._data, self._config, self._tell = plan, data, config, tell
+        self._plan, self._data, self._config, self._report = plan, data, config, report
         self._digests = {tower: frozen_digest(getattr(self._model, tower)) for tower in ("image", "text")}
         self.found = True
         """Whether all of it was in the cache."""
@@ -227,7 +227,7 @@ class _FeatureMaker:
         def blocks() -> Iterator[np.ndarray]:
             for at in range(views):
                 for rows in _slices(count, IMAGES):
-                    self._tell(at * count + rows.stop, views * count, "the frozen tower reads images")
+                    self._report(at * count + rows.stop, views * count, "the frozen tower reads images")
                     yield self._image_features(self._worker, self._data.train.pixels[rows], boxes[at, rows])
 
         train = self._config.train
@@ -240,7 +240,7 @@ class _FeatureMaker:
 
         def blocks() -> Iterator[np.ndarray]:
             for rows in _slices(len(pixels), IMAGES):
-                self._tell(rows.stop, len(pixels), "the frozen tower reads held-out images")
+                self._report(rows.stop, len(pixels), "the frozen tower reads held-out images")
                 yield self._image_features(self._model, pixels[rows], None)
 
         return self._array("image", ("val",), (len(pixels),), blocks)
@@ -286,7 +286,7 @@ class _FeatureMaker:
                         for at, row in zip(chosen, features, strict=True)
                     }
                     done += len(chosen)
-                    self._tell(done, len(token_lists), what)
+                    self._report(done, len(token_lists), what)
                 yield np.concatenate([together[at] for at in range(rows.start, rows.stop)])
 
         rows = len(token_lists) if first_N is None else int(first_N[-1])

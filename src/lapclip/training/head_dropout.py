@@ -1,4 +1,4 @@
-"""What the heads of pretrained networks leave out while they learn: drawn once a batch, so that parts of it agree."""
+"""Dropout in the heads of pretrained networks: drawn once a batch, so that its micro-batches agree."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from lapclip.seeding import derived_seed
 
 
 class HeadDropout:
-    """Draws what stays, and tells the heads. A model without pretrained networks has none to tell."""
+    """Draws what is not dropped, and gives it to the heads of pretrained networks, where a model has some."""
 
     def __init__(self, model: CLIP, config: TrainConfig) -> None:
         towers = {"image": model.image, "text": model.text}

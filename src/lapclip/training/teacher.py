@@ -31,7 +31,7 @@ from lapclip.text import printable
 from lapclip.training.array_cache import array_path, read_array, write_array
 from lapclip.which_model import which_model
 
-IMAGES, CAPTIONS = "the teacher looks at images", "the teacher reads captions"
+IMAGES, CAPTIONS = "the teacher embeds images", "the teacher embeds captions"
 """What is being done to so many images."""
 NAMES, TABLES = ("pictures", "captions"), ("image", "text")
 HOW_TO_MAKE = "docs/distil.md shows how to make one"
@@ -60,11 +60,11 @@ class TeacherModel:
         self.digest = digest.hexdigest()
 
     def embed(self, config: DataConfig, pairs: Pairs, progress: DataProgress | None) -> tuple[np.ndarray, np.ndarray]:
-        tell = progress or (lambda done, total, what="", /: None)
+        report = progress or (lambda done, total, what="", /: None)
         pixels = load_as_seen(config, pairs, View.of(self._embedder.model.shape), progress)
-        image_ND = self._embedder.encode_pixels(pixels, lambda done, total: tell(done, total, IMAGES))
+        image_ND = self._embedder.encode_pixels(pixels, lambda done, total: report(done, total, IMAGES))
         captions, which, _ = distinct_captions(pairs)
-        text_MD = self._embedder.encode_text(captions, lambda done, total: tell(done, total, CAPTIONS))
+        text_MD = self._embedder.encode_text(captions, lambda done, total: report(done, total, CAPTIONS))
         return image_ND, text_MD[which]
 
 
@@ -86,7 +86,7 @@ class TeacherFile:
         except FileNotFoundError:
             raise DataError(f"There is no file {path}.", hint=HOW_TO_MAKE) from None
         except (OSError, ValueError, TypeError, EOFError, zipfile.BadZipFile) as error:
-            # Names kept as Python objects would have to be unpickled, which runs code.
+            # Names saved as Python objects would have to be unpickled, which runs code.
             why = "its names are pickled; np.array(names, dtype=str) is not" if "pickle" in str(error) else ""
             raise DataError(f"{path} cannot be read: {why or first_line(error)}.", hint=HOW_TO_MAKE) from None
         self._check()
@@ -101,16 +101,16 @@ class TeacherFile:
         captions = [caption for options in pairs.captions for caption in options]
         return self._rows("pictures", "image", pairs.names), self._rows("captions", "text", captions)
 
-    def _rows(self, names: str, table: str, wanted: Sequence[str]) -> np.ndarray:
+    def _rows(self, names: str, table: str, rows_for: Sequence[str]) -> np.ndarray:
         rows_by_name = {name: at for at, name in enumerate(self._names[names])}
-        missing = list(dict.fromkeys(name for name in wanted if name not in rows_by_name))
+        missing = list(dict.fromkeys(name for name in rows_for if name not in rows_by_name))
         if missing:
             more = f" and for {len(missing) - 1:,} more" if len(missing) > 1 else ""
             raise DataError(
                 f'{self._path} has no row in `{names}` for "{printable(missing[0])}"{more}.',
                 hint=f"a row for each of the training {names}; {HOW_TO_MAKE}",
             )
-        rows = self._tables[table][[rows_by_name[name] for name in wanted]].astype(np.float32)
+        rows = self._tables[table][[rows_by_name[name] for name in rows_for]].astype(np.float32)
         return rows / np.linalg.norm(rows, axis=1, keepdims=True)
 
     def _check(self) -> None:
@@ -215,8 +215,8 @@ def restore_teacher_embeddings(
 
 
 def fit_width(image_ND: np.ndarray, text_MD: np.ndarray, width: int) -> tuple[np.ndarray, np.ndarray]:
-    """Embeddings of another width, still of unit length, with their similarities kept as well as can be: wider ones are
-    turned to their main directions, of which the first stay; narrower ones get zeros."""
+    """Embeddings of another width, still of unit length, with similarities as near as can be: wider ones are turned to
+    their main directions, of which the first stay; narrower ones get zeros."""
     given = image_ND.shape[1]
     if given <= width:
         padding = ((0, 0), (0, width - given))

@@ -1,4 +1,4 @@
-"""A run's figures in the form of tools that people already use. Each is a listener of the run's events."""
+"""A run's metrics in the form of tools that people already use. Each is a listener of the run's events."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ class TensorBoard:
     def __call__(self, event: Event) -> None:
         match event:
             case events.Step():
-                figures = {"loss": event.loss, "temperature": event.temperature, "learning rate": event.lr}
-                figures |= {"accuracy/text to image": event.t2i_accuracy, "accuracy/image to text": event.i2t_accuracy}
-                figures |= {f"gradient norm/{part}": norm for part, norm in event.grad_norms.items()}
-                figures |= {"gradient norm": event.grad_norm} if event.grad_norm is not None else {}
-                self._write(figures, event.step)
+                metrics = {"loss": event.loss, "temperature": event.temperature, "learning rate": event.lr}
+                metrics |= {"accuracy/text to image": event.t2i_accuracy, "accuracy/image to text": event.i2t_accuracy}
+                metrics |= {f"gradient norm/{part}": norm for part, norm in event.grad_norms.items()}
+                metrics |= {"gradient norm": event.grad_norm} if event.grad_norm is not None else {}
+                self._write(metrics, event.step)
             case events.Evaluation():
                 scores = {name: value for name, value in event.evaluation.items() if isinstance(value, float)}
                 self._write({f"held out/{name}": value for name, value in scores.items()}, event.step)
@@ -50,6 +50,6 @@ class TensorBoard:
             case events.Finished() | events.Stopped() | events.Failed():
                 self._writer.close()
 
-    def _write(self, figures: dict[str, float], step: int) -> None:
-        for name, value in figures.items():
+    def _write(self, metrics: dict[str, float], step: int) -> None:
+        for name, value in metrics.items():
             self._writer.add_scalar(name, value, step)

@@ -62,10 +62,10 @@ def test_what_is_done_to_images_is_said_by_its_name(capsys) -> None:
     assert "packing images" in screen.getvalue()
     assert "looking at images" in screen.getvalue()
     plain = Display(Console(file=screen, force_terminal=False))
-    for total, what in ((7000, "packing"), (7000, "packing"), (90, "packing"), (90, "looking at")):
+    for total, what in ((7000, "packing"), (7000, "packing"), (90, "packing"), (90, "the teacher embeds images")):
         plain.data_progress(50, total, what)
     said = capsys.readouterr().err.splitlines()
-    assert said == ["packing 7,000 images, once", "packing 90 images, once", "looking at 90 images, once"]
+    assert said == ["packing 7,000 images, once", "packing 90 images, once", "the teacher embeds 90 images, once"]
 
 
 def test_what_is_counted_has_a_bar_or_a_line_now_and_then(capsys) -> None:
