@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from lapclip.data.sources.webdataset import expand
+from lapclip.data.sources.files import expand
 from lapclip.data.table import ImageInTar
 from lapclip.errors import DataError
 from tests.data.sources.made import found, image_bytes, read, skipped, splits

@@ -1,7 +1,7 @@
 """The table of contents of a tar file, from its headers alone: names, offsets and sizes. Nothing is ever extracted.
 
 Our own reader, because it can promise to go forwards only: a damaged or hostile header ends the reading, with its
-place, instead of leading it in a circle. Format: POSIX ustar and pax (IEEE Std 1003.1-2017, pax), and GNU's long names.
+offset, instead of leading it in a circle. Format: POSIX ustar and pax (IEEE Std 1003.1-2017), and GNU's long names.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ LONGEST_PADDING = 1 << 16
 
 
 class Damaged(Exception):
-    """From some place on the file is no tar; what came before can be used."""
+    """From some offset on the file is no tar; what came before can be used."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,24 +40,24 @@ def members(path: Path) -> Iterator[Member]:
     """The members of a tar in order, folders left out. Raises Damaged where the file cannot be read on."""
     end = os.stat(path).st_size
     with open(path, "rb") as file:
-        place, long_name, long_size = 0, None, None
-        while place + BLOCK <= end:
-            file.seek(place)
+        offset, long_name, long_size = 0, None, None
+        while offset + BLOCK <= end:
+            file.seek(offset)
             header = file.read(BLOCK)
             if not header.strip(b"\0"):
                 # An end mark; but a shard with a hole, a filled-up download and two shards in one file have zeros too.
-                if end - place > LONGEST_PADDING or file.read(LONGEST_PADDING).strip(b"\0"):
-                    raise Damaged(f"zeros at byte {place:,}, and then not the end")
+                if end - offset > LONGEST_PADDING or file.read(LONGEST_PADDING).strip(b"\0"):
+                    raise Damaged(f"zeros at byte {offset:,}, and then not the end")
                 return
             if len(header) < BLOCK or not _sum_is_right(header):
-                raise Damaged(f"no header at byte {place:,}")
+                raise Damaged(f"no header at byte {offset:,}")
             kind, size = header[156:157], _number(header[124:136])
             if size is None:
-                raise Damaged(f"no size at byte {place:,}")
-            body = place + BLOCK
+                raise Damaged(f"no size at byte {offset:,}")
+            body = offset + BLOCK
             if kind in b"LKxXg":
                 if size > LONGEST_EXTENSION or body + size > end:
-                    raise Damaged(f"a header at byte {place:,} that is too long")
+                    raise Damaged(f"a header at byte {offset:,} that is too long")
                 content = file.read(size)
                 if kind == b"L":
                     long_name = content.split(b"\0")[0]
@@ -65,7 +65,7 @@ def members(path: Path) -> Iterator[Member]:
                     fields = _pax(content)
                     long_name = fields.get(b"path", long_name)
                     long_size = _decimal(fields.get(b"size"))
-                place = body + _padded(size)
+                offset = body + _padded(size)
                 continue
             size = size if long_size is None else long_size
             raw = long_name if long_name is not None else _short_name(header)
@@ -73,16 +73,16 @@ def members(path: Path) -> Iterator[Member]:
             name = raw.decode("utf-8", "surrogateescape")
             if kind in _OTHER:
                 yield Member(name, body, 0, _OTHER[kind])
-                place = body + (_padded(size) if kind == b"S" else 0)
+                offset = body + (_padded(size) if kind == b"S" else 0)
                 continue
             if kind != b"5":
                 if body + size > end:
                     yield Member(name, body, size, "the file ends before it does")
                     return
                 yield Member(name, body, size)
-            place = body + _padded(size)
-        if place < end or place == 0:
-            raise Damaged(f"the end is missing at byte {place:,}")
+            offset = body + _padded(size)
+        if offset < end or offset == 0:
+            raise Damaged(f"the end is missing at byte {offset:,}")
 
 
 def _padded(size: int) -> int:

@@ -1,10 +1,9 @@
-"""Rows as they are found: one an image, each caption once, and an account of everything that is left out."""
+"""Rows as a source finds them: one an image, each caption once, and a record of everything that is left out."""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping
 from functools import lru_cache
 
 from lapclip.data.splits import split_named
@@ -23,8 +22,8 @@ def clean_caption(text: str) -> str:
     return _UNSEEN.sub(" ", text).strip()
 
 
-class Gathering:
-    """Collects what a source names. Each call of `add` or `skip` accounts for one record.
+class RowCollector:
+    """Collects what a source names. Each call of `add` or `skip` counts one record.
 
     Without splits, those that the data names are as if they were not there, and new ones are drawn.
     """
@@ -32,6 +31,7 @@ class Gathering:
     def __init__(self, *, with_splits: bool = True) -> None:
         self._with_splits = with_splits
         self._found: dict[str, tuple[StoredImage, dict[str, None], str]] = {}
+        self._labels: dict[str, str] = {}
         self.skipped: list[Skipped] = []
         self.records = 0
         self.repeated = 0
@@ -77,23 +77,27 @@ class Gathering:
         """Whether an image of this name has a caption already."""
         return name in self._found
 
-    def table(self, kind: str, how: str, labels: Mapping[str, str] | None = None) -> Table:
+    def label(self, name: str, label: str) -> None:
+        """The class of an image, where the source has classes."""
+        self._labels[name] = label
+
+    def table(self, kind: str, how: str) -> Table:
         """What was found, with the class of each image where there are classes. Raises where that is nothing, with
         the commonest reason."""
         if not self._found:
             raise self._nothing(kind)
         rows = [Row(image, tuple(captions), split) for image, captions, split in self._found.values()]
-        names = [labels[row.image.name] for row in rows] if labels else []
-        classes = {name: place for place, name in enumerate(dict.fromkeys(names))}
-        places = [classes[name] for name in names]
-        return Table(rows, kind, how, self.skipped, list(classes), places, self.records, self.repeated)
+        names = [self._labels[row.image.name] for row in rows] if self._labels else []
+        classes = {name: at for at, name in enumerate(dict.fromkeys(names))}
+        labels = [classes[name] for name in names]
+        return Table(rows, kind, how, self.skipped, list(classes), labels, self.records, self.repeated)
 
     def _nothing(self, kind: str) -> DataError:
         if not self.skipped:
             return DataError(f"{kind} has no rows.", hint="an image and a caption a row")
         why, _ = Counter(skipped.why for skipped in self.skipped).most_common(1)[0]
         first = next(skipped for skipped in self.skipped if skipped.why == why)
-        unfound = "picture" in why or "folder" in why
+        unfound = "image" in why or "folder" in why
         return DataError(
             f"None of the {self.records:,} rows of {kind} can be used. {first.where}: {why}.",
             hint="--set data.pictures=FOLDER, where the images are" if unfound else "other data, or mend this",

@@ -1,32 +1,25 @@
-"""Names of images to files: each folder is listed once, and nothing outside the data's folder is ever opened."""
+"""From names in a table to image files: each folder is listed once, nothing outside the data's folder is opened."""
 
 from __future__ import annotations
 
 import os
 import posixpath
 import re
-import stat
 import unicodedata
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from lapclip.config import DataConfig
-from lapclip.data.table import ImageFile, Skipped
+from lapclip.data.image_folders import ENDINGS, LINK_OUTSIDE, NOT_PLAIN, is_image, is_inside
+from lapclip.data.table import ImageFile
 from lapclip.errors import DataError
 
-ENDINGS = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".jfif", ".heic", ".heif", ".avif")
 MISSING = "there is no such image"
 OUTSIDE = "the name leads out of the data's folder"
-LINK_OUTSIDE = "a link that leads out of the data's folder"
-NOT_PLAIN = "not a plain file"
 _ABSOLUTE = re.compile(r"[A-Za-z]:|[\\/]")
 _NUMBERED = re.compile(r"#\d+$")
 _ASIDE = ("annotations", "captions", "labels", "lists", "splits", "text", "texts")
 """Folders that hold tables beside the folder of the images, not above it."""
-
-
-def is_image(name: str) -> bool:
-    return name.lower().endswith(ENDINGS)
 
 
 class Folder:
@@ -79,7 +72,7 @@ class Folder:
         if kind == "link":
             relative = posixpath.join(folder, leaf)
             real = os.path.realpath(os.path.join(self.root, relative))
-            if not _inside(real, self.root):
+            if not is_inside(real, self.root):
                 return LINK_OUTSIDE
             return ImageFile(Path(self.root, relative), relative) if os.path.isfile(real) else NOT_PLAIN
         return NOT_PLAIN if kind else MISSING
@@ -89,7 +82,7 @@ class Folder:
         if _ABSOLUTE.match(name):
             whole = os.path.normpath(name)
             for top in (self.root, os.path.abspath(self.base)):
-                if _inside(whole, top):
+                if is_inside(whole, top):
                     below = Path(os.path.relpath(whole, top)).as_posix()
                     return below if top == self.root else posixpath.normpath(posixpath.join(self._prefix, below))
             return None
@@ -97,12 +90,12 @@ class Folder:
         return None if relative == ".." or relative.startswith("../") else relative
 
     def _list(self, folder: str) -> dict[str, str] | str:
-        """What a folder holds, by name: a file, a link or something else. Listed once, instead of a look a name."""
+        """What a folder holds, by name: a file, a link or something else. Listed once, not for each name."""
         listed = self._listed.get(folder)
         if listed is None:
             path = os.path.join(self.root, folder)
             try:
-                if _inside(os.path.realpath(path), self.root):
+                if is_inside(os.path.realpath(path), self.root):
                     with os.scandir(path) as entries:
                         listed = {entry.name: _kind(entry) for entry in entries}
                 else:
@@ -135,14 +128,6 @@ def _kind(entry: os.DirEntry[str]) -> str:
 
 def _folded(name: str) -> str:
     return (name if name.isascii() else unicodedata.normalize("NFC", name)).casefold()
-
-
-def _inside(path: str, folder: str) -> bool:
-    return path == folder or path.startswith(folder if folder.endswith(os.sep) else folder + os.sep)
-
-
-def _same(path: str, other: str) -> bool:
-    return os.path.normcase(os.path.normpath(path)) == os.path.normcase(os.path.normpath(other))
 
 
 def candidates(table: Path, root: Path, config: DataConfig) -> list[Folder]:
@@ -185,50 +170,3 @@ def best_folder(options: Sequence[Folder], names: Iterable[str]) -> tuple[Folder
         if count == len(names):
             break
     return best, most
-
-
-def walk(root: Path, skipped: list[Skipped]) -> Iterator[str]:
-    """The paths of all files below a folder, sorted. Hidden ones are left out; links that lead out of it are named."""
-    top = os.path.realpath(root)
-    folders = [""]
-    while folders:
-        folder = folders.pop()
-        try:
-            with os.scandir(os.path.join(top, folder)) as listed:
-                entries = sorted(listed, key=lambda entry: entry.name)
-        except OSError as error:
-            skipped.append(Skipped(folder or str(root), f"cannot be listed: {error.strerror or error}"))
-            continue
-        below = []
-        for entry in entries:
-            path = posixpath.join(folder, entry.name)
-            if entry.name.startswith(".") or entry.name == "__MACOSX":
-                continue
-            if entry.is_symlink():
-                real = os.path.realpath(entry.path)
-                if not _inside(real, top):
-                    skipped.append(Skipped(path, LINK_OUTSIDE))
-                elif os.path.isfile(real):
-                    yield path
-                else:
-                    skipped.append(Skipped(path, "a link to a folder"))
-            elif entry.is_dir(follow_symlinks=False):
-                # Windows has links to folders that do not say they are: junctions.
-                real = os.path.realpath(entry.path)
-                if _same(real, os.path.join(top, path)):
-                    below.append(path)
-                else:
-                    skipped.append(Skipped(path, "a link to a folder" if _inside(real, top) else LINK_OUTSIDE))
-            elif entry.is_file(follow_symlinks=False):
-                yield path
-            else:
-                skipped.append(Skipped(path, NOT_PLAIN))
-        folders += reversed(below)
-
-
-def plain_file(path: Path) -> bool:
-    """Whether a path is a file that can be read to its end: no device, no pipe."""
-    try:
-        return stat.S_ISREG(os.stat(path).st_mode)
-    except (OSError, ValueError):
-        return False

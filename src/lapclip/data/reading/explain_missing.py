@@ -1,4 +1,4 @@
-"""What to say where there is nothing to learn from: what was expected, and what was found instead."""
+"""Errors for sources without data: what was expected, and what was found instead."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from lapclip.data.sources.image_files import LINK_OUTSIDE, is_image
+from lapclip.data.image_folders import LINK_OUTSIDE, is_image
 from lapclip.data.table import Skipped
 from lapclip.errors import DataError, closest
 
@@ -50,8 +50,8 @@ def no_such(source: str) -> DataError:
         near = closest(path.name, os.listdir(path.parent))
     except (OSError, ValueError):
         near = None
-    said = f" Did you mean {path.parent / near}?" if near else ""
-    return DataError(f"There is no {source}.{said}", hint="a folder or a table, as docs/data.md lists them")
+    guess = f" Did you mean {path.parent / near}?" if near else ""
+    return DataError(f"There is no {source}.{guess}", hint="a folder or a table, as docs/data.md lists them")
 
 
 def in_file(path: Path) -> DataError:

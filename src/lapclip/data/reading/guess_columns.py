@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from lapclip.config import AUTO, DataConfig
-from lapclip.data.sources.image_files import Folder, best_folder, is_image
+from lapclip.data.image_folders import is_image
+from lapclip.data.reading.find_images import Folder, best_folder
 from lapclip.data.splits import split_named
 from lapclip.errors import DataError, nearest
 from lapclip.text import printable
@@ -27,7 +28,7 @@ class NotATable(DataError):
 
 @dataclass(frozen=True)
 class Columns:
-    """The columns of a table by their places."""
+    """The columns of a table by their indices."""
 
     names: Sequence[str]
     image: int
@@ -40,23 +41,23 @@ class Columns:
     sure: float = 0.0
     """How well names and contents fit; compares one separator with another."""
 
-    def said(self) -> str:
-        """For the user: what is what."""
+    def summary(self) -> str:
+        """For the user: which column is what."""
         names = [_printable(name) for name in self.names]
-        captions = ", ".join(names[place] for place in self.captions)
+        captions = ", ".join(names[at] for at in self.captions)
         split = f", splits in {names[self.split]}" if self.split is not None else ""
         return f"images in {names[self.image]}, captions in {captions}{split}"
 
 
 def guess_columns(rows: Sequence[Sequence[str]], folders: Sequence[Folder], config: DataConfig, what: str) -> Columns:
     """The columns of a table from its first rows; the very first may be a header. `what` names the table in errors."""
-    first = [cell.strip() or f"column{place + 1}" for place, cell in enumerate(rows[0])]
+    first = [cell.strip() or f"column{at + 1}" for at, cell in enumerate(rows[0])]
     if len(rows) == 1 and any(_tidy(name) in IMAGES for name in first):
         raise NotATable(f"{what} has a header and no rows.", hint="an image and a caption a line")
     named = guess_named(first, rows[1:] or rows, folders, config, what)
     if len(rows) > 1 and _is_header(rows, named, config):
         return named
-    names = [f"column{place + 1}" for place in range(len(first))]
+    names = [f"column{at + 1}" for at in range(len(first))]
     return replace(guess_named(names, rows, folders, config, what), header=False)
 
 
@@ -64,30 +65,30 @@ def guess_named(
     names: Sequence[str], rows: Sequence[Sequence[str]], folders: Sequence[Folder], config: DataConfig, what: str
 ) -> Columns:
     """The columns of a table whose names are known."""
-    columns = [[row[place].strip() for row in rows if place < len(row)] for place in range(len(names))]
-    folder, image, sure = _picture_column(names, columns, folders, config, what)
+    columns = [[row[at].strip() for row in rows if at < len(row)] for at in range(len(names))]
+    folder, image, sure = _image_column(names, columns, folders, config, what)
     split = split_column(names, columns, image, config, what)
     captions, more = caption_columns(names, columns, {image, split}, config, what)
     endings = any(map(is_image, columns[image]))
     return Columns(names, image, captions, split, folder, endings=endings, sure=sure + more)
 
 
-def _picture_column(names, columns, folders, config, what) -> tuple[Folder, int, float]:
+def _image_column(names, columns, folders, config, what) -> tuple[Folder, int, float]:
     asked = _asked(names, config.picture_column, "picture_column", what)
     best: tuple[float, Folder, int] | None = None
-    for place, cells in enumerate(columns):
-        if asked and place not in asked:
+    for at, cells in enumerate(columns):
+        if asked and at not in asked:
             continue
         sample = list(dict.fromkeys(cell for cell in cells if cell))[:24]
         looks = _share(map(is_image, sample))
-        named = _rank(_tidy(names[place]), IMAGES)
+        named = _rank(_tidy(names[at]), IMAGES)
         if not asked and not looks and (_share(" " in cell for cell in sample) > 0.5 or not sample):
             continue  # prose; looking for files of such names in every folder would take long
         folder, count = best_folder(folders, sample)
         seen = 4 * count / max(1, len(sample)) + 2 * looks
         # A name alone is not enough: many tables that have nothing to do with images have a column called name or id.
         if (seen or asked) and (best is None or seen + named > best[0]):
-            best = seen + named, folder, place
+            best = seen + named, folder, at
     if best is None:
         raise NotATable(
             f"{what}: no column names images that are there. Its columns: {_listed(names)}.",
@@ -102,11 +103,11 @@ def split_column(names, columns, image: int, config, what) -> int | None:
     asked = _asked(names, config.split_column, "split_column", what)
     if asked:
         return asked[0]
-    for place, cells in enumerate(columns):
+    for at, cells in enumerate(columns):
         known = _share(split_named(cell) is not None for cell in cells if cell)
         # A caption may be the one word "test"; a column of nothing but such words is no column of captions.
-        if place != image and (known > 0.5 if _tidy(names[place]) in SPLITS else known == 1 and len(cells) > 2):
-            return place
+        if at != image and (known > 0.5 if _tidy(names[at]) in SPLITS else known == 1 and len(cells) > 2):
+            return at
     return None
 
 
@@ -114,8 +115,8 @@ def caption_columns(names, columns, taken: set[int | None], config, what) -> tup
     asked = _asked(names, config.caption_column, "caption_column", what)
     if asked:
         return asked, 2.0
-    scores = {place: _prose(names[place], cells) for place, cells in enumerate(columns) if place not in taken}
-    best = max(scores, key=lambda place: scores[place], default=None)
+    scores = {at: _prose(names[at], cells) for at, cells in enumerate(columns) if at not in taken}
+    best = max(scores, key=lambda at: scores[at], default=None)
     if best is None or scores[best] <= 0:
         raise NotATable(
             f"{what}: no column holds captions. Its columns: {_listed(names)}.",
@@ -124,7 +125,7 @@ def caption_columns(names, columns, taken: set[int | None], config, what) -> tup
     # caption1, caption2 and so on belong together.
     stem = _COUNTED.sub("", _tidy(names[best]))
     if _COUNTED.search(names[best]) and stem in CAPTIONS:
-        alike = [place for place in scores if _COUNTED.sub("", _tidy(names[place])) == stem]
+        alike = [at for at in scores if _COUNTED.sub("", _tidy(names[at])) == stem]
         return tuple(alike), scores[best]
     return (best,), scores[best]
 
@@ -140,12 +141,12 @@ def _prose(name: str, cells: Sequence[str]) -> float:
 
 
 def _asked(names: Sequence[str], wanted: str, setting: str, what: str) -> tuple[int, ...]:
-    """The places of the columns that the user names, several between commas; none where it is left to us."""
+    """The indices of the columns that the user names, several between commas; none where it is left to us."""
     if wanted in (AUTO, ""):
         return ()
     tidy = [_tidy(name) for name in names]
     # Columns have numbers too, for tables without a header.
-    tidy += [f"column{place + 1}" for place in range(len(names))]
+    tidy += [f"column{at + 1}" for at in range(len(names))]
     parts = [wanted] if _tidy(wanted) in tidy else wanted.split(",")
     for part in parts:
         if _tidy(part) not in tidy:
@@ -160,14 +161,14 @@ def _asked(names: Sequence[str], wanted: str, setting: str, what: str) -> tuple[
 def _is_header(rows: Sequence[Sequence[str]], named: Columns, config: DataConfig) -> bool:
     """Whether the first row names columns. A row whose image is missing is none, so a reason is asked for: a known
     name, a name that the user set, or a cell unlike all others of the column of images."""
-    place, first = named.image, rows[0]
-    if place < len(first) and (is_image(first[place]) or not isinstance(named.folder.find(first[place]), str)):
+    at, first = named.image, rows[0]
+    if at < len(first) and (is_image(first[at]) or not isinstance(named.folder.find(first[at]), str)):
         return False
     asked = ",".join((config.picture_column, config.caption_column, config.split_column)).split(",")
     known = {*IMAGES, *CAPTIONS, *SPLITS, *map(_tidy, asked)} - {"", AUTO}
     if any(_tidy(cell) in known or _COUNTED.sub("", _tidy(cell)) in known for cell in first):
         return True
-    return place >= len(first) or _form(first[place]) not in {_form(row[place]) for row in rows[1:] if place < len(row)}
+    return at >= len(first) or _form(first[at]) not in {_form(row[at]) for row in rows[1:] if at < len(row)}
 
 
 def _form(cell: str) -> str:

@@ -41,7 +41,7 @@ class Lines:
         self.repaired = 0
         """Lines with bytes that are not UTF-8."""
         self.cut: set[int] = set()
-        """Numbers of the lines that were too long to be kept whole."""
+        """Numbers of the lines that were too long and are cut off."""
 
     def __iter__(self) -> Iterator[tuple[int, str]]:
         self.repaired, self.cut = 0, set()
@@ -63,9 +63,9 @@ class Lines:
                         line = _UNDECODED.sub(_as_windows, line)
                     yield number, line
 
-    def remarks(self) -> list[str]:
+    def notes(self) -> list[str]:
         """What the user should know about the encoding."""
-        said = [] if self.encoding.startswith("utf-8") else [f"read as {self.encoding.upper()}"]
+        notes = [] if self.encoding.startswith("utf-8") else [f"read as {self.encoding.upper()}"]
         if self.repaired:
-            said.append(f"{self.repaired:,} lines are not UTF-8 and were read as Windows-1252")
-        return said
+            notes.append(f"{self.repaired:,} lines are not UTF-8 and were read as Windows-1252")
+        return notes
