@@ -27,7 +27,6 @@ class Emoji(Source):
     """A few thousand drawings with English names."""
 
     name = "emoji"
-    title = "Emoji"
 
     def read_table(self, config: DataConfig) -> Table:
         collector = RowCollector(with_splits=config.split_column != "")

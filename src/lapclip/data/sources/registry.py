@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 from lapclip.config import DataConfig
 from lapclip.data.reading.row_collector import RowCollector
-from lapclip.data.splits import split_named
+from lapclip.data.splits import TRAIN, assign_splits, split_named
 from lapclip.data.table import Table
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ class Source:
     is_drawn: ClassVar[bool] = False
     """Whether its images are drawn at the size that a model sees, not read from files."""
     title: ClassVar[str] = ""
-    """What people call it; empty where that is the name of a folder."""
+    """What people call it, to go on after a comma; empty where that is what `data.source` says."""
     outlook: ClassVar[str] = ""
     """What training on it from nothing can reach; empty where that depends on how many images there are."""
 
@@ -45,8 +45,9 @@ class Source:
         return bool(self.name)
 
     def title_of(self, config: DataConfig) -> str:
-        """What people call the data: its title, or the name of its folder or file."""
-        return self.title or Path(config.source).resolve().name or config.source
+        """A headline for the data: its title, or the name of its folder or file."""
+        title = self.title[:1].upper() + self.title[1:]
+        return title or Path(config.source).resolve().name or config.source
 
     def what_changed(self, config: DataConfig) -> str:
         """Why a run cannot go on where the data is not what it began with."""
@@ -61,8 +62,8 @@ class Source:
         raise NotImplementedError
 
     def count_training(self, config: DataConfig) -> int:
-        """How many training images a source that is drawn will have."""
-        raise NotImplementedError
+        """How many training images there are, before any is opened."""
+        return assign_splits(self.read_table(config).rows, config.seed).count(TRAIN)
 
 
 class Specificity(IntEnum):

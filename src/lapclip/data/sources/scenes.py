@@ -18,7 +18,7 @@ class Scenes(Source):
 
     name = "scenes"
     is_drawn = True
-    title = "The built-in scenes"
+    title = "the built-in scenes"
     outlook = "The built-in scenes are made for learning from nothing; a model learns them in minutes."
 
     def what_changed(self, config: DataConfig) -> str:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from PIL import Image, ImageCms
 
 from lapclip.data import decode as decoding
-from lapclip.data.decode import MARKS, PIXEL_LIMIT, Decoded, decode, look
+from lapclip.data.decode import MARKS, PIXEL_LIMIT, Decoded, decode, read_header
 from lapclip.errors import DataError
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::RuntimeWarning")  # pytest undoes our filters
@@ -213,7 +213,7 @@ def test_other_forms_that_end_early_are_errors(form: str) -> None:
 
 
 def test_what_follows_the_end_of_a_photo_does_not_matter() -> None:
-    """Phones append a film whose bytes may look like the start of a scan."""
+    """Phones append a film whose bytes may read_header like the start of a scan."""
     data = saved(smooth(64, 48), "JPEG") + b"film \xff\xda more film"
     assert difference(decode(data).image, smooth(64, 48)) < 4
 
@@ -225,10 +225,10 @@ def test_a_bomb_is_refused_by_its_header() -> None:
         return start + struct.pack(">I", zlib.crc32(b"IHDR" + body)) + struct.pack(">I", 0) + b"IDAT" + b"\0" * 4
 
     side = int(PIXEL_LIMIT**0.5)
-    assert look(header(side, side)).image.size == (side, side)
+    assert read_header(header(side, side)).image.size == (side, side)
     for width, height in ((side + 10, side + 10), (2**31 - 1, 2**31 - 1), (2**31 - 1, 1)):
         with pytest.raises(DataError, match=r"pixels|million"):
-            look(header(width, height))
+            read_header(header(width, height))
 
 
 def test_tiny_images_are_used_and_noted() -> None:
@@ -246,7 +246,7 @@ def test_programs_are_never_started_for_an_image() -> None:
 
 def test_heic_is_read_with_the_extra() -> None:
     pytest.importorskip("pillow_heif", reason="the extra heic is not installed")
-    look(saved(smooth(8, 8), "PNG"))  # registers the reader, and with it the writer
+    read_header(saved(smooth(8, 8), "PNG"))  # registers the reader, and with it the writer
     decoded = decode(saved(smooth(64, 48), "HEIF", quality=95))
     assert decoded.image.size == (64, 48)
     assert difference(decoded.image, smooth(64, 48)) < 8

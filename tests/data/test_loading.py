@@ -11,15 +11,15 @@ import pytest
 
 from lapclip.config import DataConfig
 from lapclip.data import loading
+from lapclip.data.dataset import SelectedPixels
 from lapclip.data.loading import load_data, load_to_score
-from lapclip.data.packed_store import PackedRows
 from lapclip.data.pixels import middle_square
 from lapclip.data.sources import read_table
 from lapclip.data.streaming import StreamedPixels
 from lapclip.errors import DataError
 from lapclip.paths import cache_folder
 
-from .test_packed import draw
+from .test_packed_store import draw
 
 SIDE = 16
 
@@ -127,7 +127,7 @@ def test_a_training_image_that_is_also_held_out_is_not_trained_on(photos: Path) 
         assert "10.jpg" in data.held_out.names
         assert any("left out of training 1" in note and "03.jpg" in note for note in data.notes)
     packed = load_data(config, SIDE).train
-    assert isinstance(packed.pixels, PackedRows)
+    assert isinstance(packed.pixels, SelectedPixels)
 
 
 def test_a_split_that_is_needed_must_be_there(photos: Path) -> None:
