@@ -514,7 +514,7 @@ PREPARED_AS = {
         141.55, 141.46, 139.94, 229.72, 223.91, 229.16, 56.79, 69.75, 56.79,
     ],
 }  # fmt: skip
-"""By version, weighted means of squares made of a few kinds of files. Add versions; never change what one of them did."""
+"""By version, weighted means of squares of a few kinds of files. Add versions; never change what one of them did."""
 
 
 def test_pixels_do_not_change_without_their_version() -> None:

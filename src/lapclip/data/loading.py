@@ -54,7 +54,7 @@ class Listing:
     def load(
         self, rows: Sequence[int], view: View | int, progress: DataProgress | None = None
     ) -> tuple[Pairs, list[str]]:
-        """Some rows, in ascending order, as a model sees them, and what the user should know. Broken ones are left out."""
+        """Some rows in ascending order as a model sees them, broken ones left out, and what the user should know."""
         if self.drawn is None:
             return load_to_score(self.config, self.table, rows, view, progress)
         chosen, parts, first = np.array(rows, dtype=np.int64), [], 0

@@ -26,7 +26,7 @@ import torch
 from lapclip.data.dataset import Pixels, select_pixels
 from lapclip.data.decode import DECODING_VERSION, Decoded, MayPass, decode, read_header
 from lapclip.data.packed_index import NOT_STORED, Entry, PackedIndex, digest_of
-from lapclip.data.pixels import RESIZING_VERSION, View, as_view, fit_image, squeeze_image
+from lapclip.data.pixels import RESIZING_VERSION, View, as_view, fit_image, squeeze_image, whole_side
 from lapclip.data.table import Skipped, StoredImage
 from lapclip.errors import DataError, first_line
 from lapclip.machine.facts import logical_cores
@@ -89,6 +89,11 @@ def room_needed(folder: Path, count: int, side: int) -> int:
     """Bytes that packing so many images still takes, with what is there already."""
     there = sum(path.stat().st_size for path in folder.glob("pixels-*.bin"))
     return max(0, count * side * side * 3 - there)
+
+
+def store_bytes(training: int, held_out: int, side: int) -> int:
+    """Bytes of a packed store, a byte a colour of each pixel. Training images are stored larger than they are seen."""
+    return 3 * (training * whole_side(side) ** 2 + held_out * side**2)
 
 
 def room_left(folder: Path) -> int:

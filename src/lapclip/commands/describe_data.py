@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 from typing import Any
 
 from PIL import Image
 
-from lapclip.data.decode import decode, look
+from lapclip.commands.check_data import list_images, settings_for
+from lapclip.data.check.captions import frequent_words
+from lapclip.data.decode import decode, read_header
+from lapclip.data.sources import find_source
 from lapclip.data.table import Row
-from lapclip.data_check.captions import frequent_words
-from lapclip.data_check.check import settings_for
-from lapclip.data_check.checked_table import SCENES, open_table
 from lapclip.errors import ConfigError, DataError
 from lapclip.progress import Progress
+from lapclip.report.contact_sheet import Sheet, Shown, to_image, to_page
 
 SIDE = 320
 """The longest side of an image on the page."""
@@ -25,41 +25,13 @@ NAME = "contact-sheet"
 WORDS = 40
 
 
-@dataclass(frozen=True)
-class Shown:
-    """An image on the sheet."""
-
-    name: str
-    split: str
-    captions: Sequence[str]
-    image: Image.Image
-
-
-@dataclass(frozen=True)
-class Sheet:
-    """What a contact sheet shows."""
-
-    title: str
-    how: str
-    images: int
-    captions: int
-    splits: dict[str, int]
-    shown: list[Shown]
-    lengths: dict[int, int]
-    """How many captions have so many words."""
-    words: list[tuple[str, int]]
-
-
-def describe(
-    source: str, out: Path | None, pictures: int, settings: Sequence[str], progress: Progress | None = None
+def describe_data(
+    source: str, out: Path | None, count: int, settings: Sequence[str], progress: Progress | None = None
 ) -> dict[str, Any]:
     """Make the sheet and write it; returns what `--json` prints."""
-    from lapclip.data_check.contact_sheet import to_image
-    from lapclip.data_check.page import to_page
-
-    if pictures < 1:
-        raise ConfigError(f"--pictures must be at least 1, not {pictures}.", hint="--pictures 48")
-    sheet = make_sheet(source, pictures, settings, progress)
+    if count < 1:
+        raise ConfigError(f"--images must be at least 1, not {count}.", hint="--images 48")
+    sheet = make_sheet(source, count, settings, progress)
     files = _files(out)
     try:
         for file in files:
@@ -79,30 +51,30 @@ def describe(
     }
 
 
-def make_sheet(source: str, pictures: int, settings: Sequence[str], progress: Progress | None = None) -> Sheet:
-    """Some of the images, drawn at random but the same ones each time, and figures on all captions."""
+def make_sheet(source: str, count: int, settings: Sequence[str], progress: Progress | None = None) -> Sheet:
+    """Some of the images, drawn at random but the same ones each time, and statistics of all captions."""
     config, _ = settings_for(source, None, settings)
-    surveyed = open_table(config, progress)
-    rows = surveyed.table.rows
+    listing = list_images(config, progress)
+    rows = listing.table.rows
     order = Random(f"contact sheet {config.data.seed}").sample(range(len(rows)), len(rows))
     shown: list[Shown] = []
     for at in order:
-        if len(shown) == min(pictures, len(rows)):
+        if len(shown) == min(count, len(rows)):
             break
         image = _open(rows[at])
         if image is not None:
-            shown.append(Shown(rows[at].image.name, surveyed.splits[at], rows[at].captions, image))
+            shown.append(Shown(rows[at].image.name, listing.splits[at], rows[at].captions, image))
             if progress:
-                progress(len(shown), min(pictures, len(rows)))
+                progress(len(shown), min(count, len(rows)))
     if not shown:
         raise DataError(f"No image in {source} can be read.", hint=f"lapclip data check {source}")
     captions = [caption for row in rows for caption in row.captions]
     return Sheet(
-        title="The built-in scenes" if source == SCENES else Path(source).resolve().name or source,
-        how=surveyed.table.how,
+        title=find_source(source).title_of(config.data),
+        how=listing.table.how,
         images=len(rows),
         captions=len(captions),
-        splits=dict(Counter(surveyed.splits)),
+        splits=dict(Counter(listing.splits)),
         shown=shown,
         lengths=dict(sorted(Counter(len(caption.split()) for caption in captions).items())),
         words=frequent_words(captions, WORDS),
@@ -112,7 +84,7 @@ def make_sheet(source: str, pictures: int, settings: Sequence[str], progress: Pr
 def _open(row: Row) -> Image.Image | None:
     """A small copy of an image; what cannot be read is left to `data check`."""
     try:
-        header = look(row.image.read())
+        header = read_header(row.image.read())
         with header.turn():
             image = decode(header, SIDE).image
     except (OSError, DataError):

@@ -1,27 +1,26 @@
+"""`lapclip data check`: what it finds in data that has one of everything odd, and what it says of training."""
+
 from __future__ import annotations
 
 from contextlib import nullcontext
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from lapclip import __version__
+from lapclip.commands.check_data import check_data, outlook
 from lapclip.config import DataConfig
 from lapclip.data.loading import load_data
-from lapclip.data_check import contact_sheet as sheet
-from lapclip.data_check.check import check
-from lapclip.data_check.contact_sheet import to_image
-from lapclip.data_check.describe import Shown, describe, make_sheet
-from lapclip.data_check.page import to_page
-from lapclip.data_check.requirements import epoch_seconds, outlook, store_bytes
-from lapclip.errors import ConfigError, DataError
-
-from .made import encoded, odd_folder, odd_images, scene, write_csv
+from lapclip.data.packed_store import store_bytes
+from lapclip.errors import DataError
+from lapclip.machine.measurement_cache import Notebook
+from lapclip.training.epoch_time import epoch_seconds
+from tests.data.check.made import encoded, odd_folder, odd_images, scene, write_csv
 
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict:
-    return check(str(odd_folder(tmp_path_factory.mktemp("odd"))), "first-run", ["data.tokenizer=clip"])
+    return check_data(str(odd_folder(tmp_path_factory.mktemp("odd"))), "first-run", ["data.tokenizer=clip"])
 
 
 def finding(found: dict, kind: str) -> dict:
@@ -87,7 +86,7 @@ def test_needs_leave_out_what_cannot_be_read(found: dict) -> None:
 def test_clean_data_has_no_findings_and_a_ceiling_of_one(tmp_path: Path) -> None:
     images = {f"{seed}.jpg": encoded(scene(seed)) for seed in range(12)}
     rows = [(name, f"{'very ' * at}good", "val" if at in (3, 4) else "train") for at, name in enumerate(images)]
-    found = check(str(write_csv(tmp_path, images, rows)), "first-run", [])
+    found = check_data(str(write_csv(tmp_path, images, rows)), "first-run", [])
     assert found["findings"] == []
     assert found["ceilings"] == {"val": {"t2i_r1": 1.0, "i2t_r1": 1.0, "told_apart": 1.0}}
     assert found["tokenizer"]["kind"] == "characters"
@@ -96,14 +95,11 @@ def test_clean_data_has_no_findings_and_a_ceiling_of_one(tmp_path: Path) -> None
 def test_characters_that_training_never_shows_are_named(tmp_path: Path) -> None:
     images = {"a.jpg": encoded(scene(1)), "b.jpg": encoded(scene(2)), "c.jpg": encoded(scene(3))}
     rows = [("a.jpg", "a dog", "train"), ("b.jpg", "a god", "train"), ("c.jpg", "a dög", "val")]
-    found = check(str(write_csv(tmp_path, images, rows)), None, ["data.tokenizer=characters"])
+    found = check_data(str(write_csv(tmp_path, images, rows)), None, ["data.tokenizer=characters"])
     assert finding(found, "unknown_characters")["examples"] == ["ö (in 1 captions)"]
 
 
 def test_the_time_of_an_epoch_comes_from_the_notebook_where_steps_were_timed(empty_cache: Path) -> None:
-    from lapclip import __version__
-    from lapclip.data_check.check import settings_for
-    from lapclip.machine.measurement_cache import Notebook
 
     config, _ = settings_for("scenes", None, ["train.batch_size=50"])
     key = f"{config.model} batch 50 captions of 24 asked on cpu lapclip {__version__}"
@@ -112,54 +108,15 @@ def test_the_time_of_an_epoch_comes_from_the_notebook_where_steps_were_timed(emp
 
 
 def test_the_outlook_is_honest_about_few_images() -> None:
-    assert "too few" in outlook(400, drawn=False)
-    assert "R@10 of 0.26" in outlook(6000, drawn=False)
-    assert "Expect modest scores" in outlook(100_000, drawn=False)
-    assert "DataComp" in outlook(5_000_000, drawn=False)
+    assert "too few" in outlook(400)
+    assert "R@10 of 0.26" in outlook(6000)
+    assert "Expect modest scores" in outlook(100_000)
+    assert "DataComp" in outlook(5_000_000)
     assert store_bytes(10, 3, 112) == 3 * (10 * 128 * 128 + 3 * 112 * 112)
 
 
-def test_a_sheet_shows_the_same_images_each_time_and_passes_over_broken_ones(tmp_path: Path) -> None:
-    folder = str(odd_folder(tmp_path))
-    sheet = make_sheet(folder, 100, [])
-    assert {shown.name for shown in sheet.shown} == set(odd_images()) - {"early.jpg", "words.jpg"}
-    few = [[shown.name for shown in make_sheet(folder, 5, []).shown] for _ in range(2)]
-    assert few[0] == few[1] == [shown.name for shown in sheet.shown[:5]]
-    image = to_image(sheet)
-    assert image.width > image.height / 2
-    assert len(set(image.resize((64, 64)).tobytes())) > 50
-
-
-def test_captions_on_the_page_are_text_and_the_page_asks_no_network(tmp_path: Path) -> None:
-    folder = write_csv(tmp_path, {"a.jpg": encoded(scene(1))}, [("a.jpg", "x", "train")])
-    sheet = make_sheet(str(folder), 3, [])
-    hostile = replace(sheet.shown[0], name="<b>", captions=['<script>alert(1)</script> & \ud800 "so"'])
-    page = to_page(replace(sheet, shown=[hostile]))
-    assert "<script>alert" not in page
-    assert "&lt;script&gt;alert(1)&lt;/script&gt; &amp; ? &quot;so&quot;" in page
-    assert "http" not in page.replace("http-equiv", "")
-    page.encode("utf-8")
-
-
-def test_a_sheet_is_written_where_it_was_asked_for(here: Path) -> None:
-    folder = str(odd_folder(here))
-    assert describe(folder, Path("one/sheet.png"), 4, [])["files"] == [str(Path("one/sheet.png"))]
-    assert [Path(file).name for file in describe(folder, None, 4, [])["files"]] == [
-        "contact-sheet.png",
-        "contact-sheet.html",
-    ]
-    with pytest.raises(ConfigError, match="at least 1"):
-        describe(folder, None, 0, [])
-
-
-def test_data_without_a_readable_image_makes_no_sheet(tmp_path: Path) -> None:
-    folder = write_csv(tmp_path, {"a.jpg": b"no"}, [("a.jpg", "x", "train")])
-    with pytest.raises(DataError, match="No image"):
-        make_sheet(str(folder), 3, [])
-
-
 def test_the_built_in_scenes_can_be_checked() -> None:
-    found = check("scenes", None, ["data.train_pairs=64", "model.name=tiny"])
+    found = check_data("scenes", None, ["data.train_pairs=64", "model.name=tiny"])
     assert found["splits"]["train"]["images"] == 64
     assert found["tokenizer"]["kind"] == "characters"
     assert "made for learning from nothing" in found["outlook"]
@@ -167,7 +124,7 @@ def test_the_built_in_scenes_can_be_checked() -> None:
 
 @pytest.mark.real_data
 def test_flickr8k_has_the_copy_that_is_known(flickr8k: Path) -> None:
-    found = check(str(flickr8k), None, [])
+    found = check_data(str(flickr8k), None, [])
     assert (found["images"], found["captions"]) == (7000, 35000)
     assert {split: counts["images"] for split, counts in found["splits"].items()} == {"train": 6000, "val": 1000}
     assert finding(found, "duplicate_images")["examples"] == [
@@ -184,20 +141,8 @@ def test_check_and_train_agree_on_what_is_too_much(tmp_path: Path, empty_cache: 
     rows = [(name, f"thing {name[:-4]}", "val" if name == "1.jpg" else "train") for name in images]
     source = str(write_csv(tmp_path, images, [*rows, ("gone.jpg", "nothing", "train")]))
     for share, severity in ((0.05, "alarm"), (0.1, "warning")):
-        found = check(source, "first-run", [f"data.broken_share={share}"])
+        found = check_data(source, "first-run", [f"data.broken_share={share}"])
         assert finding(found, "skipped_rows")["severity"] == severity
         refused = pytest.raises(DataError, match="1 of 13 rows") if severity == "alarm" else nullcontext()
         with refused:
             load_data(DataConfig(source=source, broken_share=share), 16)
-
-
-def test_long_captions_without_spaces_are_cut_before_they_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    measured = []
-    width = sheet._width
-    monkeypatch.setattr(sheet, "_width", lambda text, size: measured.append(len(text)) or width(text, size))
-    lines = sheet._lines(Shown("name" * 50_000, "train", ["\u4e00" * 20_000] * 500, scene(0)))
-    assert len(lines) == sheet.LINES
-    assert lines[-1].endswith("...")
-    assert sum(measured) < 300_000
-    short = sheet._lines(Shown("name", "train", ["a dog in the snow"], scene(0)))
-    assert short == ["train  name", "\N{MIDDLE DOT} a dog in the snow"]

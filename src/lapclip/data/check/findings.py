@@ -1,4 +1,4 @@
-"""What is odd about a data set, in plain words: how often, where, and what is done with it or what to do."""
+"""Findings about a data set: what is odd, how often, where, and what is done with it or what to do."""
 
 from __future__ import annotations
 
@@ -8,39 +8,38 @@ from dataclasses import dataclass
 from typing import Any
 
 from lapclip.config import Config
+from lapclip.data.check.captions import EMOJI, count_scripts, tokens_per_character, unknown_characters
+from lapclip.data.check.image_pass import ImageFacts
+from lapclip.data.check.similar_images import SAME, find_similar, groups
 from lapclip.data.decode import MARKS
 from lapclip.data.table import Row, Table
 from lapclip.data.tokenizers import Tokenizer
-from lapclip.data_check.captions import EMOJI, count_scripts, tokens_per_character, unknown_characters
-from lapclip.data_check.image_pass import Seen
-from lapclip.data_check.similar_images import SAME, alike, groups
 from lapclip.text import printable
 
 ALARM, WARNING, NOTE = "alarm", "warning", "note"
 SEVERITIES = (ALARM, WARNING, NOTE)
 EXAMPLES = 5
 EARLY = "it ends early"
-TRAIN = "train"
 COSTLY = 1.5
 """Tokens a letter from which on a script is said to be costly; English takes about a quarter of one."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One kind of oddness."""
+    """One kind of thing that is odd."""
 
     kind: str
     severity: str
     count: int
     examples: list[str]
-    said: str
+    title: str
     """What was found, to follow the count: for one and, after a bar, for several."""
     advice: str
     """What is done with it, or what to do."""
 
     def to_dict(self) -> dict[str, Any]:
         """For scripts."""
-        one, _, several = self.said.partition("|")
+        one, _, several = self.title.partition("|")
         return {
             "kind": self.kind,
             "severity": self.severity,
@@ -52,25 +51,25 @@ class Finding:
 
 
 def find_all(
-    table: Table, splits: Sequence[str], seen: Sequence[Seen], tokenizer: Tokenizer, config: Config
+    table: Table, splits: Sequence[str], inspected: Sequence[ImageFacts], tokenizer: Tokenizer, config: Config
 ) -> list[Finding]:
     """Everything that was found, the gravest first."""
     rows = table.rows
     names = [printable(row.image.name) for row in rows]
     found = [
-        *_broken(table, names, seen, config.data.broken_share),
-        *_copies(names, splits, seen),
+        *_broken(table, names, inspected, config.data.broken_share),
+        *_copies(names, splits, inspected),
         *_captions(rows, table.repeated, tokenizer, config.model.context),
         *_scripts(rows, tokenizer),
-        *_marks(names, seen, config.model.image_size),
+        *_marks(names, inspected, config.model.image_size),
     ]
     return sorted(
         (each for each in found if each.count), key=lambda each: (SEVERITIES.index(each.severity), -each.count)
     )
 
 
-def _broken(table: Table, names: Sequence[str], seen: Sequence[Seen], share: float) -> Iterable[Finding]:
-    broken = [(name, look.fault) for name, look in zip(names, seen, strict=True) if look.fault]
+def _broken(table: Table, names: Sequence[str], inspected: Sequence[ImageFacts], share: float) -> Iterable[Finding]:
+    broken = [(name, facts.fault) for name, facts in zip(names, inspected, strict=True) if facts.fault]
     too_many, too_many_rows = table.too_broken(len(broken), share)
     grave = ALARM if too_many else WARNING
     passed = ", which is passed here" if too_many else ""
@@ -90,14 +89,14 @@ def _broken(table: Table, names: Sequence[str], seen: Sequence[Seen], share: flo
     )
 
 
-def _copies(names: Sequence[str], splits: Sequence[str], seen: Sequence[Seen]) -> Iterable[Finding]:
+def _copies(names: Sequence[str], splits: Sequence[str], inspected: Sequence[ImageFacts]) -> Iterable[Finding]:
     same: dict[str, list[int]] = defaultdict(list)
-    for at, look in enumerate(seen):
-        if not look.fault:
-            same[look.digest].append(at)
+    for at, facts in enumerate(inspected):
+        if not facts.fault:
+            same[facts.digest].append(at)
     exact = [members for members in same.values() if len(members) > 1]
     firsts = [members[0] for members in same.values()]
-    pairs = alike([seen[at].hash for at in firsts], [seen[at].thumbnail for at in firsts])
+    pairs = find_similar([inspected[at].hash for at in firsts], [inspected[at].thumbnail for at in firsts])
     near = groups([(firsts[a], firsts[b]) for a, b, _ in pairs])
     same_image = [(firsts[a], firsts[b]) for a, b, apart in pairs if apart <= SAME]
     yield Finding(
@@ -107,7 +106,7 @@ def _copies(names: Sequence[str], splits: Sequence[str], seen: Sequence[Seen]) -
     )  # fmt: skip
     yield Finding(
         "near_duplicate_images", NOTE, sum(len(members) - 1 for members in near), _examples(near, names),
-        "image looks like another|images look like others", "kept; fine within one split, if their captions differ",
+        "image looks like another|images facts like others", "kept; fine within one split, if their captions differ",
     )  # fmt: skip
     whole = groups([*same_image, *((members[0], other) for members in exact for other in members[1:])])
     across = [members for members in whole if len({splits[at] for at in members}) > 1]
@@ -165,14 +164,16 @@ def _scripts(rows: Sequence[Row], tokenizer: Tokenizer) -> Iterable[Finding]:
         )  # fmt: skip
 
 
-def _marks(names: Sequence[str], seen: Sequence[Seen], side: int) -> Iterable[Finding]:
+def _marks(names: Sequence[str], inspected: Sequence[ImageFacts], side: int) -> Iterable[Finding]:
     for mark, done in MARKS.items():
-        marked = [name for name, look in zip(names, seen, strict=True) if mark in look.marks]
-        yield Finding(mark, WARNING if mark == "tiny" else NOTE, len(marked), marked[:EXAMPLES], _said(mark), done)
+        marked = [name for name, facts in zip(names, inspected, strict=True) if mark in facts.marks]
+        yield Finding(
+            mark, WARNING if mark == "tiny" else NOTE, len(marked), marked[:EXAMPLES], _mark_title(mark), done
+        )
     small = [
-        f"{name} ({look.width} x {look.height})"
-        for name, look in zip(names, seen, strict=True)
-        if not look.fault and "tiny" not in look.marks and min(look.width, look.height) < side
+        f"{name} ({facts.width} x {facts.height})"
+        for name, facts in zip(names, inspected, strict=True)
+        if not facts.fault and "tiny" not in facts.marks and min(facts.width, facts.height) < side
     ]
     yield Finding(
         "small",
@@ -184,7 +185,7 @@ def _marks(names: Sequence[str], seen: Sequence[Seen], side: int) -> Iterable[Fi
     )
 
 
-SAID = {
+_MARKED = {
     "animated": "animated",
     "cmyk": "in printing colours (CMYK)",
     "grey": "grey",
@@ -198,8 +199,8 @@ SAID = {
 }
 
 
-def _said(mark: str) -> str:
-    what = SAID.get(mark, mark)
+def _mark_title(mark: str) -> str:
+    what = _MARKED.get(mark, mark)
     return f"image is {what}|images are {what}"
 
 

@@ -1,6 +1,6 @@
 """Images that look alike though their bytes differ: scaled, compressed again, or slightly edited.
 
-Two looks. The first is a hash of 64 bits from the lowest frequencies of the grey image (a DCT, as in pHash,
+Two tests. The first is a hash of 64 bits from the lowest frequencies of the grey image (a DCT, as in pHash,
 https://www.phash.org): alike images differ in few bits. The second compares small colour thumbnails, because a hash
 also agrees by chance.
 """
@@ -33,7 +33,7 @@ _FLIPS = np.array(sorted({1 << a | 1 << b for a in range(16) for b in range(16)}
 """What two bands differ by where they differ in at most two bits."""
 
 
-def fingerprint(image: Image.Image) -> tuple[int, bytes]:
+def hash_and_thumbnail(image: Image.Image) -> tuple[int, bytes]:
     """The hash of an image and its thumbnail."""
     thumbnail = image.resize((THUMBNAIL_SIDE, THUMBNAIL_SIDE), Image.Resampling.BOX).tobytes()
     grey = np.asarray(image.convert("L").resize((GREY_SIDE, GREY_SIDE), Image.Resampling.BOX), dtype=np.float32)
@@ -43,7 +43,7 @@ def fingerprint(image: Image.Image) -> tuple[int, bytes]:
     return int.from_bytes(np.packbits(bits).tobytes(), "big"), thumbnail
 
 
-def alike(hashes: Sequence[int], thumbnails: Sequence[bytes]) -> list[tuple[int, int, float]]:
+def find_similar(hashes: Sequence[int], thumbnails: Sequence[bytes]) -> list[tuple[int, int, float]]:
     """Pairs of images that look alike, as indices, the smaller first, and how much they differ.
 
     Of many images with one hash, each is compared with the first only.
@@ -90,8 +90,8 @@ def _close(hashes: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         order = np.argsort(band, kind="stable")
         sorted_band = band[order]
         for flip in _FLIPS:
-            wanted = band ^ flip
-            low, high = np.searchsorted(sorted_band, wanted, "left"), np.searchsorted(sorted_band, wanted, "right")
+            flipped = band ^ flip
+            low, high = np.searchsorted(sorted_band, flipped, "left"), np.searchsorted(sorted_band, flipped, "right")
             counts = high - low
             ends = np.cumsum(counts)
             start = 0
@@ -102,8 +102,8 @@ def _close(hashes: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
                 rows = np.repeat(np.arange(start, stop), some)
                 steps = np.arange(len(rows)) - np.repeat(ends[start:stop] - some - base, some)
                 others = order[np.repeat(low[start:stop], some) + steps]
-                kept = rows < others
-                rows, others = rows[kept], others[kept]
+                once = rows < others
+                rows, others = rows[once], others[once]
                 apart = _BITS[(bands[rows] ^ bands[others])].sum(axis=1, dtype=np.int64)
                 close = apart <= MOST_BITS
                 yield rows[close], others[close]

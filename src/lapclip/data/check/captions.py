@@ -1,4 +1,4 @@
-"""What captions say about themselves: how long they are, how they are written, which are the same, and what follows."""
+"""Facts about captions: their scripts, what they cost in tokens, and the best scores that equal ones allow."""
 
 from __future__ import annotations
 

@@ -2,14 +2,14 @@ from __future__ import annotations
 
 import pytest
 
-from lapclip.data.tokenizers import CharacterTokenizer, clip_tokenizer
-from lapclip.data_check.captions import (
+from lapclip.data.check.captions import (
     ceilings,
     count_scripts,
     frequent_words,
     tokens_per_character,
     unknown_characters,
 )
+from lapclip.data.tokenizers import CharacterTokenizer, clip_tokenizer
 
 CLIP = clip_tokenizer()
 
