@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from lapclip import __version__
-from lapclip.commands.check_data import check_data, outlook
+from lapclip.commands.check_data import check_data, outlook, settings_for
 from lapclip.config import DataConfig
 from lapclip.data.loading import load_data
 from lapclip.data.packed_store import store_bytes
@@ -100,7 +100,6 @@ def test_characters_that_training_never_shows_are_named(tmp_path: Path) -> None:
 
 
 def test_the_time_of_an_epoch_comes_from_the_notebook_where_steps_were_timed(empty_cache: Path) -> None:
-
     config, _ = settings_for("scenes", None, ["train.batch_size=50"])
     key = f"{config.model} batch 50 captions of 24 asked on cpu lapclip {__version__}"
     Notebook("tune.json").write(key, {"seconds_a_step": 0.5})

@@ -56,7 +56,7 @@ def check(
     from lapclip.commands.check_data import check_data
 
     with display() as shown:
-        found = check_data(source, recipe, settings, shown.counting("looking at images"))
+        found = check_data(source, recipe, settings, shown.counting("checking images"))
     emit(found, summary(found), common)
     return 0
 

@@ -191,8 +191,8 @@ def upright(image: Image.Image, *, convert: bool = True) -> tuple[Image.Image, s
         image = image.convert("L") if grey else image.convert("RGBA").convert("RGB")
     marks.update({"L": {"grey"}, "CMYK": {"cmyk"}}.get(image.mode, set()))
     if profile or image.mode == "LAB":
-        image, said = _to_srgb(image, profile)
-        marks.update(said)
+        image, more = _to_srgb(image, profile)
+        marks.update(more)
     if image.mode != "RGB":
         image = image.convert("RGB")
     if alpha is not None:
@@ -233,8 +233,8 @@ def _eight_bits(image: Image.Image) -> Image.Image:
     top = next((limit for limit in (1.0, 255.0, 65535.0) if high - low <= limit), high - low)
     scaled = np.empty(values.shape, np.uint8)
     for strip in range(0, len(values), STRIP):
-        part = values[strip : strip + STRIP].astype(np.float64) - low
-        scaled[strip : strip + STRIP] = np.rint(part * (255 / top))
+        rows = values[strip : strip + STRIP].astype(np.float64) - low
+        scaled[strip : strip + STRIP] = np.rint(rows * (255 / top))
     return Image.fromarray(scaled)
 
 

@@ -129,7 +129,7 @@ def pack(
     report = progress or (lambda done, total, what="", /: None)
     side = as_view(view).side
     index = PackedIndex(folder, side * side * 3)
-    doing = "packing" if store else "looking at"
+    doing = "packing" if store else "checking"
     can_stream = store and fit == WHOLE  # held-out images are always packed
     try:
         with index.lock(lambda: report(0, len(images), "waiting for another process that packs")):
@@ -165,11 +165,11 @@ class _Packer:
         try:
             file.seek(self.rows * self.index.row_bytes)  # over what a killed process wrote and did not list
             saved = time.monotonic()
-            for done, made in enumerate(_in_order(self._prepared, images, threads), start=1):
-                if isinstance(made, Skipped):
-                    skipped.append(made)
+            for done, prepared in enumerate(_in_order(self._prepared, images, threads), start=1):
+                if isinstance(prepared, Skipped):
+                    skipped.append(prepared)
                 else:
-                    self._add(file, *made)
+                    self._add(file, *prepared)
                 if time.monotonic() - saved > SAVED_EVERY:
                     self._save(file)
                     saved = time.monotonic()

@@ -2,7 +2,7 @@
 
 Before a run each image is decoded once, so that those that cannot be are left out together with their captions. What
 fails later has changed since or cannot be read any more; the run then ends and names it. It is never replaced by
-another image, because that would be learnt with the wrong words, and a resumed run would not see the same pairs.
+another image, because that would be learnt with the wrong captions, and a resumed run would not see the same pairs.
 """
 
 from __future__ import annotations

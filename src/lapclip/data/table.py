@@ -131,7 +131,7 @@ class Table:
     records: int = 0
     """What the source names: each caption of an image, and each image or line that has none."""
     repeated: int = 0
-    """Captions that say again what the same image has already."""
+    """Captions that the same image has already."""
 
     def too_broken(self, broken: int, limit: float) -> tuple[bool, bool]:
         """Whether more than a share of the images, of which so many turned out to be broken, and whether more than

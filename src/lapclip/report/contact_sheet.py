@@ -161,7 +161,7 @@ def to_page(sheet: Sheet) -> str:
         f'<output id="count">{len(sheet.shown):,} shown</output></form>'
         f'<div class="images">{"".join(_figure(shown) for shown in sheet.shown)}</div></section>'
         f"<section><h2>Words in a caption</h2>{_histogram(sheet.lengths)}</section>"
-        f'<section><h2>Said most</h2><ul class="words">{words}</ul></section></main>'
+        f'<section><h2>Most frequent words</h2><ul class="words">{words}</ul></section></main>'
         "<footer><p>Made by lapclip. This page is one file and asks no network.</p></footer>"
         f"<script>{script}</script></body></html>\n"
     )

@@ -10,7 +10,7 @@ from typing import Any
 import regex
 
 from lapclip.data.tokenizers import CharacterTokenizer, Tokenizer
-from lapclip.data.tokenizers.clean import WORDS, clean
+from lapclip.data.tokenizers.choose import count_words
 
 SCRIPTS = (
     "Latin", "Han", "Hiragana", "Katakana", "Hangul", "Cyrillic", "Arabic", "Hebrew", "Greek", "Devanagari", "Bengali",
@@ -49,32 +49,34 @@ def unknown_characters(captions: Sequence[str], tokenizer: Tokenizer) -> Counter
     return Counter(letter for caption in captions for letter in set(caption.lower()) - known)
 
 
-def ceilings(looks: Sequence[Hashable], captions: Sequence[Sequence[str]], tokenizer: Tokenizer, context: int) -> Any:
+def ceilings(
+    contents: Sequence[Hashable], captions: Sequence[Sequence[str]], tokenizer: Tokenizer, context: int
+) -> Any:
     """The best text-to-image and image-to-text R@1 that any model can reach among these images.
 
-    Images with the same look get the same vector, and so do captions with the same tokens: a search cannot tell
-    them apart, and of those that tie only one comes first. `told_apart` is the share of images that have a look and
+    Images with equal contents get the same vector, and so do captions with the same tokens: a search cannot tell
+    them apart, and of those that tie only one comes first. `told_apart` is the share of images that have contents and
     a caption of their own.
     """
     rows = [[tuple(tokenizer.encode(caption, context)) for caption in options] for options in captions]
-    size = Counter(looks)
+    size = Counter(contents)
     owners: dict[tuple[int, ...], Counter[Hashable]] = defaultdict(Counter)
-    for look, options in zip(looks, rows, strict=True):
+    for content, options in zip(contents, rows, strict=True):
         for tokens in options:
-            owners[tokens][look] += 1
+            owners[tokens][content] += 1
     queries = sum(counts.total() for counts in owners.values())
-    # Text to image: a caption's first image can be one look; its copies share the first place by chance.
-    found = sum(max(count / size[look] for look, count in counts.items()) for counts in owners.values())
-    # Image to text: images of one look get one first caption, which other images may own as well.
+    # Text to image: a caption's first image can have one content; its copies come first by chance.
+    found = sum(max(count / size[content] for content, count in counts.items()) for counts in owners.values())
+    # Image to text: images of one content get one first caption, which other images may own as well.
     best: dict[Hashable, float] = defaultdict(float)
     for counts in owners.values():
-        for look, count in counts.items():
-            best[look] = max(best[look], count / counts.total())
+        for content, count in counts.items():
+            best[content] = max(best[content], count / counts.total())
     own = sum(
-        size[look] == 1 and any(len(owners[tokens]) == 1 for tokens in options)
-        for look, options in zip(looks, rows, strict=True)
+        size[content] == 1 and any(len(owners[tokens]) == 1 for tokens in options)
+        for content, options in zip(contents, rows, strict=True)
     )
-    images = max(1, len(looks))
+    images = max(1, len(contents))
     return {
         "t2i_r1": found / max(1, queries),
         "i2t_r1": sum(best.values()) / images,
@@ -83,8 +85,8 @@ def ceilings(looks: Sequence[Hashable], captions: Sequence[Sequence[str]], token
 
 
 def frequent_words(captions: Sequence[str], most: int) -> list[tuple[str, int]]:
-    """The words that are said most, without those that are shorter than three letters or carry little."""
-    counts = Counter(word for caption in captions for word in WORDS.findall(clean(caption)))
+    """The most frequent words, without those that are shorter than three letters or carry little."""
+    counts = count_words(captions)
     return [(word, count) for word, count in counts.most_common(most + 200) if len(word) > 2 and word not in SMALL][
         :most
     ]

@@ -21,7 +21,7 @@ SEVERITIES = (ALARM, WARNING, NOTE)
 EXAMPLES = 5
 EARLY = "it ends early"
 COSTLY = 1.5
-"""Tokens a letter from which on a script is said to be costly; English takes about a quarter of one."""
+"""Tokens a letter from which on a script is called costly; English takes about a quarter of one."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ def _copies(names: Sequence[str], splits: Sequence[str], inspected: Sequence[Ima
     )  # fmt: skip
     yield Finding(
         "near_duplicate_images", NOTE, sum(len(members) - 1 for members in near), _examples(near, names),
-        "image looks like another|images facts like others", "kept; fine within one split, if their captions differ",
+        "image looks like another|images look like others", "kept; fine within one split, if their captions differ",
     )  # fmt: skip
     whole = groups([*same_image, *((members[0], other) for members in exact for other in members[1:])])
     across = [members for members in whole if len({splits[at] for at in members}) > 1]

@@ -22,7 +22,7 @@ _ASIDE = ("annotations", "captions", "labels", "lists", "splits", "text", "texts
 """Folders that hold tables beside the folder of the images, not above it."""
 
 
-class Folder:
+class ImageFinder:
     """Finds images by name: relative to `base`, never outside `root`."""
 
     def __init__(self, base: Path, root: Path | None = None) -> None:
@@ -130,14 +130,14 @@ def _folded(name: str) -> str:
     return (name if name.isascii() else unicodedata.normalize("NFC", name)).casefold()
 
 
-def candidates(table: Path, root: Path, config: DataConfig) -> list[Folder]:
+def candidate_folders(table: Path, root: Path, config: DataConfig) -> list[ImageFinder]:
     """The folders that the names in a table may be relative to, the likeliest first."""
     if config.pictures:
         asked = Path(config.pictures).expanduser()
         chosen = next((path for path in (asked, root / asked) if path.is_dir()), None)
         if chosen is None:
             raise DataError(f"data.pictures: there is no folder {config.pictures}.")
-        return [Folder(chosen)]
+        return [ImageFinder(chosen)]
     beside = table.parent
     tops = [beside]
     if beside.name.lower() in _ASIDE and os.path.realpath(beside) == os.path.realpath(root):
@@ -146,7 +146,7 @@ def candidates(table: Path, root: Path, config: DataConfig) -> list[Folder]:
         tops.append(beside.parent)
     below = [folder for top in tops for folder in _subfolders(top)]
     deeper = [folder for top in below if len(below) <= 8 for folder in _subfolders(top)]
-    return [Folder(base, root) for base in (*tops, *below[:64], *deeper[:64])]
+    return [ImageFinder(base, root) for base in (*tops, *below[:64], *deeper[:64])]
 
 
 def _subfolders(folder: Path) -> list[Path]:
@@ -159,7 +159,7 @@ def _subfolders(folder: Path) -> list[Path]:
     return [folder / name for name in sorted(names, key=lambda name: ("im" not in name.lower(), name))]
 
 
-def best_folder(options: Sequence[Folder], names: Iterable[str]) -> tuple[Folder, int]:
+def best_folder(options: Sequence[ImageFinder], names: Iterable[str]) -> tuple[ImageFinder, int]:
     """The folder that has most of these images, and how many it has."""
     names = list(names)
     best, most = options[0], -1

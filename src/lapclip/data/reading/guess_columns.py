@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from lapclip.config import AUTO, DataConfig
 from lapclip.data.image_folders import is_image
-from lapclip.data.reading.find_images import Folder, best_folder
+from lapclip.data.reading.find_images import ImageFinder, best_folder
 from lapclip.data.splits import split_named
 from lapclip.errors import DataError, nearest
 from lapclip.text import printable
@@ -34,7 +34,7 @@ class Columns:
     image: int
     captions: tuple[int, ...]
     split: int | None
-    folder: Folder
+    folder: ImageFinder
     header: bool = True
     endings: bool = True
     """Whether names of images end as files of images do."""
@@ -49,7 +49,9 @@ class Columns:
         return f"images in {names[self.image]}, captions in {captions}{split}"
 
 
-def guess_columns(rows: Sequence[Sequence[str]], folders: Sequence[Folder], config: DataConfig, what: str) -> Columns:
+def guess_columns(
+    rows: Sequence[Sequence[str]], folders: Sequence[ImageFinder], config: DataConfig, what: str
+) -> Columns:
     """The columns of a table from its first rows; the very first may be a header. `what` names the table in errors."""
     first = [cell.strip() or f"column{at + 1}" for at, cell in enumerate(rows[0])]
     if len(rows) == 1 and any(_tidy(name) in IMAGES for name in first):
@@ -62,7 +64,7 @@ def guess_columns(rows: Sequence[Sequence[str]], folders: Sequence[Folder], conf
 
 
 def guess_named(
-    names: Sequence[str], rows: Sequence[Sequence[str]], folders: Sequence[Folder], config: DataConfig, what: str
+    names: Sequence[str], rows: Sequence[Sequence[str]], folders: Sequence[ImageFinder], config: DataConfig, what: str
 ) -> Columns:
     """The columns of a table whose names are known."""
     columns = [[row[at].strip() for row in rows if at < len(row)] for at in range(len(names))]
@@ -73,19 +75,19 @@ def guess_named(
     return Columns(names, image, captions, split, folder, endings=endings, sure=sure + more)
 
 
-def _image_column(names, columns, folders, config, what) -> tuple[Folder, int, float]:
+def _image_column(names, columns, folders, config, what) -> tuple[ImageFinder, int, float]:
     asked = _asked(names, config.picture_column, "picture_column", what)
-    best: tuple[float, Folder, int] | None = None
+    best: tuple[float, ImageFinder, int] | None = None
     for at, cells in enumerate(columns):
         if asked and at not in asked:
             continue
         sample = list(dict.fromkeys(cell for cell in cells if cell))[:24]
-        looks = _share(map(is_image, sample))
+        named_so = _share(map(is_image, sample))
         named = _rank(_tidy(names[at]), IMAGES)
-        if not asked and not looks and (_share(" " in cell for cell in sample) > 0.5 or not sample):
-            continue  # prose; looking for files of such names in every folder would take long
+        if not asked and not named_so and (_share(" " in cell for cell in sample) > 0.5 or not sample):
+            continue  # prose; searching every folder for files of such names would take long
         folder, count = best_folder(folders, sample)
-        seen = 4 * count / max(1, len(sample)) + 2 * looks
+        seen = 4 * count / max(1, len(sample)) + 2 * named_so
         # A name alone is not enough: many tables that have nothing to do with images have a column called name or id.
         if (seen or asked) and (best is None or seen + named > best[0]):
             best = seen + named, folder, at
@@ -140,22 +142,22 @@ def _prose(name: str, cells: Sequence[str]) -> float:
     return known + min(words, 12) / 6 - 4 * odd
 
 
-def _asked(names: Sequence[str], wanted: str, setting: str, what: str) -> tuple[int, ...]:
+def _asked(names: Sequence[str], value: str, setting: str, what: str) -> tuple[int, ...]:
     """The indices of the columns that the user names, several between commas; none where it is left to us."""
-    if wanted in (AUTO, ""):
+    if value in (AUTO, ""):
         return ()
     tidy = [_tidy(name) for name in names]
     # Columns have numbers too, for tables without a header.
     tidy += [f"column{at + 1}" for at in range(len(names))]
-    parts = [wanted] if _tidy(wanted) in tidy else wanted.split(",")
-    for part in parts:
-        if _tidy(part) not in tidy:
+    columns = [value] if _tidy(value) in tidy else value.split(",")
+    for column in columns:
+        if _tidy(column) not in tidy:
             raise DataError(
-                f"{what}: data.{setting} is {part}, but there is no such column. "
-                + nearest(part, map(_printable, names)),
+                f"{what}: data.{setting} is {column}, but there is no such column. "
+                + nearest(column, map(_printable, names)),
                 hint=f"--set data.{setting}=auto",
             )
-    return tuple(tidy.index(_tidy(part)) % len(names) for part in parts)
+    return tuple(tidy.index(_tidy(column)) % len(names) for column in columns)
 
 
 def _is_header(rows: Sequence[Sequence[str]], named: Columns, config: DataConfig) -> bool:

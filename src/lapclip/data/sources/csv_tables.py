@@ -11,7 +11,7 @@ from pathlib import Path
 
 from lapclip.config import AUTO, DataConfig
 from lapclip.data.image_folders import is_image
-from lapclip.data.reading.find_images import Folder, candidates
+from lapclip.data.reading.find_images import ImageFinder, candidate_folders
 from lapclip.data.reading.guess_columns import Columns, NotATable, guess_columns
 from lapclip.data.reading.row_collector import RowCollector
 from lapclip.data.reading.text_encoding import Lines
@@ -22,7 +22,7 @@ from lapclip.errors import DataError
 SEPARATORS = {"comma": ",", "tab": "\t", "semicolon": ";", "bar": "|"}
 _WORDS = {**SEPARATORS, "pipe": "|", "space": " ", "colon": ":", "\\t": "\t"}
 SAMPLE = 200
-"""Rows that the guess looks at."""
+"""First rows from which columns are guessed."""
 MOST_LINES = 100
 """Lines that a quoted cell may span. An opening quote without an end is then a quote like any other."""
 
@@ -47,7 +47,7 @@ class TextTables(TableFormat):
 
 def read_columns(path: Path, root: Path, config: DataConfig, collector: RowCollector, split: str = "") -> str:
     """Collect the rows of a CSV file. Returns what was guessed, for the user."""
-    folders = candidates(path, root, config)
+    folders = candidate_folders(path, root, config)
     separator, columns = _understand(path, folders, config)
     listed = listed_splits(path) if columns.split is None else {}
     lines = Lines(path)
@@ -116,7 +116,7 @@ def listed_splits(path: Path) -> dict[str, str]:
 def is_table(path: Path, root: Path, config: DataConfig) -> bool:
     """Whether the first rows of a text file name images and captions."""
     try:
-        _understand(path, candidates(path, root, config), config)
+        _understand(path, candidate_folders(path, root, config), config)
     except NotATable:
         return False
     return True
@@ -187,7 +187,7 @@ def _quoted(
         return line.rstrip("\r\n").split(separator), 0
 
 
-def _understand(path: Path, folders: list[Folder], config: DataConfig) -> tuple[str, Columns]:
+def _understand(path: Path, folders: list[ImageFinder], config: DataConfig) -> tuple[str, Columns]:
     """The separator and the columns of a table, from its first rows."""
     if config.separator != AUTO:
         signs = [_WORDS.get(config.separator.lower(), config.separator)]

@@ -11,7 +11,7 @@ from typing import Any
 
 from lapclip.config import DataConfig
 from lapclip.data.image_folders import is_image
-from lapclip.data.reading.find_images import Folder, best_folder, candidates
+from lapclip.data.reading.find_images import ImageFinder, best_folder, candidate_folders
 from lapclip.data.reading.guess_columns import NotATable
 from lapclip.data.reading.row_collector import RowCollector
 from lapclip.data.reading.text_encoding import decode
@@ -57,7 +57,7 @@ def read_annotations(
     if kind == "list":
         records = [(f"{path.name} entry {number}", found) for number, found in enumerate(content, 1)]
         return KINDS[kind], add_records(path, root, config, collector, lambda: iter(records), split)
-    folders = candidates(path, root, config)
+    folders = candidate_folders(path, root, config)
     if kind == "coco":
         how = _coco(content, folders, collector, path.name, split)
     elif kind == "karpathy":
@@ -95,7 +95,7 @@ def _shape(content: Any) -> str:
     return "a list without objects" if isinstance(content, list) else f"a single {type(content).__name__}"
 
 
-def _coco(content: dict, folders: list[Folder], collector: RowCollector, name: str, split: str) -> str:
+def _coco(content: dict, folders: list[ImageFinder], collector: RowCollector, name: str, split: str) -> str:
     """Images by their number, and a caption an annotation."""
     files: dict[Any, str] = {}
     for at, image in enumerate(content["images"], 1):
@@ -127,7 +127,7 @@ def _coco(content: dict, folders: list[Folder], collector: RowCollector, name: s
     return f"images in {_shown(folder)}"
 
 
-def _karpathy(images: Iterable[Any], folders: list[Folder], collector: RowCollector, name: str, split: str) -> str:
+def _karpathy(images: Iterable[Any], folders: list[ImageFinder], collector: RowCollector, name: str, split: str) -> str:
     """Images with their sentences, their split and, for COCO, their folder."""
     known = [image for image in images if isinstance(image, dict)]
     folder, _ = best_folder(folders, [option for image in known[:64] for option in _paths(image)[:1]])
@@ -156,7 +156,7 @@ def _paths(image: dict) -> list[str]:
     return [f"{folder}/{file}", file] if isinstance(folder, str) and folder else [file]
 
 
-def _by_name(content: dict, folders: list[Folder], collector: RowCollector, name: str, split: str) -> str:
+def _by_name(content: dict, folders: list[ImageFinder], collector: RowCollector, name: str, split: str) -> str:
     """A caption or a list of them for each name of an image."""
     folder, _ = best_folder(folders, list(content)[:64])
     for key, value in content.items():
@@ -168,5 +168,5 @@ def _by_name(content: dict, folders: list[Folder], collector: RowCollector, name
     return f"images in {_shown(folder)}"
 
 
-def _shown(folder: Folder) -> str:
+def _shown(folder: ImageFinder) -> str:
     return f"{folder.base.name or folder.base}/"

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from lapclip.config import DataConfig
-from lapclip.data.reading.find_images import candidates
+from lapclip.data.reading.find_images import candidate_folders
 from lapclip.data.reading.guess_columns import NotATable, guess_named
 from lapclip.data.reading.row_collector import RowCollector
 from lapclip.data.reading.text_encoding import Lines
@@ -75,7 +75,7 @@ def add_records(
         )
     names = list(dict.fromkeys(key for found in sample for key in found))
     rows = [[flat(found.get(name)) for name in names] for found in sample]
-    columns = guess_named(names, rows, candidates(path, root, config), config, path.name)
+    columns = guess_named(names, rows, candidate_folders(path, root, config), config, path.name)
     name_key, split_key = names[columns.image], None if columns.split is None else names[columns.split]
     for where, found in records():
         if not isinstance(found, dict):
@@ -112,7 +112,7 @@ def _text(item: Any) -> str | None:
 
 
 def flat(value: Any) -> str:
-    """A value as a cell that the guess can look at."""
+    """A value as a cell from which columns can be guessed."""
     if isinstance(value, list) and value:
         value = value[0]
     if isinstance(value, dict):

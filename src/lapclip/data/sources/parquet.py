@@ -92,23 +92,25 @@ def _read_file(path: Path, root: Path, config: DataConfig, collector: RowCollect
         cells = [[flat(row.get(name)) for row in sample] for name in names]
         split_at = split_column(names, cells, -1, config, path.name)
         captions, _ = caption_columns(names, cells, {split_at}, config, path.name)
-        wanted = [names[each] for each in captions]
+        caption_names = [names[each] for each in captions]
         split_name = None if split_at is None else names[split_at]
         shown, number = path.name if path.parent == root else path.relative_to(root).as_posix(), 0
         for group in range(file.num_row_groups):
-            rows = file.read_row_group(group, columns=[*wanted, *([split_name] if split_name else [])]).to_pylist()
+            rows = file.read_row_group(
+                group, columns=[*caption_names, *([split_name] if split_name else [])]
+            ).to_pylist()
             for row, values in enumerate(rows):
                 number += 1
                 cell = ImageInCell(path, image, group, row, f"{shown}:{number}")
                 own = values.get(split_name) if split_name else None
-                for name in wanted:
+                for name in caption_names:
                     for caption in captions_in(values.get(name)):
                         if isinstance(caption, str):
                             collector.add(cell, caption, own if isinstance(own, str) else split, cell.name)
                         else:
                             collector.skip(cell.name, f"{name} is no text")
     where = f", splits in {split_name}" if split_name else ""
-    return f"images in {image}, captions in {', '.join(wanted)}{where}"
+    return f"images in {image}, captions in {', '.join(caption_names)}{where}"
 
 
 def _records(path: Path, file: Any, names: list[str]) -> Iterator[tuple[str, Any]]:

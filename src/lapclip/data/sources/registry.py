@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class Source:
-    """Where images and captions come from. What a source does not say itself is said here."""
+    """Where images and captions come from. Each source overrides what differs."""
 
     name: ClassVar[str] = ""
     """What `data.source` is for a built-in source; empty for files."""
@@ -181,11 +181,11 @@ FORMATS: list[FileFormat] = []
 
 def register(kind: Registered) -> Registered:
     """Make a source or a format known; used as a decorator."""
-    made = kind()
-    if isinstance(made, Source):
-        BUILT_IN[made.name] = made
-    else:
-        FORMATS.append(made)
+    only = kind()
+    if isinstance(only, Source):
+        BUILT_IN[only.name] = only
+    elif isinstance(only, FileFormat):
+        FORMATS.append(only)
     return kind
 
 
