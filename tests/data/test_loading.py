@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from lapclip.config import DataConfig
-from lapclip.data import loading
 from lapclip.data.dataset import SelectedPixels
 from lapclip.data.loading import load_data, load_to_score
 from lapclip.data.pixels import middle_square
@@ -76,15 +75,23 @@ def test_streaming_gives_the_same_data(photos: Path) -> None:
     assert np.array_equal(streamed.held_out.pixels[:], plain.held_out.pixels[:])
 
 
+def disk_with(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The bytes that the system says are free."""
+    free, real = [0], shutil.disk_usage
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: real(path)._replace(free=free[0]))
+    return free
+
+
 def test_data_too_large_for_the_disk_is_streamed_and_said(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = write(photos, SPLITS)
     both = 10 * 24 * 24 * 3 + 5 * SIDE * SIDE * 3  # those to learn from and those to be scored on
-    monkeypatch.setattr(loading, "room_left", lambda folder: 2 * both - 2)
+    free = disk_with(monkeypatch)
+    free[0] = 2 * both - 2
     data = load_data(config, SIDE)
     assert data.train.sequential
     assert any("decoded each time" in note and "half of" in note for note in data.notes)
     shutil.rmtree(cache_folder())
-    monkeypatch.setattr(loading, "room_left", lambda folder: 2 * both)
+    free[0] = 2 * both
     assert not load_data(config, SIDE).train.sequential
 
 

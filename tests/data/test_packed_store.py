@@ -4,6 +4,7 @@ import errno
 import io
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -236,7 +237,8 @@ def test_a_full_disk_is_told_with_what_is_needed(
             # Held-out images are never streamed, and those that are streamed already cannot be streamed more.
             assert ("data.stream=always" in caught.value.hint) == helps
     with monkeypatch.context() as patch:
-        patch.setattr(packed, "room_left", lambda folder: 5000)
+        real = shutil.disk_usage
+        patch.setattr(shutil, "disk_usage", lambda path: real(path)._replace(free=5000))
         with pytest.raises(DataError, match="too little room"):
             packs(images, folder)
     store, _ = packs(images, folder)
