@@ -39,7 +39,15 @@ class ParquetFiles(FileFormat):
         yield Form(Specificity.PARQUET, others, format=self)
 
     def read(self, files: Files, config: DataConfig, collector: RowCollector) -> str:
-        return read_parquet(files.paths(), files.root, config, collector)
+        how = ""
+        for path, split in files.paths():
+            try:
+                how = _read_file(path, files.root, config, collector, split)
+            except (ValueError, OSError) as error:
+                if len(files.names) == 1:
+                    raise DataError(f"{path.name} cannot be read as parquet: {first_line(error)}.") from None
+                collector.skip(path.name, f"cannot be read: {first_line(error)}")
+        return how
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,19 +72,6 @@ class ImageInCell:
         if not value:
             raise OSError(f"{self.name} has no bytes")
         return value
-
-
-def read_parquet(files: Sequence[tuple[Path, str]], root: Path, config: DataConfig, collector: RowCollector) -> str:
-    """Collect the rows of parquet files, each of the split that its name says. Returns what was guessed."""
-    how = ""
-    for path, split in files:
-        try:
-            how = _read_file(path, root, config, collector, split)
-        except (ValueError, OSError) as error:
-            if len(files) == 1:
-                raise DataError(f"{path.name} cannot be read as parquet: {first_line(error)}.") from None
-            collector.skip(path.name, f"cannot be read: {first_line(error)}")
-    return how
 
 
 def _read_file(path: Path, root: Path, config: DataConfig, collector: RowCollector, split: str) -> str:

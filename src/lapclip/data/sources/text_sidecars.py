@@ -32,7 +32,18 @@ class TextFiles(FileFormat):
             yield Form(Specificity.TEXT_FILES, names, format=self)
 
     def read(self, files: Files, config: DataConfig, collector: RowCollector) -> str:
-        return read_sidecars(files.root, files.names, collector)
+        beside = texts_beside(files.names)
+        images = [name for name in files.names if is_image(name)]
+        for name in images:
+            if name not in beside:
+                collector.skip(name, "no .txt beside it")
+                continue
+            _add(files.root, name, beside[name], collector)
+        used = set(beside.values())
+        for name in files.names:
+            if name.lower().endswith(".txt") and name not in used:
+                collector.skip(name, "no image of that name beside it")
+        return "a caption a line in the .txt beside each image"
 
 
 def texts_beside(files: Sequence[str]) -> dict[str, str]:
@@ -46,22 +57,6 @@ def texts_beside(files: Sequence[str]) -> dict[str, str]:
             if text:
                 found[name] = text
     return found
-
-
-def read_sidecars(root: Path, files: Sequence[str], collector: RowCollector) -> str:
-    """Collect the images among these files that have a text beside them. Returns what was found, for the user."""
-    beside = texts_beside(files)
-    images = [name for name in files if is_image(name)]
-    for name in images:
-        if name not in beside:
-            collector.skip(name, "no .txt beside it")
-            continue
-        _add(root, name, beside[name], collector)
-    used = set(beside.values())
-    for name in files:
-        if name.lower().endswith(".txt") and name not in used:
-            collector.skip(name, "no image of that name beside it")
-    return "a caption a line in the .txt beside each image"
 
 
 def _add(root: Path, name: str, text: str, collector: RowCollector) -> None:

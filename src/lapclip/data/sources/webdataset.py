@@ -39,15 +39,10 @@ class TarShards(FileFormat):
         yield Form(Specificity.SHARDS, [name for name in names if name.lower().endswith(self.endings)], format=self)
 
     def read(self, files: Files, config: DataConfig, collector: RowCollector) -> str:
-        return read_shards(files.paths(), files.root, config, collector)
-
-
-def read_shards(files: Sequence[tuple[Path, str]], root: Path, config: DataConfig, collector: RowCollector) -> str:
-    """Collect the pairs of tar files, each with the split that its name says. Returns what was found, for the user."""
-    keys: dict[str, int] = {}
-    for path, split in files:
-        _read_shard(path, path.relative_to(root).as_posix(), config, collector, split, keys)
-    return f"captions in {', '.join(keys) or 'nothing'}"
+        keys: dict[str, int] = {}
+        for path, split in files.paths():
+            _read_shard(path, path.relative_to(files.root).as_posix(), config, collector, split, keys)
+        return f"captions in {', '.join(keys) or 'nothing'}"
 
 
 def _read_shard(
