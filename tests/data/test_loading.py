@@ -111,11 +111,11 @@ def test_broken_images_are_left_out_with_their_captions_and_named(photos: Path) 
     config = write(photos, SPLITS)
     for at in (2, 10):
         (photos / f"{at:02}.jpg").write_bytes(b"broken")
-    with pytest.raises(DataError, match=r"2 of 15 images cannot be used, more than 5%: 02\.jpg \(it is not") as caught:
+    with pytest.raises(DataError, match=r"2 of 15 images.*5%.*02\.jpg") as caught:
         load_data(config, SIDE)
     assert "data.broken_share" in caught.value.hint
     data = load_data(DataConfig(source=config.source, broken_share=0.2), SIDE)
-    assert any("left out 2: 02.jpg (it is not an image of a known form), 10.jpg" in note for note in data.notes)
+    assert any("left out 2: 02.jpg (" in note and "10.jpg (" in note for note in data.notes)
     assert "02.jpg" not in data.train.names
     assert data.held_out.names == ["09.jpg", "11.jpg"]
     assert data.held_out.captions[1] == ("thing 11 near", "thing 11 far")
@@ -138,7 +138,7 @@ def test_a_training_image_that_is_also_held_out_is_not_trained_on(photos: Path) 
 
 
 def test_a_split_that_is_needed_must_be_there(photos: Path) -> None:
-    with pytest.raises(DataError, match="nothing to train on: its images are all for val"):
+    with pytest.raises(DataError, match=r"nothing to train on.*val"):
         load_data(write(photos, ["val"] * 4), SIDE)
     config = write(photos, ["train"] * 4 + ["val"])
     (photos / "04.jpg").write_bytes(b"broken")

@@ -418,7 +418,7 @@ def test_an_image_that_changes_while_streaming_is_named_and_never_learnt_from(
 ) -> None:
     _, stream = streamed(images, folder)
     draw(images[6].path, 1234)
-    with pytest.raises(DataError, match=r"06\.jpg was an image when the run began, and now it has changed"):
+    with pytest.raises(DataError, match=r"06\.jpg.*has changed"):
         stream[np.array([1, 6])]
     images[6].path.unlink()
     with pytest.raises(DataError, match=r"06\.jpg .* cannot be read"):
