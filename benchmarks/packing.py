@@ -85,7 +85,7 @@ def compare(files: list[Path], table: Path, store: Path, side: int, rounds: int)
         def run() -> None:
             shutil.rmtree(store, ignore_errors=True)
             made = pack(pictures, store, size, fit)
-            assert len(made.kept) == len(files), made.skipped[:3]
+            assert len(made.usable) == len(files), made.skipped[:3]
 
         return run
 

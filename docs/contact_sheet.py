@@ -16,8 +16,8 @@ def main() -> None:
     scenes = split_scenes(COLUMNS * ROWS, seed=1)["train"]
     sheet = Image.new("RGB", (COLUMNS * (SIDE + GAP) - GAP, ROWS * (SIDE + GAP) - GAP), "white")
     for index, scene in enumerate(scenes):
-        place = (index % COLUMNS * (SIDE + GAP), index // COLUMNS * (SIDE + GAP))
-        sheet.paste(Image.fromarray(draw(scene, SIDE, index)), place)
+        corner = (index % COLUMNS * (SIDE + GAP), index // COLUMNS * (SIDE + GAP))
+        sheet.paste(Image.fromarray(draw(scene, SIDE, index)), corner)
     sheet.save(Path(__file__).parent / "scenes.png", optimize=True)
 
 

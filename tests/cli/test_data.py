@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from ..conftest import lapclip
-from ..data_check.made import odd_folder
+from ..data.check.made import odd_folder
 
 
 def test_check_prints_one_json_object(here: Path) -> None:
@@ -30,7 +30,7 @@ def test_check_says_the_gravest_first_and_ends_with_the_next_command(here: Path)
 
 def test_describe_writes_an_image_and_a_page(here: Path) -> None:
     odd_folder(here)
-    done = lapclip("data", "describe", ".", "--out", "sheet", "--pictures", "6", "--json")
+    done = lapclip("data", "describe", ".", "--out", "sheet", "--images", "6", "--json")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["shown"] == 6
     assert (here / "sheet" / "contact-sheet.png").read_bytes().startswith(b"\x89PNG")

@@ -22,12 +22,11 @@ from lapclip.commands.evaluate import (
     score,
 )
 from lapclip.config import DataConfig
-from lapclip.data.dataset import DataSet, Pairs
+from lapclip.data.dataset import DataSet, Pairs, join_splits
 from lapclip.data.loading import load_data
 from lapclip.data.training_images import save_seen
 from lapclip.embedder import load
 from lapclip.errors import ConfigError, DataError, LapclipError, RunError
-from lapclip.evaluation.joined import joined
 from lapclip.evaluation.retrieval import retrieval
 from lapclip.evaluation.zeroshot import TEMPLATES, class_embeddings
 
@@ -171,7 +170,7 @@ def test_class_folders_are_scored_from_the_command(mine: Path) -> None:
 
 def test_classes_are_told_apart_with_templates(mine: Path) -> None:
     data = classes_of(20)
-    pairs = joined(list(data.splits.values()))
+    pairs = join_splits(list(data.splits.values()))
     split, why = choose_split(["train", "val"], None, learnt_from=False, classes=True)
     assert (split, why) == ("all", "classes: all images count")
     model, told = load("runs/mine"), []
@@ -313,7 +312,7 @@ def test_embeddings_that_are_not_numbers_are_refused() -> None:
 
 def test_joined_splits_read_like_one_array() -> None:
     data = classes_of(11)
-    whole = joined(list(data.splits.values()))
+    whole = join_splits(list(data.splits.values()))
     parts = np.concatenate([np.asarray(part.pixels) for part in data.splits.values()])
     assert whole.pixels.shape == (11, 64, 64, 3)
     assert whole.labels is not None

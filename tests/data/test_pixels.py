@@ -9,11 +9,11 @@ import torch
 from PIL import Image
 
 from lapclip.config import CLIP_MEAN, CLIP_STD
-from lapclip.data.pixels import PixelStore, View, fit_image, middle_square, normalise, open_image
+from lapclip.data.pixels import View, fit_image, middle_square, normalise, open_image
 from lapclip.errors import DataError
 from lapclip.model.shapes import SHAPES
 
-from .test_decoding import swapped_profile
+from .test_decode import swapped_profile
 
 
 def gradient(width: int, height: int) -> Image.Image:
@@ -22,8 +22,8 @@ def gradient(width: int, height: int) -> Image.Image:
 
 
 def test_an_image_of_the_right_size_is_left_alone() -> None:
-    picture = gradient(32, 32)
-    assert np.array_equal(fit_image(picture, 32), np.asarray(picture))
+    image = gradient(32, 32)
+    assert np.array_equal(fit_image(image, 32), np.asarray(image))
 
 
 @pytest.mark.parametrize("size", [(90, 30), (30, 90), (200, 201), (5, 7), (1, 1)])
@@ -40,9 +40,9 @@ def test_the_middle_is_kept() -> None:
 
 
 def test_resizing_agrees_with_pillow() -> None:
-    picture = gradient(128, 128)
-    ours = fit_image(picture, 64).astype(int)
-    pillows = np.asarray(picture.resize((64, 64), Image.Resampling.BICUBIC)).astype(int)
+    image = gradient(128, 128)
+    ours = fit_image(image, 64).astype(int)
+    pillows = np.asarray(image.resize((64, 64), Image.Resampling.BICUBIC)).astype(int)
     assert np.abs(ours - pillows).max() <= 1
 
 
@@ -64,12 +64,12 @@ def test_a_model_has_a_mean_and_a_scale_of_its_own() -> None:
 @pytest.mark.parametrize("share", [1.0, 0.875])
 def test_sizes_are_rounded_as_torchvision_does(width: int, height: int, share: float) -> None:
     """Its Resize and CenterCrop, written with Pillow: int() of the long side, round() of the margins."""
-    picture = Image.fromarray(np.random.default_rng(0).integers(0, 256, (height, width, 3), dtype=np.uint8))
+    image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (height, width, 3), dtype=np.uint8))
     short = {1.0: 64, 0.875: 73}[share]
     size = (short, int(short * height / width)) if width < height else (int(short * width / height), short)
     left, top = (round((length - 64) / 2) for length in size)
-    theirs = np.asarray(picture.resize(size, Image.Resampling.BILINEAR))[top : top + 64, left : left + 64].astype(int)
-    ours = fit_image(picture, View(64, "bilinear", crop_share=share)).astype(int)
+    theirs = np.asarray(image.resize(size, Image.Resampling.BILINEAR))[top : top + 64, left : left + 64].astype(int)
+    ours = fit_image(image, View(64, "bilinear", crop_share=share)).astype(int)
     assert np.abs(ours - theirs).max() <= 1
 
 
@@ -81,7 +81,7 @@ def test_a_squashed_image_is_seen_whole() -> None:
 
 @pytest.mark.parametrize("mode", ["RGB", "L", "RGBA", "P", "CMYK", "I;16", "1", "LA"])
 def test_every_mode_of_image_is_read_as_rgb(mode: str, tmp_path: Path) -> None:
-    path = tmp_path / ("picture.tif" if mode in ("CMYK", "I;16") else "picture.png")
+    path = tmp_path / ("image.tif" if mode in ("CMYK", "I;16") else "image.png")
     Image.new(mode, (8, 8)).save(path)
     assert open_image(path).image.mode == "RGB"
 
@@ -101,39 +101,11 @@ def test_a_missing_or_broken_image_is_named(tmp_path: Path) -> None:
         open_image(tmp_path / "broken.png")
 
 
-def test_a_store_is_whole_or_not_there(tmp_path: Path) -> None:
-    store = PixelStore(tmp_path / "store")
-    assert store.read() is None
-
-    def failing():
-        yield np.zeros((4, 4, 3), np.uint8)
-        raise RuntimeError("killed")
-
-    with pytest.raises(RuntimeError):
-        store.write(failing(), (2, 4, 4, 3), ["a", "b"])
-    assert store.read() is None
-    assert list(tmp_path.iterdir()) == []
-    store.write([np.full((4, 4, 3), value, np.uint8) for value in (1, 2)], (2, 4, 4, 3), ["a", "b"])
-    pixels, table, digest = store.read() or (None, None, None)
-    assert pixels is not None
-    assert pixels[:, 0, 0, 0].tolist() == [1, 2]
-    assert table == ["a", "b"]
-    other = PixelStore(tmp_path / "other")
-    other.write([np.full((4, 4, 3), value, np.uint8) for value in (1, 3)], (2, 4, 4, 3), ["a", "b"])
-    assert digest != (other.read() or (None, None, None))[2]
-
-
-def test_a_store_that_cannot_be_written_says_so(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("in the way")
-    with pytest.raises(DataError, match="LAPCLIP_CACHE"):
-        PixelStore(tmp_path / "file" / "store").write([], (0, 4, 4, 3), [])
-
-
 @pytest.mark.parametrize("form", ["TIFF", "PNG", "JPEG"])
 def test_an_image_that_is_open_is_turned_once(form: str, tmp_path: Path) -> None:
     exif = Image.Exif()
     exif[0x0112] = 6
-    path = tmp_path / "a.picture"
+    path = tmp_path / "a.image"
     Image.linear_gradient("L").resize((40, 20)).convert("RGB").save(path, form, exif=exif)
     with Image.open(path) as image:
         found = np.asarray(open_image(image).image)
@@ -142,8 +114,8 @@ def test_an_image_that_is_open_is_turned_once(form: str, tmp_path: Path) -> None
 
 
 def test_a_colour_profile_is_used_or_left_alone_as_the_model_wants(tmp_path: Path) -> None:
-    Image.new("RGB", (8, 8), (255, 0, 0)).save(tmp_path / "picture.png", icc_profile=swapped_profile())
-    converted = middle_square(tmp_path / "picture.png", View(8))
-    stored = middle_square(tmp_path / "picture.png", View(8, colours="stored"))
+    Image.new("RGB", (8, 8), (255, 0, 0)).save(tmp_path / "image.png", icc_profile=swapped_profile())
+    converted = middle_square(tmp_path / "image.png", View(8))
+    stored = middle_square(tmp_path / "image.png", View(8, colours="stored"))
     assert (stored == (255, 0, 0)).all()
     assert converted[0, 0, 1] > 200

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import hashlib
+from pathlib import Path
 from random import Random
 
 import numpy as np
@@ -8,9 +9,9 @@ import pytest
 
 from lapclip.config import DataConfig
 from lapclip.data.scenes import scene as scenes
-from lapclip.data.scenes.dataset import load_scenes
+from lapclip.data.scenes.dataset import SCENES_VERSION, PixelStore, load_scenes
 from lapclip.data.scenes.drawing import draw
-from lapclip.errors import ConfigError
+from lapclip.errors import ConfigError, DataError
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
@@ -108,3 +109,50 @@ def test_captions_and_split_are_the_same_on_every_platform() -> None:
     random = Random("captions 0")
     text = "\n".join(scenes.describe(scene, random) for split in splits.values() for scene in split)
     assert hashlib.sha256(text.encode()).hexdigest()[:16] == "7497fe984468851b"
+
+
+def test_a_store_is_whole_or_not_there(tmp_path: Path) -> None:
+    store = PixelStore(tmp_path / "store")
+    assert store.read() is None
+
+    def failing():
+        yield np.zeros((4, 4, 3), np.uint8)
+        raise RuntimeError("killed")
+
+    with pytest.raises(RuntimeError):
+        store.write(failing(), (2, 4, 4, 3), ["a", "b"])
+    assert store.read() is None
+    assert list(tmp_path.iterdir()) == []
+    store.write([np.full((4, 4, 3), value, np.uint8) for value in (1, 2)], (2, 4, 4, 3), ["a", "b"])
+    pixels, table, digest = store.read() or (None, None, None)
+    assert pixels is not None
+    assert pixels[:, 0, 0, 0].tolist() == [1, 2]
+    assert table == ["a", "b"]
+    other = PixelStore(tmp_path / "other")
+    other.write([np.full((4, 4, 3), value, np.uint8) for value in (1, 3)], (2, 4, 4, 3), ["a", "b"])
+    assert digest != (other.read() or (None, None, None))[2]
+
+
+def test_a_store_that_cannot_be_written_says_so(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(DataError, match="LAPCLIP_CACHE"):
+        PixelStore(tmp_path / "file" / "store").write([], (0, 4, 4, 3), [])
+
+
+DRAWN_AS = {
+    1: [169.72, 123.41, 74.83, 199.16, 180.34, 128.83, 71.07, 208.26, 173.5, 126.64,
+        72.87, 199.77, 180.69, 128.36, 77.48, 208.6, 186.0, 130.49, 74.71, 200.11],
+}  # fmt: skip
+"""By version, the weighted mean of a drawing of each thing. Add versions; never change what one of them drew."""
+
+
+def test_drawings_do_not_change_without_their_version() -> None:
+    """Cached drawings are found by it, so that a run would go on with images that are no longer drawn."""
+    every = [(category, thing) for category, things in scenes.THINGS.items() for thing in things]
+    drawn = []
+    for at, (category, thing) in enumerate(every):
+        colour, count = scenes.COLOURS[at % 8], scenes.COUNTS[at % 3]
+        scene = scenes.Scene(category, thing, colour, count, scenes.PLACES[at // 3 % 3], scenes.SETTINGS[at % 4])
+        drawn.append((draw(scene, 32, at) @ np.array([1, 2, 3]) / 6).mean())
+    # Other releases of Pillow may round a pixel otherwise.
+    assert drawn == pytest.approx(DRAWN_AS[SCENES_VERSION], abs=0.1), "raise SCENES_VERSION"

@@ -22,8 +22,8 @@ from lapclip.data.tokenizers import (
     save_tokenizer,
     tokenizer_from_dict,
 )
+from lapclip.data.tokenizers.bpe import clean
 from lapclip.data.tokenizers.choose import count_words, learn_bpe
-from lapclip.data.tokenizers.clean import clean
 from lapclip.errors import DataError
 
 CLIP = clip_tokenizer()

@@ -11,6 +11,7 @@ from rich.markup import escape
 
 from lapclip.cli.display import display
 from lapclip.cli.output import Common, emit, typed
+from lapclip.config import DataConfig
 from lapclip.text import duration, size
 
 Settings = Annotated[tuple[str, ...], Parameter(name="--set", negative="", show_default=False)]
@@ -21,7 +22,7 @@ REFUSED = ("unreadable", "truncated", "skipped_rows")
 data = App(
     sort_key=7,
     name="data",
-    help="Look at images and captions before training on them.\n\nExample: `lapclip data check photos/`",
+    help="Check images and captions before training on them.\n\nExample: `lapclip data check photos/`",
     help_format="markdown",
 )
 
@@ -35,7 +36,7 @@ def check(
     settings: Settings = (),
     common: Common | None = None,
 ) -> int:
-    """Look at every image and caption once, and say what is odd, what it costs, and whether training can work.
+    """Read every image and caption once, and report what is odd, what it costs, and whether training can work.
 
     For example:
 
@@ -48,14 +49,14 @@ def check(
     source
         A folder, a CSV, TSV or JSON file, a pattern of tar shards, or `scenes`.
     recipe
-        The recipe to reckon with; it sets the image size and the longest caption. Example: --recipe seed
+        The recipe to estimate with; it sets the image size and the longest caption. Example: --recipe seed
     settings
         Change a setting; may be repeated. Example: --set model.context=32
     """
-    from lapclip.data_check.check import check as survey
+    from lapclip.commands.check_data import check_data
 
     with display() as shown:
-        found = survey(source, recipe, settings, shown.counting("looking at images"))
+        found = check_data(source, recipe, settings, shown.counting("checking images"))
     emit(found, summary(found), common)
     return 0
 
@@ -66,7 +67,7 @@ def describe(
     /,
     *,
     out: Path | None = None,
-    images: int = 48,
+    images: Annotated[int, Parameter(name=["--images", "--pictures"])] = 48,
     settings: Settings = (),
     common: Common | None = None,
 ) -> int:
@@ -75,7 +76,7 @@ def describe(
     For example:
 
     - `lapclip data describe photos/`
-    - `lapclip data describe photos/ --out sheet.html --pictures 200`
+    - `lapclip data describe photos/ --out sheet.html --images 200`
     - `lapclip data describe scenes --out scenes.png`
 
     Parameters
@@ -85,14 +86,14 @@ def describe(
     out
         A name ending in .png or .html for one of them; any other name is a folder for both. Example: --out sheet.png
     images
-        How many to show; they are drawn at random, the same ones each time. Example: --pictures 100
+        How many to show; they are drawn at random, the same ones each time. Example: --images 100
     settings
         Change a setting; may be repeated. Example: --set data.caption_column=title
     """
-    from lapclip.data_check.describe import describe as draw
+    from lapclip.commands.describe_data import describe_data
 
     with display() as shown:
-        found = draw(source, out, images, settings, shown.counting("reading images"))
+        found = describe_data(source, out, images, settings, shown.counting("reading images"))
     lines = [f"[bold]{escape(source)}[/bold]  {found['images']:,} images, {found['captions']:,} captions"]
     lines += [f"  {escape(path)}" for path in found["files"]]
     emit(found, [*lines, f"Next: {escape(typed(f'data check {shlex.quote(source)}'))}"], common)
@@ -109,8 +110,8 @@ def summary(found: dict[str, Any]) -> list[str]:
         lines.append(f"  [{colour}]{finding['count']:>7,}[/{colour}]  {escape(finding['title'])}")
         lines.append(f"{'':11}[dim]{escape(finding['advice'])}[/dim]")
         lines += [f"{'':11}[dim]{escape(_short(example))}[/dim]" for example in finding["examples"][:3]]
-    train = f"train {shlex.quote(found['source'])}" if found["source"] != "scenes" else "train"
-    lines += ["", escape(found["outlook"]), f"[dim]looked in {found['seconds']:.1f} s[/dim]"]
+    train = "train" if found["source"] == DataConfig().source else f"train {shlex.quote(found['source'])}"
+    lines += ["", escape(found["outlook"]), f"[dim]checked in {found['seconds']:.1f} s[/dim]"]
     refused = any(finding["severity"] == "alarm" for finding in found["findings"] if finding["kind"] in REFUSED)
     anyway = ", or mend or remove what is broken first" if refused else ""
     train += " --set data.broken_share=1" * refused
@@ -127,7 +128,7 @@ def rows(found: dict[str, Any]) -> list[tuple[str, str]]:
     listed = [
         ("form", found["how"]),
         ("splits", ", ".join(f"{split} {counts['images']:,}" for split, counts in found["splits"].items())),
-        ("pictures", f"{short}{size(needs['source_bytes'])}, {store}"),
+        ("images", f"{short}{size(needs['source_bytes'])}, {store}"),
         ("captions", f"{lengths}, {cut}"),
         ("tokenizer", found["tokenizer"]["reason"]),
         ("scripts", ", ".join(f"{script} {count:,}" for script, count in found["scripts"].items()) or "none known"),

@@ -14,7 +14,7 @@ import numpy as np
 from PIL import Image
 
 from lapclip.config import AUTO, DataConfig, Layer, build_config, parse_settings
-from lapclip.data.dataset import Pairs
+from lapclip.data.dataset import Pairs, join_splits
 from lapclip.data.loading import SCENES, TRAIN, load_data, load_to_score
 from lapclip.data.pixels import View
 from lapclip.data.sources import read_table
@@ -23,7 +23,6 @@ from lapclip.data.training_images import count_seen
 from lapclip.embedder import Embedder, Encoder, load
 from lapclip.errors import ConfigError, DataError, RunError, nearest
 from lapclip.evaluation.evaluation import account_of_classes, account_of_pairs
-from lapclip.evaluation.joined import joined
 from lapclip.evaluation.linear_baseline import linear_baseline
 from lapclip.evaluation.metric_names import said_of_few
 from lapclip.evaluation.zeroshot import TEMPLATES, class_embeddings, read_templates
@@ -162,7 +161,7 @@ def open_scenes(
     """The built-in scenes; a fingerprint is that of the data the run began with, empty where it is not known."""
     data = load_data(config, view, progress)
     split, why = choose_split(list(data.splits), asked, learnt_from=fingerprint is not None)
-    pairs = joined(list(data.splits.values())) if split == ALL else data.splits[split]
+    pairs = join_splits(list(data.splits.values())) if split == ALL else data.splits[split]
     changed = fingerprint not in (None, "", data.fingerprint)
     notes = ["The data is not what the run began with: it is scored as it is now."] if changed else []
     of_training = len(data.train) if split in (ALL, TRAIN) else 0

@@ -1,4 +1,4 @@
-"""Looking at images a little differently each time: random crops and flips, a whole batch at once, on the device.
+"""Random crops and flips, a whole batch at once, on the device.
 
 Shapes: B batch, C colour channels, S image side. A box is left, top, width, height as shares of the image, and 1
 where it is to be flipped, else 0.
@@ -61,7 +61,7 @@ def draw_boxes(
 def draw_views(
     sided_N: np.ndarray, aspects_N: np.ndarray, smallest: float, flip: float, views: int, seed: int, middle: float
 ) -> np.ndarray:
-    """Boxes to look at each image through again and again, (views, N, 5). The first is the image as scored."""
+    """Boxes through which each image is seen again and again, (views, N, 5). The first is the image as scored."""
     kinds = [(1.0, 0.0), *[(smallest, flip)] * (views - 1)]
     drawn = [
         draw_boxes(sided_N, aspects_N, *kind, generator(seed, "views", at), middle=middle)
@@ -83,7 +83,7 @@ def view(pixels_BCSS: Tensor, boxes_B5: Tensor | None, side: int) -> Tensor:
     left, top, width, height, flipped = boxes_B5.unbind(1)
     across = width * (1 - 2 * flipped)
     zero = torch.zeros_like(left)
-    # From the place in the new image, -1 to 1, to the place in the old one.
+    # From coordinates in the new image, -1 to 1, to those in the old one.
     rows = [[across, zero, 2 * left + width - 1], [zero, height, 2 * top + height - 1]]
     map_B23 = torch.stack([torch.stack(row, dim=1) for row in rows], dim=1)
     grid = F.affine_grid(map_B23, [len(pixels_BCSS), 3, finer * side, finer * side], align_corners=False)

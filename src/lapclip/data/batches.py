@@ -26,7 +26,7 @@ WINDOW = 4096
 BLOCK = 256
 """Rows that stay neighbours there until then."""
 PARTNERS = 4
-"""Images that one with a caption that its batch has already may change places with."""
+"""Images that one with a caption that its batch has already may be swapped with."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Batch:
     lengths_B: np.ndarray | None = None
     """Tokens of each caption, those that end it included; None where they are not known."""
     boxes_B5: np.ndarray | None = None
-    """The part of each image to look at, where that was drawn once for all; None leaves it to the step."""
+    """The crop of each image, where that was drawn once for all; None leaves it to the step."""
     image_features: np.ndarray | None = None
     """What the frozen part of the image tower makes of the images, where that was computed before."""
     text_features: np.ndarray | None = None
@@ -56,7 +56,7 @@ class Batch:
 
 
 class FrozenFeatures(Protocol):
-    """What frozen parts of the towers make of the training pairs; None where a tower has none that is worth keeping."""
+    """What frozen parts of the towers make of the training pairs; None where a tower has none that is worth caching."""
 
     def of_images(self, rows: np.ndarray, views: np.ndarray) -> np.ndarray | None: ...
 
@@ -67,7 +67,7 @@ class FrozenFeatures(Protocol):
 
 @dataclass(frozen=True)
 class Views:
-    """Looks at each image that are drawn once and used again and again."""
+    """Crops and flips of each image that are drawn once and used again and again."""
 
     count: int
     crop: float = 1.0
@@ -96,7 +96,7 @@ class BatchPlan:
     """Each epoch visits every image once in a new order, with one of its captions drawn at random.
 
     Two equal captions do not meet in a batch where that can be avoided: another caption of the image is taken, or the
-    image changes places with one of a later batch. A last batch that would not be full is left out.
+    image is swapped with one of a later batch. A last batch that would not be full is left out.
     """
 
     def __init__(
@@ -180,15 +180,15 @@ class BatchPlan:
         return self._encoded.tokens
 
     def _turns(self, epoch: int) -> np.ndarray:
-        """Which view of each image an epoch looks at: each in its turn, not all images at the same."""
+        """Which view of each image an epoch uses: each in its turn, and not the same one for all images."""
         count = self._views.count if self._views else 1
         return (generator(self.seed, "turns").integers(0, count, len(self.pairs)) + epoch) % count
 
     def _positives(self, rows: np.ndarray, captions: np.ndarray) -> np.ndarray:
         """Which images and captions belong together: with equal captions, of copies of an image, of one class."""
-        belongings = [self._encoded.same[captions]]
-        belongings += [part[rows] for part in (self.pairs.identities, self.pairs.labels) if part is not None]
-        return np.any([part_B[:, None] == part_B[None, :] for part_B in belongings], axis=0)
+        groups = [self._encoded.same[captions]]
+        groups += [group[rows] for group in (self.pairs.identities, self.pairs.labels) if group is not None]
+        return np.any([group_B[:, None] == group_B[None, :] for group_B in groups], axis=0)
 
     @cached_property
     def _encoded(self) -> EncodedCaptions:
@@ -217,7 +217,7 @@ class BatchPlan:
             captions_N = first_N[rows_N] + (draws_N * counts_N).astype(np.int64)
             draw = generator(self.seed, "partners", epoch)
             for first in range(0, self.steps_per_epoch * self.batch_size, self.batch_size):
-                self._part_equals(rows_N, captions_N, first, draw)
+                self._separate_duplicate_captions(rows_N, captions_N, first, draw)
             last = dict(list(planned.items())[-1:])
             planned = self._planned = {**last, epoch: (rows_N, captions_N)}
         return planned[epoch]
@@ -226,15 +226,17 @@ class BatchPlan:
         draw, count = generator(self.seed, "order", epoch), len(self.pairs)
         if not self.pairs.sequential:
             return draw.permutation(count)
-        # Blocks in a new order, then each row put off by a random number of places: a buffer that is drawn from. What
+        # Blocks in a new order, then each row put off by a random number of rows: a buffer that is drawn from. What
         # would come after the end comes first, so that the first and the last batches are as mixed as the others.
         block_N = draw.permutation(-(-count // BLOCK))[np.arange(count) // BLOCK]
         late_N = block_N * BLOCK + np.arange(count) % BLOCK + draw.random(count) * WINDOW
         return np.argsort(late_N % count, kind="stable")
 
-    def _part_equals(self, rows_N: np.ndarray, captions_N: np.ndarray, first: int, draw: np.random.Generator) -> None:
+    def _separate_duplicate_captions(
+        self, rows_N: np.ndarray, captions_N: np.ndarray, first: int, draw: np.random.Generator
+    ) -> None:
         """Change the captions of one batch, in place, so that none is there more often than it must, and its images
-        where that must be: they change places with one drawn from the rest of the epoch, or stay after a few tries."""
+        where that must be: they are swapped with one drawn from the rest of the epoch, or stay after a few tries."""
         last, same = first + self.batch_size, self._encoded.same
         inside, counts = np.unique(same[captions_N[first:last]], return_counts=True)
         if (counts <= self._encoded.allowed[inside]).all():
@@ -247,8 +249,8 @@ class BatchPlan:
             while caption is None and (other := next(tries, None)) is not None:
                 caption = self._unused(rows_N[other], captions_N[other], used)
             if caption is not None:
-                for places in (rows_N, captions_N):
-                    places[[at, other]] = places[[other, at]]
+                for swapped_N in (rows_N, captions_N):
+                    swapped_N[[at, other]] = swapped_N[[other, at]]
                 captions_N[at] = caption
             used[int(same[captions_N[at]])] += 1
 
@@ -266,9 +268,9 @@ class BatchPlan:
         draw = generator(self.seed, "words", step)
         found = []
         for tokens in captions:
-            kept = draw.random(len(tokens)) >= self.symbol_dropout
-            kept[[0, -1]] = True
-            found.append(tokens[kept] if kept.sum() > 2 else tokens)
+            keep_mask = draw.random(len(tokens)) >= self.symbol_dropout
+            keep_mask[[0, -1]] = True
+            found.append(tokens[keep_mask] if keep_mask.sum() > 2 else tokens)
         return found
 
 

@@ -1,4 +1,4 @@
-"""A data set as a table: row by row an image and its captions; one table a split."""
+"""A data set: the images and captions of each split, row by row."""
 
 from __future__ import annotations
 
@@ -39,10 +39,24 @@ class Pairs:
     identities: np.ndarray | None = None
     """A number for each image that equal bytes share and others do not, uint64; None where images are drawn."""
     labels: np.ndarray | None = None
-    """The class of each image, as its place in the data set's `classes`; None where there are none."""
+    """The class of each image, as its index in the data set's `classes`; None where there are none."""
 
     def __len__(self) -> int:
         return len(self.captions)
+
+    def select(self, rows: Sequence[int]) -> Pairs:
+        """Some of the rows, in that order. No image is copied."""
+        every = (self.aspects, self.identities, self.labels)
+        aspects, identities, labels = (None if part is None else part[list(rows)] for part in every)
+        return Pairs(
+            select_pixels(self.pixels, rows),
+            [self.captions[row] for row in rows],
+            [self.names[row] for row in rows] if self.names else (),
+            aspects,
+            self.sequential,
+            identities,
+            labels,
+        )
 
     def repeats(self) -> dict[str, float]:
         """How many captions there are, how many different ones, and the share of images with one of their own.
@@ -52,6 +66,70 @@ class Pairs:
         images = Counter(caption for options in self.captions for caption in set(options))
         own = sum(any(images[caption] == 1 for caption in options) for options in self.captions)
         return {"captions": images.total(), "distinct": len(images), "told_apart": own / max(1, len(self))}
+
+
+class SelectedPixels:
+    """Some rows of images, in an order of their own."""
+
+    def __init__(self, pixels: Pixels, rows: np.ndarray) -> None:
+        self._pixels, self._rows = pixels, rows
+        self.shape = (len(rows), *pixels.shape[1:])
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, rows: Any, /) -> np.ndarray:
+        return self._pixels[self._rows[rows]]
+
+
+def select_pixels(pixels: Pixels, rows: Sequence[int]) -> Pixels:
+    """Some rows of images. Neighbours are a slice, which a memory map does not copy."""
+    chosen = np.array(rows, dtype=np.int64)
+    first = int(chosen[0]) if len(chosen) else 0
+    if np.array_equal(chosen, np.arange(first, first + len(chosen))):
+        return pixels[first : first + len(chosen)]
+    return SelectedPixels(pixels, chosen)
+
+
+class JoinedPixels:
+    """The images of several splits, one split after the other."""
+
+    def __init__(self, splits: Sequence[Pixels]) -> None:
+        self._splits = splits
+        self._ends = np.cumsum([len(split) for split in splits])
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (len(self), *self._splits[0].shape[1:])
+
+    def __len__(self) -> int:
+        return int(self._ends[-1])
+
+    def __getitem__(self, rows: Any, /) -> np.ndarray:
+        asked = np.arange(len(self))[rows]
+        if asked.ndim == 0:
+            return self[asked[None]][0]
+        found = np.empty((len(asked), *self.shape[1:]), dtype=np.uint8)
+        split_of = np.searchsorted(self._ends, asked, side="right")
+        for at, split in enumerate(self._splits):
+            here = split_of == at
+            if here.any():
+                found[here] = split[asked[here] - (self._ends[at] - len(split))]
+        return found
+
+
+def join_splits(splits: Sequence[Pairs]) -> Pairs:
+    """Several splits as one. No image is copied."""
+    if len(splits) == 1:
+        return splits[0]
+    labels = [split.labels for split in splits]
+    known = [own for own in labels if own is not None]
+    return Pairs(
+        JoinedPixels([split.pixels for split in splits]),
+        [captions for split in splits for captions in split.captions],
+        [name for split in splits for name in split.names],
+        labels=np.concatenate(known) if len(known) == len(splits) else None,
+    )
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,8 @@ from PIL import Image, ImageCms
 
 from lapclip.errors import DataError, first_line
 
+DECODING_VERSION = 1
+"""Part of the key of packed stores: raise it with every change that decodes some image to other pixels."""
 PIXEL_LIMIT = 178_000_000
 """Pixels of the largest image that is decoded. A small file can claim any size; this much takes about 2 GB."""
 HUGE, TINY = 50_000_000, 8
@@ -98,7 +100,7 @@ class Decoded:
         return np.asarray(ImageCms.applyTransform(Image.fromarray(square), self.transform))
 
 
-def look(data: bytes) -> Header:
+def read_header(data: bytes) -> Header:
     """The header of an image. Raises DataError, with the reason alone, where it is none or too large."""
     try:
         image = Image.open(io.BytesIO(data), formats=_formats())
@@ -117,14 +119,17 @@ def look(data: bytes) -> Header:
     return Header(image, data)
 
 
-def decode(picture: bytes | Header, short_side: int | None = None, *, put_off: bool = False) -> Decoded:
+look = read_header  # the name that callers outside data/ still use
+
+
+def decode(source: bytes | Header, short_side: int | None = None, *, put_off: bool = False) -> Decoded:
     """The image in the bytes of a file. Raises DataError, with the reason alone, where there is none.
 
     With `short_side` a JPEG may come out smaller, by a power of two, while its short side stays at least that: its
     decoder can skip what would be averaged away, which saves most of the time of a photo of 12 megapixels.
     With `put_off` a colour profile may be left to `Decoded.finish`, because small images are converted sooner.
     """
-    header = picture if isinstance(picture, Header) else look(picture)
+    header = source if isinstance(source, Header) else read_header(source)
     image, marks = header.image, set()
     width, height = image.size
     try:
@@ -162,7 +167,7 @@ def decode(picture: bytes | Header, short_side: int | None = None, *, put_off: b
 
 
 def as_decoded(image: Image.Image) -> Decoded:
-    """An image that is open already, as `decode` gives it with its colours put off."""
+    """An open image, as `decode` gives it with its colours put off."""
     image = image.copy()  # a copy is loaded, and a TIFF is turned while that is done
     transform = _transform_later(image)
     upright_image, marks = upright(image, convert=transform is None)
@@ -186,8 +191,8 @@ def upright(image: Image.Image, *, convert: bool = True) -> tuple[Image.Image, s
         image = image.convert("L") if grey else image.convert("RGBA").convert("RGB")
     marks.update({"L": {"grey"}, "CMYK": {"cmyk"}}.get(image.mode, set()))
     if profile or image.mode == "LAB":
-        image, said = _to_srgb(image, profile)
-        marks.update(said)
+        image, more = _to_srgb(image, profile)
+        marks.update(more)
     if image.mode != "RGB":
         image = image.convert("RGB")
     if alpha is not None:
@@ -228,8 +233,8 @@ def _eight_bits(image: Image.Image) -> Image.Image:
     top = next((limit for limit in (1.0, 255.0, 65535.0) if high - low <= limit), high - low)
     scaled = np.empty(values.shape, np.uint8)
     for strip in range(0, len(values), STRIP):
-        part = values[strip : strip + STRIP].astype(np.float64) - low
-        scaled[strip : strip + STRIP] = np.rint(part * (255 / top))
+        rows = values[strip : strip + STRIP].astype(np.float64) - low
+        scaled[strip : strip + STRIP] = np.rint(rows * (255 / top))
     return Image.fromarray(scaled)
 
 

@@ -6,30 +6,80 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from lapclip.config import AUTO, DataConfig
-from lapclip.data.dataset import DataSet, Pairs, Pixels
+from lapclip.data.dataset import DataSet, Pairs, Pixels, join_splits
 from lapclip.data.packed_index import Entry
 from lapclip.data.packed_store import MIDDLE, WHOLE, pack, room_left, room_needed, use_store
 from lapclip.data.pixels import View, as_view, whole_side
-from lapclip.data.scenes.dataset import load_scenes
-from lapclip.data.sources import read_table
-from lapclip.data.splits import assign_splits, check_trainable
+from lapclip.data.sources import find_source, read_table
+from lapclip.data.splits import TRAIN, assign_splits, check_trainable
 from lapclip.data.streaming import StreamedPixels
-from lapclip.data.table import Row, Skipped, StoredImage, Table
+from lapclip.data.table import DrawnImage, Row, Skipped, StoredImage, Table
 from lapclip.errors import DataError
 from lapclip.progress import DataProgress
 from lapclip.text import printable
 
-SCENES = "scenes"
-TRAIN = "train"
+SCENES = "scenes"  # the name that callers outside data/ still compare with
 NAMED = 3
-"""Images that are named where something is said about many."""
+"""Images that a message names where it is about many."""
 ROOM = 0.5
 """Share of the free disk that packed images may take; where they need more, `data.stream=auto` streams."""
+
+
+@dataclass(frozen=True)
+class Listing:
+    """What a data set holds before its images are read: a table and the split of each row. Any rows can be loaded."""
+
+    config: DataConfig
+    table: Table
+    splits: Sequence[str]
+    """Of each row: the data's own, or drawn from the image's name and the seed where it has none."""
+    drawn: DataSet | None = None
+    """The images themselves, where they are drawn; None where they are files."""
+
+    @property
+    def alphabet(self) -> str | None:
+        """The characters of the captions, where the source declares them."""
+        return self.drawn.alphabet if self.drawn else None
+
+    def named_splits(self, unnamed: str) -> list[str]:
+        """The split that the data itself gives each row, or a name for those to which it gives none."""
+        return [row.split or unnamed for row in self.table.rows]
+
+    def load(
+        self, rows: Sequence[int], view: View | int, progress: DataProgress | None = None
+    ) -> tuple[Pairs, list[str]]:
+        """Some rows in ascending order as a model sees them, broken ones left out, and what the user should know."""
+        if self.drawn is None:
+            return load_to_score(self.config, self.table, rows, view, progress)
+        chosen, parts, first = np.array(rows, dtype=np.int64), [], 0
+        for pairs in self.drawn.splits.values():
+            last = first + len(pairs)
+            inside = chosen[(chosen >= first) & (chosen < last)] - first
+            parts += [pairs.select(inside.tolist())] if len(inside) else []
+            first = last
+        return join_splits(parts or [self.drawn.train.select([])]), []
+
+
+def list_data(config: DataConfig, view: View | int, progress: DataProgress | None = None) -> Listing:
+    """What a data set holds, its images still unread. Drawn images are drawn as a model with that view sees them."""
+    source = find_source(config.source)
+    if not source.is_drawn:
+        table = source.read_table(config)
+        return Listing(config, table, assign_splits(table.rows, config.seed))
+    drawn = source.draw(config, as_view(view).side, progress)
+    rows = [
+        Row(DrawnImage(f"{split} {at + 1}", pairs.pixels[at]), tuple(pairs.captions[at]), split)
+        for split, pairs in drawn.splits.items()
+        for at in range(len(pairs))
+    ]
+    table = Table(rows, source.name, source.title)
+    return Listing(config, table, [row.split for row in rows], drawn)
 
 
 def load_to_score(
@@ -37,10 +87,10 @@ def load_to_score(
 ) -> tuple[Pairs, list[str]]:
     """Some rows of a table with their images cut to the middle that a model sees, and what the user should know."""
     images = [table.rows[at].image for at in chosen]
-    packed = pack(images, use_store(_place(config), view, MIDDLE), view, MIDDLE, progress)
+    packed = pack(images, use_store(_source_key(config), view, MIDDLE), view, MIDDLE, progress)
     _check_broken(config, table, packed.skipped)
     skipped = [*table.skipped, *packed.skipped]
-    used = {chosen[own]: entry for own, entry in zip(packed.kept, packed.entries, strict=True)}
+    used = {chosen[own]: entry for own, entry in zip(packed.usable, packed.entries, strict=True)}
     pairs = _pairs(table, used, packed.pixels())
     return pairs, [note for note in (table.how, _left_out(skipped)) if note]
 
@@ -48,13 +98,13 @@ def load_to_score(
 def load_data(config: DataConfig, view: View | int, progress: DataProgress | None = None) -> DataSet:
     """The data a run learns from and is scored on, its images ready for a model that sees them so.
 
-    Training images are kept whole, to be cropped; those of other splits are cut to the middle that the model sees.
+    Training images stay whole, to be cropped; those of other splits are cut to the middle that the model sees.
     """
     view = as_view(view)
-    side = view.side
-    if config.source == SCENES:
-        return load_scenes(config, side, progress)
-    table = read_table(config)
+    side, source = view.side, find_source(config.source)
+    if source.is_drawn:
+        return source.draw(config, side, progress)
+    table = source.read_table(config)
     splits = assign_splits(table.rows, config.seed)
     check_trainable(splits)
     training = [at for at, split in enumerate(splits) if split == TRAIN]
@@ -62,18 +112,18 @@ def load_data(config: DataConfig, view: View | int, progress: DataProgress | Non
 
     larger = whole_side(view.resized)
     whole = View(larger, colours=view.colours)
-    folder, scored_folder = use_store(_place(config), whole, WHOLE), use_store(_place(config), view, MIDDLE)
+    folder, scored_folder = use_store(_source_key(config), whole, WHOLE), use_store(_source_key(config), view, MIDDLE)
     needed = room_needed(folder, len(training), larger) + room_needed(scored_folder, len(held_out), side)
     streamed, why = _streams(config, needed, room_left(folder))
     images = [row.image for row in table.rows]
     scored = pack([images[at] for at in held_out], scored_folder, view, MIDDLE, progress)
-    learnt = pack([images[at] for at in training], folder, whole, WHOLE, progress, keep=not streamed)
+    learnt = pack([images[at] for at in training], folder, whole, WHOLE, progress, store=not streamed)
     broken = [*learnt.skipped, *scored.skipped]
     _check_broken(config, table, broken)
 
     hidden = {entry.digest for entry in scored.entries}
-    to_score = {held_out[own]: entry for own, entry in zip(scored.kept, scored.entries, strict=True)}
-    to_learn = {training[own]: entry for own, entry in zip(learnt.kept, learnt.entries, strict=True)}
+    to_score = {held_out[own]: entry for own, entry in zip(scored.usable, scored.entries, strict=True)}
+    to_learn = {training[own]: entry for own, entry in zip(learnt.usable, learnt.entries, strict=True)}
     twins = [at for at, entry in to_learn.items() if entry.digest in hidden]
     for at in twins:
         del to_learn[at]
@@ -115,8 +165,9 @@ def load_data(config: DataConfig, view: View | int, progress: DataProgress | Non
 def load_as_seen(config: DataConfig, pairs: Pairs, view: View | int, progress: DataProgress | None = None) -> Pixels:
     """Training images as another model sees them, in the same order: their middles, decoded when they are asked for,
     or drawn at its size."""
-    if config.source == SCENES:
-        return load_scenes(config, as_view(view).side, progress).train.pixels
+    source = find_source(config.source)
+    if source.is_drawn:
+        return source.draw(config, as_view(view).side, progress).train.pixels
     assert pairs.identities is not None
     images = {row.image.name: row.image for row in read_table(config).rows}
     digests = [f"{identity:016x}" for identity in pairs.identities.tolist()]
@@ -141,13 +192,13 @@ def _stream(images: Sequence[StoredImage], chosen: Mapping[int, Entry], view: Vi
     return StreamedPixels([images[at] for at in chosen], [entry.digest for entry in chosen.values()], view)
 
 
-def _place(config: DataConfig) -> str:
+def _source_key(config: DataConfig) -> str:
     """What tells apart the sources whose images have the same names."""
     return f"{os.path.abspath(config.source)} {config.pictures}" if Path(config.source).exists() else config.source
 
 
 def _streams(config: DataConfig, needed: int, free: int) -> tuple[bool, str]:
-    """Whether training images are decoded each time, and why; nothing is said where that is as asked or as usual."""
+    """Whether training images are decoded each time, and why; the reason is empty where that is as asked or usual."""
     if config.stream != AUTO:
         return config.stream == "always", ""
     if needed <= ROOM * free:

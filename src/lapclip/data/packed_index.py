@@ -9,7 +9,6 @@ A line is written after its pixels have reached the disk, so whatever a killed p
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator
@@ -20,13 +19,15 @@ from typing import Any
 
 import filelock
 
+from lapclip.paths import digest_of_bytes, write_atomic
+
 INDEX, LOCK = "index.jsonl", "lock"
-NOT_KEPT = -1
+NOT_STORED = -1
 
 
 def digest_of(data: bytes) -> str:
     """What identifies the bytes of a file."""
-    return hashlib.sha256(data).hexdigest()[:32]  # twice as fast as others where processors know it, as most do
+    return digest_of_bytes(data)[:32]
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ class Entry:
     stamp: str
     digest: str = ""
     """Of the bytes of its file: the first half of its SHA-256."""
-    row: int = NOT_KEPT
+    row: int = NOT_STORED
     """Where its pixels are; images with the same bytes share a row."""
     width: int = 0
     height: int = 0
@@ -51,7 +52,7 @@ class Entry:
         return self.width / self.height
 
 
-class Catalogue:
+class PackedIndex:
     """The lines of a folder, read once; whoever writes holds the lock."""
 
     def __init__(self, folder: Path, row_bytes: int) -> None:
@@ -101,7 +102,7 @@ class Catalogue:
             if good < index.stat().st_size:
                 os.truncate(index, good)
         else:
-            self._start_anew(self.pixels, [])
+            self._write_anew(self.pixels, [])
         self._sweep()
 
     def append(self, entries: Iterable[Entry]) -> None:
@@ -119,20 +120,16 @@ class Catalogue:
         return self.folder / f"pixels-{int(self.pixels.stem.rpartition('-')[2]) + 1}.bin"
 
     def replace(self, pixels: Path, entries: Iterable[Entry]) -> None:
-        """Another file of pixels with other lines, from here on."""
+        """Use another file of pixels with other lines from here on."""
         entries = list(entries)
-        self._start_anew(pixels, entries)
+        self._write_anew(pixels, entries)
         self.pixels, self.entries = pixels, {entry.name: entry for entry in entries}
         self.rows = max([0, *(entry.row + 1 for entry in entries)])
         self._sweep()
 
-    def _start_anew(self, pixels: Path, entries: Iterable[Entry]) -> None:
-        partial = self.folder / f"{INDEX}.partial"
-        with open(partial, "wb") as file:
-            file.write(_lines([{"pixels": pixels.name}, *map(_as_dict, entries)]))
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, self.folder / INDEX)
+    def _write_anew(self, pixels: Path, entries: Iterable[Entry]) -> None:
+        lines = _lines([{"pixels": pixels.name}, *map(_as_dict, entries)])
+        write_atomic(self.folder / INDEX, lines, durable=True)
 
     def _sweep(self) -> None:
         """Remove what killed processes left. Windows keeps files that another process still reads: next time."""

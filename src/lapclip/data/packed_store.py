@@ -8,7 +8,6 @@ a row.
 from __future__ import annotations
 
 import errno
-import hashlib
 import os
 import shutil
 import time
@@ -24,16 +23,14 @@ import numpy as np
 import PIL
 import torch
 
-from lapclip.data import decode as decoding
-from lapclip.data import pixels
-from lapclip.data.dataset import Pixels
-from lapclip.data.decode import MayPass, decode, look
-from lapclip.data.packed_index import NOT_KEPT, Catalogue, Entry, digest_of
-from lapclip.data.pixels import View, as_view, fit_image, squeeze_image
+from lapclip.data.dataset import Pixels, select_pixels
+from lapclip.data.decode import DECODING_VERSION, Decoded, MayPass, decode, read_header
+from lapclip.data.packed_index import NOT_STORED, Entry, PackedIndex, digest_of
+from lapclip.data.pixels import RESIZING_VERSION, View, as_view, fit_image, squeeze_image, whole_side
 from lapclip.data.table import Skipped, StoredImage
 from lapclip.errors import DataError, first_line
 from lapclip.machine.facts import logical_cores
-from lapclip.paths import cache_folder
+from lapclip.paths import cache_folder, digest_of_bytes
 from lapclip.progress import DataProgress
 
 MIDDLE, WHOLE = "middle", "whole"
@@ -55,44 +52,23 @@ class Packed:
     """Images that can be used, in the order they were given, and those that cannot."""
 
     stored: np.ndarray
-    """All rows of the store, memory-mapped; none where the images were looked at and not kept."""
-    kept: Sequence[int]
-    """Which of the given images can be used."""
+    """All rows of the store, memory-mapped; none where the images were decoded and not stored."""
+    usable: Sequence[int]
+    """Which of the given images can be used, as indices."""
     entries: Sequence[Entry]
     """What is known of each of these."""
     skipped: Sequence[Skipped]
 
     def pixels(self, entries: Iterable[Entry] | None = None) -> Pixels:
         """The squares of some of the images, or of all of them. Neighbours in the store are not copied."""
-        chosen = self.entries if entries is None else entries
-        rows = np.array([entry.row for entry in chosen], dtype=np.int64)
-        if not len(rows) or np.array_equal(rows, np.arange(rows[0], rows[0] + len(rows))):
-            return self.stored[rows[0] : rows[0] + len(rows)] if len(rows) else self.stored[:0]
-        return PackedRows(self.stored, rows)
-
-
-class PackedRows:
-    """Rows of a packed store in an order of their own."""
-
-    def __init__(self, stored: np.ndarray, rows: np.ndarray) -> None:
-        self._stored, self._rows = stored, rows
-        self.shape = (len(rows), *stored.shape[1:])
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    def __getitem__(self, rows: Any, /) -> np.ndarray:
-        return self._stored[self._rows[rows]]
+        return select_pixels(self.stored, [entry.row for entry in (self.entries if entries is None else entries)])
 
 
 def store_folder(source: str, view: View | int, fit: str) -> Path:
-    """Where the images of a source are kept. Changes with everything that decides what their pixels are."""
-    digest = hashlib.sha256(
-        f"{source} {as_view(view).key} {fit} {PIL.__version__} {torch.__version__}".encode("utf-8", "surrogatepass")
-    )
-    for module in (decoding, pixels):
-        digest.update(Path(module.__file__ or "").read_bytes().replace(b"\r\n", b"\n"))
-    return cache_folder() / f"packed-{digest.hexdigest()[:16]}"
+    """Where the images of a source are cached. Changes with everything that decides what their pixels are."""
+    versions = f"{DECODING_VERSION} {RESIZING_VERSION} {PIL.__version__} {torch.__version__}"
+    key = f"{source} {as_view(view).key} {fit} {versions}".encode("utf-8", "surrogatepass")
+    return cache_folder() / f"packed-{digest_of_bytes(key)[:16]}"
 
 
 def use_store(source: str, view: View | int, fit: str) -> Path:
@@ -115,6 +91,11 @@ def room_needed(folder: Path, count: int, side: int) -> int:
     return max(0, count * side * side * 3 - there)
 
 
+def store_bytes(training: int, held_out: int, side: int) -> int:
+    """Bytes of a packed store, a byte a colour of each pixel. Training images are stored larger than they are seen."""
+    return 3 * (training * whole_side(side) ** 2 + held_out * side**2)
+
+
 def room_left(folder: Path) -> int:
     """Bytes that the disk of a folder has left."""
     while not folder.exists() and folder != folder.parent:
@@ -122,9 +103,9 @@ def room_left(folder: Path) -> int:
     return shutil.disk_usage(folder).free
 
 
-def prepare(data: bytes, view: View | int, fit: str) -> tuple[np.ndarray, decoding.Decoded]:
+def prepare(data: bytes, view: View | int, fit: str) -> tuple[np.ndarray, Decoded]:
     """The square of an image, from the bytes of its file."""
-    header, view = look(data), as_view(view)
+    header, view = read_header(data), as_view(view)
     with header.turn():
         if fit == MIDDLE:  # never at a fraction of its size: scores are those of the very images
             decoded = decode(header, put_off=True)
@@ -140,59 +121,59 @@ def pack(
     fit: str,
     progress: DataProgress | None = None,
     *,
-    keep: bool = True,
+    store: bool = True,
     threads: int | None = None,
 ) -> Packed:
-    """Images as squares in a store, made where they are not there yet. With `keep` off they are only looked at:
+    """Images as squares in a store, made where they are not there yet. With `store` off they are only checked:
     each is decoded once to know that it can be, and its pixels are dropped."""
-    tell = progress or (lambda done, total, what="", /: None)
+    report = progress or (lambda done, total, what="", /: None)
     side = as_view(view).side
-    catalogue = Catalogue(folder, side * side * 3)
-    doing = "packing" if keep else "looking at"
-    can_stream = keep and fit == WHOLE  # held-out images are always packed
+    index = PackedIndex(folder, side * side * 3)
+    doing = "packing" if store else "checking"
+    can_stream = store and fit == WHOLE  # held-out images are always packed
     try:
-        with catalogue.lock(lambda: tell(0, len(images), "waiting for another process that packs")):
-            catalogue.open()
-            stamps, skipped = _stamps(images, tell)
-            missing = [at for at, stamp in stamps.items() if not _known(catalogue, images[at].name, stamp, keep)]
-            if keep:
-                _check_room(folder, len(missing) * catalogue.row_bytes, can_stream)
+        with index.lock(lambda: report(0, len(images), "waiting for another process that packs")):
+            index.open()
+            stamps, skipped = _stamps(images, report)
+            missing = [at for at, stamp in stamps.items() if not _known(index, images[at].name, stamp, store)]
+            if store:
+                _check_room(folder, len(missing) * index.row_bytes, can_stream)
             if missing:
                 work = [(images[at], stamps[at]) for at in missing]
-                told = lambda done: tell(len(images) - len(missing) + done, len(images), doing)  # noqa: E731
-                skipped += _Packer(catalogue, view, fit, keep).work(work, threads or logical_cores(), told)
-            return _result(catalogue, images, stamps, skipped, side, keep)
+                count = lambda done: report(len(images) - len(missing) + done, len(images), doing)  # noqa: E731
+                skipped += _Packer(index, view, fit, store).work(work, threads or logical_cores(), count)
+            return _result(index, images, stamps, skipped, side, store)
     except OSError as error:
-        raise _cannot_write(folder, len(images) * catalogue.row_bytes if keep else 0, error, can_stream) from error
+        raise _cannot_write(folder, len(images) * index.row_bytes if store else 0, error, can_stream) from error
 
 
 class _Packer:
     """Decodes in threads and writes in order, so that the store is the same however many threads there are."""
 
-    def __init__(self, catalogue: Catalogue, view: View | int, fit: str, keep: bool) -> None:
-        self.catalogue, self.view, self.fit, self.keep = catalogue, view, fit, keep
-        usable = (entry for entry in catalogue.entries.values() if not entry.broken)
-        self.by_digest = {entry.digest: entry for entry in usable if entry.row != NOT_KEPT or not keep}
-        self.rows = catalogue.rows
+    def __init__(self, index: PackedIndex, view: View | int, fit: str, store: bool) -> None:
+        self.index, self.view, self.fit, self.store = index, view, fit, store
+        usable = (entry for entry in index.entries.values() if not entry.broken)
+        self.by_digest = {entry.digest: entry for entry in usable if entry.row != NOT_STORED or not store}
+        self.rows = index.rows
         self.waiting: list[Entry] = []
 
-    def work(self, images: list[tuple[StoredImage, str]], threads: int, told: Callable[[int], None]) -> list[Skipped]:
+    def work(self, images: list[tuple[StoredImage, str]], threads: int, count: Callable[[int], None]) -> list[Skipped]:
         """Pack images with their stamps; returns those that could not be read at all."""
         skipped: list[Skipped] = []
-        self.catalogue.pixels.touch()
-        file = open(self.catalogue.pixels, "r+b")  # noqa: SIM115 (closing must not hide why writing failed)
+        self.index.pixels.touch()
+        file = open(self.index.pixels, "r+b")  # noqa: SIM115 (closing must not hide why writing failed)
         try:
-            file.seek(self.rows * self.catalogue.row_bytes)  # over what a killed process wrote and did not list
+            file.seek(self.rows * self.index.row_bytes)  # over what a killed process wrote and did not list
             saved = time.monotonic()
-            for done, made in enumerate(_in_order(self._prepared, images, threads), start=1):
-                if isinstance(made, Skipped):
-                    skipped.append(made)
+            for done, prepared in enumerate(_in_order(self._prepared, images, threads), start=1):
+                if isinstance(prepared, Skipped):
+                    skipped.append(prepared)
                 else:
-                    self._add(file, *made)
+                    self._add(file, *prepared)
                 if time.monotonic() - saved > SAVED_EVERY:
                     self._save(file)
                     saved = time.monotonic()
-                told(done)
+                count(done)
         except OSError:
             raise
         except BaseException:  # Ctrl-C, too: what is done is done
@@ -206,25 +187,25 @@ class _Packer:
                 file.close()
         return skipped
 
-    def _prepared(self, picture: StoredImage, stamp: str) -> tuple[Entry, np.ndarray | None] | Skipped:
+    def _prepared(self, image: StoredImage, stamp: str) -> tuple[Entry, np.ndarray | None] | Skipped:
         """In a thread: read, and decode unless the same bytes are there already."""
         try:
-            data = picture.read()
+            data = image.read()
         except (OSError, ValueError) as error:
-            return Skipped(picture.name, f"it cannot be read ({first_line(error)})")
+            return Skipped(image.name, f"it cannot be read ({first_line(error)})")
         digest = digest_of(data)
         if digest in self.by_digest:
-            return Entry(picture.name, stamp, digest), None
+            return Entry(image.name, stamp, digest), None
         try:
             square, decoded = prepare(data, self.view, self.fit)
         except MayPass as error:
-            return Skipped(picture.name, error.message)
+            return Skipped(image.name, error.message)
         except DataError as error:
-            return Entry(picture.name, stamp, digest, broken=error.message), None
+            return Entry(image.name, stamp, digest, broken=error.message), None
         entry = Entry(
-            picture.name, stamp, digest, NOT_KEPT, decoded.width, decoded.height, tuple(sorted(decoded.marks))
+            image.name, stamp, digest, NOT_STORED, decoded.width, decoded.height, tuple(sorted(decoded.marks))
         )
-        return entry, square if self.keep else None
+        return entry, square if self.store else None
 
     def _add(self, file: Any, entry: Entry, square: np.ndarray | None) -> None:
         if not entry.broken:
@@ -241,7 +222,7 @@ class _Packer:
         """Pixels first, then the lines that name them."""
         file.flush()
         os.fsync(file.fileno())
-        self.catalogue.append(self.waiting)
+        self.index.append(self.waiting)
         self.waiting = []
 
 
@@ -252,8 +233,8 @@ def _in_order(
     pool = ThreadPoolExecutor(threads, thread_name_prefix="lapclip-packing")
     try:
         waiting: deque[Future] = deque()
-        for picture, stamp in images:
-            waiting.append(pool.submit(make, picture, stamp))
+        for image, stamp in images:
+            waiting.append(pool.submit(make, image, stamp))
             if len(waiting) > AHEAD * threads:
                 yield waiting.popleft().result()
         while waiting:
@@ -262,78 +243,78 @@ def _in_order(
         pool.shutdown(cancel_futures=True)
 
 
-def _stamps(images: Sequence[StoredImage], tell: DataProgress) -> tuple[dict[int, str], list[Skipped]]:
-    """The stamps of the images that are there, by their place, and the others."""
+def _stamps(images: Sequence[StoredImage], report: DataProgress) -> tuple[dict[int, str], list[Skipped]]:
+    """The stamps of the images that are there, by their index, and the others."""
     stamps: dict[int, str] = {}
     skipped: list[Skipped] = []
     began = time.monotonic()
-    for at, picture in enumerate(images):
+    for at, image in enumerate(images):
         try:
-            stamps[at] = picture.stamp()
+            stamps[at] = image.stamp()
         except FileNotFoundError:
-            skipped.append(Skipped(picture.name, "there is no such file"))
+            skipped.append(Skipped(image.name, "there is no such file"))
         except (OSError, ValueError) as error:
-            skipped.append(Skipped(picture.name, f"it cannot be read ({first_line(error)})"))
+            skipped.append(Skipped(image.name, f"it cannot be read ({first_line(error)})"))
         if at % 1000 == 999 and time.monotonic() - began > 1:
-            tell(at + 1, len(images), "looking for")
+            report(at + 1, len(images), "looking for")
     return stamps, skipped
 
 
-def _known(catalogue: Catalogue, name: str, stamp: str, keep: bool) -> bool:
-    entry = catalogue.entries.get(name)
+def _known(index: PackedIndex, name: str, stamp: str, store: bool) -> bool:
+    entry = index.entries.get(name)
     if entry is None or entry.stamp != stamp:
         return False
-    return bool(entry.broken) or not keep or entry.row != NOT_KEPT
+    return bool(entry.broken) or not store or entry.row != NOT_STORED
 
 
 def _result(
-    catalogue: Catalogue,
+    index: PackedIndex,
     images: Sequence[StoredImage],
     stamps: dict[int, str],
     skipped: list[Skipped],
     side: int,
-    keep: bool,
+    store: bool,
 ) -> Packed:
-    kept, broken = [], []
+    usable, broken = [], []
     for at, stamp in stamps.items():
         name = images[at].name
-        if _known(catalogue, name, stamp, keep):  # else it could not be read now
-            (broken if catalogue.entries[name].broken else kept).append(at)
-    skipped = [*skipped, *(Skipped(images[at].name, catalogue.entries[images[at].name].broken) for at in broken)]
-    if keep:
-        _rebuild_if_sparse(catalogue)
-    entries = [catalogue.entries[images[at].name] for at in kept]
-    return Packed(_stored(catalogue, side, keep), kept, entries, skipped)
+        if _known(index, name, stamp, store):  # else it could not be read now
+            (broken if index.entries[name].broken else usable).append(at)
+    skipped = [*skipped, *(Skipped(images[at].name, index.entries[images[at].name].broken) for at in broken)]
+    if store:
+        _rebuild_if_sparse(index)
+    entries = [index.entries[images[at].name] for at in usable]
+    return Packed(_stored(index, side, store), usable, entries, skipped)
 
 
-def _stored(catalogue: Catalogue, side: int, keep: bool) -> np.ndarray:
-    if not keep or not catalogue.rows:  # an empty file cannot be mapped
+def _stored(index: PackedIndex, side: int, store: bool) -> np.ndarray:
+    if not store or not index.rows:  # an empty file cannot be mapped
         return np.zeros((0, side, side, 3), np.uint8)
-    return np.memmap(catalogue.pixels, np.uint8, "r", shape=(catalogue.rows, side, side, 3))
+    return np.memmap(index.pixels, np.uint8, "r", shape=(index.rows, side, side, 3))
 
 
-def _rebuild_if_sparse(catalogue: Catalogue) -> None:
+def _rebuild_if_sparse(index: PackedIndex) -> None:
     """Copy what is in use to a file of its own, where that is less than a quarter of the store. Images that are not
     asked for now are in use as well: they may be those of another split."""
-    entries = list(catalogue.entries.values())
-    rows = sorted({entry.row for entry in entries} - {NOT_KEPT})
-    dead = catalogue.rows - len(rows)
+    entries = list(index.entries.values())
+    rows = sorted({entry.row for entry in entries} - {NOT_STORED})
+    dead = index.rows - len(rows)
     if dead < SPARE_ROWS or dead < 3 * len(rows):
         return
-    places = {row: place for place, row in enumerate(rows)}
-    target = catalogue.next_pixels()
+    new_rows = {row: at for at, row in enumerate(rows)}
+    target = index.next_pixels()
     try:
-        with open(catalogue.pixels, "rb") as old, open(target, "wb") as new:
+        with open(index.pixels, "rb") as old, open(target, "wb") as new:
             for row in rows:
-                old.seek(row * catalogue.row_bytes)
-                new.write(old.read(catalogue.row_bytes))
+                old.seek(row * index.row_bytes)
+                new.write(old.read(index.row_bytes))
             new.flush()
             os.fsync(new.fileno())
     except OSError:  # no room for both: the sparse one serves as well
         with suppress(OSError):
             target.unlink()
         return
-    catalogue.replace(target, [replace(entry, row=places.get(entry.row, NOT_KEPT)) for entry in entries])
+    index.replace(target, [replace(entry, row=new_rows.get(entry.row, NOT_STORED)) for entry in entries])
 
 
 def _check_room(folder: Path, needed: int, can_stream: bool) -> None:

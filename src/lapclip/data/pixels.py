@@ -1,21 +1,15 @@
-"""Images as numbers: resize, normalise, and the store of drawn images.
+"""Images as numbers: how a model sees them, resized and normalised.
 
 Shapes: B batch, C colour channels, S image side.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 import os
-import shutil
-import time
-from collections.abc import Iterable, Sequence
 from dataclasses import astuple, dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -27,6 +21,8 @@ from lapclip.config import ModelConfig
 from lapclip.data.decode import Decoded, as_decoded, decode
 from lapclip.errors import DataError, first_line
 
+RESIZING_VERSION = 1
+"""Part of the key of packed stores: raise it with every change that resizes some image to other pixels."""
 LONGEST = 32
 """Lengths to widths of an image beyond which its ends are cut off before its middle is enlarged."""
 
@@ -67,24 +63,24 @@ def as_view(view: View | int) -> View:
     return View(view) if isinstance(view, int) else view
 
 
-def middle_square(picture: str | os.PathLike | Image.Image, view: View | int) -> np.ndarray:
+def middle_square(image: str | os.PathLike | Image.Image, view: View | int) -> np.ndarray:
     """What a model sees of an image, from a path or as it is: its middle, uint8 of shape (side, side, 3)."""
-    decoded, view = open_image(picture), as_view(view)
+    decoded, view = open_image(image), as_view(view)
     return view.finish(decoded, fit_image(decoded.image, view))
 
 
-def open_image(picture: str | os.PathLike | Image.Image) -> Decoded:
+def open_image(image: str | os.PathLike | Image.Image) -> Decoded:
     """An image from a path or as it is, upright and in RGB; its colour profile may be left for later."""
     try:
-        if isinstance(picture, Image.Image):
-            return as_decoded(picture)
-        return decode(Path(picture).read_bytes(), put_off=True)
+        if isinstance(image, Image.Image):
+            return as_decoded(image)
+        return decode(Path(image).read_bytes(), put_off=True)
     except FileNotFoundError:
-        raise DataError(f"No such image: {picture}.") from None
+        raise DataError(f"No such image: {image}.") from None
     except DataError as error:
-        raise DataError(f"{picture} cannot be read as an image: {error.message}.", hint=error.hint) from None
+        raise DataError(f"{image} cannot be read as an image: {error.message}.", hint=error.hint) from None
     except (OSError, ValueError, SyntaxError) as error:
-        raise DataError(f"{picture} cannot be read as an image: {first_line(error)}.") from None
+        raise DataError(f"{image} cannot be read as an image: {first_line(error)}.") from None
 
 
 def fit_image(image: Image.Image, view: View | int) -> np.ndarray:
@@ -146,57 +142,6 @@ def normalise(pixels_BSSC: Tensor, shape: ModelConfig) -> Tensor:
 
 @cache
 def _mean_and_std(mean: str, std: str, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Kept on the device: sending them each step would make it wait."""
+    """Cached on the device: sending them each step would make it wait."""
     first, second = (torch.tensor([float(number) for number in text.split()], device=device) for text in (mean, std))
     return first * 255, second * 255
-
-
-class PixelStore:
-    """Images of one size in one memory-mapped file, with a table beside it. Complete or not there at all."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    def read(self) -> tuple[np.ndarray, Any, str] | None:
-        """The images, their table and the digest of both, or None where they have to be made."""
-        try:
-            saved = json.loads((self.folder / "table.json").read_text(encoding="utf-8"))
-            return np.load(self.folder / "pixels.npy", mmap_mode="r"), saved["table"], saved["digest"]
-        except (OSError, ValueError, KeyError):
-            return None
-
-    def write(self, images: Iterable[np.ndarray], shape: Sequence[int], table: Any) -> None:
-        """Write to a temporary name and rename, so that a half-written store is never read."""
-        partial = self.folder.with_name(f"{self.folder.name}.{os.getpid()}.partial")
-        try:
-            self._sweep()
-            partial.mkdir(parents=True, exist_ok=True)
-            digest = hashlib.sha256(json.dumps(table).encode())
-            # Written in sequence, not through a memory map: there a full disk would be a signal instead of an error.
-            with open(partial / "pixels.npy", "wb") as file:
-                header = {"descr": "|u1", "fortran_order": False, "shape": tuple(shape)}
-                np.lib.format.write_array_header_1_0(file, header)
-                for picture in images:
-                    file.write(picture.tobytes())
-                    digest.update(picture.tobytes())
-            (partial / "table.json").write_text(
-                json.dumps({"digest": digest.hexdigest(), "table": table}), encoding="utf-8"
-            )
-            if self.read() is None:  # else another process finished the same store first
-                shutil.rmtree(self.folder, ignore_errors=True)
-                os.replace(partial, self.folder)
-        except OSError as error:
-            if self.read() is not None:
-                return
-            raise DataError(
-                f"Cannot write images to {self.folder}: {error.strerror or error}.",
-                hint="LAPCLIP_CACHE=FOLDER lapclip train, with a folder that can be written to and has room",
-            ) from error
-        finally:
-            shutil.rmtree(partial, ignore_errors=True)
-
-    def _sweep(self) -> None:
-        """Remove what killed processes left half-written a day ago or more."""
-        for stale in self.folder.parent.glob("*.partial"):
-            if time.time() - stale.stat().st_mtime > 86_400:
-                shutil.rmtree(stale, ignore_errors=True)

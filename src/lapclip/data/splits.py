@@ -10,7 +10,7 @@ from lapclip.errors import DataError
 
 HELD_OUT = 0.1
 """Share of the images in each of `val` and `test`, where the data has no splits of its own."""
-SPLITS = ("train", "val", "test")
+TRAIN = "train"
 _WORDS = {
     "train": ("train", "training", "trainval", "restval", "trn"),
     "val": ("val", "valid", "validation", "validate", "dev", "development", "eval"),
@@ -28,39 +28,39 @@ def assign_splits(rows: Sequence[Row], seed: int) -> list[str]:
     """The split of each row: the data's own where it has one, else drawn from the image's name and the seed alone.
 
     Where the data names splits, images without one are for training. Where it holds nothing back for choosing the
-    best model (`val`), that part is drawn from the training images.
+    best model (`val`), those images are drawn from the training images.
     """
     named = {row.split for row in rows} - {""}
-    splits = [row.split or "train" for row in rows]
-    if "val" in named or (named and "train" not in splits):
+    splits = [row.split or TRAIN for row in rows]
+    if "val" in named or (named and TRAIN not in splits):
         return splits
-    places = {index: _place(row.image.name, seed) for index, row in enumerate(rows) if splits[index] == "train"}
-    for index, place in places.items():
-        if place < HELD_OUT:
+    draws = {index: _draw(row.image.name, seed) for index, row in enumerate(rows) if splits[index] == TRAIN}
+    for index, drawn in draws.items():
+        if drawn < HELD_OUT:
             splits[index] = "val"
-        elif not named and place < 2 * HELD_OUT:
+        elif not named and drawn < 2 * HELD_OUT:
             splits[index] = "test"
-    # Among very few images chance may leave a part empty that no run can do without.
-    in_order = sorted(places, key=places.__getitem__)
+    # Among very few images chance may leave a split empty that no run can do without.
+    in_order = sorted(draws, key=draws.__getitem__)
     if len(in_order) > 1 and "val" not in splits:
         splits[in_order[0]] = "val"
-    if len(in_order) > 1 and "train" not in splits:
-        splits[in_order[-1]] = "train"
+    if len(in_order) > 1 and TRAIN not in splits:
+        splits[in_order[-1]] = TRAIN
     return splits
 
 
 def check_trainable(splits: Iterable[str]) -> None:
     """Raise where nothing is for training, or nothing is held back to choose the best model with."""
     found = dict.fromkeys(splits)
-    missing = next((split for split in ("train", "val") if split not in found), None)
+    missing = next((split for split in (TRAIN, "val") if split not in found), None)
     if missing:
         raise DataError(
-            f"The data has nothing to {'train on' if missing == 'train' else 'choose the best model with'}: "
+            f"The data has nothing to {'train on' if missing == TRAIN else 'choose the best model with'}: "
             f"its images are all for {' and '.join(found) or 'nothing'}.",
             hint='--set data.split_column="", which draws new splits, or name the whole data set, not one part of it',
         )
 
 
-def _place(name: str, seed: int) -> float:
+def _draw(name: str, seed: int) -> float:
     """A number from 0 to 1 that depends on the image's name and the seed alone."""
     return int.from_bytes(hashlib.sha256(f"{seed} {name}".encode("utf-8", "surrogatepass")).digest()[:8]) / 2**64

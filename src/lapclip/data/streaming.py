@@ -2,7 +2,7 @@
 
 Before a run each image is decoded once, so that those that cannot be are left out together with their captions. What
 fails later has changed since or cannot be read any more; the run then ends and names it. It is never replaced by
-another image, because that would be learnt with the wrong words, and a resumed run would not see the same pairs.
+another image, because that would be learnt with the wrong captions, and a resumed run would not see the same pairs.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ class StreamedPixels:
     def __getitem__(self, rows: Any, /) -> np.ndarray:
         if isinstance(rows, (int, np.integer)):
             return self._decoded(range(len(self))[rows])
-        wanted = np.arange(len(self))[rows]
-        squares = np.empty((len(wanted), *self.shape[1:]), np.uint8)
-        # In the order of the store, because neighbours are often in one file.
-        places = np.argsort(wanted, kind="stable")
-        for place, square in zip(places, self._pool.map(self._decoded, wanted[places]), strict=True):
-            squares[place] = square
+        asked = np.arange(len(self))[rows]
+        squares = np.empty((len(asked), *self.shape[1:]), np.uint8)
+        # In the order of the table, because neighbours are often in one file.
+        order = np.argsort(asked, kind="stable")
+        for at, square in zip(order, self._pool.map(self._decoded, asked[order]), strict=True):
+            squares[at] = square
         return squares
 
     @cached_property

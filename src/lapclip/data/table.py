@@ -1,12 +1,16 @@
-"""What a source says before any image is opened: which images there are, their captions and their splits."""
+"""What a source lists before any image is opened: which images there are, their captions and their splits."""
 
 from __future__ import annotations
 
+import io
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
+
+import numpy as np
+from PIL import Image
 
 from lapclip.text import printable
 
@@ -70,6 +74,22 @@ class ImageInTar:
         return found
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class DrawnImage:
+    """An image that was drawn, as the file it could be."""
+
+    name: str
+    pixels: np.ndarray
+
+    def stamp(self) -> str:
+        return self.name
+
+    def read(self) -> bytes:
+        file = io.BytesIO()
+        Image.fromarray(np.asarray(self.pixels)).save(file, "PNG", compress_level=1)
+        return file.getvalue()
+
+
 @dataclass(frozen=True, slots=True)
 class Row:
     """An image, its captions, and the split the data gives it; an empty split is decided by `splits`."""
@@ -107,11 +127,11 @@ class Table:
     classes: Sequence[str] = ()
     """The names of the classes, where the source is a folder of class folders; else empty."""
     labels: Sequence[int] = ()
-    """The class of each row, as its place in `classes`; empty where there are none."""
+    """The class of each row, as its index in `classes`; empty where there are none."""
     records: int = 0
     """What the source names: each caption of an image, and each image or line that has none."""
     repeated: int = 0
-    """Captions that say again what the same image has already."""
+    """Captions that the same image has already."""
 
     def too_broken(self, broken: int, limit: float) -> tuple[bool, bool]:
         """Whether more than a share of the images, of which so many turned out to be broken, and whether more than

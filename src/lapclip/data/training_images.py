@@ -1,4 +1,4 @@
-"""Which images a run learns from, kept with it, so that an evaluation knows which ones are no test."""
+"""Which images a run learns from, saved with it, so that an evaluation knows which ones are no test."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ SEEN = "seen.npy"
 
 
 def save_seen(identities: np.ndarray | None, path: Path, start: str = "") -> None:
-    """Keep the identities of training images, and of those that the model to start from had seen; nothing where they
+    """Save the identities of training images, and of those that the model to start from had seen; nothing where they
     are drawn."""
     earlier = _read(seen_by(start))
     if identities is not None or earlier is not None:
@@ -21,9 +21,9 @@ def save_seen(identities: np.ndarray | None, path: Path, start: str = "") -> Non
 
 
 def seen_by(model: str) -> Path:
-    """Where a run, or the run whose model it is, keeps what it learnt from; not there for other models."""
-    place = Path(model)
-    return place / SEEN if (place / SEEN).exists() else place.parent / SEEN
+    """Where a run, or the run whose model it is, saves what it learnt from; not there for other models."""
+    path = Path(model)
+    return path / SEEN if (path / SEEN).exists() else path.parent / SEEN
 
 
 def count_seen(identities: np.ndarray | None, path: Path) -> int | None:

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lapclip.data.tokenizers import BytePairTokenizer, CharacterTokenizer, Tokenizer
-from lapclip.data.tokenizers.bpe import WORD_END
-from lapclip.data.tokenizers.clean import WORDS
+from lapclip.data.tokenizers.bpe import WORD_END, WORDS
 from lapclip.data.tokenizers.pretrained_tokenizer import ForeignTokenizer
 from lapclip.errors import WeightsError
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from lapclip.data.sources.image_files import ENDINGS
+from lapclip.data.image_folders import ENDINGS
 from lapclip.errors import DataError
 
 LEFT_OUT = ("@eaDir", "$RECYCLE.BIN", "__MACOSX")

@@ -249,12 +249,12 @@ def _shifted(colour: Colour, dice: Dice) -> Colour:
     return red, green, blue
 
 
-def _noisy(picture: np.ndarray, dice: Dice) -> np.ndarray:
+def _noisy(image: np.ndarray, dice: Dice) -> np.ndarray:
     top, left = dice.whole(0, NOISE_SIDE), dice.whole(0, NOISE_SIDE)
     tile = _noise_tile()
-    rows, columns = (np.arange(first, first + len(picture)) % len(tile) for first in (top, left))
+    rows, columns = (np.arange(first, first + len(image)) % len(tile) for first in (top, left))
     noise = tile[rows[:, None], columns[None, :]]
-    return np.clip(picture + noise, 0, 255).astype(np.uint8)
+    return np.clip(image + noise, 0, 255).astype(np.uint8)
 
 
 @cache

@@ -279,8 +279,8 @@ def _bus(pen: Pen) -> None:
     _wheels(pen, (0.24, 0.76), 0.115)
 
 
-def _wheels(pen: Pen, places: tuple[float, float], radius: float) -> None:
-    for x in places:
+def _wheels(pen: Pen, centres: tuple[float, float], radius: float) -> None:
+    for x in centres:
         pen.ellipse(x, 1 - radius, radius, radius, BLACK)
         pen.ellipse(x, 1 - radius, radius * 0.45, radius * 0.45, SILVER, detail=True)
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Iterable, Sequence
 
 from lapclip.config import DataConfig
-from lapclip.data.sources.collect_rows import Gathering
-from lapclip.data.sources.image_files import is_image
+from lapclip.data.image_folders import is_image
+from lapclip.data.reading.row_collector import RowCollector
+from lapclip.data.sources.registry import FileFormat, Files, Form, Specificity, register
 from lapclip.data.splits import split_named
 from lapclip.data.table import ImageFile
 from lapclip.errors import DataError
@@ -16,40 +16,50 @@ from lapclip.errors import DataError
 _NUMBER = re.compile(r"^\d+\s*[._-]\s*(?=\D)")
 
 
+@register
+class ClassFolders(FileFormat):
+    """A folder a class, alone or below a folder a split."""
+
+    label = "class folders"
+
+    def recognise(self, names: Sequence[str]) -> Iterable[Form]:
+        if has_classes(names):
+            yield Form(Specificity.CLASS_FOLDERS, names, format=self)
+
+    def read(self, files: Files, config: DataConfig, collector: RowCollector) -> str:
+        prompts = [prompt.strip() for prompt in config.prompts.split("|") if prompt.strip()]
+        if not prompts or any("{}" not in prompt for prompt in prompts):
+            raise DataError(
+                "data.prompts must have {} where the name of the class goes.",
+                hint="--set data.prompts='a photo of a {}.'",
+            )
+        images = [name for name in files.names if is_image(name)]
+        with_splits = _has_splits(images)
+        found = [_class_of(name, with_splits) for name in images]
+        # A number in front is a class's number in a list only where each class has one; else it may be a 3-wheeler.
+        numbered = all(_NUMBER.match(folder) for folder, _ in found if folder)
+        classes: dict[str, None] = {}
+        for name, (folder, split) in zip(images, found, strict=True):
+            if not folder:
+                collector.skip(name, "in no class folder")
+                continue
+            label = readable(folder, numbered)
+            classes[label] = None
+            collector.label(name, label)
+            for prompt in prompts:
+                collector.add(ImageFile(files.root / name, name), prompt.replace("{}", label), split, name)
+        how = f"{len(classes)} classes ({', '.join(list(classes)[:4])}{', ...' if len(classes) > 4 else ''})"
+        shown = " | ".join(prompts[:3]) + (f" and {len(prompts) - 3} more" if len(prompts) > 3 else "")
+        return f"{how}; captions from data.prompts: {shown}"
+
+
 def has_classes(files: Sequence[str]) -> bool:
     """Whether most of the images lie in at least two folders that can be classes."""
     images = [name for name in files if is_image(name)]
     with_splits = _has_splits(images)
-    placed = [_class_of(name, with_splits)[0] for name in images]
-    inside = [name for name in placed if name]
+    found = [_class_of(name, with_splits)[0] for name in images]
+    inside = [name for name in found if name]
     return len(set(inside)) > 1 and 2 * len(inside) > len(images)
-
-
-def read_classes(root: Path, files: Sequence[str], config: DataConfig, into: Gathering) -> tuple[str, dict[str, str]]:
-    """Add the images of each class with captions from the prompts. Returns what was found, and their classes."""
-    prompts = [prompt.strip() for prompt in config.prompts.split("|") if prompt.strip()]
-    if not prompts or any("{}" not in prompt for prompt in prompts):
-        raise DataError(
-            "data.prompts must have {} where the name of the class goes.", hint="--set data.prompts='a photo of a {}.'"
-        )
-    images = [name for name in files if is_image(name)]
-    with_splits = _has_splits(images)
-    placed = [_class_of(name, with_splits) for name in images]
-    # A number in front is a class's place in a list only where each class has one; else it may be a 3-wheeler.
-    numbered = all(_NUMBER.match(folder) for folder, _ in placed if folder)
-    labels: dict[str, str] = {}
-    for name, (folder, split) in zip(images, placed, strict=True):
-        if not folder:
-            into.skip(name, "in no class folder")
-            continue
-        label = readable(folder, numbered)
-        labels[name] = label
-        for prompt in prompts:
-            into.add(ImageFile(root / name, name), prompt.replace("{}", label), split, name)
-    classes = dict.fromkeys(labels.values())
-    how = f"{len(classes)} classes ({', '.join(list(classes)[:4])}{', ...' if len(classes) > 4 else ''})"
-    shown = " | ".join(prompts[:3]) + (f" and {len(prompts) - 3} more" if len(prompts) > 3 else "")
-    return f"{how}; captions from data.prompts: {shown}", labels
 
 
 def _has_splits(images: Sequence[str]) -> bool:

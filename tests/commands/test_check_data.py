@@ -1,0 +1,147 @@
+"""`lapclip data check`: what it finds in data that has one of everything odd, and what it says of training."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from pathlib import Path
+
+import pytest
+
+from lapclip import __version__
+from lapclip.commands.check_data import check_data, outlook, settings_for
+from lapclip.config import DataConfig
+from lapclip.data.loading import load_data
+from lapclip.data.packed_store import store_bytes
+from lapclip.errors import DataError
+from lapclip.machine.measurement_cache import Notebook
+from lapclip.training.epoch_time import epoch_seconds
+from tests.data.check.made import encoded, odd_folder, odd_images, scene, write_csv
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> dict:
+    return check_data(str(odd_folder(tmp_path_factory.mktemp("odd"))), "first-run", ["data.tokenizer=clip"])
+
+
+def finding(found: dict, kind: str) -> dict:
+    (only,) = [each for each in found["findings"] if each["kind"] == kind]
+    return only
+
+
+def test_counts_are_those_of_the_data(found: dict) -> None:
+    names = odd_images()
+    assert (found["images"], found["captions"]) == (len(names), len(names) + 4)
+    assert found["splits"] == {
+        "train": {"images": len(names) - 2, "captions": len(names) + 2},
+        "val": {"images": 2, "captions": 2},
+    }
+
+
+@pytest.mark.parametrize(
+    ("kind", "example"),
+    [
+        ("unreadable", "words.jpg"),
+        ("truncated", "early.jpg"),
+        ("cmyk", "print.jpg"),
+        ("sixteen_bit", "deep.png"),
+        ("transparent", "clear.png"),
+        ("animated", "moving.gif"),
+        ("rotated", "turned.jpg"),
+        ("tiny", "speck.png"),
+        ("duplicate_images", "plain0.jpg = again.jpg"),
+        ("near_duplicate_images", "plain1.jpg = halved.jpg"),
+        ("image_in_two_splits", "plain0.jpg (train) = again.jpg (val)"),
+        ("captions_cut", "very very"),
+        ("script", "一只红色的自行车"),
+    ],
+)
+def test_each_kind_of_oddness_is_found_once_and_named(found: dict, kind: str, example: str) -> None:
+    each = finding(found, kind)
+    assert each["count"] == 1
+    assert each["examples"][0].startswith(example)
+    assert each["title"]
+    assert each["advice"]
+
+
+def test_equal_captions_of_different_images_are_counted(found: dict) -> None:
+    assert finding(found, "duplicate_captions")["count"] == 2
+    assert finding(found, "duplicate_captions")["examples"] == ["a red bicycle (2 images)"]
+
+
+def test_the_gravest_findings_come_first(found: dict) -> None:
+    order = ["alarm", "warning", "note"]
+    places = [order.index(each["severity"]) for each in found["findings"]]
+    assert places == sorted(places)
+    assert finding(found, "image_in_two_splits")["severity"] == "alarm"
+    assert finding(found, "unreadable")["severity"] == "alarm"  # two of sixteen are more than data.broken_share
+
+
+def test_needs_leave_out_what_cannot_be_read(found: dict) -> None:
+    side = found["needs"]["image_size"]
+    assert found["needs"]["store_bytes"] == store_bytes(found["images"] - 4, 2, side)  # two cannot be read, two are val
+    assert found["needs"]["epoch_seconds"] > 0
+    assert "16 pairs timed now on" in found["needs"]["epoch_seconds_from"]
+
+
+def test_clean_data_has_no_findings_and_a_ceiling_of_one(tmp_path: Path) -> None:
+    images = {f"{seed}.jpg": encoded(scene(seed)) for seed in range(12)}
+    rows = [(name, f"{'very ' * at}good", "val" if at in (3, 4) else "train") for at, name in enumerate(images)]
+    found = check_data(str(write_csv(tmp_path, images, rows)), "first-run", [])
+    assert found["findings"] == []
+    assert found["ceilings"] == {"val": {"t2i_r1": 1.0, "i2t_r1": 1.0, "told_apart": 1.0}}
+    assert found["tokenizer"]["kind"] == "characters"
+
+
+def test_characters_that_training_never_shows_are_named(tmp_path: Path) -> None:
+    images = {"a.jpg": encoded(scene(1)), "b.jpg": encoded(scene(2)), "c.jpg": encoded(scene(3))}
+    rows = [("a.jpg", "a dog", "train"), ("b.jpg", "a god", "train"), ("c.jpg", "a dög", "val")]
+    found = check_data(str(write_csv(tmp_path, images, rows)), None, ["data.tokenizer=characters"])
+    assert finding(found, "unknown_characters")["examples"] == ["ö (in 1 captions)"]
+
+
+def test_the_time_of_an_epoch_comes_from_the_notebook_where_steps_were_timed(empty_cache: Path) -> None:
+    config, _ = settings_for("scenes", None, ["train.batch_size=50"])
+    key = f"{config.model} batch 50 captions of 24 asked on cpu lapclip {__version__}"
+    Notebook("tune.json").write(key, {"seconds_a_step": 0.5})
+    assert epoch_seconds(config, 1000, 24) == (10.0, "from steps that were timed here before")
+
+
+def test_the_outlook_is_honest_about_few_images() -> None:
+    assert "too few" in outlook(400)
+    assert "R@10 of 0.26" in outlook(6000)
+    assert "Expect modest scores" in outlook(100_000)
+    assert "DataComp" in outlook(5_000_000)
+    assert store_bytes(10, 3, 112) == 3 * (10 * 128 * 128 + 3 * 112 * 112)
+
+
+def test_the_built_in_scenes_can_be_checked() -> None:
+    found = check_data("scenes", None, ["data.train_pairs=64", "model.name=tiny"])
+    assert found["splits"]["train"]["images"] == 64
+    assert found["tokenizer"]["kind"] == "characters"
+    assert "made for learning from nothing" in found["outlook"]
+
+
+@pytest.mark.real_data
+def test_flickr8k_has_the_copy_that_is_known(flickr8k: Path) -> None:
+    found = check_data(str(flickr8k), None, [])
+    assert (found["images"], found["captions"]) == (7000, 35000)
+    assert {split: counts["images"] for split, counts in found["splits"].items()} == {"train": 6000, "val": 1000}
+    assert finding(found, "duplicate_images")["examples"] == [
+        "images/2851198725_37b6027625.jpg = images/3050606344_af711c726c.jpg"
+    ]
+    assert (
+        "images/186890601_8a6b0f1769.jpg = images/186890605_ddff5b694e.jpg"
+        in finding(found, "near_duplicate_images")["examples"]
+    )
+
+
+def test_check_and_train_agree_on_what_is_too_much(tmp_path: Path, empty_cache: Path) -> None:
+    images = {f"{seed}.jpg": encoded(scene(seed)) for seed in range(12)}
+    rows = [(name, f"thing {name[:-4]}", "val" if name == "1.jpg" else "train") for name in images]
+    source = str(write_csv(tmp_path, images, [*rows, ("gone.jpg", "nothing", "train")]))
+    for share, severity in ((0.05, "alarm"), (0.1, "warning")):
+        found = check_data(source, "first-run", [f"data.broken_share={share}"])
+        assert finding(found, "skipped_rows")["severity"] == severity
+        refused = pytest.raises(DataError, match="1 of 13 rows") if severity == "alarm" else nullcontext()
+        with refused:
+            load_data(DataConfig(source=source, broken_share=share), 16)
