@@ -33,8 +33,8 @@ from lapclip.runs import events
 from lapclip.runs.event_log import EventLog, read_events
 from lapclip.runs.folder import FORMAT, Run, check_name, create_run, find_run
 from lapclip.runs.heartbeat import Pulse
-from lapclip.runs.messages import LineWriter, recall_line
-from lapclip.runs.tower_devices import places_so_far
+from lapclip.runs.messages import LineWriter, recall_text
+from lapclip.runs.summary import tower_devices
 from lapclip.training.cuda_graph import AnyStep
 from lapclip.training.frozen_features import Kept, keep_features, with_features
 from lapclip.training.initial_weights import foundation_at
@@ -205,7 +205,7 @@ def work(training: Training, signals: Signals, began: float) -> Outcome:
         raise
     done = training.progress
     if evaluation is not None:
-        _say_it_is_over(training, f"finished: {recall_line(evaluation)}", began)
+        _say_it_is_over(training, f"finished: {recall_text(evaluation)}", began)
     return Outcome(
         run=str(training.run.path),
         state="stopped" if evaluation is None else "finished",
@@ -217,7 +217,7 @@ def work(training: Training, signals: Signals, began: float) -> Outcome:
         devices=training.step.model.tower_devices(),
         data=training.config.data.source,
         early=training.ended_early,
-        places=places_so_far(read_events(training.run.events)),
+        places=tower_devices(read_events(training.run.events)),
         evaluation=evaluation,
         start_evaluation=training.start_evaluation,
         stop_signal=signals.received if evaluation is None else None,
@@ -246,7 +246,7 @@ def finish(training: Training) -> dict[str, Any]:
             peak_memory_bytes=training.device.peak_memory_bytes(),
             evaluation=evaluation,
             start_evaluation=training.start_evaluation,
-            places=places_so_far(read_events(training.run.events)),
+            places=tower_devices(read_events(training.run.events)),
             early=training.ended_early,
         )
     )
