@@ -16,6 +16,7 @@ from lapclip.commands.run_setup import Callbacks, RunSetup, build_again
 from lapclip.config import Config, WorkConfig
 from lapclip.embedder import load
 from lapclip.errors import LapclipError
+from lapclip.loss import LOSSES
 from lapclip.machine import facts
 from lapclip.machine.awake import kept_awake
 from lapclip.machine.notify import notify
@@ -26,8 +27,8 @@ from lapclip.runs import events
 from lapclip.runs.event_log import EventLog, read_events
 from lapclip.runs.folder import Run
 from lapclip.runs.heartbeat import Pulse, at_work_path, others_at_work
-from lapclip.runs.messages import LineWriter, recall_line
-from lapclip.runs.tower_devices import places_so_far
+from lapclip.runs.messages import LineWriter, recall_text
+from lapclip.runs.summary import tower_devices
 from lapclip.training.frozen_features import with_features
 from lapclip.training.loop import Training, score
 from lapclip.training.probes import ProbeCaptions, own_captions
@@ -126,7 +127,7 @@ def run_to_end(training: Training, signals: Signals, began: float) -> Outcome:
         raise
     done = training.progress
     if evaluation is not None:
-        _notify(training, f"finished: {recall_line(evaluation)}", began)
+        _notify(training, f"finished: {recall_text(evaluation)}", began)
     return Outcome(
         run=str(training.run.path),
         state="stopped" if evaluation is None else "finished",
@@ -138,7 +139,7 @@ def run_to_end(training: Training, signals: Signals, began: float) -> Outcome:
         devices=training.step.model.tower_devices(),
         data=training.config.data.source,
         early=training.ended_early,
-        places=places_so_far(read_events(training.run.events)),
+        places=tower_devices(read_events(training.run.events)),
         evaluation=evaluation,
         start_evaluation=training.start_evaluation,
         stop_signal=signals.received if evaluation is None else None,
@@ -160,7 +161,7 @@ def finish(training: Training) -> dict[str, Any]:
             peak_memory_bytes=training.device.peak_memory_bytes(),
             evaluation=evaluation,
             start_evaluation=training.start_evaluation,
-            places=places_so_far(read_events(training.run.events)),
+            places=tower_devices(read_events(training.run.events)),
             early=training.ended_early,
         )
     )
@@ -188,7 +189,7 @@ def competitors() -> list[str]:
 
 def started(training: Training, setup: RunSetup, notes: list[str]) -> events.Started:
     """The event that begins a run."""
-    device = training.device
+    device, train = training.device, training.config.train
     held = facts.memory_bytes() if device.is_cpu else device.peak_memory_bytes()
     return events.Started(
         notes=notes,
@@ -205,6 +206,7 @@ def started(training: Training, setup: RunSetup, notes: list[str]) -> events.Sta
         parameters=count_parameters(training.step.model),
         tuned_seconds=setup.tuned_seconds,
         memory_limit_bytes=held + device.free_bytes(),
+        chance_loss=LOSSES[train.loss].chance(train.batch_size),
     )
 
 

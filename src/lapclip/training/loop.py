@@ -153,6 +153,7 @@ class Training:
                 grad_norms={} if overflow else metrics.part_norms,
                 seconds=watch.seconds,
                 teacher_loss=metrics.teacher_loss if self.config.train.teacher else None,
+                logit_bias=metrics.logit_bias if self.step.model.logit_bias is not None else None,
             )
         )
         if number == 1 or number % MEMORY_EVERY == 0:
