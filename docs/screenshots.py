@@ -24,8 +24,9 @@ from rich.console import Console
 
 from lapclip.data.scenes.drawing import draw
 from lapclip.data.scenes.scene import describe, split_scenes
-from lapclip.watch.screen import Pens, image
-from lapclip.watch.watched_runs import Watching
+from lapclip.watch.panels import Canvas
+from lapclip.watch.screen import draw
+from lapclip.watch.watched_runs import WatchedRuns
 
 DOCS = Path(__file__).parent
 PORT = 8791
@@ -89,7 +90,7 @@ def search(name: str, browser: Browser) -> None:
 
 def terminal(name: str, browser: Browser) -> None:
     """The whole image in a window of 100 columns."""
-    watching = Watching([name], wait=False)
+    watching = WatchedRuns([name], wait=False)
     watching.refresh()
     console = Console(record=True, width=100, force_terminal=True, color_system="truecolor", file=io.StringIO())
     console.print(image(watching.looks, 0, 100, 2, Pens.of(console), lambda command: f"lapclip {command}"))

@@ -1,4 +1,4 @@
-"""Reading a page back as a browser would: its elements, its text, its figures."""
+"""Reading a page back as a browser would: its elements, its text, its charts."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any
 
 
 class Page(HTMLParser):
-    """The elements of a page with their attributes, the text outside scripts, and the figures."""
+    """The elements of a page with their attributes, the text outside scripts, and the charts."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()
         self.elements: list[tuple[str, dict[str, str | None]]] = []
         self.words: list[str] = []
-        self.figures: dict[str, Any] = {}
+        self.charts: dict[str, Any] = {}
         self._inside = ""
         self.feed(path.read_text(encoding="utf-8"))
 
@@ -34,16 +34,16 @@ class Page(HTMLParser):
     def titles(self) -> list[str]:
         """The plots, by their titles."""
         names = [named["id"] for tag, named in self.elements if tag == "div" and named.get("class") == "plot"]
-        assert list(self.figures) == names
+        assert list(self.charts) == names
         return self._titles
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.elements.append((tag, dict(attrs)))
-        self._inside = "figures" if ("id", "figures") in attrs else tag
+        self._inside = "charts" if ("id", "charts") in attrs else tag
 
     def handle_data(self, data: str) -> None:
-        if self._inside == "figures":
-            self.figures = json.loads(data, parse_constant=refuse)
+        if self._inside == "charts":
+            self.charts = json.loads(data, parse_constant=refuse)
         elif self._inside not in ("script", "style"):
             self.words.append(data)
             if self._inside == "h3":

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from lapclip.report.saved_comparison import comparison_file
+from lapclip.report.comparison_report import comparison_file
 from lapclip.report.write import write_report
 
 from .conftest import Events

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from lapclip.report.saved_comparison import comparison_file
+from lapclip.report.comparison_report import comparison_file
 from lapclip.report.write import write_report
 
 from ..conftest import lapclip
@@ -118,16 +118,16 @@ def test_threads_compete_on_the_map_and_the_best_of_them_is_drawn(save: Callable
     (path, _), _ = write_report(None, None)
     page = Page(path)
     assert "float32, 2 threads 1.5 times" in page.text
-    names = [trace["name"] for trace in page.figures["plot-2"]["data"]]
+    names = [trace["name"] for trace in page.charts["plot-2"]["data"]]
     assert names == ["float32", "float32, fit", "float32, predicted"]
     expected = milliseconds(("cpu", "float32"), SIZES[-1], 16)
-    assert page.figures["plot-2"]["data"][1]["y"][-1] == pytest.approx(expected)
+    assert page.charts["plot-2"]["data"][1]["y"][-1] == pytest.approx(expected)
 
 
 def test_curves_have_dots_a_fit_and_dashed_predictions(save: Callable[[Any], Path]) -> None:
     save(comparison())
     (path, _), _ = write_report(None, None)
-    figure = Page(path).figures["plot-2"]
+    figure = Page(path).charts["plot-2"]
     traces = {trace["name"]: trace for trace in figure["data"]}
     assert list(traces) == ["cpu", "cpu, fit", "cpu, predicted", "gpu", "gpu, fit", "gpu, predicted"]
     assert traces["gpu"]["y"] == [milliseconds(("gpu", "float32"), size, 16) for size in SIZES]

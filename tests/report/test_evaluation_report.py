@@ -15,7 +15,7 @@ from PIL import Image
 from lapclip.data.dataset import Pairs
 from lapclip.evaluation.evaluation import account_of_classes, account_of_pairs
 from lapclip.report.evaluation_plots import confusion
-from lapclip.report.evaluation_report import evaluation_sections, page_of, sections
+from lapclip.report.evaluation_report import evaluation_report, evaluation_sections, sections
 from lapclip.report.markdown import to_markdown
 from lapclip.report.page import to_html
 from lapclip.report.write import write_files, write_report
@@ -25,10 +25,10 @@ from .pages import Page
 from .test_browser import BROWSER, browser  # noqa: F401 (a fixture)
 from .test_run_report import HOSTILE
 
-PLOTS = ["Recall", "Place of the right answer", "Hard negatives", "Similarities"]
+PLOTS = ["Recall", "Rank of the right answer", "Hard negatives", "Similarities"]
 
 
-def account(folder: Path, words: str = "a thing") -> dict[str, Any]:
+def evaluation(folder: Path, words: str = "a thing") -> dict[str, Any]:
     """Of 40 images with two captions each, and their thumbnails."""
     images, texts, owner = noisy_pairs(40, 0.5, 2)
     captions = [[f"{words} {at}", f"{words} number {at}"] for at in range(40)]
@@ -47,8 +47,8 @@ def classes(folder: Path, name: str = "owl") -> dict[str, Any]:
 
 
 def test_the_page_shows_every_plot_and_images_with_their_frames(tmp_path: Path) -> None:
-    found = account(tmp_path)
-    page = Page(write_files(page_of(found, tmp_path), tmp_path, "evaluation")[0])
+    found = evaluation(tmp_path)
+    page = Page(write_files(evaluation_report(found, tmp_path), tmp_path, "evaluation")[0])
     assert page.titles()[:4] == PLOTS
     assert {"Most confused", "Answers to some captions"} <= {*page.titles()}
     shown = sum(len(example["top"]) + (example["rank"] > 5) for example in found["examples"]) + 2 * len(
@@ -66,7 +66,7 @@ def test_the_page_shows_every_plot_and_images_with_their_frames(tmp_path: Path) 
 
 def test_a_runs_report_holds_its_evaluations_the_newest_first(run_with: Callable[..., Path]) -> None:
     run = run_with()
-    for name, make in (("test", account), ("things-all", classes)):
+    for name, make in (("test", evaluation), ("things-all", classes)):
         folder = run / "evaluation" / name
         folder.mkdir(parents=True)
         (folder / "evaluation.json").write_text(json.dumps(make(folder)), encoding="utf-8")
@@ -82,8 +82,8 @@ def test_a_runs_report_holds_its_evaluations_the_newest_first(run_with: Callable
 
 
 def test_words_from_outside_stay_words(tmp_path: Path) -> None:
-    for found in (account(tmp_path, HOSTILE), classes(tmp_path, HOSTILE)):
-        report = page_of(found, tmp_path)
+    for found in (evaluation(tmp_path, HOSTILE), classes(tmp_path, HOSTILE)):
+        report = evaluation_report(found, tmp_path)
         (tmp_path / "page.html").write_text(to_html(report), encoding="utf-8")
         page = Page(tmp_path / "page.html")
         assert page.count("script") == 3
@@ -93,7 +93,7 @@ def test_words_from_outside_stay_words(tmp_path: Path) -> None:
 
 
 def test_what_is_missing_or_odd_is_left_out(tmp_path: Path) -> None:
-    whole = account(tmp_path) | {"zeroshot": classes(tmp_path)["zeroshot"]}
+    whole = evaluation(tmp_path) | {"zeroshot": classes(tmp_path)["zeroshot"]}
     for name in (
         "evaluation",
         "negatives",
@@ -106,16 +106,16 @@ def test_what_is_missing_or_odd_is_left_out(tmp_path: Path) -> None:
         "notes",
     ):
         for odd in (None, 3, "x", [], {}, [None], {"easy": 3}, {"t2i_r1": "much"}):
-            to_html(page_of({**whole, name: odd}, tmp_path))
-            to_markdown(page_of({**whole, name: odd}, tmp_path))
+            to_html(evaluation_report({**whole, name: odd}, tmp_path))
+            to_markdown(evaluation_report({**whole, name: odd}, tmp_path))
     assert len(sections({}, tmp_path)) == 1
     assert evaluation_sections(tmp_path / "nowhere") == []
 
 
 def test_images_of_training_are_told_at_the_top(tmp_path: Path) -> None:
-    found = account(tmp_path)
-    assert "no test of the model" not in to_markdown(page_of({**found, "trained_on": 0}, tmp_path))
-    assert "no test of the model" in to_markdown(page_of({**found, "trained_on": 12}, tmp_path))
+    found = evaluation(tmp_path)
+    assert "no test of the model" not in to_markdown(evaluation_report({**found, "trained_on": 0}, tmp_path))
+    assert "no test of the model" in to_markdown(evaluation_report({**found, "trained_on": 12}, tmp_path))
 
 
 def test_of_many_classes_the_matrix_shows_those_in_the_most_mistakes() -> None:
@@ -138,9 +138,9 @@ def test_of_many_classes_the_matrix_shows_those_in_the_most_mistakes() -> None:
 
 
 def test_a_thumbnail_that_is_gone_leaves_its_words(tmp_path: Path) -> None:
-    found = account(tmp_path / "kept")
+    found = evaluation(tmp_path / "kept")
     shutil.rmtree(tmp_path / "kept")
-    text = to_html(page_of(found, tmp_path / "kept"))
+    text = to_html(evaluation_report(found, tmp_path / "kept"))
     assert "<img" not in text
     assert "no image" in text
 
@@ -148,8 +148,8 @@ def test_a_thumbnail_that_is_gone_leaves_its_words(tmp_path: Path) -> None:
 @pytest.mark.skipif(BROWSER is None, reason="no chromium here; Debian's: apt-get install chromium")
 @pytest.mark.parametrize(("width", "scheme"), [(1200, "light"), (390, "dark")])
 def test_the_page_is_drawn_and_fits(browser: Any, tmp_path: Path, width: int, scheme: str) -> None:  # noqa: F811
-    found = account(tmp_path, HOSTILE) | {"zeroshot": classes(tmp_path, HOSTILE)["zeroshot"]}
-    path = write_files(page_of(found, tmp_path), tmp_path, "evaluation")[0]
+    found = evaluation(tmp_path, HOSTILE) | {"zeroshot": classes(tmp_path, HOSTILE)["zeroshot"]}
+    path = write_files(evaluation_report(found, tmp_path), tmp_path, "evaluation")[0]
     page = browser.new_page(viewport={"width": width, "height": 800}, color_scheme=scheme)
     told: list[str] = []
     page.on("console", lambda message: told.append(message.text))

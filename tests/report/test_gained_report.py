@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from lapclip.report.gained_report import gained_sections, page_of, sections
+from lapclip.report.gained_report import gained_report, gained_sections, sections
 from lapclip.report.markdown import to_markdown
 from lapclip.report.page import to_html
 from lapclip.report.write import write_files
@@ -30,7 +30,7 @@ def curve(first: float, last: float) -> list[dict[str, Any]]:
     return points
 
 
-def account(name: str = "photos") -> dict[str, Any]:
+def gained(name: str = "photos") -> dict[str, Any]:
     recalls = {f"{way}_r{place}": place / 20 for way in ("t2i", "i2t") for place in (1, 5, 10)}
     scores = {**recalls, "intervals": {key: [value - 0.01, value + 0.01] for key, value in recalls.items()}}
     new = {"before": scores, "after": scores, "recommended": scores, "curve": curve(0.12, 0.3), "figure": "mean recall"}
@@ -47,27 +47,27 @@ def account(name: str = "photos") -> dict[str, Any]:
 
 
 def test_the_page_opens_with_the_sentence_and_has_curve_and_tables(tmp_path: Path) -> None:
-    page = Page(write_files(page_of(account()), tmp_path, "gained")[0])
+    page = Page(write_files(gained_report(gained()), tmp_path, "gained")[0])
     assert page.titles() == ["Between start and end"]
-    (figure,) = page.figures.values()
+    (figure,) = page.charts.values()
     assert [trace["x"] for trace in figure["data"]] == [ALPHAS] * 3
     assert figure["layout"]["shapes"][0]["x0"] == 0.6
     assert page.text.index("Fine-tuning gained on photos.") < page.text.index("recommended alpha")
     assert "-3.6 (-4.6 to -2.6)" in page.text  # clothes at alpha 0.6
     assert "50.0% (49.0% to 51.0%)" in page.text
-    text = to_markdown(page_of(account()))
+    text = to_markdown(gained_report(gained()))
     assert "| scenes, zero-shot top-1 |" in text
     assert "| no |" in text
-    written = account() | {"model": "runs/mine/blended", "model_alpha": 0.5}
-    assert "The model at alpha 0.5 is in runs/mine/blended." in to_markdown(page_of(written))
+    written = gained() | {"model": "runs/mine/blended", "model_alpha": 0.5}
+    assert "The model at alpha 0.5 is in runs/mine/blended." in to_markdown(gained_report(written))
 
 
 def test_what_is_missing_or_odd_is_left_out(tmp_path: Path) -> None:
-    whole = account()
+    whole = gained()
     for name in whole:
         for odd in (None, 3, "x", [], {}, [None], {"curve": [{"alpha": "x"}]}, {"curve": 3}):
-            to_html(page_of({**whole, name: odd}))
-            to_markdown(page_of({**whole, name: odd}))
+            to_html(gained_report({**whole, name: odd}))
+            to_markdown(gained_report({**whole, name: odd}))
     assert len(sections({})) == 1
     assert gained_sections(tmp_path) == []
     (tmp_path / "gained.json").write_text("[", encoding="utf-8")
@@ -79,7 +79,7 @@ def test_what_is_missing_or_odd_is_left_out(tmp_path: Path) -> None:
 @pytest.mark.skipif(BROWSER is None, reason="no chromium here; Debian's: apt-get install chromium")
 @pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])
 def test_the_page_is_drawn_and_fits(browser: Any, tmp_path: Path, width: int, scheme: str) -> None:  # noqa: F811
-    path = write_files(page_of(account(HOSTILE)), tmp_path, "gained")[0]
+    path = write_files(gained_report(gained(HOSTILE)), tmp_path, "gained")[0]
     page = browser.new_page(viewport={"width": width, "height": 800}, color_scheme=scheme)
     told: list[str] = []
     page.on("console", lambda message: told.append(message.text))

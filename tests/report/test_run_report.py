@@ -60,7 +60,7 @@ def test_a_page_holds_everything_and_asks_no_network(run_with: Make) -> None:
     ]  # fmt: skip
     assert page.count("figcaption") == page.count("figure") == 7
     # Each plot has its figures as a table beside it, and each choice its reason.
-    assert page.text.count("In figures") == 7
+    assert page.text.count("As a table") == 7
     assert "train.linear" in page.text
 
 
@@ -69,14 +69,14 @@ def test_plots_hold_the_run_s_own_figures(run_with: Make) -> None:
     run_with(lambda found: events.extend(found) or found)
     page = page_of()
     steps = [event for event in events if event["type"] == "step"]
-    raw, mean = page.figures["plot-1"]["data"]
+    raw, mean = page.charts["plot-1"]["data"]
     assert raw["x"] == mean["x"] == list(range(1, 13))
     assert raw["y"] == [event["loss"] for event in steps]
-    norms = page.figures["plot-4"]["data"][0]
+    norms = page.charts["plot-4"]["data"][0]
     assert norms["y"][0] == "image embedding"
     first = steps[0]["grad_norms"]["image.embedding"]
     assert norms["z"][0][0] == pytest.approx(math.log10(first))
-    phases = {trace["name"]: trace["x"][0] for trace in page.figures["plot-6"]["data"]}
+    phases = {trace["name"]: trace["x"][0] for trace in page.charts["plot-6"]["data"]}
     measured = sorted(step["seconds"]["forward"] for step in steps[1:10])
     assert phases["forward"] == pytest.approx(1000 * measured[4])
 
@@ -128,7 +128,7 @@ def test_a_run_without_evaluations_leaves_scores_out(run_with: Make) -> None:
     run_with(lambda events: [event for event in events if event["type"] not in ("evaluation", "finished")])
     page = page_of()
     assert "Held-out scores" not in page.text
-    names = [trace["name"] for trace in page.figures["plot-2"]["data"]]
+    names = [trace["name"] for trace in page.charts["plot-2"]["data"]]
     assert names == ["each batch", "training batches", "chance, batches"]
 
 
@@ -142,7 +142,7 @@ def test_float16_overflow_is_counted_and_leaves_no_hole(run_with: Make) -> None:
     run_with(overflow)
     page = page_of()
     assert "Updates that overflowed in float16 and were left out: 1." in page.text
-    assert 3 not in page.figures["plot-4"]["data"][0]["x"]
+    assert 3 not in page.charts["plot-4"]["data"][0]["x"]
 
 
 def test_steps_repeated_after_a_crash_count_once(run_with: Make) -> None:
@@ -156,7 +156,7 @@ def test_steps_repeated_after_a_crash_count_once(run_with: Make) -> None:
 
     run_with(crash)
     page = page_of()
-    loss = page.figures["plot-1"]
+    loss = page.charts["plot-1"]
     assert loss["data"][0]["x"] == list(range(1, 13))
     assert 99.0 not in loss["data"][0]["y"]
     assert [mark["x0"] for mark in loss["layout"]["shapes"]] == [4]
@@ -165,7 +165,7 @@ def test_steps_repeated_after_a_crash_count_once(run_with: Make) -> None:
 
 def test_what_is_not_a_number_is_left_out(run_with: Make) -> None:
     run_with(lambda events: [{**e, "loss": math.nan} if e.get("step") == 2 and "loss" in e else e for e in events])
-    assert 2 not in page_of().figures["plot-1"]["data"][0]["x"]
+    assert 2 not in page_of().charts["plot-1"]["data"][0]["x"]
 
 
 def sensed(joules: Any, reason: str | None) -> Callable[[Events], Events]:
@@ -201,7 +201,7 @@ def test_sensors_become_plots_and_accuracy_per_watt_hour(run_with: Make) -> None
     assert "Energy: 3,600 J, which is 1 Wh" in page.text
     assert "points of held-out text-to-image R@1 per Wh" in page.text
     assert "slowed itself down in 50% of the looks" in page.text
-    assert page.figures["plot-8"]["data"][0]["z"] == [[1.0] * 12, [0.1] * 12]
+    assert page.charts["plot-8"]["data"][0]["z"] == [[1.0] * 12, [0.1] * 12]
 
 
 def test_energy_that_cannot_be_measured_says_why(run_with: Make) -> None:
@@ -225,7 +225,7 @@ def test_a_fallback_is_a_marked_line_and_a_sentence(run_with: Make) -> None:
     run_with(change)
     page = page_of()
     assert "Change 1, after step 6: The GPU failed; going on on the CPU." in page.text
-    assert [mark["x0"] for mark in page.figures["plot-1"]["layout"]["shapes"]] == [6]
+    assert [mark["x0"] for mark in page.charts["plot-1"]["layout"]["shapes"]] == [6]
     assert "then elsewhere, from step 7 on" in page.text
 
 
@@ -248,7 +248,7 @@ def test_hostile_words_stay_text(run_with: Make, here: Path) -> None:
     assert page.text.count(" ".join(HOSTILE.split())) >= 4
     assert f"Run {name}" in page.text
     # plotly.js reads simple markup, so what it is given holds none.
-    assert "<" not in json.dumps([trace["y"] for trace in page.figures["plot-4"]["data"]])
+    assert "<" not in json.dumps([trace["y"] for trace in page.charts["plot-4"]["data"]])
     text = (folder / "report.md").read_text(encoding="utf-8")
     assert "<img" not in text.replace("\\<img", "")
     assert "[a](" not in text
@@ -263,7 +263,7 @@ def test_no_text_inside_a_figure_can_end_its_script(tmp_path: Path) -> None:
     path = tmp_path / "page.html"
     path.write_text(to_html(report), encoding="utf-8")
     page = Page(path)
-    assert page.figures["plot-1"]["data"] == traces
+    assert page.charts["plot-1"]["data"] == traces
     assert page.count("script") == 3
     assert page.count("img") == 0
 
@@ -302,6 +302,6 @@ def test_a_long_run_makes_no_longer_page(run_with: Make) -> None:
 
     run_with(stretch)
     page = page_of()
-    assert len(page.figures["plot-1"]["data"][0]["x"]) <= 1502
-    assert page.figures["plot-1"]["data"][0]["x"][-1] == 20_000
-    assert len(page.figures["plot-4"]["data"][0]["x"]) <= 120
+    assert len(page.charts["plot-1"]["data"][0]["x"]) <= 1502
+    assert page.charts["plot-1"]["data"][0]["x"][-1] == 20_000
+    assert len(page.charts["plot-4"]["data"][0]["x"]) <= 120

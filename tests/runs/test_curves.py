@@ -5,7 +5,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lapclip.runs.curves import (Curve, curve, samples, smoothed, thinned, windows)
+from lapclip.runs.curves import Curve, curve, samples, smoothed, thinned, windows
 from lapclip.text import number
 
 VALUES = st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=300)

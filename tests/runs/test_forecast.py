@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from lapclip.runs.forecast import (Forecast, evaluations_to_come, forecast)
+from lapclip.runs.forecast import Forecast, evaluations_to_come, forecast
 from lapclip.runs.summary import summarise
 
 STEPS = 100

@@ -1,10 +1,11 @@
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
 
-from lapclip.runs.summary import (Summary, summarise)
+from lapclip.runs.summary import Summary, summarise
 
 
 def step(number: int, time: float, **fields: Any) -> dict[str, Any]:
@@ -33,7 +34,7 @@ def sensors(time: float, joules: dict[str, float] | None, **fields: Any) -> dict
 def test_no_events_are_an_empty_run() -> None:
     summary = summarise([])
     assert summary == Summary()
-    assert summary.pairs_per_second is summary.remaining_seconds is summary.peak_memory_bytes is None
+    assert summary.pairs_per_second is summary.peak_memory_bytes is summary.chance_loss is None
     assert summary.scores == {}
     assert not summary.speed()
     assert not summary.joules()
@@ -48,7 +49,6 @@ def test_the_last_event_of_a_step_counts_and_a_pause_is_not_work() -> None:
     # Gaps: steps 2 and 4 have one of 2 s; 1 and 3 are the first of their process.
     assert [event["gap"] for event in summary.steps] == [None, 2, None, 2]
     assert summary.pairs_per_second == pytest.approx(5.0)
-    assert summary.remaining_seconds == pytest.approx(96 * 2)
 
 
 def test_a_step_written_early_does_not_look_like_speed() -> None:
@@ -101,7 +101,7 @@ def test_a_fallback_says_where_the_towers_went() -> None:
     fell = {"type": "fell_back", "time": 3, "step": 1, "text": "", "devices": {"image": "cpu", "text": "cpu"}}
     smaller = {**fell, "step": 2, "time": 5}
     summary = summarise([started(), step(1, 1), step(2, 2), fell, step(2, 4), smaller])
-    assert summary.places == [
+    assert summary.tower_devices == [
         {"step": 1, "image": "cuda", "text": "cuda"},
         {"step": 2, "image": "cpu", "text": "cpu"},
     ]
@@ -125,3 +125,47 @@ def test_the_finished_scores_win_over_the_best_so_far() -> None:
     finished = {"type": "finished", "time": 3, "step": 2, "evaluation": {"split": "test", "t2i_r1": 0.45}}
     assert summarise([{**evaluation, "best": True}, worse]).scores == {"split": "val", "t2i_r1": 0.5}
     assert summarise([evaluation, worse, finished]).scores == {"split": "test", "t2i_r1": 0.45}
+
+
+def test_a_machine_that_slept_is_a_pause_and_no_slowness() -> None:
+    events = [{"type": "started", "time": 0.0, "steps": 100}]
+    events += [step(number, float(number), seconds=None) for number in range(1, 21)]
+    events += [step(number, 3600.0 + number, seconds=None) for number in range(21, 31)]
+    found = summarise(events)
+    assert found.pauses == [(20.0, 3621.0)]
+    assert found.elapsed == pytest.approx(29.0)
+
+
+def test_a_long_evaluation_is_no_pause() -> None:
+    events = [{"type": "started", "time": 0.0, "steps": 100}]
+    events += [step(number, float(number), seconds=None) for number in range(1, 21)]
+    events += [{"type": "evaluation", "time": 220.0, "step": 20, "evaluation": {}, "seconds": 199.0}]
+    assert summarise(events).pauses == []
+
+
+def test_a_clock_that_is_set_back_costs_no_time() -> None:
+    events = [{"type": "started", "time": 1000.0, "steps": 9}, step(1, 1001.0), step(2, 500.0), step(3, 501.0)]
+    assert summarise(events).elapsed == pytest.approx(2.0)
+
+
+def test_a_polite_pause_is_no_work() -> None:
+    events = [{"type": "started", "time": 0.0, "steps": 1000, "config": {"train": {"batch_size": 10}}}]
+    events += [step(number, float(number), seconds=None) for number in range(1, 30)]
+    events += [{"type": "sensors", "time": 29.0, "step": 29, "joules": {"cpu": 290.0}}]
+    events += [{"type": "paused", "time": 29.5, "step": 29, "reason": "on battery"}]
+    events += [{"type": "went_on", "time": 3629.5, "step": 29, "seconds": 3600.0}]
+    events += [step(number, 3600.0 + number, seconds=None) for number in range(30, 35)]
+    events += [{"type": "sensors", "time": 3635.0, "step": 34, "joules": {"cpu": 9000.0}}]
+    events += [{"type": "sensors", "time": 3636.0, "step": 34, "joules": {"cpu": 9010.0}}]
+    found = summarise(events)
+    assert found.pauses == [(29.5, 3629.5)]
+    assert found.elapsed == pytest.approx(36.0)
+    assert found.pairs_per_second == pytest.approx(10.0, rel=0.1)
+    assert found.joules().y == [290.0, 290.0, 300.0]
+
+
+def test_the_loss_of_guessing_is_what_the_run_recorded_and_else_that_of_its_batch() -> None:
+    assert summarise([started()]).chance_loss == pytest.approx(math.log(10))
+    assert summarise([{**started(), "chance_loss": None}]).chance_loss == pytest.approx(math.log(10))
+    assert summarise([{**started(), "chance_loss": 6.93}]).chance_loss == 6.93
+    assert summarise([{"type": "started", "time": 0.0}]).chance_loss is None

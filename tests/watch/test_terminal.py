@@ -19,7 +19,7 @@ import psutil
 import pytest
 
 from lapclip.watch.keys import DOWN, NEXT, PREVIOUS, QUIT, UP, meanings
-from lapclip.watch.live_screen import SHARE, SLOWEST, TICK, Pace, tall
+from lapclip.watch.terminal import SHARE, SLOWEST, TICK, Pace, curve_height
 
 from ..conftest import SMALL, command, lapclip, set_flags
 from .recorded import append, evaluation, finished, step, trained, write
@@ -232,7 +232,7 @@ def test_images_are_drawn_as_often_as_a_small_share_of_the_machine_allows() -> N
     assert Pace(cores=2).rest(0.02) == pytest.approx(0.02 / (2 * SHARE))
     assert Pace(cores=64).rest(0.02) == TICK
     assert Pace(cores=1).rest(9.0) == SLOWEST
-    assert [tall(height) for height in (10, 24, 40, 200)] == [2, 2, 6, 6]
+    assert [curve_height(height) for height in (10, 24, 40, 200)] == [2, 2, 6, 6]
 
 
 def test_a_pipe_gets_a_snapshot_once(here: Path) -> None:
@@ -311,12 +311,12 @@ def test_a_real_training_is_followed_from_before_it_begins_to_its_end(here: Path
         watch.kill()
         watch.wait()
     assert watch.returncode == 0, rest
-    evaluations = [line for line in rest.splitlines() if "R@1 text to image" in line and "epoch" in line]
+    evaluations = [line for line in rest.splitlines() if "t2i R@1" in line and "epoch" in line]
     recorded = [
         line for line in (here / "runs/mine/events.jsonl").read_text().splitlines() if '"evaluation","time' in line
     ]
     assert len(recorded) > 3
-    assert len(recorded) - 1 <= len(evaluations) <= len(recorded)  # the first image may show one already
+    assert len(recorded) - 1 <= len(evaluations) <= len(recorded)  # the first drawing may show one already
     assert "mine: step 40" in rest
     assert "mine: finished  Next:" in rest
     assert "finished" in lapclip("watch", "--once").stdout

@@ -13,7 +13,7 @@ from rich.status import Status
 
 from lapclip.runs import events
 from lapclip.runs.events import Event
-from lapclip.runs.messages import LineWriter, line
+from lapclip.runs.messages import LineWriter, log_line
 
 EVERY = 10.0
 """Seconds between two lines about what is being done, where there is no terminal."""
@@ -142,7 +142,7 @@ class Display:
             self._status = None
 
     def _say(self, event: Event) -> None:
-        self._console.print(line(event), style="dim", markup=False, soft_wrap=True)
+        self._console.print(log_line(event), style="dim", markup=False, soft_wrap=True)
 
     def _rate(self, step: int) -> str:
         now = time.monotonic()

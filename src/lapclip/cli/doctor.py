@@ -48,16 +48,16 @@ def doctor(run: str | None = None, /, *, common: Common | None = None) -> int:
 def _run(name: str | None) -> tuple[dict[str, Any], list[str]]:
     from lapclip.runs.findings import CHECKS, examine, look_around
     from lapclip.runs.folder import find_run
-    from lapclip.runs.follow import Following
+    from lapclip.runs.follow import FollowedRun
 
     run = find_run(name)
-    following = Following(run.events)
-    following.refresh()
-    summary, around = following.summary, look_around(run)
+    followed = FollowedRun(run)
+    followed.refresh()
+    summary, around = followed.summary, look_around(run)
     done = examine(summary, around)
     rest = [check.id for check in CHECKS if check.id not in done.checked]
     where = f"{around.state}, step {summary.step:,} of {summary.total_steps:,}"
-    lines = [f"[bold]{escape(str(run.path))}[/bold], {where}", "", *_told(done.findings, done.checked)]
+    lines = [f"[bold]{escape(str(run.path))}[/bold], {where}", "", *_findings_text(done.findings, done.checked)]
     lines += _listed("Not checked, because it is too early or was not recorded", rest)
     next_command = f"report {run.name}" if done.findings or around.state != "finished" else f"eval {run.name}"
     if around.state in ("died", "stopped"):
@@ -73,13 +73,13 @@ def _machine() -> tuple[dict[str, Any], list[str]]:
     with Console(stderr=True).status("looking at the machine") as status:
         checks = overview(status.update)["checks"]
     found, checked = computer_findings(checks)
-    lines = ["[bold]No runs here yet, so this is about the machine.[/bold]", "", *_told(found, checked)]
+    lines = ["[bold]No runs here yet, so this is about the machine.[/bold]", "", *_findings_text(found, checked)]
     unknown = [check["name"] for check in checks if check["ok"] is None]
     lines += _listed("Not known here", unknown)
     return _result(None, found, checked), [*lines, "", f"Next: {typed('machine')}, or {typed('train')}"]
 
 
-def _told(findings: list[Finding], checked: list[str]) -> list[str]:
+def _findings_text(findings: list[Finding], checked: list[str]) -> list[str]:
     """The findings in full, or that there are none, with what was looked for."""
     lines = []
     for finding in findings:

@@ -7,8 +7,8 @@ from datetime import datetime
 from typing import Any
 
 from lapclip.cli.output import Common, emit, typed
-from lapclip.runs.event_log import read_events
 from lapclip.runs.folder import Run, all_runs
+from lapclip.runs.follow import RunStatus
 
 
 def runs(*, common: Common | None = None) -> int:
@@ -22,7 +22,7 @@ def runs(*, common: Common | None = None) -> int:
         progress = f"{row['step']:,}/{row['steps']:,}"
         best = f"{row['best']:.1%}" if row["best"] is not None else "-"
         started = datetime.fromtimestamp(row["started"]).strftime("%Y-%m-%d %H:%M") if row["started"] else "-"
-        age = _age(row["age_seconds"]) if row["age_seconds"] is not None else "-"
+        age = _age_text(row["age_seconds"]) if row["age_seconds"] is not None else "-"
         lines.append(f"{row['name']:<24}{row['state']:<10}{progress:>14}  {best:>7}  {started:<16}  {age}")
     unfinished = [row["name"] for row in rows if row["steps"] and row["state"] in ("died", "stopped", "failed")]
     ending = [f"Next: {typed(f'resume {unfinished[-1]}')}"] if unfinished else []
@@ -32,21 +32,14 @@ def runs(*, common: Common | None = None) -> int:
 
 def run_row(run: Run) -> dict[str, Any]:
     """A run as `lapclip runs` shows it."""
-    step, steps, best, started = 0, 0, None, None
-    for event in read_events(run.events):
-        match event["type"]:
-            case "started":
-                steps, started = event["steps"], started or event["time"]
-            case "step":
-                step = event["step"]
-            case "evaluation" if event.get("best"):
-                best = event["evaluation"]["t2i_r1"]
-    age = time.time() - started if started else None
-    row = {"name": run.name, "state": run.state, "step": step, "steps": steps, "best": best, "started": started}
-    return {**row, "age_seconds": age}
+    status = RunStatus(run)
+    status.refresh()
+    row = status.row()
+    del row["paused"]
+    return {**row, "age_seconds": time.time() - row["started"] if row["started"] else None}
 
 
-def _age(seconds: float) -> str:
+def _age_text(seconds: float) -> str:
     for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
         if seconds >= size:
             return f"{seconds / size:.0f} {unit}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import re
 from collections.abc import Sequence
@@ -28,9 +29,10 @@ from lapclip.evaluation.metric_names import said_of_few
 from lapclip.evaluation.zeroshot import TEMPLATES, class_embeddings, read_templates
 from lapclip.exporting.engine import open_export
 from lapclip.model.shapes import SHAPES
+from lapclip.paths import write_atomic
 from lapclip.progress import DataProgress, Progress
-from lapclip.report.evaluation_report import EVALUATION, FOLDER, THUMBNAIL, page_of
-from lapclip.report.write import write_account, write_files
+from lapclip.report.evaluation_report import EVALUATION, FOLDER, THUMBNAIL, evaluation_report
+from lapclip.report.write import write_files
 from lapclip.weights.recognise import is_exported
 from lapclip.which_model import NotAModel, WhichModel, which_model
 
@@ -250,12 +252,12 @@ def save_evaluation(result: dict[str, Any], pairs: Pairs, folder: Path) -> list[
             path = folder / THUMBNAIL.format(image)
             path.parent.mkdir(exist_ok=True)
             thumbnail.save(path, quality=85)
-        write_account(result, folder / EVALUATION)
+        write_atomic(folder / EVALUATION, json.dumps(result))
     except OSError as error:
         raise RunError(
             f"Cannot write to {folder}: {error.strerror or error}.", hint="lapclip eval --out FOLDER"
         ) from error
-    return [*write_files(page_of(result, folder), folder, "evaluation"), folder / EVALUATION]
+    return [*write_files(evaluation_report(result, folder), folder, "evaluation"), folder / EVALUATION]
 
 
 def _shown(result: dict[str, Any]) -> set[int]:

@@ -3,6 +3,7 @@ models between its start and its end, and the one to take."""
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -33,9 +34,10 @@ from lapclip.evaluation.metric_names import said_of_few
 from lapclip.evaluation.recommend_alpha import recommend, summary
 from lapclip.evaluation.weight_mixing import Blend
 from lapclip.evaluation.zeroshot import class_embeddings, sentences_of
+from lapclip.paths import write_atomic
 from lapclip.progress import DataProgress, Progress
-from lapclip.report.gained_report import GAINED, page_of
-from lapclip.report.write import write_account, write_files
+from lapclip.report.gained_report import GAINED, gained_report
+from lapclip.report.write import write_files
 from lapclip.runs.folder import Run
 from lapclip.training.checkpoint import save_model
 from lapclip.which_model import WhichModel, which_model
@@ -235,9 +237,9 @@ def notes_on(model: WhichModel, run: Run, new: dict[str, Any], checks: Sequence[
 
 def save_gained(result: dict[str, Any], folder: Path) -> list[Path]:
     """Write what was found and its page."""
-    files = write_files(page_of(result), folder, "gained")
+    files = write_files(gained_report(result), folder, "gained")
     try:
-        write_account(result, folder / GAINED)
+        write_atomic(folder / GAINED, json.dumps(result))
     except OSError as error:
         raise RunError(
             f"Cannot write to {folder}: {error.strerror or error}.", hint="lapclip gained --out FOLDER"

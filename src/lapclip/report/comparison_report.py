@@ -1,44 +1,118 @@
-"""A saved comparison of devices, precisions and sizes (`lapclip compare`) as sections of a report."""
+"""The comparison of devices, precisions and sizes that `lapclip compare` saves, as sections of a report.
+
+Read with care: what is missing or odd is left out.
+"""
 
 from __future__ import annotations
 
+import json
 import statistics
 from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from lapclip.paths import cache_folder
 from lapclip.report.document import Block, Cell, Plot, Report, Section, Sentences, Table
 from lapclip.report.plots import COLOURS, axes, line
 from lapclip.report.run_report import machine_rows
-from lapclip.report.saved_comparison import Timed, contestants, dictionaries, dictionary, fastest, timed
 from lapclip.runs.curves import Curve
+from lapclip.runs.event_log import mapping, mappings
 from lapclip.text import UNKNOWN, count, milliseconds, number, parameters, percent, significant, size, times
 
 LABEL = 18
 """Characters of a line of the microscope that name what it is about."""
 
 
+@dataclass(frozen=True)
+class TimedCell:
+    """A cell of the comparison that has a time."""
+
+    contestant: str
+    """Who wins or loses: a device; where there is one only, a precision, with its threads if they vary."""
+    group: str
+    """The same without threads: fits and predictions are of the best."""
+    device: str
+    dtype: str
+    parameters: float
+    batch: float
+    ms: float
+
+
+def comparison_file() -> Path:
+    """Where `lapclip compare` saves its result."""
+    return cache_folder() / "compare.json"
+
+
+def read_comparison() -> tuple[dict[str, Any] | None, str | None]:
+    """The saved comparison, if there is one, and a warning if it cannot be read."""
+    path = comparison_file()
+    try:
+        saved = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None, None
+    except (OSError, ValueError) as error:
+        return None, f"{path} is not readable and is left out: {error}."
+    if not isinstance(saved, dict) or not mappings(saved.get("cells")):
+        return None, f"{path} holds no comparison and is left out. A new one: lapclip compare"
+    return saved, None
+
+
+def timed_cells(saved: dict[str, Any]) -> list[TimedCell]:
+    """The cells that ran. Devices compete; where there is one only, its precisions and thread counts do."""
+    raw = [cell for cell in mappings(saved.get("cells")) if not cell.get("skipped")]
+    alone = len({str(cell.get("device")) for cell in raw}) == 1
+    threads = {str(cell.get("threads")) for cell in raw}
+    found = []
+    for cell in raw:
+        numbers = [number(cell.get(name)) for name in ("parameters", "batch", "ms")]
+        if any(value is None or value <= 0 for value in numbers):
+            continue
+        device, dtype = str(cell.get("device")), str(cell.get("dtype"))
+        name = dtype if alone else device
+        group = name
+        if alone and len(threads) > 1:
+            name = f"{dtype}, {count(cell.get('threads'))} thread{'' if cell.get('threads') == 1 else 's'}"
+        found.append(TimedCell(name, group, device, dtype, *(value for value in numbers if value is not None)))
+    return found
+
+
+def contestants(cells: list[TimedCell]) -> list[str]:
+    """Everyone who competes, in order."""
+    return sorted({cell.contestant for cell in cells})
+
+
+def fastest(cells: list[TimedCell]) -> dict[tuple[float, float], float]:
+    """The least time at each model size and batch size."""
+    best: dict[tuple[float, float], float] = {}
+    for cell in cells:
+        sizes = (cell.parameters, cell.batch)
+        best[sizes] = min(cell.ms, best.get(sizes, cell.ms))
+    return best
+
+
 def comparison_report(saved: dict[str, Any]) -> Report:
     """A comparison on its own."""
-    machine = dictionary(saved.get("machine"))
+    machine = mapping(saved.get("machine"))
     about = [Table(["", ""], [[*row] for row in [*machine_rows(machine), ["torch", str(saved.get("torch", UNKNOWN))]]])]
-    others = [name for kind, name in dictionary(saved.get("devices")).items() if kind != "cpu"]
+    others = [name for kind, name in mapping(saved.get("devices")).items() if kind != "cpu"]
     chip = f"{machine.get('chip', 'unknown chip')}, {count(machine.get('cores'))} cores"
     subtitle = " and ".join([chip, *map(str, others)])
-    sections = [*comparison_sections(saved), *inside_sections(saved), Section("Machine and versions", [*about])]
+    sections = [*comparison_sections(saved), *microscope_sections(saved), Section("Machine and versions", [*about])]
     return Report("What is fastest on this machine", subtitle, [], sections)
 
 
 def comparison_sections(saved: dict[str, Any]) -> list[Section]:
     """The crossover, the curves, the advice, and every cell."""
-    cells = timed(saved)
-    crossover = dictionary(saved.get("crossover")).get("text")
+    cells = timed_cells(saved)
+    crossover = mapping(saved.get("crossover")).get("text")
     advice: list[list[str | Cell]] = [
         [
             parameters(r.get("parameters")),
             count(r.get("batch")),
             *(str(r.get(n, "")) for n in ("device", "dtype", "text")),
         ]
-        for r in dictionaries(saved.get("recommendations"))
+        for r in mappings(saved.get("recommendations"))
     ]
     blocks: list[Block] = []
     if crossover:
@@ -54,11 +128,11 @@ def comparison_sections(saved: dict[str, Any]) -> list[Section]:
     return [Section("What is fastest here", blocks)] if blocks else []
 
 
-def inside_sections(saved: dict[str, Any]) -> list[Section]:
-    """What the parts of a step cost on each device, as the microscope put it into words."""
+def microscope_sections(saved: dict[str, Any]) -> list[Section]:
+    """What each operation of a step costs on each device, as the microscope describes it."""
     found = []
-    for kind, looked in dictionary(saved.get("microscope")).items():
-        lines = dictionary(looked).get("in_words")
+    for kind, measured in mapping(saved.get("microscope")).items():
+        lines = mapping(measured).get("in_words")
         rows: list[list[str | Cell]] = [
             [line[:LABEL].strip(), line[LABEL:]] for line in lines or [] if isinstance(line, str)
         ]
@@ -67,7 +141,7 @@ def inside_sections(saved: dict[str, Any]) -> list[Section]:
     return found
 
 
-def _map(cells: list[Timed]) -> list[Block]:
+def _map(cells: list[TimedCell]) -> list[Block]:
     """Model size against batch size: who wins, and by how much."""
     rivals = contestants(cells)
     sizes, batches = sorted({cell.parameters for cell in cells}), sorted({cell.batch for cell in cells})
@@ -83,11 +157,11 @@ def _map(cells: list[Timed]) -> list[Block]:
                     best[cell.contestant] = min(cell.ms, best.get(cell.contestant, cell.ms))
             row.append(_winner(best, rivals))
         rows.append(row)
-    said = (
+    explanation = (
         "Each cell names the fastest and how many times as fast as the second it is. Where the colour changes is the "
         "crossover; a tie means a difference under 5 %."
     )
-    return [Table(["model / batch", *(count(batch) for batch in batches)], rows), Sentences([said])]
+    return [Table(["model / batch", *(count(batch) for batch in batches)], rows), Sentences([explanation])]
 
 
 def _winner(best: dict[str, float], rivals: list[str]) -> str | Cell:
@@ -104,23 +178,23 @@ def _winner(best: dict[str, float], rivals: list[str]) -> str | Cell:
     return Cell(f"{order[0]} {times(factor)}", tone)
 
 
-def _curves(saved: dict[str, Any], cells: list[Timed]) -> list[Block]:
+def _curves(saved: dict[str, Any], cells: list[TimedCell]) -> list[Block]:
     """Time against size at the smallest, a middle and the largest batch that have more than one size."""
     batches = sorted({c.batch for c in cells if len({d.parameters for d in cells if d.batch == c.batch}) > 1})
     shown = sorted({batches[0], batches[len(batches) // 2], batches[-1]}) if batches else []
     return [_curve(saved, cells, batch) for batch in shown]
 
 
-def _curve(saved: dict[str, Any], cells: list[Timed], batch: float) -> Plot:
+def _curve(saved: dict[str, Any], cells: list[TimedCell], batch: float) -> Plot:
     here = [cell for cell in cells if cell.batch == batch]
-    traces, figures = [], {}
+    traces, curves = [], {}
     for at, group in enumerate(sorted({cell.group for cell in cells})):
         colour = COLOURS[at % len(COLOURS)]
         own = _best_by_size(cell for cell in here if cell.group == group)
         if not own:
             continue
         traces.append(line(group, own, colour, unit=" ms", mode="markers", marker={"color": colour, "size": 8}))
-        figures[f"{group}, ms"] = own
+        curves[f"{group}, ms"] = own
         kinds = {(cell.device, cell.dtype) for cell in cells if cell.group == group}
         ahead = Curve(*_columns(_predicted(saved, kinds, batch)))
         fitted = _fitted(saved, kinds, batch)
@@ -133,14 +207,14 @@ def _curve(saved: dict[str, Any], cells: list[Timed], batch: float) -> Plot:
             name = f"{group}, predicted"
             marker = {"symbol": "circle-open", "size": 8}
             traces.append(line(name, joined, colour, unit=" ms", mode="lines+markers", line=style, marker=marker))
-            figures[f"{name}, ms"] = ahead
+            curves[f"{name}, ms"] = ahead
     return Plot(
         f"Time of a step at batch {count(batch)}",
         traces,
         axes("parameters", "ms a step", x_log=True, y_log=True),
         "Dots are measured, lines are the fit, dashed is predicted. A level start is overhead; where lines cross, the "
         "other one becomes the better choice.",
-        _by_size(figures),
+        _by_size(curves),
         height=380,
     )
 
@@ -148,7 +222,7 @@ def _curve(saved: dict[str, Any], cells: list[Timed], batch: float) -> Plot:
 def _fitted(saved: dict[str, Any], kinds: set[tuple[str, str]], batch: float) -> Curve:
     """What the fits say at every size of the comparison, run or not: of the fastest precision and threads."""
     best: dict[float, float] = {}
-    for cell in dictionaries(saved.get("cells")):
+    for cell in mappings(saved.get("cells")):
         model, ms = number(cell.get("parameters")), number(cell.get("fitted_ms"))
         own = (str(cell.get("device")), str(cell.get("dtype"))) in kinds and cell.get("batch") == batch
         if own and model and ms:
@@ -164,7 +238,7 @@ def _predictions(saved: dict[str, Any]) -> list[Block]:
             f"{p.get('device')} {p.get('dtype')}",
             milliseconds(p["ms"]),
         ]
-        for p in dictionaries(saved.get("predictions"))
+        for p in mappings(saved.get("predictions"))
         if number(p.get("ms")) is not None
     ]
     fits: list[list[Any]] = [
@@ -172,7 +246,7 @@ def _predictions(saved: dict[str, Any]) -> list[Block]:
          f"{significant(number(f.get('ms_per_layer')) or 0.0)} ms",
          f"{significant(number(f.get('ns_per_parameter')) or 0.0)} ns",
          f"{significant((number(f.get('flops_per_second')) or 0) / 1e9)} GFLOP/s", percent(f.get("error"))]
-        for f in dictionaries(saved.get("fits"))
+        for f in mappings(saved.get("fits"))
     ]  # fmt: skip
     blocks: list[Block] = []
     if fits:
@@ -190,57 +264,57 @@ def _predictions(saved: dict[str, Any]) -> list[Block]:
     return blocks
 
 
-def _others(saved: dict[str, Any], cells: list[Timed]) -> list[Block]:
+def _others(saved: dict[str, Any], cells: list[TimedCell]) -> list[Block]:
     """The fastest step of each machine at the sizes they share with this one."""
-    others = dictionaries(saved.get("others"))
+    others = mappings(saved.get("others"))
     if not others:
         return []
     names = [
         "this machine",
-        *(str(dictionary(other.get("machine")).get("chip", "another machine")) for other in others),
+        *(str(mapping(other.get("machine")).get("chip", "another machine")) for other in others),
     ]
-    bests = [fastest(cells), *(fastest(timed(other)) for other in others)]
-    shared = [place for place in sorted(bests[0]) if any(place in best for best in bests[1:])]
+    bests = [fastest(cells), *(fastest(timed_cells(other)) for other in others)]
+    shared = [cell for cell in sorted(bests[0]) if any(cell in best for best in bests[1:])]
     rows: list[list[Any]] = [
-        [parameters(place[0]), count(place[1]), *(milliseconds(best.get(place)) for best in bests)] for place in shared
+        [parameters(cell[0]), count(cell[1]), *(milliseconds(best.get(cell)) for best in bests)] for cell in shared
     ]
     if not rows:
         return []
-    said = []
+    ratios_text = []
     for name, best in zip(names[1:], bests[1:], strict=True):
-        ratios = sorted(best[place] / bests[0][place] for place in shared if place in best)
+        ratios = sorted(best[cell] / bests[0][cell] for cell in shared if cell in best)
         if ratios:
             low, middle, high = (
                 significant(ratios[0], 2),
                 significant(statistics.median(ratios), 2),
                 significant(ratios[-1], 2),
             )
-            said.append(f"This machine is {middle} times as fast as {name} (median; {low} to {high}).")
-    return [Sentences(said), Table(["model", "batch", *names], rows, folded="The fastest step of each machine")]
+            ratios_text.append(f"This machine is {middle} times as fast as {name} (median; {low} to {high}).")
+    return [Sentences(ratios_text), Table(["model", "batch", *names], rows, folded="The fastest step of each machine")]
 
 
 def _all_cells(saved: dict[str, Any]) -> list[Block]:
     rows: list[list[Any]] = []
-    for c in dictionaries(saved.get("cells")):
-        figures = [milliseconds(c.get("ms")), count(c.get("pairs_per_second")), size(c.get("peak_memory_bytes"))]
+    for c in mappings(saved.get("cells")):
+        measured = [milliseconds(c.get("ms")), count(c.get("pairs_per_second")), size(c.get("peak_memory_bytes"))]
         joules = UNKNOWN if number(c.get("joules")) is None else f"{significant(c['joules'])} J"
-        place = f"{c.get('device', UNKNOWN)} {c.get('dtype', '')}"
+        device = f"{c.get('device', UNKNOWN)} {c.get('dtype', '')}"
         name = f"{c.get('model', '')} {parameters(c.get('parameters'))}".strip()
         note = f"not run: {c['skipped']}" if c.get("skipped") else ""
-        rows.append([name, count(c.get("batch")), place, count(c.get("used_threads")), *figures, joules, note])
+        rows.append([name, count(c.get("batch")), device, count(c.get("used_threads")), *measured, joules, note])
     columns = ["model", "batch", "device", "threads", "step", "pairs/s", "peak memory", "energy", ""]
     return [Table(columns, rows, folded="Every cell")] if rows else []
 
 
-def _best_by_size(cells: Iterable[Timed]) -> Curve:
+def _best_by_size(cells: Iterable[TimedCell]) -> Curve:
     best = fastest(list(cells))
-    return Curve(*_columns(sorted((place[0], ms) for place, ms in best.items())))
+    return Curve(*_columns(sorted((sizes[0], ms) for sizes, ms in best.items())))
 
 
 def _predicted(saved: dict[str, Any], kinds: set[tuple[str, str]], batch: float) -> list[tuple[float, float]]:
     """Predictions of a contestant at a batch size: the fastest of its kinds for each model."""
     best: dict[float, float] = {}
-    for p in dictionaries(saved.get("predictions")):
+    for p in mappings(saved.get("predictions")):
         model, ms = number(p.get("parameters")), number(p.get("ms"))
         own = (str(p.get("device")), str(p.get("dtype"))) in kinds and p.get("batch") == batch
         if own and model is not None and ms is not None and model > 0 and ms > 0:

@@ -27,29 +27,29 @@ class Table:
 
 @dataclass(frozen=True)
 class Sentences:
-    """Things to say, one a line."""
+    """Sentences, one a line."""
 
     lines: list[str]
 
 
 @dataclass(frozen=True)
 class Plot:
-    """A chart, what to look for in it, and the same in figures for those who cannot see it."""
+    """A chart, what to look for in it, and the same as a table for those who cannot see it."""
 
     title: str
     traces: list[dict[str, Any]]
     layout: dict[str, Any]
     look_for: str
-    figures: Table
+    table: Table
     height: int = 320
 
 
 @dataclass(frozen=True)
 class ReportImage:
-    """A small image, words under it, and whether it is the right one, where that is the question."""
+    """A small image, the text under it, and whether it is the right one, where that is the question."""
 
     path: Path
-    words: str
+    text: str
     right: bool | None = None
 
 
@@ -75,7 +75,7 @@ class Section:
 
 @dataclass(frozen=True)
 class Headline:
-    """One of the few figures at the top."""
+    """One of the few numbers at the top."""
 
     name: str
     value: str

@@ -7,7 +7,8 @@ from typing import Any
 
 from lapclip.evaluation.metric_names import RANKS, WAYS
 from lapclip.report.document import Plot, Table
-from lapclip.report.plots import axes, plain
+from lapclip.report.plots import axes, error_bars, plain
+from lapclip.runs.event_log import mapping, mappings
 from lapclip.text import UNKNOWN, count, interval, number, percent, significant
 
 COLOURS = {"t2i": "--blue", "i2t": "--orange"}
@@ -15,31 +16,25 @@ MOST_CLASSES = 60
 """Classes of a confusion matrix that can still be read."""
 
 
-def part(values: dict[str, Any], name: str) -> dict[str, Any]:
-    """A part of an account; empty where it is missing or odd."""
-    found = values.get(name)
-    return found if isinstance(found, dict) else {}
-
-
 def recall_plot(scores: dict[str, Any]) -> Plot | None:
     """Recall both ways with whiskers, beside chance."""
-    intervals, chances = part(scores, "intervals"), part(scores, "chances")
+    intervals, chances = mapping(scores.get("intervals")), mapping(scores.get("chances"))
     traces, rows = [], []
     for way, name in WAYS.items():
-        values = [number(scores.get(f"{way}_r{place}")) for place in RANKS]
+        values = [number(scores.get(f"{way}_r{rank}")) for rank in RANKS]
         if any(value is None for value in values):
             return None
-        whiskers = error_bars(values, [intervals.get(f"{way}_r{place}") for place in RANKS])
-        traces.append(bars(name, [f"R@{place}" for place in RANKS], values, COLOURS[way], error_y=whiskers))
+        whiskers = error_bars(values, [intervals.get(f"{way}_r{rank}") for rank in RANKS])
+        traces.append(bars(name, [f"R@{rank}" for rank in RANKS], values, COLOURS[way], error_y=whiskers))
         rows += [
-            [f"{name}, R@{place}", percent(value), interval(intervals.get(f"{way}_r{place}"))]
-            for place, value in zip(RANKS, values, strict=True)
+            [f"{name}, R@{rank}", percent(value), interval(intervals.get(f"{way}_r{rank}"))]
+            for rank, value in zip(RANKS, values, strict=True)
         ]
     for way, name in WAYS.items():
-        values = [number(chances.get(f"{way}_r{place}")) for place in RANKS]
+        values = [number(chances.get(f"{way}_r{rank}")) for rank in RANKS]
         if all(value is not None for value in values):
-            traces.append(bars(f"chance, {name}", [f"R@{place}" for place in RANKS], values, "--faint"))
-            rows += [[f"chance, {name}, R@{place}", percent(v), ""] for place, v in zip(RANKS, values, strict=True)]
+            traces.append(bars(f"chance, {name}", [f"R@{rank}" for rank in RANKS], values, "--faint"))
+            rows += [[f"chance, {name}, R@{rank}", percent(v), ""] for rank, v in zip(RANKS, values, strict=True)]
     return Plot(
         "Recall",
         traces,
@@ -50,25 +45,24 @@ def recall_plot(scores: dict[str, Any]) -> Plot | None:
     )
 
 
-def rank_plot(account: dict[str, Any], scores: dict[str, Any]) -> Plot | None:
+def rank_plot(evaluation: dict[str, Any], scores: dict[str, Any]) -> Plot | None:
     """Where the right answer comes."""
-    histograms = part(account, "histograms")
+    histograms = mapping(evaluation.get("histograms"))
     traces, rows = [], []
     for way, name in WAYS.items():
-        found = histograms.get(f"{way}_ranks")
-        bins = [entry for entry in found if isinstance(entry, dict)] if isinstance(found, list) else []
+        bins = mappings(histograms.get(f"{way}_ranks"))
         shares = [number(entry.get("share")) for entry in bins]
         if not bins or any(share is None for share in shares):
             continue
-        names = [_places(entry) for entry in bins]
+        names = [_ranks_text(entry) for entry in bins]
         traces.append(bars(name, names, shares, COLOURS[way]))
-        rows += [[f"{name}, place {place}", percent(share)] for place, share in zip(names, shares, strict=True)]
+        rows += [[f"{name}, rank {rank}", percent(share)] for rank, share in zip(names, shares, strict=True)]
     medians = [f"{name} {significant(scores.get(f'{way}_median_rank'))}" for way, name in WAYS.items()]
     return Plot(
-        "Place of the right answer",
+        "Rank of the right answer",
         traces,
         {**axes("", "share of questions", share=True), "barmode": "group"},
-        f"Near the left is good. The median place: {', '.join(medians)}. Bars on the right are questions that the "
+        f"Near the left is good. The median rank: {', '.join(medians)}. Bars on the right are questions that the "
         "model cannot answer.",
         Table(["", "share"], rows),
     ) if traces else None  # fmt: skip
@@ -76,7 +70,7 @@ def rank_plot(account: dict[str, Any], scores: dict[str, Any]) -> Plot | None:
 
 def similarity_plot(histograms: dict[str, Any]) -> Plot | None:
     """Similarities of true pairs and of others."""
-    found = part(histograms, "similarities")
+    found = mapping(histograms.get("similarities"))
     edges, own, other = (_numbers(found.get(name)) for name in ("edges", "own", "other"))
     if not own or len(edges) != len(own) + 1 or len(own) != len(other):
         return None
@@ -101,11 +95,11 @@ def similarity_plot(histograms: dict[str, Any]) -> Plot | None:
 
 def hard_negatives(found: dict[str, Any]) -> Plot | None:
     """Accuracy against easy, medium and hard wrong images."""
-    kinds = [(kind, part(found, kind)) for kind in ("easy", "medium", "hard")]
+    kinds = [(kind, mapping(found.get(kind))) for kind in ("easy", "medium", "hard")]
     values = [number(entry.get("accuracy")) for _, entry in kinds]
     if any(value is None for value in values):
         return None
-    sure = [part(entry, "intervals").get("accuracy") for _, entry in kinds]
+    sure = [mapping(entry.get("intervals")).get("accuracy") for _, entry in kinds]
     names, chance = [kind for kind, _ in kinds], number(found.get("chance"))
     traces = [bars("right image wins", names, values, "--blue", error_y=error_bars(values, sure))]
     if chance is not None:
@@ -133,9 +127,7 @@ def hard_negatives(found: dict[str, Any]) -> Plot | None:
 
 def per_class(classes: dict[str, Any]) -> Plot | None:
     """Recall of each class."""
-    found = classes.get("per_class")
-    entries = [entry for entry in found if isinstance(entry, dict)] if isinstance(found, list) else []
-    entries = [entry for entry in entries if number(entry.get("recall")) is not None]
+    entries = [entry for entry in mappings(classes.get("per_class")) if number(entry.get("recall")) is not None]
     if not entries:
         return None
     ordered = sorted(entries, key=lambda entry: -entry["recall"])
@@ -150,15 +142,14 @@ def per_class(classes: dict[str, Any]) -> Plot | None:
         [bars("recall", names, values, "--blue", error_y=whiskers)],
         {"xaxis": {"type": "category"}, "yaxis": axes("", "share recognised", share=True)["yaxis"]},
         "A class at zero is one whose name the model does not know, or always takes for another.",
-        Table(["class", "recall", "95 % interval", "pictures"], rows),
+        Table(["class", "recall", "95 % interval", "images"], rows),
         height=360,
     )
 
 
 def confusion(classes: dict[str, Any]) -> Plot | None:
     """What is taken for what; of many classes, those with the most mistakes."""
-    found, cells = classes.get("per_class"), classes.get("confusion")
-    entries = [entry for entry in found if isinstance(entry, dict)] if isinstance(found, list) else []
+    entries, cells = mappings(classes.get("per_class")), classes.get("confusion")
     numbers = [_numbers(cell) for cell in cells] if isinstance(cells, list) else []
     if not entries or not numbers or any(len(cell) != 3 or max(cell[:2]) >= len(entries) for cell in numbers):
         return None
@@ -215,22 +206,7 @@ def bars(name: str, x: list[Any], y: list[Any], colour: str, **extra: Any) -> di
     }
 
 
-def error_bars(values: list[Any], intervals: list[Any]) -> dict[str, Any]:
-    """Intervals as whiskers around values."""
-    up, down = [], []
-    for value, between in zip(values, intervals, strict=True):
-        match between:
-            case [low, high] if number(low) is not None and number(high) is not None:
-                up.append(max(0.0, high - value))
-                down.append(max(0.0, value - low))
-            case _:
-                up.append(0.0)
-                down.append(0.0)
-    ends = {"array": up, "arrayminus": down}
-    return {"type": "data", "symmetric": False, "thickness": 1.5, "width": 4, "color": "--ink", **ends}
-
-
-def _places(entry: dict[str, Any]) -> str:
+def _ranks_text(entry: dict[str, Any]) -> str:
     first, last = entry.get("first"), entry.get("last")
     if number(first) is None or number(last) is None:
         return UNKNOWN

@@ -1,11 +1,12 @@
-"""What `lapclip eval` kept, as a page of its own and as a part of a run's report.
+"""An evaluation that `lapclip eval` saved, as a page of its own and as sections of a run's report.
 
-Read with care: parts that are missing or odd are left out.
+Read with care: what is missing or odd is left out.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,110 +15,113 @@ from lapclip.report.document import Block, Gallery, Headline, Report, ReportImag
 from lapclip.report.evaluation_plots import (
     confusion,
     hard_negatives,
-    part,
     per_class,
     rank_plot,
     recall_plot,
     similarity_plot,
 )
+from lapclip.runs.event_log import mapping, mappings
 from lapclip.text import count, interval, number, percent, significant
 
 EVALUATION, FOLDER = "evaluation.json", "evaluation"
-"""The file of an account, and the folder of a run that holds one folder for each."""
+"""The file of an evaluation, and the folder of a run that holds a folder for each evaluation."""
 THUMBNAIL = "pictures/evaluation-{}.jpg"
-"""A small image of an account: in a folder and under a name that no one else's images have."""
+"""A small image of an evaluation: in a folder and under a name that no one else's images have."""
 
 
 def evaluation_sections(run: Path) -> list[Section]:
-    """The accounts that a run's folder holds, the newest first."""
+    """The evaluations that a run's folder holds, the newest first."""
     found = []
     for path in (run / FOLDER).glob(f"*/{EVALUATION}"):
         try:
-            account = json.loads(path.read_text(encoding="utf-8"))
-            if isinstance(account, dict):
-                found.append((path.stat().st_mtime_ns, account, path.parent))
+            evaluation = json.loads(path.read_text(encoding="utf-8"))
+            if isinstance(evaluation, dict):
+                found.append((path.stat().st_mtime_ns, evaluation, path.parent))
         except (OSError, ValueError):
             continue
     newest_first = sorted(found, key=lambda entry: entry[0], reverse=True)
-    return [section for _, account, folder in newest_first for section in sections(account, folder)]
+    return [section for _, evaluation, folder in newest_first for section in sections(evaluation, folder)]
 
 
-def page_of(account: dict[str, Any], folder: Path) -> Report:
-    """An account as a page of its own."""
-    title = f"Evaluation of {account.get('run')}"
-    return Report(title, _where(account), _headlines(account), sections(account, folder))
+def evaluation_report(evaluation: dict[str, Any], folder: Path) -> Report:
+    """An evaluation on its own."""
+    title = f"Evaluation of {evaluation.get('run')}"
+    return Report(title, _where(evaluation), _headlines(evaluation), sections(evaluation, folder))
 
 
-def sections(account: dict[str, Any], folder: Path) -> list[Section]:
-    """An account as sections."""
-    said = [f"{_where(account)}.", *map(str, _list(account.get("notes")))]
-    scores, classes = part(account, "evaluation"), part(account, "zeroshot")
-    blocks: list[Block | None] = [Sentences(said)]
+def sections(evaluation: dict[str, Any], folder: Path) -> list[Section]:
+    """An evaluation as sections."""
+    about = [f"{_where(evaluation)}.", *map(str, _list(evaluation.get("notes")))]
+    scores, classes = mapping(evaluation.get("evaluation")), mapping(evaluation.get("zeroshot"))
+    blocks: list[Block | None] = [Sentences(about)]
     if scores:
-        blocks += [_recall_table(account, scores), recall_plot(scores), rank_plot(account, scores)]
-        blocks += [hard_negatives(part(account, "negatives")), similarity_plot(part(account, "histograms"))]
-        blocks += [_confused(account, folder), _examples(account, folder)]
+        blocks += [_recall_table(evaluation, scores), recall_plot(scores), rank_plot(evaluation, scores)]
+        blocks += [
+            hard_negatives(mapping(evaluation.get("negatives"))),
+            similarity_plot(mapping(evaluation.get("histograms"))),
+        ]
+        blocks += [_confused(evaluation, folder), _examples(evaluation, folder)]
     if classes:
-        templates = ", ".join(f'"{text}"' for text in _list(account.get("templates")))
+        templates = ", ".join(f'"{text}"' for text in _list(evaluation.get("templates")))
         blocks += [Sentences([f"Sentences for each class: {templates}."]), _class_table(classes)]
-        blocks += [per_class(classes), confusion(classes), _mistaken(account, folder)]
-    blocks.append(_geometry(part(account, "geometry")))
-    return [Section(f"Evaluation: {account.get('data')}, split {account.get('split')}", [b for b in blocks if b])]
+        blocks += [per_class(classes), confusion(classes), _mistaken(evaluation, folder)]
+    blocks.append(_geometry(mapping(evaluation.get("geometry"))))
+    return [Section(f"Evaluation: {evaluation.get('data')}, split {evaluation.get('split')}", [b for b in blocks if b])]
 
 
-def _where(account: dict[str, Any]) -> str:
-    scores, classes = part(account, "evaluation"), part(account, "zeroshot")
+def _where(evaluation: dict[str, Any]) -> str:
+    scores, classes = mapping(evaluation.get("evaluation")), mapping(evaluation.get("zeroshot"))
     size = f"{count(scores.get('candidates'))} images, {count(scores.get('captions'))} captions"
     if classes:
         size = f"{count(classes.get('pictures'))} images of {count(classes.get('classes'))} classes"
-    return f"On {account.get('data')}, split {account.get('split')} ({account.get('why_split')}): {size}"
+    return f"On {evaluation.get('data')}, split {evaluation.get('split')} ({evaluation.get('why_split')}): {size}"
 
 
-def _headlines(account: dict[str, Any]) -> list[Headline]:
-    scores, classes = part(account, "evaluation"), part(account, "zeroshot")
+def _headlines(evaluation: dict[str, Any]) -> list[Headline]:
+    scores, classes = mapping(evaluation.get("evaluation")), mapping(evaluation.get("zeroshot"))
     lines = []
-    if number(account.get("trained_on")):
-        lines.append(Headline("trained on", count(account["trained_on"]), "of these images: no test of the model"))
+    if number(evaluation.get("trained_on")):
+        lines.append(Headline("trained on", count(evaluation["trained_on"]), "of these images: no test of the model"))
     for way, name in WAYS.items():
         if number(scores.get(f"{way}_r1")) is not None:
-            sure = interval(part(scores, "intervals").get(f"{way}_r1"))
+            sure = interval(mapping(scores.get("intervals")).get(f"{way}_r1"))
             lines.append(Headline(f"{name}, R@1", percent(scores[f"{way}_r1"]), sure))
-            chance = f"chance {percent(part(scores, 'chances').get(f'{way}_r10'))}"
+            chance = f"chance {percent(mapping(scores.get('chances')).get(f'{way}_r10'))}"
             lines.append(Headline(f"{name}, R@10", percent(scores.get(f"{way}_r10")), chance))
     if number(classes.get("top1")) is not None:
-        sure = interval(part(classes, "intervals").get("top1"))
+        sure = interval(mapping(classes.get("intervals")).get("top1"))
         lines.append(Headline("zero-shot top-1", percent(classes["top1"]), sure))
-        lines.append(Headline("chance", percent(part(classes, "chance").get("top1"))))
+        lines.append(Headline("chance", percent(mapping(classes.get("chance")).get("top1"))))
         lines.append(Headline("always the largest class", percent(classes.get("largest_class"))))
     return lines
 
 
-def _recall_table(account: dict[str, Any], scores: dict[str, Any]) -> Table:
-    chances, ceilings = part(scores, "chances"), part(account, "ceilings")
+def _recall_table(evaluation: dict[str, Any], scores: dict[str, Any]) -> Table:
+    chances, ceilings = mapping(scores.get("chances")), mapping(evaluation.get("ceilings"))
     rows: list[list[Any]] = []
     for way, name in WAYS.items():
-        rows.append([name, *_figures(scores, way)])
-        rows.append([f"{name}, 95 % interval", *_intervals(part(scores, "intervals"), way)])
-        rows.append([f"{name}, chance", *_figures(chances, way)])
-        shared = [number(ceilings.get(f"{way}_r{place}")) for place in RANKS]
+        rows.append([name, *_metrics(scores, way)])
+        rows.append([f"{name}, 95 % interval", *_intervals(mapping(scores.get("intervals")), way)])
+        rows.append([f"{name}, chance", *_metrics(chances, way)])
+        shared = [number(ceilings.get(f"{way}_r{rank}")) for rank in RANKS]
         if any(value is not None and value < 1 for value in shared):
             rows.append([f"{name}, most that shared captions allow", *map(percent, shared), "", ""])
-    batch = part(scores, "in_batch")
+    batch = mapping(scores.get("in_batch"))
     if batch:
         rows.append([f"in batches of {batch.get('size')}", percent(batch.get("accuracy")), "", "", "", ""])
         rows.append([f"chance in batches of {batch.get('size')}", percent(batch.get("chance")), "", "", "", ""])
-    if number(account.get("linear_baseline")) is not None:
-        rows.append(["text to image, linear baseline", percent(account["linear_baseline"]), "", "", "", ""])
+    if number(evaluation.get("linear_baseline")) is not None:
+        rows.append(["text to image, linear baseline", percent(evaluation["linear_baseline"]), "", "", "", ""])
     return Table(["", "R@1", "R@5", "R@10", "median rank", "mean reciprocal rank"], rows)
 
 
-def _figures(values: dict[str, Any], way: str) -> list[str]:
-    recalls = [percent(values.get(f"{way}_r{place}")) for place in RANKS]
+def _metrics(values: dict[str, Any], way: str) -> list[str]:
+    recalls = [percent(values.get(f"{way}_r{rank}")) for rank in RANKS]
     return [*recalls, _rank(values.get(f"{way}_median_rank")), significant(values.get(f"{way}_mean_reciprocal_rank"))]
 
 
 def _intervals(values: dict[str, Any], way: str) -> list[str]:
-    recalls = [interval(values.get(f"{way}_r{place}")) for place in RANKS]
+    recalls = [interval(values.get(f"{way}_r{rank}")) for rank in RANKS]
     rank, reciprocal = values.get(f"{way}_median_rank"), values.get(f"{way}_mean_reciprocal_rank")
     return [*recalls, _between(rank, _rank), _between(reciprocal, significant)]
 
@@ -127,15 +131,15 @@ def _rank(value: Any) -> str:
     return "-" if found is None else f"{found:,.1f}".removesuffix(".0")
 
 
-def _between(low_high: Any, words: Any) -> str:
+def _between(low_high: Any, text: Callable[[Any], str]) -> str:
     match low_high:
         case [low, high]:
-            return f"{words(low)} to {words(high)}"
+            return f"{text(low)} to {text(high)}"
     return ""
 
 
 def _class_table(classes: dict[str, Any]) -> Table:
-    sure, chance = part(classes, "intervals"), part(classes, "chance")
+    sure, chance = mapping(classes.get("intervals")), mapping(classes.get("chance"))
     names = {"top1": "top-1", "top5": "top-5", "mean_per_class": "mean recall of the classes"}
     rows: list[list[Any]] = [
         [name, percent(classes.get(key)), interval(sure.get(key)), percent(chance.get(key))]
@@ -145,9 +149,9 @@ def _class_table(classes: dict[str, Any]) -> Table:
     return Table(["", "share", "95 % interval", "chance"], rows)
 
 
-def _confused(account: dict[str, Any], folder: Path) -> Gallery | None:
+def _confused(evaluation: dict[str, Any], folder: Path) -> Gallery | None:
     rows = []
-    for pair in _dicts(account.get("confused")):
+    for pair in mappings(evaluation.get("confused")):
         own, preferred = number(pair.get("own")), number(pair.get("preferred"))
         if own is None or preferred is None:
             continue
@@ -167,18 +171,18 @@ def _confused(account: dict[str, Any], folder: Path) -> Gallery | None:
     return Gallery("Most confused", look_for, rows) if rows else None
 
 
-def _examples(account: dict[str, Any], folder: Path) -> Gallery | None:
+def _examples(evaluation: dict[str, Any], folder: Path) -> Gallery | None:
     rows = []
-    for example in _dicts(account.get("examples")):
+    for example in mappings(evaluation.get("examples")):
         right = number(example.get("right"))
         images = [
             ReportImage(_thumbnail(folder, at), significant(answer.get("score")), right=at == right)
-            for answer in _dicts(example.get("top"))
+            for answer in mappings(example.get("top"))
             if (at := number(answer.get("picture"))) is not None
         ]
         if right is not None and not any(image.right for image in images):
-            words = f"its own comes in place {count(example.get('rank'))}"
-            images.append(ReportImage(_thumbnail(folder, right), words, right=True))
+            text = f"its own has rank {count(example.get('rank'))}"
+            images.append(ReportImage(_thumbnail(folder, right), text, right=True))
         rows.append((str(example.get("caption")), images))
     look_for = (
         "The five images closest to some captions, the closest first, with their similarities. Green is the "
@@ -187,10 +191,10 @@ def _examples(account: dict[str, Any], folder: Path) -> Gallery | None:
     return Gallery("Answers to some captions", look_for, rows) if rows else None
 
 
-def _mistaken(account: dict[str, Any], folder: Path) -> Gallery | None:
+def _mistaken(evaluation: dict[str, Any], folder: Path) -> Gallery | None:
     images = [
         ReportImage(_thumbnail(folder, at), f"{entry.get('class')}, taken for {entry.get('guess')}")
-        for entry in _dicts(account.get("mistaken"))
+        for entry in mappings(evaluation.get("mistaken"))
         if (at := number(entry.get("picture"))) is not None
     ]
     look_for = "Images taken for another class by the largest margin, one for each kind of mistake."
@@ -218,7 +222,3 @@ def _thumbnail(folder: Path, image: float) -> Path:
 
 def _list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else []
-
-
-def _dicts(value: Any) -> list[dict[str, Any]]:
-    return [entry for entry in _list(value) if isinstance(entry, dict)]

@@ -1,6 +1,6 @@
-"""What `lapclip gained` kept, as a page of its own and as a part of a run's report.
+"""What a run gained and forgot, as `lapclip gained` saved it: a page of its own, and a section of the run's report.
 
-Read with care: parts that are missing or odd are left out.
+Read with care: what is missing or odd is left out.
 """
 
 from __future__ import annotations
@@ -11,60 +11,59 @@ from typing import Any
 
 from lapclip.evaluation.metric_names import RANKS, WAYS
 from lapclip.report.document import Block, Headline, Plot, Report, Section, Sentences, Table
-from lapclip.report.evaluation_plots import error_bars, part
-from lapclip.report.plots import COLOURS, DASHES, axes, line, marks, table_of
-from lapclip.report.saved_comparison import dictionaries
+from lapclip.report.plots import COLOURS, DASHES, axes, error_bars, line, marks, table_of
 from lapclip.runs.curves import Curve
+from lapclip.runs.event_log import mapping, mappings
 from lapclip.text import UNKNOWN, count, interval, number, percent, significant
 
 GAINED = "gained.json"
-"""The file of an account."""
+"""The file that `lapclip gained` writes."""
 
 
 def gained_sections(folder: Path) -> list[Section]:
-    """The account that a folder holds, if any."""
+    """The section about what was gained that a folder holds, if any."""
     try:
-        account = json.loads((folder / GAINED).read_text(encoding="utf-8"))
+        gained = json.loads((folder / GAINED).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return []
-    if not isinstance(account, dict):
+    if not isinstance(gained, dict):
         return []
-    (section,) = sections(account)
-    return [Section(section.title, [Sentences([str(account.get("summary", ""))]), *section.blocks])]
+    (section,) = sections(gained)
+    return [Section(section.title, [Sentences([str(gained.get("summary", ""))]), *section.blocks])]
 
 
-def page_of(account: dict[str, Any]) -> Report:
-    """An account as a page of its own."""
-    title = f"Gained and forgotten: {account.get('run')}"
-    return Report(title, str(account.get("summary", "")), _headlines(account), sections(account))
+def gained_report(gained: dict[str, Any]) -> Report:
+    """What a run gained and forgot, on its own."""
+    title = f"Gained and forgotten: {gained.get('run')}"
+    return Report(title, str(gained.get("summary", "")), _headlines(gained), sections(gained))
 
 
-def sections(account: dict[str, Any]) -> list[Section]:
-    """An account as sections, without the sentence that opens it."""
-    recommended = _recommended(account)
-    notes = account.get("notes")
+def sections(gained: dict[str, Any]) -> list[Section]:
+    """One section, without the sentence that opens it."""
+    recommended = _recommended(gained)
+    notes = gained.get("notes")
     blocks: list[Block | None] = [
         Sentences([recommended]) if recommended else None,
-        _curves(account),
-        _table(account),
-        _recalls(part(account, "new"), account),
+        _curves(gained),
+        _table(gained),
+        _recalls(mapping(gained.get("new")), gained),
         Sentences([str(note) for note in notes]) if isinstance(notes, list) and notes else None,
     ]
     return [Section("Gained and forgotten", [block for block in blocks if block])]
 
 
-def _recommended(account: dict[str, Any]) -> str:
-    if number(account.get("alpha")) is None:
+def _recommended(gained: dict[str, Any]) -> str:
+    if number(gained.get("alpha")) is None:
         return ""
-    written = f" The model at alpha {significant(account.get('model_alpha'))} is in {account.get('model')}."
-    end = written if account.get("model") else ""
-    return f"Recommended: alpha {significant(account['alpha'])}, {account.get('why')}.{end}"
+    written = f" The model at alpha {significant(gained.get('model_alpha'))} is in {gained.get('model')}."
+    end = written if gained.get("model") else ""
+    return f"Recommended: alpha {significant(gained['alpha'])}, {gained.get('why')}.{end}"
 
 
-def _headlines(account: dict[str, Any]) -> list[Headline]:
-    alpha = number(account.get("alpha"))
+def _headlines(gained: dict[str, Any]) -> list[Headline]:
+    alpha = number(gained.get("alpha"))
     lines = [Headline("recommended alpha", significant(alpha), "0 is the start, 1 the end")]
-    for found in _sets(account):
+    for found in _sets(gained):
         points = _points(found)
         chosen = next((point for point in points if number(point.get("alpha")) == alpha), None)
         if points and chosen and found.get("decides", True):
@@ -73,10 +72,10 @@ def _headlines(account: dict[str, Any]) -> list[Headline]:
     return lines
 
 
-def _curves(account: dict[str, Any]) -> Plot | None:
-    """Every figure over alpha, with whiskers and the recommended alpha marked."""
+def _curves(gained: dict[str, Any]) -> Plot | None:
+    """Every metric over alpha, with whiskers and the recommended alpha marked."""
     traces, curves = [], {}
-    for at, found in enumerate(_sets(account)):
+    for at, found in enumerate(_sets(gained)):
         points = _points(found)
         if not points:
             continue
@@ -89,7 +88,7 @@ def _curves(account: dict[str, Any]) -> Plot | None:
         traces.append(line(name, curves[name], colour, share=True, error_y=error, marker={"color": colour}, **drawn))
     if not traces:
         return None
-    alpha = number(account.get("alpha"))
+    alpha = number(gained.get("alpha"))
     layout = axes("alpha: 0 is the start, 1 the end", "score", share=True)
     return Plot(
         "Between start and end",
@@ -102,10 +101,10 @@ def _curves(account: dict[str, Any]) -> Plot | None:
     )
 
 
-def _table(account: dict[str, Any]) -> Table | None:
+def _table(gained: dict[str, Any]) -> Table | None:
     rows: list[list[Any]] = []
-    alpha = number(account.get("alpha"))
-    for found in _sets(account):
+    alpha = number(gained.get("alpha"))
+    for found in _sets(gained):
         points = _points(found)
         if not points:
             continue
@@ -116,25 +115,25 @@ def _table(account: dict[str, Any]) -> Table | None:
             _sure(chosen), change(chosen), percent(found.get("chance")), count(found.get("pictures")), decides,
         ])  # fmt: skip
     at = f"at alpha {significant(alpha)}"
-    names = ["", "before", "after", "change, points", at, "change, points", "chance", "pictures", "decides"]
+    names = ["", "before", "after", "change, points", at, "change, points", "chance", "images", "decides"]
     return Table(names, rows) if rows else None
 
 
-def _recalls(new: dict[str, Any], account: dict[str, Any]) -> Table | None:
+def _recalls(new: dict[str, Any], gained: dict[str, Any]) -> Table | None:
     """The new data's recalls before and after."""
     columns = [
         ("before", "before"),
         ("after", "after"),
-        ("recommended", f"at alpha {significant(account.get('alpha'))}"),
+        ("recommended", f"at alpha {significant(gained.get('alpha'))}"),
     ]
     rows: list[list[Any]] = []
     for way, name in WAYS.items():
-        for place in RANKS:
-            key = f"{way}_r{place}"
-            values = [part(new, kind) for kind, _ in columns]
+        for rank in RANKS:
+            key = f"{way}_r{rank}"
+            values = [mapping(new.get(kind)) for kind, _ in columns]
             if all(number(value.get(key)) is not None for value in values):
-                shown = (_both(value[key], part(value, "intervals").get(key)) for value in values)
-                rows.append([f"{name}, R@{place}", *shown])
+                shown = (_both(value[key], mapping(value.get("intervals")).get(key)) for value in values)
+                rows.append([f"{name}, R@{rank}", *shown])
     return Table([f"{new.get('name')}", *(name for _, name in columns)], rows) if rows else None
 
 
@@ -159,13 +158,13 @@ def _both(value: Any, between: Any) -> str:
     return f"{percent(value)} ({sure})" if sure else percent(value)
 
 
-def _sets(account: dict[str, Any]) -> list[dict[str, Any]]:
+def _sets(gained: dict[str, Any]) -> list[dict[str, Any]]:
     """The new data and the checks."""
-    return [part(account, "new"), *dictionaries(account.get("checks"))]
+    return [mapping(gained.get("new")), *mappings(gained.get("checks"))]
 
 
 def _points(found: dict[str, Any]) -> list[dict[str, Any]]:
     """A curve; empty where any of it is odd."""
-    points = dictionaries(found.get("curve"))
+    points = mappings(found.get("curve"))
     fine = all(number(point.get(key)) is not None for point in points for key in ("alpha", "value"))
     return points if fine else []

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
 from typing import Any
 
 from lapclip.report.document import Block, Plot, Section, Sentences, Table
 from lapclip.report.learning_plots import COLUMNS, turning_points
 from lapclip.report.plots import COLOURS, axes, heat, line, marks, plain, table_of
 from lapclip.runs.curves import Curve, curve
-from lapclip.runs.summary import Summary
+from lapclip.runs.view import RunView
 from lapclip.text import duration, number, percent, significant, size
 
 WATT_HOUR = 3600.0
@@ -24,30 +23,30 @@ PHASES = {
 """Colours that differ most where phases touch."""
 
 
-def working(summary: Summary) -> list[Section]:
-    """What the machine did, and what it took; sections without a figure are left out."""
-    at_work = [_speed(summary), _phases(summary), _memory(summary), _cores(summary)]
-    energy = [*_power(summary), *_heat(summary)]
+def machine_sections(view: RunView) -> list[Section]:
+    """What the machine did, and what it took; sections with nothing in them are left out."""
+    at_work = [_speed(view), _phases(view), _memory(view), _cores(view)]
+    energy = [*_power(view), *_heat(view)]
     sections = [Section("The machine at work", [plot for plot in at_work if plot]), Section("Energy and heat", energy)]
     return [section for section in sections if section.blocks]
 
 
-def _speed(summary: Summary) -> Plot | None:
-    points = summary.speed()
-    if not summary.batch_size or not points:
+def _speed(view: RunView) -> Plot | None:
+    points = view.summary.speed()
+    if not view.summary.batch_size or not points:
         return None
     return Plot(
         "Speed",
         [line("pairs a second", points, "--blue")],
-        {**_from_zero(axes("step", "pairs/s")), **marks(turning_points(summary))},
+        {**_from_zero(axes("step", "pairs/s")), **marks(turning_points(view))},
         "Level is good. A sag means heat, a battery, or another program on the same cores.",
         table_of("step", {"pairs/s": points}),
         height=260,
     )
 
 
-def _phases(summary: Summary) -> Plot | None:
-    phases = summary.phases()
+def _phases(view: RunView) -> Plot | None:
+    phases = view.summary.phases()
     total = sum(phases.values())
     if not total:
         return None
@@ -81,16 +80,15 @@ def _phases(summary: Summary) -> Plot | None:
     )
 
 
-def _memory(summary: Summary) -> Plot | None:
+def _memory(view: RunView) -> Plot | None:
     curves = {
-        "now": curve(summary.memory, lambda event: _gigabytes(event.get("process_bytes"))),
-        "peak": curve(summary.memory, lambda event: _gigabytes(event.get("peak_bytes"))),
+        "now": curve(view.summary.memory, lambda event: _gigabytes(event.get("process_bytes"))),
+        "peak": curve(view.summary.memory, lambda event: _gigabytes(event.get("peak_bytes"))),
     }
     curves = {name: points for name, points in curves.items() if points}
     if not curves:
         return None
-    total = number(summary.started.get("machine", {}).get("memory_bytes"))
-    whole = f" The machine has {size(total)}." if total else ""
+    whole = f" The machine has {size(view.machine_memory)}." if view.machine_memory else ""
     styles = {"now": ("--blue", "solid"), "peak": ("--orange", "dash")}
     traces = [
         line(name, points, styles[name][0], unit=" GB", mode="lines+markers" if len(points) < 10 else "lines",
@@ -107,17 +105,12 @@ def _memory(summary: Summary) -> Plot | None:
     )
 
 
-def _cores(summary: Summary) -> Plot | None:
-    events = [event for event in summary.sensors if isinstance(event.get("core_use"), list) and event["core_use"]]
-    if not events:
+def _cores(view: RunView) -> Plot | None:
+    steps, uses = view.core_map(COLUMNS)
+    if not uses:
         return None
-    events = events[:: max(1, -(-len(events) // COLUMNS))]
-    count = max(len(event["core_use"]) for event in events)
-    names = [f"core {core}" for core in range(count)]
-    uses = [
-        [number(e["core_use"][core]) if core < len(e["core_use"]) else None for e in events] for core in range(count)
-    ]
-    traces, layout = heat([number(event.get("step")) or 0 for event in events], names, uses, share=True)
+    names = [f"core {core}" for core in range(len(uses))]
+    traces, layout = heat(steps, names, uses, share=True)
     means = [
         [name, percent(sum(known) / len(known))]
         for name, row in zip(names, uses, strict=True)
@@ -129,32 +122,30 @@ def _cores(summary: Summary) -> Plot | None:
         {"xaxis": axes("step", "")["xaxis"], **layout},
         "Bright rows are busy cores. A dark row while others are bright is a core that training does not use.",
         Table(["core", "mean use"], [[*row] for row in means]),
-        height=130 + 18 * count,
+        height=130 + 18 * len(uses),
     )
 
 
-def _power(summary: Summary) -> list[Block]:
-    if not summary.sensors:
+def _power(view: RunView) -> list[Block]:
+    if not view.summary.sensors:
         return []
-    used = summary.joules()
-    reasons = [str(event["reason"]) for event in summary.sensors if event.get("reason")]
-    reason = reasons[-1].removeprefix("not measurable here: ") if reasons else ""
+    used, reason = view.energy, (view.energy_reason or "").removeprefix("not measurable here: ")
     if not used:
         return [Sentences([f"Energy: not measurable here: {reason or 'no reason was recorded'}."])]
     hours = used.y[-1] / WATT_HOUR
-    said = [
+    sentences = [
         f"Energy: {significant(used.y[-1])} J, which is {significant(hours)} Wh, in {duration(used.x[-1])} of work."
     ]
     if reason:
-        said.append(f"Not all of it is in this: {reason}.")
-    recall = number(summary.scores.get("t2i_r1"))
+        sentences.append(f"Not all of it is in this: {reason}.")
+    recall = number(view.summary.scores.get("t2i_r1"))
     if recall is not None and hours:
-        said.append(
+        sentences.append(
             f"Accuracy per watt-hour: {significant(recall * 100 / hours)} % points of held-out text-to-image R@1 per "
             "Wh."
         )
-    blocks: list[Block] = [Sentences(said)]
-    if watts := _watts(used):
+    blocks: list[Block] = [Sentences(sentences)]
+    if watts := view.power:
         blocks.append(
             Plot(
                 "Power",
@@ -165,7 +156,7 @@ def _power(summary: Summary) -> list[Block]:
                 height=260,
             )
         )
-    if found := _recall_by_energy(summary, used):
+    if found := _recall_by_energy(view, used):
         blocks.append(
             Plot(
                 "Recall for its energy",
@@ -179,30 +170,23 @@ def _power(summary: Summary) -> list[Block]:
     return blocks
 
 
-def _watts(used: Curve) -> Curve:
-    """Mean power between one look at the sensors and the next."""
-    points = itertools.pairwise(zip(used.x, used.y, strict=True))
-    found = [(x, (y - before[1]) / (x - before[0])) for before, (x, y) in points if x > before[0]]
-    return Curve([x for x, _ in found], [y for _, y in found])
-
-
-def _heat(summary: Summary) -> list[Block]:
+def _heat(view: RunView) -> list[Block]:
     kinds = (
         ("celsius", "Heat of the processor", "°C", "--red", "Level is good; near 100 °C most processors slow down."),
         ("megahertz", "Frequency", "MHz", "--purple", "A step down while the heat is high is throttling."),
     )
-    said: list[str] = []
-    throttled = [event for event in summary.sensors if event.get("throttled") is True]
+    sentences: list[str] = []
+    throttled = [event for event in view.summary.sensors if event.get("throttled") is True]
     if throttled:
-        share = len(throttled) / len(summary.sensors)
+        share = len(throttled) / len(view.summary.sensors)
         first = duration(throttled[0]["elapsed"])
-        said.append(f"The machine slowed itself down in {share:.0%} of the looks at it, first after {first}.")
-    swap = curve(summary.sensors, lambda event: event.get("swap_bytes"))
+        sentences.append(f"The machine slowed itself down in {share:.0%} of the looks at it, first after {first}.")
+    swap = curve(view.summary.sensors, lambda event: event.get("swap_bytes"))
     if swap and max(swap.y) > 0:
-        said.append(f"Swap in use: {size(swap.y[0])} at first, at most {size(max(swap.y))}.")
-    blocks: list[Block] = [Sentences(said)] if said else []
+        sentences.append(f"Swap in use: {size(swap.y[0])} at first, at most {size(max(swap.y))}.")
+    blocks: list[Block] = [Sentences(sentences)] if sentences else []
     for name, title, unit, colour, look_for in kinds:
-        if points := curve(summary.sensors, lambda event, name=name: event.get(name), x="elapsed"):
+        if points := curve(view.summary.sensors, lambda event, name=name: event.get(name), x="elapsed"):
             blocks.append(
                 Plot(
                     title,
@@ -216,10 +200,10 @@ def _heat(summary: Summary) -> list[Block]:
     return blocks
 
 
-def _recall_by_energy(summary: Summary, used: Curve) -> Curve:
+def _recall_by_energy(view: RunView, used: Curve) -> Curve:
     """Held-out recall at each evaluation over the energy used until then."""
     points = []
-    for event in summary.evaluations:
+    for event in view.summary.evaluations:
         recall = number(event["evaluation"].get("t2i_r1"))
         until = [joules for at, joules in zip(used.x, used.y, strict=True) if at <= event["elapsed"]]
         if recall is not None and until:

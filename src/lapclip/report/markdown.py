@@ -35,17 +35,17 @@ def _block(block: Block) -> list[str]:
         case Table():
             return [*([f"**{safe(block.folded)}**", ""] if block.folded else []), *_table(block)]
         case Plot():
-            return [f"### {safe(block.title)}", "", safe(block.look_for), "", *_table(block.figures)]
+            return [f"### {safe(block.title)}", "", safe(block.look_for), "", *_table(block.table)]
         case Gallery():
             rows: list[list[str | Cell]] = [
-                [words, "; ".join(_image(image) for image in images)] for words, images in block.rows
+                [text, "; ".join(_image(image) for image in images)] for text, images in block.rows
             ]
-            return [f"### {safe(block.title)}", "", safe(block.look_for), "", *_table(Table(["", "pictures"], rows))]
+            return [f"### {safe(block.title)}", "", safe(block.look_for), "", *_table(Table(["", "images"], rows))]
 
 
 def _image(image: ReportImage) -> str:
-    """An image in words."""
-    return f"{image.words}{RIGHT[image.right]}"
+    """An image as text."""
+    return f"{image.text}{RIGHT[image.right]}"
 
 
 def _table(table: Table) -> list[str]:

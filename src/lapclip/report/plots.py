@@ -1,6 +1,6 @@
 """Charts as plain dictionaries that plotly.js draws; plotly's Python package is never imported.
 
-Colours are names of the page's own ("--blue"), which page.js looks up, so that one chart serves light and dark.
+Colours are names of the page's own ("--blue"), which charts.js looks up, so that one chart serves light and dark.
 plotly.js reads simple markup in texts, so every text that comes from outside passes through `plain`.
 """
 
@@ -103,29 +103,44 @@ def heat(
 
 
 def marks(events: list[tuple[float, str]], colour: str = "--red") -> dict[str, Any]:
-    """Upright lines with a word at the top of each."""
+    """Upright lines with a label at the top of each."""
     shapes = [
         {"type": "line", "x0": x, "x1": x, "y0": 0, "y1": 1, "yref": "paper",
          "line": {"color": colour, "width": 1.5, "dash": "dot"}}
         for x, _ in events
     ]  # fmt: skip
-    words = [
+    labels = [
         {"x": x, "y": 1, "yref": "paper", "yanchor": "top", "xanchor": "right", "textangle": -90, "showarrow": False,
-         "text": plain(word),
+         "text": plain(label),
          "font": {"color": colour, "size": 11}}
-        for x, word in events
+        for x, label in events
     ]  # fmt: skip
-    return {"shapes": shapes, "annotations": words}
+    return {"shapes": shapes, "annotations": labels}
 
 
-def table_of(x: str, curves: dict[str, Curve], *, share: bool = False, words: Any = None) -> Table:
-    """A few points of some curves, as figures. The longest curve gives the rows."""
-    shown = words or (percent if share else significant)
+def error_bars(values: list[Any], intervals: list[Any]) -> dict[str, Any]:
+    """Intervals as whiskers around values."""
+    up, down = [], []
+    for value, between in zip(values, intervals, strict=True):
+        match between:
+            case [low, high] if number(low) is not None and number(high) is not None:
+                up.append(max(0.0, high - value))
+                down.append(max(0.0, value - low))
+            case _:
+                up.append(0.0)
+                down.append(0.0)
+    ends = {"array": up, "arrayminus": down}
+    return {"type": "data", "symmetric": False, "thickness": 1.5, "width": 4, "color": "--ink", **ends}
+
+
+def table_of(x: str, curves: dict[str, Curve], *, share: bool = False) -> Table:
+    """A few points of some curves, as a table. The longest curve gives the rows."""
+    shown = percent if share else significant
     longest = max(curves.values(), key=len)
     rows: list[list[Any]] = []
     for at in samples(len(longest)):
-        place = longest.x[at]
-        rows.append([significant(place, 6), *(_near(points, place, shown) for points in curves.values())])
+        x_value = longest.x[at]
+        rows.append([significant(x_value, 6), *(_near(points, x_value, shown) for points in curves.values())])
     return Table([x, *curves], rows)
 
 

@@ -6,85 +6,82 @@ from datetime import datetime
 from typing import Any
 
 from lapclip.report.document import Block, Headline, Report, Section, Sentences, Table
-from lapclip.report.learning_plots import learning
-from lapclip.report.machine_plots import working
+from lapclip.report.learning_plots import learning_sections
+from lapclip.report.machine_plots import machine_sections
+from lapclip.runs.event_log import mapping
+from lapclip.runs.messages import message
 from lapclip.runs.summary import Summary
+from lapclip.runs.view import RunView
 from lapclip.text import UNKNOWN, count, duration, interval, number, parameters, percent, size
 
 
-def run_report(name: str, state: str, summary: Summary, more: list[Section]) -> Report:
+def run_report(view: RunView, more: list[Section]) -> Report:
     """Everything a run's events tell, and `more` at the end."""
-    began = number(summary.started.get("time"))
-    when = f", started {datetime.fromtimestamp(began):%Y-%m-%d %H:%M}" if began else ""
+    summary = view.summary
+    when = f", started {datetime.fromtimestamp(view.started):%Y-%m-%d %H:%M}" if view.started else ""
     progress = f"step {summary.step:,} of {summary.total_steps:,}" if summary.total_steps else "no step yet"
     sections = [
-        *_events(summary, state, name),
-        *_scores(summary),
-        *learning(summary),
-        *working(summary),
+        *_happened(view),
+        *_metrics(summary),
+        *learning_sections(view),
+        *machine_sections(view),
         *_choices(summary),
         *_machine(summary),
         *more,
     ]
-    return Report(f"Run {name}", f"{state}, {progress}{when}", _headlines(summary, state), sections)
+    return Report(f"Run {view.name}", f"{view.state}, {progress}{when}", _headlines(view), sections)
 
 
-def _headlines(summary: Summary, state: str) -> list[Headline]:
+def _headlines(view: RunView) -> list[Headline]:
     lines: list[Headline] = []
-    scores = summary.scores
+    summary, scores = view.summary, view.summary.scores
     if number(scores.get("t2i_r1")) is not None:
-        intervals = scores.get("intervals")
-        sure = interval(intervals.get("t2i_r1")) if isinstance(intervals, dict) else ""
+        sure = interval(mapping(scores.get("intervals")).get("t2i_r1"))
         chance = f"chance {percent(scores.get('chance'))}"
         lines.append(Headline("held-out text-to-image R@1", percent(scores["t2i_r1"]), _join(sure, chance)))
     if summary.steps:
-        left = summary.remaining_seconds if state == "running" else None
-        lines.append(Headline("training time", duration(summary.training_seconds), _left(left)))
+        left = f"about {duration(view.time_left.seconds)} left" if view.time_left else ""
+        lines.append(Headline("training time", duration(summary.training_seconds), left))
     if summary.pairs_per_second is not None:
         batch = f"batches of {count(summary.batch_size)}" if summary.batch_size else ""
         lines.append(Headline("speed", f"{count(summary.pairs_per_second)} pairs/s", batch))
     if (peak := summary.peak_memory_bytes) is not None:
-        whole = _about(summary, "machine").get("memory_bytes")
-        lines.append(Headline("peak memory", size(peak), f"of {size(whole)}" if number(whole) else ""))
-    if summary.places:
-        first, *moved = summary.places
-        moves = [f"then {_place(place)}, from step {place['step']:,} on" for place in moved]
-        towers = " and ".join(_towers(first)) + " tower"
-        lines.append(Headline("where it ran", _place(first), "; ".join(moves) or towers))
+        whole = f"of {size(view.machine_memory)}" if view.machine_memory else ""
+        lines.append(Headline("peak memory", size(peak), whole))
+    if summary.tower_devices:
+        first, *moved = summary.tower_devices
+        texts = [RunView.devices_text(RunView.devices_of(entry)) for entry in summary.tower_devices]
+        moves = [f"then {text}, from step {entry['step']:,} on" for entry, text in zip(moved, texts[1:], strict=True)]
+        towers = " and ".join(RunView.devices_of(first)) + " tower"
+        lines.append(Headline("where it ran", texts[0], "; ".join(moves) or towers))
     if (total := number(summary.started.get("parameters"))) is not None:
         lines.append(Headline("model", parameters(total), f"parameters, {summary.setting('model', 'name')}"))
     return lines
 
 
-def _events(summary: Summary, state: str, name: str) -> list[Section]:
+def _happened(view: RunView) -> list[Section]:
     """What a person should know first: what went wrong, what was changed, what could not be had."""
-    notes = summary.started.get("notes")
-    said = [str(note) for note in notes] if isinstance(notes, list) else []
-    for event in summary.resumes:
-        skipped = event.get("skipped") or []
-        damaged = f"; skipped a damaged checkpoint: {'; '.join(map(str, skipped))}" if skipped else ""
-        said.append(f"Resumed after step {count(event.get('step'))}{damaged}.")
-    for at, event in enumerate(summary.fallbacks, 1):
-        text = event.get("text") or f"{event.get('cause', 'unknown cause')}: {event.get('change', 'unknown change')}"
-        said.append(f"Change {at}, after step {count(event.get('step'))}: {text}")
-    if summary.ending.get("type") == "failed":
-        said.append(f"Failed after step {count(summary.ending.get('step'))}: {summary.ending.get('error')}")
-    if summary.ending.get("type") == "stopped":
-        said.append(f"Stopped after step {count(summary.ending.get('step'))}: {summary.ending.get('reason')}")
-    if state == "died":
-        said.append(f"It ended without a word after step {count(summary.step)}. Go on: lapclip resume {name}")
+    summary, sentences, changes = view.summary, [], 0
+    for event in summary.incidents:
+        text = message(event, with_step=True)
+        if event["type"] == "fell_back":
+            changes += 1  # the charts mark where it was
+            text = f"change {changes}, after step {count(event.get('step'))}: {message(event)}"
+        if text and event["type"] not in ("paused", "went_on"):
+            sentences.append(text[:1].upper() + text[1:])
+    if view.state == "died":
+        sentences.append(f"It ended without a word after step {count(summary.step)}. Go on: lapclip resume {view.name}")
     if not summary.steps:
-        said.append("No step has been recorded yet. Make the report again later.")
-    return [Section("What happened", [Sentences(said)])] if said else []
+        sentences.append("No step has been recorded yet. Make the report again later.")
+    return [Section("What happened", [Sentences(sentences)])] if sentences else []
 
 
-def _scores(summary: Summary) -> list[Section]:
+def _metrics(summary: Summary) -> list[Section]:
     """Recall both ways beside chance."""
     scores = summary.scores
     if number(scores.get("t2i_r1")) is None:
         return []
-    intervals = scores.get("intervals")
-    intervals = intervals if isinstance(intervals, dict) else {}
+    intervals = mapping(scores.get("intervals"))
     rows: list[list[Any]] = []
     for way, name in (("t2i", "text to image"), ("i2t", "image to text")):
         recalls = [percent(scores.get(f"{way}_r{rank}")) for rank in (1, 5, 10)]
@@ -102,9 +99,9 @@ def _scores(summary: Summary) -> list[Section]:
         if finished
         else "The best model so far, on the validation pairs"
     )
-    said = f"{whose}: {count(scores.get('candidates'))} candidates, split {scores.get('split') or 'unknown'}."
+    about = f"{whose}: {count(scores.get('candidates'))} candidates, split {scores.get('split') or 'unknown'}."
     return [
-        Section("Held-out scores", [Sentences([said]), Table(["", "R@1", "R@5", "R@10", "R@1 95 % interval"], rows)])
+        Section("Held-out metrics", [Sentences([about]), Table(["", "R@1", "R@5", "R@10", "R@1 95 % interval"], rows)])
     ]
 
 
@@ -134,9 +131,10 @@ def _machine(summary: Summary) -> list[Section]:
     rows += [[f"{name} version", str(version)] for name, version in _about(summary, "versions").items()]
     if summary.started.get("commit"):
         rows.append(["commit", str(summary.started["commit"])])
-    for place in summary.places:
-        since = f" from step {place['step']:,} on" if len(summary.places) > 1 else ""
-        rows += [[f"{tower} tower", f"ran on {kind}{since}"] for tower, kind in _towers(place).items()]
+    for entry in summary.tower_devices:
+        since = f" from step {entry['step']:,} on" if len(summary.tower_devices) > 1 else ""
+        devices = RunView.devices_of(entry)
+        rows += [[f"{tower} tower", f"ran on {device}{since}"] for tower, device in devices.items()]
     rows += [[f"pairs to {use}", count(pairs)] for split, pairs in _about(summary, "pairs").items()
              for use in [{"train": "train on"}.get(split, f"score on, {split}")]]  # fmt: skip
     return [Section("Machine and versions", [Table(["", ""], [[*row] for row in rows])])] if rows else []
@@ -147,16 +145,15 @@ def machine_rows(machine: dict[str, Any]) -> list[list[str]]:
     shown = {"memory_bytes": ("memory", size), "cores": ("cores", count)}
     rows = []
     for name, value in machine.items():
-        title, words = shown.get(name, (name, str))
+        title, text = shown.get(name, (name, str))
         if isinstance(value, str | int | float):
-            rows.append([title, words(value)])
+            rows.append([title, text(value)])
     return rows
 
 
 def _about(summary: Summary, name: str) -> dict[str, Any]:
-    """A part of the started event that should be a dictionary."""
-    found = summary.started.get(name)
-    return found if isinstance(found, dict) else {}
+    """A field of the started event that should be a dictionary."""
+    return mapping(summary.started.get(name))
 
 
 def _value(summary: Summary, name: str) -> str:
@@ -166,20 +163,5 @@ def _value(summary: Summary, name: str) -> str:
     return UNKNOWN if value is None else str(value)
 
 
-def _towers(place: dict[str, Any]) -> dict[str, str]:
-    return {tower: str(kind) for tower, kind in place.items() if tower != "step"}
-
-
-def _place(place: dict[str, Any]) -> str:
-    """Where the towers are, in a word if it is one place."""
-    towers = _towers(place)
-    kinds = set(towers.values())
-    return kinds.pop() if len(kinds) == 1 else ", ".join(f"{tower} {kind}" for tower, kind in towers.items())
-
-
 def _join(*texts: str) -> str:
     return "; ".join(text for text in texts if text)
-
-
-def _left(seconds: float | None) -> str:
-    return f"about {duration(seconds)} left" if seconds is not None else ""

@@ -1,24 +1,19 @@
-"""Reports on disk."""
+"""Reports on disk: which one is meant, and its files."""
 
 from __future__ import annotations
 
-import json
-import os
 from pathlib import Path
-from typing import Any
 
 from lapclip.errors import RunError
-from lapclip.report.comparison_report import comparison_report, comparison_sections
+from lapclip.report.comparison_report import comparison_report, comparison_sections, read_comparison
 from lapclip.report.document import Report
 from lapclip.report.evaluation_report import evaluation_sections
 from lapclip.report.gained_report import gained_sections
 from lapclip.report.markdown import to_markdown
 from lapclip.report.page import to_html
 from lapclip.report.run_report import run_report
-from lapclip.report.saved_comparison import read_comparison
-from lapclip.runs.event_log import read_events
 from lapclip.runs.folder import RUNS, all_runs, find_run
-from lapclip.runs.summary import summarise
+from lapclip.runs.view import view_of
 
 
 def write_report(name: str | None, out: Path | None) -> tuple[list[Path], list[str]]:
@@ -38,15 +33,7 @@ def write_report(name: str | None, out: Path | None) -> tuple[list[Path], list[s
         raise RunError(f"{run.path} is not a run: it has no events.jsonl.", hint="lapclip runs")
     sections = [*gained_sections(run.gained), *evaluation_sections(run.path)]
     sections += [*(comparison_sections(saved) if saved else [])]
-    report = run_report(run.path.resolve().name, run.state, summarise(read_events(run.events)), sections)
-    return write_files(report, out or run.path, "report"), warnings
-
-
-def write_account(account: dict[str, Any], path: Path) -> None:
-    """What a command found, as JSON, whole or not at all: pages are drawn from it later."""
-    partial = path.with_name(f".{path.name}.partial")
-    partial.write_text(json.dumps(account), encoding="utf-8")
-    os.replace(partial, path)
+    return write_files(run_report(view_of(run), sections), out or run.path, "report"), warnings
 
 
 def write_files(report: Report, folder: Path, name: str) -> list[Path]:

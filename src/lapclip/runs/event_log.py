@@ -28,7 +28,7 @@ class EventLog:
             raise RunError(f"Cannot write to {path}: {error.strerror or error}.") from error
 
     def append(self, event: Event) -> None:
-        """Write one line and hand it to the system, so that a killed process loses nothing it has said."""
+        """Write one line and hand it to the system, so that a killed process loses none of its events."""
         try:
             self._file.write(json.dumps(event.to_dict(time.time()), separators=(",", ":")) + "\n")
             self._file.flush()
@@ -64,6 +64,16 @@ def read_events(path: Path) -> Iterator[dict[str, Any]]:
                 continue
             if isinstance(event, dict) and "type" in event:
                 yield event
+
+
+def mapping(value: Any) -> dict[str, Any]:
+    """The value if it is a dictionary, else an empty one: a file may come from another version, or be damaged."""
+    return value if isinstance(value, dict) else {}
+
+
+def mappings(value: Any) -> list[dict[str, Any]]:
+    """The dictionaries of a list."""
+    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
 
 
 def _drop_half_line(path: Path) -> None:

@@ -7,7 +7,7 @@
     sensors     now and then       energy, heat, clock, use of the cores, swap
     evaluation  between epochs     recall on held-out pairs
     checkpoint  now and then       where it is and what it cost
-    looked      at an evaluation   the best images for a few fixed captions, and the rank of the right one
+    looked      at an evaluation   the best images for a few probe captions, and the rank of the right one
     fell_back   after a failure    why, and the settings the run goes on with
     paused, went_on                a polite run that leaves the machine to others for a while
     finished, stopped, failed      how it ended
@@ -58,6 +58,8 @@ class Started(Event):
     """What the run can have where it trains: what it held at the start and what was free beside it."""
     notes: list[str]
     """What was asked for and could not be had, in words."""
+    chance_loss: float | None = None
+    """The loss of guessing: ln(batch size) for the softmax loss."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,6 +90,8 @@ class Step(Event):
     seconds: dict[str, float] | None
     teacher_loss: float | None = None
     """How far the model is from its teacher, which is part of the loss; None where it has none."""
+    logit_bias: float | None = None
+    """The learnt bias of the sigmoid loss; null for others."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,7 +115,7 @@ class Sensors(Event):
     swap_bytes: int
     throttled: bool | None
     reason: str | None
-    """Why the energy of some part is not known."""
+    """Why some of the energy is not known."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,7 +189,7 @@ class Finished(Event):
     early: str = ""
     """Why it ended before its last step, where it did."""
     start_evaluation: dict[str, Any] | None = None
-    """The same scores of the trained model that the run began with; None where there was none."""
+    """The same metrics of the trained model that the run began with; None where there was none."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,7 @@ gained/         what a run gained and forgot since its start, as `lapclip gained
 blended/        the model between start and end that `lapclip gained --alpha` wrote
 pictures/       small images of what the model answers to a few captions
 lock            held by the process that works on the run; the system frees it when that process dies
-pulse           which process that is, and when it last said that it lives
+pulse           which process that is, and when it last gave a sign of life
 stop            there while someone asks the run to save and end
 starting        in place of run.toml until a run in the background has chosen its settings
 """
@@ -24,7 +24,7 @@ import re
 import shutil
 import tempfile
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -32,14 +32,15 @@ from typing import Any
 import filelock
 import tomli_w
 
-from lapclip.errors import (RunBusy, RunError, nearest)
-from lapclip.runs.heartbeat import read_beat
+from lapclip.errors import RunBusy, RunError, nearest
+from lapclip.paths import write_atomic
 from lapclip.runs.event_log import read_events
+from lapclip.runs.heartbeat import read_beat
+from lapclip.runs.summary import RunProgress
 
 FORMAT = 1
 """Rises when an older lapclip could not resume the run."""
 RUNS = Path("runs")
-ENDED = ("finished", "stopped", "failed")
 
 
 class Run:
@@ -84,20 +85,37 @@ class Run:
     @property
     def state(self) -> str:
         """starting, running, finished, stopped, failed, or died: ended without a word."""
-        if self._locked():
+        return self.state_after(self.last_state)
+
+    def state_after(self, last_state: Callable[[], str]) -> str:
+        """The state, for whoever knows the run's events already: `last_state` is asked if no process works on it."""
+        if self.running:
             return "running"
         beat = read_beat(self.starting)
         if beat is not None and beat.alive:
             return "starting"
-        return self.last_state() if self.settings.exists() else "failed"
+        return last_state() if self.settings.exists() else "failed"
 
     def last_state(self) -> str:
-        """The state of a run that no process works on, by its last telling event."""
-        last = ""
+        """The state of a run that no process works on, by its events."""
+        progress = RunProgress()
         for event in read_events(self.events):
-            if event["type"] in (*ENDED, "started", "resumed", "step"):
-                last = event["type"]
-        return last if last in ENDED else "died"
+            progress.take(event)
+        return progress.ending.get("type", "died")
+
+    @property
+    def running(self) -> bool:
+        """Whether a process works on it."""
+        if not self.path.is_dir():
+            return False  # asking for the lock would make the folder
+        try:
+            with filelock.FileLock(self.path / "lock", timeout=0):
+                return False
+        except filelock.Timeout:
+            return True
+        except OSError:  # a folder of another computer may not know locks, or may not be written to
+            beat = read_beat(self.pulse)
+            return beat is not None and beat.alive
 
     @property
     def recipe(self) -> str:
@@ -118,7 +136,7 @@ class Run:
         except FileNotFoundError:
             if self.starting.exists():
                 what = "is still starting" if self.state == "starting" else "did not start"
-                raise RunError(f"{self.path} {what}; its words are in {self.log}.", hint="lapclip runs") from None
+                raise RunError(f"{self.path} {what}; see {self.log}.", hint="lapclip runs") from None
             raise RunError(f"{self.path} is not a run: it has no run.toml.", hint="lapclip runs") from None
         except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
             raise RunError(
@@ -163,21 +181,9 @@ class Run:
         """Forget an earlier request."""
         self._stop.unlink(missing_ok=True)
 
-    def _locked(self) -> bool:
-        if not self.path.is_dir():
-            return False  # asking for the lock would make the folder
-        try:
-            with filelock.FileLock(self.path / "lock", timeout=0):
-                return False
-        except filelock.Timeout:
-            return True
-        except OSError:  # a folder of another computer may not know locks, or may not be written to
-            beat = read_beat(self.pulse)
-            return beat is not None and beat.alive
-
 
 def check_name(name: str | None, reserved: str = "") -> None:
-    """Refuse a name that cannot be a folder or is taken, unless it was reserved with these words."""
+    """Refuse a name that cannot be a folder or is taken, unless it was reserved with this key."""
     if name is not None and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
         raise RunError(
             f"{name!r} cannot name a run: letters, digits, dots, dashes and underscores.", hint="--name my-run"
@@ -197,13 +203,13 @@ def create_run(name: str | None, recipe: str, settings: dict[str, Any], reserved
 
 
 def reserve_run(name: str | None, recipe: str, reserved: str) -> Run:
-    """A new folder for a run whose settings another process will choose, which knows these words."""
+    """A new folder for a run whose settings another process will choose, which knows this key."""
     check_name(name)
     return _new_folder(name, recipe, "starting.key", reserved)
 
 
 def is_reserved(name: str, reserved: str) -> bool:
-    """Whether a folder waits for the process that knows these words."""
+    """Whether a folder waits for the process that knows this key."""
     try:
         return bool(reserved) and (RUNS / name / "starting.key").read_text(encoding="utf-8") == reserved
     except OSError:
@@ -212,10 +218,8 @@ def is_reserved(name: str, reserved: str) -> bool:
 
 def _fill(run: Run, settings: str) -> Run:
     """Turn a reserved folder into a run."""
-    partial = run.path / ".run.toml.partial"
     try:
-        partial.write_text(settings, encoding="utf-8")
-        os.replace(partial, run.settings)
+        write_atomic(run.settings, settings)
         for path in (run.starting, run.path / "starting.key"):
             path.unlink(missing_ok=True)
     except OSError as error:

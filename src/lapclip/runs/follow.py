@@ -1,44 +1,177 @@
-"""A run that someone looks at while it goes on: its events so far, kept to what a screen can show."""
+"""A run that someone watches from another process: its events read as they come, and how it stands now."""
 
 from __future__ import annotations
 
-from pathlib import Path
+import os
+import time
 from typing import Any
 
-from lapclip.runs.summary import (Summary, summarise)
+from lapclip.runs.findings import Finding, findings
+from lapclip.runs.findings.surroundings import look_around
+from lapclip.runs.folder import Run
+from lapclip.runs.summary import RunProgress, Summary, summarise, usual_gap
 from lapclip.runs.tail import Tail
+from lapclip.runs.view import RunView
+from lapclip.text import number
 
 MOST_STEPS = 5000
-"""More steps than this are thinned to half of it: a page that is open for a day does not grow."""
+"""More steps than this are thinned to half as many: a page that is open for a day does not grow."""
+YOUNG = 60.0
+"""Seconds in which a run without any event counts as starting, not as dead."""
+STATE_EVERY = 1.0
+"""Seconds after which a run without new events is asked whether its process is still there."""
+SURROUNDINGS_EVERY = 3.0
+"""Seconds between two looks at what else is at work on this machine."""
+LEAST_SILENCE, SILENCE = 60.0, 10
+"""Seconds without an event, and times the longest of the last gaps, that are worth mentioning."""
 
 
-class Following:
-    """The events of one run, read as they come."""
+class RunStatus:
+    """How far one run is, told from its events as they come. The events themselves are not held."""
 
-    def __init__(self, events: Path) -> None:
-        self._tail = Tail(events)
-        self._steps = 0
-        self.events: list[dict[str, Any]] = []
-        self.summary: Summary = summarise(())
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self.state = "waiting"
+        """What `Run.state` says, or waiting (no folder yet), gone (deleted)."""
+        self.progress = RunProgress()
+        self._tail = Tail(run.events)
+        self._restarted = self._was_there = False
 
     def refresh(self) -> list[dict[str, Any]]:
-        """Read what is new, give it back, and bring the summary up to date."""
-        new = self._tail.read()
-        if self._tail.restarted:
-            self.events, self._steps = [], 0
-        if new or self._tail.restarted:
-            self.events += new
-            self._steps += sum(1 for event in new if event["type"] == "step")
-            if self._steps > MOST_STEPS:
-                self.events = thinned(self.events)
-                self._steps = sum(1 for event in self.events if event["type"] == "step")
-            self.summary = summarise(self.events)
+        """Read what is new, and return it."""
+        self._restarted = False
+        new = self._read()
+        self.state = self._current_state()
+        if self.state == "died" and (late := self._read()):  # it may have ended well since the file was read
+            new += late
+            self.state = self._current_state()
         return new
 
+    def _read(self) -> list[dict[str, Any]]:
+        new = self._tail.read()
+        if self._tail.restarted:
+            self.progress, self._restarted = RunProgress(), True
+        for event in new:
+            self.progress.take(event)
+        return new
 
-def thinned(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Every other step left out, those with and without measured phases alike, but the newest; other events kept."""
-    kept, odd = [], {True: False, False: False}
+    def _current_state(self) -> str:
+        """The state, without reading a long file again."""
+        if not self.run.path.is_dir():
+            return "gone" if self._was_there else "waiting"
+        self._was_there = True
+        state = self.run.state_after(lambda: self.progress.ending.get("type", "died"))
+        begun = self.progress.started or self.progress.step
+        return "starting" if state == "died" and not begun and self._is_young() else state
+
+    def row(self) -> dict[str, Any]:
+        """The run as a line in a list of runs."""
+        progress = self.progress
+        return {
+            "name": self.run.name,
+            "state": self.state,
+            "step": progress.step,
+            "steps": progress.total_steps,
+            "best": progress.best_recall,
+            "started": number(progress.started.get("time")),
+            "paused": RunView.reason_of(progress.paused),
+        }
+
+    def _is_young(self) -> bool:
+        try:
+            return abs(time.time() - self.run.settings.stat().st_mtime) < YOUNG
+        except OSError:
+            return False
+
+
+class FollowedRun(RunStatus):
+    """One run with its events, as many as a screen can show. Its folder may not be there yet, and may go away."""
+
+    def __init__(self, run: Run) -> None:
+        super().__init__(run)
+        self.name = run.name
+        self.events: list[dict[str, Any]] = []
+        self.summary = Summary()
+        self._steps = 0
+        self._signature: tuple[int, int] | None = None
+        self._asked = self._news = -1e9
+        self._view: RunView | None = RunView(run.name, "waiting")
+        self._silent_seconds = 0.0
+        self._findings: tuple[Finding, ...] | None = ()
+        self._around, self._next_around = None, 0.0
+
+    def changed(self) -> bool:
+        """Whether there is something to read, or it is time to ask for the state again. Costs next to nothing."""
+        return self._file() != self._signature or time.monotonic() - self._asked >= STATE_EVERY
+
+    def refresh(self) -> list[dict[str, Any]]:
+        """Read what is new, and return it; summary and view are up to date then."""
+        self._signature, self._asked = self._file(), time.monotonic()
+        first, before = not self.events, self.state
+        new = super().refresh()
+        if self._restarted:
+            self.events, self._steps = [], 0
+        if new or self._restarted:
+            self._take(new)
+        if new and not first:
+            self._news = self._asked
+        silent = self._silence()
+        if new or self._restarted or self.state != before:
+            self._findings = self._view = None
+        elif silent or self._silent_seconds:
+            self._view = None
+        self._silent_seconds = silent
+        return new
+
+    @property
+    def view(self) -> RunView:
+        """How the run stood at the last refresh."""
+        if self._view is None:
+            if self._findings is None:
+                self._findings = tuple(self._find())
+            silent = self._silent_seconds if self.state == "running" and not self.summary.paused else 0.0
+            self._view = RunView(self.name, self.state, self.summary, self._findings, str(self.run.log), silent)
+        return self._view
+
+    def _take(self, new: list[dict[str, Any]]) -> None:
+        self.events += new
+        self._steps += sum(1 for event in new if event["type"] == "step")
+        if self._steps > MOST_STEPS:
+            self.events = thin_steps(self.events)
+            self._steps = sum(1 for event in self.events if event["type"] == "step")
+        self.summary = summarise(self.events)
+
+    def _silence(self) -> float:
+        """Seconds since the last event, where that is unusually long."""
+        if not self.summary.steps or self.summary.ending:
+            return 0.0
+        last = self.events[-1].get("time")
+        by_the_clock = time.time() - last if isinstance(last, int | float) else 0.0
+        # A clock that jumps must not look like silence, so what was seen to arrive counts more.
+        passed = min(by_the_clock, time.monotonic() - self._news)
+        return passed if passed > max(LEAST_SILENCE, SILENCE * (usual_gap(self.summary) or 0.0)) else 0.0
+
+    def _find(self) -> list[Finding]:
+        """What is wrong. That the checks themselves fail is told too: everything else is still true."""
+        now = time.monotonic()
+        if self._around is None or self._around.state != self.state or now >= self._next_around:
+            self._around, self._next_around = look_around(self.run, self.state), now + SURROUNDINGS_EVERY
+        try:
+            return findings(self.summary, self._around)
+        except Exception as error:
+            return [Finding("checks", "note", "The checks failed", f"{type(error).__name__}: {error}", "")]
+
+    def _file(self) -> tuple[int, int] | None:
+        try:
+            status = os.stat(self.run.events)
+        except OSError:
+            return None
+        return status.st_size, status.st_ino
+
+
+def thin_steps(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Leave out every other step, those with and without measured phases alike, but not the newest, and no other."""
+    chosen, odd = [], {True: False, False: False}
     newest = next((event for event in reversed(events) if event["type"] == "step"), None)
     for event in events:
         if event["type"] == "step" and event is not newest:
@@ -46,5 +179,5 @@ def thinned(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
             odd[measured] = not odd[measured]
             if odd[measured]:
                 continue
-        kept.append(event)
-    return kept
+        chosen.append(event)
+    return chosen

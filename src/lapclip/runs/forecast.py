@@ -14,8 +14,8 @@ import statistics
 from dataclasses import dataclass
 from typing import Any
 
-from lapclip.text import number
 from lapclip.runs.summary import Summary
+from lapclip.text import number
 
 RECENT = 400
 """Steps that the pace is taken from: of 100, 200, 400 and all, the number that erred least on a dozen real runs."""

@@ -1,4 +1,4 @@
-"""A sign of life: which process works on something, and when it last said so.
+"""A sign of life: which process works on something, and when it last gave one.
 
 A process number alone says little, because systems give it out again; together with the moment the process began it
 names one process. On another computer, which shares the folder, only the heartbeat counts.
@@ -29,7 +29,7 @@ LATE = 60.0
 
 @dataclass(frozen=True)
 class Beat:
-    """What a process says of itself."""
+    """A process's sign of life: which process it is, on which computer, and when this was."""
 
     process: int
     began: float
@@ -67,15 +67,13 @@ def read_beat(path: Path) -> Beat | None:
 
 def write_beat(path: Path, beat: Beat) -> None:
     """Replaced as a whole, so that nobody reads half of one; a full disk costs the sign, not the run."""
-    partial = path.with_name(f".{path.name}.{beat.process}.partial")
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_text(json.dumps(asdict(beat)), encoding="utf-8")
-        os.replace(partial, path)
+        write_atomic(path, json.dumps(asdict(beat)))
 
 
 class Pulse:
-    """Beats in some places from the beginning of a `with` to its end."""
+    """Writes beats to some files from the beginning of a `with` to its end."""
 
     def __init__(self, paths: Sequence[Path], about: str = "") -> None:
         self._paths, self._about = paths, about

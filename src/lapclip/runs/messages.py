@@ -1,54 +1,131 @@
-"""An event as a line for people: for log.txt, and for the terminal where a progress bar would not work."""
+"""An event as a sentence: in log.txt, beside a progress bar, in `lapclip watch` and in reports."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TextIO
+from dataclasses import dataclass
+from typing import Any, TextIO
 
 from lapclip.runs import events
+from lapclip.runs.event_log import mapping
 from lapclip.runs.events import Event
+from lapclip.runs.summary import Summary, batch_accuracy
+from lapclip.text import count, duration, number, one_line, percent, significant
+
+NO_REASON = "no reason was given"
 
 
-def line(event: Event) -> str | None:
-    """What a person wants to know of an event, if anything."""
-    match event:
-        case events.Started():
-            places = " and ".join(f"{tower} tower on {place}" for tower, place in event.devices.items())
-            size = f"{event.parameters:,} parameters, {event.pairs['train']:,} images, {event.steps:,} steps"
-            notes = "".join(f"\n{note}" for note in event.notes)
-            return f"{size}; {places} ({event.reasons['train.device']}){notes}"
-        case events.Resumed():
-            damaged = "".join(f"; skipped a damaged checkpoint, {reason}" for reason in event.skipped)
-            notes = "".join(f"\n{note}" for note in event.notes)
-            return f"going on after step {event.step:,} of {event.steps:,}{damaged}{notes}"
-        case events.Step():
-            accuracy = (event.t2i_accuracy + event.i2t_accuracy) / 2
-            return f"step {event.step}  epoch {event.epoch}  loss {event.loss:.3f}  accuracy {accuracy:.1%}"
-        case events.Evaluation():
-            best = "  best" if event.best else ""
-            return f"step {event.step}  epoch {event.epoch}  {recall_line(event.evaluation)}{best}"
-        case events.FellBack():
-            return event.text
-        case events.Paused():
-            return f"paused after step {event.step}: {event.reason}"
-        case events.WentOn():
-            return f"going on after {event.seconds:,.0f} s"
-        case events.Stopped():
-            return f"stopped after step {event.step}: {event.reason}"
-        case events.Failed():
-            return f"failed after step {event.step}: {event.error}"
-        case events.Finished():
-            early = f" at step {event.step:,}, {event.early}" if event.early else ""
-            start = f"; at the start {recall_line(event.start_evaluation)}" if event.start_evaluation else ""
-            return f"finished{early}: {recall_line(event.evaluation)}{start}"
-    return None
+@dataclass(frozen=True)
+class Notice:
+    """Something that happened in a run besides learning."""
+
+    type: str
+    time: float
+    step: int | None
+    text: str
+
+    @property
+    def bad(self) -> bool:
+        return self.type in ("fell_back", "failed", "paused")
 
 
-def recall_line(evaluation: dict) -> str:
+def message(event: dict[str, Any], *, with_step: bool = False) -> str:
+    """What happened besides learning: a resume, a fallback, a pause, an end; nothing for other events.
+
+    `with_step` names the step, where it does not stand beside the sentence already.
+    """
+    step = number(event.get("step"))
+    after = f" after step {step:,.0f}" if with_step and step is not None else ""
+    match event["type"]:
+        case "started":
+            notes = event.get("notes")
+            return "; ".join(map(str, notes)) if isinstance(notes, list) else ""
+        case "resumed":
+            skipped = event.get("skipped")
+            damaged = f"; skipped a damaged checkpoint: {'; '.join(map(str, skipped))}" if skipped else ""
+            steps = number(event.get("steps")) if after else None
+            return f"resumed{after}{f' of {steps:,.0f}' if steps else ''}{damaged}"
+        case "fell_back":
+            return str(event.get("text") or f"fell back{after}: {event.get('cause') or 'unknown cause'}")
+        case "paused":
+            return f"paused{after}: {event.get('reason') or NO_REASON}"
+        case "went_on":
+            seconds = number(event.get("seconds"))
+            return "went on" if seconds is None else f"went on after {duration(seconds)}"
+        case "stopped":
+            return f"stopped{after}: {event.get('reason') or NO_REASON}"
+        case "failed":
+            return f"failed{after}: {event.get('error') or NO_REASON}"
+    return ""
+
+
+def notices(summary: Summary) -> list[Notice]:
+    """What happened besides learning, in the order of its time."""
+    found = []
+    for event in summary.incidents:
+        if text := message(event):
+            step = number(event.get("step"))
+            time = number(event.get("time")) or 0.0
+            found.append(Notice(event["type"], time, None if step is None else int(step), one_line(text)))
+    known = {notice.time for notice in found if notice.type == "went_on"}
+    for begin, end in summary.pauses:
+        if end not in known:
+            found.append(Notice("slept", end, None, f"the machine slept for {duration(end - begin)}"))
+    return sorted(found, key=lambda notice: notice.time)
+
+
+def recall_text(evaluation: dict[str, Any]) -> str:
     """Recall both ways, in one line."""
-    both = ((way, [evaluation[f"{way}_r{rank}"] for rank in (1, 5, 10)]) for way in ("t2i", "i2t"))
-    return "  ".join(f"{way} R@1/5/10 {' / '.join(f'{value:.1%}' for value in values)}" for way, values in both)
+    both = ((way, [percent(evaluation.get(f"{way}_r{rank}")) for rank in (1, 5, 10)]) for way in ("t2i", "i2t"))
+    return "  ".join(f"{way} R@1/5/10 {' / '.join(values)}" for way, values in both)
+
+
+def log_line(event: Event | dict[str, Any]) -> str:
+    """An event as a line of log.txt, and of a terminal where a progress bar would not work; empty for most kinds."""
+    values = event.to_dict(0.0) if isinstance(event, Event) else event
+    at = f"step {values.get('step')}  epoch {values.get('epoch')}"
+    evaluation = mapping(values.get("evaluation"))
+    notes = "".join(f"\n{note}" for note in values.get("notes") or [])
+    match values["type"]:
+        case "started":
+            towers = " and ".join(f"{tower} tower on {device}" for tower, device in values["devices"].items())
+            images = f"{values['pairs']['train']:,} images"
+            size = f"{values['parameters']:,} parameters, {images}, {values['steps']:,} steps"
+            return f"{size}; {towers} ({values['reasons']['train.device']}){notes}"
+        case "resumed":
+            return f"{message(values, with_step=True)}{notes}"
+        case "step":
+            return f"{at}  loss {values['loss']:.3f}  accuracy {percent(batch_accuracy(values))}"
+        case "evaluation":
+            best = "  best" if values.get("best") else ""
+            return f"{at}  {recall_text(evaluation)}{best}"
+        case "finished":
+            early = f" at step {count(values.get('step'))}, {values['early']}" if values.get("early") else ""
+            start = mapping(values.get("start_evaluation"))
+            began = f"; at the start {recall_text(start)}" if start else ""
+            return f"finished{early}: {recall_text(evaluation)}{began}"
+    return message(values, with_step=True)
+
+
+def watch_line(event: dict[str, Any], name: str, loss: float | None = None, seconds_left: float | None = None) -> str:
+    """An event of the run `name` as one line, for a watch in a pipe; empty for steps, which come by the thousand."""
+    step, evaluation = number(event.get("step")), event.get("evaluation")
+    head = f"{one_line(name)}: step {step:,.0f}" if step is not None else f"{one_line(name)}:"
+    if event["type"] == "evaluation" and isinstance(evaluation, dict):
+        parts = [
+            head,
+            f"epoch {count(event.get('epoch'))}",
+            f"loss {significant(loss)}" if loss is not None else "",
+            recall_text(evaluation),
+            "best" if event.get("best") else "",
+            f"{duration(seconds_left)} left" if seconds_left is not None else "",
+        ]
+        return "  ".join(filter(None, parts))
+    if event["type"] == "finished" and isinstance(evaluation, dict):
+        return f"{head}  finished  {recall_text(evaluation)}"
+    text = message(event) if event["type"] != "started" else "started"
+    return f"{head}  {one_line(text)}" if text else ""
 
 
 class LineWriter:
@@ -63,6 +140,6 @@ class LineWriter:
             if self._clock() < self._next_step_line:
                 return
             self._next_step_line = self._clock() + self._every
-        if text := line(event):
+        if text := log_line(event):
             with suppress(OSError):  # a closed terminal or a full disk must not end a run for the sake of a log line
                 print(text, file=self._stream, flush=True)

@@ -1,4 +1,4 @@
-"""A run as its events tell it: where it stands, how fast it goes, where time, memory and energy went.
+"""A run as its events tell it: how far it is, how fast it goes, where time, memory and energy went.
 
 Works from the events alone, before, during and after a run. Steps that were computed again after a crash count once:
 the last event of a step number is taken. Kinds of events and fields that are not there leave gaps, never errors.
@@ -6,21 +6,61 @@ the last event of a step number is taken. Kinds of events and fields that are no
 
 from __future__ import annotations
 
+import itertools
+import math
 import statistics
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from lapclip.runs.curves import (Curve, curve, windows)
+from lapclip.runs.curves import Curve, curve, windows
+from lapclip.runs.event_log import mapping
 from lapclip.text import number
-from lapclip.runs.tower_devices import places_so_far
 
 ENDINGS = ("finished", "stopped", "failed")
 RECENT = 50
-"""Steps that the remaining time is guessed from."""
+"""Steps that the speed is taken from."""
+INCIDENTS = ("started", "resumed", "fell_back", "paused", "went_on", "stopped", "failed")
 LEAST_PAUSE, PAUSE = 60.0, 10
 """Seconds without an event, and times the longest of the last gaps, from which on they count as a pause."""
+
+
+@dataclass
+class RunProgress:
+    """How far a run is, told event by event. Of these it holds those that began, paused and ended the run."""
+
+    started: dict[str, Any] = field(default_factory=dict)
+    paused: dict[str, Any] = field(default_factory=dict)
+    """The event that paused it, while nothing has happened since."""
+    ending: dict[str, Any] = field(default_factory=dict)
+    """The event that ended the run, if it has ended."""
+    step: int = 0
+    total_steps: int = 0
+    best_recall: float | None = None
+    """Held-out text-to-image R@1 of the best model so far."""
+
+    def take(self, event: dict[str, Any]) -> None:
+        """Take the next event into account."""
+        kind, step = event["type"], number(event.get("step"))
+        if kind == "paused":
+            self.paused = event
+        elif kind in ("started", "resumed", "step", "went_on", *ENDINGS):
+            self.paused = {}
+        if kind in ("started", "resumed", "step"):
+            self.ending = {}
+        match kind:
+            case "started" | "resumed":
+                if kind == "started":
+                    self.started = event
+                configured = number(setting(event, "train", "steps"))
+                self.total_steps = int(number(event.get("steps")) or configured or self.total_steps)
+            case "evaluation" if event.get("best") and isinstance(event.get("evaluation"), dict):
+                self.best_recall = number(event["evaluation"].get("t2i_r1"))
+            case "finished" | "stopped" | "failed":
+                self.ending = event
+        if kind in ("step", "resumed", "fell_back", *ENDINGS) and step is not None:
+            self.step = int(step)
 
 
 @dataclass(frozen=True)
@@ -31,35 +71,56 @@ class Summary:
     counts the processes that worked. Steps also gain `gap`: the seconds since the step before, None after a start.
     """
 
-    started: dict[str, Any] = field(default_factory=dict)
+    progress: RunProgress = field(default_factory=RunProgress)
     steps: list[dict[str, Any]] = field(default_factory=list)
     evaluations: list[dict[str, Any]] = field(default_factory=list)
     memory: list[dict[str, Any]] = field(default_factory=list)
     sensors: list[dict[str, Any]] = field(default_factory=list)
     fallbacks: list[dict[str, Any]] = field(default_factory=list)
     resumes: list[dict[str, Any]] = field(default_factory=list)
-    ending: dict[str, Any] = field(default_factory=dict)
-    """The event that ended the run, if it has ended."""
-    paused: dict[str, Any] = field(default_factory=dict)
-    """The event that paused it, while nothing has happened since."""
-    step: int = 0
+    probes: list[dict[str, Any]] = field(default_factory=list)
+    """What the model answered to a few fixed captions, at each evaluation."""
+    incidents: list[dict[str, Any]] = field(default_factory=list)
+    """Starts, resumes, fallbacks, pauses and ends, in their order."""
     elapsed: float = 0.0
     pauses: list[tuple[float, float]] = field(default_factory=list)
     """From when to when nothing happened while a process was there: the machine slept, or the run was polite."""
 
     @property
+    def started(self) -> dict[str, Any]:
+        return self.progress.started
+
+    @property
+    def ending(self) -> dict[str, Any]:
+        """The event that ended the run, if it has ended."""
+        return self.progress.ending
+
+    @property
+    def paused(self) -> dict[str, Any]:
+        """The event that paused it, while nothing has happened since."""
+        return self.progress.paused
+
+    @property
+    def step(self) -> int:
+        return self.progress.step
+
+    @property
     def total_steps(self) -> int:
-        latest = self.resumes[-1] if self.resumes else self.started
-        return int(number(latest.get("steps")) or self.setting("train", "steps") or 0)
+        return self.progress.total_steps
 
     def setting(self, section: str, name: str) -> Any:
         """A setting of the run, or None."""
-        values = self.started.get("config", {})
-        return values.get(section, {}).get(name) if isinstance(values, dict) else None
+        return setting(self.started, section, name)
 
     @property
     def batch_size(self) -> int:
         return int(number(self.setting("train", "batch_size")) or 0)
+
+    @property
+    def chance_loss(self) -> float | None:
+        """The loss of guessing, as the run recorded it; older runs did not, and their loss was the softmax one."""
+        recorded = number(self.started.get("chance_loss"))
+        return recorded if recorded is not None or not self.batch_size else math.log(self.batch_size)
 
     @property
     def training_seconds(self) -> float:
@@ -76,14 +137,6 @@ class Summary:
         return self.batch_size * len(gaps) / sum(gaps)
 
     @property
-    def remaining_seconds(self) -> float | None:
-        """A guess from the latest steps; None where there is none to make."""
-        gaps = self._gaps()[-RECENT:]
-        if self.ending or not gaps:
-            return None
-        return max(0, self.total_steps - self.step) * sum(gaps) / len(gaps)
-
-    @property
     def peak_memory_bytes(self) -> float | None:
         ended = number(self.ending.get("peak_memory_bytes"))
         return max((*curve(self.memory, lambda event: event.get("peak_bytes")).y, ended or 0)) or None
@@ -97,9 +150,9 @@ class Summary:
         return {"split": best[-1].get("split"), **best[-1]["evaluation"]} if best else {}
 
     @property
-    def places(self) -> list[dict[str, Any]]:
-        """Where each tower ran, and from which step on."""
-        return places_so_far((self.started, *self.fallbacks)) if self.started else []
+    def tower_devices(self) -> list[dict[str, Any]]:
+        """On which device each tower ran, and from which step on."""
+        return tower_devices((self.started, *self.fallbacks)) if self.started else []
 
     def speed(self) -> Curve:
         """Pairs a second over the steps, in windows; a median leaves out the pauses for evaluation.
@@ -119,7 +172,7 @@ class Summary:
         return {name: statistics.median(found) for name, found in values.items() if found}
 
     def parts(self) -> list[str]:
-        """The parts of the model that have gradient norms: tower by tower, from the images or words inwards."""
+        """The parts of the model that have gradient norms: tower by tower, from the input inwards."""
         found = {part for event in self.steps for part in _norms(event)}
         return sorted(found, key=_depth)
 
@@ -159,12 +212,11 @@ class Summary:
 
 def summarise(events: Iterable[dict[str, Any]]) -> Summary:
     """Read a run's events in the order they were written."""
-    by_step: dict[str, dict[int, dict[str, Any]]] = {"step": {}, "evaluation": {}, "memory": {}}
+    by_step: dict[str, dict[int, dict[str, Any]]] = {"step": {}, "evaluation": {}, "memory": {}, "looked": {}}
     lists: dict[str, list[dict[str, Any]]] = {"fell_back": [], "resumed": [], "sensors": []}
-    started: dict[str, Any] = {}
-    ending: dict[str, Any] = {}
-    paused: dict[str, Any] = {}
-    elapsed, before, latest, process = 0.0, None, 0, 0
+    incidents: list[dict[str, Any]] = []
+    progress = RunProgress()
+    elapsed, before, process = 0.0, None, 0
     step_before: tuple[float, float] | None = None
     rested = False
     pauses: list[tuple[float, float]] = []
@@ -172,7 +224,7 @@ def summarise(events: Iterable[dict[str, Any]]) -> Summary:
     for event in events:
         kind, time, step = event["type"], number(event.get("time")), number(event.get("step"))
         if kind in ("started", "resumed"):
-            before, step_before, ending = None, None, {}  # what lies between two processes is a pause, not work
+            before, step_before = None, None  # what lies between two processes is a pause, not work
             process += 1
         if time is not None:
             passed = max(0.0, time - before) if before is not None else 0.0  # a clock may be set back
@@ -182,15 +234,10 @@ def summarise(events: Iterable[dict[str, Any]]) -> Summary:
             elapsed += passed
             before = time
         known = {**event, "elapsed": elapsed, "process": process}
-        if kind == "paused":
-            paused = known
-        elif kind in ("went_on", "started", "resumed", "step", *ENDINGS):
-            paused = {}
-        if kind == "started":
-            started = known
-        elif kind in ENDINGS:
-            ending = known
-        elif kind in lists:
+        progress.take(known)
+        if kind in INCIDENTS:
+            incidents.append(known)
+        if kind in lists:
             if kind == "sensors":
                 known["rested"], rested = rested, False
             lists[kind].append(known)
@@ -204,23 +251,54 @@ def summarise(events: Iterable[dict[str, Any]]) -> Summary:
                 step_before = (step, elapsed)
             if kind != "evaluation" or isinstance(event.get("evaluation"), dict):
                 by_step[kind][int(step)] = known
-        if kind in ("step", "resumed", "fell_back", *ENDINGS) and step is not None:
-            latest = int(step)
     ordered = {kind: [found[step] for step in sorted(found)] for kind, found in by_step.items()}
     return Summary(
-        started=started,
+        progress=progress,
         steps=ordered["step"],
         evaluations=ordered["evaluation"],
         memory=ordered["memory"],
         sensors=lists["sensors"],  # all of them: work that was lost in a crash used energy too
         fallbacks=lists["fell_back"],
         resumes=lists["resumed"],
-        ending=ending,
-        paused=paused,
-        step=latest,
+        probes=ordered["looked"],
+        incidents=incidents,
         elapsed=elapsed,
         pauses=pauses,
     )
+
+
+def tower_devices(events: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """On which device each tower ran, and from which step on: one entry, and one more for each move to another."""
+    found: list[dict[str, Any]] = []
+    for event in events:
+        devices = event.get("devices")
+        if not isinstance(devices, dict):
+            continue
+        if event["type"] == "started":
+            found = [{"step": 1, **devices}]
+        elif event["type"] == "fell_back":
+            now = {"step": event["step"] + 1, **devices}
+            found = [entry for entry in found if entry["step"] < now["step"]]  # what came later was done again
+            if not found or found[-1] | {"step": 0} != now | {"step": 0}:
+                found.append(now)
+    return found
+
+
+def setting(started: dict[str, Any], section: str, name: str) -> Any:
+    """A setting of the run that this event started, or None."""
+    return mapping(mapping(started.get("config")).get(section)).get(name)
+
+
+def batch_accuracy(event: dict[str, Any]) -> float | None:
+    """The accuracy of a step's batch: the mean of both ways."""
+    ways = [way for name in ("t2i_accuracy", "i2t_accuracy") if (way := number(event.get(name))) is not None]
+    return sum(ways) / len(ways) if ways else None
+
+
+def usual_gap(summary: Summary) -> float | None:
+    """The longest of the last gaps between steps."""
+    last = itertools.islice(reversed(summary.steps), 50)
+    return max((event["gap"] for event in last if event["gap"] is not None), default=None)
 
 
 class _UsualGap:
@@ -241,8 +319,7 @@ class _UsualGap:
 
 def _norms(event: dict[str, Any]) -> dict[str, Any]:
     """Gradient norms by part; none where float16 overflowed."""
-    norms = event.get("grad_norms")
-    return norms if isinstance(norms, dict) else {}
+    return mapping(event.get("grad_norms"))
 
 
 def _median(values: Iterable[float | None]) -> float | None:
@@ -252,8 +329,8 @@ def _median(values: Iterable[float | None]) -> float | None:
 
 def _depth(part: str) -> tuple[str, int, str]:
     """Towers in order, each from its embedding through its blocks to its head; then what belongs to neither."""
-    tower, dot, place = part.partition(".")
+    tower, dot, block = part.partition(".")
     if not dot:
         return "~", 0, part
-    depth = int(place) if place.isdigit() else {"embedding": -1}.get(place, 1_000_000)
-    return tower, depth, place
+    depth = int(block) if block.isdigit() else {"embedding": -1}.get(block, 1_000_000)
+    return tower, depth, block

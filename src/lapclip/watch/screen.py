@@ -1,22 +1,18 @@
-"""The whole image: a row of each run, the one in focus in full, put together for a width and a height."""
+"""The whole screen: a row for each run, and the one in focus in full, put together for a width and a height."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from lapclip.runs.view import RunView
 from lapclip.text import UNKNOWN, duration, duration_range, one_line, percent, short_duration, significant
-from lapclip.watch import sparklines as sparks
-from lapclip.watch.canvas import BOXED, Paper
-from lapclip.watch.findings_panel import SEVERITIES, alarms, clock, happened, silence
-from lapclip.watch.learning_panels import learning, recall
-from lapclip.watch.machine_panels import machine, step_phases
-from lapclip.watch.run_view import Look
+from lapclip.watch import sparklines
+from lapclip.watch.panels import SEVERITIES, Canvas, alarms, clock, happened, learning, machine, recall, step_phases
 
 STATE_STYLES = {
     "running": "bold green",
@@ -36,49 +32,38 @@ Typed = Callable[[str], str]
 """Turns the arguments of a command into what can be typed here."""
 
 
-@dataclass(frozen=True)
-class Pens:
-    """How a console can draw."""
-
-    plain: bool
-    colour: bool
-
-    @classmethod
-    def of(cls, console: Console) -> Pens:
-        return cls(not console.encoding.startswith("utf"), console.color_system is not None and not console.no_color)
-
-
-def next_commands(look: Look, typed: Typed) -> list[str]:
+def next_commands(view: RunView, typed: Typed) -> list[str]:
     """What a person would do now."""
-    match look.state:
+    match view.status:
         case "finished":
-            return [typed(f"eval {look.name}"), typed(f"report {look.name}")]
-        case "failed" if not look.summary.ending:
+            return [typed(f"eval {view.name}"), typed(f"report {view.name}")]
+        case "failed" if not view.summary.ending:
             return [typed("train")]
-        case "failed" if hint := _error(look)[1]:
+        case "failed" if hint := _error(view)[1]:
             return [hint]
         case "died" | "stopped" | "failed":
-            return [typed(f"resume {look.name}")]
+            return [typed(f"resume {view.name}")]
         case "running" | "paused" | "starting":
-            return [typed(f"stop {look.name}")]
+            return [typed(f"stop {view.name}")]
         case "gone":
             return [typed("runs")]
     return [typed("train")]
 
 
-def image(looks: list[Look], focus: int, width: int, tall: int, pens: Pens, typed: Typed) -> RenderableType:
+def draw(views: list[RunView], focus: int, canvas: Canvas, typed: Typed) -> RenderableType:
     """Everything, from top to bottom."""
-    if not looks:
+    if not views:
         return Text(f"There are no runs here yet. One that starts will appear.\nStart one: {typed('train')}")
-    listed = [table(looks, focus, width, pens), Text("")] if len(looks) > 1 else []
-    return Group(*listed, *full(looks[focus], width, tall, pens, typed))
+    listed = [_table(views, focus, canvas), Text("")] if len(views) > 1 else []
+    return Group(*listed, *_in_full(views[focus], canvas, typed))
 
 
-def table(looks: list[Look], focus: int, width: int, pens: Pens) -> Table:
-    """A row of each run; what there is no room for is left out."""
+def _table(views: list[RunView], focus: int, canvas: Canvas) -> Table:
+    """A row for each run; what there is no room for is left out."""
+    width = canvas.width
     middle = width >= 70
-    room = width - (44 if middle else 28)  # what is left beside the columns of figures
-    names = min(max(len(one_line(look.name)) for look in looks), max(8, room // 2) if middle else max(4, room))
+    room = width - (44 if middle else 28)  # what is left beside the columns of numbers
+    names = min(max(len(one_line(view.name)) for view in views), max(8, room // 2) if middle else max(4, room))
     grid = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="dim")
     grid.add_column("", width=1)
     grid.add_column("run", no_wrap=True, overflow="ellipsis", width=names)
@@ -88,94 +73,93 @@ def table(looks: list[Look], focus: int, width: int, pens: Pens) -> Table:
     if middle:
         grid.add_column("best R@1", no_wrap=True, justify="right")
         grid.add_column("left", no_wrap=True, justify="right")
-    for at, look in enumerate(looks):
-        done, rest = sparks.bar(look.progress, room - names if middle else 0, pens.plain)
-        bar = Text.assemble((done, "green"), (rest, "dim"), f" {look.progress:4.0%}")
-        loss = look.loss.y
+    for at, view in enumerate(views):
+        done, rest = sparklines.bar(view.progress, room - names if middle else 0, canvas.plain)
+        bar = Text.assemble((done, "green"), (rest, "dim"), f" {view.progress:4.0%}")
+        loss = view.small_curve("loss").y
         cells: list[RenderableType] = [
             Text(">" if at == focus else " ", style="bold"),
-            Text(one_line(look.name), style="bold" if at == focus else ""),
-            Text.assemble((look.state, STATE_STYLES.get(look.state, "")), _mark(look)),
+            Text(one_line(view.name), style="bold" if at == focus else ""),
+            Text.assemble((view.status, STATE_STYLES.get(view.status, "")), _mark(view)),
             bar,
             significant(loss[-1]) if loss else UNKNOWN,
         ]
         if middle:
-            left = short_duration(look.time_left.seconds) if look.time_left else UNKNOWN
-            cells += [percent(look.best_recall), left]
+            left = short_duration(view.time_left.seconds) if view.time_left else UNKNOWN
+            cells += [percent(view.best_recall), left]
         grid.add_row(*cells)
     return grid
 
 
-def _mark(look: Look) -> Text:
+def _mark(view: RunView) -> Text:
     """An exclamation mark at a run with something wrong."""
-    serious = [finding.severity for finding in look.alarms if finding.severity != "note"]
+    serious = [finding.severity for finding in view.alarms if finding.severity != "note"]
     return Text(" !", style=SEVERITIES[serious[0]]) if serious else Text("")
 
 
-def full(look: Look, width: int, tall: int, pens: Pens, typed: Typed) -> list[RenderableType]:
+def _in_full(view: RunView, canvas: Canvas, typed: Typed) -> list[RenderableType]:
     """One run with all its panels."""
-    framed = width >= BOXED
-    paper = Paper(width, tall, pens.plain, pens.colour, framed)
-    doctor = typed(f"doctor {look.name}")
+    width = canvas.width
+    doctor = typed(f"doctor {view.name}")
     top: list[RenderableType | None] = [
-        _title(look, width),
-        *_progress(look, width, pens),
-        *_ending(look, typed),
-        alarms(look, paper, most=3 if framed else 2, doctor=doctor),
+        _title(view, width),
+        *_progress(view, canvas),
+        *_ending(view, typed),
+        alarms(view, canvas, most=3 if canvas.framed else 2, doctor=doctor),
     ]
     if width >= TWO_COLUMNS:
-        left, right = paper.narrower(width - width // 2), paper.narrower(width // 2)
+        left, right = canvas.narrower(width - width // 2), canvas.narrower(width // 2)
         columns = (
-            [learning(look, left), step_phases(look, left)],
-            [recall(look, right), machine(look, right)],
+            [learning(view, left), step_phases(view, left)],
+            [recall(view, right), machine(view, right)],
         )
         grid = Table.grid()
         grid.add_column(width=left.width)
         grid.add_column(width=right.width)
         grid.add_row(*(Group(*(panel for panel in column if panel is not None)) for column in columns))
-        body: list[RenderableType | None] = [grid if look.summary.steps or look.summary.evaluations else None]
+        body: list[RenderableType | None] = [grid if view.summary.steps or view.summary.evaluations else None]
     else:
-        body = [draw(look, paper) for draw in (learning, recall, step_phases, machine)]
-    return [panel for panel in (*top, *body, happened(look, paper, most=tall)) if panel is not None]
+        body = [draw(view, canvas) for draw in (learning, recall, step_phases, machine)]
+    return [panel for panel in (*top, *body, happened(view, canvas, most=canvas.curve_height)) if panel is not None]
 
 
-def _title(look: Look, width: int) -> Text:
+def _title(view: RunView, width: int) -> Text:
     text = Text.assemble(
-        (one_line(look.name), "bold"),
+        (one_line(view.name), "bold"),
         "  ",
-        (look.state, STATE_STYLES.get(look.state, "")),
+        (view.status, STATE_STYLES.get(view.status, "")),
         no_wrap=True,
         overflow="ellipsis",
     )
-    if look.epoch and look.epochs:
+    if view.epoch and view.epochs:
         text.append(
-            f"  epoch {look.epoch} of {look.epochs}" if look.working else f"  {look.epoch} of {look.epochs} epochs"
+            f"  epoch {view.epoch} of {view.epochs}" if view.working else f"  {view.epoch} of {view.epochs} epochs"
         )
-    speed = look.summary.pairs_per_second
-    facts = [f"{speed:,.0f} pairs/s" if speed else "", f"on {one_line(look.places)}" if look.places else ""]
-    said = " ".join(filter(None, facts))
-    if said and len(text.plain) + len(said) + 2 <= width:
-        text.append(" " * (width - len(text.plain) - len(said)))
-        text.append(said, style="dim")
+    speed = view.summary.pairs_per_second
+    devices = f"on {one_line(view.devices_text(view.devices))}" if view.devices else ""
+    facts = " ".join(filter(None, [f"{speed:,.0f} pairs/s" if speed else "", devices]))
+    if facts and len(text.plain) + len(facts) + 2 <= width:
+        text.append(" " * (width - len(text.plain) - len(facts)))
+        text.append(facts, style="dim")
     return text
 
 
-def _progress(look: Look, width: int, pens: Pens) -> list[Text]:
-    total = look.summary.total_steps
+def _progress(view: RunView, canvas: Canvas) -> list[Text]:
+    total = view.summary.total_steps
     if not total:
         return []
-    counted = f" {look.summary.step:,} of {total:,}  {look.progress:.0%}"
-    done, rest = sparks.bar(look.progress, width - len(counted), pens.plain)
-    lines = [Text.assemble((done, "green" if look.working else STATE_STYLES[look.state]), (rest, "dim"), counted)]
-    if look.state == "running":
-        lines += _time_left(look, width)
+    counted = f" {view.summary.step:,} of {total:,}  {view.progress:.0%}"
+    done, rest = sparklines.bar(view.progress, canvas.width - len(counted), canvas.plain)
+    lines = [Text.assemble((done, "green" if view.working else STATE_STYLES[view.status]), (rest, "dim"), counted)]
+    if view.status == "running":
+        lines += _time_left(view, canvas.width)
     return lines
 
 
-def _time_left(look: Look, width: int) -> list[Text]:
-    if word := silence(look):
-        return [Text(word, style="bold yellow")]
-    left = look.time_left
+def _time_left(view: RunView, width: int) -> list[Text]:
+    if view.silent_seconds:
+        return [Text(f"no event for {duration(view.silent_seconds)}: asleep, or stuck", style="bold yellow")]
+    left = view.time_left
     if left is None:
         return [Text("time left: known after a few steps", style="dim")]
     sure = duration_range(left.low, left.high)
@@ -185,39 +169,39 @@ def _time_left(look: Look, width: int) -> list[Text]:
         f"done about {clock(time.time() + left.seconds)}" if left.seconds < 20 * 3600 else "",
     ]
     line = Text(style="default")
-    for at, words in enumerate(filter(None, parts)):
-        if at and len(line.plain) + len(words) + 2 > width:
+    for at, text in enumerate(filter(None, parts)):
+        if at and len(line.plain) + len(text) + 2 > width:
             break
-        line.append(("  " if at else "") + words, style="bold" if at == 0 else "default")
+        line.append(("  " if at else "") + text, style="bold" if at == 0 else "default")
     return [line]
 
 
-def _ending(look: Look, typed: Typed) -> list[Text]:
+def _ending(view: RunView, typed: Typed) -> list[Text]:
     """How a run that does not work stands, in a sentence, and the command that follows."""
-    step, ending = f"{look.summary.step:,}", look.summary.ending
-    took = duration(look.summary.training_seconds)
-    said = {
+    step, ending = f"{view.summary.step:,}", view.summary.ending
+    took = duration(view.summary.training_seconds)
+    sentence = {
         "finished": f"Finished in {took} of training.",
         "stopped": f"Stopped after step {step} ({one_line(ending.get('reason') or 'no reason given')}); all is saved.",
-        "failed": f"Failed after step {step}: {_error(look)[0]}" if ending else f"Did not start: see {look.log}",
-        "died": f"Ended without a word after step {step}; its last checkpoint is kept.",
-        "paused": f"Paused: {look.pause_reason}. It goes on by itself.",
-        "starting": "Waiting for the first step." if look.summary.started else "Getting ready: data, then the model.",
-        "waiting": f"There is no run called {one_line(look.name)} yet. It will appear here when it starts.",
+        "failed": f"Failed after step {step}: {_error(view)[0]}" if ending else f"Did not start: see {view.log}",
+        "died": f"Ended without a word after step {step}; its last checkpoint is there.",
+        "paused": f"Paused: {view.pause_reason}. It goes on by itself.",
+        "starting": "Waiting for the first step." if view.summary.started else "Getting ready: data, then the model.",
+        "waiting": f"There is no run called {one_line(view.name)} yet. It will appear here when it starts.",
         "gone": "Its folder was deleted.",
-    }.get(look.state)
-    if said is None:
+    }.get(view.status)
+    if sentence is None:
         return []
     style = (
-        "bold red" if look.state in ("failed", "died", "gone") else "yellow" if look.state == "paused" else "default"
+        "bold red" if view.state in ("failed", "died", "gone") else "yellow" if view.status == "paused" else "default"
     )
-    commands = next_commands(look, typed) if look.state not in ("paused", "starting") else []
-    word = "Go on: " if look.state in ("stopped", "died") else "Next: "
-    lines = [f"{word if at == 0 else ' ' * len(word)}{command}" for at, command in enumerate(commands)]
-    return [Text(said, style=style, overflow="fold"), *(Text(line, overflow="fold") for line in lines)]
+    commands = next_commands(view, typed) if view.status not in ("paused", "starting") else []
+    label = "Go on: " if view.state in ("stopped", "died") else "Next: "
+    lines = [f"{label if at == 0 else ' ' * len(label)}{command}" for at, command in enumerate(commands)]
+    return [Text(sentence, style=style, overflow="fold"), *(Text(line, overflow="fold") for line in lines)]
 
 
-def _error(look: Look) -> tuple[str, str]:
+def _error(view: RunView) -> tuple[str, str]:
     """Why a run failed, and what to try; errors of ours say both."""
-    said, _, hint = one_line(look.summary.ending.get("error") or "no reason was given").partition(" Try: ")
-    return said, hint
+    text, _, hint = one_line(view.summary.ending.get("error") or "no reason was given").partition(" Try: ")
+    return text, hint

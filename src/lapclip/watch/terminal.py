@@ -1,36 +1,54 @@
-"""`lapclip watch` in a terminal: an image that follows the runs, or plain lines where there is no terminal."""
+"""`lapclip watch` in a terminal: a screen that follows the runs, or plain lines where there is no terminal."""
 
 from __future__ import annotations
 
+import errno
 import json
+import os
+import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from types import FrameType
+from typing import Any
 
 from rich.console import Console
+from rich.text import Text
 
+from lapclip.runs.messages import watch_line
 from lapclip.text import one_line
-from lapclip.watch.event_lines import line
-from lapclip.watch.live_screen import Live, rendered
-from lapclip.watch.screen import Pens, Typed, image, next_commands
-from lapclip.watch.terminal_surface import can_draw, forgive_characters, quiet_end
-from lapclip.watch.watched_runs import Watching
+from lapclip.watch.keys import DOWN, NEXT, PREVIOUS, QUIT, UP, Keys
+from lapclip.watch.panels import Canvas
+from lapclip.watch.screen import Typed, draw, next_commands
+from lapclip.watch.watched_runs import WatchedRuns
+
+TICK = 0.25
+"""Seconds between two looks at the files."""
+SHARE = 0.005
+"""Of the machine's time that following may take: a run that is watched must not notice."""
+SLOWEST = 10.0
+"""Seconds between two drawings at most, however dear they are."""
+ENTER, LEAVE = "\x1b[?1049h\x1b[?25l\x1b[?7l", "\x1b[?7h\x1b[?25h\x1b[?1049l"
+"""To the other screen, without a cursor and without wrapping; and back."""
+GONE = (errno.EPIPE, errno.EIO, errno.EINVAL)
+"""What writing to a reader or a terminal that went away says; the last on Windows."""
 
 
 def watch(names: Sequence[str], typed: Typed, once: bool = False, as_json: bool = False) -> int:
     """Show the runs until q or Ctrl-C. Returns the exit status."""
-    forgive_characters()
+    _forgive_characters()
     if as_json:
-        watching = Watching(names, wait=False)
+        watching = WatchedRuns(names, wait=False)
         watching.refresh()
-        commands = lambda look: next_commands(look, typed)  # noqa: E731
-        print(json.dumps({"runs": [look.to_dict(commands) for look in watching.looks]}))
+        views = [view.to_dict(lambda view: next_commands(view, typed)) for view in watching.views]
+        print(json.dumps({"runs": views}))
         return 0
-    live = not once and can_draw()
-    watching = Watching(names, wait=not once)
-    with quiet_end(interrupted=0 if live else 130) as status:
+    live = not once and _can_draw()
+    watching = WatchedRuns(names, wait=not once)
+    with _quiet_end(interrupted=0 if live else 130) as status:
         if live:
-            Live(watching, typed).run()
+            LiveScreen(watching, typed).run()
         else:
             _snapshot(watching, typed)
             if not once:
@@ -38,29 +56,222 @@ def watch(names: Sequence[str], typed: Typed, once: bool = False, as_json: bool 
     return status[0]
 
 
-def _snapshot(watching: Watching, typed: Typed) -> None:
+def _snapshot(watching: WatchedRuns, typed: Typed) -> None:
     watching.refresh()
     console = Console(highlight=False)
-    pens = Pens.of(console)
+    canvas = Canvas.of(console, console.width)
     for at in range(max(1, len(watching.runs))):
         # Each run in full; the table of all stands above the first.
-        looks = watching.looks if at == 0 else watching.looks[at : at + 1]
+        views = watching.views if at == 0 else watching.views[at : at + 1]
         # Printed by Python itself: rich would end the process, with a fault, where the reader has gone away.
-        print("\n".join(rendered(console, image(looks, 0, console.width, 2, pens, typed), console.width)))
+        print("\n".join(rendered(console, draw(views, 0, canvas, typed), console.width)))
     sys.stdout.flush()
 
 
-def _follow_in_lines(watching: Watching, typed: Typed) -> None:
+def _follow_in_lines(watching: WatchedRuns, typed: Typed) -> None:
     """A line an evaluation, and whatever else happens, until all runs have ended."""
-    while any(look.working for look in watching.looks) or not watching.runs:
+    while any(view.working for view in watching.views) or not watching.runs:
         time.sleep(1.0)
         for run in watching.runs:
-            was = run.look.state
-            for event in run.refresh() if run.changed() else []:
-                if text := line(event, run.look):
-                    print(text)
-            if run.look.state != was and run.look.state != "running":
-                commands = f"  Next: {next_commands(run.look, typed)[0]}" if not run.look.working else ""
-                print(f"{one_line(run.look.name)}: {run.look.state}{commands}")
+            before = run.view.status
+            new = run.refresh() if run.changed() else []
+            view, loss = run.view, run.view.small_curve("loss").y
+            left = view.time_left.seconds if view.time_left else None
+            for event in new:
+                if line := watch_line(event, view.name, loss[-1] if loss else None, left):
+                    print(line)
+            if view.status not in (before, "running"):
+                commands = f"  Next: {next_commands(view, typed)[0]}" if not view.working else ""
+                print(f"{one_line(view.name)}: {view.status}{commands}")
         watching.refresh()
         sys.stdout.flush()
+
+
+class LiveScreen:
+    """The terminal's other screen, drawn again when there is something new."""
+
+    def __init__(self, watching: WatchedRuns, typed: Typed) -> None:
+        self._watching, self._typed = watching, typed
+        self._console = Console(highlight=False)
+        self._pace = Pace(os.cpu_count() or 1)
+        self._shown: list[str] = []
+        self._size: tuple[int, int] = (0, 0)
+        self._scrolled = 0
+
+    def run(self) -> None:
+        """Until someone quits."""
+        keys = Keys()
+        with _ending_well(self._suspend(keys)), self._screen(), keys:
+            stale = True
+            while True:
+                if stale or self._console.size != self._size or (self._pace.due() and self._watching.changed()):
+                    with self._pace.counting():
+                        self._watching.refresh()
+                        self._draw()
+                pressed = keys.wait(TICK)
+                if QUIT in pressed:
+                    return
+                stale = bool(pressed)
+                for key in pressed:
+                    self._act(key)
+
+    def _act(self, key: str) -> None:
+        page = max(1, self._size[1] - 3)
+        if key in (NEXT, PREVIOUS):
+            self._watching.move(1 if key == NEXT else -1)
+            self._scrolled = 0
+        self._scrolled += {DOWN: page, UP: -page}.get(key, 0)
+
+    def _draw(self) -> None:
+        """Write the lines that differ from what is there: little to send over ssh, and nothing flickers."""
+        clear = ""
+        if (size := self._console.size) != self._size:
+            self._size, self._shown, clear = (size.width, size.height), [], "\x1b[1;1H\x1b[J"
+        lines = self._lines(*self._size)
+        changes = [
+            f"\x1b[{at};1H{line}\x1b[K" for at, line in enumerate(lines, 1) if self._shown[at - 1 : at] != [line]
+        ]
+        rest = (
+            f"\x1b[{len(lines) + 1};1H\x1b[J" if len(lines) < self._size[1] and len(lines) != len(self._shown) else ""
+        )
+        self._shown = lines
+        if changes or rest:
+            sys.stdout.write(clear + "".join(changes) + rest)
+            sys.stdout.flush()
+
+    def _lines(self, width: int, height: int) -> list[str]:
+        watching = self._watching
+        drawn = draw(watching.views, watching.focus, Canvas.of(self._console, width, curve_height(height)), self._typed)
+        body, room = rendered(self._console, drawn, width), max(1, height - 1)
+        self._scrolled = max(0, min(self._scrolled, len(body) - room))
+        below = len(body) - room - self._scrolled
+        keys = [
+            "q quit",
+            "j/k other run" if len(watching.runs) > 1 else "",
+            "space/b scroll" if len(body) > room else "",
+        ]
+        footer = Text("  ".join([*filter(None, keys), f"{below} more lines" if below > 0 else ""]), style="dim")
+        footer.truncate(width)
+        return [*body[self._scrolled : self._scrolled + room], *rendered(self._console, footer, width)]
+
+    @contextmanager
+    def _screen(self) -> Iterator[None]:
+        sys.stdout.write(ENTER)
+        sys.stdout.flush()
+        try:
+            yield
+        finally:
+            with suppress(OSError, ValueError):
+                sys.stdout.write(LEAVE)
+                sys.stdout.flush()
+
+    def _suspend(self, keys: Keys) -> Callable[[int, FrameType | None], None]:
+        """What Ctrl-Z does: give the terminal back, stop, and take it again afterwards."""
+
+        def handler(number: int, _: FrameType | None) -> None:
+            keys.__exit__(None, None, None)
+            sys.stdout.write(LEAVE)
+            sys.stdout.flush()
+            before = signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+            signal.signal(number, before)
+            keys.__enter__()
+            sys.stdout.write(ENTER)
+            self._shown = []
+            self._size = (0, 0)
+
+        return handler
+
+
+class Pace:
+    """How often the screen may be drawn: so that all of it takes a small share of the machine's time."""
+
+    def __init__(self, cores: int) -> None:
+        self._cores = cores
+        self._next = 0.0
+
+    def due(self) -> bool:
+        return time.monotonic() >= self._next
+
+    @contextmanager
+    def counting(self) -> Iterator[None]:
+        before = time.process_time()
+        yield
+        self._next = time.monotonic() + self.rest(time.process_time() - before)
+
+    def rest(self, spent: float) -> float:
+        """Seconds to wait after a drawing that took so many seconds of one core."""
+        return min(SLOWEST, max(TICK, spent / (SHARE * self._cores)))
+
+
+def curve_height(height: int) -> int:
+    """Lines of a large curve in a window of this height."""
+    return max(2, min(6, (height - 16) // 4))
+
+
+def rendered(console: Console, drawn: Any, width: int) -> list[str]:
+    """Lines with their colours, each whole in itself."""
+    with console.capture() as captured:
+        console.print(drawn, width=width, crop=True)
+    return captured.get().removesuffix("\n").split("\n")
+
+
+def _can_draw() -> bool:
+    """Whether standard output is a terminal that understands cursor movements."""
+    if not sys.stdout.isatty():
+        return False
+    if sys.platform == "win32":
+        return _windows_understands()
+    return os.environ.get("TERM", "") not in ("", "dumb", "unknown")
+
+
+def _windows_understands() -> bool:
+    """Ask a Windows console for escape sequences; older ones refuse."""
+    if sys.platform != "win32":
+        return True
+    import ctypes
+
+    kernel = ctypes.windll.kernel32
+    handle, mode = kernel.GetStdHandle(-11), ctypes.c_uint32()
+    return bool(kernel.GetConsoleMode(handle, ctypes.byref(mode)) and kernel.SetConsoleMode(handle, mode.value | 4))
+
+
+def _forgive_characters() -> None:
+    """A name with a letter that this terminal cannot show must not end the command."""
+    with suppress(AttributeError, ValueError, OSError):
+        sys.stdout.reconfigure(errors="replace")  # pyright: ignore[reportAttributeAccessIssue]
+
+
+@contextmanager
+def _ending_well(suspend: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    """Being told to end is an ending like any other: the terminal is restored on the way out."""
+
+    def end(number: int, _: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    handlers = {"SIGTERM": end, "SIGHUP": end, "SIGTSTP": suspend}
+    before = {}
+    for name, handler in handlers.items():
+        if hasattr(signal, name):
+            number = getattr(signal, name)
+            before[number] = signal.signal(number, handler)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def _quiet_end(interrupted: int) -> Iterator[list[int]]:
+    """Ctrl-C and a reader that went away end the command without a word."""
+    status = [0]
+    try:
+        yield status
+    except KeyboardInterrupt:
+        status[0] = interrupted
+    except OSError as error:
+        if error.errno not in GONE:
+            raise
+        # What is still to be written goes nowhere, or Python would complain at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

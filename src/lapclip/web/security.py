@@ -48,11 +48,11 @@ class Door:
 
     names: frozenset[str]
     any_address: bool = False
-    """Whether any address in figures will do as a name: no foreign site can have one of ours."""
+    """Whether any numeric address will do as a name: no foreign site can have one of ours."""
     token: str | None = None
     cookie: str = "lapclip"
     command: str = "lapclip"
-    """What the user typed to start the server: the address that it printed holds the token."""
+    """What the user types to start the server: the address that it prints holds the token."""
 
     def refuses(self, scope: Scope) -> tuple[int, str] | None:
         """The status and the reason, or None for those who may come in."""
@@ -129,7 +129,7 @@ class Guard:
 
 
 def is_address(name: str) -> bool:
-    """Whether a name is an address in figures."""
+    """Whether a name is a numeric address."""
     try:
         ipaddress.ip_address(name)
     except ValueError:

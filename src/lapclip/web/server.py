@@ -1,4 +1,4 @@
-"""The server's life: an address, a line that says it, and the end by Ctrl-C."""
+"""The server's life: an address, a line that prints it, and the end by Ctrl-C."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ TRIES = 50
 
 
 @dataclass(frozen=True)
-class Words:
-    """What a server says at its start."""
+class Announcement:
+    """What a server prints at its start."""
 
     command: str
     """What the user types to start it."""
@@ -32,14 +32,14 @@ class Words:
     ending: str
     """How it ends."""
     notes: Sequence[str] = ()
-    """What else there is to say first."""
+    """What is printed first."""
     fragment: str = ""
     """What the page is to show first: the end of the address, which browsers keep to themselves."""
 
 
 def serve_until_interrupted(
     app: ASGIApp,
-    words: Words,
+    announcement: Announcement,
     host: str,
     port: int | None,
     first_port: int,
@@ -49,7 +49,7 @@ def serve_until_interrupted(
 ) -> None:
     """Serve an application until Ctrl-C. Without a port: `first_port`, or the next free one.
 
-    `at_end` is called before connections are waited for; `output` is where it says its address, else stdout; `ready`
+    `at_end` is called before connections are waited for; `output` is where its address is printed, else stdout; `ready`
     is told the address too.
     """
     # Here, so that a command's help does not wait for the modules of the web server.
@@ -62,11 +62,11 @@ def serve_until_interrupted(
             at_end()  # else the end would wait for streams that have none
             super().handle_exit(sig, frame)
 
-    # Ctrl-C is the way to end it, from the moment on that the address is said.
-    with _listen(host, port, first_port, words.command) as listening, suppress(KeyboardInterrupt):
+    # Ctrl-C is the way to end it, from the moment on that the address is printed.
+    with _listen(host, port, first_port, announcement.command) as listening, suppress(KeyboardInterrupt):
         address, port = str(listening.getsockname()[0]), int(listening.getsockname()[1])
         loopback = ipaddress.ip_address(address).is_loopback
-        door = door_for(host, port, words.command, loopback=loopback)
+        door = door_for(host, port, announcement.command, loopback=loopback)
         config = uvicorn.Config(
             Guard(app, door),
             log_level="error",
@@ -79,13 +79,13 @@ def serve_until_interrupted(
             loop="asyncio",
             timeout_graceful_shutdown=2,
         )
-        for note in words.notes:
+        for note in announcement.notes:
             print(note, file=output)
-        link = _link(host, address, port, door.token) + (f"#{words.fragment}" if words.fragment else "")
-        print(f"{words.title}: {link}", file=output)
+        link = _link(host, address, port, door.token) + (f"#{announcement.fragment}" if announcement.fragment else "")
+        print(f"{announcement.title}: {link}", file=output)
         if not loopback:
-            print(f"{words.shared} What is sent is not encrypted.", file=output)
-        print(words.ending, file=output, flush=True)
+            print(f"{announcement.shared} What is sent is not encrypted.", file=output)
+        print(announcement.ending, file=output, flush=True)
         ready(link)
         Server(config).run(sockets=[listening])
 
@@ -94,8 +94,8 @@ def _listen(host: str, port: int | None, first_port: int, command: str) -> socke
     """A socket at the address; without a port, the first free one from `first_port` on."""
     if port is not None and not 0 <= port <= 65535:
         raise ConfigError(f"--port must be 0 to 65535, not {port}.", hint=f"{command} --port {first_port}")
-    wanted = [port] if port is not None else list(range(first_port, first_port + TRIES))
-    for each in wanted:
+    candidates = [port] if port is not None else list(range(first_port, first_port + TRIES))
+    for each in candidates:
         try:
             family, _, _, _, address = socket.getaddrinfo(host, each, type=socket.SOCK_STREAM)[0]
             return socket.create_server(address[:2], family=family)
@@ -103,7 +103,7 @@ def _listen(host: str, port: int | None, first_port: int, command: str) -> socke
             if error.errno != errno.EADDRINUSE:
                 reason = f"Cannot listen at {host}, port {each}: {error.strerror or error}."
                 raise ConfigError(reason, hint=f"{command}, without --host and --port") from None
-    raise ConfigError(f"Port {wanted[-1]} is in use.", hint=f"{command} --port {wanted[-1] + 1}")
+    raise ConfigError(f"Port {candidates[-1]} is in use.", hint=f"{command} --port {candidates[-1] + 1}")
 
 
 def _link(host: str, address: str, port: int, token: str | None) -> str:

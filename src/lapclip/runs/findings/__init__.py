@@ -1,21 +1,22 @@
 """What is wrong with a run, in plain words: functions of its events, each with the evidence and a next step.
 
-A finding needs enough evidence, and figures that are not there find nothing. Every threshold is a named constant with
-its reason beside it, in the file of its family: learning, gradients, data, speed, state.
+A finding needs enough evidence, and numbers that are not there find nothing. Every threshold is a named constant with
+its reason beside it, in the file of its family: the run's state, gradients, learning, data, speed.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lapclip.runs.findings import (data_findings as data, gradients, learning_findings as learning, speed, run_state as state)
-from lapclip.runs.findings.registry import (SEVERITIES, Check, Finding, Found, Surroundings, Verdict)
-from lapclip.runs.findings.surroundings import look_around
+from lapclip.runs.findings import data_findings, gradients, learning_findings, run_state, speed
+from lapclip.runs.findings.registry import SEVERITIES, Check, Finding, Found, Verdict
+from lapclip.runs.findings.surroundings import Surroundings, look_around
 from lapclip.runs.summary import Summary
 
 __all__ = ["CHECKS", "Examination", "Finding", "Surroundings", "examine", "findings", "look_around"]
 
-CHECKS: tuple[Check, ...] = (*state.CHECKS, *gradients.CHECKS, *learning.CHECKS, *data.CHECKS, *speed.CHECKS)
+FAMILIES = (run_state, gradients, learning_findings, data_findings, speed)
+CHECKS: tuple[Check, ...] = tuple(check for family in FAMILIES for check in family.CHECKS)
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from lapclip.text import number
-from lapclip.runs.findings.registry import (Found, Surroundings, Verdict, check, mapping, validated)
+from lapclip.runs.event_log import mapping
+from lapclip.runs.findings.registry import Found, Verdict, check, validated
+from lapclip.runs.findings.surroundings import Surroundings
 from lapclip.runs.summary import Summary
+from lapclip.text import number
 
 REPEATED = 0.1
 """Share of captions that another image has too. Below it the ceiling is hardly felt."""
@@ -29,7 +31,7 @@ def duplicate_captions(summary: Summary, around: Surroundings) -> Found | Verdic
     repeated = {split: share for split, share in shares.items() if share < 1 - REPEATED}
     if not repeated:
         return Verdict.CLEAR
-    told = [
+    counts_text = [
         f"{split}: {counts['captions']:,} captions, {counts['distinct']:,} of them different"
         for split, counts in counted.items()
         if split in repeated
@@ -37,7 +39,7 @@ def duplicate_captions(summary: Summary, around: Surroundings) -> Found | Verdic
     held_out = next((split for split in ("val", "test") if split in repeated), None)
     if held_out is None:
         return Found(
-            "; ".join(told),
+            "; ".join(counts_text),
             "images that share a caption are never told apart in training; captions that say more would teach more",
             severity="note",
         )
@@ -47,7 +49,7 @@ def duplicate_captions(summary: Summary, around: Surroundings) -> Found | Verdic
     now = number(validated(summary).get("t2i_r1")) if held_out == "val" else None
     so_far = f" (now {now:.1%})" if now is not None else ""
     return Found(
-        f"{'; '.join(told)}; {ceiling}{so_far}{other}",
+        f"{'; '.join(counts_text)}; {ceiling}{so_far}{other}",
         "compare scores with that ceiling, not with 100 %; captions that say what is special of an image raise it",
     )
 
@@ -70,10 +72,10 @@ def small_validation(summary: Summary, around: Surroundings) -> Found | Verdict:
             recall = f"; 95 % interval of the best R@1 {low:.1%} to {high:.1%}"
         case _:
             recall = ""
-    wanted = math.ceil(0.25 * (1.96 / UNSURE) ** 2)
+    needed = math.ceil(0.25 * (1.96 / UNSURE) ** 2)
     return Found(
         f"{count:,.0f} pairs tell a recall near 50 % to {margin:.0%} only{recall}",
-        f"hold out {wanted} pairs or more, and trust no smaller difference between two runs than {2 * margin:.0%}",
+        f"hold out {needed} pairs or more, and trust no smaller difference between two runs than {2 * margin:.0%}",
     )
 
 

@@ -1,4 +1,4 @@
-"""Whether every part of the model is told what to change, and by numbers that make sense."""
+"""Whether every part of the model gets gradients, and such that make sense."""
 
 from __future__ import annotations
 
@@ -6,9 +6,20 @@ import math
 import statistics
 from typing import Any
 
-from lapclip.text import number
-from lapclip.runs.findings.registry import (LEAST_STEPS, RECENT_STEPS, TOO_WILD, Found, Surroundings, Verdict, check, has_learnt_a_while, mapping, numbers, recent)
+from lapclip.runs.event_log import mapping
+from lapclip.runs.findings.registry import (
+    LEAST_STEPS,
+    RECENT_STEPS,
+    Found,
+    Verdict,
+    check,
+    has_learnt_a_while,
+    numbers,
+    recent,
+)
+from lapclip.runs.findings.surroundings import TOO_WILD, Surroundings
 from lapclip.runs.summary import Summary
+from lapclip.text import number
 
 TOWERS = ("image", "text")
 NOT_A_NUMBER = "is not a number"
@@ -20,28 +31,29 @@ VANISHED = 100
 """Times AdamW's epsilon. It divides gradients by their own size plus epsilon, so small ones serve as well as large ones
 until they come near it; a part of 10,000 weights has a gradient 100 times as long as that of one weight."""
 LEARNT = 0.1
-"""Share of ln(batch) under which gradients are small because there is nothing left to learn."""
+"""Share of the loss of guessing under which gradients are small because there is nothing left to learn."""
 ONE_SIDED = 0.01
 """Share of the other tower's gradient. In healthy runs the towers differ twentyfold at most, for a moment."""
 ONE_WAY = 2.0
 """Times the recall of the other way, with intervals that do not touch."""
 OVERFLOWS = 0.1
-"""Share of the latest updates. One in a thousand is how float16 finds its scale (`src/lapclip/training/precision.py`)."""
+"""Share of the latest updates. float16 loses one in a thousand while it finds its scale
+(`src/lapclip/training/precision.py`)."""
 
 
-@check("not-a-number", "alarm", "A figure became NaN", "the run ended because its loss or gradient was not a number")
+@check("not-a-number", "alarm", "A number became NaN", "the run ended because its loss or gradient was not a number")
 def not_a_number(summary: Summary, around: Surroundings) -> Found | Verdict:
     error = str(summary.ending.get("error", ""))
     if not summary.steps and not error:
         return Verdict.UNKNOWN
     if NOT_A_NUMBER not in error:
         return Verdict.CLEAR
-    said, _, hint = error.partition("\nTry: ")
+    text, _, hint = error.partition("\nTry: ")
     last = [f"gradient {norm:.3g}" for norm in numbers(event.get("grad_norm") for event in summary.steps[-1:])]
-    before = "".join(f"; the step before had a {text}, {_longest(summary.steps[-1])}" for text in last)
+    before = "".join(f"; the step before had a {gradient}, {_longest(summary.steps[-1])}" for gradient in last)
     rate = number(summary.setting("train", "learning_rate")) or 0.0
     next_step = hint if hint and rate <= TOO_WILD else f"a new run: {around.train_gentler(summary)}"
-    return Found(f"{said.splitlines()[0]} Learning rate {rate:g}{before}", next_step)
+    return Found(f"{text.splitlines()[0]} Learning rate {rate:g}{before}", next_step)
 
 
 @check(
@@ -72,11 +84,11 @@ def exploding(summary: Summary, around: Surroundings) -> Found | Verdict:
 def vanishing(summary: Summary, around: Surroundings) -> Found | Verdict:
     parts = _part_norms(recent(summary.steps))
     losses = numbers(event.get("loss") for event in recent(summary.steps))
-    if not has_learnt_a_while(summary) or summary.batch_size < 2 or not parts or not losses:
+    if not has_learnt_a_while(summary) or not summary.chance_loss or not parts or not losses:
         return Verdict.UNKNOWN
     least = VANISHED * (number(summary.setting("train", "epsilon")) or 0.0)
     gone = {part: norm for part, norm in parts.items() if norm <= least}
-    if not gone or statistics.median(losses) < LEARNT * math.log(summary.batch_size):
+    if not gone or statistics.median(losses) < LEARNT * summary.chance_loss:
         return Verdict.CLEAR
     named = ", ".join(f"{part} {norm:.1e}" for part, norm in list(gone.items())[:4])
     more = f" and {len(gone) - 4} parts more" if len(gone) > 4 else ""
@@ -101,7 +113,7 @@ def one_tower(summary: Summary, around: Surroundings) -> Found | Verdict:
     lengths = {tower: _length(parts, tower) for tower in TOWERS}
     weak, strong = sorted(TOWERS, key=lengths.__getitem__)
     if lengths[weak] < ONE_SIDED * lengths[strong]:
-        what = "pictures" if weak == "image" else "captions"
+        what = "images" if weak == "image" else "captions"
         return Found(
             f"gradient of the {weak} tower {lengths[weak]:.2g}, of the {strong} tower {lengths[strong]:.2g}",
             f"see that the {what} differ from each other and that the {weak} tower is not frozen; then "

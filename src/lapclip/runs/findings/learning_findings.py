@@ -6,12 +6,14 @@ import math
 import statistics
 from typing import Any
 
-from lapclip.text import number
-from lapclip.runs.findings.registry import (TOO_GENTLE, TOO_WILD, USUAL_RATE, Found, Surroundings, Verdict, check, has_learnt_a_while, mapping, numbers, recent, warmup_steps)
+from lapclip.runs.event_log import mapping
+from lapclip.runs.findings.registry import Found, Verdict, check, has_learnt_a_while, numbers, recent, warmup_steps
+from lapclip.runs.findings.surroundings import TOO_GENTLE, TOO_WILD, USUAL_RATE, Surroundings
 from lapclip.runs.summary import Summary
+from lapclip.text import number
 
 STUCK = 0.97
-"""Share of ln(batch), the loss of guessing, above which nothing has been learnt. A healthy run is below 0.9 after 40
+"""Share of the loss of guessing, above which nothing has been learnt. A healthy run is below 0.9 after 40
 steps."""
 LATER_EVALUATIONS = 3
 """Evaluations that must all lie below the best one's interval: one alone may be chance."""
@@ -30,19 +32,19 @@ FEW_PAIRS, VERY_FEW_PAIRS = 32, 16
     "stuck-loss",
     "alarm",
     "The loss is that of guessing",
-    f"the latest losses are above {STUCK:.0%} of ln(batch), after 30 steps and half of the warm-up",
+    f"the latest losses are above {STUCK:.0%} of the loss of guessing, after 30 steps and half of the warm-up",
 )
 def stuck_loss(summary: Summary, around: Surroundings) -> Found | Verdict:
-    losses = numbers(_contrastive_part(event, summary) for event in recent(summary.steps))
-    if not has_learnt_a_while(summary) or summary.batch_size < 2 or not losses:
+    losses = numbers(_contrastive_loss(event, summary) for event in recent(summary.steps))
+    if not has_learnt_a_while(summary) or not summary.chance_loss or not losses:
         return Verdict.UNKNOWN
-    loss, guessing = statistics.median(losses), math.log(summary.batch_size)
+    loss, guessing = statistics.median(losses), summary.chance_loss
     if loss < STUCK * guessing:
         return Verdict.CLEAR
     rate = number(summary.setting("train", "learning_rate")) or 0.0
     evidence = (
-        f"loss {loss:.2f} at step {summary.step:,}; guessing among {summary.batch_size} pairs gives "
-        f"ln({summary.batch_size}) = {guessing:.2f}; learning rate {rate:g}"
+        f"loss {loss:.2f} at step {summary.step:,}; guessing among {summary.batch_size} pairs gives {guessing:.2f}; "
+        f"learning rate {rate:g}"
     )
     if rate < TOO_GENTLE:
         return Found(evidence, f"a higher learning rate: {around.train(f'train.learning_rate={USUAL_RATE:g}')}")
@@ -70,13 +72,12 @@ def overfitting(summary: Summary, around: Surroundings) -> Found | Verdict:
     if max(latest) >= lowest or now >= before:
         return Verdict.CLEAR
     epoch = best.get("epoch")
-    kept = next((event.get("epoch") for event, _ in reversed(scored) if event.get("best")), epoch)
+    best_epoch = next((event.get("epoch") for event, _ in reversed(scored) if event.get("best")), epoch)
     return Found(
         f"since epoch {epoch}: held-out R@1 fell from {recall:.1%} to {latest[-1]:.1%} (mean of both ways; chance "
         f"alone would keep it above {lowest:.1%}), the training loss from {before:.3g} to {now:.3g}",
-        f"the best model by all recalls, of epoch {kept}, is kept; for a better one, more or more varied pairs, or "
-        "fewer epochs: "
-        f"{around.train(f'train.epochs={epoch}')}",
+        f"the best model by all recalls, of epoch {best_epoch}, is saved; for a better one, more or more varied "
+        f"pairs, or fewer epochs: {around.train(f'train.epochs={epoch}')}",
     )
 
 
@@ -120,7 +121,7 @@ def collapsed(summary: Summary, around: Surroundings) -> Found | Verdict:
     if spread * math.exp(scales[-1]) >= SAME:
         return Verdict.CLEAR
     images, captions = (number(similar.get(side)) or 0.0 for side in ("pictures", "captions"))
-    which = "pictures" if images > captions else "captions"
+    which = "images" if images > captions else "captions"
     return Found(
         f"similarity {mean:.3f} for any image and caption, give or take {spread:.1g}; any two images "
         f"{images:.3f}, any two captions {captions:.3f} (1 is the same)",
@@ -164,7 +165,7 @@ def small_batch(summary: Summary, around: Surroundings) -> Found | Verdict:
     larger = int(min(128, images))
     return Found(
         f"{size} pairs compare each image with {size - 1} wrong captions: a guess is right in {1 / size:.1%} of the "
-        f"cases, and the loss can fall from {math.log(size):.2f} only",
+        f"cases, and the loss can fall from {summary.chance_loss or 0.0:.2f} only",
         f"{around.train(f'train.batch_size={larger}')}; if memory is short, add --set train.micro_batch={size}",
         severity="" if size < VERY_FEW_PAIRS else "note",
     )
@@ -186,8 +187,8 @@ def _lower_end(event: dict[str, Any], recall: float) -> float | None:
     return recall - max(widths) if widths else None
 
 
-def _contrastive_part(event: dict[str, Any], summary: Summary) -> float | None:
-    """What of a loss ln(batch) can be compared with: all of it, or what is left of it without the teacher's part."""
+def _contrastive_loss(event: dict[str, Any], summary: Summary) -> float | None:
+    """What of a loss can be compared with that of guessing: all of it, or what is left without the teacher's share."""
     loss, taught = number(event.get("loss")), number(event.get("teacher_loss"))
     weight = number(summary.setting("train", "teacher_weight"))
     if loss is None or taught is None or weight is None:

@@ -7,24 +7,22 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from lapclip.text import number
+from lapclip.runs.event_log import mapping
+from lapclip.runs.findings.surroundings import Surroundings
 from lapclip.runs.summary import Summary
+from lapclip.text import number
 
 SEVERITIES = ("alarm", "warning", "note")
 """What needs a hand now, what costs quality or time, and what is good to know."""
 LEAST_STEPS = 30
 """Steps before which nothing is said about learning: the first ones say more about the initial weights."""
 RECENT_STEPS, RECENT_SHARE = 20, 0.1
-"""The latest steps that a figure is taken from: at least so many, and this share of a long run."""
-
-TOO_GENTLE, USUAL_RATE, TOO_WILD = 1e-5, 5e-4, 3e-3
-"""AdamW's learning rate below which small models hardly move, one that usually works, and one above which they rarely
-settle."""
+"""The latest steps that a number is taken from: at least so many, and this share of a long run."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """Something that is wrong with a run, with the figures that show it and what to do next."""
+    """Something that is wrong with a run, with the numbers that show it and what to do next."""
 
     id: str
     severity: str
@@ -33,32 +31,11 @@ class Finding:
     next: str
 
 
-@dataclass(frozen=True)
-class Surroundings:
-    """What the events of a run cannot tell."""
-
-    name: str = "RUN"
-    recipe: str = "first-run"
-    state: str = ""
-    """As `Run.state` says; empty where nobody asked."""
-    others: tuple[str, ...] = ()
-    """Other runs that are at work on the same device now."""
-
-    def train(self, *settings: str) -> str:
-        """The command for another run with these settings changed."""
-        return " ".join((f"lapclip train --recipe {self.recipe}", *(f"--set {setting}" for setting in settings)))
-
-    def train_gentler(self, summary: Summary) -> str:
-        """The command for another run with a lower learning rate, or with a usual one where it was far off."""
-        rate = number(summary.setting("train", "learning_rate")) or 0.0
-        return self.train(f"train.learning_rate={rate / 4 if TOO_GENTLE <= rate <= TOO_WILD else USUAL_RATE:g}")
-
-
 class Verdict(Enum):
     """What a check says where it finds nothing."""
 
     CLEAR = "looked, and all is well"
-    UNKNOWN = "too early, or the figures are not there"
+    UNKNOWN = "too early, or the numbers are not there"
 
 
 @dataclass(frozen=True)
@@ -100,13 +77,8 @@ def numbers(values: Iterable[Any]) -> list[float]:
     return [found for value in values if (found := number(value)) is not None]
 
 
-def mapping(value: Any) -> dict[str, Any]:
-    """The value if it is an object with fields, else an empty one."""
-    return value if isinstance(value, dict) else {}
-
-
 def validated(summary: Summary) -> dict[str, Any]:
-    """The best scores on the pairs that are held out while training; the finished model is scored on others."""
+    """The best metrics on the pairs that are held out while training; the finished model is scored on others."""
     best = [event for event in summary.evaluations if event.get("best")] or summary.evaluations
     return mapping(best[-1].get("evaluation")) if best else {}
 

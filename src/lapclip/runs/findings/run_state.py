@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from lapclip.runs.curves import curve
-from lapclip.text import number
-from lapclip.runs.findings.registry import (Found, Surroundings, Verdict, check, mapping)
+from lapclip.runs.event_log import mapping
 from lapclip.runs.findings.gradients import NOT_A_NUMBER
+from lapclip.runs.findings.registry import Found, Verdict, check
+from lapclip.runs.findings.surroundings import Surroundings
 from lapclip.runs.summary import Summary
+from lapclip.text import number
 
 NEAR_LIMIT = 0.9
 """Share of the memory that the run could have when it began: an evaluation or a browser takes the rest."""
@@ -43,9 +45,9 @@ def swapping(summary: Summary, around: Surroundings) -> Found | Verdict:
     grown = max(swap.y) - swap.y[0] if swap else 0.0
     if grown < SWAPPED and not fell:
         return Verdict.CLEAR
-    said = "".join(f"; {event.get('text')}" for event in fell[-1:])
+    change = "".join(f"; {event.get('text')}" for event in fell[-1:])
     return Found(
-        f"swap grew by {grown / 1e9:.1f} GB{said}",
+        f"swap grew by {grown / 1e9:.1f} GB{change}",
         f"close other programs: a step that swaps takes many times as long; next time {_less_memory(summary, around)}",
     )
 
@@ -81,15 +83,15 @@ def died(summary: Summary, around: Surroundings) -> Found | Verdict:
 @check("failed", "alarm", "The run failed", "an error ended it")
 def failed(summary: Summary, around: Surroundings) -> Found | Verdict:
     if around.state == "failed" and not summary.started:
-        return Found(f"it never began; its words are in runs/{around.name}/log.txt", "lapclip train with what they say")
+        return Found(f"it never began; see runs/{around.name}/log.txt", "lapclip train, with what the log says mended")
     if summary.ending.get("type") != "failed":
         return Verdict.CLEAR if summary.started else Verdict.UNKNOWN
     error = str(summary.ending.get("error", ""))
     if NOT_A_NUMBER in error:
         return Verdict.CLEAR  # a finding of its own
-    said, _, hint = error.partition("\nTry: ")
+    text, _, hint = error.partition("\nTry: ")
     return Found(
-        f"after step {summary.step:,} of {summary.total_steps:,}: {said}", hint or f"lapclip resume {around.name}"
+        f"after step {summary.step:,} of {summary.total_steps:,}: {text}", hint or f"lapclip resume {around.name}"
     )
 
 

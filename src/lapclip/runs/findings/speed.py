@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import statistics
 
-from lapclip.text import number
-from lapclip.runs.findings.registry import (Found, Surroundings, Verdict, check, numbers, recent)
+from lapclip.runs.findings.registry import Found, Verdict, check, numbers, recent
+from lapclip.runs.findings.surroundings import Surroundings
 from lapclip.runs.summary import Summary
+from lapclip.text import number
 
 WAITING = 0.1
 """Share of a step. Below a tenth, more loader threads would gain next to nothing."""

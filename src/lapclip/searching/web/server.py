@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TextIO
 from urllib.parse import urlencode
 
 from lapclip.errors import DataError
-from lapclip.web.server import Words, serve_until_interrupted
+from lapclip.web.server import Announcement, serve_until_interrupted
 
 if TYPE_CHECKING:
     from lapclip.searching.library import Library
@@ -39,7 +39,7 @@ def serve(
 
     application = Application(library, since, exclude)
     first = {"picture": _keep(application, like)} if like else {"words": query} if query else {}
-    words = Words(
+    words = Announcement(
         command="lapclip search FOLDER --web",
         title=f"{library.count:,} images can be found at",
         shared="Who has this address can look at the images of this folder.",

@@ -1,15 +1,13 @@
 """`lapclip watch --web`: one page on this machine that follows the runs of a folder.
 
-server          what it says at its start, and its end
-application     which address answers what
-listing         all runs, a line each
-feed            one run as it goes on, read once for all tabs
-snapshot        one run as figures for the charts
-learning        whether it learns, in words, and what it answered at each evaluation
-assets          the page itself, and plotly.js
+server          its start, and its end by Ctrl-C
+app             which address answers what
+feed            all runs, a line each; and one run as it goes on, read once for all tabs
+snapshot        one run as numbers for the charts
+probe_answers   whether it learns, and what it answered at each evaluation
 static/         the page
 
-What it shares with other pages (address, security, look) is in lapclip.serving.
+What it shares with other pages (address, security, style, plotly.js) is in lapclip.web.
 """
 
 from lapclip.watch.web.server import serve

@@ -2,15 +2,17 @@
 
 GET /                           the page
 GET /runs                       all runs, a line each
-GET /runs/NAME                  one run as figures for the charts
+GET /runs/NAME                  one run as numbers for the charts
 GET /runs/NAME/events           its events as they come (server-sent)
-GET /runs/NAME/pictures/17.png  an image that the run looked at
+GET /runs/NAME/pictures/17.png  an image that the run answered with
 GET /plotly.js, /page.css, ...  what the page loads
 """
 
 from __future__ import annotations
 
 import asyncio
+import html
+import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,10 +24,10 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from lapclip.watch.web.assets import STATIC, page, plotly_file
-from lapclip.watch.web.feed import Feed, Feeds, to_json, wait
-from lapclip.watch.web.run_list import Listing, run_named
-from lapclip.web.assets import answer_file, page_files
+from lapclip.watch.web.feed import Feed, Feeds, RunList, run_named, to_json, wait
+from lapclip.web.assets import answer_file, page_files, plotly_file
+
+STATIC = Path(__file__).parent / "static"
 
 PATIENCE = 60.0
 """Seconds that a stream waits for a run that is not there yet: training sets up first."""
@@ -40,8 +42,8 @@ class Application:
         self.closing = asyncio.Event()
         """Set when the server ends: streams end with it."""
         self._names = names
-        self._listing, self._feeds = Listing(), Feeds()
-        self._listing_lock = asyncio.Lock()
+        self._list, self._feeds = RunList(), Feeds()
+        self._list_lock = asyncio.Lock()
         self._files, self._plotly = page_files(STATIC), plotly_file()
 
     def routed(self) -> ASGIApp:
@@ -60,15 +62,15 @@ class Application:
         return app
 
     async def _page(self, request: Request) -> Response:
-        return Response(page(self._names), media_type="text/html; charset=utf-8")
+        return Response(_page(self._names), media_type="text/html; charset=utf-8")
 
     async def _runs(self, request: Request) -> Response:
-        async with self._listing_lock:
-            rows = await asyncio.to_thread(self._listing.rows)
+        async with self._list_lock:
+            rows = await asyncio.to_thread(self._list.rows)
         return Response(to_json(rows), media_type="application/json")
 
     async def _run(self, request: Request) -> Response:
-        tag, encoded = await self._feed(request).image()
+        tag, encoded = await self._feed(request).snapshot()
         headers = {"ETag": f'"{tag}"', "Cache-Control": "no-cache"}
         if request.headers.get("if-none-match") == f'"{tag}"':
             return Response(status_code=304, headers=headers)
@@ -84,7 +86,7 @@ class Application:
         if run is None:
             raise HTTPException(404)
         image = await asyncio.to_thread(_read_image, run.path, request.path_params["number"])
-        # The page names a version in the address, so an image may be kept.
+        # The page names a version in the address, so an image may be cached.
         return Response(image, media_type="image/png", headers={"Cache-Control": f"private, max-age={A_DAY}"})
 
     async def _plotly_js(self, request: Request) -> Response:
@@ -111,6 +113,12 @@ class Application:
                 break
             await wait(self.closing, 0.3)
         return self._feed(request)
+
+
+def _page(names: Sequence[str]) -> bytes:
+    """The page. It opens on the runs that were named."""
+    text = (STATIC / "page.html").read_text(encoding="utf-8")
+    return text.replace("{{runs}}", html.escape(json.dumps(list(names)))).encode()
 
 
 def _read_image(run: Path, number: int) -> bytes:

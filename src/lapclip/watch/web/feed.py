@@ -1,7 +1,7 @@
-"""One run as it goes on, read once for all tabs that show it, and sent as server-sent events.
+"""The runs of this folder, a line each; and one run as it goes on, read once for all tabs that show it.
 
-A stream begins with the events that are kept (of a long run not every step), goes on with each new one, and ends with
-the run. Reading takes a two-hundredth of a core: the longer it takes, the rarer it is.
+A stream of server-sent events begins with the events so far (of a long run not every step), goes on with each new
+one, and ends with the run. Reading takes a two-hundredth of a core: the longer it takes, the rarer it is.
 """
 
 from __future__ import annotations
@@ -14,27 +14,51 @@ from collections import deque
 from collections.abc import AsyncIterator, Iterable
 from typing import Any
 
-from lapclip.runs.findings import Surroundings, look_around
-from lapclip.runs.folder import Run
-from lapclip.runs.follow import Following
-from lapclip.watch.web.run_list import Standing, run_named
+from lapclip.runs.folder import Run, all_runs
+from lapclip.runs.follow import FollowedRun, RunStatus
 from lapclip.watch.web.snapshot import snapshot
 
 SHARE = 0.005
-"""Of a core, for reading a run, and as much for drawing up its figures."""
+"""Of a core, for reading a run, and as much for making a snapshot of it."""
 LEAST_PAUSE, LONGEST_PAUSE = 0.5, 10.0
 STEPS_AT_ONCE = 25
 """Of more new steps than this, some are left out: a tab has to draw them."""
 RECENT = 500
-"""New events that are kept for streams that go on where they were cut off."""
+"""New events that are remembered for streams that go on where they were cut off."""
 QUIET = 15.0
 """Seconds after which a silent stream says that it is still there."""
-LOOK = 30.0
-"""Seconds between two looks at what else is at work on this machine."""
 IDLE_FEEDS = 1
 RESTART = b"event: restart\ndata: {}\n\n"
 
 _generations = itertools.count(time.time_ns())
+
+
+class RunList:
+    """The runs of this folder, a line each."""
+
+    def __init__(self) -> None:
+        self._statuses: dict[str, RunStatus] = {}
+        self._rows: list[dict[str, Any]] = []
+        self._next = 0.0
+
+    def rows(self) -> list[dict[str, Any]]:
+        """A line for each run, the newest last. Read at most once a second, however many ask."""
+        began = time.monotonic()
+        if began < self._next:
+            return self._rows
+        runs = all_runs()
+        self._statuses = {run.name: self._statuses.get(run.name) or RunStatus(run) for run in runs}
+        for status in self._statuses.values():
+            status.refresh()
+        self._rows = [self._statuses[run.name].row() for run in runs]
+        taken = time.monotonic() - began
+        self._next = began + taken + min(10.0, max(1.0, 50 * taken))
+        return self._rows
+
+
+def run_named(name: str) -> Run | None:
+    """The run of this name in this folder, if there is one: no path is ever built from what a browser sends."""
+    return next((run for run in all_runs() if run.name == name), None)
 
 
 class Feed:
@@ -49,16 +73,14 @@ class Feed:
         self.generation = next(_generations)
         """Another number after the run was replaced, and after this server began again."""
         self.count = 0
-        self._following = Following(run.events)
-        self._standing = Standing(run)
+        self._followed = FollowedRun(run)
         self._recent: deque[tuple[int, dict[str, Any]]] = deque(maxlen=RECENT)
         self._first: dict[str, Any] | None = None
-        self._kept: list[dict[str, Any]] = []
-        self._kept_count = 0
+        self._events: list[dict[str, Any]] = []
+        self._events_count = 0
         self._lock = asyncio.Lock()
-        self._next_read = self._next_image = self._next_look = 0.0
-        self._around = Surroundings()
-        self._image: tuple[str, bytes] = ("", b"")
+        self._next_read = self._next_snapshot = 0.0
+        self._snapshot: tuple[str, bytes] = ("", b"")
 
     @property
     def pause(self) -> float:
@@ -83,24 +105,22 @@ class Feed:
                 now = time.monotonic()
                 self._next_read = now + min(LONGEST_PAUSE, max(LEAST_PAUSE, (now - began) / SHARE))
 
-    async def image(self) -> tuple[str, bytes]:
-        """The run as figures, encoded, with a tag that changes when they do. Made once for all who ask."""
+    async def snapshot(self) -> tuple[str, bytes]:
+        """The run as numbers, encoded, with a tag that changes when they do. Made once for all who ask."""
         await self.refresh()
         async with self._lock:
             tag = f"{self.position}-{self.row['state']}-{bool(self.row['paused'])}"
-            if self.ended and self._image[0] != tag:
-                self._next_look = 0.0  # its state is part of what stands around it
-            due = time.monotonic() >= self._next_image or self.ended
-            if not self._image[0] or (tag != self._image[0] and due):
-                self._image = await asyncio.to_thread(self._draw, tag)
-            return self._image
+            due = time.monotonic() >= self._next_snapshot or self.ended
+            if not self._snapshot[0] or (tag != self._snapshot[0] and due):
+                self._snapshot = await asyncio.to_thread(self._make_snapshot, tag)
+            return self._snapshot
 
     async def stream(self, position: str | None, closing: asyncio.Event) -> AsyncIterator[bytes]:
-        """The events after a position, or all that are kept; then each new one."""
+        """The events after a position, or all there are; then each new one."""
         self.streams += 1
         try:
             await self.refresh()
-            generation, sent = self._place(position)
+            generation, sent = self._resume_after(position)
             if position and generation is None:
                 yield RESTART
             quiet_since = time.monotonic()
@@ -108,9 +128,9 @@ class Feed:
                 if generation != self.generation:
                     if generation is not None:
                         yield RESTART
-                    generation, sent, kept = self.generation, self.count, self._kept[: self._kept_count]
-                    for first in range(0, len(kept), 200):
-                        yield b"".join(map(_message, kept[first : first + 200]))
+                    generation, sent, events = self.generation, self.count, self._events[: self._events_count]
+                    for first in range(0, len(events), 200):
+                        yield b"".join(map(_message, events[first : first + 200]))
                 if new := [(number, event) for number, event in self._recent if number > sent]:
                     sent = new[-1][0]
                     quiet_since = time.monotonic()
@@ -128,7 +148,7 @@ class Feed:
             self.streams -= 1
             self.used = time.monotonic()
 
-    def _place(self, position: str | None) -> tuple[int | None, int]:
+    def _resume_after(self, position: str | None) -> tuple[int | None, int]:
         """Where a stream goes on, if that is known here and nothing in between has been forgotten."""
         try:
             generation, number = (position or "").split("-")
@@ -141,28 +161,25 @@ class Feed:
         return None, 0
 
     def _read(self) -> tuple[bool, dict[str, Any], list[dict[str, Any]]]:
-        """The state first: when it says that the run has ended, its last events are in the file."""
-        return run_named(self.run.name) is None, self._standing.refresh(), self._following.refresh()
+        new = self._followed.refresh()
+        return run_named(self.run.name) is None, self._followed.row(), new
 
     def _take(self, gone: bool, row: dict[str, Any], new: list[dict[str, Any]]) -> None:
         """What was read becomes what streams see, in one go."""
-        self.gone, self.row, kept = gone, row, self._following.events
-        if self._first is not None and (not kept or kept[0] is not self._first):  # another file in its place
+        self.gone, self.row, events = gone, row, self._followed.events
+        if self._first is not None and (not events or events[0] is not self._first):  # another file in its place
             self.generation, self.count = next(_generations), 0
             self._recent.clear()
-        self._first = kept[0] if kept else None
-        self._kept, self._kept_count = kept, len(kept)  # the list may grow while it is being sent
+        self._first = events[0] if events else None
+        self._events, self._events_count = events, len(events)  # the list may grow while it is being sent
         self._recent.extend(_thinned(list(enumerate(new, self.count + 1))))
         self.count += len(new)
 
-    def _draw(self, tag: str) -> tuple[str, bytes]:
+    def _make_snapshot(self, tag: str) -> tuple[str, bytes]:
         began = time.monotonic()
-        if began >= self._next_look:
-            self._around, self._next_look = look_around(self.run), began + LOOK
-        values = {"position": self.position, **snapshot(self.row, self._following, self._around)}
-        encoded = to_json(values).encode()
+        encoded = to_json({"position": self.position, **snapshot(self.row, self._followed.view)}).encode()
         now = time.monotonic()
-        self._next_image = now + min(LONGEST_PAUSE, max(LEAST_PAUSE, (now - began) / SHARE))
+        self._next_snapshot = now + min(LONGEST_PAUSE, max(LEAST_PAUSE, (now - began) / SHARE))
         return tag, encoded
 
 
@@ -225,5 +242,5 @@ def _thinned(new: list[tuple[int, dict[str, Any]]]) -> Iterable[tuple[int, dict[
     if len(steps) <= STEPS_AT_ONCE:
         return new
     apart = -(-len(steps) // STEPS_AT_ONCE)
-    kept = {*steps[::-apart]}
-    return [(number, event) for number, event in new if event["type"] != "step" or number in kept]
+    chosen = {*steps[::-apart]}
+    return [(number, event) for number, event in new if event["type"] != "step" or number in chosen]

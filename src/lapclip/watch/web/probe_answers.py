@@ -1,25 +1,26 @@
-"""Whether a run learns, in words, and what it answered at each evaluation."""
+"""Whether a run learns, in a sentence, and what it answered to its probe captions at each evaluation."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
-from lapclip.runs.curves import Curve, curve, samples, smoothed
+from lapclip.runs.curves import Curve, samples, smoothed
+from lapclip.runs.event_log import mapping
 from lapclip.runs.summary import Summary
+from lapclip.runs.view import RunView
 from lapclip.text import number
 
-MOST_LOOKS = 60
+MOST_EVALUATIONS = 60
 MOST_ANSWERS = 40
 FALLEN = 0.98
 """A loss below this share of its first value has fallen."""
 
 
-def verdict(summary: Summary, *, over: bool) -> dict[str, str]:
+def verdict(view: RunView, *, over: bool) -> dict[str, str]:
     """The answer to "is it learning", and what it rests on: held-out pairs where there are any, else the loss."""
-    if summary.evaluations:
-        return _by_recall(summary, over)
-    loss = smoothed(curve(summary.steps, lambda event: event.get("loss")), share=0.1)
+    if view.summary.evaluations:
+        return _by_recall(view, over)
+    loss = smoothed(view.loss, share=0.1)
     if len(loss) < 3:
         return {"answer": "Too early to say", "detail": "It has only just begun."}
     first, last = loss.y[0], loss.y[-1]
@@ -28,20 +29,18 @@ def verdict(summary: Summary, *, over: bool) -> dict[str, str]:
     return {"answer": "Not yet", "detail": f"The loss was {first:.2f} and is {last:.2f}. Not yet tested."}
 
 
-def looks(events: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The answers at each evaluation, the last of a step number; of very many evaluations some."""
-    by_step: dict[int, dict[str, Any]] = {}
-    for event in events:
-        step = number(event.get("step"))
-        if event["type"] == "looked" and step is not None and isinstance(event.get("answers"), list):
-            answers = [found for answer in event["answers"][:MOST_ANSWERS] if (found := _answer(answer))]
-            by_step[int(step)] = {"step": int(step), "epoch": number(event.get("epoch")), "answers": answers}
-    found = [by_step[step] for step in sorted(by_step)]
-    return [found[at] for at in samples(len(found), MOST_LOOKS)]
+def probe_answers(summary: Summary) -> list[dict[str, Any]]:
+    """The answers at each evaluation; of very many evaluations some."""
+    found = []
+    for event in summary.probes:
+        if isinstance(event.get("answers"), list):
+            answers = [known for answer in event["answers"][:MOST_ANSWERS] if (known := _answer(answer))]
+            found.append({"step": int(event["step"]), "epoch": number(event.get("epoch")), "answers": answers})
+    return [found[at] for at in samples(len(found), MOST_EVALUATIONS)]
 
 
-def _by_recall(summary: Summary, over: bool) -> dict[str, str]:
-    recall = curve(summary.evaluations, lambda event: event["evaluation"].get("t2i_r1"))
+def _by_recall(view: RunView, over: bool) -> dict[str, str]:
+    recall, summary = view.recall, view.summary
     chance = number(summary.evaluations[-1]["evaluation"].get("chance"))
     if not recall:
         return {"answer": "Not known", "detail": "Its evaluations have no recall."}
@@ -61,10 +60,9 @@ def _trend(recall: Curve, over: bool) -> str:
 
 
 def _above(summary: Summary, chance: float) -> bool:
-    """Whether the lower end of the best score's interval lies above chance."""
+    """Whether the lower end of an R@1's interval lies above chance."""
     for event in summary.evaluations:
-        intervals = event["evaluation"].get("intervals")
-        match intervals.get("t2i_r1") if isinstance(intervals, dict) else None:
+        match mapping(event["evaluation"].get("intervals")).get("t2i_r1"):
             case [low, _] if number(low) is not None:
                 above = low > chance
             case _:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from lapclip.runs import heartbeat as pulse
-from lapclip.runs.heartbeat import (LATE, Beat, Pulse, beat_of, read_beat, write_beat)
+from lapclip.runs.heartbeat import LATE, Beat, Pulse, beat_of, read_beat, write_beat
 
 
 def test_a_process_that_lives_is_known_by_number_and_beginning() -> None:

@@ -3,8 +3,7 @@ from __future__ import annotations
 import pytest
 
 from lapclip.runs.curves import Curve
-from lapclip.text import duration, duration_range, one_line, part_name, short_duration, significant, size
-from lapclip.watch import sparklines as sparks
+from lapclip.watch import sparklines
 
 
 def line(*values: float) -> Curve:
@@ -23,28 +22,28 @@ def heights(lines: list[str]) -> list[int]:
 
 @pytest.mark.parametrize(("count", "width", "height"), [(1, 10, 1), (2, 10, 2), (7, 40, 3), (5000, 40, 2), (3, 1, 1)])
 def test_a_curve_fills_its_place_without_a_gap(count: int, width: int, height: int) -> None:
-    lines = sparks.curve(line(*((at * 37 % 11) / 11 for at in range(count))), width, height)
+    lines = sparklines.curve(line(*((at * 37 % 11) / 11 for at in range(count))), width, height)
     assert [len(line) for line in lines] == [width] * height
     assert min(heights(lines)) >= 0
 
 
 def test_a_rising_curve_rises_from_the_bottom_to_the_top_and_a_falling_one_falls() -> None:
-    rising = heights(sparks.curve(line(*range(100)), 20, 3))
+    rising = heights(sparklines.curve(line(*range(100)), 20, 3))
     assert rising == sorted(rising)
     assert (rising[0], rising[-1]) == (0, 11)
-    falling = heights(sparks.curve(line(3.0, 2.0, 1.0), 20, 3))
+    falling = heights(sparklines.curve(line(3.0, 2.0, 1.0), 20, 3))
     assert falling == sorted(falling, reverse=True)
 
 
 def test_places_go_by_the_steps_and_not_by_how_many_are_known() -> None:
     straight = Curve([*range(100), *range(100, 1000, 100), 1000.0], [*range(100), *range(100, 1000, 100), 1000.0])
-    even = sparks.evenly(straight, 10)
+    even = sparklines.evenly(straight, 10)
     assert even == pytest.approx([50, 150, 250, 350, 450, 550, 650, 750, 850, 950], abs=60)
-    assert sparks.evenly(Curve([5.0, 5.0], [1.0, 2.0]), 3) == [2.0] * 3
+    assert sparklines.evenly(Curve([5.0, 5.0], [1.0, 2.0]), 3) == [2.0] * 3
 
 
 def test_a_step_is_drawn_as_an_unbroken_line() -> None:
-    (top, bottom) = sparks.curve(line(*[0.0] * 10, *[1.0] * 10), 10, 2)
+    (top, bottom) = sparklines.curve(line(*[0.0] * 10, *[1.0] * 10), 10, 2)
     joined = [ord(a) - 0x2800 for a in top + bottom]
     # All eight rows of dots are used somewhere around the step.
     assert all(any(cell & mask for cell in joined[:10]) for mask in (0x09, 0x12, 0x24, 0xC0))
@@ -52,56 +51,29 @@ def test_a_step_is_drawn_as_an_unbroken_line() -> None:
 
 
 def test_no_values_leave_the_place_empty_and_a_level_curve_runs_through_the_middle() -> None:
-    assert sparks.curve(line(), 5, 2) == ["     "] * 2
-    assert set(heights(sparks.curve(line(*[0.3] * 9), 5, 2))) <= {3, 4}
+    assert sparklines.curve(line(), 5, 2) == ["     "] * 2
+    assert set(heights(sparklines.curve(line(*[0.3] * 9), 5, 2))) <= {3, 4}
 
 
 def test_plain_drawings_use_the_characters_of_ascii() -> None:
-    drawn = [*sparks.curve(line(1.0, 2.0, 3.0), 12, 2, plain=True), *sparks.bar(0.4, 10, plain=True)]
+    drawn = [*sparklines.curve(line(1.0, 2.0, 3.0), 12, 2, plain=True), *sparklines.bar(0.4, 10, plain=True)]
     assert "".join(drawn).isascii()
-    assert sparks.bar(0.4, 10, plain=True) == ("####", "------")
-    assert sparks.level(0.0, plain=True) != sparks.level(1.0, plain=True)
+    assert sparklines.bar(0.4, 10, plain=True) == ("####", "------")
+    assert sparklines.level(0.0, plain=True) != sparklines.level(1.0, plain=True)
 
 
 @pytest.mark.parametrize("part_done", [-1.0, 0.0, 0.26, 0.5, 1.0, 7.0])
 def test_a_bar_is_as_wide_as_it_should_be(part_done: float) -> None:
-    done, rest = sparks.bar(part_done, 10)
+    done, rest = sparklines.bar(part_done, 10)
     assert len(done + rest) == 10
     assert bool(done) == (part_done > 0)
 
 
 def test_small_phases_are_seen_and_the_bar_is_full() -> None:
-    counts = sparks.split([0.001, 0.6, 0.0, 0.399], 30)
+    counts = sparklines.split([0.001, 0.6, 0.0, 0.399], 30)
     assert sum(counts) == 30
     assert counts[0] == 1
     assert counts[2] == 0
     assert counts[1] > counts[3] > 10
-    assert sparks.split([0.0, 0.0], 10) == [0, 0]
-    assert sum(sparks.split([1.0] * 7, 3)) >= 3  # more phases than room: each still has its place
-
-
-def test_figures_as_a_person_reads_them() -> None:
-    assert [duration(seconds) for seconds in (0.4, 59, 252, 7500, 276_000, None)] == [
-        "0.4 s", "59 s", "4 min 12 s", "2 h 5 min", "3 d 4 h", "-",
-    ]  # fmt: skip
-    assert [short_duration(seconds) for seconds in (45, 252, 7500)] == ["45 s", "4 min", "2 h"]
-    assert [significant(value) for value in (0.12345, 12345.6, 1e-9, float("nan"))] == [
-        "0.123",
-        "12,346",
-        "1.00e-09",
-        "-",
-    ]
-    assert [size(value) for value in (7e8, 1.5e9, 2.5e10)] == ["700 MB", "1.50 GB", "25.0 GB"]
-    assert part_name("image.3") == "image block 4"
-    assert part_name("text.head") == "text head"
-
-
-def test_a_range_is_no_finer_than_it_is_sure() -> None:
-    assert duration_range(126, 150) == "2.1 to 2.5 min"
-    assert duration_range(2400, 3900) == "40 to 65 min"
-    assert duration_range(41, 60) == "41 to 60 s"
-    assert duration_range(100.1, 100.2) == ""
-
-
-def test_what_would_steer_a_terminal_is_taken_out() -> None:
-    assert one_line("a\x1b[2Jb\nc\x07") == "a?[2Jb c?"
+    assert sparklines.split([0.0, 0.0], 10) == [0, 0]
+    assert sum(sparklines.split([1.0] * 7, 3)) >= 3  # more phases than room: each still has its place

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from lapclip.errors import RunError
-from lapclip.runs.events import (VERSION, Event, Stopped)
-from lapclip.runs.event_log import (EventLog, read_events)
+from lapclip.runs.event_log import EventLog, read_events
+from lapclip.runs.events import VERSION, Event, Stopped
 
 
 def stopped(step: int) -> Stopped:

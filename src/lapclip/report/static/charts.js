@@ -1,7 +1,7 @@
 // Draws the charts in the page's own colours, again when the reader's system changes them, and in light for paper.
 (() => {
   "use strict";
-  const figures = JSON.parse(document.getElementById("figures").textContent);
+  const charts = JSON.parse(document.getElementById("charts").textContent);
   const root = document.documentElement;
   const touch = matchMedia("(pointer: coarse)").matches;
   const narrow = () => root.clientWidth < 600;
@@ -39,11 +39,11 @@
   };
 
   const draw = () => {
-    for (const [name, figure] of Object.entries(figures)) {
-      const closest = figure.data.some((trace) => trace.type !== "scatter") ? { hovermode: "closest" } : {};
-      const place = document.getElementById(name);
-      const short = figure.data.every((trace) => (trace.name || "").length < 18);
-      Plotly.react(place, painted(figure.data), painted({ ...layout(figure.layout, place.clientHeight, short), ...closest }), config);
+    for (const [name, chart] of Object.entries(charts)) {
+      const closest = chart.data.some((trace) => trace.type !== "scatter") ? { hovermode: "closest" } : {};
+      const element = document.getElementById(name);
+      const short = chart.data.every((trace) => (trace.name || "").length < 18);
+      Plotly.react(element, painted(chart.data), painted({ ...layout(chart.layout, element.clientHeight, short), ...closest }), config);
     }
   };
 

@@ -1,0 +1,300 @@
+"""The panels of a run: what is wrong, whether it learns, what the machine does, what happened; and what they share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+
+from rich import box
+from rich.console import Console, Group, RenderableType
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from lapclip.runs.curves import Curve
+from lapclip.runs.view import RunView
+from lapclip.text import UNKNOWN, count, number, one_line, part_name, percent, significant, size
+from lapclip.watch import sparklines
+
+FRAMED = 60
+"""Columns from which on a panel has a frame."""
+LABEL, SHORT_LABEL = 12, 8
+"""Columns of the label in front of values."""
+SEVERITIES = {"alarm": "bold red", "warning": "yellow", "note": "blue"}
+PHASE_COLOURS = {
+    "load": "red",
+    "preprocess": "yellow",
+    "transfer": "magenta",
+    "forward": "blue",
+    "backward": "cyan",
+    "optimizer": "green",
+}
+OTHER_COLOURS = ("bright_blue", "bright_magenta", "bright_yellow", "bright_green")
+NOTABLE = 0.005
+"""Of a step's time, below which a phase is not shown."""
+
+
+@dataclass(frozen=True)
+class Canvas:
+    """What a panel is drawn on."""
+
+    width: int
+    curve_height: int = 2
+    """Lines of a large curve."""
+    plain: bool = False
+    """Only the characters of ASCII."""
+    colour: bool = True
+    framed: bool = True
+
+    @classmethod
+    def of(cls, console: Console, width: int, curve_height: int = 2) -> Canvas:
+        """What this console can show."""
+        plain = not console.encoding.startswith("utf")
+        colour = console.color_system is not None and not console.no_color
+        return cls(width, curve_height, plain, colour, width >= FRAMED)
+
+    @property
+    def inside(self) -> int:
+        return self.width - 4 if self.framed else self.width
+
+    def narrower(self, width: int) -> Canvas:
+        return replace(self, width=width)
+
+
+def alarms(view: RunView, canvas: Canvas, most: int, doctor: str) -> RenderableType | None:
+    """What is wrong, in plain words, the worst first."""
+    found = view.alarms
+    if not found:
+        return None
+    grid = Table.grid(padding=(0, 1))
+    grid.add_column(no_wrap=True)
+    grid.add_column(overflow="fold")
+    for finding in found[:most]:
+        style = SEVERITIES.get(finding.severity, "")
+        text = Text(one_line(finding.title), style=style)
+        text.append("\n" + one_line(finding.evidence), style="default not bold dim")
+        text.append("\n" + one_line(finding.next), style="default not bold")
+        grid.add_row(Text("!" if finding.severity != "note" else "i", style=style), text)
+    if len(found) > most:
+        grid.add_row("", Text(f"{len(found) - most} more: {doctor}", style="dim"))
+    worst = SEVERITIES.get(found[0].severity, "dim")
+    return _section({"alarm": "Alarm", "warning": "Warning"}.get(found[0].severity, "Note"), grid, canvas, worst)
+
+
+def happened(view: RunView, canvas: Canvas, most: int = 3) -> RenderableType | None:
+    """The latest fallbacks, pauses and resumes, the newest last."""
+    # What the top of the screen says already is not repeated.
+    repeated = view.status in ("failed", "paused", "stopped") and view.notices and view.notices[-1].type == view.status
+    latest = (view.notices[:-1] if repeated else view.notices)[-most:]
+    if not latest:
+        return None
+    grid = Table.grid(padding=(0, 1))
+    grid.add_column(no_wrap=True, style="dim")
+    grid.add_column(overflow="fold")
+    for notice in latest:
+        after = f"after step {notice.step:,}: " if notice.step else ""
+        grid.add_row(clock(notice.time), Text(after + notice.text, style="yellow" if notice.bad else ""))
+    return _section("What happened", grid, canvas)
+
+
+def learning(view: RunView, canvas: Canvas) -> RenderableType | None:
+    """Loss, accuracy, temperature and gradients with their curves."""
+    if not view.summary.steps:
+        return None
+    rows = _rows()
+    curves = (
+        ("loss", "loss", "blue", canvas.curve_height, significant),
+        ("accuracy", "accuracy", "green", canvas.curve_height, percent),
+        ("temperature", "temperature", "magenta", 1, significant),
+        ("logit_bias", "logit bias", "magenta", 1, significant),
+        ("gradient", "gradient", "yellow", 1, significant),
+    )
+    for name, label, colour, height, text in curves:
+        points = view.small_curve(name)
+        if points or name != "logit_bias":  # only the sigmoid loss has one
+            latest = text(points.y[-1]) if points else UNKNOWN
+            rows.add_row(label, _latest_and_curve(latest, points, height, colour, canvas))
+    if parts := view.gradient_parts:
+        rows.add_row("  largest", _named(parts[0]))
+        if len(parts) > 1:
+            rows.add_row("  smallest", _named(parts[-1]))
+    return _section("Learning, in training batches" if canvas.inside > 40 else "Learning", rows, canvas)
+
+
+def recall(view: RunView, canvas: Canvas) -> RenderableType | None:
+    """Held-out recall at each evaluation, the best marked; of a finished run, its final metrics."""
+    summary = view.summary
+    if not summary.evaluations and not summary.ending.get("evaluation"):
+        if not summary.steps:
+            return None
+        return _section("Held-out recall", Text("not evaluated yet", style="dim"), canvas)
+    points = view.recall
+    parts: list[RenderableType] = []
+    if len(points) > 1:
+        rows = _rows()
+        line = _latest_and_curve(percent(points.y[-1]), points, canvas.curve_height, "cyan", canvas)
+        rows.add_row("R@1" if view.working else "validation", line)
+        parts.append(rows)
+    parts.append(_final_metrics(view) if summary.ending.get("type") == "finished" else _evaluations(view, canvas))
+    return _section("Held-out recall", Group(*parts), canvas)
+
+
+def _named(item: tuple[str, float]) -> Text:
+    return Text.assemble((f"{significant(item[1]):<8} ", ""), (part_name(one_line(item[0])), "dim"), no_wrap=True)
+
+
+def _evaluations(view: RunView, canvas: Canvas) -> Table:
+    """The latest evaluations, the newest first; the best is always among them."""
+    events, most = view.summary.evaluations, 2 + canvas.curve_height
+    shown = events[-most:]
+    best = view.best_evaluation
+    if best is not None and best not in shown:
+        shown = [best, *shown[1:]]
+    tight = canvas.inside < 44
+    grid = _table(("epoch", "to image" if tight else "text to image", "to text" if tight else "image to text", ""))
+    for event in reversed(shown):
+        scores = event["evaluation"]
+        style = "bold green" if event is best else ""
+        mark = "best" if event is best else ""
+        recalls = percent(scores.get("t2i_r1")), percent(scores.get("i2t_r1"))
+        grid.add_row(count(event.get("epoch")), *recalls, mark, style=style)
+    if (chance := number(events[-1]["evaluation"].get("chance"))) is not None:
+        grid.add_row("chance", percent(chance), percent(chance), "", style="dim")
+    return grid
+
+
+def _final_metrics(view: RunView) -> Group:
+    scores = view.summary.scores
+    grid = _table((one_line(scores.get("split") or ""), "R@1", "R@5", "R@10"))
+    for way, name in (("t2i", "text to image"), ("i2t", "image to text")):
+        grid.add_row(name, *(percent(scores.get(f"{way}_r{rank}")) for rank in (1, 5, 10)), style="bold")
+    if (chance := number(scores.get("chance"))) is not None:
+        grid.add_row("chance", *(percent(min(1.0, rank * chance)) for rank in (1, 5, 10)), style="dim")
+    sure = ""
+    intervals = scores.get("intervals")
+    match intervals.get("t2i_r1") if isinstance(intervals, dict) else None:
+        case [low, high] if number(low) is not None and number(high) is not None:
+            sure = f", text to image R@1 {percent(low)} to {percent(high)}"
+    candidates = [Text(f"{count(scores.get('candidates'))} candidates{sure} (95 %)", style="dim")] if sure else []
+    return Group(grid, *candidates)
+
+
+def _table(titles: Sequence[str]) -> Table:
+    """Columns of numbers under short titles."""
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
+    for at, title in enumerate(titles):
+        table.add_column(title, justify="left" if at == 0 or not title else "right", no_wrap=True)
+    return table
+
+
+def step_phases(view: RunView, canvas: Canvas) -> RenderableType | None:
+    """Where the time of a step goes, as one bar."""
+    phases = view.summary.phases()
+    total = sum(phases.values())
+    phases = {name: seconds for name, seconds in phases.items() if seconds > NOTABLE * total}
+    if not total:
+        return None
+    colours = {name: PHASE_COLOURS.get(name, OTHER_COLOURS[at % 4]) for at, name in enumerate(phases)}
+    drawn, legend = Text(no_wrap=True), [Text()]
+    widths = sparklines.split(list(phases.values()), canvas.inside)
+    for (name, seconds), width in zip(phases.items(), widths, strict=True):
+        # Without colours a phase is known by the first letter of its name.
+        solid = canvas.colour and not canvas.plain
+        mark = "█" if solid else one_line(name)[:1].upper()
+        drawn.append(mark * width, style=colours[name])
+        entry = Text.assemble(("■" if solid else mark, colours[name]), f" {one_line(name)} {seconds / total:.0%}")
+        if legend[-1] and len(legend[-1]) + 2 + len(entry) > canvas.inside:
+            legend.append(Text())
+        legend[-1].append_text(Text("  " if legend[-1] else "") + entry)
+    milliseconds = f"{significant(total * 1000)} ms" if total < 1 else f"{significant(total)} s"
+    return _section(f"A step: {milliseconds}", Group(drawn, *legend), canvas)
+
+
+def machine(view: RunView, canvas: Canvas) -> RenderableType | None:
+    """Memory, cores, energy and heat."""
+    rows, room = _rows(SHORT_LABEL), canvas.inside - SHORT_LABEL
+    process, peak, whole = view.memory
+    if peak is not None:
+        now = f"{size(process)} now, " if process is not None and view.working else ""
+        of = f" of {size(whole)}" if whole else ""
+        rows.add_row("memory", Text(_fitting(room, f"{now}{size(peak)} peak", of)))
+    if view.core_use:
+        rows.add_row("cores", _cores(view.core_use, room, canvas))
+    if view.sensors:
+        rows.add_row("energy", _energy(view, room))
+        celsius, megahertz = number(view.sensors.get("celsius")), number(view.sensors.get("megahertz"))
+        degrees = "C" if canvas.plain else "°C"
+        heat = [f"{celsius:.0f} {degrees}" if celsius is not None else "", f"{megahertz:,.0f} MHz" if megahertz else ""]
+        if view.sensors.get("throttled") is True:
+            rows.add_row("heat", Text(", ".join([*filter(None, heat), "slowed down by heat"]), style="bold red"))
+        elif any(heat):
+            rows.add_row("heat", Text(", ".join(filter(None, heat))))
+        if swap := number(view.sensors.get("swap_bytes")):
+            rows.add_row("swap", Text(f"{size(swap)} in use"))
+    return _section("Machine", rows, canvas) if rows.row_count else None
+
+
+def _cores(use: list[float], room: int, canvas: Canvas) -> Text:
+    """A small bar each, and how busy they are."""
+    text = Text(overflow="fold")
+    for each in use:
+        colour = "green" if each > 0.5 else "yellow" if each > 0.1 else "dim"
+        text.append(sparklines.level(each, canvas.plain) + (" " if len(use) <= 8 else ""), style=colour)
+    mean = f"{'' if len(use) <= 8 else ' '}{sum(use) / len(use):.0%}"
+    return text.append(_fitting(room - len(text) % room, mean, " in use"))
+
+
+def _energy(view: RunView, room: int) -> Text:
+    reason = one_line(view.sensors.get("reason") or "").removeprefix("not measurable here: ")
+    if view.joules is None:
+        return Text(f"not measurable here: {reason or 'no reason was recorded'}", style="dim")
+    watts = f", {significant(view.watts)} W" if view.watts is not None and view.working else ""
+    hours = f", {significant(view.joules / 3600)} Wh" if view.joules > 360 else ""
+    return Text(_fitting(room, f"{significant(view.joules)} J{watts}", hours))
+
+
+def _section(title: str, body: RenderableType, canvas: Canvas, style: str = "dim") -> RenderableType:
+    """A titled part of the screen: framed where there is room."""
+    if not canvas.framed:
+        line = "-" if canvas.plain else "─"
+        return Group(Text(f"{title} {line * max(0, canvas.width - len(title) - 1)}", style="bold"), body)
+    return Panel(
+        body,
+        title=Text(title, style="bold"),
+        title_align="left",
+        border_style=style,
+        box=box.ASCII if canvas.plain else box.ROUNDED,
+        width=canvas.width,
+        padding=(0, 1),
+    )
+
+
+def _rows(label: int = LABEL) -> Table:
+    grid = Table.grid(padding=(0, 1))
+    grid.add_column(width=label - 1, no_wrap=True, style="dim")
+    grid.add_column(overflow="fold")
+    return grid
+
+
+def _latest_and_curve(latest: str, points: Curve, height: int, colour: str, canvas: Canvas) -> Table:
+    """The latest value, and beside it the curve that led there."""
+    lines = sparklines.curve(points, max(4, canvas.inside - LABEL - 9), 1 if canvas.plain else height, canvas.plain)
+    line = Table.grid(padding=(0, 1))
+    line.add_column(width=8, no_wrap=True)
+    line.add_column(no_wrap=True)
+    line.add_row(Text(latest, style="bold"), Text("\n".join(lines), style=colour, no_wrap=True))
+    return line
+
+
+def _fitting(room: int, text: str, more: str) -> str:
+    """Both, or the first alone where there is no room for more."""
+    return text + more if len(text + more) <= room else text
+
+
+def clock(seconds: float) -> str:
+    """A moment as hours and minutes here."""
+    try:
+        return datetime.fromtimestamp(seconds).strftime("%H:%M")
+    except (OverflowError, OSError, ValueError):  # a clock that was set to nonsense
+        return UNKNOWN
