@@ -93,7 +93,7 @@ def terminal(name: str, browser: Browser) -> None:
     watching = WatchedRuns([name], wait=False)
     watching.refresh()
     console = Console(record=True, width=100, force_terminal=True, color_system="truecolor", file=io.StringIO())
-    console.print(image(watching.looks, 0, 100, 2, Pens.of(console), lambda command: f"lapclip {command}"))
+    console.print(draw(watching.views, 0, Canvas.of(console, 100), lambda command: f"lapclip {command}"))
     shown = browser.new_page(viewport={"width": 1240, "height": 900})
     shown.set_content(console.export_svg(title=f"lapclip watch {name}"))
     shown.locator("svg").screenshot(path=DOCS / "watch-terminal.png", omit_background=True)

@@ -55,11 +55,11 @@ def test_real_training_is_followed_live(here: Path, look: Open) -> None:
         training = subprocess.Popen(command("train", "--name", "live", *settings), stderr=subprocess.DEVNULL)
         try:
             tab.wait_text("#title", "live")
-            tab.wait_text("#progress-words", "of 300")
+            tab.wait_text("#progress-text", "of 300")
             seen = set()
             while "100 %" not in seen:
                 tab.page.wait_for_timeout(50)
-                seen.add(tab.text("#progress-words").split(" · ")[1])
+                seen.add(tab.text("#progress-text").split(" · ")[1])
             tab.wait_text("#state", "Finished")
         finally:
             assert training.wait(120) == 0
@@ -76,7 +76,7 @@ def test_new_steps_and_an_end_arrive_by_the_stream(here: Path, look: Open) -> No
     run = make_run("mine", learning_run(60))
     with run.lock(), server() as served:
         tab = look(served)
-        tab.wait_text("#progress-words", "Step 60 of 60")
+        tab.wait_text("#progress-text", "Step 60 of 60")
         append(run, [step(61, loss=0.1234)])
         tab.wait_text("#now-loss", "0.123")
         assert tab.text("#spoken") == ""  # a step is not announced
@@ -115,28 +115,28 @@ def test_slider_shows_what_was_answered_at_each_evaluation(here: Path, look: Ope
     with run.lock(), server() as served:
         tab = look(served)
         slider = tab.page.get_by_label("Evaluation")
-        tab.wait_text("#epoch-words", "Epoch 6")
+        tab.wait_text("#epoch-text", "Epoch 6")
         card = tab.page.locator("#answers article").filter(has_text="a red cat")
         assert "comes first" in card.inner_text()
         assert card.locator("li.right img").get_attribute("src", timeout=1000).split("?")[0].endswith("/17.png")
         tab.until("[...document.querySelectorAll('#answers img')].every(image => image.naturalWidth)")
         slider.focus()
         tab.page.keyboard.press("Home")
-        tab.wait_text("#epoch-words", "Epoch 1")
+        tab.wait_text("#epoch-text", "Epoch 1")
         assert "comes fourth" in card.inner_text()
         assert card.locator("li").nth(3).get_attribute("class") == "thumbnail right"
         assert "the right one" in card.locator("li.right img").get_attribute("alt")
         assert "Epoch 1" in slider.get_attribute("aria-valuetext")
         tab.page.keyboard.press("ArrowRight")
-        tab.wait_text("#epoch-words", "Epoch 2")
+        tab.wait_text("#epoch-text", "Epoch 2")
         assert "comes second" in card.inner_text()
         assert "4 at epoch 1, 2 at epoch 2" in card.locator("svg").get_attribute("aria-label")
         # A new evaluation does not take the reader away from where they are.
         append(run, [step(61), evaluation(70, 0.7), looked(70, 9)])
         tab.until("document.getElementById('epoch').max === '6'")
-        assert "Epoch 2" in tab.text("#epoch-words")
+        assert "Epoch 2" in tab.text("#epoch-text")
         tab.page.get_by_role("button", name="Play").click()
-        tab.wait_text("#epoch-words", "Epoch 7")
+        tab.wait_text("#epoch-text", "Epoch 7")
         assert "not among these: number 9 of 240" in card.inner_text()
         assert card.locator("li.right").count() == 0
         own = tab.page.locator("#answers article").filter(has_text="my own dog")
@@ -176,7 +176,7 @@ def test_phone_scrolls_in_one_direction_only(here: Path, look: Open, runs: tuple
         tab = look(served, width=390, runs=runs)
         tab.drawn("compare-loss" if len(runs) > 1 else "loss")
         tab.page.get_by_text("Runs", exact=True).click()
-        for summary in tab.page.get_by_text("In figures").all():
+        for summary in tab.page.get_by_text("As a table").all():
             if summary.is_visible():
                 summary.click()
         assert tab.overflow == 0
@@ -237,7 +237,7 @@ def test_everything_can_be_reached_and_worked_by_keyboard(here: Path, look: Open
             "Compare first",
             "Play",
             "epoch",
-            "In figures",
+            "As a table",
         ):
             assert wanted in reached, reached
         tab.page.get_by_role("button", name="first").focus()
@@ -265,7 +265,7 @@ def test_page_has_landmarks_headings_and_tables_behind_the_charts(here: Path, lo
         assert all(after - before <= 1 for before, after in itertools.pairwise(levels)), levels
         for figure in tab.page.locator("figure:has(.plot)").all():
             if figure.is_visible():
-                figure.get_by_text("In figures").click()
+                figure.get_by_text("As a table").click()
                 figure.locator("table tbody tr").first.wait_for()
         assert tab.page.locator("img:not([alt]), button:empty").count() == 0
 
@@ -303,7 +303,7 @@ def test_run_that_goes_and_server_that_ends_are_said(here: Path, look: Open) -> 
         assert not tab.page.locator("#notice").is_visible()
         shutil.rmtree(other.path)
         make_run("other", [started(999), step(5), ended(5)])
-        tab.wait_text("#progress-words", "of 999")
+        tab.wait_text("#progress-text", "of 999")
     tab.wait_text("#notice", "The server does not answer")
     # The browser itself complains of images that went with their run, and of a server that is not there.
     tab.wrong = [told for told in tab.wrong if "404" not in told and "ERR_CONNECTION" not in told]

@@ -50,10 +50,15 @@ class RunList:
         self._statuses = {run.name: self._statuses.get(run.name) or RunStatus(run) for run in runs}
         for status in self._statuses.values():
             status.refresh()
-        self._rows = [self._statuses[run.name].row() for run in runs]
+        self._rows = [_row(self._statuses[run.name]) for run in runs]
         taken = time.monotonic() - began
         self._next = began + taken + min(10.0, max(1.0, 50 * taken))
         return self._rows
+
+
+def _row(status: RunStatus) -> dict[str, Any]:
+    """A run's line. It ends with the event that ends it: its process may take a moment longer."""
+    return {**status.row(), "state": status.progress.ending.get("type", status.state)}
 
 
 def run_named(name: str) -> Run | None:
@@ -162,7 +167,7 @@ class Feed:
 
     def _read(self) -> tuple[bool, dict[str, Any], list[dict[str, Any]]]:
         new = self._followed.refresh()
-        return run_named(self.run.name) is None, self._followed.row(), new
+        return run_named(self.run.name) is None, _row(self._followed), new
 
     def _take(self, gone: bool, row: dict[str, Any], new: list[dict[str, Any]]) -> None:
         """What was read becomes what streams see, in one go."""

@@ -13,7 +13,7 @@ export function make(tag, attributes = {}, ...children) {
   return element;
 }
 
-// Only what differs is touched, so that a reader's selection and a screen reader's place are kept.
+// Only what differs is touched, so that a reader's selection and a screen reader's position stay.
 export function say(id, text) {
   const element = typeof id === "string" ? byId(id) : id;
   if (element.textContent !== text) element.textContent = text;
@@ -33,16 +33,16 @@ export function table(columns, rows, caption) {
 
 // A row of radio buttons that looks like one switch.
 export function choice(id, options, chosen, onChange) {
-  const place = byId(id);
+  const parent = byId(id);
   for (const [value, text] of Object.entries(options)) {
     const input = make("input", { type: "radio", name: id, value, checked: value === chosen, on: { change: () => onChange(value) } });
-    place.append(make("label", {}, input, make("span", {}, text)));
+    parent.append(make("label", {}, input, make("span", {}, text)));
   }
 }
 
 const spoken = { last: "" };
 
-// Said by screen readers: changes of state, not every step.
+// Spoken by screen readers: changes of state, not every step.
 export function announce(text) {
   if (text === spoken.last) return;
   spoken.last = text;

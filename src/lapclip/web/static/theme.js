@@ -8,7 +8,7 @@
     try {
       if (value) localStorage.setItem("lapclip-theme", value);
       else localStorage.removeItem("lapclip-theme");
-    } catch { /* a browser that keeps nothing: the choice lasts as long as the page */ }
+    } catch { /* a browser that stores nothing: the choice lasts as long as the page */ }
   };
   const name = (dark) => (dark ? "dark" : "light");
   let chosen = remembered();

@@ -5,7 +5,7 @@ import { Grid } from "./grid.js";
 import { listenForPictures } from "./dropping.js";
 import { Refused, Results, sameQuestion } from "./results.js";
 import * as viewer from "./viewer.js";
-import { count } from "./words.js";
+import { count } from "./text.js";
 
 const PAUSE = 120; // milliseconds without a key before a question is sent
 const facts = JSON.parse(document.querySelector('meta[name="lapclip-facts"]').content);

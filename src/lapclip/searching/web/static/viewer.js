@@ -1,7 +1,7 @@
 // One picture, whole, with what is known of it.
 
 import { byId, make, say, show } from "./elements.js";
-import { count, figure, size } from "./words.js";
+import { count, significant, size } from "./text.js";
 
 const dialog = byId("viewer"), picture = byId("viewer-picture");
 let number = null; // the picture that is shown
@@ -13,7 +13,7 @@ function facts(known, score) {
     ["Size", known.width ? `${count(known.width)} × ${count(known.height)}, ${size(known.bytes)}` : size(known.bytes)],
     known.taken === null ? ["Changed", day(known.modified)] : ["Taken", day(known.taken)],
   ];
-  if (score !== null && score !== undefined) lines.push(["Score", figure(score)]);
+  if (score !== null && score !== undefined) lines.push(["Score", significant(score)]);
   byId("viewer-facts").replaceChildren(...lines.flatMap(([name, value]) => [make("dt", {}, name), make("dd", {}, value)]));
 }
 

@@ -1,9 +1,9 @@
-// Charts by plotly.js in the page's own colours: drawn when seen, again when their figures or the colours change. Each
-// stands above the same in figures, for those who cannot see it.
+// Charts by plotly.js in the page's own colours: drawn when seen, again when their data or the colours change. Each
+// stands above the same as a table, for those who cannot see it.
 
 import { make, say, table } from "./elements.js";
 
-const charts = new Map(); // id -> { figure, place, words, details, spec, stale, seen }
+const charts = new Map(); // id -> { figure, plot, caption, details, spec, stale, seen }
 const root = document.documentElement;
 const touch = matchMedia("(pointer: coarse)").matches;
 let spent = 0; // milliseconds of drawing since last asked
@@ -35,7 +35,7 @@ const layout = (spec) => ({
   dragmode: touch ? false : "zoom", // on a touch screen a drag scrolls the page
   showlegend: spec.traces.filter((trace) => trace.showlegend !== false).length > 1,
   legend: { orientation: "h", x: 0, y: 1, yanchor: "bottom", font: { size: 12, color: "--muted" } },
-  uirevision: spec.revision || "same", // a zoom outlasts new figures
+  uirevision: spec.revision || "same", // a zoom outlasts new data
   ...spec.layout, xaxis: axis(spec.x), yaxis: axis(spec.y),
 });
 
@@ -63,8 +63,8 @@ function draw(chart) {
   if (!window.Plotly) { plotly().then(() => draw(chart), () => {}); return; }
   chart.stale = false;
   const began = performance.now();
-  chart.place.style.height = `${chart.spec.height || 260}px`;
-  window.Plotly.react(chart.place, painted(chart.spec.traces), painted(layout(chart.spec)), config);
+  chart.plot.style.height = `${chart.spec.height || 260}px`;
+  window.Plotly.react(chart.plot, painted(chart.spec.traces), painted(layout(chart.spec)), config);
   spent += performance.now() - began;
 }
 
@@ -79,32 +79,32 @@ const watcher = new IntersectionObserver((entries) => {
 
 function tabulate(chart) {
   if (!chart.details.open) return;
-  const { columns, rows } = chart.spec.figures();
+  const { columns, rows } = chart.spec.table();
   chart.details.querySelector(".table").replaceChildren(table(columns, rows, chart.spec.title));
 }
 
 function frame(id, spec) {
-  const place = make("div", { class: "plot", id, role: "img", "aria-labelledby": `${id}-title`, "aria-describedby": `${id}-words` });
-  const words = make("figcaption", { id: `${id}-words`, class: "muted small" });
-  const details = make("details", {}, make("summary", {}, "In figures"),
-    make("div", { class: "table", tabindex: "0", role: "region", "aria-label": `${spec.title} in figures` }));
+  const plot = make("div", { class: "plot", id, role: "img", "aria-labelledby": `${id}-title`, "aria-describedby": `${id}-caption` });
+  const caption = make("figcaption", { id: `${id}-caption`, class: "muted small" });
+  const details = make("details", {}, make("summary", {}, "As a table"),
+    make("div", { class: "table", tabindex: "0", role: "region", "aria-label": `${spec.title} as a table` }));
   const figure = make("figure", { class: `card${spec.wide ? " wide" : ""}` },
-    make("h3", { id: `${id}-title` }, spec.title), words, place, details);
-  const chart = { figure, place, words, details, spec, stale: true, seen: false };
+    make("h3", { id: `${id}-title` }, spec.title), caption, plot, details);
+  const chart = { figure, plot, caption, details, spec, stale: true, seen: false };
   details.addEventListener("toggle", () => tabulate(chart));
   charts.set(id, chart);
-  watcher.observe(place);
+  watcher.observe(plot);
   return chart;
 }
 
-// Put a chart into a place, or bring it up to date. Without a specification there is nothing to show.
+// Put a chart into its parent, or bring it up to date. Without a specification there is nothing to show.
 export function chart(parent, id, spec) {
   let found = charts.get(id);
   if (!spec) { if (found) found.figure.hidden = true; return; }
   if (!found) { found = frame(id, spec); parent.append(found.figure); }
   found.figure.hidden = false;
   Object.assign(found, { spec, stale: true });
-  say(found.words, spec.words || "");
+  say(found.caption, spec.caption || "");
   tabulate(found);
   draw(found);
 }

@@ -2,16 +2,16 @@
 
 import { chart } from "./charts.js";
 import { byId, make } from "./elements.js";
-import { figures, line } from "./figures.js";
+import { line, tableOf } from "./run_charts.js";
 import { pick } from "./picker.js";
-import { state } from "./standing.js";
-import { count, duration, percent } from "./words.js";
+import { state } from "./status.js";
+import { count, duration, percent } from "./text.js";
 
 export const AXES = { step: "Steps", minutes: "Minutes of work" };
 const COLOURS = ["--accent", "--second", "--third", "--fourth", "--fifth", "--sixth"];
 const DASHES = ["solid", "dash", "dot", "dashdot"];
 
-// Where a step lies on the axis: between the known places around it.
+// Where a step lies on the axis: between the known points around it.
 function along(run, axis) {
   if (axis === "step") return (step) => step;
   const { x, y } = run.curves.seconds;
@@ -23,20 +23,20 @@ function along(run, axis) {
   };
 }
 
-function spec(title, words, runs, axis, points, extra = {}) {
+function spec(title, caption, runs, axis, points, extra = {}) {
   const curves = {};
   const traces = runs.map((run, at) => {
-    const place = along(run, axis);
+    const position = along(run, axis);
     const found = points(run);
-    const moved = { x: found.x.map(place), y: found.y };
+    const moved = { x: found.x.map(position), y: found.y };
     if (moved.x.length) curves[run.name] = moved;
     return line(run.name, moved, COLOURS[at % COLOURS.length], { ...extra.trace,
       line: { dash: DASHES[Math.floor(at / COLOURS.length) % DASHES.length] } });
   });
   if (!Object.keys(curves).length) return null;
   const name = axis === "step" ? "step" : "minutes";
-  return { title, words, traces, layout: {}, x: { title: name }, y: extra.y || {}, height: 320, wide: true,
-    revision: `${axis} ${runs.map((run) => run.name).join(" ")}`, figures: () => figures(name, curves, extra.words) };
+  return { title, caption, traces, layout: {}, x: { title: name }, y: extra.y || {}, height: 320, wide: true,
+    revision: `${axis} ${runs.map((run) => run.name).join(" ")}`, table: () => tableOf(name, curves, extra.text) };
 }
 
 const evaluated = (name) => (run) => {
@@ -55,11 +55,11 @@ export function drawComparison(runs, axis) {
   const focused = table.contains(document.activeElement) ? document.activeElement.textContent : null;
   table.replaceChildren(make("thead", {}, make("tr", {}, ...head.map((name) => make("th", { scope: "col" }, name)))), make("tbody", {}, ...rows));
   if (focused) [...table.querySelectorAll("button")].find((button) => button.textContent === focused)?.focus();
-  const place = byId("comparison-charts");
-  const shares = { words: percent, y: { tickformat: ".0%", rangemode: "tozero" } };
-  chart(place, "compare-recall", spec("Held-out R@1", "How often the right picture comes first, on pairs never trained on. Higher is better.", runs, axis,
+  const parent = byId("comparison-charts");
+  const shares = { text: percent, y: { tickformat: ".0%", rangemode: "tozero" } };
+  chart(parent, "compare-recall", spec("Held-out R@1", "How often the right image comes first, on pairs never trained on. Higher is better.", runs, axis,
     evaluated("t2i_r1"), { ...shares, trace: { mode: "lines+markers", marker: { size: 6 } } }));
-  chart(place, "compare-loss", spec("Loss", "Smoothed. Losses compare only between runs of the same batch size.", runs, axis, (run) => run.curves.loss_smoothed));
-  chart(place, "compare-speed", spec("Speed", "Pairs a second.", runs, axis, (run) => run.curves.speed, { y: { rangemode: "tozero" } }));
+  chart(parent, "compare-loss", spec("Loss", "Smoothed. Losses compare only between runs of the same batch size.", runs, axis, (run) => run.curves.loss_smoothed));
+  chart(parent, "compare-speed", spec("Speed", "Pairs a second.", runs, axis, (run) => run.curves.speed, { y: { rangemode: "tozero" } }));
   document.title = `${runs.length} runs · lapclip`;
 }

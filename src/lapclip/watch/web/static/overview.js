@@ -1,18 +1,18 @@
 // The three questions at the top: is it learning, when is it done, is something wrong.
 
 import { announce, byId, make, say } from "./elements.js";
-import { parameters, state } from "./standing.js";
-import { ago, count, duration, figure, percent } from "./words.js";
+import { parameters, state } from "./status.js";
+import { ago, count, duration, significant, percent } from "./text.js";
 
-const told = new Map(); // name -> the state and the alarms that were announced
+const announced = new Map(); // name -> the state and the alarms that were announced
 
-// How a run ended badly, said like a finding.
+// How a run ended badly, in the form of a finding.
 function ending(run) {
   const resume = `lapclip resume ${run.name}`;
   if (run.state === "died")
     return [{ id: "died", severity: "alarm", title: "This run died without a word", evidence: `Its process is gone; the last step it wrote is ${count(run.step)}. What it had saved is safe.`, next: resume }];
   if (run.state === "failed")
-    return [{ id: "failed", severity: "alarm", title: "This run failed", evidence: run.ending.error || `Its last words are in runs/${run.name}/log.txt.`, next: resume }];
+    return [{ id: "failed", severity: "alarm", title: "This run failed", evidence: run.ending.error || `See runs/${run.name}/log.txt.`, next: resume }];
   return [];
 }
 
@@ -37,14 +37,14 @@ function wrong(findings) {
   const warnings = findings.filter((each) => each.severity === "warning").length;
   const many = (number, word) => (number ? [`${number} ${word}${number > 1 ? "s" : ""}`] : []);
   if (!alarms && !warnings) return ["No", "Nothing in its events looks wrong.", "fine"];
-  const words = [...many(alarms, "alarm"), ...many(warnings, "warning")].join(", ");
-  return [alarms ? "Yes" : "Perhaps", `${words}: see below.`, alarms ? "alarm" : "warning"];
+  const counts = [...many(alarms, "alarm"), ...many(warnings, "warning")].join(", ");
+  return [alarms ? "Yes" : "Perhaps", `${counts}: see below.`, alarms ? "alarm" : "warning"];
 }
 
 function alarm(finding) {
-  const words = { alarm: "Alarm", warning: "Warning", note: "Note" }[finding.severity] || "Note";
-  return make("li", { class: `finding ${words.toLowerCase()}` },
-    make("p", { class: "finding-title" }, make("span", { class: "tag" }, words), ` ${finding.title}`),
+  const label = { alarm: "Alarm", warning: "Warning", note: "Note" }[finding.severity] || "Note";
+  return make("li", { class: `finding ${label.toLowerCase()}` },
+    make("p", { class: "finding-title" }, make("span", { class: "tag" }, label), ` ${finding.title}`),
     finding.evidence ? make("p", {}, finding.evidence) : null,
     finding.next ? make("p", { class: "next" }, make("span", { class: "muted" }, "Next: "), finding.next) : null);
 }
@@ -57,11 +57,11 @@ function alarms(findings) {
   byId("alarms").replaceChildren(...findings.map(alarm));
 }
 
-function tell(run, findings) {
-  const before = told.get(run.name);
+function announceChanges(run, findings) {
+  const before = announced.get(run.name);
   const titles = findings.filter((each) => each.severity === "alarm").map((each) => each.title);
   const now = { state: state(run), titles };
-  told.set(run.name, now);
+  announced.set(run.name, now);
   if (!before) return;
   if (before.state !== now.state) announce(`${run.name}: ${now.state}`);
   const fresh = titles.filter((title) => !before.titles.includes(title));
@@ -88,35 +88,35 @@ export function drawOverview(run) {
   byId("wrong").className = `card question ${tone}`;
   alarms(findings);
   drawNow(run);
-  tell(run, findings);
+  announceChanges(run, findings);
 }
 
 const NOW = {
-  loss: ["Loss", (event) => figure(event.loss)],
+  loss: ["Loss", (event) => significant(event.loss)],
   accuracy: ["Batch accuracy", (event) => percent((event.t2i_accuracy + event.i2t_accuracy) / 2)],
-  temperature: ["Temperature", (event) => figure(event.temperature)],
-  gradient: ["Gradient norm", (event) => figure(event.grad_norm)],
+  temperature: ["Temperature", (event) => significant(event.temperature)],
+  gradient: ["Gradient norm", (event) => significant(event.grad_norm)],
 };
 
 function put(list, id, name, value) {
-  let place = byId(`now-${id}`);
-  if (!place) {
-    place = make("dd", { id: `now-${id}` });
-    list.append(make("div", {}, make("dt", {}, name), place));
+  let element = byId(`now-${id}`);
+  if (!element) {
+    element = make("dd", { id: `now-${id}` });
+    list.append(make("div", {}, make("dt", {}, name), element));
   }
-  say(place, value);
+  say(element, value);
 }
 
-// The figures that change with every step. `event` is the newest step, straight from the stream.
+// The numbers that change with every step. `event` is the newest step, straight from the stream.
 export function drawStep(run, event) {
   const list = byId("now");
-  if (event) for (const [id, [name, words]] of Object.entries(NOW)) put(list, id, name, words(event));
+  if (event) for (const [id, [name, text]] of Object.entries(NOW)) put(list, id, name, text(event));
   const step = event ? Math.max(event.step, run.state === "running" ? 0 : run.step) : run.step;
   const part = run.steps ? Math.min(1, step / run.steps) : 0;
   const progress = byId("progress");
   progress.value = part;
   const epoch = event && event.epoch ? ` · epoch ${count(event.epoch)}` : "";
-  say("progress-words", run.steps ? `Step ${count(step)} of ${count(run.steps)} · ${percent(part, 0)}${epoch}` : "Setting up");
+  say("progress-text", run.steps ? `Step ${count(step)} of ${count(run.steps)} · ${percent(part, 0)}${epoch}` : "Setting up");
   document.title = run.state === "running" ? `${percent(part, 0)} ${run.name} · lapclip` : `${state(run)}: ${run.name} · lapclip`;
 }
 
@@ -127,5 +127,5 @@ function drawNow(run) {
   drawStep(run, run.latest);
   put(list, "speed", "Speed", run.pairs_per_second ? `${count(run.pairs_per_second)} pairs/s` : "–");
   put(list, "memory", "Memory", memory.length ? `${(memory[memory.length - 1] / 1e9).toFixed(2)} GB` : "–");
-  put(list, "energy", "Energy", run.energy.joules === null ? "–" : `${figure(run.energy.joules / 3600)} Wh`);
+  put(list, "energy", "Energy", run.energy.joules === null ? "–" : `${significant(run.energy.joules / 3600)} Wh`);
 }

@@ -1,27 +1,27 @@
-// The page: asks the server what there is, draws it, and listens for what is new. Figures in full come now and then,
-// rarer where drawing takes long; the newest step comes at once. Of each run one set of figures is kept, so a page that
+// The page: asks the server what there is, draws it, and listens for what is new. Whole snapshots come now and then,
+// rarer where drawing takes long; the newest step comes at once. Of each run one snapshot is held, so a page that
 // is open for a day is as large as a new one.
 
 import { drawingTime } from "./charts.js";
 import { AXES, drawComparison } from "./comparison.js";
 import { announce, byId, choice, say, show } from "./elements.js";
-import { drawRun, RANGES } from "./figures.js";
-import { drawLearning } from "./learning.js";
-import { follow } from "./live.js";
+import { drawRun, RANGES } from "./run_charts.js";
+import { drawProbes } from "./probes.js";
+import { follow } from "./stream.js";
 import { drawOverview, drawStep } from "./overview.js";
 import { drawPicker, pick, picked } from "./picker.js";
-import { atWork } from "./standing.js";
+import { atWork } from "./status.js";
 
 const LEAST = 2000, LONGEST = 20000, SHARE = 0.02; // milliseconds between two looks, and the share of them spent drawing
 const STREAMS = 3; // connections of one tab at most
 const asked = JSON.parse(document.querySelector('meta[name="lapclip-runs"]').content);
-const runs = new Map(); // name -> { tag, figures, latest }
+const runs = new Map(); // name -> { tag, snapshot, latest }
 let rows = [];
 let range = "all", axis = "step";
 let wakeUp = () => {};
 let missed = 0;
 
-const faults = new Map(); // name -> why its figures cannot be had
+const faults = new Map(); // name -> why its snapshot cannot be had
 
 class Gone extends Error {}
 class Fault extends Error {}
@@ -43,9 +43,9 @@ function notice(text) {
 function choose() {
   const names = rows.map((row) => row.name);
   if (picked().length) return;
-  const wanted = asked.filter((name) => names.includes(name));
+  const present = asked.filter((name) => names.includes(name));
   const working = rows.filter(atWork).map((row) => row.name);
-  if (wanted.length) pick(wanted);
+  if (present.length) pick(present);
   else if (asked.length) notice(`Waiting for ${asked.join(", ")} to begin.`);
   else if (names.length) pick([working[working.length - 1] || names[names.length - 1]]);
 }
@@ -54,13 +54,13 @@ async function load(name) {
   const known = runs.get(name);
   const row = rows.find((each) => each.name === name);
   if (!row) { if (known) known.gone = true; return; }
-  // The list and the figures are read at different times: as long as they differ, there is something to come.
-  const same = known && !known.gone && Object.keys(row).every((field) => known.figures[field] === row[field]);
+  // The list and the snapshots are read at different times: as long as they differ, there is something to come.
+  const same = known && !known.gone && Object.keys(row).every((field) => known.snapshot[field] === row[field]);
   if (same && !known.stale) return;
   try {
     const found = await ask(`/runs/${encodeURIComponent(name)}`, known && known.tag);
-    const figures = found ? found.value : known.figures;
-    runs.set(name, { tag: found ? found.tag : known.tag, figures, latest: known && known.latest, gone: false, stale: false });
+    const snapshot = found ? found.value : known.snapshot;
+    runs.set(name, { tag: found ? found.tag : known.tag, snapshot, latest: known && known.latest, gone: false, stale: false });
     faults.delete(name);
   } catch (error) {
     if (error instanceof Gone) { if (known) known.gone = true; } else if (error instanceof Fault) faults.set(name, error.message);
@@ -77,23 +77,23 @@ function draw() {
   show("overview", Boolean(one));
   show("comparison", found.length > 1);
   if (one) {
-    const { figures } = one;
-    figures.latest = one.latest && one.latest.step >= figures.step ? one.latest : last(figures);
-    drawOverview(figures);
-    drawLearning(figures);
-    drawRun(figures, range);
+    const { snapshot } = one;
+    snapshot.latest = one.latest && one.latest.step >= snapshot.step ? one.latest : last(snapshot);
+    drawOverview(snapshot);
+    drawProbes(snapshot);
+    drawRun(snapshot, range);
   } else {
-    for (const id of ["looked", "learning", "machine"]) show(id, false);
-    if (found.length) drawComparison(found.map((each) => each.figures), axis);
+    for (const id of ["probes", "learning", "machine"]) show(id, false);
+    if (found.length) drawComparison(found.map((each) => each.snapshot), axis);
   }
   const lost = names.filter((name) => !rows.some((row) => row.name === name));
   if (rows.length || found.length) {
-    if (lost.length) notice(found.length ? `The folder of ${lost.join(", ")} is gone. What you see is what it said before.` : `There is no run called ${lost.join(", ")} here yet.`);
-    else notice(names.filter((name) => faults.has(name)).map((name) => `The figures of ${name} cannot be read: ${faults.get(name)}.`).join(" "));
+    if (lost.length) notice(found.length ? `The folder of ${lost.join(", ")} is gone. What you see is from before.` : `There is no run called ${lost.join(", ")} here yet.`);
+    else notice(names.filter((name) => faults.has(name)).map((name) => `${name} cannot be read: ${faults.get(name)}.`).join(" "));
   }
 }
 
-// The newest step of the figures, as the stream would tell it.
+// The newest step of the snapshot, in the form of the stream.
 function last({ curves, step }) {
   const end = (points) => points.y[points.y.length - 1];
   if (!curves.loss.y.length) return null;
@@ -106,11 +106,11 @@ function hear(name, { kind, event }) {
   if (!run) return;
   if (kind === "event" && event.type === "step") {
     run.latest = event;
-    if (picked().length === 1 && picked()[0] === name && !document.hidden) drawStep(run.figures, event);
+    if (picked().length === 1 && picked()[0] === name && !document.hidden) drawStep(run.snapshot, event);
     return;
   }
   if (kind === "restart") Object.assign(run, { tag: null, latest: null });
-  // What is rare changes more than the latest figures: look again soon.
+  // What is rare changes more than the latest numbers: look again soon.
   if (kind !== "event" || ["evaluation", "looked", "paused", "went_on", "finished", "stopped", "failed", "resumed", "started", "fell_back"].includes(event.type)) {
     run.stale = true;
     setTimeout(() => wakeUp(), 400);
@@ -118,9 +118,9 @@ function hear(name, { kind, event }) {
 }
 
 function listen() {
-  const working = picked().filter((name) => runs.get(name) && !runs.get(name).gone && atWork(runs.get(name).figures));
-  const wanted = document.hidden ? [] : working.slice(0, STREAMS);
-  follow(wanted.map((name) => [name, () => runs.get(name).figures.position]), hear);
+  const working = picked().filter((name) => runs.get(name) && !runs.get(name).gone && atWork(runs.get(name).snapshot));
+  const streamed = document.hidden ? [] : working.slice(0, STREAMS);
+  follow(streamed.map((name) => [name, () => runs.get(name).snapshot.position]), hear);
 }
 
 async function look() {

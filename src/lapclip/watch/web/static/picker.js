@@ -2,8 +2,8 @@
 // the back button keep it.
 
 import { byId, make, say } from "./elements.js";
-import { atWork, state } from "./standing.js";
-import { percent } from "./words.js";
+import { atWork, state } from "./status.js";
+import { percent } from "./text.js";
 
 const rows = new Map(); // name -> the parts of its line, reused so that focus stays where it is
 

@@ -1,8 +1,8 @@
 // Watch it learn: what the model answered to the same captions at each evaluation.
 
 import { byId, make, say, show } from "./elements.js";
-import { ordinal } from "./standing.js";
-import { count, figure } from "./words.js";
+import { ordinal } from "./status.js";
+import { count, significant } from "./text.js";
 
 const SVG = "http://www.w3.org/2000/svg";
 const TICK = 900; // milliseconds that each evaluation is shown while playing
@@ -13,18 +13,18 @@ let playing = null;
 let cards = [];
 
 const rankOf = (answer) => {
-  const place = answer.top.findIndex((each) => each.picture === answer.right);
-  return place >= 0 ? place + 1 : answer.rank;
+  const index = answer.top.findIndex((each) => each.picture === answer.right);
+  return index >= 0 ? index + 1 : answer.rank;
 };
 
 function verdict(answer) {
   if (answer.own) return "Your own caption: judge for yourself.";
   const rank = rankOf(answer);
   if (rank === null || rank === undefined) return "";
-  if (rank === 1) return "The right picture comes first.";
-  if (rank <= 5) return `The right picture comes ${ordinal(rank)}.`;
+  if (rank === 1) return "The right image comes first.";
+  if (rank <= 5) return `The right image comes ${ordinal(rank)}.`;
   const of = run.evaluations.length ? run.evaluations[run.evaluations.length - 1].candidates : null;
-  return `The right picture is not among these: number ${count(rank)}${of ? ` of ${count(of)}` : ""}.`;
+  return `The right image is not among these: number ${count(rank)}${of ? ` of ${count(of)}` : ""}.`;
 }
 
 function shape(tag, attributes) {
@@ -43,7 +43,7 @@ function ranks(caption) {
   const known = found.map((rank, place) => [rank, place]).filter(([rank]) => rank !== null && rank >= 1);
   if (!known.length) return null;
   const svg = shape("svg", { viewBox: `0 0 ${width} ${height}`, class: "ranks", role: "img",
-    "aria-label": `Rank of the right picture: ${known.map(([rank, place]) => `${count(rank)} at epoch ${count(looked[place].epoch)}`).join(", ")}` });
+    "aria-label": `Rank of the right image: ${known.map(([rank, place]) => `${count(rank)} at epoch ${count(looked[place].epoch)}`).join(", ")}` });
   svg.append(shape("line", { x1: edge, x2: width - edge, y1: y(1), y2: y(1), class: "first-place" }));
   svg.append(shape("polyline", { points: known.map(([rank, place]) => `${x(place).toFixed(1)},${y(rank).toFixed(1)}`).join(" "), class: "rank-line" }));
   const now = known.filter(([, place]) => place <= at).pop();
@@ -60,20 +60,20 @@ function thumbnail() {
 }
 
 function card(caption, own) {
-  const pictures = Array.from({ length: 5 }, thumbnail);
-  const words = make("p", { class: "verdict" });
+  const images = Array.from({ length: 5 }, thumbnail);
+  const text = make("p", { class: "verdict" });
   const chart = make("div", { class: "rank-chart" });
   const element = make("article", { class: "card answer-card" },
     make("h3", {}, `“${caption}”`, own ? make("span", { class: "tag own" }, "yours") : null),
-    make("ol", { class: "thumbnails" }, ...pictures.map((each) => each.item)),
-    make("div", { class: "answer-foot" }, words, chart));
-  return { caption, own, pictures, words, chart, element };
+    make("ol", { class: "thumbnails" }, ...images.map((each) => each.item)),
+    make("div", { class: "answer-foot" }, text, chart));
+  return { caption, own, images, text, chart, element };
 }
 
 function fill(each, answer) {
   each.element.hidden = !answer;
   if (!answer) return;
-  each.pictures.forEach(({ item, image }, place) => {
+  each.images.forEach(({ item, image }, place) => {
     const found = answer.top[place];
     item.hidden = !found;
     if (!found) return;
@@ -81,10 +81,10 @@ function fill(each, answer) {
     if (image.getAttribute("src") !== source) image.setAttribute("src", source);
     const right = !answer.own && found.picture === answer.right;
     item.classList.toggle("right", right);
-    image.alt = `Picture ${found.picture}${right ? ", the right one" : ""}${found.score === null ? "" : `, similarity ${figure(found.score, 2)}`}`;
+    image.alt = `Image ${found.picture}${right ? ", the right one" : ""}${found.score === null ? "" : `, similarity ${significant(found.score, 2)}`}`;
   });
-  say(each.words, verdict(answer));
-  each.words.classList.toggle("found", !answer.own && rankOf(answer) === 1);
+  say(each.text, verdict(answer));
+  each.text.classList.toggle("found", !answer.own && rankOf(answer) === 1);
   const drawn = answer.own ? null : ranks(answer.caption);
   each.chart.replaceChildren(...(drawn ? [drawn, make("span", { class: "muted small", "aria-hidden": "true" }, "its rank, best on top")] : []));
 }
@@ -101,13 +101,13 @@ function draw() {
   const slider = byId("epoch");
   slider.max = String(looked.length - 1);
   slider.value = String(at);
-  const words = `Epoch ${count(look.epoch)} · step ${count(look.step)}`;
-  slider.setAttribute("aria-valuetext", words);
-  say("epoch-words", words);
+  const text = `Epoch ${count(look.epoch)} · step ${count(look.step)}`;
+  slider.setAttribute("aria-valuetext", text);
+  say("epoch-text", text);
   const asked = look.answers.filter((answer) => !answer.own);
   const first = asked.filter((answer) => rankOf(answer) === 1).length;
   const five = asked.filter((answer) => { const rank = rankOf(answer); return rank !== null && rank <= 5; }).length;
-  say("looked-summary", asked.length ? `Right picture first for ${first} of ${asked.length} captions, among the first five for ${five}.` : "");
+  say("probes-summary", asked.length ? `Right image first for ${first} of ${asked.length} captions, among the first five for ${five}.` : "");
 }
 
 function stop() {
@@ -128,13 +128,13 @@ function play() {
   }, TICK);
 }
 
-export function drawLearning(shown) {
+export function drawProbes(shown) {
   const same = run && run.name === shown.name && run.started === shown.started;
   const wasLast = !same || at >= looked.length - 1;
   if (!same) stop();
   run = shown;
   looked = shown.looked;
-  show("looked", looked.length > 0);
+  show("probes", looked.length > 0);
   if (!looked.length) { stop(); return; }
   // Whoever looks at the newest goes on with it; whoever went back stays there.
   if (wasLast && !playing) at = looked.length - 1;

@@ -1,9 +1,9 @@
-// The charts of one run, made of its figures.
+// The charts of one run.
 
 import { chart, plain } from "./charts.js";
 import { byId, make, show } from "./elements.js";
-import { part } from "./standing.js";
-import { count, duration, figure, percent, size } from "./words.js";
+import { part } from "./status.js";
+import { count, duration, significant, percent, size } from "./text.js";
 
 export const RANGES = { all: "All", half: "Last half", recent: "Last 200" };
 
@@ -25,18 +25,18 @@ const level = (name, x, value, extra = {}) => line(name, { x: [x[0], x[x.length 
   { ...extra, line: { width: 1, dash: "dot" } });
 const shares = (name) => ({ hovertemplate: `${plain(name)}: %{y:.1%}<extra></extra>` });
 
-// A few rows of some curves: the latest value at or before each of eight places.
-export function figures(x, curves, words = figure) {
+// A few rows of some curves: the latest value at or before each of eight points.
+export function tableOf(x, curves, text = significant) {
   const longest = Object.values(curves).reduce((a, b) => (b.x.length > a.x.length ? b : a));
   const most = Math.min(8, longest.x.length);
-  const places = Array.from({ length: most }, (_, at) => longest.x[Math.round(at * (longest.x.length - 1) / Math.max(1, most - 1))]);
-  const value = (points, place) => {
+  const points = Array.from({ length: most }, (_, at) => longest.x[Math.round(at * (longest.x.length - 1) / Math.max(1, most - 1))]);
+  const value = (each, last) => {
     let found;
-    for (let at = 0; at < points.x.length && points.x[at] <= place; at += 1) found = points.y[at];
-    return words(found);
+    for (let at = 0; at < each.x.length && each.x[at] <= last; at += 1) found = each.y[at];
+    return text(found);
   };
   return { columns: [x, ...Object.keys(curves)],
-    rows: places.map((place) => [count(place), ...Object.values(curves).map((points) => value(points, place))]) };
+    rows: points.map((at) => [count(at), ...Object.values(curves).map((each) => value(each, at))]) };
 }
 
 function marks(run) {
@@ -53,18 +53,18 @@ function loss(run, first) {
   const raw = cut(run.curves.loss, first);
   const mean = cut(run.curves.loss_smoothed, first);
   if (!raw.x.length) return null;
-  const guess = run.about.batch_size ? Math.log(run.about.batch_size) : null;
+  const guess = run.about.chance_loss;
   const traces = [line("each step", raw, "--faint", faint), line("loss", mean, "--accent")];
   if (guess) traces.push(level("guessing", raw.x, guess, { hoverinfo: "skip", hovertemplate: null }));
-  return { title: "Loss", words: "Lower is better. Still falling at the end: more time would help.", traces, layout: marks(run),
-    x: steps, y: {}, figures: () => figures("step", { "each step": raw, smoothed: mean }) };
+  return { title: "Loss", caption: "Lower is better. Still falling at the end: more time would help.", traces, layout: marks(run),
+    x: steps, y: {}, table: () => tableOf("step", { "each step": raw, smoothed: mean }) };
 }
 
 function recall(run, first) {
   const mean = cut(run.curves.accuracy_smoothed, first);
-  const kept = run.evaluations.filter((each) => each.step >= first);
+  const shown = run.evaluations.filter((each) => each.step >= first);
   const of = (name) => {
-    const found = kept.filter((each) => typeof each[name] === "number");
+    const found = shown.filter((each) => typeof each[name] === "number");
     return { x: found.map((each) => each.step), y: found.map((each) => each[name]) };
   };
   const one = of("t2i_r1"), five = of("t2i_r5"), back = of("i2t_r1");
@@ -74,39 +74,39 @@ function recall(run, first) {
   if (five.x.length) traces.push(line("in the first five", five, "--accent",
     { ...shares("in the first five"), mode: "lines", line: { dash: "dot", width: 1.5 } }));
   if (one.x.length) {
-    const ends = kept.filter((each) => typeof each.t2i_r1 === "number").map((each) => each.interval || [each.t2i_r1, each.t2i_r1]);
+    const ends = shown.filter((each) => typeof each.t2i_r1 === "number").map((each) => each.interval || [each.t2i_r1, each.t2i_r1]);
     traces.push(line("first", one, "--accent", { ...shares("first"), mode: "lines+markers", marker: { size: 6 },
       error_y: { type: "data", symmetric: false, array: ends.map((end, at) => end[1] - one.y[at]),
         arrayminus: ends.map((end, at) => one.y[at] - end[0]), thickness: 1, width: 0 } }));
   }
-  const chance = kept.length ? kept[kept.length - 1].chance : null;
+  const chance = shown.length ? shown[shown.length - 1].chance : null;
   const x = [...mean.x, ...one.x];
   if (chance) traces.push(level("guessing", [Math.min(...x), Math.max(...x)], chance, { hoverinfo: "skip", hovertemplate: null }));
   const curves = { "training batches": mean, "R@1 text to image": one, "R@5 text to image": five, "R@1 image to text": back };
   return { title: "Accuracy and recall", traces, layout: marks(run),
-    words: "How often the right picture comes first (R@1), or in the first five (R@5), on pairs never trained on.",
+    caption: "How often the right image comes first (R@1), or in the first five (R@5), on pairs never trained on.",
     x: steps, y: { tickformat: ".0%", rangemode: "tozero" },
-    figures: () => figures("step", Object.fromEntries(Object.entries(curves).filter(([, points]) => points.x.length)), percent) };
+    table: () => tableOf("step", Object.fromEntries(Object.entries(curves).filter(([, points]) => points.x.length)), percent) };
 }
 
-function single(title, words, points, extra = {}) {
+function single(title, caption, points, extra = {}) {
   if (!points.x.length) return null;
-  return { title, words, traces: [line(title, points, "--accent")], x: extra.x || steps, y: extra.y || {}, layout: {},
-    figures: () => figures(extra.x ? extra.x.title : "step", { [title]: points }), height: extra.height || 220 };
+  return { title, caption, traces: [line(title, points, "--accent")], x: extra.x || steps, y: extra.y || {}, layout: {},
+    table: () => tableOf(extra.x ? extra.x.title : "step", { [title]: points }), height: extra.height || 220 };
 }
 
 const twoColumns = matchMedia("(min-width: 1101px)");
 const heatHeight = (names) => 70 + Math.max(18, Math.min(26, 400 / Math.max(1, names.length))) * names.length;
 
-function heat(title, words, x, names, values, shade, text, extra = {}) {
+function heat(title, caption, x, names, values, shade, text, extra = {}) {
   if (!x.length || !names.length) return null;
   const shades = values.map((row) => row.map((value) => (value === null ? null : shade(value))));
-  return { title, words, heat: true, height: heatHeight(names),
+  return { title, caption, heat: true, height: heatHeight(names),
     traces: [{ type: "heatmap", x, y: names.map(plain), z: shades, text: values.map((row) => row.map(text)),
       hovertemplate: "%{y}, step %{x}: %{text}<extra></extra>", showscale: false, hoverongaps: false, xgap: 0, ygap: 2,
       colorscale: [[0, "--heat-low"], [1, "--heat-high"]], ...extra }],
     layout: {}, x: { ...steps, showgrid: false }, y: { autorange: "reversed", type: "category", showgrid: false, dtick: 1 },
-    figures: () => ({ columns: ["", "first", "latest", "highest"], rows: names.map((name, at) => {
+    table: () => ({ columns: ["", "first", "latest", "highest"], rows: names.map((name, at) => {
       const found = values[at].filter((value) => value !== null);
       return [name, text(found[0]), text(found[found.length - 1]), text(found.length ? Math.max(...found) : undefined)];
     }) }) };
@@ -116,7 +116,7 @@ function gradients(run, first) {
   const { x, parts, values } = run.gradients;
   const at = Math.max(0, x.findIndex((step) => step >= first));
   return heat("Gradient norms", "Each row is a part of the model. A faint row hardly learns; a strong column is a step that shook the model.",
-    x.slice(at), parts.map(part), values.map((row) => row.slice(at)), (value) => (value > 0 ? Math.log10(value) : null), (value) => figure(value));
+    x.slice(at), parts.map(part), values.map((row) => row.slice(at)), (value) => (value > 0 ? Math.log10(value) : null), (value) => significant(value));
 }
 
 function memory(run) {
@@ -124,9 +124,9 @@ function memory(run) {
   const now = giga(run.memory.now), peak = giga(run.memory.peak);
   if (!now.x.length) return null;
   const whole = run.memory.machine ? ` The machine has ${size(run.memory.machine)}.` : "";
-  return { title: "Memory", words: `Level is good; climbing without end is a leak.${whole}`, height: 220,
+  return { title: "Memory", caption: `Level is good; climbing without end is a leak.${whole}`, height: 220,
     traces: [line("now, GB", now, "--accent"), line("peak, GB", peak, "--muted", { line: { dash: "dot", width: 1.5 } })],
-    x: steps, y: { title: "GB", rangemode: "tozero" }, layout: {}, figures: () => figures("step", { "now, GB": now, "peak, GB": peak }) };
+    x: steps, y: { title: "GB", rangemode: "tozero" }, layout: {}, table: () => tableOf("step", { "now, GB": now, "peak, GB": peak }) };
 }
 
 function phases(parent, run) {
@@ -137,11 +137,11 @@ function phases(parent, run) {
   const bar = make("div", { class: "bar", "aria-hidden": "true" });
   const list = make("ul", { class: "legend" });
   Object.entries(run.phases).forEach(([name, seconds], at) => {
-    const piece = make("span", { class: `piece tone-${at % 6}`, title: name });
-    piece.style.flexGrow = String(seconds / total);
-    bar.append(piece);
+    const block = make("span", { class: `block tone-${at % 6}`, title: name });
+    block.style.flexGrow = String(seconds / total);
+    bar.append(block);
     list.append(make("li", {}, make("span", { class: `dot tone-${at % 6}`, "aria-hidden": "true" }), `${name} `,
-      make("strong", {}, percent(seconds / total, 0)), make("span", { class: "muted" }, ` ${figure(seconds * 1000)} ms`)));
+      make("strong", {}, percent(seconds / total, 0)), make("span", { class: "muted" }, ` ${significant(seconds * 1000)} ms`)));
   });
   parent.prepend(make("figure", { class: "card", id }, make("h3", {}, "Where the time of a step goes"),
     make("figcaption", { class: "muted small" }, "Forward and backward should fill the bar. A wide load means waiting for data."), bar, list));
@@ -152,8 +152,8 @@ function energy(parent, run) {
   byId(id)?.remove();
   const { joules, reason } = run.energy;
   if (joules === null && !reason) return;
-  const said = joules === null ? "Cannot be measured here." : `${figure(joules / 3600)} Wh in ${duration(run.elapsed)} of work.`;
-  parent.append(make("figure", { class: "card", id }, make("h3", {}, "Energy"), make("p", {}, said), reason ? make("p", { class: "muted small" }, reason) : null));
+  const text = joules === null ? "Cannot be measured here." : `${significant(joules / 3600)} Wh in ${duration(run.elapsed)} of work.`;
+  parent.append(make("figure", { class: "card", id }, make("h3", {}, "Energy"), make("p", {}, text), reason ? make("p", { class: "muted small" }, reason) : null));
 }
 
 export function drawRun(run, range) {
@@ -165,6 +165,8 @@ export function drawRun(run, range) {
   put(learning, "recall", recall(run, first));
   put(learning, "gradients", gradients(run, first));
   put(learning, "temperature", single("Temperature", "How sharply the model compares: falling means surer. It cannot go below 0.01.", cut(run.curves.temperature, first), { height: twoColumns.matches ? heatHeight(run.gradients.parts) : 220 }));
+  if (run.curves.logit_bias) put(learning, "logit-bias", single("Logit bias", "The learnt bias of the sigmoid loss.", cut(run.curves.logit_bias, first)));
+  else put(learning, "logit-bias", null);
   phases(machine, run);
   put(machine, "speed", single("Speed", "Pairs a second. A sag means heat, a battery, or another program.", run.curves.speed, { y: { rangemode: "tozero" } }));
   put(machine, "memory", memory(run));

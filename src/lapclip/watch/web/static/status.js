@@ -1,6 +1,6 @@
-// How a run stands, and its parts, as a person reads them.
+// The state of a run, and the parts of its model, as a person reads them.
 
-import { count, known } from "./words.js";
+import { count, known } from "./text.js";
 
 export function parameters(value) {
   if (!known(value)) return "";

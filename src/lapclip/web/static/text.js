@@ -1,4 +1,4 @@
-// Figures as a person reads them. What is not known is a dash.
+// Numbers as a person reads them. What is not known is a dash.
 
 const UNKNOWN = "–";
 export const known = (value) => typeof value === "number" && Number.isFinite(value);
@@ -6,7 +6,7 @@ export const known = (value) => typeof value === "number" && Number.isFinite(val
 export const percent = (value, digits = 1) => (known(value) ? `${(value * 100).toFixed(digits)} %` : UNKNOWN);
 export const count = (value) => (known(value) ? Math.round(value).toLocaleString("en") : UNKNOWN);
 
-export function figure(value, digits = 3) {
+export function significant(value, digits = 3) {
   if (!known(value)) return UNKNOWN;
   if (value !== 0 && (Math.abs(value) < 1e-4 || Math.abs(value) >= 1e6)) return value.toExponential(digits - 1);
   return Math.abs(value) >= 10 ** digits ? count(value) : String(Number(value.toPrecision(digits)));
