@@ -110,7 +110,7 @@ def doctor() -> str:
 # What `lapclip doctor` looks for
 
 `lapclip doctor` reads the events of the newest run, `lapclip doctor RUN` those of another, before, during and after
-training. Each finding comes with the figures that show it and a next step, usually a command; `lapclip watch` shows the
+training. Each finding comes with the numbers that show it and a next step, usually a command; `lapclip watch` shows the
 same findings as alarms. With no run here it checks the machine instead, as `lapclip machine` does.
 
 An alarm needs a hand now, a warning costs quality or time, a note is good to know. Nothing is said before there is

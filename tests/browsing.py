@@ -70,6 +70,15 @@ class Look:
             self.page.wait_for_timeout(100)
         raise AssertionError(f"never true: {expression}")
 
+    def until_awake(self, expression: str) -> None:
+        """The same, for a page that rests between two looks at the server: the longer drawing takes, the longer."""
+        for _ in range(120):
+            self.page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
+            self.page.wait_for_timeout(500)
+            if self.page.evaluate(expression):
+                return
+        raise AssertionError(f"never true: {expression}")
+
     def drawn(self, chart: str) -> None:
         """Wait until a chart holds what it is made of: curves, or the image of a heat map."""
         self.page.locator(f"#{chart}").scroll_into_view_if_needed()
