@@ -24,8 +24,8 @@ from rich.console import Console
 
 from lapclip.data.scenes.drawing import draw
 from lapclip.data.scenes.scene import describe, split_scenes
+from lapclip.watch import screen
 from lapclip.watch.panels import Canvas
-from lapclip.watch.screen import draw
 from lapclip.watch.watched_runs import WatchedRuns
 
 DOCS = Path(__file__).parent
@@ -93,7 +93,7 @@ def terminal(name: str, browser: Browser) -> None:
     watching = WatchedRuns([name], wait=False)
     watching.refresh()
     console = Console(record=True, width=100, force_terminal=True, color_system="truecolor", file=io.StringIO())
-    console.print(draw(watching.views, 0, Canvas.of(console, 100), lambda command: f"lapclip {command}"))
+    console.print(screen.draw(watching.views, 0, Canvas.of(console, 100), lambda command: f"lapclip {command}"))
     shown = browser.new_page(viewport={"width": 1240, "height": 900})
     shown.set_content(console.export_svg(title=f"lapclip watch {name}"))
     shown.locator("svg").screenshot(path=DOCS / "watch-terminal.png", omit_background=True)
