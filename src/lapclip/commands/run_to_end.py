@@ -26,8 +26,8 @@ from lapclip.runs import events
 from lapclip.runs.event_log import EventLog, read_events
 from lapclip.runs.folder import Run
 from lapclip.runs.heartbeat import Pulse, at_work_path, others_at_work
-from lapclip.runs.messages import LineWriter, recall_line
-from lapclip.runs.tower_devices import places_so_far
+from lapclip.runs.messages import LineWriter, recall_text
+from lapclip.runs.summary import tower_devices
 from lapclip.training.frozen_features import with_features
 from lapclip.training.loop import Training, score
 from lapclip.training.probes import ProbeCaptions, own_captions
@@ -126,7 +126,7 @@ def run_to_end(training: Training, signals: Signals, began: float) -> Outcome:
         raise
     done = training.progress
     if evaluation is not None:
-        _notify(training, f"finished: {recall_line(evaluation)}", began)
+        _notify(training, f"finished: {recall_text(evaluation)}", began)
     return Outcome(
         run=str(training.run.path),
         state="stopped" if evaluation is None else "finished",
@@ -138,7 +138,7 @@ def run_to_end(training: Training, signals: Signals, began: float) -> Outcome:
         devices=training.step.model.tower_devices(),
         data=training.config.data.source,
         early=training.ended_early,
-        places=places_so_far(read_events(training.run.events)),
+        places=tower_devices(read_events(training.run.events)),
         evaluation=evaluation,
         start_evaluation=training.start_evaluation,
         stop_signal=signals.received if evaluation is None else None,
@@ -160,7 +160,7 @@ def finish(training: Training) -> dict[str, Any]:
             peak_memory_bytes=training.device.peak_memory_bytes(),
             evaluation=evaluation,
             start_evaluation=training.start_evaluation,
-            places=places_so_far(read_events(training.run.events)),
+            places=tower_devices(read_events(training.run.events)),
             early=training.ended_early,
         )
     )

@@ -19,7 +19,7 @@ from typing import Any
 
 import psutil
 
-from lapclip.paths import cache_folder
+from lapclip.paths import cache_folder, write_atomic
 
 EVERY = 5.0
 """Seconds between two beats."""
