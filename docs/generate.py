@@ -105,7 +105,7 @@ def events() -> str:
 def doctor() -> str:
     """What `lapclip doctor` looks for, as the checks say it."""
     return f"""\
-<!-- Made by docs/generate.py from src/lapclip/insight/findings; edit that. -->
+<!-- Made by docs/generate.py from src/lapclip/runs/findings; edit that. -->
 
 # What `lapclip doctor` looks for
 
@@ -115,7 +115,7 @@ same findings as alarms. With no run here it checks the machine instead, as `lap
 
 An alarm needs a hand now, a warning costs quality or time, a note is good to know. Nothing is said before there is
 enough to go by: what is too early to tell, or was not recorded, is listed as not checked. The thresholds, with the
-reason for each, are at the top of the files in `src/lapclip/insight/findings`.
+reason for each, are at the top of the files in `src/lapclip/runs/findings`.
 
 | id | severity | what it says | when it counts |
 |---|---|---|---|
@@ -128,13 +128,11 @@ The exit status is 0 with and without findings.
 In Python, without torch:
 
 ```python
-from lapclip.insight.findings import findings
-from lapclip.insight.following import Following
-from lapclip.records.runs import find_run
+from lapclip.runs.findings import findings
+from lapclip.runs.folder import find_run
+from lapclip.runs.view import view_of
 
-following = Following(find_run("first-run").events)
-following.refresh()
-for finding in findings(following.summary):
+for finding in findings(view_of(find_run("first-run")).summary):
     print(finding.severity, finding.title, finding.evidence, finding.next, sep="\\n")
 ```
 """

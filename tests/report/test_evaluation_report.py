@@ -57,7 +57,7 @@ def test_the_page_shows_every_plot_and_images_with_their_frames(tmp_path: Path) 
     assert page.count("img") == shown
     assert all(address.startswith("data:image/jpeg;base64,") for address in page.addresses)
     frames = [
-        named["class"] for tag, named in page.elements if tag == "div" and str(named.get("class")).startswith("picture")
+        named["class"] for tag, named in page.elements if tag == "div" and str(named.get("class")).startswith("image ")
     ]
     assert frames.count("image right") == len(found["examples"]) + len(found["confused"])
     assert "modality gap" in page.text

@@ -13,6 +13,7 @@ from rich.console import Console
 
 from lapclip.runs.folder import Run
 from lapclip.runs.follow import FollowedRun
+from lapclip.runs.view import RunView
 from lapclip.watch.panels import FRAMED, Canvas
 from lapclip.watch.screen import draw
 
