@@ -103,11 +103,11 @@ def test_characters_that_training_never_shows_are_named(tmp_path: Path) -> None:
 def test_the_time_of_an_epoch_comes_from_the_notebook_where_steps_were_timed(empty_cache: Path) -> None:
     from lapclip import __version__
     from lapclip.data_check.check import settings_for
-    from lapclip.machine.measurement_cache import Notebook
+    from lapclip.machine.measurement_cache import CacheFile
 
     config, _ = settings_for("scenes", None, ["train.batch_size=50"])
     key = f"{config.model} batch 50 captions of 24 asked on cpu lapclip {__version__}"
-    Notebook("tune.json").write(key, {"seconds_a_step": 0.5})
+    CacheFile("tune.json").write(key, {"seconds_a_step": 0.5})
     assert epoch_seconds(config, 1000, 24) == (10.0, "from steps that were timed here before")
 
 
