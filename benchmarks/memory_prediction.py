@@ -20,7 +20,7 @@ import numpy as np
 
 from lapclip.config import TrainConfig
 from lapclip.data.batches import Batch
-from lapclip.machine import devices
+from lapclip.machine.choose_device import choose_device, default_threads, prepare_device
 from lapclip.machine.timing import Stopwatch
 from lapclip.model.clip import CLIP
 from lapclip.model.shapes import SHAPES
@@ -112,8 +112,8 @@ def main() -> None:
 
 def measure(row: Row, wanted: str) -> int:
     """The peak of this process, on a device, over some steps."""
-    device, _ = devices.choose_device(wanted)
-    devices.prepare(device, devices.default_threads())
+    device, _ = choose_device(wanted)
+    prepare_device(device, default_threads())
     shape = SHAPES[row.model]
     step = make_step(CLIP(shape).to(device.torch), row.settings(device.kind), device)
     draw = np.random.default_rng(0)

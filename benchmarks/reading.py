@@ -19,7 +19,8 @@ from pathlib import Path
 
 from lapclip.config import DataConfig
 from lapclip.data.sources import read_table
-from lapclip.machine.facts import peak_memory_bytes, source_commit
+from lapclip.machine.facts import source_commit
+from lapclip.machine.system_memory import peak_memory_bytes
 
 ROWS, IMAGES, MEMBERS = 1_000_000, 20_000, 10_000
 

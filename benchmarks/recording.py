@@ -15,17 +15,17 @@ from dataclasses import asdict, replace
 from lapclip.compare import cells as compare
 from lapclip.compare.fits import Cell, Contestant
 from lapclip.compare.ladder import MEASURED, Rung
-from lapclip.machine import devices
+from lapclip.machine.choose_device import available, default_threads
 
 SECONDS = 0.4
 """Of steps, for each figure."""
 
 
 def main() -> None:
-    accelerator = devices.available()[0]
+    accelerator = available()[0]
     if not accelerator.records_graphs:
         sys.exit("There is no accelerator here that records steps.")
-    gpu, cpu = Contestant(accelerator.kind, "float32", devices.default_threads()), Contestant("cpu", "float32", 0)
+    gpu, cpu = Contestant(accelerator.kind, "float32", default_threads()), Contestant("cpu", "float32", 0)
     trains = {contestant: compare.settings(contestant, lambda _: None) for contestant in (gpu, cpu)}
     on_cpu: list[Cell] = []
     for rung in (MEASURED[0], Rung(160, 2), MEASURED[1], MEASURED[3]):

@@ -23,7 +23,8 @@ from steps import Row, random_batch
 
 from lapclip.config import Config, DataConfig, TrainConfig
 from lapclip.data.batches import Batch
-from lapclip.machine import devices, facts
+from lapclip.machine import facts
+from lapclip.machine.choose_device import available, default_threads
 from lapclip.model.kernels import ATTENTION, LINEAR
 from lapclip.model.shapes import SHAPES
 from lapclip.tuning.measure import Setting, Workshop
@@ -82,10 +83,10 @@ def tune(config: Config, batch: Batch, seconds: float):
 
 def sweep(config: Config, batch: Batch) -> dict[Setting, float]:
     """One step of everything, after one to warm up."""
-    workshop, threads = Workshop(config, batch), devices.default_threads()
+    workshop, threads = Workshop(config, batch), default_threads()
     counts = {threads, facts.logical_cores(), max(1, threads // 2)}
     times: dict[Setting, float] = {}
-    for device in devices.available():
+    for device in available():
         dtypes = ("float32", "bfloat16") if device.is_cpu else ("float32", "bfloat16", "float16")
         plain = Setting(device.kind, compile="graph" if device.records_graphs else "none")
         linears = LINEAR if device.is_cpu else ("torch",)

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -24,9 +23,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from lapclip.data.tokenizers import LENGTH_STEP
-from lapclip.machine import devices
-from lapclip.machine.devices import Device
-from lapclip.model import kernels
+from lapclip.machine.cpu import Cpu
+from lapclip.machine.device import UNTRUSTED
+from lapclip.machine.mps import Mps
 
 MAY_MIX = ("copy_", "_to_copy", "_foreach_copy_", "_scaled_dot_product_flash_attention_for_cpu_backward")
 """Operations whose business is to change the dtype, and a kernel of the CPU's own that keeps its sums in float32."""
@@ -36,11 +35,8 @@ class RefusedError(AssertionError):
     """What MPS would not do, or would do wrongly."""
 
 
-@dataclass(frozen=True)
-class AppleDevice(Device):
+class AppleDevice(Mps):
     """Takes every decision that is taken for MPS, and computes on the CPU."""
-
-    kind: str = "mps"
 
     @property
     def torch(self) -> torch.device:
@@ -96,11 +92,14 @@ class Attention(TorchFunctionMode):
 @contextmanager
 def apple(monkeypatch: pytest.MonkeyPatch, context: int = 77) -> Iterator[Operations]:
     """Everything inside computes as on MPS, as far as the CPU can play it."""
+    taken_for_mps = {("cpu", operation) for operation in Mps.untrusted}
     with monkeypatch.context() as patch, Attention(), Operations(context) as operations:
-        taken_for_mps = {("cpu", operation) for kind, operation in devices._distrusted if kind == "mps"}
-        patch.setattr(devices, "_distrusted", devices._distrusted | taken_for_mps)
-        patch.setattr(kernels, "norms_mixed_dtypes", lambda device: False)
-        yield operations
+        patch.setattr(Cpu, "norms_mixed_dtypes", Mps.norms_mixed_dtypes)
+        UNTRUSTED.update(taken_for_mps)
+        try:
+            yield operations
+        finally:
+            UNTRUSTED.difference_update(taken_for_mps)
 
 
 def _tensors(nested: Any) -> Iterator[Tensor]:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from lapclip.machine import other_load as load
+from lapclip.machine import timing
 
 # One thread a test process: two of them share two cores, and results are compared bit for bit.
 os.environ["OMP_NUM_THREADS"] = "1"
@@ -53,7 +53,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Path:
 @pytest.fixture(autouse=True)
 def quiet_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tests run side by side; what they time is to count as if they were alone."""
-    monkeypatch.setattr(load, "other_load", lambda: 0.0)
+    monkeypatch.setattr(timing, "other_load", lambda: 0.0)
 
 
 @pytest.fixture

@@ -15,9 +15,9 @@ from lapclip.config import TrainConfig
 from lapclip.data.dataset import Pairs
 from lapclip.data.tokenizers import CharacterTokenizer
 from lapclip.embedder import Embedder
-from lapclip.machine import devices
+from lapclip.machine.cpu import Cpu
+from lapclip.machine.device import UNTRUSTED
 from lapclip.machine.timing import Stopwatch
-from lapclip.model import kernels
 from lapclip.model.clip import CLIP
 from lapclip.model.shapes import SHAPES
 from lapclip.training.cuda_graph import make_step
@@ -149,9 +149,9 @@ def test_the_stand_in_looks_at_the_backward_pass(monkeypatch: pytest.MonkeyPatch
 def test_without_the_guards_of_devices_a_step_is_refused(undone: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with apple(monkeypatch), monkeypatch.context() as patch:
         if undone == "norms":
-            patch.setattr(kernels, "norms_mixed_dtypes", lambda device: True)
+            patch.setattr(Cpu, "norms_mixed_dtypes", True)
         else:
-            patch.setattr(devices, "_distrusted", devices._distrusted - {("cpu", undone)})
+            UNTRUSTED.remove(("cpu", undone))
         with pytest.raises(RefusedError):
             train(dtype="float16")
 

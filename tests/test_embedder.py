@@ -13,14 +13,14 @@ from lapclip.data.dataset import Pairs
 from lapclip.data.scenes.scene import ALPHABET
 from lapclip.data.tokenizers import CharacterTokenizer
 from lapclip.embedder import Embedder
-from lapclip.machine.devices import Device
+from lapclip.machine.cpu import Cpu
 from lapclip.model.clip import CLIP
 from lapclip.model.shapes import SHAPES
 
 
 @pytest.fixture
 def embedder() -> Embedder:
-    return Embedder(CLIP(SHAPES["tiny"]).eval(), CharacterTokenizer(ALPHABET), Device("cpu"))
+    return Embedder(CLIP(SHAPES["tiny"]).eval(), CharacterTokenizer(ALPHABET), Cpu())
 
 
 def test_paths_and_images_give_the_same_unit_rows(embedder: Embedder, tmp_path: Path) -> None:

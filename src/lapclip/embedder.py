@@ -21,7 +21,9 @@ from lapclip.data.dataset import Pairs, Pixels
 from lapclip.data.pixels import View, middle_square, normalise
 from lapclip.data.tokenizers import Tokenizer
 from lapclip.errors import RunError
-from lapclip.machine.devices import Device, choose_device, keep_freed_memory
+from lapclip.machine.choose_device import choose_device
+from lapclip.machine.cpu import keep_freed_memory
+from lapclip.machine.device import Device
 from lapclip.model.clip import CLIP
 from lapclip.progress import Progress
 from lapclip.weights.networks.open_network import build_network

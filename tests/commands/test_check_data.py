@@ -13,7 +13,7 @@ from lapclip.config import DataConfig
 from lapclip.data.loading import load_data
 from lapclip.data.packed_store import store_bytes
 from lapclip.errors import DataError
-from lapclip.machine.measurement_cache import Notebook
+from lapclip.machine.measurement_cache import CacheFile
 from lapclip.training.epoch_time import epoch_seconds
 from tests.data.check.made import encoded, odd_folder, odd_images, scene, write_csv
 
@@ -102,7 +102,7 @@ def test_characters_that_training_never_shows_are_named(tmp_path: Path) -> None:
 def test_the_time_of_an_epoch_comes_from_the_notebook_where_steps_were_timed(empty_cache: Path) -> None:
     config, _ = settings_for("scenes", None, ["train.batch_size=50"])
     key = f"{config.model} batch 50 captions of 24 asked on cpu lapclip {__version__}"
-    Notebook("tune.json").write(key, {"seconds_a_step": 0.5})
+    CacheFile("tune.json").write(key, {"seconds_a_step": 0.5})
     assert epoch_seconds(config, 1000, 24) == (10.0, "from steps that were timed here before")
 
 

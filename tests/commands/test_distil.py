@@ -18,7 +18,7 @@ from lapclip.data.loading import load_data
 from lapclip.data.tokenizers import choose_tokenizer
 from lapclip.embedder import Embedder, distinct_captions, load
 from lapclip.errors import ConfigError, DataError, LapclipError, RunError
-from lapclip.machine.devices import Device
+from lapclip.machine.cpu import Cpu
 from lapclip.model.clip import CLIP
 from lapclip.model.shapes import SHAPES
 from lapclip.runs.event_log import read_events
@@ -54,7 +54,7 @@ def make_teacher(folder: Path, seed: int = 5, **shape) -> Embedder:
     tokenizer, _ = choose_tokenizer(DataConfig(tokenizer="characters"), ["a red wall number 0"], None, 77)
     other = {"image_size": 48, "resize": "squash", "pixel_mean": "0.5 0.5 0.5", "embedding": 96, **shape}
     model = CLIP(ModelConfig(**{**vars(SHAPES["tiny"]), **other, "vocabulary": tokenizer.vocabulary}), seed=seed)
-    embedder = Embedder(model.eval(), tokenizer, Device("cpu"))
+    embedder = Embedder(model.eval(), tokenizer, Cpu())
     save_model(embedder, folder)
     return embedder
 

@@ -8,19 +8,21 @@ import subprocess
 import sys
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import torch
 
-from lapclip import embedder
 from lapclip.commands import run_setup
 from lapclip.commands.resume import resume
 from lapclip.commands.train import train
 from lapclip.errors import ConfigError, TrainingError
-from lapclip.machine import devices, facts, swap
-from lapclip.machine.devices import Device
+from lapclip.machine import system_memory
+from lapclip.machine.canary import Result
+from lapclip.machine.choose_device import choose_device
+from lapclip.machine.cuda import Cuda
+from lapclip.machine.device import KINDS
+from lapclip.machine.xpu import Xpu
 from lapclip.model.towers import ImageTower
 from lapclip.runs.event_log import read_events
 from lapclip.runs.folder import find_run
@@ -215,11 +217,8 @@ def test_a_run_killed_after_a_fallback_resumes_to_the_same_losses_bit_for_bit(
     assert "micro_batch = 0" in began_with
 
 
-@dataclass(frozen=True)
-class Pretended(Device):
+class Pretended(Xpu):
     """Says that it is an accelerator, and computes on the CPU: everything but the hardware is real."""
-
-    kind: str = "xpu"
 
     @property
     def torch(self) -> torch.device:
@@ -233,14 +232,13 @@ class Pretended(Device):
         """Nothing is ever under way."""
 
     def peak_memory_bytes(self) -> int:
-        return facts.peak_memory_bytes()
+        return system_memory.peak_memory_bytes()
 
     def free_bytes(self) -> int:
-        return facts.available_bytes()
+        return system_memory.available_bytes()
 
-
-def pretend(wanted: str) -> tuple[Device, str]:
-    return (Device("cpu"), "asked for") if wanted == "cpu" else (Pretended(), "pretended")
+    def examine(self) -> list[Result]:
+        return []
 
 
 @pytest.mark.parametrize(
@@ -265,8 +263,8 @@ def test_a_device_that_fails_is_left_for_the_cpu_from_the_newest_checkpoint(
     accelerated += ["train.checkpoint_every_epochs=1", f"train.dtype={dtype}"]
     with monkeypatch.context() as patched:
         keep_torch(patched)
-        patched.setattr(devices, "choose_device", pretend)
-        patched.setattr(embedder, "choose_device", pretend)
+        patched.setitem(KINDS, "xpu", Pretended)
+        patched.setattr("lapclip.machine.choose_device.accelerator_here", Pretended)
         train("first-run", accelerated, name="whole")
         broken = failing(ImageTower.forward, 7, fail=break_down, counts=torch.is_grad_enabled)
         patched.setattr(ImageTower, "forward", broken)
@@ -309,9 +307,9 @@ def test_a_failed_device_is_not_asked_again(monkeypatch: pytest.MonkeyPatch) -> 
     optimizer = torch.optim.AdamW([weight], fused=True)
     with pytest.raises(RuntimeError, match="device-side assert"):
         optimizer.step()
-    Device("cuda").abandon()
+    Cuda().abandon()
     optimizer.step()
-    assert devices.choose_device("auto")[0].is_cpu
+    assert choose_device("auto")[0].is_cpu
 
 
 def test_a_missing_operation_on_the_cpu_itself_is_a_fault(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -326,11 +324,11 @@ def test_a_missing_operation_on_the_cpu_itself_is_a_fault(here: Path, monkeypatc
 
 def growing_swap(monkeypatch: pytest.MonkeyPatch, *, own: bool) -> None:
     """A system whose swap grows by a fifth of memory between any two looks, for us or for others."""
-    share = facts.total_bytes() // 5 + (2 << 30)
-    monkeypatch.setattr(swap, "EVERY_SECONDS", 0.0)
+    share = system_memory.total_bytes() // 5 + (2 << 30)
+    monkeypatch.setattr(system_memory, "EVERY_SECONDS", 0.0)
     readings, sizes = iter(range(0, 1000 * share, share)), iter(range(0, 1000 * share, share))
-    monkeypatch.setattr(facts, "swap_bytes", lambda: next(readings))
-    monkeypatch.setattr(facts, "held_bytes", lambda: next(sizes) if own else 0)
+    monkeypatch.setattr(system_memory, "swap_bytes", lambda: next(readings))
+    monkeypatch.setattr(system_memory, "held_bytes", lambda: next(sizes) if own else 0)
 
 
 def test_growing_swap_halves_the_micro_batch_once_for_each_look_and_never_ends_a_run(

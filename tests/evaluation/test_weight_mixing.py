@@ -17,7 +17,7 @@ from lapclip.data.tokenizers import CharacterTokenizer
 from lapclip.embedder import Embedder
 from lapclip.errors import RunError
 from lapclip.evaluation.weight_mixing import Blend
-from lapclip.machine.devices import Device
+from lapclip.machine.cpu import Cpu
 from lapclip.model.clip import CLIP
 from lapclip.model.pretrained.spec import FACTORY, TowerSpec
 from lapclip.model.shapes import SHAPES
@@ -34,7 +34,7 @@ def quiet(done: int, total: int) -> None:
 
 
 def embedder(shape: ModelConfig = TINY, **options: Any) -> Embedder:
-    made = Embedder(CLIP(shape, **options).eval(), CharacterTokenizer(ALPHABET), Device("cpu"))
+    made = Embedder(CLIP(shape, **options).eval(), CharacterTokenizer(ALPHABET), Cpu())
     made.batch = BATCH
     return made
 

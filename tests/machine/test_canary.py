@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,10 +11,13 @@ import torch
 import torch.nn.functional as F
 
 from lapclip.errors import ConfigError
-from lapclip.machine import canary, devices
-from lapclip.machine.canary import Result
-from lapclip.machine.canary_operations import ATTENTIONS
-from lapclip.machine.devices import Device, choose_device
+from lapclip.machine import canary
+from lapclip.machine.canary import ATTENTIONS, Result
+from lapclip.machine.choose_device import choose_device, trusts_is_causal
+from lapclip.machine.cpu import Cpu
+from lapclip.machine.cuda import Cuda
+from lapclip.machine.device import ESSENTIAL, EXAMINED, UNTRUSTED
+from lapclip.machine.mps import Mps
 
 from ..small_runs import events, train_small
 from ..training.test_step import batch_of, step_of
@@ -23,11 +27,14 @@ REAL_ATTENTION = F.scaled_dot_product_attention
 
 
 @pytest.fixture(autouse=True)
-def forgetful(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def forgetful(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A cache of its own, and nothing remembered in the process."""
     monkeypatch.setenv("LAPCLIP_CACHE", str(tmp_path))
-    monkeypatch.setattr(devices, "_examined", {})
-    monkeypatch.setattr(devices, "_distrusted", set(devices._distrusted))
+    known = set(UNTRUSTED)
+    yield
+    EXAMINED.clear()
+    UNTRUSTED.clear()
+    UNTRUSTED.update(known)
 
 
 def failed(results: list[Result]) -> set[str]:
@@ -38,7 +45,7 @@ def test_the_cpu_computes_what_the_formulas_say() -> None:
     results = canary.examine(CPU)
     assert failed(results) == set(), [result.sentence() for result in results if not result.ok]
     operations = {result.operation for result in results}
-    assert operations >= {*ATTENTIONS, *devices.ESSENTIAL, "fused adamw", "crops", "interpolate"}
+    assert operations >= {*ATTENTIONS, *ESSENTIAL, "fused adamw", "crops", "interpolate"}
     assert {result.precision for result in results} == {"float32", "bfloat16", "float16"}
     assert len({result.name for result in results}) == len(results)
     # Rounding alone stays below half the tolerance, so that a sound device never fails by chance.
@@ -114,7 +121,7 @@ def test_what_does_not_run_fails_with_its_error(monkeypatch: pytest.MonkeyPatch)
 def test_results_are_remembered_for_this_torch_and_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[torch.device] = []
     monkeypatch.setattr(
-        canary, "examine", lambda place: made.append(place) or [Result("gelu, float32", True, 0.0, 1e-4)]
+        canary, "examine", lambda device: made.append(device) or [Result("gelu, float32", True, 0.0, 1e-4)]
     )
     first = canary.consult(CPU, "a chip")
     assert canary.consult(CPU, "a chip") == first
@@ -133,7 +140,7 @@ def test_a_damaged_cache_is_ignored_with_a_warning(
     text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "canary.json").write_text(text)
-    monkeypatch.setattr(canary, "examine", lambda place: [Result("gelu, float32", True, 0.0, 1e-4)])
+    monkeypatch.setattr(canary, "examine", lambda device: [Result("gelu, float32", True, 0.0, 1e-4)])
     assert canary.consult(CPU, "a chip")[0].ok
     assert "canary.json is damaged" in capsys.readouterr().err
     assert canary.consult(CPU, "a chip")[0].ok
@@ -144,7 +151,7 @@ def test_a_damaged_cache_is_ignored_with_a_warning(
 def test_a_page_that_says_something_else_is_written_anew(
     page: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(canary, "examine", lambda place: [Result("gelu, float32", True, 0.0, 1e-4)])
+    monkeypatch.setattr(canary, "examine", lambda device: [Result("gelu, float32", True, 0.0, 1e-4)])
     canary.consult(CPU, "a chip")
     (key,) = json.loads((tmp_path / "canary.json").read_text())
     (tmp_path / "canary.json").write_text(json.dumps({key: page}))
@@ -155,7 +162,7 @@ def test_a_page_that_says_something_else_is_written_anew(
 def with_results(monkeypatch: pytest.MonkeyPatch, *results: Result) -> None:
     """A machine whose torch finds an accelerator of which the canary says this."""
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available=True: torch.device("mps"))
-    monkeypatch.setattr(canary, "examine", lambda place: list(results))
+    monkeypatch.setattr(canary, "examine", lambda device: list(results))
 
 
 def result(name: str, *, ok: bool) -> Result:
@@ -192,9 +199,9 @@ def test_auto_takes_an_accelerator_that_fails_only_what_can_be_avoided(monkeypat
 def test_the_fused_optimiser_is_used_on_mps_only_where_the_canary_has_seen_it_work(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert not Device("mps").fused_adamw
-    assert Device("cpu").fused_adamw
-    assert Device("cuda").fused_adamw
+    assert not Mps().fused_adamw
+    assert Cpu().fused_adamw
+    assert Cuda().fused_adamw
     overflow = result("fused adamw with an overflow, float32", ok=True)
     with_results(monkeypatch, result("fused adamw, float32", ok=True), overflow)
     assert choose_device("auto")[0].fused_adamw
@@ -203,12 +210,12 @@ def test_the_fused_optimiser_is_used_on_mps_only_where_the_canary_has_seen_it_wo
 def test_attention_on_mps_is_guarded_whatever_the_canary_says(monkeypatch: pytest.MonkeyPatch) -> None:
     with_results(monkeypatch, *(result(f"{name}, float16", ok=True) for name in ATTENTIONS))
     choose_device("auto")
-    assert not devices.trusts_is_causal(torch.device("mps"))
-    assert devices.trusts_is_causal(CPU)
+    assert not trusts_is_causal(torch.device("mps"))
+    assert trusts_is_causal(CPU)
 
 
 def test_a_run_tells_what_failed(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(devices._examined, "cpu", [result("causal attention, float16", ok=False)])
+    monkeypatch.setitem(EXAMINED, "cpu", [result("causal attention, float16", ok=False)])
     train_small("train.steps=1")
     (started,) = events("started")
     assert started["notes"] == [
@@ -221,7 +228,7 @@ def test_a_run_tells_what_failed(here: Path, monkeypatch: pytest.MonkeyPatch) ->
 def test_crops_are_cut_on_the_cpu_where_the_device_would_get_them_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     step, batch = step_of(crop=0.5), batch_of()
     right = step._look(step.inputs(batch, 1))
-    devices._distrusted.add(("cpu", "crops"))
+    UNTRUSTED.add(("cpu", "crops"))
     moved: list[bool] = []
     real = torch.Tensor.cpu
     monkeypatch.setattr(torch.Tensor, "cpu", lambda tensor: moved.append(True) or real(tensor))

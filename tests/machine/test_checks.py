@@ -1,12 +1,10 @@
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from lapclip.machine.checks import Check, canary_check, checks
-from lapclip.machine.facts import container_room
 
 GOOD: dict[str, Any] = {
     "python": "3.12.4",
@@ -78,12 +76,3 @@ def test_a_canary_that_fails_names_what_failed() -> None:
     failed = canary_check("mps", 52, ["layer norm, float16: off by 3.0e-01, tolerance 5e-03"])
     assert failed.ok is False
     assert "1 of 52 checks fail: layer norm, float16" in failed.text
-
-
-def test_a_container_limits_memory(tmp_path: Path) -> None:
-    assert container_room(tmp_path) == float("inf")
-    (tmp_path / "memory.max").write_text("max\n")
-    (tmp_path / "memory.current").write_text("1000\n")
-    assert container_room(tmp_path) == float("inf")
-    (tmp_path / "memory.max").write_text("5000\n")
-    assert container_room(tmp_path) == 4000

@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 from lapclip.machine.energy import Energy, Wrapping, apple_counters, of_device
-from lapclip.machine.sensors import EVERY_SECONDS, Sensors
 
-from .test_processor import write
+from .test_facts import write
 
 FULL = 262_143_328_850
 
@@ -97,21 +96,6 @@ def test_parts_of_a_chip_by_apple_are_counted_in_millijoules() -> None:
 
     read = {part: counter() for part, counter in apple_counters(Monitor()).items()}
     assert read == {"cpu": 5.0, "gpu": 0.25, "neural engine": None, "dram": None}
-
-
-def test_sensors_are_due_at_once_and_then_every_ten_seconds() -> None:
-    now = 0.0
-    sensors = Sensors(clock=lambda: now)
-    assert sensors.due()
-    sample = sensors.sample()
-    assert all(0 <= share <= 1 for share in sample.core_use)
-    assert len(sample.core_use) >= 1
-    assert sample.swap_bytes >= 0
-    assert sample.joules is not None or sample.reason is not None
-    now = EVERY_SECONDS - 0.1
-    assert not sensors.due()
-    now = EVERY_SECONDS
-    assert sensors.due()
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 
 from lapclip.machine import power
 
-from .test_processor import write
+from .test_facts import write
 
 BATTERY = """Now drawing from 'Battery Power'
  -InternalBattery-0 (id=4653155)	78%; discharging; 5:12 remaining present: true

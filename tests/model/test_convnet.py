@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from lapclip.config import ModelConfig, TrainConfig
 from lapclip.data.batches import Batch
 from lapclip.errors import ConfigError
-from lapclip.machine.devices import Device
+from lapclip.machine.cpu import Cpu
 from lapclip.machine.timing import Stopwatch
 from lapclip.model.clip import CLIP, count_parameters
 from lapclip.model.convnet import ConvolutionTower, convolution_sizes, standardised
@@ -23,7 +23,7 @@ from lapclip.training.step import TrainStep
 SMALL = replace(
     SHAPES["photos"], image_size=48, image_width=8, text_width=32, text_heads=2, embedding=16, vocabulary=40, context=16
 )
-CPU = Device("cpu")
+CPU = Cpu()
 
 
 def images(count: int = 3, side: int = 48) -> torch.Tensor:

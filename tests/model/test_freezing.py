@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from lapclip.config import TrainConfig
-from lapclip.machine.devices import Device
+from lapclip.machine.cpu import Cpu
 from lapclip.model.clip import CLIP
 from lapclip.model.freezing import boundary, freeze, load_trainable_state, trainable_state
 from lapclip.model.shapes import SHAPES
@@ -39,7 +39,7 @@ def test_rates_fall_from_the_head_down() -> None:
 
 def test_the_optimiser_has_what_learns_and_nothing_else() -> None:
     model, config = model_with(image_blocks=0, text_blocks=1)
-    groups = make_optimizer(model, config, Device("cpu")).param_groups
+    groups = make_optimizer(model, config, Cpu()).param_groups
     held = {id(parameter) for group in groups for parameter in group["params"]}
     assert held == {id(parameter) for parameter in trainable_state(model).values()}
 

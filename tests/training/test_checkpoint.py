@@ -9,7 +9,7 @@ import torch
 from lapclip import paths
 from lapclip.config import TrainConfig
 from lapclip.errors import CheckpointError
-from lapclip.machine.devices import Device
+from lapclip.machine.cpu import Cpu
 from lapclip.model.clip import CLIP
 from lapclip.model.shapes import SHAPES
 from lapclip.training import checkpoint
@@ -20,7 +20,7 @@ from lapclip.training.optimizer import make_optimizer
 def trained(seed: int = 0) -> tuple[CLIP, torch.optim.Optimizer]:
     """A model and an optimiser with a step behind them."""
     model = CLIP(SHAPES["tiny"], seed=seed)
-    optimizer = make_optimizer(model, TrainConfig(), Device("cpu"))
+    optimizer = make_optimizer(model, TrainConfig(), Cpu())
     for parameter in model.parameters():
         parameter.grad = torch.full_like(parameter, 0.1 + seed)
     optimizer.step()

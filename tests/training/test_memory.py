@@ -9,14 +9,14 @@ import torch
 
 from lapclip.config import TrainConfig
 from lapclip.errors import ConfigError
-from lapclip.machine import facts
-from lapclip.machine.devices import Device
+from lapclip.machine import system_memory
+from lapclip.machine.cpu import Cpu
 from lapclip.model.clip import CLIP
 from lapclip.model.shapes import SHAPES
 from lapclip.training.memory import check_memory, count_weights, largest_micro_batch, predict_bytes
 from lapclip.training.precision import enters_products
 
-CPU = Device("cpu")
+CPU = Cpu()
 
 
 @pytest.mark.parametrize("name", [name for name, shape in SHAPES.items() if not shape.image_from])
@@ -50,9 +50,9 @@ def test_parts_follow_the_settings() -> None:
 def test_what_fits_is_not_refused_and_what_does_not_names_the_figure(monkeypatch: pytest.MonkeyPatch) -> None:
     shape, train = SHAPES["seed"], TrainConfig(batch_size=64)
     need = predict_bytes(shape, replace(train, device="cpu"), 40).total
-    monkeypatch.setattr(facts, "available_bytes", lambda: need)
+    monkeypatch.setattr(system_memory, "available_bytes", lambda: need)
     check_memory(shape, train, 40, CPU)
-    monkeypatch.setattr(facts, "available_bytes", lambda: need // 3)
+    monkeypatch.setattr(system_memory, "available_bytes", lambda: need // 3)
     with pytest.raises(ConfigError) as refused:
         check_memory(shape, train, 40, CPU)
     text = str(refused.value)
@@ -73,11 +73,11 @@ def test_a_model_that_fits_at_no_micro_batch_is_refused_with_other_hints(monkeyp
         for parts in (predict_bytes(shape, replace(train, recompute=on), 40) for on in (False, True))
     )
     monkeypatch.setattr("lapclip.training.memory.MARGIN", 1.0)
-    monkeypatch.setattr(facts, "available_bytes", lambda: (plain + recomputed) // 2)
+    monkeypatch.setattr(system_memory, "available_bytes", lambda: (plain + recomputed) // 2)
     one_pair = r"one pair at once does not fit either\.\nTry: "
     with pytest.raises(ConfigError, match=rf"{one_pair}--set train\.recompute=true --set train\.micro_batch=\d+,"):
         check_memory(shape, replace(train, micro_batch=0), 40, CPU)
-    monkeypatch.setattr(facts, "available_bytes", lambda: recomputed // 2)
+    monkeypatch.setattr(system_memory, "available_bytes", lambda: recomputed // 2)
     with pytest.raises(ConfigError, match=rf"{one_pair}a smaller model"):
         check_memory(shape, train, 40, CPU)
 

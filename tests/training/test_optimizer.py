@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from lapclip.config import TrainConfig
-from lapclip.machine.devices import Device
+from lapclip.machine.cpu import Cpu
 from lapclip.model.clip import CLIP
 from lapclip.model.shapes import SHAPES
 from lapclip.training.optimizer import make_optimizer
@@ -13,7 +13,7 @@ from lapclip.training.schedule import learning_rate
 def test_only_weight_matrices_decay() -> None:
     model = CLIP(SHAPES["tiny"])
     names = {id(parameter): name for name, parameter in model.named_parameters()}
-    decayed, spared = make_optimizer(model, TrainConfig(weight_decay=0.3), Device("cpu")).param_groups
+    decayed, spared = make_optimizer(model, TrainConfig(weight_decay=0.3), Cpu()).param_groups
     assert (decayed["weight_decay"], spared["weight_decay"]) == (0.3, 0.0)
     spared_names = {names[id(parameter)] for parameter in spared["params"]}
     for name in names.values():

@@ -10,7 +10,7 @@ import torch
 from lapclip.config import TrainConfig
 from lapclip.data.batches import Batch
 from lapclip.loss import LOSSES
-from lapclip.machine.devices import Device
+from lapclip.machine.cpu import Cpu
 from lapclip.machine.timing import PHASES, Stopwatch, measured
 from lapclip.model.clip import CLIP
 from lapclip.model.parameter_parts import part_of
@@ -21,10 +21,10 @@ from lapclip.training.optimizer import make_optimizer
 from lapclip.training.precision import FIRST_SCALE, GROW_AFTER, LossScale
 from lapclip.training.step import LEAST_PART, TEXT_PARTS, TrainStep
 
-CPU = Device("cpu")
+CPU = Cpu()
 
 
-class PlainAdamW(Device):
+class PlainAdamW(Cpu):
     """A device where the fused form of AdamW is not trusted, such as MPS."""
 
     @property
@@ -108,7 +108,7 @@ def test_long_gradients_are_shortened() -> None:
 def test_the_optimiser_shortens_gradients_as_a_pass_of_its_own_would() -> None:
     """The fused kernel divides on its way; elsewhere, as on MPS, the gradients are divided first."""
     fused, plain = step_of(clip_norm=0.01), step_of(clip_norm=0.01)
-    plain.device = PlainAdamW("cpu")
+    plain.device = PlainAdamW()
     plain.optimizer = make_optimizer(plain.model, plain.config, plain.device)
     assert not plain.optimizer.defaults["fused"]
     for number in range(1, 4):

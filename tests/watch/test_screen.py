@@ -8,7 +8,6 @@ from pathlib import Path
 
 import filelock
 import pytest
-from lapclip.runs.view import RunView
 from rich.console import Console
 
 from lapclip.runs.folder import Run

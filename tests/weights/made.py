@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from lapclip.config import ModelConfig
 from lapclip.data.tokenizers import CharacterTokenizer, Tokenizer, clip_tokenizer
 from lapclip.embedder import Embedder
-from lapclip.machine.devices import Device
+from lapclip.machine.cpu import Cpu
 from lapclip.model.clip import CLIP
 from lapclip.model.shapes import SHAPES
 from lapclip.weights import huggingface, openai, openclip
@@ -47,7 +47,7 @@ def embedder(shape: ModelConfig = SHAPE, tokenizer: Tokenizer | None = None) -> 
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.1 * torch.randn(parameter.shape, generator=draw))
-    return Embedder(model, tokenizer, Device("cpu"))
+    return Embedder(model, tokenizer, Cpu())
 
 
 def characters() -> CharacterTokenizer:

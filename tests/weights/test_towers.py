@@ -15,7 +15,7 @@ from torch import nn
 import lapclip
 from lapclip.embedder import Embedder
 from lapclip.errors import ConfigError
-from lapclip.machine.devices import Device
+from lapclip.machine.cpu import Cpu
 from lapclip.model.clip import CLIP
 from lapclip.model.parameter_parts import parts_of
 from lapclip.model.pretrained.pretrained_towers import PretrainedImageTower, PretrainedTextTower, pooled_caption
@@ -50,7 +50,7 @@ def both(text_folder: Path, **changes: str) -> tuple[CLIP, Embedder]:
     )
     model = CLIP(shape, seed=3, networks={"image": (image.backbone, image.spec), "text": (text.backbone, text.spec)})
     assert text.tokenizer is not None
-    return model, Embedder(model, text.tokenizer, Device("cpu"))
+    return model, Embedder(model, text.tokenizer, Cpu())
 
 
 @torch.no_grad()

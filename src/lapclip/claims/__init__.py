@@ -1,6 +1,6 @@
 """The published claims, measured again on the machine at hand.
 
-`claims.toml` holds them; each has a measuring function here. Verdicts are made in `judge.py` from figures alone.
+`claims.toml` holds them; each has a measuring function here, and a verdict in `judge.py` from what was measured alone.
 """
 
 from __future__ import annotations
@@ -8,47 +8,44 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from lapclip.claims import accelerator_claims as accelerated
-from lapclip.claims import arithmetic_claims as arithmetic
-from lapclip.claims import measured_claims as measured
-from lapclip.claims import run_claims as finished
+from lapclip.claims import accelerator_claims, arithmetic_claims, measured_claims, run_claims
 from lapclip.claims.bench import Bench
-from lapclip.claims.catalogue import Finding, all_claims, row, unknown
-from lapclip.errors import ConfigError
-from lapclip.machine.devices import default_threads, prepare
+from lapclip.claims.judge import Finding, all_claims, row, unknown
+from lapclip.errors import ConfigError, first_line
+from lapclip.machine.choose_device import default_threads, prepare_device
 from lapclip.progress import StageProgress
 
 MEASURES: dict[int, Callable[[Bench], Finding]] = {
-    1: accelerated.one_product,
-    2: accelerated.hundred_products,
-    3: accelerated.cpu_trains_faster,
-    4: accelerated.three_thresholds,
-    5: accelerated.free_transfers,
-    6: measured.half_precision,
-    7: measured.batch_phases,
-    8: measured.peak_memory,
-    9: measured.checkpoint_size,
-    10: measured.best_threads,
-    11: measured.loader_workers,
-    12: measured.best_batch,
-    13: finished.temperature,
-    14: finished.gradient_balance,
-    15: finished.negatives,
-    16: measured.memory_bandwidth,
-    17: finished.energy,
-    18: finished.heat,
-    19: arithmetic.parameter_count,
-    20: arithmetic.chance,
-    21: measured.attention_mask,
-    22: measured.numpy_two,
-    23: measured.accumulation,
-    24: finished.gpu_run,
-    25: accelerated.larger_models,
-    26: accelerated.pinning,
-    27: arithmetic.loss_slope,
-    28: arithmetic.battery,
-    29: arithmetic.performance_cores,
-    30: measured.contiguous,
+    1: accelerator_claims.one_product,
+    2: accelerator_claims.hundred_products,
+    3: accelerator_claims.cpu_trains_faster,
+    4: accelerator_claims.three_thresholds,
+    5: accelerator_claims.free_transfers,
+    6: measured_claims.half_precision,
+    7: measured_claims.batch_phases,
+    8: measured_claims.peak_memory,
+    9: measured_claims.checkpoint_size,
+    10: measured_claims.best_threads,
+    11: measured_claims.loader_workers,
+    12: measured_claims.best_batch,
+    13: run_claims.temperature,
+    14: run_claims.gradient_balance,
+    15: run_claims.negatives,
+    16: measured_claims.memory_bandwidth,
+    17: run_claims.energy,
+    18: run_claims.heat,
+    19: arithmetic_claims.parameter_count,
+    20: arithmetic_claims.chance,
+    21: measured_claims.attention_mask,
+    22: measured_claims.numpy_two,
+    23: measured_claims.accumulation,
+    24: run_claims.gpu_run,
+    25: accelerator_claims.larger_models,
+    26: accelerator_claims.pinning,
+    27: arithmetic_claims.loss_slope,
+    28: arithmetic_claims.battery,
+    29: arithmetic_claims.performance_cores,
+    30: measured_claims.contiguous,
 }
 
 FIRST = (8,)
@@ -59,12 +56,12 @@ def measure_claims(
     only: Iterable[int] = (), bench: Bench | None = None, progress: StageProgress | None = None
 ) -> list[dict[str, Any]]:
     """The claims of these numbers, or all, each with its figure here, its verdict and the reason."""
-    claims, wanted = all_claims(), set(only)
-    if strange := sorted(wanted - {claim.number for claim in claims}):
+    claims, numbers = all_claims(), set(only)
+    if strange := sorted(numbers - {claim.number for claim in claims}):
         raise ConfigError(f"There is no claim {strange[0]}; they go from 1 to {len(claims)}.", hint="lapclip claims")
-    chosen = [claim for claim in claims if not wanted or claim.number in wanted]
+    chosen = [claim for claim in claims if not numbers or claim.number in numbers]
     bench = bench or Bench()
-    prepare(bench.accelerator or bench.cpu, default_threads())  # as training does
+    prepare_device(bench.accelerator or bench.cpu, default_threads())  # as training does
     rows = []
     for done, claim in enumerate(sorted(chosen, key=lambda claim: claim.number not in FIRST)):
         if progress:
@@ -80,8 +77,7 @@ def attempt(measure: Callable[[Bench], Finding], bench: Bench) -> Finding:
     try:
         return measure(bench)
     except Exception as error:  # memory, a sandbox without processes, a driver: the claim is not measured
-        text = (str(error).strip().splitlines() or [""])[0]
-        return unknown(f"the measurement failed: {type(error).__name__}: {text[:160]}")
+        return unknown(f"the measurement failed: {type(error).__name__}: {first_line(error, 160)}")
 
 
 def markdown(rows: list[dict[str, Any]]) -> str:

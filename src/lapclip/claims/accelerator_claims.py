@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from lapclip.claims import judge
 from lapclip.claims.bench import Bench, parameters
-from lapclip.claims.catalogue import Finding, unknown
-from lapclip.machine.devices import Device
-from lapclip.microscope.copies import transfer_times
+from lapclip.claims.judge import Finding, unknown
+from lapclip.machine.device import Device
+from lapclip.microscope.memory_speed import transfer_times
 from lapclip.microscope.products import many_products, product_parts
 
 ABSENT = "torch finds no accelerator here"
@@ -14,19 +14,19 @@ LARGE_BATCH = 32
 
 
 def one_product(bench: Bench) -> Finding:
-    """Claim 1. The CPU's half is said beside the verdict, and decides nothing."""
-    cpu = product_parts(bench.cpu)
+    """Claim 1. Without an accelerator the CPU's time is given with the reason, and decides nothing."""
+    cpu = product_parts(bench.cpu, bench.product_size)
     if bench.accelerator is None:
         return unknown(f"{ABSENT}; the CPU takes {cpu.total_ms:.3f} ms, {cpu.gflops:,.0f} GFLOP/s")
-    return judge.one_product(cpu, product_parts(bench.accelerator))
+    return judge.one_product(cpu, product_parts(bench.accelerator, bench.product_size))
 
 
 def hundred_products(bench: Bench) -> Finding:
     """Claim 2."""
-    cpu = many_products(bench.cpu)
+    cpu = many_products(bench.cpu, bench.product_size)
     if bench.accelerator is None:
         return unknown(f"{ABSENT}; the CPU takes {cpu.seconds:.3f} s, {cpu.gflops:,.0f} GFLOP/s")
-    return judge.hundred_products(cpu, many_products(bench.accelerator))
+    return judge.hundred_products(cpu, many_products(bench.accelerator, bench.product_size))
 
 
 def cpu_trains_faster(bench: Bench) -> Finding:
@@ -47,11 +47,11 @@ def three_thresholds(bench: Bench) -> Finding:
         return unknown(ABSENT)
     below = (bench.phases.total, bench.seconds(bench.shape, bench.batch, bench.accelerator))
     above = _both(bench, bench.accelerator, LARGE_BATCH)
-    words = tuple(
+    sizes = tuple(
         f"{parameters(shape) / 1e6:.0f} M and batch {batch}"
         for shape, batch in ((bench.shape, bench.batch), (bench.larger, LARGE_BATCH))
     )
-    return judge.three_thresholds(below, above, (words[0], words[1]))
+    return judge.three_thresholds(below, above, (sizes[0], sizes[1]))
 
 
 def free_transfers(bench: Bench) -> Finding:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from lapclip.claims.bench import Bench, parameters
-from lapclip.claims.catalogue import Finding, judged
+from lapclip.claims.judge import Finding, judged
 from lapclip.evaluation.retrieval import batch_accuracy
 from lapclip.model.shapes import SHAPES
 from lapclip.seeding import generator

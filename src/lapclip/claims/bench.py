@@ -10,11 +10,14 @@ import torch
 
 from lapclip.config import ModelConfig
 from lapclip.errors import LapclipError
-from lapclip.machine.devices import Device, choose_device
+from lapclip.machine.choose_device import choose_device
+from lapclip.machine.cpu import Cpu
+from lapclip.machine.device import Device
+from lapclip.microscope import products
 from lapclip.microscope.step_phases import BatchPhases, batch_phases, step_seconds
 from lapclip.model.clip import CLIP, count_parameters
 from lapclip.model.shapes import SHAPES
-from lapclip.tuning.memory_ledger import StepMemory, step_memory
+from lapclip.tuning.memory_probe import StepMemory, step_memory
 from lapclip.tuning.workload import Rehearsal, Workload, make_workload
 
 
@@ -31,7 +34,8 @@ class Bench:
     turns: int = 2
     loss_steps: int = 50
     copy_bytes: int = 1 << 28
-    cpu: Device = field(default_factory=lambda: Device("cpu"))
+    product_size: int = products.SIZE
+    cpu: Device = field(default_factory=lambda: Cpu())
     accelerator: Device | None = field(default_factory=lambda: _accelerator())
 
     @cached_property

@@ -1,15 +1,24 @@
-"""Verdicts: figures in, finding out. No measuring here, so that both sides of each threshold can be tested."""
+"""What a claim is, what was found about it, and the verdict on each.
+
+Verdicts are functions of what was measured: nothing is measured here, so that both sides of each threshold can be
+tested.
+"""
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
 
-from lapclip.claims.catalogue import Finding, judged, unknown
 from lapclip.machine.timing import WORTH
-from lapclip.microscope.copies import TransferTimes
+from lapclip.microscope.memory_speed import TransferTimes
 from lapclip.microscope.products import ManyProducts, ProductParts
-from lapclip.tuning.memory_ledger import StepMemory
+from lapclip.tuning.memory_probe import StepMemory
 
+HOLDS, FAILS, UNKNOWN = "holds", "does not hold", "cannot be measured here"
+CLAIMS = Path(__file__).parent / "claims.toml"
 PUBLISHED_SHARES = {
     "load": 0.015, "preprocess": 0.029, "transfer": 0.0, "forward": 0.400, "backward": 0.513, "optimizer": 0.043,
 }  # fmt: skip
@@ -18,6 +27,49 @@ CLAIMED_CORES = (8, 4)
 """All cores, and those that torch takes by default: the performance cores."""
 SMALL_MACHINE = 8e9
 """The memory of the machine the claims come from."""
+
+
+@dataclass(frozen=True)
+class Claim:
+    """Something published, with its figure."""
+
+    number: int
+    claim: str
+    published: str
+    kind: str
+    """`machine`, `accelerator`, `run` or `arithmetic`: what it takes to measure it."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The figure here, what it says of the claim, and why."""
+
+    here: str | None
+    verdict: str
+    reason: str
+
+    def __post_init__(self) -> None:
+        assert (self.here is None) == (self.verdict == UNKNOWN), "a figure exactly where there is a verdict"
+
+
+def judged(true: bool, here: str, reason: str) -> Finding:
+    """A claim that was measured."""
+    return Finding(here, HOLDS if true else FAILS, reason)
+
+
+def unknown(reason: str) -> Finding:
+    """A claim that this machine cannot measure."""
+    return Finding(None, UNKNOWN, reason)
+
+
+def all_claims() -> list[Claim]:
+    """The published claims, by number."""
+    return [Claim(**values) for values in tomllib.loads(CLAIMS.read_text(encoding="utf-8"))["claims"]]
+
+
+def row(claim: Claim, finding: Finding) -> dict[str, Any]:
+    """A claim with its finding, as JSON has it."""
+    return {"number": claim.number, "claim": claim.claim, "published": claim.published, **asdict(finding)}
 
 
 def one_product(cpu: ProductParts, other: ProductParts) -> Finding:
@@ -47,9 +99,9 @@ def cpu_trains_faster(cpu: float, other: float, parameters: int, batch: int) -> 
     return judged(cpu * WORTH < other, here, f"one float32 step, {parameters / 1e6:.1f} M parameters, batch {batch}")
 
 
-def three_thresholds(below: tuple[float, float], above: tuple[float, float], words: tuple[str, str]) -> Finding:
+def three_thresholds(below: tuple[float, float], above: tuple[float, float], sizes: tuple[str, str]) -> Finding:
     """Claim 4: (CPU, accelerator) seconds of a step below all thresholds and above all of them."""
-    here = f"GPU {below[0] / below[1]:.2f}x the CPU at {words[0]}, {above[0] / above[1]:.2f}x at {words[1]}"
+    here = f"GPU {below[0] / below[1]:.2f}x the CPU at {sizes[0]}, {above[0] / above[1]:.2f}x at {sizes[1]}"
     return judged(
         below[0] < below[1] and above[1] < above[0],
         here,
@@ -71,13 +123,13 @@ def half_precision(step: Mapping[str, float], small: Mapping[str, float], spikes
     extra = {
         name: small["float32"] / seconds for name, seconds in small.items() if name != "float32" and name not in gains
     }
-    said = [f"{name} {gain:.2f}x" for name, gain in gains.items()]
-    said += [f"{name} {gain:.2f}x in a small model" for name, gain in extra.items()]
+    ratios = [f"{name} {gain:.2f}x" for name, gain in gains.items()]
+    ratios += [f"{name} {gain:.2f}x in a small model" for name, gain in extra.items()]
     jumps = ", ".join(f"{name} {count}" for name, count in spikes.items())
     helps = max([*gains.values(), *extra.values()], default=0.0) >= WORTH
     return judged(
         not helps,
-        f"against float32: {', '.join(said)}",
+        f"against float32: {', '.join(ratios)}",
         f"float32 {step['float32']:.2f} s a step; loss spikes in 50 steps of a small model: {jumps}",
     )
 

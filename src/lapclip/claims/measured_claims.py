@@ -16,15 +16,15 @@ from torch import Tensor
 
 from lapclip.claims import judge
 from lapclip.claims.bench import Bench
-from lapclip.claims.catalogue import Finding, judged, unknown
+from lapclip.claims.judge import Finding, judged, unknown
 from lapclip.data.batches import Batch, BatchPlan
 from lapclip.data.pixels import normalise
+from lapclip.errors import first_line
 from lapclip.loss import contrastive_loss
-from lapclip.machine.devices import default_threads
+from lapclip.machine.choose_device import default_threads
 from lapclip.machine.timing import in_turns
 from lapclip.microscope.batch_loading import WORKERS, loader_times
-from lapclip.microscope.copies import copy_rates
-from lapclip.microscope.layouts import layout_times
+from lapclip.microscope.memory_speed import copy_rates, layout_times
 from lapclip.microscope.precisions import precisions
 from lapclip.microscope.step_phases import thread_times
 from lapclip.model.clip import CLIP, count_parameters
@@ -162,7 +162,7 @@ def _fault(run: Callable[[], Tensor], right: Tensor) -> str | None:
             warnings.simplefilter("ignore", DeprecationWarning)  # scripting is on its way out of torch
             return None if torch.allclose(run(), right, atol=1e-5) else "another result"
     except Exception as error:  # compilers fail in many ways
-        return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0][:80]}"
+        return f"{type(error).__name__}: {first_line(error, 80)}"
 
 
 def numpy_two(bench: Bench) -> Finding:
@@ -196,16 +196,16 @@ def halves_cosine(bench: Bench) -> float:
     return torch.cosine_similarity(whole, _gradient(model, batch, halves), dim=0).item()
 
 
-def _gradient(model: CLIP, batch: Batch, parts: list[slice]) -> Tensor:
+def _gradient(model: CLIP, batch: Batch, micro_batches: list[slice]) -> Tensor:
     model.zero_grad(set_to_none=True)
     pixels, tokens, positives = (
-        torch.from_numpy(part) for part in (batch.pixels_BSSC, batch.tokens_BL, batch.positives_BB)
+        torch.from_numpy(array) for array in (batch.pixels_BSSC, batch.tokens_BL, batch.positives_BB)
     )
-    for rows in parts:
+    for rows in micro_batches:
         image, text = model.encode_image(normalise(pixels[rows], model.shape)), model.encode_text(tokens[rows])
         loss, _ = contrastive_loss(image, text, model.logit_scale.exp(), positives[rows, rows])
-        (loss / len(parts)).backward()
-    return torch.cat([part.grad.flatten() for part in model.parameters() if part.grad is not None])
+        (loss / len(micro_batches)).backward()
+    return torch.cat([weight.grad.flatten() for weight in model.parameters() if weight.grad is not None])
 
 
 def contiguous(bench: Bench) -> Finding:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from lapclip.claims.bench import Bench
-from lapclip.claims.catalogue import Finding, judged, unknown
+from lapclip.claims.judge import Finding, judged, unknown
 from lapclip.config import SECTIONS, DataConfig
 from lapclip.data.loading import load_data
 from lapclip.data.scenes.scene import Scene, split_scenes
@@ -37,7 +37,7 @@ class Finished:
         return max(step["epoch"] for step in self.steps)
 
     def mean(self, field: str, epoch: int) -> float:
-        """The mean of a figure over the steps of an epoch."""
+        """The mean of a metric over the steps of an epoch."""
         return statistics.fmean(step[field] for step in self.steps if step["epoch"] == epoch)
 
 
@@ -175,15 +175,15 @@ def gpu_run(bench: Bench) -> Finding:
     epoch = min(5, found.epochs)
     accuracy = statistics.fmean(found.mean(f"{way}_accuracy", epoch) for way in ("t2i", "i2t"))
     ran = [event["places"] for event in found.events if event["type"] == "finished"][-1]
-    places = {place[tower] for place in ran for tower in ("image", "text")}
-    return gpu_run_verdict(found.mean("loss", epoch), accuracy, places, epoch, found.run.name)
+    devices = {towers[tower] for towers in ran for tower in ("image", "text")}
+    return gpu_run_verdict(found.mean("loss", epoch), accuracy, devices, epoch, found.run.name)
 
 
-def gpu_run_verdict(loss: float, accuracy: float, places: set[str], epoch: int, name: str) -> Finding:
-    here = f"loss {loss:.2f}, accuracy {accuracy:.1%} at epoch {epoch}, on {' and '.join(sorted(places))}"
+def gpu_run_verdict(loss: float, accuracy: float, devices: set[str], epoch: int, name: str) -> Finding:
+    here = f"loss {loss:.2f}, accuracy {accuracy:.1%} at epoch {epoch}, on {' and '.join(sorted(devices))}"
     near = abs(loss / 2.33 - 1) < 0.1 and abs(accuracy - 0.123) < 0.03
     return judged(
-        near and "cpu" not in places, here, f"run {name}; loss within 10 %, accuracy within 3 points, on a GPU"
+        near and "cpu" not in devices, here, f"run {name}; loss within 10 %, accuracy within 3 points, on a GPU"
     )
 
 

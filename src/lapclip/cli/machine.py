@@ -10,7 +10,7 @@ from rich.markup import escape
 from lapclip.cli.output import Common, emit, typed
 from lapclip.machine.checks import gigabytes
 
-MARKS = {True: "[green]ok[/green]     ", False: "[yellow]look[/yellow]   ", None: "[dim]unknown[/dim]"}
+MARKS = {True: "[green]ok[/green]     ", False: "[yellow]warning[/yellow]", None: "[dim]unknown[/dim]"}
 
 
 def machine(*, common: Common | None = None) -> int:
@@ -26,7 +26,7 @@ def machine(*, common: Common | None = None) -> int:
     """
     from lapclip.machine.overview import overview
 
-    with Console(stderr=True).status("looking at the machine") as status:
+    with Console(stderr=True).status("examining the machine") as status:
         found = overview(status.update)
     lines = [f"  {name:<14}{escape(text)}" for name, text in rows(found)]
     listed = [f"  {MARKS[check['ok']]}  {check['name']:<16}{escape(check['text'])}" for check in found["checks"]]
@@ -36,7 +36,7 @@ def machine(*, common: Common | None = None) -> int:
 
 
 def rows(found: dict[str, Any]) -> list[tuple[str, str]]:
-    """Every fact in words."""
+    """Every fact, as a name and a text."""
     listed = [
         ("cores", _cores(found)),
         ("vectors", "unknown" if found["features"] is None else " ".join(found["features"]) or "none known"),

@@ -10,8 +10,9 @@ from typing import Any
 from lapclip import microscope
 from lapclip.compare import cells
 from lapclip.errors import ConfigError
-from lapclip.machine import devices
-from lapclip.machine.measurement_cache import Notebook
+from lapclip.machine.choose_device import available, default_threads, prepare_device
+from lapclip.machine.device import Device
+from lapclip.machine.measurement_cache import CacheFile
 from lapclip.progress import Status
 
 
@@ -27,7 +28,7 @@ def compare(
     found = {**cells.compare(seconds or usual, progress), "others": shared}
     _save(share, found)  # before the rest: what took minutes is not to be lost
     if not quick:
-        found["microscope"] = {device.kind: _examine(device, progress) for device in devices.available()}
+        found["microscope"] = {device.kind: _examine(device, progress) for device in available()}
         _save(share, found)
     return found
 
@@ -35,7 +36,7 @@ def compare(
 def _save(share: Path | None, found: dict[str, Any]) -> None:
     """Write a comparison for `report`, and this machine's own part to share. Without one, only see that it can be."""
     if found:
-        Notebook("compare.json").replace(found)
+        CacheFile("compare.json").replace(found)
     if share is None:
         return
     try:
@@ -48,7 +49,7 @@ def _save(share: Path | None, found: dict[str, Any]) -> None:
         raise ConfigError(f"{share} cannot be written: {error.strerror}.", hint="--share another.json") from None
 
 
-def _examine(device: devices.Device, progress: Status) -> dict[str, Any]:
-    devices.prepare(device, devices.default_threads())
+def _examine(device: Device, progress: Status) -> dict[str, Any]:
+    prepare_device(device, default_threads())
     found = microscope.examine(device, lambda done, total, what: progress(f"inside a step on {device.kind}: {what}"))
     return {**found, "in_words": microscope.lines(found)}

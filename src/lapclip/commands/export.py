@@ -36,7 +36,7 @@ from lapclip.exporting.description import EXAMPLES, describe, write_description,
 from lapclip.exporting.engine import open_export
 from lapclip.exporting.export_folder import EXPORTED, check_free, written_whole
 from lapclip.exporting.required_packages import needs
-from lapclip.machine.other_load import busy_cores
+from lapclip.machine.timing import busy_cores
 from lapclip.progress import DataProgress, Progress
 from lapclip.seeding import generator
 from lapclip.which_model import WhichModel, which_model

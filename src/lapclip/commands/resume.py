@@ -22,8 +22,8 @@ from lapclip.data.loading import SCENES, load_data
 from lapclip.data.pixels import View
 from lapclip.data.tokenizers import load_tokenizer
 from lapclip.errors import ConfigError, RunError
-from lapclip.machine import devices
-from lapclip.machine.devices import Device
+from lapclip.machine.choose_device import choose_compile, choose_device, prepare_device
+from lapclip.machine.device import Device
 from lapclip.model.shapes import SHAPES
 from lapclip.progress import DataProgress
 from lapclip.runs import events
@@ -95,15 +95,15 @@ def gather_again(run: Run, saved: dict[str, Any], progress: DataProgress | None)
 def restore_device(run: Run, config: Config) -> tuple[Config, Device]:
     """The device, threads and kernels a run began with: never chosen anew, because results depend on them."""
     try:
-        device, _ = devices.choose_device(config.train.device)
+        device, _ = choose_device(config.train.device)
         check_kernels(config.train, device)
     except ConfigError as error:
         raise RunError(f"{run.path} began on another machine: {error.message}", hint="lapclip train") from error
-    devices.prepare(device, int(config.train.threads))
+    prepare_device(device, int(config.train.threads))
     # Runs from before there was a choice had torch's own forms. What can no longer be compiled runs uncompiled.
     plain = {"image_attention": "fused", "text_attention": "fused", "linear": "torch"}
     settled = {name: form for name, form in plain.items() if getattr(config.train, name) == AUTO}
-    how, _ = devices.choose_compile(config.train.compile, device)
+    how, _ = choose_compile(config.train.compile, device)
     return replace_in(config, "train", **settled, compile=how), device
 
 

@@ -31,8 +31,8 @@ from lapclip.data.loading import load_data
 from lapclip.data.pixels import View
 from lapclip.data.tokenizers import Tokenizer
 from lapclip.embedder import Embedder
-from lapclip.machine import devices
-from lapclip.machine.devices import Device
+from lapclip.machine.choose_device import accelerator_here, available
+from lapclip.machine.device import Device
 from lapclip.machine.timing import Stopwatch, timed
 from lapclip.model.clip import CLIP
 from lapclip.model.freezing import freeze
@@ -49,7 +49,7 @@ from lapclip.training.recovery import memory_explained
 from lapclip.training.teacher import TeacherEmbeddings, compute_teacher_embeddings, open_teacher
 from lapclip.training.trackers import check_tracker
 from lapclip.tuning.memory_probe import pairs_at_once
-from lapclip.tuning.resolve import is_partly_frozen, settle
+from lapclip.tuning.resolve import is_partly_frozen, resolve_auto
 
 MOST_EVALUATIONS, SHARE_OF_EVALUATIONS = 40, 0.2
 """How often a run of some minutes is evaluated at most, and the most of its time that goes into it."""
@@ -99,15 +99,15 @@ class RunSetup(Ingredients):
 def set_up(recipe: str, settings: Sequence[str], minutes: float | None, callbacks: Callbacks = Callbacks()) -> RunSetup:
     """A new run: read the settings, make the data, choose what is "auto", build the model."""
     request = read_request(recipe, settings, minutes)
-    if devices.accelerator_here():
+    if accelerator_here():
         callbacks.tuning_progress("whether the accelerator computes what the CPU computes")
-    devices.available(request.config.train.device)  # an unknown device is refused before images are drawn
+    available(request.config.train.device)  # an unknown device is refused before images are drawn
     check_tracker(request.config.work.track)
     ingredients = gather(request, callbacks.data_progress)
     with memory_explained(ingredients.config):
         plan = make_plan(ingredients.config, ingredients.data, ingredients.tokenizer)
         longest = longest_caption(ingredients.config, ingredients.data, ingredients.tokenizer)
-        config, device, reasons, seconds = settle(ingredients.config, plan, longest, callbacks.tuning_progress)
+        config, device, reasons, seconds = resolve_auto(ingredients.config, plan, longest, callbacks.tuning_progress)
         settled = replace(ingredients, config=config, reasons=reasons | ingredients.reasons, tuned_seconds=seconds)
         device.release_memory()
         device.forget_peak()  # what was tried before the run is not the run's

@@ -17,9 +17,8 @@ from lapclip.config import Config, WorkConfig
 from lapclip.embedder import load
 from lapclip.errors import LapclipError
 from lapclip.loss import LOSSES
-from lapclip.machine import facts
-from lapclip.machine.awake import kept_awake
-from lapclip.machine.notify import notify
+from lapclip.machine import facts, system_memory
+from lapclip.machine.desktop import kept_awake, notify
 from lapclip.machine.polite import PolitePauses
 from lapclip.machine.signals import Signals
 from lapclip.model.clip import count_parameters
@@ -190,7 +189,7 @@ def competitors() -> list[str]:
 def started(training: Training, setup: RunSetup, notes: list[str]) -> events.Started:
     """The event that begins a run."""
     device, train = training.device, training.config.train
-    held = facts.memory_bytes() if device.is_cpu else device.peak_memory_bytes()
+    held = system_memory.memory_bytes() if device.is_cpu else device.peak_memory_bytes()
     return events.Started(
         notes=notes,
         config=asdict(training.config),

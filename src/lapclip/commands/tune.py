@@ -11,10 +11,9 @@ from lapclip.config import build_config, parse_settings, read_recipe
 from lapclip.data.loading import load_data
 from lapclip.data.pixels import View
 from lapclip.errors import ConfigError
-from lapclip.machine import devices
+from lapclip.machine.choose_device import available
 from lapclip.model.shapes import SHAPES
-from lapclip.tuning.loader_threads import choose_loader_threads
-from lapclip.tuning.resolve import is_partly_frozen, remember
+from lapclip.tuning.resolve import choose_loader_threads, is_partly_frozen, remember
 from lapclip.tuning.search import Search, describe
 
 
@@ -28,7 +27,7 @@ def tune(recipe: str, settings: Sequence[str], seconds: float, callbacks: Callba
             "There is nothing to tune where only part of a model learns, or where its towers are not ours.",
             hint=f"lapclip train --recipe {recipe}",
         )
-    devices.available(config.train.device)  # an unknown device is refused before images are drawn
+    available(config.train.device)  # an unknown device is refused before images are drawn
     data = load_data(config.data, View.of(config.model), callbacks.data_progress)
     config, _ = fit_data(config, data, asked_batch=False)
     config, tokenizer, _ = fit_vocabulary(config, data)
@@ -36,7 +35,7 @@ def tune(recipe: str, settings: Sequence[str], seconds: float, callbacks: Callba
     plan = make_plan(config, data, tokenizer)
     batch = plan.batch(1)
     tuning = Search(config, batch, seconds, callbacks.tuning_progress).run()
-    if tuning.worth_keeping:
+    if tuning.worth_remembering:
         remember(config, batch, tuning, seconds)
     loaders, why_loaders = choose_loader_threads(config.train.loader_threads, plan, tuning.seconds_a_step)
-    return {**describe(tuning, loaders, why_loaders), "remembered": tuning.worth_keeping}
+    return {**describe(tuning, loaders, why_loaders), "remembered": tuning.worth_remembering}

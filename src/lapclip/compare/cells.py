@@ -25,12 +25,11 @@ from lapclip.compare.ladder import BATCHES, CAPTION_TOKENS, MEASURED, Rung
 from lapclip.config import TrainConfig
 from lapclip.data.batches import Batch
 from lapclip.errors import ConfigError
-from lapclip.machine import devices, facts
-from lapclip.machine.devices import Device
+from lapclip.machine import facts
+from lapclip.machine.choose_device import available, default_threads, device_of, prepare_device
+from lapclip.machine.device import Device
 from lapclip.machine.energy import Energy, of_device
-from lapclip.machine.other_load import busy_cores
-from lapclip.machine.peak_memory import PeakMemory
-from lapclip.machine.timing import Stopwatch, timed
+from lapclip.machine.timing import Stopwatch, busy_cores, timed
 from lapclip.model.clip import CLIP
 from lapclip.progress import Status
 from lapclip.training.cuda_graph import WARM_UP, AnyStep, make_step
@@ -54,7 +53,7 @@ MOST_OF_EACH, CELLS = 1.0, 500
 
 def contestants() -> list[Contestant]:
     """CPU and accelerators in float32 and half precision; a CPU alone also with fewer threads."""
-    threads, here = devices.default_threads(), devices.available()
+    threads, here = default_threads(), available()
     if len(here) == 1:
         fewer = [Contestant("cpu", "float32", threads // 2)] if threads > 1 else []
         return [Contestant("cpu", "float32", threads), Contestant("cpu", here[0].half, threads), *fewer]
@@ -67,17 +66,17 @@ def contestants() -> list[Contestant]:
 
 
 def compare(
-    seconds: float, tell: Status, rungs: Sequence[Rung] = MEASURED, batches: Sequence[int] = BATCHES
+    seconds: float, status: Status, rungs: Sequence[Rung] = MEASURED, batches: Sequence[int] = BATCHES
 ) -> dict[str, Any]:
-    """Every cell that fits into memory and time, and what they say together."""
+    """Every cell that fits into memory and time, and what follows from all of them."""
     warnings = [warning] if (warning := busy_cores()) else []
-    cells = measure_cells(contestants(), rungs, batches, seconds, tell)
+    cells = measure_cells(contestants(), rungs, batches, seconds, status)
     fits = fit(cells)
     cells = fitted(cells, fits)
     return {
         "format": FORMAT,
         "machine": facts.machine_facts(),
-        "devices": {device.kind: device.label for device in devices.available()},
+        "devices": {device.kind: device.label for device in available()},
         "torch": str(torch.__version__),
         "lapclip": __version__,
         "warnings": warnings,
@@ -90,7 +89,7 @@ def compare(
 
 
 def measure_cells(
-    among: Sequence[Contestant], rungs: Sequence[Rung], batches: Sequence[int], seconds: float, tell: Status
+    among: Sequence[Contestant], rungs: Sequence[Rung], batches: Sequence[int], seconds: float, status: Status
 ) -> list[Cell]:
     """Contestants in turns, small models first; what would take too long is left to the fit.
 
@@ -99,26 +98,26 @@ def measure_cells(
     ends = time.perf_counter() + seconds
     of_each = min(MOST_OF_EACH, seconds / CELLS)
     cells: list[Cell] = []
-    trains = {contestant: settings(contestant, tell) for contestant in among}
-    for rung, batch in [(rung, batch) for part in (batches[::2], batches[1::2]) for rung in rungs for batch in part]:
+    trains = {contestant: contestant_settings(contestant, status) for contestant in among}
+    for rung, batch in [(rung, batch) for some in (batches[::2], batches[1::2]) for rung in rungs for batch in some]:
         for contestant in among:
             cell = Cell(**asdict(contestant), model=rung.shape.name, parameters=rung.parameters,
                         work=rung.work(batch), batch=batch, layers=rung.layers)  # fmt: skip
-            tell(f"{rung.parameters / 1e6:.3g} M parameters, batch {batch}, {contestant.text()}")
+            status(f"{rung.parameters / 1e6:.3g} M parameters, batch {batch}, {contestant.text()}")
             train = replace(trains[contestant], batch_size=batch)
             if reason := _too_large(cell, rung, train):
                 cells.append(replace(cell, skipped=reason, too_large=True))
             elif reason := _too_long(cell, cells, seconds, ends):
                 cells.append(replace(cell, skipped=reason))
             else:
-                cells.append(measured(cell, rung, train, cells, of_each, ends))
+                cells.append(measure_cell(cell, rung, train, cells, of_each, ends))
     _model.cache_clear()
     return sorted(cells, key=lambda cell: (cell.parameters, among.index(cell.contestant), cell.batch))
 
 
 def _too_large(cell: Cell, rung: Rung, train: TrainConfig) -> str | None:
     """Why a cell does not fit into memory, if so."""
-    device = Device(cell.device)
+    device = device_of(cell.device)
     free = device.free_bytes()
     needed = predict_bytes(rung.shape, train, CAPTION_TOKENS).total
     needed += 4 * rung.parameters if device.shares_memory else 0  # the weights that all contestants begin with
@@ -154,23 +153,23 @@ def _nearest(cell: Cell, cells: Sequence[Cell]) -> Cell | None:
     return min(own, key=lambda other: abs(np.log(other.work / cell.work)), default=None)
 
 
-def measured(
+def measure_cell(
     cell: Cell, rung: Rung, train: TrainConfig, cells: Sequence[Cell], seconds: float, ends: float = math.inf
 ) -> Cell:
-    """A cell with its figures, from so many seconds of steps; past the end no other number of threads is tried."""
-    device, weights = Device(cell.device), _model(rung)
+    """A cell with what was measured in so many seconds of steps; past the end no other number of threads is tried."""
+    device, weights = device_of(cell.device), _model(rung)
     try:
-        with PeakMemory(device) as peak:
+        with device.watch_peak() as peak:
             step = make_step(copy.deepcopy(weights).to(device.torch), train, device)
             take = functools.partial(_time_steps, step, _random_batch(rung, cell.batch), device, seconds)
             if cell.threads:
                 threads, (spent, joules) = cell.threads, take(cell.threads)
             else:
                 nearest = _nearest(cell, cells)
-                most = devices.default_threads()
+                most = default_threads()
                 start = nearest.used_threads if nearest else max(1, most // 4)
                 threads, (spent, joules) = _best_threads(take, start or most, most, ends)
-    except Exception as error:  # its kind alone: the result may be given to others, and words may hold paths
+    except Exception as error:  # its kind alone: the result may be given to others, and messages may hold paths
         return replace(cell, skipped=f"does not run here ({type(error).__name__})")
     pairs = cell.batch / spent
     return replace(cell, ms=spent * 1e3, pairs_per_second=pairs, peak_memory_bytes=peak.added, joules=joules,
@@ -203,7 +202,7 @@ def _best_threads(take: Callable[[int], Taken], start: int, most: int, ends: flo
 
 def _time_steps(step: AnyStep, batch: Batch, device: Device, seconds: float, threads: int) -> Taken:
     """The median seconds of a step, after those that set things up; so many seconds of steps, two at least."""
-    devices.prepare(device, threads)
+    prepare_device(device, threads)
     off = Stopwatch(device.synchronise, on=False)
     take = functools.partial(timed, lambda: step(batch, 1, 0.0, off)(), device.synchronise)
     for _ in range(1 if device.is_cpu else WARM_UP + 2):
@@ -216,11 +215,11 @@ def _time_steps(step: AnyStep, batch: Batch, device: Device, seconds: float, thr
     return statistics.median(times), None if joules is None else joules / len(times)
 
 
-def settings(contestant: Contestant, tell: Status) -> TrainConfig:
+def contestant_settings(contestant: Contestant, status: Status) -> TrainConfig:
     """As `lapclip train` would have them, with the kernels that suit a typical size."""
-    tell(f"kernels, {contestant.text()}")
-    device = Device(contestant.device)
-    devices.prepare(device, contestant.threads or devices.default_threads())
+    status(f"kernels, {contestant.text()}")
+    device = device_of(contestant.device)
+    prepare_device(device, contestant.threads or default_threads())
     rung, batch = TYPICAL
     how = "graph" if device.records_graphs else "none"
     train = TrainConfig(batch_size=batch, dtype=contestant.dtype, compile=how, steps=1, device=contestant.device)

@@ -1,4 +1,4 @@
-"""From timed cells to what they say: a fit for each contestant, where one overtakes another, what larger models cost.
+"""What follows from timed cells: a fit for each contestant, where one overtakes another, what larger models cost.
 
 time = overhead + layers x (time of a layer) + parameters x (time to update one) + work / rate. The overhead is what a
 step costs however small it is; a layer cannot begin before the one below has ended, however little it has to do;
@@ -129,10 +129,10 @@ def _least_squares(table: np.ndarray, ms: np.ndarray) -> np.ndarray:
     useful = np.flatnonzero(scaled.any(axis=0))
     for size in range(1, len(useful) + 1):
         for columns in itertools.combinations(useful, size):
-            part = scaled[:, columns]
-            norms = np.linalg.norm(part, axis=0)
-            found = np.linalg.lstsq(part / norms, np.ones(len(ms)), rcond=None)[0] / norms
-            residual = float(np.sum((part @ found - 1) ** 2))
+            chosen = scaled[:, columns]
+            norms = np.linalg.norm(chosen, axis=0)
+            found = np.linalg.lstsq(chosen / norms, np.ones(len(ms)), rcond=None)[0] / norms
+            residual = float(np.sum((chosen @ found - 1) ** 2))
             if (found >= 0).all() and residual < least:
                 best, least = np.zeros(table.shape[1]), residual
                 best[list(columns)] = found
@@ -155,10 +155,10 @@ def crossover(cells: Sequence[Cell]) -> dict[str, Any]:
     known = [point for point in points if point["parameters"] is not None]
     if not known:
         return {"text": f"the CPU wins everywhere that was tried against {accelerator}", "points": points}
-    words = "; ".join(f"from {_size(point['parameters'])} parameters at batch {point['batch']}" for point in known)
+    where = "; ".join(f"from {_size(point['parameters'])} parameters at batch {point['batch']}" for point in known)
     smallest = min(cell.parameters for cell in cells)
     everywhere = len(known) == len(points) and all(point["parameters"] == smallest for point in known)
-    text = f"{accelerator} wins everywhere that was tried" if everywhere else f"{accelerator} wins {words}"
+    text = f"{accelerator} wins everywhere that was tried" if everywhere else f"{accelerator} wins {where}"
     return {"text": text, "points": points}
 
 

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from lapclip.exporting.compact_graph import make_compact, make_tidy
-from lapclip.machine.processor import processor
+from lapclip.machine.facts import processor
 
 DYNAMIC, STATIC, WEIGHTS = "dynamic", "static", "weights"
 BOUNDS = ("Clip", "Relu")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def output_of(*command: str, seconds: float = 5.0) -> str | None:
-    """What a command prints, or None where it is missing, fails without a word or takes too long.
+    """What a command prints, or None where it is missing, fails without output or takes too long.
 
     A command that prints and then fails still counts: macOS' sysctl does so when one of several names is unknown.
     """

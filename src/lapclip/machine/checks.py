@@ -1,4 +1,4 @@
-"""Whether this machine is ready to train, in plain words. Functions of the facts alone. No torch."""
+"""Whether this machine is ready to train, as a list of checks. Functions of the facts alone. No torch."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from lapclip.machine.other_load import BUSY
+from lapclip.machine.timing import BUSY
 
 NEEDED_MEMORY = 1_000_000_000
 """Bytes the default recipe wants free: its run peaks at 0.7 GB on the CPU (README.md)."""
@@ -56,21 +56,21 @@ def gigabytes(count: int | None) -> str:
 
 
 def _python(version: str) -> Check:
-    wanted = ".".join(map(str, PYTHON))
-    return Check("python", _numbers(version) >= PYTHON, f"Python {version}; lapclip needs {wanted} or later")
+    needed = ".".join(map(str, PYTHON))
+    return Check("python", _numbers(version) >= PYTHON, f"Python {version}; lapclip needs {needed} or later")
 
 
 def _torch(build: dict[str, Any] | None, system: str) -> Check:
     floor = (2, 13) if system.startswith("Darwin") else (2, 11)
-    wanted = ".".join(map(str, floor))
+    needed = ".".join(map(str, floor))
     if build is None:
-        return Check("torch", False, f"not installed; lapclip needs {wanted} or later to train: pip install torch")
+        return Check("torch", False, f"not installed; lapclip needs {needed} or later to train: pip install torch")
     ok = _numbers(build["version"]) >= floor
-    return Check("torch", ok, f"torch {build['version']}; lapclip needs {wanted} or later")
+    return Check("torch", ok, f"torch {build['version']}; lapclip needs {needed} or later")
 
 
-def _room(name: str, free: int | None, needed: int, words: str) -> Check:
-    return Check(name, None if free is None else free >= needed, f"{gigabytes(free)} {words}")
+def _room(name: str, free: int | None, needed: int, text: str) -> Check:
+    return Check(name, None if free is None else free >= needed, f"{gigabytes(free)} {text}")
 
 
 def _battery(source: str | None, percent: float | None) -> Check:
@@ -82,8 +82,8 @@ def _battery(source: str | None, percent: float | None) -> Check:
 
 
 def _low_power(on: bool | None) -> Check:
-    words = {None: "unknown", True: "on: the cores are held back; switch it off to train", False: "off"}
-    return Check("low-power mode", None if on is None else not on, words[on])
+    texts = {None: "unknown", True: "on: the cores are held back; switch it off to train", False: "off"}
+    return Check("low-power mode", None if on is None else not on, texts[on])
 
 
 def _load(share: float | None) -> Check:
@@ -102,8 +102,8 @@ def _swap(used: int | None) -> Check:
 
 def _throttling(throttled: bool | None, celsius: float | None) -> Check:
     at = f" at {celsius:.0f} C" if celsius is not None else ""
-    words = {None: "unknown", True: "the processor is held back because of heat", False: "none now"}
-    return Check("throttling", None if throttled is None else not throttled, words[throttled] + at)
+    texts = {None: "unknown", True: "the processor is held back because of heat", False: "none now"}
+    return Check("throttling", None if throttled is None else not throttled, texts[throttled] + at)
 
 
 def _usable(accelerators: list[dict[str, Any]], build: dict[str, Any] | None) -> Iterable[Check]:

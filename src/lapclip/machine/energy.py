@@ -125,8 +125,8 @@ def apple_counters(monitor) -> dict[str, Counter]:
 
     def counter(field: str) -> Counter:
         def read() -> float | None:
-            told = getattr(monitor.get_cumulative_energy(), field, None)
-            return None if told is None else told / 1000
+            millijoules = getattr(monitor.get_cumulative_energy(), field, None)
+            return None if millijoules is None else millijoules / 1000
 
         return read
 

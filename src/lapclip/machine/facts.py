@@ -1,22 +1,46 @@
-"""Facts about the machine that need no torch."""
+"""Facts about the machine: the system, the processor with its kinds of cores and vector units. No torch."""
 
 from __future__ import annotations
 
-import math
+import ctypes
 import os
 import platform
-import re
 import subprocess
 import sys
-from contextlib import suppress
+from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import psutil
 
-from lapclip.machine.ask_system import number_in, text_of
+from lapclip.machine.ask_system import number_in, output_of, text_of
 
-CGROUP = Path("/sys/fs/cgroup")
+SYSFS = Path("/sys")
+
+X86_FLAGS = (
+    "avx", "avx2", "fma", "f16c", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16",
+    "amx_tile", "amx_int8", "amx_bf16", "amx_fp16",
+)  # fmt: skip
+"""What matters to training among the flags of Linux' /proc/cpuinfo."""
+ARM_FLAGS = ("asimd", "asimdhp", "asimddp", "bf16", "i8mm", "sve", "sve2", "svebf16", "sme", "sme2")
+APPLE_FEATURES = {
+    "hw.optional.AdvSIMD": "neon",
+    "hw.optional.neon": "neon",
+    "hw.optional.arm.FEAT_FP16": "fp16",
+    "hw.optional.arm.FEAT_DotProd": "dotprod",
+    "hw.optional.arm.FEAT_BF16": "bf16",
+    "hw.optional.arm.FEAT_I8MM": "i8mm",
+    "hw.optional.arm.FEAT_SME": "sme",
+    "hw.optional.arm.FEAT_SME2": "sme2",
+    "hw.optional.avx1_0": "avx",
+    "hw.optional.avx2_0": "avx2",
+    "hw.optional.fma": "fma",
+    "hw.optional.avx512f": "avx512f",
+}
+"""The names of macOS' sysctl. It does not name AMX, the matrix unit of M1 to M3 that Accelerate uses."""
+WINDOWS_FEATURES = {19: "neon", 39: "avx", 40: "avx2", 41: "avx512f", 43: "dotprod", 46: "sve", 47: "sve2"}
+"""PF_... numbers of IsProcessorFeaturePresent (winnt.h). Windows does not report bfloat16."""
 
 
 def machine_facts() -> dict[str, Any]:
@@ -24,7 +48,7 @@ def machine_facts() -> dict[str, Any]:
     return {
         "chip": _chip(),
         "cores": os.cpu_count() or 1,
-        "memory_bytes": total_bytes(),
+        "memory_bytes": psutil.virtual_memory().total,
         "system": f"{platform.system()} {platform.release()}",
         "architecture": platform.machine(),
         "python": platform.python_version(),
@@ -36,81 +60,6 @@ def logical_cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
-
-
-def peak_memory_bytes() -> int:
-    """The most memory this process has held at once."""
-    if sys.platform == "win32":
-        return psutil.Process().memory_info().peak_wset
-    if sys.platform == "linux" and (highest := _high_water_mark()):
-        return highest
-    import resource
-
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024  # macOS counts bytes, Linux kilobytes
-
-
-def forget_peak() -> None:
-    """Count the peak of this process from here on, where the system can (Linux)."""
-    with suppress(OSError):
-        if sys.platform == "linux":
-            Path("/proc/self/clear_refs").write_text("5")
-
-
-def _high_water_mark() -> int | None:
-    """Linux' own peak, which unlike that of getrusage can be forgotten."""
-    try:
-        for line in Path("/proc/self/status").read_text().splitlines():
-            if line.startswith("VmHWM:"):
-                return int(line.split()[1]) * 1024
-    except (OSError, ValueError, IndexError):
-        pass
-    return None
-
-
-def memory_bytes() -> int:
-    """The memory this process holds now."""
-    return psutil.Process().memory_info().rss
-
-
-def total_bytes() -> int:
-    """The memory of the machine."""
-    return psutil.virtual_memory().total
-
-
-def available_bytes() -> int:
-    """The memory that programs can still have without swapping, inside a container's limit if there is one."""
-    return int(min(psutil.virtual_memory().available, container_room(CGROUP)))
-
-
-def container_room(cgroup: Path) -> float:
-    """Bytes a container may still take; infinite where there is no limit."""
-    limit, used = number_in(cgroup / "memory.max"), number_in(cgroup / "memory.current")
-    if limit is None or used is None:
-        return math.inf
-    # What files left in memory counts as used, and is given up when it is needed.
-    cached = re.search(r"^inactive_file (\d+)$", text_of(cgroup / "memory.stat") or "", flags=re.MULTILINE)
-    return max(0, limit - used + (int(cached[1]) if cached else 0))
-
-
-def swap_bytes() -> int:
-    """What the system has put on disk for want of memory; 0 where it does not tell."""
-    try:
-        return psutil.swap_memory().used
-    except (OSError, RuntimeError):  # no permission, or a system without such a figure
-        return 0
-
-
-def held_bytes() -> int:
-    """The memory this process holds, wherever the system has put it."""
-    if sys.platform == "linux":
-        try:
-            swapped = re.search(r"^VmSwap:\s+(\d+) kB", Path("/proc/self/status").read_text(), flags=re.MULTILINE)
-            return memory_bytes() + (int(swapped[1]) * 1024 if swapped else 0)
-        except OSError:
-            return memory_bytes()
-    # What macOS compresses or swaps leaves the present figure; the highest one never falls.
-    return peak_memory_bytes()
 
 
 def source_commit() -> str | None:
@@ -142,3 +91,126 @@ def _chip() -> str:
     except (OSError, subprocess.SubprocessError):
         pass
     return platform.processor() or platform.machine() or "unknown"
+
+
+@dataclass(frozen=True)
+class Processor:
+    """What the system tells; None is unknown."""
+
+    physical_cores: int | None
+    usable_cores: int
+    """Logical cores this process may use: fewer in a container or under taskset."""
+    performance_cores: int | None
+    efficiency_cores: int | None
+    features: list[str] | None
+
+
+def processor() -> Processor:
+    """The processor of this machine."""
+    physical = psutil.cpu_count(logical=False)
+    fast, slow, features = None, None, None
+    if sys.platform == "linux":
+        fast, slow = linux_core_kinds(SYSFS)
+        features = parse_cpuinfo(text_of(Path("/proc/cpuinfo")) or "")
+    elif sys.platform == "darwin":
+        fast, slow, features = parse_sysctl(output_of("sysctl", "hw") or "")
+    elif sys.platform == "win32":
+        fast, slow = core_kinds(parse_windows_cores(_windows_cores()))
+        features = _windows_features()
+    return Processor(physical, logical_cores(), fast, slow, features)
+
+
+def parse_cpuinfo(text: str) -> list[str] | None:
+    """The vector features among the flags of /proc/cpuinfo; None where it lists none."""
+    for line in text.splitlines():
+        name, colon, flags = line.partition(":")
+        if colon and name.strip() in ("flags", "Features"):
+            there = set(flags.split())
+            return [flag for flag in (*X86_FLAGS, *ARM_FLAGS) if flag in there]
+    return None
+
+
+def parse_sysctl(text: str) -> tuple[int | None, int | None, list[str] | None]:
+    """Performance cores, efficiency cores and features from the output of macOS' `sysctl hw`."""
+    values = dict(line.split(": ", 1) for line in text.splitlines() if ": " in line)
+    if not values:
+        return None, None, None
+    features = dict.fromkeys(feature for name, feature in APPLE_FEATURES.items() if values.get(name, "").strip() == "1")
+    levels = [values.get(f"hw.perflevel{level}.physicalcpu", "").strip() for level in range(2)]
+    fast, slow = (int(level) if level.isdigit() else None for level in levels)
+    if fast is None:  # Intel Macs have one kind and no levels
+        whole = values.get("hw.physicalcpu", "").strip()
+        return (int(whole) if whole.isdigit() else None), (0 if whole.isdigit() else None), list(features)
+    return fast, slow or 0, list(features)
+
+
+def linux_core_kinds(sysfs: Path) -> tuple[int | None, int | None]:
+    """Performance and efficiency cores: Intel's hybrid chips list them, ARM's state each core's capacity."""
+    fast, slow = (text_of(sysfs / "devices" / kind / "cpus") for kind in ("cpu_core", "cpu_atom"))
+    if fast and slow:
+        return tuple(_distinct_cores(sysfs, parse_cpu_list(cpus)) for cpus in (fast, slow))  # pyright: ignore
+    folders = sorted((sysfs / "devices/system/cpu").glob("cpu[0-9]*"))
+    cores: dict[str, int] = {}  # hyperthreads of one core share their list of siblings
+    for folder in folders:
+        siblings = text_of(folder / "topology/core_cpus_list") or text_of(folder / "topology/thread_siblings_list")
+        cores[siblings or folder.name] = number_in(folder / "cpu_capacity") or 0
+    return core_kinds(cores.values())
+
+
+def core_kinds(strength: Iterable[int]) -> tuple[int | None, int | None]:
+    """Performance and efficiency cores, from a strength for each core: the strongest are the performance cores."""
+    strengths = list(strength)
+    if not strengths:
+        return None, None
+    fast = sum(each == max(strengths) for each in strengths)
+    return fast, len(strengths) - fast
+
+
+def parse_cpu_list(text: str) -> list[int]:
+    """`0-3,8` as numbers."""
+    numbers = []
+    for part in text.split(","):
+        first, _, last = part.strip().partition("-")
+        if first.isdigit():
+            numbers += range(int(first), int(last or first) + 1)
+    return numbers
+
+
+def _distinct_cores(sysfs: Path, cpus: list[int]) -> int:
+    folders = (sysfs / "devices/system/cpu" / f"cpu{cpu}" / "topology" for cpu in cpus)
+    return len({text_of(folder / "core_cpus_list") or folder.parent.name for folder in folders})
+
+
+def parse_windows_cores(buffer: bytes) -> list[int]:
+    """The efficiency class of each core from GetLogicalProcessorInformationEx; higher is faster.
+
+    Records of a kind, their size, flags and the class: DWORD, DWORD, BYTE, BYTE (winnt.h).
+    """
+    classes, at = [], 0
+    while at + 10 <= len(buffer):
+        kind, size = (int.from_bytes(buffer[at + i : at + i + 4], "little") for i in (0, 4))
+        if size < 10:
+            break
+        if kind == 0:  # RelationProcessorCore
+            classes.append(buffer[at + 9])
+        at += size
+    return classes
+
+
+def _windows_cores() -> bytes:
+    try:
+        ask = ctypes.windll.kernel32.GetLogicalProcessorInformationEx  # pyright: ignore[reportAttributeAccessIssue]
+        size = ctypes.c_ulong(0)
+        ask(0, None, ctypes.byref(size))
+        buffer = ctypes.create_string_buffer(size.value)
+        return buffer.raw if ask(0, buffer, ctypes.byref(size)) else b""
+    except (AttributeError, OSError):
+        return b""
+
+
+def _windows_features() -> list[str] | None:
+    try:
+        present = ctypes.windll.kernel32.IsProcessorFeaturePresent  # pyright: ignore[reportAttributeAccessIssue]
+        return [feature for number, feature in WINDOWS_FEATURES.items() if present(number)]
+    except (AttributeError, OSError):
+        return None

@@ -1,19 +1,19 @@
-"""What was measured on this machine before, kept in the cache folder so that it need not be measured again."""
+"""What was measured on this machine before, in the cache folder, so that it need not be measured again."""
 
 from __future__ import annotations
 
 import json
-import os
 import sys
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from lapclip.paths import cache_folder
+from lapclip.paths import cache_folder, write_atomic
 
 
-class Notebook:
-    """A JSON file of keys and values. A damaged one is ignored with a warning; if it cannot be written, so be it."""
+class CacheFile:
+    """A JSON file of entries in the cache folder. A damaged one is ignored with a warning; one that cannot be written
+    remembers nothing."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -24,28 +24,24 @@ class Notebook:
 
     def read(self, key: str) -> Any:
         """What was written under the key, or None."""
-        return self.pages().get(key)
+        return self.entries().get(key)
 
     def write(self, key: str, value: Any) -> None:
-        """Keep a value beside the others."""
-        self.replace({**self.pages(), key: value})
+        """Store a value beside the others."""
+        self.replace({**self.entries(), key: value})
 
-    def replace(self, pages: dict[str, Any]) -> None:
-        """Other processes may read and write at the same time, so the file is replaced as a whole."""
-        partial = self.path.with_name(f".{self._name}.{os.getpid()}.partial")
-        try:
-            partial.parent.mkdir(parents=True, exist_ok=True)
-            partial.write_text(json.dumps(pages, indent=1), encoding="utf-8")
-            os.replace(partial, self.path)
-        except OSError:
-            with suppress(OSError):
-                partial.unlink(missing_ok=True)
+    def replace(self, entries: dict[str, Any]) -> None:
+        """Store these entries alone. Other processes may read and write at the same time."""
+        with suppress(OSError):
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            write_atomic(self.path, json.dumps(entries, indent=1))
 
-    def pages(self) -> dict[str, Any]:
+    def entries(self) -> dict[str, Any]:
+        """Everything that is stored."""
         try:
-            pages = json.loads(self.path.read_text(encoding="utf-8"))
-            if isinstance(pages, dict):
-                return pages
+            entries = json.loads(self.path.read_text(encoding="utf-8"))
+            if isinstance(entries, dict):
+                return entries
         except FileNotFoundError:
             return {}
         except (OSError, ValueError):

@@ -43,24 +43,24 @@ class Gpu:
     @property
     def memory(self) -> tuple[int | None, int | None]:
         """Bytes in all and free."""
-        told = self._ask("nvmlDeviceGetMemoryInfo")
-        return (None, None) if told is None else (int(told.total), int(told.free))
+        answer = self._ask("nvmlDeviceGetMemoryInfo")
+        return (None, None) if answer is None else (int(answer.total), int(answer.free))
 
     @property
     def celsius(self) -> float | None:
-        told = self._ask("nvmlDeviceGetTemperature", 0)  # NVML_TEMPERATURE_GPU
-        return None if told is None else float(told)
+        answer = self._ask("nvmlDeviceGetTemperature", 0)  # NVML_TEMPERATURE_GPU
+        return None if answer is None else float(answer)
 
     @property
     def joules(self) -> float | None:
         """Energy since the driver was loaded; from Volta on."""
-        told = self._ask("nvmlDeviceGetTotalEnergyConsumption")
-        return None if told is None else told / 1000
+        answer = self._ask("nvmlDeviceGetTotalEnergyConsumption")
+        return None if answer is None else answer / 1000
 
     @property
     def throttled(self) -> bool | None:
-        told = self._ask("nvmlDeviceGetCurrentClocksThrottleReasons")
-        return None if told is None else bool(told & THERMAL)
+        answer = self._ask("nvmlDeviceGetCurrentClocksThrottleReasons")
+        return None if answer is None else bool(answer & THERMAL)
 
 
 def gpus() -> list[Gpu]:
@@ -85,6 +85,6 @@ def driver() -> str | None:
         return None
 
 
-def _text(told: Any) -> str | None:
+def _text(answer: Any) -> str | None:
     """Older releases of the package give bytes."""
-    return told.decode() if isinstance(told, bytes) else told
+    return answer.decode() if isinstance(answer, bytes) else answer

@@ -1,4 +1,4 @@
-"""Everything `lapclip machine` tells, gathered. Unknown facts are None, and nothing here raises for want of one."""
+"""Everything that `lapclip machine` shows. Unknown facts are None, and nothing here raises for want of one."""
 
 from __future__ import annotations
 
@@ -8,47 +8,76 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from lapclip.machine import torch_build as build
 from lapclip.machine.accelerators import accelerators
-from lapclip.machine.checks import Check, canary_check, checks
-from lapclip.machine.facts import available_bytes, machine_facts
+from lapclip.machine.checks import canary_check, checks
+from lapclip.machine.facts import machine_facts, processor
 from lapclip.machine.power import power
-from lapclip.machine.processor import processor
 from lapclip.machine.sensors import Sensors
+from lapclip.machine.system_memory import available_bytes
+from lapclip.progress import Status
+
+if TYPE_CHECKING:
+    from lapclip.machine.device import Device
 
 SECONDS = 0.5
 """How long the load on the cores and the power are watched."""
 
-Told = Callable[[str], None]
-"""Called with what is being done."""
 
-
-def overview(told: Told = lambda _: None) -> dict[str, Any]:
+def overview(status: Status = lambda _: None) -> dict[str, Any]:
     """The machine and its check list, as one object."""
-    told("asking the system")
+    status("asking the system")
     facts = {**machine_facts(), **asdict(processor()), **_memory(), **_power(), **_watched()}
     facts["accelerators"] = accelerators()
-    told("asking torch")
-    facts["torch"] = build.torch_build()
-    if facts["torch"] and facts["torch"]["accelerator"] and not facts["accelerators"]:
-        facts["accelerators"] = build.torch_accelerators()
+    status("asking torch")
+    facts["torch"] = torch_build()
+    device = _accelerator() if facts["torch"] else None
+    if device and not facts["accelerators"]:
+        facts["accelerators"] = device.listed()
     listed = checks(facts)
-    if facts["torch"] and facts["torch"]["accelerator"]:
-        told("checking that the accelerator computes what the CPU computes")
-        listed.append(_canary(facts["torch"]["accelerator"]))
+    if device:
+        status("checking that the accelerator computes what the CPU computes")
+        failures = [result.sentence() for result in device.examine() if not result.ok]
+        listed.append(canary_check(device.kind, len(device.examine()), failures))
     return {**facts, "checks": [asdict(check) for check in listed]}
 
 
-def _canary(kind: str) -> Check:
-    from lapclip.machine.devices import Device
+def torch_build() -> dict[str, Any] | None:
+    """Version, threads, the vector unit it uses and the accelerator it finds; None where it is not installed."""
+    try:
+        import torch
+    except (ImportError, OSError):  # OSError: installed, with a library missing
+        return None
+    return {
+        "version": torch.__version__,
+        "threads": torch.get_num_threads(),
+        "vectors": _answer_of(lambda: torch.backends.cpu.get_cpu_capability()),
+        "cuda": _answer_of(lambda: torch.version.cuda),
+        "hip": _answer_of(lambda: torch.version.hip),
+        "accelerator": _answer_of(
+            lambda: getattr(torch.accelerator.current_accelerator(check_available=True), "type", None)
+        ),
+    }
 
-    device = Device(kind)
-    results = device.examine()
-    return canary_check(kind, len(results), [result.sentence() for result in device.failures()])
+
+def _answer_of(question: Callable[[], str | None]) -> str | None:
+    """The answer; None from a release of torch that is too old to be asked, or a driver that fails."""
+    try:
+        return question()
+    except (AttributeError, TypeError, RuntimeError):
+        return None
+
+
+def _accelerator() -> Device | None:
+    from lapclip.machine.choose_device import accelerator_here
+
+    try:
+        return accelerator_here()
+    except (AttributeError, RuntimeError):  # a release of torch that is too old to be asked, or a driver that fails
+        return None
 
 
 def _memory() -> dict[str, int | None]:

@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM as a wish that a loop can look at."""
+"""SIGINT and SIGTERM as a request to stop that a loop can check."""
 
 from __future__ import annotations
 

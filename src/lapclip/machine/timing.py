@@ -1,17 +1,27 @@
-"""The one stopwatch: how long something takes, and where the time of a step goes."""
+"""How long something takes, where the time of a step goes, and whether other programs disturb it. No torch."""
 
 from __future__ import annotations
 
+import json
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
+
+import psutil
+
+from lapclip.errors import LapclipError
 
 PHASES = ("load", "preprocess", "transfer", "forward", "backward", "optimizer")
-
-
 WORTH = 1.03
 """How many times as fast something has to be to count as faster: less is noise."""
+BUSY = 0.25
+"""Share of the cores that other programs may use before a run is clearly slower for it."""
+LOAD_SECONDS = 0.3
+"""How long the use of the cores is watched."""
 Synchronise = Callable[[], None]
 """Waits until a device has computed everything asked for: `Device.synchronise`."""
 
@@ -79,3 +89,29 @@ class Stopwatch:
     def seconds(self) -> dict[str, float] | None:
         """Seconds by phase, or None where they were not measured."""
         return self._seconds
+
+
+def other_load(seconds: float = LOAD_SECONDS) -> float | None:
+    """The share of all cores that others use while this process waits; None where the system does not say."""
+    try:
+        return psutil.cpu_percent(interval=seconds) / 100
+    except (OSError, RuntimeError):
+        return None
+
+
+def busy_cores() -> str | None:
+    """A sentence if others are at work, for whoever is about to time something."""
+    share = other_load()
+    if share is None or share < BUSY:
+        return None
+    return f"other programs use {share:.0%} of the cores, so what is timed now is off"
+
+
+def in_fresh_process(module: str, request: dict[str, Any], timeout: float = 300.0) -> dict[str, Any]:
+    """What `python -m module` answers to a request, both as JSON: for what only a new process can show."""
+    command = [sys.executable, "-m", module, json.dumps(request)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=timeout)
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
+        raise LapclipError(f"Measuring in a process of its own failed: {last[:200]}.")
+    return json.loads(done.stdout.strip().splitlines()[-1])

@@ -1,4 +1,4 @@
-"""Who prepares the batches: our thread, the training itself, or worker processes, which lapclip uses nowhere else."""
+"""What prepares the batches: our thread, the training itself, or worker processes, which lapclip uses nowhere else."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ class Batches(Dataset):
     def __getitem__(self, index: int) -> dict[str, Tensor]:
         if not 0 <= index < self.count:
             raise IndexError(index)
-        parts = vars(self.plan.batch(index + 1))
-        return {name: torch.from_numpy(part) for name, part in parts.items() if part is not None}
+        arrays = vars(self.plan.batch(index + 1))
+        return {name: torch.from_numpy(array) for name, array in arrays.items() if array is not None}
 
 
 def loader_times(
@@ -50,13 +50,13 @@ def loader_times(
 ) -> dict[str, LoaderTimes]:
     """Training with each way to load, in turns: `thread` is our own, the others are torch's DataLoader."""
     ways: dict[str, Callable[[], Iterator[Batch]]] = {}
-    kept: list[DataLoader] = []
+    loaders: list[DataLoader] = []  # their workers live as long as they do
     if own:
         ways["thread"] = lambda: prefetch(rehearsal.plan, 1, steps + 1)
     for count in workers:
         for pinned in (False, True) if rehearsal.device.pins_memory else (False,):
             loader = _loader(rehearsal.plan, steps + 1, count, pinned)
-            kept.append(loader)
+            loaders.append(loader)
             name = ("in line" if count == 0 else f"{count} workers") + (", pinned" if pinned else "")
             ways[name] = lambda loader=loader: _as_batches(loader)
     rehearsal()
@@ -88,6 +88,6 @@ def _loader(plan: BatchPlan, count: int, workers: int, pinned: bool) -> DataLoad
 def _as_batches(loader: Iterable[dict[str, Tensor]]) -> Iterator[Batch]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
-        parts_of = iter(loader)
-    for parts in parts_of:
-        yield Batch(**{name: part.numpy() for name, part in parts.items()})
+        batches = iter(loader)
+    for tensors in batches:
+        yield Batch(**{name: tensor.numpy() for name, tensor in tensors.items()})

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from lapclip.config import ModelConfig
 from lapclip.errors import first_line
-from lapclip.machine.devices import DTYPES, Device
+from lapclip.machine.device import DTYPES, Device
 from lapclip.machine.timing import in_turns
 from lapclip.tuning.workload import Rehearsal, make_workload
 
@@ -23,7 +23,7 @@ class Precision:
     losses: tuple[float, ...]
     spikes: int
     error: str | None = None
-    """Why it does not run here, if so; then there are no figures."""
+    """Why it does not run here, if so; then nothing was measured."""
 
     @property
     def final_loss(self) -> float | None:

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lapclip.machine.devices import Device
-from lapclip.machine.timing import in_turns, timed
-from lapclip.tuning.fresh_process import in_fresh_process
+from lapclip.machine.choose_device import device_of
+from lapclip.machine.device import Device
+from lapclip.machine.timing import in_fresh_process, in_turns, timed
 
 SIZE = 512
 MANY = 100
@@ -111,7 +111,7 @@ def _gflops(size: int, count: int, seconds: float) -> float:
 
 
 def _answer(request: dict) -> dict:
-    device, size = Device(request["device"]), request["size"]
+    device, size = device_of(request["device"]), request["size"]
     left, right = torch.ones(size, size, device=device.torch), torch.ones(size, size, device=device.torch)
     return {"seconds": timed(lambda: torch.mm(left, right), device.synchronise)}
 

@@ -12,7 +12,8 @@ import psutil
 import torch
 
 from lapclip.data.batches import prefetch
-from lapclip.machine.devices import Device, default_threads
+from lapclip.machine.choose_device import default_threads
+from lapclip.machine.device import Device
 from lapclip.machine.timing import PHASES, Stopwatch, timed
 from lapclip.tuning.workload import Rehearsal
 

@@ -1,6 +1,6 @@
 """The operations of a block, each in several forms that give the same result at different speeds.
 
-Which form is fastest depends on the machine, the precision and the sizes, so it is measured (`lapclip.tune`), not
+Which form is fastest depends on the machine, the precision and the sizes, so it is measured (`lapclip.tuning`), not
 assumed. A weight that is kept in another precision than the input's is rounded on its way into a product, and its
 gradient comes back in the weight's own.
 
@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from lapclip.machine.devices import norms_mixed_dtypes, ready_for_attention, trusts_is_causal
+from lapclip.machine.choose_device import norms_mixed_dtypes, ready_for_attention, runs_onednn, trusts_is_causal
 
 ATTENTION = ("fused", "products")
 LINEAR = ("torch", "onednn")
@@ -41,7 +41,7 @@ def has_onednn(device: torch.device, dtype: torch.dtype = torch.float32) -> bool
 
     It computes bfloat16 only on processors that know it; torch's own form does so everywhere.
     """
-    if device.type != "cpu" or not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
+    if not runs_onednn(device) or not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
         return False
     return dtype == torch.float32 or (dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported())
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-import torch
 from torch import Tensor
 
 from lapclip.config import TrainConfig
 from lapclip.data.batches import Batch
-from lapclip.machine.devices import DTYPES, Device, own_stream
+from lapclip.machine.device import DTYPES, Device
 from lapclip.machine.timing import Stopwatch
 from lapclip.model.clip import CLIP
 from lapclip.model.kernels import Compute
@@ -38,7 +37,7 @@ def make_step(model: CLIP, config: TrainConfig, device: Device) -> AnyStep:
 class Recording:
     """A graph with the memory it reads from and writes to."""
 
-    graph: torch.cuda.CUDAGraph
+    replay: Callable[[], None]
     inputs: Inputs
     figures: Tensor
 
@@ -51,7 +50,7 @@ class GraphedStep:
         self.model, self.optimizer, self.others = step.model, step.optimizer, step.others
         self.worker, self.device, self.boundaries = step.worker, step.device, step.boundaries
         self._taken = 0
-        self._pool = torch.cuda.graph_pool_handle()
+        self._recorder = step.device.graph_recorder()
         self._recordings: dict[tuple, Recording] = {}
         self._off = Stopwatch(step.device.synchronise, on=False)
 
@@ -59,7 +58,7 @@ class GraphedStep:
         """Update the model, as TrainStep does. A recording has no inside, so there are no phases to measure."""
         self._taken += 1
         if self._taken <= WARM_UP:
-            return self._on_side_stream(lambda: self.step(batch, step, lr, watch))
+            return self._recorder.warm_up(lambda: self.step(batch, step, lr, watch))
         watch.discard()
         inputs = self.step.inputs(batch, step)
         key = (inputs.side, *((name, part.shape) for name, part in inputs.tensors().items()))
@@ -71,7 +70,7 @@ class GraphedStep:
             targets[name].copy_(source.pin_memory(), non_blocking=True)
         self.step.set_learning_rate(lr)
         self.step.touched = True
-        recording.graph.replay()
+        recording.replay()
         return self.step.reader(recording.figures)
 
     @property
@@ -88,19 +87,8 @@ class GraphedStep:
         place = self.step.device.torch
         held = inputs.each(lambda part: part.to(place))
         self.step.optimizer.zero_grad(set_to_none=True)  # gradients are to live in the graph's own memory
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
-            figures = self.step.update(held, self._off)
-        return Recording(graph, held, figures)
-
-    def _on_side_stream(self, run: Callable[[], Callable[[], StepMetrics]]) -> Callable[[], StepMetrics]:
-        """Warm-up belongs on another stream than the recording's (the rule of torch.cuda.graph)."""
-        stream = own_stream("warm-up")
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            result = run()
-        torch.cuda.current_stream().wait_stream(stream)
-        return result
+        replay, figures = self._recorder.record(lambda: self.step.update(held, self._off))
+        return Recording(replay, held, figures)
 
 
 AnyStep = TrainStep | GraphedStep

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from lapclip import __version__
 from lapclip.config import Config
-from lapclip.machine.measurement_cache import Notebook
-from lapclip.machine.other_load import busy_cores
+from lapclip.machine.measurement_cache import CacheFile
+from lapclip.machine.timing import busy_cores
 
 PAIRS = 16
 """How many are timed where nothing was timed before."""
@@ -29,12 +29,12 @@ def _timed_pair(config: Config, caption_tokens: int) -> tuple[float, str]:
     import numpy as np
 
     from lapclip.data.batches import Batch
-    from lapclip.machine import devices
+    from lapclip.machine.choose_device import available
     from lapclip.machine.timing import Stopwatch, timed
     from lapclip.model.clip import CLIP
     from lapclip.training.cuda_graph import make_step
 
-    device = devices.available(config.train.device)[0]
+    device = available(config.train.device)[0]
     # In a run of two steps whose first half is cheap, step 1 is of one kind and step 2 of the other.
     plain = {"dtype": "float32", "image_attention": "fused", "text_attention": "fused", "linear": "torch"}
     train = replace(config.train, **plain, compile="none", micro_batch=0, steps=2, cheap_share=0.5)
@@ -55,10 +55,10 @@ def _timed_pair(config: Config, caption_tokens: int) -> tuple[float, str]:
 
 def _tuned_step(config: Config) -> float | None:
     """A step's time, where `lapclip tune` or a run timed one of this model and batch."""
-    notebook = Notebook("tune.json")
+    cache = CacheFile("tune.json")
     start = f"{config.model} batch {config.train.batch_size} captions of "
     try:
-        pages = [page for key, page in notebook.pages().items() if key.startswith(start) and key.endswith(__version__)]
+        pages = [page for key, page in cache.entries().items() if key.startswith(start) and key.endswith(__version__)]
         return float(pages[-1]["seconds_a_step"]) if pages else None
     except (KeyError, TypeError, ValueError):
         return None

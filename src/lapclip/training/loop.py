@@ -18,11 +18,11 @@ from lapclip.embedder import Embedder
 from lapclip.errors import TrainingError
 from lapclip.evaluation.retrieval import RANKS, in_batches, retrieval
 from lapclip.evaluation.zeroshot import accuracy, class_embeddings, read_templates
-from lapclip.machine import facts
-from lapclip.machine.devices import Device
+from lapclip.machine import system_memory
+from lapclip.machine.device import Device
 from lapclip.machine.polite import PolitePauses
 from lapclip.machine.sensors import Sensors
-from lapclip.machine.swap import SwapWatch
+from lapclip.machine.system_memory import SwapWatch
 from lapclip.machine.timing import Stopwatch, measured
 from lapclip.runs import events
 from lapclip.runs.event_log import EventLog
@@ -157,7 +157,7 @@ class Training:
             )
         )
         if number == 1 or number % MEMORY_EVERY == 0:
-            now, peak = facts.memory_bytes(), self.device.peak_memory_bytes()
+            now, peak = system_memory.memory_bytes(), self.device.peak_memory_bytes()
             self.log.append(events.Memory(step=number, process_bytes=now, peak_bytes=peak))
         if self.sensors.due() or number == self.steps:
             self.log.append(events.Sensors(step=number, **vars(self.sensors.sample())))
@@ -168,7 +168,7 @@ class Training:
 
     def check_swap(self, number: int) -> None:
         """Stop between two steps, with all in order, if the system swaps for want of memory."""
-        if self.swap is None or not self.device.swaps or number == self.steps:
+        if self.swap is None or not self.device.shares_memory or number == self.steps:
             return
         if grown := self.swap.grown():
             self.step.touched = False

@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass, replace
 
 from lapclip.config import ModelConfig, TrainConfig
 from lapclip.errors import ConfigError
-from lapclip.machine.devices import Device
+from lapclip.machine.device import Device
 from lapclip.model.convnet import convolution_sizes, last_width
 from lapclip.training.schedule import image_side, patches_seen
 

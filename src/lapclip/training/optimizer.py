@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from lapclip.config import TrainConfig
-from lapclip.machine.devices import Device
+from lapclip.machine.device import Device
 from lapclip.model.clip import CLIP
 from lapclip.model.parameter_parts import depth_of, parts_of
 

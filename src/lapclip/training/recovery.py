@@ -15,8 +15,7 @@ from lapclip.config import Config, replace_in
 from lapclip.data.tokenizers import Tokenizer
 from lapclip.embedder import Embedder
 from lapclip.errors import ConfigError, RunError, TrainingError
-from lapclip.machine import devices
-from lapclip.machine.devices import Device
+from lapclip.machine.choose_device import device_of, prepare_device
 from lapclip.runs import events
 from lapclip.runs.event_log import read_events
 from lapclip.training.checkpoint import list_checkpoints, load_newest
@@ -91,8 +90,8 @@ def change_settings(training: Training, change: Change, build: Build) -> None:
         before.release_memory()
     training.config = replace_in(training.config, "train", **change.settings)
     train = training.config.train
-    training.device = before if train.device == before.kind else Device(train.device)
-    devices.prepare(training.device, int(train.threads))
+    training.device = before if train.device == before.kind else device_of(train.device)
+    prepare_device(training.device, int(train.threads))
     training.step, training.embedder = build(training, tokenizer)
     skipped = restore(training) or []
     step = training.progress.step

@@ -18,7 +18,7 @@ from lapclip.data.batches import Batch
 from lapclip.data.pixels import normalise
 from lapclip.data.tokenizers import LENGTH_STEP
 from lapclip.loss import LOSSES, batch_accuracy, contrastive_loss, distillation_loss
-from lapclip.machine.devices import DTYPES, Device, SideBySide
+from lapclip.machine.device import DTYPES, Device
 from lapclip.machine.timing import Stopwatch
 from lapclip.model.clip import CLIP
 from lapclip.model.freezing import boundary
@@ -104,7 +104,7 @@ class TrainStep:
         self.loss_scale = LossScale(device.torch) if config.dtype == "float16" else None
         self.touched = False
         """Whether the weights may have changed since the loop last looked."""
-        self._towers = SideBySide(device, at_once="graph" in config.compile)
+        self._towers = device.side_by_side(at_once="graph" in config.compile)
         self.boundaries = {tower: boundary(model, tower) for tower in ("image", "text")}
         """The first block of each tower that learns: where features enter."""
         names, self._parameters = zip(*((n, p) for n, p in model.named_parameters() if p.requires_grad), strict=True)

@@ -16,12 +16,12 @@ from torch import Tensor
 from lapclip import __version__
 from lapclip.config import AUTO, ModelConfig, TrainConfig
 from lapclip.errors import ConfigError, first_line
-from lapclip.machine.devices import DTYPES, Device
-from lapclip.machine.measurement_cache import Notebook
+from lapclip.machine.device import DTYPES, Device
+from lapclip.machine.measurement_cache import CacheFile
 from lapclip.machine.timing import WORTH, in_turns
 from lapclip.model.kernels import ATTENTION, LINEAR, attention, has_onednn, linear
 
-NOTEBOOK = Notebook("kernels.json")
+CACHE = CacheFile("kernels.json")
 
 ROUNDS = 5
 SECONDS = 4.0
@@ -50,12 +50,12 @@ def choose_kernels(
     device: Device,
     *,
     anew: bool = False,
-    keep: bool = True,
+    remember: bool = True,
     seconds: float = SECONDS,
 ) -> tuple[dict[str, str], dict[str, str]]:
     """Settings of TrainConfig that are "auto", decided, and the reason for each.
 
-    Anew forgets earlier timings; keep remembers these; each comparison takes so many seconds at most.
+    `anew` ignores earlier timings; `remember` stores these; each comparison takes so many seconds at most.
     """
     batch = min(train.batch_size, train.micro_batch or train.batch_size)
     patches = max(1, round((model.image_size // model.patch) ** 2 * (1 - train.patch_dropout)))
@@ -81,8 +81,8 @@ def choose_kernels(
             choice = None if anew else _remembered(key, forms)
             if choice is None:
                 choice = _fastest(operation, batch, forms, train.dtype, device, seconds)
-                if keep:
-                    NOTEBOOK.write(key, choice)
+                if remember:
+                    CACHE.write(key, choice)
         choices[name], reasons[f"train.{name}"] = choice
     return choices, reasons
 
@@ -95,16 +95,16 @@ def check_kernels(train: TrainConfig, device: Device) -> None:
         )
 
 
-Trial = Callable[[str], list[Tensor]]
+Run = Callable[[str], list[Tensor]]
 """Computes one form of an operation and gives back its result and gradients."""
-Operation = Callable[[int, torch.device, torch.dtype], Trial]
-"""An operation for so many pairs, somewhere, in some precision, always from the same numbers."""
+Operation = Callable[[int, torch.device, torch.dtype], Run]
+"""An operation for so many pairs, on a device, in a precision, always from the same numbers."""
 
 
 def _attention(sizes: Sizes, *, causal: bool) -> Operation:
-    def prepare(batch: int, place: torch.device, dtype: torch.dtype) -> Trial:
+    def make(batch: int, device: torch.device, dtype: torch.dtype) -> Run:
         qkv_BLD, grad_BLD = (
-            _numbers((batch, sizes.tokens, width), place, dtype) for width in (3 * sizes.width, sizes.width)
+            _numbers((batch, sizes.tokens, width), device, dtype) for width in (3 * sizes.width, sizes.width)
         )
 
         def run(form: str) -> list[Tensor]:
@@ -115,13 +115,13 @@ def _attention(sizes: Sizes, *, causal: bool) -> Operation:
 
         return run
 
-    return prepare
+    return make
 
 
 def _linear(towers: tuple[Sizes, ...]) -> Operation:
-    def prepare(batch: int, place: torch.device, dtype: torch.dtype) -> Trial:
+    def make(batch: int, device: torch.device, dtype: torch.dtype) -> Run:
         layers = [
-            [_numbers(shape, place, dtype) for shape in ((batch, sizes.tokens, inputs), (outputs, inputs), (outputs,))]
+            [_numbers(shape, device, dtype) for shape in ((batch, sizes.tokens, inputs), (outputs, inputs), (outputs,))]
             for sizes in towers
             for inputs, outputs in (
                 (sizes.width, 3 * sizes.width),
@@ -143,12 +143,12 @@ def _linear(towers: tuple[Sizes, ...]) -> Operation:
 
         return run
 
-    return prepare
+    return make
 
 
-def _numbers(shape: tuple[int, ...], place: torch.device, dtype: torch.dtype) -> Tensor:
+def _numbers(shape: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> Tensor:
     draw = torch.Generator().manual_seed(sum(shape))
-    return torch.randn(shape, generator=draw).to(place, dtype).requires_grad_()
+    return torch.randn(shape, generator=draw).to(device, dtype).requires_grad_()
 
 
 def _results(y: Tensor, *inputs: Tensor) -> list[Tensor]:
@@ -189,14 +189,14 @@ def _fastest(
 def _difference(results: list[Tensor], right: list[Tensor]) -> float:
     """The largest difference among the results, relative to their norms; infinite where something is not a number."""
     errors = [
-        ((got.cpu().double() - wanted.double()).norm() / wanted.double().norm()).item()
-        for got, wanted in zip(results, right, strict=True)
+        ((got.cpu().double() - expected.double()).norm() / expected.double().norm()).item()
+        for got, expected in zip(results, right, strict=True)
     ]
     return max(error if error == error else float("inf") for error in errors)
 
 
 def _remembered(key: str, forms: tuple[str, ...]) -> tuple[str, str] | None:
-    match NOTEBOOK.read(key):
+    match CACHE.read(key):
         case [str(form), str(reason)] if form in forms:
             return form, reason
     return None

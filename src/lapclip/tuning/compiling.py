@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 import torch
 
 from lapclip.errors import first_line
-from lapclip.machine.devices import DTYPES, Device, fault_in_compiling, prepare
+from lapclip.machine.choose_device import fault_in_compiling, prepare_device
+from lapclip.machine.device import DTYPES, Device
 from lapclip.machine.timing import timed
 from lapclip.model.block import Block
 from lapclip.model.kernels import Compute
@@ -60,12 +61,12 @@ class Compiling:
         return f"compiling {pays} ({times}, {how}{advice})"
 
 
-def time_compiling(workshop: Workshop, setting: Setting, device: Device, before: float, tell: Status) -> Compiling:
+def time_compiling(workshop: Workshop, setting: Setting, device: Device, before: float, status: Status) -> Compiling:
     """Compile the whole step and time it. Counts only if it computes what the uncompiled step computes."""
     how = "compiled-graph" if device.records_graphs else "compiled"
     if fault := fault_in_compiling(device):
         return Compiling(how, 0.0, before, before, measured=False, fault=f"nothing can be compiled here ({fault})")
-    tell("compiling the whole step; this takes a minute or two")
+    status("compiling the whole step; this takes a minute or two")
     right = workshop.contender(setting).answer()
     try:
         contender = workshop.contender(replace(setting, compile=how))
@@ -92,7 +93,7 @@ def predict_compiling(workshop: Workshop, setting: Setting, device: Device, befo
         return replace(nothing, fault=f"compiling was not tried in the time; {advice}")
     if fault := fault_in_compiling(device):
         return replace(nothing, fault=f"nothing can be compiled here ({fault})")
-    prepare(device, setting.threads)
+    prepare_device(device, setting.threads)
     model, batch = workshop.config.model, workshop.batch
     rows = setting.micro_batch or len(batch.tokens_BL)
     patches = (model.image_size // model.patch) ** 2

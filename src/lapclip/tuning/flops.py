@@ -15,6 +15,7 @@ from typing import NamedTuple
 import torch
 
 from lapclip.config import ModelConfig
+from lapclip.machine.device import Device
 from lapclip.model.convnet import Size, convolution_sizes, last_width
 from lapclip.model.kernels import has_onednn, linear
 
@@ -34,8 +35,7 @@ class Product(NamedTuple):
 
 
 QUICK_SECONDS = 0.2
-LARGEST = 6
-"""Shapes to time: the smaller ones never run faster."""
+"""How long the largest product is timed."""
 
 
 def step_products(shape: ModelConfig, batch: int, caption_tokens: int) -> list[Product]:
@@ -71,7 +71,7 @@ def step_products(shape: ModelConfig, batch: int, caption_tokens: int) -> list[P
 
 
 def _as_product(size: Size, batch: int, times: float = 3.0) -> Product:
-    """A convolution as the product of every place it looks at with its weights."""
+    """A convolution as the product of every patch it reads with its weights."""
     return Product(1, batch * size.side**2, size.inputs * size.kernel**2, size.outputs, times)
 
 
@@ -80,58 +80,29 @@ def operations(products: list[Product]) -> float:
     return sum(product.times * product.operations for product in products)
 
 
-def best_rate(
-    products: list[Product], device: torch.device, dtype: torch.dtype, synchronise: Callable[[], None]
-) -> float:
-    """The highest rate, in operations a second, among the largest of the step's own shapes, forward and backward.
-
-    Products are repeated until they fill a few milliseconds, so that an accelerator is not timed by its launches.
-    """
-    best = 0.0
-    for product in sorted(set(products), key=lambda product: -product.operations)[:LARGEST]:
-        matrices, m, k, n, _ = product
-        for rows, inner, columns in ((m, k, n), (m, n, k), (k, m, n)):
-            left = torch.randn(matrices, rows, inner, device=device, dtype=dtype).squeeze(0)
-            right = torch.randn(matrices, columns, inner, device=device, dtype=dtype).squeeze(0)
-            repeats = 1 if device.type == "cpu" else max(1, round(4e12 / product.operations))
-            for multiply in _multipliers(left, device):
-                for _ in range(7):
-                    synchronise()
-                    began = time.perf_counter()
-                    for _ in range(repeats):
-                        multiply(left, right)
-                    synchronise()
-                    best = max(best, repeats * product.operations / (time.perf_counter() - began))
-    return best
-
-
-def quick_rate(
-    products: list[Product], device: torch.device, dtype: torch.dtype, synchronise: Callable[[], None]
-) -> float:
+def quick_rate(products: list[Product], device: Device, dtype: torch.dtype) -> float:
     """About the rate of the largest product, from a slice of it: enough to tell what is hopeless."""
     product = max(products, key=lambda product: product.operations)
     rows = min(product.m, 2048)
-    left = torch.randn(rows, product.k, device=device, dtype=dtype)
-    right = torch.randn(product.n, product.k, device=device, dtype=dtype)
-    repeats = 1 if device.type == "cpu" else 20
+    left = torch.randn(rows, product.k, device=device.torch, dtype=dtype)
+    right = torch.randn(product.n, product.k, device=device.torch, dtype=dtype)
+    repeats = 1 if device.is_cpu else 20
     best = 0.0
-    for multiply in _multipliers(left, device):
+    for multiply in multipliers(left, device):
         ends = time.perf_counter() + QUICK_SECONDS
         while best == 0 or time.perf_counter() < ends:  # the first ones find cold caches and sleeping threads
-            synchronise()
+            device.synchronise()
             began = time.perf_counter()
             for _ in range(repeats):
                 multiply(left, right)
-            synchronise()
+            device.synchronise()
             best = max(best, repeats * 2.0 * rows * product.k * product.n / (time.perf_counter() - began))
     return best
 
 
-def _multipliers(
-    left: torch.Tensor, device: torch.device
-) -> list[Callable[[torch.Tensor, torch.Tensor], torch.Tensor]]:
+def multipliers(left: torch.Tensor, device: Device) -> list[Callable[[torch.Tensor, torch.Tensor], torch.Tensor]]:
     """Every library our step may use: left times the transposed right."""
     ways: list[Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = [lambda a, b: a @ b.mT]
-    if left.ndim == 2 and has_onednn(device):
+    if left.ndim == 2 and has_onednn(device.torch):
         ways.append(lambda a, b: linear(a, b, None, "onednn"))
     return ways

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from lapclip.config import Config, TrainConfig
 from lapclip.data.batches import Batch
-from lapclip.machine import devices
-from lapclip.machine.devices import Device
+from lapclip.machine.choose_device import choose_device, default_threads, prepare_device
+from lapclip.machine.device import Device
 from lapclip.machine.timing import Stopwatch, timed
 from lapclip.model.clip import CLIP
 from lapclip.training.cuda_graph import WARM_UP, AnyStep, GraphedStep, make_step
@@ -42,11 +42,11 @@ class Setting:
 
     def text(self) -> str:
         """For people: what stands out."""
-        words = [self.device, self.dtype]
-        words += [f"{self.threads} thread{'s' * (self.threads > 1)}"] if self.device == "cpu" else []
-        words += [f"micro-batches of {self.micro_batch}"] if self.micro_batch else []
-        words += [self.compile] if self.compile != "none" else []
-        return ", ".join(words)
+        parts = [self.device, self.dtype]
+        parts += [f"{self.threads} thread{'s' * (self.threads > 1)}"] if self.device == "cpu" else []
+        parts += [f"micro-batches of {self.micro_batch}"] if self.micro_batch else []
+        parts += [self.compile] if self.compile != "none" else []
+        return ", ".join(parts)
 
 
 @dataclass(frozen=True)
@@ -97,8 +97,8 @@ class Workshop:
 
     def contender(self, setting: Setting) -> Contender:
         """A fresh copy of the model, ready to step under a setting."""
-        device, _ = devices.choose_device(setting.device)
-        devices.prepare(device, setting.threads)
+        device, _ = choose_device(setting.device)
+        prepare_device(device, setting.threads)
         gc.collect()  # the one before is gone, but not what refers to itself
         model = copy.deepcopy(self._model).to(device.torch)
         return Contender(make_step(model, setting.applied(self.config.train), device), self.batch, device)
@@ -116,7 +116,7 @@ class Workshop:
     @cached_property
     def _right(self) -> Answer:
         """Float32 on the CPU by torch's own forms, a pair at a time: in no more memory than any setting needs."""
-        answer = self._answer(Setting("cpu", threads=devices.default_threads(), micro_batch=1))
+        answer = self._answer(Setting("cpu", threads=default_threads(), micro_batch=1))
         return replace(answer, gradients=[gradient.clone() for gradient in answer.gradients])
 
     def _answer(self, setting: Setting) -> Answer:
@@ -133,7 +133,7 @@ class Contender:
 
     def take(self) -> float:
         """Seconds of one whole step. The learning rate is 0, which costs as much as any other."""
-        return timed(self._figures, self.device.synchronise)
+        return timed(self._step, self.device.synchronise)
 
     def warm_up(self) -> float:
         """Take the steps that set things up, compile and record; seconds of the longest."""
@@ -144,15 +144,15 @@ class Contender:
         """What the step computes. float16's first scales may overflow; it then halves them, so it may try again."""
         if isinstance(self.step, GraphedStep):
             self.warm_up()
-        figures = self._figures()
+        metrics = self._step()
         for _ in range(20):
-            if math.isfinite(figures.grad_norm):
+            if math.isfinite(metrics.grad_norm):
                 break
-            figures = self._figures()
+            metrics = self._step()
         gradients = [p.grad.flatten().cpu() for p in self.step.model.parameters() if p.grad is not None]
-        return Answer(figures.loss, gradients, self._embeddings())
+        return Answer(metrics.loss, gradients, self._embeddings())
 
-    def _figures(self):
+    def _step(self):
         return self.step(self.batch, 1, 0.0, Stopwatch(self.device.synchronise, on=False))()
 
     @torch.no_grad()

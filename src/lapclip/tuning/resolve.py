@@ -2,42 +2,53 @@
 
 from __future__ import annotations
 
+import time
 from contextlib import suppress
 from dataclasses import asdict, fields, replace
 from typing import Any
 
 from lapclip import __version__
 from lapclip.config import ALL, AUTO, Config, TrainConfig, replace_in
-from lapclip.data.batches import Batch, BatchPlan
-from lapclip.machine import devices
-from lapclip.machine.devices import DTYPES, Device
+from lapclip.data.batches import Batch, BatchPlan, prefetch
+from lapclip.machine.choose_device import (
+    available,
+    choose_compile,
+    choose_device,
+    default_threads,
+    device_of,
+    prepare_device,
+)
+from lapclip.machine.device import DTYPES, Device
 from lapclip.machine.facts import logical_cores
-from lapclip.machine.measurement_cache import Notebook
-from lapclip.machine.other_load import busy_cores
+from lapclip.machine.measurement_cache import CacheFile
+from lapclip.machine.timing import busy_cores
 from lapclip.progress import Status
 from lapclip.training.memory import check_memory, largest_micro_batch
 from lapclip.tuning.choose_kernels import check_kernels, choose_kernels
 from lapclip.tuning.flops import operations, quick_rate, step_products
-from lapclip.tuning.loader_threads import choose_loader_threads
 from lapclip.tuning.measure import Setting
 from lapclip.tuning.search import NothingWorks, Search, Tuning, fitting_micro_batch, planned_steps
 
-NOTEBOOK = Notebook("tune.json")
+CACHE = CacheFile("tune.json")
 SHARE_OF_RUN = 0.05
 """The most of a planned run that `lapclip train` spends on tuning before it."""
 MOST_SECONDS = 60.0
 LEAST_SECONDS, LEAST_STEPS = 2.0, 8
 """What a tuning takes at least: to choose kernels, and to take a few steps."""
+BATCHES = 8
+"""How many are prepared to time the loader threads."""
+AT_EASE = 0.5
+"""A loader thread that is busy for less than this share of a step keeps up even while the cores are in use."""
 TUNED = ("device", "dtype", "threads")
 """Settings that are worth a tuning when one of them is "auto"."""
 
 
-def settle(
-    config: Config, plan: BatchPlan, longest_caption: int, tell: Status
+def resolve_auto(
+    config: Config, plan: BatchPlan, longest_caption: int, status: Status
 ) -> tuple[Config, Device, dict[str, str], float | None]:
     """The configuration with nothing "auto" left, the device, the reason for each choice, a step's time if known."""
     if is_partly_frozen(config):
-        return settle_frozen(config, longest_caption)
+        return resolve_frozen(config, longest_caption)
     refuse_what_cannot_fit(config, longest_caption)
     batch = plan.batch(1)
     seconds = seconds_to_spend(config, batch) if _wants_tuning(config.train) else 0.0
@@ -45,14 +56,14 @@ def settle(
     recalled = tuning is not None
     if tuning is None and seconds:
         with suppress(NothingWorks):  # trying needs more memory than training, so training may still work
-            tuning = Search(config, batch, seconds, tell, briefly=True).run()
-            if tuning.worth_keeping:
+            tuning = Search(config, batch, seconds, status, briefly=True).run()
+            if tuning.worth_remembering:
                 remember(config, batch, tuning, seconds)
     if tuning is None:
-        config, device, reasons = settle_plainly(config, batch, longest_caption)
+        config, device, reasons = resolve_untimed(config, batch, longest_caption)
     else:
-        device = Device(tuning.setting.device)
-        devices.prepare(device, tuning.setting.threads)
+        device = device_of(tuning.setting.device)
+        prepare_device(device, tuning.setting.threads)
         asked = replace(config.train, **{**asdict(tuning.setting), "micro_batch": config.train.micro_batch})
         why = "; tuned before" if recalled else "".join(f"; {warning}" for warning in tuning.warnings)
         reasons = {f"train.{name}": f"{text}{why}" for name, text in tuning.reasons.items()}
@@ -77,69 +88,92 @@ def is_partly_frozen(config: Config) -> bool:
     return bool(foreign or train.lora_rank or train.image_blocks != ALL or train.text_blocks != ALL)
 
 
-def settle_frozen(config: Config, longest_caption: int) -> tuple[Config, Device, dict[str, str], None]:
-    """As `settle_plainly`, without what is reckoned from a whole model that learns."""
+def resolve_frozen(config: Config, longest_caption: int) -> tuple[Config, Device, dict[str, str], None]:
+    """As `resolve_untimed`, without what is computed from a whole model that trains."""
     train, model = config.train, config.model
-    device, why = devices.choose_device(train.device)
+    device, why = choose_device(train.device)
     reasons = {"train.device": why, "train.loader_threads": "one is enough for what is not frozen"}
     reasons["train.threads"] = "torch's own choice" if train.threads == AUTO else "asked for"
     reasons["train.dtype"] = "what pretrained weights are kept in" if train.dtype == AUTO else "asked for"
     reasons["train.compile"] = "only part of the model learns"
-    threads = devices.default_threads() if train.threads == AUTO else int(train.threads)
-    devices.prepare(device, threads)
+    threads = default_threads() if train.threads == AUTO else int(train.threads)
+    prepare_device(device, threads)
     dtype = "float32" if train.dtype == AUTO else train.dtype
     loaders = 1 if train.loader_threads == AUTO else train.loader_threads
-    settled = replace(train, device=device.kind, threads=threads, dtype=dtype, compile="none", loader_threads=loaders)
+    resolved = replace(train, device=device.kind, threads=threads, dtype=dtype, compile="none", loader_threads=loaders)
     forms = {"image_attention": "fused", "text_attention": "fused", "linear": "torch"}
     if not (model.image_from or model.text_from):
-        forms, why_forms = choose_kernels(model, settled, longest_caption, device, keep=busy_cores() is None)
+        forms, why_forms = choose_kernels(model, resolved, longest_caption, device, remember=busy_cores() is None)
         reasons |= why_forms
-    return replace(config, train=replace(settled, **forms)), device, reasons, None
+    return replace(config, train=replace(resolved, **forms)), device, reasons, None
 
 
 def refuse_what_cannot_fit(config: Config, longest_caption: int) -> None:
     """A model of which one pair does not fit on any device is refused before anything takes memory."""
-    here = devices.available(config.train.device)
+    here = available(config.train.device)
     arguments = (config.model, config.train, longest_caption)
     if all(largest_micro_batch(*arguments, device, device.free_bytes()) is None for device in here):
         check_memory(*arguments, here[0])
 
 
-def settle_plainly(config: Config, batch: Batch, longest_caption: int) -> tuple[Config, Device, dict[str, str]]:
+def resolve_untimed(config: Config, batch: Batch, longest_caption: int) -> tuple[Config, Device, dict[str, str]]:
     """Without timing steps: the accelerator where there is one, float32, torch's threads; kernels are timed alone."""
     train = config.train
-    device, why = devices.choose_device(train.device)
+    device, why = choose_device(train.device)
     check_memory(config.model, train, longest_caption, device)
     reasons = {"train.device": why}
     reasons["train.threads"] = "torch's own choice" if train.threads == AUTO else "asked for"
     reasons["train.dtype"] = "the run is too short to time others" if train.dtype == AUTO else "asked for"
-    threads = devices.default_threads() if train.threads == AUTO else int(train.threads)
-    devices.prepare(device, threads)
-    how, reasons["train.compile"] = devices.choose_compile(train.compile, device)
+    threads = default_threads() if train.threads == AUTO else int(train.threads)
+    prepare_device(device, threads)
+    how, reasons["train.compile"] = choose_compile(train.compile, device)
     dtype = "float32" if train.dtype == AUTO else train.dtype
-    settled = replace(train, device=device.kind, threads=threads, dtype=dtype, compile=how)
+    resolved = replace(train, device=device.kind, threads=threads, dtype=dtype, compile=how)
     quiet = busy_cores() is None
-    forms, why_forms = choose_kernels(config.model, settled, batch.tokens_BL.shape[1], device, keep=quiet)
-    settled = replace(settled, **forms)
-    check_memory(config.model, settled, longest_caption, device)  # again: some forms take more than others
-    return replace(config, train=settled), device, reasons | why_forms
+    forms, why_forms = choose_kernels(config.model, resolved, batch.tokens_BL.shape[1], device, remember=quiet)
+    resolved = replace(resolved, **forms)
+    check_memory(config.model, resolved, longest_caption, device)  # again: some forms take more than others
+    return replace(config, train=resolved), device, reasons | why_forms
+
+
+def choose_loader_threads(asked: int | str, plan: BatchPlan, seconds_a_step: float | None) -> tuple[int, str]:
+    """Loader threads, and why. Without the time of a step there is nothing to keep up with, and one is plenty."""
+    if asked != AUTO:
+        return int(asked), "asked for"
+    if seconds_a_step is None:
+        return 1, "one prepares the next batch while a step runs"
+    plan.batch(1)  # the first draws the order of the epoch
+    times = {1: time_batches(plan, 1)}
+    step = f"a step takes {seconds_a_step * 1e3:.1f} ms"
+    while times[max(times)] > AT_EASE * seconds_a_step and 2 * max(times) <= logical_cores():
+        times[2 * max(times)] = time_batches(plan, 2 * max(times))
+    best = min(times, key=lambda threads: (times[threads] > AT_EASE * seconds_a_step, round(times[threads], 4)))
+    others = "".join(f", {seconds * 1e3:.1f} ms by {threads}" for threads, seconds in times.items() if threads != best)
+    return best, f"a batch is ready every {times[best] * 1e3:.1f} ms by {best}{others}; {step}"
+
+
+def time_batches(plan: BatchPlan, threads: int) -> float:
+    """Seconds a batch, when nothing else is done."""
+    began = time.perf_counter()
+    count = sum(1 for _ in prefetch(plan, 1, BATCHES, threads=threads))
+    return (time.perf_counter() - began) / count
 
 
 def seconds_to_spend(config: Config, batch: Batch) -> float:
     """A small share of the run, whose length is estimated from what its products cost; 0 where that is too little."""
-    device = devices.available(config.train.device)[0]
-    devices.prepare(device, devices.default_threads() if config.train.threads == AUTO else int(config.train.threads))
+    device = available(config.train.device)[0]
+    prepare_device(device, default_threads() if config.train.threads == AUTO else int(config.train.threads))
     products = step_products(config.model, config.train.batch_size, batch.tokens_BL.shape[1])
-    rate = quick_rate(products, device.torch, DTYPES["float32"], device.synchronise)
+    rate = quick_rate(products, device, DTYPES["float32"])
     step = operations(products) / rate
     seconds = min(MOST_SECONDS, SHARE_OF_RUN * (60 * config.train.minutes or config.train.steps * step))
     return seconds if seconds >= LEAST_SECONDS + LEAST_STEPS * step else 0.0
 
 
 def remember(config: Config, batch: Batch, tuning: Tuning, seconds: float) -> None:
-    """Keep a tuning, found in so many seconds, for runs of the same model and batch on this machine."""
-    page = {**asdict(tuning), "steps": planned_steps(config.train, tuning.seconds_a_step), "budget": seconds}
-    NOTEBOOK.write(_key(config, batch), page)
+    """Store a tuning, found in so many seconds, for runs of the same model and batch on this machine."""
+    entry = {**asdict(tuning), "steps": planned_steps(config.train, tuning.seconds_a_step), "budget": seconds}
+    CACHE.write(_key(config, batch), entry)
 
 
 def recall(config: Config, batch: Batch, seconds: float = 0.0) -> Tuning | None:
@@ -147,15 +181,15 @@ def recall(config: Config, batch: Batch, seconds: float = 0.0) -> Tuning | None:
 
     One that had less than half of the seconds that may be spent now is not good enough.
     """
-    page = NOTEBOOK.read(_key(config, batch))
+    entry = CACHE.read(_key(config, batch))
     try:
-        setting = Setting(**page["setting"])
-        rest = {field.name: page[field.name] for field in fields(Tuning) if field.name != "setting"}
+        setting = Setting(**entry["setting"])
+        rest = {field.name: entry[field.name] for field in fields(Tuning) if field.name != "setting"}
         tuning = Tuning(setting=setting, **rest)
-        check_kernels(setting.applied(config.train), Device(setting.device))
-        if page["budget"] < seconds / 2:
+        check_kernels(setting.applied(config.train), device_of(setting.device))
+        if entry["budget"] < seconds / 2:
             return None
-        if "compiled" in setting.compile and planned_steps(config.train, tuning.seconds_a_step) < page["steps"]:
+        if "compiled" in setting.compile and planned_steps(config.train, tuning.seconds_a_step) < entry["steps"]:
             return None  # compiling was worth it for a longer run
     except (TypeError, KeyError, ValueError):
         return None
@@ -170,6 +204,6 @@ def _key(config: Config, batch: Batch) -> str:
     names = [*(field.name for field in fields(Setting)), "recompute", "patch_dropout", "cheap_size"]
     asked: dict[str, Any] = {name: getattr(config.train, name) for name in names}
     sizes = f"batch {config.train.batch_size} captions of {batch.tokens_BL.shape[1]}"
-    machines = " and ".join(device.key for device in devices.available(config.train.device))
-    cores = f"{devices.default_threads()} threads of {logical_cores()}"
+    machines = " and ".join(device.key for device in available(config.train.device))
+    cores = f"{default_threads()} threads of {logical_cores()}"
     return f"{config.model} {sizes} {asked} on {machines} {cores} lapclip {__version__}"

@@ -15,10 +15,10 @@ from typing import Any
 from lapclip.config import AUTO, Config, ModelConfig, TrainConfig
 from lapclip.data.batches import Batch
 from lapclip.errors import ConfigError, LapclipError, first_line
-from lapclip.machine import devices, facts
-from lapclip.machine.devices import DTYPES, Device
-from lapclip.machine.other_load import busy_cores
-from lapclip.machine.timing import WORTH
+from lapclip.machine import facts
+from lapclip.machine.choose_device import available, choose_compile, default_threads, device_of, prepare_device
+from lapclip.machine.device import DTYPES, Device
+from lapclip.machine.timing import WORTH, busy_cores
 from lapclip.progress import Status
 from lapclip.training.fallback import MEMORY, cause_of, smaller
 from lapclip.training.memory import SHARE_OF_MEMORY, check_memory, predict_bytes
@@ -31,6 +31,8 @@ from lapclip.tuning.measure import Setting, Workshop
 ROUNDS = 5
 HOPELESS = 1.25
 """A setting whose step takes this many times the best one's stops at once."""
+ENOUGH = 0.5
+"""Seconds of steps after which a setting has been timed well enough."""
 MOMENT = 0.1
 """Seconds of steps without which nothing is called hopeless: a single step of a millisecond says little."""
 CERTAIN = 1.5
@@ -55,7 +57,7 @@ class Tuning:
     warnings: list[str] = field(default_factory=list)
 
     @property
-    def worth_keeping(self) -> bool:
+    def worth_remembering(self) -> bool:
         """Whether something was compared with something, and nothing disturbed it."""
         timed = len(self.tried) + sum(1 for entry in self.rejected if entry["ms"] or entry["bound"])
         return timed > 1 and not self.warnings
@@ -69,16 +71,16 @@ class Search:
     """One tuning: a model, a batch, and seconds to spend."""
 
     def __init__(
-        self, config: Config, batch: Batch, seconds: float, tell: Status = lambda text: None, *, briefly: bool = False
+        self, config: Config, batch: Batch, seconds: float, status: Status = lambda text: None, *, briefly: bool = False
     ) -> None:
         """Briefly leaves out what would not change the choice."""
         self._briefly = briefly
-        self.model, self.train, self.tell = config.model, config.train, tell
+        self.model, self.train, self.status = config.model, config.train, status
         self.workshop = Workshop(config, batch)
         self.caption_tokens = batch.tokens_BL.shape[1]
         self.products = step_products(self.model, self.train.batch_size, self.caption_tokens)
-        self.devices = devices.available(self.train.device)
-        self.threads = devices.default_threads() if self.train.threads == AUTO else int(self.train.threads)
+        self.devices = available(self.train.device)
+        self.threads = default_threads() if self.train.threads == AUTO else int(self.train.threads)
         self._began, self._budget = time.perf_counter(), seconds
         self.times: dict[Setting, float] = {}
         self.rejected: list[dict[str, Any]] = []
@@ -120,16 +122,16 @@ class Search:
 
     def _by_promise(self) -> list[tuple[Device, str, float]]:
         """Devices and precisions with the seconds that a step's products take at least, most promising first."""
-        self.tell("products of the model's size")
+        self.status("products of the model's size")
         found, work = [], operations(self.products)
         for device in self.devices:
-            devices.prepare(device, self.threads)
+            prepare_device(device, self.threads)
             for dtype in DTYPES if self.train.dtype == AUTO else [self.train.dtype]:
                 if self.train.dtype == AUTO and (fault := device.unfit(dtype)):
                     self._reject(Setting(device.kind, dtype), fault)
                     continue
                 try:
-                    rate = quick_rate(self.products, device.torch, DTYPES[dtype], device.synchronise)
+                    rate = quick_rate(self.products, device, DTYPES[dtype])
                     found.append((device, dtype, work / rate))
                 except Exception as error:  # a library's own error: this machine cannot do it
                     self._reject(Setting(device.kind, dtype), f"does not compute here ({first_line(error)})")
@@ -149,10 +151,10 @@ class Search:
                 if micro_batch is None
                 else (micro_batch, f"twice as many ran out of memory on {device.kind}")
             )
-            how, _ = devices.choose_compile(self.train.compile, device)
+            how, _ = choose_compile(self.train.compile, device)
             setting = replace(setting, micro_batch=micro_batch, compile=how)
-            self.tell(f"kernels, {setting.text()}")
-            devices.prepare(device, setting.threads)
+            self.status(f"kernels, {setting.text()}")
+            prepare_device(device, setting.threads)
             asked = replace(self.train, dtype=dtype, micro_batch=micro_batch)
             forms, why_forms = choose_kernels(
                 self.model,
@@ -160,14 +162,14 @@ class Search:
                 self.caption_tokens,
                 device,
                 anew=not self._briefly,
-                keep=not self.warnings,
+                remember=not self.warnings,
                 seconds=max(0.0, min(KERNEL_SECONDS, self.left / 10)),
             )
             # Some forms take more memory than others.
             asked = replace(asked, **forms, micro_batch=self.train.micro_batch or micro_batch)
             check_memory(self.model, asked, self.caption_tokens, device)
             setting = replace(setting, **forms)
-            self.tell(f"is it right, {setting.text()}")
+            self.status(f"is it right, {setting.text()}")
             agreement = self.workshop.agreement(setting)
         except Exception as error:
             return self._failed(error, setting, device, least)
@@ -192,13 +194,13 @@ class Search:
 
     def _race(self, setting: Setting) -> None:
         """Real steps, until there are enough or the setting is clearly behind."""
-        self.tell(f"steps, {setting.text()}")
+        self.status(f"steps, {setting.text()}")
         rival = self._fastest if self.times else None
         limit = HOPELESS * self.times[rival] if rival else float("inf")
         times: list[float] = []
         contender = self.workshop.contender(setting)
         contender.warm_up()
-        while len(times) < ROUNDS or (sum(times) < 0.5 and len(times) < 50):
+        while len(times) < ROUNDS or (sum(times) < ENOUGH and len(times) < 50):
             times.append(contender.take())
             if (sum(times) > MOMENT and min(times) > limit) or self.left < sum(times):
                 break
@@ -236,7 +238,7 @@ class Search:
         """Other numbers of CPU threads than torch's own. An accelerator is fed by one."""
         if self.train.threads != AUTO:
             return chosen, "asked for"
-        if chosen.device != "cpu":
+        if not device_of(chosen.device).is_cpu:
             return chosen, "torch's own choice; the accelerator does the work"
         rivals: dict[str, float] = {}
         best = chosen
@@ -257,16 +259,16 @@ class Search:
 
     def _choose_compiling(self, chosen: Setting) -> tuple[Setting, str]:
         """Compile only where that was measured and the run is long enough to pay it back."""
-        device, before = Device(chosen.device), self.times[chosen]
+        device, before = device_of(chosen.device), self.times[chosen]
         if self.train.compile != AUTO:
-            return chosen, devices.choose_compile(self.train.compile, device)[1]
+            return chosen, choose_compile(self.train.compile, device)[1]
         steps = planned_steps(self.train, before)
         if self._briefly:
             return chosen, f"{chosen.compile}; lapclip tune --seconds 300 tries compiling"
         if self._budget >= TIME_TO_COMPILE:
-            compiling = time_compiling(self.workshop, chosen, device, before, self.tell)
+            compiling = time_compiling(self.workshop, chosen, device, before, self.status)
         else:
-            self.tell("does compiling pay")
+            self.status("does compiling pay")
             compiling = predict_compiling(self.workshop, chosen, device, before, self.left)
         if compiling.pays(steps):
             chosen = replace(chosen, compile=compiling.compile)
@@ -310,7 +312,7 @@ def planned_steps(train: TrainConfig, seconds_a_step: float) -> int:
 
 
 def fitting_micro_batch(model: ModelConfig, train: TrainConfig, caption_tokens: int, device: Device) -> tuple[int, str]:
-    """The largest that is predicted to fit; 0, the whole batch, wherever that fits: parts cost a second pass."""
+    """The largest that is predicted to fit; 0, the whole batch, where that fits: micro-batches cost a second pass."""
     train = replace(train, device=device.kind)
     if train.micro_batch:
         check_memory(model, train, caption_tokens, device)
@@ -319,11 +321,11 @@ def fitting_micro_batch(model: ModelConfig, train: TrainConfig, caption_tokens: 
     while True:
         micro_batch = 0 if size == train.batch_size else size
         needed = predict_bytes(model, replace(train, micro_batch=micro_batch), caption_tokens).total
-        figures = f"predicted {needed / 1e9:.1f} GB of {free / 1e9:.1f} GB free"
+        memory = f"predicted {needed / 1e9:.1f} GB of {free / 1e9:.1f} GB free"
         if needed <= SHARE_OF_MEMORY * free:
-            return micro_batch, f"{'a part of the batch' if micro_batch else 'the whole batch'} fits: {figures}"
+            return micro_batch, f"{'a part of the batch' if micro_batch else 'the whole batch'} fits: {memory}"
         if size == 1:
-            raise LapclipError(f"too large for memory: {figures}, one pair at a time")
+            raise LapclipError(f"too large for memory: {memory}, one pair at a time")
         size = (size + 1) // 2
 
 

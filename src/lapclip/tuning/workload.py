@@ -1,4 +1,4 @@
-"""What is looked at: a real training step on real images, small enough to be made in a moment."""
+"""What is measured: a real training step on real images, small enough to be made in a moment."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from lapclip.data.dataset import Pairs
 from lapclip.data.scenes import drawing
 from lapclip.data.scenes import scene as scenes
 from lapclip.data.tokenizers import CharacterTokenizer
-from lapclip.machine.devices import Device, choose_compile, default_threads
+from lapclip.machine.choose_device import choose_compile, default_threads
+from lapclip.machine.device import Device
 from lapclip.machine.timing import Stopwatch
 from lapclip.model.clip import CLIP
 from lapclip.training.cuda_graph import AnyStep, make_step
@@ -62,9 +63,9 @@ def make_workload(
 def some_pairs(count: int, side: int) -> Pairs:
     """A few of the built-in images with a caption each."""
     rows = scenes.split_scenes(count, seed=0)["train"]
-    words = Random("captions of the microscope")
+    draw = Random("captions of the microscope")
     pixels = np.stack([drawing.draw(scene, side, index) for index, scene in enumerate(rows)])
-    return Pairs(pixels, [scenes.captions(scene, 1, words) for scene in rows])
+    return Pairs(pixels, [scenes.captions(scene, 1, draw) for scene in rows])
 
 
 class Rehearsal:
@@ -81,7 +82,7 @@ class Rehearsal:
         self.taken = 0
 
     def __call__(self, batch: Batch | None = None) -> StepMetrics:
-        """One update on the given batch, or on the next of the plan. Reading the figures waits for it."""
+        """One update on the given batch, or on the next of the plan. Reading its metrics waits for it."""
         return self.watched(Stopwatch(self.device.synchronise, on=False), batch)
 
     def watched(self, watch: Stopwatch, batch: Batch | None = None) -> StepMetrics:

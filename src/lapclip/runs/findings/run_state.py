@@ -15,7 +15,7 @@ NEAR_LIMIT = 0.9
 SUSPECT = 0.7
 """The same, of a run that died: its last moments were not seen."""
 SWAPPED = 1_000_000_000
-"""Bytes by which swap grows in a run that is short of memory; systems tidy up less (`src/lapclip/machine/swap.py`)."""
+"""Bytes by which swap grows in a run that is short of memory; systems tidy up less (`machine/system_memory.py`)."""
 
 
 @check(

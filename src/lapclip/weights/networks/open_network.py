@@ -17,13 +17,13 @@ from typing import Any
 from torch import nn
 
 from lapclip.errors import ConfigError, first_line
-from lapclip.machine.measurement_cache import Notebook
+from lapclip.machine.measurement_cache import CacheFile
 from lapclip.model.pretrained.spec import FACTORY, HUGGING_FACE, TIMM, TowerSpec
 from lapclip.weights.networks import transformers_networks as huggingface
 from lapclip.weights.networks.opened import Opened
 from lapclip.weights.networks.packaged import KNOWN
 
-TRUSTED = Notebook("trusted.json")
+TRUSTED = CacheFile("trusted.json")
 """Factories that someone at this computer has named: a model from elsewhere may not make us call others."""
 
 

@@ -1,4 +1,4 @@
-"""How many pairs fit at once is seen from a few of them, and taking fewer at once changes nothing."""
+"""What a step holds in memory, by whose it is, and how many pairs fit at once: seen from a few of them."""
 
 from __future__ import annotations
 
@@ -10,17 +10,68 @@ import pytest
 from lapclip.commands import run_setup
 from lapclip.commands.train import train
 from lapclip.errors import ConfigError
-from lapclip.machine.devices import Device
+from lapclip.machine.cpu import Cpu
+from lapclip.model.clip import CLIP, count_parameters
 from lapclip.runs.event_log import read_events
 from lapclip.training.step import TrainStep
-from lapclip.tuning import memory_probe as watched
-from lapclip.tuning.memory_ledger import Ledger
-from lapclip.tuning.memory_probe import Needs, halvings
+from lapclip.tuning import memory_probe
+from lapclip.tuning.memory_probe import Ledger, Needs, halvings
+from lapclip.tuning.workload import Rehearsal, Workload
 
 from ..conftest import SMALL
 from ..networks import tiny_text
+from .made import small
 
-pytest.importorskip("transformers", reason="the package transformers is not installed")
+CPU = Cpu()
+
+
+def test_the_memory_of_a_step_adds_up_to_the_measured_peak() -> None:
+    memory = memory_probe.step_memory(small(), CPU)
+    assert sum(memory.parts.values()) == memory.peak
+    count = count_parameters(CLIP(small().shape))
+    assert memory.parameters == pytest.approx(4 * count, rel=0.01)
+    assert memory.optimizer == pytest.approx(8 * count, rel=0.01)
+    assert 0 < memory.activations < memory.peak
+    assert memory.process > 0
+
+
+def followed(workload: Workload) -> memory_probe.Ledger:
+    rehearsal = Rehearsal(workload, CPU)
+    rehearsal()
+    ledger = memory_probe.Ledger()
+    with ledger.following(rehearsal.step):  # pyright: ignore[reportArgumentType]
+        rehearsal()
+    return ledger
+
+
+def test_activations_grow_with_the_batch_and_parameters_do_not() -> None:
+    few, many = followed(small(4)), followed(small(16))
+    assert many.fullest["activations"] > 3 * few.fullest["activations"]
+    assert many.fullest["parameters"] == few.fullest["parameters"]
+
+
+def test_a_deeper_model_holds_and_moves_more() -> None:
+    shallow, deep = followed(small(layers=2)), followed(small(layers=4))
+    for kind in ("parameters", "optimizer", "activations"):
+        assert deep.fullest[kind] > 1.5 * shallow.fullest[kind], kind
+    assert deep.traffic > 1.5 * shallow.traffic
+
+
+def test_the_ledger_knows_gradients_and_forgets_what_is_freed() -> None:
+    rehearsal, ledger = Rehearsal(small(), CPU), memory_probe.Ledger()
+    with ledger.following(rehearsal.step):  # pyright: ignore[reportArgumentType]
+        rehearsal()
+    count = count_parameters(rehearsal.step.model)
+    assert ledger.held["gradients"] == pytest.approx(4 * count, rel=0.01)  # all have arrived when the step is over
+    assert ledger.fullest["activations"] > ledger.held["activations"]
+    del rehearsal
+    assert ledger.held["gradients"] == 0
+
+
+def test_recomputing_blocks_keeps_fewer_activations() -> None:
+    plain, again = followed(small(16, layers=4)), followed(small(16, layers=4, recompute=True))
+    assert again.fullest["activations"] < plain.fullest["activations"]
+
 
 KINDS = {
     "foreign": [
@@ -50,12 +101,12 @@ def test_a_few_pairs_tell_what_many_take(kind: str, here: Path, text_folder: Pat
     step, batch = setup.step, setup.plan.batch(1)
     assert isinstance(step, TrainStep)
     before = {name: tensor.clone() for name, tensor in step.model.state_dict().items()}
-    needs = watched.watch(step, batch)
+    needs = memory_probe.measure_needs(step, batch)
     ledger = Ledger()
     with ledger.following(step):
         step.rehearse(batch, 64)
     assert needs.pair * 64 == pytest.approx(ledger.most_passing, rel=0.25)
-    assert needs.learning == 4 * sum(each.numel() for each in step.model.parameters() if each.requires_grad)
+    assert needs.trainable == 4 * sum(each.numel() for each in step.model.parameters() if each.requires_grad)
     assert all((tensor == before[name]).all() for name, tensor in step.model.state_dict().items())
     assert all(parameter.grad is None for parameter in step.worker.parameters())
 
@@ -66,15 +117,15 @@ def test_parts_of_the_batch_are_taken_where_memory_is_short(
     asked = settings("foreign", text_folder)
     train("first-run", asked, name="whole")
     seen: list[Needs] = []
-    watch = watched.watch
+    watch = memory_probe.measure_needs
 
     def watching(step: TrainStep, batch) -> Needs:
         seen.append(watch(step, batch))
-        monkeypatch.setattr(Device, "free_bytes", lambda self: round((seen[0].of(16) + 1) / watched.SHARE_OF_MEMORY))
+        monkeypatch.setattr(Cpu, "free_bytes", lambda self: round((seen[0].of(16) + 1) / memory_probe.SHARE_OF_MEMORY))
         return seen[0]
 
     with monkeypatch.context() as patch:
-        patch.setattr(watched, "watch", watching)
+        patch.setattr(memory_probe, "measure_needs", watching)
         train("first-run", asked, name="parts")
     whole, parts = (list(read_events(Path("runs") / name / "events.jsonl")) for name in ("whole", "parts"))
     assert (whole[0]["config"]["train"]["micro_batch"], parts[0]["config"]["train"]["micro_batch"]) == (0, 16)
@@ -89,9 +140,9 @@ def test_parts_of_the_batch_are_taken_where_memory_is_short(
 def test_what_does_not_fit_is_refused_in_figures(
     micro_batch: int, hint: str, here: Path, text_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watched, "watch", lambda step, batch: Needs(10**6, 10**6))
+    monkeypatch.setattr(memory_probe, "measure_needs", lambda step, batch: Needs(10**6, 10**6))
     fits = Needs(10**6, 10**6).of(8 if micro_batch else 0)
-    monkeypatch.setattr(Device, "free_bytes", lambda self: round((fits + 1) / watched.SHARE_OF_MEMORY))
+    monkeypatch.setattr(Cpu, "free_bytes", lambda self: round((fits + 1) / memory_probe.SHARE_OF_MEMORY))
     asked = [*settings("foreign", text_folder), f"train.micro_batch={micro_batch}"]
     with pytest.raises(
         ConfigError, match=r"Pairs do not fit on cpu: \d+ at once need 0\.\d GB of the 0\.\d GB"

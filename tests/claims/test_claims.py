@@ -11,21 +11,17 @@ import numpy as np
 import pytest
 
 from lapclip import claims
-from lapclip.claims import accelerator_claims as accelerated
-from lapclip.claims import arithmetic_claims as arithmetic
-from lapclip.claims import judge
-from lapclip.claims import measured_claims as measured
-from lapclip.claims import run_claims as finished
+from lapclip.claims import accelerator_claims, arithmetic_claims, judge, measured_claims, run_claims
 from lapclip.claims.bench import Bench, parameters
-from lapclip.claims.catalogue import FAILS, HOLDS, UNKNOWN, Finding, all_claims, unknown
+from lapclip.claims.judge import FAILS, HOLDS, UNKNOWN, Finding, all_claims, unknown
 from lapclip.commands.train import train
 from lapclip.data.scenes.scene import split_scenes
 from lapclip.errors import ConfigError
-from lapclip.machine.devices import Device
-from lapclip.microscope.copies import TransferTimes
+from lapclip.machine.cpu import Cpu
+from lapclip.microscope.memory_speed import TransferTimes
 from lapclip.microscope.products import ManyProducts, ProductParts
 from lapclip.model.shapes import SHAPES
-from lapclip.tuning.memory_ledger import StepMemory
+from lapclip.tuning.memory_probe import StepMemory
 
 from ..conftest import SMALL, lapclip
 
@@ -34,7 +30,7 @@ TINY = SHAPES["tiny"]
 
 def tiny_bench(**changes) -> Bench:
     sizes = {"shape": TINY, "larger": TINY, "small": TINY, "batches": (8, 12), "turns": 1, "loss_steps": 6}
-    return Bench(**{**sizes, "copy_bytes": 1 << 20, "accelerator": None, **changes})
+    return Bench(**{**sizes, "copy_bytes": 1 << 20, "product_size": 64, "accelerator": None, **changes})
 
 
 def memory(**changes: int) -> StepMemory:
@@ -76,19 +72,19 @@ BOTH_SIDES: list[tuple[Callable[..., Finding], tuple, tuple]] = [
     (judge.larger_models, (1.7, 1.0, 10**8), (9.0, 1.0, 10**8)),
     (judge.pinning, (TransferTimes(2.0, 1.0),), (TransferTimes(1.0, 1.0),)),
     (judge.contiguous, (1.0, 1.1), (1.0, 1.0)),
-    (arithmetic.count_verdict, (76_735_489, 1), (105_426_433, 1)),
-    (arithmetic.chance_verdict, (1 / 16, 16), (1 / 12, 12)),
-    (arithmetic.slope_verdict, (3.25, 2.51, 0.25, 0.12), (3.25, 2.75, 0.25, 0.12)),
-    (arithmetic.battery_verdict, (35.0, 0.25, 58.2), (35.0, 0.65, 58.2)),
-    (arithmetic.cores_verdict, (8, 0), (4, 4)),
-    (finished.temperature_verdict, ({1: 0.07, 15: 0.18}, "run"), ({1: 0.07, 15: 0.07}, "run")),
-    (finished.balance_verdict, ({"image.0": 0.015, "text.0": 0.042}, 10, "run"),
+    (arithmetic_claims.count_verdict, (76_735_489, 1), (105_426_433, 1)),
+    (arithmetic_claims.chance_verdict, (1 / 16, 16), (1 / 12, 12)),
+    (arithmetic_claims.slope_verdict, (3.25, 2.51, 0.25, 0.12), (3.25, 2.75, 0.25, 0.12)),
+    (arithmetic_claims.battery_verdict, (35.0, 0.25, 58.2), (35.0, 0.65, 58.2)),
+    (arithmetic_claims.cores_verdict, (8, 0), (4, 4)),
+    (run_claims.temperature_verdict, ({1: 0.07, 15: 0.18}, "run"), ({1: 0.07, 15: 0.07}, "run")),
+    (run_claims.balance_verdict, ({"image.0": 0.015, "text.0": 0.042}, 10, "run"),
      ({"image.0": 0.015, "text.0": 0.5}, 10, "run")),
-    (finished.negatives_verdict, ({"easy": 0.95, "medium": 0.28, "hard": 0.08}, "run"),
+    (run_claims.negatives_verdict, ({"easy": 0.95, "medium": 0.28, "hard": 0.08}, "run"),
      ({"easy": 0.2, "medium": 0.28, "hard": 0.08}, "run")),
-    (finished.energy_verdict, (81_900.0, 2340.0, 15, 0.227, "run"), (8_190.0, 2340.0, 15, 0.227, "run")),
-    (finished.heat_verdict, (72.0, False, "run"), (71.0, True, "run")),
-    (finished.gpu_run_verdict, (2.33, 0.123, {"mps"}, 5, "run"), (2.33, 0.123, {"cpu"}, 5, "run")),
+    (run_claims.energy_verdict, (81_900.0, 2340.0, 15, 0.227, "run"), (8_190.0, 2340.0, 15, 0.227, "run")),
+    (run_claims.heat_verdict, (72.0, False, "run"), (71.0, True, "run")),
+    (run_claims.gpu_run_verdict, (2.33, 0.123, {"mps"}, 5, "run"), (2.33, 0.123, {"cpu"}, 5, "run")),
 ]  # fmt: skip
 
 
@@ -115,8 +111,8 @@ def test_a_figure_stands_exactly_where_there_is_a_verdict() -> None:
 
 
 def test_every_claim_is_measured_on_a_machine_without_accelerator_and_without_runs(here: Path) -> None:
-    told: list[tuple[int, int, str]] = []
-    rows = claims.measure_claims(bench=tiny_bench(), progress=lambda *what: told.append(what))
+    steps: list[tuple[int, int, str]] = []
+    rows = claims.measure_claims(bench=tiny_bench(), progress=lambda *what: steps.append(what))
     assert [one["number"] for one in rows] == list(range(1, 31))
     for one in rows:
         assert one.keys() == {"number", "claim", "published", "here", "verdict", "reason"}
@@ -125,18 +121,18 @@ def test_every_claim_is_measured_on_a_machine_without_accelerator_and_without_ru
         assert one["reason"]
         if one["number"] in (1, 2, 3, 4, 5, 25, 26):  # nothing stands in for the accelerator
             assert one["verdict"] == UNKNOWN
-            assert accelerated.ABSENT in one["reason"]
+            assert accelerator_claims.ABSENT in one["reason"]
     kinds = {claim.number: claim.kind for claim in all_claims()}
     open_ones = {one["number"] for one in rows if one["verdict"] == UNKNOWN}
     assert open_ones <= {number for number, kind in kinds.items() if kind in ("accelerator", "run")} | {10}
-    assert told[1] == (1, 30, f"1. {all_claims()[0].claim}")
-    assert {int(what.split(".")[0]) for _, _, what in told[:-1]} == set(range(1, 31))
-    assert told[-1] == (30, 30, "")
+    assert steps[1] == (1, 30, f"1. {all_claims()[0].claim}")
+    assert {int(what.split(".")[0]) for _, _, what in steps[:-1]} == set(range(1, 31))
+    assert steps[-1] == (30, 30, "")
 
 
 def test_the_claims_about_an_accelerator_take_any_device() -> None:
     """The CPU in its place shows that the functions run; on a real one the same code is called."""
-    bench = tiny_bench(accelerator=Device("cpu"))
+    bench = tiny_bench(accelerator=Cpu())
     for number in (1, 2, 3, 4, 5, 25):
         assert claims.MEASURES[number](bench).here is not None
     assert claims.MEASURES[26](bench).reason == "this device copies from no pinned memory"
@@ -150,16 +146,16 @@ def test_transfers_are_judged_by_who_owns_the_memory() -> None:
 
 
 def test_threads_are_judged_on_four_and_four_cores_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measured.os, "cpu_count", lambda: 16)
-    assert measured.best_threads(tiny_bench()).verdict == UNKNOWN
-    monkeypatch.setattr(measured.os, "cpu_count", lambda: 8)
-    monkeypatch.setattr(measured, "default_threads", lambda: 4)
-    assert "8 threads" in str(measured.best_threads(tiny_bench()).here)
+    monkeypatch.setattr(measured_claims.os, "cpu_count", lambda: 16)
+    assert measured_claims.best_threads(tiny_bench()).verdict == UNKNOWN
+    monkeypatch.setattr(measured_claims.os, "cpu_count", lambda: 8)
+    monkeypatch.setattr(measured_claims, "default_threads", lambda: 4)
+    assert "8 threads" in str(measured_claims.best_threads(tiny_bench()).here)
 
 
 def test_a_larger_model_has_a_larger_checkpoint_and_more_memory() -> None:
     deep = dataclasses.replace(TINY, image_layers=4, text_layers=4)
-    sizes = [measured.checkpoint_size(tiny_bench(shape=shape)).here for shape in (TINY, deep)]
+    sizes = [measured_claims.checkpoint_size(tiny_bench(shape=shape)).here for shape in (TINY, deep)]
     megabytes = [float(str(here).split(" MB")[0]) for here in sizes]
     assert megabytes[1] > 1.5 * megabytes[0]
     assert parameters(deep) > 1.5 * parameters(TINY)
@@ -168,23 +164,25 @@ def test_a_larger_model_has_a_larger_checkpoint_and_more_memory() -> None:
 def test_a_batch_twice_as_large_is_predicted_to_hold_more() -> None:
     bench = tiny_bench()
     bench.__dict__["memory"] = memory()
-    assert measured.predicted_peak(bench, 12) == bench.memory.peak
-    assert measured.predicted_peak(bench, 24) == bench.memory.peak + 100 * 10**6
+    assert measured_claims.predicted_peak(bench, 12) == bench.memory.peak
+    assert measured_claims.predicted_peak(bench, 24) == bench.memory.peak + 100 * 10**6
 
 
 def test_chance_follows_the_batch_and_halves_are_not_the_whole() -> None:
-    assert arithmetic.random_accuracy(12) == pytest.approx(1 / 12, abs=0.015)
-    assert arithmetic.random_accuracy(4) == pytest.approx(1 / 4, abs=0.03)
-    assert measured.halves_cosine(tiny_bench()) < 0.999
+    assert arithmetic_claims.random_accuracy(12) == pytest.approx(1 / 12, abs=0.015)
+    assert arithmetic_claims.random_accuracy(4) == pytest.approx(1 / 4, abs=0.03)
+    assert measured_claims.halves_cosine(tiny_bench()) < 0.999
 
 
 def test_a_mask_is_judged_by_its_result(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measured, "_cast_attention", measured._masked_attention)
-    finding = measured.attention_mask(tiny_bench())
+    monkeypatch.setattr(measured_claims, "_cast_attention", measured_claims._masked_attention)
+    finding = measured_claims.attention_mask(tiny_bench())
     assert finding.verdict == FAILS
     assert "works: scripting a .bool() mask, scripting a bool mask" in str(finding.here)
-    monkeypatch.setattr(measured, "_cast_attention", lambda *tensors: measured._masked_attention(*tensors) + 1)
-    finding = measured.attention_mask(tiny_bench())
+    monkeypatch.setattr(
+        measured_claims, "_cast_attention", lambda *tensors: measured_claims._masked_attention(*tensors) + 1
+    )
+    finding = measured_claims.attention_mask(tiny_bench())
     assert finding.verdict == HOLDS
     assert "scripting a .bool() mask: " in str(finding.here)
 
@@ -208,20 +206,20 @@ def test_negatives_are_graded_by_their_differences() -> None:
     scenes = split_scenes(2, 0)["val"]
     alike_II = np.array([[5 - one.differences(other) for other in scenes] for one in scenes], dtype=float)
     confused_II = np.where(alike_II >= 4, 5.0, alike_II)  # cannot tell scenes that differ in one attribute
-    assert set(finished.accuracy_by_difficulty(alike_II, scenes).values()) == {1.0}
-    graded = finished.accuracy_by_difficulty(confused_II, scenes)
+    assert set(run_claims.accuracy_by_difficulty(alike_II, scenes).values()) == {1.0}
+    graded = run_claims.accuracy_by_difficulty(confused_II, scenes)
     assert graded["hard"] == 0.0
     assert graded["easy"] == 1.0
 
 
 def test_claims_about_a_run_read_the_newest_finished_one(here: Path) -> None:
-    run_claims = (13, 14, 15, 17, 18)
+    numbers = (13, 14, 15, 17, 18)
     bench = tiny_bench()
-    for number in run_claims:
+    for number in numbers:
         assert "lapclip train --recipe seed" in claims.MEASURES[number](bench).reason
     for name in ("older", "newer"):
         train("seed", [*SMALL, "train.batch_size=12", "train.steps=10"], name=name)
-    rows = {number: claims.MEASURES[number](bench) for number in run_claims}
+    rows = {number: claims.MEASURES[number](bench) for number in numbers}
     for number in (13, 14, 15):
         assert rows[number].here is not None
         assert "run newer" in rows[number].reason
@@ -234,9 +232,9 @@ def test_claims_about_a_run_read_the_newest_finished_one(here: Path) -> None:
     sensed = next(event for event in changed if event["type"] == "sensors")
     lines = [json.dumps(event) for event in (*changed[:-1], {**sensed, "joules": {"package": 9e4}, "celsius": 70.0})]
     events.write_text("\n".join([*lines, json.dumps(changed[-1])]) + "\n")
-    assert finished.temperature(bench).verdict == HOLDS
-    assert "at most 70 C" in str(finished.heat(bench).here)
-    assert "J an epoch" in str(finished.energy(bench).here)
+    assert run_claims.temperature(bench).verdict == HOLDS
+    assert "at most 70 C" in str(run_claims.heat(bench).here)
+    assert "J an epoch" in str(run_claims.energy(bench).here)
 
 
 def test_the_command_measures_some_and_prints_json(here: Path) -> None:

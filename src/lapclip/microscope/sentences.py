@@ -1,4 +1,4 @@
-"""What the microscope found, in words."""
+"""What the microscope measured, as lines for people."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Any
 
 
 def lines(found: dict[str, Any]) -> list[str]:
-    """What `examine` found, for people: a label of 18 characters, and what is to be said."""
+    """What `examine` found, one line each: a label of 18 characters, and a sentence."""
     result = []
-    for key, say in SENTENCES.items():
+    for key, describe in SENTENCES.items():
         failed = found[key].get("error")
-        said = {key: f"could not be looked at ({failed})"} if failed else say(found[key], found)
-        result += [f"{label:<18}{text}" for label, text in said.items()]
+        sentences = {key: f"could not be measured ({failed})"} if failed else describe(found[key], found)
+        result += [f"{label:<18}{text}" for label, text in sentences.items()]
     return result
 
 

@@ -1,4 +1,7 @@
-"""How fast memory can be copied: within the machine's memory, to the device, and within the device's."""
+"""How fast memory is: copies within the machine's memory, to the device and within the device's, and permuted views.
+
+Shapes: B batch, L tokens, D width.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
-from lapclip.machine.devices import Device
+from lapclip.machine.device import Device
 from lapclip.machine.timing import in_turns
+from lapclip.model.block import Block
 
 
 @dataclass(frozen=True)
@@ -57,3 +62,34 @@ def transfer_times(device: Device, batch_size: int, side: int, rounds: int = 21)
         runs["pinned"] = lambda: pinned.to(device.torch, non_blocking=True)
     seconds = in_turns(runs, device.synchronise, rounds)
     return TransferTimes(seconds["plain"], seconds.get("pinned"))
+
+
+@dataclass(frozen=True)
+class LayoutTimes:
+    """Milliseconds of one transformer block, forward and backward, by how its input lies in memory."""
+
+    contiguous_ms: float
+    """Batch first, as the block reads it."""
+    permuted_ms: float
+    """Tokens first, handed over as a view with the axes swapped."""
+
+
+def layout_times(device: Device, batch: int, tokens: int, width: int, heads: int, rounds: int = 7) -> LayoutTimes:
+    """One block at these sizes on contiguous input against a permuted view of the same numbers."""
+    block = Block(width, heads, causal=False)
+    block.initialise(1, torch.Generator().manual_seed(0))
+    block = block.to(device.torch)
+    draw = torch.Generator().manual_seed(1)
+    contiguous_BLD = torch.randn(batch, tokens, width, generator=draw).to(device.torch)
+    permuted_BLD = contiguous_BLD.transpose(0, 1).contiguous().transpose(0, 1)
+    assert not permuted_BLD.is_contiguous()
+    assert torch.equal(permuted_BLD, contiguous_BLD)
+
+    def run(x_BLD: Tensor) -> None:
+        block.zero_grad(set_to_none=True)
+        leaf_BLD = x_BLD.detach().requires_grad_()
+        block(leaf_BLD).sum().backward()
+
+    runs = {"contiguous": lambda: run(contiguous_BLD), "permuted": lambda: run(permuted_BLD)}
+    times = in_turns(runs, device.synchronise, rounds)
+    return LayoutTimes(1e3 * times["contiguous"], 1e3 * times["permuted"])

@@ -4,26 +4,26 @@ from dataclasses import replace
 
 import pytest
 
-from lapclip.machine.polite import EVERY, Eyes, Look, PolitePauses
+from lapclip.machine.polite import EVERY, MachineReader, PolitePauses, Reading
 
-QUIET = Look(battery_percent=None, throttled=None, swap_bytes=0, others=0.0)
+QUIET = Reading(battery_percent=None, throttled=None, swap_bytes=0, others=0.0)
 
 
 class Machine:
-    """A machine whose looks are set by hand, and a clock that is moved by hand."""
+    """A machine whose readings are set by hand, and a clock that is moved by hand."""
 
     def __init__(self) -> None:
         self.now, self.time = QUIET, 0.0
-        self.courtesy = PolitePauses(30, lambda: self.now, lambda: self.time)
+        self.pauses = PolitePauses(30, lambda: self.now, lambda: self.time)
 
     def later(self, **changes: object) -> str | None:
         self.now = replace(QUIET, **changes)  # type: ignore[arg-type]
         self.time += EVERY
-        return self.courtesy.reason()
+        return self.pauses.reason()
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "reason"),
     [
         ({"battery_percent": 12.0}, "on battery, 12 % left"),
         ({"throttled": True}, "the processor is held back because of heat"),
@@ -31,12 +31,12 @@ class Machine:
         ({"others": 0.6}, "other programs use 60% of the cores"),
     ],
 )
-def test_a_need_that_lasts_pauses_and_one_that_is_over_goes_on(changes: dict, said: str) -> None:
+def test_a_need_that_lasts_pauses_and_one_that_is_over_goes_on(changes: dict, reason: str) -> None:
     machine = Machine()
     assert machine.later() is None
     assert machine.later(**changes) is None  # a moment is nobody's need
-    assert machine.later(**changes) == said
-    assert machine.later() == said
+    assert machine.later(**changes) == reason
+    assert machine.later() == reason
     assert machine.later() is None
 
 
@@ -48,12 +48,12 @@ def test_small_things_do_not_pause(changes: dict) -> None:
     assert [machine.later(**changes) for _ in range(4)] == [None] * 4
 
 
-def test_between_two_looks_nothing_is_asked() -> None:
+def test_between_two_readings_nothing_is_asked() -> None:
     machine = Machine()
     machine.later(others=0.9)
     machine.later(others=0.9)
     machine.now = QUIET
-    assert machine.courtesy.reason() == "other programs use 90% of the cores"
+    assert machine.pauses.reason() == "other programs use 90% of the cores"
 
 
 def test_a_load_that_comes_and_goes_does_not_pause() -> None:
@@ -61,14 +61,14 @@ def test_a_load_that_comes_and_goes_does_not_pause() -> None:
     assert {machine.later(others=share) for share in (0.9, 0.0, 0.9, 0.0, 0.9, 0.0)} == {None}
 
 
-def test_this_machine_can_be_looked_at() -> None:
-    look = Eyes()()
-    assert 0 <= look.others <= 1
-    assert look.swap_bytes >= 0
+def test_this_machine_can_be_read() -> None:
+    reading = MachineReader()()
+    assert 0 <= reading.others <= 1
+    assert reading.swap_bytes >= 0
 
 
 def test_swap_that_has_grown_and_stays_lets_a_run_go_on() -> None:
     machine = Machine()
-    said = [machine.later(swap_bytes=10**9) for _ in range(20)]
-    assert said[1] == "memory is short, the system swaps"
-    assert said[-1] is None
+    reasons = [machine.later(swap_bytes=10**9) for _ in range(20)]
+    assert reasons[1] == "memory is short, the system swaps"
+    assert reasons[-1] is None

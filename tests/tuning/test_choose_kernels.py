@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -10,13 +11,14 @@ import torch
 
 from lapclip.config import TrainConfig
 from lapclip.errors import ConfigError
-from lapclip.machine.devices import Device
+from lapclip.machine.choose_device import device_of
+from lapclip.machine.cpu import Cpu
 from lapclip.model.kernels import ATTENTION, LINEAR
 from lapclip.model.shapes import SHAPES
 from lapclip.tuning import choose_kernels as kernels
 from lapclip.tuning.choose_kernels import check_kernels, choose_kernels
 
-CPU = Device("cpu")
+CPU = Cpu()
 TRAIN = TrainConfig(dtype="float32", batch_size=4)
 
 
@@ -34,34 +36,44 @@ def test_every_choice_has_a_reason_with_its_figures() -> None:
     assert " ms against " in reasons["train.image_attention"]
 
 
-def test_a_choice_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+def remembered(tmp_path: Path) -> dict[str, list[str]]:
+    return json.loads((tmp_path / "kernels.json").read_text())
+
+
+def test_a_choice_is_remembered_until_it_is_timed_anew(tmp_path: Path) -> None:
     """Two forms differ in the last bit, so the same command run twice has to take the same one."""
-    first = choose_kernels(SHAPES["tiny"], TRAIN, 16, CPU)
-    monkeypatch.setattr(kernels, "_fastest", lambda *_: pytest.fail("timed again"))
-    assert choose_kernels(SHAPES["tiny"], TRAIN, 16, CPU) == first
+    _, timed = choose_kernels(SHAPES["tiny"], TRAIN, 16, CPU)
+    other = {key: ["onednn" if key.startswith("linear") else "products", "as before"] for key in remembered(tmp_path)}
+    (tmp_path / "kernels.json").write_text(json.dumps(other))
+    choices, reasons = choose_kernels(SHAPES["tiny"], TRAIN, 16, CPU)
+    assert (choices["image_attention"], choices["text_attention"]) == ("products", "products")
+    assert set(reasons.values()) <= {"as before", "the only form here"}
+    _, anew = choose_kernels(SHAPES["tiny"], TRAIN, 16, CPU, anew=True)
+    assert anew.keys() == timed.keys()
+    assert "as before" not in anew.values()
+    assert sorted(reason for _, reason in remembered(tmp_path).values()) == sorted(
+        reason for reason in anew.values() if reason != "the only form here"
+    )
 
 
-def test_what_was_timed_at_a_bad_moment_can_be_timed_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    choose_kernels(SHAPES["tiny"], TRAIN, 16, CPU)
-    monkeypatch.setattr(kernels, "_fastest", lambda operation, batch, forms, *_: (forms[-1], "timed anew"))
-    choices, reasons = choose_kernels(SHAPES["tiny"], TRAIN, 16, CPU, anew=True)
-    assert choices["image_attention"] == ATTENTION[-1]
-    assert choose_kernels(SHAPES["tiny"], TRAIN, 16, CPU) == (choices, reasons)
+def test_what_is_timed_at_a_bad_moment_is_not_remembered(tmp_path: Path) -> None:
+    choose_kernels(SHAPES["tiny"], TRAIN, 16, CPU, remember=False)
+    assert not (tmp_path / "kernels.json").exists()
 
 
-def test_what_is_asked_for_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernels, "_fastest", lambda *_: pytest.fail("timed"))
+def test_what_is_asked_for_is_not_timed(tmp_path: Path) -> None:
     train = dataclasses.replace(TRAIN, image_attention="products", text_attention="fused", linear="torch")
     choices, reasons = choose_kernels(SHAPES["tiny"], train, 16, CPU)
     assert choices == {"image_attention": "products", "text_attention": "fused", "linear": "torch"}
     assert set(reasons.values()) == {"asked for"}
+    assert not (tmp_path / "kernels.json").exists()
 
 
 @pytest.mark.parametrize(("device", "dtype"), [("cuda", "float32"), ("cpu", "float16")])
 def test_what_cannot_be_had_is_refused(device: str, dtype: str) -> None:
     train = dataclasses.replace(TRAIN, linear="onednn", dtype=dtype)
     with pytest.raises(ConfigError, match=f"onednn cannot be had on {device} in {dtype}"):
-        check_kernels(train, Device(device))
+        check_kernels(train, device_of(device))
 
 
 def test_a_cache_that_cannot_be_written_or_read_costs_time_only(

@@ -1,0 +1,121 @@
+"""Devices by name: which one to compute on and why, how steps are sent to it, and what is set up before it computes."""
+
+from __future__ import annotations
+
+import importlib
+
+import torch
+
+from lapclip.config import AUTO, TrainConfig
+from lapclip.errors import ConfigError, first_line
+from lapclip.machine.cpu import Cpu, keep_freed_memory
+from lapclip.machine.device import KINDS, UNTRUSTED, Device
+
+ACCELERATOR = "accelerator"
+"""The value of train.device that takes whatever accelerator there is."""
+
+for _kind in TrainConfig.__dataclass_fields__["device"].metadata["choices"]:
+    if _kind not in (AUTO, ACCELERATOR):
+        importlib.import_module(f"lapclip.machine.{_kind}")  # the class in it registers itself
+
+_OWN_THREADS = torch.get_num_threads()  # before anything changes it
+
+
+def device_of(kind: str) -> Device:
+    """The device of this kind, whether or not it is here."""
+    return KINDS[kind]()
+
+
+def accelerator_here() -> Device | None:
+    """What torch can use beside the CPU."""
+    # Without the check a CUDA build on a machine without a GPU names cuda.
+    found = torch.accelerator.current_accelerator(check_available=True)
+    return device_of(found.type) if found is not None and found.type in KINDS else None
+
+
+def choose_device(asked: str) -> tuple[Device, str]:
+    """The device to train on, and why."""
+    if asked == Cpu.kind:
+        return Cpu(), "asked for"
+    device = accelerator_here()
+    if asked == AUTO and device is None:
+        return Cpu(), "torch finds no accelerator here"
+    if device is None or asked not in (AUTO, ACCELERATOR, device.kind):
+        here = device.kind if device else "none"
+        raise ConfigError(
+            f"train.device {asked} is not here (accelerator found: {here}).", hint="--set train.device=auto"
+        )
+    device.examine()
+    unfit = device.unfit()
+    if asked != AUTO:
+        return device, f"asked for, although {unfit}" if unfit else "asked for"
+    if unfit:
+        return Cpu(), unfit
+    return device, "torch finds this accelerator; the run is too short to time others, lapclip tune does"
+
+
+def available(asked: str = AUTO) -> list[Device]:
+    """The devices that a setting of train.device allows here, the accelerator first."""
+    found, _ = choose_device(asked)
+    return [found] if asked != AUTO or found.is_cpu else [found, Cpu()]
+
+
+def choose_compile(asked: str, device: Device) -> tuple[str, str]:
+    """How steps are sent to the device, and why."""
+    if "graph" in asked and not device.records_graphs:
+        raise ConfigError(f"train.compile {asked} cannot be had on {device.kind}.", hint="--set train.compile=auto")
+    if "compiled" in asked and (fault := fault_in_compiling(device)):
+        rest = "graph" if "graph" in asked else "none"
+        return rest, f"{asked} was asked for, but nothing can be compiled here ({fault})"
+    if asked != AUTO:
+        return asked, "asked for"
+    if device.records_graphs:
+        return "graph", "a recorded step spends no time on launches; lapclip tune --seconds 300 tries compiling"
+    return "none", "recording cannot be had here; lapclip tune --seconds 300 tries compiling"
+
+
+def fault_in_compiling(device: Device) -> str | None:
+    """Why torch.compile does not work here, if so: it needs a C++ compiler on the CPU and Triton on CUDA."""
+    try:
+        torch.compile(lambda x: x * 2 + 1)(torch.ones(8, device=device.torch))
+    except Exception as error:  # it has many ways to fail, and any of them means the same
+        return first_line(error)
+    return None
+
+
+def prepare_device(device: Device, threads: int) -> None:
+    """Set what results depend on: the thread count, and deterministic algorithms where the device is to have them."""
+    torch.set_num_threads(threads)
+    torch.use_deterministic_algorithms(device.is_deterministic)
+    # Filling every new tensor is for finding bugs; it costs time and changes no result.
+    setattr(torch.utils.deterministic, "fill_uninitialized_memory", False)  # noqa: B010 (unknown to its type stubs)
+    device.limit_memory()
+    keep_freed_memory()
+
+
+def default_threads() -> int:
+    """torch's own choice: the performance cores."""
+    return _OWN_THREADS
+
+
+# What `model/kernels.py` asks in every layer about the device a tensor lies on: one lookup in a table.
+
+
+def ready_for_attention(tensor: torch.Tensor) -> torch.Tensor:
+    """Laid out anew where permuted inputs give wrong results."""
+    return tensor.contiguous() if (tensor.device.type, "permuted attention") in UNTRUSTED else tensor
+
+
+def trusts_is_causal(device: torch.device) -> bool:
+    """Whether `is_causal` may be used there; a mask says the same."""
+    return (device.type, "causal attention") not in UNTRUSTED
+
+
+def norms_mixed_dtypes(device: torch.device) -> bool:
+    """Whether layer norm takes half-precision inputs with float32 weights, and sums in float32 itself."""
+    return KINDS.get(device.type, Device).norms_mixed_dtypes
+
+
+def runs_onednn(device: torch.device) -> bool:
+    """Whether oneDNN's kernels compute there, in builds of torch that carry the library."""
+    return KINDS.get(device.type, Device).runs_onednn

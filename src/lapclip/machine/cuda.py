@@ -1,0 +1,96 @@
+"""GPUs that torch reaches by CUDA: NVIDIA's, and AMD's in builds for ROCm."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+import torch
+
+from lapclip.machine.device import Accelerator, Compute, GraphRecorder, register
+
+Result = TypeVar("Result")
+
+_streams: dict[str, torch.cuda.Stream] = {}
+
+
+@register
+class Cuda(Accelerator):
+    """A GPU with streams, and with graphs that are recorded once and replayed."""
+
+    kind = "cuda"
+    records_graphs = True
+    pins_memory = True
+
+    def read_later(self, values: torch.Tensor) -> Callable[[], list[float]]:
+        arrived = torch.empty_like(values, device="cpu", pin_memory=True)
+        arrived.copy_(values, non_blocking=True)
+        copied = torch.cuda.Event()
+        copied.record()
+
+        def read() -> list[float]:
+            copied.synchronize()
+            return arrived.tolist()
+
+        return read
+
+    def side_by_side(self, *, at_once: bool) -> Callable[[Compute, Compute], tuple[torch.Tensor, torch.Tensor]]:
+        """Two at once, because small computations leave most of the chip idle.
+
+        Their backward passes run at once too: torch sends each to the stream that its forward pass ran on.
+        """
+        return _side_by_side if at_once else super().side_by_side(at_once=at_once)
+
+    def graph_recorder(self) -> GraphRecorder:
+        return CudaGraphs()
+
+    def abandon(self, *holding: object) -> None:
+        """A failed context answers every question with its error and cannot be reset (pytorch issue 2300).
+
+        torch does ask, even for tensors on the CPU: each optimiser step asks whether a recording is under way.
+        """
+        super().abandon(*holding)
+        torch.cuda.is_available = lambda: False  # what releases before torch 2.13 ask
+
+
+class CudaGraphs:
+    """Records CUDA graphs in one shared pool of memory."""
+
+    def __init__(self) -> None:
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def warm_up(self, run: Callable[[], Result]) -> Result:
+        """On another stream than the recording's (the rule of torch.cuda.graph)."""
+        stream = _own_stream("warm-up")
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            result = run()
+        torch.cuda.current_stream().wait_stream(stream)
+        return result
+
+    def record(self, run: Callable[[], Result]) -> tuple[Callable[[], None], Result]:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool):
+            result = run()
+        return graph.replay, result
+
+
+def _side_by_side(first: Compute, second: Compute) -> tuple[torch.Tensor, torch.Tensor]:
+    here, stream = torch.cuda.current_stream(), _own_stream("beside")
+    stream.wait_stream(here)
+    with torch.cuda.stream(stream):
+        aside = second()
+    result = first()
+    here.wait_stream(stream)
+    aside.record_stream(here)  # its memory may not be given to others while it is read here
+    return result, aside
+
+
+def _own_stream(name: str) -> torch.cuda.Stream:
+    """A queue of work beside the usual one, the same for everyone who asks by this name.
+
+    One is enough: cuBLAS keeps tens of megabytes for each stream it has ever seen.
+    """
+    if name not in _streams:
+        _streams[name] = torch.cuda.Stream()
+    return _streams[name]

@@ -1,0 +1,92 @@
+"""What a long run asks of the desktop: to stay awake, and to show a notice at the end. No torch.
+
+Awake: `caffeinate` on macOS, `systemd-inhibit` on Linux, SetThreadExecutionState on Windows. None of them needs rights,
+and where they are missing nothing happens.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+_CONTINUOUS, _SYSTEM_REQUIRED = 0x80000000, 0x00000001  # winbase.h
+_BALLOON = (
+    "Add-Type -AssemblyName System.Windows.Forms, System.Drawing;"
+    "$icon = New-Object System.Windows.Forms.NotifyIcon;"
+    "$icon.Icon = [System.Drawing.SystemIcons]::Information; $icon.Visible = $true;"
+    "$icon.ShowBalloonTip(10000, $env:LAPCLIP_TITLE, $env:LAPCLIP_TEXT, 'Info'); Start-Sleep 10; $icon.Dispose()"
+)
+
+
+@contextmanager
+def kept_awake(*, wanted: bool = True) -> Iterator[bool]:
+    """Whether the system was asked to stay awake; it is let go at the end, also if this process is killed."""
+    if wanted and sys.platform == "win32":
+        with _windows() as awake:
+            yield awake
+        return
+    command = guard_command() if wanted else None
+    guard = None
+    if command:
+        quiet = subprocess.DEVNULL
+        with suppress(OSError):
+            guard = subprocess.Popen(command, stdin=quiet, stdout=quiet, stderr=quiet)
+    try:
+        yield guard is not None and guard.poll() is None
+    finally:
+        if guard is not None:
+            guard.terminate()
+            guard.wait()
+
+
+def guard_command() -> list[str] | None:
+    """A program that keeps the machine awake for as long as it and this process run."""
+    if sys.platform == "darwin" and shutil.which("caffeinate"):
+        return ["caffeinate", "-i", "-w", str(os.getpid())]
+    if sys.platform == "linux" and shutil.which("systemd-inhibit") and shutil.which("tail"):
+        # `tail --pid` ends with this process, and the inhibition with it.
+        wait = ["tail", "--follow", "/dev/null", f"--pid={os.getpid()}"]
+        return ["systemd-inhibit", "--what=sleep:idle", "--who=lapclip", "--why=training", "--mode=block", *wait]
+    return None
+
+
+@contextmanager
+def _windows() -> Iterator[bool]:
+    """The wish belongs to the thread, so the system forgets it when the process ends."""
+    ask = ctypes.windll.kernel32.SetThreadExecutionState  # type: ignore[attr-defined]
+    awake = bool(ask(_CONTINUOUS | _SYSTEM_REQUIRED))
+    try:
+        yield awake
+    finally:
+        ask(_CONTINUOUS)
+
+
+def notify(title: str, text: str) -> bool:
+    """Show it and go on at once. False where there is no desktop, or none that can be asked."""
+    found = notice_command(title, text)
+    if found is None:
+        return False
+    command, variables = found
+    quiet = subprocess.DEVNULL
+    with suppress(OSError):
+        subprocess.Popen(command, stdin=quiet, stdout=quiet, stderr=quiet, env={**os.environ, **variables})
+        return True
+    return False
+
+
+def notice_command(title: str, text: str) -> tuple[list[str], dict[str, str]] | None:
+    """The command, and what it reads from its environment: the text never becomes part of a script."""
+    if sys.platform == "darwin" and shutil.which("osascript"):
+        script = 'display notification (system attribute "LAPCLIP_TEXT") with title (system attribute "LAPCLIP_TITLE")'
+        return ["osascript", "-e", script], {"LAPCLIP_TITLE": title, "LAPCLIP_TEXT": text}
+    if sys.platform == "win32" and (shell := shutil.which("powershell")):
+        return [shell, "-NoProfile", "-Command", _BALLOON], {"LAPCLIP_TITLE": title, "LAPCLIP_TEXT": text}
+    if sys.platform == "linux" and shutil.which("notify-send"):
+        if os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"):
+            return ["notify-send", "--app-name=lapclip", "--", title, text], {}
+    return None

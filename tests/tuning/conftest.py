@@ -1,0 +1,31 @@
+"""Tunings that take little time, and a real one for the tests of this folder that only read it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from lapclip.machine import timing
+from lapclip.tuning import flops, search
+from lapclip.tuning.search import Tuning
+
+from .made import tuned
+
+
+@pytest.fixture(scope="package", autouse=True)
+def little_time() -> Iterator[None]:
+    """A tiny model is timed well enough in a tenth of the usual time."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(search, "ENOUGH", search.ENOUGH / 10)
+        patch.setattr(flops, "QUICK_SECONDS", flops.QUICK_SECONDS / 10)
+        yield
+
+
+@pytest.fixture(scope="package")
+def tuning(cache: Path, little_time: None) -> Tuning:
+    """A real one, for those that only read it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(timing, "other_load", lambda: 0.0)
+        return tuned()
