@@ -21,7 +21,7 @@ from lapclip.commands.train import train
 from lapclip.config import DataConfig
 from lapclip.data.scenes.dataset import load_scenes
 from lapclip.data.dataset import Pairs
-from lapclip.embedder import (Embedder, load)
+from lapclip.embedder import (Embedder, load_torch)
 from lapclip.errors import TrainingError
 from lapclip.runs.findings import (CHECKS, Finding, Surroundings, examine, findings, look_around)
 from lapclip.runs.findings.machine_checks import computer_findings
@@ -142,7 +142,7 @@ def coarse_scale(setup: RunSetup) -> RunSetup:
 
 def later(setup: RunSetup) -> RunSetup:
     """A model that knows some pairs by heart is trained on others, and scored on the ones it knew."""
-    setup.step.model.load_state_dict(load("runs/healthy").model.state_dict())
+    setup.step.model.load_state_dict(load_torch("runs/healthy").model.state_dict())
     known = load_scenes(DataConfig(train_pairs=64), setup.config.model.image_size).train
     return with_splits(setup, val=Pairs(known.pixels, [captions[:1] for captions in known.captions]))
 
