@@ -35,8 +35,8 @@ from torch import Tensor, nn
 from torchvision import transforms
 
 import lapclip
+from lapclip.commands.export import export
 from lapclip.embedder import Embedder
-from lapclip.exporting.published_formats import export
 
 TOLERANCE, PHOTO_TOLERANCE = 1e-5, 1e-3
 SHAPES = ("tiny", "ViT-B-32", "ViT-B-32-quickgelu", "ViT-B-16", "ViT-L-14", "ViT-L-14-336", "ViT-H-14")

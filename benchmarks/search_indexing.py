@@ -24,11 +24,11 @@ import numpy as np
 import torch
 
 from lapclip.machine.facts import logical_cores
-from lapclip.searching.encoder import open_encoder
 from lapclip.searching.index import Index
 from lapclip.searching.read_image import read_image
 from lapclip.searching.scan import walk
-from lapclip.searching.update_index import bring_up_to_date
+from lapclip.searching.search_model import open_search_model
+from lapclip.searching.update_index import update_index
 
 
 def main() -> None:
@@ -39,7 +39,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--device", default="cpu")
     wanted = parser.parse_args()
-    encoder = open_encoder(wanted.model, wanted.device)
+    model = open_search_model(wanted.model, wanted.device)
     with tempfile.TemporaryDirectory() as name:
         photos, place = Path(name) / "photos", Path(name) / "index"
         photos.mkdir()
@@ -52,7 +52,7 @@ def main() -> None:
         def read() -> list[np.ndarray]:
             with ThreadPoolExecutor(logical_cores()) as pool:
                 jobs = [
-                    pool.submit(read_image, photos / path, stamp, encoder.view, lambda digest: False)
+                    pool.submit(read_image, photos / path, stamp, model.view, lambda digest: False)
                     for path, stamp in stamps.items()
                 ]
                 return [square for job in jobs if (square := job.result().square) is not None]
@@ -60,13 +60,13 @@ def main() -> None:
         squares = read()
 
         def tower() -> None:
-            for at in range(0, len(squares), encoder.batch):
-                encoder.encode_pixels(np.stack(squares[at : at + encoder.batch]))
+            for at in range(0, len(squares), model.batch):
+                model.encode_pixels(np.stack(squares[at : at + model.batch]))
 
         def index() -> None:
             shutil.rmtree(place, ignore_errors=True)
             made = Index(place)
-            bring_up_to_date(made, photos, encoder)
+            update_index(made, photos, model)
             assert made.count() == len(squares)
             made.close()
 

@@ -30,7 +30,7 @@ from lapclip.searching.index import Entry, Index
 from lapclip.searching.library import Library
 from lapclip.searching.nearest import nearest, rough_scores
 from lapclip.searching.scan import Stamp
-from lapclip.searching.update_index import Indexed
+from lapclip.searching.update_index import IndexUpdate
 
 BLOCK = 16384
 
@@ -145,7 +145,7 @@ def main() -> None:
         compared = time.perf_counter() - began
         began = time.perf_counter()
         with Peak() as opening:
-            library = Library(Path(folder), index, encoder, Indexed())
+            library = Library(Path(folder), index, encoder, IndexUpdate())
         opened = time.perf_counter() - began
         vectors = index.vectors()
         asking = 0

@@ -12,8 +12,10 @@ import os
 import platform
 import re
 import shutil
+import sqlite3
 import threading
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,10 @@ import pytest
 import torch
 
 import lapclip
+from lapclip.embedder import OnnxEmbedder, load_torch
+from lapclip.fingerprint import weights_digest
+from lapclip.searching.search_model import open_search_model
+from lapclip.training.teacher import TeacherModel
 
 from .conftest import lapclip as command
 from .conftest import set_flags
@@ -128,16 +134,35 @@ def test_an_index_is_searched_and_not_made_again(before: Path) -> None:
     assert [path.name for path in index_place(before).parent.iterdir()] == [index_place(before).name]
 
 
+def test_an_index_and_an_export_know_their_model_by_its_new_fingerprint(before: Path) -> None:
+    model = load_torch("runs/finished")
+    with closing(sqlite3.connect(index_place(before) / "pictures.db")) as database:
+        recorded = "SELECT value FROM about WHERE name = 'model'"
+        assert len(database.execute(recorded).fetchone()[0]) == 32
+        asked(*expected("search")["searches"][0]["arguments"])
+        assert database.execute(recorded).fetchone()[0] == model.image_fingerprint()
+    shutil.copytree("exported/onnx-int8", "runs/finished/exported/onnx-int8")
+    about = json.loads(Path("runs/finished/exported/onnx-int8/lapclip.json").read_text(encoding="utf-8"))
+    assert about["made_from"] == weights_digest(model.model)
+    about["check"] |= {"passed": True, "recall_after": 1.0, "busy": ""}
+    about["check"]["latency"] = [{"tower": "image", "batch": 32, "ratio": 2.0}]
+    Path("runs/finished/exported/onnx-int8/lapclip.json").write_text(json.dumps(about), encoding="utf-8")
+    assert isinstance(open_search_model("finished", "cpu").model, OnnxEmbedder)
+
+
+def test_a_run_knows_the_teacher_that_it_recorded(before: Path) -> None:
+    recorded = "9f721c088bbda49945f8f39c6f0a241c9143c08f2d60e9f35d7f5367c5b20dbc"  # by the release that made the run
+    teacher = TeacherModel(load_torch("runs/finished"))
+    assert teacher.has_digest(recorded)
+    assert teacher.has_digest(teacher.digest)
+    assert not teacher.has_digest("another")
+
+
 @pytest.mark.parametrize("name", ["finished", "onnx", "onnx-int8"])
 def test_a_model_and_its_exports_give_the_same_embeddings(before: Path, name: str) -> None:
-    model: Any
-    if name == "finished":
-        model = lapclip.load("runs/finished")
-    else:
+    if name != "finished":
         pytest.importorskip("onnxruntime", reason="needs the extra export")
-        from lapclip.exporting.engine import open_export  # docs/export.md and the README of every export name it
-
-        model = open_export(Path("exported") / name)
+    model = lapclip.load("runs/finished" if name == "finished" else Path("exported") / name)
     then = expected("embeddings")
     texts, images = model.encode_text(then["captions"]), model.encode_image(then["pictures"])
     # What int8 rounds to depends on the instructions that the processor has.

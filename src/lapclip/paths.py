@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -42,7 +43,7 @@ def write_atomic(path: Path, content: str | bytes | Callable[[Path], Any], *, du
     Content is text, bytes, or a function that writes to the path it is given. With `durable`, it is on disk before
     this returns. What fails raises OSError and leaves nothing behind.
     """
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    partial = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.partial")
     try:
         if isinstance(content, str):
             partial.write_text(content, encoding="utf-8", newline="\n")

@@ -16,7 +16,7 @@ from lapclip.commands.train import train
 from lapclip.config import DataConfig, ModelConfig, build_config, parse_settings, read_recipe, replace_in
 from lapclip.data.loading import load_data
 from lapclip.data.tokenizers import choose_tokenizer
-from lapclip.embedder import Embedder, distinct_captions, load
+from lapclip.embedder import Embedder, distinct_captions, load_torch
 from lapclip.errors import ConfigError, DataError, LapclipError, RunError
 from lapclip.machine.cpu import Cpu
 from lapclip.model.clip import CLIP
@@ -76,7 +76,7 @@ def test_a_taught_model_comes_closer_to_its_teacher_than_an_untaught_one(data: P
     often = ["train.steps=80", "train.crop=1", "train.flip=0", "train.symbol_dropout=0", "train.warmup=0.1"]
     train_small(*often, "train.teacher=teacher", "train.teacher_weight=1.0", name="taught")
     train_small(*often, "train.teacher_weight=0", name="alone")
-    taught, alone = (likeness(load(f"runs/{name}"), teacher, data) for name in ("taught", "alone"))
+    taught, alone = (likeness(load_torch(f"runs/{name}"), teacher, data) for name in ("taught", "alone"))
     assert taught > alone + 0.2
     steps = [event for event in read_events(Path("runs/taught/events.jsonl")) if event["type"] == "step"]
     assert steps[-1]["teacher_loss"] == steps[-1]["loss"] < 0.5 * steps[0]["loss"]

@@ -15,7 +15,7 @@ from lapclip.commands.evaluate import EvaluationRequest, evaluate
 from lapclip.commands.gained import ALPHAS, FEWER, GainedRequest, gained
 from lapclip.commands.run_to_end import Outcome
 from lapclip.commands.train import train
-from lapclip.embedder import load
+from lapclip.embedder import load_torch
 from lapclip.errors import LapclipError
 from lapclip.runs.event_log import read_events
 
@@ -118,14 +118,15 @@ def test_the_mixture_that_is_written_scores_what_the_account_says(mine: Path, tu
     recalls = [plain[f"{way}_r{place}"] for way in ("t2i", "i2t") for place in (1, 5, 10)]
     (point,) = [point for point in result["new"]["curve"] if point["alpha"] == 0.37]
     assert point["value"] == pytest.approx(np.mean(recalls), abs=1e-12)
-    first, last, between = (load(f"runs/mine/{name}").model.state_dict() for name in ("start", "model", "blended"))
+    models = (load_torch(f"runs/mine/{name}").model for name in ("start", "model", "blended"))
+    first, last, between = (model.state_dict() for model in models)
     for name, tensor in between.items():
         np.testing.assert_allclose(tensor, 0.63 * first[name] + 0.37 * last[name], atol=1e-6)
     assert Path("shared/gained.html").exists()
     assert not (mine / "gained").exists()
     best = run(alpha="auto")
     assert best["model_alpha"] == best["alpha"]
-    state = load("runs/mine/blended").model.state_dict()
+    state = load_torch("runs/mine/blended").model.state_dict()
     np.testing.assert_allclose(
         state["logit_scale"],
         (1 - best["alpha"]) * first["logit_scale"] + best["alpha"] * last["logit_scale"],

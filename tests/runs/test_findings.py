@@ -21,7 +21,7 @@ from lapclip.commands.train import train
 from lapclip.config import DataConfig
 from lapclip.data.dataset import Pairs
 from lapclip.data.scenes.dataset import load_scenes
-from lapclip.embedder import Embedder, load
+from lapclip.embedder import Embedder, load_torch
 from lapclip.errors import TrainingError
 from lapclip.machine.checks import checks
 from lapclip.model.clip import CLIP
@@ -142,7 +142,7 @@ def coarse_scale(setup: RunSetup) -> RunSetup:
 
 def later(setup: RunSetup) -> RunSetup:
     """A model that knows some pairs by heart is trained on others, and scored on the ones it knew."""
-    setup.step.model.load_state_dict(load("runs/healthy").model.state_dict())
+    setup.step.model.load_state_dict(load_torch("runs/healthy").model.state_dict())
     known = load_scenes(DataConfig(train_pairs=64), setup.config.model.image_size).train
     return with_splits(setup, val=Pairs(known.pixels, [captions[:1] for captions in known.captions]))
 

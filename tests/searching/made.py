@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from lapclip.searching.encoder import Encoder, open_encoder
 from lapclip.searching.index import Index, index_folder
 from lapclip.searching.library import Library
-from lapclip.searching.update_index import Indexed, bring_up_to_date
+from lapclip.searching.search_model import SearchModel, open_search_model
+from lapclip.searching.update_index import IndexUpdate, update_index
 
 BATCH = 4
 
@@ -28,12 +28,12 @@ def draw_many(folder: Path, count: int) -> list[Path]:
     return [draw(folder / f"{at:03}.png", at) for at in range(count)]
 
 
-class Watched(Encoder):
+class Watched(SearchModel):
     """The real model, a few images at a time, with something that happens before each batch."""
 
     def __init__(self, model: Path | str, before: Callable[[int], None] = lambda batch: None) -> None:
-        real = open_encoder(str(model), "cpu")
-        super().__init__(real.subject, real.model, real.identity)
+        real = open_search_model(str(model), "cpu")
+        super().__init__(real.which, real.model)
         self.batch, self.before = BATCH, before
         self.batches: list[int] = []
         """Images in each batch so far."""
@@ -44,10 +44,10 @@ class Watched(Encoder):
         return super().encode_pixels(pixels_NSSC)
 
 
-def index_now(folder: Path, encoder: Encoder, waiting: Callable[[str], None] | None = None) -> Library:
+def index_now(folder: Path, model: SearchModel, waiting: Callable[[str], None] | None = None) -> Library:
     index = Index(index_folder(folder))
-    found: Indexed = bring_up_to_date(index, folder, encoder, None, waiting)
-    return Library(folder, index, encoder, found)
+    found: IndexUpdate = update_index(index, folder, model, None, waiting)
+    return Library(folder, index, model, found)
 
 
 def names(library: Library) -> list[str]:
@@ -58,10 +58,10 @@ def names(library: Library) -> list[str]:
 
 def vector_of(library: Library, name: str) -> np.ndarray:
     """What the index holds for an image."""
-    table, vectors = library._index.snapshot(library.encoder.identity)
+    table, vectors = library._index.snapshot(library.model.identity)
     entry = next(entry for entry in library._index.entries() if entry.path == name)
     return np.asarray(vectors[table.rows[table.numbers == entry.number][0]], dtype=np.float32)
 
 
-def vectors_of(images: Sequence[Path], encoder: Encoder) -> np.ndarray:
-    return encoder.model.encode_image(images)
+def vectors_of(images: Sequence[Path], model: SearchModel) -> np.ndarray:
+    return model.model.encode_image(images)

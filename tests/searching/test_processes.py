@@ -14,21 +14,21 @@ import pytest
 from lapclip.errors import SearchError
 from lapclip.searching.index import Index, index_folder
 from lapclip.searching.library import Library
-from lapclip.searching.update_index import bring_up_to_date
+from lapclip.searching.update_index import update_index
 from tests.searching.made import BATCH, Watched, draw_many, index_now, vector_of, vectors_of
 
 KILLED = """
 import sys
 from pathlib import Path
 import psutil
-from lapclip.find import indexing
-from tests.find.made import Watched, index_now
+from lapclip.searching import update_index
+from tests.searching.made import Watched, index_now
 
 def die(batch):
     if batch == 3:
         psutil.Process().kill()
 
-indexing.SAVED_EVERY = 0.0
+update_index.SAVED_EVERY = 0.0
 index_now(Path(sys.argv[2]), Watched(sys.argv[1], die))
 """
 
@@ -44,19 +44,19 @@ def test_a_killed_indexer_loses_a_batch_at_most(trained: Path, photos: Path) -> 
     process = start(KILLED, trained, photos)
     _, errors = process.communicate(timeout=120)
     assert process.returncode not in (0, 1), errors
-    encoder = Watched(trained)
-    library = index_now(photos, encoder)
-    assert sum(encoder.batches) == 20 - 3 * BATCH
+    model = Watched(trained)
+    library = index_now(photos, model)
+    assert sum(model.batches) == 20 - 3 * BATCH
     assert library.count == 20
-    for path, vector in zip(made, vectors_of(made, encoder), strict=True):
+    for path, vector in zip(made, vectors_of(made, model), strict=True):
         assert np.abs(vector_of(library, path.name) - vector).max() < 1e-3
 
 
 SLOW = """
 import sys, time
 from pathlib import Path
-from lapclip.find import indexing
-from tests.find.made import Watched, index_now
+from lapclip.searching import update_index
+from tests.searching.made import Watched, index_now
 
 model, photos, talk = map(Path, sys.argv[1:])
 
@@ -66,7 +66,7 @@ def wait(batch):
         while not (talk / "go").exists():
             time.sleep(0.02)
 
-indexing.SAVED_EVERY = 0.0
+update_index.SAVED_EVERY = 0.0
 print(index_now(photos, Watched(model, wait)).count)
 """
 
@@ -86,7 +86,7 @@ def test_the_second_of_two_answers_from_what_there_is(trained: Path, photos: Pat
         second = index_now(photos, Watched(trained))
         assert second.count == 2 * BATCH
         assert len(second.find("anything", 99)) == 2 * BATCH
-        assert second.indexed.notes == ["Another process is indexing this folder: this is what it has so far."]
+        assert second.update.notes == ["Another process is indexing this folder: this is what it has so far."]
     finally:
         (tmp_path / "go").touch()
         output, errors = process.communicate(timeout=120)
@@ -116,10 +116,10 @@ def test_the_second_waits_with_a_word_where_there_is_nothing_yet(trained: Path, 
 def test_vectors_of_another_model_are_never_asked(trained: Path, photos: Path) -> None:
     """Another process may take the index over between the end of indexing and the first question."""
     draw_many(photos, 3)
-    index, encoder = Index(index_folder(photos)), Watched(trained)
-    found = bring_up_to_date(index, photos, encoder)
+    index, model = Index(index_folder(photos)), Watched(trained)
+    found = update_index(index, photos, model)
     other = Index(index_folder(photos))
     other.open()
     assert other.begin("another model", 8)
     with pytest.raises(SearchError, match="with another model"):
-        Library(photos, index, encoder, found)
+        Library(photos, index, model, found)

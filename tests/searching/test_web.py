@@ -19,7 +19,7 @@ from PIL import Image
 
 from lapclip.errors import DataError
 from lapclip.searching.web import app as application
-from lapclip.searching.web import images as pictures
+from lapclip.searching.web import images as web_images
 from lapclip.searching.web import questions, serve
 
 from ..conftest import command
@@ -66,8 +66,8 @@ def test_names_that_are_no_text_are_told_and_served(shown: Album) -> None:
         pytest.skip("this system does not allow such a name")
     number = shown.number(name)
     assert name in names(shown.served.json("/search"))
-    assert shown.served.json(f"/pictures/{number}")["path"] == str(shown.folder / name)
-    assert shown.served.ask(f"/pictures/{number}/whole").status == 200
+    assert shown.served.json(f"/images/{number}")["path"] == str(shown.folder / name)
+    assert shown.served.ask(f"/images/{number}/whole").status == 200
 
 
 def test_more_like_an_image_leaves_it_out(shown: Album) -> None:
@@ -79,13 +79,13 @@ def test_more_like_an_image_leaves_it_out(shown: Album) -> None:
 
 
 def test_parts_are_whole_and_do_not_overlap(shown: Album, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(questions, "PART", 7)
+    monkeypatch.setattr(questions, "PAGE", 7)
     asked = questions.Questions(shown.library)
-    parts = [asked.answer(asked.read({"words": "a house", "part": str(part)})) for part in range(5)]
-    assert [len(part["results"]) for part in parts[:4]] == [7] * 4
-    found = [number for part in parts for number in numbers(part)]
+    pages = [asked.answer(asked.read({"words": "a house", "page": str(page)})) for page in range(5)]
+    assert [len(page["results"]) for page in pages[:4]] == [7] * 4
+    found = [number for page in pages for number in numbers(page)]
     assert found == [hit.number for hit in shown.library.find("a house", 1000)][: len(found)]
-    assert {part["total"] for part in parts} == {shown.library.count}
+    assert {page["total"] for page in pages} == {shown.library.count}
 
 
 def test_since_and_exclude_hold_for_the_whole_page(shown: Album) -> None:
@@ -100,8 +100,8 @@ def test_since_and_exclude_hold_for_the_whole_page(shown: Album) -> None:
 
 def test_image_from_elsewhere_finds_itself(shown: Album) -> None:
     answer = shown.served.ask("/asked", (shown.folder / "scene 7.jpg").read_bytes())
-    name = json.loads(answer.read())["picture"]
-    found = shown.served.json(f"/search?picture={name}")
+    name = json.loads(answer.read())["image"]
+    found = shown.served.json(f"/search?image={name}")
     assert names(found)[0] == "scene 7.jpg"
     assert found["results"][0]["score"] > 0.99
     preview = shown.served.ask(f"/asked/{name}")
@@ -110,8 +110,8 @@ def test_image_from_elsewhere_finds_itself(shown: Album) -> None:
 
 
 def test_what_is_no_question_is_refused_in_a_sentence(shown: Album) -> None:
-    for path in ("/search?part=-1", "/search?part=x", "/search?part=99999", "/search?like=-1", "/search?like=x",
-                 "/search?like=" + "9" * 40, "/search?picture=unknown", "/search?words=" + "a" * 1001):  # fmt: skip
+    for path in ("/search?page=-1", "/search?page=x", "/search?page=99999", "/search?like=-1", "/search?like=x",
+                 "/search?like=" + "9" * 40, "/search?image=unknown", "/search?words=" + "a" * 1001):  # fmt: skip
         answer = shown.served.ask(path)
         text = answer.read().decode()
         assert answer.status == 400, path
@@ -126,7 +126,7 @@ def test_image_that_is_too_large_to_ask_by_is_refused(shown: Album) -> None:
 
 def test_facts_of_an_image(shown: Album) -> None:
     path = shown.folder / "turned.jpg"
-    facts = shown.served.json(f"/pictures/{shown.number('turned.jpg')}")
+    facts = shown.served.json(f"/images/{shown.number('turned.jpg')}")
     assert facts["path"] == str(path)
     assert (facts["name"], facts["width"], facts["height"]) == ("turned.jpg", 40, 60)
     assert (facts["bytes"], facts["taken"]) == (path.stat().st_size, None)
@@ -134,31 +134,31 @@ def test_facts_of_an_image(shown: Album) -> None:
 
 
 def test_small_images_are_upright_and_made_once(shown: Album) -> None:
-    address = f"/pictures/{shown.number('turned.jpg')}/small"
+    address = f"/images/{shown.number('turned.jpg')}/small"
     first = shown.served.ask(address)
     small = Image.open(io.BytesIO(first.read()))
     assert (first.headers["content-type"], small.format, small.size) == ("image/jpeg", "JPEG", (40, 60))
     left, right = (small.convert("RGB").getpixel((x, 30)) for x in (5, 35))
     assert (np.array([left, right]) > 150).tolist() == [[True, False, False], [False, False, True]]
-    large = shown.served.ask(f"/pictures/{shown.number('large.png')}/small")
-    assert Image.open(io.BytesIO(large.read())).size == (pictures.SHORT_SIDE, pictures.SHORT_SIDE)
+    large = shown.served.ask(f"/images/{shown.number('large.png')}/small")
+    assert Image.open(io.BytesIO(large.read())).size == (web_images.SHORT_SIDE, web_images.SHORT_SIDE)
     entry = shown.library.entry(shown.number("large.png"))
     assert entry
-    kept = shown.library.place / "small" / entry.digest[:2] / f"{entry.digest}.jpg"
+    kept = shown.library.index_path / "small" / entry.digest[:2] / f"{entry.digest}.jpg"
     Image.new("RGB", (3, 3)).save(kept)  # what is kept is what is sent
-    again = shown.served.ask(f"/pictures/{shown.number('large.png')}/small")
+    again = shown.served.ask(f"/images/{shown.number('large.png')}/small")
     assert Image.open(io.BytesIO(again.read())).size == (3, 3)
-    same = shown.served.ask(f"/pictures/{shown.number('large.png')}/small", If_None_Match=again.headers["etag"])
+    same = shown.served.ask(f"/images/{shown.number('large.png')}/small", If_None_Match=again.headers["etag"])
     assert same.status == 304
 
 
 def test_whole_images_are_sent_as_they_are_where_browsers_read_them(shown: Album) -> None:
     for name, kind in (("scene 2.png", "image/png"), ("turned.jpg", "image/jpeg")):
-        answer = shown.served.ask(f"/pictures/{shown.number(name)}/whole")
+        answer = shown.served.ask(f"/images/{shown.number(name)}/whole")
         assert (answer.status, answer.headers["content-type"]) == (200, kind)
         assert answer.headers["x-content-type-options"] == "nosniff"
         assert answer.read() == (shown.folder / name).read_bytes()
-    converted = shown.served.ask(f"/pictures/{shown.number('paper.tiff')}/whole")
+    converted = shown.served.ask(f"/images/{shown.number('paper.tiff')}/whole")
     image = Image.open(io.BytesIO(converted.read()))
     assert (converted.headers["content-type"], image.format, image.size) == ("image/jpeg", "JPEG", (96, 96))
 
@@ -166,7 +166,7 @@ def test_whole_images_are_sent_as_they_are_where_browsers_read_them(shown: Album
 def test_heic_is_converted(shown: Album) -> None:
     pytest.importorskip("pillow_heif")
     for form in ("small", "whole"):
-        answer = shown.served.ask(f"/pictures/{shown.number('phone.heic')}/{form}")
+        answer = shown.served.ask(f"/images/{shown.number('phone.heic')}/{form}")
         assert (answer.status, answer.headers["content-type"]) == (200, "image/jpeg")
         assert Image.open(io.BytesIO(answer.read())).size == (96, 96)
 
@@ -178,7 +178,7 @@ def test_file_that_went_or_changed_is_not_sent(shown: Album, form: str) -> None:
     stamp = path.stat()
 
     def status() -> int:
-        answer = shown.served.ask(f"/pictures/{number}/{form}")
+        answer = shown.served.ask(f"/images/{number}/{form}")
         assert b"secret" not in answer.read()
         return answer.status
 
@@ -209,12 +209,12 @@ def test_file_that_went_or_changed_is_not_sent(shown: Album, form: str) -> None:
 
 def test_nothing_but_the_index_has_an_address(shown: Album) -> None:
     secret = shown.folder.parent / "secret.png"
-    for path in ("/pictures/0/small", "/pictures/999999/whole", "/pictures/-1/small", "/pictures/1e3/small",
-                 f"/pictures/{2**70}/small", "/pictures/1.png/small", "/pictures/..%2f..%2fsecret.png/whole",
-                 "/pictures/../../secret.png", "/pictures/%2e%2e/%2e%2e/secret.png", f"/pictures{secret}",
-                 f"/pictures/{quote(str(secret), safe='')}/whole", "/pictures/scene%202.png/whole", "/secret.png",
+    for path in ("/images/0/small", "/images/999999/whole", "/images/-1/small", "/images/1e3/small",
+                 f"/images/{2**70}/small", "/images/1.png/small", "/images/..%2f..%2fsecret.png/whole",
+                 "/images/../../secret.png", "/images/%2e%2e/%2e%2e/secret.png", f"/images{secret}",
+                 f"/images/{quote(str(secret), safe='')}/whole", "/images/scene%202.png/whole", "/secret.png",
                  "/..%2fsecret.png", "/%2e%2e/secret.png", "/page.html", "/application.py", "/static/page.js",
-                 "/small/", "/pictures", "/pictures/", "/pictures/1/", "/pictures.db", "/asked/..%2fpage.html",
+                 "/small/", "/images", "/images/", "/images/1/", "/pictures.db", "/asked/..%2fpage.html",
                  "/asked/unknown", "//search", "/search/"):  # fmt: skip
         answer = shown.served.ask(path)
         assert answer.status == 404, path
@@ -222,14 +222,14 @@ def test_nothing_but_the_index_has_an_address(shown: Album) -> None:
 
 
 def test_only_an_image_to_ask_by_can_be_sent(shown: Album) -> None:
-    for path in ("/", "/search", "/pictures/1", "/pictures/1/small", "/page.js"):
+    for path in ("/", "/search", "/images/1", "/images/1/small", "/page.js"):
         assert shown.served.ask(path, b"").status == 405, path
     assert shown.served.ask("/asked").status in (404, 405)
 
 
 def test_other_sites_and_names_are_refused(shown: Album) -> None:
     own, number = f"127.0.0.1:{shown.served.port}", shown.number("scene 2.png")
-    for path in ("/", "/search", f"/pictures/{number}", f"/pictures/{number}/whole", f"/pictures/{number}/small"):
+    for path in ("/", "/search", f"/images/{number}", f"/images/{number}/whole", f"/images/{number}/small"):
         assert shown.served.ask(path, Host=own).status == 200
         assert shown.served.ask(path, Host="evil.example").status == 403
         assert shown.served.ask(path, Origin="http://evil.example").status == 403
@@ -239,7 +239,7 @@ def test_other_sites_and_names_are_refused(shown: Album) -> None:
 
 
 def test_every_answer_carries_the_policy(shown: Album) -> None:
-    for path in ("/", "/search", f"/pictures/{shown.number('scene 2.png')}/whole", "/page.js", "/nothing"):
+    for path in ("/", "/search", f"/images/{shown.number('scene 2.png')}/whole", "/page.js", "/nothing"):
         headers = shown.served.ask(path).headers
         assert "default-src 'none'" in headers["content-security-policy"]
         assert "unsafe" not in headers["content-security-policy"]
@@ -263,13 +263,13 @@ def test_beyond_this_machine_a_token_is_needed(shown: Album) -> None:
     with ending(shown.restarted("--host", "0.0.0.0")) as served:
         assert served.token
         number = shown.number("scene 2.png")
-        for path in ("/", "/search", f"/pictures/{number}/whole", "/page.js"):
+        for path in ("/", "/search", f"/images/{number}/whole", "/page.js"):
             refused = served.ask(path)
             assert refused.status == 401
             assert b"lapclip search FOLDER --web" in refused.read()
         assert served.ask("/asked", b"x").status == 401
         cookie = served.ask(f"/?token={served.token}").headers["set-cookie"].split(";")[0]
-        assert served.ask(f"/pictures/{number}/whole", Cookie=cookie).status == 200
+        assert served.ask(f"/images/{number}/whole", Cookie=cookie).status == 200
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such signal")
@@ -292,22 +292,22 @@ def test_json_is_one_object_with_the_address_and_ctrl_c_is_the_way_to_end(shown:
 
 def test_page_opens_on_an_image_or_says_that_it_is_none(shown: Album, tmp_path: Path) -> None:
     with ending(shown.restarted("--like", str(shown.folder / "scene 7.jpg"))) as served:
-        name = served.fragment.removeprefix("picture=")
-        assert served.json(f"/search?picture={name}")["results"][0]["name"] == "scene 7.jpg"
+        name = served.fragment.removeprefix("image=")
+        assert served.json(f"/search?image={name}")["results"][0]["name"] == "scene 7.jpg"
     (tmp_path / "notes.txt").write_text("no image")
     with pytest.raises(DataError, match=r"notes.txt cannot be read as an image: it is not an image"):
         serve(shown.library, like=tmp_path / "notes.txt")
 
 
 def test_small_images_beyond_the_limit_go_the_oldest_first(shown: Album, monkeypatch: pytest.MonkeyPatch) -> None:
-    kept = pictures.Images(shown.library)
-    place = shown.library.place / "small"
+    kept = web_images.Images(shown.library)
+    place = shown.library.index_path / "small"
     for at in range(3):
         path = place / f"z{at}" / f"z{at}.jpg"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(bytes(1000))
         os.utime(path, (at, at))
     total = sum(path.stat().st_size for path in place.glob("*/*.jpg"))
-    monkeypatch.setattr(pictures, "MOST_KEPT", total - 1500)
+    monkeypatch.setattr(web_images, "MOST_CACHED", total - 1500)
     kept._make_room()
     assert [(place / f"z{at}" / f"z{at}.jpg").exists() for at in range(3)] == [False, False, True]

@@ -160,10 +160,10 @@ def test_open_image_says_what_is_known_and_finds_more_like_it(shown: Album, look
     tab.wait_text("#viewer-path", str(shown.folder / "large.png"))
     tab.wait_text("#viewer-facts", "700 \u00d7 700")
     tab.wait_text("#viewer-facts", "Nov 2023")
-    tab.until("document.getElementById('viewer-picture').naturalWidth === 700")
+    tab.until("document.getElementById('viewer-image').naturalWidth === 700")
     tab.context.grant_permissions(["clipboard-read", "clipboard-write"])
     tab.page.get_by_role("button", name="Copy path").click()
-    tab.wait_text("#viewer-spoken", "Copied")
+    tab.wait_text("#viewer-status", "Copied")
     assert tab.page.evaluate("navigator.clipboard.readText()") == str(shown.folder / "large.png")
     tab.page.get_by_role("button", name="More like this").click()
     shows(tab, [hit.path.name for hit in shown.library.like(number, 6)])
@@ -207,7 +207,7 @@ def test_names_are_text(shown: Album, look: Open) -> None:
         tab.page.locator("#grid button").nth(at).click()
         tab.until(f"document.getElementById('viewer-path').textContent === {str(shown.folder / name)!r}")
         assert tab.page.evaluate("document.getElementById('viewer-name').textContent") == name
-        tab.until("document.getElementById('viewer-picture').naturalWidth > 0")
+        tab.until("document.getElementById('viewer-image').naturalWidth > 0")
         tab.page.keyboard.press("Escape")
         tab.page.locator("#viewer").wait_for(state="hidden")
     assert tab.page.evaluate("window.hacked") is None
@@ -270,7 +270,7 @@ def test_image_chosen_or_dropped_is_the_question(shown: Album, look: Open) -> No
     tab.page.set_input_files("#file", shown.folder / "scene 7.jpg")
     tab.wait_text("#by", "Like your image")
     tab.until("document.querySelector('#grid img').alt === 'scene 7.jpg'")
-    assert "#picture=" in tab.page.url
+    assert "#image=" in tab.page.url
     data = list((shown.folder / "scene 5.jpg").read_bytes())
     tab.page.evaluate(
         "data => { const moved = new DataTransfer(); moved.items.add(new File([new Uint8Array(data)], 'a.jpg'));"
@@ -291,15 +291,15 @@ def test_image_chosen_or_dropped_is_the_question(shown: Album, look: Open) -> No
 
 def test_what_the_model_is_worth_is_said_until_it_is_read(shown: Album, look: Open) -> None:
     tab = look()
-    first, *rest = shown.library.said()
-    assert first in tab.text("#said")
-    tab.page.locator("#said summary").click()
-    tab.wait_text("#said", rest[-1])
+    first, *rest = shown.library.model_notes()
+    assert first in tab.text("#notes")
+    tab.page.locator("#notes summary").click()
+    tab.wait_text("#notes", rest[-1])
     tab.page.get_by_role("button", name="Understood").click()
-    assert not tab.page.locator("#said").is_visible()
+    assert not tab.page.locator("#notes").is_visible()
     tab.page.reload()
     tab.until("document.querySelectorAll('#grid li').length > 3")
-    assert not tab.page.locator("#said").is_visible()
+    assert not tab.page.locator("#notes").is_visible()
 
 
 def test_nothing_found_and_an_image_that_went_are_said(shown: Album, look: Open) -> None:
@@ -310,7 +310,7 @@ def test_nothing_found_and_an_image_that_went_are_said(shown: Album, look: Open)
     number = shown.number("scene 11.jpg")
     os.replace(path, hidden)
     try:
-        gone = look(f"#picture=&open={number}")
+        gone = look(f"#image=&open={number}")
         gone.wait_text("#viewer-missing", "The file is gone")
         gone.page.keyboard.press("Escape")
         gone.page.set_input_files("#file", hidden)

@@ -15,6 +15,7 @@ import lapclip
 from lapclip.commands.resume import resume
 from lapclip.commands.run_to_end import Outcome
 from lapclip.commands.train import train
+from lapclip.embedder import load_torch
 from lapclip.errors import ConfigError, RunError
 from lapclip.model.shapes import SHAPES
 from lapclip.runs.event_log import read_events
@@ -167,7 +168,7 @@ def test_a_new_text_tower_beside_a_pretrained_one_knows_the_vocabulary_of_the_ca
 ) -> None:
     own_text = [setting for setting in towers if not setting.startswith("model.text_from")]
     train_small("mixed", *own_text, "model.name=tiny", "train.image_blocks=0", "data.tokenizer=bpe", "train.steps=2")
-    found = lapclip.load("runs/mixed")
+    found = load_torch("runs/mixed")
     assert found.model.shape.vocabulary == found.tokenizer.vocabulary > SHAPES["tiny"].vocabulary
 
 

@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 from rich.markup import escape
 
 from lapclip.cli.display import display
 from lapclip.cli.output import Common, emit, typed
+from lapclip.exporting.export_format import find_format, known_formats
+
+if TYPE_CHECKING:
+    FormatName = str
+else:
+    FormatName = Literal[tuple(known_formats())]
+
+FORMATS = ", ".join(f"`{name}` {format.purpose}" for name, format in known_formats().items())
 
 
 def export(
     model: str | None = None,
     /,
     *,
-    to: Literal["onnx", "onnx-int8", "coreml", "coreml-int8", "openclip", "huggingface"],
+    to: Annotated[FormatName, Parameter(help=f"{FORMATS}. Example: lapclip export --to onnx")],
     out: Annotated[Path | None, Parameter(show_default=False)] = None,
     force: Annotated[bool, Parameter(negative="", show_default=False)] = False,
     common: Common | None = None,
@@ -38,30 +45,27 @@ def export(
     model
         A run's name or folder, a folder or file with a model, or a name on the Hugging Face hub; without one, the
         newest run.
-    to
-        `onnx` for ONNX Runtime, `onnx-int8` for a quarter of the size and less time, `coreml` and `coreml-int8` for
-        Apple's devices, `openclip` for open_clip.create_model_and_transforms, `huggingface` for transformers'
-        CLIPModel. Example: lapclip export --to onnx
     out
         The folder to write; whole or not at all. Without one, exported/FORMAT in the run's folder. Example: lapclip
         export --to openclip --out my-clip
     force
         Replace an earlier export there. Example: lapclip export --to openclip --out my-clip --force
     """
-    from lapclip.commands import export as shipping
+    from lapclip.commands.export import Callbacks
+    from lapclip.commands.export import export as write_export
 
     with display() as shown:
-        told = shipping.Shown(shown.doing, shown.data_progress, shown.counting)
-        result = shipping.export(model, to, out, force=force, shown=told)
-    emit(result, _account(result), common)
+        callbacks = Callbacks(shown.doing, shown.data_progress, shown.counting)
+        result = write_export(model, to, out, force=force, callbacks=callbacks)
+    emit(result, _lines(result), common)
     return 0
 
 
-def _account(result: dict[str, Any]) -> list[str]:
+def _lines(result: dict[str, Any]) -> list[str]:
     from lapclip.exporting.readme import table_lines
 
-    place = Path(result["out"])
-    lines = [f"[bold]{escape(str(place))}[/bold]  {result['format']}, {result['bytes'] / 1e6:,.1f} MB"]
+    folder = Path(result["out"])
+    lines = [f"[bold]{escape(str(folder))}[/bold]  {result['format']}, {result['bytes'] / 1e6:,.1f} MB"]
     lines += [escape(line) for line in table_lines(result)]
     lines += [f"[dim]{escape(note)}[/dim]" for note in result["notes"]]
     if result["passed"] is False:
@@ -69,9 +73,9 @@ def _account(result: dict[str, Any]) -> list[str]:
             "[bold red]This export lost too much: less than 0.995 in cosine, or more than a point of R@1. Look at the "
             "table before you use it.[/bold red]"
         )
-    readme = escape(str(place / "README.md"))
-    example, folder = shlex.quote(str(place / "example.py")), shlex.quote(str(place))
-    following = {"onnx": f"python {example} PICTURE CAPTION ...; ", "core": ""}
-    known = following.get(result["format"][:4], f"{typed(f'eval {folder} DATA')}; ")
-    lines.append(f"Next: {escape(known)}{readme} says how others load it")
+    step = find_format(result["format"]).next_step(folder)
+    if step.startswith("lapclip "):
+        step = typed(step.removeprefix("lapclip "))
+    readme = escape(str(folder / "README.md"))
+    lines.append(f"Next: {escape(f'{step}; ' if step else '')}{readme} says how others load it")
     return lines

@@ -43,7 +43,7 @@ def search(
     """Find images on your own disk by what is on them, in words or by another image.
 
     What is new or changed under the folder is indexed first; Ctrl-C stops that, and the same command goes on. The index
-    is kept in your data directory, and nothing is written into the folder. Without QUERY it only indexes. Hidden files
+    lies in your data directory, and nothing is written into the folder. Without QUERY it only indexes. Hidden files
     and the folders of runs are left out.
 
     For example:
@@ -89,17 +89,17 @@ def search(
         Address the page is served at; any but this computer's own needs the token that is printed. Example: lapclip
         search photos/ --web --host 0.0.0.0
     """
-    from lapclip.searching import query as asking
-    from lapclip.searching import scan as walking
+    from lapclip.searching.query import check_question, parse_since
+    from lapclip.searching.scan import is_image
 
     began = time.monotonic()
-    asking.check(query, like, limit)
-    oldest = asking.parse_since(since) if since is not None else None
-    if like is None and query is not None and walking.is_image(query) and Path(query).is_file():
+    check_question(query, like, limit)
+    oldest = parse_since(since) if since is not None else None
+    if like is None and query is not None and is_image(query) and Path(query).is_file():
         like, query = Path(query), None
     if query is not None and query.startswith("--"):  # one dash is a word that is not wanted
         raise SearchError(f"Unknown option: {query}.", hint="lapclip search --help")
-    if query is not None and walking.is_image(query):
+    if query is not None and is_image(query):
         raise SearchError(f"There is no image {query}.", hint="an image's path, or words without such an ending")
 
     from lapclip.searching.library import open_library
@@ -120,15 +120,15 @@ def search(
         "indexed": library.count,
         "seconds": time.monotonic() - began,
         "query_seconds": time.monotonic() - asked,
-        "added": library.indexed.added,
-        "moved": library.indexed.moved,
-        "removed": library.indexed.removed,
-        "unreadable": [{"path": path, "reason": reason} for path, reason in library.indexed.unreadable],
+        "added": library.update.added,
+        "moved": library.update.moved,
+        "removed": library.update.removed,
+        "unreadable": [{"path": path, "reason": reason} for path, reason in library.update.unreadable],
         "folder": str(library.folder),
-        "model": str(library.encoder.subject.path),
-        "why_model": library.encoder.subject.why,
-        "said": library.said(),
-        "notes": library.indexed.notes,
+        "model": str(library.model.which.path),
+        "why_model": library.model.which.why,
+        "said": library.model_notes(),
+        "notes": library.update.notes,
     }
     asked_for = query is not None or like is not None
     lines = [*_about(library), *_ending(library, folder, model, question=asked_for, hits=hits)]
@@ -148,9 +148,9 @@ def _serve(library: Library, host: str, port: int | None, common: Common | None,
     from lapclip.searching.web import serve
 
     output = sys.stderr if common and common.json else None
-    tell = Console(highlight=False, file=output)
+    console = Console(highlight=False, file=output)
     for line in _about(library):
-        tell.print(line, soft_wrap=True)
+        console.print(line, soft_wrap=True)
 
     def ready(address: str) -> None:
         if common and common.json:
@@ -164,10 +164,10 @@ def _about(library: Library) -> list[str]:
     """What there is, what could not be read, and what the model is worth."""
     from lapclip.text import printable
 
-    found = library.indexed
+    found = library.update
     news = [(found.added, "new or changed"), (found.moved, "renamed or copied"), (found.removed, "gone")]
-    told = ", ".join(f"{count:,} {what}" for count, what in news if count)
-    lines = [f"[dim]{library.count:,} images indexed{f' ({told})' if told else ''}[/dim]"]
+    changes = ", ".join(f"{count:,} {what}" for count, what in news if count)
+    lines = [f"[dim]{library.count:,} images indexed{f' ({changes})' if changes else ''}[/dim]"]
     lines += [f"[yellow]{escape(printable(note))}[/yellow]" for note in found.notes]
     if found.unreadable:
         lines.append(f"[yellow]{len(found.unreadable):,} could not be read:[/yellow]")
@@ -176,23 +176,23 @@ def _about(library: Library) -> list[str]:
         ]
         if len(found.unreadable) > LISTED:
             lines.append(f"  and {len(found.unreadable) - LISTED:,} more; --json lists them all")
-    subject = library.encoder.subject
-    lines.append(f"[dim]model {escape(printable(subject.path))}: {subject.why}[/dim]")
-    return lines + [f"[dim]{escape(printable(sentence))}[/dim]" for sentence in library.said()]
+    which = library.model.which
+    lines.append(f"[dim]model {escape(printable(which.path))}: {which.why}[/dim]")
+    return lines + [f"[dim]{escape(printable(sentence))}[/dim]" for sentence in library.model_notes()]
 
 
 def _ending(library: Library, folder: Path, model: str | None, *, question: bool, hits: list[Hit]) -> list[str]:
     from lapclip.text import printable
 
-    place = shlex.quote(printable(folder))
+    path = shlex.quote(printable(folder))
     # Without it the next command might take another model, for which all images would be read again.
     same = f" --model {shlex.quote(printable(model))}" if model else ""
     if not question:
-        example = typed(f'search {place} "a dog on a beach"{same}')
+        example = typed(f'search {path} "a dog on a beach"{same}')
         return [f"Next: {escape(example)}"]
     if not hits:
         return ["No image is left by --since and --exclude." if library.count else "There are no images to find."]
-    return [f"Next: {escape(typed(f'search {place} --like {shlex.quote(printable(hits[0].path))}{same}'))}"]
+    return [f"Next: {escape(typed(f'search {path} --like {shlex.quote(printable(hits[0].path))}{same}'))}"]
 
 
 def _print_hits(hits: list[Hit], wanted: bool | None) -> None:

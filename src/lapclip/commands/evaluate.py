@@ -27,13 +27,11 @@ from lapclip.evaluation.evaluation import account_of_classes, account_of_pairs
 from lapclip.evaluation.linear_baseline import linear_baseline
 from lapclip.evaluation.metric_names import said_of_few
 from lapclip.evaluation.zeroshot import TEMPLATES, class_embeddings, read_templates
-from lapclip.exporting.engine import open_export
 from lapclip.model.shapes import SHAPES
 from lapclip.paths import write_atomic
 from lapclip.progress import DataProgress, Progress
 from lapclip.report.evaluation_report import EVALUATION, FOLDER, THUMBNAIL, evaluation_report
 from lapclip.report.write import write_files
-from lapclip.weights.recognise import is_exported
 from lapclip.which_model import NotAModel, WhichModel, which_model
 
 ALL = "all"
@@ -216,7 +214,7 @@ def choose_templates(request: EvaluationRequest, config: DataConfig, *, own: boo
 
 def open_encoder(path: Path, device: str) -> Encoder:
     """A model in torch, or exported towers in ONNX Runtime."""
-    return open_export(path) if is_exported(path) else load(path, device)
+    return load(path, device)
 
 
 def score(

@@ -27,7 +27,7 @@ from lapclip.config import AUTO, DataConfig
 from lapclip.data.loading import SCENES
 from lapclip.data.pixels import View
 from lapclip.data.scenes.dataset import load_scenes
-from lapclip.embedder import distinct_captions, load
+from lapclip.embedder import distinct_captions, load_torch
 from lapclip.errors import ConfigError, DataError, RunError
 from lapclip.evaluation.forgetting import MEAN_PER_CLASS, MEAN_RECALL, Scored, curve_of, score_classes, score_pairs
 from lapclip.evaluation.metric_names import said_of_few
@@ -134,7 +134,7 @@ def read_alpha(text: str | None) -> float | str | None:
 def open_blend(run: Run, device: str) -> Blend:
     """Both models of a run; the one in model/ is its end."""
     try:
-        return Blend(load(run.start, device), load(run.path, device))
+        return Blend(load_torch(run.start, device), load_torch(run.path, device))
     except ConfigError as error:  # a device that is not here, which training would have as a setting
         raise ConfigError(error.message.replace("train.device", "--device"), hint="--device auto") from None
 

@@ -14,7 +14,7 @@ import torch
 from lapclip import __version__
 from lapclip.commands.run_setup import Callbacks, RunSetup, build_again
 from lapclip.config import Config, WorkConfig
-from lapclip.embedder import load
+from lapclip.embedder import load_torch
 from lapclip.errors import LapclipError
 from lapclip.loss import LOSSES
 from lapclip.machine import facts, system_memory
@@ -148,7 +148,7 @@ def run_to_end(training: Training, signals: Signals, began: float) -> Outcome:
 def finish(training: Training) -> dict[str, Any]:
     """Score the best model on the split that chose nothing, and record that the run is over."""
     split, pairs = training.data.final
-    embedder = load(training.run.path, training.device.kind)
+    embedder = load_torch(training.run.path, training.device.kind)
     embedder.batch = training.embedder.batch
     evaluation = {"split": split, **score(embedder, pairs, training.config.train.batch_size)}
     training.start_evaluation = score_start(training)
@@ -172,7 +172,7 @@ def score_start(training: Training) -> dict[str, Any] | None:
     if not training.config.train.start:
         return None
     split, pairs = training.data.final
-    embedder = load(training.run.start, training.device.kind)
+    embedder = load_torch(training.run.start, training.device.kind)
     embedder.batch = training.embedder.batch
     embedder = with_features(embedder, training.features, training.step)
     return {"split": split, **score(embedder, pairs, training.config.train.batch_size)}

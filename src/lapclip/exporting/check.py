@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,8 +11,8 @@ from lapclip.data.dataset import Pairs
 from lapclip.embedder import Encoder
 from lapclip.evaluation.ranks import ranks
 from lapclip.evaluation.retrieval import retrieval
-from lapclip.machine.timing import in_turns
-from lapclip.progress import Progress
+from lapclip.machine.timing import busy_cores, in_turns
+from lapclip.progress import Progress, Status
 
 LEAST_COSINE, MOST_LOST = 0.995, 0.01
 """An export passes with a mean cosine of at least this to the model's own embeddings, and R@1 at most a point lower, or
@@ -78,14 +77,43 @@ def compare(before: Embedded, after: Embedded) -> dict[str, Any]:
     }
 
 
-def latencies(
-    before: Encoder, after: Encoder, inputs: dict[str, np.ndarray], tell: Callable[[str], None]
-) -> list[dict[str, Any]]:
+def compare_and_time(
+    embedder: Encoder, exported: Encoder, before: Embedded, after: Embedded, pairs: Pairs, status: Status
+) -> dict[str, Any]:
+    """The whole check: closeness and recall of what was written, and its speed beside the model's own."""
+    busy = busy_cores()
+    timed = latencies(embedder, exported, typical_inputs(embedder, pairs), status)
+    return {
+        **compare(before, after),
+        "latency": timed,
+        "busy": busy,
+        "ms_before": both_towers(timed, "ms_before"),
+        "ms_after": both_towers(timed, "ms_after"),
+    }
+
+
+def without_running(before: Embedded) -> dict[str, Any]:
+    """What stands in the place of the check where the export cannot run on this machine."""
+    recall, interval = before.recall()
+    return {
+        "candidates": len(before.images),
+        "recall_before": recall,
+        "recall_after": None,
+        "intervals": {"recall_before": interval, "recall_after": None},
+        "cosine": None,
+        "passed": None,
+        "latency": [],
+        "ms_before": None,
+        "ms_after": None,
+    }
+
+
+def latencies(before: Encoder, after: Encoder, inputs: dict[str, np.ndarray], status: Status) -> list[dict[str, Any]]:
     """Milliseconds of each tower at each batch size, of both encoders in turns: medians."""
     found = []
     for tower, given in inputs.items():
         for batch in BATCHES:
-            tell(f"timing the {tower} tower, {batch} at a time")
+            status(f"timing the {tower} tower, {batch} at a time")
             repeated = np.resize(given, (batch, *given.shape[1:]))
             runs = {
                 name: lambda encoder=encoder, rows=repeated, tower=tower: run_tower(encoder, tower, rows)

@@ -1,6 +1,6 @@
 """Which int8 form of a tower is taken: the fastest of those that keep its embeddings, measured on training pairs.
 
-Held-out pairs have no say in it. A tower that then fails the check on them goes back to float32 (`shipping.py`), which
+Held-out pairs have no say in it. A tower that then fails the check on them goes back to float32 (`to_onnx.py`), which
 is the one thing that they decide.
 """
 
@@ -12,9 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from lapclip.embedder import Embedder
+from lapclip.embedder import Embedder, OnnxSession
 from lapclip.exporting.check import LEAST_COSINE, MOST_LOST, Embedded, cosines, recall_lost, run_tower
-from lapclip.exporting.engine import Session
 from lapclip.machine.timing import WORTH, in_turns
 
 FLOAT = "float32"
@@ -47,7 +46,7 @@ def try_ways(
     tower: str, embedder: Embedder, files: dict[str, Path], rows: np.ndarray, truth: Embedded
 ) -> dict[str, Tried]:
     """Measure every form of a tower on rows of training inputs, whose embeddings by the model itself are known."""
-    sessions = {way: Session(path) for way, path in files.items()}
+    sessions = {way: OnnxSession(path) for way, path in files.items()}
     runs = {way: lambda session=session: session(rows[:1]) for way, session in sessions.items()}
     spent = in_turns({**runs, "torch": lambda: run_tower(embedder, tower, rows[:1])}, lambda: None, 20, 5.0, 3, 5)
     own = truth.images if tower == "image" else truth.texts
@@ -65,18 +64,18 @@ def choose(tower: str, tried: dict[str, Tried]) -> tuple[str, str]:
     keeping = [one for one in fast.values() if one.keeps]
     if not keeping:
         best = max(fast.values(), key=lambda one: one.cosine)
-        return FLOAT, f"the {tower} tower stays in float32: at best ({best.way}) {_said(best)}, too much lost"
+        return FLOAT, f"the {tower} tower stays in float32: at best ({best.way}) {_measured(best)}, too much lost"
     quickest = min(keeping, key=lambda one: one.ms)
     # Within the noise of timing the closer one is the better one.
     near = [one for one in keeping if one.ms <= WORTH * quickest.ms]
     chosen = max(near, key=lambda one: one.cosine)
-    others = [f"{one.way}: {_said(one)}" for one in tried.values() if one is not chosen]
-    return chosen.way, f"{chosen.way} for the {tower} tower: {_said(chosen)} ({'; '.join(others)})"
+    others = [f"{one.way}: {_measured(one)}" for one in tried.values() if one is not chosen]
+    return chosen.way, f"{chosen.way} for the {tower} tower: {_measured(chosen)} ({'; '.join(others)})"
 
 
 def as_json(tried: dict[str, Tried]) -> list[dict[str, Any]]:
     return [asdict(one) for one in tried.values()]
 
 
-def _said(one: Tried) -> str:
+def _measured(one: Tried) -> str:
     return f"cosine {one.cosine:.4f}, R@1 {0.0 - 100 * one.recall_lost:+.1f} points, {one.ms:.2f} ms"

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from lapclip.errors import WeightsError
+from lapclip.paths import replace
 
 README = "README.md"
 EXPORTED = "exported"
@@ -18,7 +19,7 @@ MARK = "Written by `lapclip export`."
 
 
 def check_free(out: Path, *, force: bool) -> None:
-    """Refuse a place that holds something. With `force` an earlier export may be replaced, and nothing else."""
+    """Refuse a path that holds something. With `force` an earlier export may be replaced, and nothing else."""
     if out.is_dir() and not any(out.iterdir()):
         return
     if not out.exists() and not out.is_symlink():
@@ -41,15 +42,15 @@ def written_whole(out: Path, *, force: bool) -> Iterator[Path]:
         check_free(out, force=force)  # it may have been filled since
         if out.exists():
             old = out.with_name(f".{out.name}.{os.getpid()}.old")
-            os.replace(out, old)
+            replace(out, old)
             try:
-                os.replace(partial, out)
+                replace(partial, out)
             except OSError:
-                os.replace(old, out)  # what was there stays
+                replace(old, out)  # what was there stays
                 raise
             shutil.rmtree(old, ignore_errors=True)
         else:
-            os.replace(partial, out)
+            replace(partial, out)
     except OSError as error:
         raise WeightsError(
             f"Cannot write {out}: {error.strerror or error}.", hint="--out FOLDER, where there is room"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +15,17 @@ from lapclip.exporting.choose_int8 import FLOAT, as_json, choose, try_ways
 from lapclip.exporting.onnx_graph import INPUTS, OUTPUT, samples, write_graph
 from lapclip.exporting.quantise import ladder, prepare, quantise
 from lapclip.exporting.tower_programs import programs
+from lapclip.progress import Status
 
-Tell = Callable[[str], None]
+TRIED = "tried"
+"""The folder in which every int8 form lies until the check is done, and the towers in float32."""
 
 
-def write_float(embedder: Embedder, folder: Path, tell: Tell, *, small: bool = False) -> dict[str, Path]:
+def write_float(embedder: Embedder, folder: Path, status: Status, *, small: bool = False) -> dict[str, Path]:
     """Both towers in float32; with `small`, their tables of embeddings in bytes."""
     found = {}
     for tower, program in programs(embedder, small=small).items():
-        tell(f"writing the {tower} tower")
+        status(f"writing the {tower} tower")
         plain, found[tower] = folder / f"{tower}.plain.onnx", folder / f"{tower}.onnx"
         write_graph(program, tower, samples(embedder)[tower], embedder.context, plain)
         prepare(plain, found[tower])
@@ -32,11 +33,11 @@ def write_float(embedder: Embedder, folder: Path, tell: Tell, *, small: bool = F
     return found
 
 
-def write_small(embedder: Embedder, folder: Path, training: Pairs, tell: Tell) -> dict[str, dict[str, Any]]:
+def write_int8(embedder: Embedder, folder: Path, training: Pairs, status: Status) -> dict[str, dict[str, Any]]:
     """Both towers in int8. What was tried is measured on training pairs; its files stay in `folder`/tried."""
-    aside = folder / "tried"
+    aside = folder / TRIED
     aside.mkdir()
-    graphs = write_float(embedder, aside, tell, small=True)
+    graphs = write_float(embedder, aside, status, small=True)
     captions = [options[0] for options in training.captions]
     rows = {"image": np.array(training.pixels[:]), "text": embedder.tokenizer.batch(captions, embedder.context)}
     truth = Embedded(embedder.encode_pixels(rows["image"]), embedder.encode_text(captions), np.arange(len(captions)))
@@ -45,10 +46,10 @@ def write_small(embedder: Embedder, folder: Path, training: Pairs, tell: Tell) -
         files, tried = {FLOAT: graph}, {}
         for step in ladder(graph):
             for way in step:
-                tell(f"rounding the {tower} tower to int8, {way}")
+                status(f"rounding the {tower} tower to int8, {way}")
                 files[str(way)] = aside / f"{tower}.{len(files)}.onnx"
                 quantise(graph, way, files[str(way)], rows[tower])
-            tell(f"measuring the {tower} tower in int8")
+            status(f"measuring the {tower} tower in int8")
             new = {name: path for name, path in files.items() if name not in tried}
             tried.update(try_ways(tower, embedder, new, rows[tower], truth))
             if any(tried[str(way)].keeps for way in step):

@@ -6,22 +6,33 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lapclip.data.tokenizers import BytePairTokenizer, CharacterTokenizer, Tokenizer
+from lapclip.data.tokenizers import BytePairTokenizer, CharacterTokenizer, Tokenizer, save_tokenizer
 from lapclip.data.tokenizers.bpe import WORD_END, WORDS
 from lapclip.data.tokenizers.pretrained_tokenizer import ForeignTokenizer
 from lapclip.errors import WeightsError
+from lapclip.weights.published_tokenizer import OURS
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Theirs
 
 START, END, UNKNOWN = "<|startoftext|>", "<|endoftext|>", "<|unknown|>"
 """What Hugging Face's CLIP calls the first two."""
+TOKENIZER = "tokenizer.json"
+
+
+def write_tokenizers(folder: Path, tokenizer: Tokenizer) -> list[str]:
+    """The tokenizer as others read it and, where that says less, as we do. Returns what theirs cannot express."""
+    theirs, limits = others_tokenizer(tokenizer)
+    theirs.save(str(folder / TOKENIZER), pretty=False)
+    if not isinstance(tokenizer, ForeignTokenizer):
+        save_tokenizer(tokenizer, folder / OURS)
+    return [f"tokenizer.json cannot express {limit}: captions without it give the same tokens." for limit in limits]
 
 
 def write_tokenizer(tokenizer: Tokenizer, folder: Path, context: int) -> list[str]:
-    """Write its files, and return what they cannot express."""
+    """All files that Hugging Face's libraries look for. Returns what they cannot express."""
     made, limits = others_tokenizer(tokenizer)
-    made.save(str(folder / "tokenizer.json"))
+    made.save(str(folder / TOKENIZER))
     own = isinstance(tokenizer, BytePairTokenizer) and tokenizer.own
     special = {"bos_token": START, "eos_token": END, "pad_token": END, "unk_token": END}
     if isinstance(tokenizer, CharacterTokenizer):

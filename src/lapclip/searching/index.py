@@ -11,7 +11,6 @@ network disks do not have.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 import sqlite3
@@ -25,7 +24,7 @@ import filelock
 import numpy as np
 
 from lapclip.errors import SearchError
-from lapclip.paths import data_folder
+from lapclip.paths import data_folder, digest_of_bytes
 
 FORMAT = "1"
 """Rises when older files cannot be read any more; they are then made anew."""
@@ -33,7 +32,7 @@ SPARE_ROWS = 1000
 """Rows that no image uses any more, from which on the file is written anew, where they are half of it."""
 COLUMNS = "number, path, bytes, modified, digest, taken, width, height, row, reason, gone"
 SMALL = "small"
-"""Where small images are kept, by the hash of the whole ones."""
+"""The folder of thumbnails, by the hash of the whole images."""
 PATIENCE = 30.0
 """Seconds to wait for another process that is just writing."""
 SCHEMA = """
@@ -84,22 +83,22 @@ class Table(NamedTuple):
 
 
 def index_folder(folder: Path) -> Path:
-    """Where the index of a folder is kept."""
+    """Where the index of a folder lies."""
     real = os.path.normcase(os.path.realpath(folder))
     name = re.sub(r"[^A-Za-z0-9]+", "-", Path(real).name).strip("-")[:40] or "folder"
-    return data_folder() / "search" / f"{name}-{hashlib.sha256(os.fsencode(real)).hexdigest()[:16]}"
+    return data_folder() / "search" / f"{name}-{digest_of_bytes(os.fsencode(real))[:16]}"
 
 
-def thumbnail_path(place: Path, digest: str) -> Path:
-    """Where the page keeps the small form of an image, in the folder of an index."""
-    return place / SMALL / digest[:2] / f"{digest}.jpg"
+def thumbnail_path(index: Path, digest: str) -> Path:
+    """Where the page caches the thumbnail of an image, in the folder of an index."""
+    return index / SMALL / digest[:2] / f"{digest}.jpg"
 
 
 class Index:
     """The files of an index. Threads may share it."""
 
-    def __init__(self, place: Path) -> None:
-        self.place = place
+    def __init__(self, path: Path) -> None:
+        self.path = path
         self._database: sqlite3.Connection | None = None
         self._turn = threading.RLock()
 
@@ -108,7 +107,7 @@ class Index:
     def open(self) -> bool:
         """Open the files, making them where needed. True where damaged ones were thrown away."""
         try:
-            self.place.mkdir(0o700, parents=True, exist_ok=True)  # small images and paths are nobody else's
+            self.path.mkdir(0o700, parents=True, exist_ok=True)  # small images and paths are nobody else's
             try:
                 self._connect()
                 return False
@@ -116,12 +115,12 @@ class Index:
                 raise
             except sqlite3.DatabaseError:  # not a database any more
                 self.close()
-                for path in self.place.glob("pictures.db*"):
+                for path in self.path.glob("pictures.db*"):
                     path.unlink(missing_ok=True)
                 self._connect()
                 return True
         except (OSError, sqlite3.Error) as error:
-            raise _cannot_write(self.place, error) from error
+            raise _cannot_write(self.path, error) from error
 
     def close(self) -> None:
         if self._database is not None:
@@ -132,7 +131,7 @@ class Index:
     def writing(self, waiting: Callable[[], bool]) -> Iterator[bool]:
         """Keep other writers out. While another one writes, `waiting` is asked each second whether to wait on; what is
         yielded says whether this process may write now."""
-        lock = filelock.FileLock(self.place / "lock")
+        lock = filelock.FileLock(self.path / "lock")
         mine, patience = False, 0.0
         try:
             while not mine:
@@ -144,7 +143,7 @@ class Index:
                         break
                     patience = 1.0
         except (OSError, NotImplementedError) as error:
-            raise _cannot_write(self.place, error) from error
+            raise _cannot_write(self.path, error) from error
         try:
             yield mine
         finally:
@@ -153,10 +152,10 @@ class Index:
 
     def made_by(self) -> str | None:
         """The model that made it so far; None where there is no index yet, or one that cannot be read."""
-        if not (self.place / "pictures.db").exists():
+        if not (self.path / "pictures.db").exists():
             return None
         try:
-            with closing(sqlite3.connect(self.place / "pictures.db", timeout=PATIENCE)) as database:
+            with closing(sqlite3.connect(self.path / "pictures.db", timeout=PATIENCE)) as database:
                 found = database.execute("SELECT value FROM about WHERE name = 'model'").fetchone()
         except sqlite3.Error:  # opening it says why
             return None
@@ -231,6 +230,10 @@ class Index:
         self.sweep()
         return had > 0
 
+    def rename_model(self, model: str) -> None:
+        """Name the model that made it otherwise; its vectors stay."""
+        self._execute("UPDATE about SET value = ? WHERE name = 'model'", (model,))
+
     def append(self, vectors_NE: np.ndarray) -> list[int]:
         """Write vectors, to the disk, and return their rows. They count once images name them."""
         width = vectors_NE.shape[1]
@@ -242,7 +245,7 @@ class Index:
                 file.flush()
                 os.fsync(file.fileno())
         except OSError as error:
-            raise _cannot_write(self.place, error) from error
+            raise _cannot_write(self.path, error) from error
         return list(range(first, first + len(vectors_NE)))
 
     def put(self, entries: Iterable[Entry]) -> None:
@@ -270,13 +273,13 @@ class Index:
             unused = [digest for digest, _ in left if database.execute(still, (digest,)).fetchone() is None]
         for digest in unused:
             with suppress(OSError):  # the page may be sending it
-                thumbnail_path(self.place, digest).unlink(missing_ok=True)
+                thumbnail_path(self.path, digest).unlink(missing_ok=True)
         self._compact()
         return sum(row is not None for _, row in left)
 
     def sweep(self) -> None:
         """Remove files of vectors that are not used. Windows keeps those that another process reads: next time."""
-        for path in self.place.glob("vectors-*.f16"):
+        for path in self.path.glob("vectors-*.f16"):
             if path != self._vectors:
                 with suppress(OSError):
                     path.unlink()
@@ -288,13 +291,13 @@ class Index:
             return
         old, number = self.vectors(), int(self.about("vectors") or 0) + 1
         try:
-            with open(self.place / f"vectors-{number}.f16", "wb") as file:
+            with open(self.path / f"vectors-{number}.f16", "wb") as file:
                 for at in range(0, len(table.rows), 65536):
                     file.write(old[table.rows[at : at + 65536]].tobytes())
                 file.flush()
                 os.fsync(file.fileno())
         except OSError as error:
-            raise _cannot_write(self.place, error) from error
+            raise _cannot_write(self.path, error) from error
         with self._transaction() as database:
             # Rows are in order, so none takes the place of one that is yet to move.
             moved = [(new, int(image)) for new, image in enumerate(table.numbers)]
@@ -311,13 +314,13 @@ class Index:
 
     @property
     def _vectors(self) -> Path:
-        return self.place / f"vectors-{self.about('vectors') or 0}.f16"
+        return self.path / f"vectors-{self.about('vectors') or 0}.f16"
 
     # -- SQLite ------------------------------------------------------------------------------------------------------
 
     def _connect(self) -> None:
         database = sqlite3.connect(
-            self.place / "pictures.db", timeout=PATIENCE, isolation_level=None, check_same_thread=False
+            self.path / "pictures.db", timeout=PATIENCE, isolation_level=None, check_same_thread=False
         )
         self._database = database
         database.executescript(SCHEMA)
@@ -340,7 +343,7 @@ class Index:
                     raise
                 self._database.execute("COMMIT")
             except (OSError, sqlite3.Error) as error:
-                raise _cannot_write(self.place, error) from error
+                raise _cannot_write(self.path, error) from error
 
     def _execute(self, statement: str, values: Sequence[object] = ()) -> None:
         with self._turn:
@@ -354,7 +357,7 @@ class Index:
             try:
                 self._database.executescript(statements)
             except sqlite3.Error as error:
-                raise _cannot_write(self.place, error) from error
+                raise _cannot_write(self.path, error) from error
 
     def change_many(self, statement: str, values: Sequence[Sequence[object]]) -> None:
         """The same change for each of some values, all of them or none."""
@@ -368,7 +371,7 @@ class Index:
             try:
                 return self._database.execute(statement, values).fetchall()
             except sqlite3.Error as error:
-                raise _cannot_write(self.place, error) from error
+                raise _cannot_write(self.path, error) from error
 
 
 def entry_of(row: tuple) -> Entry:
@@ -377,10 +380,10 @@ def entry_of(row: tuple) -> Entry:
     return Entry._make((number, os.fsdecode(path), *rest, bool(gone)))
 
 
-def _cannot_write(place: Path, error: BaseException) -> SearchError:
+def _cannot_write(path: Path, error: BaseException) -> SearchError:
     if isinstance(error, sqlite3.DatabaseError) and not isinstance(error, sqlite3.OperationalError):
-        return SearchError(f"The index in {place} is damaged: {error}.", hint=f"remove {place} and search again")
+        return SearchError(f"The index in {path} is damaged: {error}.", hint=f"remove {path} and search again")
     return SearchError(
-        f"Cannot use the index in {place}: {getattr(error, 'strerror', None) or error}.",
+        f"Cannot use the index in {path}: {getattr(error, 'strerror', None) or error}.",
         hint="LAPCLIP_DATA=FOLDER with a folder that can be written to and has room",
     )

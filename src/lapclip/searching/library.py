@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,13 +12,13 @@ from PIL import Image
 
 from lapclip.data.pixels import middle_square
 from lapclip.errors import SearchError
-from lapclip.searching import model_notes as said
-from lapclip.searching import update_index as indexing
-from lapclip.searching.encoder import Encoder, open_encoder
+from lapclip.progress import Progress, Status
 from lapclip.searching.index import Entry, Index, index_folder
+from lapclip.searching.model_notes import model_notes
 from lapclip.searching.nearest import nearest
 from lapclip.searching.query import excluded, parse, vector_of
-from lapclip.searching.update_index import Indexed
+from lapclip.searching.search_model import SearchModel, open_search_model
+from lapclip.searching.update_index import IndexUpdate, check_folder, update_index
 
 __all__ = ["Entry", "Hit", "Library", "open_library"]
 
@@ -35,10 +35,10 @@ class Hit(NamedTuple):
 class Library:
     """An opened index and the model that asks it. Threads may share it."""
 
-    def __init__(self, folder: Path, index: Index, encoder: Encoder, indexed: Indexed) -> None:
-        self.folder, self.encoder, self.indexed = folder, encoder, indexed
+    def __init__(self, folder: Path, index: Index, model: SearchModel, update: IndexUpdate) -> None:
+        self.folder, self.model, self.update = folder, model, update
         self._index = index
-        self._table, self._vectors = index.snapshot(encoder.identity)
+        self._table, self._vectors = index.snapshot(model.identity)
         self._left_out: dict[tuple[str, ...], np.ndarray] = {}
 
     @property
@@ -55,7 +55,7 @@ class Library:
         exclude: Sequence[str] = (),
     ) -> list[Hit]:
         """The images nearest to a text, the nearest first; words after a dash are not wanted."""
-        return self._answer(vector_of(parse(query), self.encoder.encode_text), limit, offset, since, exclude)
+        return self._answer(vector_of(parse(query), self.model.encode_text), limit, offset, since, exclude)
 
     def like(
         self,
@@ -66,10 +66,10 @@ class Library:
         exclude: Sequence[str] = (),
     ) -> list[Hit]:
         """The images nearest to one in the index, which is not among them."""
-        place = np.flatnonzero(self._table.numbers == number)
-        if not len(place):
+        (at,) = np.nonzero(self._table.numbers == number)
+        if not len(at):
             return []
-        question = np.asarray(self._vectors[self._table.rows[place[0]]], dtype=np.float32)
+        question = np.asarray(self._vectors[self._table.rows[at[0]]], dtype=np.float32)
         return self._answer(question, limit, offset, since, exclude, without=number)
 
     def like_image(
@@ -81,7 +81,7 @@ class Library:
         exclude: Sequence[str] = (),
     ) -> list[Hit]:
         """The images nearest to one from elsewhere: a file, or as it is."""
-        question = self.encoder.encode_pixels(middle_square(image, self.encoder.view)[None])[0]
+        question = self.model.encode_pixels(middle_square(image, self.model.view)[None])[0]
         return self._answer(question, limit, offset, since, exclude)
 
     def newest(
@@ -89,17 +89,17 @@ class Library:
     ) -> list[Hit]:
         """All images, the newest first. Nothing was asked, so their score is 0."""
         order = np.lexsort((self._table.numbers, -self._table.times))
-        order = order[self._kept(since, exclude)[order]][offset : offset + limit]
+        order = order[self._allowed(since, exclude)[order]][offset : offset + limit]
         return self._hits((number, 0.0) for number in self._table.numbers[order])
 
     def count_of(self, since: float | None = None, exclude: Sequence[str] = (), without: int | None = None) -> int:
         """Images that are young enough and not left out."""
-        return int(self._kept(since, exclude, without).sum())
+        return int(self._allowed(since, exclude, without).sum())
 
     @property
-    def place(self) -> Path:
+    def index_path(self) -> Path:
         """The folder of the index."""
-        return self._index.place
+        return self._index.path
 
     def entry(self, number: int) -> Entry | None:
         """What the index knows of an image; None where it has none of this number."""
@@ -109,9 +109,9 @@ class Library:
         """Where an image is."""
         return self.folder / entry.path
 
-    def said(self) -> list[str]:
+    def model_notes(self) -> list[str]:
         """What the model has seen and how well it does, so that nobody expects more of it."""
-        return said.sentences(self.encoder.subject)
+        return model_notes(self.model.which)
 
     def close(self) -> None:
         self._index.close()
@@ -127,29 +127,29 @@ class Library:
     ) -> list[Hit]:
         if not np.isfinite(question_E).all():
             raise SearchError("The model gives no numbers for this: its training broke down.", hint="lapclip doctor")
-        numbers, rows, kept = self._table.numbers, self._table.rows, self._kept(since, exclude, without)
-        if not kept.all():
-            numbers, rows = numbers[kept], rows[kept]
-        places, scores = nearest(self._vectors, rows, numbers, question_E, offset + limit)
-        return self._hits(zip(numbers[places[offset:]], scores[offset:], strict=True))
+        numbers, rows, allowed = self._table.numbers, self._table.rows, self._allowed(since, exclude, without)
+        if not allowed.all():
+            numbers, rows = numbers[allowed], rows[allowed]
+        found, scores = nearest(self._vectors, rows, numbers, question_E, offset + limit)
+        return self._hits(zip(numbers[found[offset:]], scores[offset:], strict=True))
 
-    def _kept(self, since: float | None, exclude: Sequence[str], without: int | None = None) -> np.ndarray:
+    def _allowed(self, since: float | None, exclude: Sequence[str], without: int | None = None) -> np.ndarray:
         """Which images are young enough and not left out."""
-        kept = np.ones(self.count, bool)
+        allowed = np.ones(self.count, bool)
         if since is not None:
-            kept &= self._table.times >= since
+            allowed &= self._table.times >= since
         if exclude:
-            kept &= ~self._excluded(tuple(exclude))
+            allowed &= ~self._excluded(tuple(exclude))
         if without is not None:
-            kept &= self._table.numbers != without
-        return kept
+            allowed &= self._table.numbers != without
+        return allowed
 
     def _hits(self, found: Iterable[tuple[int, float]]) -> list[Hit]:
         known = ((self.entry(int(number)), float(score)) for number, score in found)
         return [Hit(entry.number, self.path(entry), score) for entry, score in known if entry]
 
     def _excluded(self, globs: tuple[str, ...]) -> np.ndarray:
-        """Which images globs leave out; kept, because the same ones are asked again."""
+        """Which images globs leave out; cached, because the same ones are asked again."""
         if globs not in self._left_out:
             out = {entry.number for entry in self._index.entries() if excluded(entry.path, globs)}
             self._left_out = {globs: np.isin(self._table.numbers, list(out))}
@@ -159,17 +159,16 @@ class Library:
 def open_library(
     folder: Path,
     model: str | None = None,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress | None = None,
     *,
     device: str = "auto",
-    waiting: Callable[[str], None] | None = None,
+    waiting: Status | None = None,
 ) -> Library:
-    """The images of a folder, those that are new or changed indexed first. `progress` is told how many are done of
-    how many; `waiting` why nothing happens."""
+    """The images of a folder, those that are new or changed indexed first. `waiting` is told why nothing happens."""
     folder = Path(os.path.abspath(folder))
-    indexing.check_folder(folder)
+    check_folder(folder)
     index = Index(index_folder(folder))
-    encoder = open_encoder(model, device, index.made_by)
-    found = indexing.bring_up_to_date(index, folder, encoder, progress, waiting)
-    found.notes[:0] = encoder.notes
-    return Library(folder, index, encoder, found)
+    search_model = open_search_model(model, device, index.made_by)
+    update = update_index(index, folder, search_model, progress, waiting)
+    update.notes[:0] = search_model.notes
+    return Library(folder, index, search_model, update)

@@ -1,4 +1,4 @@
-"""The honest sentences: what a model has seen, and how well it finds things on images it has not seen."""
+"""What a model has seen, and how well it finds things on images it has not seen: sentences for a person."""
 
 from __future__ import annotations
 
@@ -10,33 +10,33 @@ from lapclip.runs.folder import Run
 from lapclip.which_model import PRETRAINED, WhichModel
 
 
-def sentences(subject: WhichModel) -> list[str]:
+def model_notes(which: WhichModel) -> list[str]:
     """What is known of a model, for a person who is about to trust it."""
-    run = subject.made_by
+    run = which.made_by
     if run is None:
         return [
-            f"{subject.name} comes from elsewhere: lapclip does not know what it has seen, nor how well it does here. "
+            f"{which.name} comes from elsewhere: lapclip does not know what it has seen, nor how well it does here. "
             "lapclip eval MODEL DATA measures it on images with captions."
         ]
-    source, (images, scores) = run.data_source(), history(run)
-    count = "pictures" if images is None else f"{images:,} images"
+    source, (images, metrics) = run.data_source(), _history(run)
+    count = "images" if images is None else f"{images:,} images"
     if source == SCENES:
-        said = [
-            f"{subject.name} has seen {count} of lapclip's own drawn scenes and not one photo: "
+        notes = [
+            f"{which.name} has seen {count} of lapclip's own drawn scenes and not one photo: "
             "it cannot find things in photos, and the order of its answers means little.",
             f"For photos: {PRETRAINED}.",
         ]
     else:
         start = _start(run)
-        said = [f"{subject.name} learnt from {count} in {source}{start}."]
-    if scores is None:
-        return [*said, "It was never scored on images it has not seen: lapclip eval says how well it does."]
-    first, tenth, candidates = scores.get("t2i_r1"), scores.get("t2i_r10"), scores.get("candidates")
+        notes = [f"{which.name} learnt from {count} in {source}{start}."]
+    if metrics is None:
+        return [*notes, "It was never scored on images it has not seen: lapclip eval says how well it does."]
+    first, tenth, candidates = metrics.get("t2i_r1"), metrics.get("t2i_r10"), metrics.get("candidates")
     if first is None or tenth is None or not candidates:
-        return said
-    what = "scenes" if source == SCENES else "pictures"
+        return notes
+    what = "scenes" if source == SCENES else "images"
     return [
-        *said,
+        *notes,
         f"Among {candidates:,} {what} it was not trained on, a caption finds its own first in {first:.0%} of cases "
         f"and among the first ten in {tenth:.0%} (chance {min(1, 10 / candidates):.1%})."
         + ("" if source == SCENES else " Images of another kind may do worse."),
@@ -53,12 +53,12 @@ def _start(run: Run) -> str:
     return f", after what {began} had seen" if began else ", and from nothing else"
 
 
-def history(run: Run) -> tuple[int | None, dict[str, Any] | None]:
-    """How many images a run learnt from, and its last scores on those held out; None where it does not say."""
-    images, scores = None, None
+def _history(run: Run) -> tuple[int | None, dict[str, Any] | None]:
+    """How many images a run learnt from, and its last metrics on those held out; None where it does not say."""
+    images, metrics = None, None
     for event in read_events(run.events):
         if event["type"] == "started":
             images = (event.get("pairs") or {}).get("train", images)
         elif event["type"] in ("evaluation", "finished") and event.get("evaluation"):
-            scores = event["evaluation"]
-    return images, scores
+            metrics = event["evaluation"]
+    return images, metrics

@@ -22,42 +22,42 @@ _MINUS = re.compile(r'(?:^|(?<=\s))-(?:"([^"]+)"|([^\s"-]\S*))')
 _AGE = re.compile(r"(\d{1,6})\s*([dwmy])")
 
 
-class Asked(NamedTuple):
+class Query(NamedTuple):
     """What is wanted, and what is not."""
 
     wanted: str
     unwanted: tuple[str, ...]
 
 
-def parse(query: str) -> Asked:
-    """A question in its parts. A word after a dash is not wanted; several words stand in quotation marks."""
+def parse(query: str) -> Query:
+    """What a question asks for. A word after a dash is not wanted; several words stand in quotation marks."""
     unwanted = tuple(first or second for first, second in _MINUS.findall(query))
     wanted = " ".join(_MINUS.sub(" ", query).split())
     if not wanted and not unwanted:
         raise SearchError("There is nothing to look for.", hint='lapclip search FOLDER "a red bicycle"')
-    return Asked(wanted, unwanted)
+    return Query(wanted, unwanted)
 
 
-def check(query: str | None, like: os.PathLike | None, limit: int) -> None:
+def check_question(query: str | None, like: os.PathLike | None, limit: int) -> None:
     """Refuse what cannot be answered before anything is loaded."""
     if limit < 1:
         raise SearchError(f"--limit {limit} shows nothing.", hint="--limit 10")
     if query is not None and like is not None:
-        raise SearchError("Either words or --like PICTURE, not both.", hint="leave one of them out")
+        raise SearchError("Either words or --like IMAGE, not both.", hint="leave one of them out")
     if like is not None and not os.path.isfile(like):
         raise SearchError(f"There is no image {like}.", hint="--like PATH of an image")
     if query is not None:
         parse(query)
 
 
-def vector_of(asked: Asked, encode_text: Callable[[Sequence[str]], np.ndarray]) -> np.ndarray:
+def vector_of(query: Query, encode_text: Callable[[Sequence[str]], np.ndarray]) -> np.ndarray:
     """Where to look: the wanted text less a share of the unwanted, of unit length."""
-    texts = [text for text in (asked.wanted, *asked.unwanted) if text]
+    texts = [text for text in (query.wanted, *query.unwanted) if text]
     vectors = np.asarray(encode_text(texts), dtype=np.float32)
-    if not asked.unwanted:
+    if not query.unwanted:
         return vectors[0]
-    total = vectors[0] if asked.wanted else np.zeros_like(vectors[0])
-    total = total - SHARE * vectors[1 if asked.wanted else 0 :].mean(axis=0)
+    total = vectors[0] if query.wanted else np.zeros_like(vectors[0])
+    total = total - SHARE * vectors[1 if query.wanted else 0 :].mean(axis=0)
     return total / max(float(np.linalg.norm(total)), 1e-12)
 
 

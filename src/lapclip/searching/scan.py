@@ -18,8 +18,6 @@ LIBRARIES = (".photoslibrary", ".aplibrary", ".lrdata")
 """How folders end in which programs for photos keep originals and previews side by side, under names of their own."""
 RUN_FILES = ("run.toml", "events.jsonl")
 """What tells a run's folder: the small images in it are lapclip's, not the user's."""
-
-
 LATEST = 2**63 - 1
 """The largest number that SQLite holds: nanoseconds until the year 2262."""
 
@@ -33,7 +31,7 @@ class Stamp(NamedTuple):
 
     @classmethod
     def of(cls, status: os.stat_result) -> Stamp:
-        """Times that cannot be kept, which a few damaged files have, become the nearest that can."""
+        """Times that SQLite cannot hold, which a few damaged files have, become the nearest that can."""
         return cls(status.st_size, max(-LATEST, min(status.st_mtime_ns, LATEST)))
 
 
@@ -79,15 +77,15 @@ def _images(folder: Path, inside: str, seen: set[tuple[int, int | str]], walked:
     waiting = [inside]
     while waiting:
         inside = waiting.pop()
-        place = folder / inside
+        here = folder / inside
         try:
-            found = os.stat(place)
+            found = os.stat(here)
             # Some file systems number no folders; there the real path tells them apart.
-            real = (found.st_dev, found.st_ino) if found.st_ino else (0, os.path.realpath(place))
+            real = (found.st_dev, found.st_ino) if found.st_ino else (0, os.path.realpath(here))
             if real in seen:
                 continue
             seen.add(real)
-            with os.scandir(place) as listed:
+            with os.scandir(here) as listed:
                 entries = sorted(listed, key=lambda entry: entry.name)
         except FileNotFoundError:  # a folder that has just gone, or a link to nowhere
             continue
@@ -105,7 +103,7 @@ def _images(folder: Path, inside: str, seen: set[tuple[int, int | str]], walked:
                 if entry.is_dir():
                     folders.append(path)
                 elif is_image(entry.name):
-                    status = os.stat(place / entry.name)
+                    status = os.stat(here / entry.name)
                     if stat.S_ISREG(status.st_mode):  # never a pipe, which would be waited for
                         yield path, Stamp.of(status)
             except OSError:  # gone since, or a link that leads nowhere or to itself

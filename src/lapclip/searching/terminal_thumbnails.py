@@ -55,12 +55,12 @@ def thumbnail(path: Path, how: str) -> str | None:
 
 def _kitty(image: Image.Image) -> str:
     data = base64.b64encode(_bytes(image, "PNG")).decode()
-    parts = [data[at : at + CHUNK] for at in range(0, len(data), CHUNK)]
-    said = []
-    for at, part in enumerate(parts):
+    chunks = [data[at : at + CHUNK] for at in range(0, len(data), CHUNK)]
+    drawn = []
+    for at, chunk in enumerate(chunks):
         first = f"a=T,f=100,r={ROWS},q=2," if at == 0 else ""
-        said.append(f"\x1b_G{first}m={int(at + 1 < len(parts))};{part}\x1b\\")
-    return "".join(said)
+        drawn.append(f"\x1b_G{first}m={int(at + 1 < len(chunks))};{chunk}\x1b\\")
+    return "".join(drawn)
 
 
 def _iterm(image: Image.Image) -> str:
@@ -74,21 +74,21 @@ def _sixel(image: Image.Image) -> str:
     few = image.quantize(COLOURS)
     palette = np.array(few.getpalette() or [0, 0, 0]).reshape(-1, 3)
     pixels_HW = np.asarray(few)
-    said = [f'\x1bPq"1;1;{few.width};{few.height}']
+    drawn = [f'\x1bPq"1;1;{few.width};{few.height}']
     for colour in np.unique(pixels_HW):
-        red, green, blue = (int(part) * 100 // 255 for part in palette[colour])
-        said.append(f"#{colour};2;{red};{green};{blue}")
+        red, green, blue = (int(value) * 100 // 255 for value in palette[colour])
+        drawn.append(f"#{colour};2;{red};{green};{blue}")
     for top in range(0, len(pixels_HW), 6):
         band = pixels_HW[top : top + 6]
         weights = (1 << np.arange(len(band)))[:, None]
         for colour in np.unique(band):
             letters = 63 + ((band == colour) * weights).sum(axis=0)
-            said.append(f"#{colour}{bytes(letters.astype(np.uint8)).decode('ascii')}$")
-        said.append("-")
-    return "".join(said) + "\x1b\\"
+            drawn.append(f"#{colour}{bytes(letters.astype(np.uint8)).decode('ascii')}$")
+        drawn.append("-")
+    return "".join(drawn) + "\x1b\\"
 
 
 def _bytes(image: Image.Image, form: str) -> bytes:
-    kept = io.BytesIO()
-    image.save(kept, form)
-    return kept.getvalue()
+    file = io.BytesIO()
+    image.save(file, form)
+    return file.getvalue()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -12,12 +12,13 @@ import numpy as np
 
 from lapclip.errors import DataError
 from lapclip.machine.facts import logical_cores
+from lapclip.progress import Progress, Status
 from lapclip.searching.changes import Before
-from lapclip.searching.encoder import Encoder
 from lapclip.searching.index import Entry, Index
 from lapclip.searching.read_ahead import made_ahead
 from lapclip.searching.read_image import Read, heic_is_unknown, read_image
 from lapclip.searching.scan import Stamp, Walked, images_under
+from lapclip.searching.search_model import SearchModel
 
 SAVED_EVERY = 1.0
 """Seconds of work that a killed process may lose."""
@@ -27,29 +28,29 @@ NO_HEIC = 'HEIC needs the package pillow-heif: pip install "lapclip[heic]"'
 
 
 @dataclass
-class Indexed:
-    """What was done, and what the user should know."""
+class IndexUpdate:
+    """What was done to an index, and what the user should know."""
 
     added: int = 0
     """Images that got a new vector."""
     moved: int = 0
-    """Images whose file has another name, place or time, and the same bytes as before."""
+    """Images whose file has another name, folder or time, and the same bytes as before."""
     removed: int = 0
     unreadable: list[tuple[str, str]] = field(default_factory=list)
     """Path in the folder, and why."""
     notes: list[str] = field(default_factory=list)
 
 
-def bring_up_to_date(
+def update_index(
     index: Index,
     folder: Path,
-    encoder: Encoder,
-    progress: Callable[[int, int], None] | None = None,
-    waiting: Callable[[str], None] | None = None,
-) -> Indexed:
+    model: SearchModel,
+    progress: Progress | None = None,
+    waiting: Status | None = None,
+) -> IndexUpdate:
     """Make the index say what is in the folder now. Where another process does so, and there is something to answer
     from, that is left to it."""
-    found, identity = Indexed(), encoder.identity
+    found, identity = IndexUpdate(), model.identity
     if index.open():
         found.notes.append("The index was damaged and is made anew.")
 
@@ -62,9 +63,12 @@ def bring_up_to_date(
 
     with index.writing(wait_on) as mine:
         if mine:
-            if index.begin(identity, encoder.width):
+            recorded = index.about("model")
+            if recorded != identity and model.made(recorded):
+                index.rename_model(identity)  # an earlier release wrote it
+            if index.begin(identity, model.width):
                 found.notes.append("The index was made by another model and is made anew.")
-            _Indexer(index, folder, encoder, found).work(progress or (lambda done, total: None))
+            _Indexer(index, folder, model, found).work(progress or (lambda done, total: None))
         else:
             found.notes.append("Another process is indexing this folder: this is what it has so far.")
     every = index.entries("reason IS NOT NULL AND NOT gone")
@@ -75,13 +79,13 @@ def bring_up_to_date(
 class _Indexer:
     """One pass over a folder."""
 
-    def __init__(self, index: Index, folder: Path, encoder: Encoder, found: Indexed) -> None:
-        self.index, self.folder, self.encoder, self.found = index, folder, encoder, found
+    def __init__(self, index: Index, folder: Path, model: SearchModel, found: IndexUpdate) -> None:
+        self.index, self.folder, self.model, self.found = index, folder, model, found
         self.waiting: list[tuple[Entry, np.ndarray | None]] = []
         """What is done and not saved: an image with its vector; None where its row is known."""
         self.saved = time.monotonic()
 
-    def work(self, told: Callable[[int, int], None]) -> None:
+    def work(self, progress: Progress) -> None:
         walked = Walked()
         self.before = Before(self.index, images_under(self.folder, walked))
         self._check_not_empty(walked)
@@ -89,10 +93,10 @@ class _Indexer:
         total = self.before.files
         self.passed = total - self.before.count_to_read()
         try:
-            for batch in _batches(self._read_ahead(), self.encoder.batch):
+            for batch in _batches(self._read_ahead(), self.model.batch):
                 self.passed += len(batch)
                 self._take(batch)
-                told(self.passed, total)
+                progress(self.passed, total)
             self._save()
         except KeyboardInterrupt:
             self._save()
@@ -110,7 +114,7 @@ class _Indexer:
         if self.before.images:  # a disk that is not there looks like this, and its index took long to make
             raise DataError(
                 f"There is no image in {self.folder}, where {self.before.images:,} were before. Its index is kept.",
-                hint=f"is its disk there? If they are gone for good, remove {self.index.place}",
+                hint=f"is its disk there? If they are gone for good, remove {self.index.path}",
             )
         raise DataError(f"There is no image in {self.folder}.", hint="a folder with JPEG, PNG, WebP or HEIC files")
 
@@ -124,7 +128,7 @@ class _Indexer:
 
     def _read_ahead(self) -> Iterator[tuple[str, Read]]:
         """Files in order, read in threads a few batches ahead."""
-        view = self.encoder.view
+        view = self.model.view
 
         def has_vector(digest: str) -> bool:
             return self.before.with_bytes(digest) is not None
@@ -132,12 +136,12 @@ class _Indexer:
         def read(item: tuple[str, Stamp]) -> tuple[str, Read]:
             return item[0], read_image(self.folder / item[0], item[1], view, has_vector)
 
-        return made_ahead(read, self._to_read(), AHEAD * self.encoder.batch, logical_cores())
+        return made_ahead(read, self._to_read(), AHEAD * self.model.batch, logical_cores())
 
     def _take(self, batch: Sequence[tuple[str, Read]]) -> None:
         """Vectors for what was read, and what there is to say of the rest."""
         squares = [read.square for _, read in batch if read.square is not None]
-        vectors = iter(self.encoder.encode_pixels(np.stack(squares)) if squares else ())
+        vectors = iter(self.model.encode_pixels(np.stack(squares)) if squares else ())
         for path, read in batch:
             vector = next(vectors) if read.square is not None else None
             if read.missing:

@@ -7,22 +7,22 @@ Shapes: N images or captions, T tokens of all captions together.
 from __future__ import annotations
 
 import hashlib
-import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from lapclip.config import NEVER, Config
 from lapclip.data.augment import view
 from lapclip.data.batches import BatchPlan
 from lapclip.data.dataset import DataSet, Pairs
-from lapclip.data.pixels import View, normalise
+from lapclip.data.pixels import normalise
 from lapclip.data.tokenizers import pad
 from lapclip.embedder import Embedder, distinct_captions
+from lapclip.fingerprint import frozen_fingerprint
 from lapclip.model.clip import CLIP
 from lapclip.model.pretrained.pretrained_towers import PretrainedTower
 from lapclip.progress import DataProgress, Progress
@@ -215,7 +215,7 @@ class _FeatureMaker:
             step.boundaries,
         )
         self._plan, self._data, self._config, self._report = plan, data, config, report
-        self._digests = {tower: frozen_digest(getattr(self._model, tower)) for tower in ("image", "text")}
+        self._fingerprints = {tower: frozen_fingerprint(self._model, tower) for tower in ("image", "text")}
         self.found = True
         """Whether all of it was in the cache."""
 
@@ -298,7 +298,7 @@ class _FeatureMaker:
     ) -> np.ndarray:
         """Read from the cache, or made and written there."""
         dtype = self._config.train.dtype
-        about = (*about, self._digests[tower], self._boundaries[tower], frozen_form(self._model, tower))
+        about = (*about, self._fingerprints[tower], self._boundaries[tower])
         path = array_path(tower, about, self._data.fingerprint, dtype)
         found = read_array(path)
         if found is not None and found.shape[: len(rows)] == rows:
@@ -314,26 +314,6 @@ class _FeatureMaker:
         if not has_room(path, needed):
             raise NoRoom(f"they would take {needed / 1e9:,.1f} GB, more than half of what the disk has left")
         return write_array(path, _chained(first, made), whole, kind)
-
-
-def frozen_digest(tower: nn.Module) -> str:
-    """Changes with any number that the frozen part of a tower depends on."""
-    digest = hashlib.sha256()
-    learning = {name for name, parameter in tower.named_parameters() if parameter.requires_grad}
-    for name, tensor in tower.state_dict().items():
-        if name not in learning:
-            digest.update(name.encode())
-            digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
-    return digest.hexdigest()
-
-
-def frozen_form(model: CLIP, tower: str) -> str:
-    """Changes with what a tower sees and how it computes: neither its numbers nor the data's fingerprint tell that."""
-    shape, network = model.shape, getattr(model, tower)
-    sees = (View.of(shape).key, shape.pixel_mean, shape.pixel_std) if tower == "image" else (shape.context,)
-    if isinstance(network, PretrainedTower):
-        return json.dumps([sees, network.taps, network.spec.to_dict()], sort_keys=True)
-    return json.dumps([sees, shape.activation, getattr(shape, f"{tower}_heads"), shape.image_tower])
 
 
 def _has_frozen_blocks(depth: int, first: int) -> bool:

@@ -8,12 +8,12 @@ from pathlib import Path
 
 from lapclip.config import ALL, AUTO, Config, Layer, ModelConfig, TrainConfig
 from lapclip.data.tokenizers import Tokenizer
-from lapclip.embedder import load
+from lapclip.embedder import load_torch
 from lapclip.errors import ConfigError, RunError, first_line
 from lapclip.loss import LOSSES
 from lapclip.model.clip import CLIP
 from lapclip.seeding import derived_seed
-from lapclip.weights.networks.open_network import open_image, open_text
+from lapclip.weights.pretrained_networks import open_image, open_text
 from lapclip.which_model import which_model
 
 
@@ -31,7 +31,7 @@ class InitialWeights:
 
     def read_from(self, folder: Path) -> None:
         """From now on they are read from a folder of the run's own, whatever becomes of where they came from."""
-        self._open = lambda: load(folder).model
+        self._open = lambda: load_torch(folder).model
 
 
 def find_initial_weights(config: Config, layers: Sequence[Layer]) -> tuple[Config, InitialWeights | None]:
@@ -58,8 +58,8 @@ def restore_initial_weights(folder: Path, config: Config) -> InitialWeights | No
                 hint="lapclip train for a new run",
             )
         return None
-    embedder = load(folder)
-    return InitialWeights(lambda: load(folder).model, embedder.model, embedder.tokenizer)
+    embedder = load_torch(folder)
+    return InitialWeights(lambda: load_torch(folder).model, embedder.model, embedder.tokenizer)
 
 
 def _from_model(config: Config, asked: Collection[str]) -> tuple[Config, InitialWeights]:
@@ -70,8 +70,8 @@ def _from_model(config: Config, asked: Collection[str]) -> tuple[Config, Initial
             hint=f"leave out --set model.{min(asked)}",
         )
     path = which_model(start).path
-    embedder = load(path)
-    initial = InitialWeights(lambda: load(path).model, embedder.model, embedder.tokenizer)
+    embedder = load_torch(path)
+    initial = InitialWeights(lambda: load_torch(path).model, embedder.model, embedder.tokenizer)
     return replace(config, model=embedder.model.shape), initial
 
 

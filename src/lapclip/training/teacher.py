@@ -23,7 +23,7 @@ from lapclip.config import Config, DataConfig
 from lapclip.data.dataset import DataSet, Pairs
 from lapclip.data.loading import load_as_seen
 from lapclip.data.pixels import View
-from lapclip.embedder import Embedder, distinct_captions, load
+from lapclip.embedder import Embedder, distinct_captions, load_torch
 from lapclip.errors import ConfigError, DataError, LapclipError, RunError, first_line
 from lapclip.paths import digest_of_bytes
 from lapclip.progress import DataProgress
@@ -43,6 +43,10 @@ class Teacher(Protocol):
     digest: str
     """Changes with anything that its embeddings depend on."""
 
+    def has_digest(self, recorded: str) -> bool:
+        """Whether a run that recorded this digest had this teacher."""
+        ...
+
     def embed(self, config: DataConfig, pairs: Pairs, progress: DataProgress | None) -> tuple[np.ndarray, np.ndarray]:
         """Unit-length rows for all images (N, D) and for all captions (M, D)."""
         ...
@@ -53,11 +57,20 @@ class TeacherModel:
 
     def __init__(self, embedder: Embedder) -> None:
         self._embedder = embedder
-        digest = hashlib.sha256(json.dumps(embedder.description(), sort_keys=True).encode())
-        for name, tensor in embedder.model.state_dict().items():
+        self.digest = embedder.fingerprint()
+
+    def has_digest(self, recorded: str) -> bool:
+        return recorded in (self.digest, self._former_digest())
+
+    def _former_digest(self) -> str:
+        """What runs of earlier releases recorded, whose shapes had no bias."""
+        description = self._embedder.description()
+        description["model"] = {name: value for name, value in description["model"].items() if name != "logit_bias"}
+        digest = hashlib.sha256(json.dumps(description, sort_keys=True).encode())
+        for name, tensor in self._embedder.model.state_dict().items():
             digest.update(name.encode())
             digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
-        self.digest = digest.hexdigest()
+        return digest.hexdigest()
 
     def embed(self, config: DataConfig, pairs: Pairs, progress: DataProgress | None) -> tuple[np.ndarray, np.ndarray]:
         report = progress or (lambda done, total, what="", /: None)
@@ -90,6 +103,9 @@ class TeacherFile:
             why = "its names are pickled; np.array(names, dtype=str) is not" if "pickle" in str(error) else ""
             raise DataError(f"{path} cannot be read: {why or first_line(error)}.", hint=HOW_TO_MAKE) from None
         self._check()
+
+    def has_digest(self, recorded: str) -> bool:
+        return recorded == self.digest
 
     def embed(self, config: DataConfig, pairs: Pairs, progress: DataProgress | None) -> tuple[np.ndarray, np.ndarray]:
         """Unit-length rows for all images and for all captions."""
@@ -164,7 +180,7 @@ def open_teacher(config: Config) -> Teacher | None:
     try:
         if name.endswith(".npz"):
             return TeacherFile(Path(name))
-        return TeacherModel(load(which_model(name).path, config.train.device))
+        return TeacherModel(load_torch(which_model(name).path, config.train.device))
     except LapclipError as error:
         raise ConfigError(
             f"The teacher cannot be used. {error.message}", hint=error.hint or "--teacher with a run or a model"
@@ -209,7 +225,7 @@ def restore_teacher_embeddings(
     except ConfigError as error:
         raise RunError(f"The cache no longer has what the teacher made. {error.message}", hint=hint) from error
     assert teacher is not None
-    if teacher.digest != digest:
+    if not teacher.has_digest(digest):
         raise RunError(f"{config.train.teacher} is not the teacher that the run began with.", hint=hint)
     return compute_teacher_embeddings(teacher, config, data, progress)
 

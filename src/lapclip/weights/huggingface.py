@@ -15,20 +15,27 @@ from torch import Tensor
 
 from lapclip.config import CLIP_MEAN, CLIP_STD, ModelConfig
 from lapclip.errors import ConfigError, WeightsError
-from lapclip.weights.name_tables import Tensors, as_float32, check_leftovers, check_shapes, expected_shapes, their_name
-from lapclip.weights.openai import named
+from lapclip.weights.name_tables import (
+    Tensors,
+    as_float32,
+    check_leftovers,
+    check_shapes,
+    expected_shapes,
+    their_name,
+)
+from lapclip.weights.published_shapes import named
 from lapclip.weights.torch_files import read_tensors
 
 CONFIG, INDEX = "config.json", ".index.json"
 PREPROCESSOR, PROCESSOR = "preprocessor_config.json", "processor_config.json"
 """How images are seen; a `CLIPProcessor` of release 5 writes it into the second, as `image_processor`."""
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
-PARTS = ("q", "k", "v")
+LETTERS = ("q", "k", "v")
 """Our queries, keys and values are one tensor; theirs are three, named with these letters."""
 
 _BLOCK = {
     "ln_1": "layer_norm1",
-    "attention.qkv": "self_attn.{part}_proj",
+    "attention.qkv": "self_attn.{letter}_proj",
     "attention.out": "self_attn.out_proj",
     "ln_2": "layer_norm2",
     "mlp_in": "mlp.fc1",
@@ -48,6 +55,7 @@ TABLE = {
     "text.ln_final": "text_model.final_layer_norm",
     "text.projection": "text_projection.weight",
     "logit_scale": "logit_scale",
+    "logit_bias": "logit_bias",  # SiglipModel's name; a CLIPModel has none and passes over it
 }
 TURNED = {"image.projection", "text.projection"}
 """Theirs are the weights of linear layers, ours are multiplied from the right."""
@@ -66,14 +74,14 @@ def to_ours(tensors: Tensors, shape: ModelConfig, where: str) -> dict[str, Tenso
     found: dict[str, Tensor] = {}
     used: set[str] = set()
     for ours, theirs in names.items():
-        parts = [theirs.replace("{part}", part) for part in PARTS] if "{part}" in theirs else [theirs]
-        if not all(part in tensors for part in parts):
-            continue  # said below, in the order of the model
-        used |= set(parts)
-        tensor = tensors[parts[0]] if len(parts) == 1 else _joined([tensors[part] for part in parts], theirs, where)
+        split = [theirs.replace("{letter}", letter) for letter in LETTERS] if "{letter}" in theirs else [theirs]
+        if not all(name in tensors for name in split):
+            continue  # named below, in the order of the model
+        used |= set(split)
+        tensor = tensors[split[0]] if len(split) == 1 else _joined([tensors[name] for name in split], theirs, where)
         found[ours] = tensor.T if ours in TURNED else tensor
-    said = {ours: theirs.replace("{part}", "(q, k, v)") for ours, theirs in names.items()}
-    check_shapes(found, shape, said, where)
+    shown = {ours: theirs.replace("{letter}", "(q, k, v)") for ours, theirs in names.items()}
+    check_shapes(found, shape, shown, where)
     check_leftovers(set(tensors) - used - NO_WEIGHTS, where)
     return {ours: as_float32(tensor) for ours, tensor in found.items()}
 
@@ -83,9 +91,9 @@ def to_theirs(tensors: Tensors) -> dict[str, Tensor]:
     found = {}
     for ours, tensor in tensors.items():
         theirs = their_name(ours, TABLE)
-        if "{part}" in theirs:
-            for part, piece in zip(PARTS, tensor.chunk(3), strict=True):
-                found[theirs.replace("{part}", part)] = piece.clone()
+        if "{letter}" in theirs:
+            for letter, third in zip(LETTERS, tensor.chunk(3), strict=True):
+                found[theirs.replace("{letter}", letter)] = third.clone()
         else:
             found[theirs] = (tensor.T if ours in TURNED else tensor).contiguous()
     return found
@@ -104,12 +112,12 @@ def shape_of(config: dict[str, Any], seen: dict[str, Any], where: str) -> ModelC
         text = config.get("text_config") or config.get("text_config_dict") or {}
         vision = config.get("vision_config") or config.get("vision_config_dict") or {}
         vocabulary = text.get("vocab_size", 49_408)
-        activations = {part.get("hidden_act", "quick_gelu") for part in (text, vision)}
+        activations = {tower.get("hidden_act", "quick_gelu") for tower in (text, vision)}
         if len(activations) != 1 or not activations <= {"gelu", "quick_gelu"}:
             raise WeightsError(
                 f"{where}: hidden_act is {' and '.join(sorted(activations))}; gelu or quick_gelu is read."
             )
-        if any(part.get("layer_norm_eps", 1e-5) != 1e-5 for part in (text, vision)):
+        if any(tower.get("layer_norm_eps", 1e-5) != 1e-5 for tower in (text, vision)):
             raise WeightsError(f"{where}: layer_norm_eps is not 1e-5, as it is in every CLIP that was published.")
         # 2 stands in old configurations and means the highest id; transformers reads it so as well.
         if text.get("eos_token_id", 2) not in (2, vocabulary - 1):
@@ -135,6 +143,7 @@ def shape_of(config: dict[str, Any], seen: dict[str, Any], where: str) -> ModelC
                 context=text.get("max_position_embeddings", 77),
                 activation=activations.pop(),
                 **_preprocessing(seen, image_size, where),
+                logit_bias=config.get("logit_bias") is not None,
             )
         )
     except ConfigError as error:
@@ -143,7 +152,7 @@ def shape_of(config: dict[str, Any], seen: dict[str, Any], where: str) -> ModelC
         raise WeightsError(f"{where} does not describe a model: {type(error).__name__} {error}.") from None
 
 
-def config_of(shape: ModelConfig, start: int) -> dict[str, Any]:
+def config_of(shape: ModelConfig, start: int, logit_bias: float | None = None) -> dict[str, Any]:
     """The `config.json` of a model of ours, whose captions begin with that token."""
     common = {"hidden_act": shape.activation, "layer_norm_eps": 1e-5, "projection_dim": shape.embedding}
     return {
@@ -152,6 +161,7 @@ def config_of(shape: ModelConfig, start: int) -> dict[str, Any]:
         "dtype": "float32",
         "projection_dim": shape.embedding,
         "logit_scale_init_value": 2.6592,
+        **({} if logit_bias is None else {"logit_bias": logit_bias}),
         "text_config": {
             "model_type": "clip_text_model",
             "vocab_size": shape.vocabulary,
@@ -208,17 +218,17 @@ def read_folder(folder: Path) -> dict[str, Tensor]:
                 files = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
             except (OSError, ValueError, KeyError, AttributeError) as error:
                 raise WeightsError(f"{index} cannot be read: {error}.", hint="download or copy it again") from None
-            parts = [read_tensors(folder / Path(file).name)[0] for file in files]
-            return {name: tensor for part in parts for name, tensor in part.items()}
+            shards = [read_tensors(folder / Path(file).name)[0] for file in files]
+            return {name: tensor for shard in shards for name, tensor in shard.items()}
     raise WeightsError(f"{folder} has a {CONFIG} and no weights.", hint=f"{' or '.join(WEIGHTS)} from where it came")
 
 
-def _joined(parts: list[Tensor], name: str, where: str) -> Tensor:
+def _joined(tensors: list[Tensor], name: str, where: str) -> Tensor:
     try:
-        return torch.cat(parts)
+        return torch.cat(tensors)
     except RuntimeError:
-        sizes = ", ".join(" x ".join(str(length) for length in part.shape) for part in parts)
-        raise WeightsError(f"{where}: {name.replace('{part}', '(q, k, v)')} differ in size: {sizes}.") from None
+        sizes = ", ".join(" x ".join(str(length) for length in tensor.shape) for tensor in tensors)
+        raise WeightsError(f"{where}: {name.replace('{letter}', '(q, k, v)')} differ in size: {sizes}.") from None
 
 
 def _preprocessing(seen: dict[str, Any], side: int, where: str) -> dict[str, Any]:

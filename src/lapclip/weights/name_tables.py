@@ -1,8 +1,8 @@
 """Tables of names: which tensor of ours is which of theirs.
 
 A table maps the beginnings of our names to the beginnings of theirs; `{n}` is the number of a block. What follows the
-beginning (`.weight`, `.bias`) is the same on both sides. Weights that stand the other way round, or in three parts, are
-the business of the format.
+beginning (`.weight`, `.bias`) is the same on both sides. Weights that stand the other way round, or are three tensors
+for one, are the business of the format.
 """
 
 from __future__ import annotations

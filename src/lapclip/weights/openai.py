@@ -5,7 +5,6 @@ Both follow https://github.com/openai/CLIP, clip/model.py: the modules' names an
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -22,7 +21,7 @@ from lapclip.weights.name_tables import (
     expected_shapes,
     their_name,
 )
-from lapclip.weights.published_shapes import IMAGE_HEADS, TEXT_HEADS, name_of
+from lapclip.weights.published_shapes import IMAGE_HEADS, TEXT_HEADS, named
 
 _BLOCK = {
     "ln_1": "ln_1",
@@ -42,6 +41,7 @@ IMAGE = {
     "image.ln_post": "visual.ln_post",
     "image.projection": "visual.proj",
     "logit_scale": "logit_scale",
+    "logit_bias": "logit_bias",  # OpenCLIP's, of models that learnt with a sigmoid loss
 }
 TEXT = {
     "text.token_embedding": "token_embedding",
@@ -113,21 +113,11 @@ def infer_shape(tensors: Tensors, path: Path, *, activation: str) -> ModelConfig
             activation=activation,
             image_mlp=size("image.transformer.blocks.0.mlp_in.weight")[0],
             text_mlp=size("text.transformer.blocks.0.mlp_in.weight")[0],
+            logit_bias="logit_bias" in tensors,
         )
     except ConfigError as error:
         raise WeightsError(f"{where} has sizes that no CLIP has: {error.message}") from None
     return named(shape)
-
-
-def named(shape: ModelConfig) -> ModelConfig:
-    """With its own name, 0 for MLPs of the usual width, and colours as all these libraries read them."""
-    shape = dataclasses.replace(
-        shape,
-        image_mlp=0 if shape.image_mlp == 4 * shape.image_width else shape.image_mlp,
-        text_mlp=0 if shape.text_mlp == 4 * shape.text_width else shape.text_mlp,
-        colours="stored",
-    )
-    return dataclasses.replace(shape, name=name_of(shape))
 
 
 def _refuse_residual_networks(tensors: Tensors, where: str) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from lapclip.config import CLIP_MEAN, CLIP_STD, ModelConfig
 from lapclip.errors import ConfigError, WeightsError
-from lapclip.weights.openai import named
+from lapclip.weights.published_shapes import named
 from lapclip.weights.recognise import OPENCLIP_CONFIG as CONFIG
 
 WEIGHTS = ("open_clip_model.safetensors", "open_clip_pytorch_model.safetensors", "open_clip_pytorch_model.bin")
@@ -47,7 +47,7 @@ TEXT = {
     "proj_bias": (False,),
     "proj_type": ("linear",),
 }
-MODEL = {"multimodal_cfg": (None,), "init_logit_bias": (None,), "nonscalar_logit_scale": (False,)}
+MODEL = {"multimodal_cfg": (None,), "nonscalar_logit_scale": (False,)}
 """What our towers can be, by field; any other value is another architecture. Fields that are not here do not matter."""
 
 WHY = {
@@ -55,7 +55,6 @@ WHY = {
     "hf_model_name": "a text tower from Hugging Face",
     "attentional_pool": "pooling by attention",
     "multimodal_cfg": "a CoCa, with a tower that writes captions",
-    "init_logit_bias": "a SigLIP, which has a bias and is trained otherwise",
     "no_causal_mask": "a text tower that looks both ways, as SigLIP's does",
 }
 
@@ -65,8 +64,12 @@ def shape_of(config: dict[str, Any], where: str) -> ModelConfig:
     try:
         model, seen = config["model_cfg"], config.get("preprocess_cfg") or {}
         vision, text = model["vision_cfg"], model["text_cfg"]
-        for part, allowed, said in ((model, MODEL, ""), (vision, VISION, "vision_cfg."), (text, TEXT, "text_cfg.")):
-            _refuse_others(part, allowed, said, where)
+        for fields, allowed, section in (
+            (model, MODEL, ""),
+            (vision, VISION, "vision_cfg."),
+            (text, TEXT, "text_cfg."),
+        ):
+            _refuse_others(fields, allowed, section, where)
         if not isinstance(vision.get("layers", 12), int):
             raise WeightsError(f"{where}: its image tower is a residual network; vision transformers can be read.")
         image_width, text_width = vision.get("width", 768), text.get("width", 512)
@@ -91,6 +94,7 @@ def shape_of(config: dict[str, Any], where: str) -> ModelConfig:
                 pixel_std=_numbers(seen.get("std"), CLIP_STD),
                 interpolation=_one_of(seen, "interpolation", ("bicubic", "bilinear"), where),
                 resize=_one_of(seen, "resize_mode", ("shortest", "squash"), where),
+                logit_bias=model.get("init_logit_bias") is not None,
             )
         )
     except ConfigError as error:
@@ -99,8 +103,9 @@ def shape_of(config: dict[str, Any], where: str) -> ModelConfig:
         raise WeightsError(f"{where} does not describe a model: {type(error).__name__} {error}.") from None
 
 
-def config_of(shape: ModelConfig, tokenizer_here: bool) -> dict[str, Any]:
-    """The configuration of a model of ours. With `tokenizer_here` the folder's own tokenizer is to be used."""
+def config_of(shape: ModelConfig, *, tokenizer_here: bool, logit_bias: float | None = None) -> dict[str, Any]:
+    """The configuration of a model of ours. With `tokenizer_here` the folder's own tokenizer is to be used; a learnt
+    bias has to be named, or OpenCLIP makes no place for it."""
     text = {
         "context_length": shape.context,
         "vocab_size": shape.vocabulary,
@@ -124,6 +129,7 @@ def config_of(shape: ModelConfig, tokenizer_here: bool) -> dict[str, Any]:
                 "mlp_ratio": _ratio(shape.image_hidden, shape.image_width),
             },
             "text_cfg": text,
+            **({} if logit_bias is None else {"init_logit_bias": logit_bias}),
         },
         "preprocess_cfg": {
             "mean": [float(number) for number in shape.pixel_mean.split()],
@@ -134,12 +140,12 @@ def config_of(shape: ModelConfig, tokenizer_here: bool) -> dict[str, Any]:
     }
 
 
-def _refuse_others(part: dict[str, Any], allowed: dict[str, tuple], said: str, where: str) -> None:
+def _refuse_others(fields: dict[str, Any], allowed: dict[str, tuple], section: str, where: str) -> None:
     for field, values in allowed.items():
-        if field in part and part[field] not in values:
+        if field in fields and (value := fields[field]) not in values:
             why = f", {WHY[field]}" if field in WHY else ""
             raise WeightsError(
-                f"{where} asks for {said}{field} = {part[field]!r}{why}; our towers are CLIP's own and have no such.",
+                f"{where} asks for {section}{field} = {value!r}{why}; our towers are CLIP's own and have no such.",
                 hint="weights of a CLIP with a plain vision transformer, such as ViT-B-32",
             )
 

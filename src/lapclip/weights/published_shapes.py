@@ -6,6 +6,7 @@ four are OpenAI's.
 
 from __future__ import annotations
 
+import dataclasses
 from typing import NamedTuple
 
 from lapclip.config import ModelConfig
@@ -48,3 +49,14 @@ def name_of(shape: ModelConfig) -> str:
         if known == sizes:
             return name
     return f"vit-{shape.image_width}x{shape.image_layers}-{shape.patch}"
+
+
+def named(shape: ModelConfig) -> ModelConfig:
+    """With its own name, 0 for MLPs of the usual width, and colours as all these libraries read them."""
+    shape = dataclasses.replace(
+        shape,
+        image_mlp=0 if shape.image_mlp == 4 * shape.image_width else shape.image_mlp,
+        text_mlp=0 if shape.text_mlp == 4 * shape.text_width else shape.text_mlp,
+        colours="stored",
+    )
+    return dataclasses.replace(shape, name=name_of(shape))

@@ -24,7 +24,7 @@ from lapclip.weights.recognise import CONFIG, WEIGHTS, is_exported, is_hub_name
 from lapclip.weights.torch_files import read_tensors
 
 
-class Published(NamedTuple):
+class ReadModel(NamedTuple):
     """A model as it was read: its shape, its tensors by our names, in float32 and fresh memory, its tokenizer."""
 
     shape: ModelConfig
@@ -34,56 +34,56 @@ class Published(NamedTuple):
     """The foreign networks among its towers."""
 
 
-def read_model(path: str | os.PathLike) -> Published:
+def read_model(path: str | os.PathLike) -> ReadModel:
     """A model of ours or a published one, from a run, a folder, a file, or by its name on the Hugging Face hub."""
-    place = Path(path)
-    if not place.exists() and is_hub_name(place.as_posix()):
-        place = download(place.as_posix())
-    if place.is_file():
-        return _read_file(place)
-    if is_exported(place):
+    folder = Path(path)
+    if not folder.exists() and is_hub_name(folder.as_posix()):
+        folder = download(folder.as_posix())
+    if folder.is_file():
+        return _read_file(folder)
+    if is_exported(folder):
         raise WeightsError(
-            f"{place} holds towers for another engine than torch.",
-            hint="lapclip eval, or in Python lapclip.exporting.engine.open_export",
+            f"{folder} holds towers for another engine than torch.",
+            hint="the model that it was exported from; lapclip eval and lapclip.load take it as it is",
         )
-    if (place / "model" / CONFIG).exists():
-        place = place / "model"
-    if (place / openclip.CONFIG).exists():
-        return _read_openclip(place, openclip.weights_file(place))
-    if (place / CONFIG).exists():
-        config = _read_json(place / CONFIG)
-        return _read_own(place, config) if "format" in config else _read_huggingface(place, config)
-    what = "There is no trained model in" if place.is_dir() else "There is no folder"
+    if (folder / "model" / CONFIG).exists():
+        folder = folder / "model"
+    if (folder / openclip.CONFIG).exists():
+        return _read_openclip(folder, openclip.weights_file(folder))
+    if (folder / CONFIG).exists():
+        config = _read_json(folder / CONFIG)
+        return _read_own(folder, config) if "format" in config else _read_huggingface(folder, config)
+    what = "There is no trained model in" if folder.is_dir() else "There is no folder"
     raise RunError(f"{what} {path}.", hint="lapclip runs")
 
 
-def _read_own(folder: Path, saved: dict[str, Any]) -> Published:
+def _read_own(folder: Path, saved: dict[str, Any]) -> ReadModel:
     try:
         shape, tokenizer = ModelConfig(**saved["model"]), tokenizer_from_dict(saved["tokenizer"])
         towers = {tower: TowerSpec(**spec) for tower, spec in saved.get("towers", {}).items()}
         # Copied into fresh memory: products of the file's own, unaligned memory differ in the last bit.
-        tensors = {name: part.clone() for name, part in load_file(folder / WEIGHTS).items()}
-        return Published(shape, tensors, tokenizer, towers)
+        tensors = {name: tensor.clone() for name, tensor in load_file(folder / WEIGHTS).items()}
+        return ReadModel(shape, tensors, tokenizer, towers)
     except (OSError, ValueError, KeyError, TypeError, SafetensorError, DataError) as error:
         raise RunError(f"The model in {folder} cannot be loaded: {error}.", hint="lapclip train") from None
 
 
-def _read_openclip(folder: Path, weights: Path) -> Published:
+def _read_openclip(folder: Path, weights: Path) -> ReadModel:
     shape = openclip.shape_of(_read_json(folder / openclip.CONFIG), str(folder / openclip.CONFIG))
     tokenizer = fitting_tokenizer(folder, shape.vocabulary, str(weights))
-    return Published(shape, openai.to_ours(read_tensors(weights)[0], shape, str(weights)), tokenizer)
+    return ReadModel(shape, openai.to_ours(read_tensors(weights)[0], shape, str(weights)), tokenizer)
 
 
-def _read_huggingface(folder: Path, config: dict[str, Any]) -> Published:
+def _read_huggingface(folder: Path, config: dict[str, Any]) -> ReadModel:
     both = (folder / name for name in (huggingface.PROCESSOR, huggingface.PREPROCESSOR))
     whole, alone = (_read_json(path) if path.exists() else {} for path in both)
     seen = whole.get("image_processor") or alone  # in the order of transformers
     shape = huggingface.shape_of(config, seen, str(folder / CONFIG))
     tokenizer = fitting_tokenizer(folder, shape.vocabulary, str(folder))
-    return Published(shape, huggingface.to_ours(huggingface.read_folder(folder), shape, str(folder)), tokenizer)
+    return ReadModel(shape, huggingface.to_ours(huggingface.read_folder(folder), shape, str(folder)), tokenizer)
 
 
-def _read_file(path: Path) -> Published:
+def _read_file(path: Path) -> ReadModel:
     """One file of weights. A configuration beside it is taken for its own; without one the shape is inferred."""
     if path.name in openclip.WEIGHTS and (path.parent / openclip.CONFIG).exists():
         return _read_openclip(path.parent, path)
@@ -99,7 +99,7 @@ def _read_file(path: Path) -> Published:
         # OpenAI's own have quick_gelu. What OpenCLIP's trainer keeps has gelu, unless the model's name says otherwise.
         shape = openai.infer_shape(tensors, path, activation="gelu" if kind == "checkpoint" else "quick_gelu")
         tokenizer = fitting_tokenizer(None, shape.vocabulary, str(path))
-        return Published(shape, openai.to_ours(tensors, shape, str(path)), tokenizer)
+        return ReadModel(shape, openai.to_ours(tensors, shape, str(path)), tokenizer)
     if huggingface.has_these_names(tensors):
         raise WeightsError(
             f"{path} has Hugging Face's names and no {CONFIG} beside it, which says how many heads it has.",

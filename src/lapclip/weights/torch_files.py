@@ -66,8 +66,8 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], str]:
         ) from None
 
 
-def _with_code(path: Path, said: str) -> WeightsError:
-    found = REFUSED.search(said)
+def _with_code(path: Path, message: str) -> WeightsError:
+    found = REFUSED.search(message)
     if not found:
         return WeightsError(
             f"{path} is neither a safetensors file nor a file of tensors that torch wrote.", hint=CONVERT

@@ -1,12 +1,12 @@
 """Which address answers what.
 
 GET  /                         the page
-GET  /search?words=a+red+cat   the images that fit, a part at a time; also ?like=17 and ?image=ID; else the newest
+GET  /search?words=a+red+cat   the images that fit, a page at a time; also ?like=17 and ?image=ID; else the newest
 POST /asked                    takes an image to search by, and answers its ID
 GET  /asked/ID                 that image, small
-GET  /pictures/17              what is known of an image
-GET  /pictures/17/small        an image of the index, small
-GET  /pictures/17/whole        the same, whole
+GET  /images/17                what is known of an image
+GET  /images/17/small          an image of the index, small
+GET  /images/17/whole          the same, whole
 GET  /page.css, ...            what the page loads
 """
 
@@ -62,9 +62,9 @@ class Application:
             Route("/search", self._search),
             Route("/asked", self._ask, methods=["POST"]),
             Route("/asked/{name}", self._asked),
-            Route("/pictures/{number:int}", self._about),
-            Route("/pictures/{number:int}/small", self._small),
-            Route("/pictures/{number:int}/whole", self._whole),
+            Route("/images/{number:int}", self._about),
+            Route("/images/{number:int}/small", self._small),
+            Route("/images/{number:int}/whole", self._whole),
             Route("/{file}", self._file),
         ]
         app = Starlette(routes=routes)
@@ -74,7 +74,7 @@ class Application:
     async def _page(self, request: Request) -> Response:
         folder = self._library.folder
         facts = {"name": folder.name or str(folder), "folder": str(folder), "count": self.questions.count}
-        facts["said"] = self._library.said()
+        facts["notes"] = self._library.model_notes()
         text = (STATIC / "page.html").read_text(encoding="utf-8").replace("{{facts}}", html.escape(json.dumps(facts)))
         return Response(text.encode(), media_type="text/html; charset=utf-8")
 
@@ -87,7 +87,7 @@ class Application:
 
     async def _ask(self, request: Request) -> Response:
         data = await _body(request)
-        return _as_json({"picture": await self._in_turn(request, self._decoding, lambda: self.questions.keep(data))})
+        return _as_json({"image": await self._in_turn(request, self._decoding, lambda: self.questions.remember(data))})
 
     async def _asked(self, request: Request) -> Response:
         preview = self.questions.preview(request.path_params["name"])
@@ -164,13 +164,13 @@ def _as_json(values: Any) -> Response:
 
 async def _body(request: Request) -> bytes:
     """What was sent, as long as it is not too much."""
-    parts, size = list[bytes](), 0
+    chunks, size = list[bytes](), 0
     try:
-        async for part in request.stream():
-            size += len(part)
+        async for chunk in request.stream():
+            size += len(chunk)
             if size > LARGEST_ASKED:
                 raise HTTPException(413, f"An image to search by has at most {LARGEST_ASKED // 10**6} MB.")
-            parts.append(part)
+            chunks.append(chunk)
     except ClientDisconnect:
         raise HTTPException(499, GONE) from None
-    return b"".join(parts)
+    return b"".join(chunks)

@@ -1,7 +1,7 @@
 """The images of the index, small and whole, and no other files.
 
 What is sent is what was indexed: a file that changed since, or stands where another one did, is not. Small images
-are made once and kept beside the index, by the content of the image, so a renamed one keeps its own.
+are made once and cached beside the index, by the content of the image, so a renamed one keeps its own.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import io
 import os
 import stat
 import threading
-from pathlib import Path
 from typing import NamedTuple
 
 from PIL import Image
@@ -19,6 +18,7 @@ from PIL import Image
 from lapclip.data.decode import decode, look
 from lapclip.data.packed_index import digest_of
 from lapclip.errors import DataError
+from lapclip.paths import write_atomic
 from lapclip.searching.index import SMALL, Entry, thumbnail_path
 from lapclip.searching.library import Library
 
@@ -26,8 +26,8 @@ SHORT_SIDE = 320
 """Of a small image; a long one is at most twice as long."""
 WHOLE_SIDE = 4096
 """Long side of a whole image that had to be converted."""
-MOST_KEPT = 1_000_000_000
-"""Bytes of small images that are kept. Those made first go first."""
+MOST_CACHED = 1_000_000_000
+"""Bytes of small images that are cached. Those made first go first."""
 BROWSERS_READ = {
     "JPEG": "image/jpeg",
     "MPO": "image/jpeg",
@@ -51,7 +51,7 @@ class Images:
     """Reads images by what the index knows of them. Threads may share it."""
 
     def __init__(self, library: Library) -> None:
-        self._library, self._kept = library, library.place / SMALL
+        self._library, self._cached = library, library.index_path / SMALL
         threading.Thread(target=self._make_room, daemon=True).start()
 
     def is_there(self, entry: Entry) -> bool:
@@ -65,7 +65,7 @@ class Images:
 
     def small(self, entry: Entry) -> Sent | None:
         """A small JPEG; None where the file is gone, changed, or cannot be decoded any more."""
-        path = thumbnail_path(self._library.place, entry.digest)
+        path = thumbnail_path(self._library.index_path, entry.digest)
         if not self.is_there(entry):
             return None
         with contextlib.suppress(OSError):
@@ -80,7 +80,8 @@ class Images:
         except DataError:
             return None
         with contextlib.suppress(OSError):  # a full disk: it is made again the next time
-            _write(path, made)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_atomic(path, made)
         return Sent(made, "image/jpeg")
 
     def whole(self, entry: Entry) -> Sent | None:
@@ -113,9 +114,9 @@ class Images:
 
     def _make_room(self) -> None:
         with contextlib.suppress(OSError):
-            found = [(path.stat(), path) for path in self._kept.glob("*/*")]
+            found = [(path.stat(), path) for path in self._cached.glob("*/*")]
             found.sort(key=lambda each: each[0].st_mtime)
-            excess = sum(status.st_size for status, _ in found) - MOST_KEPT
+            excess = sum(status.st_size for status, _ in found) - MOST_CACHED
             for status, path in found:
                 if excess <= 0:
                     break
@@ -137,14 +138,3 @@ def as_jpeg(image: Image.Image, quality: int = 80) -> bytes:
     file = io.BytesIO()
     image.save(file, "JPEG", quality=quality)
     return file.getvalue()
-
-
-def _write(path: Path, data: bytes) -> None:
-    """Whole or not at all: another thread may read it at any moment."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    being_made = path.with_suffix(f".{os.getpid()}-{threading.get_ident()}")
-    being_made.write_bytes(data)
-    try:
-        os.replace(being_made, path)
-    except PermissionError:  # Windows: another thread reads the one that is there, which is the same
-        being_made.unlink(missing_ok=True)

@@ -38,7 +38,7 @@ def serve(
     from lapclip.searching.web.app import Application
 
     application = Application(library, since, exclude)
-    first = {"picture": _keep(application, like)} if like else {"words": query} if query else {}
+    first = {"image": _remember(application, like)} if like else {"words": query} if query else {}
     words = Announcement(
         command="lapclip search FOLDER --web",
         title=f"{library.count:,} images can be found at",
@@ -49,9 +49,9 @@ def serve(
     serve_until_interrupted(application.routed(), words, host, port, PORT, output=output, ready=ready)
 
 
-def _keep(application: Application, image: Path) -> str:
+def _remember(application: Application, image: Path) -> str:
     try:
-        return application.questions.keep(image.read_bytes())
+        return application.questions.remember(image.read_bytes())
     except OSError as error:
         raise DataError(f"{image} cannot be read: {error.strerror or error}.") from None
     except DataError as error:

@@ -1,17 +1,17 @@
-// A picture as the question: dropped, pasted or chosen. It is sent to this machine's own server and nowhere else.
+// An image as the question: dropped, pasted or chosen. It is sent to this machine's own server and nowhere else.
 
 import { byId, show } from "./elements.js";
 
 const LARGEST = 50_000_000; // bytes, as the server has it
 
-export function listenForPictures(found, refused) {
+export function listenForImages(found, refused) {
   async function take(files) {
     const file = [...(files || [])][0];
     if (!file) return;
     if (file.size > LARGEST) { refused(`${file.name} is too large to search by.`); return; }
     try {
       const answer = await fetch("/asked", { method: "POST", body: file });
-      if (answer.ok) found((await answer.json()).picture);
+      if (answer.ok) found((await answer.json()).image);
       else refused(`${file.name} cannot be searched by: ${(await answer.text()).trim()}`);
     } catch {
       refused("The server does not answer.");

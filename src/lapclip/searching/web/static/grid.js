@@ -7,29 +7,29 @@ const GAP = 10, WIDE = 210; // pixels between tiles, and about their side
 const BEYOND = 2; // rows above and below the screen
 
 export class Grid {
-  constructor(place, open, leave) {
-    this.place = place;
-    this.open = open; // called with the place of a tile
+  constructor(list, open, leave) {
+    this.list = list;
+    this.open = open; // called with the index of a tile
     this.leave = leave; // called when the arrows lead out at the top
     this.results = null;
     this.tiles = new Map(); // at -> { item, button, image, number }
     this.current = 0; // the tile that the keyboard is at
     this.due = false;
     addEventListener("scroll", () => this.drawSoon(), { passive: true });
-    new ResizeObserver(() => this.drawSoon()).observe(place);
-    place.addEventListener("keydown", (event) => this.walk(event));
-    place.addEventListener("click", (event) => {
+    new ResizeObserver(() => this.drawSoon()).observe(list);
+    list.addEventListener("keydown", (event) => this.walk(event));
+    list.addEventListener("click", (event) => {
       const button = event.target.closest("button");
       if (button) this.enter(Number(button.dataset.at));
     });
-    place.addEventListener("focusin", (event) => {
+    list.addEventListener("focusin", (event) => {
       if (event.target.dataset.at) this.choose(Number(event.target.dataset.at));
     });
   }
 
   show(results) {
     this.results = results;
-    const focused = this.place.contains(document.activeElement);
+    const focused = this.list.contains(document.activeElement);
     for (const at of [...this.tiles.keys()]) this.remove(at);
     this.current = 0;
     this.draw();
@@ -41,13 +41,13 @@ export class Grid {
   }
 
   measure() {
-    const width = this.place.clientWidth;
+    const width = this.list.clientWidth;
     this.gap = width < 600 ? 6 : GAP;
     this.columns = width < 330 ? 2 : width < 600 ? 3 : Math.max(3, Math.round((width + GAP) / (WIDE + GAP)));
     this.side = (width - this.gap * (this.columns - 1)) / this.columns;
     this.step = this.side + this.gap;
     const height = Math.max(0, Math.ceil(this.count / this.columns) * this.step - this.gap);
-    this.place.style.height = `${height}px`;
+    this.list.style.height = `${height}px`;
   }
 
   drawSoon() {
@@ -59,7 +59,7 @@ export class Grid {
   draw() {
     if (!this.results) return;
     this.measure();
-    const top = -this.place.getBoundingClientRect().top;
+    const top = -this.list.getBoundingClientRect().top;
     const first = Math.max(0, Math.floor(top / this.step) - BEYOND) * this.columns;
     const last = Math.min(this.count, (Math.ceil((top + innerHeight) / this.step) + BEYOND) * this.columns) - 1;
     for (const [at, { button }] of this.tiles) {
@@ -77,9 +77,9 @@ export class Grid {
     const button = make("button", { type: "button", class: "tile", "data-at": at, tabindex: at === this.current ? 0 : -1 }, image, name);
     const item = make("li", { "aria-posinset": at + 1 }, button);
     this.tiles.set(at, { item, button, image, name, number: null });
-    // In the order of the pictures, which is that of screen readers.
-    const after = [...this.place.children].find((other) => Number(other.firstChild.dataset.at) > at);
-    this.place.insertBefore(item, after || null);
+    // In the order of the images, which is that of screen readers.
+    const after = [...this.list.children].find((other) => Number(other.firstChild.dataset.at) > at);
+    this.list.insertBefore(item, after || null);
   }
 
   fill(at, tile) {
@@ -91,7 +91,7 @@ export class Grid {
     if (!row || tile.number === row.number) return;
     tile.number = row.number;
     image.alt = name.textContent = row.name;
-    load(image, `/pictures/${row.number}/small`, (worked) => button.classList.add(worked ? "there" : "missing"));
+    load(image, `/images/${row.number}/small`, (worked) => button.classList.add(worked ? "there" : "missing"));
   }
 
   remove(at) {
@@ -116,7 +116,7 @@ export class Grid {
   focus(at) {
     if (!this.count) return;
     at = Math.min(Math.max(0, at), this.count - 1);
-    const top = this.place.getBoundingClientRect().top + Math.floor(at / this.columns) * this.step;
+    const top = this.list.getBoundingClientRect().top + Math.floor(at / this.columns) * this.step;
     const covered = document.querySelector(".asking").getBoundingClientRect().height + this.gap;
     const over = top - covered, under = top + this.side + this.gap - innerHeight;
     if (over < 0) scrollBy(0, over);

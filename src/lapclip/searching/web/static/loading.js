@@ -1,4 +1,4 @@
-// Pictures are loaded a few at a time. A browser opens six connections to a server: some stay free for what is typed.
+// Images are loaded a few at a time. A browser opens six connections to a server: some stay free for what is typed.
 
 const MOST = 4;
 const waiting = new Map(); // image -> { source, done }
@@ -25,7 +25,7 @@ export function load(image, source, done) {
   next();
 }
 
-// A picture that is not seen any more need not come.
+// An image that is not seen any more need not come.
 export function drop(image) {
   waiting.delete(image);
   if (!busy.delete(image)) return;

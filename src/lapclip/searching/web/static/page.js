@@ -1,8 +1,8 @@
-// The page: what is asked and which picture is open stand in the address, so that a reload and the back button keep them.
+// The page: what is asked and which image is open stand in the address, so that a reload and the back button keep them.
 
 import { byId, say, show } from "./elements.js";
 import { Grid } from "./grid.js";
-import { listenForPictures } from "./dropping.js";
+import { listenForImages } from "./dropping.js";
 import { Refused, Results, sameQuestion } from "./results.js";
 import * as viewer from "./viewer.js";
 import { count } from "./text.js";
@@ -15,7 +15,7 @@ let results = null; // what is on the screen
 let coming = null; // the answer that is waited for
 let typing = false; // whether the address was changed by typing, which makes one entry of the history, not one a letter
 let timer = 0;
-let walked = null; // the place of the open picture among the results
+let walked = null; // the index of the open image among the results
 
 function number(text) {
   return /^\d{1,15}$/.test(text || "") ? Number(text) : null;
@@ -23,17 +23,17 @@ function number(text) {
 
 function state() {
   const given = new URLSearchParams(location.hash.slice(1));
-  return { words: (given.get("words") || "").trim(), like: number(given.get("like")), picture: given.get("picture") || "", open: number(given.get("open")) };
+  return { words: (given.get("words") || "").trim(), like: number(given.get("like")), image: given.get("image") || "", open: number(given.get("open")) };
 }
 
 function go(next, { replace = false, opened = false } = {}) {
   const given = new URLSearchParams();
   for (const [name, value] of Object.entries(next)) if (value !== null && value !== "") given.set(name, value);
   const address = `${location.pathname}#${given}`;
-  const kept = { ...(history.state || {}), scroll: scrollY };
-  if (replace) history.replaceState(kept, "", address);
+  const saved = { ...(history.state || {}), scroll: scrollY };
+  if (replace) history.replaceState(saved, "", address);
   else {
-    history.replaceState(kept, "");
+    history.replaceState(saved, "");
     history.pushState({ opened }, "", address);
   }
   apply();
@@ -46,10 +46,10 @@ function apply(scroll = null) {
     if (viewer.shown() !== null) shut();
     return;
   }
-  const place = results ? results.placeOf(now.open) : null;
-  if (place !== null) walked = place;
-  const row = place === null ? { number: now.open, name: "", score: null, first: true, last: true }
-    : { ...results.row(place), first: place === 0, last: place === results.total - 1 };
+  const index = results ? results.indexOf(now.open) : null;
+  if (index !== null) walked = index;
+  const row = index === null ? { number: now.open, name: "", score: null, first: true, last: true }
+    : { ...results.row(index), first: index === 0, last: index === results.total - 1 };
   viewer.view(row);
 }
 
@@ -74,7 +74,7 @@ function arrive(asked, scroll) {
   grid.show(results);
   scrollTo(0, scroll || 0);
   stand();
-  apply(); // a picture that is open has its place among them now
+  apply(); // an image that is open has its index among them now
 }
 
 function fail(error, asked) {
@@ -94,13 +94,13 @@ function stand() {
   const { question, total, ms } = results;
   show("empty", false);
   if (!total) {
-    say("standing", "No pictures");
-    if (facts.count) empty("Nothing found", "This picture is not in the index.");
-    else empty("No pictures", `There is nothing to show in ${facts.folder}, or --since and --exclude leave nothing.`);
+    say("standing", "No images");
+    if (facts.count) empty("Nothing found", "This image is not in the index.");
+    else empty("No images", `There is nothing to show in ${facts.folder}, or --since and --exclude leave nothing.`);
     return;
   }
-  const asked = question.words || question.like !== null || question.picture;
-  const all = total < facts.count - 1 ? `${count(total)} of ${count(facts.count)} pictures` : `${count(total)} pictures`;
+  const asked = question.words || question.like !== null || question.image;
+  const all = total < facts.count - 1 ? `${count(total)} of ${count(facts.count)} images` : `${count(total)} images`;
   say("standing", asked ? `${all}, best first · ${count(ms)} ms` : `${all}, newest first`);
 }
 
@@ -111,13 +111,13 @@ function empty(title, text) {
 }
 
 // What is searched by, where that is not words.
-function chip({ like, picture }) {
-  const source = like !== null ? `/pictures/${like}/small` : picture ? `/asked/${encodeURIComponent(picture)}` : null;
+function chip({ like, image }) {
+  const source = like !== null ? `/images/${like}/small` : image ? `/asked/${encodeURIComponent(image)}` : null;
   show("by", source !== null);
-  if (source === null) byId("by-picture").removeAttribute("src");
-  else if (byId("by-picture").getAttribute("src") !== source) byId("by-picture").src = source;
-  say("by-words", like !== null ? "More like this" : "Like your picture");
-  words.placeholder = source === null ? "What is on the picture?" : "or in words";
+  if (source === null) byId("by-image").removeAttribute("src");
+  else if (byId("by-image").getAttribute("src") !== source) byId("by-image").src = source;
+  say("by-words", like !== null ? "More like this" : "Like your image");
+  words.placeholder = source === null ? "What is in the image?" : "or in words";
 }
 
 function open(at) {
@@ -149,7 +149,7 @@ function step(by) {
 function typed() {
   clearTimeout(timer);
   timer = setTimeout(() => {
-    const next = { words: words.value.trim(), like: null, picture: "", open: null };
+    const next = { words: words.value.trim(), like: null, image: "", open: null };
     if (sameQuestion(next, state())) return;
     const replace = typing;
     typing = true;
@@ -157,15 +157,15 @@ function typed() {
   }, PAUSE);
 }
 
-function tell() {
-  const text = facts.said.join(" ");
-  const remembered = () => { try { return localStorage.getItem("lapclip-said"); } catch { return null; } };
-  say("said-first", facts.said[0] || "");
-  say("said-rest", facts.said.slice(1).join(" "));
-  show("said", Boolean(text) && remembered() !== text);
-  byId("said-end").addEventListener("click", () => {
-    show("said", false);
-    try { localStorage.setItem("lapclip-said", text); } catch { /* it is said again the next time */ }
+function showNotes() {
+  const text = facts.notes.join(" ");
+  const remembered = () => { try { return localStorage.getItem("lapclip-notes"); } catch { return null; } };
+  say("notes-first", facts.notes[0] || "");
+  say("notes-rest", facts.notes.slice(1).join(" "));
+  show("notes", Boolean(text) && remembered() !== text);
+  byId("notes-end").addEventListener("click", () => {
+    show("notes", false);
+    try { localStorage.setItem("lapclip-notes", text); } catch { /* they are shown again the next time */ }
     words.focus();
   });
 }
@@ -174,9 +174,9 @@ if (location.search.includes("token=")) history.replaceState(null, "", location.
 history.scrollRestoration = "manual"; // the page is as high as its answers, which come later
 say("folder", facts.name);
 byId("folder").title = facts.folder;
-tell();
-viewer.listen({ leave, step, like: (wanted) => go({ words: "", like: wanted, picture: "", open: null }) });
-listenForPictures((picture) => { typing = false; go({ words: "", like: null, picture, open: null }); }, (text) => say("standing", text));
+showNotes();
+viewer.listen({ leave, step, like: (wanted) => go({ words: "", like: wanted, image: "", open: null }) });
+listenForImages((image) => { typing = false; go({ words: "", like: null, image, open: null }); }, (text) => say("standing", text));
 words.addEventListener("input", typed);
 words.addEventListener("blur", () => { typing = false; });
 words.addEventListener("keydown", (event) => {
@@ -187,8 +187,8 @@ byId("form").addEventListener("submit", (event) => {
   typing = false;
   grid.focus(0);
 });
-byId("by-picture").addEventListener("error", () => byId("by-picture").removeAttribute("src"));
-byId("by-end").addEventListener("click", () => { go({ words: "", like: null, picture: "", open: null }); words.focus(); });
+byId("by-image").addEventListener("error", () => byId("by-image").removeAttribute("src"));
+byId("by-end").addEventListener("click", () => { go({ words: "", like: null, image: "", open: null }); words.focus(); });
 addEventListener("keydown", (event) => {
   if (byId("viewer").open || event.altKey || event.ctrlKey || event.metaKey) return;
   if (event.key === "/" && document.activeElement !== words) { event.preventDefault(); words.select(); words.focus(); }

@@ -1,71 +1,71 @@
-// The answer to a question, a part at a time: what is looked at is asked for, what is passed over is not.
+// The answer to a question, a page at a time: what is looked at is asked for, what is passed over is not.
 
-const PART = 200; // as the server has it
+const PAGE = 200; // as the server has it
 
 export class Refused extends Error {}
 
 export function sameQuestion(one, other) {
-  return Boolean(one && other) && one.words === other.words && one.like === other.like && one.picture === other.picture;
+  return Boolean(one && other) && one.words === other.words && one.like === other.like && one.image === other.image;
 }
 
 export class Results {
   constructor(question, changed) {
     this.question = question;
-    this.changed = changed; // called with an error, or without one when a part has come
+    this.changed = changed; // called with an error, or without one when a page has come
     this.total = null; // not known yet
     this.ms = 0;
-    this.parts = new Map(); // part -> rows
-    this.asked = new Map(); // part -> its AbortController
-    this.failed = new Map(); // part -> when it may be asked for again
+    this.pages = new Map(); // page -> rows
+    this.asked = new Map(); // page -> its AbortController
+    this.failed = new Map(); // page -> when it may be asked for again
   }
 
   row(at) {
-    const rows = this.parts.get(Math.floor(at / PART));
-    return rows && rows[at % PART];
+    const rows = this.pages.get(Math.floor(at / PAGE));
+    return rows && rows[at % PAGE];
   }
 
-  // Where a picture stands, as far as is known.
-  placeOf(number) {
-    for (const [part, rows] of this.parts) {
+  // Where an image stands, as far as is known.
+  indexOf(number) {
+    for (const [page, rows] of this.pages) {
       const at = rows.findIndex((row) => row.number === number);
-      if (at >= 0) return part * PART + at;
+      if (at >= 0) return page * PAGE + at;
     }
     return null;
   }
 
   // Have these rows come; others that are on their way and were not asked for again are let go.
   need(first, last) {
-    const from = Math.floor(Math.max(0, first) / PART);
-    const to = Math.floor(Math.max(0, this.total === null ? 0 : Math.min(last, this.total - 1)) / PART);
-    for (const [part, stopping] of this.asked) if (part < from || part > to) stopping.abort();
-    for (let part = from; part <= to; part += 1) {
-      if (!this.parts.has(part) && !this.asked.has(part) && !(this.failed.get(part) > Date.now())) this.fetch(part);
+    const from = Math.floor(Math.max(0, first) / PAGE);
+    const to = Math.floor(Math.max(0, this.total === null ? 0 : Math.min(last, this.total - 1)) / PAGE);
+    for (const [page, stopping] of this.asked) if (page < from || page > to) stopping.abort();
+    for (let page = from; page <= to; page += 1) {
+      if (!this.pages.has(page) && !this.asked.has(page) && !(this.failed.get(page) > Date.now())) this.fetch(page);
     }
   }
 
-  async fetch(part) {
+  async fetch(page) {
     const stopping = new AbortController();
-    this.asked.set(part, stopping);
-    const { words, like, picture } = this.question;
-    const given = new URLSearchParams({ part });
+    this.asked.set(page, stopping);
+    const { words, like, image } = this.question;
+    const given = new URLSearchParams({ page });
     if (words) given.set("words", words);
     if (like !== null) given.set("like", like);
-    if (picture) given.set("picture", picture);
+    if (image) given.set("image", image);
     try {
       const answer = await fetch(`/search?${given}`, { cache: "no-store", signal: stopping.signal });
       if (!answer.ok) throw new Refused((await answer.text()).trim());
       const { results, total, ms } = await answer.json();
-      if (this.asked.get(part) !== stopping) return;
+      if (this.asked.get(page) !== stopping) return;
       if (this.total === null) this.ms = ms;
       this.total = total;
-      this.parts.set(part, results);
-      this.asked.delete(part);
+      this.pages.set(page, results);
+      this.asked.delete(page);
       this.changed(null);
     } catch (error) {
-      const mine = this.asked.get(part) === stopping;
-      if (mine) this.asked.delete(part);
+      const mine = this.asked.get(page) === stopping;
+      if (mine) this.asked.delete(page);
       if (error.name === "AbortError" || !mine) return;
-      this.failed.set(part, Date.now() + 2000);
+      this.failed.set(page, Date.now() + 2000);
       this.changed(error);
     }
   }

@@ -1,10 +1,10 @@
-// One picture, whole, with what is known of it.
+// One image, whole, with what is known of it.
 
 import { byId, make, say, show } from "./elements.js";
 import { count, significant, size } from "./text.js";
 
-const dialog = byId("viewer"), picture = byId("viewer-picture");
-let number = null; // the picture that is shown
+const dialog = byId("viewer"), image = byId("viewer-image");
+let number = null; // the image that is shown
 
 const day = (seconds) => new Date(seconds * 1000).toLocaleString("en-GB", { day: "numeric", month: "short", year: "numeric", hour: "2-digit", minute: "2-digit" });
 
@@ -21,19 +21,19 @@ async function copy() {
   const path = byId("viewer-path");
   try {
     await navigator.clipboard.writeText(path.textContent);
-    say("viewer-spoken", "Copied.");
+    say("viewer-status", "Copied.");
   } catch { // a browser allows it on this machine's own addresses and over https
     getSelection().selectAllChildren(path);
-    say("viewer-spoken", "Selected: copy it with the keyboard.");
+    say("viewer-status", "Selected: copy it with the keyboard.");
   }
 }
 
 function missing() {
-  picture.hidden = true;
+  image.hidden = true;
   show("viewer-missing", true);
 }
 
-// Shows a picture: { number, name, score, first, last }, where first and last say whether there are others before and after.
+// Shows an image: { number, name, score, first, last }, where first and last say whether there are others before and after.
 export async function view(row) {
   byId("viewer-previous").disabled = row.first;
   byId("viewer-next").disabled = row.last;
@@ -41,33 +41,33 @@ export async function view(row) {
   if (number === row.number) return;
   const shown = number = row.number;
   say("viewer-name", row.name);
-  say("viewer-spoken", "");
+  say("viewer-status", "");
   for (const id of ["viewer-path", "viewer-facts"]) byId(id).replaceChildren();
   show("viewer-missing", false);
-  picture.hidden = false;
-  picture.alt = row.name;
-  picture.style.maxWidth = "";
-  picture.src = `/pictures/${shown}/small`;
+  image.hidden = false;
+  image.alt = row.name;
+  image.style.maxWidth = "";
+  image.src = `/images/${shown}/small`;
   const whole = new Image();
-  whole.onload = () => { if (number === shown) picture.src = whole.src; };
+  whole.onload = () => { if (number === shown) image.src = whole.src; };
   whole.onerror = () => { if (number === shown) missing(); };
-  whole.src = `/pictures/${shown}/whole`;
+  whole.src = `/images/${shown}/whole`;
   try {
-    const answer = await fetch(`/pictures/${shown}`, { cache: "no-store" });
+    const answer = await fetch(`/images/${shown}`, { cache: "no-store" });
     const known = answer.ok ? await answer.json() : null;
     if (number !== shown) return;
     if (!known) { missing(); return; }
     say("viewer-name", known.name);
     say("viewer-path", known.path);
-    picture.alt = known.name;
-    if (known.width) picture.style.maxWidth = `${Math.max(2 * known.width, 360)}px`; // a small one is not blown up
+    image.alt = known.name;
+    if (known.width) image.style.maxWidth = `${Math.max(2 * known.width, 360)}px`; // a small one is not blown up
     facts(known, row.score);
-  } catch { /* the picture says it, if the server is gone */ }
+  } catch { /* the image says it, if the server is gone */ }
 }
 
 export function shut() {
   number = null;
-  picture.removeAttribute("src");
+  image.removeAttribute("src");
   if (dialog.open) dialog.close();
 }
 

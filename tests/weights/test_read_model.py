@@ -15,15 +15,14 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-import lapclip
-from lapclip.embedder import Embedder
+from lapclip.embedder import Embedder, load_torch
 from lapclip.errors import WeightsError
 from lapclip.weights import openai, openclip
 from lapclip.weights.hub import choose_files
 from lapclip.weights.published_shapes import KNOWN
 from lapclip.weights.read_model import read_model
 
-from .made import CAPTIONS, change_json, embedder, save_huggingface, save_openclip
+from .made import CAPTIONS, SHAPE, change_json, embedder, save_huggingface, save_openclip
 
 
 @pytest.fixture(scope="module")
@@ -42,13 +41,13 @@ def same(one: Embedder, other: Embedder) -> bool:
 
 def test_openclips_folder_gives_the_same_model(ours: Embedder, tmp_path: Path) -> None:
     folder = save_openclip(ours, tmp_path / "model")
-    found = lapclip.load(folder)
+    found = load_torch(folder)
     assert found.model.shape == ours.model.shape
     assert same(found, ours)
-    assert same(lapclip.load(folder / openclip.WEIGHTS[0]), ours)  # the file, with its configuration beside it
+    assert same(load_torch(folder / openclip.WEIGHTS[0]), ours)  # the file, with its configuration beside it
     os.remove(folder / openclip.WEIGHTS[0])
     torch.save(openai.to_theirs(ours.model.state_dict()), folder / "open_clip_pytorch_model.bin")
-    assert same(lapclip.load(folder), ours)
+    assert same(load_torch(folder), ours)
 
 
 def test_a_text_tower_that_is_a_module_of_its_own_is_read(ours: Embedder, tmp_path: Path) -> None:
@@ -57,12 +56,12 @@ def test_a_text_tower_that_is_a_module_of_its_own_is_read(ours: Embedder, tmp_pa
     outside = ("visual.", "logit_scale")
     inside = {name if name.startswith(outside) else f"text.{name}": tensor for name, tensor in tensors.items()}
     save_file(inside, folder / openclip.WEIGHTS[0])
-    assert same(lapclip.load(folder), ours)
+    assert same(load_torch(folder), ours)
 
 
 def test_huggingfaces_folder_gives_the_same_model_in_one_file_and_in_shards(ours: Embedder, tmp_path: Path) -> None:
     folder = save_huggingface(ours, tmp_path / "model")
-    found = lapclip.load(folder)
+    found = load_torch(folder)
     assert found.model.shape == ours.model.shape
     assert same(found, ours)
     tensors = list(load_file(folder / "model.safetensors").items())
@@ -73,7 +72,7 @@ def test_huggingfaces_folder_gives_the_same_model_in_one_file_and_in_shards(ours
         save_file(dict(tensors[at::2]), folder / name)
         places |= {tensor: name for tensor, _ in tensors[at::2]}
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
-    assert same(lapclip.load(folder), ours)
+    assert same(load_torch(folder), ours)
 
 
 def test_half_precision_becomes_float32(ours: Embedder, tmp_path: Path) -> None:
@@ -115,7 +114,7 @@ def test_openais_archive_is_read_without_running_it(ours: Embedder, tmp_path: Pa
     torch.jit.save(traced, tmp_path / "ViT.pt")
     with pytest.raises(RuntimeError, match="TorchScript"):
         torch.load(tmp_path / "ViT.pt", weights_only=True)
-    found = lapclip.load(tmp_path / "ViT.pt")
+    found = load_torch(tmp_path / "ViT.pt")
     assert found.model.shape == ours.model.shape
     if half:
         for name, tensor in ours.model.state_dict().items():
@@ -131,13 +130,27 @@ def test_a_state_dict_alone_is_taken_for_openais_and_a_trainers_checkpoint_for_o
     torch.save(theirs, tmp_path / "alone.pt")
     save_file(theirs, tmp_path / "alone.safetensors")
     for name in ("alone.pt", "alone.safetensors"):
-        found = lapclip.load(tmp_path / name)
+        found = load_torch(tmp_path / name)
         assert found.model.shape.activation == "quick_gelu"
         assert same(found, ours)
     wrapped = {f"module.{name}": tensor for name, tensor in theirs.items()}
     torch.save({"epoch": 3, "name": "mine", "state_dict": wrapped}, tmp_path / "epoch_3.pt")
-    found = lapclip.load(tmp_path / "epoch_3.pt")
+    found = load_torch(tmp_path / "epoch_3.pt")
     assert found.model.shape == replace(ours.model.shape, activation="gelu")
+
+
+def test_a_learnt_bias_is_read_where_there_is_one(tmp_path: Path) -> None:
+    ours = embedder(replace(SHAPE, logit_bias=True))
+    theirs = openai.to_theirs(ours.model.state_dict())
+    torch.save({"state_dict": theirs}, tmp_path / "epoch_1.pt")  # as OpenCLIP's trainer writes it
+    found = load_torch(tmp_path / "epoch_1.pt").model
+    assert found.logit_bias is not None
+    assert found.logit_bias == ours.model.logit_bias
+    folder = save_openclip(ours, tmp_path / "openclip")
+    with pytest.raises(WeightsError, match="logit_bias"):  # the configuration says that there is none
+        read_model(folder)
+    change_json(folder / openclip.CONFIG, "model_cfg", "init_logit_bias", value=-10)
+    assert torch.equal(read_model(folder).tensors["logit_bias"], ours.model.state_dict()["logit_bias"])
 
 
 def test_preprocessing_comes_with_the_model(ours: Embedder, tmp_path: Path) -> None:
@@ -188,7 +201,6 @@ def test_published_shapes_have_their_names() -> None:
         (("model_cfg", "text_cfg", "hf_model_name"), "roberta-base", "a text tower from Hugging Face"),
         (("model_cfg", "vision_cfg", "attentional_pool"), True, "pooling by attention"),
         (("model_cfg", "vision_cfg", "layers"), [3, 4, 6, 3], "a residual network"),
-        (("model_cfg", "init_logit_bias"), -10, "a SigLIP"),
         (("model_cfg", "multimodal_cfg"), {"width": 512}, "a CoCa"),
         (("model_cfg", "vision_cfg", "pool_type"), "avg", "vision_cfg.pool_type = 'avg'"),
         (("model_cfg", "text_cfg", "vocab_size"), 1000, "has 49,408 tokens, and .* knows 1,000"),
@@ -348,7 +360,7 @@ def test_an_image_is_seen_as_the_published_model_wants_it(ours: Embedder, tmp_pa
 
     noise = np.random.default_rng(0).integers(0, 256, (40, 60, 3), dtype=np.uint8)
     folder = save_openclip(ours, tmp_path / "model")
-    plain = lapclip.load(folder).encode_image([Image.fromarray(noise)])
+    plain = load_torch(folder).encode_image([Image.fromarray(noise)])
     np.testing.assert_array_equal(plain, ours.encode_image([Image.fromarray(noise)]))
     change_json(folder / openclip.CONFIG, "preprocess_cfg", "resize_mode", value="squash")
-    assert np.abs(plain - lapclip.load(folder).encode_image([Image.fromarray(noise)])).max() > 1e-3
+    assert np.abs(plain - load_torch(folder).encode_image([Image.fromarray(noise)])).max() > 1e-3

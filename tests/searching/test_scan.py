@@ -29,7 +29,7 @@ def test_images_in_all_folders_by_their_names(photos: Path) -> None:
 def test_hidden_thrown_away_and_run_folders_are_left_out(photos: Path) -> None:
     touch(photos, "a.jpg", ".hidden.jpg", ".cache/b.jpg", "@eaDir/c.jpg", "$RECYCLE.BIN/d.jpg")
     touch(photos, "All.photoslibrary/resources/g.jpg")
-    touch(photos, "runs/first/run.toml", "runs/first/events.jsonl", "runs/first/pictures/e.jpg", "runs/f.jpg")
+    touch(photos, "runs/first/run.toml", "runs/first/events.jsonl", "runs/first/images/e.jpg", "runs/f.jpg")
     assert [path.replace(os.sep, "/") for path in walk(photos).images] == ["a.jpg", "runs/f.jpg"]
 
 

@@ -1,4 +1,4 @@
-"""Both towers as Core ML packages. They are converted anywhere; predicting with them needs macOS.
+"""Both towers as Core ML packages: converted and looked into anywhere, run on a Mac.
 
 Shapes are fixed: one image, or one caption padded to the longest there can be. Core ML's own batch predictions take
 many of them at once. Numbers are float16, which is what the Neural Engine computes in; in int8 the weights alone are
@@ -11,7 +11,7 @@ import io
 import logging
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr
 from pathlib import Path
 from typing import Any
@@ -19,16 +19,22 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image
+from torch import nn
 
 from lapclip.embedder import Embedder, Encoder
 from lapclip.errors import WeightsError, first_line
 from lapclip.exporting.onnx_graph import OUTPUT
 from lapclip.exporting.tower_programs import ImageProgram, TextProgram
+from lapclip.progress import Status
 
 INPUTS = {"image": "picture", "text": "tokens"}
 NOT_CHECKED = "not checked: prediction needs macOS"
 ENOUGH = 2048
 """Numbers of a weight that is stored in bytes, and that is looked for in what was converted."""
+CLOSE = {False: 1e-3, True: 1.01 / 127}
+"""How much a weight may differ, as a share of the largest in its row: float16 keeps 11 bits, a byte 8."""
+LEAST = 0.9
+"""The share of a tower's large weights, by their numbers, that its package must have room for."""
 
 
 def can_predict() -> bool:
@@ -43,7 +49,7 @@ def coremltools() -> Any:
     return package
 
 
-def write_packages(embedder: Embedder, folder: Path, tell: Callable[[str], None], *, small: bool) -> None:
+def write_packages(embedder: Embedder, folder: Path, status: Status, *, small: bool) -> None:
     """image.mlpackage and text.mlpackage."""
     ct = coremltools()
     model, side, context = embedder.model, embedder.view.side, embedder.context
@@ -52,7 +58,7 @@ def write_packages(embedder: Embedder, folder: Path, tell: Callable[[str], None]
     padded[:, : tokens.shape[1]] = tokens
     image = torch.randint(0, 256, (1, 3, side, side), generator=torch.Generator().manual_seed(0)).float()
     colours = ct.colorlayout.RGB
-    parts = {
+    towers = {
         "image": (
             ImageProgram(model, channels_first=True),
             image,
@@ -60,8 +66,8 @@ def write_packages(embedder: Embedder, folder: Path, tell: Callable[[str], None]
         ),
         "text": (TextProgram(model), padded, ct.TensorType(INPUTS["text"], shape=tuple(padded.shape), dtype=np.int32)),
     }
-    for tower, (program, sample, given) in parts.items():
-        tell(f"converting the {tower} tower")
+    for tower, (program, sample, given) in towers.items():
+        status(f"converting the {tower} tower")
         try:
             with quietly(), torch.no_grad():
                 traced = torch.jit.trace(program.eval(), sample, check_trace=False)
@@ -105,6 +111,15 @@ class CoreMLEmbedder(Encoder):
         super().__init__(embedder.view, embedder.tokenizer, embedder.context, embedder.embedding)
         self._image, self._text = (ct.models.MLModel(str(folder / f"{tower}.mlpackage")) for tower in INPUTS)
 
+        self._model = embedder
+
+    def fingerprint(self) -> str:
+        """That of the model it was converted from."""
+        return self._model.fingerprint()
+
+    def image_fingerprint(self) -> str:
+        return self._model.image_fingerprint()
+
     def embed_pixels(self, pixels_BSSC: np.ndarray) -> np.ndarray:
         return self._predict(self._image, [{INPUTS["image"]: Image.fromarray(row)} for row in pixels_BSSC])
 
@@ -138,3 +153,88 @@ def interface(embedder: Embedder) -> dict[str, dict[str, Any]]:
             "output": OUTPUT,
         },
     }
+
+
+# -- what can be said of packages without running them -----------------------------------------------------------------
+
+
+def verify(folder: Path, embedder: Embedder, *, small: bool) -> dict[str, Any]:
+    """Raises where a package is not what was meant; else how many of its numbers are the tower's own."""
+    ct = coremltools()
+    found = {}
+    for tower, module in (("image", embedder.model.image), ("text", embedder.model.text)):
+        made = ct.models.MLModel(str(folder / f"{tower}.mlpackage"), skip_model_load=True)
+        _verify_interface(made.get_spec().description, tower, embedder)
+        found[tower] = _share_found(module, _weights(made), CLOSE[small])
+        numbers, large = found[tower]["numbers"], found[tower]["large"]
+        if large and (not found[tower]["found"] or numbers < LEAST * large):
+            raise WeightsError(
+                f"Of {large:,} numbers of the {tower} tower {found[tower]['found']:,} are in its package, which has "
+                f"{numbers:,}. Nothing was kept."
+            )
+    return found
+
+
+def structure_notes(structure: dict[str, Any]) -> list[str]:
+    """What was found again, for people; a converter may fold a norm into a weight, which is then another."""
+    return [
+        f"{found['found']:,} of the {found['numbers']:,} numbers in the {tower} package are the model's own, "
+        f"which has {found['large']:,} such"
+        for tower, found in structure.items()
+    ]
+
+
+def _verify_interface(description: Any, tower: str, embedder: Embedder) -> None:
+    (given,), (result,) = description.input, description.output
+    side = embedder.view.side
+    if tower == "image":
+        right = (given.type.imageType.width, given.type.imageType.height) == (side, side)
+    else:
+        right = list(given.type.multiArrayType.shape) == [1, embedder.context]
+    shape = list(result.type.multiArrayType.shape)
+    if given.name != INPUTS[tower] or result.name != OUTPUT or not right or shape not in ([], [1, embedder.embedding]):
+        raise WeightsError(f"The {tower} package came out with another form than asked for. Nothing was kept.")
+
+
+def _weights(made: Any) -> list[np.ndarray]:
+    """The matrices of a package, as the numbers that it computes with."""
+    from coremltools.optimize.coreml import (  # pyright: ignore[reportMissingImports]
+        decompress_weights,
+        get_weights_metadata,
+    )
+
+    with quietly():
+        found = get_weights_metadata(decompress_weights(made), ENOUGH)
+    return [np.asarray(one.val, dtype=np.float32) for one in found.values()]
+
+
+def _share_found(tower: nn.Module, weights: list[np.ndarray], close: float) -> dict[str, Any]:
+    """Which large weights of the package are one of the tower's, or some rows of one, as it is or transposed."""
+    known = [weight.detach().float().numpy() for weight in tower.parameters() if weight.numel() >= ENOUGH]
+    rows = [matrix for weight in known for matrix in _readings(weight)]
+    numbers = 0
+    for weight in weights:
+        if any(_holds(matrix, reading, close) for reading in _readings(weight) for matrix in rows):
+            numbers += weight.size
+    return {
+        "weights": len(weights),
+        "numbers": int(sum(weight.size for weight in weights)),
+        "found": int(numbers),
+        "large": int(sum(weight.size for weight in known)),
+    }
+
+
+def _readings(weight: np.ndarray) -> list[np.ndarray]:
+    flat = weight.reshape(len(weight), -1) if weight.ndim > 1 else weight[None]
+    return [flat, flat.T]
+
+
+def _holds(matrix: np.ndarray, rows: np.ndarray, close: float) -> bool:
+    """Whether a matrix has these rows, one after the other."""
+    if matrix.shape[1] != rows.shape[1] or len(rows) > len(matrix):
+        return False
+    room = close * np.abs(matrix).max() + 1e-7
+    for first in np.flatnonzero((np.abs(matrix - rows[0]) <= room).all(axis=1)):
+        if first + len(rows) <= len(matrix) and (np.abs(matrix[first : first + len(rows)] - rows) <= room).all():
+            return True
+    return False

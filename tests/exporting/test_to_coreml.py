@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lapclip.commands.export import Checked, Shown, write_coreml
+from lapclip.commands.export import write_and_check
 from lapclip.data.dataset import Pairs
 from lapclip.errors import WeightsError
-from lapclip.exporting import coreml
+from lapclip.exporting import coreml_packages as coreml
 from lapclip.exporting.check import cosines
-from lapclip.exporting.coreml_structure import verify
+from lapclip.exporting.export_format import CheckPairs, Job, find_format
 
 from ..weights.made import CAPTIONS, SHAPE, characters, embedder
 
@@ -27,7 +27,7 @@ PAIRS = Pairs(IMAGES, [(caption,) for caption in CAPTIONS])
 @pytest.mark.parametrize("to", ["coreml", "coreml-int8"])
 def test_packages_have_the_form_and_the_weights_that_were_meant(to: str, tmp_path: Path) -> None:
     ours = embedder(replace(SHAPE, text_heads=2), characters())
-    result = write_coreml(ours, to, tmp_path, Checked(PAIRS, PAIRS, "noise"), Shown())
+    result = write_and_check(find_format(to), Job(ours, tmp_path, CheckPairs(PAIRS, PAIRS, "noise")))
     small = to == "coreml-int8"
     for tower, found in result["structure"].items():
         assert found["weights"] >= 6, tower
@@ -47,10 +47,10 @@ def test_packages_have_the_form_and_the_weights_that_were_meant(to: str, tmp_pat
         assert coreml.NOT_CHECKED in (tmp_path / "README.md").read_text()
     ours.context += 1
     with pytest.raises(WeightsError, match="another form"):
-        verify(tmp_path, ours, small=small)
+        coreml.verify(tmp_path, ours, small=small)
     ours.context -= 1
     # Another model of the same shape is noticed: its weights are not those of the package.
     for parameter in ours.model.parameters():
         parameter.data.add_(0.5)
     with pytest.raises(WeightsError, match="numbers of the image tower 0 are in its package"):
-        verify(tmp_path, ours, small=small)
+        coreml.verify(tmp_path, ours, small=small)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from lapclip.errors import SearchError
-from lapclip.searching.query import SHARE, Asked, excluded, parse, parse_since, vector_of
+from lapclip.searching.query import SHARE, Query, excluded, parse, parse_since, vector_of
 
 
 @pytest.mark.parametrize(
@@ -21,7 +21,7 @@ from lapclip.searching.query import SHARE, Asked, excluded, parse, parse_since, 
     ],
 )
 def test_questions_in_their_parts(query: str, wanted: str, unwanted: tuple[str, ...]) -> None:
-    assert parse(query) == Asked(wanted, unwanted)
+    assert parse(query) == Query(wanted, unwanted)
 
 
 @pytest.mark.parametrize("query", ["", "  \n"])
@@ -33,11 +33,11 @@ def test_an_empty_question(query: str) -> None:
 def test_what_is_not_wanted_is_taken_away() -> None:
     known = {"beach": [1.0, 0.0, 0.0], "people": [0.6, 0.8, 0.0], "cars": [0.6, 0.0, 0.8]}
     encode = lambda texts: np.array([known[text] for text in texts], np.float32)  # noqa: E731
-    assert np.array_equal(vector_of(Asked("beach", ()), encode), np.array([1, 0, 0], np.float32))
-    without = vector_of(Asked("beach", ("people", "cars")), encode)
+    assert np.array_equal(vector_of(Query("beach", ()), encode), np.array([1, 0, 0], np.float32))
+    without = vector_of(Query("beach", ("people", "cars")), encode)
     expected = np.array([1 - SHARE * 0.6, -SHARE * 0.4, -SHARE * 0.4])
     assert np.allclose(without, expected / np.linalg.norm(expected), atol=1e-6)
-    assert np.allclose(vector_of(Asked("", ("people",)), encode), [-0.6, -0.8, 0], atol=1e-6)
+    assert np.allclose(vector_of(Query("", ("people",)), encode), [-0.6, -0.8, 0], atol=1e-6)
 
 
 def test_dates_and_ages() -> None:

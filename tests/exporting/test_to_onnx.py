@@ -18,26 +18,26 @@ from PIL import Image
 from torch import nn
 
 import lapclip
-from lapclip.commands.export import Checked, Shown, write_onnx
+from lapclip.commands.export import write_and_check
 from lapclip.data.dataset import Pairs
 from lapclip.data.pixels import middle_square
-from lapclip.embedder import Embedder
+from lapclip.embedder import Embedder, OnnxEmbedder, OnnxSession, load_torch, open_exported
 from lapclip.errors import WeightsError
 from lapclip.exporting import quantise as quantising
 from lapclip.exporting.check import cosines
 from lapclip.exporting.choose_int8 import FLOAT, Tried, choose
-from lapclip.exporting.description import describe, write_description, write_tokenizers
-from lapclip.exporting.engine import Session, open_export
+from lapclip.exporting.description import describe, write_description
+from lapclip.exporting.export_format import CheckPairs, Job, find_format, require_packages
 from lapclip.exporting.onnx_graph import write_graph
-from lapclip.exporting.onnx_towers import interface, write_float, write_small
+from lapclip.exporting.onnx_towers import interface, write_float, write_int8
 from lapclip.exporting.quantise import Way, ladder, prepare, quantise
 from lapclip.exporting.readme import EXAMPLES
-from lapclip.exporting.required_packages import EXTRAS, needs
+from lapclip.exporting.tokenizer_files import write_tokenizers
 from lapclip.model.shapes import SHAPES
 
 from ..networks import TinyImage, tiny_text
 from ..weights.made import CAPTIONS, SHAPE, characters, embedder
-from ..weights.test_towers import both
+from ..weights.test_pretrained_networks import both
 
 pytest.importorskip("onnxruntime", reason="needs the extra export")
 pytest.importorskip("onnxscript", reason="needs the extra export")
@@ -82,7 +82,7 @@ def exported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 @pytest.mark.parametrize("batch", [1, 3, 32])
 def test_both_towers_give_what_torch_gives(exported: tuple[Embedder, Path], batch: int) -> None:
     ours, folder = exported
-    there = open_export(folder)
+    there = open_exported(folder)
     pixels = IMAGES[:batch]
     np.testing.assert_allclose(there.embed_pixels(pixels), ours.embed_pixels(pixels), atol=1e-5)
     for length in (2, 8, ours.context):
@@ -94,7 +94,7 @@ def test_both_towers_give_what_torch_gives(exported: tuple[Embedder, Path], batc
 def test_paths_and_captions_are_taken_as_by_the_model_itself(exported: tuple[Embedder, Path], tmp_path: Path) -> None:
     ours, folder = exported
     Image.fromarray(DRAW.integers(0, 256, (50, 70, 3), dtype=np.uint8)).save(tmp_path / "a.png")
-    there = open_export(folder)
+    there = open_exported(folder)
     np.testing.assert_allclose(there.encode_text(WORDS), ours.encode_text(WORDS), atol=1e-5)
     images = [tmp_path / "a.png", Image.new("L", (40, 33), 90)]
     np.testing.assert_allclose(there.encode_image(images), ours.encode_image(images), atol=1e-5)
@@ -105,11 +105,11 @@ def test_int8_is_smaller_and_close(exported: tuple[Embedder, Path], tmp_path: Pa
     ours, plain = exported
     captions = [(WORDS[at % 4],) for at in range(32)]
     write_tokenizers(tmp_path, ours.tokenizer)
-    chosen = write_small(ours, tmp_path, Pairs(IMAGES, captions), quiet)
+    chosen = write_int8(ours, tmp_path, Pairs(IMAGES, captions), quiet)
     assert all(tower["numbers"] == FLOAT or tower["numbers"].startswith("int8") for tower in chosen.values())
     described = {tower: {**about, **chosen[tower]} for tower, about in interface(ours).items()}
     write_description(tmp_path, describe(ours, "onnx-int8", described))
-    there = open_export(tmp_path)
+    there = open_exported(tmp_path)
     assert cosines(ours.embed_pixels(IMAGES), there.embed_pixels(IMAGES))["mean"] >= 0.995
     assert cosines(ours.encode_text(WORDS), there.encode_text(WORDS))["mean"] >= 0.995
     for tower, about in chosen.items():
@@ -123,7 +123,7 @@ def test_int8_is_smaller_and_close(exported: tuple[Embedder, Path], tmp_path: Pa
 
 def ways_tried(ours: Embedder, folder: Path) -> dict[str, tuple[str, dict[str, float]]]:
     """What was taken for each tower, and the cosine of each way that was tried."""
-    chosen = write_small(ours, folder, Pairs(IMAGES, [(WORDS[at % 4],) for at in range(32)]), quiet)
+    chosen = write_int8(ours, folder, Pairs(IMAGES, [(WORDS[at % 4],) for at in range(32)]), quiet)
     return {
         tower: (about["numbers"], {one["way"]: one["cosine"] for one in about["tried"]})
         for tower, about in chosen.items()
@@ -176,7 +176,7 @@ def test_what_bounds_a_product_is_rounded_with_it(tmp_path: Path, monkeypatch: p
 
     def cosine() -> float:
         quantise(tmp_path / "image.onnx", Way("static"), tmp_path / "small.onnx", pixels.numpy())
-        return cosines(own, Session(tmp_path / "small.onnx")(pixels.numpy()))["mean"]
+        return cosines(own, OnnxSession(tmp_path / "small.onnx")(pixels.numpy()))["mean"]
 
     together = cosine()
     monkeypatch.setattr(quantising, "BOUNDS", ())
@@ -203,14 +203,13 @@ def test_the_fastest_of_those_that_keep_the_embeddings_is_taken() -> None:
 def test_the_example_runs_by_itself_and_agrees(tmp_path: Path) -> None:
     ours = embedder(SMALL)  # with CLIP's own tokenizer
     captions = [(CAPTIONS[at % len(CAPTIONS)],) for at in range(32)]
-    pairs = Checked(Pairs(IMAGES, captions), Pairs(IMAGES, captions), "noise")
+    pairs = CheckPairs(Pairs(IMAGES, captions), Pairs(IMAGES, captions), "noise")
     folder = tmp_path / "there"
     folder.mkdir()
-    result = write_onnx(ours, "onnx-int8", folder, pairs, Shown())
+    result = write_and_check(find_format("onnx"), Job(ours, folder, pairs))
     assert result["candidates"] == 32
-    assert "tried" not in [path.name for path in folder.iterdir()]
-    picture = Image.fromarray(DRAW.integers(0, 256, (6, 9, 3), dtype=np.uint8)).resize((90, 60))
-    picture.save(tmp_path / "photo.png")
+    image = Image.fromarray(DRAW.integers(0, 256, (6, 9, 3), dtype=np.uint8)).resize((90, 60))
+    image.save(tmp_path / "photo.png")
     words = [caption for caption in CAPTIONS if "\n" not in caption]
     done = subprocess.run(
         [sys.executable, str(folder / "example.py"), str(tmp_path / "photo.png"), *words],
@@ -222,7 +221,7 @@ def test_the_example_runs_by_itself_and_agrees(tmp_path: Path) -> None:
         env={**os.environ, "PYTHONPATH": "", "PYTHONUTF8": "1"},
     )
     assert done.returncode == 0, done.stderr
-    there = open_export(folder)
+    there = open_exported(folder)
     own = (there.encode_image([tmp_path / "photo.png"]) @ there.encode_text(words).T)[0]
     lines = [line.partition("  ") for line in done.stdout.splitlines()]
     found = {caption: float(score) for score, _, caption in lines}
@@ -251,14 +250,14 @@ def test_the_example_sees_images_as_we_do(kind: str, resize: str, tmp_path: Path
     assert spec.loader is not None
     example = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(example)
-    picture = Image.fromarray(DRAW.integers(0, 256, (9, 13, 3), dtype=np.uint8)).resize((131, 90))
+    image = Image.fromarray(DRAW.integers(0, 256, (9, 13, 3), dtype=np.uint8)).resize((131, 90))
     if kind == "transparent":
-        picture.putalpha(Image.linear_gradient("L").resize(picture.size))
+        image.putalpha(Image.linear_gradient("L").resize(image.size))
     if kind == "grey":
-        picture = picture.convert("L")
+        image = image.convert("L")
     exif = Image.Exif()
     exif[0x0112] = 6 if kind == "turned" else 1
-    picture.save(tmp_path / "a.png", exif=exif)
+    image.save(tmp_path / "a.png", exif=exif)
     theirs = example.middle_square(tmp_path / "a.png").astype(int)
     own = middle_square(tmp_path / "a.png", ours.view).astype(int)
     assert np.abs(theirs - own).max() <= 2  # torch and Pillow round differently
@@ -266,27 +265,27 @@ def test_the_example_sees_images_as_we_do(kind: str, resize: str, tmp_path: Path
 
 def test_an_exported_folder_is_no_model_for_torch(exported: tuple[Embedder, Path]) -> None:
     with pytest.raises(WeightsError, match="another engine than torch"):
-        lapclip.load(exported[1])
+        load_torch(exported[1])
+    assert isinstance(lapclip.load(exported[1]), OnnxEmbedder)
 
 
 def test_a_folder_for_another_engine_or_with_damage_is_refused(tmp_path: Path) -> None:
     ours = embedder(SMALL, characters())
     with pytest.raises(WeightsError, match="cannot be read"):
-        open_export(tmp_path)
+        open_exported(tmp_path)
     write_description(tmp_path, describe(ours, "coreml", interface(ours)))
     with pytest.raises(WeightsError, match="is for coreml"):
-        open_export(tmp_path)
+        open_exported(tmp_path)
     write_description(tmp_path, describe(ours, "onnx", interface(ours)))
     write_tokenizers(tmp_path, ours.tokenizer)
     (tmp_path / "image.onnx").write_bytes(b"nothing")
     with pytest.raises(WeightsError, match=r"image.onnx cannot be run"):
-        open_export(tmp_path)
+        open_exported(tmp_path)
 
 
-def test_a_missing_package_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(EXTRAS, "no_such_package", "export")
+def test_a_missing_package_is_named_with_its_extra() -> None:
     with pytest.raises(WeightsError, match=r'needs no_such_package.*\n.*pip install "lapclip\[export\]"'):
-        needs("onnx", "no_such_package")
+        require_packages(("onnx", "no_such_package"), "export")
 
 
 def test_graphs_carry_no_folder_of_this_computer(exported: tuple[Embedder, Path]) -> None:
@@ -301,4 +300,4 @@ def test_the_description_is_whole(exported: tuple[Embedder, Path]) -> None:
     about = json.loads((folder / "lapclip.json").read_text())
     assert about["preprocessing"]["side"] == ours.view.side
     assert about["preprocessing"]["resized"] == ours.view.resized
-    assert open_export(folder).view.resized == ours.view.resized
+    assert open_exported(folder).view.resized == ours.view.resized

