@@ -26,7 +26,7 @@ def compare(
     """Compare the CPU with every accelerator here, over sizes of model and batch, by whole training steps.
 
     With one device only, its precisions and thread counts are compared. Ends with the crossover, what larger models
-    would take, a recommendation for each size, and a look inside a step.
+    would take, a recommendation for each size, and what the parts of a step cost.
 
     For example:
 
@@ -37,7 +37,7 @@ def compare(
     Parameters
     ----------
     quick
-        End within 90 seconds: fewer cells, no look inside a step. Example: lapclip compare --quick
+        End within 90 seconds: fewer cells, and not what the parts of a step cost. Example: lapclip compare --quick
     seconds
         Time for the cells; 600 by default. Example: lapclip compare --seconds 120
     share
