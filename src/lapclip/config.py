@@ -303,7 +303,7 @@ class Layer:
 def recipe_for(source: str | None, recipe: str | None, start: str | None = None) -> str:
     """The recipe asked for; else the one for photos, or for the built-in scenes. Where a model is there to start from,
     it depends on how many images there are, so it is chosen when they are counted."""
-    return recipe or (AUTO if start else DEFAULT_RECIPE if source in (None, "scenes") else PHOTOS_RECIPE)
+    return recipe or (AUTO if start else DEFAULT_RECIPE if source in (None, DataConfig().source) else PHOTOS_RECIPE)
 
 
 def recipe_names() -> list[str]:

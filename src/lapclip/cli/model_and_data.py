@@ -7,14 +7,14 @@ import os
 
 from lapclip.which_model import which_model
 
-BUILT_IN = ("scenes", "emoji")
-
 
 def source_setting(data: str | None) -> list[str]:
     """The data as a setting, with a path that still leads there from another folder, as when a run is resumed."""
     if data is None:
         return []
-    source = data if data in BUILT_IN else os.path.abspath(data)
+    from lapclip.data.sources import absolute  # brings numpy
+
+    source = absolute(data)
     return [f"data.source={_quoted(source)}"]
 
 

@@ -157,7 +157,9 @@ def summary(outcome: Outcome, whole: str = "in all") -> list[str]:
 
 
 def _further(outcome: Outcome, name: str) -> list[str]:
-    if outcome.data != "scenes":
+    from lapclip.data.sources import find_source
+
+    if not find_source(outcome.data).is_drawn:
         return [f"      {typed(f'report {name}')}", f"      or, in Python: lapclip.load({outcome.run!r})"]
     return [
         f"      {typed('train --minutes 10 --name longer')}",

@@ -15,11 +15,11 @@ import numpy as np
 from PIL import Image
 
 from lapclip.config import AUTO, DataConfig, Layer, build_config, parse_settings
-from lapclip.data.dataset import Pairs, join_splits
-from lapclip.data.loading import SCENES, TRAIN, load_data, load_to_score
+from lapclip.data.dataset import Pairs
+from lapclip.data.loading import list_data
 from lapclip.data.pixels import View
-from lapclip.data.sources import read_table
-from lapclip.data.splits import assign_splits
+from lapclip.data.sources import find_source
+from lapclip.data.splits import TRAIN
 from lapclip.data.training_images import count_seen
 from lapclip.embedder import Embedder, Encoder, load
 from lapclip.errors import ConfigError, DataError, RunError, nearest
@@ -80,7 +80,6 @@ def evaluate(
     except ConfigError as error:  # a device that is not here, which training would have as a setting
         raise ConfigError(error.message.replace("train.device", "--device"), hint="--device auto") from None
     view = embedder.view
-    open_data = open_scenes if config.source == SCENES else open_images
     opened = open_data(config, view, request.split, (model.data_fingerprint or "") if own else None, data_progress)
     batch_size = model.config.train.batch_size if model.config else None
     trained_on = count_trained_on(model, opened)
@@ -150,41 +149,30 @@ def count_trained_on(model: WhichModel, opened: EvaluationData) -> int | None:
     seen = count_seen(opened.pairs.identities, model.run.seen) if model.run else None
     if seen is None and model.config and opened.for_training is None:
         # Drawn scenes are no files: a run that drew what it learnt from has seen none, and no other run has seen these.
-        drawn = model.config.data.source == SCENES, opened.pairs.identities is None
+        drawn = find_source(model.config.data.source).is_drawn, opened.pairs.identities is None
         return 0 if any(drawn) else None
     return opened.for_training if seen is None else seen
 
 
-def open_scenes(
+def open_data(
     config: DataConfig, view: View, asked: str | None, fingerprint: str | None, progress: DataProgress | None
 ) -> EvaluationData:
-    """The built-in scenes; a fingerprint is that of the data the run began with, empty where it is not known."""
-    data = load_data(config, view, progress)
-    split, why = choose_split(list(data.splits), asked, learnt_from=fingerprint is not None)
-    pairs = join_splits(list(data.splits.values())) if split == ALL else data.splits[split]
-    changed = fingerprint not in (None, "", data.fingerprint)
-    notes = ["The data is not what the run began with: it is scored as it is now."] if changed else []
-    of_training = len(data.train) if split in (ALL, TRAIN) else 0
-    for_training = None if fingerprint is None else of_training
-    return EvaluationData(split, why, pairs, (), notes, for_training, linear_baseline(data.train, pairs))
-
-
-def open_images(
-    config: DataConfig, view: View, asked: str | None, fingerprint: str | None, progress: DataProgress | None
-) -> EvaluationData:
-    """Images of the user's. Of data that a run did not learn from, only splits that it names itself count."""
-    table = read_table(config)
-    splits = [row.split or ALL for row in table.rows] if fingerprint is None else assign_splits(table.rows, config.seed)
-    split, why = choose_split(
-        list(dict.fromkeys(splits)), asked, learnt_from=fingerprint is not None, classes=bool(table.classes)
-    )
-    chosen = [at for at, own in enumerate(splits) if split in (ALL, own)]
-    pairs, notes = load_to_score(config, table, chosen, view, progress)
+    """The images to score. A fingerprint is that of the data the run began with, empty where it is not known, and None
+    for data that the run did not learn from: of that only splits that it names itself count."""
+    listing, own = list_data(config, view, progress), fingerprint is not None
+    classes, splits = listing.table.classes, listing.splits if own else listing.named_splits(ALL)
+    split, why = choose_split(list(dict.fromkeys(splits)), asked, learnt_from=own, classes=bool(classes))
+    chosen = [at for at, each in enumerate(splits) if split in (ALL, each)]
+    pairs, notes = listing.load(chosen, view, progress)
     if not len(pairs):
         raise DataError(f"The split {split} has no images that can be read.", hint=f"--split {ALL}")
     of_training = min(len(pairs), sum(splits[at] == TRAIN for at in chosen))  # at the most: some may be broken
-    for_training = None if fingerprint is None else of_training
-    return EvaluationData(split, why, pairs, table.classes, notes, for_training)
+    for_training = of_training if own else None
+    if listing.drawn is None:
+        return EvaluationData(split, why, pairs, classes, notes, for_training)
+    if fingerprint not in (None, "", listing.drawn.fingerprint):
+        notes = ["The data is not what the run began with: it is scored as it is now."]
+    return EvaluationData(split, why, pairs, classes, notes, for_training, linear_baseline(listing.drawn.train, pairs))
 
 
 def choose_split(

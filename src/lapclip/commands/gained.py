@@ -4,7 +4,6 @@ models between its start and its end, and the one to take."""
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,14 +18,13 @@ from lapclip.commands.evaluate import (
     choose_data,
     choose_templates,
     count_trained_on,
-    open_images,
-    open_scenes,
+    open_data,
     said_of_training,
 )
 from lapclip.config import AUTO, DataConfig
-from lapclip.data.loading import SCENES
+from lapclip.data.loading import load_data
 from lapclip.data.pixels import View
-from lapclip.data.scenes.dataset import load_scenes
+from lapclip.data.sources import absolute, find_source
 from lapclip.embedder import distinct_captions, load_torch
 from lapclip.errors import ConfigError, DataError, RunError
 from lapclip.evaluation.forgetting import MEAN_PER_CLASS, MEAN_RECALL, Scored, curve_of, score_classes, score_pairs
@@ -146,12 +144,11 @@ def open_sets(
     assert model.config is not None
     own = model.config.data
     fingerprint = model.data_fingerprint or ""
-    open_own = open_scenes if own.source == SCENES else open_images
-    opened = open_own(own, view, None, fingerprint, progress)
+    opened = open_data(own, view, None, fingerprint, progress)
     found = [_evaluation_set(model, own, opened, own=True)]
-    if own.source != SCENES:
+    if not find_source(own.source).is_drawn:
         # Held-out scenes do not depend on how many there are for training, so hardly any are drawn for that.
-        scenes = load_scenes(DataConfig(train_pairs=2), view.side, progress)
+        scenes = load_data(DataConfig(train_pairs=2), view, progress)
         opened = EvaluationData("test", "held out from every run on scenes", scenes.splits["test"], (), [], None)
         found.append(_evaluation_set(model, DataConfig(), opened, own=False))
     for source in dict.fromkeys(request.checks):
@@ -160,8 +157,8 @@ def open_sets(
             raise DataError(
                 f"{source} is what the run learnt from: it is scored as the new data.", hint="--check OTHER"
             )
-        if config.source != SCENES:
-            opened = open_images(config, view, None, None, progress)
+        if not find_source(config.source).is_drawn:
+            opened = open_data(config, view, None, None, progress)
             found.append(_evaluation_set(model, config, opened, own=False))
     return found
 
@@ -171,7 +168,7 @@ def _evaluation_set(model: WhichModel, config: DataConfig, opened: EvaluationDat
         raise DataError(f"None of the images of {config.source} has a caption.", hint="lapclip data check DATA")
     trained_on = count_trained_on(model, opened)
     notes = [*said_of_training(trained_on, len(opened.pairs)), *opened.notes]
-    name = config.source if config.source == SCENES else Path(os.path.abspath(config.source)).name
+    name = Path(absolute(config.source)).name
     opened = replace(opened, for_training=trained_on)
     return EvaluationSet(name, config.source, opened, choose_templates(EvaluationRequest(), config, own=own), notes)
 

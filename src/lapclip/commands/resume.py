@@ -18,8 +18,9 @@ from lapclip.commands.run_to_end import (
     working_on,
 )
 from lapclip.config import AUTO, SECTIONS, Config, Layer, WorkConfig, build_config, replace_in
-from lapclip.data.loading import SCENES, load_data
+from lapclip.data.loading import load_data
 from lapclip.data.pixels import View
+from lapclip.data.sources import find_source
 from lapclip.data.tokenizers import load_tokenizer
 from lapclip.errors import ConfigError, RunError
 from lapclip.machine.choose_device import choose_compile, choose_device, prepare_device
@@ -75,7 +76,7 @@ def gather_again(run: Run, saved: dict[str, Any], progress: DataProgress | None)
     data = load_data(config.data, View.of(config.model), progress)
     if data.fingerprint != saved["run"].get("data_fingerprint"):
         raise RunError(
-            f"The data is not what {run.path} began with: {_what_changed(config)}.",
+            f"The data is not what {run.path} began with: {find_source(config.data.source).what_changed(config.data)}.",
             hint="the images and captions as they were, or lapclip train for a new run",
         )
     teacher_digest = saved["run"].get("teacher_digest", "")
@@ -105,12 +106,6 @@ def restore_device(run: Run, config: Config) -> tuple[Config, Device]:
     settled = {name: form for name, form in plain.items() if getattr(config.train, name) == AUTO}
     how, _ = choose_compile(config.train.compile, device)
     return replace_in(config, "train", **settled, compile=how), device
-
-
-def _what_changed(config: Config) -> str:
-    if config.data.source == SCENES:
-        return "this lapclip draws other images"
-    return f"images, captions or splits in {config.data.source} have changed"
 
 
 def _resumed(training: Training, skipped: list[str]) -> events.Resumed:

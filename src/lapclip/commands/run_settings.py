@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from lapclip.config import ALL, AUTO, Config, DataConfig, Layer, build_config, parse_settings, read_recipe, replace_in
 from lapclip.data.batches import BatchPlan, Views
 from lapclip.data.dataset import DataSet
-from lapclip.data.loading import SCENES, TRAIN
-from lapclip.data.sources import read_table
-from lapclip.data.splits import assign_splits
+from lapclip.data.sources import find_source
+from lapclip.data.splits import TRAIN
 from lapclip.data.tokenizers import Tokenizer, choose_tokenizer
 from lapclip.data.training_images import count_seen, seen_by
 from lapclip.errors import ConfigError
@@ -68,8 +67,7 @@ def choose_recipe(recipe: str, data: DataConfig) -> tuple[str, list[str]]:
     """The recipe; where it is left open, the one for so many training images, and why."""
     if recipe != AUTO:
         return recipe, []
-    drawn = data.source == SCENES
-    count = data.train_pairs if drawn else assign_splits(read_table(data).rows, data.seed).count(TRAIN)
+    count = find_source(data.source).count_training(data)
     chosen, why = next((name, why) for most, name, why in BY_SIZE if count <= most)
     return chosen, [f"recipe {chosen} for {count:,} training images: {why}; --recipe NAME takes another"]
 
@@ -88,7 +86,7 @@ def fit_data(config: Config, data: DataSet, *, asked_batch: bool) -> tuple[Confi
     more images becomes as large as the data; one that the user asked for is refused elsewhere.
     """
     notes = [*data.notes]
-    if config.data.source != SCENES:
+    if not find_source(config.data.source).is_drawn:
         config = replace_in(config, "data", stream="always" if data.train.sequential else "never")
     if config.train.batch_size > len(data.train) > 1 and not asked_batch:
         notes.append(f"train.batch_size is {len(data.train)}: there are no more training images")

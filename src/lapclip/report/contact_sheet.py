@@ -6,7 +6,6 @@ Captions and names come from anywhere: on the page they are text, never markup.
 from __future__ import annotations
 
 import base64
-import html
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +13,8 @@ from functools import cache
 
 from PIL import Image, ImageDraw, ImageFont
 
-from lapclip.report.page import POLICY, STATIC
+from lapclip.report.document import Headline
+from lapclip.report.page import STATIC, escaped, headlines, html_page
 
 CELL, BOX, GAP, MARGIN = 260, 195, 24, 32
 """Width of a cell, height of the image in it, space between cells and around the sheet."""
@@ -143,54 +143,38 @@ def _font(size: int) -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
 
 def to_page(sheet: Sheet) -> str:
     """The whole sheet as one HTML file that needs nothing else."""
-    css = (STATIC / "page.css").read_text(encoding="utf-8") + (STATIC / "sheet.css").read_text(encoding="utf-8")
-    script = (STATIC / "sheet.js").read_text(encoding="utf-8")
-    choices = "".join(f"<option>{_escaped(split)}</option>" for split in sheet.splits)
-    words = "".join(f"<li><span>{_escaped(word)}</span> {count:,}</li>" for word, count in sheet.words)
-    return (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
-        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        '<meta name="color-scheme" content="light dark">'
-        f"<title>{_escaped(sheet.title)}</title><style>{css}</style></head><body class='sheet'>"
-        f"<header><h1>{_escaped(sheet.title)}</h1><p>{_escaped(sheet.how)}</p></header><main>"
-        f'<dl class="headlines">{_headlines(sheet)}</dl>'
+    choices = "".join(f"<option>{escaped(split)}</option>" for split in sheet.splits)
+    words = "".join(f"<li><span>{escaped(word)}</span> {count:,}</li>" for word, count in sheet.words)
+    splits = ", ".join(f"{split} {count:,}" for split, count in sheet.splits.items())
+    facts = [
+        Headline("Images", f"{sheet.images:,}", splits),
+        Headline("Captions", f"{sheet.captions:,}", f"{sheet.captions / max(1, sheet.images):.1f} an image"),
+        Headline("Shown here", f"{len(sheet.shown):,}", "drawn at random, the same ones each time"),
+    ]
+    body = (
+        f"{headlines(facts)}"
         '<section><h2>Images</h2><form class="find" role="search">'
         '<label>Find <input type="search" id="wanted" placeholder="a word in a caption or name"></label>'
         f'<label>Split <select id="split"><option value="">all</option>{choices}</select></label>'
         f'<output id="count">{len(sheet.shown):,} shown</output></form>'
         f'<div class="images">{"".join(_figure(shown) for shown in sheet.shown)}</div></section>'
         f"<section><h2>Words in a caption</h2>{_histogram(sheet.lengths)}</section>"
-        f'<section><h2>Most frequent words</h2><ul class="words">{words}</ul></section></main>'
-        "<footer><p>Made by lapclip. This page is one file and asks no network.</p></footer>"
-        f"<script>{script}</script></body></html>\n"
+        f'<section><h2>Most frequent words</h2><ul class="words">{words}</ul></section>'
     )
-
-
-def _headlines(sheet: Sheet) -> str:
-    splits = ", ".join(f"{split} {count:,}" for split, count in sheet.splits.items())
-    each = sheet.captions / max(1, sheet.images)
-    cards = [
-        ("Images", f"{sheet.images:,}", splits),
-        ("Captions", f"{sheet.captions:,}", f"{each:.1f} an image"),
-        ("Shown here", f"{len(sheet.shown):,}", "drawn at random, the same ones each time"),
-    ]
-    return "".join(
-        f"<div><dt>{name}</dt><dd><strong>{_escaped(value)}</strong><span>{_escaped(detail)}</span></dd></div>"
-        for name, value, detail in cards
-    )
+    styles, scripts = [STATIC / "sheet.css"], [STATIC / "sheet.js"]
+    return html_page(sheet.title, sheet.how, body, styles=styles, scripts=scripts, body_class="sheet")
 
 
 def _figure(shown: Shown) -> str:
     file = io.BytesIO()
     shown.image.save(file, "JPEG", quality=80)
     data = base64.b64encode(file.getvalue()).decode("ascii")
-    captions = "".join(f"<li>{_escaped(caption)}</li>" for caption in shown.captions)
-    alternative = _escaped(shown.captions[0] if shown.captions else shown.name)
+    captions = "".join(f"<li>{escaped(caption)}</li>" for caption in shown.captions)
+    alternative = escaped(shown.captions[0] if shown.captions else shown.name)
     return (
-        f'<figure data-split="{_escaped(shown.split)}"><img src="data:image/jpeg;base64,{data}" alt="{alternative}" '
+        f'<figure data-split="{escaped(shown.split)}"><img src="data:image/jpeg;base64,{data}" alt="{alternative}" '
         f'width="{shown.image.width}" height="{shown.image.height}" loading="lazy">'
-        f"<figcaption><small><b>{_escaped(shown.split)}</b> {_escaped(shown.name)}</small>"
+        f"<figcaption><small><b>{escaped(shown.split)}</b> {escaped(shown.name)}</small>"
         f"<ul>{captions}</ul></figcaption></figure>"
     )
 
@@ -216,8 +200,3 @@ def _histogram(lengths: dict[int, int]) -> str:
         f'<div class="bars" aria-hidden="true">{columns}</div><details><summary>In numbers</summary>'
         f'<div class="table" tabindex="0"><table>{head}<tbody>{rows}</tbody></table></div></details>'
     )
-
-
-def _escaped(text: object) -> str:
-    # A lone surrogate cannot be written as UTF-8.
-    return html.escape(str(text).encode("utf-8", "replace").decode("utf-8"))
