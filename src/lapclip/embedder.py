@@ -25,7 +25,7 @@ from PIL import Image
 from lapclip.data.dataset import Pairs, Pixels
 from lapclip.data.pixels import View, middle_square, normalise
 from lapclip.data.tokenizers import Tokenizer, load_tokenizer
-from lapclip.data.tokenizers.pretrained_tokenizer import ForeignTokenizer
+from lapclip.data.tokenizers.pretrained_tokenizer import PretrainedTokenizer
 from lapclip.errors import RunError, WeightsError, first_line
 from lapclip.fingerprint import fingerprint, image_fingerprint, short_digest
 from lapclip.machine.choose_device import choose_device
@@ -265,4 +265,4 @@ def _exported_tokenizer(folder: Path, about: dict[str, Any]) -> Tokenizer:
         description = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise WeightsError(f"{path} cannot be read: {error}.", hint="lapclip export again") from None
-    return ForeignTokenizer(description, about["tokenizer"]["padding"])
+    return PretrainedTokenizer(description, about["tokenizer"]["padding"])

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from lapclip.config import DataConfig
-from lapclip.data.dataset import Pairs
-from lapclip.data.loading import SCENES, TRAIN, load_data, load_to_score
+from lapclip.data.loading import list_data
 from lapclip.data.pixels import View
-from lapclip.data.sources import read_table
-from lapclip.data.splits import assign_splits
+from lapclip.data.sources import find_source
+from lapclip.data.splits import TRAIN
 from lapclip.embedder import Embedder, load_torch
 from lapclip.errors import DataError
 from lapclip.exporting.check import Embedded, compare_and_time, without_running
@@ -109,45 +108,31 @@ def open_pairs(which: WhichModel, view: View, progress: DataProgress | None) -> 
     """The run's own held-out and training pairs; for a model without a run, or without data, the built-in scenes."""
     few = DataConfig(train_pairs=TRAINING)
     if which.config is None:
-        return _of_scenes(few, view, progress, ())
-    if which.config.data.source == SCENES:
-        return _of_scenes(which.config.data, view, progress, ())
+        return _check_pairs(few, view, progress)
     try:
-        return _of_images(which.config.data, view, progress)
+        return _check_pairs(which.config.data, view, progress)
     except DataError as error:
         note = f"The run's own data cannot be used ({error.message}), so the built-in scenes were used instead."
-        return _of_scenes(few, view, progress, (note,))
+        return replace(_check_pairs(few, view, progress), notes=(note,))
 
 
-def _of_scenes(config: DataConfig, view: View, progress: DataProgress | None, notes: tuple[str, ...]) -> CheckPairs:
-    data = load_data(config, view, progress)
-    split, held_out = data.final
-    training = _some(data.train, TRAINING)
-    return CheckPairs(held_out, training, f"the built-in scenes, split {split}: {len(held_out)} images", notes)
-
-
-def _of_images(config: DataConfig, view: View, progress: DataProgress | None) -> CheckPairs:
-    table = read_table(config)
-    splits = assign_splits(table.rows, config.seed)
+def _check_pairs(config: DataConfig, view: View, progress: DataProgress | None) -> CheckPairs:
+    listing = list_data(config, view, progress)
+    rows, splits = listing.table.rows, listing.splits
     split = "test" if "test" in splits else "val"
     chosen = {
-        name: _drawn([at for at, own in enumerate(splits) if own == name and table.rows[at].captions], most)
+        name: _drawn([at for at, own in enumerate(splits) if own == name and rows[at].captions], most)
         for name, most in ((split, MOST), (TRAIN, TRAINING))
     }
     if not all(chosen.values()):
         raise DataError(f"{config.source} has no captions in the split {split} or for training")
-    held_out, _ = load_to_score(config, table, chosen[split], view, progress)
-    training, _ = load_to_score(config, table, chosen[TRAIN], view, progress)
+    held_out, _ = listing.load(chosen[split], view, progress)
+    training, _ = listing.load(chosen[TRAIN], view, progress)
     if held_out.identities is not None and training.identities is not None:  # copies of held-out files stay out
-        apart = np.flatnonzero(~np.isin(training.identities, held_out.identities)).tolist()
-        training = Pairs(np.array(training.pixels[apart]), [training.captions[at] for at in apart])
-    checked_on = f"{config.source}, split {split}: {len(held_out)} of its {splits.count(split)} images"
-    return CheckPairs(held_out, training, checked_on)
-
-
-def _some(pairs: Pairs, most: int) -> Pairs:
-    rows = _drawn(list(range(len(pairs))), most)
-    return Pairs(np.array(pairs.pixels[rows]), [pairs.captions[at] for at in rows])
+        training = training.select(np.flatnonzero(~np.isin(training.identities, held_out.identities)).tolist())
+    count = f"{len(held_out)} images" if listing.drawn else f"{len(held_out)} of its {splits.count(split)} images"
+    name = find_source(config.source).title or config.source
+    return CheckPairs(held_out, training, f"{name}, split {split}: {count}")
 
 
 def _drawn(rows: list[int], most: int) -> list[int]:

@@ -119,9 +119,6 @@ def read_header(data: bytes) -> Header:
     return Header(image, data)
 
 
-look = read_header  # the name that callers outside data/ still use
-
-
 def decode(source: bytes | Header, short_side: int | None = None, *, put_off: bool = False) -> Decoded:
     """The image in the bytes of a file. Raises DataError, with the reason alone, where there is none.
 

@@ -24,7 +24,6 @@ from lapclip.errors import DataError
 from lapclip.progress import DataProgress
 from lapclip.text import printable
 
-SCENES = "scenes"  # the name that callers outside data/ still compare with
 NAMED = 3
 """Images that a message names where it is about many."""
 ROOM = 0.5

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from lapclip.data.tokenizers import BytePairTokenizer, CharacterTokenizer, Tokenizer, save_tokenizer
 from lapclip.data.tokenizers.bpe import WORD_END, WORDS
-from lapclip.data.tokenizers.pretrained_tokenizer import ForeignTokenizer
+from lapclip.data.tokenizers.pretrained_tokenizer import PretrainedTokenizer
 from lapclip.errors import WeightsError
 from lapclip.weights.published_tokenizer import OURS
 
@@ -24,7 +24,7 @@ def write_tokenizers(folder: Path, tokenizer: Tokenizer) -> list[str]:
     """The tokenizer as others read it and, where that says less, as we do. Returns what theirs cannot express."""
     theirs, limits = others_tokenizer(tokenizer)
     theirs.save(str(folder / TOKENIZER), pretty=False)
-    if not isinstance(tokenizer, ForeignTokenizer):
+    if not isinstance(tokenizer, PretrainedTokenizer):
         save_tokenizer(tokenizer, folder / OURS)
     return [f"tokenizer.json cannot express {limit}: captions without it give the same tokens." for limit in limits]
 
@@ -61,7 +61,7 @@ def others_tokenizer(tokenizer: Tokenizer) -> tuple[Theirs, list[str]]:
             return _byte_pairs(tokenizer), ["ftfy's mending of captions and HTML entities"]
         case CharacterTokenizer():
             return _characters(tokenizer), ["the Greek final sigma, which Python's lower case knows"]
-        case ForeignTokenizer():
+        case PretrainedTokenizer():
             return Theirs.from_str(json.dumps(tokenizer.to_dict()["description"])), []
     raise WeightsError(f"A tokenizer of the kind {type(tokenizer).__name__} cannot be written for others.")
 

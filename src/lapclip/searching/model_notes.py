@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from lapclip.data.loading import SCENES
+from lapclip.data.sources import find_source
 from lapclip.runs.event_log import read_events
 from lapclip.runs.folder import Run
 from lapclip.which_model import PRETRAINED, WhichModel
@@ -20,7 +20,8 @@ def model_notes(which: WhichModel) -> list[str]:
         ]
     source, (images, metrics) = run.data_source(), _history(run)
     count = "images" if images is None else f"{images:,} images"
-    if source == SCENES:
+    drawn = source is not None and find_source(source).is_drawn
+    if drawn:
         notes = [
             f"{which.name} has seen {count} of lapclip's own drawn scenes and not one photo: "
             "it cannot find things in photos, and the order of its answers means little.",
@@ -34,12 +35,12 @@ def model_notes(which: WhichModel) -> list[str]:
     first, tenth, candidates = metrics.get("t2i_r1"), metrics.get("t2i_r10"), metrics.get("candidates")
     if first is None or tenth is None or not candidates:
         return notes
-    what = "scenes" if source == SCENES else "images"
+    what = "scenes" if drawn else "images"
     return [
         *notes,
         f"Among {candidates:,} {what} it was not trained on, a caption finds its own first in {first:.0%} of cases "
         f"and among the first ten in {tenth:.0%} (chance {min(1, 10 / candidates):.1%})."
-        + ("" if source == SCENES else " Images of another kind may do worse."),
+        + ("" if drawn else " Images of another kind may do worse."),
     ]
 
 

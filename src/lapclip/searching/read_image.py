@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image
 
-from lapclip.data.decode import MayPass, decode, look
+from lapclip.data.decode import MayPass, decode, read_header
 from lapclip.data.packed_index import digest_of
 from lapclip.data.pixels import View, fit_image
 from lapclip.errors import DataError, first_line
@@ -63,7 +63,7 @@ def read_image(path: Path, stamp: Stamp, view: View, has_vector: Callable[[str],
     if has_vector(digest):
         return Read(stamp, digest)
     try:
-        header = look(data)
+        header = read_header(data)
         with header.turn():
             taken = taken_at(header.image)  # in turn, because Pillow decodes a PNG to know its EXIF
             decoded = decode(header, SHARPNESS * view.resized, put_off=True)

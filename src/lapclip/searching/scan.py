@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from lapclip.data.image_folders import ENDINGS
+from lapclip.data.image_folders import is_image, walk_folders
 from lapclip.errors import DataError
 
 LEFT_OUT = ("@eaDir", "$RECYCLE.BIN", "__MACOSX")
@@ -47,11 +47,6 @@ class Walked:
         return any(path.startswith(folder + os.sep) for folder in self.closed)
 
 
-def is_image(name: str) -> bool:
-    """Whether a file's name ends as those of images do."""
-    return name.lower().endswith(ENDINGS)
-
-
 def walk(folder: Path) -> Walked:
     """All images under a folder, in the order of their names. Links are followed, each real folder once.
 
@@ -67,45 +62,39 @@ def walk(folder: Path) -> Walked:
 
 def images_under(folder: Path, walked: Walked) -> Iterator[tuple[str, Stamp]]:
     """The same one by one; folders that cannot be looked into are noted."""
-    yield from _images(folder, "", set(), walked)
+    yield from _images(folder, walked)
     if "" in walked.closed:
         raise DataError(f"{folder} cannot be looked into.", hint="a folder that you may read")
 
 
-def _images(folder: Path, inside: str, seen: set[tuple[int, int | str]], walked: Walked) -> Iterator[tuple[str, Stamp]]:
-    """One folder at a time from a list, because folders may lie deeper than calls can."""
-    waiting = [inside]
-    while waiting:
-        inside = waiting.pop()
+def _images(folder: Path, walked: Walked) -> Iterator[tuple[str, Stamp]]:
+    seen: set[tuple[int, int | str]] = set()
+
+    def cannot_list(inside: str, error: OSError) -> None:
+        if not isinstance(error, FileNotFoundError):  # a folder that has just gone, or a link to nowhere
+            walked.closed.append(inside)
+
+    for inside, entries, below in walk_folders(folder, cannot_list):
         here = folder / inside
         try:
             found = os.stat(here)
-            # Some file systems number no folders; there the real path tells them apart.
-            real = (found.st_dev, found.st_ino) if found.st_ino else (0, os.path.realpath(here))
-            if real in seen:
-                continue
-            seen.add(real)
-            with os.scandir(here) as listed:
-                entries = sorted(listed, key=lambda entry: entry.name)
-        except FileNotFoundError:  # a folder that has just gone, or a link to nowhere
+        except OSError:  # gone since
             continue
-        except OSError:
-            walked.closed.append(inside)
+        # Some file systems number no folders; there the real path tells them apart.
+        real = (found.st_dev, found.st_ino) if found.st_ino else (0, os.path.realpath(here))
+        if real in seen or (inside and {entry.name for entry in entries}.issuperset(RUN_FILES)):
             continue
-        if inside and {entry.name for entry in entries}.issuperset(RUN_FILES):
-            continue
-        folders = []
+        seen.add(real)
         for entry in entries:
-            if entry.name.startswith(".") or entry.name in LEFT_OUT or entry.name.lower().endswith(LIBRARIES):
+            if entry.name in LEFT_OUT or entry.name.lower().endswith(LIBRARIES):
                 continue
             path = os.path.join(inside, entry.name)
             try:
                 if entry.is_dir():
-                    folders.append(path)
+                    below.append(path)
                 elif is_image(entry.name):
                     status = os.stat(here / entry.name)
                     if stat.S_ISREG(status.st_mode):  # never a pipe, which would be waited for
                         yield path, Stamp.of(status)
             except OSError:  # gone since, or a link that leads nowhere or to itself
                 continue
-        waiting += reversed(folders)

@@ -21,7 +21,7 @@ from typing import Any
 
 from torch import nn
 
-from lapclip.data.tokenizers.pretrained_tokenizer import ForeignTokenizer
+from lapclip.data.tokenizers.pretrained_tokenizer import PretrainedTokenizer
 from lapclip.data.tokenizers.tokenizer import Tokenizer
 from lapclip.errors import ConfigError, first_line
 from lapclip.machine.measurement_cache import CacheFile
@@ -288,7 +288,7 @@ def _without_pooler(backbone: nn.Module) -> nn.Module:
     return backbone
 
 
-def _tokenizer(reference: str) -> ForeignTokenizer:
+def _tokenizer(reference: str) -> PretrainedTokenizer:
     transformers = _transformers()
     try:
         found = transformers.AutoTokenizer.from_pretrained(reference, **NO_CODE)
@@ -299,7 +299,7 @@ def _tokenizer(reference: str) -> ForeignTokenizer:
         ) from error
     if found.pad_token_id is None:
         raise ConfigError(f"The tokenizer of {reference} has no token for padding, so captions cannot be batched.")
-    return ForeignTokenizer(json.loads(text), found.pad_token_id)
+    return PretrainedTokenizer(json.loads(text), found.pad_token_id)
 
 
 def _pooling(reference: str) -> str:

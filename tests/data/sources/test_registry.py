@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import pkgutil
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
+import lapclip
 from lapclip.config import DataConfig
 from lapclip.data import sources
 from lapclip.data.loading import list_data, load_data
@@ -138,3 +140,17 @@ def test_drawn_data_is_listed_and_loaded_like_files() -> None:
     ]
     assert (some.pixels[1] == data.train.pixels[9]).all()
     assert (some.pixels[2:][1] == data.splits["test"].pixels[50]).all()
+
+
+def test_no_module_outside_data_compares_the_name_of_a_source() -> None:
+    """Callers ask the source; a name in an `if` would have to be found again for the next one."""
+    package = Path(lapclip.__file__).parent
+    compared = re.compile(r"""[=!]=\s*(SCENES|["'](scenes|emoji)["'])|\bin \([^)]*["'](scenes|emoji)["']""")
+    found = [
+        f"{path.relative_to(package)}: {line.strip()}"
+        for path in package.rglob("*.py")
+        if path.relative_to(package).parts[0] != "data"
+        for line in path.read_text(encoding="utf-8").splitlines()
+        if compared.search(line)
+    ]
+    assert found == []

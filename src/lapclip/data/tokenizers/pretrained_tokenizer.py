@@ -12,7 +12,7 @@ import numpy as np
 from lapclip.data.tokenizers.tokenizer import Tokenizer
 
 
-class ForeignTokenizer(Tokenizer):
+class PretrainedTokenizer(Tokenizer):
     """Tokens as the pretrained tower knows them. Unlike in our own, the end need not have the highest id."""
 
     def __init__(self, description: dict[str, Any], padding: int) -> None:

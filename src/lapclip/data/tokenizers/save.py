@@ -8,7 +8,7 @@ from typing import Any
 
 from lapclip.data.tokenizers.bpe import BytePairTokenizer, clip_tokenizer
 from lapclip.data.tokenizers.characters import CharacterTokenizer
-from lapclip.data.tokenizers.pretrained_tokenizer import ForeignTokenizer
+from lapclip.data.tokenizers.pretrained_tokenizer import PretrainedTokenizer
 from lapclip.data.tokenizers.tokenizer import Tokenizer
 from lapclip.errors import DataError
 from lapclip.paths import write_atomic
@@ -24,7 +24,7 @@ def tokenizer_from_dict(saved: dict[str, Any]) -> Tokenizer:
         case {"kind": "clip"}:
             return clip_tokenizer()
         case {"kind": "foreign", "description": dict(description), "padding": int(padding)}:
-            return ForeignTokenizer(description, padding)
+            return PretrainedTokenizer(description, padding)
         case {"kind": "characters" | "bpe" | "foreign" as kind}:
             raise DataError(f"The saved tokenizer of kind {kind!r} is not whole.")
     raise DataError(f"Unknown kind of tokenizer: {saved.get('kind')!r}.", hint="a newer release of lapclip")

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from PIL import Image
 
-from lapclip.data.decode import decode, look
+from lapclip.data.decode import decode, read_header
 from lapclip.data.packed_index import digest_of
 from lapclip.errors import DataError
 from lapclip.paths import write_atomic
@@ -74,7 +74,7 @@ class Images:
         if data is None:
             return None
         try:
-            header = look(data)
+            header = read_header(data)
             with header.turn():
                 made = as_jpeg(shrunk(decode(header, SHORT_SIDE).image))
         except DataError:
@@ -90,7 +90,7 @@ class Images:
         if data is None:
             return None
         try:
-            header = look(data)
+            header = read_header(data)
             if kind := BROWSERS_READ.get(header.image.format or ""):
                 return Sent(data, kind)
             with header.turn():

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from PIL import Image
 
-from lapclip.data.decode import decode, look
+from lapclip.data.decode import decode, read_header
 from lapclip.paths import digest_of_bytes
 from lapclip.searching.library import Library
 from lapclip.searching.web.images import as_jpeg, shrunk
@@ -96,7 +96,7 @@ class Questions:
 
     def remember(self, data: bytes) -> str:
         """Remember an image to search by. Raises DataError where it is none."""
-        header = look(data)
+        header = read_header(data)
         with header.turn():
             image = shrunk(decode(header, ASKED_SIDE).image, ASKED_SIDE)
         name = digest_of_bytes(data)[:24]
