@@ -25,7 +25,7 @@ import torch
 
 from lapclip.machine.facts import logical_cores
 from lapclip.searching.index import Index
-from lapclip.searching.read_image import read_image
+from lapclip.searching.read_images import read_image
 from lapclip.searching.scan import walk
 from lapclip.searching.search_model import open_search_model
 from lapclip.searching.update_index import update_index

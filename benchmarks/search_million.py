@@ -25,12 +25,11 @@ import numpy as np
 import psutil
 import torch
 
-from lapclip.searching.changes import Before
 from lapclip.searching.index import Entry, Index
 from lapclip.searching.library import Library
-from lapclip.searching.nearest import nearest, rough_scores
+from lapclip.searching.query import nearest, rough_scores
 from lapclip.searching.scan import Stamp
-from lapclip.searching.update_index import IndexUpdate
+from lapclip.searching.update_index import Before, IndexUpdate
 
 BLOCK = 16384
 

@@ -19,7 +19,7 @@ from lapclip.embedder import Embedder, load_torch
 from lapclip.errors import WeightsError
 from lapclip.weights import openai, openclip
 from lapclip.weights.hub import choose_files
-from lapclip.weights.published_shapes import KNOWN
+from lapclip.weights.published import KNOWN
 from lapclip.weights.read_model import read_model
 
 from .made import CAPTIONS, SHAPE, change_json, embedder, save_huggingface, save_openclip
