@@ -22,7 +22,7 @@ from lapclip.machine.facts import logical_cores
 from lapclip.progress import Progress, Status
 from lapclip.searching.index import COLUMNS, Entry, Index, entry_of
 from lapclip.searching.read_images import Read, heic_is_unknown, made_ahead, read_image
-from lapclip.searching.scan import Stamp, Walked, images_under
+from lapclip.searching.scan import Scan, Stamp
 from lapclip.searching.search_model import SearchModel
 
 SAVED_EVERY = 1.0
@@ -170,10 +170,10 @@ class _Indexer:
         self.saved = time.monotonic()
 
     def work(self, progress: Progress) -> None:
-        walked = Walked()
-        self.before = Before(self.index, images_under(self.folder, walked))
-        self._check_not_empty(walked)
-        self.index.mark_gone(self.before.note_gone(walked.hides))
+        scan = Scan(self.folder)
+        self.before = Before(self.index, scan)
+        self._check_not_empty(scan)
+        self.index.mark_gone(self.before.note_gone(scan.hides))
         total = self.before.files
         self.passed = total - self.before.count_to_read()
         try:
@@ -188,12 +188,12 @@ class _Indexer:
                 f"Stopped. {self.index.count():,} of {total:,} images are indexed; the same command goes on."
             ) from None
         self.found.removed = self.index.forget_gone()
-        if walked.closed:
-            some = ", ".join(walked.closed[:3])
-            self.found.notes.append(f"{len(walked.closed):,} folders could not be looked into: {some}.")
+        if scan.closed:
+            some = ", ".join(scan.closed[:3])
+            self.found.notes.append(f"{len(scan.closed):,} folders could not be looked into: {some}.")
 
-    def _check_not_empty(self, walked: Walked) -> None:
-        if self.before.files or walked.closed:
+    def _check_not_empty(self, scan: Scan) -> None:
+        if self.before.files or scan.closed:
             return
         if self.before.images:  # a disk that is not there looks like this, and its index took long to make
             raise DataError(
