@@ -1,6 +1,6 @@
 """How much of the image tower's own speed does indexing reach, reading files and all?
 
-    python benchmarks/search_indexing.py MODEL FOLDER [--pictures 600] [--rounds 3]
+    python benchmarks/search_indexing.py MODEL FOLDER [--images 600] [--rounds 3]
 
 In turns in one run: the tower alone on squares that are ready in memory; reading alone, in a thread a core; and
 indexing from nothing. Reading takes time of the same cores where the tower is on the CPU, so beside the share that is
@@ -25,8 +25,8 @@ import torch
 
 from lapclip.machine.facts import logical_cores
 from lapclip.searching.index import Index
-from lapclip.searching.read_image import read_image
-from lapclip.searching.scan import walk
+from lapclip.searching.read_images import read_image
+from lapclip.searching.scan import Scan
 from lapclip.searching.search_model import open_search_model
 from lapclip.searching.update_index import update_index
 
@@ -35,7 +35,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model")
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--pictures", type=int, default=600)
+    parser.add_argument("--images", type=int, default=600)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--device", default="cpu")
     wanted = parser.parse_args()
@@ -43,11 +43,11 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         photos, place = Path(name) / "photos", Path(name) / "index"
         photos.mkdir()
-        listed = list(walk(wanted.folder).images)
+        listed = [path for path, _ in Scan(wanted.folder)]
         for at in range(wanted.images):  # each file once, and again with a byte more where there are too few
             source = wanted.folder / listed[at % len(listed)]
             (photos / f"{at:06}{source.suffix}").write_bytes(source.read_bytes() + b"\0" * (at // len(listed)))
-        stamps = walk(photos).images
+        stamps = dict(Scan(photos))
 
         def read() -> list[np.ndarray]:
             with ThreadPoolExecutor(logical_cores()) as pool:

@@ -1,6 +1,6 @@
 """How long does a question to a million images take, and how much memory?
 
-    python benchmarks/search_million.py [--pictures 1000000] [--width 512] [--rounds 7]
+    python benchmarks/search_million.py [--images 1000000] [--width 512] [--rounds 7]
 
 Synthetic vectors in a real index; the whole of `Library.find` but the text tower, and ways to compute the products,
 interleaved in one run. Medians, and one JSON line.
@@ -25,12 +25,11 @@ import numpy as np
 import psutil
 import torch
 
-from lapclip.searching.changes import Before
 from lapclip.searching.index import Entry, Index
 from lapclip.searching.library import Library
-from lapclip.searching.nearest import nearest, rough_scores
+from lapclip.searching.query import nearest, rough_scores
 from lapclip.searching.scan import Stamp
-from lapclip.searching.update_index import IndexUpdate
+from lapclip.searching.update_index import Before, IndexUpdate
 
 BLOCK = 16384
 
@@ -126,7 +125,7 @@ def path_of(row: int) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--pictures", type=int, default=1_000_000)
+    parser.add_argument("--images", type=int, default=1_000_000)
     parser.add_argument("--width", type=int, default=512)
     parser.add_argument("--rounds", type=int, default=7)
     wanted = parser.parse_args()

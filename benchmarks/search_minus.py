@@ -1,6 +1,6 @@
 """What should "beach -people" do: take a share of the unwanted away, or leave out images that score high for it?
 
-    python benchmarks/search_minus.py MODEL DATA [--pictures 1000]
+    python benchmarks/search_minus.py MODEL DATA [--images 1000]
 
 DATA is a folder with captions.csv (filepath, caption, split), of which the split val is taken. For pairs of common
 words that often come together, "a WORD -OTHER" is right where some caption of an image has the word and none has the
@@ -36,12 +36,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model")
     parser.add_argument("data", type=Path)
-    parser.add_argument("--pictures", type=int, default=1000)
+    parser.add_argument("--images", type=int, default=1000)
     wanted = parser.parse_args()
     words: dict[str, set[str]] = defaultdict(set)
     with open(wanted.data / "captions.csv", encoding="utf-8", newline="") as file:
         for row in csv.DictReader(file):
-            if row["split"] == "val" and (row["filepath"] in words or len(words) < wanted.pictures):
+            if row["split"] == "val" and (row["filepath"] in words or len(words) < wanted.images):
                 words[row["filepath"]] |= set(re.findall(r"[a-z]{3,}", row["caption"].lower())) - STOP
     counts = Counter(word for found in words.values() for word in found)
     common = [word for word, _ in counts.most_common(COMMON)]

@@ -35,9 +35,8 @@ from lapclip.model.clip import CLIP
 from lapclip.paths import digest_of_file
 from lapclip.progress import Progress
 from lapclip.weights.pretrained_networks import build_network
-from lapclip.weights.published_tokenizer import OURS
 from lapclip.weights.read_model import read_model
-from lapclip.weights.recognise import DESCRIPTION, is_exported
+from lapclip.weights.recognise import DESCRIPTION, OWN_TOKENIZER, is_exported
 
 BATCH = 64
 
@@ -257,7 +256,7 @@ def _exported_view(about: dict[str, Any]) -> View:
 
 
 def _exported_tokenizer(folder: Path, about: dict[str, Any]) -> Tokenizer:
-    own = load_tokenizer(folder / OURS)
+    own = load_tokenizer(folder / OWN_TOKENIZER)
     if own is not None:
         return own
     path = folder / about["tokenizer"]["file"]

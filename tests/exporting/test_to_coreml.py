@@ -12,7 +12,7 @@ import pytest
 from lapclip.commands.export import write_and_check
 from lapclip.data.dataset import Pairs
 from lapclip.errors import WeightsError
-from lapclip.exporting import coreml_packages as coreml
+from lapclip.exporting import to_coreml as coreml
 from lapclip.exporting.check import cosines
 from lapclip.exporting.export_format import CheckPairs, Job, find_format
 
@@ -39,7 +39,7 @@ def test_packages_have_the_form_and_the_weights_that_were_meant(to: str, tmp_pat
     assert about["towers"]["text"]["shape"] == [1, ours.context]
     assert (tmp_path / "example.swift").exists()
     if coreml.can_predict():
-        there = coreml.CoreMLEmbedder(tmp_path, ours)
+        there = coreml.open_packages(tmp_path, ours)
         assert cosines(ours.embed_pixels(IMAGES), there.embed_pixels(IMAGES))["mean"] > 0.995
     else:
         assert about["check"] == coreml.NOT_CHECKED

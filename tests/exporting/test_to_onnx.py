@@ -23,17 +23,15 @@ from lapclip.data.dataset import Pairs
 from lapclip.data.pixels import middle_square
 from lapclip.embedder import Embedder, OnnxEmbedder, OnnxSession, load_torch, open_exported
 from lapclip.errors import WeightsError
-from lapclip.exporting import quantise as quantising
+from lapclip.exporting import int8
 from lapclip.exporting.check import cosines
-from lapclip.exporting.choose_int8 import FLOAT, Tried, choose
-from lapclip.exporting.description import describe, write_description
+from lapclip.exporting.export_folder import EXAMPLES, describe, write_json
 from lapclip.exporting.export_format import CheckPairs, Job, find_format, require_packages
-from lapclip.exporting.onnx_graph import write_graph
-from lapclip.exporting.onnx_towers import interface, write_float, write_int8
-from lapclip.exporting.quantise import Way, ladder, prepare, quantise
-from lapclip.exporting.readme import EXAMPLES
+from lapclip.exporting.int8 import FLOAT, Tried, Way, choose, ladder, prepare, quantise
+from lapclip.exporting.to_onnx import interface, write_float, write_graph, write_int8
 from lapclip.exporting.tokenizer_files import write_tokenizers
 from lapclip.model.shapes import SHAPES
+from lapclip.weights.recognise import DESCRIPTION
 
 from ..networks import TinyImage, tiny_text
 from ..weights.made import CAPTIONS, SHAPE, characters, embedder
@@ -75,7 +73,7 @@ def exported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     out.mkdir()
     write_tokenizers(out, ours.tokenizer)
     write_float(ours, out, quiet)
-    write_description(out, describe(ours, "onnx", interface(ours)))
+    write_json(out / DESCRIPTION, describe(ours, "onnx", interface(ours)))
     return ours, out
 
 
@@ -108,7 +106,7 @@ def test_int8_is_smaller_and_close(exported: tuple[Embedder, Path], tmp_path: Pa
     chosen = write_int8(ours, tmp_path, Pairs(IMAGES, captions), quiet)
     assert all(tower["numbers"] == FLOAT or tower["numbers"].startswith("int8") for tower in chosen.values())
     described = {tower: {**about, **chosen[tower]} for tower, about in interface(ours).items()}
-    write_description(tmp_path, describe(ours, "onnx-int8", described))
+    write_json(tmp_path / DESCRIPTION, describe(ours, "onnx-int8", described))
     there = open_exported(tmp_path)
     assert cosines(ours.embed_pixels(IMAGES), there.embed_pixels(IMAGES))["mean"] >= 0.995
     assert cosines(ours.encode_text(WORDS), there.encode_text(WORDS))["mean"] >= 0.995
@@ -179,7 +177,7 @@ def test_what_bounds_a_product_is_rounded_with_it(tmp_path: Path, monkeypatch: p
         return cosines(own, OnnxSession(tmp_path / "small.onnx")(pixels.numpy()))["mean"]
 
     together = cosine()
-    monkeypatch.setattr(quantising, "BOUNDS", ())
+    monkeypatch.setattr(int8, "BOUNDS", ())
     assert 1 - together < 0.5 * (1 - cosine())
 
 
@@ -243,7 +241,7 @@ def test_the_example_sees_images_as_we_do(kind: str, resize: str, tmp_path: Path
     import importlib.util
 
     ours = embedder(replace(SMALL, resize=resize), characters())
-    write_description(tmp_path, describe(ours, "onnx", interface(ours)))
+    write_json(tmp_path / DESCRIPTION, describe(ours, "onnx", interface(ours)))
     (tmp_path / "example.py").write_text((EXAMPLES / "example.py").read_text())
     spec = importlib.util.spec_from_file_location("example", tmp_path / "example.py")
     assert spec is not None
@@ -273,10 +271,10 @@ def test_a_folder_for_another_engine_or_with_damage_is_refused(tmp_path: Path) -
     ours = embedder(SMALL, characters())
     with pytest.raises(WeightsError, match="cannot be read"):
         open_exported(tmp_path)
-    write_description(tmp_path, describe(ours, "coreml", interface(ours)))
+    write_json(tmp_path / DESCRIPTION, describe(ours, "coreml", interface(ours)))
     with pytest.raises(WeightsError, match="is for coreml"):
         open_exported(tmp_path)
-    write_description(tmp_path, describe(ours, "onnx", interface(ours)))
+    write_json(tmp_path / DESCRIPTION, describe(ours, "onnx", interface(ours)))
     write_tokenizers(tmp_path, ours.tokenizer)
     (tmp_path / "image.onnx").write_bytes(b"nothing")
     with pytest.raises(WeightsError, match=r"image.onnx cannot be run"):

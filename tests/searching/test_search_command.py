@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from lapclip.paths import data_folder
 from tests.conftest import lapclip
 from tests.searching.made import draw, draw_many
 
@@ -175,15 +174,6 @@ def test_mistakes_are_told_in_a_line_or_two(trained: Path, here: Path, arguments
     assert said in done.stderr
     lines = [line for line in done.stderr.strip().splitlines() if line != "reading the model"]
     assert len(lines) <= 3
-
-
-def test_data_directory_of_the_system(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.delenv("LAPCLIP_DATA")
-    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
-    assert data_folder() == tmp_path / "lapclip"
-    monkeypatch.delenv("XDG_DATA_HOME")
-    system = {"linux": ".local/share", "darwin": "Library/Application Support"}.get(sys.platform)
-    assert system is None or data_folder() == Path.home() / system / "lapclip"
 
 
 @pytest.mark.real_data

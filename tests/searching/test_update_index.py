@@ -16,7 +16,7 @@ from lapclip.data.pixels import View
 from lapclip.errors import DataError
 from lapclip.searching import update_index as indexing
 from lapclip.searching.index import Index, index_folder, thumbnail_path
-from lapclip.searching.read_image import read_image
+from lapclip.searching.read_images import read_image
 from lapclip.searching.scan import Stamp
 from tests.searching.made import BATCH, Watched, draw, draw_many, index_now, names, vector_of, vectors_of
 
@@ -196,7 +196,7 @@ def test_heic_photos(trained: Path, photos: Path, monkeypatch: pytest.MonkeyPatc
     pillow_heif = pytest.importorskip("pillow_heif")
     pillow_heif.register_heif_opener()
     Image.open(draw(photos / "one.png", 1, side=64)).save(photos / "phone.HEIC", format="HEIF")
-    monkeypatch.setattr("lapclip.searching.read_image._reads_heic", lambda: False)
+    monkeypatch.setattr("lapclip.searching.read_images._reads_heic", lambda: False)
     library = index_now(photos, Watched(trained))
     ((path, reason),) = library.update.unreadable
     assert path == "phone.HEIC"

@@ -20,7 +20,8 @@ from PIL import Image
 from lapclip.errors import DataError
 from lapclip.searching.web import app as application
 from lapclip.searching.web import images as web_images
-from lapclip.searching.web import questions, serve
+from lapclip.searching.web import questions
+from lapclip.searching.web.app import serve
 
 from ..conftest import command
 from ..served import ending

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 
 from lapclip.embedder import Embedder, load_torch
 from lapclip.errors import WeightsError
-from lapclip.weights import openai, openclip
+from lapclip.weights import huggingface, openai, openclip
 from lapclip.weights.hub import choose_files
-from lapclip.weights.published_shapes import KNOWN
+from lapclip.weights.published import KNOWN
 from lapclip.weights.read_model import read_model
 
 from .made import CAPTIONS, SHAPE, change_json, embedder, save_huggingface, save_openclip
@@ -73,6 +73,49 @@ def test_huggingfaces_folder_gives_the_same_model_in_one_file_and_in_shards(ours
         places |= {tensor: name for tensor, _ in tensors[at::2]}
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
     assert same(load_torch(folder), ours)
+
+
+BLOCK = {
+    # ours: (OpenAI's, Hugging Face's)
+    "ln_1": ("ln_1", "layer_norm1"),
+    "attention.out": ("attn.out_proj", "self_attn.out_proj"),
+    "ln_2": ("ln_2", "layer_norm2"),
+    "mlp_in": ("mlp.c_fc", "mlp.fc1"),
+    "mlp_out": ("mlp.c_proj", "mlp.fc2"),
+}
+"""As clip/model.py of openai/CLIP and modeling_clip.py of huggingface/transformers name the modules of a block, in the
+order in which both compute them: a norm before attention, a norm before the MLP. Equal sizes hide a mistake here from
+whoever reads and writes with the same table."""
+AROUND = {
+    "image.ln_pre.weight": ("visual.ln_pre.weight", "vision_model.pre_layrnorm.weight"),
+    "image.ln_post.weight": ("visual.ln_post.weight", "vision_model.post_layernorm.weight"),
+    "image.class_embedding": ("visual.class_embedding", "vision_model.embeddings.class_embedding"),
+    "text.ln_final.weight": ("ln_final.weight", "text_model.final_layer_norm.weight"),
+    "text.token_embedding.weight": ("token_embedding.weight", "text_model.embeddings.token_embedding.weight"),
+}
+TOWERS = {
+    "image": ("visual.transformer.resblocks", "vision_model.encoder.layers"),
+    "text": ("transformer.resblocks", "text_model.encoder.layers"),
+}
+
+
+def test_every_module_has_the_name_that_the_others_give_it(ours: Embedder) -> None:
+    tensors = ours.model.state_dict()
+    named = dict(AROUND)
+    for tower, blocks in TOWERS.items():
+        for at in range(2):
+            for part, names in BLOCK.items():
+                for end in ("weight", "bias"):
+                    theirs = [f"{block}.{at}.{name}.{end}" for block, name in zip(blocks, names, strict=True)]
+                    named[f"{tower}.transformer.blocks.{at}.{part}.{end}"] = (theirs[0], theirs[1])
+    for which, written in enumerate((openai.to_theirs(tensors), huggingface.to_theirs(tensors))):
+        for name, theirs in named.items():
+            assert torch.equal(written[theirs[which]], tensors[name]), theirs[which]
+    for tower, (openais, theirs) in TOWERS.items():
+        joined = tensors[f"{tower}.transformer.blocks.1.attention.qkv.weight"]
+        assert torch.equal(openai.to_theirs(tensors)[f"{openais}.1.attn.in_proj_weight"], joined)
+        parts = [huggingface.to_theirs(tensors)[f"{theirs}.1.self_attn.{letter}_proj.weight"] for letter in "qkv"]
+        assert torch.equal(torch.cat(parts), joined)
 
 
 def test_half_precision_becomes_float32(ours: Embedder, tmp_path: Path) -> None:

@@ -62,7 +62,7 @@ def export(
 
 
 def _lines(result: dict[str, Any]) -> list[str]:
-    from lapclip.exporting.readme import table_lines
+    from lapclip.exporting.export_folder import table_lines
 
     folder = Path(result["out"])
     lines = [f"[bold]{escape(str(folder))}[/bold]  {result['format']}, {result['bytes'] / 1e6:,.1f} MB"]

@@ -1,21 +1,33 @@
-"""A folder that is written whole or not at all, and never over something else."""
+"""The folder of an export: written whole or not at all, never over something else, with a description and a README.
+
+lapclip.json says what a program has to know to use exported towers; `lapclip.embedder` reads it. The README says how
+to use the folder, and what the check found.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+from lapclip import __version__
 from lapclip.errors import WeightsError
 from lapclip.paths import replace
+from lapclip.weights.recognise import TOKENIZER
+
+if TYPE_CHECKING:
+    from lapclip.embedder import Embedder
 
 README = "README.md"
 EXPORTED = "exported"
 """The folder in a run's own that exports go to, each under the name of its format."""
 MARK = "Written by `lapclip export`."
 """The line of a README that says that a folder is ours to replace."""
+EXAMPLES = Path(__file__).with_name("examples")
 
 
 def check_free(out: Path, *, force: bool) -> None:
@@ -64,3 +76,86 @@ def _is_export(out: Path) -> bool:
         return MARK in (out / README).read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError):
         return False
+
+
+def describe(embedder: Embedder, to: str, towers: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """What lapclip.json says, but for the result of the check."""
+    model, tokenizer, view = embedder.model, embedder.tokenizer, embedder.view
+    shape, bias = model.shape, model.logit_bias
+    return {
+        "format": to,
+        "written_by": f"lapclip {__version__}",
+        "made_from": embedder.fingerprint(),
+        "model": shape.name,
+        "embedding": shape.embedding,
+        "logit_scale": float(model.logit_scale.detach().exp()),
+        **({} if bias is None else {"logit_bias": float(bias.detach())}),
+        "towers": towers,
+        "preprocessing": {
+            "side": view.side,
+            "resized": view.resized,
+            "resize": view.resize,
+            "interpolation": view.interpolation,
+            "colours": view.colours,
+            "mean": [float(number) for number in shape.pixel_mean.split()],
+            "deviation": [float(number) for number in shape.pixel_std.split()],
+            "scaled_by": "the image tower itself: give it 0 to 255",
+        },
+        "tokenizer": {
+            "file": TOKENIZER,
+            "longest": shape.context,
+            "padding": tokenizer.padding,
+            "start": tokenizer.start,
+            "end": tokenizer.end,
+        },
+    }
+
+
+def write_json(path: Path, contents: dict[str, Any], *, ascii: bool = True) -> None:
+    """Plain data as people read it too; with `ascii`, letters beyond ASCII are escaped."""
+    path.write_text(json.dumps(contents, indent=2, ensure_ascii=ascii) + "\n", encoding="utf-8", newline="\n")
+
+
+def copy_example(name: str, folder: Path) -> None:
+    """A program that uses the folder and needs nothing of lapclip."""
+    shutil.copyfile(EXAMPLES / name, folder / name)
+
+
+def write_readme(folder: Path, model: str, use: str, result: dict[str, Any]) -> None:
+    """The name of the model, how its folder is used, and what the check found."""
+    notes = "".join(f"- {note}\n" for note in result["notes"])
+    table = "\n".join(["```", *table_lines(result), "```"])
+    text = f"# {model}, {result['format']}\n\n{MARK}\n\n{use}\n\n## Check\n\n{table}\n\n{notes}"
+    (folder / README).write_text(text, encoding="utf-8", newline="\n")
+
+
+def table_lines(result: dict[str, Any]) -> list[str]:
+    """The check as a table: what was lost, what was gained."""
+    lines = [f"on {result['checked_on']}"]
+    low, high = result["intervals"]["recall_before"]
+    lines.append(f"{'':<30}{'before':>10}{'after':>10}")
+    after = result["recall_after"]
+    now = f"{after:>10.1%}" if after is not None else f"{'-':>10}"
+    interval = ""
+    if after is not None:
+        interval = "   95 % interval after {:.1%} to {:.1%}".format(*result["intervals"]["recall_after"])
+    lines.append(
+        f"{'text-to-image R@1':<30}{result['recall_before']:>10.1%}{now}   before {low:.1%} to {high:.1%}{interval}"
+    )
+    before, small = result["weights_bytes_before"], result["weights_bytes"]
+    lines.append(f"{'size, MB':<30}{before / 1e6:>10.2f}{small / 1e6:>10.2f}   {before / small:.2f}x smaller")
+    for row in result["latency"]:
+        what = f"{row['tower']} tower, {row['batch']} at once"
+        lines.append(
+            f"{what + ', ms':<30}{row['ms_before']:>10.2f}{row['ms_after']:>10.2f}   {row['ratio']:.2f}x torch"
+        )
+    if result["latency"]:
+        speed = result["ms_before"] / result["ms_after"]
+        lines.append(
+            f"{'both, one at once, ms':<30}{result['ms_before']:>10.2f}{result['ms_after']:>10.2f}   {speed:.2f}x torch"
+        )
+    if result.get("busy"):
+        lines.append(f"times: {result['busy']}")
+    for tower, close in (result["cosine"] or {}).items():
+        lines.append(f"{f'cosine, {tower} tower':<30}{'mean':>10}{close['mean']:>10.5f}   worst {close['worst']:.5f}")
+    return lines

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from lapclip.embedder import Embedder, Encoder
     from lapclip.exporting.check import Embedded
 
+OUTPUT = "embeddings"
+"""What towers that were written for another engine call their output."""
 _registered: dict[str, ExportFormat] = {}
 
 

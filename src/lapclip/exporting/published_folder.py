@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from abc import abstractmethod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from lapclip.errors import WeightsError
 from lapclip.exporting.export_folder import MARK, README
 from lapclip.exporting.export_format import ExportFormat, Job, Written
+from lapclip.weights.recognise import OWN_TOKENIZER
 
 if TYPE_CHECKING:
     from lapclip.embedder import Embedder
@@ -41,13 +41,12 @@ class PublishedFormat(ExportFormat):
 
     def write(self, job: Job) -> Written:
         from lapclip.data.tokenizers import save_tokenizer
-        from lapclip.weights.published_tokenizer import OURS
 
         embedder, folder = job.embedder, job.folder
         job.status(f"writing for {self.name}")
         notes = self.write_files(embedder, folder) + [PROFILES] * (embedder.model.shape.colours == "srgb")
         if not has_clips_tokenizer(embedder):
-            save_tokenizer(embedder.tokenizer, folder / OURS)
+            save_tokenizer(embedder.tokenizer, folder / OWN_TOKENIZER)
         (folder / README).write_text(self._readme(embedder, notes), encoding="utf-8", newline="\n")
         check_read_back(embedder, folder)
         return Written(sorted(folder.glob("*.safetensors")), notes=notes)
@@ -90,7 +89,3 @@ def learnt_bias(embedder: Embedder) -> float | None:
     """The bias that a sigmoid loss has learnt beside the logit scale; None where there is none."""
     bias = embedder.model.state_dict().get("logit_bias")
     return None if bias is None else float(bias)
-
-
-def write_json(path: Path, contents: dict[str, Any]) -> None:
-    path.write_text(json.dumps(contents, indent=2) + "\n", encoding="utf-8", newline="\n")

@@ -1,18 +1,39 @@
-"""`--to onnx` and `--to onnx-int8`: both towers as ONNX files, which ONNX Runtime runs without torch."""
+"""`--to onnx` and `--to onnx-int8`: both towers as ONNX files, which ONNX Runtime runs without torch.
+
+Batch and caption length are free, nothing else is.
+"""
 
 from __future__ import annotations
 
+import logging
 import shlex
 import shutil
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lapclip.exporting.export_format import ExportFormat, Job, Written, register
+from lapclip.errors import WeightsError, first_line
+from lapclip.exporting.export_folder import copy_example, describe, write_json, write_readme
+from lapclip.exporting.export_format import OUTPUT, ExportFormat, Job, Written, register
+from lapclip.progress import Status
+from lapclip.weights.recognise import DESCRIPTION
 
 if TYPE_CHECKING:
-    from lapclip.embedder import Encoder
+    from torch import Tensor, nn
+
+    from lapclip.data.dataset import Pairs
+    from lapclip.embedder import Embedder, Encoder
     from lapclip.exporting.check import Embedded
 
+OPSET = 20
+INPUTS = {"image": "pixels", "text": "tokens"}
+LARGEST = 2_000_000_000
+"""Bytes of one file: protobuf, which ONNX is written in, ends at 2 GiB."""
+TRIED = "tried"
+"""The folder in which every int8 form lies until the check is done, and the towers in float32."""
 USE = """\
 ```
 pip install onnxruntime numpy pillow tokenizers
@@ -34,7 +55,6 @@ class Onnx(ExportFormat):
     extra = "export"
 
     def write(self, job: Job) -> Written:
-        from lapclip.exporting.onnx_towers import interface
         from lapclip.exporting.tokenizer_files import write_tokenizers
 
         notes = write_tokenizers(job.folder, job.embedder.tokenizer)
@@ -46,14 +66,12 @@ class Onnx(ExportFormat):
 
     def _write_towers(self, job: Job) -> dict[str, dict[str, Any]]:
         """Write both files, and say of each what its numbers are."""
-        from lapclip.exporting.onnx_towers import FLOAT, write_float
+        from lapclip.exporting.int8 import FLOAT
 
         return {tower: {"numbers": FLOAT} for tower in write_float(job.embedder, job.folder, job.status)}
 
     def _describe(self, job: Job, written: Written, **check: Any) -> None:
-        from lapclip.exporting.description import describe, write_description
-
-        write_description(job.folder, {**describe(job.embedder, self.name, written.towers), **check})
+        write_json(job.folder / DESCRIPTION, {**describe(job.embedder, self.name, written.towers), **check})
 
     def open(self, job: Job) -> Encoder:
         from lapclip.embedder import open_exported
@@ -61,8 +79,6 @@ class Onnx(ExportFormat):
         return open_exported(job.folder)
 
     def finish(self, job: Job, written: Written, check: dict[str, Any], result: dict[str, Any]) -> None:
-        from lapclip.exporting.readme import copy_example, write_readme
-
         self._describe(job, written, check=check)
         copy_example("example.py", job.folder)
         write_readme(job.folder, job.embedder.model.shape.name, USE, result)
@@ -77,14 +93,12 @@ class OnnxInt8(Onnx):
     purpose = "for a quarter of the size and less time"
 
     def _write_towers(self, job: Job) -> dict[str, dict[str, Any]]:
-        from lapclip.exporting.onnx_towers import write_int8
-
         return write_int8(job.embedder, job.folder, job.pairs.training, job.status)
 
     def mend(self, job: Job, written: Written, before: Embedded, after: Embedded) -> bool:
         """Put back in float32 the towers that fail the check by themselves."""
         from lapclip.exporting.check import LEAST_COSINE, MOST_LOST, Embedded, compare, recall_lost
-        from lapclip.exporting.onnx_towers import FLOAT, TRIED
+        from lapclip.exporting.int8 import FLOAT
 
         alone = {
             "image": Embedded(after.images, before.texts, before.owner),
@@ -109,6 +123,151 @@ class OnnxInt8(Onnx):
         if changed:
             self._describe(job, written)
         return changed
+
+
+def write_float(embedder: Embedder, folder: Path, status: Status, *, small: bool = False) -> dict[str, Path]:
+    """Both towers in float32; with `small`, their tables of embeddings in bytes."""
+    from lapclip.exporting.int8 import prepare
+    from lapclip.exporting.tower_programs import programs
+
+    found = {}
+    for tower, program in programs(embedder, small=small).items():
+        status(f"writing the {tower} tower")
+        plain, found[tower] = folder / f"{tower}.plain.onnx", folder / f"{tower}.onnx"
+        write_graph(program, tower, samples(embedder)[tower], embedder.context, plain)
+        prepare(plain, found[tower])
+        plain.unlink()
+    return found
+
+
+def write_int8(embedder: Embedder, folder: Path, training: Pairs, status: Status) -> dict[str, dict[str, Any]]:
+    """Both towers in int8. What was tried is measured on training pairs; its files stay in `folder`/tried."""
+    import numpy as np
+
+    from lapclip.exporting.check import Embedded
+    from lapclip.exporting.int8 import FLOAT, choose, ladder, quantise, try_ways
+
+    aside = folder / TRIED
+    aside.mkdir()
+    graphs = write_float(embedder, aside, status, small=True)
+    captions = [options[0] for options in training.captions]
+    rows = {"image": np.array(training.pixels[:]), "text": embedder.tokenizer.batch(captions, embedder.context)}
+    truth = Embedded(embedder.encode_pixels(rows["image"]), embedder.encode_text(captions), np.arange(len(captions)))
+    found = {}
+    for tower, graph in graphs.items():
+        files, tried = {FLOAT: graph}, {}
+        for step in ladder(graph):
+            for way in step:
+                status(f"rounding the {tower} tower to int8, {way}")
+                files[str(way)] = aside / f"{tower}.{len(files)}.onnx"
+                quantise(graph, way, files[str(way)], rows[tower])
+            status(f"measuring the {tower} tower in int8")
+            new = {name: path for name, path in files.items() if name not in tried}
+            tried.update(try_ways(tower, embedder, new, rows[tower], truth))
+            if any(tried[str(way)].keeps for way in step):
+                break
+        way, why = choose(tower, tried)
+        shutil.copyfile(files[way], folder / f"{tower}.onnx")
+        found[tower] = {
+            "numbers": FLOAT if way == FLOAT else f"int8, {way}",
+            "why": why,
+            "tried": [asdict(one) for one in tried.values()],
+        }
+    return found
+
+
+def interface(embedder: Embedder) -> dict[str, dict[str, Any]]:
+    """How each file is called."""
+    side = embedder.view.side
+    return {
+        "image": {
+            "file": "image.onnx",
+            "input": INPUTS["image"],
+            "shape": ["batch", side, side, 3],
+            "type": "uint8",
+            "output": OUTPUT,
+        },
+        "text": {
+            "file": "text.onnx",
+            "input": INPUTS["text"],
+            "shape": ["batch", f"2 to {embedder.context}"],
+            "type": "int64",
+            "output": OUTPUT,
+        },
+    }
+
+
+def samples(embedder: Embedder) -> dict[str, Tensor]:
+    """Inputs to follow a tower with: two images, and two captions of different lengths."""
+    import torch
+
+    shape = embedder.model.shape
+    pixels = torch.randint(
+        0, 256, (2, shape.image_size, shape.image_size, 3), generator=torch.Generator().manual_seed(0)
+    )
+    tokens = embedder.tokenizer.batch(["a red cat on the left", "a dog"], shape.context)
+    return {"image": pixels.to(torch.uint8), "text": torch.from_numpy(tokens)}
+
+
+def write_graph(program: nn.Module, tower: str, sample: Tensor, context: int, path: Path) -> None:
+    """Follow the tower on a sample and write what it computes."""
+    import onnx
+    import torch
+
+    size = sum(part.numel() * part.element_size() for part in program.state_dict().values())
+    if size > LARGEST:
+        raise WeightsError(
+            f"The {tower} tower takes {size / 1e9:.1f} GB, and an ONNX file holds 2.", hint="--to huggingface"
+        )
+    free: dict[int, Any] = {0: torch.export.Dim("batch")}
+    if tower == "text":
+        free[1] = torch.export.Dim("length", min=2, max=context)
+    try:
+        with torch.inference_mode(False), torch.no_grad(), _quietly():
+            made = torch.onnx.export(
+                program,
+                (sample,),
+                dynamo=True,
+                opset_version=OPSET,
+                dynamic_shapes=(free,),
+                input_names=[INPUTS[tower]],
+                output_names=[OUTPUT],
+                verbose=False,
+            )
+    except Exception as error:  # a foreign network may do what cannot be followed
+        raise WeightsError(
+            f"The {tower} tower cannot be written as ONNX: {first_line(error)}.", hint="--debug shows where"
+        ) from error
+    assert made is not None
+    graph = made.model_proto
+    _strip(graph)
+    onnx.save(graph, path)
+
+
+def _strip(graph: Any) -> None:
+    """Without the notes about our source, which are larger than a small tower and name this computer's folders."""
+    del graph.graph.value_info[:]
+    graph.graph.doc_string = ""
+    for node in graph.graph.node:
+        del node.metadata_props[:]
+        node.doc_string = ""
+    for part in (*graph.graph.initializer, *graph.graph.input, *graph.graph.output, graph.graph, graph):
+        del part.metadata_props[:]
+    graph.producer_name, graph.producer_version = "lapclip", ""
+
+
+@contextmanager
+def _quietly() -> Iterator[None]:
+    """torch says which of its own packages are missing, none of which matters here."""
+    log = logging.getLogger("torch.onnx")
+    level = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        log.setLevel(level)
 
 
 register(Onnx("onnx"))

@@ -10,14 +10,14 @@ from lapclip.data.tokenizers import BytePairTokenizer, CharacterTokenizer, Token
 from lapclip.data.tokenizers.bpe import WORD_END, WORDS
 from lapclip.data.tokenizers.pretrained_tokenizer import PretrainedTokenizer
 from lapclip.errors import WeightsError
-from lapclip.weights.published_tokenizer import OURS
+from lapclip.exporting.export_folder import write_json
+from lapclip.weights.recognise import OWN_TOKENIZER, TOKENIZER
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Theirs
 
 START, END, UNKNOWN = "<|startoftext|>", "<|endoftext|>", "<|unknown|>"
 """What Hugging Face's CLIP calls the first two."""
-TOKENIZER = "tokenizer.json"
 
 
 def write_tokenizers(folder: Path, tokenizer: Tokenizer) -> list[str]:
@@ -25,7 +25,7 @@ def write_tokenizers(folder: Path, tokenizer: Tokenizer) -> list[str]:
     theirs, limits = others_tokenizer(tokenizer)
     theirs.save(str(folder / TOKENIZER), pretty=False)
     if not isinstance(tokenizer, PretrainedTokenizer):
-        save_tokenizer(tokenizer, folder / OURS)
+        save_tokenizer(tokenizer, folder / OWN_TOKENIZER)
     return [f"tokenizer.json cannot express {limit}: captions without it give the same tokens." for limit in limits]
 
 
@@ -43,10 +43,10 @@ def write_tokenizer(tokenizer: Tokenizer, folder: Path, context: int) -> list[st
         "clean_up_tokenization_spaces": False,
         **special,
     }
-    _write(folder / "tokenizer_config.json", described)
-    _write(folder / "special_tokens_map.json", special)
+    write_json(folder / "tokenizer_config.json", described, ascii=False)
+    write_json(folder / "special_tokens_map.json", special, ascii=False)
     if isinstance(tokenizer, BytePairTokenizer) and own:  # the files that older releases know
-        _write(folder / "vocab.json", made.get_vocab(with_added_tokens=True))
+        write_json(folder / "vocab.json", made.get_vocab(with_added_tokens=True), ascii=False)
         merges = "\n".join(" ".join(merge) for merge in tokenizer.merges)
         (folder / "merges.txt").write_text(f"#version: 0.2\n{merges}\n", encoding="utf-8", newline="\n")
     return limits
@@ -109,7 +109,3 @@ def _framed(made, tokenizer: Tokenizer):
         single=f"{START} $A {END}", special_tokens=[(START, tokenizer.start), (END, tokenizer.end)]
     )
     return made
-
-
-def _write(path: Path, contents: dict) -> None:
-    path.write_text(json.dumps(contents, indent=2, ensure_ascii=False) + "\n", encoding="utf-8", newline="\n")

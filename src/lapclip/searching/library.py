@@ -14,10 +14,8 @@ from lapclip.data.pixels import middle_square
 from lapclip.errors import SearchError
 from lapclip.progress import Progress, Status
 from lapclip.searching.index import Entry, Index, index_folder
-from lapclip.searching.model_notes import model_notes
-from lapclip.searching.nearest import nearest
-from lapclip.searching.query import excluded, parse, vector_of
-from lapclip.searching.search_model import SearchModel, open_search_model
+from lapclip.searching.query import excluded, nearest, parse, vector_of
+from lapclip.searching.search_model import SearchModel, model_notes, open_search_model
 from lapclip.searching.update_index import IndexUpdate, check_folder, update_index
 
 __all__ = ["Entry", "Hit", "Library", "open_library"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
@@ -35,66 +34,49 @@ class Stamp(NamedTuple):
         return cls(status.st_size, max(-LATEST, min(status.st_mtime_ns, LATEST)))
 
 
-@dataclass
-class Walked:
-    """The images under a folder by their path in it, and the folders that could not be looked into."""
+class Scan:
+    """The images under a folder, by their path in it, in the order of their names. Links are followed, each real folder
+    once. Hidden files and folders, run folders, and those of `LEFT_OUT` are left out."""
 
-    images: dict[str, Stamp] = field(default_factory=dict)
-    closed: list[str] = field(default_factory=list)
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.closed: list[str] = []
+        """Folders that could not be looked into, as far as the scan has come."""
 
     def hides(self, path: str) -> bool:
         """Whether a path may still be there, in a folder that could not be looked into."""
         return any(path.startswith(folder + os.sep) for folder in self.closed)
 
+    def __iter__(self) -> Iterator[tuple[str, Stamp]]:
+        seen: set[tuple[int, int | str]] = set()
 
-def walk(folder: Path) -> Walked:
-    """All images under a folder, in the order of their names. Links are followed, each real folder once.
+        def cannot_list(inside: str, error: OSError) -> None:
+            if not isinstance(error, FileNotFoundError):  # a folder that has just gone, or a link to nowhere
+                self.closed.append(inside)
 
-    Hidden files and folders, run folders, and those of `LEFT_OUT` are left out.
-    """
-    if not folder.is_dir():
-        what = "is not a folder" if folder.exists() else "does not exist"
-        raise DataError(f"{folder} {what}.", hint="lapclip search FOLDER, with a folder of images")
-    walked = Walked()
-    walked.images.update(images_under(folder, walked))
-    return walked
-
-
-def images_under(folder: Path, walked: Walked) -> Iterator[tuple[str, Stamp]]:
-    """The same one by one; folders that cannot be looked into are noted."""
-    yield from _images(folder, walked)
-    if "" in walked.closed:
-        raise DataError(f"{folder} cannot be looked into.", hint="a folder that you may read")
-
-
-def _images(folder: Path, walked: Walked) -> Iterator[tuple[str, Stamp]]:
-    seen: set[tuple[int, int | str]] = set()
-
-    def cannot_list(inside: str, error: OSError) -> None:
-        if not isinstance(error, FileNotFoundError):  # a folder that has just gone, or a link to nowhere
-            walked.closed.append(inside)
-
-    for inside, entries, below in walk_folders(folder, cannot_list):
-        here = folder / inside
-        try:
-            found = os.stat(here)
-        except OSError:  # gone since
-            continue
-        # Some file systems number no folders; there the real path tells them apart.
-        real = (found.st_dev, found.st_ino) if found.st_ino else (0, os.path.realpath(here))
-        if real in seen or (inside and {entry.name for entry in entries}.issuperset(RUN_FILES)):
-            continue
-        seen.add(real)
-        for entry in entries:
-            if entry.name in LEFT_OUT or entry.name.lower().endswith(LIBRARIES):
-                continue
-            path = os.path.join(inside, entry.name)
+        for inside, entries, below in walk_folders(self.folder, cannot_list):
+            here = self.folder / inside
             try:
-                if entry.is_dir():
-                    below.append(path)
-                elif is_image(entry.name):
-                    status = os.stat(here / entry.name)
-                    if stat.S_ISREG(status.st_mode):  # never a pipe, which would be waited for
-                        yield path, Stamp.of(status)
-            except OSError:  # gone since, or a link that leads nowhere or to itself
+                found = os.stat(here)
+            except OSError:  # gone since
                 continue
+            # Some file systems number no folders; there the real path tells them apart.
+            real = (found.st_dev, found.st_ino) if found.st_ino else (0, os.path.realpath(here))
+            if real in seen or (inside and {entry.name for entry in entries}.issuperset(RUN_FILES)):
+                continue
+            seen.add(real)
+            for entry in entries:
+                if entry.name in LEFT_OUT or entry.name.lower().endswith(LIBRARIES):
+                    continue
+                path = os.path.join(inside, entry.name)
+                try:
+                    if entry.is_dir():
+                        below.append(path)
+                    elif is_image(entry.name):
+                        status = os.stat(here / entry.name)
+                        if stat.S_ISREG(status.st_mode):  # never a pipe, which would be waited for
+                            yield path, Stamp.of(status)
+                except OSError:  # gone since, or a link that leads nowhere or to itself
+                    continue
+        if "" in self.closed:
+            raise DataError(f"{self.folder} cannot be looked into.", hint="a folder that you may read")

@@ -1,23 +1,28 @@
-"""Bring an index up to date: new and changed files are read in threads while the model works."""
+"""Bring an index up to date: new and changed files are read in threads while the model works.
+
+What the index said when the pass began, and what lies in the folder, are tables of SQLite's own temporary files: a
+million images would take more memory than the model. The index changes while the pass goes on; these do not, so that a
+chain of renamed files is followed as it was.
+"""
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
 from lapclip.errors import DataError
 from lapclip.machine.facts import logical_cores
 from lapclip.progress import Progress, Status
-from lapclip.searching.changes import Before
-from lapclip.searching.index import Entry, Index
-from lapclip.searching.read_ahead import made_ahead
-from lapclip.searching.read_image import Read, heic_is_unknown, read_image
-from lapclip.searching.scan import Stamp, Walked, images_under
+from lapclip.searching.index import COLUMNS, Entry, Index, entry_of
+from lapclip.searching.read_images import Read, heic_is_unknown, made_ahead, read_image
+from lapclip.searching.scan import Scan, Stamp
 from lapclip.searching.search_model import SearchModel
 
 SAVED_EVERY = 1.0
@@ -25,6 +30,23 @@ SAVED_EVERY = 1.0
 AHEAD = 3
 """Batches that are read ahead of the model."""
 NO_HEIC = 'HEIC needs the package pillow-heif: pip install "lapclip[heic]"'
+PAGE = 5000
+"""Rows at once."""
+TABLES = f"""
+DROP TABLE IF EXISTS temp.walked;
+DROP TABLE IF EXISTS temp.old;
+CREATE TEMP TABLE walked (path BLOB PRIMARY KEY, bytes INTEGER, modified INTEGER) WITHOUT ROWID;
+CREATE TEMP TABLE old AS SELECT {COLUMNS}, gone AS free FROM main.pictures;
+CREATE UNIQUE INDEX temp.old_numbers ON old (number);
+CREATE UNIQUE INDEX temp.old_paths ON old (path);
+CREATE INDEX temp.old_digests ON old (digest);
+"""
+TO_READ = """
+FROM walked LEFT JOIN old ON old.path = walked.path
+WHERE (old.number IS NULL OR old.gone OR old.bytes != walked.bytes OR old.modified != walked.modified
+       OR (old.row IS NULL AND old.reason IS NULL))
+"""
+"""Files that are new, changed, or have neither a vector nor a reason why not."""
 
 
 @dataclass
@@ -76,6 +98,68 @@ def update_index(
     return found
 
 
+class Known(NamedTuple):
+    """What the index has for the bytes of a file."""
+
+    entry: Entry
+    free: bool
+    """Whether its file is gone, so that its number can go to the one that has its bytes now."""
+
+
+class Before:
+    """What an index said when a pass over its folder began, beside what lies in the folder. Threads may share it."""
+
+    def __init__(self, index: Index, images: Iterable[tuple[str, Stamp]]) -> None:
+        self._index = index
+        index.run_script(TABLES)
+        rows = ((os.fsencode(path), *stamp) for path, stamp in images)
+        self.files = 0
+        """In the folder now."""
+        while page := list(islice(rows, PAGE)):
+            index.change_many("INSERT OR REPLACE INTO walked VALUES (?, ?, ?)", page)
+            self.files += len(page)
+        self.images: int = index.rows("SELECT count(*) FROM old")[0][0]
+        """In the index before."""
+
+    def count_to_read(self) -> int:
+        return self._index.rows(f"SELECT count(*) {TO_READ}")[0][0]
+
+    def to_read(self) -> Iterator[tuple[str, Stamp]]:
+        """Files to read, in the order of their paths."""
+        page = (
+            f"SELECT walked.path, walked.bytes, walked.modified {TO_READ} AND walked.path > ? ORDER BY 1 LIMIT {PAGE}"
+        )
+        last = b""
+        while rows := self._index.rows(page, (last,)):
+            for path, *stamp in rows:
+                yield os.fsdecode(path), Stamp(*stamp)
+            last = rows[-1][0]
+
+    def note_gone(self, hides: Callable[[str], bool]) -> list[int]:
+        """Numbers of images whose files are no longer there; they may be in a folder that hides them."""
+        missing = self._index.rows("SELECT number, path FROM old WHERE path NOT IN (SELECT path FROM walked)")
+        gone = [number for number, path in missing if not hides(os.fsdecode(path))]
+        self._index.change_many("UPDATE old SET free = 1 WHERE number = ?", [(number,) for number in gone])
+        return gone
+
+    def at(self, path: str) -> Entry | None:
+        """What the index had at a path."""
+        rows = self._index.rows(f"SELECT {COLUMNS} FROM old WHERE path = ?", (os.fsencode(path),))
+        return entry_of(rows[0]) if rows else None
+
+    def with_bytes(self, digest: str) -> Known | None:
+        """An image of the same bytes that has a vector; best one whose file is gone, because it wants a new one."""
+        rows = self._index.rows(
+            f"SELECT {COLUMNS}, free FROM old WHERE digest = ? AND row IS NOT NULL ORDER BY free DESC, number LIMIT 1",
+            (digest,),
+        )
+        return Known(entry_of(rows[0][:-1]), bool(rows[0][-1])) if rows else None
+
+    def take(self, number: int) -> None:
+        """An image whose file was gone has one again."""
+        self._index.change_many("UPDATE old SET free = 0 WHERE number = ?", [(number,)])
+
+
 class _Indexer:
     """One pass over a folder."""
 
@@ -86,10 +170,10 @@ class _Indexer:
         self.saved = time.monotonic()
 
     def work(self, progress: Progress) -> None:
-        walked = Walked()
-        self.before = Before(self.index, images_under(self.folder, walked))
-        self._check_not_empty(walked)
-        self.index.mark_gone(self.before.note_gone(walked.hides))
+        scan = Scan(self.folder)
+        self.before = Before(self.index, scan)
+        self._check_not_empty(scan)
+        self.index.mark_gone(self.before.note_gone(scan.hides))
         total = self.before.files
         self.passed = total - self.before.count_to_read()
         try:
@@ -104,12 +188,12 @@ class _Indexer:
                 f"Stopped. {self.index.count():,} of {total:,} images are indexed; the same command goes on."
             ) from None
         self.found.removed = self.index.forget_gone()
-        if walked.closed:
-            some = ", ".join(walked.closed[:3])
-            self.found.notes.append(f"{len(walked.closed):,} folders could not be looked into: {some}.")
+        if scan.closed:
+            some = ", ".join(scan.closed[:3])
+            self.found.notes.append(f"{len(scan.closed):,} folders could not be looked into: {some}.")
 
-    def _check_not_empty(self, walked: Walked) -> None:
-        if self.before.files or walked.closed:
+    def _check_not_empty(self, scan: Scan) -> None:
+        if self.before.files or scan.closed:
             return
         if self.before.images:  # a disk that is not there looks like this, and its index took long to make
             raise DataError(

@@ -15,15 +15,15 @@ from torch import Tensor
 
 from lapclip.config import CLIP_MEAN, CLIP_STD, ModelConfig
 from lapclip.errors import ConfigError, WeightsError
-from lapclip.weights.name_tables import (
+from lapclip.weights.published import (
     Tensors,
     as_float32,
     check_leftovers,
     check_shapes,
     expected_shapes,
+    named,
     their_name,
 )
-from lapclip.weights.published_shapes import named
 from lapclip.weights.torch_files import read_tensors
 
 CONFIG, INDEX = "config.json", ".index.json"

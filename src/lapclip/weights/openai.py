@@ -12,16 +12,18 @@ from torch import Tensor
 
 from lapclip.config import ModelConfig
 from lapclip.errors import ConfigError, WeightsError
-from lapclip.weights.name_tables import (
+from lapclip.weights.published import (
+    IMAGE_HEADS,
+    TEXT_HEADS,
     Tensors,
     as_float32,
     block_count,
     check_leftovers,
     check_shapes,
     expected_shapes,
+    named,
     their_name,
 )
-from lapclip.weights.published_shapes import IMAGE_HEADS, TEXT_HEADS, named
 
 _BLOCK = {
     "ln_1": "ln_1",

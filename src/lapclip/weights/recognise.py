@@ -8,6 +8,10 @@ from pathlib import Path
 
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
 """The files of our own models."""
+OWN_TOKENIZER = "lapclip_tokenizer.json"
+"""Written beside exported weights whose tokenizer is not CLIP's own."""
+TOKENIZER, MERGES = "tokenizer.json", "merges.txt"
+"""Hugging Face's files of a tokenizer, and OpenAI's."""
 OPENCLIP_CONFIG = "open_clip_config.json"
 DESCRIPTION = "lapclip.json"
 """What a folder holds that `lapclip export` wrote for another engine than torch."""

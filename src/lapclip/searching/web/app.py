@@ -1,4 +1,4 @@
-"""Which address answers what.
+"""The page of `lapclip search FOLDER --web`, from its start to Ctrl-C, and which address answers what.
 
 GET  /                         the page
 GET  /search?words=a+red+cat   the images that fit, a page at a time; also ?like=17 and ?image=ID; else the newest
@@ -18,7 +18,8 @@ import json
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TextIO, TypeVar
+from urllib.parse import urlencode
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -27,13 +28,16 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from lapclip.errors import LapclipError
+from lapclip.errors import DataError, LapclipError
 from lapclip.machine.facts import logical_cores
 from lapclip.searching.library import Entry, Library
 from lapclip.searching.web.images import Images, Sent
 from lapclip.searching.web.questions import LARGEST_NUMBER, Questions
 from lapclip.web.assets import answer_file, page_files
+from lapclip.web.server import Announcement, serve_until_interrupted
 
+PORT = 8865
+"""Not that of `watch --web`: an address that was opened before should not show another page."""
 STATIC = Path(__file__).parent / "static"
 A_MINUTE = 60
 LARGEST_ASKED = 50_000_000
@@ -42,6 +46,43 @@ LARGEST_ASKED = 50_000_000
 GONE = "Whoever asked has gone."
 
 Result = TypeVar("Result")
+
+
+def serve(
+    library: Library,
+    host: str = "127.0.0.1",
+    port: int | None = None,
+    *,
+    query: str = "",
+    like: Path | None = None,
+    since: float | None = None,
+    exclude: Sequence[str] = (),
+    output: TextIO | None = None,
+    ready: Callable[[str], None] = lambda address: None,
+) -> None:
+    """Serve the page until Ctrl-C. It opens on words or an image, and shows no images that are older or left out.
+
+    Without a port: 8865, or the next free one.
+    """
+    application = Application(library, since, exclude)
+    first = {"image": _remember(application, like)} if like else {"words": query} if query else {}
+    words = Announcement(
+        command="lapclip search FOLDER --web",
+        title=f"{library.count:,} images can be found at",
+        shared="Who has this address can look at the images of this folder.",
+        ending="Ctrl-C ends the page; the index stays.",
+        fragment=urlencode(first),
+    )
+    serve_until_interrupted(application.routed(), words, host, port, PORT, output=output, ready=ready)
+
+
+def _remember(application: Application, image: Path) -> str:
+    try:
+        return application.questions.remember(image.read_bytes())
+    except OSError as error:
+        raise DataError(f"{image} cannot be read: {error.strerror or error}.") from None
+    except DataError as error:
+        raise DataError(f"{image} cannot be read as an image: {error.message}.", hint=error.hint) from None
 
 
 class Application:

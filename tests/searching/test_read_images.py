@@ -5,8 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from lapclip.searching import read_ahead as ahead
-from lapclip.searching.read_ahead import made_ahead
+from lapclip.searching import read_images
+from lapclip.searching.read_images import made_ahead
 
 
 def test_results_come_in_order_and_never_further_ahead_than_asked() -> None:
@@ -33,7 +33,7 @@ def test_an_error_reaches_whoever_wants_the_result_and_ends_the_threads() -> Non
 def test_threads_are_added_while_results_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """A clock of its own: each look at it takes a second, so half of the time is spent waiting."""
     ticks = iter(range(10**6))
-    monkeypatch.setattr(ahead, "time", SimpleNamespace(monotonic=lambda: float(next(ticks))))
+    monkeypatch.setattr(read_images, "time", SimpleNamespace(monotonic=lambda: float(next(ticks))))
     together, most, gate = [0], [0], threading.Lock()
     met = threading.Event()
 
