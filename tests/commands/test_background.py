@@ -21,7 +21,8 @@ import pytest
 from lapclip.cli.app import app
 from lapclip.cli.output import ARGUMENTS
 from lapclip.cli.train import train as train_command
-from lapclip.commands.background import train_in_background
+from lapclip.commands import background
+from lapclip.commands.background import train_in_background, wait_for
 from lapclip.commands.train import train
 from lapclip.machine.polite import PolitePauses
 from lapclip.runs.folder import Run, all_runs, create_run, find_run, is_reserved, reserve_run
@@ -207,6 +208,23 @@ def test_one_run_waits_for_another(here: Path) -> None:
     assert lapclip("stop", "first").returncode == 0
     until(lambda: second.state == "finished")
     assert events("second")[0]["notes"] == []
+
+
+def test_a_run_that_is_still_starting_is_waited_for(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(background, "CHECK_EVERY", 0.0)
+    first = reserve_run("first", "first-run", "secret")
+    write_beat(first.starting, beat_of(os.getpid()))
+    assert first.state == "starting"
+    told: list[str] = []
+
+    def progress(text: str) -> None:
+        told.append(text)
+        if len(told) == 3:
+            first.give_up()
+
+    wait_for("first", progress)
+    assert len(told) == 3
+    assert "first" in told[0]
 
 
 def test_a_run_that_waits_can_be_stopped_and_leaves_nothing(here: Path) -> None:

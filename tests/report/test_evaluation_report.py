@@ -14,11 +14,9 @@ from PIL import Image
 
 from lapclip.data.dataset import Pairs
 from lapclip.evaluation.evaluation import account_of_classes, account_of_pairs
-from lapclip.report.evaluation_plots import confusion
-from lapclip.report.evaluation_report import evaluation_report, evaluation_sections, sections
-from lapclip.report.markdown import to_markdown
+from lapclip.report.evaluation_report import confusion, evaluation_report, evaluation_sections, sections
 from lapclip.report.page import to_html
-from lapclip.report.write import write_files, write_report
+from lapclip.report.write import to_markdown, write_files, write_report
 
 from ..evaluation.embeddings import noisy_pairs, unit
 from .pages import Page
@@ -62,6 +60,19 @@ def test_the_page_shows_every_plot_and_images_with_their_frames(tmp_path: Path) 
     assert frames.count("image right") == len(found["examples"]) + len(found["confused"])
     assert "modality gap" in page.text
     assert f"{found['evaluation']['t2i_r1']:.1%}" in page.text
+
+
+def test_whiskers_reach_from_the_lower_to_the_upper_end_of_each_interval(tmp_path: Path) -> None:
+    found = evaluation(tmp_path)
+    page = Page(write_files(evaluation_report(found, tmp_path), tmp_path, "evaluation")[0])
+    recalls, *_ = page.charts.values()
+    drawn = [trace for trace in recalls["data"] if "error_y" in trace]
+    for way, trace in zip(("t2i", "i2t"), drawn, strict=True):
+        for at, rank in enumerate((1, 5, 10)):
+            low, high = found["evaluation"]["intervals"][f"{way}_r{rank}"]
+            value = found["evaluation"][f"{way}_r{rank}"]
+            assert value + trace["error_y"]["array"][at] == pytest.approx(high)
+            assert value - trace["error_y"]["arrayminus"][at] == pytest.approx(low)
 
 
 def test_a_runs_report_holds_its_evaluations_the_newest_first(run_with: Callable[..., Path]) -> None:

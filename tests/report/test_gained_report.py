@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from lapclip.report.gained_report import gained_report, gained_sections, sections
-from lapclip.report.markdown import to_markdown
 from lapclip.report.page import to_html
-from lapclip.report.write import write_files
+from lapclip.report.write import to_markdown, write_files
 
 from .pages import Page
 from .test_browser import BROWSER, browser  # noqa: F401 (a fixture)
@@ -24,7 +23,7 @@ def curve(first: float, last: float) -> list[dict[str, Any]]:
     points = []
     for alpha in ALPHAS:
         value = first + alpha * (last - first)
-        between = [value - 0.02, value + 0.02]
+        between = [value - 0.01, value + 0.03]
         change = {"change": value - first, "change_interval": [value - first - 0.01, value - first + 0.01]}
         points.append({"alpha": alpha, "value": value, "interval": between, **change})
     return points
@@ -51,6 +50,9 @@ def test_the_page_opens_with_the_sentence_and_has_curve_and_tables(tmp_path: Pat
     assert page.titles() == ["Between start and end"]
     (figure,) = page.charts.values()
     assert [trace["x"] for trace in figure["data"]] == [ALPHAS] * 3
+    for trace in figure["data"]:
+        assert trace["error_y"]["array"] == pytest.approx([0.03] * 11)  # upwards
+        assert trace["error_y"]["arrayminus"] == pytest.approx([0.01] * 11)
     assert figure["layout"]["shapes"][0]["x0"] == 0.6
     assert page.text.index("Fine-tuning gained on photos.") < page.text.index("recommended alpha")
     assert "-3.6 (-4.6 to -2.6)" in page.text  # clothes at alpha 0.6

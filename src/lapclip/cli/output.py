@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import sys
 from contextlib import suppress
@@ -13,6 +14,8 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 from rich.console import Console
+
+from lapclip.which_model import which_model
 
 ARGUMENTS: ContextVar[tuple[str, ...]] = ContextVar("arguments")
 """The arguments that this process was given after `lapclip`."""
@@ -45,3 +48,30 @@ def emit(result: dict[str, Any], summary: list[str], common: Common | None) -> N
     console = Console(highlight=False)
     for text in summary:
         console.print(text, soft_wrap=True)
+
+
+def source_setting(data: str | None) -> list[str]:
+    """The data as a setting, with a path that still leads there from another folder, as when a run is resumed."""
+    if data is None:
+        return []
+    from lapclip.data.sources import absolute  # brings numpy
+
+    source = absolute(data)
+    return [f"data.source={_quoted(source)}"]
+
+
+def start_setting(start: str | None) -> list[str]:
+    """The model to start from as a setting."""
+    return [] if start is None else [f"train.start={_quoted(which_model(start).reference)}"]
+
+
+def teacher_setting(teacher: str | None) -> list[str]:
+    """The teacher as a setting: a model, or a file of embeddings."""
+    if teacher is None:
+        return []
+    is_file = teacher.endswith(".npz")
+    return [f"train.teacher={_quoted(os.path.abspath(teacher) if is_file else which_model(teacher).reference)}"]
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)

@@ -32,7 +32,7 @@ from lapclip.machine.facts import logical_cores
 from lapclip.searching.library import Entry, Library
 from lapclip.searching.web.images import Images, Sent
 from lapclip.searching.web.questions import LARGEST_NUMBER, Questions
-from lapclip.web.assets import answer_file, page_files
+from lapclip.web.server import answer_file, page_files
 
 STATIC = Path(__file__).parent / "static"
 A_MINUTE = 60
