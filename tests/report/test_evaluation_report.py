@@ -18,9 +18,9 @@ from lapclip.report.evaluation_report import confusion, evaluation_report, evalu
 from lapclip.report.page import to_html
 from lapclip.report.write import to_markdown, write_files, write_report
 
+from ..browsing import needs_browser
 from ..evaluation.embeddings import noisy_pairs, unit
 from .pages import Page
-from .test_browser import BROWSER, browser  # noqa: F401 (a fixture)
 from .test_run_report import HOSTILE
 
 PLOTS = ["Recall", "Rank of the right answer", "Hard negatives", "Similarities"]
@@ -156,9 +156,9 @@ def test_a_thumbnail_that_is_gone_leaves_its_words(tmp_path: Path) -> None:
     assert "no image" in text
 
 
-@pytest.mark.skipif(BROWSER is None, reason="no chromium here; Debian's: apt-get install chromium")
+@needs_browser
 @pytest.mark.parametrize(("width", "scheme"), [(1200, "light"), (390, "dark")])
-def test_the_page_is_drawn_and_fits(browser: Any, tmp_path: Path, width: int, scheme: str) -> None:  # noqa: F811
+def test_the_page_is_drawn_and_fits(browser: Any, tmp_path: Path, width: int, scheme: str) -> None:
     found = evaluation(tmp_path, HOSTILE) | {"zeroshot": classes(tmp_path, HOSTILE)["zeroshot"]}
     path = write_files(evaluation_report(found, tmp_path), tmp_path, "evaluation")[0]
     page = browser.new_page(viewport={"width": width, "height": 800}, color_scheme=scheme)

@@ -12,8 +12,8 @@ from lapclip.report.gained_report import gained_report, gained_sections, section
 from lapclip.report.page import to_html
 from lapclip.report.write import to_markdown, write_files
 
+from ..browsing import needs_browser
 from .pages import Page
-from .test_browser import BROWSER, browser  # noqa: F401 (a fixture)
 from .test_run_report import HOSTILE
 
 ALPHAS = [number / 10 for number in range(11)]
@@ -78,9 +78,9 @@ def test_what_is_missing_or_odd_is_left_out(tmp_path: Path) -> None:
     assert len(gained_sections(tmp_path)) == 1
 
 
-@pytest.mark.skipif(BROWSER is None, reason="no chromium here; Debian's: apt-get install chromium")
+@needs_browser
 @pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])
-def test_the_page_is_drawn_and_fits(browser: Any, tmp_path: Path, width: int, scheme: str) -> None:  # noqa: F811
+def test_the_page_is_drawn_and_fits(browser: Any, tmp_path: Path, width: int, scheme: str) -> None:
     path = write_files(gained_report(gained(HOSTILE)), tmp_path, "gained")[0]
     page = browser.new_page(viewport={"width": width, "height": 800}, color_scheme=scheme)
     told: list[str] = []

@@ -42,6 +42,9 @@ SMALL = [
     "train.device=cpu",
     "train.threads=1",
     "train.loader_threads=1",
+    "train.image_attention=fused",  # kernels are else chosen by timing, which takes longer than these runs
+    "train.text_attention=fused",
+    "train.linear=torch",
 ]
 Change = Callable[[RunSetup], RunSetup]
 Events = list[dict[str, Any]]

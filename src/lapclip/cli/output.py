@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 from rich.console import Console
+from rich.table import Table
 
 from lapclip.which_model import which_model
 
@@ -40,14 +42,14 @@ def typed(arguments: str) -> str:
     return f"{program} {arguments}" if program.stem == "lapclip" else f"python -m lapclip {arguments}"
 
 
-def emit(result: dict[str, Any], summary: list[str], common: Common | None) -> None:
+def emit(result: dict[str, Any], summary: Sequence[str | Table], common: Common | None) -> None:
     """Print the result: as JSON for scripts, or as a few lines for people."""
     if common and common.json:
         print(json.dumps(result))
         return
     console = Console(highlight=False)
     for text in summary:
-        console.print(text, soft_wrap=True)
+        console.print(text, soft_wrap=isinstance(text, str))
 
 
 def source_setting(data: str | None) -> list[str]:
@@ -56,8 +58,7 @@ def source_setting(data: str | None) -> list[str]:
         return []
     from lapclip.data.sources import absolute  # brings numpy
 
-    source = absolute(data)
-    return [f"data.source={_quoted(source)}"]
+    return [f"data.source={_quoted(absolute(data))}"]
 
 
 def start_setting(start: str | None) -> list[str]:
