@@ -16,8 +16,7 @@ import time
 import torch
 
 from lapclip.commands import run_setup
-from lapclip.commands.run_settings import make_plan
-from lapclip.commands.run_setup import build
+from lapclip.commands.run_setup import build, make_plan
 from lapclip.machine.timing import Stopwatch, timed
 
 ROUNDS = 5

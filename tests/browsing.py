@@ -72,9 +72,9 @@ class Look:
 
     def until_awake(self, expression: str) -> None:
         """The same, for a page that rests between two looks at the server: the longer drawing takes, the longer."""
-        for _ in range(120):
+        for _ in range(300):
             self.page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
-            self.page.wait_for_timeout(500)
+            self.page.wait_for_timeout(200)
             if self.page.evaluate(expression):
                 return
         raise AssertionError(f"never true: {expression}")

@@ -7,7 +7,9 @@ import io
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -69,6 +71,15 @@ def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder.mkdir()
     monkeypatch.setenv("LAPCLIP_CACHE", str(folder))
     return folder
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """One for all tests of a file. Tests that want it are marked `needs_browser`."""
+    from .browsing import started_browser
+
+    with started_browser() as found:
+        yield found
 
 
 @pytest.fixture(scope="session")

@@ -27,14 +27,15 @@ def test_train_prints_a_summary_that_ends_with_the_next_command(here: Path) -> N
     assert "mine" in lapclip("runs").stdout
 
 
-def test_json_is_one_object_and_nothing_else_on_stdout(here: Path) -> None:
+def test_json_is_one_object_and_nothing_else_on_stdout(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
     trained = lapclip_process("train", "--json", *set_flags(*SMALL))
     outcome = json.loads(trained.stdout)
     assert outcome.keys() == {
         "run", "state", "seconds", "training_seconds", "steps", "pairs_per_second", "peak_memory_bytes", "devices",
         "data", "early", "evaluation", "start_evaluation", "places",
     }  # fmt: skip
-    evaluated = json.loads(lapclip_process("eval", "--json").stdout)
+    evaluated = json.loads(lapclip("eval", "--json").stdout)
+    assert capfd.readouterr().out == ""  # from libraries neither, which know nothing of Python's stdout
     scores = {"candidates", "t2i_r1", "t2i_r5", "t2i_r10", "i2t_r1", "i2t_r5", "i2t_r10", "chance", "intervals"}
     assert evaluated["evaluation"].keys() >= scores
     assert all(0 <= evaluated["evaluation"][name] <= 1 for name in scores - {"candidates", "intervals"})

@@ -21,7 +21,8 @@ import pytest
 from lapclip.cli.app import app
 from lapclip.cli.output import ARGUMENTS
 from lapclip.cli.train import train as train_command
-from lapclip.commands.background import train_in_background
+from lapclip.commands import background
+from lapclip.commands.background import train_in_background, wait_for
 from lapclip.commands.train import train
 from lapclip.machine.polite import PolitePauses
 from lapclip.runs.folder import Run, all_runs, create_run, find_run, is_reserved, reserve_run
@@ -197,27 +198,42 @@ def test_what_fails_while_starting_is_shown_with_its_words(here: Path) -> None:
 
 
 def test_one_run_waits_for_another(here: Path) -> None:
-    begin("first", LONG)
-    first = find_run("first")
-    until(lambda: first.state == "running")
-    begin("second", SMALL, "--after", "first")
-    second = find_run("second")
-    until(lambda: "waiting for first to end" in second.log.read_text())
-    assert second.state == "starting"
-    assert lapclip("stop", "first").returncode == 0
+    first = create_run("first", "first-run", {"run": {"format": 1}})
+    with first.lock():  # as the process has that works on it
+        assert first.state == "running"
+        begin("second", SMALL, "--after", "first")
+        second = find_run("second")
+        until(lambda: "waiting for first to end" in second.log.read_text())
+        assert second.state == "starting"
+        ended = time.time()
     until(lambda: second.state == "finished")
-    assert events("second")[0]["notes"] == []
+    assert events("second")[0]["time"] >= ended
+
+
+def test_a_run_that_is_still_starting_is_waited_for(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(background, "CHECK_EVERY", 0.0)
+    first = reserve_run("first", "first-run", "secret")
+    write_beat(first.starting, beat_of(os.getpid()))
+    assert first.state == "starting"
+    told: list[str] = []
+
+    def progress(text: str) -> None:
+        told.append(text)
+        if len(told) == 3:
+            first.give_up()
+
+    wait_for("first", progress)
+    assert len(told) == 3
+    assert "first" in told[0]
 
 
 def test_a_run_that_waits_can_be_stopped_and_leaves_nothing(here: Path) -> None:
-    begin("first", LONG)
-    until(lambda: find_run("first").state == "running")
-    begin("second", SMALL, "--after", "first")
-    until(lambda: "waiting for first" in Path("runs/second/log.txt").read_text())
-    done = lapclip("stop", "second", "--json")
+    with create_run("first", "first-run", {"run": {"format": 1}}).lock():
+        begin("second", SMALL, "--after", "first")
+        until(lambda: "waiting for first" in Path("runs/second/log.txt").read_text())
+        done = lapclip("stop", "second", "--json")
     assert json.loads(done.stdout) == {"run": str(Path("runs/second")), "state": "stopped", "step": 0}
     assert not Path("runs/second").exists()
-    assert lapclip("stop", "first").returncode == 0
 
 
 def test_a_reserved_folder_is_filled_by_who_knows_its_key(here: Path) -> None:

@@ -15,7 +15,7 @@ import pytest
 
 from ..conftest import SMALL, command, lapclip, set_flags
 
-SETTINGS = set_flags(*SMALL, "train.steps=160", "train.checkpoint_every_seconds=0.2", "train.evaluate_every_epochs=20")
+SETTINGS = set_flags(*SMALL, "train.steps=100", "train.checkpoint_every_seconds=0.2", "train.evaluate_every_epochs=20")
 
 
 def events(folder: Path) -> list[dict]:
@@ -49,7 +49,7 @@ def test_runs_killed_at_random_moments_lose_nothing(tmp_path: Path, monkeypatch:
     chance = random.Random(5)
     disturbed = tmp_path / "b"
     process = start(disturbed, "train", *SETTINGS)
-    for target in (1, 50, 100):
+    for target in (1, 45):
         wait_for_step(disturbed, target, process)
         time.sleep(chance.uniform(0, 0.2))
         process.kill()
@@ -71,7 +71,7 @@ def test_runs_killed_at_random_moments_lose_nothing(tmp_path: Path, monkeypatch:
             assert newest - event["step"] <= 3 * interval  # one interval, on a machine that may be busier than before
         elif event["type"] == "step":
             newest = event["step"]
-    assert resumes == 3
+    assert resumes == 2
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no SIGTERM to send to another process")

@@ -14,15 +14,13 @@ from PIL import Image
 
 from lapclip.data.dataset import Pairs
 from lapclip.evaluation.evaluation import account_of_classes, account_of_pairs
-from lapclip.report.evaluation_plots import confusion
-from lapclip.report.evaluation_report import evaluation_report, evaluation_sections, sections
-from lapclip.report.markdown import to_markdown
+from lapclip.report.evaluation_report import confusion, evaluation_report, evaluation_sections, sections
 from lapclip.report.page import to_html
-from lapclip.report.write import write_files, write_report
+from lapclip.report.write import to_markdown, write_files, write_report
 
+from ..browsing import needs_browser
 from ..evaluation.embeddings import noisy_pairs, unit
 from .pages import Page
-from .test_browser import BROWSER, browser  # noqa: F401 (a fixture)
 from .test_run_report import HOSTILE
 
 PLOTS = ["Recall", "Rank of the right answer", "Hard negatives", "Similarities"]
@@ -62,6 +60,19 @@ def test_the_page_shows_every_plot_and_images_with_their_frames(tmp_path: Path) 
     assert frames.count("image right") == len(found["examples"]) + len(found["confused"])
     assert "modality gap" in page.text
     assert f"{found['evaluation']['t2i_r1']:.1%}" in page.text
+
+
+def test_whiskers_reach_from_the_lower_to_the_upper_end_of_each_interval(tmp_path: Path) -> None:
+    found = evaluation(tmp_path)
+    page = Page(write_files(evaluation_report(found, tmp_path), tmp_path, "evaluation")[0])
+    recalls, *_ = page.charts.values()
+    drawn = [trace for trace in recalls["data"] if "error_y" in trace]
+    for way, trace in zip(("t2i", "i2t"), drawn, strict=True):
+        for at, rank in enumerate((1, 5, 10)):
+            low, high = found["evaluation"]["intervals"][f"{way}_r{rank}"]
+            value = found["evaluation"][f"{way}_r{rank}"]
+            assert value + trace["error_y"]["array"][at] == pytest.approx(high)
+            assert value - trace["error_y"]["arrayminus"][at] == pytest.approx(low)
 
 
 def test_a_runs_report_holds_its_evaluations_the_newest_first(run_with: Callable[..., Path]) -> None:
@@ -145,9 +156,9 @@ def test_a_thumbnail_that_is_gone_leaves_its_words(tmp_path: Path) -> None:
     assert "no image" in text
 
 
-@pytest.mark.skipif(BROWSER is None, reason="no chromium here; Debian's: apt-get install chromium")
+@needs_browser
 @pytest.mark.parametrize(("width", "scheme"), [(1200, "light"), (390, "dark")])
-def test_the_page_is_drawn_and_fits(browser: Any, tmp_path: Path, width: int, scheme: str) -> None:  # noqa: F811
+def test_the_page_is_drawn_and_fits(browser: Any, tmp_path: Path, width: int, scheme: str) -> None:
     found = evaluation(tmp_path, HOSTILE) | {"zeroshot": classes(tmp_path, HOSTILE)["zeroshot"]}
     path = write_files(evaluation_report(found, tmp_path), tmp_path, "evaluation")[0]
     page = browser.new_page(viewport={"width": width, "height": 800}, color_scheme=scheme)

@@ -9,12 +9,11 @@ from typing import Any
 import pytest
 
 from lapclip.report.gained_report import gained_report, gained_sections, sections
-from lapclip.report.markdown import to_markdown
 from lapclip.report.page import to_html
-from lapclip.report.write import write_files
+from lapclip.report.write import to_markdown, write_files
 
+from ..browsing import needs_browser
 from .pages import Page
-from .test_browser import BROWSER, browser  # noqa: F401 (a fixture)
 from .test_run_report import HOSTILE
 
 ALPHAS = [number / 10 for number in range(11)]
@@ -24,7 +23,7 @@ def curve(first: float, last: float) -> list[dict[str, Any]]:
     points = []
     for alpha in ALPHAS:
         value = first + alpha * (last - first)
-        between = [value - 0.02, value + 0.02]
+        between = [value - 0.01, value + 0.03]
         change = {"change": value - first, "change_interval": [value - first - 0.01, value - first + 0.01]}
         points.append({"alpha": alpha, "value": value, "interval": between, **change})
     return points
@@ -51,6 +50,9 @@ def test_the_page_opens_with_the_sentence_and_has_curve_and_tables(tmp_path: Pat
     assert page.titles() == ["Between start and end"]
     (figure,) = page.charts.values()
     assert [trace["x"] for trace in figure["data"]] == [ALPHAS] * 3
+    for trace in figure["data"]:
+        assert trace["error_y"]["array"] == pytest.approx([0.03] * 11)  # upwards
+        assert trace["error_y"]["arrayminus"] == pytest.approx([0.01] * 11)
     assert figure["layout"]["shapes"][0]["x0"] == 0.6
     assert page.text.index("Fine-tuning gained on photos.") < page.text.index("recommended alpha")
     assert "-3.6 (-4.6 to -2.6)" in page.text  # clothes at alpha 0.6
@@ -76,9 +78,9 @@ def test_what_is_missing_or_odd_is_left_out(tmp_path: Path) -> None:
     assert len(gained_sections(tmp_path)) == 1
 
 
-@pytest.mark.skipif(BROWSER is None, reason="no chromium here; Debian's: apt-get install chromium")
+@needs_browser
 @pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])
-def test_the_page_is_drawn_and_fits(browser: Any, tmp_path: Path, width: int, scheme: str) -> None:  # noqa: F811
+def test_the_page_is_drawn_and_fits(browser: Any, tmp_path: Path, width: int, scheme: str) -> None:
     path = write_files(gained_report(gained(HOSTILE)), tmp_path, "gained")[0]
     page = browser.new_page(viewport={"width": width, "height": 800}, color_scheme=scheme)
     told: list[str] = []

@@ -10,16 +10,10 @@ from typing import Any
 
 import pytest
 
-from ..browsing import Look, needs_browser, started_browser
+from ..browsing import Look, needs_browser
 from .album import COPIES, ODD, Album, album
 
 pytestmark = needs_browser
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with started_browser() as found:
-        yield found
 
 
 @pytest.fixture(scope="module")

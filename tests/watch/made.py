@@ -97,8 +97,11 @@ def append(run: Run, events: Events) -> None:
 
 
 def start_server(*names: str, host: str = "127.0.0.1", port: int | None = 0) -> Served:
-    """Serve the current folder."""
-    program = f"import sys; from lapclip.watch.web import serve; sys.exit(serve({list(names)!r}, {host!r}, {port!r}))"
+    """Serve the current folder, by a server that may read as often as it likes: a polite one is waited for."""
+    program = (
+        "import sys; from lapclip.watch.web import feed, serve; feed.SHARE = 1.0; "
+        f"sys.exit(serve({list(names)!r}, {host!r}, {port!r}))"
+    )
     return start([sys.executable, "-c", program])
 
 

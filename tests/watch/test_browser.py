@@ -12,17 +12,11 @@ from typing import Any
 
 import pytest
 
-from ..browsing import Look, needs_browser, started_browser
+from ..browsing import Look, needs_browser
 from ..conftest import SMALL, command, set_flags
 from .made import HOSTILE, Served, append, ended, evaluation, learning_run, looked, make_run, server, started, step
 
 pytestmark = needs_browser
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with started_browser() as found:
-        yield found
 
 
 Open = Callable[..., Look]
@@ -51,11 +45,11 @@ def test_real_training_is_followed_live(here: Path, look: Open) -> None:
         tab = look(served)
         tab.wait_text("main", "No runs yet")
         tab.page.evaluate("window.sameDocument = true")
-        settings = set_flags(*SMALL, "train.steps=300", "train.evaluate_every_epochs=25")
+        settings = set_flags(*SMALL, "train.steps=150", "train.evaluate_every_epochs=15")
         training = subprocess.Popen(command("train", "--name", "live", *settings), stderr=subprocess.DEVNULL)
         try:
             tab.wait_text("#title", "live")
-            tab.wait_text("#progress-text", "of 300")
+            tab.wait_text("#progress-text", "of 150")
             seen = set()
             while "100 %" not in seen:
                 tab.page.wait_for_timeout(50)
@@ -310,12 +304,12 @@ def test_run_that_goes_and_server_that_ends_are_said(here: Path, look: Open) -> 
 
 
 def test_many_tabs_share_one_stream(here: Path, look: Open) -> None:
-    # A browser opens six connections to one server at most: nine streams would leave three tabs without an answer.
+    # A browser opens six connections to one server at most: seven streams would leave a tab without an answer.
     run = make_run("mine", learning_run(30))
     with run.lock(), server() as served:
         first = look(served)
         tabs = [first]
-        for _ in range(8):
+        for _ in range(6):
             tab = Look(first.context)
             tab.page.goto(served.address)
             tabs.append(tab)
@@ -326,7 +320,7 @@ def test_many_tabs_share_one_stream(here: Path, look: Open) -> None:
             tab.wait_text("#now-loss", "0.432")
         streams = [url for tab in tabs for url in tab.requests if "/events" in url]
         assert len(streams) == 1, streams
-        assert [tab.wrong for tab in tabs] == [[]] * 9
+        assert [tab.wrong for tab in tabs] == [[]] * 7
 
 
 def test_beyond_this_machine_the_token_leaves_the_address(here: Path, look: Open) -> None:

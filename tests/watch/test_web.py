@@ -275,7 +275,7 @@ def test_many_tabs_are_served_by_one_reading_in_little_memory(here: Path) -> Non
 
 def test_watching_does_not_load_torch_or_plotly() -> None:
     program = (
-        "import sys; import lapclip.watch.web.app, lapclip.watch.web.server\n"
+        "import sys; import lapclip.watch.web.app\n"
         "print([name for name in ('torch', 'plotly', 'numpy', 'PIL') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from cyclopts import Parameter
-from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 
+from lapclip.cli.display import display
 from lapclip.cli.output import Common, emit, typed
 from lapclip.errors import ConfigError
-
-if TYPE_CHECKING:
-    from lapclip.progress import StageProgress
 
 STYLES = {"holds": "green", "does not hold": "red", "cannot be measured here": "dim"}
 
@@ -48,20 +42,18 @@ def claims(
     markdown
         Write the table to this file as well. Example: lapclip claims --markdown claims.md
     """
-    with measuring() as notice:  # before torch is loaded, which takes seconds too
+    with display() as shown:
+        shown.doing("loading torch")
         from lapclip import claims as published
 
-        rows = published.measure_claims(only, progress=notice)
+        rows = published.measure_claims(only, progress=shown.stage)
     if markdown is not None:
         try:
             markdown.write_text(published.markdown(rows), encoding="utf-8")
         except OSError as error:
             hint = "--markdown with a file that can be written"
             raise ConfigError(f"Cannot write {markdown}: {error.strerror or error}.", hint=hint) from error
-    as_json = bool(common and common.json)
-    if not as_json:
-        Console(highlight=False).print(table(rows))
-    emit({"claims": rows}, summary(rows), common)
+    emit({"claims": rows}, [table(rows), *summary(rows)], common)
     return 0
 
 
@@ -91,21 +83,3 @@ def summary(rows: list[dict[str, Any]]) -> list[str]:
     if any("lapclip train --recipe seed" in one["reason"] for one in rows):
         return [*lines, f"Next: {typed('train --recipe seed')}, then the claims about a whole run can be measured"]
     return [*lines, f"Next: {typed('claims --markdown claims.md')}"]
-
-
-@contextmanager
-def measuring() -> Iterator[StageProgress]:
-    """A bar on stderr that names what is being measured; plain lines where there is no terminal."""
-    console = Console(stderr=True, highlight=False)
-    if not console.is_terminal:
-
-        def say(done: int, total: int, what: str) -> None:
-            if what:
-                console.print(f"{done + 1}/{total}  {what}", markup=False, soft_wrap=True)
-
-        yield say
-        return
-    columns = (BarColumn(bar_width=20), TextColumn("{task.completed}/{task.total}"), TextColumn("{task.description}"))
-    with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task("loading torch", total=None)
-        yield lambda done, total, what: bar.update(task, completed=done, total=total, description=escape(what))

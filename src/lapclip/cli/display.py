@@ -41,14 +41,10 @@ class Display:
                 print(f"{first} {total:,} {last}, once", file=sys.stderr, flush=True)
             self._doing = (what, total)
             return
-        self._end_status()
-        if self._bar is None or self._doing != (what, total):
+        if self._doing != (what, total):
             self.close()
-            self._start(of, total)
         self._doing = (what, total)
-        self._update(done, "")
-        if done == total:
-            self.close()
+        self._count(of, done, total)
 
     def counting(self, what: str) -> Callable[[int, int], None]:
         """A callback for how much is done and how much there is, while images are embedded or examined."""
@@ -57,12 +53,7 @@ class Display:
             if self._lines:
                 self._print_now_and_then(f"{what}: {done:,} of {total:,}")
                 return
-            self._end_status()
-            if self._bar is None:
-                self._start(what, total)
-            self._update(done, "")
-            if done == total:
-                self.close()
+            self._count(what, done, total)
 
         return update
 
@@ -72,6 +63,11 @@ class Display:
             print(what, file=sys.stderr, flush=True)
             return
         self._show_status(what)
+
+    def stage(self, done: int, total: int, what: str, /) -> None:
+        """Called with the number of things done and the name of the next, where there are several."""
+        if what:
+            self.doing(f"{done + 1}/{total}  {what}")
 
     def waiting(self, what: str) -> None:
         """Called while another run is waited for."""
@@ -149,6 +145,14 @@ class Display:
         self._first = self._first or (step, now)
         steps, seconds = step - self._first[0], now - self._first[1]
         return f"  {steps * self._batch_size / seconds:,.0f} pairs/s" if steps and seconds else ""
+
+    def _count(self, what: str, done: int, total: int) -> None:
+        self._end_status()
+        if self._bar is None:
+            self._start(what, total)
+        self._update(done, "")
+        if done == total:
+            self.close()
 
     def _start(self, what: str, total: int, completed: int = 0) -> None:
         columns = (

@@ -68,7 +68,7 @@ def _run(name: str | None) -> tuple[dict[str, Any], list[str]]:
 def _machine() -> tuple[dict[str, Any], list[str]]:
     """With no run to look at, the machine's check list in the same form."""
     from lapclip.machine.overview import overview
-    from lapclip.runs.findings.machine_checks import computer_findings
+    from lapclip.runs.findings.run_state import computer_findings
 
     with Console(stderr=True).status("looking at the machine") as status:
         checks = overview(status.update)["checks"]

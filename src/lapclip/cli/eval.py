@@ -99,12 +99,8 @@ def recall_table(evaluation: dict[str, Any], what: str = "held-out pairs") -> li
     """Recall both ways beside chance, with 95 % intervals of R@1."""
     title = f"{what}: {evaluation['candidates']} candidates"
     lines = [f"[bold]{title:<35}[/bold]     R@1     R@5    R@10   R@1 95 % interval"]
-    for way, text in WAYS.items():
-        recalls = "".join(f"{evaluation[f'{way}_r{rank}']:>8.1%}" for rank in RANKS)
-        low, high = evaluation["intervals"][f"{way}_r1"]
-        lines.append(f"  {text:<33}{recalls}   {low:.1%} to {high:.1%}")
-    chances = evaluation["chances"]
-    found = {way: "".join(f"{chances[f'{way}_r{rank}']:>8.1%}" for rank in RANKS) for way in WAYS}
+    lines += [_recall_line(evaluation, way, text) for way, text in WAYS.items()]
+    found = {way: _recalls(evaluation["chances"], way) for way in WAYS}
     if found["t2i"] == found["i2t"]:
         lines.append(f"  [dim]{'chance':<33}{found['t2i']}[/dim]")
     else:  # several captions of an image are easier to hit than one image
@@ -120,24 +116,25 @@ def recall_table(evaluation: dict[str, Any], what: str = "held-out pairs") -> li
 
 def start_lines(evaluation: dict[str, Any] | None) -> list[str]:
     """What the model scored before it was trained on, beside the table of what it scores now."""
-    if evaluation is None:
-        return []
-    lines = []
-    for way, text in WAYS.items():
-        recalls = "".join(f"{evaluation[f'{way}_r{rank}']:>8.1%}" for rank in RANKS)
-        low, high = evaluation["intervals"][f"{way}_r1"]
-        lines.append(f"  {f'at the start, {text}':<33}{recalls}   {low:.1%} to {high:.1%}")
-    return lines
+    return [_recall_line(evaluation, way, f"at the start, {text}") for way, text in WAYS.items()] if evaluation else []
+
+
+def _recall_line(evaluation: dict[str, Any], way: str, text: str) -> str:
+    low, high = evaluation["intervals"][f"{way}_r1"]
+    return f"  {text:<33}{_recalls(evaluation, way)}   {low:.1%} to {high:.1%}"
+
+
+def _recalls(values: dict[str, Any], way: str) -> str:
+    return "".join(f"{values[f'{way}_r{rank}']:>8.1%}" for rank in RANKS)
 
 
 def _shared(ceilings: dict[str, float]) -> list[str]:
     """The most that is possible, where images share captions word for word."""
-    lines = []
-    for way, text in WAYS.items():
-        if ceilings[f"{way}_r1"] < 1:
-            most = "".join(f"{ceilings[f'{way}_r{rank}']:>8.1%}" for rank in RANKS)
-            lines.append(f"  [dim]{f'most possible, {text}':<33}{most}   some captions are the same[/dim]")
-    return lines
+    return [
+        f"  [dim]{f'most possible, {text}':<33}{_recalls(ceilings, way)}   some captions are the same[/dim]"
+        for way, text in WAYS.items()
+        if ceilings[f"{way}_r1"] < 1
+    ]
 
 
 def _ranks(evaluation: dict[str, Any]) -> list[str]:

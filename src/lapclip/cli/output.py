@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -13,6 +15,9 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 from rich.console import Console
+from rich.table import Table
+
+from lapclip.which_model import which_model
 
 ARGUMENTS: ContextVar[tuple[str, ...]] = ContextVar("arguments")
 """The arguments that this process was given after `lapclip`."""
@@ -37,11 +42,37 @@ def typed(arguments: str) -> str:
     return f"{program} {arguments}" if program.stem == "lapclip" else f"python -m lapclip {arguments}"
 
 
-def emit(result: dict[str, Any], summary: list[str], common: Common | None) -> None:
+def emit(result: dict[str, Any], summary: Sequence[str | Table], common: Common | None) -> None:
     """Print the result: as JSON for scripts, or as a few lines for people."""
     if common and common.json:
         print(json.dumps(result))
         return
     console = Console(highlight=False)
     for text in summary:
-        console.print(text, soft_wrap=True)
+        console.print(text, soft_wrap=isinstance(text, str))
+
+
+def source_setting(data: str | None) -> list[str]:
+    """The data as a setting, with a path that still leads there from another folder, as when a run is resumed."""
+    if data is None:
+        return []
+    from lapclip.data.sources import absolute  # brings numpy
+
+    return [f"data.source={_quoted(absolute(data))}"]
+
+
+def start_setting(start: str | None) -> list[str]:
+    """The model to start from as a setting."""
+    return [] if start is None else [f"train.start={_quoted(which_model(start).reference)}"]
+
+
+def teacher_setting(teacher: str | None) -> list[str]:
+    """The teacher as a setting: a model, or a file of embeddings."""
+    if teacher is None:
+        return []
+    is_file = teacher.endswith(".npz")
+    return [f"train.teacher={_quoted(os.path.abspath(teacher) if is_file else which_model(teacher).reference)}"]
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)

@@ -8,8 +8,7 @@ from cyclopts import Parameter
 
 from lapclip.cli.display import display
 from lapclip.cli.eval import recall_table, start_lines
-from lapclip.cli.model_and_data import source_setting, start_setting, teacher_setting
-from lapclip.cli.output import ARGUMENTS, Common, emit, typed
+from lapclip.cli.output import ARGUMENTS, Common, emit, source_setting, start_setting, teacher_setting, typed
 from lapclip.commands.background import reserved_run, train_in_background, wait_for
 from lapclip.config import AUTO, build_config, parse_settings, read_recipe, recipe_for
 from lapclip.evaluation.metric_names import said_of_few

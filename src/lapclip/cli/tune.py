@@ -8,8 +8,7 @@ from cyclopts import Parameter
 from rich.markup import escape
 
 from lapclip.cli.display import display
-from lapclip.cli.model_and_data import source_setting
-from lapclip.cli.output import Common, emit, typed
+from lapclip.cli.output import Common, emit, source_setting, typed
 from lapclip.config import recipe_for
 
 SHOWN = ("device", "dtype", "attention", "linear", "micro_batch", "threads", "loader_threads", "compile")

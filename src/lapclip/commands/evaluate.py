@@ -76,7 +76,7 @@ def evaluate(
     config, own = choose_data(model, request)
     templates = choose_templates(request, config, own=own)
     try:
-        embedder = open_encoder(model.path, request.device)
+        embedder = load(model.path, request.device)
     except ConfigError as error:  # a device that is not here, which training would have as a setting
         raise ConfigError(error.message.replace("train.device", "--device"), hint="--device auto") from None
     view = embedder.view
@@ -198,11 +198,6 @@ def choose_templates(request: EvaluationRequest, config: DataConfig, *, own: boo
         return read_templates(request.templates)
     # Of other data, prompts that are not the usual ones come from --set.
     return read_templates(config.prompts) if own or config.prompts != DataConfig().prompts else list(TEMPLATES)
-
-
-def open_encoder(path: Path, device: str) -> Encoder:
-    """A model in torch, or exported towers in ONNX Runtime."""
-    return load(path, device)
 
 
 def score(

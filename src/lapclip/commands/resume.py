@@ -6,8 +6,7 @@ import time
 from dataclasses import replace
 from typing import Any
 
-from lapclip.commands.run_settings import fit_vocabulary, make_plan
-from lapclip.commands.run_setup import Callbacks, Ingredients, RunSetup, assemble
+from lapclip.commands.run_setup import Callbacks, Ingredients, RunSetup, assemble, fit_vocabulary, make_plan
 from lapclip.commands.run_to_end import (
     Outcome,
     competitors,

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ import torch
 from lapclip import __version__
 from lapclip.commands.run_setup import Callbacks, RunSetup, build_again
 from lapclip.config import Config, WorkConfig
-from lapclip.embedder import load_torch
+from lapclip.embedder import Embedder, load_torch
 from lapclip.errors import LapclipError
 from lapclip.loss import LOSSES
 from lapclip.machine import facts, system_memory
@@ -146,12 +147,11 @@ def run_to_end(training: Training, signals: Signals, began: float) -> Outcome:
 
 
 def finish(training: Training) -> dict[str, Any]:
-    """Score the best model on the split that chose nothing, and record that the run is over."""
-    split, pairs = training.data.final
-    embedder = load_torch(training.run.path, training.device.kind)
-    embedder.batch = training.embedder.batch
-    evaluation = {"split": split, **score(embedder, pairs, training.config.train.batch_size)}
-    training.start_evaluation = score_start(training)
+    """Score the best model on the split that chose nothing, and a trained start as well; record the end."""
+    evaluation = _score_final(training, _load(training, training.run.path))
+    if training.config.train.start:  # not where it began with new heads
+        start = with_features(_load(training, training.run.start), training.features, training.step)
+        training.start_evaluation = _score_final(training, start)
     training.log.append(
         events.Finished(
             step=training.progress.step,
@@ -167,14 +167,14 @@ def finish(training: Training) -> dict[str, Any]:
     return evaluation
 
 
-def score_start(training: Training) -> dict[str, Any] | None:
-    """The scores of the trained model that a run began with, on the same split; None where it began with new heads."""
-    if not training.config.train.start:
-        return None
-    split, pairs = training.data.final
-    embedder = load_torch(training.run.start, training.device.kind)
+def _load(training: Training, folder: Path) -> Embedder:
+    embedder = load_torch(folder, training.device.kind)
     embedder.batch = training.embedder.batch
-    embedder = with_features(embedder, training.features, training.step)
+    return embedder
+
+
+def _score_final(training: Training, embedder: Embedder) -> dict[str, Any]:
+    split, pairs = training.data.final
     return {"split": split, **score(embedder, pairs, training.config.train.batch_size)}
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from lapclip.commands.run_settings import count_steps, fit_data, fit_vocabulary, make_plan
-from lapclip.commands.run_setup import Callbacks
+from lapclip.commands.run_setup import Callbacks, count_steps, fit_data, fit_vocabulary, make_plan
 from lapclip.config import build_config, parse_settings, read_recipe
 from lapclip.data.loading import load_data
 from lapclip.data.pixels import View

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from lapclip.report.document import Block, Cell, Gallery, Headline, Plot, Report, ReportImage, Sentences, Table
-from lapclip.web.assets import plotly_file
+from lapclip.web.server import plotly_file
 
 STATIC = Path(__file__).parent / "static"
 # Nothing may be fetched, whatever a caption says; what is in the file may run.

@@ -6,8 +6,7 @@ from datetime import datetime
 from typing import Any
 
 from lapclip.report.document import Block, Headline, Report, Section, Sentences, Table
-from lapclip.report.learning_plots import learning_sections
-from lapclip.report.machine_plots import machine_sections
+from lapclip.report.run_plots import learning_sections, machine_sections
 from lapclip.runs.event_log import mapping
 from lapclip.runs.messages import message
 from lapclip.runs.summary import Summary

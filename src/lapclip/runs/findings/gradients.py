@@ -10,14 +10,15 @@ from lapclip.runs.event_log import mapping
 from lapclip.runs.findings.registry import (
     LEAST_STEPS,
     RECENT_STEPS,
+    TOO_WILD,
     Found,
+    Surroundings,
     Verdict,
     check,
     has_learnt_a_while,
     numbers,
     recent,
 )
-from lapclip.runs.findings.surroundings import TOO_WILD, Surroundings
 from lapclip.runs.summary import Summary
 from lapclip.text import number
 

@@ -7,8 +7,19 @@ import statistics
 from typing import Any
 
 from lapclip.runs.event_log import mapping
-from lapclip.runs.findings.registry import Found, Verdict, check, has_learnt_a_while, numbers, recent, warmup_steps
-from lapclip.runs.findings.surroundings import TOO_GENTLE, TOO_WILD, USUAL_RATE, Surroundings
+from lapclip.runs.findings.registry import (
+    TOO_GENTLE,
+    TOO_WILD,
+    USUAL_RATE,
+    Found,
+    Surroundings,
+    Verdict,
+    check,
+    has_learnt_a_while,
+    numbers,
+    recent,
+    warmup_steps,
+)
 from lapclip.runs.summary import Summary
 from lapclip.text import number
 

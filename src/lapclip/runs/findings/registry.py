@@ -1,4 +1,7 @@
-"""What a finding is, and how a check is written down so that the docs can list it."""
+"""What a finding is, how a check is written down so that the docs can list it, and what a check sees.
+
+It sees the summary of a run and what stands around it: its state, and other runs at work on the same device.
+"""
 
 from __future__ import annotations
 
@@ -7,17 +10,69 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from lapclip.runs.event_log import mapping
-from lapclip.runs.findings.surroundings import Surroundings
+from lapclip.errors import RunError
+from lapclip.runs.event_log import mapping, read_events
+from lapclip.runs.folder import Run, all_runs
 from lapclip.runs.summary import Summary
 from lapclip.text import number
 
+TOO_GENTLE, USUAL_RATE, TOO_WILD = 1e-5, 5e-4, 3e-3
+"""AdamW's learning rate below which small models hardly move, one that usually works, and one above which they rarely
+settle."""
 SEVERITIES = ("alarm", "warning", "note")
 """What needs a hand now, what costs quality or time, and what is good to know."""
 LEAST_STEPS = 30
 """Steps before which nothing is said about learning: the first ones say more about the initial weights."""
 RECENT_STEPS, RECENT_SHARE = 20, 0.1
 """The latest steps that a number is taken from: at least so many, and this share of a long run."""
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What the events of a run cannot tell."""
+
+    name: str = "RUN"
+    recipe: str = "first-run"
+    state: str = ""
+    """As `Run.state` says; empty where nobody asked."""
+    others: tuple[str, ...] = ()
+    """Other runs that are at work on the same device now."""
+
+    def train(self, *settings: str) -> str:
+        """The command for another run with these settings changed."""
+        return " ".join((f"lapclip train --recipe {self.recipe}", *(f"--set {setting}" for setting in settings)))
+
+    def train_gentler(self, summary: Summary) -> str:
+        """The command for another run with a lower learning rate, or with a usual one where it was far off."""
+        rate = number(summary.setting("train", "learning_rate")) or 0.0
+        return self.train(f"train.learning_rate={rate / 4 if TOO_GENTLE <= rate <= TOO_WILD else USUAL_RATE:g}")
+
+
+def look_around(run: Run, state: str = "") -> Surroundings:
+    """Ask the system about a run and its neighbours in this folder; for its state only where that is not known."""
+    try:
+        recipe = run.recipe
+    except (RunError, KeyError):  # its events can be read all the same
+        recipe = Surroundings().recipe
+    state = state or run.state
+    others = _others(run) if state == "running" else ()
+    return Surroundings(run.name, recipe, state, others)
+
+
+def _others(run: Run) -> tuple[str, ...]:
+    """Other runs that train now where this one does; one that waits for its turn has not started."""
+    mine, here = _devices(run), run.path.resolve()
+    return tuple(
+        other.name for other in all_runs() if other.path.resolve() != here and other.running and mine & _devices(other)
+    )
+
+
+def _devices(run: Run) -> set[Any]:
+    """The devices that its towers started on."""
+    for event in read_events(run.events):
+        if event["type"] == "started" and isinstance(event.get("devices"), dict):
+            return set(event["devices"].values())
+    return set()
 
 
 @dataclass(frozen=True)

@@ -1,12 +1,13 @@
-"""Whether the run goes on, and has room to."""
+"""Whether the run goes on, and has room to; and, where there is no run to look at, whether the machine is ready."""
 
 from __future__ import annotations
+
+from typing import Any
 
 from lapclip.runs.curves import curve
 from lapclip.runs.event_log import mapping
 from lapclip.runs.findings.gradients import NOT_A_NUMBER
-from lapclip.runs.findings.registry import Found, Verdict, check
-from lapclip.runs.findings.surroundings import Surroundings
+from lapclip.runs.findings.registry import Finding, Found, Surroundings, Verdict, check
 from lapclip.runs.summary import Summary
 from lapclip.text import number
 
@@ -16,6 +17,21 @@ SUSPECT = 0.7
 """The same, of a run that died: its last moments were not seen."""
 SWAPPED = 1_000_000_000
 """Bytes by which swap grows in a run that is short of memory; systems tidy up less (`machine/system_memory.py`)."""
+NEEDED = ("python", "torch")
+"""Without these nothing can train."""
+MACHINE_STEPS = {
+    "python": "a newer Python, for example with uv: uv venv --python 3.12",
+    "torch": "pip install --upgrade torch",
+    "memory": "close other programs, or train with less at once: lapclip train --set train.micro_batch=32",
+    "disk": "free some disk space, or work in another folder",
+    "power": "plug the machine in",
+    "low-power mode": "switch it off in the system's settings",
+    "other load": "close other programs, or wait until they are done",
+    "swap": "close other programs",
+    "throttling": "free the vents, raise the machine from the table, cool the room",
+    "accelerator": "the build of torch for it, from pytorch.org; until then lapclip train uses the CPU",
+}
+CANARY_STEP = "nothing: what the accelerator gets wrong is not used; a newer torch may do better"
 
 
 @check(
@@ -120,3 +136,24 @@ def _less_memory(summary: Summary, around: Surroundings) -> str:
 
 
 CHECKS = (memory_limit, swapping, fell_back, died, failed, paused)
+
+
+def computer_findings(checks: list[dict[str, Any]]) -> tuple[list[Finding], list[str]]:
+    """What of the list is not well, the gravest first, and the ids of what is known. Takes `overview()["checks"]`."""
+    known = [check for check in checks if check["ok"] is not None]
+    found = [
+        Finding(
+            id=_id(check["name"]),
+            severity="alarm" if check["name"] in NEEDED else "warning",
+            title=f"Not ready: {check['name']}",
+            evidence=check["text"],
+            next=MACHINE_STEPS.get(check["name"], CANARY_STEP),
+        )
+        for check in known
+        if not check["ok"]
+    ]
+    return sorted(found, key=lambda finding: finding.severity != "alarm"), [_id(check["name"]) for check in known]
+
+
+def _id(name: str) -> str:
+    return f"machine-{name.replace(' ', '-')}"

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import statistics
 
-from lapclip.runs.findings.registry import Found, Verdict, check, numbers, recent
-from lapclip.runs.findings.surroundings import Surroundings
+from lapclip.runs.findings.registry import Found, Surroundings, Verdict, check, numbers, recent
 from lapclip.runs.summary import Summary
 from lapclip.text import number
 

@@ -33,8 +33,7 @@ from lapclip.machine.facts import logical_cores
 from lapclip.searching.library import Entry, Library
 from lapclip.searching.web.images import Images, Sent
 from lapclip.searching.web.questions import LARGEST_NUMBER, Questions
-from lapclip.web.assets import answer_file, page_files
-from lapclip.web.server import Announcement, serve_until_interrupted
+from lapclip.web.server import Announcement, answer_file, page_files, serve_until_interrupted
 
 PORT = 8865
 """Not that of `watch --web`: an address that was opened before should not show another page."""

@@ -1,4 +1,4 @@
-"""Which address answers what.
+"""The page of `lapclip watch --web`, from its start to Ctrl-C: which address answers what.
 
 GET /                           the page
 GET /runs                       all runs, a line each
@@ -25,7 +25,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from lapclip.watch.web.feed import Feed, Feeds, RunList, run_named, to_json, wait
-from lapclip.web.assets import answer_file, page_files, plotly_file
+from lapclip.web.server import Announcement, answer_file, page_files, plotly_file, serve_until_interrupted
 
 STATIC = Path(__file__).parent / "static"
 
@@ -33,6 +33,7 @@ PATIENCE = 60.0
 """Seconds that a stream waits for a run that is not there yet: training sets up first."""
 A_DAY = 86_400
 LARGEST_IMAGE = 2_000_000
+PORT = 8765
 
 
 class Application:
@@ -130,3 +131,19 @@ def _read_image(run: Path, number: int) -> bytes:
         return path.read_bytes()
     except OSError:
         raise HTTPException(404) from None
+
+
+def serve(names: Sequence[str], host: str = "127.0.0.1", port: int | None = None) -> int:
+    """Serve the page until Ctrl-C. It opens on the runs `names`. Without a port: 8765, or the next free one."""
+    names = [Path(name).name for name in names]
+    absent = [name for name in names if run_named(name) is None]
+    announcement = Announcement(
+        command="lapclip watch --web",
+        title="Watching the runs in this folder",
+        shared="Who has this address can look at your runs.",
+        ending="Ctrl-C ends the page; training goes on.",
+        notes=[f"There is no run called {name} yet; the page shows it as soon as it begins." for name in absent],
+    )
+    application = Application(names)
+    serve_until_interrupted(application.routed(), announcement, host, port, PORT, application.closing.set)
+    return 0
