@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lapclip.evaluation.forgetting import RECALLS, curve_of, score_classes, score_pairs
-from lapclip.evaluation.recommend_alpha import recommend, summary
+from lapclip.evaluation.forgetting import RECALLS, curve_of, recommend, score_classes, score_pairs, summary
 from lapclip.evaluation.retrieval import retrieval
 
 from .embeddings import noisy_pairs

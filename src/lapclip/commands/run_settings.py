@@ -9,11 +9,10 @@ from dataclasses import dataclass
 
 from lapclip.config import ALL, AUTO, Config, DataConfig, Layer, build_config, parse_settings, read_recipe, replace_in
 from lapclip.data.batches import BatchPlan, Views
-from lapclip.data.dataset import DataSet
+from lapclip.data.dataset import DataSet, count_seen, seen_by
 from lapclip.data.sources import find_source
 from lapclip.data.splits import TRAIN
 from lapclip.data.tokenizers import Tokenizer, choose_tokenizer
-from lapclip.data.training_images import count_seen, seen_by
 from lapclip.errors import ConfigError
 from lapclip.model.shapes import SHAPES
 from lapclip.text import counted

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
-from lapclip.evaluation.metric_names import RANKS, WAYS
+from lapclip.evaluation import RANKS, WAYS
 from lapclip.report.document import Plot, Table
 from lapclip.report.plots import axes, error_bars, plain
 from lapclip.runs.event_log import mapping, mappings

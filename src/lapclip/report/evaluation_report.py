@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from lapclip.evaluation.metric_names import RANKS, WAYS
+from lapclip.evaluation import RANKS, WAYS
 from lapclip.report.document import Block, Gallery, Headline, Report, ReportImage, Section, Sentences, Table
 from lapclip.report.evaluation_plots import (
     confusion,

@@ -14,7 +14,6 @@ import lapclip
 from lapclip.config import DataConfig
 from lapclip.data import sources
 from lapclip.data.loading import list_data, load_data
-from lapclip.data.reading.row_collector import RowCollector
 from lapclip.data.sources import absolute, find_source, read_table
 from lapclip.data.sources.registry import (
     BUILT_IN,
@@ -27,7 +26,7 @@ from lapclip.data.sources.registry import (
     forms_in,
     register,
 )
-from lapclip.data.table import ImageFile, Table
+from lapclip.data.table import ImageFile, RowCollector, Table
 
 from .made import image_bytes, make_images
 

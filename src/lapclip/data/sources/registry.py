@@ -18,9 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 from lapclip.config import DataConfig
-from lapclip.data.reading.row_collector import RowCollector
 from lapclip.data.splits import TRAIN, assign_splits, split_named
-from lapclip.data.table import Table
+from lapclip.data.table import RowCollector, Table
 
 if TYPE_CHECKING:
     from lapclip.data.dataset import DataSet
@@ -143,7 +142,7 @@ class FileFormat:
 
     def is_table(self, path: Path, root: Path, config: DataConfig) -> bool:
         """Whether a file of its ending really is a table of images and captions."""
-        from lapclip.data.reading.guess_columns import NotATable
+        from lapclip.data.guess_columns import NotATable
 
         try:
             self.read(Files(root, [path.relative_to(root).as_posix()], [""]), config, RowCollector())
