@@ -1,4 +1,4 @@
-"""Figures on the way from start to end, and the alpha to take."""
+"""Metrics on the way from start to end, and the alpha to take."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def found(name: str, values: list[float], *, decides: bool = True, noise: float 
     return {"name": name, "curve": points, "decides": decides}
 
 
-def test_the_figure_of_pairs_is_the_mean_of_the_six_recalls() -> None:
+def test_the_metric_of_pairs_is_the_mean_of_the_six_recalls() -> None:
     images, texts, owner = noisy_pairs(60, 1.0, 2)
     scored, plain = score_pairs(images, texts, owner), retrieval(images, texts, owner)
     assert scored.value == pytest.approx(np.mean([plain[name] for name in RECALLS]))

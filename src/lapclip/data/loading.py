@@ -133,7 +133,11 @@ def load_data(config: DataConfig, view: View | int, progress: DataProgress | Non
     found: dict[str, Pairs] = {}
     for split in dict.fromkeys(splits):
         if split == TRAIN:
-            pixels = _stream(images, to_learn, whole) if streamed else learnt.pixels(to_learn.values())
+            pixels = (
+                StreamedPixels([images[at] for at in to_learn], [entry.digest for entry in to_learn.values()], whole)
+                if streamed
+                else learnt.pixels(to_learn.values())
+            )
             # A model that sees images squeezed has no other proportions to go back to.
             squeezed = view.resize == "squash"
             aspects = np.array([1 if squeezed else entry.aspect for entry in to_learn.values()], dtype=np.float32)
@@ -188,10 +192,6 @@ def _pairs(
     labels = np.array([table.labels[at] for at in chosen], dtype=np.int64) if table.labels else None
     identities = np.array([int(entry.digest[:16], 16) for entry in chosen.values()], dtype=np.uint64)
     return Pairs(pixels, captions, names, aspects, sequential, identities, labels)
-
-
-def _stream(images: Sequence[StoredImage], chosen: Mapping[int, Entry], view: View) -> StreamedPixels:
-    return StreamedPixels([images[at] for at in chosen], [entry.digest for entry in chosen.values()], view)
 
 
 def _source_key(config: DataConfig) -> str:

@@ -21,7 +21,7 @@ from lapclip.seeding import generator
 
 
 def retrieval(image_NE: np.ndarray, text_ME: np.ndarray, image_M: np.ndarray) -> dict[str, Any]:
-    """Scores of images by captions (t2i) and of captions by images (i2t). picture_M is each caption's image.
+    """Scores of images by captions (t2i) and of captions by images (i2t). image_M is each caption's image.
 
     A rank is counted from 1. For an image it is that of the best of its own captions. A tie counts against the model:
     one that gives every pair the same score finds nothing.
@@ -89,7 +89,7 @@ def batch_accuracy(
 ) -> dict[str, Any]:
     """Accuracy within random batches of `size` pairs, both ways averaged: what published training logs call accuracy.
 
-    A pair is an image and the first of its captions; without picture_M each caption is that of the image in its row.
+    A pair is an image and the first of its captions; without image_M each caption is that of the image in its row.
     Averaged over `repeats` random partitions of the pairs; pairs left over by a partition sit it out.
     """
     asked_P, caption_P = np.unique(np.arange(len(text_ME)) if image_M is None else image_M, return_index=True)
