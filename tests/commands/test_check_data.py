@@ -8,13 +8,12 @@ from pathlib import Path
 import pytest
 
 from lapclip import __version__
-from lapclip.commands.check_data import check_data, outlook, settings_for
+from lapclip.commands.check_data import check_data, epoch_seconds, outlook, settings_for
 from lapclip.config import DataConfig
 from lapclip.data.loading import load_data
 from lapclip.data.packed_store import store_bytes
 from lapclip.errors import DataError
 from lapclip.machine.measurement_cache import CacheFile
-from lapclip.training.epoch_time import epoch_seconds
 from tests.data.check.made import encoded, odd_folder, odd_images, scene, write_csv
 
 

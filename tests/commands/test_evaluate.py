@@ -22,9 +22,8 @@ from lapclip.commands.evaluate import (
     score,
 )
 from lapclip.config import DataConfig
-from lapclip.data.dataset import DataSet, Pairs, join_splits
+from lapclip.data.dataset import DataSet, Pairs, join_splits, save_seen
 from lapclip.data.loading import load_data
-from lapclip.data.training_images import save_seen
 from lapclip.embedder import load
 from lapclip.errors import ConfigError, DataError, LapclipError, RunError
 from lapclip.evaluation.retrieval import retrieval

@@ -19,9 +19,9 @@ from lapclip.commands.evaluate import EvaluationRequest, evaluate
 from lapclip.commands.run_to_end import recording
 from lapclip.commands.train import train
 from lapclip.config import DataConfig, build_config, parse_settings, read_recipe
-from lapclip.data.scenes.dataset import load_scenes
+from lapclip.data.sources.scenes import load_scenes
 from lapclip.errors import ConfigError, DataError, TrainingError
-from lapclip.evaluation.linear_baseline import linear_baseline
+from lapclip.evaluation.retrieval import linear_baseline
 from lapclip.model.shapes import SHAPES
 from lapclip.runs.event_log import read_events
 from lapclip.runs.events import Resumed

@@ -17,7 +17,7 @@ from lapclip.commands.train import train
 from lapclip.config import build_config, parse_settings, read_recipe
 from lapclip.embedder import load
 from lapclip.errors import ConfigError, DataError, RunError
-from lapclip.evaluation.metric_names import said_of_few
+from lapclip.evaluation import note_on_few
 from lapclip.model.shapes import SHAPES
 from lapclip.runs.event_log import read_events
 from lapclip.training.loop import Training
@@ -63,11 +63,11 @@ def test_a_folder_of_images_is_trained_on_and_scored_from_the_command(here: Path
     assert scored.returncode == 0, scored.stderr
     account = json.loads(scored.stdout)
     assert account["evaluation"]["t2i_r1"] == outcome["evaluation"]["t2i_r1"]
-    few = said_of_few(account["evaluation"]["candidates"])
+    few = note_on_few(account["evaluation"]["candidates"])
     assert "so these scores say little" in few[0]
     assert few[0] in account["notes"]
     assert few[0] in summary(Outcome(**outcome))
-    assert said_of_few(20) == []
+    assert note_on_few(20) == []
     model = load("runs/photos")
     assert model.encode_image([here / "photos/000.png"]).shape == (1, 32)
 

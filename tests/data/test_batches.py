@@ -6,7 +6,7 @@ import pytest
 from lapclip.config import DataConfig
 from lapclip.data.batches import BLOCK, WINDOW, BatchPlan, prefetch
 from lapclip.data.dataset import Pairs
-from lapclip.data.scenes.dataset import load_scenes
+from lapclip.data.sources.scenes import load_scenes
 from lapclip.data.tokenizers import CharacterTokenizer
 from lapclip.errors import DataError
 
@@ -82,6 +82,34 @@ def test_copies_and_images_of_one_class_are_positives_of_each_other() -> None:
         for one, other in together:
             expected[one, other] = expected[other, one] = True
         assert np.array_equal(batch.positives_BB, expected)
+
+
+def test_everything_about_a_caption_stays_with_it_when_a_batch_is_sorted_by_length() -> None:
+    captions = [["abcdefgh", "left of a"], ["a", "left"], ["abc"], ["left a", "ab"], ["abcd"], ["a left"]]
+    texts, owner = zip(*[(text, row) for row, own in enumerate(captions) for text in own], strict=True)
+    rows = np.arange(len(captions))
+    pixels = np.broadcast_to(rows.astype(np.uint8)[:, None, None, None], (len(captions), 2, 2, 3))
+    teacher = (rows[:, None].astype(np.float32), np.arange(len(texts), dtype=np.float32)[:, None])
+    tokenizer = CharacterTokenizer.learn(texts)
+    plan = BatchPlan(Pairs(pixels, captions, labels=rows % 2), tokenizer, 20, 5, seed=0, teacher=teacher)
+    for step in range(1, 30):
+        batch = plan.batch(step)
+        assert batch.teacher_image is not None
+        assert batch.teacher_text is not None
+        asked = [tokenizer.decode(row) for row in batch.tokens_BL.tolist()]
+        assert [texts[int(at)] for at in batch.teacher_text[:, 0]] == asked
+        assert [owner[texts.index(text)] for text in asked] == rows_of(batch) == batch.teacher_image[:, 0].tolist()
+        assert batch.sided_B.tolist() == ["left" in text for text in asked]
+        assert batch.lengths_B is not None
+        assert batch.lengths_B.tolist() == [len(text) + 2 for text in asked]
+
+
+def test_equal_captions_are_positives_wherever_sorting_puts_them() -> None:
+    captions = [["abcdefgh"], ["abc"], ["abcdefgh"], ["a"], ["abc"]]
+    for seed in range(10):
+        batch = plan_of(captions, 5, seed).batch(1)
+        equal = (batch.tokens_BL[:, None, :] == batch.tokens_BL[None, :, :]).all(axis=2)
+        assert np.array_equal(batch.positives_BB, equal)
 
 
 def test_short_captions_come_first() -> None:

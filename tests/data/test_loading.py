@@ -11,10 +11,9 @@ import pytest
 
 from lapclip.config import DataConfig
 from lapclip.data.dataset import SelectedPixels
-from lapclip.data.loading import load_data, load_to_score
+from lapclip.data.loading import StreamedPixels, load_data, load_to_score
 from lapclip.data.pixels import middle_square
 from lapclip.data.sources import read_table
-from lapclip.data.streaming import StreamedPixels
 from lapclip.errors import DataError
 from lapclip.paths import cache_folder
 

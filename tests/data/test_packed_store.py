@@ -22,10 +22,10 @@ from PIL import Image
 
 from lapclip.data import decode as decoding
 from lapclip.data import packed_store as packed
+from lapclip.data.loading import StreamedPixels
 from lapclip.data.packed_index import INDEX, PackedIndex
 from lapclip.data.packed_store import MIDDLE, WHOLE, Packed, digest_of, pack, store_folder, use_store
 from lapclip.data.pixels import View, middle_square, open_image, squeeze_image, whole_side
-from lapclip.data.streaming import StreamedPixels
 from lapclip.data.table import ImageFile
 from lapclip.errors import DataError
 

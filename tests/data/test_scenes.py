@@ -9,8 +9,8 @@ import pytest
 
 from lapclip.config import DataConfig
 from lapclip.data.scenes import scene as scenes
-from lapclip.data.scenes.dataset import SCENES_VERSION, PixelStore, load_scenes
 from lapclip.data.scenes.drawing import draw
+from lapclip.data.sources.scenes import SCENES_VERSION, PixelStore, load_scenes
 from lapclip.errors import ConfigError, DataError
 
 

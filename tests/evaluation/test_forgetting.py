@@ -1,4 +1,4 @@
-"""Figures on the way from start to end, and the alpha to take."""
+"""Metrics on the way from start to end, and the alpha to take."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lapclip.evaluation.forgetting import RECALLS, curve_of, score_classes, score_pairs
-from lapclip.evaluation.recommend_alpha import recommend, summary
+from lapclip.evaluation.forgetting import RECALLS, curve_of, recommend, score_classes, score_pairs, summary
 from lapclip.evaluation.retrieval import retrieval
 
 from .embeddings import noisy_pairs
@@ -24,7 +23,7 @@ def found(name: str, values: list[float], *, decides: bool = True, noise: float 
     return {"name": name, "curve": points, "decides": decides}
 
 
-def test_the_figure_of_pairs_is_the_mean_of_the_six_recalls() -> None:
+def test_the_metric_of_pairs_is_the_mean_of_the_six_recalls() -> None:
     images, texts, owner = noisy_pairs(60, 1.0, 2)
     scored, plain = score_pairs(images, texts, owner), retrieval(images, texts, owner)
     assert scored.value == pytest.approx(np.mean([plain[name] for name in RECALLS]))

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from lapclip.evaluation import hard_negatives as module
-from lapclip.evaluation.caption_similarity import Wording, words
-from lapclip.evaluation.hard_negatives import KINDS, choose_negatives, most_confused, negatives
+from lapclip.evaluation.hard_negatives import KINDS, Wording, choose_negatives, most_confused, negatives, words
 
 from .embeddings import noisy_pairs, unit
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,7 +10,14 @@ import pytest
 from lapclip.errors import ConfigError
 from lapclip.evaluation import ranks
 from lapclip.evaluation.intervals import wilson_interval
-from lapclip.evaluation.zeroshot import TEMPLATES, accuracy, class_embeddings, read_templates, zeroshot
+from lapclip.evaluation.zeroshot import (
+    TEMPLATES,
+    accuracy,
+    class_answers,
+    class_embeddings,
+    read_templates,
+    zeroshot_of,
+)
 
 from .embeddings import unit
 
@@ -25,6 +33,10 @@ def answers(count: int, classes: int, seed: int = 0) -> tuple[np.ndarray, np.nda
         labels,
         [f"class {at}" for at in range(classes)],
     )
+
+
+def zeroshot(images: np.ndarray, classes: np.ndarray, labels: np.ndarray, names: Sequence[str]) -> dict[str, Any]:
+    return zeroshot_of(class_answers(images, classes, labels), labels, names)
 
 
 def test_scores_are_those_of_sorting_the_classes_for_each_image() -> None:

@@ -14,7 +14,7 @@ from lapclip.machine.cpu import Cpu
 from lapclip.machine.timing import Stopwatch
 from lapclip.model.clip import CLIP, count_parameters
 from lapclip.model.convnet import ConvolutionTower, convolution_sizes, standardised
-from lapclip.model.parameter_parts import part_of
+from lapclip.model.freezing import part_of
 from lapclip.model.shapes import SHAPES
 from lapclip.training.cuda_graph import make_step
 from lapclip.training.memory import count_weights, predict_bytes

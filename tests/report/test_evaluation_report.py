@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 from lapclip.data.dataset import Pairs
-from lapclip.evaluation.evaluation import account_of_classes, account_of_pairs
+from lapclip.evaluation.evaluation import evaluate_classes, evaluate_pairs
 from lapclip.report.evaluation_report import confusion, evaluation_report, evaluation_sections, sections
 from lapclip.report.page import to_html
 from lapclip.report.write import to_markdown, write_files, write_report
@@ -31,7 +31,7 @@ def evaluation(folder: Path, words: str = "a thing") -> dict[str, Any]:
     images, texts, owner = noisy_pairs(40, 0.5, 2)
     captions = [[f"{words} {at}", f"{words} number {at}"] for at in range(40)]
     pixels = np.random.default_rng(0).integers(0, 256, (40, 8, 8, 3), dtype=np.uint8)
-    found = account_of_pairs(images, texts, owner, Pairs(pixels, captions), 16)
+    found = evaluate_pairs(images, texts, owner, Pairs(pixels, captions), 16)
     (folder / "pictures").mkdir(parents=True, exist_ok=True)
     for at in range(40):
         Image.fromarray(pixels[at]).save(folder / "pictures" / f"evaluation-{at}.jpg")
@@ -40,7 +40,7 @@ def evaluation(folder: Path, words: str = "a thing") -> dict[str, Any]:
 
 def classes(folder: Path, name: str = "owl") -> dict[str, Any]:
     images, rows, _ = noisy_pairs(30, 0.0)
-    found = account_of_classes(unit(images + 0.5), rows[:3], np.arange(30) % 3, [name, "cat", "dog"])
+    found = evaluate_classes(unit(images + 0.5), rows[:3], np.arange(30) % 3, [name, "cat", "dog"])
     return {"run": "runs/mine", "data": "x", "split": "all", "why_split": "y", "templates": ["a {}."], **found}
 
 
@@ -134,7 +134,7 @@ def test_of_many_classes_the_matrix_shows_those_in_the_most_mistakes() -> None:
     labels = np.repeat(np.arange(200), 4)
     rows = np.eye(200)[np.where(labels < 70, (labels + 1) % 70, labels)]
     rows[0] = np.eye(200)[150]  # one more mistake, of classes 0 and 150
-    classes = account_of_classes(rows, np.eye(200), labels, names)["zeroshot"]
+    classes = evaluate_classes(rows, np.eye(200), labels, names)["zeroshot"]
     plot = confusion(classes)
     assert plot is not None
     shown = plot.traces[0]["x"]

@@ -13,7 +13,7 @@ from lapclip.loss import LOSSES
 from lapclip.machine.cpu import Cpu
 from lapclip.machine.timing import PHASES, Stopwatch, measured
 from lapclip.model.clip import CLIP
-from lapclip.model.parameter_parts import part_of
+from lapclip.model.freezing import part_of
 from lapclip.model.shapes import SHAPES
 from lapclip.training.cuda_graph import make_step
 from lapclip.training.initial_weights import initialise_logits

@@ -17,9 +17,13 @@ from lapclip.embedder import Embedder, load_torch
 from lapclip.errors import ConfigError
 from lapclip.machine.cpu import Cpu
 from lapclip.model.clip import CLIP
-from lapclip.model.parameter_parts import parts_of
-from lapclip.model.pretrained.pretrained_towers import PretrainedImageTower, PretrainedTextTower, pooled_caption
-from lapclip.model.pretrained.spec import TowerSpec
+from lapclip.model.freezing import parts_of
+from lapclip.model.pretrained.pretrained_towers import (
+    PretrainedImageTower,
+    PretrainedTextTower,
+    TowerSpec,
+    pooled_caption,
+)
 from lapclip.model.pretrained.split_network import Blocks, find_blocks
 from lapclip.model.shapes import SHAPES
 from lapclip.training.checkpoint import save_model

@@ -10,7 +10,7 @@ from rich.markup import escape
 
 from lapclip.cli.display import display
 from lapclip.cli.output import Common, emit, typed
-from lapclip.evaluation.metric_names import RANKS, WAYS
+from lapclip.evaluation import RANKS, WAYS
 from lapclip.report.gained_report import change
 
 

@@ -11,7 +11,7 @@ from lapclip.cli.eval import recall_table, start_lines
 from lapclip.cli.output import ARGUMENTS, Common, emit, source_setting, start_setting, teacher_setting, typed
 from lapclip.commands.background import reserved_run, train_in_background, wait_for
 from lapclip.config import AUTO, build_config, parse_settings, read_recipe, recipe_for
-from lapclip.evaluation.metric_names import said_of_few
+from lapclip.evaluation import note_on_few
 from lapclip.model.shapes import SHAPES
 from lapclip.runs.folder import find_run
 from lapclip.text import duration
@@ -141,7 +141,7 @@ def summary(outcome: Outcome, whole: str = "in all") -> list[str]:
     return [
         *recall_table(outcome.evaluation),
         *start_lines(outcome.start_evaluation),
-        *said_of_few(outcome.evaluation["candidates"]),
+        *note_on_few(outcome.evaluation["candidates"]),
         "",
         f"time          {duration(outcome.training_seconds)} of training, {duration(outcome.seconds)} {whole}",
         f"speed         {outcome.pairs_per_second:,.0f} pairs/s on {where}",

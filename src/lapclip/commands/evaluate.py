@@ -15,17 +15,16 @@ import numpy as np
 from PIL import Image
 
 from lapclip.config import AUTO, DataConfig, Layer, build_config, parse_settings
-from lapclip.data.dataset import Pairs
+from lapclip.data.dataset import Pairs, count_seen
 from lapclip.data.loading import list_data
 from lapclip.data.pixels import View
 from lapclip.data.sources import find_source
 from lapclip.data.splits import TRAIN
-from lapclip.data.training_images import count_seen
 from lapclip.embedder import Embedder, Encoder, load
 from lapclip.errors import ConfigError, DataError, RunError, nearest
-from lapclip.evaluation.evaluation import account_of_classes, account_of_pairs
-from lapclip.evaluation.linear_baseline import linear_baseline
-from lapclip.evaluation.metric_names import said_of_few
+from lapclip.evaluation import note_on_few
+from lapclip.evaluation.evaluation import evaluate_classes, evaluate_pairs
+from lapclip.evaluation.retrieval import linear_baseline
 from lapclip.evaluation.zeroshot import TEMPLATES, class_embeddings, read_templates
 from lapclip.model.shapes import SHAPES
 from lapclip.paths import write_atomic
@@ -91,14 +90,14 @@ def evaluate(
         "device": embedder.device.kind if isinstance(embedder, Embedder) else "cpu",
         "trained_on": trained_on,
         "notes": [
-            *said_of_training(trained_on, len(opened.pairs)),
+            *note_on_training(trained_on, len(opened.pairs)),
             *opened.notes,
             *_unused_templates(request, opened),
         ],
         **score(embedder, opened.pairs, opened.classes, templates, batch_size, encoding_progress),
     }
     if "evaluation" in result:
-        result["notes"] += said_of_few(result["evaluation"]["candidates"])
+        result["notes"] += note_on_few(result["evaluation"]["candidates"])
     if opened.linear_baseline is not None:
         result["linear_baseline"] = opened.linear_baseline
     name = _plain(opened.split) if own else f"{_slug(config.source)}-{_plain(opened.split)}"
@@ -213,12 +212,12 @@ def score(
         images = embedder.encode_pixels(pairs.pixels, progress)
         prompted = class_embeddings(embedder.encode_text, classes, templates)
         check_numbers(images, prompted)
-        return {**account_of_classes(images, prompted, pairs.labels, classes), "templates": list(templates)}
+        return {**evaluate_classes(images, prompted, pairs.labels, classes), "templates": list(templates)}
     if not any(pairs.captions):
         raise DataError("None of the images has a caption.", hint="lapclip data check DATA")
     images, texts, owner = embedder.encode_pairs(pairs, progress)
     check_numbers(images, texts)
-    return account_of_pairs(images, texts, owner, pairs, batch_size)
+    return evaluate_pairs(images, texts, owner, pairs, batch_size)
 
 
 def save_evaluation(result: dict[str, Any], pairs: Pairs, folder: Path) -> list[Path]:
@@ -291,7 +290,7 @@ def check_numbers(images: np.ndarray, texts: np.ndarray) -> None:
         )
 
 
-def said_of_training(trained_on: int | None, pictures: int) -> list[str]:
+def note_on_training(trained_on: int | None, pictures: int) -> list[str]:
     if not trained_on:
         return []
     return [f"The model was trained on {trained_on:,} of these {pictures:,} images: this is no test of it."]

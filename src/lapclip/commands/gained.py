@@ -18,8 +18,8 @@ from lapclip.commands.evaluate import (
     choose_data,
     choose_templates,
     count_trained_on,
+    note_on_training,
     open_data,
-    said_of_training,
 )
 from lapclip.config import AUTO, DataConfig
 from lapclip.data.loading import load_data
@@ -27,9 +27,17 @@ from lapclip.data.pixels import View
 from lapclip.data.sources import absolute, find_source
 from lapclip.embedder import distinct_captions, load_torch
 from lapclip.errors import ConfigError, DataError, RunError
-from lapclip.evaluation.forgetting import MEAN_PER_CLASS, MEAN_RECALL, Scored, curve_of, score_classes, score_pairs
-from lapclip.evaluation.metric_names import said_of_few
-from lapclip.evaluation.recommend_alpha import recommend, summary
+from lapclip.evaluation import note_on_few
+from lapclip.evaluation.forgetting import (
+    MEAN_PER_CLASS,
+    MEAN_RECALL,
+    Scored,
+    curve_of,
+    recommend,
+    score_classes,
+    score_pairs,
+    summary,
+)
 from lapclip.evaluation.weight_mixing import Blend
 from lapclip.evaluation.zeroshot import class_embeddings, sentences_of
 from lapclip.paths import write_atomic
@@ -167,7 +175,7 @@ def _evaluation_set(model: WhichModel, config: DataConfig, opened: EvaluationDat
     if not opened.classes and not any(opened.pairs.captions):
         raise DataError(f"None of the images of {config.source} has a caption.", hint="lapclip data check DATA")
     trained_on = count_trained_on(model, opened)
-    notes = [*said_of_training(trained_on, len(opened.pairs)), *opened.notes]
+    notes = [*note_on_training(trained_on, len(opened.pairs)), *opened.notes]
     name = Path(absolute(config.source)).name
     opened = replace(opened, for_training=trained_on)
     return EvaluationSet(name, config.source, opened, choose_templates(EvaluationRequest(), config, own=own), notes)
@@ -208,7 +216,7 @@ def evaluate_set(blend: Blend, one: EvaluationSet, alphas: Sequence[float], prog
         "after": scored[-1].scores,
         "scores": [own.scores for own in scored],
         "curve": curve_of(alphas, scored),
-        "notes": [*one.notes, *([] if by_class else said_of_few(len(pairs)))],
+        "notes": [*one.notes, *([] if by_class else note_on_few(len(pairs)))],
     }
 
 

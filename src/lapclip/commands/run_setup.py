@@ -14,13 +14,12 @@ from dataclasses import dataclass, field, replace
 
 from lapclip.config import ALL, AUTO, Config, DataConfig, Layer, build_config, parse_settings, read_recipe, replace_in
 from lapclip.data.batches import BatchPlan, Views
-from lapclip.data.dataset import DataSet
+from lapclip.data.dataset import DataSet, count_seen, seen_by
 from lapclip.data.loading import load_data
 from lapclip.data.pixels import View
 from lapclip.data.sources import find_source
 from lapclip.data.splits import TRAIN
 from lapclip.data.tokenizers import Tokenizer, choose_tokenizer
-from lapclip.data.training_images import count_seen, seen_by
 from lapclip.embedder import Embedder
 from lapclip.errors import ConfigError
 from lapclip.machine.choose_device import accelerator_here, available

@@ -18,8 +18,8 @@ from lapclip.commands.run_to_end import (
     started,
     working_on,
 )
+from lapclip.data.dataset import save_seen
 from lapclip.data.tokenizers import save_tokenizer
-from lapclip.data.training_images import save_seen
 from lapclip.runs.folder import FORMAT, Run, check_name, create_run
 from lapclip.training.checkpoint import save_model
 

@@ -6,21 +6,24 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from lapclip.config import AUTO, DataConfig
 from lapclip.data.dataset import DataSet, Pairs, Pixels, join_splits
-from lapclip.data.packed_index import Entry
-from lapclip.data.packed_store import MIDDLE, WHOLE, pack, room_left, room_needed, use_store
+from lapclip.data.packed_index import Entry, digest_of
+from lapclip.data.packed_store import MIDDLE, WHOLE, pack, prepare, room_left, room_needed, use_store
 from lapclip.data.pixels import View, as_view, whole_side
 from lapclip.data.sources import find_source, read_table
 from lapclip.data.splits import TRAIN, assign_splits, check_trainable
-from lapclip.data.streaming import StreamedPixels
 from lapclip.data.table import DrawnImage, Row, Skipped, StoredImage, Table
-from lapclip.errors import DataError
+from lapclip.errors import DataError, first_line
+from lapclip.machine.facts import logical_cores
 from lapclip.progress import DataProgress
 from lapclip.text import printable
 
@@ -130,7 +133,11 @@ def load_data(config: DataConfig, view: View | int, progress: DataProgress | Non
     found: dict[str, Pairs] = {}
     for split in dict.fromkeys(splits):
         if split == TRAIN:
-            pixels = _stream(images, to_learn, whole) if streamed else learnt.pixels(to_learn.values())
+            pixels = (
+                StreamedPixels([images[at] for at in to_learn], [entry.digest for entry in to_learn.values()], whole)
+                if streamed
+                else learnt.pixels(to_learn.values())
+            )
             # A model that sees images squeezed has no other proportions to go back to.
             squeezed = view.resize == "squash"
             aspects = np.array([1 if squeezed else entry.aspect for entry in to_learn.values()], dtype=np.float32)
@@ -187,10 +194,6 @@ def _pairs(
     return Pairs(pixels, captions, names, aspects, sequential, identities, labels)
 
 
-def _stream(images: Sequence[StoredImage], chosen: Mapping[int, Entry], view: View) -> StreamedPixels:
-    return StreamedPixels([images[at] for at in chosen], [entry.digest for entry in chosen.values()], view)
-
-
 def _source_key(config: DataConfig) -> str:
     """What tells apart the sources whose images have the same names."""
     return f"{os.path.abspath(config.source)} {config.pictures}" if Path(config.source).exists() else config.source
@@ -244,3 +247,53 @@ def _fingerprint(rows: Sequence[Row], splits: Sequence[str], used: Mapping[int, 
     for at in sorted(used):
         digest.update(json.dumps([used[at].digest, rows[at].captions, splits[at]]).encode())
     return digest.hexdigest()[:16]
+
+
+class StreamedPixels:
+    """Images decoded each time they are asked for, where packed ones would not fit the disk; squares as there.
+
+    Before a run each image is decoded once, so that those that cannot be are left out together with their captions.
+    What fails later has changed since (its bytes must have the digest given) or cannot be read any more; the run then
+    ends and names it. It is never replaced by another image, because that would be learnt with the wrong captions, and
+    a resumed run would not see the same pairs.
+    """
+
+    def __init__(
+        self, images: Sequence[StoredImage], digests: Sequence[str], view: View | int, fit: str = WHOLE
+    ) -> None:
+        self._images, self._digests, self._view, self._fit = images, digests, as_view(view), fit
+        self.shape = (len(images), self._view.side, self._view.side, 3)
+
+    def __len__(self) -> int:
+        return len(self._images)
+
+    def __getitem__(self, rows: Any, /) -> np.ndarray:
+        if isinstance(rows, (int, np.integer)):
+            return self._decoded(range(len(self))[rows])
+        asked = np.arange(len(self))[rows]
+        squares = np.empty((len(asked), *self.shape[1:]), np.uint8)
+        # In the order of the table, because neighbours are often in one file.
+        order = np.argsort(asked, kind="stable")
+        for at, square in zip(order, self._pool.map(self._decoded, asked[order]), strict=True):
+            squares[at] = square
+        return squares
+
+    @cached_property
+    def _pool(self) -> ThreadPoolExecutor:
+        return ThreadPoolExecutor(logical_cores(), thread_name_prefix="lapclip-decoding")
+
+    def _decoded(self, row: int) -> np.ndarray:
+        image = self._images[row]
+        try:
+            data = image.read()
+            if not digest_of(data).startswith(self._digests[row]):
+                raise DataError("it has changed since")
+            return prepare(data, self._view, self._fit)[0]
+        except (OSError, ValueError) as error:
+            why = f"it cannot be read ({first_line(error)})"
+        except DataError as error:
+            why = error.message
+        raise DataError(
+            f"{image.name} was an image when the run began, and now {why}.",
+            hint="bring it back as it was and lapclip resume, or lapclip train for a run without it",
+        )

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
-from lapclip.data.table import Row
 from lapclip.errors import DataError
+
+if TYPE_CHECKING:
+    from lapclip.data.table import Row  # which needs `split_named`
 
 HELD_OUT = 0.1
 """Share of the images in each of `val` and `test`, where the data has no splits of its own."""

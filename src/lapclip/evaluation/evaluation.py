@@ -20,7 +20,7 @@ from lapclip.evaluation.zeroshot import class_answers, zeroshot_of
 EXAMPLES, TOP = 6, 5
 
 
-def account_of_pairs(
+def evaluate_pairs(
     image_NE: np.ndarray, text_ME: np.ndarray, image_M: np.ndarray, pairs: Pairs, batch_size: int | None
 ) -> dict[str, Any]:
     """Retrieval both ways, hard negatives, geometry, and what the model answers to a few captions."""
@@ -45,7 +45,7 @@ def account_of_pairs(
     }
 
 
-def account_of_classes(
+def evaluate_classes(
     image_NE: np.ndarray, class_CE: np.ndarray, label_N: np.ndarray, classes: Sequence[str]
 ) -> dict[str, Any]:
     """Zero-shot classification, geometry, and the images that are most surely taken for another class."""

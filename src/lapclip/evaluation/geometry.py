@@ -20,7 +20,7 @@ def geometry(
 ) -> dict[str, float]:
     """The modality gap (Liang et al. 2022), alignment and uniformity (Wang and Isola 2020).
 
-    picture_P and text_P are the rows of each true pair; without text_P there is one for each caption. The gap is the
+    image_P and text_P are the rows of each true pair; without text_P there is one for each caption. The gap is the
     distance of the pairs' two centroids. Alignment is the mean squared distance of a caption and its image: 0 at
     best. Uniformity is ln of the mean of exp(-2 distance**2) over pairs of images or of captions: 0 where all are one
     point, near -4 where they are spread evenly over a sphere of many dimensions.

@@ -1,7 +1,7 @@
 """Whether the right image wins against wrong ones that are easy, medium or hard to tell from it.
 
 How hard a wrong image is does not come from the model under test: it is how alike the two images' captions are in
-their words (`caption_similarity.py`). Of all wrong images, from the most alike to the least:
+their words (`Wording`). Of all wrong images, from the most alike to the least:
 
     hard    the eleven most alike
     medium  eleven drawn from the rest of the most alike tenth; among fewer than 230 wrong ones, the next eleven
@@ -11,18 +11,18 @@ With the right one that makes twelve candidates, as many as in a batch of the pu
 and 8 %. Images that share a caption word for word are not wrong for each other. In a set of fewer than 34 images
 there are fewer negatives: a third of the others.
 
-Shapes: N images, M captions, Q images asked about, W wrong images of one kind.
+Shapes: N images, M captions, Q images asked about, W wrong images of one kind, V words.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
+import re
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
-from lapclip.evaluation.caption_similarity import Wording
 from lapclip.evaluation.intervals import mean_intervals
 from lapclip.evaluation.ranks import best_images, blocks
 from lapclip.seeding import generator
@@ -159,3 +159,36 @@ def _sharing(captions: Sequence[Sequence[str]]) -> Callable[[int], set[int]]:
 def _some(rows: np.ndarray, most: int, draw: np.random.Generator) -> np.ndarray:
     """At most so many of the rows, drawn, in their order."""
     return rows if len(rows) <= most else np.sort(draw.choice(rows, most, replace=False))
+
+
+MOST_WORDS = 20_000
+"""Words that are kept, the most common: rarer ones are in so few captions that they say little about likeness."""
+
+
+class Wording:
+    """The words of some images, of which no model under test has a say: how alike are captions by their words alone?
+
+    tf-idf: a word counts for more the fewer images have it. Two images are as alike as the directions of their words,
+    all captions of each taken together: 0 for no word in common, 1 for the same words equally often.
+    """
+
+    def __init__(self, captions: Sequence[Sequence[str]]) -> None:
+        self._words = [Counter(word for caption in options for word in words(caption)) for options in captions]
+        images = Counter(word for bag in self._words for word in bag)
+        self._index = {word: at for at, (word, _) in enumerate(images.most_common(MOST_WORDS))}
+        # Smoothed as in Salton and Buckley 1988: a word that all have still counts a little.
+        self._weights = {word: np.log((1 + len(captions)) / (1 + images[word])) + 1 for word in self._index}
+
+    def rows(self, images: Sequence[int] | np.ndarray) -> np.ndarray:
+        """The words of some images as unit-length rows."""
+        rows_NV = np.zeros((len(images), len(self._index)), dtype=np.float32)
+        for row, image in zip(rows_NV, images, strict=True):
+            for word, count in self._words[image].items():
+                if word in self._index:
+                    row[self._index[word]] = count * self._weights[word]
+        return rows_NV / np.maximum(np.linalg.norm(rows_NV, axis=1, keepdims=True), 1e-12)
+
+
+def words(caption: str) -> list[str]:
+    """The words of a caption in small letters; scripts without spaces by the character."""
+    return re.findall(r"[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7a3]|[^\W_]+(?:['\u2019-][^\W_]+)*", caption.lower())

@@ -5,21 +5,23 @@ Shapes: N images, M captions, E embedding, Q questions of one way, G batches of 
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
+from lapclip.data.dataset import Pairs
+from lapclip.evaluation import RANKS
 from lapclip.evaluation.geometry import similarities
 from lapclip.evaluation.intervals import bootstrap_interval, mean_and_median_intervals
-from lapclip.evaluation.metric_names import RANKS
 from lapclip.evaluation.ranks import BLOCK, chance_metrics, ranks
 from lapclip.seeding import generator
 
 
 def retrieval(image_NE: np.ndarray, text_ME: np.ndarray, image_M: np.ndarray) -> dict[str, Any]:
-    """Scores of images by captions (t2i) and of captions by images (i2t). picture_M is each caption's image.
+    """Scores of images by captions (t2i) and of captions by images (i2t). image_M is each caption's image.
 
     A rank is counted from 1. For an image it is that of the best of its own captions. A tie counts against the model:
     one that gives every pair the same score finds nothing.
@@ -87,7 +89,7 @@ def batch_accuracy(
 ) -> dict[str, Any]:
     """Accuracy within random batches of `size` pairs, both ways averaged: what published training logs call accuracy.
 
-    A pair is an image and the first of its captions; without picture_M each caption is that of the image in its row.
+    A pair is an image and the first of its captions; without image_M each caption is that of the image in its row.
     Averaged over `repeats` random partitions of the pairs; pairs left over by a partition sit it out.
     """
     asked_P, caption_P = np.unique(np.arange(len(text_ME)) if image_M is None else image_M, return_index=True)
@@ -112,3 +114,41 @@ def batch_accuracy(
         "interval": bootstrap_interval(hits_P, shows_P),
         "chance": 1 / size,
     }
+
+
+THUMBNAIL = 8
+
+
+def linear_baseline(train: Pairs, held_out: Pairs, ridge: float = 1.0) -> float:
+    """A floor for scores on drawn images: text-to-image R@1 of ridge regression from the words of a caption to
+    an 8x8 thumbnail, ranked by distance."""
+    captions = [options[0] for options in train.captions]
+    index = {word: column for column, word in enumerate(sorted({word for text in captions for word in _words(text)}))}
+    words = _bags(captions, index)
+    thumbnails = _thumbnails(train.pixels[:])
+    weights = np.linalg.solve(words.T @ words + ridge * np.eye(words.shape[1]), words.T @ thumbnails)
+    guesses = _bags([captions[0] for captions in held_out.captions], index) @ weights
+    candidates = _thumbnails(held_out.pixels[:])
+    nearest = [((candidates - guess) ** 2).sum(axis=1).argmin() for guess in guesses]
+    return float(np.mean(nearest == np.arange(len(held_out))))
+
+
+def _words(caption: str) -> list[str]:
+    return re.findall(r"[a-z-]+", caption)
+
+
+def _bags(captions: list[str], index: dict[str, int]) -> np.ndarray:
+    bags = np.zeros((len(captions), len(index) + 1))
+    bags[:, -1] = 1  # the intercept
+    for row, caption in enumerate(captions):
+        for word in _words(caption):
+            if word in index:
+                bags[row, index[word]] += 1
+    return bags
+
+
+def _thumbnails(pixels: np.ndarray) -> np.ndarray:
+    side = pixels.shape[1] // THUMBNAIL
+    images = (image[: side * THUMBNAIL, : side * THUMBNAIL] for image in pixels)
+    blocks = (image.reshape(THUMBNAIL, side, THUMBNAIL, side, 3).mean(axis=(1, 3)) for image in images)
+    return np.stack([block.reshape(-1) / 255 for block in blocks])

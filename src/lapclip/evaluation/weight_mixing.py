@@ -22,7 +22,7 @@ from lapclip.data.dataset import Pixels
 from lapclip.data.pixels import normalise
 from lapclip.embedder import Embedder
 from lapclip.errors import RunError
-from lapclip.model.parameter_parts import EMBEDDING, HEAD, first_block, parts_of
+from lapclip.model.freezing import EMBEDDING, HEAD, first_block, parts_of
 from lapclip.model.pretrained.pretrained_towers import PretrainedTower
 from lapclip.progress import Progress
 

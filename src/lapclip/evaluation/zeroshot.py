@@ -84,13 +84,8 @@ def accuracy(image_NE: np.ndarray, class_CE: np.ndarray, label_N: np.ndarray) ->
     return float((class_answers(image_NE, class_CE, label_N).rank_N == 1).mean())
 
 
-def zeroshot(image_NE: np.ndarray, class_CE: np.ndarray, label_N: np.ndarray, classes: Sequence[str]) -> dict[str, Any]:
-    """Top-1, top-5 and recall of each class, with intervals and chance, and what is taken for what."""
-    return zeroshot_of(class_answers(image_NE, class_CE, label_N), label_N, classes)
-
-
 def zeroshot_of(answers: Answers, label_N: np.ndarray, classes: Sequence[str]) -> dict[str, Any]:
-    """The scores that answers make.
+    """Top-1, top-5 and recall of each class, with intervals and chance, and what is taken for what.
 
     `confusion` has [class, taken for, images] where there are any, classes by their index: a matrix of many classes
     is nearly empty. Top-5 of five classes or fewer is 1 and says nothing.

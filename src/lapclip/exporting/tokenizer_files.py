@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from lapclip.data.tokenizers import BytePairTokenizer, CharacterTokenizer, Tokenizer, save_tokenizer
 from lapclip.data.tokenizers.bpe import WORD_END, WORDS
-from lapclip.data.tokenizers.pretrained_tokenizer import PretrainedTokenizer
+from lapclip.data.tokenizers.tokenizer import PretrainedTokenizer
 from lapclip.errors import WeightsError
 from lapclip.exporting.export_folder import write_json
 from lapclip.weights.recognise import OWN_TOKENIZER, TOKENIZER

@@ -22,8 +22,8 @@ from lapclip.model.pretrained.pretrained_towers import (
     PretrainedImageTower,
     PretrainedTextTower,
     PretrainedTower,
+    TowerSpec,
 )
-from lapclip.model.pretrained.spec import TowerSpec
 from lapclip.model.towers import ImageTower, TextTower
 
 EMPTY: Mapping[str, Network] = MappingProxyType({})

@@ -3,7 +3,7 @@
 A residual network (He et al. 2015) whose weights are standardised (Qiao et al. 2019, arXiv 1903.10520) and whose norms
 look at one image alone (Wu and He 2018): unlike batch norm, what an image becomes does not depend on the others in
 its batch, so micro-batches and resumed runs give the same result. Each block starts as the identity (its last norm
-starts at zero). On Flickr8k all three matter; `dev/LOG.md` has the figures.
+starts at zero). On Flickr8k all three matter; `dev/LOG.md` has the numbers.
 
 Shapes: B batch, C channels, S image side, O outputs, I inputs, K kernel side.
 """

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from lapclip.evaluation.metric_names import RANKS, WAYS
+from lapclip.evaluation import RANKS, WAYS
 from lapclip.report.document import Block, Gallery, Headline, Plot, Report, ReportImage, Section, Sentences, Table
 from lapclip.report.plots import axes, error_bars, plain
 from lapclip.runs.event_log import mapping, mappings

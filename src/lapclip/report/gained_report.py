@@ -9,7 +9,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from lapclip.evaluation.metric_names import RANKS, WAYS
+from lapclip.evaluation import RANKS, WAYS
 from lapclip.report.document import Block, Headline, Plot, Report, Section, Sentences, Table
 from lapclip.report.plots import COLOURS, DASHES, axes, error_bars, line, marks, table_of
 from lapclip.runs.curves import Curve

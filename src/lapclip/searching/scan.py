@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from lapclip.data.image_folders import is_image, walk_folders
+from lapclip.data.find_images import is_image, walk_folders
 from lapclip.errors import DataError
 
 LEFT_OUT = ("@eaDir", "$RECYCLE.BIN", "__MACOSX")

@@ -10,8 +10,7 @@ from torch import Tensor
 
 from lapclip.config import TrainConfig
 from lapclip.model.clip import CLIP
-from lapclip.model.pretrained.head import Dropping, Head
-from lapclip.model.pretrained.pretrained_towers import PretrainedTower
+from lapclip.model.pretrained.pretrained_towers import Dropping, Head, PretrainedTower
 from lapclip.seeding import derived_seed
 
 

@@ -7,7 +7,7 @@ import torch
 from lapclip.config import TrainConfig
 from lapclip.machine.device import Device
 from lapclip.model.clip import CLIP
-from lapclip.model.parameter_parts import depth_of, parts_of
+from lapclip.model.freezing import depth_of, parts_of
 
 
 def make_optimizer(model: CLIP, config: TrainConfig, device: Device) -> torch.optim.AdamW:

@@ -21,8 +21,7 @@ from lapclip.loss import LOSSES, batch_accuracy, contrastive_loss, distillation_
 from lapclip.machine.device import DTYPES, Device
 from lapclip.machine.timing import Stopwatch
 from lapclip.model.clip import CLIP
-from lapclip.model.freezing import boundary
-from lapclip.model.parameter_parts import parts_of
+from lapclip.model.freezing import boundary, parts_of
 from lapclip.model.pretrained.pretrained_towers import PretrainedTower
 from lapclip.seeding import derived_seed, generator
 from lapclip.training.head_dropout import HeadDropout

@@ -21,11 +21,10 @@ from typing import Any
 
 from torch import nn
 
-from lapclip.data.tokenizers.pretrained_tokenizer import PretrainedTokenizer
-from lapclip.data.tokenizers.tokenizer import Tokenizer
+from lapclip.data.tokenizers.tokenizer import PretrainedTokenizer, Tokenizer
 from lapclip.errors import ConfigError, first_line
 from lapclip.machine.measurement_cache import CacheFile
-from lapclip.model.pretrained.spec import FACTORY, HUGGING_FACE, TIMM, TowerSpec
+from lapclip.model.pretrained.pretrained_towers import FACTORY, HUGGING_FACE, TIMM, TowerSpec
 
 TRUSTED = CacheFile("trusted.json")
 """Factories that someone at this computer has named: a model from elsewhere may not make us call others."""

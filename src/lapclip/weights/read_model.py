@@ -16,7 +16,7 @@ from torch import Tensor
 from lapclip.config import ModelConfig
 from lapclip.data.tokenizers import Tokenizer, clip_tokenizer, load_tokenizer, tokenizer_from_dict
 from lapclip.errors import DataError, RunError, WeightsError
-from lapclip.model.pretrained.spec import TowerSpec
+from lapclip.model.pretrained.pretrained_towers import TowerSpec
 from lapclip.weights import huggingface, openai, openclip
 from lapclip.weights.hub import download
 from lapclip.weights.recognise import CONFIG, MERGES, OWN_TOKENIZER, TOKENIZER, WEIGHTS, is_exported, is_hub_name

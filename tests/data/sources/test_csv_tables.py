@@ -127,6 +127,23 @@ def test_links_out_of_the_folder_are_not_followed(tmp_path: Path) -> None:
     assert len(skipped(table)) == 3  # two rows, and the folder itself
 
 
+def test_a_folder_whose_name_begins_alike_is_outside(tmp_path: Path) -> None:
+    data, secret = make_images(tmp_path / "data", "a.png"), make_images(tmp_path / "data-secret", "b.png")
+    absolute = f"{secret / 'b.png'},by its whole name\n../data-secret/b.png,upwards\n"
+    try:
+        (data / "b.png").symlink_to(secret / "b.png")
+        (data / "linked").symlink_to(secret, target_is_directory=True)
+    except OSError:
+        pytest.skip("links cannot be made here")
+    table = read(write(data, f"image,caption\na.png,a dog\nb.png,a link\nlinked/b.png,in a link\n{absolute}"))
+    assert found(table) == {"a.png": ("a dog",)}
+    assert {row.image.read() for row in table.rows} == {(data / "a.png").read_bytes()}
+    (data / "captions.csv").unlink()
+    for name in ("a", "b"):
+        (data / f"{name}.txt").write_text("a dog")
+    assert set(found(read(data))) == {"a.png"}
+
+
 @pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-32", "cp1252"])
 def test_encodings_and_byte_order_marks(tmp_path: Path, encoding: str) -> None:
     make_images(tmp_path, "a.png")

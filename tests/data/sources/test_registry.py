@@ -14,7 +14,6 @@ import lapclip
 from lapclip.config import DataConfig
 from lapclip.data import sources
 from lapclip.data.loading import list_data, load_data
-from lapclip.data.reading.row_collector import RowCollector
 from lapclip.data.sources import absolute, find_source, read_table
 from lapclip.data.sources.registry import (
     BUILT_IN,
@@ -27,7 +26,7 @@ from lapclip.data.sources.registry import (
     forms_in,
     register,
 )
-from lapclip.data.table import ImageFile, Table
+from lapclip.data.table import ImageFile, RowCollector, Table
 
 from .made import image_bytes, make_images
 
@@ -97,7 +96,7 @@ def test_a_built_in_source_needs_its_own_class_and_nothing_else(tmp_path: Path) 
 
 def test_what_comes_with_lapclip_is_known_by_name_and_all_else_is_files(tmp_path: Path) -> None:
     assert {name: source.is_drawn for name, source in BUILT_IN.items()} == {"scenes": True, "emoji": False}
-    assert not find_source(str(tmp_path)).is_built_in
+    assert not find_source(str(tmp_path)).name
     assert absolute("photos") == os.path.abspath("photos")
 
 

@@ -9,8 +9,7 @@ from typing import Any
 
 from lapclip.config import Config
 from lapclip.data.check.captions import EMOJI, count_scripts, tokens_per_character, unknown_characters
-from lapclip.data.check.image_pass import ImageFacts
-from lapclip.data.check.similar_images import SAME, find_similar, groups
+from lapclip.data.check.image_pass import SAME, ImageFacts, find_similar, groups
 from lapclip.data.decode import MARKS
 from lapclip.data.table import Row, Table
 from lapclip.data.tokenizers import Tokenizer

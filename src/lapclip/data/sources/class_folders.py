@@ -6,11 +6,10 @@ import re
 from collections.abc import Iterable, Sequence
 
 from lapclip.config import DataConfig
-from lapclip.data.image_folders import is_image
-from lapclip.data.reading.row_collector import RowCollector
+from lapclip.data.find_images import is_image
 from lapclip.data.sources.registry import FileFormat, Files, Form, Specificity, register
 from lapclip.data.splits import split_named
-from lapclip.data.table import ImageFile
+from lapclip.data.table import ImageFile, RowCollector
 from lapclip.errors import DataError
 
 _NUMBER = re.compile(r"^\d+\s*[._-]\s*(?=\D)")

@@ -10,13 +10,12 @@ from itertools import islice
 from pathlib import Path
 
 from lapclip.config import AUTO, DataConfig
-from lapclip.data.image_folders import is_image
-from lapclip.data.reading.find_images import ImageFinder, candidate_folders
-from lapclip.data.reading.guess_columns import Columns, NotATable, guess_columns
-from lapclip.data.reading.row_collector import RowCollector
-from lapclip.data.reading.text_encoding import Lines
+from lapclip.data.find_images import ImageFinder, candidate_folders, is_image
+from lapclip.data.guess_columns import Columns, NotATable, guess_columns
 from lapclip.data.sources.registry import Files, TableFormat, register
 from lapclip.data.splits import split_named
+from lapclip.data.table import RowCollector
+from lapclip.data.text_encoding import Lines
 from lapclip.errors import DataError
 
 SEPARATORS = {"comma": ",", "tab": "\t", "semicolon": ";", "bar": "|"}
@@ -39,60 +38,59 @@ class TextTables(TableFormat):
 
     def read(self, files: Files, config: DataConfig, collector: RowCollector) -> str:
         ((path, split),) = files.paths()
-        return read_columns(path, files.root, config, collector, split)
+        folders = candidate_folders(path, files.root, config)
+        separator, columns = _understand(path, folders, config)
+        listed = listed_splits(path) if columns.split is None else {}
+        lines = Lines(path)
+        spilled = 0
+        width, last = len(columns.names), max(columns.captions)
+        rows = split_cells(lines, separator, lambda cells: _names_image(cells, columns))
+        before_header = columns.header
+        for number, cells in rows:
+            where = f"{path.name} line {number}"
+            if before_header and len(cells) > 1:
+                before_header = False
+                continue
+            if number in lines.cut:
+                collector.skip(where, "the line is too long to be a row")
+                continue
+            while len(cells) > width and not cells[-1].strip():
+                cells.pop()  # spreadsheets fill up rows with empty cells
+            if len(cells) > width and len(columns.captions) == 1:
+                # A separator inside an unquoted caption: what is too much belongs to the caption.
+                extra = len(cells) - width
+                cells[last : last + extra + 1] = [separator.join(cells[last : last + extra + 1])]
+                spilled += 1
+            if len(cells) <= max(columns.image, min(columns.captions)):
+                collector.skip(where, f"{len(cells)} of {width} columns")
+                continue
+            image = columns.folder.find(cells[columns.image])
+            own = cells[columns.split] if columns.split is not None and columns.split < len(cells) else split
+            if listed and not isinstance(image, str):
+                own = listed.get(image.path.name, own)
+            for column in columns.captions:
+                if column < len(cells):
+                    for caption in several(cells[column]):
+                        collector.add(image, caption, own, where)
+                else:
+                    collector.skip(where, f"there is no {columns.names[column]}")
+        word = next((word for word, sign in SEPARATORS.items() if sign == separator), repr(separator))
+        notes = [
+            f"{columns.summary()}, separated by {word}",
+            *([] if columns.header else ["no header"]),
+            *(["splits from the lists beside it"] if listed else []),
+            *lines.notes(),
+        ]
+        if spilled:
+            notes.append(f"{spilled:,} captions have an unquoted {word} and were joined again")
+        return "; ".join(notes)
 
     def is_table(self, path: Path, root: Path, config: DataConfig) -> bool:
-        return is_table(path, root, config)
-
-
-def read_columns(path: Path, root: Path, config: DataConfig, collector: RowCollector, split: str = "") -> str:
-    """Collect the rows of a CSV file. Returns what was guessed, for the user."""
-    folders = candidate_folders(path, root, config)
-    separator, columns = _understand(path, folders, config)
-    listed = listed_splits(path) if columns.split is None else {}
-    lines = Lines(path)
-    spilled = 0
-    width, last = len(columns.names), max(columns.captions)
-    rows = split_cells(lines, separator, lambda cells: _names_image(cells, columns))
-    before_header = columns.header
-    for number, cells in rows:
-        where = f"{path.name} line {number}"
-        if before_header and len(cells) > 1:
-            before_header = False
-            continue
-        if number in lines.cut:
-            collector.skip(where, "the line is too long to be a row")
-            continue
-        while len(cells) > width and not cells[-1].strip():
-            cells.pop()  # spreadsheets fill up rows with empty cells
-        if len(cells) > width and len(columns.captions) == 1:
-            # A separator inside an unquoted caption: what is too much belongs to the caption.
-            extra = len(cells) - width
-            cells[last : last + extra + 1] = [separator.join(cells[last : last + extra + 1])]
-            spilled += 1
-        if len(cells) <= max(columns.image, min(columns.captions)):
-            collector.skip(where, f"{len(cells)} of {width} columns")
-            continue
-        image = columns.folder.find(cells[columns.image])
-        own = cells[columns.split] if columns.split is not None and columns.split < len(cells) else split
-        if listed and not isinstance(image, str):
-            own = listed.get(image.path.name, own)
-        for column in columns.captions:
-            if column < len(cells):
-                for caption in several(cells[column]):
-                    collector.add(image, caption, own, where)
-            else:
-                collector.skip(where, f"there is no {columns.names[column]}")
-    word = next((word for word, sign in SEPARATORS.items() if sign == separator), repr(separator))
-    notes = [
-        f"{columns.summary()}, separated by {word}",
-        *([] if columns.header else ["no header"]),
-        *(["splits from the lists beside it"] if listed else []),
-        *lines.notes(),
-    ]
-    if spilled:
-        notes.append(f"{spilled:,} captions have an unquoted {word} and were joined again")
-    return "; ".join(notes)
+        try:
+            _understand(path, candidate_folders(path, root, config), config)
+        except NotATable:
+            return False
+        return True
 
 
 def _names_image(cells: list[str], columns: Columns) -> bool:
@@ -111,15 +109,6 @@ def listed_splits(path: Path) -> dict[str, str]:
             if split:
                 found.update((line.strip(), split) for _, line in Lines(beside) if line.strip())
     return found
-
-
-def is_table(path: Path, root: Path, config: DataConfig) -> bool:
-    """Whether the first rows of a text file name images and captions."""
-    try:
-        _understand(path, candidate_folders(path, root, config), config)
-    except NotATable:
-        return False
-    return True
 
 
 def several(cell: str) -> list[str]:

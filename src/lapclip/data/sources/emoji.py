@@ -10,9 +10,8 @@ import importlib.util
 from pathlib import Path
 
 from lapclip.config import DataConfig
-from lapclip.data.reading.row_collector import RowCollector
 from lapclip.data.sources.registry import Source, register
-from lapclip.data.table import ImageFile, Table
+from lapclip.data.table import ImageFile, RowCollector, Table
 from lapclip.errors import DataError
 
 TONES = frozenset(map(chr, range(0x1F3FB, 0x1F400)))

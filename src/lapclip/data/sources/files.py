@@ -1,18 +1,19 @@
-"""Files as a source: a folder, a file or a pattern of files, whose format is recognised."""
+"""Files as a source: a folder, a file or a pattern of files, whose format is recognised; and what was found instead
+where there is no data."""
 
 from __future__ import annotations
 
+import codecs
 import glob
 import os
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from lapclip.config import DataConfig
-from lapclip.data.image_folders import is_image, plain_file, walk
-from lapclip.data.reading import explain_missing
-from lapclip.data.reading.guess_columns import NotATable
-from lapclip.data.reading.row_collector import RowCollector
+from lapclip.data.find_images import LINK_OUTSIDE, is_image, plain_file, walk
+from lapclip.data.guess_columns import NotATable
 from lapclip.data.sources.registry import (
     FORMATS,
     FileFormat,
@@ -26,8 +27,8 @@ from lapclip.data.sources.registry import (
     split_in_name,
     split_of_path,
 )
-from lapclip.data.table import Skipped, Table
-from lapclip.errors import DataError, first_line
+from lapclip.data.table import RowCollector, Skipped, Table
+from lapclip.errors import DataError, closest, first_line
 
 MOST_FILES = 100_000
 """Files that a pattern may name."""
@@ -53,7 +54,7 @@ class FileSource(Source):
             if not os.path.lexists(path):
                 if "{" in source or glob.has_magic(source):
                     return _read_pattern(source, config)
-                raise explain_missing.no_such(source)
+                raise no_such_source(source)
         except OSError as error:
             raise DataError(f"{source} cannot be read: {error.strerror or first_line(error)}.") from error
         raise DataError(f"{source} is not a plain file or folder.", hint="a folder of images with captions")
@@ -100,8 +101,8 @@ def _collector(config: DataConfig) -> RowCollector:
 
 def _read_file(path: Path, config: DataConfig) -> Table:
     """A file that the user names. Its own name says no split, except in COCO, where it is part of the form."""
-    if format_of(path.name) is None and explain_missing.is_foreign(path):
-        raise explain_missing.in_file(path)
+    if format_of(path.name) is None and is_foreign(path):
+        raise unknown_file(path)
     collector = _collector(config)
     found = _format_of(path.name)
     split = split_in_name(path.name) if found.name_says_split else ""
@@ -131,9 +132,9 @@ def _read_pattern(source: str, config: DataConfig) -> Table:
         if each.by_pattern and all(name.lower().endswith(each.endings) for name in names):
             how = each.read(Files(root, names, [split_of_path(name) for name in names]), config, collector)
             return collector.table(each.label, f"{len(paths)} {each.unit}: {how}")
-    packed = next((path for path in paths if explain_missing.how_to_unpack(path.name)), None)
+    packed = next((path for path in paths if how_to_unpack(path.name)), None)
     if packed:
-        raise explain_missing.in_file(packed)
+        raise unknown_file(packed)
     raise DataError(f"{source} names files that are neither tar nor parquet.", hint="one file or folder at a time")
 
 
@@ -148,7 +149,7 @@ def _read_folder(root: Path, config: DataConfig, around: Sequence[Skipped] = ())
             only = inner.pop()
             outside = [left_out for left_out in skipped if not left_out.where.startswith(f"{only}/")]
             return _read_folder(root / only, config, outside)
-        raise explain_missing.in_folder(root, files, skipped)
+        raise nothing_in_folder(root, files, skipped)
     if forms[0].specificity == Specificity.CLASS_FOLDERS and (tables := data_sets_below(files)):
         raise DataError(
             f"{root} holds data sets of its own, such as {tables[0]}.", hint=f"name one: {root / tables[0]}"
@@ -204,3 +205,89 @@ def _read_tables(root: Path, form: Form, config: DataConfig, collector: RowColle
         read_as.setdefault(how, []).append(name)
     how = "; ".join(f"{', '.join(names)}: {how}" for how, names in read_as.items())
     return collector.table(form.files[0] if len(form.files) == 1 else f"{len(form.files)} tables", how + beside)
+
+
+EXPECTED = "captions.csv, metadata.jsonl or one .txt beside each image"
+BYTE_ORDER_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE, codecs.BOM_UTF32_BE)
+PACKED = {
+    ".zip": "unzip {0}",
+    ".tar.gz": "tar -xzf {0}, or for shards: gunzip {0}",
+    ".tgz": "tar -xzf {0}",
+    ".tar.bz2": "tar -xjf {0}",
+    ".tar.xz": "tar -xJf {0}",
+    ".tar.zst": "zstd -d {0}",
+    ".gz": "gunzip {0}",
+    ".bz2": "bunzip2 {0}",
+    ".xz": "unxz {0}",
+    ".zst": "zstd -d {0}",
+    ".7z": "7z x {0}",
+    ".rar": "unrar x {0}",
+}
+
+
+def how_to_unpack(name: str) -> str:
+    """The command that unpacks a compressed file; empty for any other file."""
+    return next((command for ending, command in PACKED.items() if name.lower().endswith(ending)), "").format(name)
+
+
+def is_foreign(path: Path) -> bool:
+    """Whether a file of unknown ending is no text: it is compressed, an image, or has bytes that text never has."""
+    if how_to_unpack(path.name) or is_image(path.name):
+        return True
+    with open(path, "rb") as file:
+        start = file.read(4096)
+    return not start.startswith(BYTE_ORDER_MARKS) and b"\0" in start
+
+
+def no_such_source(source: str) -> DataError:
+    path = Path(source)
+    try:
+        near = closest(path.name, os.listdir(path.parent))
+    except (OSError, ValueError):
+        near = None
+    guess = f" Did you mean {path.parent / near}?" if near else ""
+    return DataError(f"There is no {source}.{guess}", hint="a folder or a table, as docs/data.md lists them")
+
+
+def unknown_file(path: Path) -> DataError:
+    """A file that is none of the forms."""
+    if command := how_to_unpack(path.name):
+        return DataError(
+            f"{path.name} is compressed. Images are read where they lie, so it has to be unpacked first.",
+            hint=command,
+        )
+    if is_image(path.name):
+        return DataError(
+            f"{path.name} is a single image. Training needs many, with captions.",
+            hint=f"the folder of the images, with {EXPECTED}",
+        )
+    return DataError(
+        f"{path.name} is no form of data that is known here.",
+        hint=f"a folder with {EXPECTED}; a CSV, JSON, tar or parquet file",
+    )
+
+
+def nothing_in_folder(root: Path, files: Sequence[str], skipped: Sequence[Skipped] = ()) -> DataError:
+    """A folder without captions; `skipped` is what was left out while it was listed."""
+    links = sum(left_out.why == LINK_OUTSIDE for left_out in skipped)
+    if links > len(files):  # as in a snapshot of Hugging Face, whose files are elsewhere under other names
+        lead = "1 link leads" if links == 1 else f"{links:,} links lead"
+        return DataError(
+            f"Nothing to learn from was found in {root}: {lead} out of it, and such links are not followed.",
+            hint="the real folder that holds the files, or a copy with files instead of links",
+        )
+    if not files:
+        return DataError(f"{root} is empty.", hint=f"a folder of images with {EXPECTED}")
+    images = sum(map(is_image, files))
+    packed = next((name for name in files if how_to_unpack(name)), None)
+    if packed and not images:
+        return DataError(f"{root} holds compressed files, such as {packed}.", hint=how_to_unpack(packed))
+    if images:
+        few = "1 image" if images == 1 else f"{images:,} images"
+        return DataError(
+            f"No captions found in {root}, which has {few}. Expected {EXPECTED}.",
+            hint="a captions.csv beside the images, with lines such as: dog.jpg,a dog in the snow",
+        )
+    endings = Counter(os.path.splitext(name)[1].lower() or "no ending" for name in files)
+    found = ", ".join(f"{count:,} {ending}" for ending, count in endings.most_common(3))
+    return DataError(f"No images found in {root}. It has other files: {found}.", hint=f"images with {EXPECTED}")

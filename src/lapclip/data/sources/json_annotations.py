@@ -10,14 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from lapclip.config import DataConfig
-from lapclip.data.image_folders import is_image
-from lapclip.data.reading.find_images import ImageFinder, best_folder, candidate_folders
-from lapclip.data.reading.guess_columns import NotATable
-from lapclip.data.reading.row_collector import RowCollector
-from lapclip.data.reading.text_encoding import decode
+from lapclip.data.find_images import ImageFinder, best_folder, candidate_folders, is_image
+from lapclip.data.guess_columns import NotATable
 from lapclip.data.sources.json_lines import add_records, captions_in, read_json_lines
 from lapclip.data.sources.registry import FileFormat, Files, Form, Specificity, register
-from lapclip.data.table import ImageFile
+from lapclip.data.table import ImageFile, RowCollector
+from lapclip.data.text_encoding import decode
 
 KINDS = {"coco": "COCO captions", "karpathy": "Karpathy splits", "list": "JSON list", "names": "JSON by name"}
 

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from lapclip.config import DataConfig
-from lapclip.data.reading.find_images import candidate_folders
-from lapclip.data.reading.guess_columns import NotATable, guess_named
-from lapclip.data.reading.row_collector import RowCollector
-from lapclip.data.reading.text_encoding import Lines
+from lapclip.data.find_images import candidate_folders
+from lapclip.data.guess_columns import NotATable, guess_named
 from lapclip.data.sources.csv_tables import SAMPLE, several
 from lapclip.data.sources.registry import Files, TableFormat, register
+from lapclip.data.table import RowCollector
+from lapclip.data.text_encoding import Lines
 
 
 @register

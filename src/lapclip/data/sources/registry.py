@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 from lapclip.config import DataConfig
-from lapclip.data.reading.row_collector import RowCollector
+from lapclip.data.guess_columns import NotATable
 from lapclip.data.splits import TRAIN, assign_splits, split_named
-from lapclip.data.table import Table
+from lapclip.data.table import RowCollector, Table
 
 if TYPE_CHECKING:
     from lapclip.data.dataset import DataSet
@@ -38,11 +38,6 @@ class Source:
     """What people call it, to go on after a comma; empty where that is what `data.source` says."""
     outlook: ClassVar[str] = ""
     """What training on it from nothing can reach; empty where that depends on how many images there are."""
-
-    @property
-    def is_built_in(self) -> bool:
-        """Whether it comes with lapclip, so that its name is no path."""
-        return bool(self.name)
 
     def title_of(self, config: DataConfig) -> str:
         """A headline for the data: its title, or the name of its folder or file."""
@@ -143,8 +138,6 @@ class FileFormat:
 
     def is_table(self, path: Path, root: Path, config: DataConfig) -> bool:
         """Whether a file of its ending really is a table of images and captions."""
-        from lapclip.data.reading.guess_columns import NotATable
-
         try:
             self.read(Files(root, [path.relative_to(root).as_posix()], [""]), config, RowCollector())
         except NotATable:

@@ -1,15 +1,27 @@
-"""The built-in scenes as a source: small images that are drawn at the size a model sees, with their captions."""
+"""The built-in scenes as a source: images drawn once for each size that a model sees, and cached, with captions."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import hashlib
+import json
+import os
+import shutil
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
 
 from lapclip.config import DataConfig
+from lapclip.data.dataset import DataSet, Pairs
+from lapclip.data.scenes.drawing import draw
+from lapclip.data.scenes.scene import ALPHABET, Scene, captions, split_scenes
 from lapclip.data.sources.registry import Source, register
-
-if TYPE_CHECKING:
-    from lapclip.data.dataset import DataSet
-    from lapclip.progress import DataProgress
+from lapclip.errors import DataError
+from lapclip.paths import cache_folder, digest_of_bytes, replace
+from lapclip.progress import DataProgress
 
 
 @register
@@ -25,9 +37,100 @@ class Scenes(Source):
         return "this lapclip draws other images"
 
     def draw(self, config: DataConfig, side: int, progress: DataProgress | None = None) -> DataSet:
-        from lapclip.data.scenes.dataset import load_scenes  # brings torch
-
         return load_scenes(config, side, progress)
 
     def count_training(self, config: DataConfig) -> int:
         return config.train_pairs
+
+
+SCENES_VERSION = 1
+"""Part of the key of cached drawings: raise it with every change that gives some scene other pixels or captions."""
+
+
+def load_scenes(config: DataConfig, side: int, progress: DataProgress | None = None) -> DataSet:
+    """The built-in data at one image size, drawn on first use."""
+    splits = split_scenes(config.train_pairs, config.seed)
+    store = PixelStore(cache_folder() / f"scenes-{_key(config, side)}")
+    rows = [scene for split in splits.values() for scene in split]
+    drawn = store.read()
+    if drawn is None:
+        random = Random(f"captions {config.seed}")
+        table = [
+            captions(scene, config.captions if split == "train" else 1, random)
+            for split, members in splits.items()
+            for scene in members
+        ]
+        store.write(_images(rows, side, config.seed, progress), (len(rows), side, side, 3), table)
+        drawn = store.read()
+        assert drawn is not None
+    pixels, table, digest = drawn
+    tables, first = {}, 0
+    for split, members in splits.items():
+        last = first + len(members)
+        tables[split] = Pairs(pixels[first:last], table[first:last])
+        first = last
+    return DataSet(tables, digest[:16], ALPHABET)
+
+
+def _images(rows: list[Scene], side: int, seed: int, progress: DataProgress | None) -> Iterator[np.ndarray]:
+    for index, scene in enumerate(rows):
+        yield draw(scene, side, seed * len(rows) + index)
+        if progress:
+            progress(index + 1, len(rows))
+
+
+def _key(config: DataConfig, side: int) -> str:
+    """Changes with the settings and the version of the drawings, so that an old store is never taken for new data."""
+    settings = f"{config.source} {config.seed} {config.train_pairs} {config.captions} {side}"
+    return digest_of_bytes(f"{settings} {SCENES_VERSION}".encode())[:16]
+
+
+class PixelStore:
+    """Images of one size in one memory-mapped file, with a table beside it. Complete or not there at all."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def read(self) -> tuple[np.ndarray, Any, str] | None:
+        """The images, their table and the digest of both, or None where they have to be made."""
+        try:
+            saved = json.loads((self.folder / "table.json").read_text(encoding="utf-8"))
+            return np.load(self.folder / "pixels.npy", mmap_mode="r"), saved["table"], saved["digest"]
+        except (OSError, ValueError, KeyError):
+            return None
+
+    def write(self, images: Iterable[np.ndarray], shape: Sequence[int], table: Any) -> None:
+        """Write to a temporary name and rename, so that a half-written store is never read."""
+        partial = self.folder.with_name(f"{self.folder.name}.{os.getpid()}.partial")
+        try:
+            self._sweep()
+            partial.mkdir(parents=True, exist_ok=True)
+            digest = hashlib.sha256(json.dumps(table).encode())
+            # Written in sequence, not through a memory map: there a full disk would be a signal instead of an error.
+            with open(partial / "pixels.npy", "wb") as file:
+                header = {"descr": "|u1", "fortran_order": False, "shape": tuple(shape)}
+                np.lib.format.write_array_header_1_0(file, header)
+                for image in images:
+                    file.write(image.tobytes())
+                    digest.update(image.tobytes())
+            (partial / "table.json").write_text(
+                json.dumps({"digest": digest.hexdigest(), "table": table}), encoding="utf-8"
+            )
+            if self.read() is None:  # else another process finished the same store first
+                shutil.rmtree(self.folder, ignore_errors=True)
+                replace(partial, self.folder)
+        except OSError as error:
+            if self.read() is not None:
+                return
+            raise DataError(
+                f"Cannot write images to {self.folder}: {error.strerror or error}.",
+                hint="LAPCLIP_CACHE=FOLDER lapclip train, with a folder that can be written to and has room",
+            ) from error
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+
+    def _sweep(self) -> None:
+        """Remove what killed processes left half-written a day ago or more."""
+        for stale in self.folder.parent.glob("*.partial"):
+            if time.time() - stale.stat().st_mtime > 86_400:
+                shutil.rmtree(stale, ignore_errors=True)

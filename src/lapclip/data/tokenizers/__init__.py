@@ -1,10 +1,8 @@
 """Captions to tokens and back: a token a character, a BPE learnt from the captions, or CLIP's own BPE."""
 
 from lapclip.data.tokenizers.bpe import BytePairTokenizer, clip_tokenizer
-from lapclip.data.tokenizers.characters import CharacterTokenizer
-from lapclip.data.tokenizers.choose import choose_tokenizer
-from lapclip.data.tokenizers.save import load_tokenizer, save_tokenizer, tokenizer_from_dict
-from lapclip.data.tokenizers.tokenizer import LENGTH_STEP, Tokenizer, pad
+from lapclip.data.tokenizers.choose import choose_tokenizer, load_tokenizer, save_tokenizer, tokenizer_from_dict
+from lapclip.data.tokenizers.tokenizer import LENGTH_STEP, CharacterTokenizer, Tokenizer, pad
 
 __all__ = [
     "LENGTH_STEP",

@@ -1,15 +1,18 @@
 """Foreign networks as towers: pixels or tokens in, features pooled, and a head of our own.
 
-They stay in evaluation mode while they learn: batch norms keep their statistics and nothing is dropped, so that what a
+They stay in evaluation mode while they learn: batch norms keep their statistics and nothing is dropped, so that what an
 image becomes depends neither on its batch nor on chance.
 
-Shapes: B batch, C channels, S side, L tokens, D width, F features, E embedding.
+Shapes: B batch, C channels, S side, L tokens, D width, F features, H hidden, E embedding.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -17,10 +20,75 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lapclip.config import ModelConfig
-from lapclip.model.kernels import Compute
-from lapclip.model.pretrained.head import Head
-from lapclip.model.pretrained.spec import FACTORY, HUGGING_FACE, TowerSpec
+from lapclip.model.block import LayerNorm
+from lapclip.model.kernels import Compute, linear
 from lapclip.model.pretrained.split_network import Blocks, same
+
+HUGGING_FACE, TIMM, FACTORY = "huggingface", "timm", "factory"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TowerSpec:
+    """What is needed to build a foreign network again without its origin: saved beside a model's weights, as JSON."""
+
+    kind: str
+    name: str
+    """How the user named it."""
+    config: dict[str, Any] = field(default_factory=dict)
+    """Hugging Face's own config.json; empty for other kinds."""
+    pooling: str = "mean"
+    """mean, first, last or max of its tokens."""
+    unit_length: bool = False
+    """Whether its features are brought to length one."""
+    padding: int = 0
+    """The token that is no part of a caption."""
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Dropping:
+    """A share of each row's values is left out at random. It is drawn before, for a whole batch, so that the same is
+    left out when a step is computed twice, in parts or from cached features."""
+
+    share: float
+    mask: Tensor
+
+
+class Head(nn.Module):
+    """From the features of a foreign network to an embedding: a linear map and, beside it, a hidden layer."""
+
+    compute = Compute()
+    dropping: Mapping[str, Dropping] = MappingProxyType({})
+    """Of its features and its hidden layer; set while training."""
+
+    def __init__(self, features: int, hidden: int, embedding: int) -> None:
+        super().__init__()
+        self.ln_features = LayerNorm(features)
+        self.projection = nn.Parameter(torch.empty(features, embedding))
+        self.hidden_in = nn.Parameter(torch.empty(features, hidden))
+        self.hidden_out = nn.Parameter(torch.empty(hidden, embedding))
+
+    def forward(self, features_BF: Tensor) -> Tensor:
+        normed_BF = self._thinned(self.ln_features(features_BF), "features")
+        hidden_BH = self._thinned(F.gelu(self._linear(normed_BF, self.hidden_in)), "hidden")
+        return self._linear(normed_BF, self.projection) + self._linear(hidden_BH, self.hidden_out)
+
+    def initialise(self, generator: torch.Generator) -> None:
+        """First values: the hidden path starts at zero."""
+        for weight in (self.projection, self.hidden_in):
+            nn.init.normal_(weight, 0.0, weight.shape[0] ** -0.5, generator=generator)
+        nn.init.zeros_(self.hidden_out)
+
+    def _thinned(self, x: Tensor, what: str) -> Tensor:
+        """Some of the values left out, the others enlarged to make up for it."""
+        dropping = self.dropping.get(what)
+        return x if dropping is None else x * dropping.mask.to(x.dtype) / (1 - dropping.share)
+
+    def _linear(self, x: Tensor, weight_IO: Tensor) -> Tensor:
+        return linear(x, weight_IO.T, None, self.compute.linear)
+
 
 Network = tuple[nn.Module, TowerSpec]
 """A pretrained network and what it is."""

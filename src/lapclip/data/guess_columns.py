@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from lapclip.config import AUTO, DataConfig
-from lapclip.data.image_folders import is_image
-from lapclip.data.reading.find_images import ImageFinder, best_folder
+from lapclip.data.find_images import ImageFinder, best_folder, is_image
 from lapclip.data.splits import split_named
 from lapclip.errors import DataError, nearest
 from lapclip.text import printable
