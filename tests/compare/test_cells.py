@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from lapclip.compare import cells
-from lapclip.compare.fits import Contestant
-from lapclip.compare.ladder import MEASURED, Rung
+from lapclip.compare.fits import MEASURED, Contestant, Rung
 from lapclip.errors import ConfigError
 from lapclip.machine.choose_device import default_threads
 from lapclip.machine.cpu import Cpu

@@ -37,7 +37,7 @@ from lapclip.model.shapes import SHAPES
 from lapclip.training.cuda_graph import AnyStep
 from lapclip.training.memory import MARGIN, SHARE_OF_MEMORY
 from lapclip.training.step import TrainStep
-from lapclip.tuning.workload import Rehearsal, Workload, some_pairs
+from lapclip.tuning.measure import Rehearsal, Workload, some_pairs
 
 KINDS = ("parameters", "gradients", "optimizer", "activations", "temporary")
 PAIRS = 4

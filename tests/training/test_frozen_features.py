@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -16,12 +17,12 @@ from lapclip.commands.resume import resume
 from lapclip.commands.run_to_end import Outcome
 from lapclip.commands.train import train
 from lapclip.embedder import load_torch
-from lapclip.errors import ConfigError, RunError
+from lapclip.errors import ConfigError, DataError, RunError
 from lapclip.model.shapes import SHAPES
 from lapclip.runs.event_log import read_events
 from lapclip.training import frozen_features as features
-from lapclip.training.array_cache import array_path
 from lapclip.training.checkpoint import WEIGHTS
+from lapclip.training.frozen_features import array_path, read_array, write_array
 
 from ..conftest import SMALL
 from ..networks import tiny_text
@@ -258,3 +259,27 @@ def test_a_tower_without_attention_is_named(here: Path, towers: list[str]) -> No
     train_small("run", *towers, *LEARNING["lora"])
     assert "the image tower has no attention to add to" in notes("run")
     assert "the text tower has no attention" not in notes("run")
+
+
+ROWS, KIND = np.arange(6.0, dtype=np.float32).reshape(3, 2), np.dtype(np.float32)
+
+
+def refused(*_: object, **__: object) -> None:
+    raise PermissionError(13, "Permission denied")
+
+
+def test_an_array_that_another_process_wrote_and_maps_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_array(tmp_path / "features-a.npy", [ROWS], (3, 2), KIND)
+    monkeypatch.setattr(os, "replace", refused)  # as on Windows
+    assert np.array_equal(write_array(tmp_path / "features-a.npy", [ROWS], (3, 2), KIND), ROWS)
+    with pytest.raises(DataError, match="Cannot write features"):
+        write_array(tmp_path / "features-b.npy", [ROWS], (3, 2), KIND)
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_a_cache_that_can_only_be_read_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_array(tmp_path / "features-a.npy", [ROWS], (3, 2), KIND)
+    monkeypatch.setattr(os, "utime", refused)
+    found = read_array(tmp_path / "features-a.npy")
+    assert found is not None
+    assert np.array_equal(found, ROWS)
