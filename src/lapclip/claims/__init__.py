@@ -55,7 +55,7 @@ FIRST = (8,)
 def measure_claims(
     only: Iterable[int] = (), bench: Bench | None = None, progress: StageProgress | None = None
 ) -> list[dict[str, Any]]:
-    """The claims of these numbers, or all, each with its figure here, its verdict and the reason."""
+    """The claims of these numbers, or all, each with its number here, its verdict and the reason."""
     claims, numbers = all_claims(), set(only)
     if strange := sorted(numbers - {claim.number for claim in claims}):
         raise ConfigError(f"There is no claim {strange[0]}; they go from 1 to {len(claims)}.", hint="lapclip claims")

@@ -22,7 +22,8 @@ from lapclip.data.dataset import Pairs
 from lapclip.data.scenes import drawing
 from lapclip.data.scenes import scene as scenes
 from lapclip.data.tokenizers import CharacterTokenizer
-from lapclip.machine.choose_device import choose_compile, choose_device, default_threads, prepare_device
+from lapclip.machine.choose_device import choose_compile, choose_device, default_threads, device_of, prepare_device
+from lapclip.machine.cpu import Cpu
 from lapclip.machine.device import Device
 from lapclip.machine.timing import Stopwatch, timed
 from lapclip.model.clip import CLIP
@@ -53,7 +54,7 @@ class Setting:
     def text(self) -> str:
         """For people: what stands out."""
         parts = [self.device, self.dtype]
-        parts += [f"{self.threads} thread{'s' * (self.threads > 1)}"] if self.device == "cpu" else []
+        parts += [f"{self.threads} thread{'s' * (self.threads > 1)}"] if device_of(self.device).is_cpu else []
         parts += [f"micro-batches of {self.micro_batch}"] if self.micro_batch else []
         parts += [self.compile] if self.compile != "none" else []
         return ", ".join(parts)
@@ -126,7 +127,7 @@ class Workshop:
     @cached_property
     def _right(self) -> Answer:
         """Float32 on the CPU by torch's own forms, a pair at a time: in no more memory than any setting needs."""
-        answer = self._answer(Setting("cpu", threads=default_threads(), micro_batch=1))
+        answer = self._answer(Setting(Cpu.kind, threads=default_threads(), micro_batch=1))
         return replace(answer, gradients=[gradient.clone() for gradient in answer.gradients])
 
     def _answer(self, setting: Setting) -> Answer:
