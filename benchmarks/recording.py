@@ -13,8 +13,7 @@ import sys
 from dataclasses import asdict, replace
 
 from lapclip.compare import cells as compare
-from lapclip.compare.fits import Cell, Contestant
-from lapclip.compare.ladder import MEASURED, Rung
+from lapclip.compare.fits import MEASURED, Cell, Contestant, Rung
 from lapclip.machine.choose_device import available, default_threads
 
 SECONDS = 0.4

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from lapclip import claims
-from lapclip.claims import accelerator_claims, arithmetic_claims, judge, measured_claims, run_claims
+from lapclip.claims import judge, measured_claims, run_claims
 from lapclip.claims.bench import Bench, parameters
 from lapclip.claims.judge import FAILS, HOLDS, UNKNOWN, Finding, all_claims, unknown
 from lapclip.commands.train import train
@@ -72,11 +72,11 @@ BOTH_SIDES: list[tuple[Callable[..., Finding], tuple, tuple]] = [
     (judge.larger_models, (1.7, 1.0, 10**8), (9.0, 1.0, 10**8)),
     (judge.pinning, (TransferTimes(2.0, 1.0),), (TransferTimes(1.0, 1.0),)),
     (judge.contiguous, (1.0, 1.1), (1.0, 1.0)),
-    (arithmetic_claims.count_verdict, (76_735_489, 1), (105_426_433, 1)),
-    (arithmetic_claims.chance_verdict, (1 / 16, 16), (1 / 12, 12)),
-    (arithmetic_claims.slope_verdict, (3.25, 2.51, 0.25, 0.12), (3.25, 2.75, 0.25, 0.12)),
-    (arithmetic_claims.battery_verdict, (35.0, 0.25, 58.2), (35.0, 0.65, 58.2)),
-    (arithmetic_claims.cores_verdict, (8, 0), (4, 4)),
+    (measured_claims.count_verdict, (76_735_489, 1), (105_426_433, 1)),
+    (measured_claims.chance_verdict, (1 / 16, 16), (1 / 12, 12)),
+    (measured_claims.slope_verdict, (3.25, 2.51, 0.25, 0.12), (3.25, 2.75, 0.25, 0.12)),
+    (measured_claims.battery_verdict, (35.0, 0.25, 58.2), (35.0, 0.65, 58.2)),
+    (measured_claims.cores_verdict, (8, 0), (4, 4)),
     (run_claims.temperature_verdict, ({1: 0.07, 15: 0.18}, "run"), ({1: 0.07, 15: 0.07}, "run")),
     (run_claims.balance_verdict, ({"image.0": 0.015, "text.0": 0.042}, 10, "run"),
      ({"image.0": 0.015, "text.0": 0.5}, 10, "run")),
@@ -121,7 +121,7 @@ def test_every_claim_is_measured_on_a_machine_without_accelerator_and_without_ru
         assert one["reason"]
         if one["number"] in (1, 2, 3, 4, 5, 25, 26):  # nothing stands in for the accelerator
             assert one["verdict"] == UNKNOWN
-            assert accelerator_claims.ABSENT in one["reason"]
+            assert measured_claims.ABSENT in one["reason"]
     kinds = {claim.number: claim.kind for claim in all_claims()}
     open_ones = {one["number"] for one in rows if one["verdict"] == UNKNOWN}
     assert open_ones <= {number for number, kind in kinds.items() if kind in ("accelerator", "run")} | {10}
@@ -169,8 +169,8 @@ def test_a_batch_twice_as_large_is_predicted_to_hold_more() -> None:
 
 
 def test_chance_follows_the_batch_and_halves_are_not_the_whole() -> None:
-    assert arithmetic_claims.random_accuracy(12) == pytest.approx(1 / 12, abs=0.015)
-    assert arithmetic_claims.random_accuracy(4) == pytest.approx(1 / 4, abs=0.03)
+    assert measured_claims.random_accuracy(12) == pytest.approx(1 / 12, abs=0.015)
+    assert measured_claims.random_accuracy(4) == pytest.approx(1 / 4, abs=0.03)
     assert measured_claims.halves_cosine(tiny_bench()) < 0.999
 
 

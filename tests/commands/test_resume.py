@@ -14,7 +14,7 @@ from lapclip import paths
 from lapclip.commands import run_setup
 from lapclip.commands.resume import resume, set_up_again
 from lapclip.errors import CheckpointError, RunError
-from lapclip.machine.signals import Signals
+from lapclip.machine.desktop import Signals
 from lapclip.runs.folder import find_run
 from lapclip.training import checkpoint
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
-from lapclip.compare.fits import Cell, Contestant
-from lapclip.compare.ladder import BATCHES, MEASURED
+from lapclip.compare.fits import BATCHES, MEASURED, Cell, Contestant
 
 CPU, GPU = Contestant("cpu", "float32", 2), Contestant("cuda", "float32", 2)
 

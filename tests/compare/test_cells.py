@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from lapclip.compare import cells
-from lapclip.compare.fits import Contestant
-from lapclip.compare.ladder import MEASURED, Rung
+from lapclip.compare.fits import MEASURED, Contestant, Rung
 from lapclip.errors import ConfigError
 from lapclip.machine.choose_device import default_threads
 from lapclip.machine.cpu import Cpu
@@ -29,14 +28,15 @@ def silent(text: str) -> None:
     pass
 
 
-def test_real_cells_are_measured_and_their_parts_agree(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = cells.compare(30.0, silent, TINY, (1, 4))
+def test_real_cells_are_measured_and_their_parts_agree() -> None:
+    # Of megabytes: a process that has lived long finds room for less in the gaps between what it holds.
+    found = cells.compare(30.0, silent, (Rung(192, 1), Rung(256, 1)), (1, 4))
     assert len(found["cells"]) == len(cells.contestants()) * 4
     for cell in found["cells"]:
         assert cell["skipped"] is None
         assert cell["pairs_per_second"] == pytest.approx(cell["batch"] / cell["ms"] * 1e3)
-    # Not each: what a long-lived process freed between other blocks is used again, and its memory does not grow.
-    assert max(cell["peak_memory_bytes"] / cell["parameters"] for cell in found["cells"]) > 4 * 4
+        # Weights, gradients and two averages, all at once; up to a tenth of it in gaps.
+        assert cell["peak_memory_bytes"] > 0.9 * 16 * cell["parameters"]
     assert {(one["device"], one["dtype"]) for one in found["fits"]} >= {("cpu", "float32"), ("cpu", "bfloat16")}
     json.dumps(found)
 

@@ -5,8 +5,17 @@ from dataclasses import replace
 import pytest
 
 from lapclip.compare import fits
-from lapclip.compare.fits import Contestant, Fit, crossover, fit, fitted, predictions, recommendations
-from lapclip.compare.ladder import MEASURED, PREDICTED
+from lapclip.compare.fits import (
+    MEASURED,
+    PREDICTED,
+    Contestant,
+    Fit,
+    crossover,
+    fit,
+    fitted,
+    predictions,
+    recommendations,
+)
 
 from .made import CPU, GPU, cells_of
 

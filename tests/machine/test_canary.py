@@ -227,12 +227,12 @@ def test_a_run_tells_what_failed(here: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 def test_crops_are_cut_on_the_cpu_where_the_device_would_get_them_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     step, batch = step_of(crop=0.5), batch_of()
-    right = step._look(step.inputs(batch, 1))
+    right = step._view_images(step.inputs(batch, 1))
     UNTRUSTED.add(("cpu", "crops"))
     moved: list[bool] = []
     real = torch.Tensor.cpu
     monkeypatch.setattr(torch.Tensor, "cpu", lambda tensor: moved.append(True) or real(tensor))
-    assert torch.equal(step._look(step.inputs(batch, 1)), right)
+    assert torch.equal(step._view_images(step.inputs(batch, 1)), right)
     assert moved
 
 

@@ -12,10 +12,10 @@ from torch import Tensor
 from lapclip import microscope
 from lapclip.machine.cpu import Cpu
 from lapclip.machine.timing import PHASES
-from lapclip.microscope import batch_loading, memory_speed, precisions, products, step_phases
+from lapclip.microscope import batch_loading, memory_speed, products, step_phases
 from lapclip.model.block import Block
 from lapclip.model.shapes import SHAPES
-from lapclip.tuning.workload import Rehearsal
+from lapclip.tuning.measure import Rehearsal
 
 from ..tuning.made import small
 
@@ -121,7 +121,7 @@ def test_every_way_to_load_feeds_the_same_batches() -> None:
 
 
 def test_precisions_start_alike_and_are_timed() -> None:
-    found = precisions.precisions(TINY, 4, CPU, steps=6, rounds=1)
+    found = step_phases.precisions(TINY, 4, CPU, steps=6, rounds=1)
     assert set(found) == {"float32", "bfloat16", "float16"}
     whole = found["float32"]
     for one in found.values():
@@ -130,9 +130,9 @@ def test_precisions_start_alike_and_are_timed() -> None:
 
 def test_spikes_are_counted() -> None:
     calm = (2.0, 1.9, 1.9, 1.8, 1.8, 1.7, 1.6)
-    assert precisions.spikes(calm) == 0
-    assert precisions.spikes((*calm, 5.0, 1.6)) == 1
-    assert precisions.spikes((*calm, float("nan"))) == 1
+    assert step_phases.spikes(calm) == 0
+    assert step_phases.spikes((*calm, 5.0, 1.6)) == 1
+    assert step_phases.spikes((*calm, float("nan"))) == 1
 
 
 def test_examine_gives_plain_values_and_a_measurement_that_fails_does_not_lose_the_others(

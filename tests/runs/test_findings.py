@@ -22,7 +22,7 @@ from lapclip.data.dataset import Pairs
 from lapclip.data.sources.scenes import load_scenes
 from lapclip.embedder import Embedder, load_torch
 from lapclip.errors import TrainingError
-from lapclip.machine.checks import checks
+from lapclip.machine.overview import checks
 from lapclip.model.clip import CLIP
 from lapclip.runs.event_log import read_events
 from lapclip.runs.findings import CHECKS, Finding, Surroundings, examine, findings, look_around

@@ -107,6 +107,29 @@ def test_a_full_disk_leaves_the_old_checkpoint(folder: Path, monkeypatch: pytest
     assert load_newest(folder, *trained())[0] == Progress(step=5)
 
 
+def test_all_of_a_checkpoint_is_on_disk_before_it_has_its_name(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a power cut a folder of that name would else hold files without their content."""
+    done: list[tuple[str, Path]] = []
+    really_flush, really_replace = paths.flush, paths.replace
+
+    def flush(path: Path) -> None:
+        really_flush(path)
+        done.append(("flush", path))
+
+    def replace(source: Path, target: Path) -> None:
+        files = sorted(source.iterdir())
+        assert sorted(path for what, path in done if path.parent == source) == files
+        assert done[-1] == ("flush", source)  # the names in it, once all files are there
+        really_replace(source, target)
+        done.append(("replace", target))
+
+    monkeypatch.setattr(paths, "flush", flush)
+    monkeypatch.setattr(paths, "replace", replace)
+    final = save_checkpoint(folder, *trained(), Progress(step=5))
+    assert len(list(final.iterdir())) == 3
+    assert done[-2:] == [("replace", final), ("flush", folder)]
+
+
 def test_a_half_written_checkpoint_is_not_one(folder: Path) -> None:
     save_checkpoint(folder, *trained(), Progress(step=5))
     (folder / ".step-00000010.partial").mkdir()

@@ -27,9 +27,9 @@ class Told:
 
 
 def test_a_perfect_model_ranks_every_right_image_first(tmp_path: Path) -> None:
-    looking = ProbeCaptions(pairs(), ["mine"], tmp_path / "pictures")
+    probes = ProbeCaptions(pairs(), ["mine"], tmp_path / "pictures")
     images, texts = np.eye(30), np.repeat(np.eye(30), 2, axis=0)
-    *fixed, own = looking.answers(Told(), images, texts)  # type: ignore[arg-type]
+    *fixed, own = probes.answers(Told(), images, texts)  # type: ignore[arg-type]
     assert len(fixed) == 6
     for answer in fixed:
         assert answer["rank"] == 1
@@ -56,11 +56,11 @@ def test_captions_of_ones_own_are_separated_by_bars() -> None:
     assert own_captions("") == []
 
 
-def test_a_run_looks_at_every_evaluation(here: Path) -> None:
+def test_a_run_asks_the_probe_captions_at_every_evaluation(here: Path) -> None:
     train("first-run", [*SMALL, "work.ask=a red cat|<b>bold</b>"], name="run")
     events = [json.loads(line) for line in (here / "runs/run/events.jsonl").read_text().splitlines()]
-    looked = [event for event in events if event["type"] == "looked"]
-    assert [event["step"] for event in looked] == [event["step"] for event in events if event["type"] == "evaluation"]
-    assert [answer["caption"] for answer in looked[-1]["answers"][-2:]] == ["a red cat", "<b>bold</b>"]
-    pictures = {entry["picture"] for event in looked for answer in event["answers"] for entry in answer["top"]}
+    probed = [event for event in events if event["type"] == "looked"]
+    assert [event["step"] for event in probed] == [event["step"] for event in events if event["type"] == "evaluation"]
+    assert [answer["caption"] for answer in probed[-1]["answers"][-2:]] == ["a red cat", "<b>bold</b>"]
+    pictures = {entry["picture"] for event in probed for answer in event["answers"] for entry in answer["top"]}
     assert all((here / "runs/run/pictures" / f"{image}.png").is_file() for image in pictures)

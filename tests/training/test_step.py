@@ -19,7 +19,7 @@ from lapclip.training.cuda_graph import make_step
 from lapclip.training.initial_weights import initialise_logits
 from lapclip.training.optimizer import make_optimizer
 from lapclip.training.precision import FIRST_SCALE, GROW_AFTER, LossScale
-from lapclip.training.step import LEAST_PART, TEXT_PARTS, TrainStep
+from lapclip.training.step import LEAST_CHUNK, TEXT_CHUNKS, TrainStep
 
 CPU = Cpu()
 
@@ -92,10 +92,10 @@ def test_another_loss_starts_with_its_own_scale_and_the_same_goes_on_with_what_w
 
 def test_norms_by_part_add_up_to_the_whole() -> None:
     step = step_of(clip_norm=0.0)
-    figures = step(batch_of(), 1, 1e-3, off())()
-    assert math.hypot(*figures.part_norms.values()) == pytest.approx(figures.grad_norm, rel=1e-5)
+    metrics = step(batch_of(), 1, 1e-3, off())()
+    assert math.hypot(*metrics.part_norms.values()) == pytest.approx(metrics.grad_norm, rel=1e-5)
     gradients = torch.cat([p.grad.flatten() for p in step.model.parameters() if p.grad is not None])
-    assert gradients.norm().item() == pytest.approx(figures.grad_norm, rel=1e-5)
+    assert gradients.norm().item() == pytest.approx(metrics.grad_norm, rel=1e-5)
 
 
 def test_long_gradients_are_shortened() -> None:
@@ -158,8 +158,8 @@ def test_micro_batches_give_the_gradients_of_the_whole_batch(micro_batch: int, c
     batch = batch_of()
     batch.positives_BB[0, 1] = batch.positives_BB[1, 0] = True
     whole, parts = step_of(**settings), step_of(**settings, micro_batch=micro_batch)
-    whole_figures, parts_figures = (step(batch, 3, 0.0, off())() for step in (whole, parts))
-    assert parts_figures.loss == pytest.approx(whole_figures.loss, rel=1e-6)
+    whole_metrics, parts_metrics = (step(batch, 3, 0.0, off())() for step in (whole, parts))
+    assert parts_metrics.loss == pytest.approx(whole_metrics.loss, rel=1e-6)
     for (name, one), other in zip(whole.model.named_parameters(), parts.model.parameters(), strict=True):
         assert one.grad is not None
         assert other.grad is not None
@@ -173,11 +173,11 @@ def test_micro_batches_learn_from_a_teacher_as_the_whole_batch_does(micro_batch:
     batch = replace(batch_of(), teacher_image=image, teacher_text=text)
     settings = {"clip_norm": 0.0, "teacher_weight": 0.7}
     whole, parts, alone = step_of(**settings), step_of(**settings, micro_batch=micro_batch), step_of(**settings)
-    whole_figures, parts_figures = (step(batch, 1, 0.0, off())() for step in (whole, parts))
+    whole_metrics, parts_metrics = (step(batch, 1, 0.0, off())() for step in (whole, parts))
     contrastive = alone(batch_of(), 1, 0.0, off())()
-    assert parts_figures.loss == pytest.approx(whole_figures.loss, rel=1e-6)
-    assert parts_figures.teacher_loss == pytest.approx(whole_figures.teacher_loss, rel=1e-6)
-    assert whole_figures.loss == pytest.approx(0.3 * contrastive.loss + 0.7 * whole_figures.teacher_loss, rel=1e-5)
+    assert parts_metrics.loss == pytest.approx(whole_metrics.loss, rel=1e-6)
+    assert parts_metrics.teacher_loss == pytest.approx(whole_metrics.teacher_loss, rel=1e-6)
+    assert whole_metrics.loss == pytest.approx(0.3 * contrastive.loss + 0.7 * whole_metrics.teacher_loss, rel=1e-5)
     assert contrastive.teacher_loss == 0
     for (name, one), other in zip(whole.model.named_parameters(), parts.model.parameters(), strict=True):
         assert one.grad is not None
@@ -238,14 +238,14 @@ def test_float16_leaves_out_updates_that_overflow_and_lowers_its_scale() -> None
     assert step.loss_scale is not None
     step.loss_scale.state[0] = 2.0**40
     before = [parameter.detach().clone() for parameter in step.model.parameters()]
-    figures = step(batch_of(), 1, 1e-3, off())()
-    assert not math.isfinite(figures.grad_norm)
-    assert math.isfinite(figures.loss)
+    metrics = step(batch_of(), 1, 1e-3, off())()
+    assert not math.isfinite(metrics.grad_norm)
+    assert math.isfinite(metrics.loss)
     assert step.loss_scale.scale == 2.0**39
     assert all(torch.equal(one, other) for one, other in zip(before, step.model.parameters(), strict=True))
     last = [step(batch_of(), 1, 1e-3, off())() for _ in range(40)][-1]
     assert math.isfinite(last.grad_norm)
-    assert last.loss < figures.loss
+    assert last.loss < metrics.loss
 
 
 def test_the_scale_of_the_loss_grows_again() -> None:
@@ -267,7 +267,7 @@ def test_phases_are_measured_only_when_asked() -> None:
 
 def test_captions_taken_in_parts_by_length_give_the_same_step() -> None:
     """On the CPU a batch of many captions is taken in parts that need less padding."""
-    rows = 2 * TEXT_PARTS * LEAST_PART
+    rows = 2 * TEXT_CHUNKS * LEAST_CHUNK
     draw = np.random.default_rng(0)
     tokens = draw.integers(0, 30, (rows, 16))
     ends_B = np.linspace(3, 15, rows).astype(int)

@@ -11,7 +11,7 @@ from lapclip.errors import ConfigError
 from ..conftest import SMALL
 
 
-def test_tensorboard_reads_the_figures_of_a_run(here: Path) -> None:
+def test_tensorboard_reads_the_metrics_of_a_run(here: Path) -> None:
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     train("first-run", [*SMALL, "track=tensorboard"], name="run")
     found = accumulator.EventAccumulator(str(here / "runs/run/tensorboard"))

@@ -9,8 +9,8 @@ import numpy as np
 from lapclip.config import Config, DataConfig, TrainConfig, replace_in
 from lapclip.data.batches import Batch
 from lapclip.model.shapes import SHAPES
+from lapclip.tuning.measure import Workload
 from lapclip.tuning.search import Search, Tuning
-from lapclip.tuning.workload import Workload
 
 CONFIG = Config(model=SHAPES["tiny"], data=DataConfig(), train=TrainConfig(batch_size=8, steps=100))
 

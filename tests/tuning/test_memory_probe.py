@@ -15,8 +15,8 @@ from lapclip.model.clip import CLIP, count_parameters
 from lapclip.runs.event_log import read_events
 from lapclip.training.step import TrainStep
 from lapclip.tuning import memory_probe
+from lapclip.tuning.measure import Rehearsal, Workload
 from lapclip.tuning.memory_probe import Ledger, Needs, halvings
-from lapclip.tuning.workload import Rehearsal, Workload
 
 from ..conftest import SMALL
 from ..networks import tiny_text

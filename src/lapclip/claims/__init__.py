@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from lapclip.claims import accelerator_claims, arithmetic_claims, measured_claims, run_claims
+from lapclip.claims import measured_claims, run_claims
 from lapclip.claims.bench import Bench
 from lapclip.claims.judge import Finding, all_claims, row, unknown
 from lapclip.errors import ConfigError, first_line
@@ -16,11 +16,11 @@ from lapclip.machine.choose_device import default_threads, prepare_device
 from lapclip.progress import StageProgress
 
 MEASURES: dict[int, Callable[[Bench], Finding]] = {
-    1: accelerator_claims.one_product,
-    2: accelerator_claims.hundred_products,
-    3: accelerator_claims.cpu_trains_faster,
-    4: accelerator_claims.three_thresholds,
-    5: accelerator_claims.free_transfers,
+    1: measured_claims.one_product,
+    2: measured_claims.hundred_products,
+    3: measured_claims.cpu_trains_faster,
+    4: measured_claims.three_thresholds,
+    5: measured_claims.free_transfers,
     6: measured_claims.half_precision,
     7: measured_claims.batch_phases,
     8: measured_claims.peak_memory,
@@ -34,17 +34,17 @@ MEASURES: dict[int, Callable[[Bench], Finding]] = {
     16: measured_claims.memory_bandwidth,
     17: run_claims.energy,
     18: run_claims.heat,
-    19: arithmetic_claims.parameter_count,
-    20: arithmetic_claims.chance,
+    19: measured_claims.parameter_count,
+    20: measured_claims.chance,
     21: measured_claims.attention_mask,
     22: measured_claims.numpy_two,
     23: measured_claims.accumulation,
     24: run_claims.gpu_run,
-    25: accelerator_claims.larger_models,
-    26: accelerator_claims.pinning,
-    27: arithmetic_claims.loss_slope,
-    28: arithmetic_claims.battery,
-    29: arithmetic_claims.performance_cores,
+    25: measured_claims.larger_models,
+    26: measured_claims.pinning,
+    27: measured_claims.loss_slope,
+    28: measured_claims.battery,
+    29: measured_claims.performance_cores,
     30: measured_claims.contiguous,
 }
 
@@ -55,7 +55,7 @@ FIRST = (8,)
 def measure_claims(
     only: Iterable[int] = (), bench: Bench | None = None, progress: StageProgress | None = None
 ) -> list[dict[str, Any]]:
-    """The claims of these numbers, or all, each with its figure here, its verdict and the reason."""
+    """The claims of these numbers, or all, each with its number here, its verdict and the reason."""
     claims, numbers = all_claims(), set(only)
     if strange := sorted(numbers - {claim.number for claim in claims}):
         raise ConfigError(f"There is no claim {strange[0]}; they go from 1 to {len(claims)}.", hint="lapclip claims")

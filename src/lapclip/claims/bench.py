@@ -17,8 +17,8 @@ from lapclip.microscope import products
 from lapclip.microscope.step_phases import BatchPhases, batch_phases, step_seconds
 from lapclip.model.clip import CLIP, count_parameters
 from lapclip.model.shapes import SHAPES
+from lapclip.tuning.measure import Rehearsal, Workload, make_workload
 from lapclip.tuning.memory_probe import StepMemory, step_memory
-from lapclip.tuning.workload import Rehearsal, Workload, make_workload
 
 
 @dataclass

@@ -31,7 +31,7 @@ SMALL_MACHINE = 8e9
 
 @dataclass(frozen=True)
 class Claim:
-    """Something published, with its figure."""
+    """Something published, with its number."""
 
     number: int
     claim: str
@@ -42,14 +42,14 @@ class Claim:
 
 @dataclass(frozen=True)
 class Finding:
-    """The figure here, what it says of the claim, and why."""
+    """The number here, what it says of the claim, and why."""
 
     here: str | None
     verdict: str
     reason: str
 
     def __post_init__(self) -> None:
-        assert (self.here is None) == (self.verdict == UNKNOWN), "a figure exactly where there is a verdict"
+        assert (self.here is None) == (self.verdict == UNKNOWN), "a number exactly where there is a verdict"
 
 
 def judged(true: bool, here: str, reason: str) -> Finding:

@@ -1,4 +1,6 @@
-"""Claims that any machine can measure: each function takes the bench and gives back a finding."""
+"""Claims that are measured here, counted, or decided by the notes' own numbers: each function takes the bench and gives
+back a finding. Those about an accelerator cannot be measured without one, and nothing stands in for it.
+"""
 
 from __future__ import annotations
 
@@ -15,21 +17,25 @@ import torch
 from torch import Tensor
 
 from lapclip.claims import judge
-from lapclip.claims.bench import Bench
+from lapclip.claims.bench import Bench, parameters
 from lapclip.claims.judge import Finding, judged, unknown
 from lapclip.data.batches import Batch, BatchPlan
 from lapclip.data.pixels import normalise
 from lapclip.errors import first_line
+from lapclip.evaluation.retrieval import batch_accuracy
 from lapclip.loss import contrastive_loss
 from lapclip.machine.choose_device import default_threads
+from lapclip.machine.device import Device
 from lapclip.machine.timing import in_turns
 from lapclip.microscope.batch_loading import WORKERS, loader_times
-from lapclip.microscope.memory_speed import copy_rates, layout_times
-from lapclip.microscope.precisions import precisions
-from lapclip.microscope.step_phases import thread_times
+from lapclip.microscope.memory_speed import copy_rates, layout_times, transfer_times
+from lapclip.microscope.products import many_products, product_parts
+from lapclip.microscope.step_phases import precisions, thread_times
 from lapclip.model.clip import CLIP, count_parameters
+from lapclip.model.shapes import SHAPES
+from lapclip.seeding import generator
 from lapclip.training.checkpoint import Progress, save_checkpoint
-from lapclip.tuning.workload import Rehearsal, make_workload, some_pairs
+from lapclip.tuning.measure import Rehearsal, make_workload, some_pairs
 
 
 def half_precision(bench: Bench) -> Finding:
@@ -214,3 +220,158 @@ def contiguous(bench: Bench) -> Finding:
     tokens = 1 + (shape.image_size // shape.patch) ** 2
     times = layout_times(bench.cpu, bench.batch, tokens, shape.image_width, shape.image_heads, 3 * bench.turns)
     return judge.contiguous(times.contiguous_ms, times.permuted_ms)
+
+
+ABSENT = "torch finds no accelerator here"
+LARGE_BATCH = 32
+
+
+def one_product(bench: Bench) -> Finding:
+    """Claim 1. Without an accelerator the CPU's time is given with the reason, and decides nothing."""
+    cpu = product_parts(bench.cpu, bench.product_size)
+    if bench.accelerator is None:
+        return unknown(f"{ABSENT}; the CPU takes {cpu.total_ms:.3f} ms, {cpu.gflops:,.0f} GFLOP/s")
+    return judge.one_product(cpu, product_parts(bench.accelerator, bench.product_size))
+
+
+def hundred_products(bench: Bench) -> Finding:
+    """Claim 2."""
+    cpu = many_products(bench.cpu, bench.product_size)
+    if bench.accelerator is None:
+        return unknown(f"{ABSENT}; the CPU takes {cpu.seconds:.3f} s, {cpu.gflops:,.0f} GFLOP/s")
+    return judge.hundred_products(cpu, many_products(bench.accelerator, bench.product_size))
+
+
+def cpu_trains_faster(bench: Bench) -> Finding:
+    """Claim 3: a step of the published model."""
+    if bench.accelerator is None:
+        return unknown(ABSENT)
+    return judge.cpu_trains_faster(
+        bench.phases.total,
+        bench.seconds(bench.shape, bench.batch, bench.accelerator),
+        parameters(bench.shape),
+        bench.batch,
+    )
+
+
+def three_thresholds(bench: Bench) -> Finding:
+    """Claim 4: one step below all three thresholds, one above them."""
+    if bench.accelerator is None:
+        return unknown(ABSENT)
+    below = (bench.phases.total, bench.seconds(bench.shape, bench.batch, bench.accelerator))
+    above = _both(bench, bench.accelerator, LARGE_BATCH)
+    sizes = tuple(
+        f"{parameters(shape) / 1e6:.0f} M and batch {batch}"
+        for shape, batch in ((bench.shape, bench.batch), (bench.larger, LARGE_BATCH))
+    )
+    return judge.three_thresholds(below, above, (sizes[0], sizes[1]))
+
+
+def free_transfers(bench: Bench) -> Finding:
+    """Claim 5."""
+    if bench.accelerator is None:
+        return unknown(f"{ABSENT}, so nothing is transferred")
+    times = transfer_times(bench.accelerator, bench.batch, bench.shape.image_size)
+    return judge.free_transfers(times, bench.accelerator.shares_memory)
+
+
+def larger_models(bench: Bench) -> Finding:
+    """Claim 25: a step of a model above 100 M."""
+    if bench.accelerator is None:
+        return unknown(ABSENT)
+    return judge.larger_models(*_both(bench, bench.accelerator, bench.batch), parameters(bench.larger))
+
+
+def pinning(bench: Bench) -> Finding:
+    """Claim 26."""
+    if bench.accelerator is None:
+        return unknown(f"{ABSENT}, so there is nothing to pin memory for")
+    return judge.pinning(transfer_times(bench.accelerator, bench.batch, bench.shape.image_size))
+
+
+def _both(bench: Bench, accelerator: Device, batch: int) -> tuple[float, float]:
+    """Seconds of a step of the larger model on the CPU and on the accelerator."""
+    cpu, other = (bench.seconds(bench.larger, batch, device) for device in (bench.cpu, accelerator))
+    return cpu, other
+
+
+BATTERY_WH = 58.2
+"""A 13-inch MacBook Pro with an M1 (the technical specifications by Apple: 58.2-watt-hour battery)."""
+M1_CORES = (4, 4)
+"""Performance and efficiency cores of an M1 (the same page)."""
+
+
+def parameter_count(bench: Bench) -> Finding:
+    """Claim 19: the architecture as it is written, and the one that has that many."""
+    return count_verdict(parameters(SHAPES["seed-as-written"]), parameters(SHAPES["seed"]))
+
+
+def count_verdict(written: int, other: int) -> Finding:
+    return judged(
+        abs(written / 76.7e6 - 1) < 0.005,
+        f"{written:,} as written",
+        f"counted in the built model; 512 wide and 12 deep in both towers has {other:,}",
+    )
+
+
+def chance(bench: Bench) -> Finding:
+    """Claim 20: the score of embeddings that know nothing, in batches of the published run's size."""
+    return chance_verdict(random_accuracy(bench.batch), bench.batch)
+
+
+def random_accuracy(size: int, pairs: int = 1200) -> float:
+    """Accuracy of random unit vectors in batches of `size`."""
+    draw = generator(0, "chance")
+    image, text = (draw.normal(size=(pairs, 32)).astype(np.float32) for _ in range(2))
+    unit = [rows / np.linalg.norm(rows, axis=1, keepdims=True) for rows in (image, text)]
+    return batch_accuracy(unit[0], unit[1], size, repeats=20)["accuracy"]
+
+
+def chance_verdict(accuracy: float, size: int) -> Finding:
+    return judged(
+        abs(accuracy - 0.06) < 0.01,
+        f"{accuracy:.1%} for random vectors in batches of {size}",
+        f"1/{size} is {1 / size:.1%}; 1/16 belongs to batches of 16",
+    )
+
+
+def loss_slope(bench: Bench) -> Finding:
+    """Claim 27: the slopes the notes state against the losses the notes list."""
+    return slope_verdict(first=3.25, fifth=2.75, early=0.25, later=0.12)
+
+
+def slope_verdict(first: float, fifth: float, early: float, later: float) -> Finding:
+    """Two epochs at the early slope and two at the later one lead from epoch 1 to epoch 5."""
+    needed, listed = 2 * early + 2 * later, first - fifth
+    return judged(
+        abs(needed - listed) < 0.1 * listed,
+        f"{listed / 4:.3f} an epoch from epoch 1 to 5, by the notes' own table",
+        f"the stated slopes mean a fall of {needed:.2f} from epoch 1 to 5; the table says {listed:.2f}",
+    )
+
+
+def battery(bench: Bench) -> Finding:
+    """Claim 28."""
+    return battery_verdict(watts=35.0, hours=0.65, capacity=BATTERY_WH)
+
+
+def battery_verdict(watts: float, hours: float, capacity: float) -> Finding:
+    share = watts * hours / capacity
+    return judged(
+        abs(share - 0.15) < 0.03,
+        f"{share:.0%} ({watts * hours:.1f} of {capacity:g} Wh)",
+        "the notes' own watts and hours against the battery of that machine",
+    )
+
+
+def performance_cores(bench: Bench) -> Finding:
+    """Claim 29."""
+    return cores_verdict(*M1_CORES)
+
+
+def cores_verdict(performance: int, efficiency: int) -> Finding:
+    return judged(
+        performance == 8,
+        f"{performance} performance and {efficiency} efficiency cores",
+        "the maker's figures, and the notes' own table of cores",
+    )

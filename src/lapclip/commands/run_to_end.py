@@ -19,9 +19,8 @@ from lapclip.embedder import Embedder, load_torch
 from lapclip.errors import LapclipError
 from lapclip.loss import LOSSES
 from lapclip.machine import facts, system_memory
-from lapclip.machine.desktop import kept_awake, notify
+from lapclip.machine.desktop import Signals, kept_awake, notify
 from lapclip.machine.polite import PolitePauses
-from lapclip.machine.signals import Signals
 from lapclip.model.clip import count_parameters
 from lapclip.runs import events
 from lapclip.runs.event_log import EventLog, read_events

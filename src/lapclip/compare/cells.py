@@ -20,8 +20,19 @@ import numpy as np
 import torch
 
 from lapclip import __version__
-from lapclip.compare.fits import Cell, Contestant, crossover, fit, fitted, predictions, recommendations
-from lapclip.compare.ladder import BATCHES, CAPTION_TOKENS, MEASURED, Rung
+from lapclip.compare.fits import (
+    BATCHES,
+    CAPTION_TOKENS,
+    MEASURED,
+    Cell,
+    Contestant,
+    Rung,
+    crossover,
+    fit,
+    fitted,
+    predictions,
+    recommendations,
+)
 from lapclip.config import TrainConfig
 from lapclip.data.batches import Batch
 from lapclip.errors import ConfigError

@@ -1,4 +1,4 @@
-"""What a long run asks of the desktop: to stay awake, and to show a notice at the end. No torch.
+"""A long run and the desktop: it stays awake, stops when asked to, and shows a notice at the end. No torch.
 
 Awake: `caffeinate` on macOS, `systemd-inhibit` on Linux, SetThreadExecutionState on Windows. None of them needs rights,
 and where they are missing nothing happens.
@@ -9,10 +9,13 @@ from __future__ import annotations
 import ctypes
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from typing import Any
 
 _CONTINUOUS, _SYSTEM_REQUIRED = 0x80000000, 0x00000001  # winbase.h
 _BALLOON = (
@@ -90,3 +93,29 @@ def notice_command(title: str, text: str) -> tuple[list[str], dict[str, str]] | 
         if os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"):
             return ["notify-send", "--app-name=lapclip", "--", title, text], {}
     return None
+
+
+class Signals:
+    """Turns the first SIGINT or SIGTERM into a request to stop; a second SIGINT interrupts at once."""
+
+    def __init__(self) -> None:
+        self.received: int | None = None
+        self._before: dict[int, Any] = {}
+
+    def reason(self) -> str | None:
+        return signal.Signals(self.received).name if self.received else None
+
+    def __enter__(self) -> Signals:
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._before[number] = signal.signal(number, self._receive)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _receive(self, number: int, _frame: object) -> None:
+        if self.received and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        self.received = number

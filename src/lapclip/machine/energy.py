@@ -8,8 +8,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from lapclip.machine import nvml
-from lapclip.machine.ask_system import number_in, text_of
+from lapclip.machine.accelerators import nvidia_gpus, nvml_library
+from lapclip.machine.facts import number_in, text_of
 
 POWERCAP = Path("/sys/class/powercap")
 Counter = Callable[[], float | None]
@@ -96,9 +96,9 @@ def _microjoules(zone: Path) -> Counter:
 
 def _nvidia() -> tuple[dict[str, Counter], str | None]:
     """NVIDIA's counters; without its driver there is nothing to give a reason for."""
-    found = nvml.gpus()
+    found = nvidia_gpus()
     if not found:
-        return {}, nvml.library()[1] if shutil.which("nvidia-smi") else None
+        return {}, nvml_library()[1] if shutil.which("nvidia-smi") else None
     counters: dict[str, Counter] = {
         f"gpu {gpu.index}": lambda gpu=gpu: gpu.joules for gpu in found if gpu.joules is not None
     }

@@ -1,4 +1,6 @@
-"""Facts about the machine: the system, the processor with its kinds of cores and vector units. No torch."""
+"""Facts about the machine: the system, the processor with its kinds of cores and vector units; and how the system is
+asked: commands and small files, either of which may be missing or forbidden. No torch.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-
-from lapclip.machine.ask_system import number_in, output_of, text_of
 
 SYSFS = Path("/sys")
 
@@ -213,4 +213,32 @@ def _windows_features() -> list[str] | None:
         present = ctypes.windll.kernel32.IsProcessorFeaturePresent  # pyright: ignore[reportAttributeAccessIssue]
         return [feature for number, feature in WINDOWS_FEATURES.items() if present(number)]
     except (AttributeError, OSError):
+        return None
+
+
+def output_of(*command: str, seconds: float = 5.0) -> str | None:
+    """What a command prints, or None where it is missing, fails without output or takes too long.
+
+    A command that prints and then fails still counts: macOS' sysctl does so when one of several names is unknown.
+    """
+    try:
+        done = subprocess.run(command, capture_output=True, timeout=seconds, stdin=subprocess.DEVNULL)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.decode("utf-8", errors="replace") or None
+
+
+def text_of(path: Path) -> str | None:
+    """A small file's text without its last line break, or None where it cannot be read."""
+    try:
+        return path.read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return None
+
+
+def number_in(path: Path) -> int | None:
+    """The whole number a small file holds, or None."""
+    try:
+        return int(text_of(path) or "")
+    except ValueError:
         return None

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psutil
 
-from lapclip.machine.ask_system import number_in, output_of, text_of
+from lapclip.machine.facts import number_in, output_of, text_of
 
 SYSFS = Path("/sys")
 POWER_SAVER = "a1841308-3541-4fab-bc81-f71556f20b4a"

@@ -16,9 +16,9 @@ from pathlib import Path
 
 import psutil
 
-from lapclip.machine import nvml
-from lapclip.machine.ask_system import number_in, output_of, text_of
+from lapclip.machine.accelerators import nvidia_gpus
 from lapclip.machine.energy import Energy
+from lapclip.machine.facts import number_in, output_of, text_of
 from lapclip.machine.system_memory import swap_bytes
 
 SYSFS = Path("/sys")
@@ -59,7 +59,7 @@ class Sensors:
         self._last: float | None = None
         self._energy = Energy()
         self._temperature, self._megahertz, self._throttling = thermometer(), processor_clock(), throttling()
-        self._gpus = nvml.gpus()
+        self._gpus = nvidia_gpus()
         psutil.cpu_percent(percpu=True)  # the first answer of a process means nothing
 
     def due(self) -> bool:

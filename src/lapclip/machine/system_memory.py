@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psutil
 
-from lapclip.machine.ask_system import number_in, text_of
+from lapclip.machine.facts import number_in, text_of
 
 CGROUP = Path("/sys/fs/cgroup")
 

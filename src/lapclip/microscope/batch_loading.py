@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from lapclip.data.batches import Batch, BatchPlan, prefetch
-from lapclip.tuning.workload import Rehearsal
+from lapclip.tuning.measure import Rehearsal
 
 WORKERS, AHEAD = 4, 2
 """The published settings: persistent workers, and batches prefetched by each."""

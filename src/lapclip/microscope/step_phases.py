@@ -1,4 +1,4 @@
-"""Real training steps: where their time goes, what the cores do meanwhile, and how threads change it."""
+"""Real training steps: where their time goes, what the cores do meanwhile, and how threads and precisions change it."""
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ from dataclasses import dataclass
 import psutil
 import torch
 
+from lapclip.config import ModelConfig
 from lapclip.data.batches import prefetch
+from lapclip.errors import first_line
 from lapclip.machine.choose_device import default_threads
-from lapclip.machine.device import Device
-from lapclip.machine.timing import PHASES, Stopwatch, timed
-from lapclip.tuning.workload import Rehearsal
+from lapclip.machine.device import DTYPES, Device
+from lapclip.machine.timing import PHASES, Stopwatch, in_turns, timed
+from lapclip.tuning.measure import Rehearsal, make_workload
 
 
 @dataclass(frozen=True)
@@ -111,3 +113,54 @@ def step_seconds(step: Callable[[], object], device: Device, turns: int = 3, war
     for _ in range(warm_up):
         step()
     return statistics.median(timed(step, device.synchronise) for _ in range(turns))
+
+
+SPIKE = 1.5
+"""A loss this many times the median of the five before it is a spike."""
+
+
+@dataclass(frozen=True)
+class Precision:
+    """One precision: median seconds of a step, and the loss of each of some steps from the same start."""
+
+    seconds: float
+    losses: tuple[float, ...]
+    spikes: int
+    error: str | None = None
+    """Why it does not run here, if so; then nothing was measured."""
+
+    @property
+    def final_loss(self) -> float | None:
+        """The mean over the last fifth, where it ran."""
+        last = self.losses[-max(1, len(self.losses) // 5) :]
+        return statistics.fmean(last) if last else None
+
+
+def precisions(
+    shape: ModelConfig,
+    batch_size: int,
+    device: Device,
+    steps: int = 50,
+    dtypes: tuple[str, ...] = tuple(DTYPES),
+    rounds: int = 5,
+) -> dict[str, Precision]:
+    """Each precision from the same weights on the same batches; then single steps timed in turns."""
+    losses: dict[str, tuple[float, ...]] = {}
+    ready, faults = {}, {}
+    for dtype in dtypes:
+        try:
+            rehearsal = Rehearsal(make_workload(shape, batch_size, device, dtype), device, pairs=2 * batch_size)
+            losses[dtype] = tuple(rehearsal().loss for _ in range(steps))
+            ready[dtype] = rehearsal.repeated()
+        except (RuntimeError, NotImplementedError) as error:  # torch's own: this device has not got it
+            faults[dtype] = first_line(error)
+    seconds = in_turns(ready, device.synchronise, rounds)
+    measured = {name: Precision(seconds[name], losses[name], spikes(losses[name])) for name in ready}
+    return measured | {name: Precision(0.0, (), 0, error) for name, error in faults.items()}
+
+
+def spikes(losses: tuple[float, ...], window: int = 5) -> int:
+    """How often the loss jumps above what it was shortly before, or is no number."""
+    return sum(
+        not losses[at] <= SPIKE * statistics.median(losses[at - window : at]) for at in range(window, len(losses))
+    )

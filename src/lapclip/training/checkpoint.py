@@ -28,8 +28,8 @@ from lapclip.paths import digest_of_file, digest_of_json
 from lapclip.training.fallback import cause_of
 from lapclip.weights import recognise
 
-KEPT = 2
-"""Checkpoints that a run keeps."""
+CHECKPOINTS = 2
+"""How many a run has: the newest, and the one before it."""
 WEIGHTS, OPTIMIZER, STATE = "weights.safetensors", "optimizer.safetensors", "state.json"
 
 
@@ -80,7 +80,7 @@ def save_checkpoint(
     except OSError as error:
         shutil.rmtree(partial, ignore_errors=True)
         raise _cannot_write(final, error) from error
-    for old in list_checkpoints(folder)[:-KEPT]:
+    for old in list_checkpoints(folder)[:-CHECKPOINTS]:
         shutil.rmtree(old, ignore_errors=True)
     return final
 

@@ -39,11 +39,11 @@ class Recording:
 
     replay: Callable[[], None]
     inputs: Inputs
-    figures: Tensor
+    metrics: Tensor
 
 
 class GraphedStep:
-    """Takes the place of a TrainStep. One recording for each shape of its inputs, in one shared pool of memory."""
+    """Stands in for a TrainStep. One recording for each shape of its inputs, in one shared pool of memory."""
 
     def __init__(self, step: TrainStep) -> None:
         self.step, self.parts = step, step.parts
@@ -61,7 +61,7 @@ class GraphedStep:
             return self._recorder.warm_up(lambda: self.step(batch, step, lr, watch))
         watch.discard()
         inputs = self.step.inputs(batch, step)
-        key = (inputs.side, *((name, part.shape) for name, part in inputs.tensors().items()))
+        key = (inputs.side, *((name, tensor.shape) for name, tensor in inputs.tensors().items()))
         if key not in self._recordings:
             self._recordings[key] = self._record(inputs)
         recording = self._recordings[key]
@@ -71,7 +71,7 @@ class GraphedStep:
         self.step.set_learning_rate(lr)
         self.step.touched = True
         recording.replay()
-        return self.step.reader(recording.figures)
+        return self.step.reader(recording.metrics)
 
     @property
     def touched(self) -> bool:
@@ -84,11 +84,10 @@ class GraphedStep:
 
     def _record(self, inputs: Inputs) -> Recording:
         """Recording computes nothing, so the weights are as they were."""
-        place = self.step.device.torch
-        held = inputs.each(lambda part: part.to(place))
+        held = inputs.each(lambda tensor: tensor.to(self.step.device.torch))
         self.step.optimizer.zero_grad(set_to_none=True)  # gradients are to live in the graph's own memory
-        replay, figures = self._recorder.record(lambda: self.step.update(held, self._off))
-        return Recording(replay, held, figures)
+        replay, metrics = self._recorder.record(lambda: self.step.update(held, self._off))
+        return Recording(replay, held, metrics)
 
 
 AnyStep = TrainStep | GraphedStep

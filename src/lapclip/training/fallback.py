@@ -20,6 +20,8 @@ import torch
 
 from lapclip.config import TrainConfig
 from lapclip.errors import LapclipError
+from lapclip.machine.choose_device import device_of
+from lapclip.machine.cpu import Cpu
 
 MEMORY, SWAP, OPERATION, DEVICE = "out of memory", "swap", "missing operation", "device error"
 
@@ -96,11 +98,11 @@ def decide(error: BaseException, train: TrainConfig, step: int) -> Change | None
     cause = cause_of(error)
     if cause in (MEMORY, SWAP):
         return _halve(cause, error, train, step)
-    if cause is None or train.device == "cpu":
+    if cause is None or device_of(train.device).is_cpu:
         return None
     what = "lacks an operation" if cause == OPERATION else "failed"
     # float32 and torch's own forms are what every CPU computes, and no less exact than what the device did.
-    settings = {"device": "cpu", "dtype": "float32", "compile": "none", "linear": "torch"}
+    settings = {"device": Cpu.kind, "dtype": "float32", "compile": "none", "linear": "torch"}
     changed = {name: value for name, value in settings.items() if getattr(train, name) != value}
     return Change(cause, changed, f"{train.device} {what} at step {step:,} ({brief(error)}); the CPU takes over")
 

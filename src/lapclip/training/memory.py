@@ -17,11 +17,12 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
 
-from lapclip.config import ModelConfig, TrainConfig
+from lapclip.config import AUTO, ModelConfig, TrainConfig
 from lapclip.errors import ConfigError
+from lapclip.machine.choose_device import ACCELERATOR, device_of
 from lapclip.machine.device import Device
 from lapclip.model.convnet import convolution_sizes, last_width
-from lapclip.training.schedule import image_side, patches_seen
+from lapclip.training.optimizer import image_side, patches_seen
 
 CPU_BASE, ACCELERATOR_BASE = 350_000_000, 100_000_000
 """Measured on the CPU: a process that has imported torch and taken a step of a tiny model. On accelerators an estimate
@@ -58,7 +59,7 @@ def predict_bytes(model: ModelConfig, train: TrainConfig, caption_tokens: int) -
     kinds = [cheap for cheap, share in ((True, train.cheap_share), (False, 1 - train.cheap_share)) if share > 0]
     activations = micro * max(_pair_bytes(model, train, caption_tokens, cheap=cheap) for cheap in kinds)
     gradients = 4 * exact
-    if micro >= train.batch_size:  # they take the place of activations; while one tower goes back, the other's are kept
+    if micro >= train.batch_size:  # they take the place of activations; while one tower goes back, the other's stay
         gradients = max(0, gradients - activations // 2)
     return MemoryParts(
         parameters=4 * exact,
@@ -66,7 +67,7 @@ def predict_bytes(model: ModelConfig, train: TrainConfig, caption_tokens: int) -
         optimizer=8 * exact,
         rounded=4 * products if half else 0,
         activations=activations,
-        base=CPU_BASE if train.device in ("cpu", "auto") else ACCELERATOR_BASE,
+        base=CPU_BASE if _on_cpu(train) else ACCELERATOR_BASE,
     )
 
 
@@ -131,7 +132,7 @@ def largest_micro_batch(
 
 
 def describe(parts: MemoryParts) -> str:
-    """The figure, and what it is made of."""
+    """The total, and what it is made of."""
     named = {
         "weights": parts.parameters + parts.rounded,
         "gradients": parts.gradients,
@@ -142,7 +143,7 @@ def describe(parts: MemoryParts) -> str:
 
 
 def _still_needed(parts: MemoryParts, device: Device) -> int:
-    """On the CPU Python and torch have their part already."""
+    """On the CPU Python and torch have their share already."""
     return parts.total - (parts.base if device.is_cpu else 0)
 
 
@@ -179,10 +180,10 @@ def _convolution_bytes(model: ModelConfig, train: TrainConfig, side: int) -> int
     """Each convolution keeps its result, which its norm wants, and what the activation makes of it, which the next one
     wants; the largest come once more in the backward pass."""
     results = [size.outputs * size.side**2 for size in convolution_sizes(model, side)]
-    kept = 2 * sum(results)
+    saved = 2 * sum(results)
     if train.recompute:  # the stem, what enters each block, and one block at a time
-        kept = 2 * sum(results[:2]) + sum(results[2:]) // 2 + 6 * max(results[2:])
-    return int(GAPS * (kept + 2 * max(results) + 3 * side * side) * _size(train))
+        saved = 2 * sum(results[:2]) + sum(results[2:]) // 2 + 6 * max(results[2:])
+    return int(GAPS * (saved + 2 * max(results) + 3 * side * side) * _size(train))
 
 
 def _tower_bytes(
@@ -195,19 +196,24 @@ def _tower_bytes(
     after its activation. The last block runs for one token, and keeps 4: the norm's input and output, keys, values.
     """
     block = 8 * width + 2 * hidden
-    if _size(train) == 2 and train.device not in ("cpu", "auto"):
+    if _size(train) == 2 and not _on_cpu(train):
         block += 2 * width  # the inputs of the norms, which accelerators take in float32
     if attention == "products":
         block += heads * tokens
-    kept = (layers - 1) * width + block if train.recompute else (layers - 1) * block
-    kept += 4 * width  # the last block
+    saved = (layers - 1) * width + block if train.recompute else (layers - 1) * block
+    saved += 4 * width  # the last block
     passing = width + 2 * hidden  # gradients of the hidden layer before and after its activation, and of its input
     if attention == "products":
         passing += 7 * width + 3 * heads * tokens  # gradients of queries, keys, values and weights
     embeddings = 2 * width * 4  # and the first norm, in float32
-    return int(GAPS * tokens * (embeddings + (kept + passing) * _size(train)))
+    return int(GAPS * tokens * (embeddings + (saved + passing) * _size(train)))
+
+
+def _on_cpu(train: TrainConfig) -> bool:
+    """Whether the settings name the CPU; "auto" counts as it."""
+    return train.device == AUTO or (train.device != ACCELERATOR and device_of(train.device).is_cpu)
 
 
 def _size(train: TrainConfig) -> int:
-    """Bytes of a number that is kept for the backward pass."""
+    """Bytes of a number that is saved for the backward pass."""
     return 2 if train.dtype in ("float16", "bfloat16") else 4

@@ -1,11 +1,12 @@
 """One update: a batch in, a better model and what there is to know about the update out.
 
-Shapes: B batch, P patches, K patches kept.
+Shapes: B batch, P patches, K patches that are not dropped.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -22,14 +23,13 @@ from lapclip.machine.device import DTYPES, Device
 from lapclip.machine.timing import Stopwatch
 from lapclip.model.clip import CLIP
 from lapclip.model.freezing import boundary, parts_of
-from lapclip.model.pretrained.pretrained_towers import PretrainedTower
+from lapclip.model.pretrained.pretrained_towers import Dropping, Head, PretrainedTower
 from lapclip.seeding import derived_seed, generator
-from lapclip.training.head_dropout import HeadDropout
+from lapclip.training.optimizer import image_side, is_cheap, patches_seen
 from lapclip.training.precision import LossScale, RoundedCopy
-from lapclip.training.schedule import image_side, is_cheap, patches_seen
 
-TEXT_PARTS, LEAST_PART = 4, 16
-"""Into how many parts captions are taken, by length, and the fewest that are worth a part."""
+TEXT_CHUNKS, LEAST_CHUNK = 4, 16
+"""Into how many chunks captions are cut, by length, and the fewest that are worth a chunk."""
 
 
 @dataclass(frozen=True)
@@ -42,9 +42,9 @@ class Inputs:
     patches_BK: Tensor | None
     """The patches each image keeps; None keeps all."""
     boxes_B5: Tensor | None
-    """The part of each image to look at (`data/augment.py`); None looks at all of it."""
+    """The box of each image that is seen (`data/augment.py`); None is all of it."""
     side: int
-    """The size at which to look at it."""
+    """The side of the images that the tower sees, in pixels."""
     lengths: tuple[int, ...] = ()
     """Tokens of the longest caption in each of so many equal parts of the batch; empty takes them all as one."""
     image_features: Tensor | None = None
@@ -55,23 +55,23 @@ class Inputs:
     """What a teacher makes of the images; None where there is none."""
     teacher_text: Tensor | None = None
     """What it makes of the captions."""
-    image_features_kept: Tensor | None = None
+    image_features_mask: Tensor | None = None
     """What the head of a pretrained image network does not leave out of its features; None keeps all."""
-    image_hidden_kept: Tensor | None = None
+    image_hidden_mask: Tensor | None = None
     """The same for its hidden layer."""
-    text_hidden_kept: Tensor | None = None
+    text_hidden_mask: Tensor | None = None
     """The same for a pretrained text network."""
 
     def __len__(self) -> int:
         return len(self.tokens_BL)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Every part that is there."""
-        return {name: part for name, part in vars(self).items() if isinstance(part, Tensor)}
+        """Every tensor that is there."""
+        return {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
 
     def each(self, change: Callable[[Tensor], Tensor]) -> Inputs:
-        """The same change made to every part."""
-        return replace(self, **{name: change(part) for name, part in self.tensors().items()})
+        """The same change made to every tensor."""
+        return replace(self, **{name: change(tensor) for name, tensor in self.tensors().items()})
 
 
 @dataclass(frozen=True)
@@ -107,15 +107,15 @@ class TrainStep:
         self.boundaries = {tower: boundary(model, tower) for tower in ("image", "text")}
         """The first block of each tower that learns: where features enter."""
         names, self._parameters = zip(*((n, p) for n, p in model.named_parameters() if p.requires_grad), strict=True)
-        places = parts_of(model)
-        parts = [places[name] for name in names]
+        part_of_name = parts_of(model)
+        parts = [part_of_name[name] for name in names]
         self.parts = list(dict.fromkeys(parts))
         self._part_index = torch.tensor([self.parts.index(part) for part in parts], device=device.torch)
 
     def __call__(self, batch: Batch, step: int, lr: float, watch: Stopwatch) -> Callable[[], StepMetrics]:
-        """Update the model. The function returned reads the figures: at once, that would make a device wait."""
+        """Update the model. The function returned reads the metrics: at once, that would make a device wait."""
         with watch.phase("transfer"):
-            inputs = self.inputs(batch, step).each(lambda part: part.to(self.device.torch))
+            inputs = self.inputs(batch, step).each(lambda tensor: tensor.to(self.device.torch))
         self.set_learning_rate(lr)
         return self.reader(self.update(inputs, watch))
 
@@ -157,7 +157,7 @@ class TrainStep:
         if self.rounded:
             self.rounded.refresh()
         micro_batch = self.config.micro_batch or len(inputs)
-        compute = self._whole if micro_batch >= len(inputs) else self._in_parts
+        compute = self._whole if micro_batch >= len(inputs) else self._in_micro_batches
         loss, teacher_loss, logits_BB = compute(inputs, watch)
         with watch.phase("optimizer"):
             grad_norm, part_norms = self._gradient_norms()
@@ -174,12 +174,12 @@ class TrainStep:
         """Embeddings of images and captions as the step computes them, but without a graph."""
         if self.rounded:
             self.rounded.refresh()
-        inputs = self.inputs(batch, self.config.steps).each(lambda part: part.to(self.device.torch))
+        inputs = self.inputs(batch, self.config.steps).each(lambda tensor: tensor.to(self.device.torch))
         return self._encode(inputs, Stopwatch(self.device.synchronise, on=False))
 
     def rehearse(self, batch: Batch, pairs: int) -> None:
         """Take the first pairs through both towers and back, to see what that costs. The weights stay as they are."""
-        inputs = self.inputs(batch, max(1, self.config.steps)).each(lambda part: part[:pairs].to(self.device.torch))
+        inputs = self.inputs(batch, max(1, self.config.steps)).each(lambda tensor: tensor[:pairs].to(self.device.torch))
         if self.rounded:
             self.rounded.refresh()
         embeddings = self._encode(replace(inputs, lengths=()), Stopwatch(self.device.synchronise, on=False))
@@ -188,15 +188,15 @@ class TrainStep:
             self.rounded.hand_over()
         self.optimizer.zero_grad(set_to_none=True)
 
-    def reader(self, figures: Tensor) -> Callable[[], StepMetrics]:
-        """Start to bring the figures to the CPU; the function returned waits for them."""
-        read = self.device.read_later(figures)
-        return lambda: self._figures(read())
+    def reader(self, metrics: Tensor) -> Callable[[], StepMetrics]:
+        """Start to bring the metrics to the CPU; the function returned waits for them."""
+        read = self.device.read_later(metrics)
+        return lambda: self._step_metrics(read())
 
     def _encode(self, inputs: Inputs, watch: Stopwatch) -> tuple[Tensor, Tensor]:
         """Embeddings of images, which stay uint8 until here, and of captions."""
         with watch.phase("preprocess"):
-            pixels_BCSS = self._look(inputs) if inputs.image_features is None else None
+            pixels_BCSS = self._view_images(inputs) if inputs.image_features is None else None
         with watch.phase("forward"), self._dropout.applied(inputs.tensors()):
             return self._towers(lambda: self._encode_image(inputs, pixels_BCSS), lambda: self._encode_text(inputs))
 
@@ -207,29 +207,29 @@ class TrainStep:
         return self.worker.finish_image(inputs.image_features, self.boundaries["image"])
 
     def _encode_text(self, inputs: Inputs) -> Tensor:
-        """Embeddings of captions. They come sorted by length, so a part of them needs little padding."""
+        """Embeddings of captions. They come sorted by length, so a chunk of them needs little padding."""
         if inputs.text_features is not None:
             return self.worker.finish_text(inputs.text_features, inputs.tokens_BL, self.boundaries["text"])
         if not inputs.lengths:
             return self.worker.encode_text(inputs.tokens_BL)
-        parts = zip(inputs.tokens_BL.chunk(len(inputs.lengths)), inputs.lengths, strict=True)
+        chunks = zip(inputs.tokens_BL.chunk(len(inputs.lengths)), inputs.lengths, strict=True)
         text = self.worker.text
         if isinstance(text, PretrainedTower):  # its head takes all rows at once, as what it leaves out was drawn
-            features_BF = torch.cat([text.begin(part[:, :length], text.depth) for part, length in parts])
+            features_BF = torch.cat([text.begin(chunk[:, :length], text.depth) for chunk, length in chunks])
             return self.worker.finish_text(features_BF, inputs.tokens_BL, text.depth)
-        return torch.cat([self.worker.encode_text(part[:, :length]) for part, length in parts])
+        return torch.cat([self.worker.encode_text(chunk[:, :length]) for chunk, length in chunks])
 
     def _lengths(self, batch: Batch) -> tuple[int, ...]:
-        """On the CPU a batch that is computed whole is taken in parts; elsewhere more launches would cost more, and a
+        """On the CPU a batch that is computed whole is cut in chunks; elsewhere more launches would cost more, and a
         compiler wants few shapes."""
         config = self.config
         whole = not self.device.is_cpu or config.micro_batch or "compiled" in config.compile
-        if whole or batch.lengths_B is None or len(batch.lengths_B) < 2 * TEXT_PARTS * LEAST_PART:
+        if whole or batch.lengths_B is None or len(batch.lengths_B) < 2 * TEXT_CHUNKS * LEAST_CHUNK:
             return ()
-        longest = [int(part.max()) for part in torch.from_numpy(batch.lengths_B).chunk(TEXT_PARTS)]
+        longest = [int(chunk.max()) for chunk in torch.from_numpy(batch.lengths_B).chunk(TEXT_CHUNKS)]
         return tuple(min(batch.tokens_BL.shape[1], -(-length // LENGTH_STEP) * LENGTH_STEP) for length in longest)
 
-    def _look(self, inputs: Inputs) -> Tensor:
+    def _view_images(self, inputs: Inputs) -> Tensor:
         """The images as the tower sees them; made on the CPU where the device would get them wrong."""
         if self.device.trusted("crops"):
             return view(normalise(inputs.pixels_BSSC, self.model.shape), inputs.boxes_B5, inputs.side)
@@ -257,14 +257,14 @@ class TrainStep:
                 self.rounded.hand_over()
         return loss, teacher_loss, logits_BB
 
-    def _in_parts(self, inputs: Inputs, watch: Stopwatch) -> tuple[Tensor, Tensor, Tensor]:
+    def _in_micro_batches(self, inputs: Inputs, watch: Stopwatch) -> tuple[Tensor, Tensor, Tensor]:
         """The same in less memory: gradient caching (Gao et al. 2021, arXiv 2101.06983).
 
         The embeddings of the whole batch are computed without a graph; the loss over all pairs gives the gradient of
         each embedding; then the towers run again, a micro-batch at a time, and carry those gradients to the weights.
         """
         with torch.no_grad():
-            encoded = [self._encode(part, watch) for part in self._parts(inputs)]
+            encoded = [self._encode(micro_batch, watch) for micro_batch in self._micro_batches(inputs)]
         image_BE, text_BE = (torch.cat(side).requires_grad_() for side in zip(*encoded, strict=True))
         with watch.phase("forward"):
             loss, teacher_loss, logits_BB = self._loss(image_BE, text_BE, inputs)
@@ -274,10 +274,10 @@ class TrainStep:
         assert text_BE.grad is not None
         size = self.config.micro_batch
         gradients = zip(image_BE.grad.split(size), text_BE.grad.split(size), strict=True)
-        for part, part_gradients in zip(self._parts(inputs), gradients, strict=True):
-            embeddings = self._encode(part, watch)
+        for micro_batch, its_gradients in zip(self._micro_batches(inputs), gradients, strict=True):
+            embeddings = self._encode(micro_batch, watch)
             with watch.phase("backward"):
-                torch.autograd.backward(embeddings, part_gradients)
+                torch.autograd.backward(embeddings, its_gradients)
                 if self.rounded:
                     self.rounded.hand_over()
         return loss, teacher_loss, logits_BB
@@ -286,13 +286,13 @@ class TrainStep:
         """The loss as the backward pass takes it: larger in float16, whose small numbers are coarse."""
         return loss if self.loss_scale is None else loss * self.loss_scale.scale
 
-    def _parts(self, inputs: Inputs) -> Iterator[Inputs]:
+    def _micro_batches(self, inputs: Inputs) -> Iterator[Inputs]:
         """Slices of a micro-batch each. What was drawn for the batch, such as dropped patches, is sliced with it."""
         size = self.config.micro_batch
         for at in range(0, len(inputs), size):
-            yield inputs.each(lambda part, at=at: part[at : at + size])
+            yield inputs.each(lambda tensor, at=at: tensor[at : at + size])
 
-    def _figures(self, values: list[float]) -> StepMetrics:
+    def _step_metrics(self, values: list[float]) -> StepMetrics:
         return StepMetrics(*values[:7], part_norms=dict(zip(self.parts, values[7:], strict=True)))
 
     def _gradient_norms(self) -> tuple[Tensor, Tensor]:
@@ -321,7 +321,7 @@ class TrainStep:
             self.loss_scale.update(overflowed)
 
     def _divisor(self, grad_norm: Tensor) -> Tensor | None:
-        """What the gradients are too large by: float16's scale, and what exceeds the longest they may be."""
+        """Divisor of the gradients: float16's loss scale times what exceeds the longest they may be."""
         scale = None if self.loss_scale is None else self.loss_scale.scale.clone()
         if not self.config.clip_norm:
             return scale
@@ -332,7 +332,7 @@ class TrainStep:
         return [parameter.grad for parameter in self._parameters if parameter.grad is not None]
 
     def _boxes(self, batch: Batch, step: int) -> Tensor | None:
-        """Which part of each image to look at this step; None looks at all of it."""
+        """The box of each image that is seen this step; None is all of it."""
         if batch.boxes_B5 is not None:
             return torch.from_numpy(batch.boxes_B5)
         if batch.image_features is not None:
@@ -350,8 +350,49 @@ class TrainStep:
         """Which patches each image keeps this step, in order; None keeps all."""
         if self.model.shape.image_from:
             return None
-        kept, patches = patches_seen(cheap, self.config, self.model.shape)
-        if kept == patches:
+        count, patches = patches_seen(cheap, self.config, self.model.shape)
+        if count == patches:
             return None
         draw = torch.Generator().manual_seed(derived_seed(self.config.seed, "patches", step))
-        return torch.rand(batch_size, patches, generator=draw).argsort(dim=1)[:, :kept].sort(dim=1).values
+        return torch.rand(batch_size, patches, generator=draw).argsort(dim=1)[:, :count].sort(dim=1).values
+
+
+class HeadDropout:
+    """Draws what is not dropped, and gives it to the heads of pretrained networks, where a model has some."""
+
+    def __init__(self, model: CLIP, config: TrainConfig) -> None:
+        towers = {"image": model.image, "text": model.text}
+        self._config = config
+        self._heads: dict[str, Head] = {
+            name: tower.head for name, tower in towers.items() if isinstance(tower, PretrainedTower)
+        }
+
+    def draw(self, rows: int, step: int) -> dict[str, Tensor]:
+        """What is not left out of so many rows, by the names that `Inputs` has for it."""
+        found = {}
+        for at, (tower, head) in enumerate(self._heads.items()):
+            seed = derived_seed(derived_seed(self._config.seed, "dropout", step), "head", at)
+            widths: dict[str, int] = dict(zip(("features", "hidden"), head.hidden_in.shape, strict=True))
+            for what, share in self._shares(tower).items():
+                draw = torch.Generator().manual_seed(derived_seed(seed, what))
+                found[f"{tower}_{what}_mask"] = torch.rand(rows, widths[what], generator=draw) >= share
+        return found
+
+    @contextmanager
+    def applied(self, drawn: Mapping[str, Tensor]) -> Iterator[None]:
+        """Let the heads leave out what was drawn."""
+        for tower, head in self._heads.items():
+            head.dropping = {
+                what: Dropping(share, drawn[f"{tower}_{what}_mask"]) for what, share in self._shares(tower).items()
+            }
+        try:
+            yield
+        finally:
+            for head in self._heads.values():
+                head.dropping = {}
+
+    def _shares(self, tower: str) -> dict[str, float]:
+        """The share that a tower's head leaves out of its features and of its hidden layer, where it is not nothing."""
+        of_features = self._config.feature_dropout if tower == "image" else 0.0
+        shares = {"features": of_features, "hidden": self._config.head_dropout}
+        return {what: share for what, share in shares.items() if share}

@@ -28,7 +28,7 @@ from lapclip.errors import ConfigError, DataError, LapclipError, RunError, first
 from lapclip.paths import digest_of_bytes
 from lapclip.progress import DataProgress
 from lapclip.text import printable
-from lapclip.training.array_cache import array_path, read_array, write_array
+from lapclip.training.frozen_features import array_path, read_array, write_array
 from lapclip.which_model import which_model
 
 IMAGES, CAPTIONS = "the teacher embeds images", "the teacher embeds captions"

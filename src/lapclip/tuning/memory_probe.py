@@ -37,7 +37,7 @@ from lapclip.model.shapes import SHAPES
 from lapclip.training.cuda_graph import AnyStep
 from lapclip.training.memory import MARGIN, SHARE_OF_MEMORY
 from lapclip.training.step import TrainStep
-from lapclip.tuning.workload import Rehearsal, Workload, some_pairs
+from lapclip.tuning.measure import Rehearsal, Workload, some_pairs
 
 KINDS = ("parameters", "gradients", "optimizer", "activations", "temporary")
 PAIRS = 4
@@ -79,7 +79,7 @@ class Ledger(TorchDispatchMode):
         super().__init__()
         self.held: dict[str, int] = dict.fromkeys(KINDS, 0)
         self.fullest = dict(self.held)
-        self.most_kept, self.most_passing = 0, 0
+        self.most_saved, self.most_passing = 0, 0
         """The most that was held for the backward pass, and that with results on their way, at whatever moment."""
         self.traffic = 0
         self._entries: dict[int, tuple[weakref.ref, str, int]] = {}
@@ -106,7 +106,7 @@ class Ledger(TorchDispatchMode):
         size = storage.nbytes()
         self._entries[key] = (weakref.ref(storage, lambda _, key=key: self._leave(key)), kind, size)
         self.held[kind] += size
-        self.most_kept = max(self.most_kept, self.held["activations"])
+        self.most_saved = max(self.most_saved, self.held["activations"])
         self.most_passing = max(self.most_passing, self.held["activations"] + self.held["temporary"])
         if sum(self.held.values()) > sum(self.fullest.values()):
             self.fullest = dict(self.held)
@@ -194,7 +194,7 @@ def measure_needs(step: TrainStep, batch: Batch) -> Needs:
     some = min(PAIRS, max(1, len(batch.tokens_BL) // 2))
     few, more = (_followed(step, batch, pairs) for pairs in (some, 2 * some))
     # Results on their way may be those of weights, whatever the number of pairs; activations surely grow with it.
-    pair = max(more.most_kept - few.most_kept, more.most_passing - few.most_passing) // some
+    pair = max(more.most_saved - few.most_saved, more.most_passing - few.most_passing) // some
     trainable = sum(each.numel() * each.element_size() for each in step.model.parameters() if each.requires_grad)
     return Needs(trainable, pair)
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -16,12 +18,12 @@ from lapclip.commands.resume import resume
 from lapclip.commands.run_to_end import Outcome
 from lapclip.commands.train import train
 from lapclip.embedder import load_torch
-from lapclip.errors import ConfigError, RunError
+from lapclip.errors import ConfigError, DataError, RunError
 from lapclip.model.shapes import SHAPES
 from lapclip.runs.event_log import read_events
 from lapclip.training import frozen_features as features
-from lapclip.training.array_cache import array_path
 from lapclip.training.checkpoint import WEIGHTS
+from lapclip.training.frozen_features import array_path, read_array, write_array
 
 from ..conftest import SMALL
 from ..networks import tiny_text
@@ -38,7 +40,7 @@ def text_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_text(tmp_path_factory.mktemp("bert"))
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def towers(text_folder: Path) -> list[str]:
     """Settings of a run on two small foreign networks."""
     names = ["model.name=towers", "model.image_from=tests.networks:tiny_image", f"model.text_from={text_folder}"]
@@ -64,6 +66,21 @@ LEARNING = {
     "lora": ["train.image_blocks=1", "train.text_blocks=1", "train.lora_rank=2"],
     "image locked": ["train.image_blocks=0"],
 }
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory, towers: list[str]) -> Callable[[str, str], None]:
+    """Puts a finished run on both networks under a name into the current folder; each is trained once."""
+    folder = tmp_path_factory.mktemp("finished")
+
+    def put(learns: str, name: str) -> None:
+        if not (folder / "runs" / learns).exists():
+            with pytest.MonkeyPatch.context() as patch:
+                patch.chdir(folder)
+                train_small(learns, *towers, *LEARNING[learns])
+        shutil.copytree(folder / "runs" / learns, Path("runs") / name)
+
+    return put
 
 
 @pytest.mark.parametrize("learns", LEARNING)
@@ -132,10 +149,11 @@ def test_features_are_made_anew_when_equal_weights_compute_otherwise(here: Path,
 
 
 @pytest.mark.parametrize("learns", ["heads", "lora"])
-def test_a_resumed_run_goes_on_as_if_nothing_had_happened(here: Path, towers: list[str], learns: str) -> None:
-    settings = [*towers, *LEARNING[learns]]
-    train_small("whole", *settings)
-    train_small("cut", *settings)
+def test_a_resumed_run_goes_on_as_if_nothing_had_happened(
+    here: Path, runs: Callable[[str, str], None], learns: str
+) -> None:
+    runs(learns, "whole")
+    runs(learns, "cut")
     run = Path("runs/cut")
     for path in run.glob("checkpoints/step-*"):
         if path.name != "step-00000000":
@@ -172,15 +190,14 @@ def test_a_new_text_tower_beside_a_pretrained_one_knows_the_vocabulary_of_the_ca
     assert found.model.shape.vocabulary == found.tokenizer.vocabulary > SHAPES["tiny"].vocabulary
 
 
-def test_micro_batches_change_nothing(here: Path, towers: list[str]) -> None:
-    settings = [*towers, *LEARNING["last-blocks"]]
-    train_small("whole", *settings)
-    train_small("parts", *settings, "train.micro_batch=5")
+def test_micro_batches_change_nothing(here: Path, towers: list[str], runs: Callable[[str, str], None]) -> None:
+    runs("last-blocks", "whole")
+    train_small("parts", *towers, *LEARNING["last-blocks"], "train.micro_batch=5")
     np.testing.assert_allclose(losses("whole"), losses("parts"), rtol=0, atol=2e-5)
 
 
-def test_a_checkpoint_holds_what_learns_and_the_model_is_whole(here: Path, towers: list[str]) -> None:
-    train_small("run", *towers, *LEARNING["lora"])
+def test_a_checkpoint_holds_what_learns_and_the_model_is_whole(here: Path, runs: Callable[[str, str], None]) -> None:
+    runs("lora", "run")
     saved = load_file(max(Path("runs/run/checkpoints").glob("step-*")) / WEIGHTS)
     assert not any("stem" in name or "word_embeddings" in name for name in saved)
     assert any("lora_up" in name for name in saved)
@@ -226,10 +243,9 @@ def test_the_recipe_follows_from_how_many_images_there_are(here: Path, trained: 
     assert outcome.state == "finished"
 
 
-def test_half_precision_learns_about_the_same(here: Path, towers: list[str]) -> None:
-    settings = [*towers, *LEARNING["last-blocks"]]
-    train_small("exact", *settings)
-    train_small("half", *settings, "train.dtype=bfloat16")
+def test_half_precision_learns_about_the_same(here: Path, towers: list[str], runs: Callable[[str, str], None]) -> None:
+    runs("last-blocks", "exact")
+    train_small("half", *towers, *LEARNING["last-blocks"], "train.dtype=bfloat16")
     np.testing.assert_allclose(losses("half"), losses("exact"), rtol=0.05)
 
 
@@ -254,7 +270,31 @@ def test_images_that_the_start_learnt_from_are_no_test_and_are_counted(here: Pat
     assert first < other  # what the start has seen, this model has seen
 
 
-def test_a_tower_without_attention_is_named(here: Path, towers: list[str]) -> None:
-    train_small("run", *towers, *LEARNING["lora"])
+def test_a_tower_without_attention_is_named(here: Path, runs: Callable[[str, str], None]) -> None:
+    runs("lora", "run")
     assert "the image tower has no attention to add to" in notes("run")
     assert "the text tower has no attention" not in notes("run")
+
+
+ROWS, KIND = np.arange(6.0, dtype=np.float32).reshape(3, 2), np.dtype(np.float32)
+
+
+def refused(*_: object, **__: object) -> None:
+    raise PermissionError(13, "Permission denied")
+
+
+def test_an_array_that_another_process_wrote_and_maps_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_array(tmp_path / "features-a.npy", [ROWS], (3, 2), KIND)
+    monkeypatch.setattr(os, "replace", refused)  # as on Windows
+    assert np.array_equal(write_array(tmp_path / "features-a.npy", [ROWS], (3, 2), KIND), ROWS)
+    with pytest.raises(DataError, match="Cannot write features"):
+        write_array(tmp_path / "features-b.npy", [ROWS], (3, 2), KIND)
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_a_cache_that_can_only_be_read_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_array(tmp_path / "features-a.npy", [ROWS], (3, 2), KIND)
+    monkeypatch.setattr(os, "utime", refused)
+    found = read_array(tmp_path / "features-a.npy")
+    assert found is not None
+    assert np.array_equal(found, ROWS)

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from lapclip.machine.checks import Check, canary_check, checks
+from lapclip.machine.overview import Check, canary_check, checks
 
 GOOD: dict[str, Any] = {
     "python": "3.12.4",
