@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import json
 import math
@@ -21,6 +22,7 @@ import pytest
 from lapclip.errors import LapclipError
 from lapclip.runs.event_log import read_events
 from lapclip.watch.web import serve
+from lapclip.watch.web.feed import Feed
 
 from ..conftest import lapclip
 from .made import (
@@ -271,6 +273,14 @@ def test_many_tabs_are_served_by_one_reading_in_little_memory(here: Path) -> Non
             served.json("/runs/long")
         resident = psutil.Process(served.process.pid).memory_info().rss
     assert resident < 60e6, f"{resident / 1e6:.0f} MB"
+
+
+def test_the_longer_reading_takes_the_rarer_it_is(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = Feed(make_run("mine", [started(10), step(1)]))
+    read = Feed._read
+    monkeypatch.setattr(Feed, "_read", lambda self: (time.sleep(0.02), read(self))[1])
+    asyncio.run(found.refresh())
+    assert 0.02 / 0.005 - 0.5 < found.pause <= 10.0  # a two-hundredth of a core
 
 
 def test_watching_does_not_load_torch_or_plotly() -> None:
