@@ -2,118 +2,35 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from lapclip.config import ModelConfig
 from lapclip.errors import ConfigError, closest, nearest
 
-_MINI = ModelConfig(
-    name="mini",
-    image_size=64,
-    patch=16,
-    image_width=128,
-    image_layers=4,
-    image_heads=4,
-    text_width=128,
-    text_layers=2,
-    text_heads=4,
-    embedding=128,
-    vocabulary=33,
-    context=77,
-)
-_TINY = ModelConfig(
-    name="tiny",
-    image_size=32,
-    patch=8,
-    image_width=64,
-    image_layers=2,
-    image_heads=2,
-    text_width=64,
-    text_layers=2,
-    text_heads=2,
-    embedding=64,
-    vocabulary=33,
-    context=77,
-)
-_SEED = ModelConfig(
-    name="seed",
-    image_size=224,
-    patch=16,
-    image_width=512,
-    image_layers=12,
-    image_heads=8,
-    text_width=512,
-    text_layers=12,
-    text_heads=8,
-    embedding=512,
-    vocabulary=33,
-    context=77,
-)
-_SEED_AS_WRITTEN = ModelConfig(
-    name="seed-as-written",
-    image_size=224,
-    patch=16,
-    image_width=768,
-    image_layers=12,
-    image_heads=12,
-    text_width=512,
-    text_layers=6,
-    text_heads=8,
-    embedding=512,
-    vocabulary=33,
-    context=77,
-)
-_PHOTOS = ModelConfig(
-    name="photos",
-    image_size=112,
-    patch=16,
-    image_tower="convolutions",
-    image_width=48,
-    image_layers=8,
-    image_heads=1,
-    text_width=256,
-    text_layers=2,
-    text_heads=4,
-    embedding=256,
-    vocabulary=4096,
-    context=32,
-)
-_PHOTOS_LARGE = ModelConfig(**{**vars(_PHOTOS), "name": "photos-large", "image_width": 80})
-_VIT_B_16 = ModelConfig(
-    name="vit-b-16",
-    image_size=224,
-    patch=16,
-    image_width=768,
-    image_layers=12,
-    image_heads=12,
-    text_width=512,
-    text_layers=12,
-    text_heads=8,
-    embedding=512,
-    vocabulary=49_408,
-    context=77,
-)
-_VIT_B_32 = ModelConfig(**{**vars(_VIT_B_16), "name": "vit-b-32", "patch": 32})
-
-_TOWERS = ModelConfig(
-    name="towers",
-    image_size=224,
-    patch=32,
-    image_from="efficientnet-lite0",
-    image_width=1280,
-    image_layers=16,
-    image_heads=1,
-    text_from="minilm-l6",
-    text_width=384,
-    text_layers=6,
-    text_heads=1,
-    embedding=512,
-    vocabulary=30_522,
-    context=128,
-)
-"""Pretrained towers; what is not a width of ours is filled in when they are opened."""
-
+_COLUMNS = (
+    "name", "image_size", "patch", "image_width", "image_layers", "image_heads", "text_width", "text_layers",
+    "text_heads", "embedding", "vocabulary", "context",
+)  # fmt: skip
+_TABLE: tuple[tuple[Any, ...], ...] = (
+    ("mini", 64, 16, 128, 4, 4, 128, 2, 4, 128, 33, 77),
+    ("tiny", 32, 8, 64, 2, 2, 64, 2, 2, 64, 33, 77),
+    ("photos", 112, 16, 48, 8, 1, 256, 2, 4, 256, 4096, 32),
+    ("photos-large", 112, 16, 80, 8, 1, 256, 2, 4, 256, 4096, 32),
+    ("seed", 224, 16, 512, 12, 8, 512, 12, 8, 512, 33, 77),
+    ("seed-as-written", 224, 16, 768, 12, 12, 512, 6, 8, 512, 33, 77),
+    ("vit-b-32", 224, 32, 768, 12, 12, 512, 12, 8, 512, 49_408, 77),
+    ("vit-b-16", 224, 16, 768, 12, 12, 512, 12, 8, 512, 49_408, 77),
+    ("towers", 224, 32, 1280, 16, 1, 384, 6, 1, 512, 30_522, 128),
+)  # fmt: skip
+_OTHERS: dict[str, dict[str, Any]] = {
+    "photos": {"image_tower": "convolutions"},
+    "photos-large": {"image_tower": "convolutions"},
+    # Pretrained towers; what is not a width of ours is filled in when they are opened.
+    "towers": {"image_from": "efficientnet-lite0", "text_from": "minilm-l6"},
+}
 SHAPES = {
-    shape.name: shape
-    for shape in (_MINI, _TINY, _PHOTOS, _PHOTOS_LARGE, _SEED, _SEED_AS_WRITTEN, _VIT_B_32, _VIT_B_16, _TOWERS)
+    name: ModelConfig(**dict(zip(_COLUMNS, (name, *numbers), strict=True)), **_OTHERS.get(name, {}))
+    for name, *numbers in _TABLE
 }
 
 
