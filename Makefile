@@ -10,7 +10,7 @@ BIN := $(VENV)/bin
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "make %-12s %s\n", $$1, $$2}' Makefile
 
-train: $(VENV)/ready ## train on the built-in pictures, in a few minutes
+train: $(VENV)/ready ## train on the built-in images, in a few minutes
 	@$(BIN)/lapclip train
 
 test: $(VENV)/ready-to-test lint ## check the code and run all tests

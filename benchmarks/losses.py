@@ -4,7 +4,7 @@
     python benchmarks/losses.py ../shared/data/flickr8k --recipe heads  # photos
     python benchmarks/losses.py --losses sigmoid --set train.initial_bias=-10
 
-Runs go to runs/ of the current folder. The last line is JSON.
+Runs go to a temporary folder. The last line is JSON.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ from clip_benchmark.metrics import zeroshot_classification, zeroshot_retrieval
 from torch import Tensor
 
 from lapclip.evaluation.retrieval import RANKS, retrieval
-from lapclip.evaluation.zeroshot import class_embeddings, zeroshot
+from lapclip.evaluation.zeroshot import class_answers, class_embeddings, zeroshot_of
 
 TOLERANCE = 1e-6
 NEAR = 2e-7
@@ -130,7 +130,7 @@ def compare_zeroshot(classes: int, templates: int, seed: int) -> tuple[float, fl
     labels = np.concatenate([np.arange(classes), draw.integers(classes, size=3000)])
     images = _unit(sentences[labels * templates] + 1.5 * draw.normal(size=(len(labels), 64)))
     rows = class_embeddings(lambda _: sentences, [str(at) for at in range(classes)], ["{}"] * templates)
-    ours = zeroshot(images, rows, labels, [str(at) for at in range(classes)])
+    ours = zeroshot_of(class_answers(images, rows, labels), labels, [str(at) for at in range(classes)])
     theirs = peer_zeroshot(images, sentences, labels, templates)
     worst = _compare(f"zero-shot, {classes} classes, {templates} templates", ours, theirs)
     return worst, worst

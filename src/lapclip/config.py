@@ -175,7 +175,7 @@ class TrainConfig:
     initial_scale: float | str = setting(AUTO, least=0.1, most=100.0, choices=(AUTO,))
     """What similarities are multiplied by at the start; it is learnt. `auto` is the loss's own, 14.3 for softmax and 10
     for sigmoid, or what a model to start from has learnt with the same loss."""
-    initial_bias: float | str = setting(AUTO, choices=(AUTO,))
+    initial_bias: float | str = setting(AUTO, least=-100.0, most=100.0, choices=(AUTO,))
     """What the sigmoid loss adds to scaled similarities at the start; it is learnt. `auto` is -ln(batch_size - 1); the
     published -10 suits batches near 22,000."""
     learning_rate: float = setting(1e-3, least=0.0)

@@ -33,6 +33,11 @@ class ContrastiveLoss(ABC):
     def initial_bias(self, batch_size: int) -> float | None:
         """What is added to scaled similarities at the start; learnt. None for a loss without a bias."""
 
+    @property
+    def has_bias(self) -> bool:
+        """Whether it learns a bias beside the scale."""
+        return self.initial_bias(2) is not None
+
     @abstractmethod
     def chance(self, batch_size: int) -> float:
         """The loss of guessing, for pairs with one true partner each."""

@@ -80,6 +80,8 @@ def which_model(name: str | None, without_name: Callable[[], WhichModel] | None 
     """The model of that name; without a name, what the rule `without_name` chooses, which is the newest run."""
     if name is None:
         return (without_name or newest_run)()
+    if _is_run(RUNS / name) and not is_model(RUNS / name):
+        raise _without_model(Run(RUNS / name))  # a model of that name elsewhere is not what a run's name means
     for path in (RUNS / name, Path(name)):
         if path.exists() and is_model(path):
             return WhichModel(path, Run(path) if _is_run(path) else None, ASKED)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,6 +12,7 @@ from lapclip.commands.describe_data import describe_data, make_sheet
 from lapclip.errors import ConfigError, DataError
 from lapclip.report import contact_sheet
 from lapclip.report.contact_sheet import Shown, to_image, to_page
+from tests.browsing import needs_browser
 from tests.data.check.made import encoded, odd_folder, odd_images, scene, write_csv
 
 
@@ -34,6 +36,25 @@ def test_captions_on_the_page_are_text_and_the_page_asks_no_network(tmp_path: Pa
     assert "&lt;script&gt;alert(1)&lt;/script&gt; &amp; ? &quot;so&quot;" in page
     assert "http" not in page.replace("http-equiv", "")
     page.encode("utf-8")
+
+
+@needs_browser
+def test_the_page_finds_images_by_a_word_and_lays_them_out(browser: Any, tmp_path: Path) -> None:
+    folder = write_csv(
+        tmp_path,
+        {name: encoded(scene(at)) for at, name in enumerate(("a.jpg", "b.jpg", "c.jpg"))},
+        [("a.jpg", "a red cat", "train"), ("b.jpg", "a blue dog", "train"), ("c.jpg", "a red dog", "val")],
+    )
+    (tmp_path / "sheet.html").write_text(to_page(make_sheet(str(folder), 3, [])), encoding="utf-8")
+    page = browser.new_page()
+    page.goto((tmp_path / "sheet.html").as_uri())
+    assert page.locator("#count").inner_text() == "3 shown"
+    assert page.locator(".images").evaluate("box => getComputedStyle(box).display") == "grid"
+    page.fill("#wanted", "red")
+    assert page.locator("#count").inner_text() == "2 shown"
+    page.select_option("#split", "val")
+    assert page.locator("#count").inner_text() == "1 shown"
+    page.close()
 
 
 def test_a_sheet_is_written_where_it_was_asked_for(here: Path) -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
+import tomllib
 from pathlib import Path
 
 import pytest
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 import lapclip
 from lapclip.commands.resume import resume
@@ -43,6 +45,33 @@ def test_a_run_records_its_loss_of_guessing_and_its_bias(sigmoid: Path, monkeypa
     model = load_torch("runs/whole").model
     assert model.logit_bias is not None
     assert model.logit_bias.item() != 0
+
+
+def test_the_settings_of_a_run_say_that_its_model_has_a_bias(sigmoid: Path, trained: Path) -> None:
+    for run, with_bias in ((sigmoid / "runs" / "whole", True), (trained, False)):
+        saved = tomllib.loads((run / "run.toml").read_text(encoding="utf-8"))
+        assert saved["model"]["logit_bias"] is with_bias
+
+
+def test_settings_of_a_bias_that_is_not_there_are_named(here: Path) -> None:
+    train_small("train.steps=2", "train.initial_bias=-3", "model.logit_bias=true")
+    notes = " ".join(events("started")[0]["notes"])
+    assert "train.initial_bias" in notes
+    assert "model.logit_bias" in notes
+
+
+def test_a_bias_that_gets_no_gradient_is_no_vanishing_tower(sigmoid: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A teacher of weight 1 leaves the contrastive loss out, and with it the gradient of its bias."""
+    monkeypatch.chdir(sigmoid)
+    log = Path("runs/whole/events.jsonl")
+    lines = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]
+    shutil.copytree("runs/whole", "runs/silent")
+    for line in lines:
+        if line["type"] == "step":
+            line["grad_norms"]["bias"] = 0.0
+    Path("runs/silent/events.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    found = json.loads(command("doctor", "silent", "--json").stdout)["findings"]
+    assert "vanishing-gradients" not in {finding["id"] for finding in found}
 
 
 def test_a_resumed_run_goes_on_with_scale_and_bias(sigmoid: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,6 +120,11 @@ def test_the_bias_goes_where_others_look_for_it(sigmoid: Path, to: str, monkeypa
     assert again.logit_bias is not None
     assert again.logit_bias.item() == bias
     assert lapclip.load(folder).encode_text(["a red cat"]).shape == (1, 64)
+    # A CLIPModel that is saved again keeps the name in its configuration and loses the tensor.
+    weights = next(folder.glob("*.safetensors"))
+    del tensors["logit_bias"]
+    save_file(tensors, weights, metadata={"format": "pt"})
+    assert load_torch(folder).model.logit_bias is None
 
 
 def test_the_doctor_and_the_report_know_the_loss(sigmoid: Path, monkeypatch: pytest.MonkeyPatch) -> None:

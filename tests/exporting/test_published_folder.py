@@ -40,7 +40,7 @@ NO_PAIRS = Pairs(np.zeros((0, 32, 32, 3), np.uint8), [])
 def write(ours: Embedder, to: str, out: Path, *, force: bool = False) -> Written:
     """What `lapclip export` does but for the check, which the command's own test has."""
     format = find_format(to)
-    format.check_model(ours)
+    format.check_model(ours, out)
     with written_whole(out, force=force) as folder:
         return format.write(Job(ours, folder, CheckPairs(NO_PAIRS, NO_PAIRS, "nothing")))
 

@@ -104,9 +104,9 @@ def search(
 
     from lapclip.searching.library import open_library
 
-    with display() as printable:
-        printable.waiting("reading the model")
-        library = open_library(folder, model, printable.counting("indexing"), device=device, waiting=printable.waiting)
+    with display() as shown:
+        shown.waiting("reading the model")
+        library = open_library(folder, model, shown.counting("indexing"), device=device, waiting=shown.waiting)
     if web:
         return _serve(library, host, port, common, query=query or "", like=like, since=oldest, exclude=exclude)
     asked = time.monotonic()

@@ -47,7 +47,7 @@ def export(
     format.check_packages()
     callbacks.status("reading the model")
     embedder = load_torch(which.path)
-    format.check_model(embedder)
+    format.check_model(embedder, which.path)
     pairs = open_pairs(which, embedder.view, callbacks.data)
     with written_whole(path, force=force) as folder:
         result = write_and_check(format, Job(embedder, folder, pairs, callbacks.status), callbacks.counting)
@@ -130,7 +130,8 @@ def _check_pairs(config: DataConfig, view: View, progress: DataProgress | None) 
     training, _ = listing.load(chosen[TRAIN], view, progress)
     if held_out.identities is not None and training.identities is not None:  # copies of held-out files stay out
         training = training.select(np.flatnonzero(~np.isin(training.identities, held_out.identities)).tolist())
-    count = f"{len(held_out)} images" if listing.drawn else f"{len(held_out)} of its {splits.count(split)} images"
+    there, used = splits.count(split), len(held_out)
+    count = f"{used} images" if used == there and listing.drawn else f"{used} of its {there} images"
     name = find_source(config.source).title or config.source
     return CheckPairs(held_out, training, f"{name}, split {split}: {count}")
 

@@ -22,6 +22,7 @@ from lapclip.data.splits import TRAIN
 from lapclip.data.tokenizers import Tokenizer, choose_tokenizer
 from lapclip.embedder import Embedder
 from lapclip.errors import ConfigError
+from lapclip.loss import LOSSES
 from lapclip.machine.choose_device import accelerator_here, available
 from lapclip.machine.device import Device
 from lapclip.machine.timing import Stopwatch, timed
@@ -171,6 +172,17 @@ def unused_settings(request: Request, config: Config, initial: InitialWeights | 
         notes.append("data.tokenizer is not used: the model to start from reads captions with its own")
     if config.train.minutes and "epochs" in request.asked("train"):
         notes.append(f"train.epochs is not used: the run is to take {counted(config.train.minutes, 'minute')}")
+    with_bias = LOSSES[config.train.loss].has_bias
+    if "initial_bias" in request.asked("train") and not with_bias:
+        notes.append(f"train.initial_bias is not used: the {config.train.loss} loss has no bias")
+    if "logit_bias" in request.asked("model") and config.model.logit_bias != with_bias:
+        notes.append(f"model.logit_bias is not used: the {config.train.loss} loss decides it")
+    if config.train.start and initial and initial.shape.logit_bias != with_bias:
+        other = "softmax" if with_bias else "sigmoid"
+        notes.append(
+            f"the model to start from learnt with another loss, so its scale and bias start anew; --set "
+            f"train.loss={other} goes on with them"
+        )
     return notes
 
 
@@ -278,6 +290,7 @@ def gather(request: Request, progress: DataProgress | None) -> Ingredients:
     del teacher  # its memory is the run's
     config, data_notes = fit_data(config, data, asked_batch="batch_size" in request.asked("train"))
     unused = unused_settings(request, config, initial)
+    config = replace_in(config, "model", logit_bias=LOSSES[config.train.loss].has_bias)
     config, tokenizer, why_tokenizer = fit_vocabulary(config, data, initial)
     if initial and initial.shape.vocabulary != config.model.vocabulary:
         config, initial = find_initial_weights(config, request.layers)  # a new text tower is as large as its vocabulary

@@ -83,7 +83,7 @@ class ExportFormat(ABC):
         """Refuse, in one line that says what to install, where a package is missing."""
         require_packages(self.packages, self.extra)
 
-    def check_model(self, embedder: Embedder) -> None:  # noqa: B027 (most formats take every model)
+    def check_model(self, embedder: Embedder, path: Path) -> None:  # noqa: B027 (most formats take every model)
         """Refuse a model that the format has no place for."""
 
     @abstractmethod

@@ -24,17 +24,17 @@ class PublishedFormat(ExportFormat):
     use: str
     """Lines of Python that load it."""
 
-    def check_model(self, embedder: Embedder) -> None:
+    def check_model(self, embedder: Embedder, path: Path) -> None:
         model = embedder.model
         if networks := model.networks():
             names = " and ".join(spec.name for spec in networks.values())
             raise WeightsError(
-                f"The model is built on {names}, for which {self.name} has no place: it knows CLIP's own towers.",
+                f"{path} is built on {names}, for which {self.name} has no place: it knows CLIP's own towers.",
                 hint="a model with CLIP's towers, such as one that was trained --from published weights",
             )
         if model.shape.image_tower != "transformer":
             raise WeightsError(
-                f"The model has an image tower of {model.shape.image_tower}, for which {self.name} has no place: it "
+                f"{path} has an image tower of {model.shape.image_tower}, for which {self.name} has no place: it "
                 "knows CLIP's own.",
                 hint="a model with a vision transformer, such as lapclip train --set model.name=mini",
             )

@@ -96,8 +96,8 @@ def _temperature(view: RunView) -> Plot | None:
         "Temperature",
         [line("temperature", points, "--blue")],
         {**axes("step", "temperature"), **marks(turning_points(view))},
-        "The model learns how sharply to compare: falling means surer. It starts at 0.07 and cannot go below 0.01; "
-        "its inverse is the logit scale.",
+        "The model learns how sharply to compare: falling means surer. "
+        f"It starts at {significant(points.y[0])} and cannot go below 0.01; its inverse is the logit scale.",
         table_of("step", {"temperature": points, "logit scale": scale}),
         height=260,
     )

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 from lapclip.errors import RunError
+from lapclip.paths import write_atomic
 from lapclip.report.comparison_report import comparison_report, comparison_sections, read_comparison
 from lapclip.report.document import Block, Cell, Gallery, Plot, Report, ReportImage, Sentences, Table
 from lapclip.report.evaluation_report import evaluation_sections
@@ -44,7 +45,7 @@ def write_files(report: Report, folder: Path, name: str) -> list[Path]:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for path, text in files.items():
-            path.write_text(text, encoding="utf-8")
+            write_atomic(path, text)
     except OSError as error:
         raise RunError(
             f"Cannot write to {folder}: {error.strerror or error}.", hint="lapclip report --out FOLDER"

@@ -1,4 +1,4 @@
-"""How a run stands: the one view that `lapclip runs`, `watch`, its page and `report` show."""
+"""How a run stands: the view that `watch`, its page and `report` show. `lapclip runs` lists the lighter `RunStatus`."""
 
 from __future__ import annotations
 
@@ -149,11 +149,11 @@ class RunView:
 
     @property
     def gradient_parts(self) -> list[tuple[str, float]]:
-        """Gradient norms of the parts at the last step that has them, the largest first; the temperature left out."""
+        """Gradient norms of the towers' parts at the last step that has them, the largest first."""
         for event in reversed(self.summary.steps):
             if norms := mapping(event.get("grad_norms")):
                 known = [(str(part), value) for part, v in norms.items() if (value := number(v)) is not None]
-                return sorted(((p, v) for p, v in known if p != "temperature"), key=lambda item: -item[1])
+                return sorted(((p, v) for p, v in known if "." in p), key=lambda item: -item[1])
         return []
 
     @property

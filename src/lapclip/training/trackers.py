@@ -41,6 +41,7 @@ class TensorBoard:
                 metrics |= {"accuracy/text to image": event.t2i_accuracy, "accuracy/image to text": event.i2t_accuracy}
                 metrics |= {f"gradient norm/{part}": norm for part, norm in event.grad_norms.items()}
                 metrics |= {"gradient norm": event.grad_norm} if event.grad_norm is not None else {}
+                metrics |= {"logit bias": event.logit_bias} if event.logit_bias is not None else {}
                 self._write(metrics, event.step)
             case events.Evaluation():
                 scores = {name: value for name, value in event.evaluation.items() if isinstance(value, float)}

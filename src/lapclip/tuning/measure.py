@@ -28,6 +28,7 @@ from lapclip.machine.device import Device
 from lapclip.machine.timing import Stopwatch, timed
 from lapclip.model.clip import CLIP
 from lapclip.training.cuda_graph import WARM_UP, AnyStep, GraphedStep, make_step
+from lapclip.training.initial_weights import initialise_logits
 from lapclip.training.step import StepMetrics
 from lapclip.tuning.choose_kernels import choose_kernels
 
@@ -105,6 +106,7 @@ class Workshop:
         plain = replace(config.train, clip_norm=0.0, patch_dropout=0.0, cheap_size=0, crop=1.0, flip=0.0, steps=1)
         self.config, self.batch = replace(config, train=plain), batch
         self._model = CLIP(config.model, seed=0)
+        initialise_logits(self._model, plain, new=True)
 
     def contender(self, setting: Setting) -> Contender:
         """A fresh copy of the model, ready to step under a setting."""

@@ -143,7 +143,6 @@ def shape_of(config: dict[str, Any], seen: dict[str, Any], where: str) -> ModelC
                 context=text.get("max_position_embeddings", 77),
                 activation=activations.pop(),
                 **_preprocessing(seen, image_size, where),
-                logit_bias=config.get("logit_bias") is not None,
             )
         )
     except ConfigError as error:

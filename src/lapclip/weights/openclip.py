@@ -94,7 +94,6 @@ def shape_of(config: dict[str, Any], where: str) -> ModelConfig:
                 pixel_std=_numbers(seen.get("std"), CLIP_STD),
                 interpolation=_one_of(seen, "interpolation", ("bicubic", "bilinear"), where),
                 resize=_one_of(seen, "resize_mode", ("shortest", "squash"), where),
-                logit_bias=model.get("init_logit_bias") is not None,
             )
         )
     except ConfigError as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -70,7 +71,9 @@ def _read_own(folder: Path, saved: dict[str, Any]) -> ReadModel:
 def _read_openclip(folder: Path, weights: Path) -> ReadModel:
     shape = openclip.shape_of(_read_json(folder / openclip.CONFIG), str(folder / openclip.CONFIG))
     tokenizer = fitting_tokenizer(folder, shape.vocabulary, str(weights))
-    return ReadModel(shape, openai.to_ours(read_tensors(weights)[0], shape, str(weights)), tokenizer)
+    tensors = read_tensors(weights)[0]
+    shape = replace(shape, logit_bias="logit_bias" in tensors)
+    return ReadModel(shape, openai.to_ours(tensors, shape, str(weights)), tokenizer)
 
 
 def _read_huggingface(folder: Path, config: dict[str, Any]) -> ReadModel:
@@ -79,7 +82,10 @@ def _read_huggingface(folder: Path, config: dict[str, Any]) -> ReadModel:
     seen = whole.get("image_processor") or alone  # in the order of transformers
     shape = huggingface.shape_of(config, seen, str(folder / CONFIG))
     tokenizer = fitting_tokenizer(folder, shape.vocabulary, str(folder))
-    return ReadModel(shape, huggingface.to_ours(huggingface.read_folder(folder), shape, str(folder)), tokenizer)
+    tensors = huggingface.read_folder(folder)
+    # A CLIPModel that is saved again keeps the configuration's bias and loses the tensor, which ranks do not need.
+    shape = replace(shape, logit_bias="logit_bias" in tensors)
+    return ReadModel(shape, huggingface.to_ours(tensors, shape, str(folder)), tokenizer)
 
 
 def _read_file(path: Path) -> ReadModel:

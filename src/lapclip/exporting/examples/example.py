@@ -1,6 +1,6 @@
 """Which caption fits an image best:
 
-    python example.py picture.jpg "a dog on a beach" "a red car"
+    python example.py image.jpg "a dog on a beach" "a red car"
 
 Needs onnxruntime, numpy, Pillow and tokenizers, and nothing else. This file is an example: take what you need.
 """
@@ -64,7 +64,7 @@ def embed(tower, inputs):
 
 if __name__ == "__main__":
     if len(sys.argv) < 3:
-        sys.exit("python example.py PICTURE CAPTION [CAPTION ...]")
+        sys.exit("python example.py IMAGE CAPTION [CAPTION ...]")
     image, *captions = sys.argv[1:]
     images_embedded = embed("image", middle_square(image)[None])
     captions_embedded = embed("text", tokens(captions))

@@ -1,8 +1,8 @@
-// How well some captions fit a picture, with Core ML:
+// How well some captions fit an image, with Core ML:
 //
-//     swift example.swift picture.jpg
+//     swift example.swift image.jpg
 //
-// The captions are those of examples.json, which holds their symbols. For captions of your own, tokenizer.json can be read
+// The captions are those of examples.json, which holds their tokens. For captions of your own, tokenizer.json can be read
 // by the package Tokenizers of https://github.com/huggingface/swift-transformers. This file is an example: take what you
 // need. In an app, add the two .mlpackage folders to the target and Xcode compiles them.
 
@@ -28,7 +28,7 @@ func read<Contents: Decodable>(_ name: String) throws -> Contents {
     try JSONDecoder().decode(Contents.self, from: Data(contentsOf: here.appendingPathComponent(name)))
 }
 
-/// The middle of a picture as the model sees it; colours become sRGB. The model scales them itself.
+/// The middle of an image as the model sees it; colours become sRGB. The model scales them itself.
 func middleSquare(_ path: String, _ about: About.Preprocessing) throws -> CVPixelBuffer {
     let options = [
         kCGImageSourceCreateThumbnailFromImageAlways: true, kCGImageSourceCreateThumbnailWithTransform: true,

@@ -1,8 +1,8 @@
-// Shows the pictures whose captions or names hold what is typed, of one split or of all.
+// Shows the images whose captions or names hold what is typed, of one split or of all.
 "use strict";
 const wanted = document.getElementById("wanted");
 const split = document.getElementById("split");
-const figures = [...document.querySelectorAll(".pictures figure")];
+const figures = [...document.querySelectorAll(".images figure")];
 const texts = figures.map((figure) => figure.querySelector("figcaption").textContent.toLowerCase());
 
 function show() {

@@ -167,11 +167,11 @@ def _median_norm(steps: list[dict[str, Any]]) -> float | None:
 
 
 def _part_norms(steps: list[dict[str, Any]]) -> dict[str, float]:
-    """The median gradient of each part; the temperature is no part of a tower and has one weight only."""
+    """The median gradient of each part of a tower; the temperature and the bias have one weight each."""
     found: dict[str, list[float]] = {}
     for event in steps:
         for part, norm in mapping(event.get("grad_norms")).items():
-            if part != "temperature" and number(norm) is not None:
+            if "." in part and number(norm) is not None:
                 found.setdefault(part, []).append(norm)
     return {part: statistics.median(norms) for part, norms in found.items()}
 
