@@ -53,6 +53,11 @@ def size(value: Any) -> str:
     return f"{found / 1e9:.{2 if found < 1e10 else 1}f} GB" if found >= 1e9 else f"{found / 1e6:.0f} MB"
 
 
+def gigabytes(value: int | None) -> str:
+    """Bytes as gigabytes, whatever their size."""
+    return "unknown" if value is None else f"{value / 1e9:.1f} GB"
+
+
 def parameters(value: Any) -> str:
     """A model's size: 1.3 M, 76.7 M, 1.0 B."""
     found = number(value)

@@ -11,7 +11,6 @@ from rich.markup import escape
 from lapclip.cli.display import display
 from lapclip.cli.output import Common, emit, typed
 from lapclip.evaluation import RANKS, WAYS
-from lapclip.report.gained_report import change
 
 
 def gained(
@@ -64,6 +63,8 @@ def gained(
 
 def _tables(result: dict[str, Any]) -> list[str]:
     """The sentence, the table, the new data's recalls, and what to know."""
+    from lapclip.report.gained_report import change
+
     best = f"alpha {result['alpha']:g}"
     lines = [escape(result["summary"]), ""]
     lines.append(f"[bold]{'':<40}[/bold]  before   after   change (95 % interval)   {best:>9}   change (95 % interval)")

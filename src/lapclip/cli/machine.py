@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from lapclip.cli.output import Common, emit, typed
-from lapclip.machine.overview import gigabytes
+from lapclip.text import gigabytes
 
 MARKS = {True: "[green]ok[/green]     ", False: "[yellow]warning[/yellow]", None: "[dim]unknown[/dim]"}
 

@@ -17,8 +17,6 @@ from cyclopts import Parameter
 from rich.console import Console
 from rich.table import Table
 
-from lapclip.which_model import which_model
-
 ARGUMENTS: ContextVar[tuple[str, ...]] = ContextVar("arguments")
 """The arguments that this process was given after `lapclip`."""
 
@@ -63,6 +61,8 @@ def source_setting(data: str | None) -> list[str]:
 
 def start_setting(start: str | None) -> list[str]:
     """The model to start from as a setting."""
+    from lapclip.which_model import which_model
+
     return [] if start is None else [f"train.start={_quoted(which_model(start).reference)}"]
 
 
@@ -71,6 +71,8 @@ def teacher_setting(teacher: str | None) -> list[str]:
     if teacher is None:
         return []
     is_file = teacher.endswith(".npz")
+    from lapclip.which_model import which_model
+
     return [f"train.teacher={_quoted(os.path.abspath(teacher) if is_file else which_model(teacher).reference)}"]
 
 

@@ -9,7 +9,6 @@ from cyclopts import Parameter
 from lapclip.cli.display import display
 from lapclip.cli.output import ARGUMENTS, Common, emit, typed
 from lapclip.cli.train import summary
-from lapclip.commands.background import resume_in_background
 
 
 def resume(
@@ -37,6 +36,8 @@ def resume(
         This is the process in the background.
     """
     if background and not detached:
+        from lapclip.commands.background import resume_in_background
+
         found = resume_in_background(ARGUMENTS.get(), run)
         lines = [f"{found.path} goes on in the background.", f"Next: {typed(f'watch {found.name}')}"]
         emit({"run": str(found.path), "name": found.name, "state": "starting"}, lines, common)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import time
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lapclip.cli.output import Common, emit, typed
-from lapclip.runs.folder import Run, all_runs
-from lapclip.runs.follow import RunStatus
+
+if TYPE_CHECKING:
+    from lapclip.runs.folder import Run
 
 
 def runs(*, common: Common | None = None) -> int:
@@ -16,6 +17,8 @@ def runs(*, common: Common | None = None) -> int:
 
     Example: `lapclip runs`
     """
+    from lapclip.runs.folder import all_runs
+
     rows = [run_row(run) for run in all_runs()]
     lines = [f"[bold]{'name':<24}{'state':<10}{'step':>14}  {'val R@1':>7}  {'started':<16}  age[/bold]"]
     for row in rows:
@@ -32,6 +35,8 @@ def runs(*, common: Common | None = None) -> int:
 
 def run_row(run: Run) -> dict[str, Any]:
     """A run as `lapclip runs` shows it."""
+    from lapclip.runs.follow import RunStatus
+
     status = RunStatus(run)
     status.refresh()
     row = status.row()

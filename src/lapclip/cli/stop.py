@@ -9,7 +9,6 @@ from rich.console import Console
 from lapclip.cli.output import Common, emit, typed
 from lapclip.cli.runs import run_row
 from lapclip.errors import RunError
-from lapclip.runs.folder import find_run
 
 
 def stop(run: str | None = None, /, *, common: Common | None = None) -> int:
@@ -25,6 +24,8 @@ def stop(run: str | None = None, /, *, common: Common | None = None) -> int:
     run
         The run's name; without one, the newest.
     """
+    from lapclip.runs.folder import find_run
+
     found = find_run(run)
     if found.state != "starting":
         found.read_settings()

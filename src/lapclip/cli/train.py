@@ -9,11 +9,9 @@ from cyclopts import Parameter
 from lapclip.cli.display import display
 from lapclip.cli.eval import recall_table, start_lines
 from lapclip.cli.output import ARGUMENTS, Common, emit, source_setting, start_setting, teacher_setting, typed
-from lapclip.commands.background import reserved_run, train_in_background, wait_for
 from lapclip.config import AUTO, build_config, parse_settings, read_recipe, recipe_for
 from lapclip.evaluation import note_on_few
 from lapclip.model.shapes import SHAPES
-from lapclip.runs.folder import find_run
 from lapclip.text import duration
 
 if TYPE_CHECKING:
@@ -88,6 +86,8 @@ def train(
     reserved
         The key of the folder that a run in the background fills.
     """
+    from lapclip.commands.background import reserved_run, train_in_background, wait_for
+
     recipe = recipe_for(data, recipe, start)
     settings = (
         *source_setting(data),
@@ -123,6 +123,8 @@ def train(
 def refuse_at_once(recipe: str, settings: tuple[str, ...], after: str | None) -> None:
     """Check what can be checked before the prompt returns."""
     if after is not None:
+        from lapclip.runs.folder import find_run
+
         find_run(after)
     recipes = [] if recipe == AUTO else [read_recipe(recipe)]
     build_config([*recipes, parse_settings(list(settings))], SHAPES)

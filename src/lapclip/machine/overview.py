@@ -23,6 +23,7 @@ from lapclip.machine.sensors import Sensors
 from lapclip.machine.system_memory import available_bytes
 from lapclip.machine.timing import BUSY
 from lapclip.progress import Status
+from lapclip.text import gigabytes
 
 if TYPE_CHECKING:
     from lapclip.machine.device import Device
@@ -164,11 +165,6 @@ def canary_check(kind: str, total: int, failures: list[str]) -> Check:
     if failures:
         return Check(f"{kind} canary", False, f"{len(failures)} of {total} checks fail: {'; '.join(failures)}")
     return Check(f"{kind} canary", True, f"all {total} operations checked agree with the CPU")
-
-
-def gigabytes(count: int | None) -> str:
-    """Bytes for people."""
-    return "unknown" if count is None else f"{count / 1e9:.1f} GB"
 
 
 def _python(version: str) -> Check:
