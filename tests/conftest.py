@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -17,6 +18,11 @@ from lapclip.machine import timing
 
 # One thread a test process: two of them share two cores, and results are compared bit for bit.
 os.environ["OMP_NUM_THREADS"] = "1"
+
+# A shell that starts the tests in the background has SIGINT ignored, and every process that they start inherits that:
+# those that are to end by Ctrl-C never would.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 SMALL = [
     "model.name=tiny",

@@ -120,6 +120,7 @@ def test_the_built_in_scenes_can_be_checked() -> None:
     assert "made for learning from nothing" in found["outlook"]
 
 
+@pytest.mark.slow
 @pytest.mark.real_data
 def test_flickr8k_has_the_copy_that_is_known(flickr8k: Path) -> None:
     found = check_data(str(flickr8k), None, [])

@@ -16,8 +16,8 @@ from lapclip.commands.resume import resume
 from lapclip.embedder import load_torch
 from lapclip.loss import LOSSES
 
+from ..conftest import SMALL, set_flags
 from ..conftest import lapclip as command
-from ..conftest import set_flags
 from ..small_runs import events, losses, stop_after, train_small
 
 SIGMOID = ("train.loss=sigmoid", "train.micro_batch=6")
@@ -93,13 +93,13 @@ def test_a_model_of_another_loss_starts_with_the_scale_and_bias_of_this_one(
     sigmoid: Path, trained: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(sigmoid)
-    short = ("train.steps=2", "train.batch_size=16")
+    short = [setting for setting in SMALL if not setting.startswith("model.")]
     for start, loss, scale, bias in (
         (trained, "sigmoid", 10, -math.log(15)),
         (sigmoid / "runs" / "whole", "softmax", 1 / 0.07, None),
     ):
         run = f"{loss}-from-the-other"
-        flags = set_flags(*short, f"train.loss={loss}", "train.device=cpu", "train.dtype=float32", "train.threads=1")
+        flags = set_flags(*short, "train.steps=2", f"train.loss={loss}")
         done = command("train", "--from", str(start), "--recipe", "full", *flags, "--name", run, "--json")
         assert done.returncode == 0, done.stderr
         first = events("step", run)[0]

@@ -107,12 +107,12 @@ def test_a_budget_of_nothing_is_refused(here: Path, seconds: float) -> None:
 
 def test_busy_cores_are_named_and_nothing_is_remembered(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timing, "other_load", lambda: 0.5)
-    found = tune("first-run", SMALL_RUN, 3.0)
+    found = tune("first-run", SMALL_RUN, 1.0)
     assert found["warnings"] == ["other programs use 50% of the cores, so what is timed now is off"]
     assert not found["remembered"]
     assert "not remembered" in "".join(tuning_command.summary(found, "train"))
     monkeypatch.setattr(timing, "other_load", lambda: 0.0)
-    found = tune("first-run", SMALL_RUN, 3.0)
+    found = tune("first-run", SMALL_RUN, 1.0)
     assert found["remembered"]
     assert found["warnings"] == []
 
