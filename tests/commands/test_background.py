@@ -106,8 +106,8 @@ def in_background(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> list
         done = lapclip(*arguments)
     assert done.returncode == 0, done.stderr
     (command,) = commands
-    assert command[:3] == [sys.executable, "-m", "lapclip"]
-    return command[3:]
+    assert command[:4] == [sys.executable, "-P", "-m", "lapclip"]
+    return command[4:]
 
 
 def parsed(arguments: list[str]) -> dict[str, Any]:
