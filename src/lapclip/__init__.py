@@ -7,13 +7,13 @@
 Names load on first use, so that `import lapclip` is quick.
 """
 
-from __future__ import annotations
-
-import importlib
 import os
-from typing import TYPE_CHECKING, Any
 
+# As in `typing`. Nothing else is imported: `python -m lapclip` looks in the current folder until its first line ran.
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
     from lapclip.embedder import Embedder, load
     from lapclip.errors import LapclipError
 
@@ -27,8 +27,10 @@ os.environ["PYTORCH_ENABLE_MPS_FALLBACK"] = "0"
 _HOMES = {"Embedder": "lapclip.embedder", "load": "lapclip.embedder", "LapclipError": "lapclip.errors"}
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> "Any":
     if name in _HOMES:
+        import importlib
+
         return getattr(importlib.import_module(_HOMES[name]), name)
     raise AttributeError(f"module 'lapclip' has no attribute {name!r}")
 

@@ -10,7 +10,7 @@ import math
 import tomllib
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -349,7 +349,24 @@ def parse_settings(settings: list[str]) -> Layer:
     return Layer("--set", values)
 
 
-def build_config(layers: list[Layer], shapes: Mapping[str, ModelConfig]) -> Config:
+def minutes_layer(minutes: float | None) -> Layer:
+    """What --minutes asks for."""
+    if minutes is not None and minutes <= 0:
+        raise ConfigError(f"--minutes must be more than 0, not {minutes:g}.", hint="lapclip train --minutes 5")
+    return Layer("--minutes", {"train": {"minutes": minutes}} if minutes is not None else {})
+
+
+def check_teacher(recipe: str, layers: Sequence[Layer], config: Config) -> None:
+    """Refuse a recipe that learns from a teacher where none is named. The first layer is the recipe's."""
+    needs_teacher = "teacher_weight" in layers[0].values.get("train", {}) and config.train.teacher_weight
+    if needs_teacher and not config.train.teacher:
+        raise ConfigError(
+            f"Recipe {recipe} learns from a teacher, and none is named.",
+            hint="--teacher RUN, or a file of embeddings; --set train.teacher_weight=0 trains the same without one",
+        )
+
+
+def build_config(layers: Sequence[Layer], shapes: Mapping[str, ModelConfig]) -> Config:
     """Lay the layers over the defaults and over the named model shape, and check every value."""
     chosen: dict[str, dict[str, Any]] = {section: {} for section in SECTIONS}
     for layer in layers:

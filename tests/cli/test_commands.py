@@ -23,7 +23,8 @@ def test_train_prints_a_summary_that_ends_with_the_next_command(here: Path) -> N
     assert "step 12  epoch 3  t2i R@1/5/10" in done.stderr
     listed = json.loads(lapclip("runs", "--json").stdout)["runs"]
     assert [(row["name"], row["state"], row["step"], row["steps"]) for row in listed] == [("mine", "finished", 12, 12)]
-    assert listed[0].keys() == {"name", "state", "step", "steps", "best", "started", "age_seconds"}
+    known = {"name", "state", "step", "steps", "best", "started", "age_seconds", "waits_for", "reason"}
+    assert listed[0].keys() == known
     assert "mine" in lapclip("runs").stdout
 
 

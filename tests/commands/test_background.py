@@ -29,6 +29,7 @@ from lapclip.runs.folder import Run, all_runs, create_run, find_run, is_reserved
 from lapclip.runs.heartbeat import at_work_path, beat_of, others_at_work, read_beat, write_beat
 
 from ..conftest import SMALL, lapclip, lapclip_process, set_flags
+from ..small_runs import photos
 
 LONG = [setting for setting in SMALL if "steps" not in setting] + ["train.steps=100000"]
 
@@ -106,8 +107,8 @@ def in_background(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> list
         done = lapclip(*arguments)
     assert done.returncode == 0, done.stderr
     (command,) = commands
-    assert command[:3] == [sys.executable, "-m", "lapclip"]
-    return command[3:]
+    assert command[:4] == [sys.executable, "-P", "-m", "lapclip"]
+    return command[4:]
 
 
 def parsed(arguments: list[str]) -> dict[str, Any]:
@@ -130,6 +131,7 @@ def test_every_flag_of_train_arrives_in_the_background(
 ) -> None:
     """Also one that is added tomorrow: the flags are those that the command has."""
     shutil.copytree(trained, here / "runs" / "mine")
+    photos(here / "photos", 4)
     arguments = ["train", "photos", "--json", "--debug"]
     for name, parameter in inspect.signature(train_command).parameters.items():
         if parameter.kind is not inspect.Parameter.KEYWORD_ONLY or name in ("common", "reserved"):
@@ -148,6 +150,7 @@ def test_every_flag_of_train_arrives_in_the_background(
 def test_a_run_in_the_background_without_a_name_gets_that_of_its_folder(
     here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    photos(here / "photos", 4)
     found = parsed(in_background(["train", "--background", "--", "photos"], monkeypatch))
     assert (found["name"], found["data"]) == ("photos", "photos")
     assert is_reserved("photos", found["reserved"])
@@ -179,11 +182,83 @@ def test_resume_in_the_background_goes_on_with_the_run_that_was_the_newest(
 
 
 def test_bad_settings_are_refused_at_once(here: Path) -> None:
-    for arguments in (("--set", "nope=1"), ("--recipe", "nope"), ("--after", "nope"), ("--name", "../x")):
+    Path("empty").mkdir()
+    settings = [("--set", "nope=1"), ("--recipe", "nope"), ("--after", "nope"), ("--name", "../x"), ("--minutes", "0")]
+    for arguments in (*settings, ("--recipe", "distil"), ("nowhere",), ("empty",)):
         done = lapclip("train", "--background", *arguments)
         assert done.returncode == 2
         assert "Traceback" not in done.stderr
     assert not list(Path().glob("runs/*"))
+
+
+def test_nothing_is_refused_with_torch_that_can_be_refused_without(here: Path) -> None:
+    program = (
+        "import sys\nfrom lapclip.cli import main\ntry:\n    main(['train', '--background', 'nowhere'])\n"
+        "except SystemExit as end:\n    sys.exit(end.code if 'torch' not in sys.modules else 9)"
+    )
+    assert subprocess.run([sys.executable, "-c", program], stderr=subprocess.DEVNULL).returncode == 2
+
+
+def refused(name: str, *log: str) -> Run:
+    """A run whose process in the background has ended before it began, and what its log says."""
+    run = reserve_run(name, "first-run", "secret")
+    run.log.write_text("\n".join(log))
+    write_beat(run.starting, replace(beat_of(os.getpid()), began=0.0))
+    return run
+
+
+WHY, HINT = "No captions found in photos/. Expected captions.csv.", "lapclip data check photos/"
+
+
+@pytest.mark.parametrize("more", [[], ['{"error": "the same for scripts"}']])
+def test_a_run_that_was_refused_says_why_everywhere(here: Path, more: list[str]) -> None:
+    run = refused("mine", "drawing 64 images, once", WHY, f"Try: {HINT}", *more)
+    assert run.state == "failed"
+    for command in ("resume", "eval", "stop"):
+        done = lapclip(command, "mine")
+        assert done.returncode == 2
+        assert f"runs/mine did not start: {WHY}\nTry: {HINT}" in done.stderr.replace("\\", "/")
+    (row,) = json.loads(lapclip("runs", "--json").stdout)["runs"]
+    assert (row["state"], row["reason"]) == ("failed", WHY)
+    assert WHY in lapclip("runs").stdout
+    (finding,) = json.loads(lapclip("doctor", "mine", "--json").stdout)["findings"]
+    assert WHY in finding["evidence"]
+    assert finding["next"] == HINT
+    (watched,) = json.loads(lapclip("watch", "mine", "--json").stdout)["runs"]
+    assert (watched["state"], watched["reason"], watched["next"]) == ("failed", WHY, [HINT])
+    shown = " ".join(lapclip("watch", "mine", "--once").stdout.split())
+    assert WHY in shown
+    assert HINT in shown
+
+
+def test_a_process_that_was_killed_while_starting_gave_no_reason(here: Path) -> None:
+    reason, hint = refused("mine", "drawing 64 images, once").last_words()
+    assert "without a word" in reason
+    assert "drawing 64 images" in reason
+    assert not hint
+    assert "without a word" in refused("other").last_words()[0]
+
+
+def test_a_run_that_never_began_does_not_hold_its_name(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    refused("first-run", WHY)
+    assert parsed(in_background(["train", "--background", "--name", "first-run"], monkeypatch))["name"] == "first-run"
+    run = find_run("first-run")
+    assert (run.state, run.log.read_text()) == ("starting", "")
+    assert lapclip("train", "--background", "--name", "first-run").returncode == 2  # this one is at work
+    refused("mine", WHY)
+    assert create_run("mine", "first-run", {"run": {"format": 1}}).read_settings() == {"run": {"format": 1}}
+    far = refused("far", WHY)
+    write_beat(far.starting, replace(beat_of(os.getpid()), host="another computer", time=0.0))
+    assert lapclip("train", "--background", "--name", "far").returncode == 2  # it may be at work over there
+
+
+def test_a_command_that_is_interrupted_leaves_no_reserved_folder(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(subprocess, "Popen", interrupted)
+    assert lapclip("train", "--background", "--name", "mine").returncode == 130
+    assert not Path("runs/mine").exists()
 
 
 def test_what_fails_while_starting_is_shown_with_its_words(here: Path) -> None:
@@ -193,8 +268,7 @@ def test_what_fails_while_starting_is_shown_with_its_words(here: Path) -> None:
     assert "train.batch_size 16 is more than the 4 training images" in run.log.read_text()
     done = lapclip("resume", "mine")
     assert done.returncode == 2
-    assert "did not start" in done.stderr
-    assert "log.txt" in done.stderr
+    assert "did not start: train.batch_size 16 is more than the 4 training images" in done.stderr
 
 
 def test_one_run_waits_for_another(here: Path) -> None:
@@ -205,6 +279,17 @@ def test_one_run_waits_for_another(here: Path) -> None:
         second = find_run("second")
         until(lambda: "waiting for first to end" in second.log.read_text())
         assert second.state == "starting"
+        until(lambda: second.waits_for == "first")
+        rows = json.loads(lapclip("runs", "--json").stdout)["runs"]
+        assert [(row["name"], row["state"], row["waits_for"]) for row in rows if row["name"] == "second"] == [
+            ("second", "starting", "first")
+        ]
+        assert "waiting" in lapclip("runs").stdout
+        (watched,) = json.loads(lapclip("watch", "second", "--json").stdout)["runs"]
+        assert (watched["state"], watched["waits_for"]) == ("waiting", "first")
+        assert "first" in lapclip("watch", "second", "--once").stdout
+        assert "first" in lapclip("doctor", "second").stdout
+        assert "waits for first" in lapclip("eval", "second").stderr
         ended = time.time()
     until(lambda: second.state == "finished")
     assert events("second")[0]["time"] >= ended

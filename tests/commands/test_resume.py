@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import shutil
+import signal
+import sys
 from pathlib import Path
 
 import pytest
 
 import lapclip
 from lapclip import paths
+from lapclip.cli import interrupts
 from lapclip.commands import run_setup
 from lapclip.commands.resume import resume, set_up_again
 from lapclip.errors import CheckpointError, RunError
 from lapclip.machine.desktop import Signals
-from lapclip.runs.folder import find_run
+from lapclip.runs.folder import all_runs, find_run
 from lapclip.training import checkpoint
 
+from ..conftest import SMALL, set_flags
+from ..conftest import lapclip as command
 from ..small_runs import events, losses, stop_after, train_small
 
 SAVING = ("train.steps=6", "train.checkpoint_every_seconds=0.000001", "data.train_pairs=32")
@@ -210,3 +216,30 @@ def test_other_data_than_the_run_began_with_is_refused(here: Path) -> None:
 def _stop_at_once(event) -> None:
     if event.type == "checkpoint":
         find_run(None).ask_to_stop()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no SIGTERM to send to oneself")
+def test_a_run_that_prepares_its_data_ends_when_it_is_told_to(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def prepare(*_: object) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        raise AssertionError("it went on")
+
+    train_small("train.steps=3", name="mine", callbacks=stop_after(1))
+    monkeypatch.setenv("PYTHONSAFEPATH", "1")
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    interrupts.install()
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr("lapclip.commands.resume.load_data", prepare)
+            done = command("resume", "mine")
+        assert done.returncode == 143
+        assert "lapclip resume mine" in done.stderr
+        with monkeypatch.context() as patch:
+            patch.setattr("lapclip.commands.run_setup.load_data", prepare)
+            assert command("train", "--name", "new", *set_flags(*SMALL)).returncode == 143
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    assert not find_run("mine").pulse.exists()
+    assert resume("mine").state == "finished"
+    assert [run.name for run in all_runs()] == ["mine"]

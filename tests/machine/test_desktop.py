@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -17,17 +16,17 @@ MARKUP = 'a "run"; $(reboot) `x`'
 
 def test_macos_is_kept_awake_by_caffeinate(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "darwin")
-    monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
-    assert guard_command() == ["caffeinate", "-i", "-w", str(os.getpid())]
+    monkeypatch.setattr(desktop, "program", lambda name: f"/usr/bin/{name}")
+    assert guard_command() == ["/usr/bin/caffeinate", "-i", "-w", str(os.getpid())]
 
 
 def test_linux_is_kept_awake_by_systemd(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "linux")
-    monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
+    monkeypatch.setattr(desktop, "program", lambda name: f"/usr/bin/{name}")
     command = guard_command() or []
-    assert command[:2] == ["systemd-inhibit", "--what=sleep:idle"]
+    assert command[:2] == ["/usr/bin/systemd-inhibit", "--what=sleep:idle"]
     assert command[-1] == f"--pid={os.getpid()}"
-    monkeypatch.setattr(shutil, "which", lambda name: None)
+    monkeypatch.setattr(desktop, "program", lambda name: None)
     assert guard_command() is None
 
 
@@ -55,7 +54,7 @@ def test_nothing_happens_where_it_is_not_wanted_or_not_there(monkeypatch: pytest
 @pytest.mark.parametrize("platform", ["darwin", "win32"])
 def test_text_never_becomes_part_of_a_script(platform: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", platform)
-    monkeypatch.setattr(shutil, "which", lambda name: name)
+    monkeypatch.setattr(desktop, "program", lambda name: f"/usr/bin/{name}")
     command, variables = notice_command(MARKUP, "done") or ([], {})
     assert command
     assert all(MARKUP not in part for part in command)
@@ -64,13 +63,13 @@ def test_text_never_becomes_part_of_a_script(platform: str, monkeypatch: pytest.
 
 def test_linux_asks_the_desktop_if_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "linux")
-    monkeypatch.setattr(shutil, "which", lambda name: name)
+    monkeypatch.setattr(desktop, "program", lambda name: f"/usr/bin/{name}")
     monkeypatch.delenv("DISPLAY", raising=False)
     monkeypatch.delenv("WAYLAND_DISPLAY", raising=False)
     assert notice_command("a", "b") is None
     assert not notify("a", "b")
     monkeypatch.setenv("DISPLAY", ":0")
-    assert notice_command("--a", "b") == (["notify-send", "--app-name=lapclip", "--", "--a", "b"], {})
+    assert notice_command("--a", "b") == (["/usr/bin/notify-send", "--app-name=lapclip", "--", "--a", "b"], {})
 
 
 def test_a_program_that_is_gone_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,7 +77,7 @@ def test_a_program_that_is_gone_is_no_error(monkeypatch: pytest.MonkeyPatch) -> 
         raise FileNotFoundError
 
     monkeypatch.setattr(sys, "platform", "linux")
-    monkeypatch.setattr(shutil, "which", lambda name: name)
+    monkeypatch.setattr(desktop, "program", lambda name: f"/usr/bin/{name}")
     monkeypatch.setenv("DISPLAY", ":0")
     monkeypatch.setattr(subprocess, "Popen", gone)
     assert not notify("a", "b")

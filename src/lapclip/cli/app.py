@@ -11,6 +11,7 @@ from cyclopts import App
 from cyclopts.exceptions import CycloptsError
 
 from lapclip import __version__
+from lapclip.cli import interrupts
 from lapclip.cli.claims import claims
 from lapclip.cli.compare import compare
 from lapclip.cli.data import data
@@ -64,14 +65,15 @@ def main(arguments: list[str] | None = None) -> None:
     ARGUMENTS.set(tuple(arguments))
     debug, as_json = "--debug" in arguments, "--json" in arguments
     try:
-        status = app(arguments, exit_on_error=False, print_error=False, result_action="return_value")
-        sys.stdout.flush()
+        with interrupts.in_command():
+            status = app(arguments, exit_on_error=False, print_error=False, result_action="return_value")
+            sys.stdout.flush()
     except (LapclipError, CycloptsError) as error:
         command = f"{arguments[0]} " if arguments and arguments[0] in app else ""
         hint = "" if isinstance(error, LapclipError) else f"\nTry: lapclip {command}--help"
         status = _report(2, f"{str(error).strip()}{hint}", as_json, debug)
     except KeyboardInterrupt as interrupt:
-        status = _report(130, str(interrupt) or "Interrupted. See what there is: lapclip runs", as_json, debug)
+        status = _report(interrupts.exit_status(), str(interrupt) or "Interrupted.", as_json, debug)
     except BrokenPipeError:  # whoever read has gone away, as `| head` does; the rest goes nowhere, without a word
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         status = 0

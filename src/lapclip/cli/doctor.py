@@ -57,11 +57,15 @@ def _run(name: str | None) -> tuple[dict[str, Any], list[str]]:
     done = examine(summary, around)
     rest = [check.id for check in CHECKS if check.id not in done.checked]
     where = f"{around.state}, step {summary.step:,} of {summary.total_steps:,}"
+    if followed.waits_for:
+        where = f"waiting for {escape(followed.waits_for)} to end"
     lines = [f"[bold]{escape(str(run.path))}[/bold], {where}", "", *_findings_text(done.findings, done.checked)]
     lines += _listed("Not checked, because it is too early or was not recorded", rest)
     next_command = f"report {run.name}" if done.findings or around.state != "finished" else f"eval {run.name}"
     if around.state in ("died", "stopped"):
         next_command = f"resume {run.name}"
+    if not summary.started and around.state in ("starting", "failed"):  # there is nothing to report on
+        next_command = f"watch {run.name}" if around.state == "starting" else "runs"
     return _result(str(run.path), done.findings, done.checked), [*lines, "", f"Next: {typed(next_command)}"]
 
 

@@ -6,6 +6,8 @@ import time
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
+from rich.markup import escape
+
 from lapclip.cli.output import Common, emit, typed
 
 if TYPE_CHECKING:
@@ -26,7 +28,10 @@ def runs(*, common: Common | None = None) -> int:
         best = f"{row['best']:.1%}" if row["best"] is not None else "-"
         started = datetime.fromtimestamp(row["started"]).strftime("%Y-%m-%d %H:%M") if row["started"] else "-"
         age = _age_text(row["age_seconds"]) if row["age_seconds"] is not None else "-"
-        lines.append(f"{row['name']:<24}{row['state']:<10}{progress:>14}  {best:>7}  {started:<16}  {age}")
+        state = "waiting" if row["waits_for"] else row["state"]
+        lines.append(f"{row['name']:<24}{state:<10}{progress:>14}  {best:>7}  {started:<16}  {age}")
+        why = f"for {row['waits_for']} to end" if row["waits_for"] else row["reason"]
+        lines += [f"{'':<24}{escape(why)}"] if why else []
     unfinished = [row["name"] for row in rows if row["steps"] and row["state"] in ("died", "stopped", "failed")]
     ending = [f"Next: {typed(f'resume {unfinished[-1]}')}"] if unfinished else []
     emit({"runs": rows}, [*lines, *ending] if rows else ["No runs here yet.", f"Next: {typed('train')}"], common)

@@ -32,9 +32,13 @@ def stop(run: str | None = None, /, *, common: Common | None = None) -> int:
     if found.state not in ("running", "starting"):
         raise RunError(f"{found.path} is not running; it is {found.state}.", hint="lapclip runs")
     found.ask_to_stop()
-    with Console(stderr=True).status(f"{found.name} finishes its step and saves"):
-        while found.state in ("running", "starting"):
-            time.sleep(0.2)
+    try:
+        with Console(stderr=True).status(f"{found.name} finishes its step and saves"):
+            while found.state in ("running", "starting"):
+                time.sleep(0.2)
+    except KeyboardInterrupt:
+        told = f"Interrupted; {found.name} was asked to stop and will all the same. See: {typed('runs')}"
+        raise KeyboardInterrupt(told) from None
     if not found.path.exists():
         stopped = {"run": str(found.path), "state": "stopped", "step": 0}
         emit(stopped, [f"{found.path} was stopped before it began, and is gone.", f"Next: {typed('runs')}"], common)

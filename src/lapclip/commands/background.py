@@ -9,6 +9,7 @@ import time
 from collections.abc import Sequence
 
 from lapclip.errors import RunError
+from lapclip.machine.programs import python
 from lapclip.progress import Status
 from lapclip.runs.folder import RUNS, Run, find_run, is_reserved, reserve_run
 from lapclip.runs.heartbeat import beat_of, write_beat
@@ -28,7 +29,7 @@ def train_in_background(arguments: Sequence[str], recipe: str, name: str | None)
     command, *rest = arguments
     try:
         _spawn(run, [command, "--reserved", key, *([] if name else ["--name", run.name]), *rest])
-    except RunError:
+    except BaseException:  # Ctrl-C too: nobody else knows the key
         run.give_up()
         raise
     return run
@@ -47,7 +48,6 @@ def resume_in_background(arguments: Sequence[str], name: str | None) -> Run:
 
 def _spawn(run: Run, arguments: Sequence[str]) -> None:
     """A process without a terminal, in a session of its own: closing the terminal does not reach it."""
-    command = [sys.executable, "-m", "lapclip", *arguments]
     flags = {}
     if sys.platform == "win32":
         apart = subprocess.DETACHED_PROCESS | subprocess.CREATE_NEW_PROCESS_GROUP  # type: ignore[attr-defined]
@@ -55,7 +55,12 @@ def _spawn(run: Run, arguments: Sequence[str]) -> None:
     try:
         with open(run.log, "ab") as log:
             process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, **flags
+                python("-m", "lapclip", *arguments),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                **flags,
             )
         write_beat(run.starting, beat_of(process.pid, "starting"))
     except OSError as error:
@@ -67,7 +72,11 @@ def wait_for(name: str, progress: Status, own: Run | None = None) -> None:
     run = find_run(name)
     while run.state in ("running", "starting") and not (own and own.stop_asked()):
         progress(f"waiting for {run.name} to end")
+        if own:
+            own.wait_for(run.name)
         time.sleep(CHECK_EVERY)
+    if own:
+        own.wait_for("")
 
 
 def reserved_run(name: str | None, key: str) -> Run | None:

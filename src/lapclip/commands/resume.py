@@ -23,6 +23,7 @@ from lapclip.data.sources import find_source
 from lapclip.data.tokenizers import load_tokenizer
 from lapclip.errors import ConfigError, RunError
 from lapclip.machine.choose_device import choose_compile, choose_device, prepare_device
+from lapclip.machine.desktop import Signals
 from lapclip.machine.device import Device
 from lapclip.model.shapes import SHAPES
 from lapclip.progress import DataProgress
@@ -42,12 +43,16 @@ def resume(name: str | None, callbacks: Callbacks = Callbacks()) -> Outcome:
     began = time.perf_counter()
     run = find_run(name)
     saved = run.read_settings()
-    with working_on(run, WorkConfig(**saved.get("work", {}))) as signals:
+    with working_on(run, WorkConfig(**saved.get("work", {}))):
         run.clear_stop()  # first of all: a request made from now on is meant for this process
         if run.last_state() == "finished":
             raise RunError(f"{run.path} is finished; there is nothing to resume.", hint=f"lapclip eval {run.name}")
-        setup = set_up_again(run, saved, callbacks.data_progress)
-        with recording(run, callbacks, setup.config) as log:
+        try:
+            setup = set_up_again(run, saved, callbacks.data_progress)
+        except KeyboardInterrupt:
+            told = f"Interrupted before {run.name} went on; it is as it was. Go on: lapclip resume {run.name}"
+            raise KeyboardInterrupt(told) from None
+        with Signals() as signals, recording(run, callbacks, setup.config) as log:
             training = start_training(run, setup, log)
             skipped = restore(training)
             if skipped is None:

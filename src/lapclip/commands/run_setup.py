@@ -12,7 +12,19 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from lapclip.config import ALL, AUTO, Config, DataConfig, Layer, build_config, parse_settings, read_recipe, replace_in
+from lapclip.config import (
+    ALL,
+    AUTO,
+    Config,
+    DataConfig,
+    Layer,
+    build_config,
+    check_teacher,
+    minutes_layer,
+    parse_settings,
+    read_recipe,
+    replace_in,
+)
 from lapclip.data.batches import BatchPlan, Views
 from lapclip.data.dataset import DataSet, count_seen, seen_by
 from lapclip.data.loading import load_data
@@ -74,19 +86,12 @@ class Request:
 
 def read_request(recipe: str, settings: Sequence[str], minutes: float | None) -> Request:
     """The configuration before the data is known; a recipe that is left open is chosen by the number of images."""
-    if minutes is not None and minutes <= 0:
-        raise ConfigError(f"--minutes must be more than 0, not {minutes:g}.", hint="lapclip train --minutes 5")
-    flags = Layer("--minutes", {"train": {"minutes": minutes}} if minutes is not None else {})
+    flags = minutes_layer(minutes)
     asked = parse_settings(list(settings))
     recipe, notes = choose_recipe(recipe, build_config([asked], SHAPES).data)
     layers = [read_recipe(recipe), flags, asked]
     request = Request(recipe, layers, build_config(layers, SHAPES), notes)
-    needs_teacher = "teacher_weight" in layers[0].values.get("train", {}) and request.config.train.teacher_weight
-    if needs_teacher and not request.config.train.teacher:
-        raise ConfigError(
-            f"Recipe {recipe} learns from a teacher, and none is named.",
-            hint="--teacher RUN, or a file of embeddings; --set train.teacher_weight=0 trains the same without one",
-        )
+    check_teacher(recipe, layers, request.config)
     return request
 
 

@@ -68,14 +68,12 @@ class Outcome:
 
 
 @contextmanager
-def working_on(run: Run, work: WorkConfig) -> Iterator[Signals]:
-    """Work on a run alone, with a sign of life for others, on a machine that does not fall asleep. Gives the signals
-    that ask it to end."""
+def working_on(run: Run, work: WorkConfig) -> Iterator[None]:
+    """Work on a run alone, with a sign of life for others, on a machine that does not fall asleep."""
     beats = Pulse([run.pulse, at_work_path()], str(run.path.absolute()))
     with run.lock(), beats, kept_awake(wanted=work.keep_awake):
         run.has_started()
-        with Signals() as signals:
-            yield signals
+        yield
 
 
 @contextmanager

@@ -20,6 +20,7 @@ from lapclip.commands.run_to_end import (
 )
 from lapclip.data.dataset import save_seen
 from lapclip.data.tokenizers import save_tokenizer
+from lapclip.machine.desktop import Signals
 from lapclip.runs.folder import FORMAT, Run, check_name, create_run
 from lapclip.training.checkpoint import save_model
 
@@ -40,7 +41,7 @@ def train(
     except KeyboardInterrupt:
         raise KeyboardInterrupt("Interrupted before the run began: there is nothing to resume.") from None
     run = create_run(name, setup.recipe, saved_settings(setup), reserved)
-    with working_on(run, setup.config.work) as signals, recording(run, callbacks, setup.config) as log:
+    with working_on(run, setup.config.work), Signals() as signals, recording(run, callbacks, setup.config) as log:
         save_start(run, setup)
         training = start_training(run, setup, log)
         log.append(started(training, setup, [*setup.notes, *competitors()]))

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -16,6 +15,8 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
+
+from lapclip.machine.programs import program
 
 _CONTINUOUS, _SYSTEM_REQUIRED = 0x80000000, 0x00000001  # winbase.h
 _BALLOON = (
@@ -49,12 +50,12 @@ def kept_awake(*, wanted: bool = True) -> Iterator[bool]:
 
 def guard_command() -> list[str] | None:
     """A program that keeps the machine awake for as long as it and this process run."""
-    if sys.platform == "darwin" and shutil.which("caffeinate"):
-        return ["caffeinate", "-i", "-w", str(os.getpid())]
-    if sys.platform == "linux" and shutil.which("systemd-inhibit") and shutil.which("tail"):
+    if sys.platform == "darwin" and (caffeinate := program("caffeinate")):
+        return [caffeinate, "-i", "-w", str(os.getpid())]
+    if sys.platform == "linux" and (inhibit := program("systemd-inhibit")) and (tail := program("tail")):
         # `tail --pid` ends with this process, and the inhibition with it.
-        wait = ["tail", "--follow", "/dev/null", f"--pid={os.getpid()}"]
-        return ["systemd-inhibit", "--what=sleep:idle", "--who=lapclip", "--why=training", "--mode=block", *wait]
+        wait = [tail, "--follow", "/dev/null", f"--pid={os.getpid()}"]
+        return [inhibit, "--what=sleep:idle", "--who=lapclip", "--why=training", "--mode=block", *wait]
     return None
 
 
@@ -84,14 +85,14 @@ def notify(title: str, text: str) -> bool:
 
 def notice_command(title: str, text: str) -> tuple[list[str], dict[str, str]] | None:
     """The command, and what it reads from its environment: the text never becomes part of a script."""
-    if sys.platform == "darwin" and shutil.which("osascript"):
+    if sys.platform == "darwin" and (osascript := program("osascript")):
         script = 'display notification (system attribute "LAPCLIP_TEXT") with title (system attribute "LAPCLIP_TITLE")'
-        return ["osascript", "-e", script], {"LAPCLIP_TITLE": title, "LAPCLIP_TEXT": text}
-    if sys.platform == "win32" and (shell := shutil.which("powershell")):
+        return [osascript, "-e", script], {"LAPCLIP_TITLE": title, "LAPCLIP_TEXT": text}
+    if sys.platform == "win32" and (shell := program("powershell")):
         return [shell, "-NoProfile", "-Command", _BALLOON], {"LAPCLIP_TITLE": title, "LAPCLIP_TEXT": text}
-    if sys.platform == "linux" and shutil.which("notify-send"):
+    if sys.platform == "linux" and (notify_send := program("notify-send")):
         if os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"):
-            return ["notify-send", "--app-name=lapclip", "--", title, text], {}
+            return [notify_send, "--app-name=lapclip", "--", title, text], {}
     return None
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 from lapclip.machine.accelerators import nvidia_gpus, nvml_library
 from lapclip.machine.facts import number_in, text_of
+from lapclip.machine.programs import program
 
 POWERCAP = Path("/sys/class/powercap")
 Counter = Callable[[], float | None]
@@ -98,7 +98,7 @@ def _nvidia() -> tuple[dict[str, Counter], str | None]:
     """NVIDIA's counters; without its driver there is nothing to give a reason for."""
     found = nvidia_gpus()
     if not found:
-        return {}, nvml_library()[1] if shutil.which("nvidia-smi") else None
+        return {}, nvml_library()[1] if program("nvidia-smi") else None
     counters: dict[str, Counter] = {
         f"gpu {gpu.index}": lambda gpu=gpu: gpu.joules for gpu in found if gpu.joules is not None
     }

@@ -16,6 +16,8 @@ from typing import Any
 
 import psutil
 
+from lapclip.machine.programs import program
+
 SYSFS = Path("/sys")
 
 X86_FLAGS = (
@@ -64,18 +66,10 @@ def logical_cores() -> int:
 
 def source_commit() -> str | None:
     """The commit of lapclip's own source, where it runs from a clone."""
-    folder = Path(__file__).parent
-    try:
-        command = ["git", "-C", str(folder), "rev-parse", "--short=12", "HEAD"]
-        found = subprocess.run(command, capture_output=True, text=True, timeout=5, check=True)
-        tracked = subprocess.run(
-            ["git", "-C", str(folder), "ls-files", "--error-unmatch", Path(__file__).name],
-            capture_output=True,
-            timeout=5,
-        )
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return found.stdout.strip() if tracked.returncode == 0 else None
+    own = Path(__file__)
+    found = output_of("git", "-C", str(own.parent), "rev-parse", "--verify", "--short=12", "HEAD")
+    tracked = found and output_of("git", "-C", str(own.parent), "ls-files", "--error-unmatch", own.name)
+    return found.strip() if found and tracked else None
 
 
 def _chip() -> str:
@@ -86,9 +80,9 @@ def _chip() -> str:
                 if line.startswith(("model name", "Model")):
                     return line.split(":", 1)[1].strip()
         if sys.platform == "darwin":
-            command = ["sysctl", "-n", "machdep.cpu.brand_string"]
-            return subprocess.run(command, capture_output=True, text=True, timeout=5, check=True).stdout.strip()
-    except (OSError, subprocess.SubprocessError):
+            if found := output_of("sysctl", "-n", "machdep.cpu.brand_string"):
+                return found.strip()
+    except OSError:
         pass
     return platform.processor() or platform.machine() or "unknown"
 
@@ -216,13 +210,16 @@ def _windows_features() -> list[str] | None:
         return None
 
 
-def output_of(*command: str, seconds: float = 5.0) -> str | None:
-    """What a command prints, or None where it is missing, fails without output or takes too long.
+def output_of(name: str, *arguments: str, seconds: float = 5.0) -> str | None:
+    """What a program prints, or None where it is missing, fails without output or takes too long.
 
-    A command that prints and then fails still counts: macOS' sysctl does so when one of several names is unknown.
+    A program that prints and then fails still counts: macOS' sysctl does so when one of several names is unknown.
     """
+    found = program(name)
+    if found is None:
+        return None
     try:
-        done = subprocess.run(command, capture_output=True, timeout=seconds, stdin=subprocess.DEVNULL)
+        done = subprocess.run([found, *arguments], capture_output=True, timeout=seconds, stdin=subprocess.DEVNULL)
     except (OSError, subprocess.SubprocessError):
         return None
     return done.stdout.decode("utf-8", errors="replace") or None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import statistics
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -14,6 +13,7 @@ from typing import Any
 import psutil
 
 from lapclip.errors import LapclipError
+from lapclip.machine.programs import python
 
 PHASES = ("load", "preprocess", "transfer", "forward", "backward", "optimizer")
 WORTH = 1.03
@@ -109,8 +109,7 @@ def busy_cores() -> str | None:
 
 def in_fresh_process(module: str, request: dict[str, Any], timeout: float = 300.0) -> dict[str, Any]:
     """What `python -m module` answers to a request, both as JSON: for what only a new process can show."""
-    command = [sys.executable, "-m", module, json.dumps(request)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=timeout)
+    done = subprocess.run(python("-m", module, json.dumps(request)), capture_output=True, text=True, timeout=timeout)
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
         raise LapclipError(f"Measuring in a process of its own failed: {last[:200]}.")

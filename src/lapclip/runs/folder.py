@@ -13,7 +13,7 @@ pictures/       small images of what the model answers to a few captions
 lock            held by the process that works on the run; the system frees it when that process dies
 pulse           which process that is, and when it last gave a sign of life
 stop            there while someone asks the run to save and end
-starting        in place of run.toml until a run in the background has chosen its settings
+starting        in place of run.toml until a run in the background has chosen its settings; says what it waits for
 """
 
 from __future__ import annotations
@@ -35,12 +35,16 @@ import tomli_w
 from lapclip.errors import RunBusy, RunError, nearest
 from lapclip.paths import write_atomic
 from lapclip.runs.event_log import read_events
-from lapclip.runs.heartbeat import read_beat
+from lapclip.runs.heartbeat import beat_of, read_beat, write_beat
 from lapclip.runs.summary import RunProgress
+from lapclip.text import one_line
 
 FORMAT = 1
 """Rises when an older lapclip could not resume the run."""
 RUNS = Path("runs")
+LAST_BYTES = 4000
+"""Of a log, to find the last words in."""
+_WAITING = "waiting for "
 
 
 class Run:
@@ -96,6 +100,42 @@ class Run:
             return "starting"
         return last_state() if self.settings.exists() else "failed"
 
+    @property
+    def never_began(self) -> bool:
+        """Whether it was to start in the background, and its process ended before it had chosen its settings."""
+        beat = read_beat(self.starting)
+        # A process on another computer writes no second beat, and may be at work on its data still.
+        return beat is not None and beat.is_here and not beat.alive and not self.settings.exists()
+
+    def last_words(self) -> tuple[str, str]:
+        """What the process of a run that never began said at last: its error, and what to try. Empty for others."""
+        if self.settings.exists():
+            return "", ""
+        try:
+            with open(self.log, "rb") as file:
+                file.seek(max(0, file.seek(0, os.SEEK_END) - LAST_BYTES))
+                text = file.read().decode("utf-8", errors="replace")
+        except OSError:
+            text = ""
+        said = [one_line(line) for line in text.splitlines() if line.strip() and not line.startswith("{")]  # of --json
+        hint = said.pop().removeprefix("Try: ") if said and said[-1].startswith("Try: ") else ""
+        if not said:
+            return f"its process ended without a word in {self.log}.", hint
+        if not hint and not said[-1].endswith((".", "?")) and "Error" not in said[-1]:
+            return f"its process ended without a word, after this: {said[-1]}", ""
+        return said[-1], hint
+
+    @property
+    def waits_for(self) -> str:
+        """The run that it waits for now; empty where there is none."""
+        beat = read_beat(self.starting)
+        waits = beat is not None and beat.about.startswith(_WAITING) and beat.alive
+        return beat.about.removeprefix(_WAITING) if beat and waits else ""
+
+    def wait_for(self, other: str) -> None:
+        """Note which run this process, which is starting, waits for; an empty name ends it."""
+        write_beat(self.starting, beat_of(os.getpid(), f"{_WAITING}{other}" if other else "starting"))
+
     def last_state(self) -> str:
         """The state of a run that no process works on, by its events."""
         progress = RunProgress()
@@ -135,8 +175,11 @@ class Run:
             values = tomllib.loads(self.settings.read_text(encoding="utf-8"))
         except FileNotFoundError:
             if self.starting.exists():
-                what = "is still starting" if self.state == "starting" else "did not start"
-                raise RunError(f"{self.path} {what}; see {self.log}.", hint="lapclip runs") from None
+                if self.state == "starting":
+                    how = f"waits for {self.waits_for} to end" if self.waits_for else "is still starting"
+                    raise RunError(f"{self.path} {how}; see {self.log}.", hint=f"lapclip watch {self.name}") from None
+                reason, hint = self.last_words()
+                raise RunError(f"{self.path} did not start: {reason}", hint=hint or f"see {self.log}") from None
             raise RunError(f"{self.path} is not a run: it has no run.toml.", hint="lapclip runs") from None
         except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
             raise RunError(
@@ -183,12 +226,15 @@ class Run:
 
 
 def check_name(name: str | None, reserved: str = "") -> None:
-    """Refuse a name that cannot be a folder or is taken, unless it was reserved with this key."""
+    """Refuse a name that cannot be a folder or is taken, unless it was reserved with this key. A run that never began
+    does not hold its name."""
     if name is not None and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
         raise RunError(
             f"{name!r} cannot name a run: letters, digits, dots, dashes and underscores.", hint="--name my-run"
         )
-    if name is not None and (RUNS / name).exists() and not is_reserved(name, reserved):
+    if name is None or is_reserved(name, reserved) or Run(RUNS / name).never_began:
+        return
+    if (RUNS / name).exists():
         over = Run(RUNS / name).last_state() == "finished"
         hint = f"--name {name}-2" if over else f"lapclip resume {name}, or another --name"
         raise RunError(f"{RUNS / name} exists.", hint=hint)
@@ -236,6 +282,8 @@ def _new_folder(name: str | None, recipe: str, file: str, text: str) -> Run:
         partial.chmod(RUNS.stat().st_mode & 0o777)
         (partial / file).write_text(text, encoding="utf-8")
         for path in (RUNS / candidate for candidate in ([name] if name else _free_names(recipe))):
+            if Run(path).never_began:
+                Run(path).give_up()
             if path.exists():
                 continue
             try:

@@ -19,7 +19,7 @@ from lapclip.runs.findings.registry import look_around
 from lapclip.runs.folder import Run
 from lapclip.runs.summary import RunProgress, Summary, summarise, usual_gap
 from lapclip.runs.view import RunView
-from lapclip.text import number
+from lapclip.text import number, one_line
 
 WHOLE_FILE = 3_000_000
 """Bytes up to which a file is simply read."""
@@ -145,6 +145,8 @@ class RunStatus:
         self.run = run
         self.state = "waiting"
         """What `Run.state` says, or waiting (no folder yet), gone (deleted)."""
+        self.waits_for = ""
+        """The run that it waits for before it starts."""
         self.progress = RunProgress()
         self._tail = Tail(run.events)
         self._restarted = self._was_there = False
@@ -157,6 +159,7 @@ class RunStatus:
         if self.state == "died" and (late := self._read()):  # it may have ended well since the file was read
             new += late
             self.state = self._current_state()
+        self.waits_for = self.run.waits_for if self.state == "starting" else ""
         return new
 
     def _read(self) -> list[dict[str, Any]]:
@@ -187,7 +190,16 @@ class RunStatus:
             "best": progress.best_recall,
             "started": number(progress.started.get("time")),
             "paused": RunView.reason_of(progress.paused),
+            "waits_for": self.waits_for or None,
+            "reason": self._reason(),
         }
+
+    def _reason(self) -> str | None:
+        """Why it failed."""
+        if self.state != "failed":
+            return None
+        error = one_line(self.progress.ending.get("error") or "").partition(" Try: ")[0]
+        return error or self.run.last_words()[0] or None
 
     def _is_young(self) -> bool:
         try:
@@ -219,7 +231,7 @@ class FollowedRun(RunStatus):
     def refresh(self) -> list[dict[str, Any]]:
         """Read what is new, and return it; summary and view are up to date then."""
         self._signature, self._asked = self._file(), time.monotonic()
-        first, before = not self.events, self.state
+        first, before = not self.events, (self.state, self.waits_for)
         new = super().refresh()
         if self._restarted:
             self.events, self._steps = [], 0
@@ -228,7 +240,7 @@ class FollowedRun(RunStatus):
         if new and not first:
             self._news = self._asked
         silent = self._silence()
-        if new or self._restarted or self.state != before:
+        if new or self._restarted or (self.state, self.waits_for) != before:
             self._findings = self._view = None
         elif silent or self._silent_seconds:
             self._view = None
@@ -242,7 +254,11 @@ class FollowedRun(RunStatus):
             if self._findings is None:
                 self._findings = tuple(self._find())
             silent = self._silent_seconds if self.state == "running" and not self.summary.paused else 0.0
-            self._view = RunView(self.name, self.state, self.summary, self._findings, str(self.run.log), silent)
+            words = self.run.last_words() if self.state == "failed" else ("", "")
+            log = str(self.run.log)
+            self._view = RunView(
+                self.name, self.state, self.summary, self._findings, log, silent, self.waits_for, words
+            )
         return self._view
 
     def _take(self, new: list[dict[str, Any]]) -> None:

@@ -39,9 +39,14 @@ class Beat:
     """What it works on."""
 
     @property
+    def is_here(self) -> bool:
+        """Whether it is a process of this computer."""
+        return self.host == platform.node()
+
+    @property
     def alive(self) -> bool:
         """Whether that very process is still there."""
-        if self.host != platform.node():
+        if not self.is_here:
             return abs(time.time() - self.time) < LATE
         try:
             process = psutil.Process(self.process)

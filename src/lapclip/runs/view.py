@@ -53,10 +53,17 @@ class RunView:
     """The path of the run's log."""
     silent_seconds: float = 0.0
     """Since the last event, where that is unusually long."""
+    waits_for: str = ""
+    """The run that it waits for before it starts."""
+    last_words: tuple[str, str] = ("", "")
+    """Of a run that never began: why, and what to try."""
 
     @property
     def status(self) -> str:
-        """The state, told finer: a running run may be paused, or starting as long as it has made no step."""
+        """The state, told finer: a running run may be paused, or starting as long as it has made no step; one that is
+        starting may wait for another."""
+        if self.waits_for:
+            return "waiting"
         if self.state == "running" and self.summary.paused:
             return "paused"
         return "starting" if self.state == "running" and not self.summary.steps else self.state
@@ -64,6 +71,14 @@ class RunView:
     @property
     def working(self) -> bool:
         return self.state in WORKING
+
+    @property
+    def error(self) -> tuple[str, str]:
+        """Why a run failed, and what to try; errors of ours say both."""
+        if not self.summary.ending:
+            return self.last_words
+        text, _, hint = one_line(self.summary.ending.get("error") or "no reason was given").partition(" Try: ")
+        return text, hint
 
     @property
     def pause_reason(self) -> str | None:
@@ -279,6 +294,8 @@ class RunView:
             "evaluations": [_evaluation(event) for event in summary.evaluations],
             "phases": summary.phases(),
             "memory": {"process_bytes": process, "peak_bytes": peak, "machine_bytes": whole},
+            "waits_for": self.waits_for or None,
+            "reason": self.error[0] or None if self.state == "failed" else None,
             "sensors": {
                 "core_use": self.core_use,
                 "joules": self.joules,
@@ -307,7 +324,15 @@ class RunView:
 
 def view_of(run: Run) -> RunView:
     """How a run stands, from all of its events."""
-    return RunView(run.path.resolve().name, run.state, summarise(read_events(run.events)), log=str(run.log))
+    state = run.state
+    return RunView(
+        run.path.resolve().name,
+        state,
+        summarise(read_events(run.events)),
+        log=str(run.log),
+        waits_for=run.waits_for,
+        last_words=run.last_words() if state == "failed" else ("", ""),
+    )
 
 
 def _evaluation(event: dict[str, Any]) -> dict[str, Any]:

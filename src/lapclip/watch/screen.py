@@ -9,6 +9,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from lapclip.errors import nearest
+from lapclip.runs.folder import all_runs
 from lapclip.runs.view import RunView
 from lapclip.text import UNKNOWN, duration, duration_range, one_line, percent, short_duration, significant
 from lapclip.watch import sparklines
@@ -37,13 +39,15 @@ def next_commands(view: RunView, typed: Typed) -> list[str]:
     match view.status:
         case "finished":
             return [typed(f"eval {view.name}"), typed(f"report {view.name}")]
+        case "failed" if hint := view.error[1]:
+            return [hint]
         case "failed" if not view.summary.ending:
             return [typed("train")]
-        case "failed" if hint := _error(view)[1]:
-            return [hint]
         case "died" | "stopped" | "failed":
             return [typed(f"resume {view.name}")]
         case "running" | "paused" | "starting":
+            return [typed(f"stop {view.name}")]
+        case "waiting" if view.waits_for:
             return [typed(f"stop {view.name}")]
         case "gone":
             return [typed("runs")]
@@ -183,11 +187,11 @@ def _ending(view: RunView, typed: Typed) -> list[Text]:
     sentence = {
         "finished": f"Finished in {took} of training.",
         "stopped": f"Stopped after step {step} ({one_line(ending.get('reason') or 'no reason given')}); all is saved.",
-        "failed": f"Failed after step {step}: {_error(view)[0]}" if ending else f"Did not start: see {view.log}",
+        "failed": f"Failed after step {step}: {view.error[0]}" if ending else f"Did not start: {_why_not(view)}",
         "died": f"Ended without a word after step {step}; its last checkpoint is there.",
         "paused": f"Paused: {view.pause_reason}. It goes on by itself.",
         "starting": "Waiting for the first step." if view.summary.started else "Getting ready: data, then the model.",
-        "waiting": f"There is no run called {one_line(view.name)} yet. It will appear here when it starts.",
+        "waiting": f"Waiting for {one_line(view.waits_for)} to end." if view.waits_for else _not_there(view),
         "gone": "Its folder was deleted.",
     }.get(view.status)
     if sentence is None:
@@ -201,7 +205,13 @@ def _ending(view: RunView, typed: Typed) -> list[Text]:
     return [Text(sentence, style=style, overflow="fold"), *(Text(line, overflow="fold") for line in lines)]
 
 
-def _error(view: RunView) -> tuple[str, str]:
-    """Why a run failed, and what to try; errors of ours say both."""
-    text, _, hint = one_line(view.summary.ending.get("error") or "no reason was given").partition(" Try: ")
-    return text, hint
+def _why_not(view: RunView) -> str:
+    """Why a run never began."""
+    return view.error[0] or f"see {view.log}"
+
+
+def _not_there(view: RunView) -> str:
+    """That a run has no folder yet, and which ones there are: it may be mistyped."""
+    known = [one_line(run.name) for run in all_runs()]
+    there = f" {nearest(view.name, known)}" if known else ""
+    return f"There is no run called {one_line(view.name)} yet. It will appear here when it starts.{there}"

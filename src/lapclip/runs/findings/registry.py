@@ -37,6 +37,8 @@ class Surroundings:
     """As `Run.state` says; empty where nobody asked."""
     others: tuple[str, ...] = ()
     """Other runs that are at work on the same device now."""
+    last_words: tuple[str, str] = ("", "")
+    """Why a run never began, and what to try."""
 
     def train(self, *settings: str) -> str:
         """The command for another run with these settings changed."""
@@ -56,7 +58,7 @@ def look_around(run: Run, state: str = "") -> Surroundings:
         recipe = Surroundings().recipe
     state = state or run.state
     others = _others(run) if state == "running" else ()
-    return Surroundings(run.name, recipe, state, others)
+    return Surroundings(run.name, recipe, state, others, run.last_words() if state == "failed" else ("", ""))
 
 
 def _others(run: Run) -> tuple[str, ...]:

@@ -99,7 +99,9 @@ def died(summary: Summary, around: Surroundings) -> Found | Verdict:
 @check("failed", "alarm", "The run failed", "an error ended it")
 def failed(summary: Summary, around: Surroundings) -> Found | Verdict:
     if around.state == "failed" and not summary.started:
-        return Found(f"it never began; see runs/{around.name}/log.txt", "lapclip train, with what the log says mended")
+        reason, hint = around.last_words
+        log = f"see runs/{around.name}/log.txt"
+        return Found(f"it never began: {reason or log}", hint or f"mend that, then lapclip train; {log}")
     if summary.ending.get("type") != "failed":
         return Verdict.CLEAR if summary.started else Verdict.UNKNOWN
     error = str(summary.ending.get("error", ""))

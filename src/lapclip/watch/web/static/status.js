@@ -19,6 +19,7 @@ const STATES = { starting: "Starting", running: "Training", finished: "Finished"
 export const atWork = (run) => run.state === "running" || run.state === "starting";
 
 export function state(run) {
+  if (run.waits_for) return `Waiting for ${run.waits_for}`;
   if (run.state === "running" && run.paused) return "Paused";
   if (run.state === "running" && !run.step) return "Starting";
   return STATES[run.state] || String(run.state);
