@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import errno
 import os
+import platform
 import re
 import shutil
 import tempfile
@@ -35,8 +36,9 @@ import tomli_w
 from lapclip.errors import RunBusy, RunError, nearest
 from lapclip.paths import write_atomic
 from lapclip.runs.event_log import read_events
-from lapclip.runs.heartbeat import read_beat
+from lapclip.runs.heartbeat import LATE, beat_elsewhere, read_beat
 from lapclip.runs.summary import RunProgress
+from lapclip.text import printable
 
 FORMAT = 1
 """Rises when an older lapclip could not resume the run."""
@@ -69,7 +71,8 @@ class Run:
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Work on the run alone. A second process is refused."""
+        """Work on the run alone. A second process is refused, on another computer that shares the disk as well: locks
+        may not reach that far, so its sign of life counts too."""
         lock = filelock.FileLock(self.path / "lock")
         try:
             lock.acquire(timeout=0.5)
@@ -78,6 +81,11 @@ class Run:
         except OSError as error:
             raise RunError(f"Cannot write to {self.path}: {error.strerror or error}.") from error
         try:
+            if beat := beat_elsewhere(self.pulse):
+                raise RunBusy(
+                    f"A process on {printable(beat.host)} is working on {self.path}.",
+                    hint=f"lapclip stop {self.name}; if that computer has crashed, the same command in {LATE:.0f} s",
+                )
             yield
         finally:
             lock.release()
@@ -108,13 +116,14 @@ class Run:
         """Whether a process works on it."""
         if not self.path.is_dir():
             return False  # asking for the lock would make the folder
+        beat = read_beat(self.pulse)
         try:
             with filelock.FileLock(self.path / "lock", timeout=0):
-                return False
+                # Locks may not reach another computer, so there the sign of life counts.
+                return beat is not None and beat.host != platform.node() and beat.alive
         except filelock.Timeout:
             return True
         except OSError:  # a folder of another computer may not know locks, or may not be written to
-            beat = read_beat(self.pulse)
             return beat is not None and beat.alive
 
     @property
