@@ -9,7 +9,7 @@ import pytest
 from lapclip import text
 from lapclip.text import duration, duration_range, one_line, part_name, printable, short_duration, significant, size
 
-NOT_NUMBERS = (None, True, "3", float("nan"), float("inf"))
+NOT_NUMBERS = (None, True, "3", float("nan"), float("inf"), 10**400)
 
 
 def test_numbers_as_a_person_reads_them() -> None:
@@ -32,7 +32,7 @@ def test_numbers_as_a_person_reads_them() -> None:
 
 @pytest.mark.parametrize(
     "shown",
-    [duration, short_duration, significant, size, text.count, text.parameters, text.percent, text.milliseconds],
+    [duration, short_duration, significant, size, text.count, text.parameters, text.percent, text.milliseconds, text.moment],
 )
 def test_what_is_no_number_is_a_dash(shown) -> None:
     assert [shown(value) for value in NOT_NUMBERS] == ["-"] * len(NOT_NUMBERS)

@@ -62,7 +62,7 @@ def _about(view: RunView) -> dict[str, Any]:
         "dtype": summary.setting("train", "dtype"),
         "devices": sorted(set(view.devices.values())),
         "chip": mapping(started.get("machine")).get("chip"),
-        "notes": [str(note) for note in started.get("notes") or [] if isinstance(started.get("notes"), list)],
+        "notes": [str(note) for note in started["notes"]] if isinstance(started.get("notes"), list) else [],
     }
 
 
