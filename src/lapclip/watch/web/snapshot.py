@@ -120,6 +120,7 @@ def _cores(view: RunView) -> dict[str, Any]:
 def _energy(view: RunView) -> dict[str, Any]:
     return {
         "joules": view.joules,
+        "at_least": view.joules_at_least,
         "watts": _points(view.power),
         "celsius": _points(curve(view.summary.sensors, lambda event: event.get("celsius"), x="elapsed")),
         "reason": view.energy_reason,
