@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -152,6 +153,11 @@ def part_name(name: str) -> str:
 def printable(text: object) -> str:
     """Foreign text on one line, without anything that would steer a terminal: what cannot be printed is escaped."""
     return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in str(text))
+
+
+def without_controls(text: object) -> str:
+    """Foreign text for a page, where joined emoji and wide spaces may stay: only control characters are escaped."""
+    return re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", lambda found: printable(found[0]), str(text))
 
 
 def printable_lines(text: object) -> str:

@@ -28,7 +28,9 @@ def runs(*, common: Common | None = None) -> int:
         best = f"{row['best']:.1%}" if row["best"] is not None else "-"
         started = moment(row["started"])
         age = _age_text(row["age_seconds"]) if row["age_seconds"] is not None else "-"
-        lines.append(f"{escape(printable(row['name'])):<24}{row['state']:<10}{progress:>14}  {best:>7}  {started:<16}  {age}")
+        lines.append(
+            f"{escape(printable(row['name'])):<24}{row['state']:<10}{progress:>14}  {best:>7}  {started:<16}  {age}"
+        )
     unfinished = [row["name"] for row in rows if row["steps"] and row["state"] in ("died", "stopped", "failed")]
     ending = [f"Next: {typed(f'resume {unfinished[-1]}')}"] if unfinished else []
     emit({"runs": rows}, [*lines, *ending] if rows else ["No runs here yet.", f"Next: {typed('train')}"], common)

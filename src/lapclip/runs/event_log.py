@@ -64,7 +64,7 @@ def read_events(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def parse_line(line: str | bytes) -> dict[str, Any] | None:
-    """The event of a line; None where it is rubbish, however it came there: also where it is nested too deep to read."""
+    """The event of a line; None where it is rubbish, or nested too deep to be read."""
     try:
         event = json.loads(line)
     except (ValueError, RecursionError):
