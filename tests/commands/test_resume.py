@@ -17,6 +17,8 @@ from lapclip.errors import CheckpointError, RunError
 from lapclip.machine.desktop import Signals
 from lapclip.runs.folder import find_run
 from lapclip.training import checkpoint
+from lapclip.training.loop import Training
+from lapclip.weights import recognise
 
 from ..small_runs import events, losses, stop_after, train_small
 
@@ -67,10 +69,10 @@ def test_stop_is_polled_and_resume_goes_on(here: Path) -> None:
 def test_a_full_disk_fails_the_run_and_resume_finishes_it(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = checkpoint.save_file
 
-    def full_after_the_first(tensors, path) -> None:
+    def full_after_the_first(tensors, path, *about) -> None:
         if "step-00000000" not in str(path):
             raise OSError(28, "No space left on device")
-        real(tensors, path)
+        real(tensors, path, *about)
 
     monkeypatch.setattr(checkpoint, "save_file", full_after_the_first)
     with pytest.raises(CheckpointError, match="No space left on device"):
@@ -81,8 +83,10 @@ def test_a_full_disk_fails_the_run_and_resume_finishes_it(here: Path, monkeypatc
     assert resume("run").state == "finished"
 
 
-def test_a_damaged_checkpoint_is_skipped_with_a_word(here: Path) -> None:
-    train_small("train.checkpoint_every_epochs=1", name="whole")
+def test_a_damaged_checkpoint_is_skipped_with_a_word(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr("lapclip.commands.run_to_end.keep_newest", lambda *_: None)  # as before it was finished
+        train_small("train.checkpoint_every_epochs=1", name="whole")
     shutil.copytree("runs/whole", "runs/copy")
     run = find_run("copy")
     lines = [line for line in run.events.read_text().splitlines() if json.loads(line)["type"] != "finished"]
@@ -178,6 +182,7 @@ def test_a_run_from_before_kernels_were_chosen_goes_on_with_the_plain_ones(here:
 
 
 def test_a_finished_run_is_not_resumed(here: Path, trained: Path) -> None:
+    assert [path.name for path in (trained / "checkpoints").iterdir()] == ["step-00000012"]
     with pytest.raises(RunError, match=r"is finished.*\n.*lapclip eval mine"):
         resume(shutil.copytree(trained, here / "runs" / "mine").name)
 
@@ -210,3 +215,40 @@ def test_other_data_than_the_run_began_with_is_refused(here: Path) -> None:
 def _stop_at_once(event) -> None:
     if event.type == "checkpoint":
         find_run(None).ask_to_stop()
+
+
+def test_a_best_model_saved_after_the_last_checkpoint_stays_the_best(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a power cut between the two leaves; on a GPU the steps in between do not come back to the bit."""
+
+    class Killed(BaseException):
+        pass
+
+    def die(event) -> None:
+        if event.type == "evaluation" and event.step == 8:
+            raise Killed
+
+    rarely = ["train.evaluate_every_epochs=2", "train.checkpoint_every_epochs=0", "train.checkpoint_every_seconds=0"]
+    with pytest.raises(Killed):
+        train_small(*rarely, callbacks=run_setup.Callbacks([die]))
+    weights = Path("runs/run/model") / recognise.WEIGHTS
+    best = weights.read_bytes()
+    with monkeypatch.context() as patched:
+        patched.setattr(Training, "merit", lambda self, scores, images: 0.0)
+        assert resume("run").state == "finished"
+    assert weights.read_bytes() == best
+    assert "step 8" in events("resumed")[-1]["notes"][0]
+    assert [event["best"] for event in events("evaluation")[1:]] == [False, False]
+
+
+def test_a_run_whose_best_model_is_gone_makes_one(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("no more")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("lapclip.commands.run_to_end._score_final", fail)
+        with pytest.raises(RuntimeError):
+            train_small()
+    shutil.rmtree("runs/run/model")
+    assert resume("run").state == "finished"
