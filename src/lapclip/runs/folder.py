@@ -4,7 +4,7 @@ run.toml        the resolved configuration with the reasons for each automatic c
 tokenizer.json  how captions become tokens
 events.jsonl    what happened, one JSON line an event
 log.txt         the same for people
-checkpoints/    the last two, complete
+checkpoints/    the last two, complete; of a finished run the last
 model/          the best model so far, ready to load
 start/          the model that a run began with, where that was trained before
 gained/         what a run gained and forgot since its start, as `lapclip gained` found it
@@ -23,7 +23,6 @@ import os
 import platform
 import re
 import shutil
-import tempfile
 import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -34,7 +33,7 @@ import filelock
 import tomli_w
 
 from lapclip.errors import RunBusy, RunError, nearest
-from lapclip.paths import write_atomic
+from lapclip.paths import partial_path, sweep, write_atomic
 from lapclip.runs.event_log import read_events
 from lapclip.runs.heartbeat import LATE, beat_elsewhere, read_beat
 from lapclip.runs.summary import RunProgress
@@ -176,7 +175,7 @@ class Run:
 
     def give_up(self) -> None:
         """Remove a folder that was reserved for a run that will not begin."""
-        gone = self.path.with_name(f".{self.name}.partial")
+        gone = partial_path(self.path)
         try:
             os.rename(self.path, gone)  # at once for whoever looks
         except OSError:  # Windows keeps a folder whose log is open; without these files it is no run
@@ -241,8 +240,9 @@ def _new_folder(name: str | None, recipe: str, file: str, text: str) -> Run:
     partial = None
     try:
         RUNS.mkdir(exist_ok=True)
-        partial = Path(tempfile.mkdtemp(dir=RUNS, prefix=".", suffix=".partial"))
-        partial.chmod(RUNS.stat().st_mode & 0o777)
+        sweep(RUNS)
+        partial = partial_path(RUNS / "new")
+        partial.mkdir()
         (partial / file).write_text(text, encoding="utf-8")
         for path in (RUNS / candidate for candidate in ([name] if name else _free_names(recipe))):
             if path.exists():
