@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -80,7 +81,12 @@ def test_a_full_disk_fails_the_run_and_resume_finishes_it(here: Path, monkeypatc
     assert find_run("run").state == "failed"
     monkeypatch.undo()
     monkeypatch.chdir(here)
+    half = here / "runs/run/model/.model.safetensors.123-4.partial"  # what a killed process left
+    half.parent.mkdir(exist_ok=True)
+    half.write_text("half")
+    os.utime(half, (1, 1))
     assert resume("run").state == "finished"
+    assert not half.exists()
 
 
 def test_a_damaged_checkpoint_is_skipped_with_a_word(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -124,6 +124,7 @@ def save_model(embedder: Embedder, folder: Path, progress: Progress | None = Non
     description = json.dumps(embedder.description(), indent=1)
     try:
         folder.mkdir(exist_ok=True)
+        paths.sweep(folder)
         paths.write_atomic(
             folder / recognise.WEIGHTS,
             lambda path: save_tensors(merged_state(embedder.model), path, best),
