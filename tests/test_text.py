@@ -9,7 +9,7 @@ import pytest
 from lapclip import text
 from lapclip.text import duration, duration_range, one_line, part_name, printable, short_duration, significant, size
 
-NOT_NUMBERS = (None, True, "3", float("nan"), float("inf"))
+NOT_NUMBERS = (None, True, "3", float("nan"), float("inf"), 10**400)
 
 
 def test_numbers_as_a_person_reads_them() -> None:
@@ -32,7 +32,17 @@ def test_numbers_as_a_person_reads_them() -> None:
 
 @pytest.mark.parametrize(
     "shown",
-    [duration, short_duration, significant, size, text.count, text.parameters, text.percent, text.milliseconds],
+    [
+        duration,
+        short_duration,
+        significant,
+        size,
+        text.count,
+        text.parameters,
+        text.percent,
+        text.milliseconds,
+        text.moment,
+    ],
 )
 def test_what_is_no_number_is_a_dash(shown) -> None:
     assert [shown(value) for value in NOT_NUMBERS] == ["-"] * len(NOT_NUMBERS)
@@ -74,3 +84,8 @@ def test_paths_are_short_where_they_lie_below_the_current_folder(
     monkeypatch.chdir(tmp_path)
     assert text.path_from_here(Path.cwd() / "runs" / "first") == str(Path("runs") / "first")
     assert text.path_from_here(Path.cwd().parent) == str(Path.cwd().parent)
+
+
+def test_a_page_shows_joined_emoji_and_wide_spaces_but_no_controls() -> None:
+    farmer = "\U0001f469\u200d\U0001f33e\u3000"
+    assert text.without_controls(f"{farmer}\x1b[2J\x9b\r\n") == f"{farmer}\\x1b[2J\\x9b\\r\n"

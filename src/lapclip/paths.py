@@ -5,10 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import platform
+import re
+import shutil
 import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +20,14 @@ import platformdirs
 
 if sys.platform == "darwin":
     import fcntl
+
+
+ABANDONED = 86_400
+"""Seconds after which something half-made counts as left behind, where nobody knows the process that made it."""
+_WHOSE = re.compile(
+    r"\.(?P<process>\d+)-\d+-(?P<host>[A-Za-z0-9]*)\.(?:partial|old)$"
+    r"|\.\d+(?:-\d+)?\.(?:partial|old)$|^\.[a-z0-9_]{8}\.partial$"  # of earlier releases, which told no computer
+)
 
 
 def cache_folder() -> Path:
@@ -43,7 +55,7 @@ def write_atomic(path: Path, content: str | bytes | Callable[[Path], Any], *, du
     Content is text, bytes, or a function that writes to the path it is given. With `durable`, it is on disk before
     this returns. What fails raises OSError and leaves nothing behind.
     """
-    partial = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.partial")
+    partial = partial_path(path)
     try:
         if isinstance(content, str):
             partial.write_text(content, encoding="utf-8", newline="\n")
@@ -58,6 +70,61 @@ def write_atomic(path: Path, content: str | bytes | Callable[[Path], Any], *, du
             flush(path.parent)
     finally:
         partial.unlink(missing_ok=True)
+
+
+def partial_path(path: Path, ending: str = "partial") -> Path:
+    """A name beside the path for what is not whole yet, or is about to go. It tells whose it is: see `sweep`."""
+    return path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}-{_host()}.{ending}")
+
+
+def _host() -> str:
+    """This computer, as part of a file's name."""
+    return re.sub(r"[^A-Za-z0-9]", "", platform.node())[:32]
+
+
+def leftovers(folder: Path, name: str = "*") -> list[Path]:
+    """What killed processes left half-made in a folder, of the things called `name`: nobody will finish it."""
+    found = [*folder.glob(f"{name}.partial"), *folder.glob(f"{name}.old")]  # hidden ones among them
+    return sorted(path for path in found if not path.is_symlink() and _is_abandoned(path))
+
+
+def sweep(folder: Path, name: str = "*") -> None:
+    """Remove what killed processes left half-made there."""
+    for path in leftovers(folder, name):
+        remove(path)
+
+
+def remove(path: Path) -> None:
+    """Remove a file, or a folder with all that is in it, as far as it can be; nothing that a link leads to."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        with suppress(OSError):
+            path.unlink(missing_ok=True)
+
+
+def _is_abandoned(path: Path) -> bool:
+    """Whether the process that its name tells is gone. Of another computer, or without such a name, only age tells."""
+    import psutil  # not for a command that only prints its help
+
+    try:
+        changed = path.stat().st_mtime
+    except OSError:
+        return False
+    match = _WHOSE.search(path.name)
+    if not match:
+        return False  # not ours
+    old = time.time() - changed > ABANDONED
+    if match["host"] != _host():
+        return old
+    try:
+        process = psutil.Process(int(match["process"]))
+        # Its number may have been given out again; a clock that was set makes processes look younger, too.
+        return old and process.create_time() > changed + 2
+    except psutil.NoSuchProcess:
+        return True
+    except psutil.Error:
+        return False
 
 
 def replace(source: Path, target: Path) -> None:

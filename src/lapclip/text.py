@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import os
+import re
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +13,13 @@ UNKNOWN = "-"
 
 
 def number(value: Any) -> float | None:
-    """The value if it is a finite number: a run may record none, and JSON written by Python may hold NaN."""
+    """The value if it is a finite number: a run may record none, and JSON may hold NaN, or more digits than a float."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    return value if math.isfinite(value) else None
+    try:
+        return value if math.isfinite(value) else None
+    except OverflowError:
+        return None
 
 
 def percent(value: Any, digits: int = 1) -> str:
@@ -120,6 +125,15 @@ def duration_range(low: float, high: float) -> str:
     return ""
 
 
+def moment(seconds: Any) -> str:
+    """A time since 1970 as date, hours and minutes here."""
+    found = number(seconds)
+    try:
+        return UNKNOWN if found is None else datetime.fromtimestamp(found).strftime("%Y-%m-%d %H:%M")
+    except (OverflowError, OSError, ValueError):  # a clock that was set to nonsense
+        return UNKNOWN
+
+
 def milliseconds(value: Any) -> str:
     """Milliseconds, as seconds where there are many."""
     found = number(value)
@@ -139,6 +153,16 @@ def part_name(name: str) -> str:
 def printable(text: object) -> str:
     """Foreign text on one line, without anything that would steer a terminal: what cannot be printed is escaped."""
     return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in str(text))
+
+
+def without_controls(text: object) -> str:
+    """Foreign text for a page, where joined emoji and wide spaces may stay: only control characters are escaped."""
+    return re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", lambda found: printable(found[0]), str(text))
+
+
+def printable_lines(text: object) -> str:
+    """The same of text that may have several lines: only their ends stay as they are."""
+    return "\n".join(map(printable, str(text).splitlines()))
 
 
 def one_line(text: object) -> str:

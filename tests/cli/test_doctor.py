@@ -63,3 +63,29 @@ def test_examining_a_run_never_loads_torch(here: Path) -> None:
     (here / "runs" / "empty" / "run.toml").write_text("")
     program = "import sys; from lapclip.cli.doctor import doctor; doctor(); sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], capture_output=True).returncode == 0
+
+
+def test_what_events_say_steers_no_terminal_and_nonsense_in_them_is_passed_over(here: Path) -> None:
+    steering = "\x1b]0;owned\x07 \x1b[2J\x9b31m \r [red]"
+    deep = '{"type":"step","step":7,"loss":' + "[" * 100_000 + "]" * 100_000 + "}"
+    said = [
+        {"type": "started", "time": 1e308, "steps": 10**400, "config": {"train": {"batch_size": -1}}, "notes": 7,
+         "devices": {"image": steering}},
+        {"type": "step", "step": 1, "time": float("nan"), "loss": "none", "grad_norms": [], "seconds": 10**400},
+        {"type": "fell_back", "step": steering, "text": steering, "cause": steering, "change": {steering: 1}},
+        {"type": "resumed", "step": 1, "skipped": 10**400},
+        {"type": "failed", "step": 1, "error": f"no such file: {steering}\nTry: {steering}"},
+    ]  # fmt: skip
+    folder = here / "runs" / "odd"
+    folder.mkdir(parents=True)
+    (folder / "run.toml").write_text("")
+    (folder / "events.jsonl").write_text("\n".join([deep, *map(json.dumps, said), ""]))
+    for command in (["doctor"], ["runs"], ["watch", "odd", "--once"], ["report", "odd"]):
+        done = lapclip(*command)
+        shown = done.stdout + done.stderr
+        assert done.returncode == 0, shown
+        assert not [letter for letter in shown if not (letter.isprintable() or letter == "\n")]
+    assert "\\x1b[2J" in lapclip("doctor").stdout
+    page = (folder / "report.html").read_text(encoding="utf-8")
+    assert "\\x1b[2J" in page
+    assert "\x1b" not in page

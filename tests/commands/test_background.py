@@ -359,7 +359,8 @@ def test_a_polite_run_waits_and_goes_on_by_itself_with_the_same_result(
     monkeypatch.setattr(PolitePauses, "reason", lambda self: next(looks))
     monkeypatch.setattr("lapclip.training.loop.PAUSE_CHECK", 0.01)
     train("first-run", SMALL, name="plain")
-    train("first-run", [*SMALL, "work.polite=true"], name="polite")
+    # Each step takes longer than this, so that the pause comes right after a checkpoint of the same step.
+    train("first-run", [*SMALL, "work.polite=true", "train.checkpoint_every_seconds=0.000001"], name="polite")
     told = [event for event in events("polite") if event["type"] in ("paused", "went_on")]
     assert [(event["type"], event["step"]) for event in told] == [("paused", 3), ("went_on", 3)]
     assert told[0]["reason"] == "on battery, 9 % left"

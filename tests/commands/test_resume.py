@@ -21,6 +21,8 @@ from lapclip.errors import CheckpointError, RunError
 from lapclip.machine.desktop import Signals
 from lapclip.runs.folder import all_runs, find_run
 from lapclip.training import checkpoint
+from lapclip.training.loop import Training
+from lapclip.weights import recognise
 
 from ..conftest import SMALL, set_flags
 from ..conftest import lapclip as command
@@ -73,10 +75,10 @@ def test_stop_is_polled_and_resume_goes_on(here: Path) -> None:
 def test_a_full_disk_fails_the_run_and_resume_finishes_it(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = checkpoint.save_file
 
-    def full_after_the_first(tensors, path) -> None:
+    def full_after_the_first(tensors, path, *about) -> None:
         if "step-00000000" not in str(path):
             raise OSError(28, "No space left on device")
-        real(tensors, path)
+        real(tensors, path, *about)
 
     monkeypatch.setattr(checkpoint, "save_file", full_after_the_first)
     with pytest.raises(CheckpointError, match="No space left on device"):
@@ -84,11 +86,18 @@ def test_a_full_disk_fails_the_run_and_resume_finishes_it(here: Path, monkeypatc
     assert find_run("run").state == "failed"
     monkeypatch.undo()
     monkeypatch.chdir(here)
+    half = here / "runs/run/model/.model.safetensors.123-4.partial"  # what a killed process left
+    half.parent.mkdir(exist_ok=True)
+    half.write_text("half")
+    os.utime(half, (1, 1))
     assert resume("run").state == "finished"
+    assert not half.exists()
 
 
-def test_a_damaged_checkpoint_is_skipped_with_a_word(here: Path) -> None:
-    train_small("train.checkpoint_every_epochs=1", name="whole")
+def test_a_damaged_checkpoint_is_skipped_with_a_word(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr("lapclip.commands.run_to_end.keep_newest", lambda *_: None)  # as before it was finished
+        train_small("train.checkpoint_every_epochs=1", name="whole")
     shutil.copytree("runs/whole", "runs/copy")
     run = find_run("copy")
     lines = [line for line in run.events.read_text().splitlines() if json.loads(line)["type"] != "finished"]
@@ -184,6 +193,7 @@ def test_a_run_from_before_kernels_were_chosen_goes_on_with_the_plain_ones(here:
 
 
 def test_a_finished_run_is_not_resumed(here: Path, trained: Path) -> None:
+    assert [path.name for path in (trained / "checkpoints").iterdir()] == ["step-00000012"]
     with pytest.raises(RunError, match=r"is finished.*\n.*lapclip eval mine"):
         resume(shutil.copytree(trained, here / "runs" / "mine").name)
 
@@ -243,3 +253,40 @@ def test_a_run_that_prepares_its_data_ends_when_it_is_told_to(here: Path, monkey
     assert not find_run("mine").pulse.exists()
     assert resume("mine").state == "finished"
     assert [run.name for run in all_runs()] == ["mine"]
+
+
+def test_a_best_model_saved_after_the_last_checkpoint_stays_the_best(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a power cut between the two leaves; on a GPU the steps in between do not come back to the bit."""
+
+    class Killed(BaseException):
+        pass
+
+    def die(event) -> None:
+        if event.type == "evaluation" and event.step == 8:
+            raise Killed
+
+    rarely = ["train.evaluate_every_epochs=2", "train.checkpoint_every_epochs=0", "train.checkpoint_every_seconds=0"]
+    with pytest.raises(Killed):
+        train_small(*rarely, callbacks=run_setup.Callbacks([die]))
+    weights = Path("runs/run/model") / recognise.WEIGHTS
+    best = weights.read_bytes()
+    with monkeypatch.context() as patched:
+        patched.setattr(Training, "merit", lambda self, scores, images: 0.0)
+        assert resume("run").state == "finished"
+    assert weights.read_bytes() == best
+    assert "step 8" in events("resumed")[-1]["notes"][0]
+    assert [event["best"] for event in events("evaluation")[1:]] == [False, False]
+
+
+def test_a_run_whose_best_model_is_gone_makes_one(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("no more")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("lapclip.commands.run_to_end._score_final", fail)
+        with pytest.raises(RuntimeError):
+            train_small()
+    shutil.rmtree("runs/run/model")
+    assert resume("run").state == "finished"

@@ -222,6 +222,16 @@ def test_stores_of_the_same_source_go_when_they_are_not_used_for_a_month(empty_c
     assert store.exists()  # it was used just now
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such permissions")
+def test_only_their_owner_can_read_packed_images(empty_cache: Path, images: list[ImageFile], folder: Path) -> None:
+    store = use_store("photos", 32, MIDDLE)
+    assert store.stat().st_mode & 0o777 == 0o700
+    store.chmod(0o755)  # as earlier releases made it
+    assert use_store("photos", 32, MIDDLE).stat().st_mode & 0o777 == 0o700
+    pack(images, folder, 32, MIDDLE)
+    assert folder.stat().st_mode & 0o777 == 0o700
+
+
 def test_a_full_disk_is_told_with_what_is_needed(
     images: list[ImageFile], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

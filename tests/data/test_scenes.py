@@ -1,6 +1,11 @@
 from __future__ import annotations
 
 import hashlib
+import os
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 from random import Random
 
@@ -12,6 +17,7 @@ from lapclip.data.scenes import scene as scenes
 from lapclip.data.scenes.drawing import draw
 from lapclip.data.sources.scenes import SCENES_VERSION, PixelStore, load_scenes
 from lapclip.errors import ConfigError, DataError
+from lapclip.paths import partial_path
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
@@ -131,6 +137,31 @@ def test_a_store_is_whole_or_not_there(tmp_path: Path) -> None:
     other = PixelStore(tmp_path / "other")
     other.write([np.full((4, 4, 3), value, np.uint8) for value in (1, 3)], (2, 4, 4, 3), ["a", "b"])
     assert digest != (other.read() or (None, None, None))[2]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no SIGTERM")
+def test_a_process_that_is_ended_while_it_draws_leaves_nothing(tmp_path: Path) -> None:
+    def ended():
+        yield np.zeros((4, 4, 3), np.uint8)
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(10)
+
+    with pytest.raises(SystemExit) as end:
+        PixelStore(tmp_path / "store").write(ended(), (2, 4, 4, 3), ["a", "b"])
+    assert end.value.code == 143
+    assert list(tmp_path.iterdir()) == []
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+
+
+def test_what_a_killed_process_drew_goes_when_another_draws(tmp_path: Path) -> None:
+    child = subprocess.Popen([sys.executable, "-c", ""])
+    child.wait()
+    mine = partial_path(tmp_path / "other")
+    left = mine.with_name(mine.name.replace(f".{os.getpid()}-", f".{child.pid}-"))
+    for path in (mine, left):
+        path.mkdir()
+    PixelStore(tmp_path / "store").write([], (0, 4, 4, 3), [])
+    assert sorted(path.name for path in tmp_path.iterdir()) == [mine.name, "store"]
 
 
 def test_a_store_that_cannot_be_written_says_so(tmp_path: Path) -> None:

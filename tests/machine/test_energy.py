@@ -55,6 +55,39 @@ def test_a_counter_that_vanishes_says_nothing() -> None:
     assert count() == 12
 
 
+@pytest.mark.parametrize(
+    ("seconds", "counted", "used", "at_least"),
+    [
+        (60, 90_000, 50_000, False),
+        (95, 30_000, 90_000, False),  # full, and started again
+        (3600, 90_000, 50_000, True),  # it may have been full any number of times
+        (3600, 30_000, 90_000, True),
+        (10, 30_000, 30_000, True),  # nothing draws 9 kW: it started again before it was full, as after a sleep
+    ],
+)
+def test_a_counter_that_may_have_been_full_unseen_says_at_least(
+    seconds: float, counted: float, used: float, at_least: bool
+) -> None:
+    """At 1 kW it takes 100 seconds to be full."""
+    readings, times = iter([40_000.0, counted]), iter([0.0, seconds])
+    count = Wrapping(lambda: next(readings), 100_000, lambda: next(times))
+    assert count() == 40_000 + used
+    assert count.at_least == at_least
+
+
+def test_energy_that_may_be_more_is_marked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr("lapclip.machine.energy.time.time", lambda: now)
+    energy = Energy(zones(tmp_path, 5_000_000, 100))
+    energy.joules()
+    assert not energy.at_least
+    now = 7200.0
+    assert energy.joules() == {"cpu package-0": 0.0, "cpu dram": 0.0}
+    assert energy.at_least
+    assert energy.reason is not None
+    assert "at least" in energy.reason
+
+
 def test_without_counters_there_is_a_reason(tmp_path: Path) -> None:
     energy = Energy(tmp_path)
     assert energy.joules() is None

@@ -8,6 +8,9 @@ import pytest
 from lapclip.errors import RunError
 from lapclip.runs.event_log import EventLog, read_events
 from lapclip.runs.events import VERSION, Event, Stopped
+from lapclip.runs.follow import Tail
+
+DEEP = b'{"type":"step","step":9,"loss":' + b"[" * 100_000 + b"]" * 100_000 + b"}"
 
 
 def stopped(step: int) -> Stopped:
@@ -53,8 +56,11 @@ def test_a_file_without_a_whole_line_starts_anew(tmp_path: Path, half: str) -> N
 
 def test_damaged_lines_are_passed_over(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
-    path.write_bytes(b'{"type":"step","step":1}\n\xff\xfe\n[1]\nnull\n{"type":"step","step":2}\n')
+    path.write_bytes(
+        b'{"type":"step","step":1}\n\xff\xfe\n[1]\nnull\n' + DEEP + b'\n{"type":[]}\n{"type":"step","step":2}\n'
+    )
     assert steps(path) == [1, 2]
+    assert [event["step"] for event in Tail(path).read()] == [1, 2]
 
 
 def test_no_file_has_no_events(tmp_path: Path) -> None:

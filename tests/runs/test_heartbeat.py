@@ -5,13 +5,16 @@ import os
 import platform
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from lapclip.errors import RunBusy
 from lapclip.runs import heartbeat as pulse
+from lapclip.runs.folder import Run
 from lapclip.runs.heartbeat import LATE, Beat, Pulse, beat_of, read_beat, write_beat
 
 
@@ -37,6 +40,43 @@ def test_on_another_computer_the_heartbeat_decides() -> None:
     assert not replace(far, time=time.time() - LATE - 1).alive
 
 
+@pytest.mark.parametrize("ahead", [0, 3600, -3600])
+def test_a_run_that_another_computer_works_on_is_refused_whatever_its_clock_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ahead: float
+) -> None:
+    monkeypatch.setattr(pulse, "EVERY", 0.05)
+    run = Run(tmp_path / "mine")
+    far = Beat(process=1, began=0.0, host="far away\x1b[2J", time=time.time() + ahead)
+    write_beat(run.pulse, far)
+    over = threading.Event()
+
+    def beat() -> None:
+        while not over.wait(0.02):
+            write_beat(run.pulse, replace(far, time=time.time() + ahead))
+
+    thread = threading.Thread(target=beat)
+    thread.start()
+    try:
+        with pytest.raises(RunBusy, match="far away") as refusal, run.lock():
+            pass
+    finally:
+        over.set()
+        thread.join()
+    assert "lapclip stop mine" in refusal.value.hint
+    assert "\x1b" not in str(refusal.value)
+    assert run.running == (ahead == 0)  # a list of runs cannot wait for the next beat
+
+
+@pytest.mark.parametrize("ago", [LATE + 1, 7200, 100_000])
+def test_a_computer_that_crashed_keeps_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ago: float) -> None:
+    monkeypatch.setattr(pulse, "EVERY", 0.05)
+    run = Run(tmp_path / "mine")
+    write_beat(run.pulse, Beat(process=1, began=0.0, host="far away", time=time.time() - ago))
+    with run.lock():
+        assert run.running
+    assert not run.running
+
+
 def test_a_pulse_beats_and_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pulse, "EVERY", 0.01)
     paths = [tmp_path / "pulse", tmp_path / "deeper" / "pulse"]
@@ -50,7 +90,11 @@ def test_a_pulse_beats_and_leaves_nothing_behind(tmp_path: Path, monkeypatch: py
     assert not any(path.exists() for path in paths)
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"process": 1}', '{"surprise": 1}'])
+@pytest.mark.parametrize(
+    "text",
+    ["", "{", "[]", "{}", "[" * 100_000, '{"process": 1}', '{"surprise": 1}',
+     '{"process": 1, "began": 1, "host": "far", "time": "now"}'],
+)  # fmt: skip
 def test_a_damaged_beat_is_none(tmp_path: Path, text: str) -> None:
     (tmp_path / "pulse").write_text(text)
     assert read_beat(tmp_path / "pulse") is None

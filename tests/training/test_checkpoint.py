@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
 
@@ -139,3 +140,54 @@ def test_a_half_written_checkpoint_is_not_one(folder: Path) -> None:
 def test_checkpoints_hold_no_pickles(folder: Path) -> None:
     path = save_checkpoint(folder, *trained(), Progress(step=5))
     assert sorted(file.suffix for file in path.iterdir()) == [".json", ".safetensors", ".safetensors"]
+
+
+def test_a_step_saved_twice_is_there_once_and_is_the_later_one(folder: Path) -> None:
+    save_checkpoint(folder, *trained(), Progress(step=5))
+    save_checkpoint(folder, *trained(), Progress(step=10, best_score=0.1))
+    (folder / ".step-00000010.partial").mkdir()  # of a process killed by an earlier release
+    (folder / ".step-00000010.partial" / "weights.safetensors").write_text("half")
+    save_checkpoint(folder, *trained(), Progress(step=10, best_score=0.2))
+    assert sorted(path.name for path in folder.iterdir()) == ["step-00000005", "step-00000010"]
+    assert load_newest(folder, *trained()) == (Progress(step=10, best_score=0.2), [])
+
+
+@pytest.mark.parametrize("moment", range(4))
+def test_a_second_save_that_is_killed_anywhere_leaves_a_whole_checkpoint(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, moment: int
+) -> None:
+    """A run may have one checkpoint only: that of the step that is saved again."""
+    save_checkpoint(folder, *trained(), Progress(step=10))
+    replace, renames = paths.replace, []
+
+    def dying(source: Path, target: Path) -> None:
+        if len(renames) == moment:
+            raise KeyboardInterrupt
+        renames.append(source)
+        replace(source, target)
+        assert list_checkpoints(folder)
+
+    monkeypatch.setattr(paths, "replace", dying)
+    with contextlib.suppress(KeyboardInterrupt):
+        save_checkpoint(folder, *trained(), Progress(step=10))
+    monkeypatch.undo()
+    assert load_newest(folder, *trained()) == (Progress(step=10), [])
+    save_checkpoint(folder, *trained(), Progress(step=10))
+    assert [path.name for path in folder.iterdir()] == ["step-00000010"]
+
+
+def test_a_second_save_that_cannot_take_its_name_leaves_the_first(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_checkpoint(folder, *trained(), Progress(step=10))
+    replace = paths.replace
+
+    def refused(source: Path, target: Path) -> None:
+        if source.suffix == ".partial":
+            raise PermissionError(13, "Permission denied")
+        replace(source, target)
+
+    monkeypatch.setattr(paths, "replace", refused)
+    with pytest.raises(CheckpointError):
+        save_checkpoint(folder, *trained(), Progress(step=10))
+    assert [path.name for path in folder.iterdir()] == ["step-00000010"]

@@ -7,6 +7,7 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -77,6 +78,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory, towers: list[str]) -> Callabl
         if not (folder / "runs" / learns).exists():
             with pytest.MonkeyPatch.context() as patch:
                 patch.chdir(folder)
+                patch.setattr("lapclip.commands.run_to_end.keep_newest", lambda *_: None)  # to go on from the first
                 train_small(learns, *towers, *LEARNING[learns])
         shutil.copytree(folder / "runs" / learns, Path("runs") / name)
 
@@ -249,6 +251,19 @@ def test_half_precision_learns_about_the_same(here: Path, towers: list[str], run
     np.testing.assert_allclose(losses("half"), losses("exact"), rtol=0.05)
 
 
+def test_features_that_half_precision_cannot_hold_are_kept_whole_wherever_they_come(empty_cache: Path) -> None:
+    maker = object.__new__(features._FeatureMaker)
+    maker._config = SimpleNamespace(train=SimpleNamespace(dtype="bfloat16"))  # pyright: ignore[reportAttributeAccessIssue]
+    maker._data = SimpleNamespace(fingerprint="")  # pyright: ignore[reportAttributeAccessIssue]
+    maker._fingerprints, maker._boundaries = {"image": "a"}, {"image": 1}
+    small, large = np.ones((2, 3), np.float32), np.full((2, 3), 1e6, np.float32)
+    kept = maker._array("image", ("train", "small"), (4,), lambda: iter([small, small]))
+    assert kept.dtype == np.float16
+    kept = maker._array("image", ("train", "large"), (4,), lambda: iter([small, large]))
+    np.testing.assert_array_equal(kept, np.concatenate([small, large]))
+    assert len(list(empty_cache.iterdir())) == 2
+
+
 def test_without_room_for_features_they_are_computed_each_time(
     here: Path, towers: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -290,6 +305,12 @@ def test_an_array_that_another_process_wrote_and_maps_is_taken(tmp_path: Path, m
     with pytest.raises(DataError, match="Cannot write features"):
         write_array(tmp_path / "features-b.npy", [ROWS], (3, 2), KIND)
     assert not list(tmp_path.glob(".*"))
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no such permissions")
+def test_only_their_owner_can_read_cached_features(tmp_path: Path) -> None:
+    write_array(tmp_path / "features-a.npy", [ROWS], (3, 2), KIND)
+    assert (tmp_path / "features-a.npy").stat().st_mode & 0o777 == 0o600
 
 
 def test_a_cache_that_can_only_be_read_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

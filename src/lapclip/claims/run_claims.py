@@ -140,6 +140,8 @@ def energy(bench: Bench) -> Finding:
     seconds = [event["training_seconds"] for event in found.events if event["type"] == "finished"][-1]
     if not joules.y:
         return unknown(f"run {found.run.name} recorded no energy: this machine does not tell")
+    if any(event.get("at_least") for event in found.events):
+        return unknown(f"run {found.run.name} did not count all of its energy")
     accuracy = statistics.fmean(found.mean(f"{way}_accuracy", found.epochs) for way in ("t2i", "i2t"))
     return energy_verdict(joules.y[-1], seconds, found.epochs, accuracy, found.run.name)
 

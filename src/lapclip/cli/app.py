@@ -13,6 +13,7 @@ from cyclopts.exceptions import CycloptsError
 from lapclip import __version__
 from lapclip.cli import interrupts
 from lapclip.cli.claims import claims
+from lapclip.cli.clean import clean
 from lapclip.cli.compare import compare
 from lapclip.cli.data import data
 from lapclip.cli.doctor import doctor
@@ -57,6 +58,7 @@ app.command(tune, sort_key=10)
 app.command(compare, sort_key=11)
 app.command(claims, sort_key=12)
 app.command(model, sort_key=13)
+app.command(clean, sort_key=14)
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from lapclip.cli.output import Common, emit, typed
+from lapclip.text import printable
 
 if TYPE_CHECKING:
     from lapclip.runs.findings import Finding
@@ -58,8 +59,8 @@ def _run(name: str | None) -> tuple[dict[str, Any], list[str]]:
     rest = [check.id for check in CHECKS if check.id not in done.checked]
     where = f"{around.state}, step {summary.step:,} of {summary.total_steps:,}"
     if followed.waits_for:
-        where = f"waiting for {escape(followed.waits_for)} to end"
-    lines = [f"[bold]{escape(str(run.path))}[/bold], {where}", "", *_findings_text(done.findings, done.checked)]
+        where = f"waiting for {escape(printable(followed.waits_for))} to end"
+    lines = [f"[bold]{escape(printable(run.path))}[/bold], {where}", "", *_findings_text(done.findings, done.checked)]
     lines += _listed("Not checked, because it is too early or was not recorded", rest)
     next_command = f"report {run.name}" if done.findings or around.state != "finished" else f"eval {run.name}"
     if around.state in ("died", "stopped"):

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from rich.markup import escape
 
 from lapclip.cli.output import Common, emit, typed
+from lapclip.text import moment, printable
 
 if TYPE_CHECKING:
     from lapclip.runs.folder import Run
@@ -26,12 +26,13 @@ def runs(*, common: Common | None = None) -> int:
     for row in rows:
         progress = f"{row['step']:,}/{row['steps']:,}"
         best = f"{row['best']:.1%}" if row["best"] is not None else "-"
-        started = datetime.fromtimestamp(row["started"]).strftime("%Y-%m-%d %H:%M") if row["started"] else "-"
+        started = moment(row["started"])
         age = _age_text(row["age_seconds"]) if row["age_seconds"] is not None else "-"
         state = "waiting" if row["waits_for"] else row["state"]
-        lines.append(f"{row['name']:<24}{state:<10}{progress:>14}  {best:>7}  {started:<16}  {age}")
+        name = escape(printable(row["name"]))
+        lines.append(f"{name:<24}{state:<10}{progress:>14}  {best:>7}  {started:<16}  {age}")
         why = f"for {row['waits_for']} to end" if row["waits_for"] else row["reason"]
-        lines += [f"{'':<24}{escape(why)}"] if why else []
+        lines += [f"{'':<24}{escape(printable(why))}"] if why else []
     unfinished = [row["name"] for row in rows if row["steps"] and row["state"] in ("died", "stopped", "failed")]
     ending = [f"Next: {typed(f'resume {unfinished[-1]}')}"] if unfinished else []
     emit({"runs": rows}, [*lines, *ending] if rows else ["No runs here yet.", f"Next: {typed('train')}"], common)

@@ -113,12 +113,13 @@ def restore_device(run: Run, config: Config) -> tuple[Config, Device]:
 
 
 def _resumed(training: Training, skipped: list[str]) -> events.Resumed:
-    step = training.progress.step
+    step, best = training.progress.step, training.progress.best_step
+    later = [f"the best model so far is that of step {best:,}, saved after this checkpoint"] if best > step else []
     return events.Resumed(
         step=step,
         steps=training.steps,
         batch_size=training.config.train.batch_size,
         checkpoint=f"step-{step:08d}",
         skipped=skipped,
-        notes=competitors(),
+        notes=[*later, *competitors()],
     )

@@ -28,6 +28,7 @@ from lapclip.runs.folder import Run
 from lapclip.runs.heartbeat import Pulse, at_work_path, others_at_work
 from lapclip.runs.messages import LineWriter, recall_text
 from lapclip.runs.summary import tower_devices
+from lapclip.training.checkpoint import keep_newest
 from lapclip.training.frozen_features import with_features
 from lapclip.training.loop import Training, score
 from lapclip.training.probes import ProbeCaptions, own_captions
@@ -161,6 +162,7 @@ def finish(training: Training) -> dict[str, Any]:
             early=training.ended_early,
         )
     )
+    keep_newest(training.run.checkpoints, 1)  # nothing can go wrong any more for which another would be needed
     return evaluation
 
 

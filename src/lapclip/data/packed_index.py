@@ -65,7 +65,7 @@ class PackedIndex:
     @contextmanager
     def lock(self, waiting: Callable[[], None]) -> Iterator[None]:
         """Wait for other processes, calling `waiting` each second, and keep them out until the end."""
-        self.folder.mkdir(parents=True, exist_ok=True)
+        self.folder.mkdir(0o700, parents=True, exist_ok=True)
         lock = filelock.FileLock(self.folder / LOCK)
         while True:
             try:

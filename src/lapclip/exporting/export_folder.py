@@ -6,8 +6,8 @@ to use the folder, and what the check found.
 
 from __future__ import annotations
 
+import glob
 import json
-import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from lapclip import __version__
 from lapclip.errors import WeightsError
-from lapclip.paths import replace
+from lapclip.machine.desktop import ends_in_order
+from lapclip.paths import partial_path, replace, sweep
 from lapclip.weights.recognise import TOKENIZER
 
 if TYPE_CHECKING:
@@ -45,15 +46,21 @@ def check_free(out: Path, *, force: bool) -> None:
 @contextmanager
 def written_whole(out: Path, *, force: bool) -> Iterator[Path]:
     """A folder to fill, which takes its place once all is written."""
+    with ends_in_order():
+        yield from _written_whole(out, force)
+
+
+def _written_whole(out: Path, force: bool) -> Iterator[Path]:
     check_free(out, force=force)
-    partial = out.with_name(f".{out.name}.{os.getpid()}.partial")
+    partial = partial_path(out)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
+        sweep(out.parent, f".{glob.escape(out.name)}.*")
         partial.mkdir()
         yield partial
         check_free(out, force=force)  # it may have been filled since
         if out.exists():
-            old = out.with_name(f".{out.name}.{os.getpid()}.old")
+            old = partial_path(out, "old")
             replace(out, old)
             try:
                 replace(partial, out)

@@ -96,6 +96,27 @@ def notice_command(title: str, text: str) -> tuple[list[str], dict[str, str]] | 
     return None
 
 
+@contextmanager
+def ends_in_order() -> Iterator[None]:
+    """While something is half-made, SIGTERM ends this process as Ctrl-C does, so that nothing of it is left behind.
+
+    Only where nobody else listens for it, and in the main thread, which alone may.
+    """
+    here = threading.current_thread() is threading.main_thread()
+    if not here or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
+        yield
+        return
+
+    def end(number: int, _frame: object) -> None:
+        raise SystemExit(128 + number)
+
+    signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
 class Signals:
     """Turns the first SIGINT or SIGTERM into a request to stop; a second SIGINT interrupts at once."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,6 +13,9 @@ from lapclip.machine.facts import number_in, text_of
 from lapclip.machine.programs import program
 
 POWERCAP = Path("/sys/class/powercap")
+MOST_WATTS = 1000.0
+"""More than a counter's part of a computer draws: how soon a counter can be full."""
+NOT_READ = "a counter was not read for so long that it may have started again"
 Counter = Callable[[], float | None]
 """Joules counted up to now, from any start; None where it cannot be read this time."""
 
@@ -27,7 +31,18 @@ class Energy:
         self._counters = {
             name: (counter, start) for name, counter in counters.items() if (start := counter()) is not None
         }
-        self.reason = f"not measurable here: {'; '.join(reasons)}" if reasons else None
+        self._reason = f"not measurable here: {'; '.join(reasons)}" if reasons else None
+
+    @property
+    def at_least(self) -> bool:
+        """Whether more may have been used than was counted."""
+        return any(isinstance(counter, Wrapping) and counter.at_least for counter, _ in self._counters.values())
+
+    @property
+    def reason(self) -> str | None:
+        """Why some of it is not known."""
+        missed = f"{NOT_READ}, so at least this much was used" if self.at_least else None
+        return "; ".join(filter(None, (self._reason, missed))) or None
 
     def joules(self) -> dict[str, float] | None:
         """Joules by source, or None where no source can be read."""
@@ -49,22 +64,32 @@ def of_device(joules: dict[str, float] | None, kind: str) -> float | None:
 
 
 class Wrapping:
-    """A counter that starts again at 0 when it is full. Right as long as it is read once in each round."""
+    """A counter of joules that starts again at 0 when it is full, and perhaps when the machine slept.
 
-    def __init__(self, read: Callable[[], int | None], full: int) -> None:
+    Right as long as it is read once in each round; where it was not, what is counted is the least that was used.
+    """
+
+    def __init__(self, read: Callable[[], float | None], full: float, clock: Callable[[], float] | None = None) -> None:
         self._read, self._full = read, full
-        self._last = read()
-        self._rounds = 0
+        self._clock = clock = clock or time.time  # a monotonic clock may stand while a machine sleeps
+        self._last, self._at = read(), clock()
+        self._total = self._last or 0.0
+        self.at_least = False
 
-    def __call__(self) -> int | None:
+    def __call__(self) -> float | None:
         """The count as if it never started again."""
-        now = self._read()
+        now, at = self._read(), self._clock()
         if now is None or self._last is None:
             return None
-        if now < self._last:
-            self._rounds += 1
-        self._last = now
-        return now + self._rounds * self._full
+        most = MOST_WATTS * max(1.0, at - self._at)  # a clock may be set back
+        used = now - self._last
+        if used < 0:
+            used += self._full
+            if used > most:  # nothing draws that much: it began again before it was full
+                used, self.at_least = now, True
+        self.at_least |= used + self._full <= most  # there was time for another round
+        self._total, self._last, self._at = self._total + used, now, at
+        return self._total
 
 
 def _rapl(powercap: Path) -> tuple[dict[str, Counter], str | None]:
@@ -88,10 +113,11 @@ def _rapl(powercap: Path) -> tuple[dict[str, Counter], str | None]:
     return counters, None
 
 
-def _microjoules(zone: Path) -> Counter:
-    full = number_in(zone / "max_energy_range_uj") or 2**32
-    count = Wrapping(lambda: number_in(zone / "energy_uj"), full)
-    return lambda: None if (now := count()) is None else now / 1e6
+def _microjoules(zone: Path) -> Wrapping:
+    def read() -> float | None:
+        return None if (now := number_in(zone / "energy_uj")) is None else now / 1e6
+
+    return Wrapping(read, (number_in(zone / "max_energy_range_uj") or 2**32) / 1e6)
 
 
 def _nvidia() -> tuple[dict[str, Counter], str | None]:

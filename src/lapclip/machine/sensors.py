@@ -49,6 +49,8 @@ class Sample:
     """Held back because of heat since the sample before."""
     reason: str | None
     """Why the energy of some part is not known."""
+    at_least: bool = False
+    """Whether more joules may have been used than were counted."""
 
 
 class Sensors:
@@ -57,6 +59,7 @@ class Sensors:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._last: float | None = None
+        self._counted = clock()
         self._energy = Energy()
         self._temperature, self._megahertz, self._throttling = thermometer(), processor_clock(), throttling()
         self._gpus = nvidia_gpus()
@@ -79,7 +82,14 @@ class Sensors:
             swap_bytes=swap_bytes(),
             throttled=any(throttled) if any(known is not None for known in throttled) else None,
             reason=self._energy.reason,
+            at_least=self._energy.at_least,
         )
+
+    def keep_counting(self) -> None:
+        """Read the counters of energy, which start again when they are full, while there is nothing to record."""
+        if self._clock() - self._counted >= EVERY_SECONDS:
+            self._counted = self._clock()
+            self._energy.joules()
 
 
 def thermometer(sysfs: Path = SYSFS) -> Callable[[], float | None]:

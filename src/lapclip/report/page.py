@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from lapclip.report.document import Block, Cell, Gallery, Headline, Plot, Report, ReportImage, Sentences, Table
+from lapclip.text import without_controls
 from lapclip.web.server import plotly_file
 
 STATIC = Path(__file__).parent / "static"
@@ -55,8 +56,9 @@ def html_page(
 
 
 def escaped(text: object) -> str:
-    """Foreign text as HTML that shows it as it is. A lone surrogate, which no file can hold, becomes "?"."""
-    return html.escape(str(text).encode("utf-8", "replace").decode("utf-8"))
+    """Foreign text as HTML that shows it as it is, but for what would steer a terminal that it is copied into.
+    A lone surrogate, which no file can hold, becomes "?"."""
+    return html.escape(without_controls(str(text).encode("utf-8", "replace").decode("utf-8")))
 
 
 def headlines(lines: Sequence[Headline]) -> str:

@@ -274,17 +274,19 @@ def _power(view: RunView) -> list[Block]:
     used, reason = view.energy, (view.energy_reason or "").removeprefix("not measurable here: ")
     if not used:
         return [Sentences([f"Energy: not measurable here: {reason or 'no reason was recorded'}."])]
-    hours = used.y[-1] / WATT_HOUR
+    hours, least = used.y[-1] / WATT_HOUR, "at least " if view.joules_at_least else ""
     sentences = [
-        f"Energy: {significant(used.y[-1])} J, which is {significant(hours)} Wh, in {duration(used.x[-1])} of work."
+        f"Energy: {least}{significant(used.y[-1])} J, which is {significant(hours)} Wh, in {duration(used.x[-1])} of "
+        "work."
     ]
     if reason:
         sentences.append(f"Not all of it is in this: {reason}.")
     recall = number(view.summary.scores.get("t2i_r1"))
     if recall is not None and hours:
+        most = "at most " if least else ""
         sentences.append(
-            f"Accuracy per watt-hour: {significant(recall * 100 / hours)} % points of held-out text-to-image R@1 per "
-            "Wh."
+            f"Accuracy per watt-hour: {most}{significant(recall * 100 / hours)} % points of held-out text-to-image R@1 "
+            "per Wh."
         )
     blocks: list[Block] = [Sentences(sentences)]
     if watts := view.power:

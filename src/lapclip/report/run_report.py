@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import datetime
 from typing import Any
 
 from lapclip.report.document import Block, Headline, Report, Section, Sentences, Table
@@ -11,13 +10,13 @@ from lapclip.runs.event_log import mapping
 from lapclip.runs.messages import message
 from lapclip.runs.summary import Summary
 from lapclip.runs.view import RunView
-from lapclip.text import UNKNOWN, count, duration, interval, number, parameters, percent, size
+from lapclip.text import UNKNOWN, count, duration, interval, moment, number, parameters, percent, size
 
 
 def run_report(view: RunView, more: list[Section]) -> Report:
     """Everything a run's events tell, and `more` at the end."""
     summary = view.summary
-    when = f", started {datetime.fromtimestamp(view.started):%Y-%m-%d %H:%M}" if view.started else ""
+    when = f", started {moment(view.started)}" if view.started else ""
     progress = f"step {summary.step:,} of {summary.total_steps:,}" if summary.total_steps else "no step yet"
     sections = [
         *_happened(view),

@@ -58,12 +58,23 @@ def read_events(path: Path) -> Iterator[dict[str, Any]]:
         for line in file:
             if not line.endswith("\n"):
                 return
-            try:
-                event = json.loads(line)
-            except ValueError:
-                continue
-            if isinstance(event, dict) and "type" in event:
+            event = parse_line(line)
+            if event is not None:
                 yield event
+
+
+def parse_line(line: str | bytes) -> dict[str, Any] | None:
+    """The event of a line; None where it is rubbish, or nested too deep to be read."""
+    try:
+        event = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return event if is_event(event) else None
+
+
+def is_event(value: Any) -> bool:
+    """Whether something that was read is an event, of whatever kind."""
+    return isinstance(value, dict) and isinstance(value.get("type"), str)
 
 
 def mapping(value: Any) -> dict[str, Any]:

@@ -116,6 +116,8 @@ class Sensors(Event):
     throttled: bool | None
     reason: str | None
     """Why some of the energy is not known."""
+    at_least: bool = False
+    """Whether more joules may have been used than were counted: a counter was not read for too long."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,7 +4,7 @@ run.toml        the resolved configuration with the reasons for each automatic c
 tokenizer.json  how captions become tokens
 events.jsonl    what happened, one JSON line an event
 log.txt         the same for people
-checkpoints/    the last two, complete
+checkpoints/    the last two, complete; of a finished run the last
 model/          the best model so far, ready to load
 start/          the model that a run began with, where that was trained before
 gained/         what a run gained and forgot since its start, as `lapclip gained` found it
@@ -20,9 +20,9 @@ from __future__ import annotations
 
 import errno
 import os
+import platform
 import re
 import shutil
-import tempfile
 import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -33,11 +33,11 @@ import filelock
 import tomli_w
 
 from lapclip.errors import RunBusy, RunError, nearest
-from lapclip.paths import write_atomic
+from lapclip.paths import partial_path, sweep, write_atomic
 from lapclip.runs.event_log import read_events
-from lapclip.runs.heartbeat import beat_of, read_beat, write_beat
+from lapclip.runs.heartbeat import LATE, beat_elsewhere, beat_of, read_beat, write_beat
 from lapclip.runs.summary import RunProgress
-from lapclip.text import one_line
+from lapclip.text import one_line, printable
 
 FORMAT = 1
 """Rises when an older lapclip could not resume the run."""
@@ -73,7 +73,8 @@ class Run:
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Work on the run alone. A second process is refused."""
+        """Work on the run alone. A second process is refused, on another computer that shares the disk as well: locks
+        may not reach that far, so its sign of life counts too."""
         lock = filelock.FileLock(self.path / "lock")
         try:
             lock.acquire(timeout=0.5)
@@ -82,6 +83,11 @@ class Run:
         except OSError as error:
             raise RunError(f"Cannot write to {self.path}: {error.strerror or error}.") from error
         try:
+            if beat := beat_elsewhere(self.pulse):
+                raise RunBusy(
+                    f"A process on {printable(beat.host)} is working on {self.path}.",
+                    hint=f"lapclip stop {self.name}; if that computer has crashed, the same command in {LATE:.0f} s",
+                )
             yield
         finally:
             lock.release()
@@ -148,13 +154,14 @@ class Run:
         """Whether a process works on it."""
         if not self.path.is_dir():
             return False  # asking for the lock would make the folder
+        beat = read_beat(self.pulse)
         try:
             with filelock.FileLock(self.path / "lock", timeout=0):
-                return False
+                # Locks may not reach another computer, so there the sign of life counts.
+                return beat is not None and beat.host != platform.node() and beat.alive
         except filelock.Timeout:
             return True
         except OSError:  # a folder of another computer may not know locks, or may not be written to
-            beat = read_beat(self.pulse)
             return beat is not None and beat.alive
 
     @property
@@ -210,7 +217,7 @@ class Run:
 
     def give_up(self) -> None:
         """Remove a folder that was reserved for a run that will not begin."""
-        gone = self.path.with_name(f".{self.name}.partial")
+        gone = partial_path(self.path)
         try:
             os.rename(self.path, gone)  # at once for whoever looks
         except OSError:  # Windows keeps a folder whose log is open; without these files it is no run
@@ -278,8 +285,9 @@ def _new_folder(name: str | None, recipe: str, file: str, text: str) -> Run:
     partial = None
     try:
         RUNS.mkdir(exist_ok=True)
-        partial = Path(tempfile.mkdtemp(dir=RUNS, prefix=".", suffix=".partial"))
-        partial.chmod(RUNS.stat().st_mode & 0o777)
+        sweep(RUNS)
+        partial = partial_path(RUNS / "new")
+        partial.mkdir()
         (partial / file).write_text(text, encoding="utf-8")
         for path in (RUNS / candidate for candidate in ([name] if name else _free_names(recipe))):
             if Run(path).never_began:

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from lapclip.runs.event_log import is_event, parse_line
 from lapclip.runs.findings import Finding, findings
 from lapclip.runs.findings.registry import look_around
 from lapclip.runs.folder import Run
@@ -117,25 +118,16 @@ def _some_begins(text: bytes, end: int, apart: int) -> set[int]:
 def _parsed(lines: list[bytes]) -> Iterator[dict[str, Any]]:
     """Damaged lines are passed over."""
     for first in range(0, len(lines), LINES_AT_ONCE):
-        for event in _read_together(lines[first : first + LINES_AT_ONCE]):
-            if isinstance(event, dict) and isinstance(event.get("type"), str):
-                yield event
+        yield from filter(is_event, _read_together(lines[first : first + LINES_AT_ONCE]))
 
 
 def _read_together(lines: list[bytes]) -> list[Any]:
     """Lines as one list: what is read at once shares the names of its fields, which are half of its memory."""
     try:
         found = json.loads(b"[" + b",".join(lines) + b"]")
-    except ValueError:
+    except (ValueError, RecursionError):
         found = []
-    return found if len(found) == len(lines) else [event for line in lines for event in _read_alone(line)]
-
-
-def _read_alone(line: bytes) -> list[Any]:
-    try:
-        return [json.loads(line)]
-    except ValueError:
-        return []
+    return found if len(found) == len(lines) else [parse_line(line) for line in lines]
 
 
 class RunStatus:

@@ -20,11 +20,16 @@ from typing import Any
 import psutil
 
 from lapclip.paths import cache_folder, write_atomic
+from lapclip.text import number
 
 EVERY = 5.0
 """Seconds between two beats."""
 LATE = 60.0
 """Seconds without a beat after which a process on another computer counts as dead."""
+BEATS_WATCHED = 2
+"""Beats that a process on another computer may miss while it is watched: its disk may be slow."""
+LONG_DEAD = 86_400.0
+"""Seconds without a beat by which no two clocks differ."""
 
 
 @dataclass(frozen=True)
@@ -65,9 +70,29 @@ def read_beat(path: Path) -> Beat | None:
     """The last beat written there, if there is a whole one."""
     try:
         saved: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        return Beat(**saved)
-    except (OSError, ValueError, TypeError):
+        beat = Beat(**saved)
+    except (OSError, ValueError, TypeError, RecursionError):
         return None
+    sound = isinstance(beat.process, int) and isinstance(beat.host, str)
+    return beat if sound and number(beat.began) is not None and number(beat.time) is not None else None
+
+
+def beat_elsewhere(path: Path) -> Beat | None:
+    """The last beat written there, if it is that of a process on another computer that lives.
+
+    Two clocks may differ, so a beat that looks old is watched for a moment: whoever lives writes the next one.
+    """
+    beat = read_beat(path)
+    if beat is None or beat.host == platform.node():
+        return None
+    if beat.alive:
+        return beat
+    if abs(time.time() - beat.time) < LONG_DEAD:
+        for _ in range(BEATS_WATCHED * 4):
+            time.sleep(EVERY / 4)
+            if (later := read_beat(path)) != beat:
+                return later
+    return None
 
 
 def write_beat(path: Path, beat: Beat) -> None:

@@ -11,7 +11,7 @@ from lapclip.runs import events
 from lapclip.runs.event_log import mapping
 from lapclip.runs.events import Event
 from lapclip.runs.summary import Summary, batch_accuracy
-from lapclip.text import count, duration, number, one_line, percent, significant
+from lapclip.text import count, duration, number, one_line, percent, printable_lines, significant
 
 NO_REASON = "no reason was given"
 
@@ -33,8 +33,13 @@ class Notice:
 def message(event: dict[str, Any], *, with_step: bool = False) -> str:
     """What happened besides learning: a resume, a fallback, a pause, an end; nothing for other events.
 
-    `with_step` names the step, where it does not stand beside the sentence already.
+    `with_step` names the step, where it does not stand beside the sentence already. What an event says may be foreign
+    text, such as a file's name in an error, so nothing in it steers a terminal.
     """
+    return printable_lines(_message(event, with_step))
+
+
+def _message(event: dict[str, Any], with_step: bool) -> str:
     step = number(event.get("step"))
     after = f" after step {step:,.0f}" if with_step and step is not None else ""
     match event["type"]:
@@ -43,7 +48,8 @@ def message(event: dict[str, Any], *, with_step: bool = False) -> str:
             return "; ".join(map(str, notes)) if isinstance(notes, list) else ""
         case "resumed":
             skipped = event.get("skipped")
-            damaged = f"; skipped a damaged checkpoint: {'; '.join(map(str, skipped))}" if skipped else ""
+            named = "; ".join(map(str, skipped)) if isinstance(skipped, list) else ""
+            damaged = f"; skipped a damaged checkpoint: {named}" if named else ""
             steps = number(event.get("steps")) if after else None
             return f"resumed{after}{f' of {steps:,.0f}' if steps else ''}{damaged}"
         case "fell_back":
@@ -83,7 +89,10 @@ def recall_text(evaluation: dict[str, Any]) -> str:
 
 def log_line(event: Event | dict[str, Any]) -> str:
     """An event as a line of log.txt, and of a terminal where a progress bar would not work; empty for most kinds."""
-    values = event.to_dict(0.0) if isinstance(event, Event) else event
+    return printable_lines(_log_line(event.to_dict(0.0) if isinstance(event, Event) else event))
+
+
+def _log_line(values: dict[str, Any]) -> str:
     at = f"step {values.get('step')}  epoch {values.get('epoch')}"
     evaluation = mapping(values.get("evaluation"))
     notes = "".join(f"\n{note}" for note in values.get("notes") or [])

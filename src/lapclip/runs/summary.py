@@ -21,6 +21,8 @@ from lapclip.text import number
 ENDINGS = ("finished", "stopped", "failed")
 RECENT = 50
 """Steps that the speed is taken from."""
+MOST_PAIRS = 1e12
+"""A batch of more is a damaged line."""
 INCIDENTS = ("started", "resumed", "fell_back", "paused", "went_on", "stopped", "failed")
 LEAST_PAUSE, PAUSE = 60.0, 10
 """Seconds without an event, and times the longest of the last gaps, from which on they count as a pause."""
@@ -114,7 +116,8 @@ class Summary:
 
     @property
     def batch_size(self) -> int:
-        return int(number(self.setting("train", "batch_size")) or 0)
+        found = number(self.setting("train", "batch_size")) or 0
+        return int(found) if 0 < found < MOST_PAIRS else 0
 
     @property
     def chance_loss(self) -> float | None:
@@ -277,7 +280,7 @@ def tower_devices(events: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
         if event["type"] == "started":
             found = [{"step": 1, **devices}]
         elif event["type"] == "fell_back":
-            now = {"step": event["step"] + 1, **devices}
+            now = {"step": int(number(event.get("step")) or 0) + 1, **devices}
             found = [entry for entry in found if entry["step"] < now["step"]]  # what came later was done again
             if not found or found[-1] | {"step": 0} != now | {"step": 0}:
                 found.append(now)

@@ -231,6 +231,11 @@ class RunView:
         return self.energy.y[-1] if self.energy else None
 
     @property
+    def joules_at_least(self) -> bool:
+        """Whether more may have been used than was counted."""
+        return any(event.get("at_least") is True for event in self.summary.sensors)
+
+    @property
     def power(self) -> Curve:
         """Watts between one look at the sensors and the next, over seconds of work."""
         pairs = itertools.pairwise(zip(self.energy.x, self.energy.y, strict=True))
@@ -299,6 +304,7 @@ class RunView:
             "sensors": {
                 "core_use": self.core_use,
                 "joules": self.joules,
+                "joules_at_least": self.joules_at_least,
                 "watts": self.watts,
                 **{name: self.sensors.get(name) for name in SENSED},
             },

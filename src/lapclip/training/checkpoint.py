@@ -2,20 +2,24 @@
 
 A checkpoint is a folder `step-00000120` with the weights and the optimiser's state as safetensors, and state.json with
 the position of the run and the SHA-256 of each file. It is written under another name, flushed to disk and renamed, so
-that a folder of that name is whole; the checksums catch what happens to it later.
+that a folder of that name is whole; the checksums catch what happens to it later. A step that is saved again, as by a
+pause right after a checkpoint, replaces its folder, which is `step-00000120.before` until the new one has its name.
 """
 
 from __future__ import annotations
 
 import json
 import shutil
+import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 
 from lapclip import paths
@@ -30,6 +34,12 @@ from lapclip.weights import recognise
 
 CHECKPOINTS = 2
 """How many a run has: the newest, and the one before it."""
+BEST = {"best_score": float, "best_step": int, "better_step": int}
+"""What of a run's progress is about its best model."""
+ABOUT = "lapclip"
+"""The entry of a weights file that says of which step it is."""
+BEFORE = ".before"
+"""Ends the name of a checkpoint whose step is being saved again."""
 WEIGHTS, OPTIMIZER, STATE = "weights.safetensors", "optimizer.safetensors", "state.json"
 
 
@@ -58,7 +68,8 @@ def save_checkpoint(
     `others` are tensors beside the optimiser's that a step depends on.
     """
     final = folder / f"step-{progress.step:08d}"
-    partial = folder / f".{final.name}.partial"
+    before = final.with_suffix(BEFORE)
+    partial = _hidden(final)
     try:
         for stale in folder.glob(".step-*.partial"):  # what a killed process had begun; the run's lock makes this safe
             shutil.rmtree(stale, ignore_errors=True)
@@ -75,27 +86,67 @@ def save_checkpoint(
         (partial / STATE).write_text(text, encoding="utf-8")
         paths.flush(partial / STATE)
         paths.flush(partial)
-        paths.replace(partial, final)
+        if final.exists():  # no system renames onto a folder that is not empty, and Windows onto none
+            if before.exists():
+                _remove(before)
+            paths.replace(final, before)  # still listed, so that there is a whole one at every moment
+        try:
+            paths.replace(partial, final)
+        except OSError:
+            if before.exists():
+                paths.replace(before, final)
+            raise
         paths.flush(folder)
     except OSError as error:
         shutil.rmtree(partial, ignore_errors=True)
         raise _cannot_write(final, error) from error
-    for old in list_checkpoints(folder)[:-CHECKPOINTS]:
-        shutil.rmtree(old, ignore_errors=True)
+    keep_newest(folder, CHECKPOINTS)
     return final
 
 
-def save_model(embedder: Embedder, folder: Path) -> None:
-    """Write a model so that `load` reads it. Additions of low rank become part of its weights."""
+def keep_newest(folder: Path, count: int) -> None:
+    """Remove all checkpoints but the newest ones, and what a second save of a step replaced."""
+    found = list_checkpoints(folder)
+    replaced = [path for path in found if path.suffix == BEFORE and path.with_suffix("") in found]
+    whole = [path for path in found if path not in replaced]
+    for old in [*replaced, *whole[:-count]]:
+        with suppress(OSError):  # what another program holds goes at the next save
+            _remove(old)
+
+
+def save_model(embedder: Embedder, folder: Path, progress: Progress | None = None) -> None:
+    """Write a model so that `load` reads it. Additions of low rank become part of its weights.
+
+    With `progress` its weights say of which step they are and how well they scored: a run may be killed before the
+    checkpoint that records it.
+    """
+    best = {name: getattr(progress, name) for name in BEST} if progress else None
     description = json.dumps(embedder.description(), indent=1)
     try:
         folder.mkdir(exist_ok=True)
+        paths.sweep(folder)
         paths.write_atomic(
-            folder / recognise.WEIGHTS, lambda path: save_tensors(merged_state(embedder.model), path), durable=True
+            folder / recognise.WEIGHTS,
+            lambda path: save_tensors(merged_state(embedder.model), path, best),
+            durable=True,
         )
         paths.write_atomic(folder / recognise.CONFIG, description, durable=True)
     except OSError as error:
         raise _cannot_write(folder, error) from error
+
+
+def with_best_of(progress: Progress, folder: Path) -> Progress:
+    """The progress of a checkpoint, with what the best model itself says of its step and score: a run that was killed
+    between the two goes on from an older checkpoint than its model. A model that is gone is no best one."""
+    if not (folder / recognise.WEIGHTS).exists():
+        return replace(progress, **{name: getattr(Progress(), name) for name in BEST})
+    try:
+        with safe_open(folder / recognise.WEIGHTS, "numpy") as file:
+            said = json.loads((file.metadata() or {})[ABOUT])
+        best = {name: kind(said[name]) for name, kind in BEST.items()}
+    except (OSError, ValueError, KeyError, TypeError, SafetensorError):  # written by an earlier release, or damaged
+        return progress
+    return replace(progress, **best)
 
 
 def list_checkpoints(folder: Path) -> list[Path]:
@@ -123,16 +174,31 @@ def load_newest(
             damaged[path] = f"{path.name}: {first_line(error)}"
             continue
         for bad in damaged:
-            shutil.rmtree(bad.with_name(f"damaged-{bad.name}"), ignore_errors=True)
-            paths.replace(bad, bad.with_name(f"damaged-{bad.name}"))
+            with suppress(OSError):  # Windows leaves a folder alone that another program looks into
+                shutil.rmtree(bad.with_name(f"damaged-{bad.name}"), ignore_errors=True)
+                paths.replace(bad, bad.with_name(f"damaged-{bad.name}"))
         return progress, list(damaged.values())
     return None, list(damaged.values())
 
 
-def save_tensors(tensors: dict[str, torch.Tensor], path: Path) -> None:
-    """Write tensors to a file; a full disk is an OSError."""
+def _hidden(path: Path) -> Path:
+    """A name beside a checkpoint's under which it does not count, and that nothing left behind has."""
+    return paths.partial_path(path.with_name(f"{path.name}.{time.monotonic_ns()}"))
+
+
+def _remove(path: Path) -> None:
+    """First out of sight, so that a process killed on the way leaves no half of one that looks whole."""
+    gone = _hidden(path)
+    paths.replace(path, gone)
+    shutil.rmtree(gone, ignore_errors=True)
+
+
+def save_tensors(tensors: dict[str, torch.Tensor], path: Path, about: Mapping[str, Any] | None = None) -> None:
+    """Write tensors to a file, with plain data about them; a full disk is an OSError."""
+    # One entry: safetensors writes several in any order.
+    metadata = ({ABOUT: json.dumps(about)},) if about else ()
     try:
-        save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, path)
+        save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, path, *metadata)
     except SafetensorError as error:  # its own name for a full disk
         raise OSError(f"{error}") from error
     path.chmod(path.parent.stat().st_mode & 0o666)  # safetensors makes files that only their owner can read

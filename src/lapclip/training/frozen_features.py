@@ -28,9 +28,10 @@ from lapclip.data.tokenizers import pad
 from lapclip.embedder import Embedder, distinct_captions
 from lapclip.errors import DataError
 from lapclip.fingerprint import frozen_fingerprint
+from lapclip.machine.desktop import ends_in_order
 from lapclip.model.clip import CLIP
 from lapclip.model.pretrained.pretrained_towers import PretrainedTower
-from lapclip.paths import cache_folder, write_atomic
+from lapclip.paths import cache_folder, sweep, write_atomic
 from lapclip.progress import DataProgress, Progress
 from lapclip.text import duration
 from lapclip.text import size as size_text
@@ -304,7 +305,8 @@ class _FeatureMaker:
         """Read from the cache, or made and written there."""
         dtype = self._config.train.dtype
         about = (*about, self._fingerprints[tower], self._boundaries[tower])
-        path = array_path(tower, about, self._data.fingerprint, dtype)
+        # Files in half precision whose first block alone was looked at are not taken.
+        path = array_path(tower, about, self._data.fingerprint, dtype if dtype == "float32" else f"{dtype}, checked")
         found = read_array(path)
         if found is not None and found.shape[: len(rows)] == rows:
             return found
@@ -313,12 +315,33 @@ class _FeatureMaker:
         first = next(made)
         whole = (*rows, *first.shape[1:])
         # Half the room where half the digits were computed, unless there are numbers that it cannot hold.
-        half = dtype != "float32" and about[0] == "train" and np.abs(first).max() < LARGE
-        kind = np.dtype(np.float16 if half else np.float32)
+        if dtype != "float32" and about[0] == "train" and _fits_half(first):
+            try:
+                return self._write(path, _halves(_chained(first, made)), whole, np.dtype(np.float16))
+            except _TooLarge:  # in a later block; few models have such features, so all are simply computed again
+                return self._write(path, blocks(), whole, np.dtype(np.float32))
+        return self._write(path, _chained(first, made), whole, np.dtype(np.float32))
+
+    def _write(self, path: Path, blocks: Iterable[np.ndarray], whole: tuple[int, ...], kind: np.dtype) -> np.ndarray:
         needed = int(np.prod(whole)) * kind.itemsize
         if not has_room(path, needed):
             raise NoRoom(f"they would take {needed / 1e9:,.1f} GB, more than half of what the disk has left")
-        return write_array(path, _chained(first, made), whole, kind)
+        return write_array(path, blocks, whole, kind)
+
+
+class _TooLarge(Exception):
+    """Features that half precision cannot hold."""
+
+
+def _fits_half(block: np.ndarray) -> bool:
+    return not block.size or bool(np.abs(block).max() < LARGE)  # not where one of them is no number, either
+
+
+def _halves(blocks: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
+    for block in blocks:
+        if not _fits_half(block):
+            raise _TooLarge
+        yield block
 
 
 def _has_frozen_blocks(depth: int, first: int) -> bool:
@@ -376,7 +399,8 @@ def write_array(path: Path, blocks: Iterable[np.ndarray], shape: tuple[int, ...]
 
     def write(partial: Path) -> None:
         # In sequence, not through a memory map: there a full disk would be a signal instead of an error.
-        with open(partial, "wb") as file:
+        # Others may not read what was made of private photos.
+        with open(partial, "wb", opener=lambda path, flags: os.open(path, flags, 0o600)) as file:
             header = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
             np.lib.format.write_array_header_1_0(file, header)
             for rows in blocks:
@@ -385,7 +409,8 @@ def write_array(path: Path, blocks: Iterable[np.ndarray], shape: tuple[int, ...]
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         _sweep(path.parent)
-        write_atomic(path, write)
+        with ends_in_order():
+            write_atomic(path, write)
     except OSError as error:
         # Windows replaces no file that is mapped: another process was first with the same array, and works with it.
         found = read_array(path)
@@ -402,8 +427,8 @@ def write_array(path: Path, blocks: Iterable[np.ndarray], shape: tuple[int, ...]
 
 def _sweep(folder: Path) -> None:
     """Remove what nobody used for a month, and what killed processes left half-written."""
-    for path in (*folder.glob("features-*.npy"), *folder.glob(".features-*.partial")):
+    sweep(folder)
+    for path in folder.glob("features-*.npy"):
         with suppress(OSError):
-            age = time.time() - path.stat().st_mtime
-            if age > (86_400 if path.suffix == ".partial" else UNUSED):
+            if time.time() - path.stat().st_mtime > UNUSED:
                 path.unlink()

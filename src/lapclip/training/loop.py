@@ -83,6 +83,8 @@ class Training:
         """Go on to the last step. Returns why it ended early, or None."""
         if not list_checkpoints(self.run.checkpoints):
             self.save()
+        if self.progress.step == self.steps and not self.progress.best_step:
+            self.evaluate(self.steps)  # its best model is gone
         began, before = time.perf_counter(), self.progress.training_seconds
         last_saved = began
         loaders = self.config.train.loader_threads
@@ -183,6 +185,7 @@ class Training:
         self.save()
         self.log.append(events.Paused(step=number, reason=reason))
         while self.polite_pauses.reason() and not self.stop_reason() and not self.run.stop_asked():
+            self.sensors.keep_counting()
             time.sleep(PAUSE_CHECK)
         seconds = time.perf_counter() - began
         self.log.append(events.WentOn(step=number, seconds=seconds))
@@ -244,7 +247,7 @@ class Training:
 
     def save_best(self) -> None:
         """Put the model as it is now into model/."""
-        save_model(self.embedder, self.run.model)
+        save_model(self.embedder, self.run.model, self.progress)
 
     def save(self) -> None:
         """Write a checkpoint of a state whose metrics are known to be numbers."""

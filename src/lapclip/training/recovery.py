@@ -17,8 +17,8 @@ from lapclip.embedder import Embedder
 from lapclip.errors import ConfigError, RunError, TrainingError
 from lapclip.machine.choose_device import device_of, prepare_device
 from lapclip.runs import events
-from lapclip.runs.event_log import read_events
-from lapclip.training.checkpoint import list_checkpoints, load_newest
+from lapclip.runs.event_log import mapping, read_events
+from lapclip.training.checkpoint import list_checkpoints, load_newest, with_best_of
 from lapclip.training.cuda_graph import AnyStep
 from lapclip.training.fallback import DEVICE, MEMORY, SWAP, Change, brief, cause_of, decide, smaller
 from lapclip.training.loop import Training
@@ -108,7 +108,7 @@ def restore(training: Training) -> list[str] | None:
     run, step = training.run, training.step
     progress, skipped = load_newest(run.checkpoints, step.model, step.optimizer, step.others)
     if progress is not None:
-        training.progress = progress
+        training.progress = with_best_of(progress, run.model)
         return skipped
     if any(event["type"] == "step" for event in read_events(run.events)):
         detail = f" ({'; '.join(skipped)})" if skipped else ""
@@ -121,7 +121,7 @@ def changes_so_far(events_so_far: Iterable[dict[str, Any]]) -> dict[str, Any]:
     changes: dict[str, Any] = {}
     for event in events_so_far:
         if event["type"] == "fell_back":
-            changes |= event["change"]
+            changes |= mapping(event.get("change"))
     return changes
 
 

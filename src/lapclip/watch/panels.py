@@ -251,7 +251,8 @@ def _energy(view: RunView, room: int) -> Text:
         return Text(f"not measurable here: {reason or 'no reason was recorded'}", style="dim")
     watts = f", {significant(view.watts)} W" if view.watts is not None and view.working else ""
     hours = f", {significant(view.joules / 3600)} Wh" if view.joules > 360 else ""
-    return Text(_fitting(room, f"{significant(view.joules)} J{watts}", hours))
+    least = "at least " if view.joules_at_least else ""
+    return Text(_fitting(room, f"{least}{significant(view.joules)} J{watts}", hours))
 
 
 def _section(title: str, body: RenderableType, canvas: Canvas, style: str = "dim") -> RenderableType:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
-import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from random import Random
@@ -20,7 +18,8 @@ from lapclip.data.scenes.drawing import draw
 from lapclip.data.scenes.scene import ALPHABET, Scene, captions, split_scenes
 from lapclip.data.sources.registry import Source, register
 from lapclip.errors import DataError
-from lapclip.paths import cache_folder, digest_of_bytes, replace
+from lapclip.machine.desktop import ends_in_order
+from lapclip.paths import cache_folder, digest_of_bytes, partial_path, replace, sweep
 from lapclip.progress import DataProgress
 
 
@@ -101,9 +100,13 @@ class PixelStore:
 
     def write(self, images: Iterable[np.ndarray], shape: Sequence[int], table: Any) -> None:
         """Write to a temporary name and rename, so that a half-written store is never read."""
-        partial = self.folder.with_name(f"{self.folder.name}.{os.getpid()}.partial")
+        with ends_in_order():
+            self._write(images, shape, table)
+
+    def _write(self, images: Iterable[np.ndarray], shape: Sequence[int], table: Any) -> None:
+        partial = partial_path(self.folder)
         try:
-            self._sweep()
+            sweep(self.folder.parent)
             partial.mkdir(parents=True, exist_ok=True)
             digest = hashlib.sha256(json.dumps(table).encode())
             # Written in sequence, not through a memory map: there a full disk would be a signal instead of an error.
@@ -128,9 +131,3 @@ class PixelStore:
             ) from error
         finally:
             shutil.rmtree(partial, ignore_errors=True)
-
-    def _sweep(self) -> None:
-        """Remove what killed processes left half-written a day ago or more."""
-        for stale in self.folder.parent.glob("*.partial"):
-            if time.time() - stale.stat().st_mtime > 86_400:
-                shutil.rmtree(stale, ignore_errors=True)

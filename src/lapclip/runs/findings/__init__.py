@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from lapclip.runs.findings import data_findings, gradients, learning_findings, run_state, speed
 from lapclip.runs.findings.registry import SEVERITIES, Check, Finding, Found, Surroundings, Verdict, look_around
 from lapclip.runs.summary import Summary
+from lapclip.text import printable_lines
 
 __all__ = ["CHECKS", "Examination", "Finding", "Surroundings", "examine", "findings", "look_around"]
 
@@ -40,5 +41,7 @@ def examine(summary: Summary, around: Surroundings = Surroundings()) -> Examinat
             checked.append(check.id)
         if isinstance(verdict, Found):
             severity = verdict.severity or check.severity
-            found.append(Finding(check.id, severity, check.title, verdict.evidence, verdict.next))
+            # Evidence may repeat what an event says, which may be foreign text, such as a file's name in an error.
+            evidence, step = printable_lines(verdict.evidence), printable_lines(verdict.next)
+            found.append(Finding(check.id, severity, check.title, evidence, step))
     return Examination(sorted(found, key=lambda finding: SEVERITIES.index(finding.severity)), checked)

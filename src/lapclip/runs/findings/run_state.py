@@ -9,7 +9,7 @@ from lapclip.runs.event_log import mapping
 from lapclip.runs.findings.gradients import NOT_A_NUMBER
 from lapclip.runs.findings.registry import Finding, Found, Surroundings, Verdict, check
 from lapclip.runs.summary import Summary
-from lapclip.text import number
+from lapclip.text import count, number
 
 NEAR_LIMIT = 0.9
 """Share of the memory that the run could have when it began: an evaluation or a browser takes the rest."""
@@ -75,7 +75,7 @@ def fell_back(summary: Summary, around: Surroundings) -> Found | Verdict:
         return Verdict.CLEAR if summary.started else Verdict.UNKNOWN
     changed = ", ".join(f"{name} = {value}" for name, value in mapping(others[-1].get("change")).items())
     return Found(
-        f"{len(others)} time{'s' if len(others) > 1 else ''}, last after step {others[-1].get('step', 0):,}: "
+        f"{len(others)} time{'s' if len(others) > 1 else ''}, last after step {count(others[-1].get('step'))}: "
         f"{others[-1].get('text')} ({changed})",
         "nothing, the result stands; to start with these settings next time, give them with --set",
     )

@@ -62,7 +62,7 @@ def _about(view: RunView) -> dict[str, Any]:
         "dtype": summary.setting("train", "dtype"),
         "devices": sorted(set(view.devices.values())),
         "chip": mapping(started.get("machine")).get("chip"),
-        "notes": [str(note) for note in started.get("notes") or [] if isinstance(started.get("notes"), list)],
+        "notes": [str(note) for note in started["notes"]] if isinstance(started.get("notes"), list) else [],
     }
 
 
@@ -120,6 +120,7 @@ def _cores(view: RunView) -> dict[str, Any]:
 def _energy(view: RunView) -> dict[str, Any]:
     return {
         "joules": view.joules,
+        "at_least": view.joules_at_least,
         "watts": _points(view.power),
         "celsius": _points(curve(view.summary.sensors, lambda event: event.get("celsius"), x="elapsed")),
         "reason": view.energy_reason,

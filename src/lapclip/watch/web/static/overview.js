@@ -127,5 +127,5 @@ function drawNow(run) {
   drawStep(run, run.latest);
   put(list, "speed", "Speed", run.pairs_per_second ? `${count(run.pairs_per_second)} pairs/s` : "–");
   put(list, "memory", "Memory", memory.length ? `${(memory[memory.length - 1] / 1e9).toFixed(2)} GB` : "–");
-  put(list, "energy", "Energy", run.energy.joules === null ? "–" : `${significant(run.energy.joules / 3600)} Wh`);
+  put(list, "energy", "Energy", run.energy.joules === null ? "–" : `${run.energy.at_least ? "at least " : ""}${significant(run.energy.joules / 3600)} Wh`);
 }

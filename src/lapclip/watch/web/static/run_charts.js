@@ -150,9 +150,9 @@ function phases(parent, run) {
 function energy(parent, run) {
   const id = "energy";
   byId(id)?.remove();
-  const { joules, reason } = run.energy;
+  const { joules, reason, at_least } = run.energy;
   if (joules === null && !reason) return;
-  const text = joules === null ? "Cannot be measured here." : `${significant(joules / 3600)} Wh in ${duration(run.elapsed)} of work.`;
+  const text = joules === null ? "Cannot be measured here." : `${at_least ? "At least " : ""}${significant(joules / 3600)} Wh in ${duration(run.elapsed)} of work.`;
   parent.append(make("figure", { class: "card", id }, make("h3", {}, "Energy"), make("p", {}, text), reason ? make("p", { class: "muted small" }, reason) : null));
 }
 

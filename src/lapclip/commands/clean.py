@@ -1,0 +1,213 @@
+"""`lapclip clean`: what takes room on this disk, and removing what is named. No torch.
+
+Looks only where lapclip itself writes: runs/ here, the folder of caches and the folder of indexes. Links are never
+followed, and what a process works with now stays.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import filelock
+import psutil
+
+from lapclip import paths
+from lapclip.errors import RunError, nearest
+from lapclip.paths import cache_folder, data_folder
+from lapclip.runs.folder import RUNS, all_runs
+
+KINDS = {
+    "leftovers": "what killed processes left half-made, and damaged checkpoints",
+    "checkpoints": "the checkpoints of finished runs, which nothing needs any more",
+    "packed": "photos decoded for training; packed again when needed",
+    "scenes": "drawn images; drawn again when needed",
+    "features": "what frozen towers and teachers made of data; made again when needed, if the teacher is still there",
+    "measurements": "what was measured on this machine; measured again when needed",
+    "indexes": "indexes of searched folders; made again at the next search",
+    "runs": "whole runs, each only by its name: --run NAME",
+}
+MEASUREMENTS = ("tune.json", "kernels.json", "canary.json", "compare.json")
+"""Not trusted.json: what the user has agreed to is no measurement."""
+CACHES = {"packed": "packed-*", "scenes": "scenes-*", "features": "features-*.npy"}
+
+
+@dataclass(frozen=True)
+class Item:
+    """Something that takes room."""
+
+    kind: str
+    path: Path
+    bytes: int
+    about: str = ""
+    kept: str = ""
+    """Why it cannot be removed now; empty where it can."""
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "path": str(self.path), "kept": self.kept or None}
+
+
+@dataclass(frozen=True)
+class Cleaned:
+    """What there is, and what was removed of it."""
+
+    items: list[Item]
+    removed: list[Item] = field(default_factory=list)
+    failed: list[Item] = field(default_factory=list)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "items": [item.to_dict() for item in self.items],
+            "bytes": {kind: sum(item.bytes for item in self.items if item.kind == kind) for kind in KINDS},
+            "removed": [item.to_dict() for item in self.removed],
+            "failed": [item.to_dict() for item in self.failed],
+            "removed_bytes": sum(item.bytes for item in self.removed),
+        }
+
+
+def look() -> list[Item]:
+    """All that takes room, kind by kind, the largest first."""
+    found = [*_runs(), *_caches(), *_indexes()]
+    in_use = _in_use([item.path for item in found])
+    found = [replace(item, kept="a process works with it now") if item.path in in_use else item for item in found]
+    order = list(KINDS)
+    return sorted(found, key=lambda item: (order.index(item.kind), -item.bytes, str(item.path)))
+
+
+def chosen(items: Sequence[Item], kinds: Sequence[str], runs: Sequence[str]) -> list[Item]:
+    """What these kinds and these names of runs mean, but for what has to stay."""
+    whole = {item.path.name: item for item in items if item.kind == "runs"}
+    for name in runs:
+        if name not in whole:
+            raise RunError(f"No run called {name} in {RUNS.absolute()}. {nearest(name, whole)}", hint="lapclip runs")
+        if whole[name].kept:
+            raise RunError(f"{whole[name].path} stays: {whole[name].kept}.", hint=f"lapclip stop {name}")
+    named = [whole[name] for name in dict.fromkeys(runs)]
+    inside = tuple(item.path for item in named)
+    others = [item for item in items if item.kind in kinds and item.kind != "runs" and not item.kept]
+    return [*named, *(item for item in others if not any(item.path.is_relative_to(path) for path in inside))]
+
+
+def remove(items: Iterable[Item]) -> tuple[list[Item], list[Item]]:
+    """Remove them; gives back what is gone, and what could not be."""
+    removed, failed = [], []
+    for item in items:
+        gone = paths.partial_path(item.path)
+        try:
+            if item.path.is_symlink():
+                raise OSError("it has become a link")
+            os.rename(item.path, gone)  # at once for whoever looks; half of it would be taken for the whole
+            paths.remove(gone)
+            removed.append(item)
+        except OSError as error:  # Windows keeps what a program has open
+            failed.append(replace(item, kept=error.strerror or str(error)))
+    return removed, failed
+
+
+def _runs() -> Iterator[Item]:
+    if RUNS.is_symlink():
+        return
+    for path in paths.leftovers(RUNS):
+        yield Item("leftovers", path, _size(path))
+    for run in all_runs():
+        if run.path.is_symlink():
+            continue
+        state = run.state
+        busy = f"it is {state}" if state in ("running", "starting") else ""
+        yield Item("runs", run.path, _size(run.path), state, busy)
+        if run.checkpoints.is_symlink():
+            continue
+        if state == "finished" and run.checkpoints.is_dir():
+            yield Item("checkpoints", run.checkpoints, _size(run.checkpoints), run.name)
+        elif not busy:
+            # The lock of a run tells that nobody is just writing, so all of it is left behind.
+            for path in (*run.checkpoints.glob(".step-*.partial"), *run.checkpoints.glob("damaged-step-*")):
+                if not path.is_symlink():
+                    yield Item("leftovers", path, _size(path), run.name)
+        for folder in (run.path, run.model, run.path / "exported"):
+            yield from (Item("leftovers", path, _size(path), run.name) for path in paths.leftovers(folder))
+
+
+def _caches() -> Iterator[Item]:
+    root = cache_folder()
+    for path in paths.leftovers(root):
+        yield Item("leftovers", path, _size(path))
+    for kind, pattern in CACHES.items():
+        for path in root.glob(pattern):
+            if not path.is_symlink() and not path.name.endswith(".partial"):
+                yield Item(kind, path, _size(path), _source(path), _held(path / "lock"))
+    for path in (root / name for name in MEASUREMENTS):
+        if path.is_file() and not path.is_symlink():
+            yield Item("measurements", path, _size(path))
+
+
+def _indexes() -> Iterator[Item]:
+    root = data_folder() / "search"
+    for path in root.glob("*"):
+        if path.is_dir() and not path.is_symlink() and not path.name.startswith("."):
+            locks = [_held(lock) for lock in path.rglob("lock")]
+            yield Item("indexes", path, _size(path), kept=next(filter(None, locks), ""))
+    for path in paths.leftovers(root):
+        yield Item("leftovers", path, _size(path))
+
+
+def _size(path: Path) -> int:
+    """Bytes of a file, or of all files in a folder; links count as nothing."""
+    if not path.is_dir():
+        with suppress(OSError):
+            return path.lstat().st_size
+        return 0
+    total = 0
+    for folder, _, names in os.walk(path):
+        for name in names:
+            with suppress(OSError):
+                total += os.lstat(os.path.join(folder, name)).st_size
+    return total
+
+
+def _source(store: Path) -> str:
+    """Whose images a packed store has, and since when nobody used it."""
+    try:
+        file = store / "source" if store.is_dir() else store
+        days = (time.time() - file.stat().st_mtime) / 86_400
+        name = file.read_bytes().decode("utf-8", "replace")[:200] if store.is_dir() else ""
+    except OSError:
+        return ""
+    return ", ".join(filter(None, (name, f"used {days:.0f} days ago" if days >= 1 else "used today")))
+
+
+def _held(lock: Path) -> str:
+    """Why something with this lock has to stay; nothing where nobody holds it."""
+    if not lock.exists() or lock.is_symlink():
+        return ""
+    try:
+        with filelock.FileLock(lock, timeout=0):
+            return ""
+    except filelock.Timeout:
+        return "a process writes to it now"
+    except OSError:
+        return ""
+
+
+def _in_use(found: Sequence[Path]) -> set[Path]:
+    """Those of the paths that a process has open or has mapped, as far as the system tells."""
+    real = {os.path.realpath(path): path for path in found}
+    used: set[Path] = set()
+    for process in psutil.process_iter():
+        if process.pid == os.getpid():
+            continue
+        names: set[str] = set()
+        with suppress(psutil.Error, OSError):
+            if "python" not in process.name().lower() and "lapclip" not in process.name().lower():
+                continue
+            names |= {file.path for file in process.open_files()}
+        with suppress(psutil.Error, OSError, AttributeError):  # macOS tells no maps
+            names |= {region.path for region in process.memory_maps()}
+        for name in names:
+            used |= {real[str(folder)] for folder in (Path(name), *Path(name).parents) if str(folder) in real}
+    return used

@@ -1,0 +1,144 @@
+"""`lapclip clean`: what takes room is shown, what is named goes, and what is in use or not ours stays."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import filelock
+import pytest
+
+from lapclip.paths import leftovers, partial_path, sweep
+from lapclip.weights.recognise import WEIGHTS
+
+from ..conftest import lapclip
+
+
+def dead_process() -> int:
+    child = subprocess.Popen([sys.executable, "-c", ""])
+    child.wait()
+    return child.pid
+
+
+def fill(path: Path, size: int = 1000) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(b"x" * size)
+    return path
+
+
+def left_by(path: Path, process: int) -> Path:
+    """Half of something that another process of this computer was making."""
+    mine = partial_path(path)
+    return mine.with_name(mine.name.replace(f".{os.getpid()}-", f".{process}-"))
+
+
+@pytest.fixture
+def disk(here: Path, empty_cache: Path, trained: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A finished run, one that died, caches, an index and leftovers."""
+    monkeypatch.setenv("LAPCLIP_DATA", str(here / "data"))
+    shutil.copytree(trained, here / "runs" / "mine")
+    shutil.copytree(trained, here / "runs" / "died")
+    lines = (here / "runs/died/events.jsonl").read_text().splitlines(keepends=True)
+    (here / "runs/died/events.jsonl").write_text("".join(lines[:-1]))
+    fill(here / "runs/died/checkpoints/damaged-step-00000004/weights.safetensors")
+    fill(empty_cache / "packed-1/pixels-1.bin", 5000)
+    fill(empty_cache / "packed-1/source").write_text("/photos\x1b[2J")
+    fill(empty_cache / "scenes-1/pixels.npy", 3000)
+    fill(empty_cache / "features-1.npy", 2000)
+    fill(empty_cache / "tune.json").write_text("{}")
+    fill(empty_cache / "trusted.json").write_text("{}")
+    fill(left_by(empty_cache / "scenes-2", dead_process()) / "pixels.npy", 7000)
+    fill(here / "data/search/photos-1/pictures.db")
+    return here
+
+
+def cleaned(*arguments: str) -> dict:
+    done = lapclip("clean", *arguments, "--json")
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_what_takes_room_is_shown_and_nothing_is_removed(disk: Path, empty_cache: Path) -> None:
+    before = sorted(disk.rglob("*"))
+    found = cleaned()
+    sizes = found["bytes"]
+    assert {kind for kind in sizes if sizes[kind]} == {
+        "leftovers", "checkpoints", "packed", "scenes", "features", "measurements", "indexes", "runs"
+    }  # fmt: skip
+    assert sizes["leftovers"] == 8000
+    assert (sizes["packed"], sizes["scenes"], sizes["features"]) == (5000 + len("/photos\x1b[2J"), 3000, 2000)
+    assert [Path(item["path"]) for item in found["items"] if item["kind"] == "checkpoints"] == [
+        Path("runs/mine/checkpoints")
+    ]
+    done = lapclip("clean")
+    assert "clean leftovers" in done.stdout
+    assert "\x1b" not in done.stdout
+    assert sorted(disk.rglob("*")) == before
+
+
+def test_what_is_named_goes_and_nothing_else(disk: Path, empty_cache: Path) -> None:
+    refused = lapclip("clean", "packed")
+    assert refused.returncode == 2
+    assert "--yes" in refused.stderr
+    assert (empty_cache / "packed-1").exists()
+    done = cleaned("leftovers", "checkpoints", "packed", "features", "scenes", "indexes", "measurements", "--yes")
+    assert done["removed_bytes"] == sum(item["bytes"] for item in done["removed"]) > 18_000
+    assert [path.name for path in empty_cache.iterdir()] == ["trusted.json"]
+    assert not list((disk / "data/search").iterdir())
+    assert (disk / "runs/mine/model" / WEIGHTS).exists()
+    assert not (disk / "runs/mine/checkpoints").exists()
+    assert [path.name for path in (disk / "runs/died/checkpoints").iterdir()] == ["step-00000012"]  # to be resumed
+    assert lapclip("report", "mine").returncode == 0
+    cleaned("--run", "died", "--yes")
+    assert sorted(path.name for path in (disk / "runs").iterdir()) == ["mine"]
+    assert "Did you mean mine?" in lapclip("clean", "--run", "min", "--yes").stderr
+
+
+def test_what_is_in_use_or_not_ours_stays(disk: Path, empty_cache: Path) -> None:
+    outside = fill(disk / "outside" / "precious.bin")
+    for link in (empty_cache / "packed-9", disk / "runs" / "linked", disk / "data/search/linked"):
+        link.symlink_to(outside.parent, target_is_directory=True)
+    shutil.copy(disk / "runs/mine/run.toml", outside.parent)
+    (empty_cache / "packed-1" / "inside").symlink_to(outside.parent, target_is_directory=True)
+    scenes = str(empty_cache / "scenes-1/pixels.npy")
+    reader = subprocess.Popen(
+        [sys.executable, "-c", "import sys; file = open(sys.argv[1]); print(1, flush=True); input()", scenes],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    assert reader.stdout is not None
+    reader.stdout.readline()
+    try:
+        with filelock.FileLock(disk / "runs/mine/lock"), filelock.FileLock(disk / "data/search/photos-1/lock"):
+            done = cleaned("packed", "scenes", "checkpoints", "indexes", "--yes")
+            refused = lapclip("clean", "--run", "mine", "--yes")
+    finally:
+        reader.communicate(b"\n")
+    assert refused.returncode == 2
+    assert "lapclip stop mine" in refused.stderr
+    assert [Path(item["path"]).name for item in done["removed"]] == ["packed-1"]
+    assert (empty_cache / "scenes-1/pixels.npy").exists()
+    assert (disk / "data/search/photos-1/pictures.db").exists()
+    assert (disk / "runs/mine/checkpoints").exists()
+    assert outside.exists()
+    assert lapclip("clean", "--run", "linked", "--yes").returncode == 2
+
+
+def test_leftovers_are_told_from_work_by_their_process(tmp_path: Path) -> None:
+    mine, dead = partial_path(tmp_path / "a"), left_by(tmp_path / "b", dead_process())
+    far = dead.with_name(dead.name.replace(".partial", "x.partial"))  # of another computer
+    unknown, earlier = tmp_path / "notes.partial", tmp_path / "scenes-1.123.partial"
+    for path in (mine, dead, far, unknown, earlier):
+        path.mkdir()
+    taken = partial_path(tmp_path / "c")
+    taken.mkdir()  # long ago, by a process whose number this one was given
+    os.utime(taken, (1, 1))
+    assert leftovers(tmp_path) == sorted([dead, taken])
+    for path in (far, unknown, earlier):
+        os.utime(path, (1, 1))
+    sweep(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([mine.name, unknown.name])
