@@ -29,7 +29,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -119,8 +119,14 @@ class Plan:
 def plan_case(seed: int, number: int, kinds: list[str]) -> Plan:
     """The case of that number."""
     chance = Random(f"chaos {seed} {number}")
-    scenario = chance.choice([*VARIANTS] * 4 + ["index", "index", "export", "export"])
-    own = [kind for kind in kinds if kind.startswith(scenario)] or [kind for kind in kinds if kind in RUN_KINDS]
+    weights = {"index": 2, "export": 2} | dict.fromkeys(VARIANTS, 4)
+    suitable = {
+        scenario: [kind for kind in kinds if (kind in RUN_KINDS if scenario in VARIANTS else kind.startswith(scenario))]
+        for scenario in weights
+    }
+    open_to = [scenario for scenario in weights if suitable[scenario]]
+    scenario = chance.choices(open_to, [weights[scenario] for scenario in open_to])[0]
+    own = suitable[scenario]
     count = chance.randint(3, 6)
     faults = []
     for _ in range(count):
@@ -322,9 +328,11 @@ class Case:
         self.talk(line)
 
     def fail(self, what: str, text: str) -> None:
-        self.say(f"FAILURE, {what}: {text}")
         kind = self.found.faults[-1] if self.found.faults else ""
-        self.found.failures.append({"what": what, "kind": kind, "text": text})
+        failure = {"what": what, "kind": kind, "text": text}
+        if failure not in self.found.failures:  # the same command may fail in the same way until tries are used up
+            self.say(f"FAILURE, {what}: {text}")
+            self.found.failures.append(failure)
 
     def applied(self, kind: str, detail: str = "") -> None:
         self.found.faults.append(kind)
@@ -334,10 +342,11 @@ class Case:
         self.say(f"$ lapclip {shlex.join(arguments)[:60]}")
         return Child([*self.bench.command, *arguments], self.folder, self.environment)
 
-    def end(self, child: Child, *, killed: bool = False, allowed: str = "") -> tuple[int, str]:
+    def end(self, child: Child) -> tuple[int, str]:
         """Look at how a process ended, and what it said."""
         status, said = child.finish()
-        self.say(f"ended with {status}" + "".join(f"\n          | {line}" for line in said.splitlines()[-12:]))
+        tail = said.splitlines()[-20:] if status else said.splitlines()[-2:]
+        self.say(f"ended with {status}" + "".join(f"\n          | {line[:200]}" for line in tail))
         crashed = status < 0 and -status not in (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
         if "Traceback (most recent call last)" in said or "A fault in lapclip" in said or status == 1 or crashed:
             self.fail("tracebacks", f"{shlex.join(child.command)[-60:]} ended with {status}: {said[-300:]}")
@@ -369,12 +378,12 @@ class Case:
             time.sleep(fault.seconds)
         return not child.ended
 
-    def fill_disk(self, child: Child, fault: Fault, sizes: list[int]) -> None:
+    def fill_disk(self, child: Child, fault: Fault, sizes: list[int], most: float = 2.0) -> None:
         """For a while no file may grow beyond a size: writing fails as it does on a full disk."""
         import resource
 
         size = sizes[int(fault.share * len(sizes))]
-        seconds = 0.3 + 2 * (fault.share * 7 % 1)
+        seconds = 0.3 + most * (fault.share * 7 % 1)
         self.applied(fault.kind, f"beyond {size:,} bytes, for {seconds:.1f} s")
         _limit_files(child.process.pid, size)
         self.until(child, lambda: False, seconds)
@@ -564,7 +573,8 @@ class Case:
         data = self.folder / "data"
         for fault in self.plan.faults:
             child = self.start(*self.bench.search())
-            if self.await_moment(child, longer(fault, 10), lambda: any(data.rglob("pictures.db"))):
+            late = replace(fault, seconds=10 * fault.seconds) if fault.steps else fault  # indexing takes seconds
+            if self.await_moment(child, late, lambda: any(data.rglob("pictures.db"))):
                 self.disturb_writer(child, fault)
             self.must_end(child, fault.kind)
             self.end(child)
@@ -580,7 +590,7 @@ class Case:
         to = FORMATS[self.plan.number % len(FORMATS)]
         for fault in self.plan.faults:
             child = self.start(*self.bench.export(to), "--force")
-            if self.await_moment(child, longer(fault, 4), lambda: any(self.folder.glob(".out*"))):
+            if self.await_moment(child, fault, lambda: any(self.folder.glob(".out*"))):
                 self.disturb_writer(child, fault)
             self.must_end(child, fault.kind)
             self.end(child)
@@ -597,7 +607,7 @@ class Case:
 
     def disturb_writer(self, child: Child, fault: Fault) -> None:
         if fault.kind.endswith("full-disk"):
-            self.fill_disk(child, fault, [0, 4096, 50_000])
+            self.fill_disk(child, fault, [0, 4096, 50_000], most=6.0)
             return
         number = [signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGINT][int(4 * fault.share)]
         self.applied(fault.kind, number.name)
@@ -615,11 +625,6 @@ class Case:
 
 class Hung(Exception):
     """A process did not do in time what it had to."""
-
-
-def longer(fault: Fault, times: float) -> Fault:
-    """The same for a process that has no steps: later, so that it is met in all of its work."""
-    return fault if fault.steps is None else Fault(fault.kind, times * fault.seconds, fault.steps, fault.share)
 
 
 def _limit_files(process: int, size: int) -> None:
