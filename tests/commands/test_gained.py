@@ -12,11 +12,12 @@ import pytest
 from PIL import Image
 
 from lapclip.commands.evaluate import EvaluationRequest, evaluate
-from lapclip.commands.gained import ALPHAS, FEWER, GainedRequest, gained
+from lapclip.commands.gained import ALPHAS, FEWER, EvaluationSet, GainedRequest, evaluate_set, gained
 from lapclip.commands.run_to_end import Outcome
 from lapclip.commands.train import train
 from lapclip.embedder import load_torch
 from lapclip.errors import LapclipError
+from lapclip.evaluation.weight_mixing import Blend
 from lapclip.runs.event_log import read_events
 
 from ..conftest import SMALL, lapclip
@@ -165,6 +166,38 @@ def test_images_that_the_run_learnt_from_do_not_decide(mine: Path, tuned: tuple[
     assert result["checks"][1]["trained_on"] == 24
     assert not result["checks"][1]["decides"]
     assert "copy does not decide, because the run learnt from some of it." in result["notes"]
+
+
+def test_an_interrupted_command_keeps_what_was_scored_and_goes_on(
+    mine: Path, empty_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scored: list[str] = []
+
+    def interrupted(blend: Blend, one: EvaluationSet, *rest: Any) -> dict[str, Any]:
+        if one.name == "scenes":
+            raise KeyboardInterrupt
+        return count_scored(blend, one, *rest)
+
+    def count_scored(blend: Blend, one: EvaluationSet, *rest: Any) -> dict[str, Any]:
+        scored.append(one.name)
+        return evaluate_set(blend, one, *rest)
+
+    monkeypatch.setattr("lapclip.commands.gained.evaluate_set", interrupted)
+    told = lapclip("gained", "--device", "cpu")
+    assert told.returncode == 130
+    assert "photos" in told.stderr
+    assert "lapclip gained" in told.stderr
+    assert not (mine / "gained").exists()
+    monkeypatch.setattr("lapclip.commands.gained.evaluate_set", count_scored)
+    resumed = run()
+    assert scored == ["photos", "scenes"]
+    assert run(alpha="auto")["alpha"] == resumed["alpha"]  # the command that is offered next scores nothing anew
+    assert scored == ["photos", "scenes"]
+    shutil.rmtree(empty_cache)
+    afresh = run()
+    assert [json.dumps(afresh[part]) for part in ("new", "checks", "why")] == [
+        json.dumps(resumed[part]) for part in ("new", "checks", "why")
+    ]
 
 
 def test_large_towers_are_mixed_at_fewer_alphas(mine: Path, monkeypatch: pytest.MonkeyPatch) -> None:

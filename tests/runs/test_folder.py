@@ -96,3 +96,18 @@ def test_a_request_to_stop_is_seen_and_forgotten(here: Path) -> None:
     assert run.stop_asked()
     run.clear_stop()
     assert not run.stop_asked()
+
+
+def test_a_folder_that_cannot_be_written_to_says_what_to_do(here: Path) -> None:
+    run = create_run("mine", "seed", SETTINGS)
+    for taken in ("lock", "events.jsonl"):
+        (run.path / taken).mkdir()
+    with pytest.raises(RunError, match="Cannot write to.*mine") as locked, run.lock():
+        pass
+    with pytest.raises(RunError, match=r"Cannot write to.*events\.jsonl") as logged:
+        EventLog(run.events)
+    here.joinpath("runs").rename(here / "elsewhere")
+    (here / "runs").touch()
+    with pytest.raises(RunError, match="Cannot make a run folder") as made:
+        create_run("mine", "seed", SETTINGS)
+    assert all(error.value.hint for error in (locked, logged, made))

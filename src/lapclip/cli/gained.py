@@ -28,7 +28,7 @@ def gained(
     For a run that began from a trained model. The new data is scored on its held-out images; the checks are the
     built-in scenes and whatever you name. Between start (alpha 0) and end (alpha 1) lie models whose weights are a
     share of each; often one of them keeps most of what was gained and most of what was known. The result is saved in
-    the run's folder, with a page.
+    the run's folder, with a page. Ctrl-C keeps the data sets that are scored, and the same command goes on.
 
     For example:
 

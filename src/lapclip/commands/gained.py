@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from lapclip import __version__
 from lapclip.commands.evaluate import (
     EvaluationData,
     EvaluationRequest,
@@ -40,7 +41,9 @@ from lapclip.evaluation.forgetting import (
 )
 from lapclip.evaluation.weight_mixing import Blend
 from lapclip.evaluation.zeroshot import class_embeddings, sentences_of
-from lapclip.paths import write_atomic
+from lapclip.fingerprint import short_digest
+from lapclip.machine.measurement_cache import CacheFile
+from lapclip.paths import digest_of_bytes, write_atomic
 from lapclip.progress import DataProgress, Progress
 from lapclip.report.gained_report import GAINED, gained_report
 from lapclip.report.write import write_files
@@ -52,6 +55,10 @@ ALPHAS = [number / 10 for number in range(11)]
 FEWER = [0.0, 0.25, 0.5, 0.75, 1.0]
 LARGE = 25_000_000
 """Parameters that are computed with once for each alpha, from which on fewer alphas have to do."""
+SCORED = CacheFile("gained.json")
+"""What data sets scored: a command that was interrupted, or is given again with --alpha, does not start over."""
+REMEMBERED = 50
+"""Data sets whose scores are kept, the latest."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +101,7 @@ def gained(request: GainedRequest, data_progress: DataProgress | None, counting:
     if isinstance(asked, float):
         alphas = sorted({*alphas, asked})
     sets = open_sets(model, request, View.of(blend.embedder.model.shape), data_progress)
-    found = [evaluate_set(blend, one, alphas, counting(f"embedding {one.name}, start to end")) for one in sets]
+    found = evaluate_sets(blend, sets, alphas, counting)
     new, checks = found[0], found[1:]
     for check, one in zip(checks, sets[1:], strict=True):
         check["decides"] = check.pop("known") and not one.opened.for_training
@@ -181,6 +188,58 @@ def _evaluation_set(model: WhichModel, config: DataConfig, opened: EvaluationDat
     return EvaluationSet(name, config.source, opened, choose_templates(EvaluationRequest(), config, own=own), notes)
 
 
+def evaluate_sets(
+    blend: Blend, sets: Sequence[EvaluationSet], alphas: Sequence[float], counting: Counting
+) -> list[dict[str, Any]]:
+    """The metrics of each data set, of which each is kept as soon as it is known."""
+    ends = [blend.embedder.fingerprint()]  # of the end, whose values the blend has at first
+    blend.mix(0.0)
+    ends.append(blend.embedder.fingerprint())
+    found: list[dict[str, Any]] = []
+    for one in sets:
+        key = short_digest({"lapclip": __version__, "ends": ends, "alphas": list(alphas), **_facts(one)})
+        progress, total = counting(f"embedding {one.name}, start to end"), len(one.opened.pairs)
+        scored = SCORED.read(key)
+        if scored is None:
+            try:
+                scored = evaluate_set(blend, one, alphas, progress)
+            except KeyboardInterrupt:
+                raise KeyboardInterrupt(_interrupted(found)) from None
+            SCORED.replace(dict([*SCORED.entries().items(), (key, scored)][-REMEMBERED:]))
+        progress(total, total)
+        # What is said about a data set may change while its scores stay.
+        found.append(scored | {"trained_on": one.opened.for_training, "notes": _notes(one)})
+    return found
+
+
+def _interrupted(found: list[dict[str, Any]]) -> str:
+    done = ", ".join(one["name"] for one in found)
+    kept = f"The scores of {done} are kept" if done else "No data set was scored yet"
+    return f"Interrupted. {kept}. The same command goes on: lapclip gained"
+
+
+def _facts(one: EvaluationSet) -> dict[str, Any]:
+    """What the scores of a data set depend on, besides the models."""
+    pairs = one.opened.pairs
+    # Equal files have equal numbers. Drawn images have none, and are few.
+    content = np.array(pairs.pixels[:]) if pairs.identities is None else pairs.identities
+    return {
+        "name": one.name,
+        "data": one.source,
+        "split": [one.opened.split, one.opened.why],
+        "content": digest_of_bytes(np.ascontiguousarray(content).tobytes()),
+        "captions": [list(options) for options in pairs.captions],
+        "labels": None if pairs.labels is None else pairs.labels.tolist(),
+        "classes": list(one.opened.classes),
+        "templates": list(one.templates),
+    }
+
+
+def _notes(one: EvaluationSet) -> list[str]:
+    by_class = one.opened.pairs.labels is not None and bool(one.opened.classes)
+    return [*one.notes, *([] if by_class else note_on_few(len(one.opened.pairs)))]
+
+
 def evaluate_set(blend: Blend, one: EvaluationSet, alphas: Sequence[float], progress: Progress) -> dict[str, Any]:
     """The metrics of one data set at each alpha."""
     pairs, classes = one.opened.pairs, one.opened.classes
@@ -209,14 +268,12 @@ def evaluate_set(blend: Blend, one: EvaluationSet, alphas: Sequence[float], prog
         "why_split": one.opened.why,
         "figure": MEAN_PER_CLASS if by_class else MEAN_RECALL,
         "pictures": len(pairs),
-        "trained_on": one.opened.for_training,
         "chance": scored[0].chance,
         "known": scored[0].known,
         "before": scored[0].scores,
         "after": scored[-1].scores,
         "scores": [own.scores for own in scored],
         "curve": curve_of(alphas, scored),
-        "notes": [*one.notes, *([] if by_class else note_on_few(len(pairs)))],
     }
 
 

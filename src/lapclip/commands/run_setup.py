@@ -45,7 +45,7 @@ from lapclip.model.shapes import SHAPES
 from lapclip.progress import DataProgress, Status
 from lapclip.runs.event_log import Listener
 from lapclip.seeding import derived_seed
-from lapclip.text import counted, duration
+from lapclip.text import counted
 from lapclip.training.cuda_graph import WARM_UP, AnyStep, make_step
 from lapclip.training.frozen_features import CachedFeatures, cache_features, with_features
 from lapclip.training.initial_weights import InitialWeights, find_initial_weights, initialise_logits
@@ -68,6 +68,8 @@ BY_SIZE: tuple[tuple[float, str, str], ...] = (
 they begin to is not measured."""
 MOST_EVALUATIONS, SHARE_OF_EVALUATIONS = 40, 0.2
 """How often a run of some minutes is evaluated at most, and the most of its time that goes into it."""
+LEAST_EPOCHS, LEAST_STEPS = 2, 40
+"""What a run of some minutes should have room for. A healthy run is clearly better than guessing after 40 steps."""
 
 
 @dataclass(frozen=True)
@@ -398,14 +400,21 @@ def fill_minutes(setup: RunSetup, *, asked_evaluations: bool) -> RunSetup:
     steps = max(1, int(seconds / per_step))
     reason = f"{counted(train.minutes, 'minute')} at {per_step:.3f} s a step, timed here before training"
     setup = replace(setup, reasons=setup.reasons | {"train.steps": reason})
-    if steps < 2 * per_epoch:
-        needed = duration(2 * per_epoch * per_step + scorings * evaluation_seconds)
+    least = max(LEAST_EPOCHS * per_epoch, LEAST_STEPS)
+    if steps < least:
         verb = "is" if train.minutes == 1 else "are"
         enough_for = f"{counted(train.minutes, 'minute')} {verb} enough for {counted(steps, 'step')}"
-        few = f"{enough_for}, fewer than the {2 * per_epoch:,} of two epochs: expect little; those take about {needed}"
+        enough = round_up_minutes(least * per_step + scorings * evaluation_seconds)
+        few = f"{enough_for}, too few to learn from; --minutes {enough:g} gives about {least:,}"
         setup = add_notes(setup, [few])
     del trial
     return build_with(setup, replace_in(setup.config, "train", steps=steps, evaluate_every_epochs=every))
+
+
+def round_up_minutes(seconds: float) -> float:
+    """Minutes that hold so many seconds, as a person would say them: tenths below one, else whole ones."""
+    minutes = seconds / 60
+    return math.ceil(minutes) if minutes > 1 else math.ceil(10 * minutes) / 10
 
 
 def time_step_and_evaluation(trial: RunSetup, cheap_share: float) -> tuple[float, float]:

@@ -25,7 +25,7 @@ class EventLog:
             _drop_half_line(path)
             self._file = open(path, "a", encoding="utf-8")  # noqa: SIM115 (open as long as the run)
         except OSError as error:
-            raise RunError(f"Cannot write to {path}: {error.strerror or error}.") from error
+            raise self._cannot_write(error) from error
 
     def append(self, event: Event) -> None:
         """Write one line and hand it to the system, so that a killed process loses none of its events."""
@@ -33,12 +33,15 @@ class EventLog:
             self._file.write(json.dumps(event.to_dict(time.time()), separators=(",", ":")) + "\n")
             self._file.flush()
         except OSError as error:
-            raise RunError(
-                f"Cannot write to {self.path}: {error.strerror or error}.",
-                hint=f"free some disk space, then lapclip resume {self.path.parent.name}",
-            ) from error
+            raise self._cannot_write(error) from error
         for listener in self.listeners:
             listener(event)
+
+    def _cannot_write(self, error: OSError) -> RunError:
+        return RunError(
+            f"Cannot write to {self.path}: {error.strerror or error}.",
+            hint=f"free some disk space, then lapclip resume {self.path.parent.name}",
+        )
 
     def close(self) -> None:
         """Close the file; what cannot be written any more has been reported by `append`."""

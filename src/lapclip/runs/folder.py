@@ -81,7 +81,7 @@ class Run:
         except filelock.Timeout:
             raise RunBusy(f"Another process is working on {self.path}.", hint=f"lapclip stop {self.name}") from None
         except OSError as error:
-            raise RunError(f"Cannot write to {self.path}: {error.strerror or error}.") from error
+            raise _cannot_write(self.path, error) from error
         try:
             if beat := beat_elsewhere(self.pulse):
                 raise RunBusy(
@@ -204,7 +204,7 @@ class Run:
         try:
             self._stop.touch()
         except OSError as error:
-            raise RunError(f"Cannot write to {self.path}: {error.strerror or error}.") from error
+            raise _cannot_write(self.path, error) from error
 
     def stop_asked(self) -> bool:
         """Whether someone asked the run to end. Polled, because a detached Windows process gets no signals."""
@@ -276,8 +276,15 @@ def _fill(run: Run, settings: str) -> Run:
         for path in (run.starting, run.path / "starting.key"):
             path.unlink(missing_ok=True)
     except OSError as error:
-        raise RunError(f"Cannot write to {run.path}: {error.strerror or error}.") from error
+        raise _cannot_write(run.path, error) from error
     return run
+
+
+def _cannot_write(path: Path, error: OSError) -> RunError:
+    return RunError(
+        f"Cannot write to {path}: {error.strerror or error}.",
+        hint="free some disk space, or the right to write there; then the same command",
+    )
 
 
 def _new_folder(name: str | None, recipe: str, file: str, text: str) -> Run:
@@ -304,7 +311,10 @@ def _new_folder(name: str | None, recipe: str, file: str, text: str) -> Run:
     except OSError as error:
         if partial is not None:
             shutil.rmtree(partial, ignore_errors=True)
-        raise RunError(f"Cannot make a run folder in {RUNS.absolute()}: {error.strerror or error}.") from error
+        raise RunError(
+            f"Cannot make a run folder in {RUNS.absolute()}: {error.strerror or error}.",
+            hint="free some disk space, or lapclip train in a folder that can be written to",
+        ) from error
 
 
 def find_run(name: str | None) -> Run:

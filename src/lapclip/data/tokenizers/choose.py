@@ -129,7 +129,9 @@ def save_tokenizer(tokenizer: Tokenizer, path: Path) -> None:
     try:
         write_atomic(path, json.dumps(tokenizer.to_dict()))
     except OSError as error:
-        raise DataError(f"Cannot write {path}: {error.strerror or error}.") from error
+        raise DataError(
+            f"Cannot write {path}: {error.strerror or error}.", hint="free some disk space, then lapclip resume"
+        ) from error
 
 
 def load_tokenizer(path: Path) -> Tokenizer | None:
