@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from safetensors import SafetensorError
 
 import lapclip
 from lapclip.commands.evaluate import EvaluationRequest, evaluate
@@ -188,3 +190,24 @@ def test_the_command_exports_a_run_and_evaluates_what_it_wrote(trained: Path, he
     assert "mine/open_clip_model.safetensors" in [Path(path).as_posix() for path in result["files"]]
     wanted = EvaluationRequest("mine", "scenes", split="val", device="cpu", settings=("data.train_pairs=64",))
     assert evaluate(wanted)["evaluation"]["candidates"] > 0
+
+
+@pytest.mark.parametrize("to", FORMATS)
+def test_a_full_disk_leaves_nothing_and_says_what_to_do(
+    to: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr("safetensors.torch.save_file", full)
+    with pytest.raises(WeightsError, match="No space left") as told:
+        write(embedder(SHAPE, characters()), to, tmp_path / "there")
+    assert "--out" in told.value.hint
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has other rights")
+def test_whoever_may_read_the_folder_may_read_the_weights(tmp_path: Path) -> None:
+    write(embedder(SHAPE, characters()), "openclip", tmp_path / "there")
+    [weights] = (tmp_path / "there").glob("*.safetensors")
+    assert weights.stat().st_mode & 0o666 == (tmp_path / "there").stat().st_mode & 0o666

@@ -12,6 +12,8 @@ from lapclip.exporting.export_format import ExportFormat, Job, Written
 from lapclip.weights.recognise import OWN_TOKENIZER
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from lapclip.embedder import Embedder
 
 PROFILES = "Colour profiles of images are converted to sRGB by lapclip; others take the numbers as they are."
@@ -89,3 +91,15 @@ def learnt_bias(embedder: Embedder) -> float | None:
     """The bias that a sigmoid loss has learnt beside the logit scale; None where there is none."""
     bias = embedder.model.state_dict().get("logit_bias")
     return None if bias is None else float(bias)
+
+
+def write_weights(tensors: dict[str, Tensor], path: Path) -> None:
+    """Weights as other libraries read them. A full disk is an OSError, and whoever may read the folder may read them."""
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
+
+    try:
+        save_file(tensors, path, metadata={"format": "pt"})
+    except SafetensorError as error:  # its own name for a full disk
+        raise OSError(f"{error}") from error
+    path.chmod(path.parent.stat().st_mode & 0o666)

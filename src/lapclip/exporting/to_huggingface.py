@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from lapclip.exporting.export_folder import write_json
 from lapclip.exporting.export_format import register
-from lapclip.exporting.published_folder import PublishedFormat, learnt_bias
+from lapclip.exporting.published_folder import PublishedFormat, learnt_bias, write_weights
 
 if TYPE_CHECKING:
     from lapclip.embedder import Embedder
@@ -25,8 +25,6 @@ preprocess = CLIPImageProcessor.from_pretrained("FOLDER")
 tokenizer = AutoTokenizer.from_pretrained("FOLDER")"""
 
     def write_files(self, embedder: Embedder, folder: Path) -> list[str]:
-        from safetensors.torch import save_file
-
         from lapclip.exporting.tokenizer_files import write_tokenizer
         from lapclip.weights import huggingface
 
@@ -35,7 +33,7 @@ tokenizer = AutoTokenizer.from_pretrained("FOLDER")"""
         write_json(folder / huggingface.CONFIG, huggingface.config_of(shape, embedder.tokenizer.start, bias))
         write_json(folder / huggingface.PREPROCESSOR, huggingface.preprocessor_of(shape, embedder.view.resized))
         tensors = huggingface.to_theirs(embedder.model.state_dict())
-        save_file(tensors, folder / huggingface.WEIGHTS[0], metadata={"format": "pt"})
+        write_weights(tensors, folder / huggingface.WEIGHTS[0])
         notes = [
             f"The tokenizer's files cannot express {limit}: captions without it give the same ids." for limit in limits
         ]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from lapclip.exporting.export_folder import write_json
 from lapclip.exporting.export_format import register
-from lapclip.exporting.published_folder import PublishedFormat, has_clips_tokenizer, learnt_bias
+from lapclip.exporting.published_folder import PublishedFormat, has_clips_tokenizer, learnt_bias, write_weights
 
 if TYPE_CHECKING:
     from lapclip.embedder import Embedder
@@ -24,8 +24,6 @@ model, _, preprocess = open_clip.create_model_and_transforms("local-dir:FOLDER")
 tokenizer = open_clip.get_tokenizer("local-dir:FOLDER")"""
 
     def write_files(self, embedder: Embedder, folder: Path) -> list[str]:
-        from safetensors.torch import save_file
-
         from lapclip.data.tokenizers import BytePairTokenizer
         from lapclip.exporting.tokenizer_files import write_tokenizer
         from lapclip.weights import openai, openclip
@@ -45,7 +43,7 @@ tokenizer = open_clip.get_tokenizer("local-dir:FOLDER")"""
         config = openclip.config_of(shape, tokenizer_here=own_tokenizer, logit_bias=learnt_bias(embedder))
         write_json(folder / openclip.CONFIG, config)
         tensors = openai.to_theirs(embedder.model.state_dict())
-        save_file(tensors, folder / openclip.WEIGHTS[0], metadata={"format": "pt"})
+        write_weights(tensors, folder / openclip.WEIGHTS[0])
         return notes
 
 

@@ -130,7 +130,8 @@ def save_tokenizer(tokenizer: Tokenizer, path: Path) -> None:
         write_atomic(path, json.dumps(tokenizer.to_dict()))
     except OSError as error:
         raise DataError(
-            f"Cannot write {path}: {error.strerror or error}.", hint="free some disk space, then lapclip resume"
+            f"Cannot write {path}: {error.strerror or error}.",
+            hint="free some disk space; a run goes on with lapclip resume",
         ) from error
 
 
