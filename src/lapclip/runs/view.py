@@ -57,9 +57,14 @@ class RunView:
     @property
     def status(self) -> str:
         """The state, told finer: a running run may be paused, or starting as long as it has made no step."""
-        if self.state == "running" and self.summary.paused:
+        return self.status_of(self.state, bool(self.summary.paused), bool(self.summary.steps))
+
+    @staticmethod
+    def status_of(state: str, paused: bool, begun: bool) -> str:
+        """The same from the few facts that a list of runs has."""
+        if state == "running" and paused:
             return "paused"
-        return "starting" if self.state == "running" and not self.summary.steps else self.state
+        return "starting" if state == "running" and not begun else state
 
     @property
     def working(self) -> bool:
