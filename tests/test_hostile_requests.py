@@ -46,5 +46,5 @@ def test_generated_requests_break_nothing_and_get_nothing_else(
     assert found.wrong == []
     assert sum(found.statuses.values()) == 4 * EXAMPLES + EXAMPLES
     # Some have reached what is served: else nothing was tried.
-    assert found.statuses["watch with token: 200"] > 3
-    assert found.statuses["search with token: 200"] > 3
+    assert found.statuses["watch with token: 200"]
+    assert found.statuses["search with token: 200"]

@@ -271,6 +271,8 @@ def test_curves_zoom_and_a_zoom_outlasts_new_steps(here: Path, look: Open) -> No
         tab.drawn("loss")
         extent = "document.getElementById('loss').layout.xaxis.range"
         place = tab.page.locator("#loss .nsewdrag").bounding_box()
+        legend, tools = (tab.page.locator(f"#loss .{part}").bounding_box() for part in ("legend", "modebar"))
+        assert legend["x"] + legend["width"] <= tools["x"]
         middle = place["y"] + place["height"] / 2
         tab.page.mouse.move(place["x"] + place["width"] * 0.25, middle)
         tab.page.mouse.down()
