@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import importlib.util
 import sys
 from pathlib import Path
@@ -36,10 +38,8 @@ def test_generated_requests_break_nothing_and_get_nothing_else(
     monkeypatch.setattr(requests.watch_app, "PATIENCE", 60)  # it is set, and set back
     found = requests.Findings(requests.make_places(here))
     library = open_library(here / "photos", str(trained))
-    try:
-        requests.by_application(requests.applications(library), EXAMPLES, found, 1)
-    finally:
-        library.close()
+    with contextlib.closing(library), asyncio.Runner() as runner:
+        requests.by_application(runner, requests.applications(library), EXAMPLES, found, 1)
     with server() as served:
         requests.by_socket({"watch": (served.port, served.token)}, EXAMPLES // 2, found, 2)
         assert served.ask("/runs").status == 200

@@ -320,10 +320,11 @@ def test_page_follows_the_index(shown: Album, monkeypatch: pytest.MonkeyPatch) -
 def until(ask: Callable[[], dict], done: Callable[[dict], bool]) -> dict:
     """The first answer that will do: the index is read at most once a second."""
     for _ in range(100):
-        if done(answer := ask()):
+        answer = ask()
+        if done(answer):
             return answer
         time.sleep(0.1)
-    raise AssertionError(answer)
+    raise AssertionError("the page does not follow")
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such signal")
