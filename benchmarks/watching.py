@@ -86,14 +86,17 @@ def page(here: Path, lines: list[str]) -> tuple[float, int]:
     folder = here / "runs" / "short"
     steps = [line for line in lines if '"type":"step"' in line]
     server = psutil.Popen(
-        [sys.executable, "-m", "lapclip", "watch", "--web", "--port", str(PORT)], cwd=here, stdout=subprocess.PIPE
+        [sys.executable, "-m", "lapclip", "watch", "--web", "--port", str(PORT), "--json"],
+        cwd=here,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
     )
     try:
-        server.stdout.readline()  # it listens before it says where
+        page = json.loads(server.stdout.readline())["url"]  # it listens before it says where
         with (
             filelock.FileLock(folder / "lock"),
             open(folder / "events.jsonl", "a", encoding="utf-8") as file,
-            urllib.request.urlopen(f"http://127.0.0.1:{PORT}/runs/short/events") as stream,
+            urllib.request.urlopen(page.replace("/?", "/runs/short/events?")) as stream,
         ):
             stream.readline()
             before, began = server.cpu_times(), time.perf_counter()

@@ -10,6 +10,7 @@ page, with drawn scenes).
 from __future__ import annotations
 
 import io
+import json
 import os
 import shutil
 import subprocess
@@ -34,18 +35,22 @@ PORT = 8791
 
 def page(name: str, browser: Browser) -> None:
     """The top of the page, as wide as a laptop's window."""
-    command = [sys.executable, "-m", "lapclip", "watch", name, "--web", "--port", str(PORT)]
+    command = [sys.executable, "-m", "lapclip", "watch", name, "--web", "--port", str(PORT), "--json"]
     server = subprocess.Popen(command, stdout=subprocess.PIPE)
     try:
-        assert server.stdout
-        server.stdout.readline()  # it listens before it says where
         shown = browser.new_page(viewport={"width": 1180, "height": 1130}, color_scheme="light")
-        shown.goto(f"http://127.0.0.1:{PORT}/")
+        shown.goto(address_of(server))
         shown.wait_for_timeout(3000)
         shown.screenshot(path=DOCS / "watch.png")
     finally:
         server.terminate()
         server.wait()
+
+
+def address_of(server: subprocess.Popen) -> str:
+    """Where a page is, with its token; it listens before it says so."""
+    assert server.stdout
+    return json.loads(server.stdout.readline())["url"]
 
 
 def search(name: str, browser: Browser) -> None:
@@ -66,15 +71,13 @@ def search(name: str, browser: Browser) -> None:
             "--web",
             "--port",
             str(PORT),
+            "--json",
         ]
         environment = {**os.environ, "LAPCLIP_DATA": place}
         server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
         try:
-            assert server.stdout
-            while not server.stdout.readline().startswith("Ctrl-C"):
-                pass
             shown = browser.new_page(viewport={"width": 1180, "height": 800}, color_scheme="light")
-            shown.goto(f"http://127.0.0.1:{PORT}/")
+            shown.goto(address_of(server))
             shown.get_by_role("button", name="Understood").click()
             shown.mouse.move(0, 0)
             shown.keyboard.type("two red flowers in the middle, at sunset")

@@ -17,15 +17,18 @@ class Served:
 
     def __init__(self, process: subprocess.Popen[str], address: str) -> None:
         self.process, self.address = process, address
-        found = re.fullmatch(r"http://([^/]+):(\d+)/(?:\?token=([^#]+))?(?:#(.+))?", address)
+        found = re.fullmatch(r"http://([^/]+):(\d+)/\?token=([^#]+)(?:#(.+))?", address)
         assert found, address
         self.host, self.port, self.token, self.fragment = found[1], int(found[2]), found[3], found[4]
 
     def ask(self, path: str, body: bytes | None = None, **headers: str) -> http.client.HTTPResponse:
-        """The answer to exactly this path: nothing tidies it up on the way. With a body it is sent there."""
+        """The answer to exactly this path: nothing tidies it up on the way. With a body it is sent there. Whoever asks
+        has the cookie, unless other ones are given."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
         connection.putrequest("GET" if body is None else "POST", path, skip_host="Host" in headers)
-        for name, value in headers.items():
+        named = re.search(r":(\d+)$", headers.get("Host", f":{self.port}"))
+        cookie = f"lapclip_{named[1] if named else 80}={self.token}"
+        for name, value in {"Cookie": cookie, **headers}.items():
             connection.putheader(name.replace("_", "-"), value)
         if body is not None:
             connection.putheader("Content-Length", str(len(body)))

@@ -271,6 +271,8 @@ def test_curves_zoom_and_a_zoom_outlasts_new_steps(here: Path, look: Open) -> No
         tab.drawn("loss")
         extent = "document.getElementById('loss').layout.xaxis.range"
         place = tab.page.locator("#loss .nsewdrag").bounding_box()
+        legend, tools = (tab.page.locator(f"#loss .{part}").bounding_box() for part in ("legend", "modebar"))
+        assert legend["x"] + legend["width"] <= tools["x"]
         middle = place["y"] + place["height"] / 2
         tab.page.mouse.move(place["x"] + place["width"] * 0.25, middle)
         tab.page.mouse.down()
@@ -323,13 +325,20 @@ def test_many_tabs_share_one_stream(here: Path, look: Open) -> None:
         assert [tab.wrong for tab in tabs] == [[]] * 7
 
 
-def test_beyond_this_machine_the_token_leaves_the_address(here: Path, look: Open) -> None:
+def test_token_leaves_the_address_and_two_pages_stay_open(here: Path, look: Open) -> None:
     make_run("mine", [*learning_run(20), ended(20)])
-    with server(host="0.0.0.0") as served:
-        served.address = f"http://127.0.0.1:{served.port}/?token={served.token}"
-        tab = look(served)
+    with server() as served, server() as other:
+        tab = look(served, runs=("mine",))
         tab.wait_text("#title", "mine")
-        assert "token" not in tab.page.url
+        assert tab.page.url == f"http://127.0.0.1:{served.port}/#run=mine"
         assert tab.page.evaluate("document.cookie") == ""  # no script can read it
-        tab.page.reload()
+        # A link on another site, such as a terminal in a browser.
+        tab.page.goto(f"http://localhost:{other.port}/?token={other.token}")
         tab.wait_text("#title", "mine")
+        tab.page.evaluate("address => { location.href = address; }", other.address)
+        tab.wait_text("#title", "mine")
+        assert tab.page.url.startswith(f"http://127.0.0.1:{other.port}/")
+        assert "token" not in tab.page.url
+        tab.page.goto(f"http://127.0.0.1:{served.port}/")  # the first one knows its cookie still
+        tab.wait_text("#title", "mine")
+    tab.wrong = [told for told in tab.wrong if "localhost" not in told]

@@ -24,7 +24,7 @@ from lapclip.runs.event_log import read_events
 from lapclip.watch.web import serve
 from lapclip.watch.web.feed import Feed
 
-from ..conftest import lapclip
+from ..conftest import command, lapclip
 from .made import (
     BEGAN,
     Served,
@@ -78,6 +78,9 @@ def test_runs_are_listed_with_their_standing(served: Served) -> None:
     assert list(rows) == ["done", "killed", "working", "paused"]
     assert {name: row["state"] for name, row in rows.items()} == {
         "done": "finished", "killed": "died", "working": "running", "paused": "running"}  # fmt: skip
+    assert {name: (row["status"], row["working"]) for name, row in rows.items()} == {
+        "done": ("Finished", False), "killed": ("Died", False), "working": ("Running", True),
+        "paused": ("Paused", True)}  # fmt: skip
     assert {name: row["paused"] for name, row in rows.items() if row["paused"]} == {"paused": "on battery"}
     done = rows["done"]
     assert (done["step"], done["steps"], done["best"], done["started"]) == (20, 20, 0.2, BEGAN)
@@ -98,6 +101,8 @@ def test_figures_hold_what_the_charts_need(here: Path) -> None:
         assert len(run["curves"]["loss_smoothed"]["y"]) == 60
         assert [each["t2i_r1"] for each in run["evaluations"]] == [0.1, 0.2, 0.3, 0.4, 0.5, 0.6]
         assert run["gradients"]["parts"] == ["image.embedding", "image.0", "text.0", "temperature"]
+        assert run["gradients"]["names"] == ["image embedding", "image block 1", "text block 1", "temperature"]
+        assert run["stopped"] is None
         assert run["phases"] == {"load": 0.01, "forward": 0.05, "backward": 0.1}
         assert run["memory"]["now"]["y"] == [600_000_000] * 6
         assert len(run["cores"]["values"]) == 2
@@ -153,6 +158,14 @@ def test_stream_of_an_ended_run_is_its_events_and_an_end(here: Path) -> None:
         *sent, last = served.messages("/runs/mine/events")
     assert [value for _, value in sent] == list(read_events(run.events))
     assert last == ("end", {"state": "finished"})
+
+
+def test_who_stopped_a_run_is_said_in_words(here: Path) -> None:
+    for name, reason in (("typed", "SIGINT"), ("asked", "lapclip stop"), ("other", "because")):
+        make_run(name, [started(9), step(1), ended(1, "stopped", reason=reason)])
+    with server() as served:
+        said = {name: served.json(f"/runs/{name}")["stopped"] for name in ("typed", "asked", "other")}
+    assert said == {"typed": "Stopped by Ctrl-C", "asked": "Stopped by lapclip stop", "other": "Stopped: because"}
 
 
 def test_stream_of_a_dead_run_ends_too(here: Path) -> None:
@@ -322,6 +335,19 @@ def test_ends_by_ctrl_c_with_tabs_open_and_says_nothing_more(here: Path) -> None
             served.process.kill()
         assert served.process.returncode == 0
         assert rest == ""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows sends no SIGINT to one process")
+def test_json_is_one_line_with_the_address_and_its_token(here: Path) -> None:
+    arguments = command("watch", "--web", "--port", "0", "--json")
+    with subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout
+        said = json.loads(process.stdout.readline())
+        process.send_signal(signal.SIGINT)
+        rest, errors = process.communicate(timeout=60)
+    assert (process.returncode, rest) == (0, "")
+    assert re.fullmatch(r"http://127\.0\.0\.1:\d+/\?token=[\w-]{32}", said["url"])
+    assert said["url"] in errors
 
 
 def test_a_port_that_cannot_be_is_refused(here: Path) -> None:

@@ -86,8 +86,8 @@ def search(
         Where the page is served; without it, 8865 or the next free one. Example: lapclip search photos/ --web --port
         9000
     host
-        Address the page is served at; any but this computer's own needs the token that is printed. Example: lapclip
-        search photos/ --web --host 0.0.0.0
+        Address the page is served at; without it, only this computer reaches it. The address that is printed holds a
+        token: who has it can look. Example: lapclip search photos/ --web --host 0.0.0.0
     """
     from lapclip.searching.query import check_question, parse_since
     from lapclip.searching.scan import is_image
@@ -154,7 +154,7 @@ def _serve(library: Library, host: str, port: int | None, common: Common | None,
 
     def ready(address: str) -> None:
         if common and common.json:
-            print(json.dumps({"address": address, "indexed": library.count}), flush=True)
+            print(json.dumps({"url": address, "address": address, "indexed": library.count}), flush=True)
 
     serve(library, host, port, output=output, ready=ready, **asked)
     return 0

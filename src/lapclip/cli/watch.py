@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import sys
 from typing import Annotated
 
 from cyclopts import Parameter
@@ -38,14 +40,18 @@ def watch(
     port
         Where the page is served; without it, 8765 or the next free one. Example: lapclip watch --web --port 9000
     host
-        Address the page is served at; any but this computer's own needs the token that is printed. Example: lapclip
-        watch --web --host 0.0.0.0
+        Address the page is served at; without it, only this computer reaches it. The address that is printed holds a
+        token: who has it can look. Example: lapclip watch --web --host 0.0.0.0
     once
         Print how things stand and end. Example: lapclip watch --once
     """
     if web:
         from lapclip.watch.web import serve
 
+        if common and common.json:
+            return serve(
+                runs, host, port, output=sys.stderr, ready=lambda url: print(json.dumps({"url": url}), flush=True)
+            )
         return serve(runs, host, port)
     from lapclip.watch import terminal
 

@@ -14,6 +14,8 @@ from lapclip.runs.summary import Summary, batch_accuracy
 from lapclip.text import count, duration, number, one_line, percent, printable_lines, significant
 
 NO_REASON = "no reason was given"
+STOPPED_BY = {"SIGINT": "Ctrl-C", "SIGTERM": "another program (SIGTERM)", "lapclip stop": "lapclip stop"}
+"""Who ended a run, by the reason that its `stopped` event gives."""
 
 
 @dataclass(frozen=True)
@@ -60,10 +62,16 @@ def _message(event: dict[str, Any], with_step: bool) -> str:
             seconds = number(event.get("seconds"))
             return "went on" if seconds is None else f"went on after {duration(seconds)}"
         case "stopped":
-            return f"stopped{after}: {event.get('reason') or NO_REASON}"
+            return f"stopped{after}{stopped_by(event)}"
         case "failed":
             return f"failed{after}: {event.get('error') or NO_REASON}"
     return ""
+
+
+def stopped_by(event: dict[str, Any]) -> str:
+    """What follows the word "stopped": by whom, or the reason that is given."""
+    reason = str(event.get("reason") or NO_REASON)
+    return f" by {STOPPED_BY[reason]}" if reason in STOPPED_BY else f": {reason}"
 
 
 def notices(summary: Summary) -> list[Notice]:

@@ -64,9 +64,14 @@ class RunView:
         starting may wait for another."""
         if self.waits_for:
             return "waiting"
-        if self.state == "running" and self.summary.paused:
+        return self.status_of(self.state, bool(self.summary.paused), bool(self.summary.steps))
+
+    @staticmethod
+    def status_of(state: str, paused: bool, begun: bool) -> str:
+        """The same from the few facts that a list of runs has, of one that waits for no other."""
+        if state == "running" and paused:
             return "paused"
-        return "starting" if self.state == "running" and not self.summary.steps else self.state
+        return "starting" if state == "running" and not begun else state
 
     @property
     def working(self) -> bool:

@@ -35,7 +35,7 @@ class Library:
 
     def __init__(self, folder: Path, index: Index, model: SearchModel, update: IndexUpdate) -> None:
         self.folder, self.model, self.update = folder, model, update
-        self._index = index
+        self._index, self._version = index, _version(index)
         self._table, self._vectors = index.snapshot(model.identity)
         self._left_out: dict[tuple[str, ...], np.ndarray] = {}
 
@@ -43,6 +43,12 @@ class Library:
     def count(self) -> int:
         """Images that can be found."""
         return len(self._table.numbers)
+
+    def current(self) -> Library:
+        """The same with what another process has written into the index since; itself where that is nothing."""
+        if _version(self._index) == self._version:
+            return self
+        return Library(self.folder, self._index, self.model, self.update)
 
     def find(
         self,
@@ -152,6 +158,11 @@ class Library:
             out = {entry.number for entry in self._index.entries() if excluded(entry.path, globs)}
             self._left_out = {globs: np.isin(self._table.numbers, list(out))}
         return self._left_out[globs]
+
+
+def _version(index: Index) -> int:
+    """Another number after each change by another process."""
+    return index.rows("PRAGMA data_version")[0][0]
 
 
 def open_library(

@@ -212,7 +212,7 @@ def step_phases(view: RunView, canvas: Canvas) -> RenderableType | None:
 
 
 def machine(view: RunView, canvas: Canvas) -> RenderableType | None:
-    """Memory, cores, energy and heat."""
+    """Memory, cores, energy, heat and the clock of the processor."""
     rows, room = _rows(SHORT_LABEL), canvas.inside - SHORT_LABEL
     process, peak, whole = view.memory
     if peak is not None:
@@ -225,11 +225,13 @@ def machine(view: RunView, canvas: Canvas) -> RenderableType | None:
         rows.add_row("energy", _energy(view, room))
         celsius, megahertz = number(view.sensors.get("celsius")), number(view.sensors.get("megahertz"))
         degrees = "C" if canvas.plain else "°C"
-        heat = [f"{celsius:.0f} {degrees}" if celsius is not None else "", f"{megahertz:,.0f} MHz" if megahertz else ""]
+        heat = [f"{celsius:.0f} {degrees}"] if celsius is not None else []
         if view.sensors.get("throttled") is True:
-            rows.add_row("heat", Text(", ".join([*filter(None, heat), "slowed down by heat"]), style="bold red"))
-        elif any(heat):
-            rows.add_row("heat", Text(", ".join(filter(None, heat))))
+            rows.add_row("heat", Text(", ".join([*heat, "slowed down by heat"]), style="bold red"))
+        elif heat:
+            rows.add_row("heat", Text(heat[0]))
+        if megahertz:
+            rows.add_row("clock", Text(f"{megahertz:,.0f} MHz"))
         if swap := number(view.sensors.get("swap_bytes")):
             rows.add_row("swap", Text(f"{size(swap)} in use"))
     return _section("Machine", rows, canvas) if rows.row_count else None

@@ -11,6 +11,7 @@ from rich.text import Text
 
 from lapclip.errors import nearest
 from lapclip.runs.folder import all_runs
+from lapclip.runs.messages import stopped_by
 from lapclip.runs.view import RunView
 from lapclip.text import UNKNOWN, duration, duration_range, one_line, percent, short_duration, significant
 from lapclip.watch import sparklines
@@ -186,7 +187,7 @@ def _ending(view: RunView, typed: Typed) -> list[Text]:
     took = duration(view.summary.training_seconds)
     sentence = {
         "finished": f"Finished in {took} of training.",
-        "stopped": f"Stopped after step {step} ({one_line(ending.get('reason') or 'no reason given')}); all is saved.",
+        "stopped": one_line(f"Stopped after step {step}{stopped_by(ending)}; all is saved."),
         "failed": f"Failed after step {step}: {view.error[0]}" if ending else f"Did not start: {_why_not(view)}",
         "died": f"Ended without a word after step {step}; its last checkpoint is there.",
         "paused": f"Paused: {view.pause_reason}. It goes on by itself.",

@@ -2,7 +2,8 @@
 
 A page on the web can make a browser ask this machine: by a name that it lets point here (DNS rebinding), or by an
 address in its own text. So the Host must be one we serve, an Origin must be our own, and what another site embeds is
-refused. Beyond this machine a token is needed as well.
+refused. Other accounts of this machine reach the same address as its user: so a token is needed as well, which stands
+in the address that is printed and moves into a cookie with the first request.
 """
 
 from __future__ import annotations
@@ -10,13 +11,11 @@ from __future__ import annotations
 import ipaddress
 import secrets
 import socket
-from collections.abc import Mapping
 from dataclasses import dataclass
-from http.cookies import CookieError, SimpleCookie
 from urllib.parse import parse_qs, urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.responses import PlainTextResponse
+from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 POLICY = "; ".join(
@@ -40,17 +39,18 @@ HEADERS = {
     "Cross-Origin-Opener-Policy": "same-origin",
 }
 LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
+LONGEST_PATH = 1000
+"""Characters. Beyond 4,300 digits Python makes no number of a text, and the router would fail at it."""
 
 
 @dataclass(frozen=True)
 class Door:
-    """Which names of this machine are ours, and the token, if one is needed."""
+    """Which names of this machine are ours, and the token that opens."""
 
     names: frozenset[str]
+    token: str
     any_address: bool = False
     """Whether any numeric address will do as a name: no foreign site can have one of ours."""
-    token: str | None = None
-    cookie: str = "lapclip"
     command: str = "lapclip"
     """What the user types to start the server: the address that it prints holds the token."""
 
@@ -60,43 +60,46 @@ class Door:
         hosts = headers.getlist("host")
         if len(hosts) != 1 or not self._knows(hosts[0]):
             return 403, "This server answers to the address that it printed at its start, and to no other name."
-        if any(urlsplit(origin).netloc != hosts[0] for origin in headers.getlist("origin")):
+        if any(_place(origin) != hosts[0] for origin in headers.getlist("origin")):
             return 403, "Another site's page may not read this."
-        arrival = headers.get("sec-fetch-mode") == "navigate" and scope["path"] == "/"
-        if headers.get("sec-fetch-site") in ("cross-site", "same-site") and not arrival:
+        if followed_a_link(headers) and not (headers.get("sec-fetch-mode") == "navigate" and scope["path"] == "/"):
             return 403, "Another site's page may not use this."
-        if self.token is not None and not (self.token_in(scope) or self._cookie_in(headers)):
+        if not (self.token_in(scope) or self._cookie_in(headers)):
             return 401, f"Open the whole address that {self.command} printed: it ends in a token."
+        if len(scope["path"]) > LONGEST_PATH:
+            return 414, "No address here is that long."
         return None
 
     def token_in(self, scope: Scope) -> bool:
         """Whether the address holds the token."""
         given = parse_qs(scope.get("query_string", b"").decode("latin-1")).get("token", [])
-        return self.token is not None and any(_same(text, self.token) for text in given)
+        return any(_same(text, self.token) for text in given)
 
-    def _cookie_in(self, headers: Mapping[str, str]) -> bool:
-        try:
-            given = SimpleCookie(headers.get("cookie", "")).get(self.cookie)
-        except CookieError:
-            return False
-        return given is not None and self.token is not None and _same(given.value, self.token)
+    def cookie_name(self, headers: Headers) -> str:
+        """By the port that the browser sees: it sends a host's cookies to all ports, and two pages, one of which may
+        come through `ssh -L`, must not overwrite each other's."""
+        _, port = _name_and_port(headers.get("host", ""))
+        return f"lapclip_{port}"
+
+    def _cookie_in(self, headers: Headers) -> bool:
+        # Taken apart by hand: other servers of this host have cookies too, and the parser of the standard library
+        # gives up at the first that it does not like.
+        pairs = (pair.partition("=") for line in headers.getlist("cookie") for pair in line.split(";"))
+        name = self.cookie_name(headers)
+        return any(key.strip() == name and _same(value.strip(), self.token) for key, _, value in pairs)
 
     def _knows(self, host: str) -> bool:
-        try:
-            name = (urlsplit(f"//{host}").hostname or "").lower()
-        except ValueError:
-            return False
+        name, _ = _name_and_port(host)
         return name in self.names or (self.any_address and is_address(name))
 
 
-def door_for(host: str, port: int, command: str, *, loopback: bool) -> Door:
-    """The door of a server that listens at `host`. One that others can reach gets a token."""
-    names = LOOPBACK_NAMES | {host.lower()}
+def door_for(host: str, command: str, *, loopback: bool) -> Door:
+    """The door of a server that listens at `host`."""
+    names, token = LOOPBACK_NAMES | {host.lower()}, secrets.token_urlsafe(24)
     if loopback:
-        return Door(names, command=command)
+        return Door(names, token, command=command)
     own = socket.gethostname().lower()
-    # A browser sends a host's cookies to all its ports: two servers must not overwrite each other's.
-    return Door(names | {own, f"{own}.local"}, True, secrets.token_urlsafe(24), f"lapclip_{port}", command)
+    return Door(names | {own, f"{own}.local"}, token, any_address=True, command=command)
 
 
 class Guard:
@@ -108,24 +111,37 @@ class Guard:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
-        gave_token = self._door.token_in(scope) and scope["path"] == "/"
 
         async def send_guarded(message: Message) -> None:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
                 headers.update(HEADERS)
                 headers.setdefault("Cache-Control", "no-store")
-                if gave_token:
-                    cookie = f"{self._door.cookie}={self._door.token}; Path=/; HttpOnly; SameSite=Strict"
-                    headers.append("Set-Cookie", cookie)
             await send(message)
 
-        refused = self._door.refuses(scope)
-        if refused:
-            gave_token = False
-            await PlainTextResponse(refused[1] + "\n", refused[0])(scope, receive, send_guarded)
+        app = self._app
+        if refused := self._door.refuses(scope):
+            app = PlainTextResponse(refused[1] + "\n", refused[0])
+        elif scope["path"] == "/" and scope["method"] in ("GET", "HEAD") and self._door.token_in(scope):
+            app = self._let_in(Headers(scope=scope))
+        # What we send is small enough to be sent whole, and readers of ranges have had faults.
+        scope["headers"] = [each for each in scope["headers"] if each[0] != b"range"]
+        await app(scope, receive, send_guarded)
+
+    def _let_in(self, headers: Headers) -> Response:
+        """The token moves from the address into a cookie that no script can read."""
+        if followed_a_link(headers):
+            # After a redirect the browser would count the request as the other site's, and withhold the cookie.
+            answer = PlainTextResponse("The page opens.\n", headers={"Refresh": "0; url=/"})
         else:
-            await self._app(scope, receive, send_guarded)
+            answer = RedirectResponse("/", 303)
+        answer.set_cookie(self._door.cookie_name(headers), self._door.token, httponly=True, samesite="strict")
+        return answer
+
+
+def followed_a_link(headers: Headers) -> bool:
+    """Whether another site led here."""
+    return headers.get("sec-fetch-site") in ("cross-site", "same-site")
 
 
 def is_address(name: str) -> bool:
@@ -135,6 +151,23 @@ def is_address(name: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+def _name_and_port(host: str) -> tuple[str, int]:
+    """The parts of a Host header. A malformed one has no name."""
+    try:
+        parts = urlsplit(f"//{host}")
+        return (parts.hostname or "").lower(), parts.port or 80
+    except ValueError:
+        return "", 0
+
+
+def _place(origin: str) -> str | None:
+    """Name and port of an Origin header; None for a malformed one."""
+    try:
+        return urlsplit(origin).netloc
+    except ValueError:
+        return None
 
 
 def _same(given: str, expected: str) -> bool:

@@ -64,6 +64,7 @@ def serve_until_interrupted(
     # Here, so that a command's help does not wait for the modules of the web server.
     import uvicorn
 
+    from lapclip.web.connections import Connection
     from lapclip.web.security import Guard, door_for
 
     class Server(uvicorn.Server):
@@ -75,7 +76,7 @@ def serve_until_interrupted(
     with _listen(host, port, first_port, announcement.command) as listening, suppress(KeyboardInterrupt):
         address, port = str(listening.getsockname()[0]), int(listening.getsockname()[1])
         loopback = ipaddress.ip_address(address).is_loopback
-        door = door_for(host, port, announcement.command, loopback=loopback)
+        door = door_for(host, announcement.command, loopback=loopback)
         config = uvicorn.Config(
             Guard(app, door),
             log_level="error",
@@ -84,7 +85,7 @@ def serve_until_interrupted(
             proxy_headers=False,
             lifespan="off",
             ws="none",
-            http="h11",
+            http=Connection,
             loop="asyncio",
             timeout_graceful_shutdown=2,
         )
@@ -92,8 +93,7 @@ def serve_until_interrupted(
             print(note, file=output)
         link = _link(host, address, port, door.token) + (f"#{announcement.fragment}" if announcement.fragment else "")
         print(f"{announcement.title}: {link}", file=output)
-        if not loopback:
-            print(f"{announcement.shared} What is sent is not encrypted.", file=output)
+        print(announcement.shared + ("" if loopback else " What is sent is not encrypted."), file=output)
         print(announcement.ending, file=output, flush=True)
         ready(link)
         Server(config).run(sockets=[listening])
@@ -115,11 +115,11 @@ def _listen(host: str, port: int | None, first_port: int, command: str) -> socke
     raise ConfigError(f"Port {candidates[-1]} is in use.", hint=f"{command} --port {candidates[-1] + 1}")
 
 
-def _link(host: str, address: str, port: int, token: str | None) -> str:
+def _link(host: str, address: str, port: int, token: str) -> str:
     """The address to open in a browser. A server at all addresses is named by one that others can reach."""
     name = _reachable(address) if ipaddress.ip_address(address).is_unspecified else host
     name = f"[{name}]" if ":" in name else name
-    return f"http://{name}:{port}/" + (f"?token={token}" if token else "")
+    return f"http://{name}:{port}/?token={token}"
 
 
 def _reachable(address: str) -> str:

@@ -43,6 +43,7 @@ LARGEST_ASKED = 50_000_000
 """Bytes of the largest image to search by."""
 
 GONE = "Whoever asked has gone."
+NO_SUCH_IMAGE = "There is no image of this number."
 
 Result = TypeVar("Result")
 
@@ -113,7 +114,7 @@ class Application:
 
     async def _page(self, request: Request) -> Response:
         folder = self._library.folder
-        facts = {"name": folder.name or str(folder), "folder": str(folder), "count": self.questions.count}
+        facts: dict[str, Any] = {"name": folder.name or folder.anchor, "count": self.questions.count}
         facts["notes"] = self._library.model_notes()
         text = (STATIC / "page.html").read_text(encoding="utf-8").replace("{{facts}}", html.escape(json.dumps(facts)))
         return Response(text.encode(), media_type="text/html; charset=utf-8")
@@ -163,17 +164,19 @@ class Application:
 
     async def _entry(self, request: Request) -> Entry:
         number = request.path_params["number"]
+        if number >= LARGEST_NUMBER:
+            raise HTTPException(404, NO_SUCH_IMAGE)
         # In a thread, because another process may be writing the index.
-        entry = await asyncio.to_thread(self._library.entry, number) if number < LARGEST_NUMBER else None
-        if entry is None:
-            raise HTTPException(404, "There is no image of this number.")
+        entry = await asyncio.to_thread(_or_refuse, lambda: self._library.entry(number))
+        if entry is None or not self.questions.shows(entry):
+            raise HTTPException(404, NO_SUCH_IMAGE)
         return entry
 
     def _facts(self, entry: Entry) -> dict[str, Any]:
         return {
             "number": entry.number,
             "name": os.path.basename(entry.path),
-            "path": str(self._library.path(entry)),
+            "path": entry.path,
             "bytes": entry.bytes,
             "width": entry.width,
             "height": entry.height,

@@ -10,8 +10,10 @@ from typing import Any, NamedTuple
 from PIL import Image
 
 from lapclip.data.decode import decode, read_header
+from lapclip.errors import SearchError
 from lapclip.paths import digest_of_bytes
-from lapclip.searching.library import Library
+from lapclip.searching.library import Entry, Library
+from lapclip.searching.query import excluded
 from lapclip.searching.web.images import as_jpeg, shrunk
 
 PAGE = 200
@@ -24,6 +26,9 @@ LARGEST_NUMBER = 2**53
 """Browsers know no larger ones, and SQLite not many more."""
 REMEMBERED = 8
 """Images to search by that are remembered."""
+REST = 20
+"""Times as long as the index took to read, and a second at least, before it is read again: it may be changing all
+the time, while another process indexes."""
 ASKED_SIDE = 1024
 """Side that is remembered of an image to search by: more than any model looks at."""
 
@@ -49,8 +54,10 @@ class Questions:
 
     def __init__(self, library: Library, since: float | None = None, exclude: Sequence[str] = ()) -> None:
         self._library = library
-        self._narrowed: dict[str, Any] = {"since": since, "exclude": tuple(exclude)}
+        self._since, self._exclude = since, tuple(exclude)
+        self._narrowed: dict[str, Any] = {"since": since, "exclude": self._exclude}
         self.count = library.count_of(**self._narrowed)
+        self._readings, self._next_reading = 1, 0.0
         self._asked: OrderedDict[str, AskedImage] = OrderedDict()
 
     def read(self, given: Mapping[str, str]) -> Question:
@@ -71,19 +78,25 @@ class Questions:
             raise ValueError("This image is not remembered any more: drop it here again.")
         return Question(page, words, like, asked)
 
+    def shows(self, entry: Entry) -> bool:
+        """Whether an image is young enough and not left out."""
+        time = entry.modified / 1e9 if entry.taken is None else entry.taken
+        return (self._since is None or time >= self._since) and not excluded(entry.path, self._exclude)
+
     def answer(self, question: Question) -> dict[str, Any]:
-        """A page of the images, how many there are, and how long it took."""
-        began, library = time.perf_counter(), self._library
+        """A page of the images, how many there are, how long it took, and which reading of the index that is."""
+        began, library = time.perf_counter(), self._read_again()
         chosen = {"limit": PAGE, "offset": question.page * PAGE, **self._narrowed}
         if question.image:
             hits = library.like_image(question.image.image, **chosen)
         elif question.like is not None:
-            hits = library.like(question.like, **chosen)
+            known = library.entry(question.like)
+            hits = library.like(question.like, **chosen) if known and self.shows(known) else []
         elif question.words:
             hits = library.find(question.words, **chosen)
         else:
             hits = library.newest(**chosen)
-        total = self._library.count_of(**self._narrowed, without=question.like) if hits or question.page else 0
+        total = library.count_of(**self._narrowed, without=question.like) if hits or question.page else 0
         scored = bool(question.image or question.words) or question.like is not None
         return {
             "results": [
@@ -91,8 +104,26 @@ class Questions:
                 for hit in hits
             ],
             "total": min(total, MOST),
+            "count": self.count,
+            "reading": self._readings,
             "ms": round(1000 * (time.perf_counter() - began), 1),
         }
+
+    def _read_again(self) -> Library:
+        """The library as the index is now, or was a moment ago."""
+        began = time.monotonic()
+        if began < self._next_reading:
+            return self._library
+        try:
+            now = self._library.current()
+        except SearchError:  # what was read before is true as far as it goes
+            now = self._library
+        if now is not self._library:
+            self._library, self.count = now, now.count_of(**self._narrowed)
+            self._readings += 1
+        took = time.monotonic() - began
+        self._next_reading = began + max(1.0, REST * took)
+        return now
 
     def remember(self, data: bytes) -> str:
         """Remember an image to search by. Raises DataError where it is none."""

@@ -14,8 +14,9 @@ import asyncio
 import html
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TextIO
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -133,7 +134,14 @@ def _read_image(run: Path, number: int) -> bytes:
         raise HTTPException(404) from None
 
 
-def serve(names: Sequence[str], host: str = "127.0.0.1", port: int | None = None) -> int:
+def serve(
+    names: Sequence[str],
+    host: str = "127.0.0.1",
+    port: int | None = None,
+    *,
+    output: TextIO | None = None,
+    ready: Callable[[str], None] = lambda address: None,
+) -> int:
     """Serve the page until Ctrl-C. It opens on the runs `names`. Without a port: 8765, or the next free one."""
     names = [Path(name).name for name in names]
     absent = [name for name in names if run_named(name) is None]
@@ -145,5 +153,6 @@ def serve(names: Sequence[str], host: str = "127.0.0.1", port: int | None = None
         notes=[f"There is no run called {name} yet; the page shows it as soon as it begins." for name in absent],
     )
     application = Application(names)
-    serve_until_interrupted(application.routed(), announcement, host, port, PORT, application.closing.set)
+    app = application.routed()
+    serve_until_interrupted(app, announcement, host, port, PORT, application.closing.set, output, ready)
     return 0

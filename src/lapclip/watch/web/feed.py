@@ -16,6 +16,7 @@ from typing import Any
 
 from lapclip.runs.folder import Run, all_runs
 from lapclip.runs.follow import FollowedRun, RunStatus
+from lapclip.runs.view import WORKING, RunView
 from lapclip.watch.web.snapshot import snapshot
 
 SHARE = 0.005
@@ -58,7 +59,12 @@ class RunList:
 
 def _row(status: RunStatus) -> dict[str, Any]:
     """A run's line. It ends with the event that ends it: its process may take a moment longer."""
-    return {**status.row(), "state": status.progress.ending.get("type", status.state)}
+    progress = status.progress
+    state = progress.ending.get("type", status.state)
+    standing = RunView.status_of(state, bool(progress.paused), bool(progress.step)).capitalize()
+    if status.waits_for:
+        standing = f"Waiting for {status.waits_for}"
+    return {**status.row(), "state": state, "status": standing, "working": state in WORKING}
 
 
 def run_named(name: str) -> Run | None:

@@ -11,9 +11,10 @@ from typing import Any
 
 from lapclip.runs.curves import Curve, curve, samples, smoothed, thinned, windows
 from lapclip.runs.event_log import mapping
+from lapclip.runs.messages import stopped_by
 from lapclip.runs.summary import Summary
 from lapclip.runs.view import RunView
-from lapclip.text import number
+from lapclip.text import number, part_name
 
 POINTS = 600
 COLUMNS = 80
@@ -34,7 +35,8 @@ def snapshot(row: dict[str, Any], view: RunView) -> dict[str, Any]:
         "ending": {name: summary.ending.get(name) for name in ("type", "time", "error", "reason") if summary.ending},
         "elapsed": summary.training_seconds,
         "pairs_per_second": summary.pairs_per_second,
-        "learning": verdict(view, over=row["state"] not in ("starting", "running")),
+        "stopped": f"Stopped{stopped_by(summary.ending)}" if summary.ending.get("type") == "stopped" else None,
+        "learning": verdict(view, over=not row["working"]),
         "forecast": asdict(view.time_left) if view.time_left else None,
         "findings": [asdict(finding) for finding in view.findings],
         "scores": {
@@ -100,7 +102,9 @@ def _evaluation(event: dict[str, Any]) -> dict[str, Any]:
 
 def _gradients(view: RunView) -> dict[str, Any]:
     steps, rows = view.summary.gradient_map(COLUMNS)
-    return {"x": steps, "parts": view.summary.parts(), "values": [[_short(value) for value in row] for row in rows]}
+    parts = view.summary.parts()
+    values = [[_short(value) for value in row] for row in rows]
+    return {"x": steps, "parts": parts, "names": [part_name(part) for part in parts], "values": values}
 
 
 def _memory(view: RunView) -> dict[str, Any]:

@@ -91,6 +91,7 @@ export class Grid {
     if (!row || tile.number === row.number) return;
     tile.number = row.number;
     image.alt = name.textContent = row.name;
+    button.classList.remove("missing");
     load(image, `/images/${row.number}/small`, (worked) => button.classList.add(worked ? "there" : "missing"));
   }
 

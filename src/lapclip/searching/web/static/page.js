@@ -60,7 +60,7 @@ function ask(question, scroll) {
   document.title = question.words ? `${question.words} · lapclip search` : "lapclip search";
   const asked = coming = new Results(question, (error) => {
     if (error) fail(error, asked);
-    else if (asked === results) { grid.drawSoon(); apply(); }
+    else if (asked === results) { stand(); grid.drawSoon(); apply(); }
     else arrive(asked, scroll);
   });
   asked.need(0, 0);
@@ -91,16 +91,16 @@ function fail(error, asked) {
 }
 
 function stand() {
-  const { question, total, ms } = results;
+  const { question, total, every, ms } = results;
   show("empty", false);
   if (!total) {
     say("standing", "No images");
-    if (facts.count) empty("Nothing found", "This image is not in the index.");
-    else empty("No images", `There is nothing to show in ${facts.folder}, or --since and --exclude leave nothing.`);
+    if (every) empty("Nothing found", "This image is not in the index.");
+    else empty("No images", `There is nothing to show in ${facts.name}, or --since and --exclude leave nothing.`);
     return;
   }
   const asked = question.words || question.like !== null || question.image;
-  const all = total < facts.count - 1 ? `${count(total)} of ${count(facts.count)} images` : `${count(total)} images`;
+  const all = total < every - 1 ? `${count(total)} of ${count(every)} images` : `${count(total)} images`;
   say("standing", asked ? `${all}, best first · ${count(ms)} ms` : `${all}, newest first`);
 }
 
@@ -170,10 +170,8 @@ function showNotes() {
   });
 }
 
-if (location.search.includes("token=")) history.replaceState(null, "", location.pathname + location.hash); // it is in a cookie now
 history.scrollRestoration = "manual"; // the page is as high as its answers, which come later
 say("folder", facts.name);
-byId("folder").title = facts.folder;
 showNotes();
 viewer.listen({ leave, step, like: (wanted) => go({ words: "", like: wanted, image: "", open: null }) });
 listenForImages((image) => { typing = false; go({ words: "", like: null, image, open: null }); }, (text) => say("standing", text));
@@ -194,6 +192,7 @@ addEventListener("keydown", (event) => {
   if (event.key === "/" && document.activeElement !== words) { event.preventDefault(); words.select(); words.focus(); }
   if (event.key === "Escape" && document.activeElement !== words) words.focus();
 });
+document.addEventListener("visibilitychange", () => { if (!document.hidden && results) results.again(); }); // the index may have grown
 addEventListener("popstate", (event) => { typing = false; clearTimeout(timer); apply(event.state && event.state.scroll); });
 if (matchMedia("(hover: hover)").matches && state().open === null) words.focus({ preventScroll: true });
 apply();

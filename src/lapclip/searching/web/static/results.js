@@ -13,6 +13,8 @@ export class Results {
     this.question = question;
     this.changed = changed; // called with an error, or without one when a page has come
     this.total = null; // not known yet
+    this.every = 0; // images that could be found
+    this.reading = null; // which reading of the index the rows are from
     this.ms = 0;
     this.pages = new Map(); // page -> rows
     this.asked = new Map(); // page -> its AbortController
@@ -54,10 +56,11 @@ export class Results {
     try {
       const answer = await fetch(`/search?${given}`, { cache: "no-store", signal: stopping.signal });
       if (!answer.ok) throw new Refused((await answer.text()).trim());
-      const { results, total, ms } = await answer.json();
+      const { results, total, count, reading, ms } = await answer.json();
       if (this.asked.get(page) !== stopping) return;
       if (this.total === null) this.ms = ms;
-      this.total = total;
+      if (this.reading !== reading) this.pages.clear(); // the index has changed: other rows may have moved
+      Object.assign(this, { total, reading, every: count });
       this.pages.set(page, results);
       this.asked.delete(page);
       this.changed(null);
@@ -68,6 +71,11 @@ export class Results {
       this.failed.set(page, Date.now() + 2000);
       this.changed(error);
     }
+  }
+
+  // Ask for the first page again: where the index has changed, the others come again as they are needed.
+  again() {
+    if (!this.asked.size) this.fetch(0);
   }
 
   stop() {

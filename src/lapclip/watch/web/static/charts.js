@@ -29,7 +29,8 @@ const axis = (own = {}) => ({
 const layout = (spec) => ({
   paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
   font: { color: "--ink", size: 12, family: getComputedStyle(document.body).fontFamily },
-  margin: { l: 44, r: 8, t: 8, b: 36 },
+  margin: { l: 44, r: touch ? 8 : 34, t: 8, b: 36 }, // on the right there is room for the tools, beside the legend
+  modebar: { orientation: "v", bgcolor: "rgba(0,0,0,0)", color: "--muted", activecolor: "--accent" },
   hovermode: spec.heat ? "closest" : "x unified",
   hoverlabel: { bgcolor: "--card", bordercolor: "--edge", font: { color: "--ink" } },
   dragmode: touch ? false : "zoom", // on a touch screen a drag scrolls the page

@@ -4,7 +4,6 @@ import { chart } from "./charts.js";
 import { byId, make } from "./elements.js";
 import { line, tableOf } from "./run_charts.js";
 import { pick } from "./picker.js";
-import { state } from "./status.js";
 import { count, duration, percent } from "./text.js";
 
 export const AXES = { step: "Steps", minutes: "Minutes of work" };
@@ -49,7 +48,7 @@ export function drawComparison(runs, axis) {
   const rows = runs.map((run, at) => make("tr", {},
     make("th", { scope: "row" }, make("span", { class: `dot line-${at % COLOURS.length}`, "aria-hidden": "true" }),
       make("button", { type: "button", class: "link", on: { click: () => pick([run.name]) } }, run.name)),
-    ...[state(run), `${count(run.step)} of ${count(run.steps)}`, percent(run.best), duration(run.elapsed), count(run.pairs_per_second),
+    ...[run.status, `${count(run.step)} of ${count(run.steps)}`, percent(run.best), duration(run.elapsed), count(run.pairs_per_second),
       run.about.model || "–", count(run.about.batch_size)].map((text) => make("td", {}, String(text)))));
   const table = byId("comparison-table");
   const focused = table.contains(document.activeElement) ? document.activeElement.textContent : null;

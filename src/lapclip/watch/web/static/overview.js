@@ -1,10 +1,15 @@
 // The three questions at the top: is it learning, when is it done, is something wrong.
 
 import { announce, byId, make, say } from "./elements.js";
-import { parameters, state } from "./status.js";
-import { ago, count, duration, significant, percent } from "./text.js";
+import { ago, count, duration, known, significant, percent } from "./text.js";
 
 const announced = new Map(); // name -> the state and the alarms that were announced
+
+function parameters(value) {
+  if (!known(value)) return "";
+  return value >= 1e9 ? `${(value / 1e9).toFixed(1)} billion parameters`
+    : value >= 1e5 ? `${(value / 1e6).toFixed(1)} million parameters` : `${count(value)} parameters`;
+}
 
 // How a run ended badly, in the form of a finding.
 function ending(run) {
@@ -20,7 +25,7 @@ function done(run) {
   const left = run.forecast;
   switch (run.state) {
     case "finished": return ["Done", `${ago(run.ending.time)}, after ${duration(run.elapsed)} of work`.replace(/^, /, "")];
-    case "stopped": return ["Stopped", `${run.ending.reason ? `${run.ending.reason}. ` : ""}To go on: lapclip resume ${run.name}`];
+    case "stopped": return ["Stopped", `${run.stopped}. To go on: lapclip resume ${run.name}`];
     case "failed": return ["Not by itself", `It failed ${ago(run.ending.time)}.`];
     case "died": return ["Not by itself", "It needs to be resumed."];
     default: break;
@@ -60,7 +65,7 @@ function alarms(findings) {
 function announceChanges(run, findings) {
   const before = announced.get(run.name);
   const titles = findings.filter((each) => each.severity === "alarm").map((each) => each.title);
-  const now = { state: state(run), titles };
+  const now = { state: run.status, titles };
   announced.set(run.name, now);
   if (!before) return;
   if (before.state !== now.state) announce(`${run.name}: ${now.state}`);
@@ -71,7 +76,7 @@ function announceChanges(run, findings) {
 export function drawOverview(run) {
   const findings = [...ending(run).filter(({ id }) => !run.findings.some((each) => each.id === id)), ...run.findings];
   say("title", run.name);
-  say("state", state(run));
+  say("state", run.status);
   byId("state").className = `pill ${run.paused ? "paused" : run.state}`;
   const { about } = run;
   const device = about.devices.length ? `on ${about.devices.join(" and ")}${about.chip ? ` (${about.chip})` : ""}` : "";
@@ -117,7 +122,7 @@ export function drawStep(run, event) {
   progress.value = part;
   const epoch = event && event.epoch ? ` · epoch ${count(event.epoch)}` : "";
   say("progress-text", run.steps ? `Step ${count(step)} of ${count(run.steps)} · ${percent(part, 0)}${epoch}` : "Setting up");
-  document.title = run.state === "running" ? `${percent(part, 0)} ${run.name} · lapclip` : `${state(run)}: ${run.name} · lapclip`;
+  document.title = run.state === "running" ? `${percent(part, 0)} ${run.name} · lapclip` : `${run.status}: ${run.name} · lapclip`;
 }
 
 function drawNow(run) {

@@ -10,7 +10,6 @@ import { drawProbes } from "./probes.js";
 import { follow } from "./stream.js";
 import { drawOverview, drawStep } from "./overview.js";
 import { drawPicker, pick, picked } from "./picker.js";
-import { atWork } from "./status.js";
 
 const LEAST = 2000, LONGEST = 20000, SHARE = 0.02; // milliseconds between two looks, and the share of them spent drawing
 const STREAMS = 3; // connections of one tab at most
@@ -44,7 +43,7 @@ function choose() {
   const names = rows.map((row) => row.name);
   if (picked().length) return;
   const present = asked.filter((name) => names.includes(name));
-  const working = rows.filter(atWork).map((row) => row.name);
+  const working = rows.filter((row) => row.working).map((row) => row.name);
   if (present.length) pick(present);
   else if (asked.length) notice(`Waiting for ${asked.join(", ")} to begin.`);
   else if (names.length) pick([working[working.length - 1] || names[names.length - 1]]);
@@ -118,7 +117,7 @@ function hear(name, { kind, event }) {
 }
 
 function listen() {
-  const working = picked().filter((name) => runs.get(name) && !runs.get(name).gone && atWork(runs.get(name).snapshot));
+  const working = picked().filter((name) => runs.get(name) && !runs.get(name).gone && runs.get(name).snapshot.working);
   const streamed = document.hidden ? [] : working.slice(0, STREAMS);
   follow(streamed.map((name) => [name, () => runs.get(name).snapshot.position]), hear);
 }
@@ -154,7 +153,6 @@ async function forever() {
   }
 }
 
-if (location.search.includes("token=")) history.replaceState(null, "", location.pathname + location.hash); // it is in a cookie now
 if (matchMedia("(max-width: 800px)").matches) byId("picker").open = false;
 choice("range", RANGES, range, (value) => { range = value; draw(); });
 choice("comparison-axis", AXES, axis, (value) => { axis = value; draw(); });

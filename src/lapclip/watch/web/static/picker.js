@@ -2,7 +2,6 @@
 // the back button keep it.
 
 import { byId, make, say } from "./elements.js";
-import { atWork, state } from "./status.js";
 import { percent } from "./text.js";
 
 const rows = new Map(); // name -> the parts of its line, reused so that focus stays where it is
@@ -42,8 +41,8 @@ export function drawPicker(runs) {
     const { item, button, box, detail } = rows.get(run.name);
     if (list.children[at] !== item) list.insertBefore(item, list.children[at] || null);
     const progress = run.state === "running" && run.steps ? ` ${percent(run.step / run.steps, 0)}` : "";
-    say(detail, `${state(run)}${progress}${run.best !== null ? ` · R@1 ${percent(run.best, 0)}` : ""}`);
-    item.classList.toggle("live", atWork(run));
+    say(detail, `${run.status}${progress}${run.best !== null ? ` · R@1 ${percent(run.best, 0)}` : ""}`);
+    item.classList.toggle("live", run.working);
     const isChosen = chosen.includes(run.name);
     box.checked = isChosen;
     if (isChosen) button.setAttribute("aria-current", "true");

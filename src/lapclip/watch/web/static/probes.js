@@ -1,9 +1,9 @@
 // Watch it learn: what the model answered to the same captions at each evaluation.
 
 import { byId, make, say, show } from "./elements.js";
-import { ordinal } from "./status.js";
 import { count, significant } from "./text.js";
 
+const PLACES = ["first", "second", "third", "fourth", "fifth"];
 const SVG = "http://www.w3.org/2000/svg";
 const TICK = 900; // milliseconds that each evaluation is shown while playing
 let looked = [];
@@ -21,8 +21,7 @@ function verdict(answer) {
   if (answer.own) return "Your own caption: judge for yourself.";
   const rank = rankOf(answer);
   if (rank === null || rank === undefined) return "";
-  if (rank === 1) return "The right image comes first.";
-  if (rank <= 5) return `The right image comes ${ordinal(rank)}.`;
+  if (PLACES[rank - 1]) return `The right image comes ${PLACES[rank - 1]}.`;
   const of = run.evaluations.length ? run.evaluations[run.evaluations.length - 1].candidates : null;
   return `The right image is not among these: number ${count(rank)}${of ? ` of ${count(of)}` : ""}.`;
 }

@@ -2,7 +2,6 @@
 
 import { chart, plain } from "./charts.js";
 import { byId, make, show } from "./elements.js";
-import { part } from "./status.js";
 import { count, duration, significant, percent, size } from "./text.js";
 
 export const RANGES = { all: "All", half: "Last half", recent: "Last 200" };
@@ -113,10 +112,10 @@ function heat(title, caption, x, names, values, shade, text, extra = {}) {
 }
 
 function gradients(run, first) {
-  const { x, parts, values } = run.gradients;
+  const { x, names, values } = run.gradients;
   const at = Math.max(0, x.findIndex((step) => step >= first));
   return heat("Gradient norms", "Each row is a part of the model. A faint row hardly learns; a strong column is a step that shook the model.",
-    x.slice(at), parts.map(part), values.map((row) => row.slice(at)), (value) => (value > 0 ? Math.log10(value) : null), (value) => significant(value));
+    x.slice(at), names, values.map((row) => row.slice(at)), (value) => (value > 0 ? Math.log10(value) : null), (value) => significant(value));
 }
 
 function memory(run) {
@@ -164,7 +163,7 @@ export function drawRun(run, range) {
   put(learning, "loss", loss(run, first));
   put(learning, "recall", recall(run, first));
   put(learning, "gradients", gradients(run, first));
-  put(learning, "temperature", single("Temperature", "How sharply the model compares: falling means surer. It cannot go below 0.01.", cut(run.curves.temperature, first), { height: twoColumns.matches ? heatHeight(run.gradients.parts) : 220 }));
+  put(learning, "temperature", single("Temperature", "How sharply the model compares: falling means surer. It cannot go below 0.01.", cut(run.curves.temperature, first), { height: twoColumns.matches ? heatHeight(run.gradients.names) : 220 }));
   if (run.curves.logit_bias) put(learning, "logit-bias", single("Logit bias", "The learnt bias of the sigmoid loss.", cut(run.curves.logit_bias, first)));
   else put(learning, "logit-bias", null);
   phases(machine, run);
