@@ -112,7 +112,7 @@ def test_the_time_of_an_epoch_comes_from_the_notebook_where_steps_were_timed(emp
 
 def test_copies_are_on_one_side_where_splits_are_drawn(tmp_path: Path, empty_cache: Path) -> None:
     images = {f"{seed}{which}.jpg": encoded(scene(seed), comment=which) for seed in range(20) for which in "ab"}
-    rows = [(name, f"thing {name}", "") for name in images] + [("0a.jpg", "", ""), ("gone.jpg", "x", "")]
+    rows = [(name, f"the thing {name[:-4]}", "") for name in images] + [("0a.jpg", "", ""), ("gone.jpg", "x", "")]
     found = check_data(str(write_csv(tmp_path, images, rows)), "first-run", [])
     assert finding(found, "copies_on_one_side")["count"] == 40
     assert finding(found, "duplicate_images")["count"] == 20
@@ -132,7 +132,7 @@ def test_check_and_train_agree_on_the_recipe_for_few_images(
     monkeypatch.setattr(choose_recipe, "towers_installed", lambda: installed)
     monkeypatch.setattr("lapclip.commands.check_data.towers_installed", lambda: installed)
     images = {f"{seed}.jpg": encoded(scene(seed)) for seed in range(6)}
-    source = str(write_csv(tmp_path, images, [(name, f"thing {name}", "") for name in images]))
+    source = str(write_csv(tmp_path, images, [(name, f"thing {name[:-4]}", "") for name in images]))
     found = check_data(source, None, [])
     named = [f"data.source={json.dumps(source)}"]
     taken, notes = choose_recipe.settle_recipe("auto", named)

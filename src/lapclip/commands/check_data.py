@@ -173,7 +173,7 @@ def _ceilings(
     for split in dict.fromkeys(splits):
         members = [at for at, own in enumerate(splits) if own == split and not facts[at].fault]
         if split != TRAIN and members:
-            contents = [facts[at].digest for at in members]
+            contents = [facts[at].content for at in members]
             found[split] = ceilings(contents, [rows[at].captions for at in members], tokenizer, context)
     return found
 

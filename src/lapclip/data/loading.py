@@ -118,7 +118,7 @@ def look_at(config: DataConfig, table: Table, progress: DataProgress | None = No
 
 def split_rows(config: DataConfig, rows: Sequence[Row], looked: Looked | None) -> list[str]:
     """The split of each row. Where images were looked at, those that cannot be used have no part in the draw."""
-    if looked is None:
+    if looked is None or not are_drawn(rows):
         return assign_splits(rows, config.seed)
     splits = [row.split or TRAIN for row in rows]
     usable = list(looked.keys)

@@ -149,7 +149,7 @@ class Run:
                 f"{self.settings} has format {found!r}; this lapclip reads {FORMAT}.", hint="the release that wrote it"
             )
         # A run made before there was a choice is scored on the pairs it always had.
-        if isinstance(data := values.setdefault("data", {}), dict):
+        if isinstance(data := values.get("data"), dict):
             data.setdefault("split_rule", BY_NAME)
         return values
 
