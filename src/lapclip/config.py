@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 import tomllib
 import types
 import typing
@@ -25,6 +26,8 @@ STAGES = 4
 """A tower of convolutions has its blocks in so many stages, each of half the side and twice the width."""
 CLIP_MEAN, CLIP_STD = "0.48145466 0.4578275 0.40821073", "0.26862954 0.26130258 0.27577711"
 """What CLIP takes from red, green and blue, which are 0 to 1, and what it divides them by."""
+BY_CONTENT, BY_NAME = "content", "name"
+"""What splits are drawn by, where the data has none of its own."""
 
 
 def setting(
@@ -127,6 +130,9 @@ class DataConfig:
     drawn."""
     seed: int = setting(0, least=0)
     """Seed of the split where the data has none of its own, and of the drawn images and their captions."""
+    split_rule: str = setting(BY_CONTENT, choices=(BY_CONTENT, BY_NAME))
+    """What that split is drawn by: the images themselves, so that copies of one image, exact or near, are all on one
+    side, or their names, as in runs made before there was a choice. A run keeps its rule."""
     picture_column: str = setting(AUTO)
     """The column or key of a table that names the image. `auto` looks at names and contents."""
     caption_column: str = setting(AUTO)
@@ -301,9 +307,14 @@ class Layer:
 
 
 def recipe_for(source: str | None, recipe: str | None, start: str | None = None) -> str:
-    """The recipe asked for; else the one for photos, or for the built-in scenes. Where a model is there to start from,
+    """The recipe asked for; else the one for the built-in scenes. For images, and where a model is there to start from,
     it depends on how many images there are, so it is chosen when they are counted."""
-    return recipe or (AUTO if start else DEFAULT_RECIPE if source in (None, DataConfig().source) else PHOTOS_RECIPE)
+    return recipe or (DEFAULT_RECIPE if source in (None, DataConfig().source) and not start else AUTO)
+
+
+def recipe_from_nothing(source: str | None) -> str:
+    """The recipe that trains without weights of others, for the built-in scenes or for images."""
+    return DEFAULT_RECIPE if source in (None, DataConfig().source) else PHOTOS_RECIPE
 
 
 def recipe_names() -> list[str]:
@@ -416,6 +427,10 @@ def _is_required(one: dataclasses.Field) -> bool:
     return one.default is dataclasses.MISSING
 
 
+OLDER_WORDS = {"token": "symbol", "image": "picture", "images": "pictures"}
+"""Words of today that some settings, whose names stay, have older ones for."""
+
+
 def _locate(name: str) -> tuple[str, str]:
     fields = {
         f"{section}.{f.name}": (section, f.name) for section, kind in SECTIONS.items() for f in dataclasses.fields(kind)
@@ -428,7 +443,9 @@ def _locate(name: str) -> tuple[str, str]:
     if matches:
         options = " or ".join(".".join(found) for found in matches)
         raise ConfigError(f"--set {name} could mean {options}.", hint=f"--set {'.'.join(matches[0])}=VALUE")
-    likely = closest(name, fields if "." in name else {found[1] for found in fields.values()})
+    known = set(fields) if "." in name else {found[1] for found in fields.values()}
+    older = re.sub("[a-z]+", lambda word: OLDER_WORDS.get(word[0], word[0]), name)
+    likely = older if older in known else closest(name, known)
     said = f" Did you mean {likely}?" if likely else ""
     raise ConfigError(f"--set {name}: unknown field.{said}", hint="a field of docs/settings.md")
 

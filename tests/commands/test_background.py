@@ -21,7 +21,7 @@ import pytest
 from lapclip.cli.app import app
 from lapclip.cli.output import ARGUMENTS
 from lapclip.cli.train import train as train_command
-from lapclip.commands import background
+from lapclip.commands import background, choose_recipe
 from lapclip.commands.background import train_in_background, wait_for
 from lapclip.commands.train import train
 from lapclip.machine.polite import PolitePauses
@@ -151,9 +151,10 @@ def test_a_run_in_the_background_without_a_name_gets_that_of_its_folder(
     here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     photos(here / "photos", 4)
+    monkeypatch.setattr(choose_recipe, "towers_installed", lambda: True)
     found = parsed(in_background(["train", "--background", "--", "photos"], monkeypatch))
-    assert (found["name"], found["data"]) == ("photos", "photos")
-    assert is_reserved("photos", found["reserved"])
+    assert (found["name"], found["data"]) == ("heads", "photos")  # the recipe for so few
+    assert is_reserved("heads", found["reserved"])
 
 
 def test_a_flag_that_nobody_thought_of_arrives(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
 from lapclip import __version__
-from lapclip.commands.check_data import check_data, epoch_seconds, outlook, settings_for
+from lapclip.cli.data import summary
+from lapclip.commands import choose_recipe
+from lapclip.commands.check_data import advised_recipe, check_data, epoch_seconds, outlook, settings_for
 from lapclip.config import DataConfig
 from lapclip.data.loading import load_data
 from lapclip.data.packed_store import store_bytes
@@ -31,9 +34,11 @@ def test_counts_are_those_of_the_data(found: dict) -> None:
     names = odd_images()
     assert (found["images"], found["captions"]) == (len(names), len(names) + 4)
     assert found["splits"] == {
-        "train": {"images": len(names) - 2, "captions": len(names) + 2},
+        "train": {"images": len(names) - 4, "captions": len(names)},  # two cannot be read
         "val": {"images": 2, "captions": 2},
     }
+    assert found["usable"] == {"images": len(names) - 2, "captions": len(names) + 2}
+    assert found["broken_share_needed"] == 0.13
 
 
 @pytest.mark.parametrize(
@@ -103,6 +108,47 @@ def test_the_time_of_an_epoch_comes_from_the_notebook_where_steps_were_timed(emp
     key = f"{config.model} batch 50 captions of 24 asked on cpu lapclip {__version__}"
     CacheFile("tune.json").write(key, {"seconds_a_step": 0.5})
     assert epoch_seconds(config, 1000, 24) == (10.0, "from steps that were timed here before")
+
+
+def test_copies_are_on_one_side_where_splits_are_drawn(tmp_path: Path, empty_cache: Path) -> None:
+    images = {f"{seed}{which}.jpg": encoded(scene(seed), comment=which) for seed in range(20) for which in "ab"}
+    rows = [(name, f"the thing {name[:-4]}", "") for name in images] + [("0a.jpg", "", ""), ("gone.jpg", "x", "")]
+    found = check_data(str(write_csv(tmp_path, images, rows)), "first-run", [])
+    assert finding(found, "copies_on_one_side")["count"] == 40
+    assert finding(found, "duplicate_images")["count"] == 20
+    assert not [each for each in found["findings"] if each["kind"] == "image_in_two_splits"]
+    assert found["split_rule"] == "content"
+    assert sorted(finding(found, "skipped_rows")["reasons"].values()) == [1, 1]
+    data = load_data(DataConfig(source=str(tmp_path)), 16)
+    assert {split: len(pairs) for split, pairs in data.splits.items()} == {
+        split: counts["images"] for split, counts in found["splits"].items()
+    }
+
+
+@pytest.mark.parametrize("installed", [True, False])
+def test_check_and_train_agree_on_the_recipe_for_few_images(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, installed: bool
+) -> None:
+    monkeypatch.setattr(choose_recipe, "towers_installed", lambda: installed)
+    monkeypatch.setattr("lapclip.commands.check_data.towers_installed", lambda: installed)
+    images = {f"{seed}.jpg": encoded(scene(seed)) for seed in range(6)}
+    source = str(write_csv(tmp_path, images, [(name, f"thing {name[:-4]}", "") for name in images]))
+    found = check_data(source, None, [])
+    named = [f"data.source={json.dumps(source)}"]
+    taken, notes = choose_recipe.settle_recipe("auto", named)
+    assert found["train_recipe"] == taken == ("heads" if installed else "photos")
+    assert "small-towers" in ("" if installed else found["outlook"] + notes[0]) or installed
+    last = summary(found)[-1]
+    assert "train" in last
+    assert "--recipe" not in last  # as training does by itself, or cannot do here
+    assert choose_recipe.settle_recipe("photos", named) == ("photos", [])
+    assert choose_recipe.settle_recipe("auto", [*named, "model.image_size=32"]) == ("photos", [])
+
+
+def test_where_training_would_not_take_pretrained_towers_they_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert advised_recipe(6000, "photos") == ("heads" if choose_recipe.towers_installed() else "photos")
+    assert "--recipe heads" in outlook(6000)
+    assert "--recipe" not in outlook(400, "heads")
 
 
 def test_the_outlook_is_honest_about_few_images() -> None:

@@ -3,20 +3,26 @@ from __future__ import annotations
 import csv
 import json
 import shutil
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
+from PIL.PngImagePlugin import PngInfo
 
 from lapclip.config import DataConfig
-from lapclip.data.dataset import SelectedPixels
-from lapclip.data.loading import StreamedPixels, load_data, load_to_score
+from lapclip.data import loading
+from lapclip.data.dataset import DataSet, SelectedPixels
+from lapclip.data.loading import StreamedPixels, list_data, load_data, load_to_score
 from lapclip.data.pixels import middle_square
 from lapclip.data.sources import read_table
 from lapclip.errors import DataError
 from lapclip.paths import cache_folder
 
+from .check.made import scene
 from .test_packed_store import draw
 
 SIDE = 16
@@ -112,9 +118,9 @@ def test_broken_images_are_left_out_with_their_captions_and_named(photos: Path) 
         (photos / f"{at:02}.jpg").write_bytes(b"broken")
     with pytest.raises(DataError, match=r"2 of 15 images.*5%.*02\.jpg") as caught:
         load_data(config, SIDE)
-    assert "data.broken_share" in caught.value.hint
+    assert "data.broken_share=0.14" in caught.value.hint
     data = load_data(DataConfig(source=config.source, broken_share=0.2), SIDE)
-    assert any("left out 2: 02.jpg (" in note and "10.jpg (" in note for note in data.notes)
+    assert any(note.startswith("left out 2: 2 because ") and "(02.jpg, 10.jpg)" in note for note in data.notes)
     assert "02.jpg" not in data.train.names
     assert data.held_out.names == ["09.jpg", "11.jpg"]
     assert data.held_out.captions[1] == ("thing 11 near", "thing 11 far")
@@ -167,7 +173,7 @@ def test_what_the_table_leaves_out_is_not_set_against_one_split(photos: Path) ->
         file.write("gone.jpg,one,train\ngone.jpg,two,train\n")
     pairs, notes = load_to_score(config, read_table(config), [20], SIDE)
     assert len(pairs) == 1
-    assert any(note.startswith("left out 2: captions.csv line") for note in notes)
+    assert any(note.startswith("left out 2: 2 because ") and "(captions.csv line" in note for note in notes)
 
 
 def test_a_split_without_a_usable_image_is_left_out_and_said(photos: Path) -> None:
@@ -209,7 +215,94 @@ def test_packing_is_told_by_its_name(photos: Path) -> None:
     told: list[tuple[int, int, str]] = []
     load_data(write(photos, SPLITS), SIDE, lambda done, total, what="", /: told.append((done, total, what)))
     assert told[-1] == (10, 10, "packing")
-    assert {what for *_, what in told} == {"packing"}
+    assert {what for *_, what in told} == {"checking", "packing"}
+
+
+def twins(folder: Path, count: int = 60) -> DataConfig:
+    """Images of which each has a second copy with the same pixels and another text in its file."""
+    folder.mkdir()
+    for at in range(count):
+        for which in "ab":
+            text = PngInfo()
+            text.add_text("Comment", f"copy {which}")
+            scene(at, (32, 24)).save(folder / f"{at:02}{which}.png", pnginfo=text)
+            (folder / f"{at:02}{which}.txt").write_text(f"thing {at} {which}")
+    return DataConfig(source=str(folder))
+
+
+def sides(data: DataSet) -> dict[str, set[str]]:
+    """The splits of each image, whatever its copy is called."""
+    found: dict[str, set[str]] = {}
+    for split, pairs in data.splits.items():
+        for name in pairs.names:
+            found.setdefault(name[:2], set()).add(split)
+    return found
+
+
+def test_copies_whose_files_differ_are_on_one_side_and_that_is_said(photos: Path) -> None:
+    config = twins(photos)
+    data = load_data(config, SIDE)
+    assert sum(map(len, data.splits.values())) == 120
+    assert {len(own) for own in sides(data).values()} == {1}
+    assert set(data.splits) == {"train", "val", "test"}
+    assert any("120 of 120 images have a copy" in note for note in data.notes)
+    assert "content" in data.how_split
+    assert "120 of 120" in data.how_split
+    by_name = load_data(replace(config, split_rule="name"), SIDE)
+    assert sum(len(own) > 1 for own in sides(by_name).values()) > 10  # as it was, and as old runs keep it
+    listed = list_data(config, SIDE)
+    assert Counter(listed.splits) == {split: len(pairs) for split, pairs in data.splits.items()}
+
+
+def test_splits_by_content_stay_when_images_are_renamed_added_or_seen_by_another_model(photos: Path) -> None:
+    config = twins(photos, 30)
+    before = sides(load_data(config, SIDE))
+    for at in range(30, 40):
+        scene(at, (32, 24)).save(photos / f"{at}.png")
+        (photos / f"{at}.txt").write_text(f"thing {at}")
+    for path in list(photos.glob("0*")):
+        path.rename(path.with_name(f"{path.stem} renamed{path.suffix}"))
+    after = sides(load_data(config, 2 * SIDE))
+    assert {name: after[name] for name in before} == before
+
+
+def test_near_copies_are_on_one_side_too(photos: Path) -> None:
+    photos.mkdir()
+    for at in range(20):
+        scene(at, (160, 120)).save(photos / f"{at:02}a.jpg", quality=95)
+        scene(at, (160, 120)).resize((80, 60)).save(photos / f"{at:02}b.jpg", quality=70)
+        for which in "ab":
+            (photos / f"{at:02}{which}.txt").write_text(f"thing {at}")
+    found = sides(load_data(DataConfig(source=str(photos)), SIDE))
+    assert {len(own) for own in found.values()} == {1}
+
+
+def test_copies_in_splits_that_the_data_brings_are_said_and_stay(photos: Path) -> None:
+    config = write(photos, SPLITS)
+    Image.open(photos / "10.jpg").save(photos / "03.jpg", quality=100, comment=b"another")
+    data = load_data(config, SIDE)
+    assert {split: len(pairs) for split, pairs in data.splits.items()} == {"train": 10, "val": 3, "test": 2}
+    assert any("03.jpg (train) = 10.jpg (val)" in note for note in data.notes)
+
+
+def test_images_that_all_show_the_same_cannot_be_split(photos: Path) -> None:
+    with pytest.raises(DataError, match="All 2 images show the same") as caught:
+        load_data(twins(photos, 1), SIDE)
+    assert "data.split_rule=name" in caught.value.hint
+
+
+def test_too_many_unusable_rows_are_counted_by_reason_before_any_image_is_read(
+    photos: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = write(photos, ["train"] * 40 + ["val"] * 5)
+    with open(photos / "captions.csv", "a", encoding="utf-8") as file:
+        file.write("01.jpg,,train\n" * 4 + "gone.jpg,one,train\n" * 3)
+    with monkeypatch.context() as patch:
+        patch.setattr(loading, "pack", None)  # nothing is decoded
+        with pytest.raises(DataError, match=r"7 of 97 rows.*4 because the caption is empty.*3 because") as caught:
+            load_data(config, SIDE)
+    assert "data.broken_share=0.08 " in caught.value.hint
+    assert any("left out 7: 4 because" in note for note in load_data(replace(config, broken_share=0.08), SIDE).notes)
 
 
 @pytest.mark.real_data

@@ -12,6 +12,7 @@ from rich.markup import escape
 from lapclip.cli.display import display
 from lapclip.cli.output import Common, emit, typed
 from lapclip.config import DataConfig
+from lapclip.evaluation import note_on_held_out
 from lapclip.text import duration, size
 
 Settings = Annotated[tuple[str, ...], Parameter(name="--set", negative="", show_default=False)]
@@ -103,6 +104,8 @@ def describe(
 def summary(found: dict[str, Any]) -> list[str]:
     """What was found, for people."""
     lines = [f"[bold]{escape(found['source'])}[/bold]  {found['images']:,} images, {found['captions']:,} captions"]
+    if found["usable"]["images"] < found["images"]:
+        lines[0] += f", of which {found['usable']['images']:,} images can be used"
     lines += [f"  {name:<11}{escape(text)}" for name, text in rows(found)]
     lines += ["", "[bold]findings[/bold]" if found["findings"] else "[green]nothing odd was found[/green]"]
     for finding in found["findings"]:
@@ -114,12 +117,15 @@ def summary(found: dict[str, Any]) -> list[str]:
     lines += ["", escape(found["outlook"]), f"[dim]checked in {found['seconds']:.1f} s[/dim]"]
     refused = any(finding["severity"] == "alarm" for finding in found["findings"] if finding["kind"] in REFUSED)
     anyway = ", or mend or remove what is broken first" if refused else ""
-    train += " --set data.broken_share=1" * refused
+    train += f" --recipe {found['advised_recipe']}" * (found["advised_recipe"] != found["train_recipe"])
+    train += f" --set data.broken_share={found['broken_share_needed']:g}" * refused
     return [*lines, f"Next: {escape(typed(train))}{anyway}"]
 
 
 def rows(found: dict[str, Any]) -> list[tuple[str, str]]:
     """The facts, one a line."""
+    counts = {split: each["images"] for split, each in found["splits"].items()}
+    how_drawn = f"; drawn by {found['split_rule']}" if found["split_rule"] else ""
     needs, tokens, sizes = found["needs"], found["caption_symbols"], found["picture_pixels"]
     cut = f"{tokens['cut']:,} would be cut" if tokens["cut"] else "none is cut"
     lengths = f"{tokens['median']:.0f} tokens in the middle, {tokens['longest']} at most; room for {tokens['limit']}"
@@ -127,7 +133,8 @@ def rows(found: dict[str, Any]) -> list[tuple[str, str]]:
     short = f"short sides from {sizes['shortest']} to {sizes['longest_short_side']} pixels; " if sizes else ""
     listed = [
         ("form", found["how"]),
-        ("splits", ", ".join(f"{split} {counts['images']:,}" for split, counts in found["splits"].items())),
+        ("splits", ", ".join(f"{split} {images:,}" for split, images in counts.items()) + how_drawn),
+        *(("held out", note) for note in note_on_held_out(counts)),
         ("images", f"{short}{size(needs['source_bytes'])}, {store}"),
         ("captions", f"{lengths}, {cut}"),
         ("tokenizer", found["tokenizer"]["reason"]),

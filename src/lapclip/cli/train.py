@@ -73,8 +73,8 @@ def train(
         Images with captions: a folder, a table, a pattern of shards, `emoji` or `scenes`. Without it: scenes.
     recipe
         A recipe's name (first-run, photos, seed, seed-gpu; from pretrained weights: heads, last-blocks, lora, full;
-        from a teacher: distil) or a TOML file; without it, photos for your own data, else first-run; with --from, by
-        how many images there are.
+        from a teacher: distil) or a TOML file; without it, first-run for scenes and photos for your own data, or heads
+        where that has fewer than 1,000 training images; with --from, by how many images there are.
         Example: lapclip train --recipe seed
     start
         The model to go on from: a run, published weights (a file, a folder, a name on the Hugging Face hub). Example:
@@ -101,6 +101,7 @@ def train(
         The key of the folder that a run in the background fills.
     """
     from lapclip.commands.background import reserved_run, train_in_background, wait_for
+    from lapclip.commands.choose_recipe import settle_recipe
 
     recipe = recipe_for(data, recipe, start)
     settings = (
@@ -113,6 +114,7 @@ def train(
     )
     if background and not reserved:  # whoever knows the key is the process in the background
         refuse_at_once(recipe, settings, minutes, after)
+        recipe = settle_recipe(recipe, settings)[0]  # the folder is named after it
         run = train_in_background(ARGUMENTS.get(), recipe, name)
         lines = [f"{run.path} starts in the background; its log is {run.log}.", f"Next: {typed(f'watch {run.name}')}"]
         emit({"run": str(run.path), "name": run.name, "state": "starting"}, lines, common)

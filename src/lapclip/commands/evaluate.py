@@ -34,7 +34,7 @@ from lapclip.report.write import write_files
 from lapclip.which_model import NotAModel, WhichModel, which_model
 
 ALL = "all"
-DECIDE_SPLITS = ("seed", "split_column", "train_pairs")
+DECIDE_SPLITS = ("seed", "split_rule", "split_column", "train_pairs")
 """Settings of data that decide which images are for training: of the run's own data they stay as they were."""
 SIDE = 144
 """Pixels of a thumbnail's longer side."""

@@ -12,11 +12,11 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from lapclip.commands.choose_recipe import settle_recipe
 from lapclip.config import (
     ALL,
     AUTO,
     Config,
-    DataConfig,
     Layer,
     build_config,
     check_teacher,
@@ -27,13 +27,14 @@ from lapclip.config import (
 )
 from lapclip.data.batches import BatchPlan, Views
 from lapclip.data.dataset import DataSet, count_seen, seen_by
-from lapclip.data.loading import load_data
+from lapclip.data.loading import load_data, split_rule
 from lapclip.data.pixels import View
 from lapclip.data.sources import find_source
 from lapclip.data.splits import TRAIN
 from lapclip.data.tokenizers import Tokenizer, choose_tokenizer
 from lapclip.embedder import Embedder
 from lapclip.errors import ConfigError
+from lapclip.evaluation import note_on_held_out
 from lapclip.loss import LOSSES
 from lapclip.machine.choose_device import accelerator_here, available
 from lapclip.machine.device import Device
@@ -59,13 +60,6 @@ from lapclip.tuning.resolve import is_partly_frozen, resolve_auto
 HIGHEST_RATE, HIGHEST_LORA_RATE = 1e-4, 2e-3
 """Learning rates of pretrained towers beyond which they are known to break: 1e-5 is right for whole towers and 1e-4
 destroys them (fine-tuning CLIP at batch 256, ITRA's documentation); additions of low rank take 2e-4 (CLIP-LoRA)."""
-BY_SIZE: tuple[tuple[float, str, str], ...] = (
-    (1_000, "heads", "so few would only be learnt by heart, so all but the heads stays as it is"),
-    (5_000, "lora", "enough to adapt attention a little, too few for all weights"),
-    (math.inf, "last-blocks", "enough for whole blocks; all weights (full) pay off later still"),
-)
-"""The most training images for each recipe. Of 6,000 photos last-blocks made more than lora (docs/finetune.md); where
-they begin to is not measured."""
 MOST_EVALUATIONS, SHARE_OF_EVALUATIONS = 40, 0.2
 """How often a run of some minutes is evaluated at most, and the most of its time that goes into it."""
 LEAST_EPOCHS, LEAST_STEPS = 2, 40
@@ -90,20 +84,11 @@ def read_request(recipe: str, settings: Sequence[str], minutes: float | None) ->
     """The configuration before the data is known; a recipe that is left open is chosen by the number of images."""
     flags = minutes_layer(minutes)
     asked = parse_settings(list(settings))
-    recipe, notes = choose_recipe(recipe, build_config([asked], SHAPES).data)
+    recipe, notes = settle_recipe(recipe, settings)
     layers = [read_recipe(recipe), flags, asked]
     request = Request(recipe, layers, build_config(layers, SHAPES), notes)
     check_teacher(recipe, layers, request.config)
     return request
-
-
-def choose_recipe(recipe: str, data: DataConfig) -> tuple[str, list[str]]:
-    """The recipe; where it is left open, the one for so many training images, and why."""
-    if recipe != AUTO:
-        return recipe, []
-    count = find_source(data.source).count_training(data)
-    chosen, why = next((name, why) for most, name, why in BY_SIZE if count <= most)
-    return chosen, [f"recipe {chosen} for {count:,} training images: {why}; --recipe NAME takes another"]
 
 
 def fit_views(config: Config) -> Config:
@@ -122,6 +107,8 @@ def fit_data(config: Config, data: DataSet, *, asked_batch: bool) -> tuple[Confi
     notes = [*data.notes]
     if not find_source(config.data.source).is_drawn:
         config = replace_in(config, "data", stream="always" if data.train.sequential else "never")
+    config = replace_in(config, "data", split_rule=split_rule(config.data))
+    notes += note_on_held_out({split: len(pairs) for split, pairs in data.splits.items()})
     if config.train.batch_size > len(data.train) > 1 and not asked_batch:
         notes.append(f"train.batch_size is {len(data.train)}: there are no more training images")
         config = replace_in(config, "train", batch_size=len(data.train))
@@ -215,7 +202,7 @@ def seen_before_warnings(config: Config, data: DataSet) -> list[str]:
         return []
     return [
         f"the model to start from has learnt from {' and '.join(known)}: scores on held-out ones are no test; "
-        "--set data.seed as in its run splits them alike"
+        "--set data.seed and data.split_rule as in its run split them alike"
     ]
 
 
@@ -310,7 +297,11 @@ def gather(request: Request, progress: DataProgress | None) -> Ingredients:
         tokenizer=tokenizer,
         initial_weights=initial,
         teacher=embeddings,
-        reasons={"data.tokenizer": why_tokenizer, "train.steps": why_steps},
+        reasons={
+            "data.tokenizer": why_tokenizer,
+            "train.steps": why_steps,
+            **({"data.split_rule": data.how_split} if data.how_split else {}),
+        },
         notes=[*request.notes, *data_notes, *unused, *warnings],
     )
 

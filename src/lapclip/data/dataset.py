@@ -145,6 +145,8 @@ class DataSet:
     """What the user should know about how the data was read: one line each."""
     classes: Sequence[str] = ()
     """The names of the classes, where the source is a folder of class folders."""
+    how_split: str = ""
+    """How the splits came about, and what is known of copies; empty where images are drawn."""
 
     @property
     def train(self) -> Pairs:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shlex
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -14,18 +16,19 @@ from typing import Any
 
 import numpy as np
 
-from lapclip.config import AUTO, DataConfig
+from lapclip.config import AUTO, BY_CONTENT, BY_NAME, DataConfig
+from lapclip.data.check.image_pass import LOOK_SIDE, copy_keys
 from lapclip.data.dataset import DataSet, Pairs, Pixels, join_splits
 from lapclip.data.packed_index import Entry, digest_of
-from lapclip.data.packed_store import MIDDLE, WHOLE, pack, prepare, room_left, room_needed, use_store
+from lapclip.data.packed_store import LOOK, MIDDLE, WHOLE, pack, prepare, room_left, room_needed, use_store
 from lapclip.data.pixels import View, as_view, whole_side
 from lapclip.data.sources import find_source, read_table
-from lapclip.data.splits import TRAIN, assign_splits, check_trainable
-from lapclip.data.table import DrawnImage, Row, Skipped, StoredImage, Table
+from lapclip.data.splits import TRAIN, are_drawn, assign_splits, check_trainable
+from lapclip.data.table import DrawnImage, Row, Skipped, StoredImage, Table, reasons
 from lapclip.errors import DataError, first_line
 from lapclip.machine.facts import logical_cores
 from lapclip.progress import DataProgress
-from lapclip.text import printable
+from lapclip.text import counted, printable
 
 NAMED = 3
 """Images that a message names where it is about many."""
@@ -39,10 +42,15 @@ class Listing:
 
     config: DataConfig
     table: Table
-    splits: Sequence[str]
-    """Of each row: the data's own, or drawn from the image's name and the seed where it has none."""
     drawn: DataSet | None = None
     """The images themselves, where they are drawn; None where they are files."""
+    progress: DataProgress | None = None
+
+    @cached_property
+    def splits(self) -> Sequence[str]:
+        """Of each row: the data's own, or drawn where it has none. To draw them by content, images are looked at."""
+        looked = look_at(self.config, self.table, self.progress) if are_drawn(self.table.rows) else None
+        return split_rows(self.config, self.table.rows, looked)
 
     @property
     def alphabet(self) -> str | None:
@@ -73,7 +81,7 @@ def list_data(config: DataConfig, view: View | int, progress: DataProgress | Non
     source = find_source(config.source)
     if not source.is_drawn:
         table = source.read_table(config)
-        return Listing(config, table, assign_splits(table.rows, config.seed))
+        return Listing(config, table, progress=progress)
     drawn = source.draw(config, as_view(view).side, progress)
     rows = [
         Row(DrawnImage(f"{split} {at + 1}", pairs.pixels[at]), tuple(pairs.captions[at]), split)
@@ -81,7 +89,43 @@ def list_data(config: DataConfig, view: View | int, progress: DataProgress | Non
         for at in range(len(pairs))
     ]
     table = Table(rows, source.name, source.title)
-    return Listing(config, table, [row.split for row in rows], drawn)
+    return Listing(config, table, drawn)
+
+
+@dataclass(frozen=True)
+class Looked:
+    """What looking at all images in small has shown."""
+
+    keys: Mapping[int, str]
+    """For each row that can be used, a text that copies of its image share and no other image has."""
+    skipped: Sequence[Skipped] = ()
+
+
+def split_rule(config: DataConfig) -> str:
+    """What splits of this data are drawn by, where they are drawn."""
+    return config.split_rule if find_source(config.source).by_content else BY_NAME
+
+
+def look_at(config: DataConfig, table: Table, progress: DataProgress | None = None) -> Looked | None:
+    """Look at each image in small, once for all models and runs; None where splits go by name."""
+    if split_rule(config) != BY_CONTENT:
+        return None
+    folder = use_store(_source_key(config), LOOK_SIDE, LOOK)
+    found = pack([row.image for row in table.rows], folder, LOOK_SIDE, LOOK, progress, store=False)
+    keys = copy_keys([entry.content for entry in found.entries], [entry.look for entry in found.entries])
+    return Looked(dict(zip(found.usable, keys, strict=True)), found.skipped)
+
+
+def split_rows(config: DataConfig, rows: Sequence[Row], looked: Looked | None) -> list[str]:
+    """The split of each row. Where images were looked at, those that cannot be used have no part in the draw."""
+    if looked is None or not are_drawn(rows):
+        return assign_splits(rows, config.seed)
+    splits = [row.split or TRAIN for row in rows]
+    usable = list(looked.keys)
+    drawn = assign_splits([rows[at] for at in usable], config.seed, [looked.keys[at] for at in usable])
+    for at, split in zip(usable, drawn, strict=True):
+        splits[at] = split
+    return splits
 
 
 def load_to_score(
@@ -107,10 +151,20 @@ def load_data(config: DataConfig, view: View | int, progress: DataProgress | Non
     if source.is_drawn:
         return source.draw(config, side, progress)
     table = source.read_table(config)
-    splits = assign_splits(table.rows, config.seed)
+    _check_broken(config, table, [])  # before any image is read
+    looked = look_at(config, table, progress)
+    unusable = [] if looked is None else looked.skipped
+    _check_broken(config, table, unusable)
+    splits = split_rows(config, table.rows, looked)
+    if looked and len(looked.keys) > 1 and len(set(looked.keys.values())) == 1 and are_drawn(table.rows):
+        raise DataError(
+            f"All {len(looked.keys):,} images show the same, so none of them can be held out.",
+            hint="other images, or --set data.split_rule=name",
+        )
     check_trainable(splits)
-    training = [at for at, split in enumerate(splits) if split == TRAIN]
-    held_out = sorted((at for at, split in enumerate(splits) if split != TRAIN), key=lambda at: splits[at])
+    usable = range(len(splits)) if looked is None else sorted(looked.keys)
+    training = [at for at in usable if splits[at] == TRAIN]
+    held_out = sorted((at for at in usable if splits[at] != TRAIN), key=lambda at: splits[at])
 
     larger = whole_side(view.resized)
     whole = View(larger, colours=view.colours)
@@ -120,7 +174,7 @@ def load_data(config: DataConfig, view: View | int, progress: DataProgress | Non
     images = [row.image for row in table.rows]
     scored = pack([images[at] for at in held_out], scored_folder, view, MIDDLE, progress)
     learnt = pack([images[at] for at in training], folder, whole, WHOLE, progress, store=not streamed)
-    broken = [*learnt.skipped, *scored.skipped]
+    broken = [*unusable, *learnt.skipped, *scored.skipped]
     _check_broken(config, table, broken)
 
     hidden = {entry.digest for entry in scored.entries}
@@ -153,16 +207,20 @@ def load_data(config: DataConfig, view: View | int, progress: DataProgress | Non
     for split in empty:
         del found[split]
 
+    used = to_learn | to_score
+    how_split, note_on_copies = _about_splits(config, table, splits, looked, used)
     notes = [
         table.how,
         why,
+        note_on_copies,
         _left_out([*table.skipped, *broken]),
         _left_out_twins([printable(images[at].name) for at in twins]),
         *(f"no image of the split {split} can be used, so nothing is scored on it" for split in empty),
     ]
     return DataSet(
         found,
-        _fingerprint(table.rows, splits, to_learn | to_score),
+        _fingerprint(table.rows, splits, used),
+        how_split=how_split,
         notes=[note for note in notes if note],
         classes=table.classes,
     )
@@ -218,15 +276,47 @@ def _check_broken(config: DataConfig, table: Table, broken: Sequence[Skipped]) -
         if images
         else (f"{len(table.skipped):,} of {table.records:,} rows", table.skipped)
     )
+    enough = f"--set data.broken_share={table.share_needed(len(broken)):g}"
     raise DataError(
-        f"{what} cannot be used, more than {config.broken_share:.0%}: "
-        f"{_some([f'{one.where} ({one.why})' for one in left_out])}.",
-        hint=f"lapclip data check {config.source}, or --set data.broken_share=1 to go on with the others",
+        f"{what} cannot be used, more than {config.broken_share:.0%}: {_by_reason(left_out)}.",
+        hint=f"lapclip data check {shlex.quote(config.source)}, or {enough} to go on with the others",
     )
 
 
 def _left_out(skipped: Sequence[Skipped]) -> str:
-    return f"left out {len(skipped):,}: {_some([f'{one.where} ({one.why})' for one in skipped])}" if skipped else ""
+    return f"left out {len(skipped):,}: {_by_reason(skipped)}" if skipped else ""
+
+
+def _by_reason(skipped: Sequence[Skipped]) -> str:
+    """How many for each reason, the commonest first, with where some of them are."""
+    texts = [f"{len(places):,} because {why} ({_some(places)})" for why, places in reasons(skipped).items()]
+    more = f"; {counted(len(texts) - NAMED, 'other reason')}" if len(texts) > NAMED else ""
+    return "; ".join(texts[:NAMED]) + more
+
+
+def _about_splits(
+    config: DataConfig, table: Table, splits: Sequence[str], looked: Looked | None, used: Mapping[int, Entry]
+) -> tuple[str, str]:
+    """How the splits of a run came about, for its settings, and what the user should know of copies, if anything."""
+    drawn = are_drawn(table.rows)
+    rule = f"drawn by {split_rule(config)}" if drawn else "the data's own"
+    if looked is None:
+        return rule, ""
+    copies: dict[str, list[int]] = defaultdict(list)
+    for at in used:
+        copies[looked.keys[at]].append(at)
+    several = [members for members in copies.values() if len(members) > 1]
+    count = f"{sum(map(len, several)):,} of {len(used):,} images have a copy, exact or near"
+    across = [members for members in several if len({splits[at] for at in members}) > 1]
+    if across:
+        shown = [" = ".join(f"{table.rows[at].image.name} ({splits[at]})" for at in members) for members in across]
+        return f"{rule}; {count}, {len(across):,} of them in two splits", (
+            f"{counted(len(across), 'image')} in two splits, exactly or nearly, as the data itself names them, so "
+            f"scores come out too good: {_some([printable(text) for text in shown])}; lapclip data check shows more"
+        )
+    if several and drawn:
+        return f"{rule}; {count}, all on one side", f"{count}: splits are drawn by content, so each is on one side"
+    return rule, ""
 
 
 def _left_out_twins(names: Sequence[str]) -> str:

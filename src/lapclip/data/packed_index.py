@@ -45,6 +45,10 @@ class Entry:
     marks: tuple[str, ...] = ()
     broken: str = ""
     """Why it cannot be used; empty where it can."""
+    content: str = ""
+    """What identifies the image in the file, whatever is written beside it; only where images are looked at."""
+    look: str = ""
+    """What is compared with other images to find near copies; only where images are looked at."""
 
     @property
     def aspect(self) -> float:
@@ -160,6 +164,7 @@ def _entry(values: dict[str, Any] | None) -> Entry | None:
         entry = Entry(**{**(values or {}), "marks": tuple((values or {}).get("marks", ()))})
     except TypeError:
         return None
-    texts, numbers = (entry.name, entry.stamp, entry.digest, entry.broken), (entry.row, entry.width, entry.height)
+    texts = (entry.name, entry.stamp, entry.digest, entry.broken, entry.content, entry.look)
+    numbers = (entry.row, entry.width, entry.height)
     sound = all(isinstance(text, str) for text in texts) and all(isinstance(number, int) for number in numbers)
     return entry if sound and (entry.broken or min(entry.width, entry.height) > 0) else None

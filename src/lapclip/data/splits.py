@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from lapclip.errors import DataError
@@ -13,6 +14,9 @@ if TYPE_CHECKING:
 
 HELD_OUT = 0.1
 """Share of the images in each of `val` and `test`, where the data has no splits of its own."""
+MOST_ALIKE = 10
+"""Copies of one image that are drawn like any other image, however few images there are. More of them, and more than a
+split would hold, are for training: held out, they would be the whole split."""
 TRAIN = "train"
 _WORDS = {
     "train": ("train", "training", "trainval", "restval", "trn"),
@@ -27,29 +31,47 @@ def split_named(text: str) -> str | None:
     return _KNOWN.get(text.strip().lower())
 
 
-def assign_splits(rows: Sequence[Row], seed: int) -> list[str]:
-    """The split of each row: the data's own where it has one, else drawn from the image's name and the seed alone.
+def are_drawn(rows: Sequence[Row]) -> bool:
+    """Whether a split of the data is drawn; else the data names all that are needed."""
+    named = {row.split for row in rows} - {""}
+    return "val" not in named and (not named or any(row.split in ("", TRAIN) for row in rows))
 
-    Where the data names splits, images without one are for training. Where it holds nothing back for choosing the
-    best model (`val`), those images are drawn from the training images.
+
+def assign_splits(rows: Sequence[Row], seed: int, keys: Sequence[str] | None = None) -> list[str]:
+    """The split of each row: the data's own where it has one, else drawn from its key and the seed alone.
+
+    A key is a text that copies of one image share, so that all of them are on one side; without keys it is the image's
+    name. Where the data names splits, images without one are for training. Where it holds nothing back for choosing
+    the best model (`val`), those images are drawn from the training images.
     """
     named = {row.split for row in rows} - {""}
     splits = [row.split or TRAIN for row in rows]
-    if "val" in named or (named and TRAIN not in splits):
+    if not are_drawn(rows):
         return splits
-    draws = {index: _draw(row.image.name, seed) for index, row in enumerate(rows) if splits[index] == TRAIN}
+    keys = [row.image.name for row in rows] if keys is None else keys
+    copies, most = Counter(keys), max(MOST_ALIKE, HELD_OUT * len(rows))
+    free = [index for index, split in enumerate(splits) if split == TRAIN]
+    some = [index for index in free if copies[keys[index]] <= most] or free
+    draws = {index: _draw(keys[index], seed) for index in some}
     for index, drawn in draws.items():
         if drawn < HELD_OUT:
             splits[index] = "val"
         elif not named and drawn < 2 * HELD_OUT:
             splits[index] = "test"
     # Among very few images chance may leave a split empty that no run can do without.
-    in_order = sorted(draws, key=draws.__getitem__)
-    if len(in_order) > 1 and "val" not in splits:
-        splits[in_order[0]] = "val"
-    if len(in_order) > 1 and TRAIN not in splits:
-        splits[in_order[-1]] = TRAIN
+    if len({keys[index] for index in free}) > 1:
+        if "val" not in splits:
+            _give("val", min(draws.values()), draws, splits)
+        if TRAIN not in splits:
+            _give(TRAIN, max(draws.values()), draws, splits)
     return splits
+
+
+def _give(split: str, drawn: float, draws: Mapping[int, float], splits: list[str]) -> None:
+    """Put an image into a split, with its copies, which have the same draw."""
+    for index, own in draws.items():
+        if own == drawn:
+            splits[index] = split
 
 
 def check_trainable(splits: Iterable[str]) -> None:
@@ -64,6 +86,6 @@ def check_trainable(splits: Iterable[str]) -> None:
         )
 
 
-def _draw(name: str, seed: int) -> float:
-    """A number from 0 to 1 that depends on the image's name and the seed alone."""
-    return int.from_bytes(hashlib.sha256(f"{seed} {name}".encode("utf-8", "surrogatepass")).digest()[:8]) / 2**64
+def _draw(key: str, seed: int) -> float:
+    """A number from 0 to 1 that depends on the key and the seed alone."""
+    return int.from_bytes(hashlib.sha256(f"{seed} {key}".encode("utf-8", "surrogatepass")).digest()[:8]) / 2**64

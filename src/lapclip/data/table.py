@@ -119,6 +119,14 @@ class Skipped:
         object.__setattr__(self, "why", printable(self.why))
 
 
+def reasons(skipped: Sequence[Skipped]) -> dict[str, list[str]]:
+    """Where each reason occurs, the commonest first."""
+    found: dict[str, list[str]] = {}
+    for one in skipped:
+        found.setdefault(one.why, []).append(one.where)
+    return dict(sorted(found.items(), key=lambda item: -len(item[1])))
+
+
 @dataclass(frozen=True)
 class Table:
     """A source as read. Each image has one row, with all its captions; what was left out is counted and named.
@@ -145,6 +153,11 @@ class Table:
         """Whether more than a share of the images, of which so many turned out to be broken, and whether more than
         that share of the records cannot be used. They are judged apart: an image may have any number of captions."""
         return broken > limit * len(self.rows), len(self.skipped) > limit * self.records
+
+    def share_needed(self, broken: int) -> float:
+        """The smallest whole per cent at which neither is too much."""
+        shares = (broken / max(1, len(self.rows)), len(self.skipped) / max(1, self.records))
+        return next((cent / 100 for cent in range(100) if cent / 100 >= max(shares)), 1.0)
 
 
 LONGEST = 20_000

@@ -32,6 +32,7 @@ from typing import Any
 import filelock
 import tomli_w
 
+from lapclip.config import BY_NAME
 from lapclip.errors import RunBusy, RunError, nearest
 from lapclip.paths import partial_path, sweep, write_atomic
 from lapclip.runs.event_log import read_events
@@ -197,6 +198,9 @@ class Run:
             raise RunError(
                 f"{self.settings} has format {found!r}; this lapclip reads {FORMAT}.", hint="the release that wrote it"
             )
+        # A run made before there was a choice is scored on the pairs it always had.
+        if isinstance(data := values.get("data"), dict):
+            data.setdefault("split_rule", BY_NAME)
         return values
 
     def ask_to_stop(self) -> None:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from lapclip.config import Config
+from lapclip.config import BY_CONTENT, Config
 from lapclip.data.check.captions import EMOJI, count_scripts, tokens_per_character, unknown_characters
-from lapclip.data.check.image_pass import SAME, ImageFacts, find_similar, groups
+from lapclip.data.check.image_pass import ImageFacts, copy_keys, find_similar, groups
 from lapclip.data.decode import MARKS
-from lapclip.data.table import Row, Table
+from lapclip.data.splits import are_drawn
+from lapclip.data.table import Row, Skipped, Table, reasons
 from lapclip.data.tokenizers import Tokenizer
 from lapclip.text import printable
 
@@ -35,6 +36,8 @@ class Finding:
     """What was found, to follow the count: for one and, after a bar, for several."""
     advice: str
     """What is done with it, or what to do."""
+    reasons: dict[str, int] = field(default_factory=dict)
+    """How many there are for each reason, where there are several kinds of it."""
 
     def to_dict(self) -> dict[str, Any]:
         """For scripts."""
@@ -46,6 +49,7 @@ class Finding:
             "title": one if self.count == 1 else several,
             "advice": self.advice,
             "examples": self.examples,
+            **({"reasons": self.reasons} if self.reasons else {}),
         }
 
 
@@ -57,7 +61,7 @@ def find_all(
     names = [printable(row.image.name) for row in rows]
     found = [
         *_broken(table, names, inspected, config.data.broken_share),
-        *_copies(names, splits, inspected),
+        *_copies(names, splits, inspected, drawn=are_drawn(rows) and config.data.split_rule == BY_CONTENT),
         *_captions(rows, table.repeated, tokenizer, config.model.context),
         *_scripts(rows, tokenizer),
         *_marks(names, inspected, config.model.image_size),
@@ -71,33 +75,50 @@ def _broken(table: Table, names: Sequence[str], inspected: Sequence[ImageFacts],
     broken = [(name, facts.fault) for name, facts in zip(names, inspected, strict=True) if facts.fault]
     too_many, too_many_rows = table.too_broken(len(broken), share)
     grave = ALARM if too_many else WARNING
-    passed = ", which is passed here" if too_many else ""
-    what = f"left out; training refuses to start above {share:.0%} (data.broken_share){passed}"
+    needed = f", and here it would take data.broken_share={table.share_needed(len(broken)):g}"
+    limit = f"left out; training refuses to start above {share:.0%} (data.broken_share)"
+    what = limit + needed * too_many
     early = [name for name, fault in broken if fault == EARLY]
-    other = [f"{name}: {fault}" for name, fault in broken if fault != EARLY]
-    yield Finding("unreadable", grave, len(other), other[:EXAMPLES], "image cannot be read|images cannot be read", what)
+    other = [Skipped(name, fault) for name, fault in broken if fault != EARLY]
+    yield Finding(
+        "unreadable", grave, len(other), _by_reason(other), "image cannot be read|images cannot be read", what,
+        _counts(other),
+    )  # fmt: skip
     yield Finding("truncated", grave, len(early), early[:EXAMPLES], "image ends early|images end early", what)
-    lost = [f"{each.where}: {each.why}" for each in table.skipped]
     yield Finding(
         "skipped_rows",
         ALARM if too_many_rows else WARNING,
-        len(lost),
-        lost[:EXAMPLES],
+        len(table.skipped),
+        _by_reason(table.skipped),
         "entry of the data is not used|entries of the data are not used",
-        what,
+        limit + needed * too_many_rows,
+        _counts(table.skipped),
     )
 
 
-def _copies(names: Sequence[str], splits: Sequence[str], inspected: Sequence[ImageFacts]) -> Iterable[Finding]:
+def _by_reason(skipped: Sequence[Skipped]) -> list[str]:
+    """An example of each reason, the commonest first, with how many there are."""
+    found = reasons(skipped)
+    if len(found) == 1:
+        return [f"{each.where}: {each.why}" for each in skipped[:EXAMPLES]]
+    return [f"{places[0]}: {why} ({len(places):,} of them)" for why, places in found.items()][:EXAMPLES]
+
+
+def _counts(skipped: Sequence[Skipped]) -> dict[str, int]:
+    return {why: len(places) for why, places in reasons(skipped).items()}
+
+
+def _copies(
+    names: Sequence[str], splits: Sequence[str], inspected: Sequence[ImageFacts], *, drawn: bool
+) -> Iterable[Finding]:
     same: dict[str, list[int]] = defaultdict(list)
-    for at, facts in enumerate(inspected):
-        if not facts.fault:
-            same[facts.digest].append(at)
+    usable = [at for at, facts in enumerate(inspected) if not facts.fault]
+    for at in usable:
+        same[inspected[at].content].append(at)
     exact = [members for members in same.values() if len(members) > 1]
     firsts = [members[0] for members in same.values()]
     pairs = find_similar([inspected[at].hash for at in firsts], [inspected[at].thumbnail for at in firsts])
     near = groups([(firsts[a], firsts[b]) for a, b, _ in pairs])
-    same_image = [(firsts[a], firsts[b]) for a, b, apart in pairs if apart <= SAME]
     yield Finding(
         "duplicate_images", WARNING, sum(len(members) - 1 for members in exact), _examples(exact, names),
         "image is an exact copy of another|images are exact copies of others",
@@ -107,7 +128,17 @@ def _copies(names: Sequence[str], splits: Sequence[str], inspected: Sequence[Ima
         "near_duplicate_images", NOTE, sum(len(members) - 1 for members in near), _examples(near, names),
         "image looks like another|images look like others", "kept; fine within one split, if their captions differ",
     )  # fmt: skip
-    whole = groups([*same_image, *((members[0], other) for members in exact for other in members[1:])])
+    keys = copy_keys([inspected[at].content for at in usable], [inspected[at].look for at in usable])
+    by_key: dict[str, list[int]] = defaultdict(list)
+    for at, key in zip(usable, keys, strict=True):
+        by_key[key].append(at)
+    whole = [members for members in by_key.values() if len(members) > 1]
+    kept = whole if drawn else []
+    yield Finding(
+        "copies_on_one_side", NOTE, sum(map(len, kept)), _examples(kept, names),
+        "image has a copy, exact or near|images have a copy, exact or near",
+        "each is in one split with its copies: splits are drawn by content",
+    )  # fmt: skip
     across = [members for members in whole if len({splits[at] for at in members}) > 1]
     shown = [" = ".join(f"{names[at]} ({splits[at]})" for at in members) for members in across[:EXAMPLES]]
     yield Finding(

@@ -7,6 +7,7 @@ alike images differ in few bits. The second compares small colour thumbnails, be
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from PIL import Image
 
+from lapclip.data.content import content_of
 from lapclip.data.decode import decode, read_header
 from lapclip.data.packed_index import digest_of
 from lapclip.data.table import StoredImage
@@ -40,6 +42,13 @@ class ImageFacts:
     marks: frozenset[str] = frozenset()
     hash: int = 0
     thumbnail: bytes = b""
+    content: str = ""
+    """Of the image, whatever is written beside it in its file."""
+
+    @property
+    def look(self) -> str:
+        """The hash and the thumbnail as one text."""
+        return _as_text(self.hash, self.thumbnail)
 
 
 def inspect_image(data: bytes) -> ImageFacts:
@@ -48,11 +57,12 @@ def inspect_image(data: bytes) -> ImageFacts:
     try:
         header = read_header(data)
         with header.turn():
-            decoded = decode(header, 2 * GREY_SIDE)
+            decoded = decode(header, LOOK_SIDE)
     except DataError as error:
         return ImageFacts(digest, len(data), fault=error.message)
     hashed, thumbnail = hash_and_thumbnail(decoded.image)
-    return ImageFacts(digest, len(data), "", decoded.width, decoded.height, decoded.marks, hashed, thumbnail)
+    marks, content = decoded.marks, content_of(data)
+    return ImageFacts(digest, len(data), "", decoded.width, decoded.height, marks, hashed, thumbnail, content)
 
 
 def inspect_images(images: Sequence[StoredImage], progress: Progress | None = None) -> list[ImageFacts]:
@@ -75,6 +85,8 @@ def _read(image: StoredImage) -> ImageFacts:
 
 
 GREY_SIDE, LOW = 32, 8
+LOOK_SIDE = 2 * GREY_SIDE
+"""The short side, at least, of what an image is compared by. It is the same for every model, and so are copies."""
 THUMBNAIL_SIDE = 12
 MOST_BITS = 12
 """Bits in which the hashes of alike images may differ. Of four bands of 16 bits at least one then differs in at most
@@ -88,8 +100,11 @@ apart: where something moved they differ much, in the mean little."""
 GAINS, SHIFT = (0.67, 1.5), 40.0
 """Changes of contrast and of brightness that leave an image the same."""
 CANDIDATES_AT_ONCE = 2_000_000
+MOST_COMPARED = 100_000
+"""Images beyond which copies are no longer looked for among all that look alike: that would take longer than reading
+them. Those with the same content or the same small look are found among any number."""
 
-_FREQUENCIES = np.cos(np.pi / GREY_SIDE * np.outer(np.arange(LOW), np.arange(GREY_SIDE) + 0.5)).astype(np.float32)
+_FREQUENCIES = np.cos(np.pi / GREY_SIDE * np.outer(np.arange(LOW), np.arange(GREY_SIDE) + 0.5))
 _BITS = np.array([bin(value).count("1") for value in range(65536)], dtype=np.uint8)
 _FLIPS = np.array(sorted({1 << a | 1 << b for a in range(16) for b in range(16)} | {0}), dtype=np.uint16)
 """What two bands differ by where they differ in at most two bits."""
@@ -98,11 +113,43 @@ _FLIPS = np.array(sorted({1 << a | 1 << b for a in range(16) for b in range(16)}
 def hash_and_thumbnail(image: Image.Image) -> tuple[int, bytes]:
     """The hash of an image and its thumbnail."""
     thumbnail = image.resize((THUMBNAIL_SIDE, THUMBNAIL_SIDE), Image.Resampling.BOX).tobytes()
-    grey = np.asarray(image.convert("L").resize((GREY_SIDE, GREY_SIDE), Image.Resampling.BOX), dtype=np.float32)
-    low = (_FREQUENCIES @ grey @ _FREQUENCIES.T).ravel()
+    grey = np.asarray(image.convert("L").resize((GREY_SIDE, GREY_SIDE), Image.Resampling.BOX), dtype=np.float64)
+    low = np.round(_FREQUENCIES @ grey @ _FREQUENCIES.T, 3).ravel()  # the same on every processor
     low[0] = 0  # brightness says nothing about what is on the image
     bits = low > np.median(low)
     return int.from_bytes(np.packbits(bits).tobytes(), "big"), thumbnail
+
+
+def look_of(image: Image.Image) -> str:
+    """The hash and the thumbnail of an image as one text."""
+    return _as_text(*hash_and_thumbnail(image))
+
+
+def _as_text(hashed: int, thumbnail: bytes) -> str:
+    return base64.b85encode(hashed.to_bytes(8, "big") + thumbnail).decode("ascii")
+
+
+def copy_keys(contents: Sequence[str], looks: Sequence[str]) -> list[str]:
+    """A text for each image that its copies share and no other image has: the smallest content among them.
+
+    Copies have the same content, or look the same: compressed again, resized or slightly edited. That goes on from copy
+    to copy. So an image's key changes only where a copy is added, changed or removed.
+    """
+    pairs: list[tuple[int, int]] = []
+    for features in (contents, looks):
+        first: dict[str, int] = {}
+        pairs += [(first[feature], at) for at, feature in enumerate(features) if first.setdefault(feature, at) != at]
+    different = sorted({look: at for at, look in reversed(list(enumerate(looks)))}.values())
+    if len(different) <= MOST_COMPARED:
+        raw = [base64.b85decode(looks[at]) for at in different]
+        similar = find_similar([int.from_bytes(each[:8], "big") for each in raw], [each[8:] for each in raw])
+        pairs += [(different[one], different[other]) for one, other, apart in similar if apart <= SAME]
+    keys = list(contents)
+    for members in groups(pairs):
+        smallest = min(contents[at] for at in members)
+        for at in members:
+            keys[at] = smallest
+    return keys
 
 
 def find_similar(hashes: Sequence[int], thumbnails: Sequence[bytes]) -> list[tuple[int, int, float]]:

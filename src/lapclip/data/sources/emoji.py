@@ -26,6 +26,7 @@ class Emoji(Source):
     """A few thousand drawings with English names."""
 
     name = "emoji"
+    by_content = False  # many look alike and mean something else, such as the clocks
 
     def read_table(self, config: DataConfig) -> Table:
         collector = RowCollector(with_splits=config.split_column != "")

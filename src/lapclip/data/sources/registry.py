@@ -34,6 +34,8 @@ class Source:
     """What `data.source` is for a built-in source; empty for files."""
     is_drawn: ClassVar[bool] = False
     """Whether its images are drawn at the size that a model sees, not read from files."""
+    by_content: ClassVar[bool] = True
+    """Whether splits may be drawn by content; else they are drawn by name, as they always were."""
     title: ClassVar[str] = ""
     """What people call it, to go on after a comma; empty where that is what `data.source` says."""
     outlook: ClassVar[str] = ""
@@ -57,7 +59,7 @@ class Source:
         raise NotImplementedError
 
     def count_training(self, config: DataConfig) -> int:
-        """How many training images there are, before any is opened."""
+        """How many training images there are, before any is opened: to a few, where splits are drawn by content."""
         return assign_splits(self.read_table(config).rows, config.seed).count(TRAIN)
 
 

@@ -29,6 +29,7 @@ class Scenes(Source):
 
     name = "scenes"
     is_drawn = True
+    by_content = False
     title = "the built-in scenes"
     outlook = "The built-in scenes are made for learning from nothing; a model learns them in minutes."
 
