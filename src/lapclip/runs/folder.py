@@ -23,7 +23,6 @@ import os
 import re
 import shutil
 import tempfile
-import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -33,7 +32,7 @@ import filelock
 import tomli_w
 
 from lapclip.errors import RunBusy, RunError, nearest
-from lapclip.paths import write_atomic
+from lapclip.paths import read_toml, write_atomic
 from lapclip.runs.event_log import read_events
 from lapclip.runs.heartbeat import read_beat
 from lapclip.runs.summary import RunProgress
@@ -132,13 +131,13 @@ class Run:
     def read_settings(self) -> dict[str, Any]:
         """The contents of run.toml."""
         try:
-            values = tomllib.loads(self.settings.read_text(encoding="utf-8"))
+            values = read_toml(self.settings)
         except FileNotFoundError:
             if self.starting.exists():
                 what = "is still starting" if self.state == "starting" else "did not start"
                 raise RunError(f"{self.path} {what}; see {self.log}.", hint="lapclip runs") from None
             raise RunError(f"{self.path} is not a run: it has no run.toml.", hint="lapclip runs") from None
-        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        except (OSError, ValueError) as error:
             raise RunError(
                 f"{self.settings} is not readable: {error}.", hint="lapclip train starts a new run"
             ) from None

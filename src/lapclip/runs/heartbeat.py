@@ -19,7 +19,7 @@ from typing import Any
 
 import psutil
 
-from lapclip.paths import cache_folder, write_atomic
+from lapclip.paths import cache_folder, read_json, write_atomic
 
 EVERY = 5.0
 """Seconds between two beats."""
@@ -59,7 +59,7 @@ def beat_of(process: int, about: str = "") -> Beat:
 def read_beat(path: Path) -> Beat | None:
     """The last beat written there, if there is a whole one."""
     try:
-        saved: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        saved: dict[str, Any] = read_json(path)
         return Beat(**saved)
     except (OSError, ValueError, TypeError):
         return None
