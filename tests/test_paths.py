@@ -12,7 +12,17 @@ import pytest
 from platformdirs import macos, unix, windows
 
 from lapclip import paths
-from lapclip.paths import cache_folder, data_folder, digest_of_bytes, digest_of_file, digest_of_json, write_atomic
+from lapclip.paths import (
+    cache_folder,
+    data_folder,
+    digest_of_bytes,
+    digest_of_file,
+    digest_of_json,
+    parse_json,
+    read_bytes,
+    read_toml,
+    write_atomic,
+)
 
 SYSTEMS = {"linux": unix.Unix, "darwin": macos.MacOS, "win32": windows.Windows}
 FOLDERS = {
@@ -151,3 +161,26 @@ def test_digests(tmp_path: Path) -> None:
     known = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"  # FIPS 180-2
     assert digest_of_bytes(b"abc") == digest_of_file(tmp_path / "file") == known
     assert digest_of_json({"a": 1, "b": [2]}) == digest_of_json({"b": [2], "a": 1}) != digest_of_json({"a": 1})
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="a file with a hole takes a setting there")
+def test_what_is_too_large_is_refused_before_memory_is_taken(tmp_path: Path) -> None:
+    path = tmp_path / "photo.jpg"
+    with open(path, "wb") as file:
+        file.truncate(400 * 10**9)  # a hole: it takes no room on the disk
+    with pytest.raises(OSError, match="400,000 MB"):
+        read_bytes(path)
+    with pytest.raises(OSError, match="400,000 MB"):
+        read_toml(path)
+
+
+@pytest.mark.parametrize("text", ["[" * 200_000, '{"a":' * 200_000, "[" + "[],[],[]," * 2_000_000 + "1]"])
+def test_json_that_would_fill_memory_is_no_json(text: str) -> None:
+    with pytest.raises(ValueError, match=r"nested too deeply|MB of memory"):
+        parse_json(text)
+
+
+def test_settings_that_nest_too_deeply_are_none(tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text("x = " + "[" * 100_000)
+    with pytest.raises(ValueError, match="nested too deeply"):
+        read_toml(tmp_path / "run.toml")

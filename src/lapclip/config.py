@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from lapclip.errors import ConfigError, closest, nearest
+from lapclip.paths import read_toml
 
 AUTO, ALL, KEEP, NEVER = "auto", "all", "keep", "never"
 RECIPES = Path(__file__).parent / "recipes"
@@ -338,10 +339,10 @@ def read_recipe(recipe: str) -> Layer:
 def read_layer(path: Path) -> Layer:
     """The settings in a TOML file."""
     try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
+        values = read_toml(path)
     except FileNotFoundError:
         raise ConfigError(f"No such file: {path}.", hint=f"--recipe with one of {', '.join(recipe_names())}") from None
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (OSError, ValueError) as error:
         raise ConfigError(
             f"{path} is not readable as TOML: {error}.", hint="open it in an editor and mend that line"
         ) from None
@@ -454,7 +455,7 @@ def _parse_text(text: str) -> Any:
     """A value as TOML would read it; anything else is a string."""
     try:
         return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (tomllib.TOMLDecodeError, RecursionError):
         return text
 
 

@@ -9,7 +9,6 @@ similarity = images @ captions.T
 
 from __future__ import annotations
 
-import json
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -26,13 +25,13 @@ from lapclip.data.dataset import Pairs, Pixels
 from lapclip.data.pixels import View, middle_square, normalise
 from lapclip.data.tokenizers import Tokenizer, load_tokenizer
 from lapclip.data.tokenizers.tokenizer import PretrainedTokenizer
-from lapclip.errors import RunError, WeightsError, first_line
+from lapclip.errors import DataError, RunError, WeightsError, first_line
 from lapclip.fingerprint import fingerprint, image_fingerprint, short_digest
 from lapclip.machine.choose_device import choose_device
 from lapclip.machine.cpu import keep_freed_memory
 from lapclip.machine.device import Device
 from lapclip.model.clip import CLIP
-from lapclip.paths import digest_of_file
+from lapclip.paths import digest_of_file, read_json
 from lapclip.progress import Progress
 from lapclip.weights.pretrained_networks import build_network
 from lapclip.weights.read_model import read_model
@@ -168,7 +167,7 @@ class OnnxEmbedder(Encoder):
         super().__init__(
             _exported_view(about), _exported_tokenizer(folder, about), about["tokenizer"]["longest"], about["embedding"]
         )
-        self.files = {tower: folder / about["towers"][tower]["file"] for tower in ("image", "text")}
+        self.files = {tower: folder / Path(about["towers"][tower]["file"]).name for tower in ("image", "text")}
         """Each tower's ONNX file."""
         self._image, self._text = (OnnxSession(path, threads) for path in self.files.values())
 
@@ -217,11 +216,11 @@ def load_torch(path: str | os.PathLike, device: str = "cpu") -> Embedder:
     shape, tensors, tokenizer, towers = read_model(path)
     networks = {tower: (build_network(spec), spec) for tower, spec in towers.items()}
     # No first values: the saved ones take their place. A foreign network has to run once to be known.
-    with torch.device("cpu" if networks else "meta"):
-        model = CLIP(shape, networks=networks)
     try:
+        with torch.device("cpu" if networks else "meta"):
+            model = CLIP(shape, networks=networks)
         model.load_state_dict(tensors, assign=True)
-    except RuntimeError as error:
+    except (RuntimeError, ValueError, TypeError, AttributeError, LookupError, ArithmeticError, MemoryError) as error:
         raise RunError(f"The model in {path} cannot be loaded: {error}.", hint="lapclip train") from None
     chosen = choose_device(device)[0]
     if chosen.is_cpu:
@@ -237,13 +236,17 @@ def open_exported(folder: str | os.PathLike, threads: int = 0) -> OnnxEmbedder:
         raise WeightsError(f"{folder} is for {made_for}, which ONNX Runtime does not read.", hint="--to onnx")
     if find_spec("onnxruntime") is None:
         raise WeightsError("This needs onnxruntime.", hint='pip install "lapclip[export]"')
-    return OnnxEmbedder(folder, threads)
+    try:
+        return OnnxEmbedder(folder, threads)
+    except (ValueError, KeyError, TypeError, AttributeError, ArithmeticError, DataError) as error:
+        why = f"{folder / DESCRIPTION} is damaged: {first_line(error)}."
+        raise WeightsError(why, hint="lapclip export again") from None
 
 
 def read_description(folder: Path) -> dict[str, Any]:
     """What the lapclip.json of an exported folder says."""
     try:
-        about = json.loads((folder / DESCRIPTION).read_text(encoding="utf-8"))
+        about = read_json(folder / DESCRIPTION)
         return {**about, "towers": dict(about["towers"]), "preprocessing": dict(about["preprocessing"])}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise WeightsError(f"{folder / DESCRIPTION} cannot be read: {error}.", hint="lapclip export again") from None
@@ -259,9 +262,9 @@ def _exported_tokenizer(folder: Path, about: dict[str, Any]) -> Tokenizer:
     own = load_tokenizer(folder / OWN_TOKENIZER)
     if own is not None:
         return own
-    path = folder / about["tokenizer"]["file"]
+    path = folder / Path(about["tokenizer"]["file"]).name
     try:
-        description = json.loads(path.read_text(encoding="utf-8"))
+        description = read_json(path)
     except (OSError, ValueError) as error:
         raise WeightsError(f"{path} cannot be read: {error}.", hint="lapclip export again") from None
     return PretrainedTokenizer(description, about["tokenizer"]["padding"])

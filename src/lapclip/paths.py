@@ -1,4 +1,4 @@
-"""Folders, files that are written whole or not at all, and digests of what is in them."""
+"""Folders, files that are read in bounded memory and written whole or not at all, and digests of what is in them."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import shutil
 import sys
 import threading
 import time
+import tomllib
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -47,6 +48,53 @@ def _chosen_folder(kind: str) -> Path | None:
         return Path(chosen)
     home = os.environ.get(f"XDG_{kind}_HOME")
     return Path(home) / "lapclip" if home else None
+
+
+LARGEST_FILE = 250_000_000
+"""Bytes of an image or a table in one piece that are read into memory; twice that is what one file may take there."""
+LARGEST_SETTINGS = 1_000_000
+"""Bytes of a file of settings; real ones have some thousand."""
+LARGEST_VALUES, VALUES_A_BYTE = 400_000_000, 8
+"""Bytes that the values in a JSON text may take in memory: so many, or so many times its own. COCO's captions take five
+times their size; a text of brackets would take seventy times its own."""
+
+
+def read_bytes(path: str | os.PathLike[str], most: int = LARGEST_FILE) -> bytes:
+    """A file's content. One that is larger is an OSError before any memory is taken: a file may claim any size."""
+    with open(path, "rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        check_size(size, most)
+        return file.read(size)
+
+
+def read_toml(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """The settings in a file. Raises OSError, or ValueError where it is no TOML."""
+    try:
+        return tomllib.loads(read_bytes(path, LARGEST_SETTINGS).decode("utf-8"))
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def read_json(path: str | os.PathLike[str]) -> Any:
+    """What is in a JSON file. Raises OSError, or ValueError where it is no JSON."""
+    return parse_json(read_bytes(path).decode("utf-8"))
+
+
+def parse_json(text: str) -> Any:
+    """What a JSON text says. Raises ValueError where it is none, nests too deeply or would take too much memory."""
+    values = 184 * text.count("{") + 64 * (text.count("[") + text.count(","))  # as CPython has them, with their places
+    if values > max(LARGEST_VALUES, VALUES_A_BYTE * len(text)):
+        raise ValueError(f"its values would take about {values / 1e6:,.0f} MB of memory")
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def check_size(size: int, most: int = LARGEST_FILE) -> None:
+    """Raise OSError where something has more bytes than are read."""
+    if size > most:
+        raise OSError(f"it has {size / 1e6:,.0f} MB, and at most {most / 1e6:,.0f} MB are read")
 
 
 def write_atomic(path: Path, content: str | bytes | Callable[[Path], Any], *, durable: bool = False) -> None:

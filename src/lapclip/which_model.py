@@ -1,8 +1,8 @@
 """Which model is meant: what a user typed after a command, turned into one answer. No torch: nothing is opened.
 
 A model may be a run by its name or path, a folder or a file with a model, a folder that `lapclip export` wrote, or a
-name on the Hugging Face hub. A run's model wins over one at a path of the same name. Without a name each command has
-one rule, which its help states: `newest_run` or `newest_that_saw_images`.
+name on the Hugging Face hub, as hf:org/name. A run's model wins over one at a path of the same name. Without a name
+each command has one rule, which its help states: `newest_run` or `newest_that_saw_images`.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import os
 import subprocess
@@ -13,6 +14,11 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+
+import lapclip
+from lapclip.errors import RunError, WeightsError
+from lapclip.weights.hub import confirmed_name
+from lapclip.weights.recognise import is_hub_name
 
 from .made import embedder, save_openclip
 
@@ -86,7 +92,7 @@ def test_a_name_is_downloaded_once_and_then_found_offline(
     hub: tuple[str, list[str]], tmp_path: Path, here: Path
 ) -> None:
     address, asked = hub
-    done = ask(LOAD, "someone/small", tmp_path / "home", HF_ENDPOINT=address)
+    done = ask(LOAD, "hf:someone/small", tmp_path / "home", HF_ENDPOINT=address)
     assert done.stdout.strip() == "vit-64x2-8", done.stderr
     assert not any("large.msgpack" in path for path in asked)
     offline = ask(LOAD, "someone/small", tmp_path / "home", HF_ENDPOINT=address, HF_HUB_OFFLINE="1")
@@ -94,14 +100,14 @@ def test_a_name_is_downloaded_once_and_then_found_offline(
 
 
 def test_a_name_that_the_hub_does_not_have_is_said_so(hub: tuple[str, list[str]], tmp_path: Path, here: Path) -> None:
-    done = ask(EVAL, "someone/else", tmp_path / "home", HF_ENDPOINT=hub[0])
+    done = ask(EVAL, "hf:someone/else", tmp_path / "home", HF_ENDPOINT=hub[0])
     assert done.returncode == 2
     assert "no file or folder someone/else, and no model of that name on the Hugging Face hub" in done.stderr
     assert "Traceback" not in done.stderr
 
 
 def test_a_name_while_offline_is_said_so(tmp_path: Path, here: Path) -> None:
-    done = ask(EVAL, "someone/small", tmp_path / "home", HF_HUB_OFFLINE="1")
+    done = ask(EVAL, "hf:someone/small", tmp_path / "home", HF_HUB_OFFLINE="1")
     assert done.returncode == 2
     assert "There is no file or folder someone/small, and the Hugging Face hub cannot be reached" in done.stderr
     assert len(done.stderr.strip().splitlines()) <= 3
@@ -109,13 +115,43 @@ def test_a_name_while_offline_is_said_so(tmp_path: Path, here: Path) -> None:
 
 def test_without_the_package_its_extra_is_named(tmp_path: Path, here: Path) -> None:
     hidden = f"import sys; sys.modules['huggingface_hub'] = None; {EVAL}"
-    done = ask(hidden, "someone/small", tmp_path / "home")
+    done = ask(hidden, "hf:someone/small", tmp_path / "home")
     assert done.returncode == 2
     assert "pip install 'lapclip[hub]'" in done.stderr
 
 
-def test_a_path_that_is_mistyped_is_not_looked_for_on_the_hub(tmp_path: Path, here: Path) -> None:
-    (here / "runs").mkdir()
-    done = ask(EVAL, "runs/mistyped", tmp_path / "home", HF_HUB_OFFLINE="1")
+def test_a_name_that_may_be_a_mistyped_path_is_not_downloaded_unasked(
+    hub: tuple[str, list[str]], tmp_path: Path, here: Path
+) -> None:
+    done = ask(EVAL, "someone/small", tmp_path / "home", HF_ENDPOINT=hub[0])
     assert done.returncode == 2
-    assert "hub" not in done.stderr
+    assert "hf:someone/small" in done.stderr
+    assert not hub[1]
+
+
+@pytest.mark.parametrize("answer", ["y", "n", ""])
+def test_at_a_terminal_it_is_asked_for(answer: str, monkeypatch: pytest.MonkeyPatch, here: Path) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.setattr(sys, "stdin", Terminal(f"{answer}\n"))
+    monkeypatch.setattr(sys, "stderr", shown := Terminal())
+    if answer == "y":
+        assert confirmed_name("someone/small") == "someone/small"
+    else:
+        with pytest.raises(WeightsError, match="hf:"):
+            confirmed_name("someone/small")
+    assert "someone/small" in shown.getvalue()
+
+
+def test_paths_are_never_names_on_the_hub(here: Path) -> None:
+    (here / "models").mkdir()
+    for path in ("runs/mistyped", "models/mistyped", "./someone/small", "~/someone/small", "/someone/small",
+                 "a/b/c", "../a/b", "hf:", "hf:small", "hf:../../x", "hf:a/b/c", "small"):  # fmt: skip
+        assert not is_hub_name(path), path
+    assert is_hub_name("someone/small")
+    assert is_hub_name("hf:someone/small")
+    assert is_hub_name("hf:runs/mine")
+    with pytest.raises(RunError, match="no folder runs/first-run"):
+        lapclip.load("runs/first-run")

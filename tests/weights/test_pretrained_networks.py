@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import nn
 
+from lapclip.config import build_config, parse_settings, read_recipe
 from lapclip.embedder import Embedder, load_torch
 from lapclip.errors import ConfigError
 from lapclip.machine.cpu import Cpu
@@ -27,7 +28,8 @@ from lapclip.model.pretrained.pretrained_towers import (
 from lapclip.model.pretrained.split_network import Blocks, find_blocks
 from lapclip.model.shapes import SHAPES
 from lapclip.training.checkpoint import save_model
-from lapclip.weights.pretrained_networks import TRUSTED, build_network, open_image, open_text
+from lapclip.training.initial_weights import find_initial_weights
+from lapclip.weights.pretrained_networks import TRUSTED, build_network, open_image, open_text, trust
 
 from ..networks import TinyImage, tiny_text, write_tokenizer
 
@@ -42,6 +44,7 @@ def text_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def both(text_folder: Path, **changes: str) -> tuple[CLIP, Embedder]:
+    trust(IMAGE)
     image, text = open_image(IMAGE), open_text(str(text_folder))
     shape = replace(
         SHAPES["towers"],
@@ -145,6 +148,49 @@ def test_a_model_cannot_make_us_call_code_that_nobody_here_named(monkeypatch: py
     assert isinstance(build_network(spec), TinyImage)
 
 
+def test_a_recipe_file_cannot_make_us_call_code_that_nobody_here_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same rule as for saved models; on the command line it is named by whoever types."""
+    monkeypatch.delenv("LAPCLIP_TRUST", raising=False)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "planted.py").write_text("open('ran', 'w').close()\nfrom tests.networks import TinyImage as tower\n")
+    (tmp_path / "own.toml").write_text('[model]\nimage_from = "planted:tower"\n')
+    for _ in range(2):
+        layers = [read_recipe("own.toml"), parse_settings([])]
+        with pytest.raises(ConfigError, match="planted:tower") as refused:
+            find_initial_weights(build_config(layers, SHAPES), layers)
+        assert "LAPCLIP_TRUST=planted:tower" in refused.value.hint
+    assert not (tmp_path / "ran").exists()
+    layers = [read_recipe("own.toml"), parse_settings(["model.image_from=planted:tower"])]
+    assert find_initial_weights(build_config(layers, SHAPES), layers)[1] is not None
+    assert find_initial_weights(build_config(layers[:1], SHAPES), [layers[0], parse_settings([])])[1] is not None
+
+
+def test_a_saved_configuration_cannot_make_transformers_fetch_anything(text_folder: Path) -> None:
+    saved = json.loads((text_folder / "config.json").read_text())
+    hostile = {
+        "attn_implementation": "someone/kernels",
+        "_attn_implementation": "someone/kernels",
+        "auto_map": {"AutoModel": "someone/code--code.Model"},
+        "quantization_config": {"quant_method": "gptq"},
+        "_name_or_path": "someone/else",
+        "hidden_act": "someone/activation",
+    }
+    built = build_network(TowerSpec(kind="huggingface", name="x", config=saved | hostile))
+    config: Any = built.config
+    assert config.hidden_size == saved["hidden_size"]
+    assert "someone" not in config.to_json_string(use_diff=False)
+    assert "someone" not in str(config._attn_implementation)
+    (text_folder / "config.json").write_text(json.dumps(saved | hostile))
+    try:
+        assert "someone" not in str(open_text(str(text_folder)).spec.config)
+    finally:
+        (text_folder / "config.json").write_text(json.dumps(saved))
+    with pytest.raises(ConfigError, match="unheard-of"):
+        build_network(TowerSpec(kind="huggingface", name="x", config={"model_type": "unheard-of"}))
+
+
 def test_code_beside_weights_is_not_run_whatever_someone_types(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tiny_text(tmp_path / "bert")
     about = json.loads((folder / "config.json").read_text())
@@ -197,7 +243,8 @@ def test_a_text_network_whose_padding_is_its_last_token(tmp_path: Path) -> None:
         ("builtins:dict", "gives dict, neither a network nor the folder of one"),
         ("minilm-l6", "is a text tower"),
         ("timm:no_such_network", "timm"),
-        ("nowhere/at-all", "the hub did not give it"),
+        ("hf:nowhere/at-all", "the hub did not give it"),
+        ("runs/nowhere", "There is no folder runs/nowhere"),
     ],
 )
 def test_references_that_lead_nowhere_say_so(reference: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -206,6 +253,7 @@ def test_references_that_lead_nowhere_say_so(reference: str, message: str, monke
 
         # The environment is read when the package is imported, which may be long ago; online it tries for 20 seconds.
         monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    trust(reference)
     with pytest.raises(ConfigError, match=message):
         open_image(reference)
 

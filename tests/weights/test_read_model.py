@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import tracemalloc
 import zipfile
 from dataclasses import replace
 from pathlib import Path
@@ -16,13 +17,13 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from lapclip.embedder import Embedder, load_torch
-from lapclip.errors import WeightsError
+from lapclip.errors import LapclipError, WeightsError
 from lapclip.weights import huggingface, openai, openclip
 from lapclip.weights.hub import choose_files
 from lapclip.weights.published import KNOWN
 from lapclip.weights.read_model import read_model
 
-from .made import CAPTIONS, SHAPE, change_json, embedder, save_huggingface, save_openclip
+from .made import CAPTIONS, SHAPE, change_json, embedder, save_huggingface, save_openclip, save_own
 
 
 @pytest.fixture(scope="module")
@@ -407,3 +408,44 @@ def test_an_image_is_seen_as_the_published_model_wants_it(ours: Embedder, tmp_pa
     np.testing.assert_array_equal(plain, ours.encode_image([Image.fromarray(noise)]))
     change_json(folder / openclip.CONFIG, "preprocess_cfg", "resize_mode", value="squash")
     assert np.abs(plain - load_torch(folder).encode_image([Image.fromarray(noise)])).max() > 1e-3
+
+
+def bomb(path: Path, kind: str, tensors: dict[str, Tensor]) -> None:
+    """A small file that would take a gigabyte or more."""
+    if kind == "repeated":  # one value, as a tensor of any size
+        tensors = {**tensors, "token_embedding.weight": torch.zeros(1).expand(2**28, 8)}
+        torch.save(tensors, path)
+        return
+    torch.jit.save(torch.jit.trace(Named(tensors).eval(), torch.zeros(1)), path)
+    with zipfile.ZipFile(path) as archive:
+        members = {member.filename: archive.read(member) for member in archive.infolist()}
+    top = next(iter(members)).partition("/")[0]
+    if kind == "packed":
+        members[f"{top}/data/0"] = bytes(2**29)
+    elif kind == "numbered":  # a place is made for each object up to that number
+        pickled = members[f"{top}/data.pkl"]
+        members[f"{top}/data.pkl"] = pickled[:2] + b"Nr" + (2**27).to_bytes(4, "little") + b"0" + pickled[2:]
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED if kind == "packed" else zipfile.ZIP_STORED) as archive:
+        for name, data in members.items():
+            archive.writestr(name, data)
+
+
+@pytest.mark.parametrize(
+    ("kind", "why"), [("packed", "unpack to"), ("repeated", "would take"), ("numbered", "no file of tensors")]
+)
+def test_a_small_file_of_weights_does_not_fill_memory(ours: Embedder, tmp_path: Path, kind: str, why: str) -> None:
+    bomb(tmp_path / "x.pt", kind, openai.to_theirs(ours.model.state_dict()))
+    tracemalloc.start()
+    try:
+        with pytest.raises(WeightsError, match=why):
+            read_model(tmp_path / "x.pt")
+        assert tracemalloc.get_traced_memory()[1] < 100_000_000
+    finally:
+        tracemalloc.stop()
+
+
+def test_more_blocks_than_tensors_are_refused_before_they_are_built(ours: Embedder, tmp_path: Path) -> None:
+    folder = save_own(ours, tmp_path / "model")
+    change_json(folder / "config.json", "model", "image_layers", value=10**9)
+    with pytest.raises(LapclipError, match=r"1,000,000,\d+ blocks"):
+        load_torch(folder)

@@ -43,7 +43,7 @@ def export(
     Parameters
     ----------
     model
-        A run's name or folder, a folder or file with a model, or a name on the Hugging Face hub; without one, the
+        A run's name or folder, a folder or file with a model, or hf:org/name on the Hugging Face hub; without one, the
         newest run.
     out
         The folder to write; whole or not at all. Without one, exported/FORMAT in the run's folder. Example: lapclip

@@ -72,7 +72,7 @@ def search(
         Leave out images whose path in the folder, or a part of it, is like this; may be repeated. Example: lapclip
         search photos/ "a dog" --exclude "screenshots" --exclude "*.png"
     model
-        A run's name or folder, a folder or file with a model, or a name on the Hugging Face hub; without one, the
+        A run's name or folder, a folder or file with a model, or hf:org/name on the Hugging Face hub; without one, the
         newest finished run that learnt from images. Example: lapclip search photos/ "a dog" --model ViT-B-32.pt
     device
         Where to compute: auto, cpu, cuda, mps, xpu. Example: lapclip search photos/ "a dog" --device cpu

@@ -78,7 +78,7 @@ def train(
         Example: lapclip train --recipe seed
     start
         The model to go on from: a run, published weights (a file, a folder, a name on the Hugging Face hub). Example:
-        lapclip train photos/ --from openai/clip-vit-base-patch32
+        lapclip train photos/ --from hf:openai/clip-vit-base-patch32
     minutes
         Fill this many minutes; the schedule is fitted to them. Example: lapclip train --minutes 10
     name

@@ -7,8 +7,10 @@ the size is checked before memory is taken, and a file that ends early is an err
 from __future__ import annotations
 
 import io
+import math
 import threading
 import warnings
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cache, lru_cache
@@ -18,25 +20,40 @@ from PIL import Image, ImageCms
 
 from lapclip.errors import DataError, first_line
 
-DECODING_VERSION = 1
+DECODING_VERSION = 2
 """Part of the key of packed stores: raise it with every change that decodes some image to other pixels."""
 PIXEL_LIMIT = 178_000_000
-"""Pixels of the largest image that is decoded. A small file can claim any size; this much takes about 2 GB."""
+"""Pixels of the largest image that is decoded; what takes more memory than `MOST_MEMORY` is refused before."""
+MOST_MEMORY = 480_000_000
+"""Bytes that one image may take while it is read, its file among them. A small file can claim any size."""
+MOST_WHOLE = 32_000_000
+"""Pixels above which an image is halved, or more, right after it is decoded: whatever follows copies it."""
 HUGE, TINY = 50_000_000, 8
 """Pixels from which on an image is called huge, and the side below which it is called tiny."""
+DECODER_BYTES = {"WEBP": 18, "AVIF": 12, "HEIF": 11, "JPEG2000": 19}
+"""Bytes a pixel that a format's decoder takes at most, the decoded image among them (measured)."""
 
-STRIP = 64
-"""Rows of an image whose values are scaled at a time."""
+STRIP = 2_000_000
+"""Pixels of an image that are brought to RGB at a time."""
+HIGHEST = 0.999
+"""The share of an image's values that is not clipped, where nothing says how large they may be."""
+USUAL_TOPS = (1, 255, 1023, 4095, 16383, 65535)
+"""What white is in images of 1, 8, 10, 12, 14 and 16 bits. Cameras and scanners keep 12 bits in 16."""
+MOST_LIGHT = 16.0
+"""White of a floating-point image may be anything up to this, as in photos of high dynamic range; above it, the values
+are those of whole numbers."""
+
+NO_MEMORY = "there was too little memory for it"
 
 MARKS = {
     "animated": "only the first frame is used",
     "cmyk": "printing colours are converted to sRGB",
     "grey": "grey is written as RGB",
-    "huge": "decoded one at a time, because of the memory; JPEGs at a fraction of their size",
+    "huge": "decoded one at a time and at a fraction of their size, because of the memory",
     "profile": "colours are converted from the embedded profile to sRGB",
     "profile_ignored": "the embedded colour profile is damaged or of another kind of image, and is not used",
     "rotated": "turned upright, as its EXIF orientation says",
-    "sixteen_bit": "scaled to 8 bits a colour",
+    "sixteen_bit": "scaled to 8 bits a colour; grey ones by the bits, or the range, that their values use",
     "tiny": "enlarged; little can be seen on it",
     "transparent": "laid on white",
 }
@@ -109,10 +126,10 @@ def read_header(data: bytes) -> Header:
     except Image.UnidentifiedImageError:
         raise _unknown(data) from None
     except MemoryError:
-        raise MayPass("there was too little memory for it") from None
+        raise MayPass(NO_MEMORY) from None
     except Exception as error:  # readers raise whatever their parsing stumbles on
         raise DataError(f"its header is damaged ({first_line(error)})") from None
-    if image.width * image.height > PIXEL_LIMIT:
+    if image.width * image.height > PIXEL_LIMIT:  # also for what is only looked at
         raise DataError(f"it has {image.width:,} x {image.height:,} pixels, more than {PIXEL_LIMIT // 10**6} million")
     if min(image.size) < 1:
         raise DataError("it has no pixels")
@@ -130,8 +147,9 @@ def decode(source: bytes | Header, short_side: int | None = None, *, put_off: bo
     image, marks = header.image, set()
     width, height = image.size
     try:
-        if short_side and image.format in ("JPEG", "MPO"):
-            image.draft(None, (short_side, short_side))  # type: ignore[arg-type]  # no change of mode
+        if image.format in ("JPEG", "MPO"):
+            _draft(image, short_side)
+        _check_memory(image, header.data, width * height)
         deep = _is_deep(image)
         orientation = _orientation(image)  # asked now: a TIFF is turned while it is loaded, and then forgets it
         if image.format in ("GIF", "WEBP", "PNG", "AVIF") and getattr(image, "is_animated", False):
@@ -147,12 +165,14 @@ def decode(source: bytes | Header, short_side: int | None = None, *, put_off: bo
             marks.add("sixteen_bit")
         transform = _transform_later(image) if put_off else None
         upright_image, more = upright(image, convert=transform is None)
+        if upright_image is not image:
+            image.close()  # its memory is needed for what follows, and the header may be kept
         if transform is not None:
             marks.add("profile")
     except DataError:
         raise
     except MemoryError:
-        raise MayPass("there was too little memory for it") from None
+        raise MayPass(NO_MEMORY) from None
     except Exception as error:  # readers raise whatever their parsing stumbles on
         what = "it ends early" if "truncated" in str(error) else f"it is damaged ({first_line(error)})"
         raise DataError(what) from None
@@ -172,13 +192,38 @@ def as_decoded(image: Image.Image) -> Decoded:
 
 
 def upright(image: Image.Image, *, convert: bool = True) -> tuple[Image.Image, set[str]]:
-    """A loaded image in RGB and sRGB, on white, turned as its orientation says; and what was noticed."""
-    marks: set[str] = set()
+    """A loaded image in RGB and sRGB, on white, turned as its orientation says; and what was noticed.
+
+    In strips, because each step makes a copy, and halved or more where it is too large for what follows.
+    """
     turn = TURNS.get(_orientation(image))
-    if turn is not None:
-        marks.add("rotated")
+    marks: set[str] = set() if turn is None else {"rotated"}
     profile = image.info.get("icc_profile") if convert else None
-    image = _eight_bits(image)
+    levels = _levels(image) if image.mode.startswith(("I", "F")) else None
+    factor = math.ceil((image.width * image.height / MOST_WHOLE) ** 0.5)
+    if factor == 1 and (image.mode == "RGB" and not profile and "transparency" not in image.info):
+        return (image if turn is None else image.transpose(turn)), marks
+    finished = Image.new("RGB", (-(-image.width // factor), -(-image.height // factor)))
+    for top, strip in _strips(image, factor):
+        strip, more = _in_rgb(strip, profile, levels)
+        marks |= more
+        finished.paste(strip.reduce(factor) if factor > 1 else strip, (0, top // factor))
+    return (finished if turn is None else finished.transpose(turn)), marks
+
+
+def _strips(image: Image.Image, factor: int = 1) -> Iterator[tuple[int, Image.Image]]:
+    """Strips of an image with the row they begin at, which is a multiple of the factor."""
+    rows = max(1, STRIP // image.width // factor) * factor
+    for top in range(0, image.height, rows):
+        whole = rows >= image.height
+        yield top, image if whole else image.crop((0, top, image.width, min(top + rows, image.height)))
+
+
+def _in_rgb(image: Image.Image, profile: bytes | None, levels: Levels | None) -> tuple[Image.Image, set[str]]:
+    """A strip in RGB and sRGB, on white, and what was noticed."""
+    marks: set[str] = set()
+    if levels is not None:
+        image = _eight_bits(image, levels)
     alpha = _alpha(image)
     if alpha is not None:
         marks.add("transparent")
@@ -196,7 +241,7 @@ def upright(image: Image.Image, *, convert: bool = True) -> tuple[Image.Image, s
         white = Image.new("RGB", image.size, "white")
         white.paste(image, mask=alpha)
         image = white
-    return (image if turn is None else image.transpose(turn)), marks
+    return image, marks
 
 
 def _orientation(image: Image.Image) -> int:
@@ -214,25 +259,41 @@ def _is_deep(image: Image.Image) -> bool:
     return any(";16" in str(form if isinstance(form, str) else form[0]) for form in unpacked if form)
 
 
-def _eight_bits(image: Image.Image) -> Image.Image:
-    """Grey images of 16 bits and more as 8 bits: scaled, where Pillow's conversion would clip."""
-    if not image.mode.startswith(("I", "F")):
-        return image
-    values = np.asarray(image)
+Levels = tuple[float, float]
+"""The values that become black and white."""
+
+
+def _levels(image: Image.Image) -> Levels:
+    """The levels of a grey image of 16 bits and more, by the bits that its values use: nothing says how large they may
+    be. A few highlights do not count, or they would leave the rest black; they become white."""
     if image.mode not in ("I", "F"):
-        # The nearest of 256 steps of 257, in whole numbers of 16 bits, because large images would fill memory.
-        return Image.fromarray((values // 257 + (values % 257 > 128)).astype(np.uint8))
-    low, high = float(values.min()), float(values.max())
-    if not np.isfinite([low, high]).all():
-        raise DataError("it holds values that are not numbers")
+        counts = sum(np.bincount(_values(strip).ravel(), minlength=65536) for _, strip in _strips(image))
+        low, high = 0.0, float(np.searchsorted(np.cumsum(counts), HIGHEST * image.width * image.height))
+    else:
+        step, some = 1 + image.width * image.height // STRIP, []
+        for _, strip in _strips(image):
+            values = _values(strip).ravel()
+            if not np.isfinite(values).all():
+                raise DataError("it holds values that are not numbers")
+            some.append(values[::step].copy())
+        low, high = np.quantile(np.concatenate(some).astype(np.float64), (1 - HIGHEST, HIGHEST)).tolist()
     low = min(0.0, low)
-    # Nothing says how large their values may be.
-    top = next((limit for limit in (1.0, 255.0, 65535.0) if high - low <= limit), high - low)
-    scaled = np.empty(values.shape, np.uint8)
-    for strip in range(0, len(values), STRIP):
-        rows = values[strip : strip + STRIP].astype(np.float64) - low
-        scaled[strip : strip + STRIP] = np.rint(rows * (255 / top))
-    return Image.fromarray(scaled)
+    span = high - low
+    if image.mode == "F" and 1 < span <= MOST_LIGHT:
+        return low, high
+    return low, low + next((top for top in USUAL_TOPS if span <= top), span)
+
+
+def _values(image: Image.Image) -> np.ndarray:
+    values = np.asarray(image)
+    return values if image.mode in ("I", "F") else values.astype(np.uint16)  # whatever the order of their bytes
+
+
+def _eight_bits(image: Image.Image, levels: Levels) -> Image.Image:
+    """A grey strip of 16 bits and more as 8 bits: scaled, where Pillow's conversion would clip."""
+    low, high = levels
+    scaled = (_values(image).astype(np.float64) - low) * (255 / (high - low))
+    return Image.fromarray(np.rint(np.clip(scaled, 0, 255)).astype(np.uint8))
 
 
 def _alpha(image: Image.Image) -> Image.Image | None:
@@ -290,16 +351,72 @@ def _ends_early(data: bytes) -> bool:
 
     The segments before the first scan are stepped over, because a small preview inside them has an end of its own.
     """
-    if data.endswith(b"\xff\xd9"):
-        return False
+    return not data.endswith(b"\xff\xd9") and data.find(b"\xff\xd9", _first_scan(data) or 2) < 0
+
+
+def _first_scan(data: bytes) -> int | None:
+    """Where the first scan of a JPEG begins; None where that cannot be told."""
     at = 2
     while at + 4 <= len(data) and data[at] == 0xFF:
         marker = data[at + 1]
         if marker == 0xDA:
-            return data.find(b"\xff\xd9", at) < 0
+            return at
         alone = marker == 0xFF or marker == 0x01 or 0xD0 <= marker <= 0xD8
         at += (1 if marker == 0xFF else 2) if alone else 2 + int.from_bytes(data[at + 2 : at + 4], "big")
-    return data.find(b"\xff\xd9", 2) < 0
+    return None
+
+
+def _draft(image: Image.Image, short_side: int | None) -> None:
+    """Let a JPEG be decoded at a fraction of its size, while its short side stays at least that and, where it is too
+    large for memory, in any case."""
+    width, height = image.size
+    halved = 2 ** math.ceil(math.log2(max(1.0, width * height / MOST_WHOLE)) / 2)
+    asked = (short_side or width, short_side or height)
+    size = (min(asked[0], width // halved), min(asked[1], height // halved))
+    if min(size) > 0 and size != (width, height):
+        image.draft(None, size)  # type: ignore[arg-type]  # no change of mode
+
+
+def _check_memory(image: Image.Image, data: bytes, stored: int) -> None:
+    """Raise DataError where decoding would take more memory than an image may, from what the header says; `stored` is
+    how many pixels the file holds, of which a draft may leave out most."""
+    width, height = image.size
+    if image.format == "ICO":  # what lies in it may be larger than it says
+        inside = image.ico  # type: ignore[attr-defined]
+        width, height = inside.frame(inside.getentryindex(image.size)).size
+    pixels = width * height
+    raster = 1 if image.mode in ("1", "L", "P") else 2 if image.mode.startswith("I;16") else 4
+    # Another byte a pixel for the smaller copy that is made of a large one; both, of others, at four bytes.
+    needed = len(data) + pixels * DECODER_BYTES.get(image.format or "", raster + (4 if pixels <= MOST_WHOLE else 1))
+    if image.format in ("JPEG", "MPO"):
+        needed += _coefficients(image, data, stored)
+    if image.format == "TIFF":
+        needed += len(data) + _largest_strip(image)
+    if needed > MOST_MEMORY:
+        raise DataError(
+            f"decoding its {width:,} x {height:,} pixels would take {needed / 1e6:,.0f} MB of memory, more than "
+            f"{MOST_MEMORY // 10**6}"
+        )
+
+
+def _coefficients(image: Image.Image, data: bytes, stored: int) -> int:
+    """Bytes that a JPEG's decoder keeps of the whole image, where that comes in several scans."""
+    layers = image.layer  # type: ignore[attr-defined]
+    scan = _first_scan(data)
+    if "progressive" not in image.info and scan is not None and data[scan + 4] >= len(layers):
+        return 0
+    largest = max(across for _, across, _, _ in layers) * max(down for _, _, down, _ in layers)
+    return 2 * stored * sum(across * down for _, across, down, _ in layers) // largest
+
+
+def _largest_strip(image: Image.Image) -> int:
+    """Bytes of a strip or tile of a TIFF, which its decoder holds at once; all of it where it does not say."""
+    tags = image.tag_v2  # type: ignore[attr-defined]
+    rows, across = min(tags.get(278) or image.height, image.height), image.width
+    if 322 in tags and 323 in tags:
+        across, rows = tags[322], tags[323]
+    bits = tags.get(258) or (8,)
+    return across * rows * max(1, sum(bits)) // 8
 
 
 @cache

@@ -19,6 +19,7 @@ import numpy as np
 from lapclip.config import AUTO, BY_CONTENT, BY_NAME, DataConfig
 from lapclip.data.check.image_pass import LOOK_SIDE, copy_keys
 from lapclip.data.dataset import DataSet, Pairs, Pixels, join_splits
+from lapclip.data.decode import NO_MEMORY
 from lapclip.data.packed_index import Entry, digest_of
 from lapclip.data.packed_store import LOOK, MIDDLE, WHOLE, pack, prepare, room_left, room_needed, use_store
 from lapclip.data.pixels import View, as_view, whole_side
@@ -379,6 +380,8 @@ class StreamedPixels:
             if not digest_of(data).startswith(self._digests[row]):
                 raise DataError("it has changed since")
             return prepare(data, self._view, self._fit)[0]
+        except MemoryError:
+            why = NO_MEMORY
         except (OSError, ValueError) as error:
             why = f"it cannot be read ({first_line(error)})"
         except DataError as error:

@@ -26,7 +26,7 @@ import torch
 from lapclip.data.check.image_pass import LOOK_SIDE, look_of
 from lapclip.data.content import content_of
 from lapclip.data.dataset import Pixels, select_pixels
-from lapclip.data.decode import DECODING_VERSION, Decoded, MayPass, decode, read_header
+from lapclip.data.decode import DECODING_VERSION, NO_MEMORY, Decoded, MayPass, decode, read_header
 from lapclip.data.packed_index import NOT_STORED, Entry, PackedIndex, digest_of
 from lapclip.data.pixels import RESIZING_VERSION, View, as_view, fit_image, squeeze_image, whole_side
 from lapclip.data.table import Skipped, StoredImage
@@ -197,6 +197,8 @@ class _Packer:
         """In a thread: read, and decode unless the same bytes are there already."""
         try:
             data = image.read()
+        except MemoryError:
+            return Skipped(image.name, NO_MEMORY)
         except (OSError, ValueError) as error:
             return Skipped(image.name, f"it cannot be read ({first_line(error)})")
         digest = digest_of(data)
@@ -211,6 +213,8 @@ class _Packer:
                     content, look = content_of(data), look_of(decoded.image)
             else:
                 square, decoded = prepare(data, self.view, self.fit)
+        except MemoryError:  # while it is resized; decoding says so itself
+            return Skipped(image.name, NO_MEMORY)
         except MayPass as error:
             return Skipped(image.name, error.message)
         except DataError as error:

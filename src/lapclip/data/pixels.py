@@ -9,7 +9,6 @@ import math
 import os
 from dataclasses import astuple, dataclass
 from functools import cache
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -20,6 +19,7 @@ from torch import Tensor
 from lapclip.config import ModelConfig
 from lapclip.data.decode import Decoded, as_decoded, decode
 from lapclip.errors import DataError, first_line
+from lapclip.paths import read_bytes
 
 RESIZING_VERSION = 1
 """Part of the key of packed stores: raise it with every change that resizes some image to other pixels."""
@@ -74,7 +74,7 @@ def open_image(image: str | os.PathLike | Image.Image) -> Decoded:
     try:
         if isinstance(image, Image.Image):
             return as_decoded(image)
-        return decode(Path(image).read_bytes(), put_off=True)
+        return decode(read_bytes(image), put_off=True)
     except FileNotFoundError:
         raise DataError(f"No such image: {image}.") from None
     except DataError as error:

@@ -20,6 +20,7 @@ from PIL import Image
 
 from lapclip.data.splits import split_named
 from lapclip.errors import DataError
+from lapclip.paths import check_size, read_bytes
 from lapclip.text import printable
 
 
@@ -36,7 +37,7 @@ class StoredImage(Protocol):
         ...
 
     def read(self) -> bytes:
-        """The encoded image. Raises OSError where it cannot be read."""
+        """The encoded image. Raises OSError where it cannot be read or is too large to be."""
         ...
 
 
@@ -58,7 +59,7 @@ class ImageFile:
         return file_stamp(self.path)
 
     def read(self) -> bytes:
-        return self.path.read_bytes()
+        return read_bytes(self.path)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +75,7 @@ class ImageInTar:
         return f"{file_stamp(self.path)} {self.offset} {self.size}"
 
     def read(self) -> bytes:
+        check_size(self.size)
         with open(self.path, "rb") as file:
             file.seek(self.offset)
             found = file.read(self.size)

@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from lapclip.paths import cache_folder, write_atomic
+from lapclip.paths import cache_folder, read_json, write_atomic
 
 
 class CacheFile:
@@ -39,7 +39,7 @@ class CacheFile:
     def entries(self) -> dict[str, Any]:
         """Everything that is stored."""
         try:
-            entries = json.loads(self.path.read_text(encoding="utf-8"))
+            entries = read_json(self.path)
             if isinstance(entries, dict):
                 return entries
         except FileNotFoundError:

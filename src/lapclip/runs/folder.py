@@ -23,7 +23,6 @@ import os
 import platform
 import re
 import shutil
-import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -34,7 +33,7 @@ import tomli_w
 
 from lapclip.config import BY_NAME
 from lapclip.errors import RunBusy, RunError, nearest
-from lapclip.paths import partial_path, sweep, write_atomic
+from lapclip.paths import partial_path, read_toml, sweep, write_atomic
 from lapclip.runs.event_log import read_events
 from lapclip.runs.heartbeat import LATE, beat_elsewhere, beat_of, read_beat, write_beat
 from lapclip.runs.summary import RunProgress
@@ -180,7 +179,7 @@ class Run:
     def read_settings(self) -> dict[str, Any]:
         """The contents of run.toml."""
         try:
-            values = tomllib.loads(self.settings.read_text(encoding="utf-8"))
+            values = read_toml(self.settings)
         except FileNotFoundError:
             if self.starting.exists():
                 if self.state == "starting":
@@ -189,7 +188,7 @@ class Run:
                 reason, hint = self.last_words()
                 raise RunError(f"{self.path} did not start: {reason}", hint=hint or f"see {self.log}") from None
             raise RunError(f"{self.path} is not a run: it has no run.toml.", hint="lapclip runs") from None
-        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        except (OSError, ValueError) as error:
             raise RunError(
                 f"{self.settings} is not readable: {error}.", hint="lapclip train starts a new run"
             ) from None

@@ -19,7 +19,7 @@ from typing import Any
 
 import psutil
 
-from lapclip.paths import cache_folder, write_atomic
+from lapclip.paths import cache_folder, read_json, write_atomic
 from lapclip.text import number
 
 EVERY = 5.0
@@ -69,9 +69,9 @@ def beat_of(process: int, about: str = "") -> Beat:
 def read_beat(path: Path) -> Beat | None:
     """The last beat written there, if there is a whole one."""
     try:
-        saved: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        saved: dict[str, Any] = read_json(path)
         beat = Beat(**saved)
-    except (OSError, ValueError, TypeError, RecursionError):
+    except (OSError, ValueError, TypeError):
         return None
     sound = isinstance(beat.process, int) and isinstance(beat.host, str)
     return beat if sound and number(beat.began) is not None and number(beat.time) is not None else None

@@ -21,16 +21,15 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 from PIL import Image
 
-from lapclip.data.decode import MayPass, decode, read_header
+from lapclip.data.decode import NO_MEMORY, MayPass, decode, read_header
 from lapclip.data.packed_index import digest_of
 from lapclip.data.pixels import View, fit_image
 from lapclip.errors import DataError, first_line
+from lapclip.paths import LARGEST_FILE
 from lapclip.searching.scan import Stamp
 
 SHARPNESS = 2
 """A JPEG is decoded at a fraction of its size while its short side stays this many times what the model sees."""
-LARGEST = 2**30
-"""Bytes of the largest file that is read into memory."""
 EXIF_FOLDER, TAKEN, CHANGED = 0x8769, 0x9003, 0x0132
 """EXIF: where the camera's own entries are, when the photo was taken, and when it was last changed."""
 PERIOD = 0.5
@@ -64,13 +63,13 @@ def read_image(path: Path, stamp: Stamp, view: View, has_vector: Callable[[str],
         with open(path, "rb") as file:
             status = os.fstat(file.fileno())
             stamp = Stamp.of(status)
-            if status.st_size > LARGEST:
-                return Read(stamp, reason=f"it has more than {LARGEST // 2**30} GB")
+            if status.st_size > LARGEST_FILE:
+                return Read(stamp, reason=f"it has more than {LARGEST_FILE // 10**6} MB")
             data = file.read()
     except FileNotFoundError:
         return Read(stamp, missing=True)
     except MemoryError:
-        return Read(stamp, passing="there was too little memory for it")
+        return Read(stamp, passing=NO_MEMORY)
     except (OSError, ValueError) as error:
         return Read(stamp, passing=f"it cannot be read ({getattr(error, 'strerror', None) or first_line(error)})")
     digest = digest_of(data)
@@ -87,7 +86,7 @@ def read_image(path: Path, stamp: Stamp, view: View, has_vector: Callable[[str],
     except DataError as error:
         return Read(stamp, digest, reason=error.message)
     except MemoryError:
-        return Read(stamp, passing="there was too little memory for it")
+        return Read(stamp, passing=NO_MEMORY)
     except Exception as error:  # one odd file is no reason to stop; it is listed with what was odd
         return Read(stamp, digest, reason=f"it is damaged ({first_line(error)})")
     return Read(stamp, digest, taken, decoded.width, decoded.height, square)

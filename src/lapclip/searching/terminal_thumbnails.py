@@ -18,6 +18,7 @@ from PIL import Image
 
 from lapclip.data.decode import decode
 from lapclip.errors import DataError
+from lapclip.paths import read_bytes
 
 SIDE = 160
 """Pixels of the longer side."""
@@ -46,7 +47,7 @@ def protocol(environment: Mapping[str, str] = os.environ) -> str | None:
 def thumbnail(path: Path, how: str) -> str | None:
     """An image as text that a terminal draws; None where it cannot be read any more."""
     try:
-        image = decode(path.read_bytes(), SIDE).image
+        image = decode(read_bytes(path), SIDE).image
     except (OSError, DataError):
         return None
     image.thumbnail((SIDE, SIDE))

@@ -213,7 +213,7 @@ def _cannot_write(path: Path, error: OSError) -> CheckpointError:
 
 
 def _load(path: Path, model: CLIP, optimizer: torch.optim.Optimizer, others: Mapping[str, torch.Tensor]) -> Progress:
-    saved = json.loads((path / STATE).read_text(encoding="utf-8"))
+    saved = paths.read_json(path / STATE)
     body = saved["body"]
     if saved["sha256"] != digest_of_json(body):
         raise CheckpointError(f"{STATE} was altered")

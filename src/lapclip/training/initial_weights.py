@@ -13,7 +13,7 @@ from lapclip.errors import ConfigError, RunError, first_line
 from lapclip.loss import LOSSES
 from lapclip.model.clip import CLIP
 from lapclip.seeding import derived_seed
-from lapclip.weights.pretrained_networks import open_image, open_text
+from lapclip.weights.pretrained_networks import open_image, open_text, trust
 from lapclip.which_model import which_model
 
 
@@ -39,6 +39,9 @@ def find_initial_weights(config: Config, layers: Sequence[Layer]) -> tuple[Confi
     if config.train.start:
         return _from_model(config, layers[-1].values.get("model", {}))
     if config.model.image_from or config.model.text_from:
+        for tower in ("image_from", "text_from"):
+            if named := layers[-1].values.get("model", {}).get(tower):  # on the command line, not in a recipe
+                trust(str(named))
         return _from_towers(config, {name for layer in layers for name in layer.values.get("model", {})})
     train = config.train
     if train.lora_rank or train.layer_decay < 1 or train.image_blocks != ALL or train.text_blocks != ALL:

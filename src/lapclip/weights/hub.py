@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 
 from lapclip.errors import WeightsError, first_line
 from lapclip.weights import huggingface, openclip
-from lapclip.weights.recognise import MERGES, OWN_TOKENIZER, TOKENIZER
+from lapclip.weights.recognise import HUB, MERGES, OWN_TOKENIZER, TOKENIZER
 
 SECONDS = 20
 """To wait for an answer of the hub."""
@@ -31,8 +32,35 @@ def choose_files(there: Iterable[str]) -> list[str]:
     return sorted(chosen | set(weights[:1]))
 
 
-def download(name: str) -> Path:
+def confirmed_name(text: str) -> str:
+    """The name on the hub that is meant, without `hf:`. A name that could be a mistyped path is asked about, unless
+    the model was downloaded before; where nobody can answer it is refused, because a download is not a small thing."""
+    if text.startswith(HUB) or _is_cached(text):
+        return text.removeprefix(HUB)
+    if sys.stdin and sys.stdin.isatty() and sys.stderr.isatty():
+        print(f"There is no file or folder {text}. Download {text} from the Hugging Face hub? [y/N] ", end="",
+              file=sys.stderr, flush=True)  # fmt: skip
+        if sys.stdin.readline().strip().lower() in ("y", "yes"):
+            return text
+    raise WeightsError(
+        f"There is no file or folder {text}, and a name on the Hugging Face hub is written with hf: before it.",
+        hint=f"{HUB}{text} where that is meant; else check the path, or lapclip runs",
+    )
+
+
+def _is_cached(name: str) -> bool:
+    """Whether a model of the hub was downloaded before."""
+    try:
+        from huggingface_hub import try_to_load_from_cache
+    except ImportError:
+        return False
+    configs = (openclip.CONFIG, huggingface.CONFIG)
+    return any(isinstance(try_to_load_from_cache(name, config), str) for config in configs)
+
+
+def download(text: str) -> Path:
     """The folder with a model of the hub, fetched with a progress bar where it is not here yet."""
+    name = confirmed_name(text)
     try:
         from huggingface_hub import HfApi, snapshot_download, try_to_load_from_cache
         from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError

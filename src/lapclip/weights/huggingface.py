@@ -6,7 +6,6 @@ src/transformers/models/clip, release 5.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +14,11 @@ from torch import Tensor
 
 from lapclip.config import CLIP_MEAN, CLIP_STD, ModelConfig
 from lapclip.errors import ConfigError, WeightsError
+from lapclip.paths import read_json
 from lapclip.weights.published import (
     Tensors,
     as_float32,
+    check_depth,
     check_leftovers,
     check_shapes,
     expected_shapes,
@@ -70,6 +71,7 @@ def has_these_names(tensors: Tensors) -> bool:
 
 def to_ours(tensors: Tensors, shape: ModelConfig, where: str) -> dict[str, Tensor]:
     """Their tensors under our names, in float32. The first that does not fit is named."""
+    check_depth(shape, tensors, where)
     names = {ours: their_name(ours, TABLE) for ours in expected_shapes(shape)}
     found: dict[str, Tensor] = {}
     used: set[str] = set()
@@ -214,7 +216,7 @@ def read_folder(folder: Path) -> dict[str, Tensor]:
             return read_tensors(folder / name)[0]
         if (index := folder / f"{name}{INDEX}").exists():
             try:
-                files = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+                files = sorted(set(read_json(index)["weight_map"].values()))
             except (OSError, ValueError, KeyError, AttributeError) as error:
                 raise WeightsError(f"{index} cannot be read: {error}.", hint="download or copy it again") from None
             shards = [read_tensors(folder / Path(file).name)[0] for file in files]

@@ -18,6 +18,7 @@ from lapclip.weights.published import (
     Tensors,
     as_float32,
     block_count,
+    check_depth,
     check_leftovers,
     check_shapes,
     expected_shapes,
@@ -71,6 +72,7 @@ def to_ours(tensors: Tensors, shape: ModelConfig, where: str) -> dict[str, Tenso
     """Their tensors under our names, in float32. The first that does not fit is named."""
     _refuse_residual_networks(tensors, where)
     table = table_of(tensors)
+    check_depth(shape, tensors, where)
     names = {ours: their_name(ours, table) for ours in expected_shapes(shape)}
     found = {ours: tensors[theirs] for ours, theirs in names.items() if theirs in tensors}
     check_shapes(found, shape, names, where)

@@ -3,12 +3,16 @@
 efficientnet-lite0, minilm-l6    small towers that come as packages: pip install 'lapclip[small-towers]'
 timm:NAME                        an image network of timm
 package.module:factory           a function that gives an image network, or the folder of a Hugging Face model
-FOLDER or org/name               a Hugging Face model, on disk or from the hub
+FOLDER or hf:org/name            a Hugging Face model, on disk or from the hub
+
+A factory is code. It is called where someone at this computer named it: in --set, now or before, or in LAPCLIP_TRUST.
+A recipe file and a saved model may come from elsewhere, so their word alone is not enough.
 """
 
 from __future__ import annotations
 
 import importlib
+import inspect
 import io
 import json
 import os
@@ -25,11 +29,20 @@ from lapclip.data.tokenizers.tokenizer import PretrainedTokenizer, Tokenizer
 from lapclip.errors import ConfigError, first_line
 from lapclip.machine.measurement_cache import CacheFile
 from lapclip.model.pretrained.pretrained_towers import FACTORY, HUGGING_FACE, TIMM, TowerSpec
+from lapclip.paths import parse_json, read_bytes
+from lapclip.weights.hub import confirmed_name
+from lapclip.weights.recognise import HUB, is_hub_name
 
 TRUSTED = CacheFile("trusted.json")
-"""Factories that someone at this computer has named: a model from elsewhere may not make us call others."""
+"""Factories that someone at this computer has named: what comes from elsewhere may not make us call others."""
+_named_now: set[str] = set()
+"""The same for this process, where the cache cannot be written."""
 CONTEXT = 128
 """Most tokens of a caption; networks that know more are slow on them, and captions are short."""
+KEPT = {"is_decoder", "add_cross_attention", "tie_word_embeddings", "chunk_size_feed_forward"}
+"""Keys of every architecture that change what is computed."""
+FETCHING = ("backbone", "implementation", "kernel", "quant", "auto_map", "path", "timm")
+"""Parts of the names of keys by which transformers would fetch something."""
 NO_CODE = {"trust_remote_code": False}
 """Code that lies beside weights is never run; left open, transformers would ask whoever sits at the keyboard."""
 PACKAGES = "pip install 'lapclip[small-towers]'"
@@ -51,10 +64,9 @@ def open_image(reference: str) -> OpenedNetwork:
     if reference.startswith("timm:"):
         backbone, facts = _timm(reference.removeprefix("timm:"), weights=True)
         return OpenedNetwork(backbone, TowerSpec(kind=TIMM, name=reference), facts)
-    if ":" in reference and not Path(reference).exists():
+    if _is_factory(reference):
         made = _made(reference)
         if isinstance(made, nn.Module):
-            TRUSTED.write(reference, True)
             facts = getattr(made, "preprocessing", {})
             return OpenedNetwork(made, TowerSpec(kind=FACTORY, name=reference), dict(facts))
         reference = _folder(reference, made)
@@ -63,7 +75,7 @@ def open_image(reference: str) -> OpenedNetwork:
         if packaged.tower != "image":
             raise ConfigError(f"{reference} is a text tower.", hint="--set model.text_from=" + reference)
         return OpenedNetwork(packaged.make(), TowerSpec(kind=FACTORY, name=reference), dict(packaged.facts))
-    backbone, config, pooling, facts = _open_vision(reference)
+    backbone, config, pooling, facts = _open_vision(_here_or_on_hub(reference))
     return OpenedNetwork(backbone, TowerSpec(kind=HUGGING_FACE, name=reference, config=config, pooling=pooling), facts)
 
 
@@ -74,10 +86,10 @@ def open_text(reference: str) -> OpenedNetwork:
         if packaged.tower != "text":
             raise ConfigError(f"{reference} is an image tower.", hint="--set model.image_from=" + reference)
         folder = str(packaged.make())
-    elif ":" in reference and not Path(reference).exists():
+    elif _is_factory(reference):
         folder = _folder(reference, _made(reference))
     else:
-        folder = reference
+        folder = _here_or_on_hub(reference)
     return _open_text(folder, reference)
 
 
@@ -89,19 +101,30 @@ def build_network(spec: TowerSpec) -> nn.Module:
         return _timm(spec.name.removeprefix("timm:"), weights=False)[0]
     if spec.name in PACKAGED:
         return PACKAGED[spec.name].make()
-    if not TRUSTED.read(spec.name) and os.environ.get("LAPCLIP_TRUST") != spec.name:
-        raise ConfigError(
-            f"The model's image tower is made by {spec.name}, code that has not been used with lapclip here.",
-            hint=f"if you know it: LAPCLIP_TRUST={spec.name} and the same command",
-        )
     made = _made(spec.name)
     if not isinstance(made, nn.Module):
         raise ConfigError(f"{spec.name} gives {type(made).__name__}, not a network.")
     return made
 
 
+def trust(reference: str) -> None:
+    """Someone at this computer named a tower. Where it is made by a factory, that may be called from now on."""
+    if _is_factory(reference):
+        _named_now.add(reference)
+        TRUSTED.write(reference, True)
+
+
+def _is_factory(reference: str) -> bool:
+    return ":" in reference and not reference.startswith(("timm:", HUB)) and not Path(reference).exists()
+
+
 def _made(reference: str) -> Any:
-    """What the factory `package.module:name` gives."""
+    """What the factory `package.module:name` gives, if someone here named it."""
+    if reference not in (*_named_now, os.environ.get("LAPCLIP_TRUST")) and not TRUSTED.read(reference):
+        raise ConfigError(
+            f"A tower is made by {reference}, code that has not been used with lapclip here.",
+            hint=f"if you know it: LAPCLIP_TRUST={reference} and the same command",
+        )
     module_name, _, name = reference.partition(":")
     if "" not in sys.path and os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())  # where `python` itself would look
@@ -118,6 +141,17 @@ def _made(reference: str) -> Any:
         raise ConfigError(f"{reference}() failed: {type(error).__name__}: {first_line(error)}.") from error
 
 
+def _here_or_on_hub(reference: str) -> str:
+    """A folder, or a name on the hub as transformers writes it."""
+    if Path(reference).exists():
+        return reference
+    if is_hub_name(reference):
+        return confirmed_name(reference)
+    raise ConfigError(
+        f"There is no folder {reference}.", hint="the path of a folder with config.json, hf:org/name, or timm:NAME"
+    )
+
+
 def _folder(reference: str, made: Any) -> str:
     if isinstance(made, (str, os.PathLike)):
         return str(made)
@@ -132,6 +166,8 @@ def _timm(name: str, *, weights: bool) -> tuple[nn.Module, dict[str, Any]]:
             f"timm:{name} needs the package timm ({first_line(error)}).", hint="pip install 'lapclip[towers]'"
         ) from None
     try:
+        if not weights and ":" in name:  # a saved model may not send us to the hub
+            raise ValueError("it is no name of timm's own")
         backbone = timm.create_model(name, pretrained=weights, num_classes=0)
     except Exception as error:
         raise ConfigError(
@@ -252,16 +288,50 @@ def _open_text(reference: str, name: str) -> OpenedNetwork:
 
 def _build(config: dict[str, Any]) -> nn.Module:
     """The network of a saved config, with values yet to come."""
-    transformers = _transformers()
-    settings = {key: value for key, value in config.items() if key != "model_type"}
-    about = transformers.AutoConfig.for_model(config["model_type"], **settings)
-    return _without_pooler(transformers.AutoModel.from_config(about, **NO_CODE))
+    try:
+        return _without_pooler(_transformers().AutoModel.from_config(_architecture(config), **NO_CODE))
+    except Exception as error:  # whatever transformers stumbles on in a config that may be damaged
+        raise ConfigError(f"The tower's configuration cannot be used: {first_line(error)}.") from error
+
+
+def _architecture(config: dict[str, Any]) -> Any:
+    """A config of transformers with nothing but the sizes and kinds of layers, as the architecture itself names them.
+
+    A list of what is passed on, because others of the keys fetch things: `attn_implementation` loads kernels from the
+    hub, `auto_map` code, `backbone` and `quantization_config` more. Texts with a slash are names on the hub.
+    """
+    from transformers import CONFIG_MAPPING, PretrainedConfig
+
+    model_type = config.get("model_type")
+    if model_type not in CONFIG_MAPPING:
+        raise ValueError(f"the architecture {model_type!r} is not known to transformers")
+    kind = CONFIG_MAPPING[model_type]
+    named = set(inspect.signature(kind.__init__).parameters) | set(inspect.signature(kind).parameters)
+    general = set(inspect.signature(PretrainedConfig.__init__).parameters)
+    allowed = {name for name in (named - general) | KEPT if not any(word in name for word in FETCHING)}
+    plain = {key: value for key, value in config.items() if key in allowed and _is_plain(value)}
+    return kind(**plain)
+
+
+def _is_plain(value: Any, depth: int = 3) -> bool:
+    """Whether a value can only be a size or the name of a kind of layer."""
+    if isinstance(value, list) and depth:
+        return all(_is_plain(item, depth - 1) for item in value)
+    if isinstance(value, dict) and depth:
+        return all(not any(word in str(key) for word in FETCHING) and _is_plain(item, depth - 1)
+                   for key, item in value.items())  # fmt: skip
+    if isinstance(value, str):
+        return "/" not in value and ":" not in value and len(value) < 100
+    return value is None or isinstance(value, bool | int | float)
 
 
 def _open(reference: str) -> tuple[nn.Module, dict[str, Any]]:
     transformers = _transformers()
     try:
-        backbone = transformers.AutoModel.from_pretrained(reference, dtype="float32", **NO_CODE)
+        saved, _ = transformers.PretrainedConfig.get_config_dict(reference)
+        backbone = transformers.AutoModel.from_pretrained(
+            reference, config=_architecture(saved), dtype="float32", **NO_CODE
+        )
     except Exception as error:
         if Path(reference).exists():
             raise ConfigError(
@@ -317,14 +387,14 @@ def _beside(reference: str, name: str) -> str | None:
 
         with suppress(Exception):  # most of these files are optional
             path = Path(hf_hub_download(reference, name))
-    with suppress(OSError):
-        return path.read_text(encoding="utf-8")
+    with suppress(OSError, ValueError):
+        return read_bytes(path).decode("utf-8")
     return None
 
 
 def _json_beside(reference: str, name: str) -> dict[str, Any]:
     with suppress(ValueError, TypeError):
-        return dict(json.loads(_beside(reference, name) or "{}"))
+        return dict(parse_json(_beside(reference, name) or "{}"))
     return {}
 
 

@@ -93,6 +93,15 @@ def expected_shapes(shape: ModelConfig) -> dict[str, tuple[int, ...]]:
         return {name: tuple(tensor.shape) for name, tensor in CLIP(shape).state_dict().items()}
 
 
+def check_depth(shape: ModelConfig, tensors: Tensors, where: str) -> None:
+    """Raise WeightsError where a shape has more blocks than there are tensors: building it would take for ever."""
+    if shape.image_layers + shape.text_layers > len(tensors):
+        raise WeightsError(
+            f"{where} describes {shape.image_layers + shape.text_layers:,} blocks and has {len(tensors):,} tensors.",
+            hint="weights and configuration of the same model",
+        )
+
+
 def check_shapes(found: Tensors, shape: ModelConfig, names: Mapping[str, str], where: str) -> None:
     """Name the first tensor that is not as a model of that shape has it. `names` says what they call ours."""
     for ours, size in expected_shapes(shape).items():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from dataclasses import replace
@@ -11,17 +10,18 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor
 
 from lapclip.config import ModelConfig
 from lapclip.data.tokenizers import Tokenizer, clip_tokenizer, load_tokenizer, tokenizer_from_dict
-from lapclip.errors import DataError, RunError, WeightsError
+from lapclip.errors import DataError, RunError, WeightsError, first_line
 from lapclip.model.pretrained.pretrained_towers import TowerSpec
+from lapclip.paths import read_bytes, read_json
 from lapclip.weights import huggingface, openai, openclip
 from lapclip.weights.hub import download
+from lapclip.weights.published import check_depth
 from lapclip.weights.recognise import CONFIG, MERGES, OWN_TOKENIZER, TOKENIZER, WEIGHTS, is_exported, is_hub_name
-from lapclip.weights.torch_files import read_tensors
+from lapclip.weights.torch_files import read_safetensors, read_tensors
 
 
 class ReadModel(NamedTuple):
@@ -62,10 +62,13 @@ def _read_own(folder: Path, saved: dict[str, Any]) -> ReadModel:
         shape, tokenizer = ModelConfig(**saved["model"]), tokenizer_from_dict(saved["tokenizer"])
         towers = {tower: TowerSpec(**spec) for tower, spec in saved.get("towers", {}).items()}
         # Copied into fresh memory: products of the file's own, unaligned memory differ in the last bit.
-        tensors = {name: tensor.clone() for name, tensor in load_file(folder / WEIGHTS).items()}
+        tensors = {name: tensor.clone() for name, tensor in read_safetensors(folder / WEIGHTS).items()}
+        check_depth(shape, tensors, str(folder))
         return ReadModel(shape, tensors, tokenizer, towers)
-    except (OSError, ValueError, KeyError, TypeError, SafetensorError, DataError) as error:
-        raise RunError(f"The model in {folder} cannot be loaded: {error}.", hint="lapclip train") from None
+    except (DataError, WeightsError) as error:
+        raise RunError(f"The model in {folder} cannot be loaded: {error.message}", hint="lapclip train") from None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, ArithmeticError, SafetensorError) as error:
+        raise RunError(f"The model in {folder} cannot be loaded: {first_line(error)}.", hint="lapclip train") from None
 
 
 def _read_openclip(folder: Path, weights: Path) -> ReadModel:
@@ -119,7 +122,7 @@ def _read_file(path: Path) -> ReadModel:
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        saved = json.loads(path.read_text(encoding="utf-8"))
+        saved = read_json(path)
         if not isinstance(saved, dict):
             raise ValueError("it is no object")
     except (OSError, ValueError) as error:
@@ -170,7 +173,7 @@ def _check_clips_own(folder: Path, vocabulary: int) -> None:
 
 def _tokenizer_in_json(path: Path) -> tuple[int, list[tuple[str, ...]]]:
     """How many tokens a tokenizer of Hugging Face has, and its merges; none where it is of another kind."""
-    saved: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    saved: dict[str, Any] = read_json(path)
     model = saved["model"]
     vocab = model.get("vocab", {})
     names = set(vocab) if isinstance(vocab, dict) else {piece[0] for piece in vocab}
@@ -180,6 +183,6 @@ def _tokenizer_in_json(path: Path) -> tuple[int, list[tuple[str, ...]]]:
 
 
 def _tokenizer_in_text(path: Path) -> tuple[int, list[tuple[str, ...]]]:
-    lines = path.read_text(encoding="utf-8").splitlines()
+    lines = read_bytes(path).decode("utf-8").splitlines()
     merges = [tuple(line.split()) for line in lines if line and not line.startswith("#version")]
     return 2 * 256 + len(merges) + 2, merges

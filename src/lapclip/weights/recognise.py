@@ -6,6 +6,8 @@ import os
 import re
 from pathlib import Path
 
+from lapclip.runs.folder import RUNS
+
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
 """The files of our own models."""
 OWN_TOKENIZER = "lapclip_tokenizer.json"
@@ -16,6 +18,8 @@ OPENCLIP_CONFIG = "open_clip_config.json"
 DESCRIPTION = "lapclip.json"
 """What a folder holds that `lapclip export` wrote for another engine than torch."""
 FILES = (".safetensors", ".pt", ".pth", ".bin", ".ckpt")
+HUB = "hf:"
+"""What stands before a name on the Hugging Face hub that is meant as such: hf:org/name."""
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 
 
@@ -34,5 +38,9 @@ def is_exported(folder: Path) -> bool:
 
 
 def is_hub_name(text: str) -> bool:
-    """Whether a text may be a name on the hub, an organisation and a model. In a folder that is here it is a path."""
-    return bool(HUB_NAME.fullmatch(text)) and not Path(text).parent.exists()
+    """Whether a text may be a name on the hub, an organisation and a model: it says so by `hf:`, or looks like one and
+    not like a path, such as runs/mine or something in a folder that is here."""
+    if text.startswith(HUB):
+        return bool(HUB_NAME.fullmatch(text.removeprefix(HUB)))
+    folder = text.partition("/")[0]
+    return bool(HUB_NAME.fullmatch(text)) and folder != RUNS.name and not Path(folder).exists()

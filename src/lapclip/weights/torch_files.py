@@ -3,13 +3,20 @@
 `torch.save` files are pickles, which can carry code; torch reads them with `weights_only=True`, which refuses it.
 OpenAI published its weights as TorchScript archives, which that refuses whole. They are zip files with a pickle that
 names the tensors; ours reads it with a list of what may occur. The program that lies beside it is never looked at.
+
+Weights take about the memory that their file has bytes. A small file that would take much more is refused: archives
+that unpack to more than they are, tensors that repeat one value a billion times, headers of millions of names.
 """
 
 from __future__ import annotations
 
+import io
+import os
 import pickle
+import pickletools
 import re
 import zipfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +41,12 @@ STORAGES = {
 }
 LISTS = ("build_intlist", "build_doublelist", "build_boollist", "build_tensorlist")
 REFUSED = re.compile(r"(?:GLOBAL|Trying to instantiate class|Unsupported class)\s+([\w.<>]+)")
+MOST_NAMES = 10_000_000
+"""Bytes that the names and sizes of tensors may take in a file; those of the largest CLIP take 200,000."""
+MOST_UNPACKED = 100_000_000
+"""Bytes by which an archive's content may be larger than its file; only its programs are compressed."""
+MOST_REPEATED = 4
+"""How many times the bytes of their file tensors may have, which may lie in the same place."""
 CONVERT = "a safetensors file of the same weights; where they come from often has one"
 
 
@@ -43,11 +56,11 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], str]:
     A checkpoint is what a trainer keeps: the state dict is one of its entries.
     """
     try:
-        if path.suffix == ".safetensors":
-            return load_file(path), "safetensors"
-        if _is_torchscript(path):
-            return _read_torchscript(path), "torchscript"
-        return _read_saved(path)
+        tensors, kind = _read(path)
+        check_claims(tensors, path)
+        return tensors, kind
+    except WeightsError:
+        raise
     except FileNotFoundError:
         raise WeightsError(f"There is no file {path}.") from None
     except SafetensorError as error:
@@ -58,12 +71,41 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], str]:
         raise _with_code(path, str(error)) from None
     except OSError as error:
         raise WeightsError(f"{path} cannot be read: {error.strerror or error}.") from None
+    except MemoryError:
+        raise WeightsError(f"There is too little memory for {path}.") from None
     # What torch has to say about a file that is none of its own would mean nothing to a user.
-    except (zipfile.BadZipFile, EOFError, KeyError, IndexError, TypeError, ValueError, RuntimeError):
+    except Exception:
         raise WeightsError(
             f"{path} is no file of tensors that torch or safetensors wrote, or not the whole of one.",
             hint="the file of weights itself; where it is that, download or copy it again",
         ) from None
+
+
+def read_safetensors(path: Path) -> dict[str, Tensor]:
+    """The tensors in a safetensors file. Raises WeightsError where its header is longer than any is."""
+    with open(path, "rb") as file:
+        if int.from_bytes(file.read(8), "little") > MOST_NAMES:
+            raise WeightsError(f"{path} is not a whole safetensors file: its header is too long.")
+    return load_file(path)
+
+
+def check_claims(tensors: Mapping[str, Tensor], path: Path) -> None:
+    """Raise WeightsError where tensors have far more bytes than their file: copied, they would fill memory."""
+    claimed = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+    size = os.path.getsize(path)
+    if claimed > MOST_REPEATED * size + MOST_NAMES:
+        raise WeightsError(
+            f"{path} has {size / 1e6:,.1f} MB, and its tensors would take {claimed / 1e6:,.0f} MB of memory.",
+            hint=CONVERT,
+        )
+
+
+def _read(path: Path) -> tuple[dict[str, Tensor], str]:
+    if path.suffix == ".safetensors":
+        return read_safetensors(path), "safetensors"
+    if zipfile.is_zipfile(path) and _is_torchscript(path):
+        return _read_torchscript(path), "torchscript"
+    return _read_saved(path)
 
 
 def _with_code(path: Path, message: str) -> WeightsError:
@@ -94,22 +136,47 @@ def _read_saved(path: Path) -> tuple[dict[str, Tensor], str]:
 
 
 def _is_torchscript(path: Path) -> bool:
-    if not zipfile.is_zipfile(path):
-        return False
+    _check_directory(path)
     with zipfile.ZipFile(path) as archive:
+        size, unpacked = os.path.getsize(path), sum(member.file_size for member in archive.infolist())
+        if unpacked > size + MOST_UNPACKED:
+            raise WeightsError(
+                f"{path} has {size / 1e6:,.1f} MB and would unpack to {unpacked / 1e6:,.0f} MB.",
+                hint=CONVERT,
+            )
         return any(name.count("/") == 1 and name.endswith("/constants.pkl") for name in archive.namelist())
 
 
 def _read_torchscript(path: Path) -> dict[str, Tensor]:
     with zipfile.ZipFile(path) as archive:
         (pickled,) = (name for name in archive.namelist() if name.count("/") == 1 and name.endswith("/data.pkl"))
-        with archive.open(pickled) as file:
-            module = _Reader(file, archive, pickled.removesuffix("data.pkl")).load()
+        content = archive.read(pickled)
+        _check_memo(content)
+        module = _Reader(io.BytesIO(content), archive, pickled.removesuffix("data.pkl")).load()
     tensors: dict[str, Tensor] = {}
     _gather(module, "", tensors)
     if not tensors:
         raise ValueError("it holds no tensors")
     return tensors
+
+
+def _check_directory(path: Path) -> None:
+    """Raise WeightsError where an archive's list of members is longer than any is: it is read as a whole."""
+    with open(path, "rb") as file:
+        file.seek(max(0, os.path.getsize(path) - 2**16 - 200))
+        end = file.read()
+    size = end[(at := end.rfind(b"PK\5\6")) + 12 : at + 16]
+    if size == b"\xff" * 4:  # an archive of more than 4 GB says it elsewhere
+        size = end[(at := end.rfind(b"PK\6\6")) + 40 : at + 48]
+    if int.from_bytes(size, "little") > MOST_NAMES:
+        raise WeightsError(f"{path} is an archive of too many members to be one of tensors.", hint=CONVERT)
+
+
+def _check_memo(pickled: bytes) -> None:
+    """Raise ValueError where a pickle numbers its objects higher than it can have any: a place is made for each."""
+    for operation, argument, _ in pickletools.genops(pickled):
+        if "PUT" in operation.name and isinstance(argument, int) and argument > len(pickled):
+            raise ValueError("its objects are numbered too high")
 
 
 class _Inert:

@@ -5,16 +5,22 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
+import sys
 import tarfile
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from PIL import Image
 
 from lapclip.config import DataConfig
+from lapclip.data.check.image_pass import inspect_images
+from lapclip.data.packed_store import MIDDLE, pack, store_folder
+from lapclip.data.pixels import View
 from lapclip.data.sources import read_table
-from lapclip.data.table import Table
+from lapclip.data.table import ImageFile, ImageInTar, Table
 from lapclip.errors import LapclipError
 from tests.data.sources.made import captions_in, check_account, image_bytes, make_images
 
@@ -268,3 +274,34 @@ def test_any_bytes_beside_an_image(tmp_path_factory: pytest.TempPathFactory, con
     (folder / "a.txt").write_bytes(content)
     (folder / "b.txt").write_bytes(b"a good caption")
     check_account(read_table(DataConfig(source=str(folder))))
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="a file with a hole takes a setting there")
+def test_an_oversized_file_is_left_out_and_named(tmp_path: Path) -> None:
+    """A hole of 400 GB under the name of a photo, which reading would put into memory."""
+    shard = tmp_path / "data.tar"
+    with tarfile.open(shard, "w") as archive:
+        archive.addfile(tarfile.TarInfo("a.png"))
+    (tmp_path / "photos").mkdir()
+    for name in ("a", "b"):
+        Image.new("RGB", (16, 16)).save(tmp_path / "photos" / f"{name}.png")
+        (tmp_path / "photos" / f"{name}.txt").write_text("a square")
+    os.truncate(tmp_path / "photos" / "b.png", 400 * 10**9)
+    table = read_table(DataConfig(source=str(tmp_path / "photos")))
+    facts = inspect_images([row.image for row in table.rows])
+    assert [fact.fault for fact in facts] == ["", "it has 400,000 mb, and at most 250 mb are read"]
+    with pytest.raises(OSError, match="400,000 MB"):
+        ImageInTar(shard, 512, 400 * 10**9, "data.tar:a.png").read()
+
+
+def test_an_image_for_which_memory_is_too_short_is_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_memory(*_: object, **__: object) -> None:
+        raise MemoryError
+
+    Image.new("RGB", (16, 16)).save(tmp_path / "a.png")
+    image = ImageFile(tmp_path / "a.png", "a.png")
+    monkeypatch.setattr("lapclip.data.check.image_pass.hash_and_thumbnail", no_memory)
+    assert "too little memory" in inspect_images([image])[0].fault
+    monkeypatch.setattr("lapclip.data.packed_store.prepare", no_memory)
+    packed = pack([image], store_folder("x", View(8), MIDDLE), View(8), MIDDLE)
+    assert "too little memory" in packed.skipped[0].why

@@ -16,7 +16,7 @@ import numpy as np
 from PIL import Image
 
 from lapclip.data.content import content_of
-from lapclip.data.decode import decode, read_header
+from lapclip.data.decode import NO_MEMORY, decode, read_header
 from lapclip.data.packed_index import digest_of
 from lapclip.data.table import StoredImage
 from lapclip.errors import DataError
@@ -78,10 +78,11 @@ def inspect_images(images: Sequence[StoredImage], progress: Progress | None = No
 
 def _read(image: StoredImage) -> ImageFacts:
     try:
-        data = image.read()
+        return inspect_image(image.read())
+    except MemoryError:
+        return ImageFacts("", 0, fault=NO_MEMORY)
     except OSError as error:
         return ImageFacts("", 0, fault=(error.strerror or str(error) or type(error).__name__).lower())
-    return inspect_image(data)
 
 
 GREY_SIDE, LOW = 32, 8

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import posixpath
 import re
 from collections.abc import Iterable, Sequence
@@ -16,6 +15,7 @@ from lapclip.data.sources.json_lines import add_records, captions_in, read_json_
 from lapclip.data.sources.registry import FileFormat, Files, Form, Specificity, register
 from lapclip.data.table import ImageFile, RowCollector
 from lapclip.data.text_encoding import decode
+from lapclip.paths import parse_json, read_bytes
 
 KINDS = {"coco": "COCO captions", "karpathy": "Karpathy splits", "list": "JSON list", "names": "JSON by name"}
 
@@ -46,8 +46,11 @@ def read_annotations(
 ) -> tuple[str, str]:
     """Collect the rows of a JSON file. Returns its form and what was guessed, for the user."""
     try:
-        content = json.loads(decode(path.read_bytes()))
-    except (ValueError, RecursionError) as error:
+        content = parse_json(decode(read_bytes(path)))
+    except OSError as error:
+        why = f"{path.name} cannot be read: {error.strerror or error}."
+        raise NotATable(why, hint="the same as JSON lines, which may be larger") from None
+    except ValueError as error:
         if "Extra data" in str(error):  # an object a line, under the ending of a single object
             return "JSON lines", read_json_lines(path, root, config, collector, split)
         raise NotATable(f"{path.name} is not JSON that can be read: {str(error)[:120]}.") from None

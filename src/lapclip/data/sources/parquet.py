@@ -17,10 +17,14 @@ from lapclip.data.sources.csv_tables import SAMPLE
 from lapclip.data.sources.json_lines import add_records, captions_in, flat
 from lapclip.data.sources.registry import FileFormat, Files, Form, Specificity, register
 from lapclip.data.table import RowCollector, file_stamp
-from lapclip.errors import DataError, first_line
+from lapclip.errors import DataError, LapclipError, first_line
+from lapclip.paths import check_size
 
-CACHED_GROUPS = 4
-"""Row groups in memory at once: images are read in about the order of the file, by a few threads."""
+CACHED_GROUPS, CACHED_BYTES = 4, 400_000_000
+"""Row groups in memory at once: images are read in about the order of the file, by a few threads. Large ones are fewer,
+and one that is larger still is not read."""
+BATCH = 500
+"""Rows of captions at once: a few bytes can stand for the same long text in every row."""
 
 
 @register
@@ -42,7 +46,9 @@ class ParquetFiles(FileFormat):
         for path, split in files.paths():
             try:
                 how = _read_file(path, files.root, config, collector, split)
-            except (ValueError, OSError) as error:
+            except LapclipError:
+                raise
+            except Exception as error:  # whatever pyarrow stumbles on
                 if len(files.names) == 1:
                     raise DataError(f"{path.name} cannot be read as parquet: {first_line(error)}.") from None
                 collector.skip(path.name, f"cannot be read: {first_line(error)}")
@@ -65,11 +71,14 @@ class ImageInCell:
     def read(self) -> bytes:
         try:
             value = _group(self.path, self.group, self.column)[self.row].as_py()
-        except (ValueError, KeyError, IndexError) as error:
+        except (MemoryError, OSError):
+            raise
+        except Exception as error:  # whatever pyarrow stumbles on
             raise OSError(f"{self.name}: {first_line(error)}") from error
         value = value.get("bytes") if isinstance(value, dict) else value
-        if not value:
+        if not isinstance(value, bytes) or not value:
             raise OSError(f"{self.name} has no bytes")
+        check_size(len(value))
         return value
 
 
@@ -90,10 +99,9 @@ def _read_file(path: Path, root: Path, config: DataConfig, collector: RowCollect
         split_name = None if split_at is None else names[split_at]
         shown, number = path.name if path.parent == root else path.relative_to(root).as_posix(), 0
         for group in range(file.num_row_groups):
-            rows = file.read_row_group(
-                group, columns=[*caption_names, *([split_name] if split_name else [])]
-            ).to_pylist()
-            for row, values in enumerate(rows):
+            wanted = [*caption_names, *([split_name] if split_name else [])]
+            batches = file.iter_batches(BATCH, row_groups=[group], columns=wanted)
+            for row, values in enumerate(row for batch in batches for row in batch.to_pylist()):
                 number += 1
                 cell = ImageInCell(path, image, group, row, f"{shown}:{number}")
                 own = values.get(split_name) if split_name else None
@@ -110,7 +118,7 @@ def _read_file(path: Path, root: Path, config: DataConfig, collector: RowCollect
 def _records(path: Path, file: Any, names: list[str]) -> Iterator[tuple[str, Any]]:
     """The rows of a file that names its images instead of holding them."""
     number = 0
-    for batch in file.iter_batches(10_000, columns=names):
+    for batch in file.iter_batches(BATCH, columns=names):
         for row in batch.to_pylist():
             number += 1
             yield f"{path.name} row {number}", row
@@ -154,7 +162,7 @@ def _group(path: Path, group: int, column: str) -> Any:
         found = waiting or Future()
         _cached_groups[key] = found
         _cached_groups.move_to_end(key)
-        while len(_cached_groups) > CACHED_GROUPS:
+        while len(_cached_groups) > CACHED_GROUPS or (len(_cached_groups) > 1 and _cached_bytes() > CACHED_BYTES):
             _cached_groups.popitem(last=False)
     if waiting is None:
         try:
@@ -166,8 +174,16 @@ def _group(path: Path, group: int, column: str) -> Any:
     return found.result()
 
 
+def _cached_bytes() -> int:
+    done = [found for found in _cached_groups.values() if found.done() and not found.exception()]
+    return sum(found.result().nbytes for found in done)
+
+
 def _read_group(path: Path, group: int, column: str) -> Any:
     with _opened(path) as file:
         kind = file.schema_arrow.field(column).type
         leaf = f"{column}.bytes" if hasattr(kind, "num_fields") and kind.num_fields else column
+        chunks = file.metadata.row_group(group)
+        parts = [chunks.column(at) for at in range(chunks.num_columns)]
+        check_size(sum(part.total_uncompressed_size for part in parts if part.path_in_schema == leaf), CACHED_BYTES)
         return file.read_row_group(group, columns=[leaf]).column(0)

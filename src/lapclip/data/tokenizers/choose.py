@@ -22,7 +22,7 @@ from lapclip.data.tokenizers.bpe import (
 )
 from lapclip.data.tokenizers.tokenizer import CharacterTokenizer, PretrainedTokenizer, Tokenizer
 from lapclip.errors import DataError
-from lapclip.paths import write_atomic
+from lapclip.paths import read_json, write_atomic
 
 FEW = 500
 """Different captions below which words are too rare to be learnt as tokens."""
@@ -138,7 +138,7 @@ def save_tokenizer(tokenizer: Tokenizer, path: Path) -> None:
 def load_tokenizer(path: Path) -> Tokenizer | None:
     """The tokenizer in a file, or None where there is no such file."""
     try:
-        return tokenizer_from_dict(json.loads(path.read_text(encoding="utf-8")))
+        return tokenizer_from_dict(read_json(path))
     except FileNotFoundError:
         return None
     except (OSError, ValueError, AttributeError, TypeError) as error:

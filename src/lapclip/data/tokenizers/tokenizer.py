@@ -14,6 +14,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from lapclip.errors import DataError, first_line
+
 LENGTH_STEP = 8
 """Batches are padded to a multiple of this, so that few shapes occur: compilers and MPS memory want them to repeat."""
 
@@ -108,9 +110,12 @@ class PretrainedTokenizer(Tokenizer):
         from tokenizers import Tokenizer as Reader
 
         self._description = {**description, "truncation": None, "padding": None}
-        self._reader = Reader.from_str(json.dumps(self._description))
+        try:
+            self._reader = Reader.from_str(json.dumps(self._description))
+            marks = self._reader.encode("").ids or [padding]
+        except Exception as error:  # the package raises nothing more precise
+            raise DataError(f"The tokenizer is damaged: {first_line(error)}.") from None
         self.padding = padding
-        marks = self._reader.encode("").ids or [padding]
         self.start, self.end = marks[0], marks[-1]
 
     @property
