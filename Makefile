@@ -5,16 +5,26 @@ VENV := .venv
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help train test lint docs bench bench-peers clean
+.PHONY: help install train test test-all lint docs bench bench-peers clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "make %-12s %s\n", $$1, $$2}' Makefile
+
+install: $(VENV)/ready ## set up the environment, and nothing else
+	@echo "Ready: $(BIN)/lapclip --help"
 
 train: $(VENV)/ready ## train on the built-in images, in a few minutes
 	@$(BIN)/lapclip train
 
 test: $(VENV)/ready-to-test lint ## check the code and run all tests
 	@$(BIN)/python -m pytest -n 2 --dist worksteal
+
+# Each soak is one line: a short form of what the docs have the figures of.
+test-all: test ## the same, then soaks and the wheel in a fresh environment
+	@$(BIN)/python benchmarks/chaos.py --faults 30
+	@$(BIN)/python benchmarks/hostile_requests.py --requests 2000
+	@$(BIN)/python benchmarks/hostile_files.py
+	@$(BIN)/python benchmarks/fresh_install.py $(TORCH)
 
 lint: $(VENV)/ready-to-test ## check style and types
 	@$(BIN)/ruff check .

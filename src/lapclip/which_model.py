@@ -2,7 +2,12 @@
 
 A model may be a run by its name or path, a folder or a file with a model, a folder that `lapclip export` wrote, or a
 name on the Hugging Face hub, as hf:org/name. A run's model wins over one at a path of the same name. Without a name
-each command has one rule, which its help states: `newest_run` or `newest_that_saw_images`.
+each command has one rule, which its help states.
+
+`eval`, `gained`, `export` and `report` take `newest_run`: they are typed after training and are about the run that was
+just trained, good or bad. `search` is about photos, not about a run: it takes the model that made the index of the
+folder (`that_made_an_index`), because all images would have to be read again for another one, and where there is no
+index the model that finds photos best (`best_on_photos`).
 """
 
 from __future__ import annotations
@@ -12,14 +17,19 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from statistics import NormalDist
+from typing import Any
 
 from lapclip.config import SECTIONS, Config, DataConfig, Layer, build_config
 from lapclip.errors import RunError
 from lapclip.model.shapes import SHAPES
+from lapclip.runs.event_log import mapping
 from lapclip.runs.folder import RUNS, Run, all_runs, find_run
+from lapclip.text import number, path_from_here, percent
 from lapclip.weights.recognise import is_model
 
 ASKED = "asked for"
+MADE_THE_INDEX = "it made the index of this folder"
 PRETRAINED = "lapclip train PHOTOS_WITH_CAPTIONS --recipe heads, or --model PATH of any published CLIP"
 """What to try where there is no model that knows photos."""
 DRAWN = DataConfig().source
@@ -106,19 +116,57 @@ def newest_run() -> WhichModel:
     return WhichModel(run.path, run, "the newest run")
 
 
-def newest_that_saw_images() -> WhichModel:
-    """The rule of `search`: the newest finished run that learnt from images, else the newest finished run, else the
-    newest with a model. A model that saw photos is fitter to find them than one that saw drawings and is newer."""
-    runs = [run for run in reversed(all_runs()) if is_model(run.path)]
-    finished = [run for run in runs if run.last_state() == "finished"]
-    for run in finished:
-        if run.data_source() not in (DRAWN, None):
-            return WhichModel(run.path, run, "the newest finished run that learnt from images")
-    if finished:
-        return WhichModel(finished[0].path, finished[0], "the newest finished run")
-    if runs:
-        return WhichModel(runs[0].path, runs[0], "the newest run with a model; none has finished")
-    raise RunError(f"There is no trained model in {RUNS.absolute()}.", hint=PRETRAINED)
+def that_made_an_index(reference: str) -> WhichModel | None:
+    """The model that an index names as its maker; None where it is gone."""
+    if not is_model(reference):
+        return None
+    path = Path(path_from_here(reference))
+    return WhichModel(path, Run(path) if _is_run(path) else None, MADE_THE_INDEX)
+
+
+def best_on_photos() -> WhichModel:
+    """The run that learnt from images and is the best by its own held-out ones: text-to-image R@1 of the finished
+    model, on the test split where there is one, else on val. A run that has not finished comes after those that have,
+    the newest first; one that saw nothing but drawn scenes is taken only where no other has a model."""
+    runs = runs_with_models()
+    if not runs:
+        raise RunError(f"There is no trained model in {RUNS.absolute()}.", hint=PRETRAINED)
+    photos = [run for run in runs if run.data_source() not in (DRAWN, None)]
+    endings = [(run, ending) for run in photos if (ending := run.last_ending()).get("type") == "finished"]
+    if scored := [(run, scores) for run, ending in endings if _are_scores(scores := mapping(ending.get("evaluation")))]:
+        # Of equal ones the newest: max takes the first.
+        run, scores = max(scored, key=lambda each: separation(each[1]["t2i_r1"], each[1]["candidates"]))
+        found = f"text-to-image R@1 {percent(scores['t2i_r1'])} among {scores['candidates']:,}"
+        rule = f"the best of {len(scored)} finished runs" if len(scored) > 1 else "the only finished run"
+        return WhichModel(run.path, run, f"{rule} on images ({found}, split {scores.get('split') or 'val'})")
+    for some, why in (
+        ([run for run, _ in endings], "the newest finished run that learnt from images; none was scored"),
+        (photos, "the newest run that learnt from images; none has finished"),
+        ([run for run in runs if run.last_state() == "finished"], "the newest finished run; none learnt from images"),
+        (runs, "the newest run with a model; none has finished"),
+    ):
+        if some:
+            return WhichModel(some[0].path, some[0], why)
+    raise AssertionError("there are runs")
+
+
+def separation(recall: float, candidates: int) -> float:
+    """How far the score of a caption's own image lies above those of others, in standard deviations, if scores were
+    normal. It makes recall among few images comparable with recall among many, where R@1 alone is not: a run with two
+    held-out images finds the right one first in half of all cases by chance."""
+    normal, half = NormalDist(), 0.5 / max(candidates, 1)  # half an answer, so that all or none right is a number too
+    best_of_others = normal.inv_cdf(0.5 ** (1 / max(candidates - 1, 1)))
+    return best_of_others + normal.inv_cdf(min(max(recall, half), 1 - half))
+
+
+def runs_with_models() -> list[Run]:
+    """Runs in this folder whose model can be used, the newest first."""
+    return [run for run in reversed(all_runs()) if is_model(run.path)]
+
+
+def _are_scores(scores: dict[str, Any]) -> bool:
+    recall, candidates = number(scores.get("t2i_r1")), number(scores.get("candidates"))
+    return recall is not None and candidates is not None and candidates >= 1
 
 
 def _is_run(path: Path) -> bool:

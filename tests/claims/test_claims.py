@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
+import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -212,13 +215,27 @@ def test_negatives_are_graded_by_their_differences() -> None:
     assert graded["easy"] == 1.0
 
 
-def test_claims_about_a_run_read_the_newest_finished_one(here: Path) -> None:
+def test_claims_about_a_run_read_the_newest_finished_one_of_the_recipes_length_and_shape(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = {"model.name": '"tiny"', "data.train_pairs": 24, "train.epochs": 5, "train.batch_size": 12}
+    (here / "recipes").mkdir()
+    (here / "recipes" / "seed.toml").write_text("".join(f"{name} = {value}\n" for name, value in recipe.items()))
+    monkeypatch.setattr("lapclip.config.RECIPES", here / "recipes")
+    plain = [one for one in SMALL if one.split("=")[0] not in {*recipe, "train.steps"}]
+    train("seed", [*plain, "train.steps=3"], name="short")
+    text = (here / "runs" / "short" / "events.jsonl").read_text()
+    for name, change in (("small", ("text_layers", 9)), ("few", ("train_pairs", 9)), ("batches", ("batch_size", 9))):
+        shutil.copytree(here / "runs" / "short", here / "runs" / name)
+        changed = re.sub(rf'"{change[0]}":\d+', f'"{change[0]}":{change[1]}', text).replace('"step":3', '"step":10')
+        (here / "runs" / name / "events.jsonl").write_text(changed)
     numbers = (13, 14, 15, 17, 18)
     bench = tiny_bench()
     for number in numbers:
         assert "lapclip train --recipe seed" in claims.MEASURES[number](bench).reason
     for name in ("older", "newer"):
-        train("seed", [*SMALL, "train.batch_size=12", "train.steps=10"], name=name)
+        train("seed", plain, name=name)
+    os.utime(here / "runs" / "short" / "run.toml")
     rows = {number: claims.MEASURES[number](bench) for number in numbers}
     for number in (13, 14, 15):
         assert rows[number].here is not None

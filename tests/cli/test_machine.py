@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from lapclip.cli.machine import rows
+from lapclip.cli.machine import _cores, _torch, rows
 
 from ..conftest import lapclip
 
@@ -115,3 +115,10 @@ def test_kinds_of_cores_in_words(fast: int, slow: int, words: str) -> None:
 
     found = {"performance_cores": fast, "efficiency_cores": slow, "physical_cores": 8, "usable_cores": 8, "cores": 8}
     assert _cores(found).startswith(words)
+
+
+def test_one_thread_is_one_thread() -> None:
+    build = {"version": "2", "cuda": None, "hip": None, "threads": 1, "vectors": "AVX2"}
+    assert "1 thread," in _torch(build)
+    cores = {"performance_cores": None, "efficiency_cores": None, "physical_cores": 1, "cores": 1, "usable_cores": 1}
+    assert _cores(cores).endswith("1 thread")

@@ -54,7 +54,9 @@ def test_a_run_leaves_as_int8_with_its_loss_measured(trained: Path, here: Path) 
     assert isinstance(exported, OnnxEmbedder)
     assert exported.encode_text(["a red cat"]).shape == (1, 64)
     assert exported.made_from == load("runs/mine").fingerprint() != exported.fingerprint()
-    assert 'lapclip.load("' in (folder / "README.md").read_text(encoding="utf-8")
+    readme = (folder / "README.md").read_text(encoding="utf-8")
+    assert 'lapclip.load("' in readme
+    assert readme.startswith("# mine, ")
 
     again = command("export", "mine", "--to", "onnx-int8")
     assert again.returncode == 2

@@ -25,7 +25,7 @@ from lapclip.embedder import Embedder, OnnxEmbedder, OnnxSession, load_torch, op
 from lapclip.errors import WeightsError
 from lapclip.exporting import int8
 from lapclip.exporting.check import cosines
-from lapclip.exporting.export_folder import EXAMPLES, describe, write_json
+from lapclip.exporting.export_folder import EXAMPLES, describe, table_lines, write_json
 from lapclip.exporting.export_format import CheckPairs, Job, find_format, require_packages
 from lapclip.exporting.int8 import FLOAT, Tried, Way, choose, ladder, prepare, quantise
 from lapclip.exporting.to_onnx import interface, write_float, write_graph, write_int8
@@ -226,6 +226,19 @@ def test_the_example_runs_by_itself_and_agrees(tmp_path: Path) -> None:
     for caption, score in zip(words, own, strict=True):
         assert abs(found[caption] - score) < 0.01
     assert lines[0][2] == words[int(own.argmax())]
+    wrong = subprocess.run(
+        [sys.executable, str(folder / "example.py"), "nothere.jpg", "a dog"], capture_output=True, text=True
+    )
+    assert wrong.returncode == 1
+    assert "nothere.jpg" in wrong.stderr
+    assert len(wrong.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(("after", "said"), [(100, "4.00x smaller"), (404, "1.01x larger"), (400, "the same")])
+def test_a_file_that_grew_is_not_called_smaller(after: int, said: str) -> None:
+    result = {"checked_on": "noise", "intervals": {"recall_before": (0, 1)}, "recall_before": 0.5, "recall_after": None}
+    sizes = {"weights_bytes_before": 400, "weights_bytes": after, "latency": [], "cosine": None}
+    assert any(line.endswith(said) for line in table_lines({**result, **sizes}))
 
 
 def test_the_example_imports_nothing_of_ours() -> None:

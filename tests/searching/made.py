@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
+from safetensors.numpy import load_file, save_file
 
-from lapclip.searching.index import Index, index_folder
-from lapclip.searching.library import Library
+from lapclip.searching.index import Index
+from lapclip.searching.indexes import indexes_of
+from lapclip.searching.library import Library, index_path
 from lapclip.searching.search_model import SearchModel, open_search_model
 from lapclip.searching.update_index import IndexUpdate, update_index
 
@@ -45,9 +48,24 @@ class Watched(SearchModel):
 
 
 def index_now(folder: Path, model: SearchModel, waiting: Callable[[str], None] | None = None) -> Library:
-    index = Index(index_folder(folder))
+    index = Index(index_path(folder, model, indexes_of(folder)))
     found: IndexUpdate = update_index(index, folder, model, None, waiting)
     return Library(folder, index, model, found)
+
+
+def index_at(folder: Path) -> Path:
+    """Where the index of a folder lies that was used last."""
+    return indexes_of(folder)[0].path
+
+
+def another_model(trained: Path, folder: Path) -> Path:
+    """A model whose images get other vectors."""
+    shutil.copytree(trained / "model", folder)
+    weights = load_file(folder / "model.safetensors")
+    name = next(name for name in sorted(weights) if name.startswith("image."))
+    weights[name] = weights[name] + np.float32(0.05)
+    save_file(weights, folder / "model.safetensors")
+    return folder
 
 
 def names(library: Library) -> list[str]:

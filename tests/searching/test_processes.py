@@ -13,9 +13,10 @@ import pytest
 
 from lapclip.errors import SearchError
 from lapclip.searching.index import Index, index_folder
+from lapclip.searching.indexes import indexes_of, remove
 from lapclip.searching.library import Library
 from lapclip.searching.update_index import update_index
-from tests.searching.made import BATCH, Watched, draw_many, index_now, vector_of, vectors_of
+from tests.searching.made import BATCH, Watched, another_model, draw_many, index_now, vector_of, vectors_of
 
 KILLED = """
 import sys
@@ -113,13 +114,39 @@ def test_the_second_waits_with_a_word_where_there_is_nothing_yet(trained: Path, 
     assert second.count == 8
 
 
+def test_two_processes_with_two_models_do_not_meet(trained: Path, photos: Path, tmp_path: Path) -> None:
+    made, other = draw_many(photos, 20), another_model(trained, tmp_path / "other")
+    (tmp_path / "stop-at").write_text("2")
+    process = start(SLOW, trained, photos, tmp_path)
+    try:
+        wait_for(tmp_path / "waiting", process)
+        model = Watched(other)
+        second = index_now(photos, model)
+        assert (second.count, second.update.notes) == (20, [])
+        (one,) = [one for one in indexes_of(photos) if one.reference == str(trained)]
+        with pytest.raises(SearchError, match="is indexing"):
+            remove(one)
+    finally:
+        (tmp_path / "go").touch()
+        output, errors = process.communicate(timeout=120)
+    assert output.strip() == "20", errors
+    assert sorted(str(one.reference) for one in indexes_of(photos)) == sorted([str(other), str(trained)])
+    for path, vector in zip(made, vectors_of(made, model), strict=True):
+        assert np.abs(vector_of(second, path.name) - vector).max() < 1e-3
+    first = Watched(trained)
+    library = index_now(photos, first)
+    assert first.batches == []
+    assert np.abs(vector_of(library, "019.png") - vectors_of(made[-1:], first)[0]).max() < 1e-3
+
+
 def test_vectors_of_another_model_are_never_asked(trained: Path, photos: Path) -> None:
-    """Another process may take the index over between the end of indexing and the first question."""
+    """A process of an earlier release may take its index over between the end of indexing and the first question."""
     draw_many(photos, 3)
-    index, model = Index(index_folder(photos)), Watched(trained)
+    model = Watched(trained)
+    index = Index(index_folder(photos))
     found = update_index(index, photos, model)
     other = Index(index_folder(photos))
     other.open()
-    assert other.begin("another model", 8)
+    other.begin("another model", 8)
     with pytest.raises(SearchError, match="with another model"):
         Library(photos, index, model, found)

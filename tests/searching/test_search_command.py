@@ -113,22 +113,31 @@ def test_a_model_that_saw_scenes_says_so(trained: Path, photos: Path) -> None:
     assert "comes from elsewhere" in searched(str(photos), "x", "--model", str(elsewhere))["said"][0]
 
 
-def test_the_newest_finished_run_that_learnt_from_images_is_taken(trained: Path, here: Path) -> None:
+def test_without_an_index_a_run_that_learnt_from_images_is_taken_and_then_the_one_that_made_it(
+    trained: Path, here: Path
+) -> None:
     draw_many(here / "photos", 2)
     none = lapclip("search", "photos", "x")
     assert none.returncode == 2
     assert "There is no trained model" in none.stderr
     shutil.copytree(trained, here / "runs" / "drawn")
-    assert searched("photos", "x")["why_model"] == "the newest finished run"
+    first = searched("photos", "x")
+    assert first["model"] == str(Path("runs") / "drawn")
+    assert "none learnt from images" in first["why_model"]
     shutil.copytree(trained, here / "runs" / "pictures")
     settings = here / "runs" / "pictures" / "run.toml"
     text = settings.read_text(encoding="utf-8")
     assert 'source = "scenes"' in text
     settings.write_text(text.replace('source = "scenes"', 'source = "my-photos"'), encoding="utf-8")
     os.utime(settings, (1, 1))  # older than the other
-    found = searched("photos", "x")
+    draw_many(here / "more", 2)
+    found = searched("more", "x")
     assert found["model"] == str(Path("runs") / "pictures")
+    assert "among 240, split test" in found["why_model"]
     assert "learnt from 64 images in my-photos" in found["said"][0]
+    again = searched("photos", "x")
+    assert (again["model"], again["why_model"]) == (str(Path("runs") / "drawn"), "it made the index of this folder")
+    assert again["added"] == 0
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows does not allow such names")
@@ -163,6 +172,9 @@ def test_without_a_question_it_indexes_and_says_how_to_ask(trained: Path, photos
         (["photos", "x", "--like", "photos/000.png"], "not both"),
         (["photos/000.png", "x"], "is not a folder"),
         (["empty", "x"], "There is no image in"),
+        (["a dog", "photos/", "--exclude", "x y"], "search photos/ 'a dog' --model"),
+        (["a dog", "photos/", "--exclude", "x y"], "--exclude 'x y'"),
+        (["photos", "x", "--forget"], "--forget"),
         (["photos", "x", "--device", "cuda:7"], "--device"),
     ],
 )

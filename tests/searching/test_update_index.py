@@ -18,7 +18,7 @@ from lapclip.searching import update_index as indexing
 from lapclip.searching.index import Index, index_folder, thumbnail_path
 from lapclip.searching.read_images import read_image
 from lapclip.searching.scan import Stamp
-from tests.searching.made import BATCH, Watched, draw, draw_many, index_now, names, vector_of, vectors_of
+from tests.searching.made import BATCH, Watched, draw, draw_many, index_at, index_now, names, vector_of, vectors_of
 
 
 def test_every_image_gets_the_vector_that_the_model_gives_it(trained: Path, photos: Path) -> None:
@@ -245,6 +245,7 @@ def test_a_folder_that_changes_while_it_is_indexed(trained: Path, photos: Path) 
 def test_the_index_is_the_users_own(trained: Path, photos: Path) -> None:
     draw_many(photos, 1)
     index_now(photos, Watched(trained))
+    assert index_at(photos).stat().st_mode & 0o077 == 0
     assert index_folder(photos).stat().st_mode & 0o077 == 0
 
 
@@ -258,27 +259,6 @@ def test_nothing_is_written_into_the_folder(trained: Path, photos: Path) -> None
         assert {path: path.stat().st_mtime_ns for path in [photos, *photos.iterdir()]} == before
     finally:
         photos.chmod(0o755)
-
-
-def test_another_model_makes_the_index_anew_and_numbers_stay(trained: Path, photos: Path, tmp_path: Path) -> None:
-    from safetensors.numpy import load_file, save_file
-
-    draw_many(photos, 6)
-    first = index_now(photos, Watched(trained))
-    numbers = [hit.number for hit in sorted(first.find("x", 99))]
-    other = tmp_path / "other"
-    shutil.copytree(trained / "model", other)
-    weights = load_file(other / "model.safetensors")
-    name = next(name for name in sorted(weights) if name.startswith("image."))
-    weights[name] = weights[name] + np.float32(0.05)
-    save_file(weights, other / "model.safetensors")
-    model = Watched(other)
-    library = index_now(photos, model)
-    assert library.update.notes == ["The index was made by another model and is made anew."]
-    assert sum(model.batches) == library.count == 6
-    assert [hit.number for hit in sorted(library.find("x", 99))] == numbers
-    assert index_now(photos, Watched(other)).update.notes == []
-    assert len(list(index_folder(photos).glob("vectors-*.f16"))) == 1
 
 
 def test_a_disk_that_is_not_there_does_not_cost_the_index(trained: Path, photos: Path) -> None:
@@ -298,7 +278,7 @@ def test_a_disk_that_is_not_there_does_not_cost_the_index(trained: Path, photos:
 def test_lost_vectors_and_a_damaged_table_are_made_again(trained: Path, photos: Path) -> None:
     draw_many(photos, 6)
     index_now(photos, Watched(trained)).close()
-    place = index_folder(photos)
+    place = index_at(photos)
     (vectors,) = place.glob("vectors-*.f16")
     os.truncate(vectors, vectors.stat().st_size // 2)
     model = Watched(trained)
@@ -339,7 +319,7 @@ def test_vectors_that_no_image_uses_are_given_back(
     for at in range(1, 11):
         (photos / f"{at:03}.png").unlink()
     library = index_now(photos, Watched(trained))
-    (vectors,) = index_folder(photos).glob("vectors-*.f16")
+    (vectors,) = index_at(photos).glob("vectors-*.f16")
     assert vectors.stat().st_size == 2 * 2 * library.model.width
     for name, vector in kept.items():
         assert np.array_equal(vector_of(library, name), vector)
@@ -351,10 +331,10 @@ def test_vectors_without_an_image_do_not_count(trained: Path, photos: Path) -> N
     """A process killed between the two leaves them, the last one perhaps in part."""
     draw_many(photos, 2)
     library = index_now(photos, Watched(trained))
-    index = Index(index_folder(photos))
+    index = Index(index_at(photos))
     index.open()
     assert index.append(np.ones((3, library.model.width), np.float32)) == [2, 3, 4]
-    (vectors,) = index_folder(photos).glob("vectors-*.f16")
+    (vectors,) = index_at(photos).glob("vectors-*.f16")
     os.truncate(vectors, vectors.stat().st_size - 7)
     draw(photos / "next.png", 8)
     model = Watched(trained)

@@ -15,6 +15,7 @@ from typing import Any
 from lapclip.machine.timing import WORTH
 from lapclip.microscope.memory_speed import TransferTimes
 from lapclip.microscope.products import ManyProducts, ProductParts
+from lapclip.text import counted
 from lapclip.tuning.memory_probe import StepMemory
 
 HOLDS, FAILS, UNKNOWN = "holds", "does not hold", "cannot be measured here"
@@ -166,7 +167,7 @@ def other_cores(cores: int, performance: int) -> Finding:
 
 def best_threads(seconds: Mapping[int, float]) -> Finding:
     """Claim 10: seconds of a step by the number of threads."""
-    here = ", ".join(f"{count} threads {spent:.2f} s" for count, spent in seconds.items())
+    here = ", ".join(f"{counted(count, 'thread')} {spent:.2f} s" for count, spent in seconds.items())
     best = min(seconds.values())
     return judged(seconds[8] <= best * WORTH, here, "intra-op threads alone; holds where 8 are within 3 % of the best")
 

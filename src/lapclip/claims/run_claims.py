@@ -1,4 +1,5 @@
-"""Claims about a whole training run: read from the newest finished run of the recipe, never from a shorter one."""
+"""Claims about a whole training run: read from the newest finished run of the recipe, never from a shorter one, nor
+from one of another size."""
 
 from __future__ import annotations
 
@@ -10,14 +11,16 @@ import numpy as np
 
 from lapclip.claims.bench import Bench
 from lapclip.claims.judge import Finding, judged, unknown
-from lapclip.config import SECTIONS, DataConfig
+from lapclip.config import SECTIONS, DataConfig, build_config, read_recipe
 from lapclip.data.loading import load_data
 from lapclip.data.scenes.scene import Scene, split_scenes
 from lapclip.embedder import load
 from lapclip.errors import LapclipError
-from lapclip.runs.event_log import read_events
+from lapclip.model.shapes import SHAPES
+from lapclip.runs.event_log import mapping, read_events
 from lapclip.runs.folder import Run, all_runs
 from lapclip.runs.summary import summarise
+from lapclip.text import number
 
 FEW = 11
 """Wrong images beside the right one: a batch of the published run."""
@@ -42,7 +45,7 @@ class Finished:
 
 
 def newest_finished(recipe: str) -> Finished | None:
-    """The newest finished run of a recipe in this folder."""
+    """The newest finished run of a recipe in this folder, of the recipe's own length and shape."""
     for run in reversed(all_runs()):
         try:
             if run.recipe != recipe or run.last_state() != "finished":
@@ -52,13 +55,32 @@ def newest_finished(recipe: str) -> Finished | None:
         events = list(read_events(run.events))
         steps = {event["step"]: event for event in events if event["type"] == "step"}
         started = [event for event in events if event["type"] == "started"]
-        if steps and started:
+        if steps and started and _is_whole(started[-1], max(steps), recipe):
             return Finished(run, started[-1], [steps[number] for number in sorted(steps)], events)
     return None
 
 
+def _is_whole(started: dict[str, Any], last: int, recipe: str) -> bool:
+    """Whether a run that took this many steps has the recipe's model, pairs, batches and epochs. Precision, device,
+    seed and the like are free: the claims are about what any of them gives."""
+    wanted, saved = build_config([read_recipe(recipe)], SHAPES), mapping(started.get("config"))
+    free = {"vocabulary", "logit_bias"}  # the tokenizer and the loss decide these
+    compared = {
+        "model": set(vars(wanted.model)) - free,
+        "data": {"source", "train_pairs", "captions"},
+        "train": {"epochs", "batch_size"},
+    }
+    same = all(
+        mapping(saved.get(section)).get(name, value) == value  # earlier releases had fewer settings
+        for section, names in compared.items()
+        for name, value in vars(getattr(wanted, section)).items()
+        if name in names
+    )
+    return same and last == wanted.train.epochs * (number(started.get("steps_per_epoch")) or 0)
+
+
 def no_run(recipe: str) -> Finding:
-    return unknown(f"no finished {recipe} run here: lapclip train --recipe {recipe}")
+    return unknown(f"no finished {recipe} run of the recipe's length and shape here: lapclip train --recipe {recipe}")
 
 
 def temperature(bench: Bench) -> Finding:

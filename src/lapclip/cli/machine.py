@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from lapclip.cli.output import Common, emit, typed
-from lapclip.text import gigabytes
+from lapclip.text import counted, gigabytes
 
 MARKS = {True: "[green]ok[/green]     ", False: "[yellow]warning[/yellow]", None: "[dim]unknown[/dim]"}
 
@@ -60,7 +60,7 @@ def _cores(found: dict[str, Any]) -> str:
     )
     usable = f", {found['usable_cores']} usable here" if found["usable_cores"] != found["cores"] else ""
     physical = "unknown" if found["physical_cores"] is None else found["physical_cores"]
-    return f"{physical} ({kinds}), {found['cores']} threads{usable}"
+    return f"{physical} ({kinds}), {counted(found['cores'], 'thread')}{usable}"
 
 
 def _swap(found: dict[str, Any]) -> str:
@@ -85,7 +85,7 @@ def _torch(build: dict[str, Any] | None) -> str:
     if build is None:
         return "not installed"
     backend = f"CUDA {build['cuda']}" if build["cuda"] else f"ROCm {build['hip']}" if build["hip"] else None
-    parts = [build["version"], backend, f"{build['threads']} threads", f"vectors {build['vectors']}"]
+    parts = [build["version"], backend, counted(build["threads"], "thread"), f"vectors {build['vectors']}"]
     return ", ".join(part for part in parts if part)
 
 

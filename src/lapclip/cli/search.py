@@ -17,6 +17,9 @@ from lapclip.cli.output import Common, emit, typed
 from lapclip.errors import SearchError
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
+    from lapclip.searching.indexes import KnownIndex
     from lapclip.searching.library import Hit, Library
 
 LISTED = 5
@@ -38,13 +41,14 @@ def search(
     web: Annotated[bool, Parameter(negative="")] = False,
     port: Annotated[int | None, Parameter(show_default=False)] = None,
     host: str = "127.0.0.1",
+    forget: Annotated[bool, Parameter(negative="")] = False,
     common: Common | None = None,
 ) -> int:
     """Find images on your own disk by what is on them, in words or by another image.
 
-    What is new or changed under the folder is indexed first; Ctrl-C stops that, and the same command goes on. The index
-    lies in your data directory, and nothing is written into the folder. Without QUERY it only indexes. Hidden files
-    and the folders of runs are left out.
+    What is new or changed under the folder is indexed first; Ctrl-C stops that, and the same command goes on. There is
+    one index for each model; they lie in your data directory, and nothing is written into the folder. Without QUERY it
+    only indexes. Hidden files and the folders of runs are left out.
 
     For example:
 
@@ -54,6 +58,7 @@ def search(
     - `lapclip search photos/ --like cat.jpg --limit 5`
     - `lapclip search photos/ --web`
     - `lapclip search photos/ "a dog" --model ViT-B-32.pt --json`
+    - `lapclip search photos/ --forget`
 
     Parameters
     ----------
@@ -72,8 +77,9 @@ def search(
         Leave out images whose path in the folder, or a part of it, is like this; may be repeated. Example: lapclip
         search photos/ "a dog" --exclude "screenshots" --exclude "*.png"
     model
-        A run's name or folder, a folder or file with a model, or hf:org/name on the Hugging Face hub; without one, the
-        newest finished run that learnt from images. Example: lapclip search photos/ "a dog" --model ViT-B-32.pt
+        A run's name or folder, a folder or file with a model, or hf:org/name on the Hugging Face hub. Without one: the
+        model that made the index of this folder, of several the one used last; else the finished run with the best
+        held-out recall on images. Example: lapclip search photos/ "a dog" --model ViT-B-32.pt
     device
         Where to compute: auto, cpu, cuda, mps, xpu. Example: lapclip search photos/ "a dog" --device cpu
     thumbnails
@@ -88,11 +94,27 @@ def search(
     host
         Address the page is served at; without it, only this computer reaches it. The address that is printed holds a
         token: who has it can look. Example: lapclip search photos/ --web --host 0.0.0.0
+    forget
+        List the indexes of the folder with their sizes, and remove those that you choose, or that of --model; images
+        are not touched. Example: lapclip search photos/ --forget --model heads
     """
     from lapclip.searching.query import check_question, parse_since
     from lapclip.searching.scan import is_image
 
     began = time.monotonic()
+    if forget:
+        if query is not None or like is not None or web:
+            raise SearchError(
+                "--forget removes an index and answers nothing.", hint=f"lapclip search {folder} --forget"
+            )
+        return _forget(folder, model, common)
+    if query is not None and not folder.exists() and Path(query).is_dir():
+        given = [("model", model), ("since", since), *(("exclude", glob) for glob in exclude)]
+        options = "".join(f" --{name} {shlex.quote(value)}" for name, value in given if value) + " --web" * web
+        meant = f"search {shlex.quote(query)} {shlex.quote(str(folder))}{options}"
+        raise SearchError(
+            f"There is no folder {folder}, and {query} is one: the folder comes first.", hint=typed(meant)
+        )
     check_question(query, like, limit)
     oldest = parse_since(since) if since is not None else None
     if like is None and query is not None and is_image(query) and Path(query).is_file():
@@ -127,6 +149,7 @@ def search(
         "folder": str(library.folder),
         "model": str(library.model.which.path),
         "why_model": library.model.which.why,
+        "index": str(library.index_path),
         "said": library.model_notes(),
         "notes": library.update.notes,
     }
@@ -139,6 +162,65 @@ def search(
         _print_hits(hits, thumbnails)
     emit(result, lines, common)
     return 0
+
+
+def _forget(folder: Path, model: str | None, common: Common | None) -> int:
+    """List the indexes of a folder; remove those of a model, or those that a person at the terminal chooses."""
+    from lapclip.searching.indexes import indexes_of, named, remove
+    from lapclip.text import printable, size
+
+    known, asked = indexes_of(folder), not (common and common.json) and sys.stdin.isatty()
+    before = [one.to_dict() for one in known]  # with their sizes, while they are there
+    chosen = named(known, model) if model is not None else []
+    if model is None and not (common and common.json):
+        emit({}, _listed(folder, known), common)
+        chosen = _choose(known) if known and asked else []
+    for one in chosen:
+        remove(one)
+    gone = {str(one.path) for one in chosen}
+    result = {
+        "folder": str(folder.absolute()),
+        "indexes": [one for one in before if one["path"] not in gone],
+        "removed": [one for one in before if one["path"] in gone],
+    }
+    lines = [f"Removed the index of {escape(printable(one.name))}, {size(one.bytes)}." for one in chosen]
+    if known and not chosen:
+        words = f"search {shlex.quote(str(folder))} --forget --model {shlex.quote(known[-1].handle)}"
+        lines = ["Nothing was removed.", f"Next: {escape(printable(typed(words)))}"]
+    emit(result, lines, common)
+    return 0
+
+
+def _listed(folder: Path, known: list[KnownIndex]) -> list[str | Table]:
+    """The indexes of a folder with a number each, the one that was used last first."""
+    from datetime import datetime
+
+    from rich.table import Table
+
+    from lapclip.text import count, printable, size
+
+    if not known:
+        return [f"There is no index of {escape(printable(folder))}."]
+    table = Table("", "model", "images", "size", "last used", box=None, pad_edge=False)
+    for at, one in enumerate(known, 1):
+        used = datetime.fromtimestamp(one.used).strftime("%Y-%m-%d %H:%M")
+        name = one.name + (", which is gone" if one.maker_is_gone else "")
+        table.add_row(str(at), escape(printable(name)), count(one.images), size(one.bytes), used)
+    return [table]
+
+
+def _choose(known: list[KnownIndex]) -> list[KnownIndex]:
+    """What a person wants removed."""
+    try:
+        answer = input("Remove which? Numbers, or all; Enter for none: ").replace(",", " ").split()
+    except EOFError:
+        return []
+    if answer == ["all"]:
+        return known
+    numbers = {str(at): one for at, one in enumerate(known, 1)}
+    if strange := [word for word in answer if word not in numbers]:
+        raise SearchError(f"{strange[0]} is no number of the list. Nothing was removed.", hint="1, or 1 2, or all")
+    return [one for number, one in numbers.items() if number in answer]
 
 
 def _serve(library: Library, host: str, port: int | None, common: Common | None, **asked: Any) -> int:
@@ -185,7 +267,6 @@ def _ending(library: Library, folder: Path, model: str | None, *, question: bool
     from lapclip.text import printable
 
     path = shlex.quote(printable(folder))
-    # Without it the next command might take another model, for which all images would be read again.
     same = f" --model {shlex.quote(printable(model))}" if model else ""
     if not question:
         example = typed(f'search {path} "a dog on a beach"{same}')

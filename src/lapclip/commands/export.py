@@ -50,7 +50,8 @@ def export(
     format.check_model(embedder, which.path)
     pairs = open_pairs(which, embedder.view, callbacks.data)
     with written_whole(path, force=force) as folder:
-        result = write_and_check(format, Job(embedder, folder, pairs, callbacks.status), callbacks.counting)
+        job = Job(embedder, folder, pairs, callbacks.status, _title(which))
+        result = write_and_check(format, job, callbacks.counting)
     files = sorted(path.iterdir())
     return {
         "model": str(which.path),
@@ -65,7 +66,14 @@ def default_path(which: WhichModel, to: str) -> Path:
     """Beside the run that it came from; for another model, in the current folder."""
     if which.run:
         return which.run.path / EXPORTED / to
-    return Path(f"{which.path.stem if which.path.is_file() else which.path.name}-{to}")
+    return Path(f"{_title(which)}-{to}")
+
+
+def _title(which: WhichModel) -> str:
+    """The run's name, or that of the model's file or folder: a README is read elsewhere, where no path leads there."""
+    if which.run:
+        return which.run.name
+    return which.path.stem if which.path.is_file() else which.path.name
 
 
 def write_and_check(

@@ -17,7 +17,7 @@ GRID = 2.0**26
 
 
 def ranks(image_NE: np.ndarray, text_ME: np.ndarray, image_M: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Places from 1: of each caption's own image among all images, and of each image's best caption among all.
+    """Ranks from 1: of each caption's own image among all images, and of each image's best caption among all.
 
     Other captions of the same image do not count as wrong. A tie counts against the model, and so does what is not a
     number: a model that gives every pair the same score finds nothing. An image without captions comes last.

@@ -150,7 +150,9 @@ def table_lines(result: dict[str, Any]) -> list[str]:
         f"{'text-to-image R@1':<30}{result['recall_before']:>10.1%}{now}   before {low:.1%} to {high:.1%}{interval}"
     )
     before, small = result["weights_bytes_before"], result["weights_bytes"]
-    lines.append(f"{'size, MB':<30}{before / 1e6:>10.2f}{small / 1e6:>10.2f}   {before / small:.2f}x smaller")
+    ratio = before / small
+    change = f"{ratio:.2f}x smaller" if ratio >= 1.005 else f"{1 / ratio:.2f}x larger" if ratio <= 0.995 else "the same"
+    lines.append(f"{'size, MB':<30}{before / 1e6:>10.2f}{small / 1e6:>10.2f}   {change}")
     for row in result["latency"]:
         what = f"{row['tower']} tower, {row['batch']} at once"
         lines.append(

@@ -48,6 +48,13 @@ class Job:
     folder: Path
     pairs: CheckPairs
     status: Status = lambda _: None
+    name: str = ""
+    """What to call the model; empty where its shape has to do."""
+
+    @property
+    def title(self) -> str:
+        """The model as the README calls it."""
+        return self.name or self.embedder.model.shape.name
 
 
 @dataclass

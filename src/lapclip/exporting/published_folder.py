@@ -49,7 +49,7 @@ class PublishedFormat(ExportFormat):
         notes = self.write_files(embedder, folder) + [PROFILES] * (embedder.model.shape.colours == "srgb")
         if not has_clips_tokenizer(embedder):
             save_tokenizer(embedder.tokenizer, folder / OWN_TOKENIZER)
-        (folder / README).write_text(self._readme(embedder, notes), encoding="utf-8", newline="\n")
+        (folder / README).write_text(self._readme(job.title, notes), encoding="utf-8", newline="\n")
         check_read_back(embedder, folder)
         return Written(sorted(folder.glob("*.safetensors")), notes=notes)
 
@@ -62,10 +62,10 @@ class PublishedFormat(ExportFormat):
 
         return load_torch(job.folder)
 
-    def _readme(self, embedder: Embedder, notes: list[str]) -> str:
+    def _readme(self, title: str, notes: list[str]) -> str:
         known = "".join(f"- {note}\n" for note in notes)
         differences = f"\nWhat this form cannot express:\n\n{known}" if known else ""
-        return f"# {embedder.model.shape.name}\n\n{MARK}\n\n```python\n{self.use}\n```\n{differences}"
+        return f"# {title}, {self.name}\n\n{MARK}\n\n```python\n{self.use}\n```\n{differences}"
 
 
 def check_read_back(embedder: Embedder, folder: Path) -> None:

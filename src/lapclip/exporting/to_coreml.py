@@ -86,7 +86,7 @@ class CoreML(ExportFormat):
         about = describe(job.embedder, self.name, written.towers)
         write_json(job.folder / DESCRIPTION, {**about, "check": check if can_predict() else NOT_CHECKED})
         copy_example("example.swift", job.folder)
-        write_readme(job.folder, job.embedder.model.shape.name, USE, result)
+        write_readme(job.folder, job.title, USE, result)
 
     def next_step(self, folder: Path) -> str:
         return ""

@@ -81,7 +81,7 @@ class Onnx(ExportFormat):
     def finish(self, job: Job, written: Written, check: dict[str, Any], result: dict[str, Any]) -> None:
         self._describe(job, written, check=check)
         copy_example("example.py", job.folder)
-        write_readme(job.folder, job.embedder.model.shape.name, USE, result)
+        write_readme(job.folder, job.title, USE, result)
 
     def next_step(self, folder: Path) -> str:
         return f"python {shlex.quote(str(folder / 'example.py'))} IMAGE CAPTION ..."

@@ -144,10 +144,14 @@ class Run:
 
     def last_state(self) -> str:
         """The state of a run that no process works on, by its events."""
+        return self.last_ending().get("type", "died")
+
+    def last_ending(self) -> dict[str, Any]:
+        """The event that ended the run; empty where there is none, or where it went on since."""
         progress = RunProgress()
         for event in read_events(self.events):
             progress.take(event)
-        return progress.ending.get("type", "died")
+        return progress.ending
 
     @property
     def running(self) -> bool:

@@ -1,7 +1,8 @@
-"""The index of one folder, as plain files in the user's data directory.
+"""The index of one folder and one model, as plain files in the user's data directory.
 
 pictures.db     SQLite: of each image its path, size, times, content hash, and the row of its vector
 vectors-N.f16   the vectors one after another, float16 of unit length; pictures.db says which N is meant
+model.txt       what leads to the model that made it (`lapclip.searching.indexes`)
 lock            held by the process that writes
 
 Rows are only ever appended, and they reach the disk before pictures.db names them, so whatever a killed process leaves
@@ -16,7 +17,7 @@ import re
 import sqlite3
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -31,6 +32,7 @@ FORMAT = "1"
 SPARE_ROWS = 1000
 """Rows that no image uses any more, from which on the file is written anew, where they are half of it."""
 COLUMNS = "number, path, bytes, modified, digest, taken, width, height, row, reason, gone"
+DATABASE, LOCK = "pictures.db", "lock"
 SMALL = "small"
 """The folder of thumbnails, by the hash of the whole images."""
 PATIENCE = 30.0
@@ -83,7 +85,7 @@ class Table(NamedTuple):
 
 
 def index_folder(folder: Path) -> Path:
-    """Where the index of a folder lies."""
+    """Where the indexes of a folder lie."""
     real = os.path.normcase(os.path.realpath(folder))
     name = re.sub(r"[^A-Za-z0-9]+", "-", Path(real).name).strip("-")[:40] or "folder"
     return data_folder() / "search" / f"{name}-{digest_of_bytes(os.fsencode(real))[:16]}"
@@ -106,8 +108,10 @@ class Index:
 
     def open(self) -> bool:
         """Open the files, making them where needed. True where damaged ones were thrown away."""
+        self.close()
         try:
-            self.path.mkdir(0o700, parents=True, exist_ok=True)  # small images and paths are nobody else's
+            for folder in (self.path.parent, self.path):  # small images and paths are nobody else's
+                folder.mkdir(0o700, parents=True, exist_ok=True)
             try:
                 self._connect()
                 return False
@@ -115,7 +119,7 @@ class Index:
                 raise
             except sqlite3.DatabaseError:  # not a database any more
                 self.close()
-                for path in self.path.glob("pictures.db*"):
+                for path in self.path.glob(f"{DATABASE}*"):
                     path.unlink(missing_ok=True)
                 self._connect()
                 return True
@@ -131,7 +135,7 @@ class Index:
     def writing(self, waiting: Callable[[], bool]) -> Iterator[bool]:
         """Keep other writers out. While another one writes, `waiting` is asked each second whether to wait on; what is
         yielded says whether this process may write now."""
-        lock = filelock.FileLock(self.path / "lock")
+        lock = filelock.FileLock(self.path / LOCK)
         mine, patience = False, 0.0
         try:
             while not mine:
@@ -149,17 +153,6 @@ class Index:
         finally:
             if mine:
                 lock.release()
-
-    def made_by(self) -> str | None:
-        """The model that made it so far; None where there is no index yet, or one that cannot be read."""
-        if not (self.path / "pictures.db").exists():
-            return None
-        try:
-            with closing(sqlite3.connect(self.path / "pictures.db", timeout=PATIENCE)) as database:
-                found = database.execute("SELECT value FROM about WHERE name = 'model'").fetchone()
-        except sqlite3.Error:  # opening it says why
-            return None
-        return found[0] if found else None
 
     # -- what it says ------------------------------------------------------------------------------------------------
 
@@ -184,14 +177,14 @@ class Index:
     def snapshot(self, model: str) -> tuple[Table, np.ndarray]:
         """All images that can be found, and the vectors of all rows, memory-mapped: as they are at one moment.
 
-        Refused where another model has taken the index over, because its vectors mean something else.
+        Refused where another model has taken the index over, as earlier releases do: its vectors mean something else.
         """
         with self._transaction("BEGIN"):
             made_by = self.about("model")  # from here on a writer waits, so the file that is named can be mapped
             if made_by != model:
                 raise SearchError(
                     "Another process has begun to index this folder with another model.",
-                    hint="the same command, once it is done; an index is made by one model at a time",
+                    hint="the same command, once it is done",
                 )
             return self.table(), self.vectors()
 
@@ -215,20 +208,18 @@ class Index:
 
     # -- changing it -------------------------------------------------------------------------------------------------
 
-    def begin(self, model: str, width: int) -> bool:
-        """Make it ready for vectors of a model. True where those of another one had to go."""
+    def begin(self, model: str, width: int) -> None:
+        """Make it ready for vectors of a model."""
         with self._transaction() as database:
             before = dict(database.execute("SELECT name, value FROM about"))
             if before.get("model") == model and before.get("width") == str(width):
                 self._check_vectors(width)
-                return False
-            had = database.execute("SELECT count(*) FROM pictures WHERE row IS NOT NULL").fetchone()[0]
+                return
             database.execute("UPDATE pictures SET row = NULL")
             number = int(before.get("vectors", "0")) + 1
             for name, value in (("model", model), ("width", str(width)), ("vectors", str(number))):
                 database.execute("INSERT OR REPLACE INTO about VALUES (?, ?)", (name, value))
         self.sweep()
-        return had > 0
 
     def rename_model(self, model: str) -> None:
         """Name the model that made it otherwise; its vectors stay."""
@@ -320,7 +311,7 @@ class Index:
 
     def _connect(self) -> None:
         database = sqlite3.connect(
-            self.path / "pictures.db", timeout=PATIENCE, isolation_level=None, check_same_thread=False
+            self.path / DATABASE, timeout=PATIENCE, isolation_level=None, check_same_thread=False
         )
         self._database = database
         database.executescript(SCHEMA)

@@ -14,8 +14,9 @@ from lapclip.data.pixels import middle_square
 from lapclip.errors import SearchError
 from lapclip.progress import Progress, Status
 from lapclip.searching.index import Entry, Index, index_folder
+from lapclip.searching.indexes import KnownIndex, indexes_of
 from lapclip.searching.query import excluded, nearest, parse, vector_of
-from lapclip.searching.search_model import SearchModel, model_notes, open_search_model
+from lapclip.searching.search_model import SearchModel, index_of, model_notes, open_search_model
 from lapclip.searching.update_index import IndexUpdate, check_folder, update_index
 
 __all__ = ["Entry", "Hit", "Library", "open_library"]
@@ -173,11 +174,19 @@ def open_library(
     device: str = "auto",
     waiting: Status | None = None,
 ) -> Library:
-    """The images of a folder, those that are new or changed indexed first. `waiting` is told why nothing happens."""
+    """The images of a folder, those that are new or changed indexed first. `waiting` is told why nothing happens.
+    Without a model it is the one that made the index of the folder, else the best (`lapclip.which_model`)."""
     folder = Path(os.path.abspath(folder))
     check_folder(folder)
-    index = Index(index_folder(folder))
-    search_model = open_search_model(model, device, index.made_by)
+    known = indexes_of(folder)
+    search_model = open_search_model(model, device, known)
+    index = Index(index_path(folder, search_model, known))
     update = update_index(index, folder, search_model, progress, waiting)
     update.notes[:0] = search_model.notes
     return Library(folder, index, search_model, update)
+
+
+def index_path(folder: Path, model: SearchModel, known: Sequence[KnownIndex]) -> Path:
+    """Where the index of a folder by a model lies, or is to lie."""
+    found = index_of(model, known)
+    return found.path if found else index_folder(folder) / model.identity

@@ -97,26 +97,26 @@ def excluded(path: str, globs: Sequence[str]) -> bool:
 def nearest(
     vectors: np.ndarray, rows_N: np.ndarray, numbers_N: np.ndarray, question_E: np.ndarray, count: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Places among N of the images nearest to a question, and their scores: the highest first, and of equal ones the
+    """Which of the N images are nearest to a question, and their scores: the highest first, and of equal ones the
     lower number. `rows_N` says which of the vectors is whose, in rising order."""
     question_E = np.ascontiguousarray(question_E, dtype=np.float32)
     count = min(count, len(rows_N))
     if count <= 0:
         return np.zeros(0, np.int64), np.zeros(0, np.float32)
-    places, rough_N = np.arange(len(rows_N)), None
+    found, rough_N = np.arange(len(rows_N)), None
     if count < len(rows_N):
         rough_N = rough_scores(vectors, question_E)
         if len(rows_N) < len(vectors):  # rows are distinct and in order, so that as many as there are is all of them
             rough_N = rough_N[rows_N]
         last = np.partition(rough_N, len(rough_N) - count)[len(rough_N) - count]
-        places = np.flatnonzero(rough_N >= last - 2 * BOUND)
-    scores = exact_scores(vectors, rows_N[places], question_E)
-    if rough_N is not None and np.abs(rough_N[places] - scores).max() > BOUND:
+        found = np.flatnonzero(rough_N >= last - 2 * BOUND)
+    scores = exact_scores(vectors, rows_N[found], question_E)
+    if rough_N is not None and np.abs(rough_N[found] - scores).max() > BOUND:
         # Some processor adds up in float16 after all, so the list is not sure to hold the best.
-        places = np.arange(len(rows_N))
+        found = np.arange(len(rows_N))
         scores = exact_scores(vectors, rows_N, question_E)
-    order = np.lexsort((numbers_N[places], -scores))[:count]
-    return places[order], scores[order]
+    order = np.lexsort((numbers_N[found], -scores))[:count]
+    return found[order], scores[order]
 
 
 def rough_scores(vectors_NE: np.ndarray, question_E: np.ndarray) -> np.ndarray:

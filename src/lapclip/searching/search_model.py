@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,13 +18,23 @@ from lapclip.fingerprint import weights_digest
 from lapclip.runs.event_log import read_events
 from lapclip.runs.folder import Run
 from lapclip.searching.index import FORMAT
-from lapclip.weights.recognise import is_exported
-from lapclip.which_model import PRETRAINED, WhichModel, newest_that_saw_images, which_model
+from lapclip.searching.indexes import KnownIndex
+from lapclip.weights.recognise import is_exported, is_model
+from lapclip.which_model import (
+    MADE_THE_INDEX,
+    PRETRAINED,
+    WhichModel,
+    best_on_photos,
+    runs_with_models,
+    that_made_an_index,
+    which_model,
+)
 
 CPU_BATCH = 32
 """Images at once where each takes long: progress is seen, and a killed process loses no more than a batch."""
 SMALL = "onnx-int8"
 """The export that may take the place of the model itself."""
+FORGET = "lapclip search FOLDER --forget lists old indexes and removes them."
 
 
 @dataclass
@@ -52,12 +63,51 @@ class SearchModel:
         return self.model.encode_text(captions)
 
 
-def open_search_model(
-    name: str | None, device: str = "auto", made_by: Callable[[], str | None] = lambda: None
-) -> SearchModel:
-    """The model that is meant, ready to work. `made_by` gives what the index says of the one that made it: a form of
-    the model that is as good does not take its place, because all images would have to be read again."""
-    which = which_model(name, newest_that_saw_images)
+def open_search_model(name: str | None, device: str = "auto", known: Sequence[KnownIndex] = ()) -> SearchModel:
+    """The model that is meant, ready to work; without a name, the one that made the index that was used last, and
+    where that is gone the best. `known` are the indexes of the folder: a form of the model that is as good does not
+    take the place of one that made an index, because all images would have to be read again."""
+    notes: list[str] = []
+    which = which_model(name, lambda: _that_made_one(known, notes) or best_on_photos())
+    found = _opened(which, device, known)
+    if index_of(found, known) is None and any(one.fingerprint and one.reference == which.reference for one in known):
+        notes.append(f"{which.name} has changed since it made the index of this folder: a new one is made. {FORGET}")
+    found.notes[:0] = notes
+    return found
+
+
+def index_of(model: SearchModel, known: Sequence[KnownIndex]) -> KnownIndex | None:
+    """The index that a model made, with this release or an earlier one."""
+    return next((one for one in known if model.made(one.fingerprint)), None)
+
+
+def _that_made_one(known: Sequence[KnownIndex], notes: list[str]) -> WhichModel | None:
+    """The model that made the index that was used last; the next one where that model is gone, with a note."""
+    for one in known:
+        maker = that_made_an_index(one.reference) if one.reference else _run_that_made(one)
+        if maker is not None:
+            return maker
+        if one.fingerprint is not None:
+            what = f"{one.name}, which is gone" if one.reference else "a model that is not among the runs here"
+            notes.append(
+                f"An index of this folder was made with {what}. --model PATH of a copy uses it again. {FORGET}"
+            )
+    return None
+
+
+def _run_that_made(one: KnownIndex) -> WhichModel | None:
+    """The run whose model made an index that does not name it. Each is read once: from then on the index names it."""
+    for run in runs_with_models():
+        which = WhichModel(run.path, run, MADE_THE_INDEX)
+        for path in (run.path, run.path / EXPORTED / SMALL):
+            with suppress(LapclipError, OSError):
+                read = open_exported if is_exported(path) else load_torch
+                if is_model(path) and SearchModel(which, read(path)).made(one.fingerprint):
+                    return which
+    return None
+
+
+def _opened(which: WhichModel, device: str, known: Sequence[KnownIndex]) -> SearchModel:
     if is_exported(which.path):
         return _checked(SearchModel(which, open_exported(which.path)))
     try:
@@ -65,7 +115,7 @@ def open_search_model(
     except ConfigError as error:  # a device that is not here, which training would have as a setting
         raise ConfigError(error.message.replace("train.device", "--device"), hint="--device auto") from None
     plain = _checked(SearchModel(which, found))
-    if not found.device.is_cpu or which.made_by is None or plain.made(made_by()):
+    if not found.device.is_cpu or which.made_by is None or index_of(plain, known):
         return plain
     return _small(which, found) or plain
 

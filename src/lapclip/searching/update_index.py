@@ -8,6 +8,7 @@ chain of renamed files is followed as it was.
 from __future__ import annotations
 
 import os
+import shlex
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -21,6 +22,7 @@ from lapclip.errors import DataError
 from lapclip.machine.facts import logical_cores
 from lapclip.progress import Progress, Status
 from lapclip.searching.index import COLUMNS, Entry, Index, entry_of
+from lapclip.searching.indexes import note_use
 from lapclip.searching.read_images import Read, heic_is_unknown, made_ahead, read_image
 from lapclip.searching.scan import Scan, Stamp
 from lapclip.searching.search_model import SearchModel
@@ -75,6 +77,7 @@ def update_index(
     found, identity = IndexUpdate(), model.identity
     if index.open():
         found.notes.append("The index was damaged and is made anew.")
+    note_use(index.path, model.which.reference)
 
     def wait_on() -> bool:
         if index.about("model") == identity and index.count():
@@ -85,11 +88,11 @@ def update_index(
 
     with index.writing(wait_on) as mine:
         if mine:
+            index.open()  # its files may have been removed while this process waited
             recorded = index.about("model")
             if recorded != identity and model.made(recorded):
                 index.rename_model(identity)  # an earlier release wrote it
-            if index.begin(identity, model.width):
-                found.notes.append("The index was made by another model and is made anew.")
+            index.begin(identity, model.width)
             _Indexer(index, folder, model, found).work(progress or (lambda done, total: None))
         else:
             found.notes.append("Another process is indexing this folder: this is what it has so far.")
@@ -196,9 +199,10 @@ class _Indexer:
         if self.before.files or scan.closed:
             return
         if self.before.images:  # a disk that is not there looks like this, and its index took long to make
+            forget = f"lapclip search {shlex.quote(str(self.folder))} --forget"
             raise DataError(
                 f"There is no image in {self.folder}, where {self.before.images:,} were before. Its index is kept.",
-                hint=f"is its disk there? If they are gone for good, remove {self.index.path}",
+                hint=f"is its disk there? If they are gone for good, {forget}",
             )
         raise DataError(f"There is no image in {self.folder}.", hint="a folder with JPEG, PNG, WebP or HEIC files")
 

@@ -66,7 +66,11 @@ if __name__ == "__main__":
     if len(sys.argv) < 3:
         sys.exit("python example.py IMAGE CAPTION [CAPTION ...]")
     image, *captions = sys.argv[1:]
-    images_embedded = embed("image", middle_square(image)[None])
+    try:
+        pixels = middle_square(image)
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:  # what Pillow raises
+        sys.exit(f"{image} cannot be read as an image: {getattr(error, 'strerror', None) or error}")
+    images_embedded = embed("image", pixels[None])
     captions_embedded = embed("text", tokens(captions))
     scores = (captions_embedded @ images_embedded[0]).tolist()
     for score, caption in sorted(zip(scores, captions, strict=True), reverse=True):

@@ -1,0 +1,116 @@
+"""One index for each model: which model is taken, and how indexes are listed and removed."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from lapclip.searching.index import index_folder
+from lapclip.searching.indexes import indexes_of
+from tests.conftest import lapclip
+
+from .made import another_model, draw, draw_many
+from .test_search_command import searched
+
+
+@pytest.fixture
+def two(trained: Path, here: Path) -> Path:
+    """A folder with runs `one` and `other`, and with photos that `one` has indexed."""
+    shutil.copytree(trained, here / "runs" / "one")
+    shutil.copytree(trained, here / "runs" / "other")
+    shutil.rmtree(here / "runs" / "other" / "model")
+    another_model(trained, here / "runs" / "other" / "model")
+    draw_many(here / "photos", 3)
+    assert searched("photos", "x", "--model", "one")["added"] == 3
+    return here
+
+
+def test_another_model_costs_no_index_and_the_one_used_last_is_taken(two: Path) -> None:
+    other = searched("photos", "x", "--model", "other")
+    assert (other["added"], other["notes"]) == (3, [])
+    for _ in range(2):
+        again = searched("photos", "x")
+        assert (Path(again["model"]).name, again["added"]) == ("other", 0)
+    assert searched("photos", "x", "--model", "one")["added"] == 0
+    draw(two / "photos" / "new.png", 9)
+    again = searched("photos", "x")
+    assert (Path(again["model"]).name, again["added"], again["indexed"]) == ("one", 1, 4)
+    assert again["index"] != other["index"]
+    assert len(indexes_of(two / "photos")) == 2
+
+
+def test_an_index_of_an_earlier_release_is_found_again_without_a_name(two: Path) -> None:
+    """It lay where all indexes of a folder lie now, and did not say which model had made it."""
+    place = index_folder(two / "photos")
+    (made,) = [path for path in place.iterdir() if path.is_dir()]
+    (made / "model.txt").unlink()
+    for path in made.iterdir():
+        path.rename(place / path.name)
+    made.rmdir()
+    found = searched("photos", "x")
+    assert (found["model"], found["added"], found["index"]) == (str(Path("runs") / "one"), 0, str(place))
+    assert searched("photos", "x", "--model", "other")["added"] == 3
+    assert searched("photos", "x", "--model", "one")["added"] == 0
+    done = lapclip("search", "photos", "--forget", "--model", "one")
+    assert done.returncode == 0, done.stderr
+    assert [Path(str(one.reference)).name for one in indexes_of(two / "photos")] == ["other"]
+    assert searched("photos", "x")["added"] == 0
+
+
+def test_a_model_that_is_gone_is_said_so(two: Path) -> None:
+    shutil.rmtree(two / "runs" / "one")
+    found = searched("photos", "x")
+    assert (found["model"], found["added"]) == (str(Path("runs") / "other"), 3)
+    (note,) = found["notes"]
+    for part in (str(Path("runs") / "one"), "gone", "--forget", "--model"):
+        assert part in note
+    assert searched("photos", "x")["notes"] == []
+    listed = searched("photos", "--forget")["indexes"]
+    assert [(Path(one["model"]).name, one["model_is_gone"]) for one in listed] == [("other", False), ("one", True)]
+
+
+def test_a_model_that_changed_since_gets_a_new_index_and_says_so(two: Path) -> None:
+    shutil.rmtree(two / "runs" / "one" / "model")
+    (two / "runs" / "other" / "model").rename(two / "runs" / "one" / "model")
+    found = searched("photos", "x")
+    assert (found["model"], found["added"]) == (str(Path("runs") / "one"), 3)
+    assert "--forget" in found["notes"][0]
+    assert searched("photos", "x")["notes"] == []
+
+
+def test_indexes_are_listed_with_their_sizes_and_removed_by_name(two: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    searched("photos", "x", "--model", "other")
+    listed = searched("photos", "--forget")
+    assert listed["removed"] == []
+    first, second = listed["indexes"]
+    assert [Path(one["model"]).name for one in (first, second)] == ["other", "one"]
+    assert first["images"] == 3
+    assert first["bytes"] >= sum(path.stat().st_size for path in Path(first["path"]).glob("vectors-*"))
+    done = lapclip("search", "photos", "--forget")  # nobody to ask
+    assert "Nothing was removed" in done.stdout
+    assert f"--forget --model {Path('runs') / 'one'}" in done.stdout
+    wrong = lapclip("search", "photos", "--forget", "--model", "neither", "--json")
+    assert wrong.returncode == 2
+    assert "made no index" in json.loads(wrong.stdout)["error"]
+    gone = searched("photos", "--forget", "--model", second["fingerprint"][:8])
+    assert (gone["removed"], gone["indexes"]) == ([second], [first])
+    assert not Path(second["path"]).exists()
+    shutil.rmtree(two / "photos")  # the images may be gone too
+    assert len(searched("photos", "--forget", "--model", "other")["removed"]) == 1
+    assert not index_folder(two / "photos").exists()
+    assert "no index" in lapclip("search", "photos", "--forget").stdout
+
+
+@pytest.mark.parametrize(("answer", "left"), [("", 2), ("2", 1), ("1, 2", 0), ("all", 0), ("7", 2)])
+def test_a_person_at_the_terminal_is_asked(two: Path, monkeypatch: pytest.MonkeyPatch, answer: str, left: int) -> None:
+    index = indexes_of(two / "photos")[0].path
+    shutil.copytree(index, index.with_name("0" * 16))
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+    monkeypatch.setattr("builtins.input", lambda prompt: answer)
+    done = lapclip("search", "photos", "--forget")
+    assert done.returncode == (2 if answer == "7" else 0)
+    assert len(indexes_of(two / "photos")) == left
+    assert str(Path("runs") / "one") in done.stdout
