@@ -238,6 +238,9 @@ def test_a_process_that_was_killed_while_starting_gave_no_reason(here: Path) -> 
     assert "drawing 64 images" in reason
     assert not hint
     assert "without a word" in refused("other").last_words()[0]
+    assert (
+        refused("more", WHY, "Try: --set train.steps=3").last_words()[1] == "the same command with --set train.steps=3"
+    )
 
 
 def test_a_run_that_never_began_does_not_hold_its_name(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:

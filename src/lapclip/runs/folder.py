@@ -125,6 +125,7 @@ class Run:
             text = ""
         said = [one_line(line) for line in text.splitlines() if line.strip() and not line.startswith("{")]  # of --json
         hint = said.pop().removeprefix("Try: ") if said and said[-1].startswith("Try: ") else ""
+        hint = f"the same command with {hint}" if hint.startswith("--") else hint
         if not said:
             return f"its process ended without a word in {self.log}.", hint
         if not hint and not said[-1].endswith((".", "?")) and "Error" not in said[-1]:
