@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 
+from lapclip.searching.library import open_library
+
 from ..browsing import Look, needs_browser
-from .album import COPIES, ODD, Album, album
+from .album import COPIES, ODD, Album, album, scene
 
 pytestmark = needs_browser
 
@@ -329,3 +331,19 @@ def test_labels_and_roles(shown: Album, look: Open) -> None:
     first.get_by_role("button").click()
     assert tab.page.get_by_role("dialog", name=name).count() == 1
     assert tab.page.get_by_role("img", name=name).count() >= 1
+
+
+def test_what_was_indexed_meanwhile_appears_when_the_page_is_looked_at_again(
+    shown: Album, look: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LAPCLIP_DATA", str(shown.data))
+    tab, new = look(), shown.folder / "later.png"
+    try:
+        scene(9, 80).save(new)
+        open_library(shown.folder, str(shown.model)).close()
+        tab.until_awake("document.querySelector('#grid img').alt === 'later.png'")
+        assert tab.text("#standing") == f"{shown.library.count + 1:,} images, newest first"
+    finally:
+        new.unlink(missing_ok=True)
+        open_library(shown.folder, str(shown.model)).close()
+    tab.until_awake("document.querySelector('#grid img').alt !== 'later.png'")
