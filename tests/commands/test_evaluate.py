@@ -225,7 +225,8 @@ def learnt_from(run: Path, source: Path) -> int:
     """As if the run had learnt from the training split of other data; how many images that are."""
     settings = run / "run.toml"
     told = f"source = {json.dumps(str(source.absolute()))}"
-    settings.write_text(settings.read_text(encoding="utf-8").replace('source = "scenes"', told), encoding="utf-8")
+    text = settings.read_text(encoding="utf-8").replace('source = "scenes"', told)
+    settings.write_text(text.replace('split_rule = "name"', 'split_rule = "content"'), encoding="utf-8")
     train = load_data(DataConfig(source=str(source)), 64).train
     save_seen(train.identities, run / "seen.npy")
     return len(train)
