@@ -49,6 +49,8 @@ class Format:
     originals: Callable[[], list[bytes]]
     read: Callable[[Path, bytes], bool]
     """Puts the bytes where they belong in an empty folder and reads them. False where rows were skipped."""
+    named: bool = False
+    """Whether the name of a file in a folder stands before its bytes, up to a zero; it stays as it is."""
 
 
 def drawing() -> Any:
@@ -168,9 +170,9 @@ def parquets() -> list[bytes]:
     whole = arrow.table({"image": cells, "caption": [row[1] for row in ROWS], "split": [row[2] for row in ROWS]})
     named = arrow.table({"file_name": [row[0] for row in ROWS], "text": [row[1] for row in ROWS]})
     made = []
-    for table, options in ((whole, {"row_group_size": 5}), (whole, {"compression": "zstd"}), (named, {})):
+    for table, rows, packed in ((whole, 5, "snappy"), (whole, 100, "zstd"), (named, 100, "none")):
         file = io.BytesIO()
-        parquet.write_table(table, file, **options)
+        parquet.write_table(table, file, row_group_size=rows, compression=packed)
         made.append(file.getvalue())
     return made
 
@@ -283,9 +285,7 @@ def put(folder: Path, original: Path, data: bytes) -> Path:
     name, _, content = data.partition(b"\0")
     there = folder / "copy"
     shutil.copytree(original, there)
-    path = there / os.fsdecode(name)
-    if (original / os.fsdecode(name)).is_file():
-        path.write_bytes(content)
+    (there / os.fsdecode(name)).write_bytes(content)
     return there
 
 
@@ -390,12 +390,12 @@ FORMATS = {
     "parquet": Format(parquets, read_data("data.parquet")),
     "safetensors": Format(safetensors, read_weights("weights.safetensors")),
     "pt": Format(torch_files, read_weights("weights.pt")),
-    "model folder": Format(lambda: files_in(a_model()), read_model_folder),
-    "onnx folder": Format(lambda: files_in(onnx_folder()), read_onnx),
+    "model folder": Format(lambda: files_in(a_model()), read_model_folder, named=True),
+    "onnx folder": Format(lambda: files_in(onnx_folder()), read_onnx, named=True),
     "run.toml": Format(lambda: [(a_run() / "run.toml").read_bytes()], read_run),
     "recipe": Format(recipes, read_a_recipe),
-    "search index": Format(lambda: files_in(MADE / "index"), read_index),
-    "checkpoint": Format(lambda: files_in(a_run() / "checkpoints"), read_checkpoint),
+    "search index": Format(lambda: files_in(MADE / "index"), read_index, named=True),
+    "checkpoint": Format(lambda: files_in(a_run() / "checkpoints"), read_checkpoint, named=True),
 }
 
 
@@ -405,7 +405,7 @@ LARGE = (2**31 - 1, 2**32 - 1, 2**63 - 1, 2**64 - 1, 10**9, 65535, 0)
 NESTED = (b"[", b'{"a":', b"(", b"a.", b"[[", b"{a=", b"<")
 
 
-def flipped(data: bytearray, chance: random.Random, _: bytes) -> None:
+def flipped(data: bytearray, chance: random.Random, other: bytes) -> None:
     for _ in range(chance.choice((1, 1, 2, 5, 40))):
         data[chance.randrange(len(data))] ^= 1 << chance.randrange(8)
 
@@ -465,11 +465,13 @@ CHANGES = (flipped, cut, huge, huge_text, spliced, repeated, nested, blank)
 def changed(originals: list[bytes], name: str, case: int, seed: int) -> bytes:
     """The file of that number: the same each time."""
     chance = random.Random(f"{seed} {name} {case}")
-    data, other = bytearray(chance.choice(originals)), chance.choice(originals)
+    original, other = chance.choice(originals), chance.choice(originals)
+    kept = original.index(b"\0") + 1 if FORMATS[name].named else 0
+    data = bytearray(original[kept:])
     for _ in range(chance.choice((1, 1, 1, 2, 4))):
         if data:
             chance.choice(CHANGES)(data, chance, other)
-    return bytes(data)
+    return original[:kept] + data
 
 
 # -- reading them, in a process of its own -----------------------------------------------------------------------------

@@ -151,11 +151,18 @@ class OnnxSession:
         try:
             self._session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
         except Exception as error:  # whatever the engine says of a damaged file
-            raise WeightsError(f"{path} cannot be run: {first_line(error)}.", hint="lapclip export again") from None
-        self._input = self._session.get_inputs()[0].name
+            raise _cannot_run(path, error) from None
+        self._path, self._input = path, self._session.get_inputs()[0].name
 
     def __call__(self, inputs: np.ndarray) -> np.ndarray:
-        return np.asarray(self._session.run(None, {self._input: inputs})[0])
+        try:
+            return np.asarray(self._session.run(None, {self._input: inputs})[0])
+        except Exception as error:
+            raise _cannot_run(self._path, error) from None
+
+
+def _cannot_run(path: Path, error: Exception) -> WeightsError:
+    return WeightsError(f"{path} cannot be run: {first_line(error)}.", hint="lapclip export again")
 
 
 class OnnxEmbedder(Encoder):

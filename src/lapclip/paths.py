@@ -54,6 +54,8 @@ LARGEST_FILE = 250_000_000
 """Bytes of an image or a table in one piece that are read into memory; twice that is what one file may take there."""
 LARGEST_SETTINGS = 1_000_000
 """Bytes of a file of settings; real ones have some thousand."""
+_NESTED_KEY = re.compile(r"""(?<![\w"'-])(?:[\w"'-]++[ \t]*+\.[ \t]*+){50}""")
+"""A key of fifty parts, which no setting has, and which takes a time that grows with their square."""
 LARGEST_VALUES, VALUES_A_BYTE = 400_000_000, 8
 """Bytes that the values in a JSON text may take in memory: so many, or so many times its own. COCO's captions take five
 times their size; a text of brackets would take seventy times its own."""
@@ -70,7 +72,10 @@ def read_bytes(path: str | os.PathLike[str], most: int = LARGEST_FILE) -> bytes:
 def read_toml(path: str | os.PathLike[str]) -> dict[str, Any]:
     """The settings in a file. Raises OSError, or ValueError where it is no TOML."""
     try:
-        return tomllib.loads(read_bytes(path, LARGEST_SETTINGS).decode("utf-8"))
+        text = read_bytes(path, LARGEST_SETTINGS).decode("utf-8")
+        if _NESTED_KEY.search(text):
+            raise ValueError("a key in it has too many parts")
+        return tomllib.loads(text)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
 

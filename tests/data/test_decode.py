@@ -328,7 +328,7 @@ def scaled_at_once(values: np.ndarray, top: float | None) -> np.ndarray:
         exact -= min(0.0, low)
         high -= min(0.0, low)
         limits = [high] if values.dtype.kind == "f" and 1 < high <= 16 else [1, 255, 1023, 4095, 16383, 65535]
-        top = next((limit for limit in limits if high <= limit), high)
+        top = float(next((limit for limit in limits if high <= limit), high))
     return np.rint(np.clip(exact * (255 / top), 0, 255)).astype(np.uint8)
 
 

@@ -160,10 +160,19 @@ class Index:
         found = self.rows("SELECT value FROM about WHERE name = ?", (name,))
         return found[0][0] if found else None
 
+    def _number(self, name: str) -> int:
+        try:
+            return max(0, int(self.about(name) or 0))
+        except (ValueError, TypeError) as error:
+            raise _damaged(self.path, error) from error
+
     def entries(self, where: str = "1", values: Sequence[object] = ()) -> list[Entry]:
         """Images in the order of their numbers."""
         found = self.rows(f"SELECT {COLUMNS} FROM pictures WHERE {where} ORDER BY number", values)
-        return [entry_of(row) for row in found]
+        try:
+            return [entry_of(row) for row in found]
+        except TypeError as error:
+            raise _damaged(self.path, error) from error
 
     def entry(self, number: int) -> Entry | None:
         """An image that can be found; None where there is none of this number."""
@@ -194,12 +203,15 @@ class Index:
             "SELECT number, row, coalesce(taken, modified / 1e9) FROM pictures WHERE row IS NOT NULL AND NOT gone "
             "ORDER BY row"
         )
-        columns = np.array(found, dtype=np.float64).reshape(-1, 3)
+        try:
+            columns = np.array(found, dtype=np.float64).reshape(-1, 3)
+        except (ValueError, TypeError) as error:
+            raise _damaged(self.path, error) from error
         return Table(columns[:, 0].astype(np.int64), columns[:, 1].astype(np.int64), columns[:, 2])
 
     def vectors(self) -> np.ndarray:
         """All rows, memory-mapped: float16. Images say which of them count."""
-        width = int(self.about("width") or 0)
+        width = self._number("width")
         rows = self._rows_in_file(width)
         if not rows or not width:
             return np.zeros((0, width), np.float16)
@@ -216,7 +228,7 @@ class Index:
                 self._check_vectors(width)
                 return
             database.execute("UPDATE pictures SET row = NULL")
-            number = int(before.get("vectors", "0")) + 1
+            number = self._number("vectors") + 1
             for name, value in (("model", model), ("width", str(width)), ("vectors", str(number))):
                 database.execute("INSERT OR REPLACE INTO about VALUES (?, ?)", (name, value))
         self.sweep()
@@ -277,10 +289,10 @@ class Index:
 
     def _compact(self) -> None:
         """Write the vectors that are used into a new file, where most of them are not."""
-        table, rows = self.table(), self._rows_in_file(int(self.about("width") or 0))
+        table, rows = self.table(), self._rows_in_file(self._number("width"))
         if rows - len(table.rows) < max(SPARE_ROWS, rows / 2):
             return
-        old, number = self.vectors(), int(self.about("vectors") or 0) + 1
+        old, number = self.vectors(), self._number("vectors") + 1
         try:
             with open(self.path / f"vectors-{number}.f16", "wb") as file:
                 for at in range(0, len(table.rows), 65536):
@@ -371,9 +383,13 @@ def entry_of(row: tuple) -> Entry:
     return Entry._make((number, os.fsdecode(path), *rest, bool(gone)))
 
 
+def _damaged(path: Path, error: BaseException) -> SearchError:
+    return SearchError(f"The index in {path} is damaged: {error}.", hint=f"remove {path} and search again")
+
+
 def _cannot_write(path: Path, error: BaseException) -> SearchError:
     if isinstance(error, sqlite3.DatabaseError) and not isinstance(error, sqlite3.OperationalError):
-        return SearchError(f"The index in {path} is damaged: {error}.", hint=f"remove {path} and search again")
+        return _damaged(path, error)
     return SearchError(
         f"Cannot use the index in {path}: {getattr(error, 'strerror', None) or error}.",
         hint="LAPCLIP_DATA=FOLDER with a folder that can be written to and has room",

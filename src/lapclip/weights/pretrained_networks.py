@@ -302,7 +302,7 @@ def _architecture(config: dict[str, Any]) -> Any:
     """
     from transformers import CONFIG_MAPPING, PretrainedConfig
 
-    model_type = config.get("model_type")
+    model_type = str(config.get("model_type"))
     if model_type not in CONFIG_MAPPING:
         raise ValueError(f"the architecture {model_type!r} is not known to transformers")
     kind = CONFIG_MAPPING[model_type]
