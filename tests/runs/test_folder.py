@@ -102,7 +102,7 @@ def test_a_folder_that_cannot_be_written_to_says_what_to_do(here: Path) -> None:
     run = create_run("mine", "seed", SETTINGS)
     for taken in ("lock", "events.jsonl"):
         (run.path / taken).mkdir()
-    with pytest.raises(RunError, match="Cannot write to.*mine") as locked, run.lock():
+    with pytest.raises(RunError, match=r"Cannot write to.*mine") as locked, run.lock():
         pass
     with pytest.raises(RunError, match=r"Cannot write to.*events\.jsonl") as logged:
         EventLog(run.events)
