@@ -94,7 +94,7 @@ def learnt_bias(embedder: Embedder) -> float | None:
 
 
 def write_weights(tensors: dict[str, Tensor], path: Path) -> None:
-    """Weights as other libraries read them. A full disk is an OSError; who may read the folder may read them."""
+    """Weights as other libraries load them. A full disk is an OSError, and who may read the folder may read them."""
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
