@@ -185,7 +185,7 @@ def _forget(folder: Path, model: str | None, common: Common | None) -> int:
     }
     lines = [f"Removed the index of {escape(printable(one.name))}, {size(one.bytes)}." for one in chosen]
     if known and not chosen:
-        words = f"search {shlex.quote(str(folder))} --forget --model {shlex.quote(known[-1].handle)}"
+        words = known[-1].forget_command().removeprefix("lapclip ")
         lines = ["Nothing was removed.", f"Next: {escape(printable(typed(words)))}"]
     emit(result, lines, common)
     return 0

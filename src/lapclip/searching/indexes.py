@@ -10,6 +10,7 @@ Each has its own lock, so that processes with different models do not meet. Noth
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import sqlite3
 from collections.abc import Callable, Sequence
@@ -37,6 +38,8 @@ LEAST_DIGITS = 6
 class KnownIndex:
     """An index as it lies on the disk."""
 
+    folder: Path
+    """The images that it is of."""
     path: Path
     fingerprint: str | None
     """Of the image tower that made it; None where the index cannot be read."""
@@ -56,6 +59,11 @@ class KnownIndex:
     def handle(self) -> str:
         """What names it after `--forget --model`."""
         return path_from_here(self.reference) if self.reference else self.fingerprint or str(self.path)
+
+    def forget_command(self, handle: str | None = None) -> str:
+        """What removes it."""
+        folder = shlex.quote(path_from_here(self.folder))
+        return f"lapclip search {folder} --forget --model {shlex.quote(handle or self.handle)}"
 
     @property
     def maker_is_gone(self) -> bool:
@@ -90,7 +98,7 @@ def indexes_of(folder: Path) -> list[KnownIndex]:
     """The indexes of a folder, the one that was used last first."""
     place = index_folder(folder)
     found = [path.parent for path in (place / DATABASE, *place.glob(f"*/{DATABASE}")) if path.is_file()]
-    return sorted(map(_known, found), key=lambda one: (-one.used, one.path))
+    return sorted((_known(folder, path) for path in found), key=lambda one: (-one.used, one.path))
 
 
 def note_use(index: Path, reference: str) -> None:
@@ -146,7 +154,7 @@ def _files(index: Path) -> list[Path]:
     return [path for path in own if path.is_file()]
 
 
-def _known(path: Path) -> KnownIndex:
+def _known(folder: Path, path: Path) -> KnownIndex:
     about = dict(_ask(path, "SELECT name, value FROM about"))
     reference, used = None, path / DATABASE
     with suppress(OSError):
@@ -156,7 +164,7 @@ def _known(path: Path) -> KnownIndex:
         when = used.stat().st_mtime
     except OSError:  # removed just now
         when = 0.0
-    return KnownIndex(path, about.get("model"), reference, when)
+    return KnownIndex(folder, path, about.get("model"), reference, when)
 
 
 def _ask(index: Path, question: str) -> list[tuple]:

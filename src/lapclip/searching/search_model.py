@@ -34,7 +34,6 @@ CPU_BATCH = 32
 """Images at once where each takes long: progress is seen, and a killed process loses no more than a batch."""
 SMALL = "onnx-int8"
 """The export that may take the place of the model itself."""
-FORGET = "lapclip search FOLDER --forget lists old indexes and removes them."
 
 
 @dataclass
@@ -70,8 +69,13 @@ def open_search_model(name: str | None, device: str = "auto", known: Sequence[Kn
     notes: list[str] = []
     which = which_model(name, lambda: _that_made_one(known, notes) or best_on_photos())
     found = _opened(which, device, known)
-    if index_of(found, known) is None and any(one.fingerprint and one.reference == which.reference for one in known):
-        notes.append(f"{which.name} has changed since it made the index of this folder: a new one is made. {FORGET}")
+    stale = [one for one in known if one.fingerprint and one.reference == which.reference]
+    if stale and index_of(found, known) is None:
+        removes = stale[0].forget_command(stale[0].fingerprint)
+        notes.append(
+            f"{which.name} has changed since it made an index of this folder: a new one is made; {removes} removes the "
+            "old one."
+        )
     found.notes[:0] = notes
     return found
 
@@ -90,7 +94,8 @@ def _that_made_one(known: Sequence[KnownIndex], notes: list[str]) -> WhichModel 
         if one.fingerprint is not None:
             what = f"{one.name}, which is gone" if one.reference else "a model that is not among the runs here"
             notes.append(
-                f"An index of this folder was made with {what}. --model PATH of a copy uses it again. {FORGET}"
+                f"An index of this folder was made with {what}. --model PATH of a copy uses it again, and "
+                f"{one.forget_command()} removes it."
             )
     return None
 
