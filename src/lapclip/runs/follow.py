@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from lapclip.runs.findings import Finding, findings
-from lapclip.runs.findings.registry import look_around
+from lapclip.runs.findings.checks import look_around
 from lapclip.runs.folder import Run
 from lapclip.runs.summary import RunProgress, Summary, summarise, usual_gap
 from lapclip.runs.view import RunView

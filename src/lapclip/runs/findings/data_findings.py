@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from lapclip.runs.event_log import mapping
-from lapclip.runs.findings.registry import Found, Surroundings, Verdict, check, validated
+from lapclip.runs.findings.checks import Found, Surroundings, Verdict, check, validated
 from lapclip.runs.summary import Summary
 from lapclip.text import number
 
