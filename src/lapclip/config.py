@@ -127,6 +127,8 @@ class DataConfig:
     drawn."""
     seed: int = setting(0, least=0)
     """Seed of the split where the data has none of its own, and of the drawn images and their captions."""
+    held_out: float = setting(0.1, least=0.01, most=0.4)
+    """Share of the images in each of `val` and `test`, where the data has no splits of its own."""
     picture_column: str = setting(AUTO)
     """The column or key of a table that names the image. `auto` looks at names and contents."""
     caption_column: str = setting(AUTO)
@@ -320,7 +322,7 @@ def read_recipe(recipe: str) -> Layer:
     elif recipe not in recipe_names():
         likely = closest(recipe, recipe_names()) or DEFAULT_RECIPE
         unknown = f"Unknown recipe {recipe}. {nearest(recipe, recipe_names())}"
-        raise ConfigError(unknown, hint=f"lapclip train --recipe {likely}")
+        raise ConfigError(unknown, hint=f"--recipe {likely}")
     return read_layer(path)
 
 

@@ -19,14 +19,18 @@ def test_a_run_that_does_not_learn_is_told_in_words_with_the_next_command(here: 
         "dull, finished, step 32 of 32",
         "The loss is that of guessing",
         " 2.77",  # ln(16)
-        "train --recipe first-run --set train.learning_rate=0.0005",
-        "Looked for: ",
-        "Not checked, because it is too early or was not recorded",
+        "train --recipe first-run --name dull-2 --set model.name=tiny",
+        "--set train.learning_rate=0.0005",
     ):
         assert words in done.stdout
+    assert "slower-than-tuned" not in done.stdout
+    listed = lapclip("doctor", "--all").stdout
+    assert "Looked for: " in listed
+    assert "slower-than-tuned" in listed
     assert done.stdout.index("alarm") < done.stdout.index("note ")  # the small batch is good to know
     result = json.loads(lapclip("doctor", "dull", "--json").stdout)
-    assert result.keys() == {"run", "findings", "checked"}
+    assert result.keys() == {"run", "findings", "checked", "not_checked"}
+    assert "slower-than-tuned" in result["not_checked"]
     assert Path(result["run"]) == Path("runs/dull")
     assert [finding["id"] for finding in result["findings"]] == ["stuck-loss", "small-batch"]
     assert all(each.keys() == {"id", "severity", "title", "evidence", "next"} for each in result["findings"])

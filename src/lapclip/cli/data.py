@@ -12,6 +12,7 @@ from rich.markup import escape
 from lapclip.cli.display import display
 from lapclip.cli.output import Common, emit, typed
 from lapclip.config import DataConfig
+from lapclip.suggest import command
 from lapclip.text import duration, size
 
 Settings = Annotated[tuple[str, ...], Parameter(name="--set", negative="", show_default=False)]
@@ -67,7 +68,8 @@ def describe(
     /,
     *,
     out: Path | None = None,
-    images: Annotated[int, Parameter(name=["--images", "--pictures"])] = 48,
+    images: Annotated[int, Parameter(name="--images")] = 48,
+    pictures: Annotated[int | None, Parameter(show=False)] = None,
     settings: Settings = (),
     common: Common | None = None,
 ) -> int:
@@ -87,16 +89,20 @@ def describe(
         A name ending in .png or .html for one of them; any other name is a folder for both. Example: --out sheet.png
     images
         How many to show; they are drawn at random, the same ones each time. Example: --images 100
+    pictures
+        What --images was called before.
     settings
         Change a setting; may be repeated. Example: --set data.caption_column=title
     """
     from lapclip.commands.describe_data import describe_data
 
     with display() as shown:
-        found = describe_data(source, out, images, settings, shown.counting("reading images"))
+        found = describe_data(
+            source, out, images if pictures is None else pictures, settings, shown.counting("reading images")
+        )
     lines = [f"[bold]{escape(source)}[/bold]  {found['images']:,} images, {found['captions']:,} captions"]
     lines += [f"  {escape(path)}" for path in found["files"]]
-    emit(found, [*lines, f"Next: {escape(typed(f'data check {shlex.quote(source)}'))}"], common)
+    emit(found, [*lines, f"Next: {escape(typed(command('data', 'check', source)))}"], common)
     return 0
 
 

@@ -6,7 +6,10 @@ import time
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
+from rich.markup import escape
+
 from lapclip.cli.output import Common, emit, typed
+from lapclip.suggest import command
 
 if TYPE_CHECKING:
     from lapclip.runs.folder import Run
@@ -28,7 +31,7 @@ def runs(*, common: Common | None = None) -> int:
         age = _age_text(row["age_seconds"]) if row["age_seconds"] is not None else "-"
         lines.append(f"{row['name']:<24}{row['state']:<10}{progress:>14}  {best:>7}  {started:<16}  {age}")
     unfinished = [row["name"] for row in rows if row["steps"] and row["state"] in ("died", "stopped", "failed")]
-    ending = [f"Next: {typed(f'resume {unfinished[-1]}')}"] if unfinished else []
+    ending = [f"Next: {escape(typed(command('resume', unfinished[-1])))}"] if unfinished else []
     emit({"runs": rows}, [*lines, *ending] if rows else ["No runs here yet.", f"Next: {typed('train')}"], common)
     return 0
 

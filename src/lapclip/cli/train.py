@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
+from rich.markup import escape
 
 from lapclip.cli.display import display
 from lapclip.cli.eval import recall_table, start_lines
 from lapclip.cli.output import ARGUMENTS, Common, emit, source_setting, start_setting, teacher_setting, typed
 from lapclip.config import AUTO, build_config, parse_settings, read_recipe, recipe_for
-from lapclip.evaluation import note_on_few
+from lapclip.evaluation import note_on_chance, note_on_few
 from lapclip.model.shapes import SHAPES
+from lapclip.suggest import command, train_command
 from lapclip.text import duration
 
 if TYPE_CHECKING:
@@ -100,7 +103,10 @@ def train(
     if background and not reserved:  # whoever knows the key is the process in the background
         refuse_at_once(recipe, settings, after)
         run = train_in_background(ARGUMENTS.get(), recipe, name)
-        lines = [f"{run.path} starts in the background; its log is {run.log}.", f"Next: {typed(f'watch {run.name}')}"]
+        lines = [
+            f"{run.path} starts in the background; its log is {run.log}.",
+            f"Next: {escape(typed(command('watch', run.name)))}",
+        ]
         emit({"run": str(run.path), "name": run.name, "state": "starting"}, lines, common)
         return 0
     own = reserved_run(name, reserved)
@@ -136,7 +142,7 @@ def summary(outcome: Outcome, whole: str = "in all") -> list[str]:
     if outcome.evaluation is None:
         return [
             f"Stopped after step {outcome.steps:,} of {outcome.run}; everything is saved.",
-            f"Go on: {typed(f'resume {name}')}",
+            f"Go on: {escape(typed(command('resume', name)))}",
         ]
     kinds = set(outcome.devices.values())
     where = kinds.pop() if len(kinds) == 1 else ", ".join(f"{tower} on {at}" for tower, at in outcome.devices.items())
@@ -144,6 +150,7 @@ def summary(outcome: Outcome, whole: str = "in all") -> list[str]:
         *recall_table(outcome.evaluation),
         *start_lines(outcome.start_evaluation),
         *note_on_few(outcome.evaluation["candidates"]),
+        *note_on_chance(outcome.evaluation),
         "",
         f"time          {duration(outcome.training_seconds)} of training, {duration(outcome.seconds)} {whole}",
         f"speed         {outcome.pairs_per_second:,.0f} pairs/s on {where}",
@@ -151,18 +158,24 @@ def summary(outcome: Outcome, whole: str = "in all") -> list[str]:
         *[f"ended early   {outcome.early}"] * bool(outcome.early),
         f"run           {outcome.run}",
         "",
-        *[f"Next: {typed(f'gained {name}')}"] * bool(outcome.start_evaluation),
-        f"{'     ' if outcome.start_evaluation else 'Next:'} {typed(f'eval {name}')}",
+        *[f"Next: {escape(typed(command('gained', name)))}"] * bool(outcome.start_evaluation),
+        f"{'     ' if outcome.start_evaluation else 'Next:'} {escape(typed(command('eval', name)))}",
         *_further(outcome, name),
     ]
 
 
 def _further(outcome: Outcome, name: str) -> list[str]:
     from lapclip.data.sources import find_source
+    from lapclip.runs.folder import Run
 
     if not find_source(outcome.data).is_drawn:
-        return [f"      {typed(f'report {name}')}", f"      or, in Python: lapclip.load({outcome.run!r})"]
+        return [
+            f"      {escape(typed(command('report', name)))}",
+            f"      or, in Python: lapclip.load({outcome.run!r})",
+        ]
+    run = Run(Path(outcome.run))
+    longer = "longer" if not run.path.with_name("longer").exists() else run.next_name()
     return [
-        f"      {typed('train --minutes 10 --name longer')}",
+        f"      {escape(typed(train_command(run.read_settings(), 'train.minutes=10', name=longer)))}",
         f"      or, in Python: lapclip.load({outcome.run!r}).encode_text(['a red cat on the left'])",
     ]

@@ -25,6 +25,7 @@ from lapclip.data.table import DrawnImage, Row, Skipped, StoredImage, Table
 from lapclip.errors import DataError, first_line
 from lapclip.machine.facts import logical_cores
 from lapclip.progress import DataProgress
+from lapclip.suggest import command
 from lapclip.text import printable
 
 NAMED = 3
@@ -73,7 +74,7 @@ def list_data(config: DataConfig, view: View | int, progress: DataProgress | Non
     source = find_source(config.source)
     if not source.is_drawn:
         table = source.read_table(config)
-        return Listing(config, table, assign_splits(table.rows, config.seed))
+        return Listing(config, table, assign_splits(table.rows, config.seed, config.held_out))
     drawn = source.draw(config, as_view(view).side, progress)
     rows = [
         Row(DrawnImage(f"{split} {at + 1}", pairs.pixels[at]), tuple(pairs.captions[at]), split)
@@ -107,7 +108,7 @@ def load_data(config: DataConfig, view: View | int, progress: DataProgress | Non
     if source.is_drawn:
         return source.draw(config, side, progress)
     table = source.read_table(config)
-    splits = assign_splits(table.rows, config.seed)
+    splits = assign_splits(table.rows, config.seed, config.held_out)
     check_trainable(splits)
     training = [at for at, split in enumerate(splits) if split == TRAIN]
     held_out = sorted((at for at, split in enumerate(splits) if split != TRAIN), key=lambda at: splits[at])
@@ -147,7 +148,7 @@ def load_data(config: DataConfig, view: View | int, progress: DataProgress | Non
             found[split] = _pairs(table, members, scored.pixels(members.values()))
     for split in (TRAIN, "val"):
         if not len(found[split]):
-            raise DataError(f"No image of the split {split} can be used.", hint=f"lapclip data check {config.source}")
+            raise DataError(f"No image of the split {split} can be used.", hint=command("data", "check", config.source))
     # A split that turns out to be empty would fail a run at its very end, where the model is scored on it.
     empty = [split for split, pairs in found.items() if not len(pairs)]
     for split in empty:
@@ -221,7 +222,7 @@ def _check_broken(config: DataConfig, table: Table, broken: Sequence[Skipped]) -
     raise DataError(
         f"{what} cannot be used, more than {config.broken_share:.0%}: "
         f"{_some([f'{one.where} ({one.why})' for one in left_out])}.",
-        hint=f"lapclip data check {config.source}, or --set data.broken_share=1 to go on with the others",
+        hint=f"{command('data', 'check', config.source)}, or --set data.broken_share=1 to go on with the others",
     )
 
 
@@ -295,5 +296,5 @@ class StreamedPixels:
             why = error.message
         raise DataError(
             f"{image.name} was an image when the run began, and now {why}.",
-            hint="bring it back as it was and lapclip resume, or lapclip train for a run without it",
+            hint="bring it back as it was and lapclip resume, or a new run without it",
         )

@@ -6,13 +6,13 @@ import hashlib
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from lapclip.config import DataConfig
 from lapclip.errors import DataError
 
 if TYPE_CHECKING:
     from lapclip.data.table import Row  # which needs `split_named`
 
-HELD_OUT = 0.1
-"""Share of the images in each of `val` and `test`, where the data has no splits of its own."""
+HELD_OUT = DataConfig().held_out
 TRAIN = "train"
 _WORDS = {
     "train": ("train", "training", "trainval", "restval", "trn"),
@@ -27,7 +27,7 @@ def split_named(text: str) -> str | None:
     return _KNOWN.get(text.strip().lower())
 
 
-def assign_splits(rows: Sequence[Row], seed: int) -> list[str]:
+def assign_splits(rows: Sequence[Row], seed: int, held_out: float = HELD_OUT) -> list[str]:
     """The split of each row: the data's own where it has one, else drawn from the image's name and the seed alone.
 
     Where the data names splits, images without one are for training. Where it holds nothing back for choosing the
@@ -39,9 +39,9 @@ def assign_splits(rows: Sequence[Row], seed: int) -> list[str]:
         return splits
     draws = {index: _draw(row.image.name, seed) for index, row in enumerate(rows) if splits[index] == TRAIN}
     for index, drawn in draws.items():
-        if drawn < HELD_OUT:
+        if drawn < held_out:
             splits[index] = "val"
-        elif not named and drawn < 2 * HELD_OUT:
+        elif not named and drawn < 2 * held_out:
             splits[index] = "test"
     # Among very few images chance may leave a split empty that no run can do without.
     in_order = sorted(draws, key=draws.__getitem__)

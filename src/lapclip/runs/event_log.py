@@ -11,6 +11,7 @@ from typing import Any
 
 from lapclip.errors import RunError
 from lapclip.runs.events import Event
+from lapclip.suggest import command
 
 Listener = Callable[[Event], None]
 
@@ -35,7 +36,7 @@ class EventLog:
         except OSError as error:
             raise RunError(
                 f"Cannot write to {self.path}: {error.strerror or error}.",
-                hint=f"free some disk space, then lapclip resume {self.path.parent.name}",
+                hint=f"free some disk space, then {command('resume', self.path.parent.name)}",
             ) from error
         for listener in self.listeners:
             listener(event)

@@ -38,7 +38,7 @@ from lapclip.paths import write_atomic
 from lapclip.runs.event_log import read_events
 from lapclip.runs.heartbeat import read_beat
 from lapclip.runs.summary import RunProgress
-from lapclip.suggest import train_command
+from lapclip.suggest import command, train_command
 
 FORMAT = 1
 """Rises when an older lapclip could not resume the run."""
@@ -76,7 +76,7 @@ class Run:
         try:
             lock.acquire(timeout=0.5)
         except filelock.Timeout:
-            raise RunBusy(f"Another process is working on {self.path}.", hint=f"lapclip stop {self.name}") from None
+            raise RunBusy(f"Another process is working on {self.path}.", hint=command("stop", self.typed)) from None
         except OSError as error:
             raise RunError(f"Cannot write to {self.path}: {error.strerror or error}.") from error
         try:

@@ -185,6 +185,7 @@ class RunStatus:
             "step": progress.step,
             "steps": progress.total_steps,
             "best": progress.best_recall,
+            "best_split": progress.best_split,
             "started": number(progress.started.get("time")),
             "paused": RunView.reason_of(progress.paused),
         }

@@ -71,7 +71,7 @@ def _table(views: list[RunView], focus: int, canvas: Canvas) -> Table:
     grid.add_column("done", no_wrap=True)
     grid.add_column("loss", no_wrap=True, justify="right")
     if middle:
-        grid.add_column("best R@1", no_wrap=True, justify="right")
+        grid.add_column("val R@1", no_wrap=True, justify="right")
         grid.add_column("left", no_wrap=True, justify="right")
     for at, view in enumerate(views):
         done, rest = sparklines.bar(view.progress, room - names if middle else 0, canvas.plain)

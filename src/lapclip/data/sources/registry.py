@@ -58,7 +58,7 @@ class Source:
 
     def count_training(self, config: DataConfig) -> int:
         """How many training images there are, before any is opened."""
-        return assign_splits(self.read_table(config).rows, config.seed).count(TRAIN)
+        return assign_splits(self.read_table(config).rows, config.seed, config.held_out).count(TRAIN)
 
 
 class Specificity(IntEnum):

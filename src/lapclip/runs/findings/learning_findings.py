@@ -23,7 +23,7 @@ from lapclip.runs.findings.checks import (
     warmup_steps,
 )
 from lapclip.runs.summary import Summary, batch_accuracy
-from lapclip.text import interval, number
+from lapclip.text import interval, number, percent
 
 STUCK = 0.97
 """Share of the loss of guessing, above which nothing has been learnt. A healthy run is below 0.9 after 40
@@ -88,8 +88,9 @@ def at_chance(summary: Summary, around: Surroundings) -> Found | Verdict:
     known = [at for scores in judged if (at := _not_above_chance(scores)) is not None]
     if not late or not has_learnt_a_while(summary) or not known or len(known) < len(judged):
         return Verdict.UNKNOWN
-    if not all(known):
-        return Verdict.CLEAR
+    told = any(isinstance(other.look(summary, around), Found) for other in (stuck_loss, collapsed))
+    if told or not all(known):
+        return Verdict.CLEAR  # a model that learns nothing at all has findings of its own
     accuracies = numbers(batch_accuracy(event) for event in recent(summary.steps))
     trained = statistics.median(accuracies) if accuracies else 0.0
     learnt = trained > BY_HEART / max(1, summary.batch_size)
@@ -249,7 +250,7 @@ def _chance(scores: dict[str, Any], way: str) -> float:
 
 def _chance_text(scores: dict[str, Any]) -> str:
     ways = [
-        f"{name} {scores[f'{way}_{AT_CHANCE}']:.1%} ({interval(scores['intervals'][f'{way}_{AT_CHANCE}'])})"
+        f"{name} {percent(scores.get(f'{way}_{AT_CHANCE}'))} ({interval(scores['intervals'][f'{way}_{AT_CHANCE}'])})"
         for way, name in WAYS.items()
     ]
     return f"{scores.get('split')} R@{AT_CHANCE_RANK}: {', '.join(ways)}, chance {_chance(scores, 't2i'):.1%}"

@@ -96,7 +96,7 @@ def died(summary: Summary, around: Surroundings) -> Found | Verdict:
         return Verdict.CLEAR
     limit, peak = number(summary.started.get("memory_limit_bytes")), summary.peak_memory_bytes
     memory = f"; it held up to {peak / 1e9:.2f} GB" if peak else ""
-    again = f"{around.command('resume')} goes on from the last checkpoint, to the same result"
+    again = f"{around.command('resume')}, which goes on from the last checkpoint, to the same result"
     if not summary.step or (limit and peak and peak > SUSPECT * limit):
         memory += "; a system that runs out of memory ends processes this way"
         again += f"; if it dies again, {_less_memory(summary, around)}"

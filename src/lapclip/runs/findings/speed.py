@@ -131,8 +131,8 @@ def competing_runs(summary: Summary, around: Surroundings) -> Found | Verdict:
     first = around.others[0]
     return Found(
         f"{', '.join(around.others)} {'is' if len(around.others) == 1 else 'are'} running too{speed}",
-        f"one after the other is faster: {command('stop', first)}, and {command('resume', first)} when "
-        f"{around.name} is done",
+        f"one after the other is faster: {command('stop', first)}, and when {around.name} is done, "
+        f"{command('resume', first)}",
     )
 
 
