@@ -526,10 +526,9 @@ def test_fields_that_are_missing_or_odd_never_raise(runs, name: str) -> None:
     assert findings(summarise([])) == []
 
 
-def test_every_suggested_command_is_one_and_keeps_the_data_the_recipe_and_the_name(runs, here: Path) -> None:
+def test_every_suggested_command_is_one_and_keeps_the_data_the_recipe_and_the_name(runs, tmp_path: Path) -> None:
     """What each check would say is asked for with whatever finds it, of a run whose data has spaces in its name."""
-    (here / "my photos").mkdir()
-    asked = {"data": {"source": str(here / "my photos"), "caption_column": "a title"}, "train": {"batch_size": 32}}
+    asked = {"data": {"source": str(tmp_path / "my photos"), "caption_column": "a title"}, "train": {"batch_size": 32}}
     settings = {"run": {"recipe": "photos", "asked": asked}}
     around = Surroundings("my run", settings, "mine-2", "running", ("other",))
     seen = set()
@@ -540,7 +539,7 @@ def test_every_suggested_command_is_one_and_keeps_the_data_the_recipe_and_the_na
                 for words in commands_in(finding.next):
                     check_command(words)
                     if words[0] == "train":
-                        assert Path(words[1]) == Path("my photos")
+                        assert words[1] == str(tmp_path / "my photos")
                         assert words[words.index("--name") + 1] == "mine-2"
                         assert "data.caption_column=a title" in words
                         assert words[words.index("--recipe") + 1] in ("photos", "heads")

@@ -76,7 +76,8 @@ def _tables(result: dict[str, Any]) -> list[str]:
         lines.append(f"[{colour}]{escape(note)}[/{colour}]")
     if "evaluation" in result:
         held_out = result["split"] not in ("train", "all") and not result["trained_on"]
-        what = f"{'held-out ' * held_out}{result['split']} pairs"
+        named = f"{result['split']} pairs" if result["split"] != "all" else "pairs"
+        what = f"{'held-out ' * held_out}{named}"
         lines += recall_table(result["evaluation"], what)
         if (baseline := result.get("linear_baseline")) is not None:
             lines.append(f"  [dim]{'linear baseline':<33}{baseline:>8.1%}[/dim]")
