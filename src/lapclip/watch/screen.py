@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from lapclip.runs.view import RunView
+from lapclip.suggest import quoted
 from lapclip.text import UNKNOWN, duration, duration_range, one_line, percent, short_duration, significant
 from lapclip.watch import sparklines
 from lapclip.watch.panels import SEVERITIES, Canvas, alarms, clock, happened, learning, machine, recall, step_phases
@@ -36,15 +37,15 @@ def next_commands(view: RunView, typed: Typed) -> list[str]:
     """What a person would do now."""
     match view.status:
         case "finished":
-            return [typed(f"eval {view.name}"), typed(f"report {view.name}")]
+            return [typed(f"eval {quoted(view.name)}"), typed(f"report {quoted(view.name)}")]
         case "failed" if not view.summary.ending:
             return [typed("train")]
         case "failed" if hint := _error(view)[1]:
             return [hint]
         case "died" | "stopped" | "failed":
-            return [typed(f"resume {view.name}")]
+            return [typed(f"resume {quoted(view.name)}")]
         case "running" | "paused" | "starting":
-            return [typed(f"stop {view.name}")]
+            return [typed(f"stop {quoted(view.name)}")]
         case "gone":
             return [typed("runs")]
     return [typed("train")]
@@ -100,7 +101,7 @@ def _mark(view: RunView) -> Text:
 def _in_full(view: RunView, canvas: Canvas, typed: Typed) -> list[RenderableType]:
     """One run with all its panels."""
     width = canvas.width
-    doctor = typed(f"doctor {view.name}")
+    doctor = typed(f"doctor {quoted(view.name)}")
     top: list[RenderableType | None] = [
         _title(view, width),
         *_progress(view, canvas),
