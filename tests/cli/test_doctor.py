@@ -45,7 +45,18 @@ def test_a_run_that_does_not_learn_is_told_in_words_with_the_next_command(here: 
 def test_a_suggested_command_runs_and_trains_on_the_same_photos(here: Path) -> None:
     write_photos(here / "my photos", ["train"] * 16 + ["val"] * 4)
     short = set_flags(*(each for each in SMALL if "train_pairs" not in each and "batch_size" not in each))
-    given = ("my photos", "--name", "mine", *short, "--set", "train.batch_size=8", "--set", "train.steps=2")
+    given = (
+        "my photos",
+        "--recipe",
+        "first-run",
+        "--name",
+        "mine",
+        *short,
+        "--set",
+        "train.batch_size=8",
+        "--set",
+        "train.steps=2",
+    )
     assert lapclip("train", *given).returncode == 0
     (batch,) = [
         finding
@@ -57,7 +68,7 @@ def test_a_suggested_command_runs_and_trains_on_the_same_photos(here: Path) -> N
     assert done.returncode == 0, done.stderr
     first, second = (Run(Path("runs") / name).read_settings() for name in ("mine", "mine-2"))
     assert second["data"]["source"] == first["data"]["source"] == str(here / "my photos")
-    assert (first["run"]["recipe"], second["run"]["recipe"]) == ("photos", "photos")
+    assert (first["run"]["recipe"], second["run"]["recipe"]) == ("first-run", "first-run")
     assert (second["train"]["batch_size"], second["train"]["steps"]) == (16, 2)
     assert second["model"]["name"] == "tiny"
 

@@ -251,7 +251,7 @@ def test_images_that_the_run_learnt_from_are_counted_and_said_first(mine: Path) 
     lines = _tables(table)
     assert lines[1].startswith("[yellow]The model was trained on")
     assert lines[1 + len(table["notes"])].startswith("[bold]pairs: 40 candidates")
-    assert any(line.startswith("[bold]held-out pairs") for line in _tables(own))
+    assert any(line.startswith("[bold]held-out test pairs") for line in _tables(own))
     settings = mine / "run.toml"
     settings.write_text(settings.read_text(encoding="utf-8").replace("data_fingerprint", "other"), encoding="utf-8")
     assert evaluate(EvaluationRequest("mine", device="cpu"))["split"] == "test"

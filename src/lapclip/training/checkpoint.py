@@ -143,7 +143,7 @@ def _cannot_write(path: Path, error: OSError) -> CheckpointError:
     run = path.parent.parent if path.parent.name == "checkpoints" else path.parent
     return CheckpointError(
         f"Cannot write {path}: {error.strerror or error}. What was saved before is kept.",
-        hint=f"free some disk space, then {command('resume', run.typed)}",
+        hint=f"free some disk space, then {command('resume', run.name)}",
     )
 
 
