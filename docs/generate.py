@@ -114,25 +114,26 @@ training. Each finding comes with the numbers that show it and a next step, usua
 same findings as alarms. With no run here it checks the machine instead, as `lapclip machine` does.
 
 An alarm needs a hand now, a warning costs quality or time, a note is good to know. Nothing is said before there is
-enough to go by: what is too early to tell, or was not recorded, is listed as not checked. The thresholds, with the
-reason for each, are at the top of the files in `src/lapclip/runs/findings`.
+enough to go by: what is too early to tell, or was not recorded, is not checked; `--all` lists both. The thresholds,
+with the reason for each, are at the top of the files in `src/lapclip/runs/findings`.
 
 | id | severity | what it says | when it counts |
 |---|---|---|---|
 {chr(10).join(f"| `{check.id}` | {check.severity} | {check.title} | {check.counts} |" for check in CHECKS)}
 
 For scripts, `lapclip doctor --json` prints one object: `run` (null where there is none), `findings`, a list of objects
-with `id`, `severity`, `title`, `evidence` and `next`, the gravest first, and `checked`, the ids of what was looked for.
-The exit status is 0 with and without findings.
+with `id`, `severity`, `title`, `evidence` and `next`, the gravest first, and `checked` and `not_checked`, the ids of
+what was looked for and of what could not be. The exit status is 0 with and without findings.
 
 In Python, without torch:
 
 ```python
-from lapclip.runs.findings import findings
+from lapclip.runs.findings import findings, look_around
 from lapclip.runs.folder import find_run
 from lapclip.runs.view import view_of
 
-for finding in findings(view_of(find_run("first-run")).summary):
+run = find_run("first-run")
+for finding in findings(view_of(run).summary, look_around(run)):
     print(finding.severity, finding.title, finding.evidence, finding.next, sep="\\n")
 ```
 """

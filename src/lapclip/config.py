@@ -134,6 +134,8 @@ class DataConfig:
     split_rule: str = setting(BY_CONTENT, choices=(BY_CONTENT, BY_NAME))
     """What that split is drawn by: the images themselves, so that copies of one image, exact or near, are all on one
     side, or their names, as in runs made before there was a choice. A run keeps its rule."""
+    held_out: float = setting(0.1, least=0.01, most=0.4)
+    """Share of the images in each of `val` and `test`, where the data has no splits of its own."""
     picture_column: str = setting(AUTO)
     """The column or key of a table that names the image. `auto` looks at names and contents."""
     caption_column: str = setting(AUTO)
@@ -332,7 +334,7 @@ def read_recipe(recipe: str) -> Layer:
     elif recipe not in recipe_names():
         likely = closest(recipe, recipe_names()) or DEFAULT_RECIPE
         unknown = f"Unknown recipe {recipe}. {nearest(recipe, recipe_names())}"
-        raise ConfigError(unknown, hint=f"lapclip train --recipe {likely}")
+        raise ConfigError(unknown, hint=f"--recipe {likely}")
     return read_layer(path)
 
 

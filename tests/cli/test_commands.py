@@ -11,21 +11,39 @@ from pathlib import Path
 
 import pytest
 
+from lapclip.searching.search_model import model_notes
+from lapclip.which_model import which_model
+
 from ..conftest import SMALL, command, lapclip, lapclip_process, set_flags
 
 
 def test_train_prints_a_summary_that_ends_with_the_next_command(here: Path) -> None:
     done = lapclip("train", "--name", "mine", *set_flags(*SMALL))
     assert done.returncode == 0, done.stderr
-    for words in ("text to image", "image to text", "chance", "R@10", "pairs/s", "peak memory", "runs/mine"):
+    for words in (
+        "text to image",
+        "image to text",
+        "chance",
+        "R@10",
+        "pairs/s",
+        "peak memory",
+        "runs/mine",
+        "held-out test pairs",
+    ):
         assert words in done.stdout
     assert "lapclip eval mine" in done.stdout
-    assert "step 12  epoch 3  t2i R@1/5/10" in done.stderr
+    assert "step 12  epoch 3  val t2i R@1/5/10" in done.stderr
     listed = json.loads(lapclip("runs", "--json").stdout)["runs"]
     assert [(row["name"], row["state"], row["step"], row["steps"]) for row in listed] == [("mine", "finished", 12, 12)]
-    known = {"name", "state", "step", "steps", "best", "started", "age_seconds", "waits_for", "reason"}
+    known = {"name", "state", "step", "steps", "best", "best_split", "started", "age_seconds", "waits_for", "reason"}
     assert listed[0].keys() == known
-    assert "mine" in lapclip("runs").stdout
+    assert listed[0]["best_split"] == "val"
+    assert "val R@1" in lapclip("runs").stdout
+    assert "(split test)" in "".join(model_notes(which_model("mine")))
+    written = json.loads(lapclip("report", "mine", "--json").stdout)["files"]
+    assert "R@1, test" in next(Path(file) for file in written if file.endswith(".md")).read_text(encoding="utf-8")
+    watched = json.loads(lapclip("watch", "mine", "--once", "--json").stdout)["runs"][0]
+    assert (watched["best_split"], watched["evaluation"]["split"]) == ("val", "test")
 
 
 def test_json_is_one_object_and_nothing_else_on_stdout(here: Path, capfd: pytest.CaptureFixture[str]) -> None:

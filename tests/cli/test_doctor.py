@@ -7,7 +7,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+from lapclip.runs.folder import Run
+
 from ..conftest import SMALL, lapclip, set_flags
+from ..small_runs import write_photos
+from ..suggestions import commands_in
 
 
 def test_a_run_that_does_not_learn_is_told_in_words_with_the_next_command(here: Path) -> None:
@@ -19,19 +23,54 @@ def test_a_run_that_does_not_learn_is_told_in_words_with_the_next_command(here: 
         "dull, finished, step 32 of 32",
         "The loss is that of guessing",
         " 2.77",  # ln(16)
-        "train --recipe first-run --set train.learning_rate=0.0005",
-        "Looked for: ",
-        "Not checked, because it is too early or was not recorded",
+        "train --recipe first-run --name dull-2 --set model.name=tiny",
+        "--set train.learning_rate=0.0005",
     ):
         assert words in done.stdout
+    assert "slower-than-tuned" not in done.stdout
+    listed = lapclip("doctor", "--all").stdout
+    assert "Looked for: " in listed
+    assert "slower-than-tuned" in listed
     assert done.stdout.index("alarm") < done.stdout.index("note ")  # the small batch is good to know
     result = json.loads(lapclip("doctor", "dull", "--json").stdout)
-    assert result.keys() == {"run", "findings", "checked"}
+    assert result.keys() == {"run", "findings", "checked", "not_checked"}
+    assert "slower-than-tuned" in result["not_checked"]
     assert Path(result["run"]) == Path("runs/dull")
     assert [finding["id"] for finding in result["findings"]] == ["stuck-loss", "small-batch"]
     assert all(each.keys() == {"id", "severity", "title", "evidence", "next"} for each in result["findings"])
     assert {"stuck-loss", "not-a-number", "small-batch"} <= set(result["checked"])
     assert "slower-than-tuned" not in result["checked"]
+
+
+def test_a_suggested_command_runs_and_trains_on_the_same_photos(here: Path) -> None:
+    write_photos(here / "my photos", ["train"] * 16 + ["val"] * 4)
+    short = set_flags(*(each for each in SMALL if "train_pairs" not in each and "batch_size" not in each))
+    given = (
+        "my photos",
+        "--recipe",
+        "first-run",
+        "--name",
+        "mine",
+        *short,
+        "--set",
+        "train.batch_size=8",
+        "--set",
+        "train.steps=2",
+    )
+    assert lapclip("train", *given).returncode == 0
+    (batch,) = [
+        finding
+        for finding in json.loads(lapclip("doctor", "--json").stdout)["findings"]
+        if finding["id"] == "small-batch"
+    ]
+    (words,) = commands_in(batch["next"])
+    done = lapclip(*words)
+    assert done.returncode == 0, done.stderr
+    first, second = (Run(Path("runs") / name).read_settings() for name in ("mine", "mine-2"))
+    assert second["data"]["source"] == first["data"]["source"] == str(here / "my photos")
+    assert (first["run"]["recipe"], second["run"]["recipe"]) == ("first-run", "first-run")
+    assert (second["train"]["batch_size"], second["train"]["steps"]) == (16, 2)
+    assert second["model"]["name"] == "tiny"
 
 
 def test_with_no_run_the_machine_is_checked_in_the_same_form(here: Path) -> None:

@@ -26,6 +26,7 @@ from lapclip.data.dataset import DataSet, Pairs, join_splits, save_seen
 from lapclip.data.loading import load_data
 from lapclip.embedder import load
 from lapclip.errors import ConfigError, DataError, LapclipError, RunError
+from lapclip.evaluation import note_on_chance
 from lapclip.evaluation.retrieval import retrieval
 from lapclip.evaluation.zeroshot import TEMPLATES, class_embeddings
 
@@ -159,6 +160,7 @@ def test_class_folders_are_scored_from_the_command(mine: Path) -> None:
     result = evaluate(EvaluationRequest("mine", "things", device="cpu"))
     assert (result["split"], result["why_split"]) == ("all", "classes: all images count")
     assert result["zeroshot"]["classes"] == 2
+    assert any(f"and {len(TEMPLATES) - 3} more" in note for note in result["notes"])  # what is said is what is used
     assert {row["name"] for row in result["zeroshot"]["per_class"]} == {"owl", "red cat"}
     files = [Path("things") / name / f"{at}.png" for name in ("owl", "red_cat") for at in range(4)]
     images = load("runs/mine").encode_image(files)
@@ -250,7 +252,7 @@ def test_images_that_the_run_learnt_from_are_counted_and_said_first(mine: Path) 
     lines = _tables(table)
     assert lines[1].startswith("[yellow]The model was trained on")
     assert lines[1 + len(table["notes"])].startswith("[bold]pairs: 40 candidates")
-    assert any(line.startswith("[bold]held-out pairs") for line in _tables(own))
+    assert any(line.startswith("[bold]held-out test pairs") for line in _tables(own))
     settings = mine / "run.toml"
     settings.write_text(settings.read_text(encoding="utf-8").replace("data_fingerprint", "other"), encoding="utf-8")
     assert evaluate(EvaluationRequest("mine", device="cpu"))["split"] == "test"
@@ -327,3 +329,16 @@ def test_images_without_captions_are_refused(mine: Path) -> None:
         score(load("runs/mine"), empty, [], [], None)
     with pytest.raises(ConfigError):
         evaluate(EvaluationRequest("mine", templates="x"))
+
+
+def test_a_model_at_or_below_chance_is_told_with_the_interval() -> None:
+    ways = {f"{way}_r10": value for way, value in (("t2i", 0.05), ("i2t", 0.04))}
+    pairs = {"candidates": 240, **ways, "chances": dict.fromkeys(ways, 10 / 240)}
+    at = {**pairs, "intervals": {"t2i_r10": [0.02, 0.08], "i2t_r10": [0.01, 0.03]}}
+    (note,) = note_on_chance(at)
+    assert "text to image R@10 5.0% (2.0% to 8.0%) is at chance, 4.2%" in note
+    assert "image to text R@10 4.0% (1.0% to 3.0%) is below chance" in note
+    assert note_on_chance({**at, "intervals": {**at["intervals"], "t2i_r10": [0.042, 0.08]}}) == []
+    classes = {"top1": 0.07, "chance": {"top1": 0.1}, "intervals": {"top1": [0.04, 0.11]}}
+    assert "top-1 7.0% (4.0% to 11.0%) is at chance, 10.0%" in note_on_chance(classes)[0]
+    assert note_on_chance({**classes, "intervals": {"top1": [0.11, 0.2]}}) == []

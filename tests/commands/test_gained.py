@@ -84,7 +84,7 @@ def test_training_ends_with_the_score_of_the_start_beside_its_own(tuned: tuple[P
     assert outcome.start_evaluation["t2i_mean_reciprocal_rank"] != outcome.evaluation["t2i_mean_reciprocal_rank"]
     last = list(read_events(folder / "runs/mine/events.jsonl"))[-1]
     assert last["start_evaluation"] == json.loads(json.dumps(outcome.start_evaluation))
-    assert "; at the start t2i R@1/5/10" in (folder / "runs/mine/log.txt").read_text(encoding="utf-8")
+    assert "; at the start test t2i R@1/5/10" in (folder / "runs/mine/log.txt").read_text(encoding="utf-8")
 
 
 def test_the_ends_of_the_curves_are_the_scores_of_start_and_end(mine: Path, tuned: tuple[Path, Any]) -> None:
@@ -234,7 +234,13 @@ def test_a_run_from_scratch_has_nothing_to_forget(trained: Path, here: Path) -> 
 def test_the_command_prints_the_account_and_what_is_next(mine: Path) -> None:
     told = lapclip("gained", "--device", "cpu")
     assert told.returncode == 0, told.stderr
-    for words in ("Fine-tuning", "before   after", "text to image, R@10", "scenes, mean recall", "Recommended: alpha"):
+    for words in (
+        "Fine-tuning",
+        "before   after",
+        "text to image, R@10",
+        "scenes (test), mean recall",
+        "Recommended: alpha",
+    ):
         assert words in told.stdout
     assert told.stdout.strip().splitlines()[-1].startswith("Next: open runs/mine/gained/gained.html in a browser, or")
     done = lapclip("gained", "mine", "--alpha", "auto", "--device", "cpu", "--json")

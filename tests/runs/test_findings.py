@@ -30,7 +30,10 @@ from lapclip.runs.findings.run_state import computer_findings
 from lapclip.runs.folder import Run
 from lapclip.runs.follow import FollowedRun
 from lapclip.runs.summary import Summary, summarise
+from lapclip.suggest import quoted
 from lapclip.training.cuda_graph import make_step
+
+from ..suggestions import check_command, commands_in
 
 SMALL = [
     "model.name=tiny",
@@ -200,13 +203,13 @@ def test_a_healthy_run_has_no_findings_and_nearly_everything_was_looked_for(runs
         ("no-rate", {"stuck-loss": "alarm"}),
         ("wild", {"stuck-loss": "alarm", "collapsed": "alarm", "vanishing-gradients": "warning"}),
         ("black", {"stuck-loss": "alarm", "collapsed": "alarm"}),
-        ("duplicates", {"duplicate-captions": "warning"}),
+        ("duplicates", {"at-chance": "alarm", "duplicate-captions": "warning"}),
         ("few-held-out", {"small-validation": "warning"}),
         ("slow-disk", {"waiting-for-data": "warning"}),
-        ("frozen", {"one-tower": "warning"}),
+        ("frozen", {"at-chance": "alarm", "one-tower": "warning"}),
         ("tiny-projection", {"exploding-gradients": "alarm", "one-tower": "warning"}),
         ("half", {"stuck-loss": "alarm", "overflows": "warning", "small-batch": "warning"}),
-        ("hurried", {"long-warm-up": "warning", "small-batch": "warning"}),
+        ("hurried", {"at-chance": "alarm", "long-warm-up": "warning", "small-batch": "warning"}),
         ("forgetful", {"overfitting": "warning", "small-validation": "warning"}),
     ],
 )
@@ -219,7 +222,8 @@ def test_a_fault_is_found_and_no_other_is(runs, name: str, expected: dict[str, s
 def test_the_evidence_has_the_numbers_and_the_next_step_a_command(runs) -> None:
     stuck = found_in(runs("no-rate"))["stuck-loss"]
     assert "3.47" in stuck.evidence  # ln(32)
-    assert stuck.next.endswith("lapclip train --recipe first-run --set train.learning_rate=0.0005")
+    assert "lapclip train --recipe first-run --name no-rate-2 --set model.name=tiny" in stuck.next
+    assert stuck.next.endswith("--set train.learning_rate=0.0005")
     duplicates = found_in(runs("duplicates"))["duplicate-captions"]
     assert "val: 240 captions, 4 of them different" in duplicates.evidence
     assert "text-to-image R@1 can reach 1.7% at most" in duplicates.evidence
@@ -231,7 +235,7 @@ def test_the_evidence_has_the_numbers_and_the_next_step_a_command(runs) -> None:
     assert "20 pairs tell a recall near 50 % to 22% only" in found_in(runs("few-held-out"))["small-validation"].evidence
 
 
-@pytest.mark.parametrize(("weight", "expected"), [(0.9, ["stuck-loss"]), (1.0, [])])
+@pytest.mark.parametrize(("weight", "expected"), [(0.9, ["stuck-loss"]), (1.0, ["at-chance"])])
 def test_a_stuck_loss_is_found_beside_a_teachers(runs, weight: float, expected: list[str]) -> None:
     """Its part has another scale; where it is all of the loss, nothing can be compared with guessing."""
 
@@ -318,7 +322,7 @@ def test_a_run_that_died_is_resumed_and_one_that_waits_is_paused(runs, tmp_path:
     found = found_in(run)
     assert list(found) == ["died"]
     assert "nothing after step 20 of 120" in found["died"].evidence
-    assert found["died"].next.startswith("lapclip resume half-done")
+    assert found["died"].next.startswith(f"lapclip resume {quoted(str(run.path))}, ")  # it lies elsewhere
     assert "memory" not in found["died"].evidence
     started = [event for event in read_events(run.events) if event["type"] == "started"]
     early = {finding.id: finding for finding in findings(summarise(started), Surroundings(name="m", state="died"))}
@@ -433,6 +437,72 @@ def test_what_needs_another_machine(runs) -> None:
     assert "micro_batch = 16" in finding.evidence
 
 
+def test_a_run_at_chance_is_an_alarm_from_half_of_its_steps_on(runs) -> None:
+    """Whose training pairs are learnt, as where captions were shuffled: held-out recall alone tells."""
+
+    def shuffled(event: dict[str, Any], candidates: int = 240, found: float = 10 / 240) -> dict[str, Any]:
+        if not event.get("evaluation"):
+            return event
+        half, chance = 0.02, 10 / candidates
+        ways = {f"{way}_r10": value for way in ("t2i", "i2t") for value in [found]}
+        scores = {**event["evaluation"], "candidates": candidates, **ways, "chances": dict.fromkeys(ways, chance)}
+        return {**event, "evaluation": {**scores, "intervals": {key: [found - half, found + half] for key in ways}}}
+
+    around = replace(
+        look_around(runs("healthy")),
+        settings={"run": {"recipe": "photos", "asked": {"data": {"source": "/data/my photos"}}}},
+    )
+    (finding,) = findings(changed(runs("healthy"), shuffled), around)
+    assert (finding.id, finding.severity) == ("at-chance", "alarm")
+    assert "val R@10" in finding.evidence
+    assert "test R@10" in finding.evidence
+    first, second = finding.next.splitlines()
+    assert "lapclip data describe '/data/my photos'" in first
+    assert "lapclip train '/data/my photos' --recipe heads" in second
+    assert ids(changed(runs("healthy"), lambda event: shuffled(event, found=0.1))) == []
+    assert ids(changed(runs("healthy"), lambda event: shuffled(event, candidates=30, found=1 / 3))) == []
+    begun = [shuffled(event) for event in read_events(runs("healthy").events) if event.get("step", 0) <= 59]
+    evaluation = {"type": "evaluation", "step": 59, "epoch": 29, "split": "val", "evaluation": {"x": 0}}
+    assert ids(summarise([*begun, shuffled(evaluation)])) == []  # not yet half of 120
+
+
+def test_a_run_that_takes_half_as_long_again_as_its_minutes_is_told_how_many_steps_fit(runs) -> None:
+    seconds = summary_of(runs("healthy")).training_seconds
+
+    def given(minutes: float) -> Summary:
+        def change(event: dict[str, Any]) -> dict[str, Any]:
+            if event["type"] != "started":
+                return event
+            train = {**event["config"]["train"], "minutes": minutes}
+            return {**event, "config": {**event["config"], "train": train}}
+
+        return changed(runs("healthy"), change)
+
+    assert ids(given(seconds / 60 / 1.4)) == []
+    (finding,) = findings(given(seconds / 60 / 2), look_around(runs("healthy")))
+    assert finding.id == "over-time"
+    assert "2.0 times" in finding.evidence
+    assert "--set train.steps=60" in finding.next
+    assert finding.next.count("train.steps") == 1
+
+
+def test_vanishing_gradients_beside_a_teacher_are_judged_by_the_contrastive_part(runs) -> None:
+    """A model that has learnt all but its teacher's part has small gradients because nothing is left to learn."""
+
+    def learnt(event: dict[str, Any]) -> dict[str, Any]:
+        if event["type"] == "started":
+            train = {**event["config"]["train"], "teacher_weight": 0.5}
+            return {**event, "config": {**event["config"], "train": train}}
+        if event["type"] != "step":
+            return event
+        parts = {"image.0": 1e-9, "text.0": 1e-9}
+        return {**event, "loss": 1.01, "teacher_loss": 2.0, "grad_norms": parts}  # 0.02 of its own
+
+    assert ids(changed(runs("healthy"), learnt)) == []
+    alone = changed(runs("healthy"), lambda event: {**learnt(event), "teacher_loss": None})
+    assert ids(alone) == ["vanishing-gradients"]
+
+
 def test_the_gravest_come_first(runs) -> None:
     severities = [finding.severity for finding in findings(summary_of(runs("wild")))]
     assert severities == ["alarm", "alarm", "warning"]
@@ -454,6 +524,49 @@ def test_fields_that_are_missing_or_odd_never_raise(runs, name: str) -> None:
             ]
             examine(summarise(touched))
     assert findings(summarise([])) == []
+
+
+def test_every_suggested_command_is_one_and_keeps_the_data_the_recipe_and_the_name(runs, tmp_path: Path) -> None:
+    """What each check would say is asked for with whatever finds it, of a run whose data has spaces in its name."""
+    asked = {"data": {"source": str(tmp_path / "my photos"), "caption_column": "a title"}, "train": {"batch_size": 32}}
+    settings = {"run": {"recipe": "photos", "asked": asked}}
+    around = Surroundings("my run", settings, "mine-2", "running", ("other",))
+    seen = set()
+    for summary in [*map(summary_of, map(runs, FAULTS)), *_events_of_rare_faults(runs("healthy"))]:
+        for state in ("running", "died"):
+            for finding in findings(summary, replace(around, state=state)):
+                seen.add(finding.id)
+                for words in commands_in(finding.next):
+                    check_command(words)
+                    if words[0] == "train":
+                        assert words[1] == str(tmp_path / "my photos")
+                        assert words[words.index("--name") + 1] == "mine-2"
+                        assert "data.caption_column=a title" in words
+                        assert words[words.index("--recipe") + 1] in ("photos", "heads")
+                    if words[0] in ("resume", "report"):
+                        assert words[1] in ("my run", "other")
+    assert {"stuck-loss", "at-chance", "overfitting", "small-validation", "memory-limit", "died", "throttled"} <= seen
+    assert {check.id for check in CHECKS} - seen <= {"not-a-number", "failed", "paused", "overflows", "swapping"}
+
+
+def _events_of_rare_faults(run: Run) -> Iterator[Summary]:
+    events = list(read_events(run.events))
+    sensors = next(event for event in events if event["type"] == "sensors")
+    fell = {"type": "fell_back", "step": 40, "cause": "out of memory", "change": {"micro_batch": 16}, "text": "smaller"}
+    yield summarise([*events, *({**sensors, "step": at, "throttled": True} for at in range(9)), fell])
+    yield summarise([{**event, "tuned_seconds": 1e-6, "logit_scale": math.log(100)} for event in events])
+    yield summarise([*events[:-1], {"type": "memory", "step": 80, "process_bytes": 1, "peak_bytes": 10**15}])
+    capped = [
+        {**event, "logit_scale": min(math.log(100), 2.7 + 0.1 * event.get("step", 0)), "grad_norm": 2000.0}
+        for event in events
+    ]
+    started = {
+        **capped[0],
+        "config": {**capped[0]["config"], "train": {**capped[0]["config"]["train"], "minutes": 1e-4}},
+    }
+    yield summarise([started, *capped[1:]])
+    photos = {**events[0], "pairs": {"train": 400, "val": 50, "test": 50}}
+    yield summarise([photos, *events[1:]])
 
 
 def test_ids_are_unique_and_said_in_words() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,6 +12,7 @@ from lapclip.cli.display import display
 from lapclip.cli.output import Common, emit, typed
 from lapclip.config import DataConfig
 from lapclip.evaluation import note_on_held_out
+from lapclip.suggest import command
 from lapclip.text import duration, size
 
 Settings = Annotated[tuple[str, ...], Parameter(name="--set", negative="", show_default=False)]
@@ -68,7 +68,8 @@ def describe(
     /,
     *,
     out: Path | None = None,
-    images: Annotated[int, Parameter(name=["--images", "--pictures"])] = 48,
+    images: Annotated[int, Parameter(name="--images")] = 48,
+    pictures: Annotated[int | None, Parameter(show=False)] = None,
     settings: Settings = (),
     common: Common | None = None,
 ) -> int:
@@ -88,16 +89,20 @@ def describe(
         A name ending in .png or .html for one of them; any other name is a folder for both. Example: --out sheet.png
     images
         How many to show; they are drawn at random, the same ones each time. Example: --images 100
+    pictures
+        What --images was called before.
     settings
         Change a setting; may be repeated. Example: --set data.caption_column=title
     """
     from lapclip.commands.describe_data import describe_data
 
     with display() as shown:
-        found = describe_data(source, out, images, settings, shown.counting("reading images"))
+        found = describe_data(
+            source, out, images if pictures is None else pictures, settings, shown.counting("reading images")
+        )
     lines = [f"[bold]{escape(source)}[/bold]  {found['images']:,} images, {found['captions']:,} captions"]
     lines += [f"  {escape(path)}" for path in found["files"]]
-    emit(found, [*lines, f"Next: {escape(typed(f'data check {shlex.quote(source)}'))}"], common)
+    emit(found, [*lines, f"Next: {escape(typed(command('data', 'check', source)))}"], common)
     return 0
 
 
@@ -113,7 +118,7 @@ def summary(found: dict[str, Any]) -> list[str]:
         lines.append(f"  [{colour}]{finding['count']:>7,}[/{colour}]  {escape(finding['title'])}")
         lines.append(f"{'':11}[dim]{escape(finding['advice'])}[/dim]")
         lines += [f"{'':11}[dim]{escape(_short(example))}[/dim]" for example in finding["examples"][:3]]
-    train = "train" if found["source"] == DataConfig().source else f"train {shlex.quote(found['source'])}"
+    train = command("train", *[found["source"]] * (found["source"] != DataConfig().source))
     lines += ["", escape(found["outlook"]), f"[dim]checked in {found['seconds']:.1f} s[/dim]"]
     refused = any(finding["severity"] == "alarm" for finding in found["findings"] if finding["kind"] in REFUSED)
     anyway = ", or mend or remove what is broken first" if refused else ""

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import re
 import shutil
 import textwrap
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
+from cyclopts import Parameter
 from rich.console import Console
 from rich.markup import escape
 
-from lapclip.cli.output import Common, emit, typed
-from lapclip.text import printable
+from lapclip.cli.output import Common, emit, typed, typed_in
+from lapclip.text import counted, printable
 
 if TYPE_CHECKING:
     from lapclip.runs.findings import Finding
@@ -21,7 +21,13 @@ MARKS = {"alarm": "[red]alarm[/red]  ", "warning": "[yellow]warning[/yellow]", "
 INDENT = " " * 9
 
 
-def doctor(run: str | None = None, /, *, common: Common | None = None) -> int:
+def doctor(
+    run: str | None = None,
+    /,
+    *,
+    every: Annotated[bool, Parameter(name="--all", negative="")] = False,
+    common: Common | None = None,
+) -> int:
     """Say in plain words what is wrong with a run, with the evidence and a next step. With no run, check the machine.
 
     Works from the run's events, while it is going on and after it. docs/doctor.md lists what is looked for.
@@ -29,24 +35,27 @@ def doctor(run: str | None = None, /, *, common: Common | None = None) -> int:
     For example:
 
     - `lapclip doctor`
+    - `lapclip doctor first-run-2 --all`
     - `lapclip doctor first-run-2 --json`
 
     Parameters
     ----------
     run
         The run's name; without one, the newest.
+    every
+        List all that was looked for, and what could not be looked at. Example: lapclip doctor --all
     """
     from lapclip.runs.folder import all_runs
 
     if run is None and not all_runs():
-        result, lines = _machine()
+        result, lines = _machine(every=every)
     else:
-        result, lines = _run(run)
+        result, lines = _run(run, every=every)
     emit(result, lines, common)
     return 0
 
 
-def _run(name: str | None) -> tuple[dict[str, Any], list[str]]:
+def _run(name: str | None, *, every: bool) -> tuple[dict[str, Any], list[str]]:
     from lapclip.runs.findings import CHECKS, examine, look_around
     from lapclip.runs.folder import find_run
     from lapclip.runs.follow import FollowedRun
@@ -60,17 +69,18 @@ def _run(name: str | None) -> tuple[dict[str, Any], list[str]]:
     where = f"{around.state}, step {summary.step:,} of {summary.total_steps:,}"
     if followed.waits_for:
         where = f"waiting for {escape(printable(followed.waits_for))} to end"
-    lines = [f"[bold]{escape(printable(run.path))}[/bold], {where}", "", *_findings_text(done.findings, done.checked)]
-    lines += _listed("Not checked, because it is too early or was not recorded", rest)
-    next_command = f"report {run.name}" if done.findings or around.state != "finished" else f"eval {run.name}"
+    lines = [f"[bold]{escape(printable(run.path))}[/bold], {where}", "", *_findings_text(done.findings)]
+    lines += _looked_for(done.checked, "Not checked, because it is too early or was not recorded", rest, every=every)
+    next_command = around.command("report" if done.findings or around.state != "finished" else "eval")
     if around.state in ("died", "stopped"):
-        next_command = f"resume {run.name}"
+        next_command = around.command("resume")
     if not summary.started and around.state in ("starting", "failed"):  # there is nothing to report on
-        next_command = f"watch {run.name}" if around.state == "starting" else "runs"
-    return _result(str(run.path), done.findings, done.checked), [*lines, "", f"Next: {typed(next_command)}"]
+        next_command = around.command("watch") if around.state == "starting" else "runs"
+    result = {**_result(str(run.path), done.findings, done.checked), "not_checked": rest}
+    return result, [*lines, "", f"Next: {escape(typed(next_command))}"]
 
 
-def _machine() -> tuple[dict[str, Any], list[str]]:
+def _machine(*, every: bool) -> tuple[dict[str, Any], list[str]]:
     """With no run to look at, the machine's check list in the same form."""
     from lapclip.machine.overview import overview
     from lapclip.runs.findings.run_state import computer_findings
@@ -78,22 +88,33 @@ def _machine() -> tuple[dict[str, Any], list[str]]:
     with Console(stderr=True).status("looking at the machine") as status:
         checks = overview(status.update)["checks"]
     found, checked = computer_findings(checks)
-    lines = ["[bold]No runs here yet, so this is about the machine.[/bold]", "", *_findings_text(found, checked)]
+    lines = ["[bold]No runs here yet, so this is about the machine.[/bold]", "", *_findings_text(found)]
     unknown = [check["name"] for check in checks if check["ok"] is None]
-    lines += _listed("Not known here", unknown)
-    return _result(None, found, checked), [*lines, "", f"Next: {typed('machine')}, or {typed('train')}"]
+    lines += _looked_for(checked, "Not known here", unknown, every=every)
+    return {**_result(None, found, checked), "not_checked": unknown}, [
+        *lines,
+        "",
+        f"Next: {typed('machine')}, or {typed('train')}",
+    ]
 
 
-def _findings_text(findings: list[Finding], checked: list[str]) -> list[str]:
-    """The findings in full, or that there are none, with what was looked for."""
-    lines = []
+def _findings_text(findings: list[Finding]) -> list[str]:
+    """The findings in full, or that there are none."""
+    lines = [] if findings else ["Nothing found."]
     for finding in findings:
         lines.append(f"{MARKS[finding.severity]}  [bold]{escape(finding.title)}[/bold]  [dim]{finding.id}[/dim]")
         lines += [escape(line) for line in _wrapped(finding.evidence, INDENT)]
-        step = re.sub(r"\blapclip (?=[a-z])", lambda _: typed(""), finding.next)
-        lines += [f"{INDENT}Do: {escape(step)}", ""]  # on one line, so that a command can be copied
-    head = "Looked for" if findings else "Nothing found. Looked for"
-    return [*lines, *_listed(head, checked)]
+        first, *more = typed_in(finding.next).splitlines()  # each on one line, so that a command can be copied
+        lines += [f"{INDENT}Do: {escape(first)}", *(f"{INDENT}    {escape(step)}" for step in more), ""]
+    return lines
+
+
+def _looked_for(checked: list[str], why_not: str, rest: list[str], *, every: bool) -> list[str]:
+    """How much was looked for; with `every`, what."""
+    if every:
+        return [*_listed("Looked for", checked), *_listed(why_not, rest)]
+    others = f"; {len(rest)} more could not be" if rest else ""
+    return [f"[dim]{counted(len(checked), 'thing')} looked for{others} (--all lists them)[/dim]"]
 
 
 def _listed(head: str, ids: list[str]) -> list[str]:

@@ -11,6 +11,7 @@ from rich.markup import escape
 from lapclip.cli.display import display
 from lapclip.cli.output import Common, emit, typed
 from lapclip.evaluation import RANKS, WAYS
+from lapclip.suggest import command
 
 
 def evaluate(
@@ -75,7 +76,9 @@ def _tables(result: dict[str, Any]) -> list[str]:
         lines.append(f"[{colour}]{escape(note)}[/{colour}]")
     if "evaluation" in result:
         held_out = result["split"] not in ("train", "all") and not result["trained_on"]
-        lines += recall_table(result["evaluation"], "held-out pairs" if held_out else "pairs")
+        named = f"{result['split']} pairs" if result["split"] != "all" else "pairs"
+        what = f"{'held-out ' * held_out}{named}"
+        lines += recall_table(result["evaluation"], what)
         if (baseline := result.get("linear_baseline")) is not None:
             lines.append(f"  [dim]{'linear baseline':<33}{baseline:>8.1%}[/dim]")
         lines += _shared(result["ceilings"]) + _ranks(result["evaluation"]) + _negatives(result["negatives"])
@@ -92,13 +95,14 @@ def _ending(result: dict[str, Any]) -> list[str]:
     if not result["files"]:
         return [f"Next: --out FOLDER keeps this with its images; in Python: lapclip.load({result['run']!r})"]
     name = Path(result["run"]).name
-    return [f"Next: open {result['files'][0]} in a browser, or {typed(f'report {name}')}"]
+    return [f"Next: open {result['files'][0]} in a browser, or {escape(typed(command('report', name)))}"]
 
 
-def recall_table(evaluation: dict[str, Any], what: str = "held-out pairs") -> list[str]:
-    """Recall both ways beside chance, with 95 % intervals of R@1."""
-    title = f"{what}: {evaluation['candidates']} candidates"
-    lines = [f"[bold]{title:<35}[/bold]     R@1     R@5    R@10   R@1 95 % interval"]
+def recall_table(evaluation: dict[str, Any], what: str = "") -> list[str]:
+    """Recall both ways beside chance, with 95 % intervals of R@1, under the name of the split."""
+    what = what or f"held-out {evaluation.get('split', '')} pairs".replace("  ", " ")
+    title = escape(f"{what}: {evaluation['candidates']} candidates")
+    lines = [f"[bold]{title:<39}[/bold] R@1     R@5    R@10   R@1 95 % interval"]
     lines += [_recall_line(evaluation, way, text) for way, text in WAYS.items()]
     found = {way: _recalls(evaluation["chances"], way) for way in WAYS}
     if found["t2i"] == found["i2t"]:

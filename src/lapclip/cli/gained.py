@@ -11,6 +11,7 @@ from rich.markup import escape
 from lapclip.cli.display import display
 from lapclip.cli.output import Common, emit, typed
 from lapclip.evaluation import RANKS, WAYS
+from lapclip.suggest import command
 
 
 def gained(
@@ -71,7 +72,7 @@ def _tables(result: dict[str, Any]) -> list[str]:
     sets = [result["new"], *result["checks"]]
     for found in sets:
         first, last, chosen = found["curve"][0], found["curve"][-1], _at(found, result["alpha"])
-        what = escape(f"{found['name']}, {found['figure']}"[:40])
+        what = escape(f"{found['name']} ({found['split']}), {found['figure']}"[:40])
         shares = f"{first['value']:>8.1%}{last['value']:>8.1%}   {change(last):<23}"
         text = f"{what:<40}{shares}{chosen['value']:>10.1%}   {change(chosen)}"
         lines.append(text if found.get("decides", True) else f"[dim]{text}[/dim]")
@@ -106,6 +107,8 @@ def _ending(result: dict[str, Any]) -> list[str]:
     name = Path(result["run"]).name
     page = f"Next: open {result['files'][0]} in a browser"
     if result["model"] is None:
-        return [f"{page}, or {typed(f'gained {name} --alpha auto')} to write the recommended model"]
+        return [
+            f"{page}, or {escape(typed(command('gained', name, '--alpha', 'auto')))} to write the recommended model"
+        ]
     return [f"model         {result['model']}, alpha {result['model_alpha']:g}",
             f"{page}, or, in Python: lapclip.load({result['model']!r})"]  # fmt: skip

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import sys
 from collections.abc import Sequence
@@ -16,6 +17,8 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 from rich.console import Console
 from rich.table import Table
+
+from lapclip.suggest import quoted
 
 ARGUMENTS: ContextVar[tuple[str, ...]] = ContextVar("arguments")
 """The arguments that this process was given after `lapclip`."""
@@ -31,13 +34,23 @@ class Common:
 
 
 def typed(arguments: str) -> str:
-    """A command as it can be typed here: `make` installs lapclip into .venv, which is rarely on the path."""
+    """A command as it can be typed here, with or without `lapclip` before it (`lapclip.suggest.command` makes them):
+    `make` installs lapclip into .venv, which is rarely on the path."""
+    return f"{_program()} {arguments.removeprefix('lapclip ')}"
+
+
+def typed_in(text: str) -> str:
+    """A sentence whose commands can be typed here."""
+    return re.sub(r"(?<!\S)lapclip (?=[a-z])", lambda _: f"{_program()} ", text)
+
+
+def _program() -> str:
     if shutil.which("lapclip"):
-        return f"lapclip {arguments}"
+        return "lapclip"
     program = Path(sys.argv[0])
     with suppress(ValueError):
         program = program.relative_to(Path.cwd())
-    return f"{program} {arguments}" if program.stem == "lapclip" else f"python -m lapclip {arguments}"
+    return quoted(str(program)) if program.stem == "lapclip" else "python -m lapclip"
 
 
 def emit(result: dict[str, Any], summary: Sequence[str | Table], common: Common | None) -> None:

@@ -9,6 +9,7 @@ from cyclopts import Parameter
 from lapclip.cli.display import display
 from lapclip.cli.output import ARGUMENTS, Common, emit, typed
 from lapclip.cli.train import summary
+from lapclip.suggest import command
 
 
 def resume(
@@ -39,7 +40,7 @@ def resume(
         from lapclip.commands.background import resume_in_background
 
         found = resume_in_background(ARGUMENTS.get(), run)
-        lines = [f"{found.path} goes on in the background.", f"Next: {typed(f'watch {found.name}')}"]
+        lines = [f"{found.path} goes on in the background.", f"Next: {typed(command('watch', found.typed))}"]
         emit({"run": str(found.path), "name": found.name, "state": "starting"}, lines, common)
         return 0
     from lapclip.commands.resume import resume as resume_run

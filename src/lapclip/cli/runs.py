@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from rich.markup import escape
 
 from lapclip.cli.output import Common, emit, typed
+from lapclip.suggest import command
 from lapclip.text import moment, printable
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ def runs(*, common: Common | None = None) -> int:
         why = f"for {row['waits_for']} to end" if row["waits_for"] else row["reason"]
         lines += [f"{'':<24}{escape(printable(why))}"] if why else []
     unfinished = [row["name"] for row in rows if row["steps"] and row["state"] in ("died", "stopped", "failed")]
-    ending = [f"Next: {typed(f'resume {unfinished[-1]}')}"] if unfinished else []
+    ending = [f"Next: {escape(typed(command('resume', unfinished[-1])))}"] if unfinished else []
     emit({"runs": rows}, [*lines, *ending] if rows else ["No runs here yet.", f"Next: {typed('train')}"], common)
     return 0
 

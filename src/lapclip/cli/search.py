@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 import sys
 import time
 from pathlib import Path
@@ -15,6 +14,7 @@ from rich.markup import escape
 from lapclip.cli.display import display
 from lapclip.cli.output import Common, emit, typed
 from lapclip.errors import SearchError
+from lapclip.suggest import command
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -105,13 +105,13 @@ def search(
     if forget:
         if query is not None or like is not None or web:
             raise SearchError(
-                "--forget removes an index and answers nothing.", hint=f"lapclip search {folder} --forget"
+                "--forget removes an index and answers nothing.", hint=command("search", folder, "--forget")
             )
         return _forget(folder, model, common)
     if query is not None and not folder.exists() and Path(query).is_dir():
         given = [("model", model), ("since", since), *(("exclude", glob) for glob in exclude)]
-        options = "".join(f" --{name} {shlex.quote(value)}" for name, value in given if value) + " --web" * web
-        meant = f"search {shlex.quote(query)} {shlex.quote(str(folder))}{options}"
+        options = [word for name, value in given if value for word in (f"--{name}", value)] + ["--web"] * web
+        meant = command("search", query, folder, *options)
         raise SearchError(
             f"There is no folder {folder}, and {query} is one: the folder comes first.", hint=typed(meant)
         )
@@ -264,16 +264,14 @@ def _about(library: Library) -> list[str]:
 
 
 def _ending(library: Library, folder: Path, model: str | None, *, question: bool, hits: list[Hit]) -> list[str]:
-    from lapclip.text import printable
 
-    path = shlex.quote(printable(folder))
-    same = f" --model {shlex.quote(printable(model))}" if model else ""
+    same = ["--model", model] if model else []
     if not question:
-        example = typed(f'search {path} "a dog on a beach"{same}')
+        example = typed(command("search", folder, "a dog on a beach", *same))
         return [f"Next: {escape(example)}"]
     if not hits:
         return ["No image is left by --since and --exclude." if library.count else "There are no images to find."]
-    return [f"Next: {escape(typed(f'search {path} --like {shlex.quote(printable(hits[0].path))}{same}'))}"]
+    return [f"Next: {escape(typed(command('search', folder, '--like', hits[0].path, *same)))}"]
 
 
 def _print_hits(hits: list[Hit], wanted: bool | None) -> None:

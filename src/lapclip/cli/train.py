@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
+from rich.markup import escape
 
 from lapclip.cli.display import display
 from lapclip.cli.eval import recall_table, start_lines
@@ -21,8 +23,9 @@ from lapclip.config import (
     recipe_for,
 )
 from lapclip.errors import LapclipError
-from lapclip.evaluation import note_on_few
+from lapclip.evaluation import note_on_chance, note_on_few
 from lapclip.model.shapes import SHAPES
+from lapclip.suggest import command, train_command
 from lapclip.text import duration
 
 if TYPE_CHECKING:
@@ -116,7 +119,10 @@ def train(
         refuse_at_once(recipe, settings, minutes, after)
         recipe = settle_recipe(recipe, settings)[0]  # the folder is named after it
         run = train_in_background(ARGUMENTS.get(), recipe, name)
-        lines = [f"{run.path} starts in the background; its log is {run.log}.", f"Next: {typed(f'watch {run.name}')}"]
+        lines = [
+            f"{run.path} starts in the background; its log is {run.log}.",
+            f"Next: {escape(typed(command('watch', run.name)))}",
+        ]
         emit({"run": str(run.path), "name": run.name, "state": "starting"}, lines, common)
         return 0
     own = reserved_run(name, reserved)
@@ -179,7 +185,7 @@ def summary(outcome: Outcome, whole: str = "in all") -> list[str]:
     if outcome.evaluation is None:
         return [
             f"Stopped after step {outcome.steps:,} of {outcome.run}; everything is saved.",
-            f"Go on: {typed(f'resume {name}')}",
+            f"Go on: {escape(typed(command('resume', name)))}",
         ]
     kinds = set(outcome.devices.values())
     where = kinds.pop() if len(kinds) == 1 else ", ".join(f"{tower} on {at}" for tower, at in outcome.devices.items())
@@ -187,6 +193,7 @@ def summary(outcome: Outcome, whole: str = "in all") -> list[str]:
         *recall_table(outcome.evaluation),
         *start_lines(outcome.start_evaluation),
         *note_on_few(outcome.evaluation["candidates"]),
+        *note_on_chance(outcome.evaluation),
         "",
         f"time          {duration(outcome.training_seconds)} of training, {duration(outcome.seconds)} {whole}",
         f"speed         {outcome.pairs_per_second:,.0f} pairs/s on {where}",
@@ -194,18 +201,24 @@ def summary(outcome: Outcome, whole: str = "in all") -> list[str]:
         *[f"ended early   {outcome.early}"] * bool(outcome.early),
         f"run           {outcome.run}",
         "",
-        *[f"Next: {typed(f'gained {name}')}"] * bool(outcome.start_evaluation),
-        f"{'     ' if outcome.start_evaluation else 'Next:'} {typed(f'eval {name}')}",
+        *[f"Next: {escape(typed(command('gained', name)))}"] * bool(outcome.start_evaluation),
+        f"{'     ' if outcome.start_evaluation else 'Next:'} {escape(typed(command('eval', name)))}",
         *_further(outcome, name),
     ]
 
 
 def _further(outcome: Outcome, name: str) -> list[str]:
     from lapclip.data.sources import find_source
+    from lapclip.runs.folder import Run
 
     if not find_source(outcome.data).is_drawn:
-        return [f"      {typed(f'report {name}')}", f"      or, in Python: lapclip.load({outcome.run!r})"]
+        return [
+            f"      {escape(typed(command('report', name)))}",
+            f"      or, in Python: lapclip.load({outcome.run!r})",
+        ]
+    run = Run(Path(outcome.run))
+    longer = "longer" if not run.path.with_name("longer").exists() else run.next_name()
     return [
-        f"      {typed('train --minutes 10 --name longer')}",
+        f"      {escape(typed(train_command(run.read_settings(), 'train.minutes=10', name=longer)))}",
         f"      or, in Python: lapclip.load({outcome.run!r}).encode_text(['a red cat on the left'])",
     ]

@@ -10,6 +10,7 @@ from rich.markup import escape
 from lapclip.cli.display import display
 from lapclip.cli.output import Common, emit, source_setting, typed
 from lapclip.config import recipe_from_nothing
+from lapclip.suggest import command
 
 SHOWN = ("device", "dtype", "attention", "linear", "micro_batch", "threads", "loader_threads", "compile")
 
@@ -53,9 +54,9 @@ def tune(
     with display() as shown:
         callbacks = Callbacks(data_progress=shown.data_progress, tuning_progress=shown.tuning_progress)
         found = tune_recipe(recipe or recipe_from_nothing(data), [*source_setting(data), *settings], seconds, callbacks)
-    again = "".join([f" {data}" * (data is not None), f" --recipe {recipe}" * (recipe is not None)])
-    again += "".join(f" --set {setting}" for setting in settings)
-    emit(found, summary(found, f"train{again}"), common)
+    given = [*[data] * (data is not None), *["--recipe", recipe] * (recipe is not None)]
+    again = command("train", *given, *(word for setting in settings for word in ("--set", setting)))
+    emit(found, summary(found, again), common)
     return 0
 
 

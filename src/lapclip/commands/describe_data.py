@@ -18,6 +18,7 @@ from lapclip.data.table import Row
 from lapclip.errors import ConfigError, DataError
 from lapclip.progress import Progress
 from lapclip.report.contact_sheet import Sheet, Shown, to_image, to_page
+from lapclip.suggest import command
 
 SIDE = 320
 """The longest side of an image on the page."""
@@ -67,7 +68,7 @@ def make_sheet(source: str, count: int, settings: Sequence[str], progress: Progr
             if progress:
                 progress(len(shown), min(count, len(rows)))
     if not shown:
-        raise DataError(f"No image in {source} can be read.", hint=f"lapclip data check {source}")
+        raise DataError(f"No image in {source} can be read.", hint=command("data", "check", source))
     captions = [caption for row in rows for caption in row.captions]
     return Sheet(
         title=find_source(source).title_of(config.data),

@@ -7,7 +7,7 @@ import json
 import os
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from lapclip.data.sources import find_source
 from lapclip.data.splits import TRAIN
 from lapclip.embedder import Embedder, Encoder, load
 from lapclip.errors import ConfigError, DataError, RunError, nearest
-from lapclip.evaluation import note_on_few
+from lapclip.evaluation import note_on_chance, note_on_few
 from lapclip.evaluation.evaluation import evaluate_classes, evaluate_pairs
 from lapclip.evaluation.retrieval import linear_baseline
 from lapclip.evaluation.zeroshot import TEMPLATES, class_embeddings, read_templates
@@ -31,10 +31,11 @@ from lapclip.paths import write_atomic
 from lapclip.progress import DataProgress, Progress
 from lapclip.report.evaluation_report import EVALUATION, FOLDER, THUMBNAIL, evaluation_report
 from lapclip.report.write import write_files
+from lapclip.suggest import command
 from lapclip.which_model import NotAModel, WhichModel, which_model
 
 ALL = "all"
-DECIDE_SPLITS = ("seed", "split_rule", "split_column", "train_pairs")
+DECIDE_SPLITS = ("seed", "split_rule", "split_column", "train_pairs", "held_out")
 """Settings of data that decide which images are for training: of the run's own data they stay as they were."""
 SIDE = 144
 """Pixels of a thumbnail's longer side."""
@@ -74,6 +75,7 @@ def evaluate(
     model = find_model(request)
     config, own = choose_data(model, request)
     templates = choose_templates(request, config, own=own)
+    config = replace(config, prompts="|".join(templates))  # what is said of class folders names the prompts in use
     try:
         embedder = load(model.path, request.device)
     except ConfigError as error:  # a device that is not here, which training would have as a setting
@@ -98,6 +100,7 @@ def evaluate(
     }
     if "evaluation" in result:
         result["notes"] += note_on_few(result["evaluation"]["candidates"])
+    result["notes"] += note_on_chance(result.get("evaluation") or result["zeroshot"])
     if opened.linear_baseline is not None:
         result["linear_baseline"] = opened.linear_baseline
     name = _plain(opened.split) if own else f"{_slug(config.source)}-{_plain(opened.split)}"
@@ -120,7 +123,7 @@ def find_model(request: EvaluationRequest) -> WhichModel:
         if request.data is not None:
             raise
         raise RunError(
-            f"{error.message} To evaluate on it, name the model first.", hint=f"lapclip eval RUN {request.model}"
+            f"{error.message} To evaluate on it, name the model first.", hint=command("eval", "RUN", request.model)
         ) from None
 
 
@@ -130,7 +133,7 @@ def choose_data(model: WhichModel, request: EvaluationRequest) -> tuple[DataConf
     asked = parse_settings(list(request.settings))
     if request.data is None and trained is None:
         raise DataError(
-            f"{model.path} is a model without a run: name the data.", hint=f"lapclip eval {model.path} DATA"
+            f"{model.path} is a model without a run: name the data.", hint=command("eval", model.path, "DATA")
         )
     source = request.data if request.data is not None else trained.source if trained else ""
     own = trained is not None and _same(source, trained.source)
@@ -274,7 +277,7 @@ def _check_settings(asked: Layer, *, own: bool) -> None:
     """Refuse settings by which images that the run learnt from would be scored as if they were held out."""
     given = asked.values.get("data", {})
     if "source" in given:
-        raise ConfigError("The data to score on is not a setting.", hint=f"lapclip eval RUN {given['source']}")
+        raise ConfigError("The data to score on is not a setting.", hint=command("eval", "RUN", given["source"]))
     fixed = [name for name in DECIDE_SPLITS if own and name in given]
     if fixed:
         raise ConfigError(

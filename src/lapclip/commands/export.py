@@ -93,7 +93,13 @@ def write_and_check(
             assert exported is not None
             after = Embedded.by(exported, held_out, counting("embedding held-out pairs again"))
         check = compare_and_time(job.embedder, exported, before, after, held_out, job.status)
-    check = {"checked_on": job.pairs.checked_on, **check, **_sizes(job.embedder, written), **written.facts}
+    check = {
+        "checked_on": job.pairs.checked_on,
+        "split": job.pairs.split,
+        **check,
+        **_sizes(job.embedder, written),
+        **written.facts,
+    }
     reasons = [tower["why"] for tower in written.towers.values() if "why" in tower]
     notes = [*written.notes, *reasons, *job.pairs.notes]
     result = {"format": format.name, **check, "towers": written.towers, "notes": notes}
@@ -141,7 +147,7 @@ def _check_pairs(config: DataConfig, view: View, progress: DataProgress | None) 
     there, used = splits.count(split), len(held_out)
     count = f"{used} images" if used == there and listing.drawn else f"{used} of its {there} images"
     name = find_source(config.source).title or config.source
-    return CheckPairs(held_out, training, f"{name}, split {split}: {count}")
+    return CheckPairs(held_out, training, f"{name}, split {split}: {count}", split=split)
 
 
 def _drawn(rows: list[int], most: int) -> list[int]:

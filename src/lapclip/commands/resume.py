@@ -30,6 +30,7 @@ from lapclip.progress import DataProgress
 from lapclip.runs import events
 from lapclip.runs.event_log import read_events
 from lapclip.runs.folder import Run, find_run
+from lapclip.suggest import command
 from lapclip.training.initial_weights import restore_initial_weights
 from lapclip.training.loop import Training
 from lapclip.training.recovery import changes_so_far, restore
@@ -46,11 +47,11 @@ def resume(name: str | None, callbacks: Callbacks = Callbacks()) -> Outcome:
     with working_on(run, WorkConfig(**saved.get("work", {}))):
         run.clear_stop()  # first of all: a request made from now on is meant for this process
         if run.last_state() == "finished":
-            raise RunError(f"{run.path} is finished; there is nothing to resume.", hint=f"lapclip eval {run.name}")
+            raise RunError(f"{run.path} is finished; there is nothing to resume.", hint=command("eval", run.typed))
         try:
             setup = set_up_again(run, saved, callbacks.data_progress)
         except KeyboardInterrupt:
-            told = f"Interrupted before {run.name} went on; it is as it was. Go on: lapclip resume {run.name}"
+            told = f"Interrupted before {run.name} went on; it is as it was. Go on: {command('resume', run.typed)}"
             raise KeyboardInterrupt(told) from None
         with Signals() as signals, recording(run, callbacks, setup.config) as log:
             training = start_training(run, setup, log)
@@ -81,7 +82,7 @@ def gather_again(run: Run, saved: dict[str, Any], progress: DataProgress | None)
     if data.fingerprint != saved["run"].get("data_fingerprint"):
         raise RunError(
             f"The data is not what {run.path} began with: {find_source(config.data.source).what_changed(config.data)}.",
-            hint="the images and captions as they were, or lapclip train for a new run",
+            hint=f"the images and captions as they were, or a new run: {run.train_again()}",
         )
     teacher_digest = saved["run"].get("teacher_digest", "")
     return Ingredients(
@@ -103,7 +104,9 @@ def restore_device(run: Run, config: Config) -> tuple[Config, Device]:
         device, _ = choose_device(config.train.device)
         check_kernels(config.train, device)
     except ConfigError as error:
-        raise RunError(f"{run.path} began on another machine: {error.message}", hint="lapclip train") from error
+        raise RunError(
+            f"{run.path} began on another machine: {error.message}", hint=f"a new run: {run.train_again()}"
+        ) from error
     prepare_device(device, int(config.train.threads))
     # Runs from before there was a choice had torch's own forms. What can no longer be compiled runs uncompiled.
     plain = {"image_attention": "fused", "text_attention": "fused", "linear": "torch"}

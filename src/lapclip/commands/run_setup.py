@@ -11,6 +11,7 @@ import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from lapclip.commands.choose_recipe import settle_recipe
 from lapclip.config import (
@@ -78,6 +79,12 @@ class Request:
     def asked(self, section: str) -> dict:
         """The settings of a section that the user gave, without the recipe's."""
         return dict(self.layers[-1].values.get(section, {}))
+
+    @property
+    def given(self) -> dict[str, dict[str, Any]]:
+        """Everything that the user gave, --minutes included: what another run like it is to be given again."""
+        sections = dict.fromkeys(section for layer in self.layers[1:] for section in layer.values)
+        return {at: {k: v for layer in self.layers[1:] for k, v in layer.values.get(at, {}).items()} for at in sections}
 
 
 def read_request(recipe: str, settings: Sequence[str], minutes: float | None) -> Request:
@@ -226,6 +233,8 @@ class Ingredients:
     initial_weights: InitialWeights | None
     """None for random weights."""
     teacher: TeacherEmbeddings | None
+    asked: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """The settings that the user gave, by section; empty where a run is resumed."""
     reasons: dict[str, str] = field(default_factory=dict)
     """Why each automatic choice was made, by the name of the setting."""
     notes: list[str] = field(default_factory=list)
@@ -292,6 +301,7 @@ def gather(request: Request, progress: DataProgress | None) -> Ingredients:
     warnings = [*rate_warnings(config, initial), *seen_before_warnings(config, data)]
     return Ingredients(
         recipe=request.recipe,
+        asked=request.given,
         config=config,
         data=data,
         tokenizer=tokenizer,

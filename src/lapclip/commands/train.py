@@ -51,7 +51,7 @@ def train(
 
 def saved_settings(setup: RunSetup) -> dict[str, Any]:
     """The contents of run.toml."""
-    about: dict[str, Any] = {"format": FORMAT, "recipe": setup.recipe, "lapclip": __version__}
+    about: dict[str, Any] = {"format": FORMAT, "recipe": setup.recipe, "lapclip": __version__, "asked": setup.asked}
     about["data_fingerprint"] = setup.data.fingerprint
     if setup.tuned_seconds is not None:
         about["tuned_seconds"] = setup.tuned_seconds

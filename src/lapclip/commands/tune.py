@@ -12,6 +12,7 @@ from lapclip.data.pixels import View
 from lapclip.errors import ConfigError
 from lapclip.machine.choose_device import available
 from lapclip.model.shapes import SHAPES
+from lapclip.suggest import train_command
 from lapclip.tuning.resolve import choose_loader_threads, is_partly_frozen, remember
 from lapclip.tuning.search import Search, describe
 
@@ -24,7 +25,7 @@ def tune(recipe: str, settings: Sequence[str], seconds: float, callbacks: Callba
     if is_partly_frozen(config):
         raise ConfigError(
             "There is nothing to tune where only part of a model learns, or where its towers are not ours.",
-            hint=f"lapclip train --recipe {recipe}",
+            hint=train_command({"run": {"recipe": recipe, "asked": parse_settings(list(settings)).values}}),
         )
     available(config.train.device)  # an unknown device is refused before images are drawn
     data = load_data(config.data, View.of(config.model), callbacks.data_progress)

@@ -66,8 +66,9 @@ def contestants() -> list[Contestant]:
     """CPU and accelerators in float32 and half precision; a CPU alone also with fewer threads."""
     threads, here = default_threads(), available()
     if len(here) == 1:
-        fewer = [Contestant("cpu", "float32", threads // 2)] if threads > 1 else []
-        return [Contestant("cpu", "float32", threads), Contestant("cpu", here[0].half, threads), *fewer]
+        alone = here[0]
+        fewer = [Contestant(alone.kind, "float32", threads // 2)] if threads > 1 else []
+        return [Contestant(alone.kind, "float32", threads), Contestant(alone.kind, alone.half, threads), *fewer]
     # Against an accelerator the CPU is to do its best: at small sizes, fewer threads are faster.
     return [
         Contestant(device.kind, dtype, 0 if device.is_cpu else threads)

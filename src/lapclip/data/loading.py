@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import shlex
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -29,6 +28,7 @@ from lapclip.data.table import DrawnImage, Row, Skipped, StoredImage, Table, rea
 from lapclip.errors import DataError, first_line
 from lapclip.machine.facts import logical_cores
 from lapclip.progress import DataProgress
+from lapclip.suggest import command
 from lapclip.text import counted, printable
 
 NAMED = 3
@@ -120,10 +120,11 @@ def look_at(config: DataConfig, table: Table, progress: DataProgress | None = No
 def split_rows(config: DataConfig, rows: Sequence[Row], looked: Looked | None) -> list[str]:
     """The split of each row. Where images were looked at, those that cannot be used have no part in the draw."""
     if looked is None or not are_drawn(rows):
-        return assign_splits(rows, config.seed)
+        return assign_splits(rows, config.seed, held_out=config.held_out)
     splits = [row.split or TRAIN for row in rows]
     usable = list(looked.keys)
-    drawn = assign_splits([rows[at] for at in usable], config.seed, [looked.keys[at] for at in usable])
+    keys = [looked.keys[at] for at in usable]
+    drawn = assign_splits([rows[at] for at in usable], config.seed, keys, config.held_out)
     for at, split in zip(usable, drawn, strict=True):
         splits[at] = split
     return splits
@@ -202,7 +203,7 @@ def load_data(config: DataConfig, view: View | int, progress: DataProgress | Non
             found[split] = _pairs(table, members, scored.pixels(members.values()))
     for split in (TRAIN, "val"):
         if not len(found[split]):
-            raise DataError(f"No image of the split {split} can be used.", hint=f"lapclip data check {config.source}")
+            raise DataError(f"No image of the split {split} can be used.", hint=command("data", "check", config.source))
     # A split that turns out to be empty would fail a run at its very end, where the model is scored on it.
     empty = [split for split, pairs in found.items() if not len(pairs)]
     for split in empty:
@@ -280,7 +281,7 @@ def _check_broken(config: DataConfig, table: Table, broken: Sequence[Skipped]) -
     enough = f"--set data.broken_share={table.share_needed(len(broken)):g}"
     raise DataError(
         f"{what} cannot be used, more than {config.broken_share:.0%}: {_by_reason(left_out)}.",
-        hint=f"lapclip data check {shlex.quote(config.source)}, or {enough} to go on with the others",
+        hint=f"{command('data', 'check', config.source)}, or {enough} to go on with the others",
     )
 
 
@@ -388,5 +389,5 @@ class StreamedPixels:
             why = error.message
         raise DataError(
             f"{image.name} was an image when the run began, and now {why}.",
-            hint="bring it back as it was and lapclip resume, or lapclip train for a run without it",
+            hint="bring it back as it was and lapclip resume, or a new run without it",
         )

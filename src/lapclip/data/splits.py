@@ -7,13 +7,13 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from lapclip.config import DataConfig
 from lapclip.errors import DataError
 
 if TYPE_CHECKING:
     from lapclip.data.table import Row  # which needs `split_named`
 
-HELD_OUT = 0.1
-"""Share of the images in each of `val` and `test`, where the data has no splits of its own."""
+HELD_OUT = DataConfig().held_out
 MOST_ALIKE = 10
 """Copies of one image that are drawn like any other image, however few images there are. More of them, and more than a
 split would hold, are for training: held out, they would be the whole split."""
@@ -37,7 +37,9 @@ def are_drawn(rows: Sequence[Row]) -> bool:
     return "val" not in named and (not named or any(row.split in ("", TRAIN) for row in rows))
 
 
-def assign_splits(rows: Sequence[Row], seed: int, keys: Sequence[str] | None = None) -> list[str]:
+def assign_splits(
+    rows: Sequence[Row], seed: int, keys: Sequence[str] | None = None, held_out: float = HELD_OUT
+) -> list[str]:
     """The split of each row: the data's own where it has one, else drawn from its key and the seed alone.
 
     A key is a text that copies of one image share, so that all of them are on one side; without keys it is the image's
@@ -49,14 +51,14 @@ def assign_splits(rows: Sequence[Row], seed: int, keys: Sequence[str] | None = N
     if not are_drawn(rows):
         return splits
     keys = [row.image.name for row in rows] if keys is None else keys
-    copies, most = Counter(keys), max(MOST_ALIKE, HELD_OUT * len(rows))
+    copies, most = Counter(keys), max(MOST_ALIKE, held_out * len(rows))
     free = [index for index, split in enumerate(splits) if split == TRAIN]
     some = [index for index in free if copies[keys[index]] <= most] or free
     draws = {index: _draw(keys[index], seed) for index in some}
     for index, drawn in draws.items():
-        if drawn < HELD_OUT:
+        if drawn < held_out:
             splits[index] = "val"
-        elif not named and drawn < 2 * HELD_OUT:
+        elif not named and drawn < 2 * held_out:
             splits[index] = "test"
     # Among very few images chance may leave a split empty that no run can do without.
     if len({keys[index] for index in free}) > 1:

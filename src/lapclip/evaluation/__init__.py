@@ -6,12 +6,30 @@ Here is what its metrics are called, for those who compute them and those who sh
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 WAYS = {"t2i": "text to image", "i2t": "image to text"}
 RANKS = (1, 5, 10)
 """Recall is the share of right answers among the first so many."""
+ENOUGH_FOR_TEN = 40
+"""Candidates from which on the first ten are a share small enough to tell a model from a guess."""
 FEW = 20
 """Candidates below which a score says little."""
+
+
+def note_on_chance(scores: dict[str, Any]) -> list[str]:
+    """A warning where a model may be no better than guessing: intervals that reach down to chance, or stay below it."""
+    rank = 10 if scores.get("candidates", 0) >= ENOUGH_FOR_TEN else 1
+    pairs = {f"{name} R@{rank}": f"{way}_r{rank}" for way, name in WAYS.items()}
+    chances = scores["chance"] if "top1" in scores else scores["chances"]
+    found = []
+    for name, metric in ({"top-1": "top1"} if "top1" in scores else pairs).items():
+        (low, high), chance = scores["intervals"][metric], chances[metric]
+        if low > chance:
+            return []
+        how = "below" if high < chance else "at"
+        found.append(f"{name} {scores[metric]:.1%} ({low:.1%} to {high:.1%}) is {how} chance, {chance:.1%}")
+    return [f"No better than guessing: {'; '.join(found)}."]
 
 
 def note_on_few(candidates: int) -> list[str]:

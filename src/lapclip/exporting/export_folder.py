@@ -140,15 +140,14 @@ def table_lines(result: dict[str, Any]) -> list[str]:
     """The check as a table: what was lost, what was gained."""
     lines = [f"on {result['checked_on']}"]
     low, high = result["intervals"]["recall_before"]
+    what = f"text-to-image R@1, {result['split']}" if result.get("split") else "text-to-image R@1"
     lines.append(f"{'':<30}{'before':>10}{'after':>10}")
     after = result["recall_after"]
     now = f"{after:>10.1%}" if after is not None else f"{'-':>10}"
     interval = ""
     if after is not None:
         interval = "   95 % interval after {:.1%} to {:.1%}".format(*result["intervals"]["recall_after"])
-    lines.append(
-        f"{'text-to-image R@1':<30}{result['recall_before']:>10.1%}{now}   before {low:.1%} to {high:.1%}{interval}"
-    )
+    lines.append(f"{what:<30}{result['recall_before']:>10.1%}{now}   before {low:.1%} to {high:.1%}{interval}")
     before, small = result["weights_bytes_before"], result["weights_bytes"]
     ratio = before / small
     change = f"{ratio:.2f}x smaller" if ratio >= 1.005 else f"{1 / ratio:.2f}x larger" if ratio <= 0.995 else "the same"

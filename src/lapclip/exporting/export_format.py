@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-import shlex
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from functools import cache
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from lapclip.errors import ConfigError, WeightsError
 from lapclip.progress import Status
+from lapclip.suggest import command
 
 if TYPE_CHECKING:
     from lapclip.data.dataset import Pairs
@@ -38,6 +38,8 @@ class CheckPairs:
     checked_on: str
     """What the held-out pairs are."""
     notes: tuple[str, ...] = ()
+    split: str = ""
+    """What the held-out pairs are held out as."""
 
 
 @dataclass(frozen=True)
@@ -111,7 +113,7 @@ class ExportFormat(ABC):
 
     def next_step(self, folder: Path) -> str:
         """A command that uses the folder; empty where there is none."""
-        return f"lapclip eval {shlex.quote(str(folder))} DATA"
+        return command("eval", folder, "DATA")
 
 
 def register(format: ExportFormat) -> None:

@@ -68,7 +68,7 @@ def _headlines(gained: dict[str, Any]) -> list[Headline]:
         chosen = next((point for point in points if number(point.get("alpha")) == alpha), None)
         if points and chosen and found.get("decides", True):
             ends = f"{percent(points[0].get('value'))} at the start, {percent(points[-1].get('value'))} at the end"
-            lines.append(Headline(f"{found.get('name')}, {found.get('figure')}", percent(chosen.get("value")), ends))
+            lines.append(Headline(_what(found), percent(chosen.get("value")), ends))
     return lines
 
 
@@ -79,7 +79,7 @@ def _curves(gained: dict[str, Any]) -> Plot | None:
         points = _points(found)
         if not points:
             continue
-        name = f"{found.get('name')}, {found.get('figure')}"
+        name = _what(found)
         curves[name] = Curve([point["alpha"] for point in points], [point["value"] for point in points])
         colour, dash = COLOURS[at % len(COLOURS)], DASHES[at % len(DASHES)]
         sure = error_bars(curves[name].y, [point.get("interval") for point in points])
@@ -111,7 +111,7 @@ def _table(gained: dict[str, Any]) -> Table | None:
         chosen = next((point for point in points if point["alpha"] == alpha), {})
         decides = "new data" if "decides" not in found else "yes" if found["decides"] else "no"
         rows.append([
-            f"{found.get('name')}, {found.get('figure')}", _sure(points[0]), _sure(points[-1]), change(points[-1]),
+            _what(found), _sure(points[0]), _sure(points[-1]), change(points[-1]),
             _sure(chosen), change(chosen), percent(found.get("chance")), count(found.get("pictures")), decides,
         ])  # fmt: skip
     at = f"at alpha {significant(alpha)}"
@@ -146,6 +146,12 @@ def change(point: dict[str, Any]) -> str:
         case [low, high] if number(low) is not None and number(high) is not None:
             return f"{100 * value:+.1f} ({100 * low:+.1f} to {100 * high:+.1f})"
     return f"{100 * value:+.1f}"
+
+
+def _what(found: dict[str, Any]) -> str:
+    """A data set by its name, its split and the figure."""
+    split = f" ({found['split']})" if found.get("split") else ""
+    return f"{found.get('name')}{split}, {found.get('figure')}"
 
 
 def _sure(point: dict[str, Any]) -> str:

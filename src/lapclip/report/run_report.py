@@ -10,6 +10,7 @@ from lapclip.runs.event_log import mapping
 from lapclip.runs.messages import message
 from lapclip.runs.summary import Summary
 from lapclip.runs.view import RunView
+from lapclip.suggest import command
 from lapclip.text import UNKNOWN, count, duration, interval, moment, number, parameters, percent, size
 
 
@@ -36,7 +37,13 @@ def _headlines(view: RunView) -> list[Headline]:
     if number(scores.get("t2i_r1")) is not None:
         sure = interval(mapping(scores.get("intervals")).get("t2i_r1"))
         chance = f"chance {percent(scores.get('chance'))}"
-        lines.append(Headline("held-out text-to-image R@1", percent(scores["t2i_r1"]), _join(sure, chance)))
+        lines.append(
+            Headline(
+                f"held-out text-to-image R@1, {scores.get('split') or 'val'}",
+                percent(scores["t2i_r1"]),
+                _join(sure, chance),
+            )
+        )
     if summary.steps:
         left = f"about {duration(view.time_left.seconds)} left" if view.time_left else ""
         lines.append(Headline("training time", duration(summary.training_seconds), left))
@@ -68,7 +75,9 @@ def _happened(view: RunView) -> list[Section]:
         if text and event["type"] not in ("paused", "went_on"):
             sentences.append(text[:1].upper() + text[1:])
     if view.state == "died":
-        sentences.append(f"It ended without a word after step {count(summary.step)}. Go on: lapclip resume {view.name}")
+        sentences.append(
+            f"It ended without a word after step {count(summary.step)}. Go on: {command('resume', view.name)}"
+        )
     if not summary.steps:
         sentences.append("No step has been recorded yet. Make the report again later.")
     return [Section("What happened", [Sentences(sentences)])] if sentences else []

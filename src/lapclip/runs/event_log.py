@@ -11,6 +11,7 @@ from typing import Any
 
 from lapclip.errors import RunError
 from lapclip.runs.events import Event
+from lapclip.suggest import command
 
 Listener = Callable[[Event], None]
 
@@ -40,7 +41,7 @@ class EventLog:
     def _cannot_write(self, error: OSError) -> RunError:
         return RunError(
             f"Cannot write to {self.path}: {error.strerror or error}.",
-            hint=f"free some disk space, then lapclip resume {self.path.parent.name}",
+            hint=f"free some disk space, then {command('resume', self.path.parent.name)}",
         )
 
     def close(self) -> None:

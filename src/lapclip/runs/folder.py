@@ -19,6 +19,7 @@ starting        in place of run.toml until a run in the background has chosen it
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import platform
 import re
@@ -37,6 +38,7 @@ from lapclip.paths import partial_path, read_toml, sweep, write_atomic
 from lapclip.runs.event_log import read_events
 from lapclip.runs.heartbeat import LATE, beat_elsewhere, beat_of, read_beat, write_beat
 from lapclip.runs.summary import RunProgress
+from lapclip.suggest import command, train_command
 from lapclip.text import one_line, printable
 
 FORMAT = 1
@@ -79,7 +81,7 @@ class Run:
         try:
             lock.acquire(timeout=0.5)
         except filelock.Timeout:
-            raise RunBusy(f"Another process is working on {self.path}.", hint=f"lapclip stop {self.name}") from None
+            raise RunBusy(f"Another process is working on {self.path}.", hint=command("stop", self.typed)) from None
         except OSError as error:
             raise _cannot_write(self.path, error) from error
         try:
@@ -168,6 +170,22 @@ class Run:
             return True
         except OSError:  # a folder of another computer may not know locks, or may not be written to
             return beat is not None and beat.alive
+
+    @property
+    def typed(self) -> str:
+        """What a command here calls it: its name, or its path where it lies elsewhere."""
+        return self.name if self.path == RUNS / self.name else str(self.path)
+
+    def train_again(self, *changes: str) -> str:
+        """The command for another run with the same data, recipe and settings, but for these (`train.epochs=3`)."""
+        return train_command(self.read_settings(), *changes, name=self.next_name())
+
+    def next_name(self) -> str:
+        """A free name after this one, where the user chose it; empty where the recipe did, which names the next too."""
+        base = re.sub(r"[^A-Za-z0-9._-]+", "-", re.sub(r"-\d+$", "", self.name)).lstrip("._-") or "run"
+        if base == next(_free_names(self.recipe)):
+            return ""
+        return next(name for number in itertools.count(2) if not (RUNS / (name := f"{base}-{number}")).exists())
 
     @property
     def recipe(self) -> str:

@@ -16,7 +16,7 @@ from typing import Any, BinaryIO
 
 from lapclip.runs.event_log import is_event, parse_line
 from lapclip.runs.findings import Finding, findings
-from lapclip.runs.findings.registry import look_around
+from lapclip.runs.findings.checks import look_around
 from lapclip.runs.folder import Run
 from lapclip.runs.summary import RunProgress, Summary, summarise, usual_gap
 from lapclip.runs.view import RunView
@@ -180,6 +180,7 @@ class RunStatus:
             "step": progress.step,
             "steps": progress.total_steps,
             "best": progress.best_recall,
+            "best_split": progress.best_split,
             "started": number(progress.started.get("time")),
             "paused": RunView.reason_of(progress.paused),
             "waits_for": self.waits_for or None,

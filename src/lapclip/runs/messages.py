@@ -89,10 +89,12 @@ def notices(summary: Summary) -> list[Notice]:
     return sorted(found, key=lambda notice: notice.time)
 
 
-def recall_text(evaluation: dict[str, Any]) -> str:
-    """Recall both ways, in one line."""
+def recall_text(evaluation: dict[str, Any], split: object = "") -> str:
+    """Recall both ways, in one line, behind the split that it was measured on: as given, or as the metrics say."""
+    on = split or evaluation.get("split")
     both = ((way, [percent(evaluation.get(f"{way}_r{rank}")) for rank in (1, 5, 10)]) for way in ("t2i", "i2t"))
-    return "  ".join(f"{way} R@1/5/10 {' / '.join(values)}" for way, values in both)
+    recalls = "  ".join(f"{way} R@1/5/10 {' / '.join(values)}" for way, values in both)
+    return f"{one_line(on)} {recalls}" if on else recalls
 
 
 def log_line(event: Event | dict[str, Any]) -> str:
@@ -116,7 +118,7 @@ def _log_line(values: dict[str, Any]) -> str:
             return f"{at}  loss {values['loss']:.3f}  accuracy {percent(batch_accuracy(values))}"
         case "evaluation":
             best = "  best" if values.get("best") else ""
-            return f"{at}  {recall_text(evaluation)}{best}"
+            return f"{at}  {recall_text(evaluation, values.get('split'))}{best}"
         case "finished":
             early = f" at step {count(values.get('step'))}, {values['early']}" if values.get("early") else ""
             start = mapping(values.get("start_evaluation"))
@@ -134,7 +136,7 @@ def watch_line(event: dict[str, Any], name: str, loss: float | None = None, seco
             head,
             f"epoch {count(event.get('epoch'))}",
             f"loss {significant(loss)}" if loss is not None else "",
-            recall_text(evaluation),
+            recall_text(evaluation, event.get("split")),
             "best" if event.get("best") else "",
             f"{duration(seconds_left)} left" if seconds_left is not None else "",
         ]

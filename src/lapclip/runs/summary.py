@@ -41,6 +41,8 @@ class RunProgress:
     total_steps: int = 0
     best_recall: float | None = None
     """Held-out text-to-image R@1 of the best model so far."""
+    best_split: str | None = None
+    """The split that it was measured on."""
 
     def take(self, event: dict[str, Any]) -> None:
         """Take the next event into account."""
@@ -59,6 +61,7 @@ class RunProgress:
                 self.total_steps = int(number(event.get("steps")) or configured or self.total_steps)
             case "evaluation" if event.get("best") and isinstance(event.get("evaluation"), dict):
                 self.best_recall = number(event["evaluation"].get("t2i_r1"))
+                self.best_split = str(event.get("split") or "val")
             case "finished" | "stopped" | "failed":
                 self.ending = event
         if kind in ("step", "resumed", "fell_back", *ENDINGS) and step is not None:

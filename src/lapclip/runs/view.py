@@ -300,6 +300,7 @@ class RunView:
             "grad_norm": number(last.get("grad_norm")),
             "grad_norms": dict(self.gradient_parts),
             "best": self.best_recall,
+            "best_split": summary.progress.best_split,
             "evaluation": summary.scores or None,
             "evaluations": [_evaluation(event) for event in summary.evaluations],
             "phases": summary.phases(),
@@ -348,4 +349,5 @@ def view_of(run: Run) -> RunView:
 
 def _evaluation(event: dict[str, Any]) -> dict[str, Any]:
     recalls = {name: number(event["evaluation"].get(name)) for name in ("t2i_r1", "i2t_r1")}
-    return {"step": event["step"], "epoch": event.get("epoch"), "best": bool(event.get("best")), **recalls}
+    about = {name: event.get(name) for name in ("step", "epoch", "split")}
+    return {**about, "best": bool(event.get("best")), **recalls}

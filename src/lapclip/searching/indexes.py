@@ -10,7 +10,6 @@ Each has its own lock, so that processes with different models do not meet. Noth
 from __future__ import annotations
 
 import os
-import shlex
 import shutil
 import sqlite3
 from collections.abc import Callable, Sequence
@@ -24,6 +23,7 @@ from lapclip.errors import SearchError
 from lapclip.paths import write_atomic
 from lapclip.runs.folder import RUNS
 from lapclip.searching.index import DATABASE, LOCK, PATIENCE, SMALL, Index, index_folder
+from lapclip.suggest import command
 from lapclip.text import path_from_here
 from lapclip.weights.recognise import is_model
 
@@ -62,8 +62,7 @@ class KnownIndex:
 
     def forget_command(self, handle: str | None = None) -> str:
         """What removes it."""
-        folder = shlex.quote(path_from_here(self.folder))
-        return f"lapclip search {folder} --forget --model {shlex.quote(handle or self.handle)}"
+        return command("search", path_from_here(self.folder), "--forget", "--model", handle or self.handle)
 
     @property
     def maker_is_gone(self) -> bool:

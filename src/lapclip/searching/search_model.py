@@ -196,10 +196,11 @@ def model_notes(which: WhichModel) -> list[str]:
     if first is None or tenth is None or not candidates:
         return notes
     what = "scenes" if drawn else "images"
+    unseen = f"it was not trained on (split {metrics.get('split') or 'val'})"
     return [
         *notes,
-        f"Among {candidates:,} {what} it was not trained on, a caption finds its own first in {first:.0%} of cases "
-        f"and among the first ten in {tenth:.0%} (chance {min(1, 10 / candidates):.1%})."
+        f"Among {candidates:,} {what} {unseen}, a caption finds its own first in {first:.0%} of cases and "
+        f"among the first ten in {tenth:.0%} (chance {min(1, 10 / candidates):.1%})."
         + ("" if drawn else " Images of another kind may do worse."),
     ]
 
@@ -221,5 +222,5 @@ def _history(run: Run) -> tuple[int | None, dict[str, Any] | None]:
         if event["type"] == "started":
             images = (event.get("pairs") or {}).get("train", images)
         elif event["type"] in ("evaluation", "finished") and event.get("evaluation"):
-            metrics = event["evaluation"]
+            metrics = {"split": event.get("split"), **event["evaluation"]}
     return images, metrics

@@ -8,7 +8,6 @@ chain of renamed files is followed as it was.
 from __future__ import annotations
 
 import os
-import shlex
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -26,6 +25,7 @@ from lapclip.searching.indexes import note_use
 from lapclip.searching.read_images import Read, heic_is_unknown, made_ahead, read_image
 from lapclip.searching.scan import Scan, Stamp
 from lapclip.searching.search_model import SearchModel
+from lapclip.suggest import command
 
 SAVED_EVERY = 1.0
 """Seconds of work that a killed process may lose."""
@@ -199,7 +199,7 @@ class _Indexer:
         if self.before.files or scan.closed:
             return
         if self.before.images:  # a disk that is not there looks like this, and its index took long to make
-            forget = f"lapclip search {shlex.quote(str(self.folder))} --forget"
+            forget = command("search", self.folder, "--forget")
             raise DataError(
                 f"There is no image in {self.folder}, where {self.before.images:,} were before. Its index is kept.",
                 hint=f"is its disk there? If they are gone for good, {forget}",

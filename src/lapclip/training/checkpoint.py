@@ -29,6 +29,7 @@ from lapclip.model.clip import CLIP
 from lapclip.model.freezing import load_trainable_state, trainable_state
 from lapclip.model.lora import merged_state
 from lapclip.paths import digest_of_file, digest_of_json
+from lapclip.suggest import command
 from lapclip.training.fallback import cause_of
 from lapclip.weights import recognise
 
@@ -208,7 +209,7 @@ def _cannot_write(path: Path, error: OSError) -> CheckpointError:
     run = path.parent.parent if path.parent.name == "checkpoints" else path.parent
     return CheckpointError(
         f"Cannot write {path}: {error.strerror or error}. What was saved before is kept.",
-        hint=f"free some disk space, then lapclip resume {run.name}",
+        hint=f"free some disk space, then {command('resume', run.name)}",
     )
 
 

@@ -133,13 +133,13 @@ class Training:
         tolerated = overflow and self._overflows <= OVERFLOWS
         if not (math.isfinite(metrics.loss) and (math.isfinite(metrics.grad_norm) or tolerated)):
             what = "loss" if not math.isfinite(metrics.loss) else "gradient"
-            gentler = f"--set train.learning_rate={self.config.train.learning_rate / 4:g}"
+            gentler = f"train.learning_rate={self.config.train.learning_rate / 4:g}"
             if self.config.train.dtype == "float16":
-                gentler = "--set train.dtype=float32"
+                gentler = "train.dtype=float32"
             raise TrainingError(
                 f"The {what} is not a number at step {number} of {self.run.path}; the checkpoint before it is kept.\n"
                 "Resuming would end the same way.",
-                hint=f"a new run: lapclip train --recipe {self.run.recipe} {gentler}",
+                hint=f"a new run: {self.run.train_again(gentler)}",
             )
         self.log.append(
             events.Step(

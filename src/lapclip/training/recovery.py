@@ -18,6 +18,7 @@ from lapclip.errors import ConfigError, RunError, TrainingError
 from lapclip.machine.choose_device import device_of, prepare_device
 from lapclip.runs import events
 from lapclip.runs.event_log import mapping, read_events
+from lapclip.suggest import command
 from lapclip.training.checkpoint import list_checkpoints, load_newest, with_best_of
 from lapclip.training.cuda_graph import AnyStep
 from lapclip.training.fallback import DEVICE, MEMORY, SWAP, Change, brief, cause_of, decide, smaller
@@ -112,7 +113,7 @@ def restore(training: Training) -> list[str] | None:
         return skipped
     if any(event["type"] == "step" for event in read_events(run.events)):
         detail = f" ({'; '.join(skipped)})" if skipped else ""
-        raise RunError(f"{run.path} has no good checkpoint left{detail}.", hint="lapclip train starts a new run")
+        raise RunError(f"{run.path} has no good checkpoint left{detail}.", hint=f"a new run: {run.train_again()}")
     return None
 
 
@@ -135,5 +136,6 @@ def _explained(error: Exception, training: Training) -> TrainingError:
     return TrainingError(
         f"Out of memory at step {training.progress.step + 1:,} of {training.run.path}, with micro_batch {micro:,} "
         f"({brief(error)}).\n{model.name} needs about {describe(parts)}{free}.",
-        hint="close other programs and lapclip resume, or a new run with --set train.recompute=true or a smaller model",
+        hint=f"close other programs and {command('resume', training.run.typed)}; or a new run, which takes longer: "
+        f"{training.run.train_again('train.recompute=true')}",
     )

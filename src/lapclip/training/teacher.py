@@ -219,7 +219,7 @@ def restore_teacher_embeddings(
         return None
     if found := cached_teacher_embeddings(digest, config, data):
         return found
-    hint = "the teacher as it was, where it was, or lapclip train for a new run"
+    hint = "the teacher as it was, where it was, or a new run"
     try:
         teacher = open_teacher(config)
     except ConfigError as error:

@@ -134,7 +134,7 @@ def recall(view: RunView, canvas: Canvas) -> RenderableType | None:
     if len(points) > 1:
         rows = _rows()
         line = _latest_and_curve(percent(points.y[-1]), points, canvas.curve_height, "cyan", canvas)
-        rows.add_row("R@1" if view.working else "validation", line)
+        rows.add_row(f"{one_line(summary.evaluations[-1].get('split') or 'val')} R@1", line)
         parts.append(rows)
     parts.append(_final_metrics(view) if summary.ending.get("type") == "finished" else _evaluations(view, canvas))
     return _section("Held-out recall", Group(*parts), canvas)
@@ -151,8 +151,10 @@ def _evaluations(view: RunView, canvas: Canvas) -> Table:
     best = view.best_evaluation
     if best is not None and best not in shown:
         shown = [best, *shown[1:]]
-    tight = canvas.inside < 44
-    grid = _table(("epoch", "to image" if tight else "text to image", "to text" if tight else "image to text", ""))
+    tight, split = canvas.inside < 44, one_line(events[-1].get("split") or "val")
+    grid = _table(
+        (f"{split} epoch", "to image" if tight else "text to image", "to text" if tight else "image to text", "")
+    )
     for event in reversed(shown):
         scores = event["evaluation"]
         style = "bold green" if event is best else ""

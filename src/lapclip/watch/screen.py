@@ -13,6 +13,7 @@ from lapclip.errors import nearest
 from lapclip.runs.folder import all_runs
 from lapclip.runs.messages import stopped_by
 from lapclip.runs.view import RunView
+from lapclip.suggest import quoted
 from lapclip.text import UNKNOWN, duration, duration_range, one_line, percent, short_duration, significant
 from lapclip.watch import sparklines
 from lapclip.watch.panels import SEVERITIES, Canvas, alarms, clock, happened, learning, machine, recall, step_phases
@@ -39,17 +40,17 @@ def next_commands(view: RunView, typed: Typed) -> list[str]:
     """What a person would do now."""
     match view.status:
         case "finished":
-            return [typed(f"eval {view.name}"), typed(f"report {view.name}")]
+            return [typed(f"eval {quoted(view.name)}"), typed(f"report {quoted(view.name)}")]
         case "failed" if hint := view.error[1]:
             return [hint]
         case "failed" if not view.summary.ending:
             return [typed("train")]
         case "died" | "stopped" | "failed":
-            return [typed(f"resume {view.name}")]
+            return [typed(f"resume {quoted(view.name)}")]
         case "running" | "paused" | "starting":
-            return [typed(f"stop {view.name}")]
+            return [typed(f"stop {quoted(view.name)}")]
         case "waiting" if view.waits_for:
-            return [typed(f"stop {view.name}")]
+            return [typed(f"stop {quoted(view.name)}")]
         case "gone":
             return [typed("runs")]
     return [typed("train")]
@@ -76,7 +77,7 @@ def _table(views: list[RunView], focus: int, canvas: Canvas) -> Table:
     grid.add_column("done", no_wrap=True)
     grid.add_column("loss", no_wrap=True, justify="right")
     if middle:
-        grid.add_column("best R@1", no_wrap=True, justify="right")
+        grid.add_column("val R@1", no_wrap=True, justify="right")
         grid.add_column("left", no_wrap=True, justify="right")
     for at, view in enumerate(views):
         done, rest = sparklines.bar(view.progress, room - names if middle else 0, canvas.plain)
@@ -105,7 +106,7 @@ def _mark(view: RunView) -> Text:
 def _in_full(view: RunView, canvas: Canvas, typed: Typed) -> list[RenderableType]:
     """One run with all its panels."""
     width = canvas.width
-    doctor = typed(f"doctor {view.name}")
+    doctor = typed(f"doctor {quoted(view.name)}")
     top: list[RenderableType | None] = [
         _title(view, width),
         *_progress(view, canvas),

@@ -60,7 +60,7 @@ class Source:
 
     def count_training(self, config: DataConfig) -> int:
         """How many training images there are, before any is opened: to a few, where splits are drawn by content."""
-        return assign_splits(self.read_table(config).rows, config.seed).count(TRAIN)
+        return assign_splits(self.read_table(config).rows, config.seed, held_out=config.held_out).count(TRAIN)
 
 
 class Specificity(IntEnum):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from lapclip.runs.findings import data_findings, gradients, learning_findings, run_state, speed
-from lapclip.runs.findings.registry import SEVERITIES, Check, Finding, Found, Surroundings, Verdict, look_around
+from lapclip.runs.findings.checks import SEVERITIES, Check, Finding, Found, Surroundings, Verdict, look_around
 from lapclip.runs.summary import Summary
 from lapclip.text import printable_lines
 

@@ -6,12 +6,14 @@ import math
 from typing import Any
 
 from lapclip.runs.event_log import mapping
-from lapclip.runs.findings.registry import Found, Surroundings, Verdict, check, validated
+from lapclip.runs.findings.checks import Found, Surroundings, Verdict, check, numbers, validated
 from lapclip.runs.summary import Summary
 from lapclip.text import number
 
 REPEATED = 0.1
 """Share of captions that another image has too. Below it the ceiling is hardly felt."""
+MOST_HELD_OUT = 0.25
+"""Share of the images in each of val and test that still leaves half for training."""
 UNSURE = 0.1
 """Half the width of the 95 % interval of a recall of one half: beyond ten points two models are hard to tell apart."""
 
@@ -72,9 +74,15 @@ def small_validation(summary: Summary, around: Surroundings) -> Found | Verdict:
         case _:
             recall = ""
     needed = math.ceil(0.25 * (1.96 / UNSURE) ** 2)
+    total = sum(numbers(mapping(summary.started.get("pairs")).values()))
+    share = math.ceil(110 * needed / total) / 100 if total else 1.0  # a tenth more: they are drawn by chance
+    more = f"gather more images: {needed} held-out ones of {total:,.0f} would leave too few to learn from"
+    if share <= MOST_HELD_OUT:
+        more = f"hold out {needed} pairs or more, unless the data names its splits: "
+        more += around.train(f"data.held_out={share:g}")
     return Found(
         f"{count:,.0f} pairs tell a recall near 50 % to {margin:.0%} only{recall}",
-        f"hold out {needed} pairs or more, and trust no smaller difference between two runs than {2 * margin:.0%}",
+        f"trust no smaller difference between two runs than {2 * margin:.0%}; {more}",
     )
 
 

@@ -7,7 +7,7 @@ import statistics
 from typing import Any
 
 from lapclip.runs.event_log import mapping
-from lapclip.runs.findings.registry import (
+from lapclip.runs.findings.checks import (
     LEAST_STEPS,
     RECENT_STEPS,
     TOO_WILD,
@@ -15,6 +15,7 @@ from lapclip.runs.findings.registry import (
     Surroundings,
     Verdict,
     check,
+    contrastive_loss,
     has_learnt_a_while,
     numbers,
     recent,
@@ -49,12 +50,13 @@ def not_a_number(summary: Summary, around: Surroundings) -> Found | Verdict:
         return Verdict.UNKNOWN
     if NOT_A_NUMBER not in error:
         return Verdict.CLEAR
-    text, _, hint = error.partition("\nTry: ")
+    text = error.partition("\nTry: ")[0]
     last = [f"gradient {norm:.3g}" for norm in numbers(event.get("grad_norm") for event in summary.steps[-1:])]
     before = "".join(f"; the step before had a {gradient}, {_longest(summary.steps[-1])}" for gradient in last)
     rate = number(summary.setting("train", "learning_rate")) or 0.0
-    next_step = hint if hint and rate <= TOO_WILD else f"a new run: {around.train_gentler(summary)}"
-    return Found(f"{text.splitlines()[0]} Learning rate {rate:g}{before}", next_step)
+    in_half = summary.setting("train", "dtype") == "float16" and rate <= TOO_WILD
+    again = around.train("train.dtype=float32") if in_half else around.train_gentler(summary)
+    return Found(f"{text.splitlines()[0]} Learning rate {rate:g}{before}", f"a new run: {again}")
 
 
 @check(
@@ -84,7 +86,7 @@ def exploding(summary: Summary, around: Surroundings) -> Found | Verdict:
 )
 def vanishing(summary: Summary, around: Surroundings) -> Found | Verdict:
     parts = _part_norms(recent(summary.steps))
-    losses = numbers(event.get("loss") for event in recent(summary.steps))
+    losses = numbers(contrastive_loss(event, summary) for event in recent(summary.steps))
     if not has_learnt_a_while(summary) or not summary.chance_loss or not parts or not losses:
         return Verdict.UNKNOWN
     least = VANISHED * (number(summary.setting("train", "epsilon")) or 0.0)
@@ -156,7 +158,7 @@ def _one_way(summary: Summary, around: Surroundings) -> Found | Verdict:
             if high > ONE_WAY * low and floor > ceiling:
                 return Found(
                     f"held-out R@1 {high:.1%} {better}, {low:.1%} {worse}; the gradients of both towers are in balance",
-                    f"look for images or captions that are near to everything: lapclip report {around.name}",
+                    f"look for images or captions that are near to everything: {around.command('report')}",
                 )
     return Verdict.CLEAR
 

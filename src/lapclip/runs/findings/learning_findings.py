@@ -6,8 +6,9 @@ import math
 import statistics
 from typing import Any
 
+from lapclip.config import DEFAULT_RECIPE, PHOTOS_RECIPE
 from lapclip.runs.event_log import mapping
-from lapclip.runs.findings.registry import (
+from lapclip.runs.findings.checks import (
     TOO_GENTLE,
     TOO_WILD,
     USUAL_RATE,
@@ -15,13 +16,14 @@ from lapclip.runs.findings.registry import (
     Surroundings,
     Verdict,
     check,
+    contrastive_loss,
     has_learnt_a_while,
     numbers,
     recent,
     warmup_steps,
 )
-from lapclip.runs.summary import Summary
-from lapclip.text import number
+from lapclip.runs.summary import Summary, batch_accuracy
+from lapclip.text import interval, number, percent
 
 STUCK = 0.97
 """Share of the loss of guessing, above which nothing has been learnt. A healthy run is below 0.9 after 40
@@ -35,6 +37,13 @@ SAME = 0.1
 """Spread of the logits under which a softmax is as good as even: the odds of two answers differ by a tenth."""
 LONG_WARMUP = 0.5
 """Share of a run. Recipes take a tenth to two fifths; beyond a half the rate is at its height for a moment only."""
+WAYS = {"t2i": "text to image", "i2t": "image to text"}
+HEADS = "heads"
+AT_CHANCE_RANK, AT_CHANCE, ENOUGH_CANDIDATES = 10, "r10", 40
+"""Guessing finds ten right answers among the first ten, however many candidates there are, give or take three: a model
+that finds twice as many shows. Of fewer candidates than 40, ten are too large a share."""
+BY_HEART = 4
+"""Times the accuracy of guessing in training batches from which on the training pairs themselves are learnt."""
 FEW_PAIRS, VERY_FEW_PAIRS = 32, 16
 """Pairs in a batch. With 16, a guess is right 6 times in 100 and most wrong answers are easy; with 32, 3 times."""
 
@@ -46,7 +55,7 @@ FEW_PAIRS, VERY_FEW_PAIRS = 32, 16
     f"the latest losses are above {STUCK:.0%} of the loss of guessing, after 30 steps and half of the warm-up",
 )
 def stuck_loss(summary: Summary, around: Surroundings) -> Found | Verdict:
-    losses = numbers(_contrastive_loss(event, summary) for event in recent(summary.steps))
+    losses = numbers(contrastive_loss(event, summary) for event in recent(summary.steps))
     if not has_learnt_a_while(summary) or not summary.chance_loss or not losses:
         return Verdict.UNKNOWN
     loss, guessing = statistics.median(losses), summary.chance_loss
@@ -62,6 +71,49 @@ def stuck_loss(summary: Summary, around: Surroundings) -> Found | Verdict:
     if rate > TOO_WILD:
         return Found(evidence, f"a lower learning rate: {around.train_gentler(summary)}")
     return Found(evidence, f"see that images and captions belong together; then {around.train_gentler(summary)}")
+
+
+@check(
+    "at-chance",
+    "alarm",
+    "The model finds no more than guessing would",
+    f"half of the steps are done, and the 95 % intervals of held-out R@{AT_CHANCE_RANK} reach down to chance both "
+    f"ways, among {ENOUGH_CANDIDATES} candidates or more",
+)
+def at_chance(summary: Summary, around: Surroundings) -> Found | Verdict:
+    late = summary.total_steps and summary.step >= summary.total_steps / 2
+    # The latest on val, and the finished model on pairs that chose nothing: the best of many may be best by luck.
+    judged = [{"split": event.get("split"), **event["evaluation"]} for event in summary.evaluations[-1:]]
+    judged += [final] if (final := mapping(summary.ending.get("evaluation"))) else []
+    known = [at for scores in judged if (at := _not_above_chance(scores)) is not None]
+    if not late or not has_learnt_a_while(summary) or not known or len(known) < len(judged):
+        return Verdict.UNKNOWN
+    told = any(isinstance(other.look(summary, around), Found) for other in (stuck_loss, collapsed))
+    if told or not all(known):
+        return Verdict.CLEAR  # a model that learns nothing at all has findings of its own
+    accuracies = numbers(batch_accuracy(event) for event in recent(summary.steps))
+    trained = statistics.median(accuracies) if accuracies else 0.0
+    learnt = trained > BY_HEART / max(1, summary.batch_size)
+    evidence = "; ".join(_chance_text(scores) for scores in judged)
+    batches = f"in training batches of {summary.batch_size} {trained:.1%}, chance {1 / max(1, summary.batch_size):.1%}"
+    return Found(f"{evidence}; {batches}", "\n".join(_causes(summary, around, learnt=learnt)))
+
+
+def _causes(summary: Summary, around: Surroundings, *, learnt: bool) -> list[str]:
+    """Why a model may be at chance, the likeliest first, each with the command that tells. A model that has learnt its
+    training pairs and nothing else has others than one that has learnt nothing."""
+    per_epoch = number(summary.started.get("steps_per_epoch")) or summary.total_steps
+    longer = around.train(f"train.epochs={math.ceil(4 * summary.total_steps / per_epoch)}")
+    mismatch = f"the captions may belong to other images; a sheet shows them together: {around.describe_data()}"
+    few = f"the pairs may be too few to learn from nothing; pretrained towers need fewer: {around.train(recipe=HEADS)}"
+    short = f"it may have seen too little yet: {longer}"
+    rate = f"the learning rate may not suit the model: {around.train_gentler(summary)}"
+    from_nothing = around.recipe in (DEFAULT_RECIPE, PHOTOS_RECIPE)
+    if around.drawn:
+        causes = [rate] if learnt else [short, rate]
+    else:
+        causes = [mismatch, *[few] * from_nothing] if learnt else [short, mismatch, rate]
+    return [f"{at}. {cause}" for at, cause in enumerate(causes, 1)]
 
 
 @check(
@@ -82,7 +134,7 @@ def overfitting(summary: Summary, around: Surroundings) -> Found | Verdict:
         return Verdict.UNKNOWN
     if max(latest) >= lowest or now >= before:
         return Verdict.CLEAR
-    epoch = best.get("epoch")
+    epoch = int(number(best.get("epoch")) or 1)
     best_epoch = next((event.get("epoch") for event, _ in reversed(scored) if event.get("best")), epoch)
     return Found(
         f"since epoch {epoch}: held-out R@1 fell from {recall:.1%} to {latest[-1]:.1%} (mean of both ways; chance "
@@ -182,6 +234,28 @@ def small_batch(summary: Summary, around: Surroundings) -> Found | Verdict:
     )
 
 
+def _not_above_chance(scores: dict[str, Any]) -> bool | None:
+    """Whether recall both ways may be that of guessing; None where there are too few candidates, or no intervals."""
+    found = []
+    for way in WAYS:
+        match mapping(scores.get("intervals")).get(f"{way}_{AT_CHANCE}"), number(scores.get("candidates")):
+            case [low, _], candidates if candidates and candidates >= ENOUGH_CANDIDATES and number(low) is not None:
+                found.append(low <= _chance(scores, way))
+    return all(found) if len(found) == len(WAYS) else None
+
+
+def _chance(scores: dict[str, Any], way: str) -> float:
+    return number(mapping(scores.get("chances")).get(f"{way}_{AT_CHANCE}")) or AT_CHANCE_RANK / scores["candidates"]
+
+
+def _chance_text(scores: dict[str, Any]) -> str:
+    ways = [
+        f"{name} {percent(scores.get(f'{way}_{AT_CHANCE}'))} ({interval(scores['intervals'][f'{way}_{AT_CHANCE}'])})"
+        for way, name in WAYS.items()
+    ]
+    return f"{scores.get('split')} R@{AT_CHANCE_RANK}: {', '.join(ways)}, chance {_chance(scores, 't2i'):.1%}"
+
+
 def _mean_recall(event: dict[str, Any]) -> float | None:
     """R@1, the mean of both ways."""
     both = numbers(event["evaluation"].get(name) for name in ("t2i_r1", "i2t_r1"))
@@ -198,19 +272,10 @@ def _lower_end(event: dict[str, Any], recall: float) -> float | None:
     return recall - max(widths) if widths else None
 
 
-def _contrastive_loss(event: dict[str, Any], summary: Summary) -> float | None:
-    """What of a loss can be compared with that of guessing: all of it, or what is left without the teacher's share."""
-    loss, taught = number(event.get("loss")), number(event.get("teacher_loss"))
-    weight = number(summary.setting("train", "teacher_weight"))
-    if loss is None or taught is None or weight is None:
-        return loss
-    return (loss - weight * taught) / (1 - weight) if weight < 1 else None
-
-
 def _loss_around(summary: Summary, step: int) -> float | None:
     """The median loss of the steps before one."""
     losses = numbers(event.get("loss") for event in recent([e for e in summary.steps if e["step"] <= step]))
     return statistics.median(losses) if losses else None
 
 
-CHECKS = (stuck_loss, overfitting, logit_scale_cap, collapsed, long_warm_up, small_batch)
+CHECKS = (stuck_loss, at_chance, overfitting, logit_scale_cap, collapsed, long_warm_up, small_batch)

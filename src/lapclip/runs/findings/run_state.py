@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import fields
 from typing import Any
 
+from lapclip.config import TrainConfig
 from lapclip.runs.curves import curve
 from lapclip.runs.event_log import mapping
+from lapclip.runs.findings.checks import Finding, Found, Surroundings, Verdict, check
 from lapclip.runs.findings.gradients import NOT_A_NUMBER
-from lapclip.runs.findings.registry import Finding, Found, Surroundings, Verdict, check
 from lapclip.runs.summary import Summary
 from lapclip.text import count, number
 
@@ -73,11 +76,15 @@ def fell_back(summary: Summary, around: Surroundings) -> Found | Verdict:
     others = [event for event in summary.fallbacks if event.get("cause") != "swap"]
     if not others:
         return Verdict.CLEAR if summary.started else Verdict.UNKNOWN
-    changed = ", ".join(f"{name} = {value}" for name, value in mapping(others[-1].get("change")).items())
+    change = mapping(others[-1].get("change"))
+    changed = ", ".join(f"{name} = {value}" for name, value in change.items())
+    known = [
+        f"train.{field.name}={json.dumps(change[field.name])}" for field in fields(TrainConfig) if field.name in change
+    ]
     return Found(
         f"{len(others)} time{'s' if len(others) > 1 else ''}, last after step {count(others[-1].get('step'))}: "
         f"{others[-1].get('text')} ({changed})",
-        "nothing, the result stands; to start with these settings next time, give them with --set",
+        f"nothing, the result stands; to start with these settings next time: {around.train(*known)}",
     )
 
 
@@ -89,7 +96,7 @@ def died(summary: Summary, around: Surroundings) -> Found | Verdict:
         return Verdict.CLEAR
     limit, peak = number(summary.started.get("memory_limit_bytes")), summary.peak_memory_bytes
     memory = f"; it held up to {peak / 1e9:.2f} GB" if peak else ""
-    again = f"lapclip resume {around.name} goes on from the last checkpoint, to the same result"
+    again = f"{around.command('resume')}, which goes on from the last checkpoint, to the same result"
     if not summary.step or (limit and peak and peak > SUSPECT * limit):
         memory += "; a system that runs out of memory ends processes this way"
         again += f"; if it dies again, {_less_memory(summary, around)}"
@@ -108,9 +115,7 @@ def failed(summary: Summary, around: Surroundings) -> Found | Verdict:
     if NOT_A_NUMBER in error:
         return Verdict.CLEAR  # a finding of its own
     text, _, hint = error.partition("\nTry: ")
-    return Found(
-        f"after step {summary.step:,} of {summary.total_steps:,}: {text}", hint or f"lapclip resume {around.name}"
-    )
+    return Found(f"after step {summary.step:,} of {summary.total_steps:,}: {text}", hint or around.command("resume"))
 
 
 @check("paused", "note", "The run is or was paused", "it waits for the machine, or the machine slept")
@@ -120,7 +125,7 @@ def paused(summary: Summary, around: Surroundings) -> Found | Verdict:
     if summary.paused and around.state in ("", "running"):
         return Found(
             f"since step {summary.step:,}: {summary.paused.get('reason')}",
-            f"it goes on by itself; to have the machine back, lapclip stop {around.name}",
+            f"it goes on by itself; to have the machine back, {around.command('stop')}",
         )
     if summary.pauses:
         minutes = sum(end - begin for begin, end in summary.pauses) / 60

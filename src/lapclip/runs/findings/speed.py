@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import statistics
 
-from lapclip.runs.findings.registry import Found, Surroundings, Verdict, check, numbers, recent
+from lapclip.runs.findings.checks import Found, Surroundings, Verdict, check, numbers, recent
 from lapclip.runs.summary import Summary
-from lapclip.text import number
+from lapclip.suggest import command
+from lapclip.text import counted, duration, number
 
 WAITING = 0.1
 """Share of a step. Below a tenth, more loader threads would gain next to nothing."""
@@ -15,6 +16,8 @@ MEASURED_STEPS = 5
 SLOWER = 1.3
 """Times the tuned step. Evaluations are left out of both; captions of other lengths and warm chips make a tenth."""
 TIMED_STEPS = 20
+OVER_TIME = 1.5
+"""Times the minutes asked for. A last evaluation and a slow spell make a fifth."""
 HELD_BACK, TIMES_HELD_BACK = 0.1, 3
 """Share of the looks at the sensors, ten seconds apart, and how often at least: one or two are a passing peak."""
 
@@ -60,7 +63,30 @@ def slower_than_tuned(summary: Summary, around: Surroundings) -> Found | Verdict
     cores = f"; the cores are {sum(used) / len(used):.0%} in use, by all programs" if used else ""
     return Found(
         f"{seconds * 1e3:.0f} ms a step, {tuned * 1e3:.0f} ms when tuned ({seconds / tuned:.1f} times){cores}",
-        "look for other programs, low-power mode, battery and heat: lapclip machine; then lapclip tune times it afresh",
+        "look for other programs, low-power mode, battery and heat: lapclip machine; then time it afresh: "
+        f"{around.tune()}",
+    )
+
+
+@check(
+    "over-time",
+    "warning",
+    "The run took longer than the minutes it was given",
+    f"it has trained for {OVER_TIME:g} times its --minutes",
+)
+def over_time(summary: Summary, around: Surroundings) -> Found | Verdict:
+    minutes, seconds = number(summary.setting("train", "minutes")), summary.training_seconds
+    if not minutes or not summary.step:
+        return Verdict.CLEAR if summary.started else Verdict.UNKNOWN
+    if seconds <= OVER_TIME * minutes * 60:
+        return Verdict.CLEAR
+    fitting = max(1, int(summary.step * minutes * 60 / seconds))
+    return Found(
+        f"{duration(seconds)} of training for {summary.step:,} of {summary.total_steps:,} steps, "
+        f"{seconds / 60 / minutes:.1f} times the {counted(minutes, 'minute')} it was given; the steps were chosen by "
+        "timing some before it began, so that since then something else needed the machine, or heat slowed it",
+        f"look for other programs, low-power mode and heat: lapclip machine; at this pace the minutes are enough for "
+        f"{counted(fitting, 'step')}: {around.train(f'train.steps={fitting}')}",
     )
 
 
@@ -81,10 +107,11 @@ def throttled(summary: Summary, around: Surroundings) -> Found | Verdict:
     heat = f", up to {max(degrees):.0f} C" if degrees else ""
     clocks = numbers(event.get("megahertz") for event in held)
     clock = f", clock down to {min(clocks):,.0f} MHz" if clocks else ""
+    threads = int(number(summary.setting("train", "threads")) or 2)
     return Found(
         f"at {len(held)} of {len(known)} looks at the sensors, first at step {held[0].get('step', 0):,}{heat}{clock}",
         "free the vents, raise the machine from the table, cool the room; fewer threads make less heat: "
-        "--set train.threads=N",
+        f"{around.train(f'train.threads={max(1, threads // 2)}')}",
     )
 
 
@@ -104,8 +131,9 @@ def competing_runs(summary: Summary, around: Surroundings) -> Found | Verdict:
     first = around.others[0]
     return Found(
         f"{', '.join(around.others)} {'is' if len(around.others) == 1 else 'are'} running too{speed}",
-        f"one after the other is faster: lapclip stop {first}, and lapclip resume {first} when {around.name} is done",
+        f"one after the other is faster: {command('stop', first)}, and when {around.name} is done, "
+        f"{command('resume', first)}",
     )
 
 
-CHECKS = (waiting_for_data, slower_than_tuned, throttled, competing_runs)
+CHECKS = (waiting_for_data, slower_than_tuned, over_time, throttled, competing_runs)

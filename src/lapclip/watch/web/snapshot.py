@@ -92,6 +92,7 @@ def _evaluation(event: dict[str, Any]) -> dict[str, Any]:
         "step": event["step"],
         "epoch": number(event.get("epoch")),
         "elapsed": _short(event["elapsed"]),
+        "split": event.get("split"),
         "best": bool(event.get("best")),
         "candidates": number(values.get("candidates")),
         **{name: _short(number(values.get(name))) for name in names},
@@ -185,7 +186,7 @@ def _by_recall(view: RunView, over: bool) -> dict[str, str]:
     if not recall:
         return {"answer": "Not known", "detail": "Its evaluations have no recall."}
     best = max(recall.y)
-    found = f"It finds the right image for {_share(best)} of new captions"
+    found = f"It finds the right image for {_share(best)} of new captions (val)"
     against = f"; guessing finds {_share(chance)}." if chance else "."
     if chance and not _above(summary, chance):
         return {"answer": "Not yet", "detail": f"{found}{against} That may still be luck."}

@@ -44,7 +44,7 @@ const evaluated = (name) => (run) => {
 };
 
 export function drawComparison(runs, axis) {
-  const head = ["run", "state", "step", "best R@1", "work", "pairs/s", "model", "batch"];
+  const head = ["run", "state", "step", "best R@1, val", "work", "pairs/s", "model", "batch"];
   const rows = runs.map((run, at) => make("tr", {},
     make("th", { scope: "row" }, make("span", { class: `dot line-${at % COLOURS.length}`, "aria-hidden": "true" }),
       make("button", { type: "button", class: "link", on: { click: () => pick([run.name]) } }, run.name)),
@@ -56,7 +56,7 @@ export function drawComparison(runs, axis) {
   if (focused) [...table.querySelectorAll("button")].find((button) => button.textContent === focused)?.focus();
   const parent = byId("comparison-charts");
   const shares = { text: percent, y: { tickformat: ".0%", rangemode: "tozero" } };
-  chart(parent, "compare-recall", spec("Held-out R@1", "How often the right image comes first, on pairs never trained on. Higher is better.", runs, axis,
+  chart(parent, "compare-recall", spec("Held-out R@1, val", "How often the right image comes first, on pairs never trained on. Higher is better.", runs, axis,
     evaluated("t2i_r1"), { ...shares, trace: { mode: "lines+markers", marker: { size: 6 } } }));
   chart(parent, "compare-loss", spec("Loss", "Smoothed. Losses compare only between runs of the same batch size.", runs, axis, (run) => run.curves.loss_smoothed));
   chart(parent, "compare-speed", spec("Speed", "Pairs a second.", runs, axis, (run) => run.curves.speed, { y: { rangemode: "tozero" } }));

@@ -41,7 +41,7 @@ export function drawPicker(runs) {
     const { item, button, box, detail } = rows.get(run.name);
     if (list.children[at] !== item) list.insertBefore(item, list.children[at] || null);
     const progress = run.state === "running" && run.steps ? ` ${percent(run.step / run.steps, 0)}` : "";
-    say(detail, `${run.status}${progress}${run.best !== null ? ` · R@1 ${percent(run.best, 0)}` : ""}`);
+    say(detail, `${run.status}${progress}${run.best !== null ? ` · val R@1 ${percent(run.best, 0)}` : ""}`);
     item.classList.toggle("live", run.working);
     const isChosen = chosen.includes(run.name);
     box.checked = isChosen;

@@ -83,7 +83,7 @@ function recall(run, first) {
   if (chance) traces.push(level("guessing", [Math.min(...x), Math.max(...x)], chance, { hoverinfo: "skip", hovertemplate: null }));
   const curves = { "training batches": mean, "R@1 text to image": one, "R@5 text to image": five, "R@1 image to text": back };
   return { title: "Accuracy and recall", traces, layout: marks(run),
-    caption: "How often the right image comes first (R@1), or in the first five (R@5), on pairs never trained on.",
+    caption: "How often the right image comes first (R@1), or in the first five (R@5), on pairs never trained on (split val).",
     x: steps, y: { tickformat: ".0%", rangemode: "tozero" },
     table: () => tableOf("step", Object.fromEntries(Object.entries(curves).filter(([, points]) => points.x.length)), percent) };
 }

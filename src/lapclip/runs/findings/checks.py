@@ -5,8 +5,8 @@ It sees the summary of a run and what stands around it: its state, and other run
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
@@ -14,6 +14,7 @@ from lapclip.errors import RunError
 from lapclip.runs.event_log import mapping, read_events
 from lapclip.runs.folder import Run, all_runs
 from lapclip.runs.summary import Summary
+from lapclip.suggest import SCENES, command, data_command, source_of, train_command, tune_command
 from lapclip.text import number
 
 TOO_GENTLE, USUAL_RATE, TOO_WILD = 1e-5, 5e-4, 3e-3
@@ -32,7 +33,11 @@ class Surroundings:
     """What the events of a run cannot tell."""
 
     name: str = "RUN"
-    recipe: str = "first-run"
+    """What a command calls the run."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """The contents of run.toml."""
+    next_name: str = ""
+    """What another run like it is to be called, where the user named this one."""
     state: str = ""
     """As `Run.state` says; empty where nobody asked."""
     others: tuple[str, ...] = ()
@@ -40,9 +45,30 @@ class Surroundings:
     last_words: tuple[str, str] = ("", "")
     """Why a run never began, and what to try."""
 
-    def train(self, *settings: str) -> str:
-        """The command for another run with these settings changed."""
-        return " ".join((f"lapclip train --recipe {self.recipe}", *(f"--set {setting}" for setting in settings)))
+    def command(self, name: str, *words: str) -> str:
+        """The command of this name for the run."""
+        return command(name, self.name, *words)
+
+    def train(self, *changes: str, recipe: str = "") -> str:
+        """The command for another run like it with these settings changed, or with another recipe on the same data."""
+        return train_command(self.settings, *changes, recipe=recipe, name=self.next_name)
+
+    @property
+    def recipe(self) -> str:
+        return str(mapping(self.settings.get("run")).get("recipe", ""))
+
+    @property
+    def drawn(self) -> bool:
+        """Whether it learns from images that lapclip draws."""
+        return source_of(self.settings) == SCENES
+
+    def tune(self) -> str:
+        """The command that times its settings afresh."""
+        return tune_command(self.settings)
+
+    def describe_data(self) -> str:
+        """The command that shows its images with their captions."""
+        return data_command("describe", self.settings)
 
     def train_gentler(self, summary: Summary) -> str:
         """The command for another run with a lower learning rate, or with a usual one where it was far off."""
@@ -53,12 +79,13 @@ class Surroundings:
 def look_around(run: Run, state: str = "") -> Surroundings:
     """Ask the system about a run and its neighbours in this folder; for its state only where that is not known."""
     try:
-        recipe = run.recipe
+        settings, next_name = run.read_settings(), run.next_name()
     except (RunError, KeyError):  # its events can be read all the same
-        recipe = Surroundings().recipe
+        settings, next_name = mapping(_started(run).get("config")), ""
     state = state or run.state
     others = _others(run) if state == "running" else ()
-    return Surroundings(run.name, recipe, state, others, run.last_words() if state == "failed" else ("", ""))
+    words = run.last_words() if state == "failed" else ("", "")
+    return Surroundings(run.typed, settings, next_name, state, others, words)
 
 
 def _others(run: Run) -> tuple[str, ...]:
@@ -71,10 +98,12 @@ def _others(run: Run) -> tuple[str, ...]:
 
 def _devices(run: Run) -> set[Any]:
     """The devices that its towers started on."""
-    for event in read_events(run.events):
-        if event["type"] == "started" and isinstance(event.get("devices"), dict):
-            return set(event["devices"].values())
-    return set()
+    return set(mapping(_started(run).get("devices")).values())
+
+
+def _started(run: Run) -> dict[str, Any]:
+    """The event that began it; empty where there is none."""
+    return next((event for event in read_events(run.events) if event["type"] == "started"), {})
 
 
 @dataclass(frozen=True)
@@ -138,6 +167,15 @@ def validated(summary: Summary) -> dict[str, Any]:
     """The best metrics on the pairs that are held out while training; the finished model is scored on others."""
     best = [event for event in summary.evaluations if event.get("best")] or summary.evaluations
     return mapping(best[-1].get("evaluation")) if best else {}
+
+
+def contrastive_loss(event: dict[str, Any], summary: Summary) -> float | None:
+    """What of a loss can be compared with that of guessing: all of it, or what is left without the teacher's share."""
+    loss, taught = number(event.get("loss")), number(event.get("teacher_loss"))
+    weight = number(summary.setting("train", "teacher_weight"))
+    if loss is None or taught is None or weight is None:
+        return loss
+    return (loss - weight * taught) / (1 - weight) if weight < 1 else None
 
 
 def warmup_steps(summary: Summary) -> int:

@@ -1,0 +1,142 @@
+"""Commands that lapclip suggests: with all that the user gave, and quoted, so that they can be typed as they stand.
+
+`command` makes any of them. `train_command` makes that of another run from the settings of one that was there: the
+same data, recipe, model to start from, teacher and settings, with some of them changed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
+
+from lapclip.config import DataConfig, parse_settings
+from lapclip.text import number, path_from_here
+
+SCENES = DataConfig().source
+PLAIN = re.compile(r"[\w+=:,./\\-]+", re.ASCII)
+"""What neither cmd nor PowerShell takes for anything but letters."""
+LENGTHS = ("train.epochs", "train.steps", "train.minutes")
+"""How long a run is: one of them decides, so that a new one replaces what was given before."""
+CHOSEN = ("stream", "tokenizer", "vocabulary")
+"""Settings of data that a run may have chosen by itself."""
+READING = tuple(f"data.{field.name}" for field in fields(DataConfig) if field.name not in CHOSEN)
+RECORDED = ("train.start", "train.teacher", "train.minutes")
+"""What runs have always recorded as it was given."""
+
+
+def command(*words: object) -> str:
+    """`lapclip` and these words, as they are typed."""
+    return " ".join(("lapclip", *(quoted(str(word)) for word in words)))
+
+
+def quoted(word: str, *, windows: bool = os.name == "nt") -> str:
+    """A word as the shell takes it for one word and changes nothing in it."""
+    if windows:  # double quotes are what cmd and PowerShell have in common; a backslash before one would escape it
+        escaped = re.sub(r'(\\+)("|$)', r"\1\1\2", word).replace('"', r"\"")
+        return word if PLAIN.fullmatch(word) else f'"{escaped}"'
+    if word.isprintable():
+        return shlex.quote(word)
+    letters = (chr(byte) if 32 <= byte < 127 and byte not in b"\\'" else f"\\x{byte:02x}" for byte in os.fsencode(word))
+    return f"$'{''.join(letters)}'"  # a name may hold a line break, or what would steer a terminal
+
+
+def source_word(source: str) -> str:
+    """A source of data as it is typed here, which is no built-in source's name and no option where it is a path."""
+    if not os.path.isabs(source):
+        return source
+    shown = path_from_here(source)
+    if shown.startswith("-"):
+        return os.path.join(os.curdir, shown)
+    return os.path.join(shown, "") if os.sep not in shown and os.path.isdir(source) else shown
+
+
+def model_word(reference: str) -> str:
+    """A model as it is typed here. One word alone might be a run's name as well, so that such a path stays whole."""
+    shown = path_from_here(reference) if os.path.isabs(reference) else reference
+    return shown if os.sep in shown and not shown.startswith("-") else reference
+
+
+def set_words(settings: Mapping[str, Any]) -> list[str]:
+    """The words that give these settings, each by its whole name."""
+    return [word for name, value in settings.items() for word in ("--set", f"{name}={_value_text(name, value)}")]
+
+
+def train_command(saved: Mapping[str, Any], *changes: str, recipe: str = "", name: str = "") -> str:
+    """The command for another run like the one whose run.toml says this, with settings changed, as `train.epochs=3`.
+
+    With another recipe only the data and how it is read stay: other settings were meant for the recipe that was.
+    """
+    changed = _whole_names(parse_settings(list(changes)).values)
+    replaced = LENGTHS if any(length in changed for length in LENGTHS) else ()
+    given = {key: value for key, value in _given(saved).items() if not recipe or key.startswith("data.")}
+    settings = {key: value for key, value in given.items() if key not in replaced} | changed
+    source, minutes = str(settings.pop("data.source", SCENES)), number(settings.pop("train.minutes", 0))
+    flags = {
+        "--recipe": recipe or _recipe(saved),
+        "--from": model_word(str(settings.pop("train.start", ""))),
+        "--teacher": model_word(str(settings.pop("train.teacher", ""))),
+        "--minutes": f"{minutes:g}" if minutes else "",
+        "--name": name,
+    }
+    data = [source_word(source)] if source != SCENES else []
+    flagged = [word for flag, value in flags.items() if value for word in (flag, value)]
+    return command("train", *data, *flagged, *set_words(settings))
+
+
+def tune_command(saved: Mapping[str, Any]) -> str:
+    """The command that times settings afresh for a run like this one."""
+    settings = {key: value for key, value in _given(saved).items() if key not in LENGTHS}
+    source = str(settings.pop("data.source", SCENES))
+    data = [source_word(source)] if source != SCENES else []
+    recipe = ["--recipe", _recipe(saved)] if _recipe(saved) else []
+    return command("tune", *data, *recipe, *set_words(settings))
+
+
+def data_command(name: str, saved: Mapping[str, Any]) -> str:
+    """`lapclip data NAME` for the data of a run, read as the run reads it."""
+    reading = {key: value for key, value in _given(saved).items() if key in READING and key != "data.source"}
+    return command("data", name, source_word(source_of(saved)), *set_words(reading))
+
+
+def source_of(saved: Mapping[str, Any]) -> str:
+    """What a run learns from."""
+    return str(_given(saved).get("data.source") or _section(saved, "data").get("source") or SCENES)
+
+
+def _recipe(saved: Mapping[str, Any]) -> str:
+    return str(_section(saved, "run").get("recipe") or "")
+
+
+def _given(saved: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings that the user gave to a run. One that did not record them keeps its data and how that is read, what
+    it started from, its teacher and its minutes."""
+    asked = _section(saved, "run").get("asked")
+    if isinstance(asked, Mapping):
+        return _whole_names(asked)
+    usual = vars(DataConfig())
+    known = {
+        "data": {n: v for n, v in _section(saved, "data").items() if v != usual.get(n)},
+        "train": saved.get("train"),
+    }
+    return {name: value for name, value in _whole_names(known).items() if name in (*READING, *RECORDED)}
+
+
+def _whole_names(sections: Mapping[str, Any]) -> dict[str, Any]:
+    return {f"{at}.{name}": value for at in sections for name, value in _section(sections, at).items()}
+
+
+def _section(values: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    found = values.get(name)
+    return found if isinstance(found, Mapping) else {}
+
+
+def _value_text(name: str, value: Any) -> str:
+    """A value as --set reads it: plain where that is read as the same, else as TOML writes it."""
+    if isinstance(value, str) and value in _whole_names(parse_settings([f"{name}={value}"]).values).values():
+        return value
+    return json.dumps(value, ensure_ascii=False, default=str)
