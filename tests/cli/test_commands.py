@@ -156,7 +156,7 @@ def test_a_full_disk_is_no_fault_of_ours(here: Path, monkeypatch: pytest.MonkeyP
     def full(*_: object, **__: object) -> None:
         raise error
 
-    monkeypatch.setattr(sys.modules["lapclip.cli.app"], "app", full)
+    monkeypatch.setattr("lapclip.cli.app.app", full)
     told = lapclip("runs")
     assert told.returncode == 2
     assert "Try: free some disk space" in told.stderr
