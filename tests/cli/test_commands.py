@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -164,3 +165,17 @@ def test_a_reader_that_goes_away_ends_a_command_without_a_word(here: Path) -> No
     done = subprocess.run(command("runs", "--json"), stdout=writing, stderr=subprocess.PIPE, text=True, timeout=120)
     os.close(writing)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [OSError(errno.ENOSPC, "No space left on device"), FileNotFoundError(2, "No usable temporary directory found")],
+)
+def test_a_full_disk_is_no_fault_of_ours(here: Path, monkeypatch: pytest.MonkeyPatch, error: OSError) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr("lapclip.cli.app.app", full)
+    told = lapclip("runs")
+    assert told.returncode == 2
+    assert "Try: free some disk space" in told.stderr

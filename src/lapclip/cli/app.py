@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import sys
@@ -80,9 +81,20 @@ def main(arguments: list[str] | None = None) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         status = 0
     except Exception as error:
+        full = _disk_is_full(error)
         message = f"A fault in lapclip: {type(error).__name__}: {error}\nTry: the same command with --debug"
-        status = _report(1, message, as_json, debug)
+        if full:
+            message = f"Nothing can be written any more: {error}\nTry: free some disk space, then the same command"
+        status = _report(2 if full else 1, message, as_json, debug)
     sys.exit(status)
+
+
+def _disk_is_full(error: Exception) -> bool:
+    """Whether that is all that is wrong, where no command has said so already: torch wants a temporary folder when it
+    is imported."""
+    codes = {getattr(errno, name, None) for name in ("ENOSPC", "EDQUOT", "EFBIG")} - {None}
+    no_folder = "No usable temporary directory" in str(error)
+    return isinstance(error, OSError) and (error.errno in codes or no_folder)
 
 
 def _report(status: int, message: str, as_json: bool, debug: bool) -> int:
