@@ -117,7 +117,7 @@ class Index:
                 return False
             except sqlite3.OperationalError:
                 raise
-            except sqlite3.DatabaseError:  # not a database any more
+            except (sqlite3.DatabaseError, UnicodeDecodeError):  # not a database any more
                 self.close()
                 for path in self.path.glob(f"{DATABASE}*"):
                     path.unlink(missing_ok=True)
@@ -373,6 +373,8 @@ class Index:
             assert self._database is not None, "open it first"
             try:
                 return self._database.execute(statement, values).fetchall()
+            except UnicodeDecodeError as error:
+                raise _damaged(self.path, error) from error
             except sqlite3.Error as error:
                 raise _cannot_write(self.path, error) from error
 

@@ -60,6 +60,8 @@ def read_model(path: str | os.PathLike) -> ReadModel:
 def _read_own(folder: Path, saved: dict[str, Any]) -> ReadModel:
     try:
         shape, tokenizer = ModelConfig(**saved["model"]), tokenizer_from_dict(saved["tokenizer"])
+        if tokenizer.vocabulary > shape.vocabulary:
+            raise ValueError(f"its tokenizer has {tokenizer.vocabulary:,} tokens, and its weights {shape.vocabulary:,}")
         towers = {tower: TowerSpec(**spec) for tower, spec in saved.get("towers", {}).items()}
         # Copied into fresh memory: products of the file's own, unaligned memory differ in the last bit.
         tensors = {name: tensor.clone() for name, tensor in read_safetensors(folder / WEIGHTS).items()}
