@@ -17,7 +17,8 @@ from typing import Any
 from lapclip.config import DataConfig, parse_settings
 from lapclip.text import number, path_from_here
 
-SCENES = DataConfig().source
+DRAWN = DataConfig().source
+"""The data of who names none: drawn by lapclip, so that a command need not name it."""
 PLAIN = re.compile(r"[\w+=:,./\\-]+", re.ASCII)
 """What neither cmd nor PowerShell takes for anything but letters."""
 LENGTHS = ("train.epochs", "train.steps", "train.minutes")
@@ -75,7 +76,7 @@ def train_command(saved: Mapping[str, Any], *changes: str, recipe: str = "", nam
     replaced = LENGTHS if any(length in changed for length in LENGTHS) else ()
     given = {key: value for key, value in _given(saved).items() if not recipe or key.startswith("data.")}
     settings = {key: value for key, value in given.items() if key not in replaced} | changed
-    source, minutes = str(settings.pop("data.source", SCENES)), number(settings.pop("train.minutes", 0))
+    source, minutes = str(settings.pop("data.source", DRAWN)), number(settings.pop("train.minutes", 0))
     flags = {
         "--recipe": recipe or _recipe(saved),
         "--from": model_word(str(settings.pop("train.start", ""))),
@@ -83,7 +84,7 @@ def train_command(saved: Mapping[str, Any], *changes: str, recipe: str = "", nam
         "--minutes": f"{minutes:g}" if minutes else "",
         "--name": name,
     }
-    data = [source_word(source)] if source != SCENES else []
+    data = [source_word(source)] if source != DRAWN else []
     flagged = [word for flag, value in flags.items() if value for word in (flag, value)]
     return command("train", *data, *flagged, *set_words(settings))
 
@@ -91,8 +92,8 @@ def train_command(saved: Mapping[str, Any], *changes: str, recipe: str = "", nam
 def tune_command(saved: Mapping[str, Any]) -> str:
     """The command that times settings afresh for a run like this one."""
     settings = {key: value for key, value in _given(saved).items() if key not in LENGTHS}
-    source = str(settings.pop("data.source", SCENES))
-    data = [source_word(source)] if source != SCENES else []
+    source = str(settings.pop("data.source", DRAWN))
+    data = [source_word(source)] if source != DRAWN else []
     recipe = ["--recipe", _recipe(saved)] if _recipe(saved) else []
     return command("tune", *data, *recipe, *set_words(settings))
 
@@ -105,7 +106,7 @@ def data_command(name: str, saved: Mapping[str, Any]) -> str:
 
 def source_of(saved: Mapping[str, Any]) -> str:
     """What a run learns from."""
-    return str(_given(saved).get("data.source") or _section(saved, "data").get("source") or SCENES)
+    return str(_given(saved).get("data.source") or _section(saved, "data").get("source") or DRAWN)
 
 
 def _recipe(saved: Mapping[str, Any]) -> str:

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
 import shutil
 import sys
 from datetime import datetime
@@ -11,6 +10,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from lapclip.suggest import command
 from tests.conftest import lapclip
 from tests.searching.made import draw, draw_many
 
@@ -157,7 +157,9 @@ def test_without_a_question_it_indexes_and_says_how_to_ask(trained: Path, photos
     assert done.returncode == 0
     assert "3 images indexed (3 new or changed)" in done.stdout
     next_line = done.stdout.strip().splitlines()[-1]
-    assert next_line.endswith(f'"a dog on a beach" --model {shlex.quote(str(trained))}')
+    assert next_line.endswith(
+        command("search", photos, "a dog on a beach", "--model", trained).removeprefix("lapclip ")
+    )
 
 
 @pytest.mark.parametrize(

@@ -63,6 +63,7 @@ def serve_until_interrupted(
     """
     # Here, so that a command's help does not wait for the modules of the web server.
     import uvicorn
+    import uvicorn.loops.asyncio
 
     from lapclip.web.connections import Connection
     from lapclip.web.security import Guard, door_for
@@ -89,6 +90,7 @@ def serve_until_interrupted(
             loop="asyncio",
             timeout_graceful_shutdown=2,
         )
+        config.load()  # before the address is printed: Ctrl-C in the middle of an import ends the process at once
         for note in announcement.notes:
             print(note, file=output)
         link = _link(host, address, port, door.token) + (f"#{announcement.fragment}" if announcement.fragment else "")

@@ -14,7 +14,7 @@ from lapclip.errors import RunError
 from lapclip.runs.event_log import mapping, read_events
 from lapclip.runs.folder import Run, all_runs
 from lapclip.runs.summary import Summary
-from lapclip.suggest import SCENES, command, data_command, source_of, train_command, tune_command
+from lapclip.suggest import DRAWN, command, data_command, source_of, train_command, tune_command
 from lapclip.text import number
 
 TOO_GENTLE, USUAL_RATE, TOO_WILD = 1e-5, 5e-4, 3e-3
@@ -60,7 +60,7 @@ class Surroundings:
     @property
     def drawn(self) -> bool:
         """Whether it learns from images that lapclip draws."""
-        return source_of(self.settings) == SCENES
+        return source_of(self.settings) == DRAWN
 
     def tune(self) -> str:
         """The command that times its settings afresh."""
