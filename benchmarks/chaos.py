@@ -792,7 +792,7 @@ def run_cases(bench: Bench, options: argparse.Namespace) -> list[Outcome]:
 
 
 def main() -> None:
-    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a shell's background; what is started would inherit it
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in a shell's background; what is started would inherit it
         signal.signal(signal.SIGINT, signal.default_int_handler)
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--faults", type=int, default=30)
