@@ -184,3 +184,12 @@ def test_settings_that_nest_too_deeply_are_none(tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_text("x = " + "[" * 100_000)
     with pytest.raises(ValueError, match="nested too deeply"):
         read_toml(tmp_path / "run.toml")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no pipe with a name in a folder")
+def test_a_pipe_is_read_though_it_tells_no_size(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    writer = threading.Thread(target=(tmp_path / "pipe").write_bytes, args=(b"some",))
+    writer.start()
+    assert paths.read_bytes(tmp_path / "pipe") == b"some"
+    writer.join()

@@ -47,7 +47,13 @@ def test_a_change_replaces_what_was_given_and_a_length_replaces_the_others() -> 
 def test_a_run_of_an_earlier_release_keeps_its_data_and_how_it_is_read() -> None:
     saved = {
         "run": {"recipe": "photos"},
-        "data": {"source": "/data/a.csv", "caption_column": "title", "stream": "never", "seed": 0},
+        "data": {
+            "source": "/data/a.csv",
+            "caption_column": "title",
+            "stream": "never",
+            "seed": 0,
+            "split_rule": "name",
+        },
         "train": {"minutes": 0.0, "start": "", "teacher": "", "batch_size": 64},
     }
     assert train_command(saved) == "lapclip train /data/a.csv --recipe photos --set data.caption_column=title"

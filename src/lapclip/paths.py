@@ -66,7 +66,9 @@ def read_bytes(path: str | os.PathLike[str], most: int = LARGEST_FILE) -> bytes:
     with open(path, "rb") as file:
         size = os.fstat(file.fileno()).st_size
         check_size(size, most)
-        return file.read(size)
+        content = file.read(most + 1) if not size else file.read(size)  # a pipe has no size to tell
+    check_size(len(content), most)
+    return content
 
 
 def read_toml(path: str | os.PathLike[str]) -> dict[str, Any]:

@@ -124,7 +124,8 @@ def _given(saved: Mapping[str, Any]) -> dict[str, Any]:
         "data": {n: v for n, v in _section(saved, "data").items() if v != usual.get(n)},
         "train": saved.get("train"),
     }
-    return {name: value for name, value in _whole_names(known).items() if name in (*READING, *RECORDED)}
+    kept = {*READING, *RECORDED} - {"data.split_rule"}  # an older run keeps its rule, and a new one takes the better
+    return {name: value for name, value in _whole_names(known).items() if name in kept}
 
 
 def _whole_names(sections: Mapping[str, Any]) -> dict[str, Any]:

@@ -20,14 +20,15 @@ def test_check_prints_one_json_object(here: Path) -> None:
 
 def test_check_says_the_gravest_first_and_ends_with_the_next_command(here: Path) -> None:
     odd_folder(here)
-    done = lapclip("data", "check", ".")
+    done = lapclip("data", "check", ".", "--recipe", "photos", "--set", "data.seed=0")
     lines = done.stdout.splitlines()
     assert lines[0] == ".  16 images, 20 captions, of which 14 images can be used"
     assert any("splits" in line and "train 12, val 2" in line for line in lines)  # of those that can be used
     assert any("held out" in line and "34% to 100%" in line for line in lines)
     assert "cannot be read" in lines[lines.index("findings") + 1]
     assert lines[-1].startswith("Next: ")
-    assert "train . --set data.broken_share=0.13, or mend" in lines[-1]  # two of sixteen cannot be read
+    kept = "--recipe photos --set data.seed=0"
+    assert f"train . {kept} --set data.broken_share=0.13, or mend" in lines[-1]  # two of sixteen cannot be read
 
 
 def test_describe_writes_an_image_and_a_page(here: Path) -> None:

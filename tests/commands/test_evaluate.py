@@ -336,9 +336,9 @@ def test_a_model_at_or_below_chance_is_told_with_the_interval() -> None:
     pairs = {"candidates": 240, **ways, "chances": dict.fromkeys(ways, 10 / 240)}
     at = {**pairs, "intervals": {"t2i_r10": [0.02, 0.08], "i2t_r10": [0.01, 0.03]}}
     (note,) = note_on_chance(at)
-    assert "text to image R@10 5.0% (2.0% to 8.0%) is at chance, 4.2%" in note
+    assert "text to image R@10 5.0% (2.0% to 8.0%) reaches down to chance, 4.2%" in note
     assert "image to text R@10 4.0% (1.0% to 3.0%) is below chance" in note
     assert note_on_chance({**at, "intervals": {**at["intervals"], "t2i_r10": [0.042, 0.08]}}) == []
     classes = {"top1": 0.07, "chance": {"top1": 0.1}, "intervals": {"top1": [0.04, 0.11]}}
-    assert "top-1 7.0% (4.0% to 11.0%) is at chance, 10.0%" in note_on_chance(classes)[0]
+    assert "top-1 7.0% (4.0% to 11.0%) reaches down to chance, 10.0%" in note_on_chance(classes)[0]
     assert note_on_chance({**classes, "intervals": {"top1": [0.11, 0.2]}}) == []

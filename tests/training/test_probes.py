@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -39,6 +40,7 @@ def test_a_perfect_model_ranks_every_right_image_first(tmp_path: Path) -> None:
     assert own["own"]
     assert own["rank"] is own["right"] is None
     assert own["top"][0] == {"picture": 0, "score": 1.0}
+    assert os.name == "nt" or (tmp_path / "pictures").stat().st_mode & 0o077 == 0
     for answer in (*fixed, own):
         for entry in answer["top"]:
             with Image.open(tmp_path / "pictures" / f"{entry['picture']}.png") as image:

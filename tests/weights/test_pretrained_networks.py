@@ -29,7 +29,7 @@ from lapclip.model.pretrained.split_network import Blocks, find_blocks
 from lapclip.model.shapes import SHAPES
 from lapclip.training.checkpoint import save_model
 from lapclip.training.initial_weights import find_initial_weights
-from lapclip.weights.pretrained_networks import TRUSTED, build_network, open_image, open_text, trust
+from lapclip.weights.pretrained_networks import TRUSTED, _architecture, build_network, open_image, open_text, trust
 
 from ..networks import TinyImage, tiny_text, write_tokenizer
 
@@ -187,6 +187,10 @@ def test_a_saved_configuration_cannot_make_transformers_fetch_anything(text_fold
         assert "someone" not in str(open_text(str(text_folder)).spec.config)
     finally:
         (text_folder / "config.json").write_text(json.dumps(saved))
+    sizes: Any = _architecture({"model_type": "mobilevit", "conv_kernel_size": 5})
+    assert sizes.conv_kernel_size == 5
+    rates: Any = _architecture({"model_type": "convnext", "drop_path_rate": 0.4})
+    assert rates.drop_path_rate == 0.4
     with pytest.raises(ConfigError, match="unheard-of"):
         build_network(TowerSpec(kind="huggingface", name="x", config={"model_type": "unheard-of"}))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -58,7 +59,7 @@ def check(
 
     with display() as shown:
         found = check_data(source, recipe, settings, shown.counting("checking images"))
-    emit(found, summary(found), common)
+    emit(found, summary(found, recipe, settings), common)
     return 0
 
 
@@ -102,12 +103,13 @@ def describe(
         )
     lines = [f"[bold]{escape(source)}[/bold]  {found['images']:,} images, {found['captions']:,} captions"]
     lines += [f"  {escape(path)}" for path in found["files"]]
-    emit(found, [*lines, f"Next: {escape(typed(command('data', 'check', source)))}"], common)
+    check_command = command("data", "check", source, *_set_words(settings))
+    emit(found, [*lines, f"Next: {escape(typed(check_command))}"], common)
     return 0
 
 
-def summary(found: dict[str, Any]) -> list[str]:
-    """What was found, for people."""
+def summary(found: dict[str, Any], recipe: str | None = None, settings: Sequence[str] = ()) -> list[str]:
+    """What was found, for people, and how to train on it with what they gave."""
     lines = [f"[bold]{escape(found['source'])}[/bold]  {found['images']:,} images, {found['captions']:,} captions"]
     if found["usable"]["images"] < found["images"]:
         lines[0] += f", of which {found['usable']['images']:,} images can be used"
@@ -118,13 +120,20 @@ def summary(found: dict[str, Any]) -> list[str]:
         lines.append(f"  [{colour}]{finding['count']:>7,}[/{colour}]  {escape(finding['title'])}")
         lines.append(f"{'':11}[dim]{escape(finding['advice'])}[/dim]")
         lines += [f"{'':11}[dim]{escape(_short(example))}[/dim]" for example in finding["examples"][:3]]
-    train = command("train", *[found["source"]] * (found["source"] != DataConfig().source))
     lines += ["", escape(found["outlook"]), f"[dim]checked in {found['seconds']:.1f} s[/dim]"]
     refused = any(finding["severity"] == "alarm" for finding in found["findings"] if finding["kind"] in REFUSED)
     anyway = ", or mend or remove what is broken first" if refused else ""
-    train += f" --recipe {found['advised_recipe']}" * (found["advised_recipe"] != found["train_recipe"])
-    train += f" --set data.broken_share={found['broken_share_needed']:g}" * refused
+    if recipe is None and found["advised_recipe"] != found["train_recipe"]:
+        recipe = found["advised_recipe"]
+    if refused:
+        settings = [*settings, f"data.broken_share={found['broken_share_needed']:g}"]
+    words = [*[found["source"]] * (found["source"] != DataConfig().source), *["--recipe", recipe or ""] * bool(recipe)]
+    train = command("train", *words, *_set_words(settings))
     return [*lines, f"Next: {escape(typed(train))}{anyway}"]
+
+
+def _set_words(settings: Sequence[str]) -> list[str]:
+    return [word for setting in settings for word in ("--set", setting)]
 
 
 def rows(found: dict[str, Any]) -> list[tuple[str, str]]:

@@ -54,7 +54,9 @@ def tune(
     with display() as shown:
         callbacks = Callbacks(data_progress=shown.data_progress, tuning_progress=shown.tuning_progress)
         found = tune_recipe(recipe or recipe_from_nothing(data), [*source_setting(data), *settings], seconds, callbacks)
-    given = [*[data] * (data is not None), *["--recipe", recipe] * (recipe is not None)]
+    # `train` may take another recipe by itself than the one that was tuned.
+    named = [recipe or recipe_from_nothing(data)] if recipe or data else []
+    given = [*[data] * (data is not None), *(word for name in named for word in ("--recipe", name))]
     again = command("train", *given, *(word for setting in settings for word in ("--set", setting)))
     emit(found, summary(found, again), common)
     return 0

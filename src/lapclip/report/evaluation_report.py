@@ -6,12 +6,12 @@ Read with care: what is missing or odd is left out.
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from lapclip.evaluation import RANKS, WAYS
+from lapclip.paths import read_json
 from lapclip.report.document import Block, Gallery, Headline, Plot, Report, ReportImage, Section, Sentences, Table
 from lapclip.report.plots import axes, error_bars, plain
 from lapclip.runs.event_log import mapping, mappings
@@ -31,7 +31,7 @@ def evaluation_sections(run: Path) -> list[Section]:
     found = []
     for path in (run / FOLDER).glob(f"*/{EVALUATION}"):
         try:
-            evaluation = json.loads(path.read_text(encoding="utf-8"))
+            evaluation = read_json(path)
             if isinstance(evaluation, dict):
                 found.append((path.stat().st_mtime_ns, evaluation, path.parent))
         except (OSError, ValueError):

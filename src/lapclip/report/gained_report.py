@@ -5,11 +5,11 @@ Read with care: what is missing or odd is left out.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 from lapclip.evaluation import RANKS, WAYS
+from lapclip.paths import read_json
 from lapclip.report.document import Block, Headline, Plot, Report, Section, Sentences, Table
 from lapclip.report.plots import COLOURS, DASHES, axes, error_bars, line, marks, table_of
 from lapclip.runs.curves import Curve
@@ -23,7 +23,7 @@ GAINED = "gained.json"
 def gained_sections(folder: Path) -> list[Section]:
     """The section about what was gained that a folder holds, if any."""
     try:
-        gained = json.loads((folder / GAINED).read_text(encoding="utf-8"))
+        gained = read_json(folder / GAINED)
     except (OSError, ValueError):
         return []
     if not isinstance(gained, dict):

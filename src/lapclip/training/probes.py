@@ -51,7 +51,7 @@ class ProbeCaptions:
         thumbnail = Image.fromarray(np.asarray(self._pairs.pixels[image]))
         thumbnail.thumbnail((SIDE, SIDE))
         with suppress(OSError):  # a full disk costs a thumbnail, not the run
-            self._folder.mkdir(exist_ok=True)
+            self._folder.mkdir(0o700, exist_ok=True)  # small copies of what may be private photos
             write_atomic(path, lambda partial: thumbnail.save(partial, format="PNG"))
 
 

@@ -16,6 +16,7 @@ import inspect
 import io
 import json
 import os
+import re
 import sys
 from collections.abc import Callable
 from contextlib import redirect_stdout, suppress
@@ -41,8 +42,8 @@ CONTEXT = 128
 """Most tokens of a caption; networks that know more are slow on them, and captions are short."""
 KEPT = {"is_decoder", "add_cross_attention", "tie_word_embeddings", "chunk_size_feed_forward"}
 """Keys of every architecture that change what is computed."""
-FETCHING = ("backbone", "implementation", "kernel", "quant", "auto_map", "path", "timm")
-"""Parts of the names of keys by which transformers would fetch something."""
+FETCHING = re.compile(r"_|auto_map|backbone|.*(_implementation|_kernels|name_or_path|quantization|timm)")
+"""How the names of keys begin by which transformers would fetch something."""
 NO_CODE = {"trust_remote_code": False}
 """Code that lies beside weights is never run; left open, transformers would ask whoever sits at the keyboard."""
 PACKAGES = "pip install 'lapclip[small-towers]'"
@@ -308,7 +309,7 @@ def _architecture(config: dict[str, Any]) -> Any:
     kind = CONFIG_MAPPING[model_type]
     named = set(inspect.signature(kind.__init__).parameters) | set(inspect.signature(kind).parameters)
     general = set(inspect.signature(PretrainedConfig.__init__).parameters)
-    allowed = {name for name in (named - general) | KEPT if not any(word in name for word in FETCHING)}
+    allowed = {name for name in (named - general) | KEPT if not FETCHING.match(name)}
     plain = {key: value for key, value in config.items() if key in allowed and _is_plain(value)}
     return kind(**plain)
 
@@ -318,7 +319,7 @@ def _is_plain(value: Any, depth: int = 3) -> bool:
     if isinstance(value, list) and depth:
         return all(_is_plain(item, depth - 1) for item in value)
     if isinstance(value, dict) and depth:
-        return all(not any(word in str(key) for word in FETCHING) and _is_plain(item, depth - 1)
+        return all(not FETCHING.match(str(key)) and _is_plain(item, depth - 1)
                    for key, item in value.items())  # fmt: skip
     if isinstance(value, str):
         return "/" not in value and ":" not in value and len(value) < 100

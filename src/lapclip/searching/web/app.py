@@ -30,6 +30,7 @@ from starlette.types import ASGIApp
 
 from lapclip.errors import DataError, LapclipError
 from lapclip.machine.facts import logical_cores
+from lapclip.paths import read_bytes
 from lapclip.searching.library import Entry, Library
 from lapclip.searching.web.images import Images, Sent
 from lapclip.searching.web.questions import LARGEST_NUMBER, Questions
@@ -78,7 +79,7 @@ def serve(
 
 def _remember(application: Application, image: Path) -> str:
     try:
-        return application.questions.remember(image.read_bytes())
+        return application.questions.remember(read_bytes(image))
     except OSError as error:
         raise DataError(f"{image} cannot be read: {error.strerror or error}.") from None
     except DataError as error:
