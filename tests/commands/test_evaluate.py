@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from lapclip.cli.eval import _tables
 from lapclip.commands.evaluate import (
@@ -21,14 +22,17 @@ from lapclip.commands.evaluate import (
     save_evaluation,
     score,
 )
+from lapclip.commands.export import open_pairs
 from lapclip.config import DataConfig
 from lapclip.data.dataset import DataSet, Pairs, join_splits, save_seen
 from lapclip.data.loading import load_data
+from lapclip.data.pixels import View
 from lapclip.embedder import load
 from lapclip.errors import ConfigError, DataError, LapclipError, RunError
 from lapclip.evaluation import note_on_chance
 from lapclip.evaluation.retrieval import retrieval
 from lapclip.evaluation.zeroshot import TEMPLATES, class_embeddings
+from lapclip.which_model import which_model
 
 from ..small_runs import write_classes, write_photos
 
@@ -258,6 +262,21 @@ def test_images_that_the_run_learnt_from_are_counted_and_said_first(mine: Path) 
     assert evaluate(EvaluationRequest("mine", device="cpu"))["split"] == "test"
     (mine / "seen.npy").unlink()
     assert evaluate(EvaluationRequest("mine", device="cpu", split="train"))["trained_on"] == count
+
+
+def test_images_that_were_saved_again_since_are_no_test(mine: Path) -> None:
+    """They have other bytes, so that splits are drawn anew and no image is recognised."""
+    photos = write_photos(Path("photos"), [""] * 40)
+    learnt_from(mine, photos)
+    assert not evaluate(EvaluationRequest("mine", device="cpu"))["data_changed"]
+    for path in photos.rglob("*.png"):
+        with Image.open(path) as image:
+            image.resize((60, 60)).save(path)
+    found = evaluate(EvaluationRequest("mine", device="cpu"))
+    assert (found["data_changed"], found["trained_on"]) == (True, None)
+    assert "no test" in found["notes"][0]
+    assert not any("held-out" in line for line in _tables(found))
+    assert open_pairs(which_model("mine"), View(64), None).notes == (found["notes"][0],)
 
 
 def test_drawn_images_of_training_are_counted(mine: Path) -> None:

@@ -11,6 +11,7 @@ from rich.markup import escape
 from lapclip.cli.display import display
 from lapclip.cli.output import Common, emit, typed
 from lapclip.evaluation import RANKS, WAYS
+from lapclip.runs.folder import Run
 from lapclip.suggest import command
 
 
@@ -72,10 +73,10 @@ def _tables(result: dict[str, Any]) -> list[str]:
     where = f"{result['run']} on {result['data']}, split {result['split']} ({result['why_split']})"
     lines = [escape(where)]
     for at, note in enumerate(result["notes"]):
-        colour = "yellow" if result["trained_on"] and at == 0 else "dim"
+        colour = "yellow" if (result["trained_on"] or result["data_changed"]) and at == 0 else "dim"
         lines.append(f"[{colour}]{escape(note)}[/{colour}]")
     if "evaluation" in result:
-        held_out = result["split"] not in ("train", "all") and not result["trained_on"]
+        held_out = result["split"] not in ("train", "all") and not (result["trained_on"] or result["data_changed"])
         named = f"{result['split']} pairs" if result["split"] != "all" else "pairs"
         what = f"{'held-out ' * held_out}{named}"
         lines += recall_table(result["evaluation"], what)
@@ -94,8 +95,8 @@ def _tables(result: dict[str, Any]) -> list[str]:
 def _ending(result: dict[str, Any]) -> list[str]:
     if not result["files"]:
         return [f"Next: --out FOLDER keeps this with its images; in Python: lapclip.load({result['run']!r})"]
-    name = Path(result["run"]).name
-    return [f"Next: open {result['files'][0]} in a browser, or {escape(typed(command('report', name)))}"]
+    report = typed(command("report", Run(Path(result["run"])).typed))
+    return [f"Next: open {result['files'][0]} in a browser, or {escape(report)}"]
 
 
 def recall_table(evaluation: dict[str, Any], what: str = "") -> list[str]:

@@ -37,6 +37,10 @@ from lapclip.which_model import NotAModel, WhichModel, which_model
 ALL = "all"
 DECIDE_SPLITS = ("seed", "split_rule", "split_column", "train_pairs", "held_out")
 """Settings of data that decide which images are for training: of the run's own data they stay as they were."""
+CHANGED_FILES = (
+    "The images are not those that the run began with (added, or saved again), so some of these may be among those it "
+    "learnt from: this is no test of it."
+)
 SIDE = 144
 """Pixels of a thumbnail's longer side."""
 
@@ -66,6 +70,8 @@ class EvaluationData:
     for_training: int | None
     """How many of them are in the run's training split; None for data that is not the run's own."""
     linear_baseline: float | None = None
+    changed: bool = False
+    """Whether the run's own data is no longer what it learnt from, so that any of these may be among that."""
 
 
 def evaluate(
@@ -81,7 +87,8 @@ def evaluate(
     except ConfigError as error:  # a device that is not here, which training would have as a setting
         raise ConfigError(error.message.replace("train.device", "--device"), hint="--device auto") from None
     view = embedder.view
-    opened = open_data(config, view, request.split, (model.data_fingerprint or "") if own else None, data_progress)
+    fingerprint, seen = (model.data_fingerprint or "", model.run and model.run.seen) if own else (None, None)
+    opened = open_data(config, view, request.split, fingerprint, data_progress, seen)
     batch_size = model.config.train.batch_size if model.config else None
     trained_on = count_trained_on(model, opened)
     result: dict[str, Any] = {
@@ -91,6 +98,7 @@ def evaluate(
         "why_split": opened.why,
         "device": embedder.device.kind if isinstance(embedder, Embedder) else "cpu",
         "trained_on": trained_on,
+        "data_changed": opened.changed,
         "notes": [
             *note_on_training(trained_on, len(opened.pairs)),
             *opened.notes,
@@ -153,14 +161,22 @@ def count_trained_on(model: WhichModel, opened: EvaluationData) -> int | None:
         # Drawn scenes are no files: a run that drew what it learnt from has seen none, and no other run has seen these.
         drawn = find_source(model.config.data.source).is_drawn, opened.pairs.identities is None
         return 0 if any(drawn) else None
+    if opened.changed:
+        return seen or None
     return opened.for_training if seen is None else seen
 
 
 def open_data(
-    config: DataConfig, view: View, asked: str | None, fingerprint: str | None, progress: DataProgress | None
+    config: DataConfig,
+    view: View,
+    asked: str | None,
+    fingerprint: str | None,
+    progress: DataProgress | None,
+    seen: Path | None = None,
 ) -> EvaluationData:
     """The images to score. A fingerprint is that of the data the run began with, empty where it is not known, and None
-    for data that the run did not learn from: of that only splits that it names itself count."""
+    for data that the run did not learn from: of that only splits that it names itself count. `seen` is where the run
+    keeps what it learnt from."""
     listing, own = list_data(config, view, progress), fingerprint is not None
     classes, splits = listing.table.classes, listing.splits if own else listing.named_splits(ALL)
     split, why = choose_split(list(dict.fromkeys(splits)), asked, learnt_from=own, classes=bool(classes))
@@ -171,7 +187,9 @@ def open_data(
     of_training = min(len(pairs), sum(splits[at] == TRAIN for at in chosen))  # at the most: some may be broken
     for_training = of_training if own else None
     if listing.drawn is None:
-        return EvaluationData(split, why, pairs, classes, notes, for_training)
+        changed = seen is not None and listing.has_changed_since(seen, view, progress)
+        notes = [*[CHANGED_FILES] * changed, *notes]
+        return EvaluationData(split, why, pairs, classes, notes, for_training, changed=changed)
     if fingerprint not in (None, "", listing.drawn.fingerprint):
         notes = ["The data is not what the run began with: it is scored as it is now."]
     return EvaluationData(split, why, pairs, classes, notes, for_training, linear_baseline(listing.drawn.train, pairs))

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from lapclip.commands.evaluate import CHANGED_FILES
 from lapclip.config import DataConfig
 from lapclip.data.loading import list_data
 from lapclip.data.pixels import View
@@ -124,13 +125,13 @@ def open_pairs(which: WhichModel, view: View, progress: DataProgress | None) -> 
     if which.config is None:
         return _check_pairs(few, view, progress)
     try:
-        return _check_pairs(which.config.data, view, progress)
+        return _check_pairs(which.config.data, view, progress, which.run and which.run.seen)
     except DataError as error:
         note = f"The run's own data cannot be used ({error.message}), so the built-in scenes were used instead."
         return replace(_check_pairs(few, view, progress), notes=(note,))
 
 
-def _check_pairs(config: DataConfig, view: View, progress: DataProgress | None) -> CheckPairs:
+def _check_pairs(config: DataConfig, view: View, progress: DataProgress | None, seen: Path | None = None) -> CheckPairs:
     listing = list_data(config, view, progress)
     rows, splits = listing.table.rows, listing.splits
     split = "test" if "test" in splits else "val"
@@ -147,7 +148,9 @@ def _check_pairs(config: DataConfig, view: View, progress: DataProgress | None) 
     there, used = splits.count(split), len(held_out)
     count = f"{used} images" if used == there and listing.drawn else f"{used} of its {there} images"
     name = find_source(config.source).title or config.source
-    return CheckPairs(held_out, training, f"{name}, split {split}: {count}", split=split)
+    changed = seen is not None and listing.has_changed_since(seen, view, progress)
+    notes = (CHANGED_FILES,) if changed else ()
+    return CheckPairs(held_out, training, f"{name}, split {split}: {count}", notes, split)
 
 
 def _drawn(rows: list[int], most: int) -> list[int]:

@@ -159,7 +159,7 @@ def open_sets(
     assert model.config is not None
     own = model.config.data
     fingerprint = model.data_fingerprint or ""
-    opened = open_data(own, view, None, fingerprint, progress)
+    opened = open_data(own, view, None, fingerprint, progress, model.run and model.run.seen)
     found = [_evaluation_set(model, own, opened, own=True)]
     if not find_source(own.source).is_drawn:
         # Held-out scenes do not depend on how many there are for training, so hardly any are drawn for that.

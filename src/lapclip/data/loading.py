@@ -17,7 +17,7 @@ import numpy as np
 
 from lapclip.config import AUTO, BY_CONTENT, BY_NAME, DataConfig
 from lapclip.data.check.image_pass import LOOK_SIDE, copy_keys
-from lapclip.data.dataset import DataSet, Pairs, Pixels, join_splits
+from lapclip.data.dataset import DataSet, Pairs, Pixels, count_seen, join_splits
 from lapclip.data.decode import NO_MEMORY
 from lapclip.data.packed_index import Entry, digest_of
 from lapclip.data.packed_store import LOOK, MIDDLE, WHOLE, pack, prepare, room_left, room_needed, use_store
@@ -31,6 +31,8 @@ from lapclip.progress import DataProgress
 from lapclip.suggest import command
 from lapclip.text import counted, printable
 
+SOME = 64
+"""Images for training that are compared with those a run learnt from."""
 NAMED = 3
 """Images that a message names where it is about many."""
 ROOM = 0.5
@@ -75,6 +77,19 @@ class Listing:
             parts += [pairs.select(inside.tolist())] if len(inside) else []
             first = last
         return join_splits(parts or [self.drawn.train.select([])]), []
+
+    def has_changed_since(self, seen: Path, view: View | int, progress: DataProgress | None = None) -> bool:
+        """Whether the files are no longer those that a run learnt from, by some of those that are for training now.
+
+        Images that were saved again have other bytes and may have changed sides, and nothing else would show it. A few
+        may differ: copies of held-out images are for training by name, and yet left out of it.
+        """
+        training = [at for at, split in enumerate(self.splits) if split == TRAIN]
+        if self.drawn is not None or not training:
+            return False
+        some, _ = self.load(training[:: -(-len(training) // SOME)], view, progress)
+        known = count_seen(some.identities, seen)
+        return known is not None and known < 0.9 * len(some)
 
 
 def list_data(config: DataConfig, view: View | int, progress: DataProgress | None = None) -> Listing:
