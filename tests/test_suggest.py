@@ -115,3 +115,10 @@ def test_a_named_run_is_followed_by_the_next_free_name_and_others_by_their_recip
     )
     assert Run(Path("runs/mine")).typed == "mine"
     assert Run(here / "runs" / "mine").typed == str(here / "runs" / "mine")
+
+
+def test_code_that_a_saved_run_names_is_not_part_of_a_suggestion() -> None:
+    saved = {"run": {"recipe": "heads", "asked": {"model": {"image_from": "evil:make", "text_from": "timm:x"}}}}
+    assert "evil" not in train_command(saved)
+    assert "--set model.image_from=MODULE:FUNCTION" in train_command(saved)
+    assert "--set model.text_from=timm:x" in train_command(saved)

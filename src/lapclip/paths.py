@@ -26,8 +26,9 @@ if sys.platform == "darwin":
 ABANDONED = 86_400
 """Seconds after which something half-made counts as left behind, where nobody knows the process that made it."""
 _WHOSE = re.compile(
-    r"\.(?P<process>\d+)-\d+-(?P<host>[A-Za-z0-9]*)\.(?:partial|old)$"
-    r"|\.\d+(?:-\d+)?\.(?:partial|old)$|^\.[a-z0-9_]{8}\.partial$"  # of earlier releases, which told no computer
+    r"^\..+\.(?P<process>\d+)-\d+-(?P<host>[A-Za-z0-9]*)\.(?:partial|old)$"  # hidden: a user's own x.2023.old is not
+    r"|^\..+\.\d+(?:-\d+)?\.(?:partial|old)$|^\.[a-z0-9_]{8}\.partial$"  # of earlier releases: no computer
+    r"|^scenes-[0-9a-z-]+\.\d+\.partial$"
 )
 
 
@@ -138,7 +139,10 @@ def _host() -> str:
 
 
 def leftovers(folder: Path, name: str = "*") -> list[Path]:
-    """What killed processes left half-made in a folder, of the things called `name`: nobody will finish it."""
+    """What killed processes left half-made in a folder, of the things called `name`: nobody will finish it. A folder
+    that is a link has nothing of ours."""
+    if folder.is_symlink():
+        return []
     found = [*folder.glob(f"{name}.partial"), *folder.glob(f"{name}.old")]  # hidden ones among them
     return sorted(path for path in found if not path.is_symlink() and _is_abandoned(path))
 

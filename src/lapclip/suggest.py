@@ -21,6 +21,7 @@ DRAWN = DataConfig().source
 """The data of who names none: drawn by lapclip, so that a command need not name it."""
 PLAIN = re.compile(r"[\w+=:,./\\-]+", re.ASCII)
 """What neither cmd nor PowerShell takes for anything but letters."""
+FACTORY = "MODULE:FUNCTION"
 LENGTHS = ("train.epochs", "train.steps", "train.minutes")
 """How long a run is: one of them decides, so that a new one replaces what was given before."""
 CHOSEN = ("stream", "tokenizer", "vocabulary")
@@ -118,7 +119,8 @@ def _given(saved: Mapping[str, Any]) -> dict[str, Any]:
     it started from, its teacher and its minutes."""
     asked = _section(saved, "run").get("asked")
     if isinstance(asked, Mapping):
-        return _whole_names(asked)
+        # A run may come from elsewhere, and a factory that is typed is code that runs: who knows it fills it in.
+        return {name: FACTORY if _is_factory(name, value) else value for name, value in _whole_names(asked).items()}
     usual = vars(DataConfig())
     known = {
         "data": {n: v for n, v in _section(saved, "data").items() if v != usual.get(n)},
@@ -126,6 +128,10 @@ def _given(saved: Mapping[str, Any]) -> dict[str, Any]:
     }
     kept = {*READING, *RECORDED} - {"data.split_rule"}  # an older run keeps its rule, and a new one takes the better
     return {name: value for name, value in _whole_names(known).items() if name in kept}
+
+
+def _is_factory(name: str, value: Any) -> bool:
+    return name in ("model.image_from", "model.text_from") and re.match(r"(?!timm:|hf:)[\w.]+:", str(value)) is not None
 
 
 def _whole_names(sections: Mapping[str, Any]) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -179,3 +180,25 @@ def test_a_full_disk_is_no_fault_of_ours(here: Path, monkeypatch: pytest.MonkeyP
     told = lapclip("runs")
     assert told.returncode == 2
     assert "Try: free some disk space" in told.stderr
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows allows no such names")
+def test_names_of_files_steer_no_terminal(here: Path, trained: Path) -> None:
+    hostile = "a\x1b]0;taken\x07b"
+    Path("data").mkdir()
+    Path("data", f"{hostile};touch pwned;.zip").write_bytes(b"x")
+    Path("r.toml").write_text('[model]\nname = "x\\u001b]0;taken\\u0007"\n')
+    shutil.copytree(trained, Path("runs") / hostile)
+    for arguments in (
+        ["data", "check", "data"],
+        ["train", "--recipe", "r.toml"],
+        ["stop", "nope"],
+        ["eval", hostile, "--device", "cpu"],
+        ["report", hostile],
+    ):
+        done = lapclip(*arguments)
+        assert not {"\x1b", "\x07"} & set(done.stdout + done.stderr), arguments
+    refused = lapclip("data", "check", "data").stderr
+    assert "unzip $'" in refused or "unzip '" in refused
+    for page in Path("runs", hostile).glob("report/*.md"):
+        assert "\x1b" not in page.read_text(encoding="utf-8")

@@ -142,3 +142,18 @@ def test_leftovers_are_told_from_work_by_their_process(tmp_path: Path) -> None:
         os.utime(path, (1, 1))
     sweep(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted([mine.name, unknown.name])
+
+
+def test_names_that_only_look_half_made_and_what_a_link_leads_to_stay(tmp_path: Path) -> None:
+    kept = [tmp_path / "thesis.2023.old", tmp_path / "photos.7.partial", tmp_path / "mybest.2.old"]
+    ours = tmp_path / ".run.4194999-1-nobody.partial"
+    for path in (*kept, ours):
+        path.write_text("x")
+        os.utime(path, (0, 0))
+    if os.name != "nt":
+        (tmp_path / "linked").symlink_to(tmp_path, target_is_directory=True)
+        assert leftovers(tmp_path / "linked") == []
+    assert leftovers(tmp_path) == [ours]
+    sweep(tmp_path)
+    assert all(path.exists() for path in kept)
+    assert not ours.exists()

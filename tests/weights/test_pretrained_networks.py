@@ -29,6 +29,7 @@ from lapclip.model.pretrained.split_network import Blocks, find_blocks
 from lapclip.model.shapes import SHAPES
 from lapclip.training.checkpoint import save_model
 from lapclip.training.initial_weights import find_initial_weights
+from lapclip.weights import pretrained_networks
 from lapclip.weights.pretrained_networks import TRUSTED, _architecture, build_network, open_image, open_text, trust
 
 from ..networks import TinyImage, tiny_text, write_tokenizer
@@ -146,6 +147,19 @@ def test_a_model_cannot_make_us_call_code_that_nobody_here_named(monkeypatch: py
         build_network(spec)
     monkeypatch.setenv("LAPCLIP_TRUST", spec.name)
     assert isinstance(build_network(spec), TinyImage)
+
+
+def test_trust_in_a_factory_does_not_reach_another_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for folder in ("known", "foreign"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "own_tower.py").write_text("def make():\n    raise RuntimeError('called')\n")
+    monkeypatch.delenv("LAPCLIP_TRUST", raising=False)
+    monkeypatch.chdir(tmp_path / "known")
+    trust("own_tower:make")
+    monkeypatch.setattr(pretrained_networks, "_named_now", set())  # as in the next process
+    monkeypatch.chdir(tmp_path / "foreign")
+    with pytest.raises(ConfigError, match="has not been used with lapclip here"):
+        build_network(TowerSpec(kind="factory", name="own_tower:make"))
 
 
 def test_a_recipe_file_cannot_make_us_call_code_that_nobody_here_named(

@@ -33,6 +33,7 @@ from lapclip.cli.train import train
 from lapclip.cli.tune import tune
 from lapclip.cli.watch import watch
 from lapclip.errors import LapclipError
+from lapclip.text import printable_lines
 
 app = App(
     name="lapclip",
@@ -100,7 +101,7 @@ def _disk_is_full(error: Exception) -> bool:
 def _report(status: int, message: str, as_json: bool, debug: bool) -> int:
     if debug:
         traceback.print_exc()
-    print(message, file=sys.stderr)
+    print(printable_lines(message), file=sys.stderr)  # it may hold names of files and words out of them
     if as_json:
         print(json.dumps({"error": message}))
     return status

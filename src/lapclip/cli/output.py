@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from lapclip.suggest import quoted
+from lapclip.text import without_controls
 
 ARGUMENTS: ContextVar[tuple[str, ...]] = ContextVar("arguments")
 """The arguments that this process was given after `lapclip`."""
@@ -60,6 +61,8 @@ def emit(result: dict[str, Any], summary: Sequence[str | Table], common: Common 
         return
     console = Console(highlight=False)
     for text in summary:
+        # Names of files may hold what steers a terminal.
+        text = without_controls(text) if isinstance(text, str) else text
         console.print(text, soft_wrap=isinstance(text, str))
 
 

@@ -18,6 +18,7 @@ from lapclip import __version__
 from lapclip.errors import WeightsError
 from lapclip.machine.desktop import ends_in_order
 from lapclip.paths import partial_path, replace, sweep
+from lapclip.text import without_controls
 from lapclip.weights.recognise import TOKENIZER
 
 if TYPE_CHECKING:
@@ -133,7 +134,7 @@ def write_readme(folder: Path, model: str, use: str, result: dict[str, Any]) -> 
     notes = "".join(f"- {note}\n" for note in result["notes"])
     table = "\n".join(["```", *table_lines(result), "```"])
     text = f"# {model}, {result['format']}\n\n{MARK}\n\n{use}\n\n## Check\n\n{table}\n\n{notes}"
-    (folder / README).write_text(text, encoding="utf-8", newline="\n")
+    (folder / README).write_text(without_controls(text), encoding="utf-8", newline="\n")
 
 
 def table_lines(result: dict[str, Any]) -> list[str]:

@@ -15,6 +15,7 @@ from lapclip.report.page import to_html
 from lapclip.report.run_report import run_report
 from lapclip.runs.folder import RUNS, all_runs, find_run
 from lapclip.runs.view import view_of
+from lapclip.text import without_controls
 
 RIGHT = {True: " (right)", False: " (wrong)", None: ""}
 
@@ -45,7 +46,7 @@ def write_files(report: Report, folder: Path, name: str) -> list[Path]:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for path, text in files.items():
-            write_atomic(path, text)
+            write_atomic(path, without_controls(text))
     except OSError as error:
         raise RunError(
             f"Cannot write to {folder}: {error.strerror or error}.", hint="lapclip report --out FOLDER"

@@ -12,6 +12,7 @@ A recipe file and a saved model may come from elsewhere, so their word alone is 
 from __future__ import annotations
 
 import importlib
+import importlib.machinery
 import inspect
 import io
 import json
@@ -31,6 +32,7 @@ from lapclip.errors import ConfigError, first_line
 from lapclip.machine.measurement_cache import CacheFile
 from lapclip.model.pretrained.pretrained_towers import FACTORY, HUGGING_FACE, TIMM, TowerSpec
 from lapclip.paths import parse_json, read_bytes
+from lapclip.suggest import command, quoted
 from lapclip.weights.hub import confirmed_name
 from lapclip.weights.recognise import HUB, is_hub_name
 
@@ -112,19 +114,27 @@ def trust(reference: str) -> None:
     """Someone at this computer named a tower. Where it is made by a factory, that may be called from now on."""
     if _is_factory(reference):
         _named_now.add(reference)
-        TRUSTED.write(reference, True)
+        TRUSTED.write(reference, _file_of(reference))
 
 
 def _is_factory(reference: str) -> bool:
     return ":" in reference and not reference.startswith(("timm:", HUB)) and not Path(reference).exists()
 
 
+def _file_of(reference: str) -> str:
+    """Where the code of a factory lies, found without running any of it: another folder may have one of that name."""
+    package = reference.partition(":")[0].partition(".")[0]
+    found = importlib.machinery.PathFinder.find_spec(package, [*sys.path, os.getcwd()])
+    return os.path.realpath(found.origin) if found and found.origin else ""
+
+
 def _made(reference: str) -> Any:
     """What the factory `package.module:name` gives, if someone here named it."""
-    if reference not in (*_named_now, os.environ.get("LAPCLIP_TRUST")) and not TRUSTED.read(reference):
+    named = reference in (*_named_now, os.environ.get("LAPCLIP_TRUST"))
+    if not named and (not (trusted := TRUSTED.read(reference)) or trusted != _file_of(reference)):
         raise ConfigError(
             f"A tower is made by {reference}, code that has not been used with lapclip here.",
-            hint=f"if you know it: LAPCLIP_TRUST={reference} and the same command",
+            hint=f"if you know it: LAPCLIP_TRUST={quoted(reference)} and the same command",
         )
     module_name, _, name = reference.partition(":")
     if "" not in sys.path and os.getcwd() not in sys.path:
@@ -346,7 +356,7 @@ def _open(reference: str) -> tuple[nn.Module, dict[str, Any]]:
     if hasattr(backbone, "vision_model") and hasattr(backbone, "text_model"):
         raise ConfigError(
             f"{reference} holds an image and a text tower that belong together.",
-            hint=f"lapclip train --from {reference}",
+            hint=command("train", "--from", reference),
         )
     return _without_pooler(backbone), json.loads(backbone.config.to_json_string(use_diff=False))
 

@@ -45,6 +45,8 @@ MOST_NAMES = 10_000_000
 """Bytes that the names and sizes of tensors may take in a file; those of the largest CLIP take 200,000."""
 MOST_UNPACKED = 100_000_000
 """Bytes by which an archive's content may be larger than its file; only its programs are compressed."""
+MOST_MODULES = 20_000
+"""Modules of an archive; ViT-L has some hundred."""
 MOST_REPEATED = 4
 """How many times the bytes of their file tensors may have, which may lie in the same place."""
 CONVERT = "a safetensors file of the same weights; where they come from often has one"
@@ -153,8 +155,7 @@ def _read_torchscript(path: Path) -> dict[str, Tensor]:
         content = archive.read(pickled)
         _check_memo(content)
         module = _Reader(io.BytesIO(content), archive, pickled.removesuffix("data.pkl")).load()
-    tensors: dict[str, Tensor] = {}
-    _gather(module, "", tensors)
+    tensors = _gather(module)
     if not tensors:
         raise ValueError("it holds no tensors")
     return tensors
@@ -186,13 +187,21 @@ class _Inert:
         self.__dict__.update(state if isinstance(state, dict) else {})
 
 
-def _gather(module: Any, prefix: str, tensors: dict[str, Tensor]) -> None:
+def _gather(root: Any) -> dict[str, Tensor]:
     """The tensors of a module and of those inside it, by their full names."""
-    for name, value in vars(module).items() if isinstance(module, _Inert) else ():
-        if isinstance(value, Tensor):
-            tensors[prefix + name] = value
-        elif isinstance(value, _Inert):
-            _gather(value, f"{prefix}{name}.", tensors)
+    tensors: dict[str, Tensor] = {}
+    waiting, walked = [(root, "")], 0
+    while waiting:
+        module, prefix = waiting.pop()
+        walked += 1
+        if walked > MOST_MODULES:  # one that lies under two names is walked twice, and so on inside it
+            raise ValueError(f"it has more than {MOST_MODULES:,} modules")
+        for name, value in vars(module).items() if isinstance(module, _Inert) else ():
+            if isinstance(value, Tensor):
+                tensors[prefix + name] = value
+            elif isinstance(value, _Inert):
+                waiting.append((value, f"{prefix}{name}."))
+    return tensors
 
 
 class _Reader(pickle.Unpickler):

@@ -29,6 +29,7 @@ from lapclip.data.sources.registry import (
 )
 from lapclip.data.table import RowCollector, Skipped, Table
 from lapclip.errors import DataError, closest, first_line
+from lapclip.suggest import quoted
 
 MOST_FILES = 100_000
 """Files that a pattern may name."""
@@ -227,7 +228,8 @@ PACKED = {
 
 def how_to_unpack(name: str) -> str:
     """The command that unpacks a compressed file; empty for any other file."""
-    return next((command for ending, command in PACKED.items() if name.lower().endswith(ending)), "").format(name)
+    found = next((command for ending, command in PACKED.items() if name.lower().endswith(ending)), "")
+    return found.format(quoted(f"./{name}" if name.startswith("-") else name))
 
 
 def is_foreign(path: Path) -> bool:
