@@ -20,7 +20,8 @@ test: $(VENV)/ready-to-test lint ## check the code and run all tests
 	@$(BIN)/python -m pytest -n 2 --dist worksteal
 
 # Each soak is one line: a short form of what the docs have the figures of.
-test-all: test ## the same, then soaks and the wheel in a fresh environment
+test-all: test ## the same, then slow tests, soaks and the wheel in a fresh environment
+	@$(BIN)/python -m pytest -m slow
 	@$(BIN)/python benchmarks/chaos.py --faults 30
 	@$(BIN)/python benchmarks/hostile_requests.py --requests 2000
 	@$(BIN)/python benchmarks/hostile_files.py

@@ -162,6 +162,19 @@ def remove(path: Path) -> None:
             path.unlink(missing_ok=True)
 
 
+def remove_whole(path: Path) -> None:
+    """Remove a file or a folder, first out of sight: whoever looks, and whoever comes after a crash, finds all of it or
+    nothing. Raises OSError where it stays as it was: Windows keeps what a program has open."""
+    gone = hidden_path(path)
+    replace(path, gone)
+    remove(gone)
+
+
+def hidden_path(path: Path) -> Path:
+    """A name beside the path under which it does not count, as `partial_path`, and that nothing left behind has."""
+    return partial_path(path.with_name(f"{path.name}.{time.monotonic_ns()}"))
+
+
 def _is_abandoned(path: Path) -> bool:
     """Whether the process that its name tells is gone. Of another computer, or without such a name, only age tells."""
     import psutil  # not for a command that only prints its help

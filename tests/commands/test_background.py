@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -21,11 +22,15 @@ import pytest
 from lapclip.cli.app import app
 from lapclip.cli.output import ARGUMENTS
 from lapclip.cli.train import train as train_command
-from lapclip.commands import background, choose_recipe
+from lapclip.commands import background, choose_recipe, look_ahead
 from lapclip.commands.background import train_in_background, wait_for
 from lapclip.commands.train import train
+from lapclip.config import DataConfig
+from lapclip.data.sources.files import FILES
+from lapclip.data.table import Table
+from lapclip.errors import RunError
 from lapclip.machine.polite import PolitePauses
-from lapclip.runs.folder import Run, all_runs, create_run, find_run, is_reserved, reserve_run
+from lapclip.runs.folder import Run, _new_folder, all_runs, create_run, find_run, is_reserved, reserve_run
 from lapclip.runs.heartbeat import at_work_path, beat_of, others_at_work, read_beat, write_beat
 
 from ..conftest import SMALL, lapclip, lapclip_process, set_flags
@@ -192,6 +197,32 @@ def test_bad_settings_are_refused_at_once(here: Path) -> None:
     assert not list(Path().glob("runs/*"))
 
 
+def test_data_is_read_once_and_what_takes_long_to_read_is_left_to_the_run(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    photos(here / "photos", 4)
+    monkeypatch.setattr(choose_recipe, "towers_installed", lambda: True)
+    monkeypatch.setattr(look_ahead, "LOOK_SECONDS", 30.0)
+    read, slow = FILES.read_table, threading.Event()
+    reads: list[str] = []
+
+    def read_table(config: DataConfig) -> Table:
+        reads.append(config.source)
+        if len(reads) > 1:
+            slow.wait(20)
+        return read(config)
+
+    monkeypatch.setattr(FILES, "read_table", read_table)
+    assert parsed(in_background(["train", "photos", "--background"], monkeypatch))["name"] == "heads"
+    assert len(reads) == 1
+    monkeypatch.setattr(look_ahead, "LOOK_SECONDS", 0.05)
+    began = time.monotonic()
+    assert parsed(in_background(["train", "photos", "--background"], monkeypatch))["name"] == "photos"
+    assert len(reads) == 2
+    assert time.monotonic() - began < 15
+    slow.set()
+
+
 def test_nothing_is_refused_with_torch_that_can_be_refused_without(here: Path) -> None:
     program = (
         "import sys\nfrom lapclip.cli import main\ntry:\n    main(['train', '--background', 'nowhere'])\n"
@@ -254,6 +285,38 @@ def test_a_run_that_never_began_does_not_hold_its_name(here: Path, monkeypatch: 
     far = refused("far", WHY)
     write_beat(far.starting, replace(beat_of(os.getpid()), host="another computer", time=0.0))
     assert lapclip("train", "--background", "--name", "far").returncode == 2  # it may be at work over there
+
+
+def fill_folder(path: Path, file: str, text: str) -> None:
+    path.mkdir()
+    (path / file).write_text(text)
+
+
+@pytest.mark.parametrize("taken", [False, True])
+def test_a_name_that_another_process_took_just_now_stays_its_own(
+    here: Path, monkeypatch: pytest.MonkeyPatch, taken: bool
+) -> None:
+    """Both found that the run never began; the other one was faster, and has reserved the name since."""
+    refused("mine", WHY)
+    truly = Run.never_began.__get__
+    looks: list[Run] = []
+
+    def never_began(run: Run) -> bool:
+        looks.append(run)
+        if len(looks) == 1:
+            shutil.rmtree(run.path)
+            fill_folder(run.path, "starting.key", "of the other")
+            return True
+        if taken:  # while that one is out of sight, a third one takes the name
+            fill_folder(Path("runs/mine"), "starting.key", "of the third")
+        return truly(run)
+
+    monkeypatch.setattr(Run, "never_began", property(never_began))
+    with pytest.raises(RunError):
+        _new_folder("mine", "first-run", "starting.key", "of this one")
+    found = sorted(path.name for path in Path("runs").iterdir())
+    assert found == (["mine", "mine-2"] if taken else ["mine"])
+    assert is_reserved(found[-1], "of the other")
 
 
 def test_a_command_that_is_interrupted_leaves_no_reserved_folder(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:

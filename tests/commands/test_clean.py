@@ -7,12 +7,18 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import filelock
 import pytest
 
+from lapclip.commands.clean import REMOVABLE, chosen, look, remove
 from lapclip.paths import leftovers, partial_path, sweep
+from lapclip.runs.folder import Run
+from lapclip.runs.heartbeat import beat_of, write_beat
+from lapclip.searching.indexes import note_use
 from lapclip.weights.recognise import WEIGHTS
 
 from ..conftest import lapclip
@@ -126,6 +132,76 @@ def test_what_is_in_use_or_not_ours_stays(disk: Path, empty_cache: Path) -> None
     assert (disk / "runs/mine/checkpoints").exists()
     assert outside.exists()
     assert lapclip("clean", "--run", "linked", "--yes").returncode == 2
+
+
+@contextmanager
+def at_work_on(*locks: Path) -> Iterator[None]:
+    """Another process that holds these locks."""
+    program = (
+        "import sys, filelock\nheld = [filelock.FileLock(path) for path in sys.argv[1:]]\n"
+        "for lock in held:\n    lock.acquire()\nprint(1, flush=True)\ninput()"
+    )
+    other = subprocess.Popen(
+        [sys.executable, "-c", program, *map(str, locks)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert other.stdout is not None
+    other.stdout.readline()
+    try:
+        yield
+    finally:
+        other.communicate(b"\n")
+
+
+def test_what_comes_into_use_while_a_person_is_asked_stays(
+    disk: Path, empty_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lapclip.commands.clean._in_use", lambda paths: set())  # not every system tells
+    locks = ("runs/died/lock", "runs/mine/lock", "cache/packed-1/lock", "data/search/photos-1/lock")
+    doomed = chosen(look(), ["checkpoints", "packed", "indexes", "leftovers", "features"], ["died"])
+    with at_work_on(*(disk / lock for lock in locks)):
+        removed, failed = remove(doomed)
+    assert {item.kind for item in removed} == {"features", "leftovers"}
+    assert {item.path.name for item in failed} == {"died", "checkpoints", "packed-1", "photos-1"}
+    assert all("process" in item.kept for item in failed)
+    assert (disk / "runs/died/run.toml").exists()
+    assert (disk / "runs/mine/checkpoints/step-00000012").exists()
+    assert remove(failed) == (failed, [])
+    assert [item.kept for item in remove(failed)[1]]  # what is gone cannot be removed, and is not made again
+    assert sorted(path.name for path in (disk / "runs").iterdir()) == ["mine"]
+
+
+def test_a_run_that_begins_while_a_person_is_asked_stays(disk: Path) -> None:
+    doomed = chosen(look(), ["checkpoints"], ["died"])
+    for name in ("died", "mine"):
+        write_beat(Run(Path("runs", name)).starting, beat_of(os.getpid()))
+    removed, failed = remove(doomed)
+    assert not removed
+    assert [item.kept for item in failed] == ["it is starting"] * 2
+
+
+def test_the_hint_fits_what_keeps_a_run(disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lapclip.commands.clean._in_use", lambda paths: {Path("runs/mine"), Path("runs/died")})
+    with filelock.FileLock(disk / "runs/died/lock"):
+        assert "lapclip stop died" in lapclip("clean", "--run", "died", "--yes").stderr
+        assert "lapclip stop" not in lapclip("clean", "--run", "mine", "--yes").stderr  # it is finished
+
+
+def test_what_is_shown_tells_whose_it_is(disk: Path, empty_cache: Path) -> None:
+    fill(disk / "data/search/photos-1/abc/pictures.db")
+    note_use(disk / "data/search/photos-1/abc", disk / "my photos", "hf:some/model")
+    fill(empty_cache / "gained.json")
+    shown = {Path(item["path"]).name: item for item in cleaned()["items"]}
+    assert shown["photos-1"]["about"] == "my photos, with hf:some/model"
+    assert shown["gained.json"]["kind"] == "measurements"
+    assert set(shown["photos-1"]) == {"kind", "path", "bytes", "about", "kept"}
+
+
+def test_kinds_are_told_and_others_refused(disk: Path) -> None:
+    told = lapclip("clean", "--help").stdout
+    assert all(kind in told for kind in REMOVABLE)
+    for kind in ("runs", "index"):
+        assert lapclip("clean", kind, "--yes").returncode == 2
+    assert "indexes" in lapclip("clean", "index", "--yes").stderr
 
 
 def test_leftovers_are_told_from_work_by_their_process(tmp_path: Path) -> None:

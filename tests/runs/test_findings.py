@@ -305,9 +305,11 @@ def test_a_run_that_failed_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_a_run_in_the_background_that_never_began_points_to_its_log() -> None:
-    (finding,) = findings(summarise([]), Surroundings(name="early", state="failed"))
+    (finding,) = findings(
+        summarise([]), Surroundings(name="elsewhere/early", state="failed", log="elsewhere/early/log.txt")
+    )
     assert finding.id == "failed"
-    assert "runs/early/log.txt" in finding.evidence
+    assert finding.evidence.endswith("see elsewhere/early/log.txt")
     assert findings(summarise([]), Surroundings(name="early", state="starting")) == []
 
 

@@ -16,6 +16,7 @@ from lapclip.errors import RunBusy
 from lapclip.runs import heartbeat as pulse
 from lapclip.runs.folder import Run
 from lapclip.runs.heartbeat import LATE, Beat, Pulse, beat_of, read_beat, write_beat
+from lapclip.suggest import command
 
 
 def test_a_process_that_lives_is_known_by_number_and_beginning() -> None:
@@ -62,19 +63,22 @@ def test_a_run_that_another_computer_works_on_is_refused_whatever_its_clock_says
     finally:
         over.set()
         thread.join()
-    assert "lapclip stop mine" in refusal.value.hint
+    assert command("stop", tmp_path / "mine") in refusal.value.hint  # it lies elsewhere
     assert "\x1b" not in str(refusal.value)
     assert run.running == (ahead == 0)  # a list of runs cannot wait for the next beat
 
 
 @pytest.mark.parametrize("ago", [LATE + 1, 7200, 100_000])
-def test_a_computer_that_crashed_keeps_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ago: float) -> None:
+def test_a_computer_that_crashed_keeps_no_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], ago: float
+) -> None:
     monkeypatch.setattr(pulse, "EVERY", 0.05)
     run = Run(tmp_path / "mine")
     write_beat(run.pulse, Beat(process=1, began=0.0, host="far away", time=time.time() - ago))
     with run.lock():
         assert run.running
     assert not run.running
+    assert ("far away" in capsys.readouterr().err) == (ago < 100_000)  # where it has to be waited for
 
 
 def test_a_pulse_beats_and_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 from rich.markup import escape
@@ -16,13 +16,12 @@ from lapclip.text import counted, printable, size
 if TYPE_CHECKING:
     from lapclip.commands.clean import Item
 
-Kind = Literal["leftovers", "checkpoints", "packed", "scenes", "features", "measurements", "indexes"]
 SHOWN = 8
 """Items of a kind that are listed."""
 
 
 def clean(
-    *kinds: Kind,
+    *kinds: str,
     run: Annotated[tuple[str, ...], Parameter(negative="", show_default=False)] = (),
     yes: Annotated[bool, Parameter(negative="", show_default=False)] = False,
     common: Common | None = None,

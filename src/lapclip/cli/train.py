@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,27 +11,13 @@ from rich.markup import escape
 from lapclip.cli.display import display
 from lapclip.cli.eval import recall_table, start_lines
 from lapclip.cli.output import ARGUMENTS, Common, emit, source_setting, start_setting, teacher_setting, typed
-from lapclip.config import (
-    AUTO,
-    DataConfig,
-    build_config,
-    check_teacher,
-    minutes_layer,
-    parse_settings,
-    read_recipe,
-    recipe_for,
-)
-from lapclip.errors import LapclipError
+from lapclip.config import recipe_for
 from lapclip.evaluation import note_on_chance, note_on_few
-from lapclip.model.shapes import SHAPES
 from lapclip.suggest import command, train_command
 from lapclip.text import duration
 
 if TYPE_CHECKING:
     from lapclip.commands.run_to_end import Outcome
-
-LOOK_SECONDS = 3.0
-"""How long data is looked at before the prompt returns; what takes longer is left to the run."""
 
 
 def train(
@@ -104,7 +89,6 @@ def train(
         The key of the folder that a run in the background fills.
     """
     from lapclip.commands.background import reserved_run, train_in_background, wait_for
-    from lapclip.commands.choose_recipe import settle_recipe
 
     recipe = recipe_for(data, recipe, start)
     settings = (
@@ -116,8 +100,9 @@ def train(
         *[f"work.ask={'|'.join(ask)}"] * bool(ask),
     )
     if background and not reserved:  # whoever knows the key is the process in the background
-        refuse_at_once(recipe, settings, minutes, after)
-        recipe = settle_recipe(recipe, settings)[0]  # the folder is named after it
+        from lapclip.commands.look_ahead import look_ahead  # brings numpy
+
+        recipe = look_ahead(recipe, settings, minutes, after)
         run = train_in_background(ARGUMENTS.get(), recipe, name)
         lines = [
             f"{run.path} starts in the background; its log is {run.log}.",
@@ -140,43 +125,6 @@ def train(
         outcome = train_run(recipe, settings, minutes, name, callbacks, reserved)
     emit(outcome.to_dict(), summary(outcome), None if reserved else common)
     return outcome.exit_status
-
-
-def refuse_at_once(recipe: str, settings: tuple[str, ...], minutes: float | None, after: str | None) -> None:
-    """Check what can be checked before the prompt returns. No torch."""
-    if after is not None:
-        from lapclip.runs.folder import find_run
-
-        find_run(after)
-    layers = [minutes_layer(minutes), parse_settings(list(settings))]
-    if recipe != AUTO:
-        layers = [read_recipe(recipe), *layers]
-    config = build_config(layers, SHAPES)
-    check_teacher(recipe, layers, config)
-    look_at_data(config.data)
-
-
-def look_at_data(config: DataConfig) -> None:
-    """Refuse data that a short look shows to be none, such as a folder that is not there or holds no captions."""
-    from lapclip.data.sources import find_source  # brings numpy
-
-    source = find_source(config.source)
-    faults: list[LapclipError] = []
-
-    def look() -> None:
-        try:
-            source.read_table(config)
-        except LapclipError as error:
-            faults.append(error)
-        except Exception:  # told by the run, with what it takes to find the cause
-            pass
-
-    if not source.is_drawn:
-        looking = threading.Thread(target=look, name="lapclip-look", daemon=True)
-        looking.start()
-        looking.join(LOOK_SECONDS)
-    if faults:
-        raise faults[0]
 
 
 def summary(outcome: Outcome, whole: str = "in all") -> list[str]:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +18,13 @@ import filelock
 import psutil
 
 from lapclip import paths
-from lapclip.errors import RunError, nearest
+from lapclip.data.packed_index import LOCK as PACKED_LOCK
+from lapclip.errors import ConfigError, LapclipError, RunError, nearest
 from lapclip.paths import cache_folder, data_folder
-from lapclip.runs.folder import RUNS, all_runs
+from lapclip.runs.folder import RUNS, Run, all_runs
+from lapclip.searching.index import LOCK
+from lapclip.searching.indexes import databases_in, what_is_indexed
+from lapclip.suggest import command
 
 KINDS = {
     "leftovers": "what killed processes left half-made, and damaged checkpoints",
@@ -32,8 +36,11 @@ KINDS = {
     "indexes": "indexes of searched folders; made again at the next search",
     "runs": "whole runs, each only by its name: --run NAME",
 }
-MEASUREMENTS = ("tune.json", "kernels.json", "canary.json", "compare.json")
+REMOVABLE = [kind for kind in KINDS if kind != "runs"]
+AT_WORK = ("running", "starting")
+MEASUREMENTS = ("tune.json", "kernels.json", "canary.json", "compare.json", "gained.json")
 """Not trusted.json: what the user has agreed to is no measurement."""
+WORKS, WRITES = "a process works with it now", "a process writes to it now"
 CACHES = {"packed": "packed-*", "scenes": "scenes-*", "features": "features-*.npy"}
 
 
@@ -47,9 +54,14 @@ class Item:
     about: str = ""
     kept: str = ""
     """Why it cannot be removed now; empty where it can."""
+    run: Run | None = None
+    """Whose lock tells that nobody works with it."""
+    locks: tuple[Path, ...] = ()
+    """Other locks that tell so."""
 
     def to_dict(self) -> dict[str, Any]:
-        return {**asdict(self), "path": str(self.path), "kept": self.kept or None}
+        told = {"kind": self.kind, "path": str(self.path), "bytes": self.bytes, "about": self.about}
+        return {**told, "kept": self.kept or None}
 
 
 @dataclass(frozen=True)
@@ -74,39 +86,65 @@ def look() -> list[Item]:
     """All that takes room, kind by kind, the largest first."""
     found = [*_runs(), *_caches(), *_indexes()]
     in_use = _in_use([item.path for item in found])
-    found = [replace(item, kept="a process works with it now") if item.path in in_use else item for item in found]
+    found = [replace(item, kept=WORKS) if item.path in in_use and not item.kept else item for item in found]
     order = list(KINDS)
     return sorted(found, key=lambda item: (order.index(item.kind), -item.bytes, str(item.path)))
 
 
 def chosen(items: Sequence[Item], kinds: Sequence[str], runs: Sequence[str]) -> list[Item]:
     """What these kinds and these names of runs mean, but for what has to stay."""
+    for kind in kinds:
+        if kind not in REMOVABLE:
+            raise ConfigError(f"No kind called {kind}. {nearest(kind, REMOVABLE)}", hint="lapclip clean")
     whole = {item.path.name: item for item in items if item.kind == "runs"}
     for name in runs:
         if name not in whole:
             raise RunError(f"No run called {name} in {RUNS.absolute()}. {nearest(name, whole)}", hint="lapclip runs")
         if whole[name].kept:
-            raise RunError(f"{whole[name].path} stays: {whole[name].kept}.", hint=f"lapclip stop {name}")
+            works = whole[name].about in AT_WORK
+            hint = command("stop", name) if works else "the same command, once that process has ended"
+            raise RunError(f"{whole[name].path} stays: {whole[name].kept}.", hint=hint)
     named = [whole[name] for name in dict.fromkeys(runs)]
     inside = tuple(item.path for item in named)
-    others = [item for item in items if item.kind in kinds and item.kind != "runs" and not item.kept]
+    others = [item for item in items if item.kind in kinds and not item.kept]
     return [*named, *(item for item in others if not any(item.path.is_relative_to(path) for path in inside))]
 
 
-def remove(items: Iterable[Item]) -> tuple[list[Item], list[Item]]:
-    """Remove them; gives back what is gone, and what could not be."""
+def remove(items: Sequence[Item]) -> tuple[list[Item], list[Item]]:
+    """Remove them; gives back what is gone, and what could not be. All that was looked at may have changed since, while
+    a person was asked."""
     removed, failed = [], []
+    in_use = _in_use([item.path for item in items])
     for item in items:
-        gone = paths.partial_path(item.path)
         try:
-            if item.path.is_symlink():
-                raise OSError("it has become a link")
-            os.rename(item.path, gone)  # at once for whoever looks; half of it would be taken for the whole
-            paths.remove(gone)
+            if item.path in in_use:
+                raise OSError(WORKS)
+            with _alone(item):
+                paths.remove_whole(item.path)
             removed.append(item)
+        except LapclipError as error:
+            failed.append(replace(item, kept=error.message))
         except OSError as error:  # Windows keeps what a program has open
             failed.append(replace(item, kept=error.strerror or str(error)))
     return removed, failed
+
+
+@contextmanager
+def _alone(item: Item) -> Iterator[None]:
+    """Keep others from an item that is about to go; raises where one works with it, or it is not what it was."""
+    item.path.lstat()  # asking for a lock would make its folder
+    if item.path.is_symlink():
+        raise OSError("it has become a link")
+    with ExitStack() as held:
+        for lock in (*([item.run.lock()] if item.run else []), *map(_holding, item.locks)):
+            held.enter_context(lock)
+        if item.run and item.run.is_starting:
+            raise OSError("it is starting")
+        if item.run and item.kind == "checkpoints" and item.run.last_state() != "finished":
+            raise OSError("its run is not finished any more")
+        if os.name == "nt":  # no folder with an open file can be renamed there, so that a lock taken now keeps it too
+            held.close()
+        yield
 
 
 def _runs() -> Iterator[Item]:
@@ -118,17 +156,17 @@ def _runs() -> Iterator[Item]:
         if run.path.is_symlink():
             continue
         state = run.state
-        busy = f"it is {state}" if state in ("running", "starting") else ""
-        yield Item("runs", run.path, _size(run.path), state, busy)
+        busy = f"it is {state}" if state in AT_WORK else ""
+        yield Item("runs", run.path, _size(run.path), state, busy, run)
         if run.checkpoints.is_symlink():
             continue
         if state == "finished" and run.checkpoints.is_dir():
-            yield Item("checkpoints", run.checkpoints, _size(run.checkpoints), run.name)
+            yield Item("checkpoints", run.checkpoints, _size(run.checkpoints), run.name, run=run)
         elif not busy:
             # The lock of a run tells that nobody is just writing, so all of it is left behind.
             for path in (*run.checkpoints.glob(".step-*.partial"), *run.checkpoints.glob("damaged-step-*")):
                 if not path.is_symlink():
-                    yield Item("leftovers", path, _size(path), run.name)
+                    yield Item("leftovers", path, _size(path), run.name, run=run)
         for folder in (run.path, run.model, run.path / "exported"):
             yield from (Item("leftovers", path, _size(path), run.name) for path in paths.leftovers(folder))
 
@@ -140,7 +178,8 @@ def _caches() -> Iterator[Item]:
     for kind, pattern in CACHES.items():
         for path in root.glob(pattern):
             if not path.is_symlink() and not path.name.endswith(".partial"):
-                yield Item(kind, path, _size(path), _source(path), _held(path / "lock"))
+                locks = (path / PACKED_LOCK,) if kind == "packed" else ()
+                yield Item(kind, path, _size(path), _source(path), _held(locks), locks=locks)
     for path in (root / name for name in MEASUREMENTS):
         if path.is_file() and not path.is_symlink():
             yield Item("measurements", path, _size(path))
@@ -150,8 +189,8 @@ def _indexes() -> Iterator[Item]:
     root = data_folder() / "search"
     for path in root.glob("*"):
         if path.is_dir() and not path.is_symlink() and not path.name.startswith("."):
-            locks = [_held(lock) for lock in path.rglob("lock")]
-            yield Item("indexes", path, _size(path), kept=next(filter(None, locks), ""))
+            locks = tuple(database.with_name(LOCK) for database in databases_in(path))
+            yield Item("indexes", path, _size(path), what_is_indexed(path), _held(locks), locks=locks)
     for path in paths.leftovers(root):
         yield Item("leftovers", path, _size(path))
 
@@ -181,17 +220,30 @@ def _source(store: Path) -> str:
     return ", ".join(filter(None, (name, f"used {days:.0f} days ago" if days >= 1 else "used today")))
 
 
-def _held(lock: Path) -> str:
-    """Why something with this lock has to stay; nothing where nobody holds it."""
-    if not lock.exists() or lock.is_symlink():
-        return ""
+def _held(locks: Sequence[Path]) -> str:
+    """Why something with these locks has to stay; nothing where nobody holds one."""
     try:
-        with filelock.FileLock(lock, timeout=0):
-            return ""
+        for lock in locks:
+            if lock.exists() and not lock.is_symlink():
+                with _holding(lock):
+                    pass
+    except OSError as error:
+        return str(error) if str(error) == WRITES else ""
+    return ""
+
+
+@contextmanager
+def _holding(path: Path) -> Iterator[None]:
+    """Hold a lock; an OSError where another process does."""
+    lock = filelock.FileLock(path)
+    try:
+        lock.acquire(timeout=0)
     except filelock.Timeout:
-        return "a process writes to it now"
-    except OSError:
-        return ""
+        raise OSError(WRITES) from None
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def _in_use(found: Sequence[Path]) -> set[Path]:

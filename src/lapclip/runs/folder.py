@@ -21,7 +21,6 @@ from __future__ import annotations
 import errno
 import itertools
 import os
-import platform
 import re
 import shutil
 from collections.abc import Callable, Iterator
@@ -32,9 +31,10 @@ from typing import Any
 import filelock
 import tomli_w
 
+from lapclip import paths
 from lapclip.config import BY_NAME
 from lapclip.errors import RunBusy, RunError, nearest
-from lapclip.paths import partial_path, read_toml, sweep, write_atomic
+from lapclip.paths import hidden_path, partial_path, read_toml, sweep, write_atomic
 from lapclip.runs.event_log import read_events
 from lapclip.runs.heartbeat import LATE, beat_elsewhere, beat_of, read_beat, write_beat
 from lapclip.runs.summary import RunProgress
@@ -86,9 +86,10 @@ class Run:
             raise _cannot_write(self.path, error) from error
         try:
             if beat := beat_elsewhere(self.pulse):
+                stop = command("stop", self.typed)
                 raise RunBusy(
                     f"A process on {printable(beat.host)} is working on {self.path}.",
-                    hint=f"lapclip stop {self.name}; if that computer has crashed, the same command in {LATE:.0f} s",
+                    hint=f"{stop}; if that computer has crashed, the same command in {LATE:.0f} s",
                 )
             yield
         finally:
@@ -103,10 +104,15 @@ class Run:
         """The state, for whoever knows the run's events already: `last_state` is asked if no process works on it."""
         if self.running:
             return "running"
-        beat = read_beat(self.starting)
-        if beat is not None and beat.alive:
+        if self.is_starting:
             return "starting"
         return last_state() if self.settings.exists() else "failed"
+
+    @property
+    def is_starting(self) -> bool:
+        """Whether a process in the background chooses its settings, or waits for another run."""
+        beat = read_beat(self.starting)
+        return beat is not None and beat.alive
 
     @property
     def never_began(self) -> bool:
@@ -165,7 +171,7 @@ class Run:
         try:
             with filelock.FileLock(self.path / "lock", timeout=0):
                 # Locks may not reach another computer, so there the sign of life counts.
-                return beat is not None and beat.host != platform.node() and beat.alive
+                return beat is not None and not beat.is_here and beat.alive
         except filelock.Timeout:
             return True
         except OSError:  # a folder of another computer may not know locks, or may not be written to
@@ -207,7 +213,7 @@ class Run:
             if self.starting.exists():
                 if self.state == "starting":
                     how = f"waits for {self.waits_for} to end" if self.waits_for else "is still starting"
-                    raise RunError(f"{self.path} {how}; see {self.log}.", hint=f"lapclip watch {self.name}") from None
+                    raise RunError(f"{self.path} {how}; see {self.log}.", hint=command("watch", self.typed)) from None
                 reason, hint = self.last_words()
                 raise RunError(f"{self.path} did not start: {reason}", hint=hint or f"see {self.log}") from None
             raise RunError(f"{self.path} is not a run: it has no run.toml.", hint="lapclip runs") from None
@@ -243,15 +249,13 @@ class Run:
 
     def give_up(self) -> None:
         """Remove a folder that was reserved for a run that will not begin."""
-        gone = partial_path(self.path)
         try:
-            os.rename(self.path, gone)  # at once for whoever looks
+            paths.remove_whole(self.path)
         except OSError:  # Windows keeps a folder whose log is open; without these files it is no run
-            gone = self.path
             for path in (self.starting, self.path / "starting.key"):
                 with suppress(OSError):
                     path.unlink(missing_ok=True)
-        shutil.rmtree(gone, ignore_errors=True)
+            paths.remove(self.path)
 
     def clear_stop(self) -> None:
         """Forget an earlier request."""
@@ -269,7 +273,7 @@ def check_name(name: str | None, reserved: str = "") -> None:
         return
     if (RUNS / name).exists():
         over = Run(RUNS / name).last_state() == "finished"
-        hint = f"--name {name}-2" if over else f"lapclip resume {name}, or another --name"
+        hint = f"--name {name}-2" if over else f"{command('resume', name)}, or another --name"
         raise RunError(f"{RUNS / name} exists.", hint=hint)
 
 
@@ -324,7 +328,7 @@ def _new_folder(name: str | None, recipe: str, file: str, text: str) -> Run:
         (partial / file).write_text(text, encoding="utf-8")
         for path in (RUNS / candidate for candidate in ([name] if name else _free_names(recipe))):
             if Run(path).never_began:
-                Run(path).give_up()
+                _free(path)
             if path.exists():
                 continue
             try:
@@ -341,6 +345,23 @@ def _new_folder(name: str | None, recipe: str, file: str, text: str) -> Run:
             f"Cannot make a run folder in {RUNS.absolute()}: {error.strerror or error}.",
             hint="free some disk space, or lapclip train in a folder that can be written to",
         ) from error
+
+
+def _free(path: Path) -> None:
+    """Remove a run that never began. It is asked once more out of sight, where nobody else can change it: another
+    process may have freed the name and taken it since. What that one has made is put back, never removed."""
+    gone = hidden_path(path)
+    try:
+        os.rename(path, gone)
+    except OSError:  # another process has freed the name, or Windows keeps a folder that is open
+        return
+    if Run(gone).never_began:
+        paths.remove(gone)
+        return
+    for name in itertools.chain([path.name], _free_names(path.name)):
+        with suppress(OSError):  # taken, too
+            os.rename(gone, RUNS / name)
+            return
 
 
 def find_run(name: str | None) -> Run:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import sys
 import threading
 import time
 from collections.abc import Sequence
@@ -20,7 +21,7 @@ from typing import Any
 import psutil
 
 from lapclip.paths import cache_folder, read_json, write_atomic
-from lapclip.text import number
+from lapclip.text import number, printable
 
 EVERY = 5.0
 """Seconds between two beats."""
@@ -83,11 +84,13 @@ def beat_elsewhere(path: Path) -> Beat | None:
     Two clocks may differ, so a beat that looks old is watched for a moment: whoever lives writes the next one.
     """
     beat = read_beat(path)
-    if beat is None or beat.host == platform.node():
+    if beat is None or beat.is_here:
         return None
     if beat.alive:
         return beat
     if abs(time.time() - beat.time) < LONG_DEAD:
+        wait = f"{BEATS_WATCHED * EVERY:.0f} s"
+        print(f"{printable(beat.host)} worked here last: watching {wait} for a sign of life.", file=sys.stderr)
         for _ in range(BEATS_WATCHED * 4):
             time.sleep(EVERY / 4)
             if (later := read_beat(path)) != beat:
@@ -143,6 +146,6 @@ def others_at_work() -> list[Beat]:
         if beat is None or not beat.alive:
             with suppress(OSError):
                 path.unlink()
-        elif beat.host == platform.node() and beat.process != os.getpid():  # a home may be shared by computers
+        elif beat.is_here and beat.process != os.getpid():  # a home may be shared by computers
             found.append(beat)
     return found

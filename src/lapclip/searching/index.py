@@ -3,6 +3,7 @@
 pictures.db     SQLite: of each image its path, size, times, content hash, and the row of its vector
 vectors-N.f16   the vectors one after another, float16 of unit length; pictures.db says which N is meant
 model.txt       what leads to the model that made it (`lapclip.searching.indexes`)
+folder.txt      the folder of images that it is of
 lock            held by the process that writes
 
 Rows are only ever appended, and they reach the disk before pictures.db names them, so whatever a killed process leaves

@@ -20,7 +20,7 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from lapclip.errors import SearchError
-from lapclip.paths import write_atomic
+from lapclip.paths import LARGEST_SETTINGS, read_bytes, write_atomic
 from lapclip.runs.folder import RUNS
 from lapclip.searching.index import DATABASE, LOCK, PATIENCE, SMALL, Index, index_folder
 from lapclip.suggest import command
@@ -30,6 +30,8 @@ from lapclip.weights.recognise import is_model
 MADE_BY = "model.txt"
 """What leads to the model that made an index, a path or a name on the hub; written at each use, so that its time says
 when that was."""
+IMAGES_OF = "folder.txt"
+"""The folder of images that an index is of: its own name has only a digest of that."""
 LEAST_DIGITS = 6
 """Of a fingerprint that names an index."""
 
@@ -95,15 +97,36 @@ class KnownIndex:
 
 def indexes_of(folder: Path) -> list[KnownIndex]:
     """The indexes of a folder, the one that was used last first."""
-    place = index_folder(folder)
-    found = [path.parent for path in (place / DATABASE, *place.glob(f"*/{DATABASE}")) if path.is_file()]
-    return sorted((_known(folder, path) for path in found), key=lambda one: (-one.used, one.path))
+    found = [_known(folder, path.parent) for path in databases_in(index_folder(folder))]
+    return sorted(found, key=lambda one: (-one.used, one.path))
 
 
-def note_use(index: Path, reference: str) -> None:
-    """Write down which model an index was just used with. Answers do not depend on it: a full disk is no error here."""
+def databases_in(place: Path) -> list[Path]:
+    """The databases of the indexes of one folder, which lie here."""
+    return [path for path in (place / DATABASE, *place.glob(f"*/{DATABASE}")) if path.is_file()]
+
+
+def what_is_indexed(place: Path) -> str:
+    """The folder of images whose indexes lie here, and the models that made them, as far as it was written down."""
+    found = [path.parent for path in databases_in(place)]
+    folders = {path_from_here(folder) for path in found if (folder := _written(path / IMAGES_OF))}
+    models = {path_from_here(model) for path in found if (model := _written(path / MADE_BY))}
+    return ", ".join((*sorted(folders), *(f"with {model}" for model in sorted(models))))
+
+
+def note_use(index: Path, folder: Path, reference: str) -> None:
+    """Write down which model an index was just used with, and on which folder. Answers do not depend on it: a full disk
+    is no error here."""
     with suppress(OSError):
         write_atomic(index / MADE_BY, os.fsencode(reference) + b"\n")
+        write_atomic(index / IMAGES_OF, os.fsencode(os.path.abspath(folder)) + b"\n")
+
+
+def _written(file: Path) -> str | None:
+    """What was written down there; None where nothing was."""
+    with suppress(OSError):
+        return os.fsdecode(read_bytes(file, LARGEST_SETTINGS).removesuffix(b"\n")) or None
+    return None
 
 
 def named(known: Sequence[KnownIndex], name: str) -> list[KnownIndex]:
@@ -149,16 +172,15 @@ def remove(one: KnownIndex) -> None:
 
 def _files(index: Path) -> list[Path]:
     """The files of an index; other indexes may lie in its folder."""
-    own = (*index.glob(f"{DATABASE}*"), *index.glob("vectors-*.f16"), index / MADE_BY, *(index / SMALL).glob("*/*"))
+    notes = (index / MADE_BY, index / IMAGES_OF)
+    own = (*index.glob(f"{DATABASE}*"), *index.glob("vectors-*.f16"), *notes, *(index / SMALL).glob("*/*"))
     return [path for path in own if path.is_file()]
 
 
 def _known(folder: Path, path: Path) -> KnownIndex:
     about = dict(_ask(path, "SELECT name, value FROM about"))
-    reference, used = None, path / DATABASE
-    with suppress(OSError):
-        reference = os.fsdecode((path / MADE_BY).read_bytes().removesuffix(b"\n")) or None
-        used = path / MADE_BY
+    reference = _written(path / MADE_BY)
+    used = path / (MADE_BY if reference else DATABASE)
     try:
         when = used.stat().st_mtime
     except OSError:  # removed just now

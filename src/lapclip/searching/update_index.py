@@ -77,7 +77,7 @@ def update_index(
     found, identity = IndexUpdate(), model.identity
     if index.open():
         found.notes.append("The index was damaged and is made anew.")
-    note_use(index.path, model.which.reference)
+    note_use(index.path, folder, model.which.reference)
 
     def wait_on() -> bool:
         if index.about("model") == identity and index.count():

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
@@ -70,7 +69,7 @@ def save_checkpoint(
     """
     final = folder / f"step-{progress.step:08d}"
     before = final.with_suffix(BEFORE)
-    partial = _hidden(final)
+    partial = paths.hidden_path(final)
     try:
         for stale in folder.glob(".step-*.partial"):  # what a killed process had begun; the run's lock makes this safe
             shutil.rmtree(stale, ignore_errors=True)
@@ -89,7 +88,7 @@ def save_checkpoint(
         paths.flush(partial)
         if final.exists():  # no system renames onto a folder that is not empty, and Windows onto none
             if before.exists():
-                _remove(before)
+                paths.remove_whole(before)
             paths.replace(final, before)  # still listed, so that there is a whole one at every moment
         try:
             paths.replace(partial, final)
@@ -112,7 +111,7 @@ def keep_newest(folder: Path, count: int) -> None:
     whole = [path for path in found if path not in replaced]
     for old in [*replaced, *whole[:-count]]:
         with suppress(OSError):  # what another program holds goes at the next save
-            _remove(old)
+            paths.remove_whole(old)
 
 
 def save_model(embedder: Embedder, folder: Path, progress: Progress | None = None) -> None:
@@ -180,18 +179,6 @@ def load_newest(
                 paths.replace(bad, bad.with_name(f"damaged-{bad.name}"))
         return progress, list(damaged.values())
     return None, list(damaged.values())
-
-
-def _hidden(path: Path) -> Path:
-    """A name beside a checkpoint's under which it does not count, and that nothing left behind has."""
-    return paths.partial_path(path.with_name(f"{path.name}.{time.monotonic_ns()}"))
-
-
-def _remove(path: Path) -> None:
-    """First out of sight, so that a process killed on the way leaves no half of one that looks whole."""
-    gone = _hidden(path)
-    paths.replace(path, gone)
-    shutil.rmtree(gone, ignore_errors=True)
 
 
 def save_tensors(tensors: dict[str, torch.Tensor], path: Path, about: Mapping[str, Any] | None = None) -> None:

@@ -44,6 +44,7 @@ class Surroundings:
     """Other runs that are at work on the same device now."""
     last_words: tuple[str, str] = ("", "")
     """Why a run never began, and what to try."""
+    log: str = "its log.txt"
 
     def command(self, name: str, *words: str) -> str:
         """The command of this name for the run."""
@@ -85,7 +86,7 @@ def look_around(run: Run, state: str = "") -> Surroundings:
     state = state or run.state
     others = _others(run) if state == "running" else ()
     words = run.last_words() if state == "failed" else ("", "")
-    return Surroundings(run.typed, settings, next_name, state, others, words)
+    return Surroundings(run.typed, settings, next_name, state, others, words, str(run.log))
 
 
 def _others(run: Run) -> tuple[str, ...]:

@@ -107,7 +107,7 @@ def died(summary: Summary, around: Surroundings) -> Found | Verdict:
 def failed(summary: Summary, around: Surroundings) -> Found | Verdict:
     if around.state == "failed" and not summary.started:
         reason, hint = around.last_words
-        log = f"see runs/{around.name}/log.txt"
+        log = f"see {around.log}"
         return Found(f"it never began: {reason or log}", hint or f"mend that, then lapclip train; {log}")
     if summary.ending.get("type") != "failed":
         return Verdict.CLEAR if summary.started else Verdict.UNKNOWN
