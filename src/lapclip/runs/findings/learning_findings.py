@@ -85,8 +85,10 @@ def at_chance(summary: Summary, around: Surroundings) -> Found | Verdict:
     # The latest on val, and the finished model on pairs that chose nothing: the best of many may be best by luck.
     judged = [{"split": event.get("split"), **event["evaluation"]} for event in summary.evaluations[-1:]]
     judged += [final] if (final := mapping(summary.ending.get("evaluation"))) else []
+    judged = [scores for scores in judged if _not_above_chance(scores) is not None] if final else judged
     known = [at for scores in judged if (at := _not_above_chance(scores)) is not None]
-    if not late or not has_learnt_a_while(summary) or not known or len(known) < len(judged):
+    early = not late or not (final or has_learnt_a_while(summary))  # a finished run will learn no more
+    if early or not known or len(known) < len(judged):
         return Verdict.UNKNOWN
     told = any(isinstance(other.look(summary, around), Found) for other in (stuck_loss, collapsed))
     if told or not all(known):
