@@ -13,8 +13,12 @@ from lapclip.cli.data import summary
 from lapclip.commands import choose_recipe
 from lapclip.commands.check_data import advised_recipe, check_data, epoch_seconds, outlook, settings_for
 from lapclip.config import DataConfig
+from lapclip.data.check.findings import find_all
+from lapclip.data.check.image_pass import inspect_image
 from lapclip.data.loading import load_data
 from lapclip.data.packed_store import store_bytes
+from lapclip.data.table import ImageFile, Row, Table
+from lapclip.data.tokenizers import CharacterTokenizer
 from lapclip.errors import DataError
 from lapclip.machine.measurement_cache import CacheFile
 from tests.data.check.made import encoded, odd_folder, odd_images, scene, write_csv
@@ -123,6 +127,15 @@ def test_copies_are_on_one_side_where_splits_are_drawn(tmp_path: Path, empty_cac
     assert {split: len(pairs) for split, pairs in data.splits.items()} == {
         split: counts["images"] for split, counts in found["splits"].items()
     }
+
+
+def test_splits_that_are_drawn_by_name_are_not_said_to_be_drawn_by_content() -> None:
+    inspected = [inspect_image(encoded(scene(1), comment=which)) for which in "ab"]
+    table = Table([Row(ImageFile(Path(name), name), (name,), "") for name in "ab"], "emoji", "emoji")
+    for source, count in (("emoji", 0), (".", 1)):
+        config, _ = settings_for(source, "photos", [])
+        found = find_all(table, ["train", "train"], inspected, CharacterTokenizer("ab"), config)
+        assert len([each for each in found if each.kind == "copies_on_one_side"]) == count
 
 
 @pytest.mark.parametrize("installed", [True, False])

@@ -29,10 +29,11 @@ def runs(*, common: Common | None = None) -> int:
         best = f"{row['best']:.1%}" if row["best"] is not None else "-"
         started = moment(row["started"])
         age = _age_text(row["age_seconds"]) if row["age_seconds"] is not None else "-"
-        state = "waiting" if row["waits_for"] else row["state"]
+        paused = row["paused"] if row["state"] == "running" else None
+        state = "waiting" if row["waits_for"] else "paused" if paused else row["state"]
         name = escape(printable(row["name"]))
         lines.append(f"{name:<24}{state:<10}{progress:>14}  {best:>7}  {started:<16}  {age}")
-        why = f"for {row['waits_for']} to end" if row["waits_for"] else row["reason"]
+        why = f"for {row['waits_for']} to end" if row["waits_for"] else paused or row["reason"]
         lines += [f"{'':<24}{escape(printable(why))}"] if why else []
     unfinished = [row["name"] for row in rows if row["steps"] and row["state"] in ("died", "stopped", "failed")]
     ending = [f"Next: {escape(typed(command('resume', unfinished[-1])))}"] if unfinished else []
@@ -47,7 +48,6 @@ def run_row(run: Run) -> dict[str, Any]:
     status = RunStatus(run)
     status.refresh()
     row = status.row()
-    del row["paused"]
     return {**row, "age_seconds": time.time() - row["started"] if row["started"] else None}
 
 

@@ -26,7 +26,8 @@ from lapclip.config import (
 )
 from lapclip.data.check.captions import ceilings, count_scripts
 from lapclip.data.check.findings import find_all
-from lapclip.data.check.image_pass import ImageFacts, copy_keys, inspect_images
+from lapclip.data.check.image_pass import ImageFacts, inspect_images
+from lapclip.data.copies import copy_keys
 from lapclip.data.loading import Listing, Looked, list_data, split_rows, split_rule
 from lapclip.data.packed_store import store_bytes
 from lapclip.data.sources import find_source
@@ -120,7 +121,7 @@ def _assigned(listing: Listing, facts: Sequence[ImageFacts]) -> Sequence[str]:
     if listing.drawn is not None or split_rule(listing.config) != BY_CONTENT:
         return listing.splits
     usable = [at for at, each in enumerate(facts) if not each.fault]
-    keys = copy_keys([facts[at].content for at in usable], [facts[at].look for at in usable])
+    keys = copy_keys([facts[at].content for at in usable], [facts[at].signature for at in usable])
     return split_rows(listing.config, listing.table.rows, Looked(dict(zip(usable, keys, strict=True))))
 
 

@@ -8,9 +8,12 @@ releases of a decoder, and splits that are drawn from them would then differ bet
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
 
 PNG = b"\x89PNG\r\n\x1a\n"
 PIXEL_CHUNKS = (b"IHDR", b"PLTE", b"tRNS", b"IDAT")
+SCAN = 0xDA
+"""The marker of a JPEG after which its pixels come."""
 
 
 def content_of(data: bytes) -> str:
@@ -41,12 +44,28 @@ def _jpeg_pixels(data: bytes) -> list[memoryview]:
     """The segments of a JPEG from which pixels are made; none where it is no JPEG."""
     if not data.startswith(b"\xff\xd8"):
         return []
-    view, at, found = memoryview(data), 2, []
-    while at + 4 <= len(data) and data[at] == 0xFF:
-        marker, size = data[at + 1], int.from_bytes(data[at + 2 : at + 4], "big")
-        if marker == 0xDA:  # the scans, and all that follows
-            return [*found, view[at:]]
+    view, found = memoryview(data), []
+    for marker, begin, end in jpeg_segments(data):
         if not (0xE0 <= marker <= 0xEF or marker == 0xFE):  # notes of applications, and comments
-            found.append(view[at : at + 2 + size])
-        at += 2 + size
+            found.append(view[begin:end])
+        if marker == SCAN:
+            return found
     return []
+
+
+def jpeg_segments(data: bytes) -> Iterator[tuple[int, int, int]]:
+    """The segments of a JPEG, each with its marker, where it begins and where it ends; the last is its first scan with
+    all that follows. Where they cannot be told any further, they end before."""
+    at = 2
+    while at + 4 <= len(data) and data[at] == 0xFF:
+        marker = data[at + 1]
+        if marker == 0xFF:  # any number of them may come before a marker
+            at += 1
+            continue
+        if marker == SCAN:
+            yield marker, at, len(data)
+            return
+        alone = marker == 0x01 or 0xD0 <= marker <= 0xD8
+        end = at + 2 + (0 if alone else int.from_bytes(data[at + 2 : at + 4], "big"))
+        yield marker, at, end
+        at = end

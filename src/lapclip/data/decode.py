@@ -18,6 +18,7 @@ from functools import cache, lru_cache
 import numpy as np
 from PIL import Image, ImageCms
 
+from lapclip.data.content import SCAN, jpeg_segments
 from lapclip.errors import DataError, first_line
 
 DECODING_VERSION = 2
@@ -356,14 +357,7 @@ def _ends_early(data: bytes) -> bool:
 
 def _first_scan(data: bytes) -> int | None:
     """Where the first scan of a JPEG begins; None where that cannot be told."""
-    at = 2
-    while at + 4 <= len(data) and data[at] == 0xFF:
-        marker = data[at + 1]
-        if marker == 0xDA:
-            return at
-        alone = marker == 0xFF or marker == 0x01 or 0xD0 <= marker <= 0xD8
-        at += (1 if marker == 0xFF else 2) if alone else 2 + int.from_bytes(data[at + 2 : at + 4], "big")
-    return None
+    return next((begin for marker, begin, _ in jpeg_segments(data) if marker == SCAN), None)
 
 
 def _draft(image: Image.Image, short_side: int | None) -> None:

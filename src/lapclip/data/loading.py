@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from lapclip.config import AUTO, BY_CONTENT, BY_NAME, DataConfig
-from lapclip.data.check.image_pass import LOOK_SIDE, copy_keys
+from lapclip.data.copies import SIGNATURE_SIDE, copy_keys
 from lapclip.data.dataset import DataSet, Pairs, Pixels, count_seen, join_splits
 from lapclip.data.decode import NO_MEMORY
 from lapclip.data.packed_index import Entry, digest_of
@@ -126,9 +126,9 @@ def look_at(config: DataConfig, table: Table, progress: DataProgress | None = No
     """Look at each image in small, once for all models and runs; None where splits go by name."""
     if split_rule(config) != BY_CONTENT:
         return None
-    folder = use_store(_source_key(config), LOOK_SIDE, LOOK)
-    found = pack([row.image for row in table.rows], folder, LOOK_SIDE, LOOK, progress, store=False)
-    keys = copy_keys([entry.content for entry in found.entries], [entry.look for entry in found.entries])
+    folder = use_store(_source_key(config), SIGNATURE_SIDE, LOOK)
+    found = pack([row.image for row in table.rows], folder, SIGNATURE_SIDE, LOOK, progress, store=False)
+    keys = copy_keys([entry.content for entry in found.entries], [entry.look for entry in found.entries], folder)
     return Looked(dict(zip(found.usable, keys, strict=True)), found.skipped)
 
 

@@ -23,8 +23,8 @@ import numpy as np
 import PIL
 import torch
 
-from lapclip.data.check.image_pass import LOOK_SIDE, look_of
 from lapclip.data.content import content_of
+from lapclip.data.copies import SIGNATURE_SIDE, SIGNATURE_VERSION, signature_of
 from lapclip.data.dataset import Pixels, select_pixels
 from lapclip.data.decode import DECODING_VERSION, NO_MEMORY, Decoded, MayPass, decode, read_header
 from lapclip.data.packed_index import NOT_STORED, Entry, PackedIndex, digest_of
@@ -37,8 +37,8 @@ from lapclip.progress import DataProgress
 
 MIDDLE, WHOLE = "middle", "whole"
 """How an image becomes a square: its middle cut out, exactly as `encode_image` does it, or all of it squeezed."""
-LOOK = "look"
-"""No square is made: an image is looked at in small, to know whether it can be read and which others it looks like."""
+LOOK = f"look {SIGNATURE_VERSION}"
+"""No square is made: an image is inspected in small, to know whether it can be read and what its copies are."""
 SOURCE = "source"
 """The file of a store that says whose images it has."""
 UNUSED = 30 * 86_400
@@ -204,13 +204,13 @@ class _Packer:
         digest = digest_of(data)
         if digest in self.by_digest:
             return Entry(image.name, stamp, digest), None
-        square, content, look = None, "", ""
+        square, content, signature = None, "", ""
         try:
             if self.fit == LOOK:
                 header = read_header(data)
                 with header.turn():
-                    decoded = decode(header, LOOK_SIDE)
-                    content, look = content_of(data), look_of(decoded.image)
+                    decoded = decode(header, SIGNATURE_SIDE)
+                    content, signature = content_of(data), signature_of(decoded.image)
             else:
                 square, decoded = prepare(data, self.view, self.fit)
         except MemoryError:  # while it is resized; decoding says so itself
@@ -221,7 +221,7 @@ class _Packer:
             return Entry(image.name, stamp, digest, broken=error.message), None
         marks = tuple(sorted(decoded.marks))
         entry = Entry(
-            image.name, stamp, digest, NOT_STORED, decoded.width, decoded.height, marks, content=content, look=look
+            image.name, stamp, digest, NOT_STORED, decoded.width, decoded.height, marks, content=content, look=signature
         )
         return entry, square if self.store else None
 

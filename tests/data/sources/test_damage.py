@@ -289,7 +289,7 @@ def test_an_oversized_file_is_left_out_and_named(tmp_path: Path) -> None:
     os.truncate(tmp_path / "photos" / "b.png", 400 * 10**9)
     table = read_table(DataConfig(source=str(tmp_path / "photos")))
     facts = inspect_images([row.image for row in table.rows])
-    assert [fact.fault for fact in facts] == ["", "it has 400,000 mb, and at most 250 mb are read"]
+    assert [fact.fault for fact in facts] == ["", "it has 400,000 MB, and at most 250 MB are read"]
     with pytest.raises(OSError, match="400,000 MB"):
         ImageInTar(shard, 512, 400 * 10**9, "data.tar:a.png").read()
 

@@ -9,8 +9,10 @@ from typing import Any
 
 from lapclip.config import BY_CONTENT, Config
 from lapclip.data.check.captions import EMOJI, count_scripts, tokens_per_character, unknown_characters
-from lapclip.data.check.image_pass import ImageFacts, copy_keys, find_similar, groups
+from lapclip.data.check.image_pass import ImageFacts
+from lapclip.data.copies import copy_keys, find_similar, groups
 from lapclip.data.decode import MARKS
+from lapclip.data.loading import split_rule
 from lapclip.data.splits import are_drawn
 from lapclip.data.table import Row, Skipped, Table, reasons
 from lapclip.data.tokenizers import Tokenizer
@@ -61,7 +63,7 @@ def find_all(
     names = [printable(row.image.name) for row in rows]
     found = [
         *_broken(table, names, inspected, config.data.broken_share),
-        *_copies(names, splits, inspected, drawn=are_drawn(rows) and config.data.split_rule == BY_CONTENT),
+        *_copies(names, splits, inspected, drawn=are_drawn(rows) and split_rule(config.data) == BY_CONTENT),
         *_captions(rows, table.repeated, tokenizer, config.model.context),
         *_scripts(rows, tokenizer),
         *_marks(names, inspected, config.model.image_size),
@@ -118,7 +120,7 @@ def _copies(
     exact = [members for members in same.values() if len(members) > 1]
     firsts = [members[0] for members in same.values()]
     pairs = find_similar([inspected[at].hash for at in firsts], [inspected[at].thumbnail for at in firsts])
-    near = groups([(firsts[a], firsts[b]) for a, b, _ in pairs])
+    near = groups([(firsts[a], firsts[b]) for a, b in pairs])
     yield Finding(
         "duplicate_images", WARNING, sum(len(members) - 1 for members in exact), _examples(exact, names),
         "image is an exact copy of another|images are exact copies of others",
@@ -128,7 +130,7 @@ def _copies(
         "near_duplicate_images", NOTE, sum(len(members) - 1 for members in near), _examples(near, names),
         "image looks like another|images look like others", "kept; fine within one split, if their captions differ",
     )  # fmt: skip
-    keys = copy_keys([inspected[at].content for at in usable], [inspected[at].look for at in usable])
+    keys = copy_keys([inspected[at].content for at in usable], [inspected[at].signature for at in usable])
     by_key: dict[str, list[int]] = defaultdict(list)
     for at, key in zip(usable, keys, strict=True):
         by_key[key].append(at)
