@@ -111,3 +111,16 @@ def test_a_folder_that_cannot_be_written_to_says_what_to_do(here: Path) -> None:
     with pytest.raises(RunError, match="Cannot make a run folder") as made:
         create_run("mine", "seed", SETTINGS)
     assert all(error.value.hint for error in (locked, logged, made))
+
+
+def test_a_run_that_is_killed_while_its_folder_is_filled_is_none(here: Path) -> None:
+    """What a run starts from is there before it is a run: else it could neither be resumed nor begun again."""
+
+    def killed(run: Run) -> None:
+        run.start.mkdir()
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        create_run("mine", "seed", SETTINGS, fill=killed)
+    assert list(Path("runs").iterdir()) == []
+    assert create_run("mine", "seed", SETTINGS, fill=lambda run: run.start.mkdir()).start.is_dir()

@@ -40,9 +40,8 @@ def train(
         setup = set_up(recipe, settings, minutes, callbacks)
     except KeyboardInterrupt:
         raise KeyboardInterrupt("Interrupted before the run began: there is nothing to resume.") from None
-    run = create_run(name, setup.recipe, saved_settings(setup), reserved)
+    run = create_run(name, setup.recipe, saved_settings(setup), reserved, lambda run: save_start(run, setup))
     with working_on(run, setup.config.work), Signals() as signals, recording(run, callbacks, setup.config) as log:
-        save_start(run, setup)
         training = start_training(run, setup, log)
         log.append(started(training, setup, [*setup.notes, *competitors()]))
         del setup  # so that what a fallback replaces is gone

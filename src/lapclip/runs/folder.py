@@ -277,12 +277,20 @@ def check_name(name: str | None, reserved: str = "") -> None:
         raise RunError(f"{RUNS / name} exists.", hint=hint)
 
 
-def create_run(name: str | None, recipe: str, settings: dict[str, Any], reserved: str = "") -> Run:
-    """A new folder under runs/ with its run.toml in it from the first moment, named after the recipe if not named."""
+def create_run(
+    name: str | None,
+    recipe: str,
+    settings: dict[str, Any],
+    reserved: str = "",
+    fill: Callable[[Run], None] = lambda run: None,
+) -> Run:
+    """A new folder under runs/, named after the recipe if not named. From the first moment that it is a run, its
+    run.toml is in it and all that `fill` writes: a process that is killed before leaves nothing to go on from."""
     check_name(name, reserved)
     if name is not None and is_reserved(name, reserved):
-        return _fill(Run(RUNS / name), tomli_w.dumps(settings))
-    return _new_folder(name, recipe, "run.toml", tomli_w.dumps(settings))
+        fill(Run(RUNS / name))
+        return _settle(Run(RUNS / name), tomli_w.dumps(settings))
+    return _new_folder(name, recipe, "run.toml", tomli_w.dumps(settings), fill)
 
 
 def reserve_run(name: str | None, recipe: str, reserved: str) -> Run:
@@ -299,7 +307,7 @@ def is_reserved(name: str, reserved: str) -> bool:
         return False
 
 
-def _fill(run: Run, settings: str) -> Run:
+def _settle(run: Run, settings: str) -> Run:
     """Turn a reserved folder into a run."""
     try:
         write_atomic(run.settings, settings)
@@ -317,8 +325,10 @@ def _cannot_write(path: Path, error: OSError) -> RunError:
     )
 
 
-def _new_folder(name: str | None, recipe: str, file: str, text: str) -> Run:
-    """A folder with one file in it from the first moment."""
+def _new_folder(
+    name: str | None, recipe: str, file: str, text: str, fill: Callable[[Run], None] = lambda run: None
+) -> Run:
+    """A folder with one file, and what `fill` writes, in it from the first moment."""
     partial = None
     try:
         RUNS.mkdir(exist_ok=True)
@@ -326,6 +336,7 @@ def _new_folder(name: str | None, recipe: str, file: str, text: str) -> Run:
         partial = partial_path(RUNS / "new")
         partial.mkdir()
         (partial / file).write_text(text, encoding="utf-8")
+        fill(Run(partial))
         for path in (RUNS / candidate for candidate in ([name] if name else _free_names(recipe))):
             if Run(path).never_began:
                 _free(path)
@@ -339,12 +350,13 @@ def _new_folder(name: str | None, recipe: str, file: str, text: str) -> Run:
                     raise
         raise FileExistsError(errno.EEXIST, f"{name} was taken just now")
     except OSError as error:
-        if partial is not None:
-            shutil.rmtree(partial, ignore_errors=True)
         raise RunError(
             f"Cannot make a run folder in {RUNS.absolute()}: {error.strerror or error}.",
             hint="free some disk space, or lapclip train in a folder that can be written to",
         ) from error
+    finally:
+        if partial is not None:
+            shutil.rmtree(partial, ignore_errors=True)
 
 
 def _free(path: Path) -> None:
