@@ -349,7 +349,7 @@ class Case:
         self.say(f"ended with {status}" + "".join(f"\n          | {line[:200]}" for line in tail))
         crashed = status < 0 and -status not in (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
         if "Fatal Python error: init_" in said:
-            return  # Ctrl-C while Python itself starts, before a line of lapclip has run
+            return status, said  # Ctrl-C while Python itself starts, before a line of lapclip has run
         if "Traceback (most recent call last)" in said or "A fault in lapclip" in said or status == 1 or crashed:
             self.fail("tracebacks", f"{shlex.join(child.command)[-60:]} ended with {status}: {said[-300:]}")
         elif status > 0 and status not in (130, 143) and not re.search(r"Try: |lapclip [a-z]", said):

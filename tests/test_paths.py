@@ -193,3 +193,23 @@ def test_a_pipe_is_read_though_it_tells_no_size(tmp_path: Path) -> None:
     writer.start()
     assert paths.read_bytes(tmp_path / "pipe") == b"some"
     writer.join()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no pipe with a name in a folder")
+def test_a_file_of_a_run_is_a_plain_one(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "zeros").symlink_to("/dev/zero")
+    for name in ("pipe", "zeros", "."):
+        with pytest.raises(OSError, match="no plain file"):
+            read_bytes(tmp_path / name, own=True)
+    with pytest.raises(OSError, match="pipe"):
+        paths.open_own(tmp_path / "pipe", "a")
+    with pytest.raises(FileNotFoundError):
+        read_bytes(tmp_path / "none", own=True)
+
+
+def test_a_file_of_a_run_is_appended_to_and_made(tmp_path: Path) -> None:
+    for part in ("one ", "two"):
+        with paths.open_own(tmp_path / "log.txt", "a", encoding="utf-8") as file:
+            file.write(part)
+    assert (tmp_path / "log.txt").read_text() == "one two"

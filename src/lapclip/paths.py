@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
 import platform
 import re
 import shutil
+import stat
 import sys
 import threading
 import time
@@ -15,7 +17,7 @@ import tomllib
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import platformdirs
 
@@ -60,11 +62,63 @@ _NESTED_KEY = re.compile(r"""(?<![\w"'-])(?:[\w"'-]++[ \t]*+\.[ \t]*+){50}""")
 LARGEST_VALUES, VALUES_A_BYTE = 400_000_000, 8
 """Bytes that the values in a JSON text may take in memory: so many, or so many times its own. COCO's captions take five
 times their size; a text of brackets would take seventy times its own."""
+_JUNCTION = 0xA0000003
+"""What Windows calls a folder that leads to another one, and that is no symbolic link there."""
 
 
-def read_bytes(path: str | os.PathLike[str], most: int = LARGEST_FILE) -> bytes:
-    """A file's content. One that is larger is an OSError before any memory is taken: a file may claim any size."""
-    with open(path, "rb") as file:
+def open_own(path: str | os.PathLike[str], mode: str = "rb", **text: Any) -> IO[Any]:
+    """Open a file of a run, whose folder may come from elsewhere: to read it (`rb`), append (`a`) or change it (`r+b`).
+
+    OSError where it is no plain file: a pipe would be waited for without end. To write it must not be a link either,
+    nor have a second name: another file would be written.
+    """
+    writes = mode != "rb"
+
+    def opened(name: str, flags: int) -> int:
+        if writes and is_link(name):  # where the system has no O_NOFOLLOW, and for its message where it has
+            raise OSError(errno.ELOOP, "it is a link")
+        flags |= getattr(os, "O_NONBLOCK", 0) | (getattr(os, "O_NOFOLLOW", 0) if writes else 0)
+        descriptor = os.open(name, flags, 0o666)
+        status = os.fstat(descriptor)
+        if stat.S_ISREG(status.st_mode) and not (writes and status.st_nlink > 1):
+            return descriptor
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "it is a link" if stat.S_ISREG(status.st_mode) else "it is no plain file")
+
+    return open(path, mode, opener=opened, **text)
+
+
+def is_link(path: str | os.PathLike[str]) -> bool:
+    """Whether a path is a symbolic link or, on Windows, a junction."""
+    try:
+        status = os.lstat(path)
+    except OSError:
+        return False
+    return stat.S_ISLNK(status.st_mode) or getattr(status, "st_reparse_tag", 0) == _JUNCTION
+
+
+def has_second_name(path: str | os.PathLike[str]) -> bool:
+    """Whether a file is a hard link: what is written to it shows under another name, too."""
+    try:
+        status = os.lstat(path)
+    except OSError:
+        return False
+    return stat.S_ISREG(status.st_mode) and status.st_nlink > 1
+
+
+def first_link(folder: Path) -> Path | None:
+    """The first link in a folder, or in one below it. The folder itself may be one."""
+    for root, folders, files in os.walk(folder):
+        for name in sorted([*folders, *files]):
+            if is_link(path := Path(root, name)):
+                return path
+    return None
+
+
+def read_bytes(path: str | os.PathLike[str], most: int = LARGEST_FILE, *, own: bool = False) -> bytes:
+    """A file's content. One that is larger is an OSError before any memory is taken: a file may claim any size. What
+    the user names may be a pipe; with `own`, as `open_own` has it, it may not."""
+    with open_own(path) if own else open(path, "rb") as file:
         size = os.fstat(file.fileno()).st_size
         check_size(size, most)
         content = file.read(most + 1) if not size else file.read(size)  # a pipe has no size to tell
@@ -72,10 +126,10 @@ def read_bytes(path: str | os.PathLike[str], most: int = LARGEST_FILE) -> bytes:
     return content
 
 
-def read_toml(path: str | os.PathLike[str]) -> dict[str, Any]:
+def read_toml(path: str | os.PathLike[str], *, own: bool = False) -> dict[str, Any]:
     """The settings in a file. Raises OSError, or ValueError where it is no TOML."""
     try:
-        text = read_bytes(path, LARGEST_SETTINGS).decode("utf-8")
+        text = read_bytes(path, LARGEST_SETTINGS, own=own).decode("utf-8")
         if _NESTED_KEY.search(text):
             raise ValueError("a key in it has too many parts")
         return tomllib.loads(text)

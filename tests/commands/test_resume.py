@@ -200,6 +200,23 @@ def test_a_finished_run_is_not_resumed(here: Path, trained: Path) -> None:
         resume(shutil.copytree(trained, here / "runs" / "mine").name)
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows lets few users make links")
+@pytest.mark.parametrize("asked", ["resume mine", "resume mine --background", "export mine --to onnx", "eval mine"])
+def test_no_command_writes_where_a_link_in_a_run_leads(here: Path, trained: Path, asked: str) -> None:
+    run = Path(shutil.copytree(trained, here / "runs" / "mine"))
+    (here / "precious").mkdir()
+    (here / "precious" / "bashrc").write_text("half a line")
+    for name, target in (("exported", "precious"), ("evaluation", "precious"), ("log.txt", "precious/bashrc")):
+        (run / name).unlink(missing_ok=True)
+        (run / name).symlink_to(here / target)
+    done = command(*asked.split())
+    assert done.returncode == 2
+    assert str(Path("runs/mine/evaluation")) in done.stderr  # the first of them
+    assert "Try: " in done.stderr
+    assert (here / "precious" / "bashrc").read_text() == "half a line"
+    assert len(list((here / "precious").iterdir())) == 1
+
+
 def test_an_emptied_run_is_not_resumed(here: Path) -> None:
     train_small(name="run", callbacks=run_setup.Callbacks([_stop_at_once]))
     shutil.rmtree("runs/run/checkpoints")

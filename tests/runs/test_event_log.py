@@ -1,12 +1,13 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from pathlib import Path
 
 import pytest
 
 from lapclip.errors import RunError
-from lapclip.runs.event_log import EventLog, read_events
+from lapclip.runs.event_log import LONGEST_LINE, EventLog, read_events
 from lapclip.runs.events import VERSION, Event, Stopped
 from lapclip.runs.follow import Tail
 
@@ -61,6 +62,41 @@ def test_damaged_lines_are_passed_over(tmp_path: Path) -> None:
     )
     assert steps(path) == [1, 2]
     assert [event["step"] for event in Tail(path).read()] == [1, 2]
+
+
+def test_a_line_longer_than_any_event_is_passed_over_and_never_held(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    one, two = b'{"type":"step","step":1}\n', b'{"type":"step","step":2}\n'
+    path.write_bytes(one)
+    with open(path, "r+b") as file:  # zeros that take no room on the disk
+        file.truncate(50 * LONGEST_LINE)
+    tail = Tail(path)
+    tracemalloc.start()
+    try:
+        assert steps(path) == [event["step"] for event in tail.read()] == [1]
+        assert tracemalloc.get_traced_memory()[1] < 6 * LONGEST_LINE
+    finally:
+        tracemalloc.stop()
+    with open(path, "ab") as file:
+        file.write(b"\n" + two)
+    assert steps(path) == [1, 2]
+    assert [event["step"] for event in tail.read()] == [2]
+
+
+def test_events_are_not_appended_through_a_link(tmp_path: Path) -> None:
+    path, precious = tmp_path / "events.jsonl", tmp_path / "precious"
+    precious.write_text("whole\nhalf a line")
+    path.hardlink_to(precious)
+    with pytest.raises(RunError, match="it is a link"):
+        EventLog(path)
+    path.unlink()
+    try:
+        path.symlink_to(precious)
+    except OSError:
+        pytest.skip("Windows lets few users make links")
+    with pytest.raises(RunError, match="it is a link"):
+        EventLog(path)
+    assert precious.read_text() == "whole\nhalf a line"
 
 
 def test_no_file_has_no_events(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
@@ -124,3 +125,76 @@ def test_a_run_that_is_killed_while_its_folder_is_filled_is_none(here: Path) -> 
         create_run("mine", "seed", SETTINGS, fill=killed)
     assert list(Path("runs").iterdir()) == []
     assert create_run("mine", "seed", SETTINGS, fill=lambda run: run.start.mkdir()).start.is_dir()
+
+
+def linked(link: Path, target: Path) -> None:
+    try:
+        link.symlink_to(target, target_is_directory=target.is_dir())
+    except OSError:
+        pytest.skip("Windows lets few users make links")
+
+
+@pytest.mark.parametrize("name", ["log.txt", "events.jsonl", "lock", "pulse", "checkpoints", "model/config.json"])
+def test_a_run_with_a_link_in_its_folder_is_not_written_to(here: Path, name: str) -> None:
+    run = create_run("mine", "first-run", SETTINGS)
+    run.model.mkdir()
+    precious = here / "precious"
+    precious.write_text("half a line")
+    linked(run.path / name, precious)
+    with pytest.raises(RunError, match="is a link") as refused, run.lock():
+        pass
+    assert name in str(refused.value).replace("\\", "/")
+    assert run.state == "died"  # asking changes nothing either
+    assert precious.read_text() == "half a line"
+
+
+@pytest.mark.parametrize("name", ["log.txt", "events.jsonl", "lock"])
+def test_a_file_that_is_written_to_has_no_second_name(here: Path, name: str) -> None:
+    run = create_run("mine", "first-run", SETTINGS)
+    (here / "precious").write_text("half a line")
+    (run.path / name).hardlink_to(here / "precious")
+    with pytest.raises(RunError, match=name), run.lock():
+        pass
+    assert run.state == "died"
+    assert (here / "precious").read_text() == "half a line"
+
+
+def test_the_folders_of_runs_may_be_links(here: Path) -> None:
+    create_run("mine", "first-run", SETTINGS).path.rename(here / "large-disk")
+    linked(here / "runs" / "mine", here / "large-disk")
+    with find_run("mine").lock():
+        assert find_run("mine").state == "running"
+
+
+def test_a_request_to_stop_is_not_written_through_a_link(here: Path) -> None:
+    run = create_run("mine", "first-run", SETTINGS)
+    linked(run.path / "stop", here / "made")
+    with pytest.raises(RunError, match="stop is a link"):
+        run.ask_to_stop()
+    assert not (here / "made").exists()
+
+
+PIPES = """
+import sys
+from pathlib import Path
+from lapclip.runs.folder import Run
+from lapclip.runs.follow import RunStatus
+for path in sys.argv[1:]:
+    run = Run(Path(path))
+    run.never_began, run.last_words(), run.last_ending(), run.data_source(), RunStatus(run).refresh()
+    print(run.state)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes with names there")
+def test_a_pipe_in_a_run_is_not_waited_for(here: Path) -> None:
+    runs = {name: create_run(name, "first-run", SETTINGS) for name in ("pulse", "starting", "log.txt", "events.jsonl")}
+    runs["log.txt"].settings.unlink()  # its log is read where there are no settings
+    for name, run in runs.items():
+        os.mkfifo(run.path / name)
+    whole = create_run("whole", "first-run", SETTINGS)
+    whole.settings.unlink()
+    os.mkfifo(whole.settings)
+    asked = [sys.executable, "-c", PIPES, *(str(run.path) for run in (*runs.values(), whole))]
+    done = subprocess.run(asked, capture_output=True, text=True, timeout=20)
+    assert done.stdout.split() == ["died", "died", "failed", "died", "died"], done.stderr

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from lapclip.errors import RunError
 from lapclip.machine.programs import python
+from lapclip.paths import open_own
 from lapclip.progress import Status
 from lapclip.runs.folder import RUNS, Run, find_run, is_reserved, reserve_run
 from lapclip.runs.heartbeat import beat_of, write_beat
@@ -38,6 +39,7 @@ def train_in_background(arguments: Sequence[str], recipe: str, name: str | None)
 def resume_in_background(arguments: Sequence[str], name: str | None) -> Run:
     """Start the process in the background for a `lapclip resume` with these arguments, as `train_in_background`."""
     run = find_run(name)
+    run.check_links()
     run.read_settings()
     if run.state in ("running", "finished"):
         raise RunError(f"{run.path} is {run.state}; there is nothing to resume.", hint="lapclip runs")
@@ -53,7 +55,7 @@ def _spawn(run: Run, arguments: Sequence[str]) -> None:
         apart = subprocess.DETACHED_PROCESS | subprocess.CREATE_NEW_PROCESS_GROUP  # type: ignore[attr-defined]
         flags = {"creationflags": apart}
     try:
-        with open(run.log, "ab") as log:
+        with open_own(run.log, "ab") as log:
             process = subprocess.Popen(
                 python("-m", "lapclip", *arguments),
                 stdin=subprocess.DEVNULL,

@@ -79,6 +79,8 @@ def evaluate(
 ) -> dict[str, Any]:
     """Score a model on images, save the evaluation with its images and its page, and return it."""
     model = find_model(request)
+    if model.run and not request.out:
+        model.run.check_links()
     config, own = choose_data(model, request)
     templates = choose_templates(request, config, own=own)
     config = replace(config, prompts="|".join(templates))  # what is said of class folders names the prompts in use

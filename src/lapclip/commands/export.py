@@ -66,6 +66,7 @@ def export(
 def default_path(which: WhichModel, to: str) -> Path:
     """Beside the run that it came from; for another model, in the current folder."""
     if which.run:
+        which.run.check_links()
         return which.run.path / EXPORTED / to
     return Path(f"{_title(which)}-{to}")
 

@@ -96,6 +96,7 @@ def gained(request: GainedRequest, data_progress: DataProgress | None, counting:
             f"{model.path} did not begin from a trained model, so there is nothing it could have forgotten.",
             hint="lapclip train photos/ --from MODEL, then lapclip gained",
         )
+    run.check_links()
     blend = open_blend(run, request.device)
     alphas = FEWER if blend.repeated_parameters() > LARGE else ALPHAS
     if isinstance(asked, float):

@@ -22,6 +22,7 @@ from lapclip.machine import facts, system_memory
 from lapclip.machine.desktop import Signals, kept_awake, notify
 from lapclip.machine.polite import PolitePauses
 from lapclip.model.clip import count_parameters
+from lapclip.paths import open_own
 from lapclip.runs import events
 from lapclip.runs.event_log import EventLog, read_events
 from lapclip.runs.folder import Run
@@ -81,7 +82,7 @@ def working_on(run: Run, work: WorkConfig) -> Iterator[None]:
 def recording(run: Run, callbacks: Callbacks, config: Config) -> Iterator[EventLog]:
     """The run's event log, with log.txt written beside it."""
     tracked = trackers(config.work.track, run.path)
-    text = open(run.log, "a", encoding="utf-8", errors="backslashreplace")  # noqa: SIM115 (closed below, where a full disk must not raise)
+    text = open_own(run.log, "a", encoding="utf-8", errors="backslashreplace")
     try:
         writer = LineWriter(text, every=10.0, clock=time.monotonic)
         log = EventLog(run.events, writer, *tracked, *callbacks.listeners)

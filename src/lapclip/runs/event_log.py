@@ -7,13 +7,16 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from lapclip.errors import RunError
+from lapclip.paths import open_own
 from lapclip.runs.events import Event
 from lapclip.suggest import command
 
 Listener = Callable[[Event], None]
+LONGEST_LINE = 4_000_000
+"""Bytes of a line; a longer one is no event, and is passed over without being held."""
 
 
 class EventLog:
@@ -24,7 +27,7 @@ class EventLog:
         self.listeners = listeners
         try:
             _drop_half_line(path)
-            self._file = open(path, "a", encoding="utf-8")  # noqa: SIM115 (open as long as the run)
+            self._file = open_own(path, "a", encoding="utf-8")  # open as long as the run
         except OSError as error:
             raise self._cannot_write(error) from error
 
@@ -55,16 +58,24 @@ class EventLog:
 def read_events(path: Path) -> Iterator[dict[str, Any]]:
     """The events so far. A half-written last line and damaged lines are passed over."""
     try:
-        file = open(path, encoding="utf-8", errors="replace")  # noqa: SIM115
+        file = open_own(path)
     except OSError:
         return
     with file:
-        for line in file:
-            if not line.endswith("\n"):
-                return
-            event = parse_line(line)
+        for line in _whole_lines(file):
+            event = parse_line(line.decode("utf-8", errors="replace"))
             if event is not None:
                 yield event
+
+
+def _whole_lines(file: IO[bytes]) -> Iterator[bytes]:
+    """The lines that end, and are no longer than an event may be."""
+    at_its_begin = True
+    while part := file.readline(LONGEST_LINE):
+        ends = part.endswith(b"\n")
+        if ends and at_its_begin:
+            yield part
+        at_its_begin = ends
 
 
 def parse_line(line: str | bytes) -> dict[str, Any] | None:
@@ -95,7 +106,7 @@ def _drop_half_line(path: Path) -> None:
     """Remove what a killed process had begun to write, so that the next event starts on a line of its own."""
     if not path.exists():
         return
-    with open(path, "r+b") as file:
+    with open_own(path, "r+b") as file:
         end = file.seek(0, os.SEEK_END)
         while end > 0:
             start = max(0, end - 4096)

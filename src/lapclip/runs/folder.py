@@ -34,7 +34,17 @@ import tomli_w
 from lapclip import paths
 from lapclip.config import BY_NAME
 from lapclip.errors import RunBusy, RunError, nearest
-from lapclip.paths import hidden_path, partial_path, read_toml, sweep, write_atomic
+from lapclip.paths import (
+    first_link,
+    has_second_name,
+    hidden_path,
+    is_link,
+    open_own,
+    partial_path,
+    read_toml,
+    sweep,
+    write_atomic,
+)
 from lapclip.runs.event_log import read_events
 from lapclip.runs.heartbeat import LATE, beat_elsewhere, beat_of, read_beat, write_beat
 from lapclip.runs.summary import RunProgress
@@ -72,12 +82,23 @@ class Run:
         self.seen = path / "seen.npy"
         """Which images it learns from."""
         self._stop = path / "stop"
+        self._lock = path / "lock"
+
+    def check_links(self) -> None:
+        """Refuse a folder with a link in it, as one from elsewhere may have: what is written to the run would be
+        written where that leads. The folder itself may be a link."""
+        if link := first_link(self.path):
+            raise _leads_elsewhere(link)
 
     @contextmanager
     def lock(self) -> Iterator[None]:
         """Work on the run alone. A second process is refused, on another computer that shares the disk as well: locks
         may not reach that far, so its sign of life counts too."""
-        lock = filelock.FileLock(self.path / "lock")
+        self.check_links()
+        for path in (self._lock, self.events, self.log):  # the others are replaced, these are written to
+            if has_second_name(path):
+                raise _leads_elsewhere(path)
+        lock = filelock.FileLock(self._lock)
         try:
             lock.acquire(timeout=0.5)
         except filelock.Timeout:
@@ -126,7 +147,7 @@ class Run:
         if self.settings.exists():
             return "", ""
         try:
-            with open(self.log, "rb") as file:
+            with open_own(self.log) as file:
                 file.seek(max(0, file.seek(0, os.SEEK_END) - LAST_BYTES))
                 text = file.read().decode("utf-8", errors="replace")
         except OSError:
@@ -168,8 +189,10 @@ class Run:
         if not self.path.is_dir():
             return False  # asking for the lock would make the folder
         beat = read_beat(self.pulse)
+        if is_link(self._lock) or has_second_name(self._lock):  # asking might write where it leads
+            return beat is not None and beat.alive
         try:
-            with filelock.FileLock(self.path / "lock", timeout=0):
+            with filelock.FileLock(self._lock, timeout=0):
                 # Locks may not reach another computer, so there the sign of life counts.
                 return beat is not None and not beat.is_here and beat.alive
         except filelock.Timeout:
@@ -208,7 +231,7 @@ class Run:
     def read_settings(self) -> dict[str, Any]:
         """The contents of run.toml."""
         try:
-            values = read_toml(self.settings)
+            values = read_toml(self.settings, own=True)
         except FileNotFoundError:
             if self.starting.exists():
                 if self.state == "starting":
@@ -233,6 +256,8 @@ class Run:
 
     def ask_to_stop(self) -> None:
         """Ask the process that works on the run to save and end."""
+        if is_link(self._stop):
+            raise _leads_elsewhere(self._stop)
         try:
             self._stop.touch()
         except OSError as error:
@@ -322,6 +347,13 @@ def _cannot_write(path: Path, error: OSError) -> RunError:
     return RunError(
         f"Cannot write to {path}: {error.strerror or error}.",
         hint="free some disk space, or the right to write there; then the same command",
+    )
+
+
+def _leads_elsewhere(path: Path) -> RunError:
+    return RunError(
+        f"{path} is a link: what is written to the run would be written elsewhere.",
+        hint="a copy in place of the link, if you trust the folder; the whole folder of a run may be a link",
     )
 
 

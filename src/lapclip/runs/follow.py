@@ -12,9 +12,10 @@ import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import IO, Any
 
-from lapclip.runs.event_log import is_event, parse_line
+from lapclip.paths import open_own
+from lapclip.runs.event_log import LONGEST_LINE, is_event, parse_line
 from lapclip.runs.findings import Finding, findings
 from lapclip.runs.findings.checks import look_around
 from lapclip.runs.folder import Run
@@ -59,12 +60,12 @@ class Tail:
         """The events since the last call; at the first, those so far."""
         self.restarted = False
         try:
-            with open(self.path, "rb") as file:
+            with open_own(self.path) as file:
                 return self._read(file)
         except OSError:  # not there yet, or not any more
             return []
 
-    def _read(self, file: BinaryIO) -> list[dict[str, Any]]:
+    def _read(self, file: IO[bytes]) -> list[dict[str, Any]]:
         status = os.fstat(file.fileno())
         identity = (status.st_dev, status.st_ino)
         if self._identity not in (None, identity) or status.st_size < self._position:
@@ -82,7 +83,7 @@ class Tail:
         return list(_parsed(lines))
 
 
-def _sampled(file: BinaryIO, start: int, size: int) -> tuple[list[bytes], int]:
+def _sampled(file: IO[bytes], start: int, size: int) -> tuple[list[bytes], int]:
     """Lines of a large file in order: all that are not steps, steps at even distances, and the place after the last."""
     lines: list[bytes] = []
     position, rest, apart = start, b"", (size - start) // SAMPLED_STEPS
@@ -94,6 +95,8 @@ def _sampled(file: BinaryIO, start: int, size: int) -> tuple[list[bytes], int]:
         begins = _line_begins(text, end) if near_an_end else _some_begins(text, end, apart)
         lines += [text[at : text.index(b"\n", at)] for at in sorted(begins)]
         position, rest = position + end, text[end:]
+        if len(rest) > LONGEST_LINE:  # no event: what is left of the line will be read as one, and be rubbish
+            position, rest = position + len(rest), b""
     return lines, position
 
 

@@ -20,7 +20,7 @@ from typing import Any
 
 import psutil
 
-from lapclip.paths import cache_folder, read_json, write_atomic
+from lapclip.paths import LARGEST_SETTINGS, cache_folder, parse_json, read_bytes, write_atomic
 from lapclip.text import number, printable
 
 EVERY = 5.0
@@ -70,7 +70,7 @@ def beat_of(process: int, about: str = "") -> Beat:
 def read_beat(path: Path) -> Beat | None:
     """The last beat written there, if there is a whole one."""
     try:
-        saved: dict[str, Any] = read_json(path)
+        saved: dict[str, Any] = parse_json(read_bytes(path, LARGEST_SETTINGS, own=True).decode("utf-8"))
         beat = Beat(**saved)
     except (OSError, ValueError, TypeError):
         return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, TextIO
+from typing import IO, Any
 
 from lapclip.runs import events
 from lapclip.runs.event_log import mapping
@@ -150,7 +150,7 @@ def watch_line(event: dict[str, Any], name: str, loss: float | None = None, seco
 class LineWriter:
     """Writes events as lines to a stream; of the steps only the first, and then at most one in `every` seconds."""
 
-    def __init__(self, stream: TextIO, every: float, clock: Callable[[], float]) -> None:
+    def __init__(self, stream: IO[str], every: float, clock: Callable[[], float]) -> None:
         self._stream, self._every, self._clock = stream, every, clock
         self._next_step_line = 0.0
 

@@ -25,6 +25,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
+from lapclip.paths import read_bytes
 from lapclip.watch.web.feed import Feed, Feeds, RunList, run_named, to_json, wait
 from lapclip.web.server import Announcement, answer_file, page_files, plotly_file, serve_until_interrupted
 
@@ -127,9 +128,9 @@ def _read_image(run: Path, number: int) -> bytes:
     """An image out of the run's own folder: a link that leads elsewhere is not followed."""
     path = run / "pictures" / f"{number}.png"
     try:
-        if not path.resolve().is_relative_to(run.resolve()) or path.stat().st_size > LARGEST_IMAGE:
+        if not path.resolve().is_relative_to(run.resolve()):
             raise HTTPException(404)
-        return path.read_bytes()
+        return read_bytes(path, LARGEST_IMAGE, own=True)
     except OSError:
         raise HTTPException(404) from None
 
