@@ -56,7 +56,7 @@ def inspect_image(data: bytes) -> ImageFacts:
     digest = digest_of(data)
     try:
         header = read_header(data)
-        with header.turn():
+        with header.turn(LOOK_SIDE):
             decoded = decode(header, LOOK_SIDE)
     except DataError as error:
         return ImageFacts(digest, len(data), fault=error.message)
