@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import io
+import math
 import struct
+import threading
 import zlib
 
 import numpy as np
@@ -11,6 +13,7 @@ from hypothesis import strategies as st
 from PIL import Image, ImageCms
 
 from lapclip.data import decode as decoding
+from lapclip.data.av1_sizes import av1_sizes
 from lapclip.data.decode import MARKS, PIXEL_LIMIT, Decoded, decode, read_header
 from lapclip.errors import DataError
 
@@ -430,3 +433,86 @@ def test_what_would_take_half_a_gigabyte_is_refused_before_it_is_decoded() -> No
     large = progressive.replace(struct.pack(">HH", 64, 64), struct.pack(">HH", 13_000, 13_000))
     with pytest.raises(DataError, match=r"would take 1,.* MB"):
         decode(large, 64)
+
+
+def avif_that_claims(width: int, height: int, image: Image.Image, **options) -> bytes:
+    data = bytearray(saved(image, "AVIF", **options))
+    at = data.index(b"ispe") + 8
+    data[at : at + 8] = struct.pack(">II", width, height)
+    return bytes(data)
+
+
+def test_the_frames_of_an_avif_say_how_large_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A decoder takes memory for these, and makes of them what the box around them says."""
+    clear = smooth(300, 200).convert("RGBA")
+    clear.putalpha(99)
+    film = {"save_all": True, "append_images": [smooth(300, 200)]}
+    for image, options in ((smooth(300, 200), {}), (clear, {"subsampling": "4:4:4"}), (smooth(300, 200), film)):
+        data = saved(image, "AVIF", **options)
+        assert set(av1_sizes(data)) == {(300, 200)}
+        assert decode(data).image.size == (300, 200)
+    monkeypatch.setattr(decoding, "MOST_MEMORY", 300 * 200 * 12)
+    with pytest.raises(DataError, match="300 x 200 pixels would take"):
+        decode(avif_that_claims(64, 64, smooth(300, 200)))
+    hidden = avif_that_claims(64, 64, smooth(300, 200)).replace(b"iloc", b"free")
+    with pytest.raises(DataError):
+        decode(hidden)
+
+
+def scans(count: int) -> bytes:
+    """A progressive JPEG that repeats its last scan, so that the image stays what it is."""
+    data = saved(smooth(16, 16), "JPEG", progressive=True)
+    last = data.rindex(b"\xff\xda")
+    return data[:-2] + data[last:-2] * count + b"\xff\xd9"
+
+
+def test_a_photo_of_a_thousand_scans_is_refused_before_they_are_decoded() -> None:
+    with pytest.raises(DataError, match=r"1,0\d\d scans, more than 100"):
+        decode(scans(1000))
+    filled = b"\xff\xfe\x00\x04\xff\xd9"  # an end that is none, inside a comment
+    with pytest.raises(DataError, match="scans, more than 100"):
+        decode(scans(1000).replace(b"\xff\xda", filled + b"\xff\xda"))
+    plain = saved(smooth(16, 16), "JPEG", progressive=True)
+    many = b"\xff\xda\x00\x08" * 500
+    for harmless in (plain + many, plain[:2] + b"\xff\xfe\x07\xd2" + many + plain[2:]):  # a film, a comment
+        assert np.array_equal(np.asarray(decode(harmless).image), np.asarray(decode(plain).image))
+
+
+def test_a_huge_profile_is_not_used_and_few_are_kept() -> None:
+    red = Image.new("RGB", (16, 16), (255, 0, 0))
+    huge = swapped_profile() + bytes(decoding.MOST_PROFILE)
+    for put_off in (False, True):
+        decoded = decode(saved(red, "TIFF", icc_profile=huge), put_off=put_off)
+        assert decoded.image.getpixel((3, 3)) == (255, 0, 0)
+        assert decoded.marks == {"profile_ignored"}
+    kept = decoding._kept_transform.cache_info().maxsize
+    assert kept is not None
+    assert kept * decoding.MOST_PROFILE <= 32_000_000
+
+
+def test_threads_share_the_memory_that_one_image_may_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By what decoding takes: a small file of many bytes a pixel waits, a draft of a large photo does not."""
+    size, most = (7000, 6000), []
+    room = decoding.Room(decoding.MOST_MEMORY)
+    monkeypatch.setattr(decoding, "_room", room)
+    header = read_header(claims(*size, 8, 6))
+    together = threading.Barrier(3)
+
+    def wait_and_look() -> None:
+        together.wait(30)
+        for _ in range(20):
+            with header.turn():
+                most.append(room.taken)
+
+    threads = [threading.Thread(target=wait_and_look) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert len(most) == 60
+    assert 4 * math.prod(size) < min(most) <= max(most) <= decoding.MOST_MEMORY
+    photo = saved(smooth(64, 64), "JPEG").replace(struct.pack(">HH", 64, 64), struct.pack(">HH", *size))
+    for short_side, pixels in ((None, math.prod(size) / 4), (700, math.prod(size) / 64)):
+        with read_header(photo).turn(short_side):
+            assert room.taken == pytest.approx(8 * pixels + len(photo), rel=0.01)
+    assert room.taken == 0

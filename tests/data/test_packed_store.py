@@ -436,11 +436,11 @@ def test_an_image_that_changes_while_streaming_is_named_and_never_learnt_from(
     assert stream[np.array([1, 5])].shape == (2, SIDE, SIDE, 3)
 
 
-def test_huge_images_are_decoded_one_at_a_time(
+def test_images_that_take_the_memory_of_all_are_decoded_one_at_a_time(
     images: list[ImageFile], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Four threads with an image of 500 MB each would fill a laptop."""
-    monkeypatch.setattr(decoding, "HUGE", 100)
+    monkeypatch.setattr(decoding, "_room", decoding.Room(100))
     at_once, most = [], []
     real = packed.decode
 

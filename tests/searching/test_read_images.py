@@ -1,12 +1,17 @@
 from __future__ import annotations
 
 import threading
+import time
 from types import SimpleNamespace
 
 import pytest
 
 from lapclip.searching import read_images
 from lapclip.searching.read_images import made_ahead
+
+
+def reading() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name.startswith("lapclip-reading")]
 
 
 def test_results_come_in_order_and_never_further_ahead_than_asked() -> None:
@@ -27,7 +32,25 @@ def test_an_error_reaches_whoever_wants_the_result_and_ends_the_threads() -> Non
     assert [next(results) for _ in range(7)] == list(range(7))
     with pytest.raises(ValueError, match="seven"):
         next(results)
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("lapclip-reading")]
+    for thread in reading():
+        thread.join(30)
+        assert not thread.is_alive()
+
+
+def test_whoever_stops_does_not_wait_for_an_image_that_is_being_read() -> None:
+    """Neither now nor when the process ends: a daemon is not joined then."""
+    begun, release = threading.Event(), threading.Event()
+    results = made_ahead(lambda item: item == 0 or (begun.set(), release.wait(30)), range(9), 4, 1)
+    next(results)
+    assert begun.wait(30)
+    began = time.monotonic()
+    results.close()  # type: ignore[attr-defined]  # a generator
+    assert time.monotonic() - began < 5
+    (thread,) = reading()
+    assert thread.daemon
+    release.set()
+    thread.join(30)  # what else was asked for is not begun
+    assert not thread.is_alive()
 
 
 def test_threads_are_added_while_results_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:

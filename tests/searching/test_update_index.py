@@ -156,19 +156,19 @@ def test_a_bomb_is_unreadable_and_no_crash(trained: Path, photos: Path) -> None:
     assert "megapixels" in reason or "million" in reason
 
 
-def test_huge_images_are_decoded_one_at_a_time(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decoding, "HUGE", 1000)
+def test_memory_is_kept_for_an_image_while_it_is_decoded(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, held = draw(photos / "huge.png", 1), []
     load = PngImageFile.load
 
     def watched(self: PngImageFile) -> object:
-        held.append(decoding._one_huge.locked())
+        held.append(decoding._room.taken)
         return load(self)
 
     monkeypatch.setattr(PngImageFile, "load", watched)
     assert read_image(path, Stamp(0, 0), View(16), lambda digest: False).square is not None
-    assert held
-    assert all(held)
+    width, height = Image.open(path).size
+    assert min(held) >= 4 * width * height
+    assert decoding._room.taken == 0
 
 
 def test_a_date_beyond_what_the_index_holds(trained: Path, photos: Path) -> None:

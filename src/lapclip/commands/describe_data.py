@@ -86,7 +86,7 @@ def _open(row: Row) -> Image.Image | None:
     """A small copy of an image; what cannot be read is left to `data check`."""
     try:
         header = read_header(row.image.read())
-        with header.turn():
+        with header.turn(SIDE):
             image = decode(header, SIDE).image
     except (OSError, DataError):
         return None

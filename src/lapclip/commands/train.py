@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 from lapclip import __version__
@@ -40,7 +41,7 @@ def train(
         setup = set_up(recipe, settings, minutes, callbacks)
     except KeyboardInterrupt:
         raise KeyboardInterrupt("Interrupted before the run began: there is nothing to resume.") from None
-    run = create_run(name, setup.recipe, saved_settings(setup), reserved, lambda run: save_start(run, setup))
+    run = create_run(name, setup.recipe, saved_settings(setup), reserved, partial(save_start, setup=setup))
     with working_on(run, setup.config.work), Signals() as signals, recording(run, callbacks, setup.config) as log:
         training = start_training(run, setup, log)
         log.append(started(training, setup, [*setup.notes, *competitors()]))

@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import io
 import math
+import re
 import threading
 import warnings
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import cache, lru_cache
 
 import numpy as np
 from PIL import Image, ImageCms
 
+from lapclip.data.av1_sizes import av1_sizes
 from lapclip.data.content import SCAN, jpeg_segments
 from lapclip.errors import DataError, first_line
 
@@ -26,13 +28,20 @@ DECODING_VERSION = 2
 PIXEL_LIMIT = 178_000_000
 """Pixels of the largest image that is decoded; what takes more memory than `MOST_MEMORY` is refused before."""
 MOST_MEMORY = 480_000_000
-"""Bytes that one image may take while it is read, its file among them. A small file can claim any size."""
+"""Bytes that one image may take while it is read, its file among them, and all that are read at once in threads. A
+small file can claim any size."""
 MOST_WHOLE = 32_000_000
 """Pixels above which an image is halved, or more, right after it is decoded: whatever follows copies it."""
 HUGE, TINY = 50_000_000, 8
 """Pixels from which on an image is called huge, and the side below which it is called tiny."""
 DECODER_BYTES = {"WEBP": 18, "AVIF": 12, "HEIF": 11, "JPEG2000": 19}
 """Bytes a pixel that a format's decoder takes at most, the decoded image among them (measured)."""
+
+MOST_SCANS = 100
+"""Scans of a JPEG that is decoded: real ones have about ten, and each takes the time of the whole image."""
+MOST_PROFILE = 4_000_000
+"""Bytes of a colour profile that is used. Those of cameras and screens have a few thousand, those of printers a million
+or two."""
 
 STRIP = 2_000_000
 """Pixels of an image that are brought to RGB at a time."""
@@ -50,9 +59,9 @@ MARKS = {
     "animated": "only the first frame is used",
     "cmyk": "printing colours are converted to sRGB",
     "grey": "grey is written as RGB",
-    "huge": "decoded one at a time and at a fraction of their size, because of the memory",
+    "huge": "decoded few at a time and at a fraction of their size, because of the memory",
     "profile": "colours are converted from the embedded profile to sRGB",
-    "profile_ignored": "the embedded colour profile is damaged or of another kind of image, and is not used",
+    "profile_ignored": "the embedded colour profile is damaged, huge or of another kind of image, and is not used",
     "rotated": "turned upright, as its EXIF orientation says",
     "sixteen_bit": "scaled to 8 bits a colour; grey ones by the bits, or the range, that their values use",
     "tiny": "enlarged; little can be seen on it",
@@ -81,7 +90,33 @@ PROFILE_FAULTS = (ImageCms.PyCMSError, OSError, ValueError, TypeError)
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
 warnings.filterwarnings("ignore", module=r"PIL\.")
 
-_one_huge = threading.Lock()
+_SCAN_MARKER = re.compile(rb"\xff([\x02-\xcf\xd8-\xfe])")
+"""A marker of a JPEG that does not belong to the data of a scan, as stuffed bytes and restarts do."""
+
+
+class Room:
+    """Memory that threads share while they decode: first come, first served, each when there is enough for it."""
+
+    def __init__(self, most: int) -> None:
+        self.most, self.taken = most, 0
+        self._first = threading.Lock()
+        self._changed = threading.Condition()
+
+    @contextmanager
+    def take(self, needed: int) -> Iterator[None]:
+        needed = min(needed, self.most)
+        with self._first, self._changed:
+            self._changed.wait_for(lambda: self.taken + needed <= self.most)
+            self.taken += needed
+        try:
+            yield
+        finally:
+            with self._changed:
+                self.taken -= needed
+                self._changed.notify()
+
+
+_room = Room(MOST_MEMORY)
 
 
 class MayPass(DataError):
@@ -95,9 +130,14 @@ class Header:
     image: Image.Image
     data: bytes
 
-    def turn(self) -> AbstractContextManager:
-        """Held while an image is decoded and resized: huge ones wait for each other, so that memory suffices."""
-        return _one_huge if self.image.width * self.image.height > HUGE else nullcontext()
+    def turn(self, short_side: int | None = None) -> AbstractContextManager:
+        """Held while an image is decoded, to that short side at least, and resized: large ones wait for each other, so
+        that memory suffices."""
+        try:
+            needed = _memory(self.image, self.data, short_side)
+        except Exception:  # decoding says what is wrong with it
+            needed = MOST_MEMORY
+        return _room.take(needed)
 
 
 @dataclass(frozen=True)
@@ -148,9 +188,10 @@ def decode(source: bytes | Header, short_side: int | None = None, *, put_off: bo
     image, marks = header.image, set()
     width, height = image.size
     try:
+        _check_memory(image, header.data, short_side)
         if image.format in ("JPEG", "MPO"):
+            _check_scans(header.data)
             _draft(image, short_side)
-        _check_memory(image, header.data, width * height)
         deep = _is_deep(image)
         orientation = _orientation(image)  # asked now: a TIFF is turned while it is loaded, and then forgets it
         if image.format in ("GIF", "WEBP", "PNG", "AVIF") and getattr(image, "is_animated", False):
@@ -330,9 +371,17 @@ def _to_srgb(image: Image.Image, profile: bytes | None) -> tuple[Image.Image, se
         return image, {"profile_ignored"}
 
 
-@lru_cache(maxsize=32)
 def _transform(profile: bytes | None, mode: str) -> ImageCms.ImageCmsTransform | None:
-    """From a profile to sRGB; None where it is sRGB already. Kept, because a camera writes the same into each photo."""
+    """From a profile to sRGB; None where it is sRGB already."""
+    if profile is not None and len(profile) > MOST_PROFILE:
+        raise ValueError("a colour profile that is too large")
+    return _kept_transform(profile, mode)
+
+
+@lru_cache(maxsize=8)
+def _kept_transform(profile: bytes | None, mode: str) -> ImageCms.ImageCmsTransform | None:
+    """Kept, because a camera writes the same into each photo, and large images are converted in strips. Few, because
+    their profiles are kept too."""
     if profile is None:
         source = ImageCms.ImageCmsProfile(ImageCms.createProfile("LAB"))
     else:
@@ -360,25 +409,53 @@ def _first_scan(data: bytes) -> int | None:
     return next((begin for marker, begin, _ in jpeg_segments(data) if marker == SCAN), None)
 
 
+def _check_scans(data: bytes) -> None:
+    """Raise DataError where a JPEG has more scans than any real one: a small file of empty ones takes minutes."""
+    at, scans = _first_scan(data) or 2, 0
+    if data.count(b"\xff\xda", at) <= MOST_SCANS:
+        return
+    while (found := _SCAN_MARKER.search(data, at)) and found[1] != b"\xd9":  # what follows its end is another file
+        scans += found[1] == b"\xda"
+        at = found.end() + int.from_bytes(data[found.end() : found.end() + 2], "big")
+    if scans > MOST_SCANS:
+        raise DataError(f"it has {scans:,} scans, more than {MOST_SCANS}")
+
+
 def _draft(image: Image.Image, short_side: int | None) -> None:
     """Let a JPEG be decoded at a fraction of its size, while its short side stays at least that and, where it is too
     large for memory, in any case."""
-    width, height = image.size
-    halved = 2 ** math.ceil(math.log2(max(1.0, width * height / MOST_WHOLE)) / 2)
-    asked = (short_side or width, short_side or height)
-    size = (min(asked[0], width // halved), min(asked[1], height // halved))
-    if min(size) > 0 and size != (width, height):
+    size = _draft_size(image, short_side)
+    if min(size) > 0 and size != image.size:
         image.draft(None, size)  # type: ignore[arg-type]  # no change of mode
 
 
-def _check_memory(image: Image.Image, data: bytes, stored: int) -> None:
-    """Raise DataError where decoding would take more memory than an image may, from what the header says; `stored` is
-    how many pixels the file holds, of which a draft may leave out most."""
+def _draft_size(image: Image.Image, short_side: int | None) -> tuple[int, int]:
+    """What a JPEG should be decoded to, at least."""
     width, height = image.size
-    if image.format == "ICO":  # what lies in it may be larger than it says
-        inside = image.ico  # type: ignore[attr-defined]
-        width, height = inside.frame(inside.getentryindex(image.size)).size
-    pixels = width * height
+    halved = 2 ** math.ceil(math.log2(max(1.0, width * height / MOST_WHOLE)) / 2)
+    asked = (short_side or width, short_side or height)
+    return min(asked[0], width // halved), min(asked[1], height // halved)
+
+
+def _check_memory(image: Image.Image, data: bytes, short_side: int | None) -> None:
+    """Raise DataError where decoding would take more memory than an image may."""
+    needed = _memory(image, data, short_side)
+    if needed > MOST_MEMORY:
+        width, height = _stored_size(image, data)
+        raise DataError(
+            f"decoding its {width:,} x {height:,} pixels would take {needed / 1e6:,.0f} MB of memory, more than "
+            f"{MOST_MEMORY // 10**6}"
+        )
+
+
+def _memory(image: Image.Image, data: bytes, short_side: int | None) -> int:
+    """Bytes that decoding takes, from what the headers say, before anything of it is done."""
+    width, height = _stored_size(image, data)
+    stored = pixels = width * height
+    if image.format in ("JPEG", "MPO"):
+        wanted = _draft_size(image, short_side)
+        fraction = min(width // wanted[0], height // wanted[1]) if min(wanted) > 0 else 1
+        pixels //= next(scale for scale in (8, 4, 2, 1) if scale <= fraction) ** 2
     raster = 1 if image.mode in ("1", "L", "P") else 2 if image.mode.startswith("I;16") else 4
     # Another byte a pixel for the smaller copy that is made of a large one; both, of others, at four bytes.
     needed = len(data) + pixels * DECODER_BYTES.get(image.format or "", raster + (4 if pixels <= MOST_WHOLE else 1))
@@ -386,11 +463,20 @@ def _check_memory(image: Image.Image, data: bytes, stored: int) -> None:
         needed += _coefficients(image, data, stored)
     if image.format == "TIFF":
         needed += len(data) + _largest_strip(image)
-    if needed > MOST_MEMORY:
-        raise DataError(
-            f"decoding its {width:,} x {height:,} pixels would take {needed / 1e6:,.0f} MB of memory, more than "
-            f"{MOST_MEMORY // 10**6}"
-        )
+    return needed
+
+
+def _stored_size(image: Image.Image, data: bytes) -> tuple[int, int]:
+    """The width and height that are decoded, where a container may say less."""
+    if image.format == "ICO":
+        inside = image.ico  # type: ignore[attr-defined]
+        return inside.frame(inside.getentryindex(image.size)).size
+    if image.format == "AVIF":
+        sizes = av1_sizes(data)
+        if not sizes:
+            raise DataError("nothing in it says how large its frames are")
+        return max(image.size, *sizes, key=math.prod)
+    return image.size
 
 
 def _coefficients(image: Image.Image, data: bytes, stored: int) -> int:

@@ -112,7 +112,7 @@ def room_left(folder: Path) -> int:
 def prepare(data: bytes, view: View | int, fit: str) -> tuple[np.ndarray, Decoded]:
     """The square of an image, from the bytes of its file."""
     header, view = read_header(data), as_view(view)
-    with header.turn():
+    with header.turn(None if fit == MIDDLE else view.side):
         if fit == MIDDLE:  # never at a fraction of its size: scores are those of the very images
             decoded = decode(header, put_off=True)
             return view.finish(decoded, fit_image(decoded.image, view)), decoded
@@ -208,7 +208,7 @@ class _Packer:
         try:
             if self.fit == LOOK:
                 header = read_header(data)
-                with header.turn():
+                with header.turn(SIGNATURE_SIDE):
                     decoded = decode(header, SIGNATURE_SIDE)
                     content, signature = content_of(data), signature_of(decoded.image)
             else:

@@ -11,11 +11,12 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import suppress
 from datetime import datetime
 from functools import cache
 from pathlib import Path
+from queue import SimpleQueue
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -77,7 +78,7 @@ def read_image(path: Path, stamp: Stamp, view: View, has_vector: Callable[[str],
         return Read(stamp, digest)
     try:
         header = read_header(data)
-        with header.turn():
+        with header.turn(SHARPNESS * view.resized):
             taken = taken_at(header.image)  # in turn, because Pillow decodes a PNG to know its EXIF
             decoded = decode(header, SHARPNESS * view.resized, put_off=True)
             square = view.finish(decoded, fit_image(decoded.image, view))
@@ -119,19 +120,31 @@ def _reads_heic() -> bool:
 
 def made_ahead(make: Callable[[Item], Made], items: Iterable[Item], ahead: int, most_threads: int) -> Iterator[Made]:
     """What is made of each item, in their order, up to `ahead` of them before they are wanted."""
-    turns, threads = threading.Semaphore(1), 1
+    todo: SimpleQueue[tuple[Future[Made], Item] | None] = SimpleQueue()
+    threads: list[threading.Thread] = []
 
-    def in_turn(item: Item) -> Made:
-        with turns:
-            return make(item)
+    def work() -> None:
+        while (job := todo.get()) is not None:
+            future, item = job
+            if future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(make(item))
+                except BaseException as error:
+                    future.set_exception(error)
 
-    pool = ThreadPoolExecutor(most_threads, thread_name_prefix="lapclip-reading")
+    def start(count: int) -> None:
+        for _ in range(count):  # nobody waits for a daemon when the process ends, as for the threads of an executor
+            threads.append(threading.Thread(target=work, name="lapclip-reading", daemon=True))
+            threads[-1].start()
+
     waiting: deque[Future[Made]] = deque()
     source, waited, worked = iter(items), 0.0, 0.0
+    start(1)
     try:
         while True:
             while len(waiting) < ahead and (item := next(source, waiting)) is not waiting:
-                waiting.append(pool.submit(in_turn, item))  # type: ignore[arg-type]
+                waiting.append(Future())
+                todo.put((waiting[-1], item))  # type: ignore[arg-type]
             if not waiting:
                 return
             began = time.monotonic()
@@ -142,10 +155,12 @@ def made_ahead(make: Callable[[Item], Made], items: Iterable[Item], ahead: int, 
             if worked > 0.01:  # else nobody has worked yet, and the first results are always waited for
                 waited += ready - began
             if waited + worked > PERIOD:
-                if waited > PATIENCE * (waited + worked) and threads < most_threads:
-                    more = min(threads, most_threads - threads)
-                    turns.release(more)
-                    threads += more
+                if waited > PATIENCE * (waited + worked):
+                    start(min(len(threads), most_threads - len(threads)))
                 waited = worked = 0.0
     finally:
-        pool.shutdown(cancel_futures=True)
+        # Not waited for: an image can take a minute, and whoever pressed Ctrl-C would wait for what is thrown away.
+        for future in waiting:
+            future.cancel()
+        for _ in threads:
+            todo.put(None)

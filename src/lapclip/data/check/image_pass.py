@@ -48,7 +48,7 @@ def inspect_image(data: bytes) -> ImageFacts:
     digest = digest_of(data)
     try:
         header = read_header(data)
-        with header.turn():
+        with header.turn(SIGNATURE_SIDE):
             decoded = decode(header, SIGNATURE_SIDE)
     except DataError as error:
         return ImageFacts(digest, len(data), fault=error.message)

@@ -75,7 +75,7 @@ class Images:
             return None
         try:
             header = read_header(data)
-            with header.turn():
+            with header.turn(SHORT_SIDE):
                 made = as_jpeg(shrunk(decode(header, SHORT_SIDE).image))
         except DataError:
             return None

@@ -128,7 +128,7 @@ class Questions:
     def remember(self, data: bytes) -> str:
         """Remember an image to search by. Raises DataError where it is none."""
         header = read_header(data)
-        with header.turn():
+        with header.turn(ASKED_SIDE):
             image = shrunk(decode(header, ASKED_SIDE).image, ASKED_SIDE)
         name = digest_of_bytes(data)[:24]
         self._asked[name] = AskedImage(image, as_jpeg(shrunk(image)))
