@@ -33,8 +33,8 @@ def install() -> None:
 @contextmanager
 def in_command() -> Iterator[None]:
     """A command is at work, and may be interrupted by an exception."""
-    global _in_command
-    _in_command = True
+    global _in_command, _received
+    _in_command, _received = True, signal.SIGINT
     try:
         yield
     finally:
