@@ -22,7 +22,7 @@ import pytest
 from lapclip.cli.app import app
 from lapclip.cli.output import ARGUMENTS
 from lapclip.cli.train import train as train_command
-from lapclip.commands import background, choose_recipe, look_ahead
+from lapclip.commands import background, choose_recipe
 from lapclip.commands.background import train_in_background, wait_for
 from lapclip.commands.train import train
 from lapclip.config import DataConfig
@@ -202,7 +202,7 @@ def test_data_is_read_once_and_what_takes_long_to_read_is_left_to_the_run(
 ) -> None:
     photos(here / "photos", 4)
     monkeypatch.setattr(choose_recipe, "towers_installed", lambda: True)
-    monkeypatch.setattr(look_ahead, "LOOK_SECONDS", 30.0)
+    monkeypatch.setattr(choose_recipe, "LOOK_SECONDS", 30.0)
     read, slow = FILES.read_table, threading.Event()
     reads: list[str] = []
 
@@ -215,7 +215,7 @@ def test_data_is_read_once_and_what_takes_long_to_read_is_left_to_the_run(
     monkeypatch.setattr(FILES, "read_table", read_table)
     assert parsed(in_background(["train", "photos", "--background"], monkeypatch))["name"] == "heads"
     assert len(reads) == 1
-    monkeypatch.setattr(look_ahead, "LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(choose_recipe, "LOOK_SECONDS", 0.05)
     began = time.monotonic()
     assert parsed(in_background(["train", "photos", "--background"], monkeypatch))["name"] == "photos"
     assert len(reads) == 2

@@ -15,10 +15,10 @@ from PIL import Image, ImageDraw, ImageEnhance
 
 from lapclip.config import DataConfig
 from lapclip.data import copies
-from lapclip.data.content import content_of
 from lapclip.data.copies import (
     KEYS,
     close_hashes,
+    content_of,
     copy_keys,
     differences,
     find_similar,

@@ -9,11 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from lapclip.machine import programs
-from lapclip.machine.facts import output_of
-from lapclip.machine.programs import program, python
+from lapclip.machine import facts
+from lapclip.machine.facts import output_of, program, python
 
-SOURCE = Path(programs.__file__).parents[1]
+SOURCE = Path(facts.__file__).parents[1]
 
 
 @pytest.mark.parametrize("start", [python("-m", "lapclip"), [sys.executable, "-m", "lapclip"]], ids=["ours", "typed"])
@@ -30,19 +29,19 @@ def test_no_file_of_the_current_folder_runs(here: Path, start: list[str]) -> Non
 def test_one_place_builds_the_command_line_of_python() -> None:
     assert python("-m", "x")[:2] == [sys.executable, "-P"]
     with_executable = [path.name for path in SOURCE.rglob("*.py") if "sys.executable" in path.read_text("utf-8")]
-    assert with_executable == ["programs.py"]
+    assert with_executable == ["facts.py"]
 
 
 def test_a_program_is_never_one_of_the_current_folder(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (here / "bin").mkdir()
     for folder in (here, here / "bin"):
-        tool = folder / f"tool{programs.ENDINGS[0]}"
+        tool = folder / f"tool{facts.ENDINGS[0]}"
         tool.write_text("#!/bin/sh\necho hello\n")
         tool.chmod(0o755)
     monkeypatch.setenv("PATH", os.pathsep.join([".", "", "bin"]))
     assert program("tool") is None
     assert output_of("tool") is None
     monkeypatch.setenv("PATH", os.pathsep.join([".", str(here / "bin")]))
-    assert program("tool") == str(here / "bin" / f"tool{programs.ENDINGS[0]}")
+    assert program("tool") == str(here / "bin" / f"tool{facts.ENDINGS[0]}")
     if sys.platform != "win32":
         assert output_of("tool") == "hello\n"

@@ -100,7 +100,7 @@ def train(
         *[f"work.ask={'|'.join(ask)}"] * bool(ask),
     )
     if background and not reserved:  # whoever knows the key is the process in the background
-        from lapclip.commands.look_ahead import look_ahead  # brings numpy
+        from lapclip.commands.choose_recipe import look_ahead  # brings numpy
 
         recipe = look_ahead(recipe, settings, minutes, after)
         run = train_in_background(ARGUMENTS.get(), recipe, name)

@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 
 from lapclip.errors import RunError
-from lapclip.machine.programs import python
+from lapclip.machine.facts import python
 from lapclip.paths import open_own
 from lapclip.progress import Status
 from lapclip.runs.folder import RUNS, Run, find_run, is_reserved, reserve_run

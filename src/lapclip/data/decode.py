@@ -20,7 +20,7 @@ import numpy as np
 from PIL import Image, ImageCms
 
 from lapclip.data.av1_sizes import av1_sizes
-from lapclip.data.content import SCAN, jpeg_segments
+from lapclip.data.copies import SCAN, jpeg_segments
 from lapclip.errors import DataError, first_line
 
 DECODING_VERSION = 2

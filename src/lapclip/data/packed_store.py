@@ -23,8 +23,7 @@ import numpy as np
 import PIL
 import torch
 
-from lapclip.data.content import content_of
-from lapclip.data.copies import SIGNATURE_SIDE, SIGNATURE_VERSION, signature_of
+from lapclip.data.copies import SIGNATURE_SIDE, SIGNATURE_VERSION, content_of, signature_of
 from lapclip.data.dataset import Pixels, select_pixels
 from lapclip.data.decode import DECODING_VERSION, NO_MEMORY, Decoded, MayPass, decode, read_header
 from lapclip.data.packed_index import NOT_STORED, Entry, PackedIndex, digest_of

@@ -9,8 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from lapclip.machine.accelerators import nvidia_gpus, nvml_library
-from lapclip.machine.facts import number_in, text_of
-from lapclip.machine.programs import program
+from lapclip.machine.facts import number_in, program, text_of
 
 POWERCAP = Path("/sys/class/powercap")
 MOST_WATTS = 1000.0

@@ -16,9 +16,9 @@ from typing import Any
 
 import psutil
 
-from lapclip.machine.programs import program
-
 SYSFS = Path("/sys")
+ENDINGS = (".exe",) if sys.platform == "win32" else ("",)
+"""How the file of a program is called, after its name."""
 
 X86_FLAGS = (
     "avx", "avx2", "fma", "f16c", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16",
@@ -208,6 +208,23 @@ def _windows_features() -> list[str] | None:
         return [feature for number, feature in WINDOWS_FEATURES.items() if present(number)]
     except (AttributeError, OSError):
         return None
+
+
+def python(*arguments: str) -> list[str]:
+    """The command line of a Python process. Without `-P` it would look for modules in the current folder first, and
+    a file there that is called like one of them would run."""
+    return [sys.executable, "-P", *arguments]
+
+
+def program(name: str) -> str | None:
+    """The whole path of a program, from the folders that PATH names in full; None where there is none. A bare name
+    would be looked for in the current folder too: on Windows always, elsewhere where PATH has a dot."""
+    for folder in os.environ.get("PATH", os.defpath).split(os.pathsep):
+        for ending in ENDINGS:
+            path = os.path.join(folder, name + ending)
+            if os.path.isabs(folder) and os.path.isfile(path) and os.access(path, os.X_OK):
+                return path
+    return None
 
 
 def output_of(name: str, *arguments: str, seconds: float = 5.0) -> str | None:

@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 
 from lapclip.errors import LapclipError
-from lapclip.machine.programs import python
+from lapclip.machine.facts import python
 
 PHASES = ("load", "preprocess", "transfer", "forward", "backward", "optimizer")
 WORTH = 1.03

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from lapclip.data.content import content_of
-from lapclip.data.copies import SIGNATURE_SIDE, hash_and_thumbnail, signature_text
+from lapclip.data.copies import SIGNATURE_SIDE, content_of, hash_and_thumbnail, signature_text
 from lapclip.data.decode import NO_MEMORY, decode, read_header
 from lapclip.data.packed_index import digest_of
 from lapclip.data.table import StoredImage
