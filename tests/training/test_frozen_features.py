@@ -175,10 +175,17 @@ def test_a_run_whose_start_is_gone_is_not_resumed_from_chance(
     def killed(embedder: object, folder: Path) -> None:
         raise KeyboardInterrupt
 
+    begin = ("cut", *COMMON, f"train.start={trained}", *LEARNING["heads"])
     with monkeypatch.context() as patch:
         patch.setattr("lapclip.commands.train.save_model", killed)
         with pytest.raises(KeyboardInterrupt):
-            train_small("cut", *COMMON, f"train.start={trained}", *LEARNING["heads"])
+            train_small(*begin)
+    assert not Path("runs/cut").exists()  # it was never there, so that the same command begins it
+    train_small(*begin)
+    run = Path("runs/cut")
+    lines = (run / "events.jsonl").read_text(encoding="utf-8").splitlines()
+    (run / "events.jsonl").write_text("\n".join(lines[:-1]) + "\n", encoding="utf-8")  # as if it had not finished
+    shutil.rmtree(run / "start")
     with pytest.raises(RunError, match="start is gone, or the run was killed before it was there"):
         resume("cut")
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from urllib.parse import parse_qs, urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.responses import PlainTextResponse, RedirectResponse, Response
+from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 POLICY = "; ".join(
@@ -132,7 +132,9 @@ class Guard:
         """The token moves from the address into a cookie that no script can read."""
         if followed_a_link(headers):
             # After a redirect the browser would count the request as the other site's, and withhold the cookie.
-            answer = PlainTextResponse("The page opens.\n", headers={"Refresh": "0; url=/"})
+            # With an icon, or the browser would ask for favicon.ico.
+            page = '<!doctype html><link rel="icon" href="/icon.svg"><p>The page opens.\n'
+            answer = HTMLResponse(page, headers={"Refresh": "0; url=/"})
         else:
             answer = RedirectResponse("/", 303)
         answer.set_cookie(self._door.cookie_name(headers), self._door.token, httponly=True, samesite="strict")
