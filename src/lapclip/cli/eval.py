@@ -11,7 +11,6 @@ from rich.markup import escape
 from lapclip.cli.display import display
 from lapclip.cli.output import Common, emit, typed
 from lapclip.evaluation import RANKS, WAYS
-from lapclip.runs.folder import Run
 from lapclip.suggest import command
 
 
@@ -95,6 +94,8 @@ def _tables(result: dict[str, Any]) -> list[str]:
 def _ending(result: dict[str, Any]) -> list[str]:
     if not result["files"]:
         return [f"Next: --out FOLDER keeps this with its images; in Python: lapclip.load({result['run']!r})"]
+    from lapclip.runs.folder import Run  # not for a command that only prints its help
+
     report = typed(command("report", Run(Path(result["run"])).typed))
     return [f"Next: open {result['files'][0]} in a browser, or {escape(report)}"]
 

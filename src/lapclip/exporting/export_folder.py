@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 from lapclip import __version__
 from lapclip.errors import WeightsError
-from lapclip.machine.desktop import ends_in_order
 from lapclip.paths import partial_path, replace, sweep
 from lapclip.text import without_controls
 from lapclip.weights.recognise import TOKENIZER
@@ -47,6 +46,8 @@ def check_free(out: Path, *, force: bool) -> None:
 @contextmanager
 def written_whole(out: Path, *, force: bool) -> Iterator[Path]:
     """A folder to fill, which takes its place once all is written."""
+    from lapclip.machine.desktop import ends_in_order  # not for a command that only prints its help
+
     with ends_in_order():
         yield from _written_whole(out, force)
 

@@ -6,8 +6,6 @@ import os
 import re
 from pathlib import Path
 
-from lapclip.runs.folder import RUNS
-
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
 """The files of our own models."""
 OWN_TOKENIZER = "lapclip_tokenizer.json"
@@ -40,6 +38,8 @@ def is_exported(folder: Path) -> bool:
 def is_hub_name(text: str) -> bool:
     """Whether a text may be a name on the hub, an organisation and a model: it says so by `hf:`, or looks like one and
     not like a path, such as runs/mine or something in a folder that is here."""
+    from lapclip.runs.folder import RUNS  # not for a command that only prints its help
+
     if text.startswith(HUB):
         return bool(HUB_NAME.fullmatch(text.removeprefix(HUB)))
     folder = text.partition("/")[0]
