@@ -9,7 +9,7 @@ import errno
 import importlib.util
 import ipaddress
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.responses import Response
     from starlette.types import ASGIApp
+
+    from lapclip.web.security import Door
 
 TRIES = 50
 SHARED = Path(__file__).parent / "static"
@@ -55,11 +57,17 @@ def serve_until_interrupted(
     at_end: Callable[[], None] = lambda: None,
     output: TextIO | None = None,
     ready: Callable[[str], None] = lambda address: None,
+    guard: Callable[[ASGIApp, Door], ASGIApp] | None = None,
+    token: bool = True,
+    names: Iterable[str] = (),
+    connections: int | None = None,
+    patience: int = 2,
 ) -> None:
     """Serve an application until Ctrl-C. Without a port: `first_port`, or the next free one.
 
-    `at_end` is called before connections are waited for; `output` is where its address is printed, else stdout; `ready`
-    is told the address too.
+    `at_end` is called before connections are waited for, `patience` seconds at most; `output` is where its address is
+    printed, else stdout; `ready` is told the address too. `guard` stands before the application, with a token in the
+    address or without; `names` are names of this server beside those of this machine.
     """
     # Here, so that a command's help does not wait for the modules of the web server.
     import uvicorn
@@ -67,6 +75,9 @@ def serve_until_interrupted(
 
     from lapclip.web.connections import Connection
     from lapclip.web.security import Guard, door_for
+
+    class Limited(Connection):
+        most = connections or Connection.most
 
     class Server(uvicorn.Server):
         def handle_exit(self, sig: int, frame: FrameType | None) -> None:
@@ -77,18 +88,18 @@ def serve_until_interrupted(
     with _listen(host, port, first_port, announcement.command) as listening, suppress(KeyboardInterrupt):
         address, port = str(listening.getsockname()[0]), int(listening.getsockname()[1])
         loopback = ipaddress.ip_address(address).is_loopback
-        door = door_for(host, announcement.command, loopback=loopback)
+        door = door_for(host, announcement.command, loopback=loopback, token=token, names=names)
         config = uvicorn.Config(
-            Guard(app, door),
+            (guard or Guard)(app, door),
             log_level="error",
             access_log=False,  # it would write down the token
             server_header=False,
             proxy_headers=False,
             lifespan="off",
             ws="none",
-            http=Connection,
+            http=Limited,
             loop="asyncio",
-            timeout_graceful_shutdown=2,
+            timeout_graceful_shutdown=patience,
         )
         config.load()  # before the address is printed: Ctrl-C in the middle of an import ends the process at once
         for note in announcement.notes:
@@ -121,7 +132,7 @@ def _link(host: str, address: str, port: int, token: str) -> str:
     """The address to open in a browser. A server at all addresses is named by one that others can reach."""
     name = _reachable(address) if ipaddress.ip_address(address).is_unspecified else host
     name = f"[{name}]" if ":" in name else name
-    return f"http://{name}:{port}/?token={token}"
+    return f"http://{name}:{port}/" + (f"?token={token}" if token else "")
 
 
 def _reachable(address: str) -> str:
