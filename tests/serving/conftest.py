@@ -23,6 +23,7 @@ from lapclip.embedder import Encoder, load
 from lapclip.serving.app import make_app
 from lapclip.serving.engine import BatchTimes, Engine
 from lapclip.serving.gate import Gate
+from lapclip.serving.metrics import Metrics
 from lapclip.serving.service import Limits, ServedModel, Service
 from lapclip.web.security import door_for
 
@@ -79,7 +80,8 @@ def serving(path: Path, limits: Limits | None = None, key: str | None = None, **
     """Serve a model on a free port until the end of the block; `options` go to `make_app`."""
     limits = limits or Limits()
     engine = engine_of(path)
-    service = Service(ServedModel("mine", engine, limits.cache_bytes), limits)
+    metrics = Metrics()
+    service = Service(ServedModel("mine", engine, limits.cache_bytes, metrics.batch), limits, metrics)
     app = make_app(service, **options)
     gate = Gate(app, service, door_for("127.0.0.1", "lapclip serve", loopback=True, token=False), key)
     server = uvicorn.Server(uvicorn.Config(gate, port=0, log_level="error", lifespan="off", ws="none", http="h11"))

@@ -39,6 +39,7 @@ def serve(
     from lapclip.serving.app import make_app
     from lapclip.serving.engine import Engine
     from lapclip.serving.gate import Gate
+    from lapclip.serving.metrics import Metrics
     from lapclip.serving.service import Limits, ServedModel, Service
     from lapclip.web.server import Announcement, serve_until_interrupted
     from lapclip.which_model import which_model
@@ -47,7 +48,8 @@ def serve(
     engine = Engine("torch-float32", load(which.path), threads or 1)
     engine.measure()
     limits = Limits(cache_bytes=cache * 1_000_000)
-    service = Service(ServedModel(name or which.name, engine, limits.cache_bytes), limits)
+    metrics = Metrics()
+    service = Service(ServedModel(name or which.name, engine, limits.cache_bytes, metrics.batch), limits, metrics)
     key = api_key_file.read_text().strip() if api_key_file else None
     announcement = Announcement("lapclip serve", f"{service.model.name}", "", "Ctrl-C ends it.")
 

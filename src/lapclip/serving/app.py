@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
@@ -11,6 +13,7 @@ from starlette.responses import Response
 from lapclip import __version__
 from lapclip.errors import LapclipError
 from lapclip.serving.dialects import answer_refusal, json_answer, load_dialects
+from lapclip.serving.page import page_routes
 from lapclip.serving.refusals import Fault, Refusal
 from lapclip.serving.service import Service
 
@@ -30,6 +33,26 @@ def make_app(service: Service) -> FastAPI:
         await service.ready()
         model = service.model
         return json_answer({"status": "ready", "model": model.name, "fingerprint": model.fingerprint})
+
+    @app.get("/metrics", summary="Counts and times in Prometheus' format")
+    async def metrics() -> Response:
+        return Response(service.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    app.include_router(page_routes(service), include_in_schema=False)
+
+    describe = app.openapi
+
+    def description() -> dict[str, Any]:
+        """Without FastAPI's own form of an error: each dialect has another."""
+        found = describe()
+        for methods in found["paths"].values():
+            for operation in methods.values():
+                operation["responses"].pop("422", None)
+        for name in ("HTTPValidationError", "ValidationError"):
+            found.get("components", {}).get("schemas", {}).pop(name, None)
+        return found
+
+    setattr(app, "openapi", description)  # noqa: B010 (FastAPI's own way, which its types forbid)
 
     @app.exception_handler(Refusal)
     async def refused(request: Request, refusal: Refusal) -> Response:

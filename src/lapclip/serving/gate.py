@@ -13,13 +13,14 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Callable, Iterable
+import time
+from collections.abc import Iterable
 from contextlib import suppress
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from lapclip.serving.dialects import answer_refusal
+from lapclip.serving.dialects import REFUSED, answer_refusal
 from lapclip.serving.refusals import Forbidden, Late, NoKey, Refusal, TooLarge, Unavailable
 from lapclip.serving.service import Service
 from lapclip.web.security import HEADERS, LONGEST_PATH, Door, let_in
@@ -39,11 +40,9 @@ class Gate:
         door: Door,
         key: str | None,
         open_paths: Iterable[str] = OPEN,
-        observe: Callable[[Scope, int], None] = lambda scope, status: None,
     ) -> None:
         self._app, self._service, self._door, self._key = app, service, door, key
         self._open = frozenset(open_paths)
-        self._observe = observe
         self.limits = service.limits
         self.bytes = 0
         """Of all requests that are being read or answered."""
@@ -51,7 +50,7 @@ class Gate:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
-        started = False
+        began, started = time.monotonic(), False
 
         async def send_with_headers(message: Message) -> None:
             nonlocal started
@@ -62,7 +61,7 @@ class Gate:
                 headers.setdefault("Cache-Control", "no-store")
                 for name, value in HEADERS.items():
                     headers.setdefault(name, value)
-                self._observe(scope, message["status"])
+                self._count(scope, message["status"], time.monotonic() - began)
             await send(message)
 
         try:
@@ -72,10 +71,18 @@ class Gate:
                 return
             with self._body_room(scope) as room:
                 body = await self._read(receive, room)
+                self._service.metrics.phase("read", time.monotonic() - began)
                 await self._answer(scope, body, receive, send_with_headers)
         except Refusal as refusal:
             if not started:
                 await answer_refusal(scope, refusal)(scope, receive, send_with_headers)
+
+    def _count(self, scope: Scope, status: int, seconds: float) -> None:
+        """By the path of a route: what was asked stays out of the metrics."""
+        route = scope.get("route")
+        self._service.metrics.answered(getattr(route, "path", "other"), scope["method"], status, seconds)
+        if (code := scope.get(REFUSED)) is not None:
+            self._service.metrics.refused(code)
 
     def _check(self, scope: Scope) -> None:
         """Raise where a request may not come in."""

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -30,6 +31,7 @@ from lapclip.machine.measurement_cache import CacheFile
 from lapclip.serving.batching import Batcher, BatchReport, Row
 from lapclip.serving.engine import Engine
 from lapclip.serving.items import ImageFile, Item, Text
+from lapclip.serving.metrics import Metrics
 from lapclip.serving.refusals import BadItem, Fault, Refusal, TooLarge, TooMany, Unavailable, WrongModel
 
 GOLDEN_TEXT = "a lighthouse on a rock, and a red boat"
@@ -113,9 +115,16 @@ class ServedModel:
     """One model with its engine, its queue and its cache. `name` is what callers see; `fingerprint` is what counts."""
 
     def __init__(
-        self, name: str, engine: Engine, cache_bytes: int, report: Callable[[BatchReport], None] = lambda report: None
+        self,
+        name: str,
+        engine: Engine,
+        cache_bytes: int,
+        report: Callable[[BatchReport], None] = lambda report: None,
+        recall: dict[str, Any] | None = None,
     ) -> None:
         self.name, self.engine = name, engine
+        self.recall = recall
+        """Its metrics on held-out pairs, as its run recorded them, with their split; None where nobody knows."""
         self.encoder, self.fingerprint, self.dimension = engine.encoder, engine.fingerprint, engine.encoder.embedding
         self.batcher = Batcher(engine, report)
         self.cache = VectorCache(cache_bytes)
@@ -140,8 +149,9 @@ class ServedModel:
 class Service:
     """Embeds what callers send, within limits, with the model that is served now."""
 
-    def __init__(self, model: ServedModel, limits: Limits | None = None) -> None:
-        self.limits = limits or Limits()
+    def __init__(self, model: ServedModel, limits: Limits | None = None, metrics: Metrics | None = None) -> None:
+        self.limits, self.metrics = limits or Limits(), metrics or Metrics()
+        self.metrics.watch(self)
         self._model = model
         self._preparing = ThreadPoolExecutor(max(2, logical_cores()), "lapclip-prepare")
         self._waiting_seconds = 0.0
@@ -264,10 +274,10 @@ class Service:
         futures: list[asyncio.Future[np.ndarray]] = [loop.create_future() for _ in items]
         texts = [(item, future) for (_, item), future in zip(items, futures, strict=True) if isinstance(item, Text)]
         if texts:  # encoding is quick: one job for all
-            self._preparing.submit(_prepare, model, texts, deadline)
+            self._preparing.submit(_prepare, model, texts, deadline, self.metrics)
         for (_, item), future in zip(items, futures, strict=True):
             if not isinstance(item, Text):
-                self._preparing.submit(_prepare, model, [(item, future)], deadline)
+                self._preparing.submit(_prepare, model, [(item, future)], deadline, self.metrics)
         model.callers += 1
         try:
             await asyncio.wait(
@@ -285,15 +295,22 @@ class Service:
                 future.cancel()
 
 
-def _prepare(model: ServedModel, items: Sequence[tuple[Item, asyncio.Future[np.ndarray]]], deadline: float) -> None:
+def _prepare(
+    model: ServedModel,
+    items: Sequence[tuple[Item, asyncio.Future[np.ndarray]]],
+    deadline: float,
+    metrics: Metrics,
+) -> None:
     """In a thread: items become rows, which go to the engine at once."""
     for item, future in items:
         if future.cancelled():
             continue
+        began = time.monotonic()
         try:
             model.batcher.submit(Row(item.tower, item.row(model.encoder), future, deadline))
         except Exception as error:
             _fail(future, error)
+        metrics.phase("prepare", time.monotonic() - began)
 
 
 def _fail(future: asyncio.Future[np.ndarray], error: Exception) -> None:

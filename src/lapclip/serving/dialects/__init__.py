@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
     from lapclip.serving.service import Service
 
+REFUSED = "lapclip.refused"
+"""Where the scope of a request holds the code of its refusal, for the metrics."""
 _DIALECTS: list[Dialect] = []
 
 
@@ -48,7 +50,7 @@ def load_dialects() -> list[Dialect]:
 
 def answer_refusal(scope: Scope, refusal: Refusal) -> Response:
     """A refusal in the form of the dialect whose path was asked."""
-    path = scope["path"]
+    path, scope[REFUSED] = scope["path"], refusal.code
     found = [each for each in _DIALECTS if any(path == begin or path.startswith(begin) for begin in each.paths)]
     error = found[0].error if found else plain_error
     headers = {}
