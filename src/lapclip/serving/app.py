@@ -13,6 +13,7 @@ from starlette.responses import Response
 from lapclip import __version__
 from lapclip.errors import LapclipError
 from lapclip.serving.dialects import answer_refusal, json_answer, load_dialects
+from lapclip.serving.dialects.own import Demand
 from lapclip.serving.page import page_routes
 from lapclip.serving.refusals import Fault, Refusal
 from lapclip.serving.service import Service
@@ -29,10 +30,12 @@ def make_app(service: Service) -> FastAPI:
         return json_answer({"status": "ok"})
 
     @app.get("/ready", summary="Whether a golden image and caption get their vectors")
-    async def ready() -> Response:
+    async def ready(demand: Demand = None) -> Response:
+        service.check_demand(demand)
         await service.ready()
         model = service.model
-        return json_answer({"status": "ready", "model": model.name, "fingerprint": model.fingerprint})
+        about = {"model": model.name, "fingerprint": model.fingerprint, "dimension": model.dimension}
+        return json_answer({"status": "ready", **about})
 
     @app.get("/metrics", summary="Counts and times in Prometheus' format")
     async def metrics() -> Response:

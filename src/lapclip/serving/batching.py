@@ -21,7 +21,7 @@ import numpy as np
 from lapclip.errors import first_line
 from lapclip.serving.refusals import Fault, Unavailable
 
-TOWERS = ("image", "text")
+TOWERS: tuple[str, ...] = ("image", "text")
 SMOOTHING = 0.1
 """The weight of the newest batch in the running mean of what a row costs."""
 
@@ -99,7 +99,7 @@ class Batcher:
     def waiting(self) -> dict[str, int]:
         """Rows that wait, by tower."""
         with self._changed:
-            found = dict.fromkeys(TOWERS, 0)
+            found: dict[str, int] = dict.fromkeys(TOWERS, 0)
             for (tower, _), rows in self._waiting.items():
                 found[tower] += len(rows)
             return found
@@ -160,7 +160,7 @@ class Batcher:
             if len(batch) == 1:
                 return [Fault(f"The model failed on this input: {first_line(error)}.")]
             return [self._attempt([row])[0] for row in batch]
-        good = np.isfinite(vectors).all(axis=1)
+        good = np.isfinite(vectors).all(axis=1).tolist()
         return [
             np.asarray(vector, np.float32) if fine else Fault("The model gives no numbers for this input.")
             for vector, fine in zip(vectors, good, strict=True)

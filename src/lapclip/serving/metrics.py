@@ -49,8 +49,9 @@ class Metrics:
         self._swaps = Counter("lapclip_swaps", "Models taken or refused while serving", ["result"], registry=registry)
         self._sizes = Histogram("lapclip_batch_size", "Rows of a batch", ["tower"], buckets=SIZES, registry=registry)
         self._seconds = Histogram("lapclip_seconds", "Latency by phase", ["phase"], buckets=SECONDS, registry=registry)
-        for tower in TOWERS:
-            self._items.labels(tower), self._sizes.labels(tower)
+        for tower in TOWERS:  # shown from the start, as zero
+            self._items.labels(tower)
+            self._sizes.labels(tower)
         for phase in PHASES:
             self._seconds.labels(phase)
         self._recent: deque[tuple[float, int, float]] = deque(maxlen=MOST_REMEMBERED)
