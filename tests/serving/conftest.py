@@ -8,7 +8,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,6 +24,7 @@ from lapclip.serving.app import make_app
 from lapclip.serving.engine import BatchTimes, Engine
 from lapclip.serving.gate import Gate
 from lapclip.serving.metrics import Metrics
+from lapclip.serving.search import FolderSearch
 from lapclip.serving.service import Limits, ServedModel, Service
 from lapclip.web.security import door_for
 
@@ -76,12 +77,20 @@ def engine_of(path: Path) -> Engine:
 
 
 @contextmanager
-def serving(path: Path, limits: Limits | None = None, key: str | None = None, **options: Any) -> Iterator[Serving]:
+def serving(
+    path: Path,
+    limits: Limits | None = None,
+    key: str | None = None,
+    search: Callable[[Service], FolderSearch] | None = None,
+    **options: Any,
+) -> Iterator[Serving]:
     """Serve a model on a free port until the end of the block; `options` go to `make_app`."""
     limits = limits or Limits()
     engine = engine_of(path)
     metrics = Metrics()
     service = Service(ServedModel("mine", engine, limits.cache_bytes, metrics.batch), limits, metrics)
+    if search is not None:
+        options["search"] = search(service)
     app = make_app(service, **options)
     gate = Gate(app, service, door_for("127.0.0.1", "lapclip serve", loopback=True, token=False), key)
     server = uvicorn.Server(uvicorn.Config(gate, port=0, log_level="error", lifespan="off", ws="none", http="h11"))

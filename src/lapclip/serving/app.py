@@ -16,14 +16,17 @@ from lapclip.serving.dialects import answer_refusal, json_answer, load_dialects
 from lapclip.serving.dialects.own import Demand
 from lapclip.serving.page import page_routes
 from lapclip.serving.refusals import Fault, Refusal
+from lapclip.serving.search import FolderSearch, search_routes
 from lapclip.serving.service import Service
 
 
-def make_app(service: Service) -> FastAPI:
-    """The application for a served model. `Gate` stands before it."""
+def make_app(service: Service, search: FolderSearch | None = None) -> FastAPI:
+    """The application for a served model, and for the images of a folder. `Gate` stands before it."""
     app = FastAPI(title="lapclip serve", version=__version__, docs_url=None, redoc_url=None)
     for dialect in load_dialects():
         app.include_router(dialect.routes(service))
+    if search is not None:
+        app.include_router(search_routes(search))
 
     @app.get("/health", summary="Whether the process lives")
     async def health() -> Response:

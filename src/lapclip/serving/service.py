@@ -131,7 +131,7 @@ class ServedModel:
         self.since = time.time()
         self.golden = _golden_vectors(engine)
         self.callers = 0
-        """Requests that are being answered by it."""
+        """Requests that are being answered by it, and an index that asks it."""
 
     def seconds_of(self, item: Item) -> float:
         """What an item costs the engine now."""
@@ -159,6 +159,8 @@ class Service:
         self._ready: tuple[float, Refusal | None] | None = None
         self._ready_lock: asyncio.Lock | None = None
         self.draining = False
+        self.listeners: list[Callable[[], None]] = []
+        """Called after each `replace`, before the old model may be retired."""
 
     @property
     def model(self) -> ServedModel:
@@ -234,6 +236,8 @@ class Service:
         """Serve another model from now on; returns the old one, which answers those who met it. See `retire`."""
         old, self._model = self._model, model
         self._ready = None
+        for listener in self.listeners:
+            listener()
         return old
 
     async def retire(self, model: ServedModel) -> None:
