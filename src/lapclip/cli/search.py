@@ -98,8 +98,8 @@ def search(
         List the indexes of the folder with their sizes, and remove those that you choose, or that of --model; images
         are not touched. Example: lapclip search photos/ --forget --model heads
     """
+    from lapclip.data.find_images import is_image
     from lapclip.searching.query import check_question, parse_since
-    from lapclip.searching.scan import is_image
 
     began = time.monotonic()
     if forget:

@@ -23,11 +23,11 @@ import numpy as np
 from PIL import Image
 
 from lapclip.data.decode import NO_MEMORY, MayPass, decode, read_header
+from lapclip.data.find_images import Stamp
 from lapclip.data.packed_index import digest_of
 from lapclip.data.pixels import View, fit_image
 from lapclip.errors import DataError, first_line
 from lapclip.paths import LARGEST_FILE
-from lapclip.searching.scan import Stamp
 
 SHARPNESS = 2
 """A JPEG is decoded at a fraction of its size while its short side stays this many times what the model sees."""
