@@ -20,7 +20,7 @@ from lapclip.data.packed_store import store_bytes
 from lapclip.data.table import ImageFile, Row, Table
 from lapclip.data.tokenizers import CharacterTokenizer
 from lapclip.errors import DataError
-from lapclip.machine.measurement_cache import CacheFile
+from lapclip.paths import CacheFile
 from tests.data.check.made import encoded, odd_folder, odd_images, scene, write_csv
 
 

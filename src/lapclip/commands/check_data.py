@@ -35,9 +35,9 @@ from lapclip.data.splits import TRAIN, are_drawn
 from lapclip.data.table import Row
 from lapclip.data.tokenizers import Tokenizer, choose_tokenizer
 from lapclip.errors import DataError
-from lapclip.machine.measurement_cache import CacheFile
 from lapclip.machine.timing import busy_cores
 from lapclip.model.shapes import SHAPES
+from lapclip.paths import CacheFile
 from lapclip.progress import Progress
 from lapclip.suggest import command
 

@@ -42,8 +42,7 @@ from lapclip.evaluation.forgetting import (
 from lapclip.evaluation.weight_mixing import Blend
 from lapclip.evaluation.zeroshot import class_embeddings, sentences_of
 from lapclip.fingerprint import short_digest
-from lapclip.machine.measurement_cache import CacheFile
-from lapclip.paths import digest_of_bytes, write_atomic
+from lapclip.paths import CacheFile, digest_of_bytes, write_atomic
 from lapclip.progress import DataProgress, Progress
 from lapclip.report.gained_report import GAINED, gained_report
 from lapclip.report.write import write_files

@@ -29,9 +29,8 @@ from torch import nn
 
 from lapclip.data.tokenizers.tokenizer import PretrainedTokenizer, Tokenizer
 from lapclip.errors import ConfigError, first_line
-from lapclip.machine.measurement_cache import CacheFile
 from lapclip.model.pretrained.pretrained_towers import FACTORY, HUGGING_FACE, TIMM, TowerSpec
-from lapclip.paths import parse_json, read_bytes
+from lapclip.paths import CacheFile, parse_json, read_bytes
 from lapclip.suggest import command, quoted
 from lapclip.weights.hub import confirmed_name
 from lapclip.weights.recognise import HUB, is_hub_name
