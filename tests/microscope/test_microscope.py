@@ -12,7 +12,7 @@ from torch import Tensor
 from lapclip import microscope
 from lapclip.machine.cpu import Cpu
 from lapclip.machine.timing import PHASES
-from lapclip.microscope import batch_loading, memory_speed, products, step_phases
+from lapclip.microscope import memory_speed, products, step_phases
 from lapclip.model.block import Block
 from lapclip.model.shapes import SHAPES
 from lapclip.tuning.measure import Rehearsal
@@ -112,7 +112,7 @@ def test_every_way_to_load_feeds_the_same_batches() -> None:
         return original(batch, number, *rest)
 
     setattr(rehearsal, "step", watched)  # noqa: B010
-    found = batch_loading.loader_times(rehearsal, steps=2, workers=(0, 1), rounds=1)
+    found = step_phases.loader_times(rehearsal, steps=2, workers=(0, 1), rounds=1)
     assert list(found) == ["thread", "in line", "1 workers"]
     assert all(way.start_seconds > 0 for way in found.values())
     by_way = [[seen[1 + 3 * way + at] for at in (1, 2, 3)] for way in range(3)]

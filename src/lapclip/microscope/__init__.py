@@ -14,7 +14,7 @@ from typing import Any
 from lapclip.config import ModelConfig
 from lapclip.errors import first_line
 from lapclip.machine.device import Device
-from lapclip.microscope import batch_loading, memory_speed, products, step_phases
+from lapclip.microscope import memory_speed, products, step_phases
 from lapclip.model.shapes import SHAPES
 from lapclip.progress import StageProgress
 from lapclip.tuning import memory_probe
@@ -34,7 +34,7 @@ def examine(
     loss_steps: int = 50,
     copy_bytes: int = 1 << 28,
     rounds: int = 5,
-    workers: int = batch_loading.WORKERS,
+    workers: int = step_phases.WORKERS,
     product_size: int = products.SIZE,
 ) -> dict[str, Any]:
     """Everything, as plain values for JSON: times in seconds or ms as named, sizes in bytes, shares from 0 to 1."""
@@ -51,7 +51,7 @@ def examine(
         "threads": ("threads", lambda: asdict(step_phases.thread_times(rehearsal, rounds=rounds))),
         "loaders": (
             "ways to load",
-            lambda: _each(batch_loading.loader_times(rehearsal, rounds, (0, min(workers, os.cpu_count() or 1)))),
+            lambda: _each(step_phases.loader_times(rehearsal, rounds, (0, min(workers, os.cpu_count() or 1)))),
         ),
         "layouts": (
             "layouts in memory",
