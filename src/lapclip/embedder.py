@@ -23,8 +23,7 @@ from PIL import Image
 
 from lapclip.data.dataset import Pairs, Pixels
 from lapclip.data.pixels import View, middle_square, normalise
-from lapclip.data.tokenizers import Tokenizer, load_tokenizer
-from lapclip.data.tokenizers.tokenizer import PretrainedTokenizer
+from lapclip.data.tokenizers import PretrainedTokenizer, Tokenizer, load_tokenizer
 from lapclip.errors import DataError, RunError, WeightsError, first_line
 from lapclip.fingerprint import fingerprint, image_fingerprint, short_digest
 from lapclip.machine.choose_device import choose_device

@@ -17,8 +17,7 @@ import lapclip
 from lapclip.commands.evaluate import EvaluationRequest, evaluate
 from lapclip.commands.export import export
 from lapclip.data.dataset import Pairs
-from lapclip.data.tokenizers import BytePairTokenizer, Tokenizer, clip_tokenizer
-from lapclip.data.tokenizers.choose import count_words, learn_bpe
+from lapclip.data.tokenizers import BytePairTokenizer, Tokenizer, clip_tokenizer, count_words, learn_bpe
 from lapclip.embedder import Embedder, load_torch
 from lapclip.errors import WeightsError
 from lapclip.exporting.export_folder import written_whole

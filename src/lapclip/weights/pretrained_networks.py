@@ -27,7 +27,7 @@ from typing import Any
 
 from torch import nn
 
-from lapclip.data.tokenizers.tokenizer import PretrainedTokenizer, Tokenizer
+from lapclip.data.tokenizers import PretrainedTokenizer, Tokenizer
 from lapclip.errors import ConfigError, first_line
 from lapclip.model.pretrained.pretrained_towers import FACTORY, HUGGING_FACE, TIMM, TowerSpec
 from lapclip.paths import CacheFile, parse_json, read_bytes

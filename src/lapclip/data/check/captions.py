@@ -9,8 +9,7 @@ from typing import Any
 
 import regex
 
-from lapclip.data.tokenizers import CharacterTokenizer, Tokenizer
-from lapclip.data.tokenizers.choose import count_words
+from lapclip.data.tokenizers import CharacterTokenizer, Tokenizer, count_words
 
 SCRIPTS = (
     "Latin", "Han", "Hiragana", "Katakana", "Hangul", "Cyrillic", "Arabic", "Hebrew", "Greek", "Devanagari", "Bengali",
