@@ -11,10 +11,9 @@ import pytest
 from lapclip import __version__
 from lapclip.cli.data import summary
 from lapclip.commands import choose_recipe
-from lapclip.commands.check_data import advised_recipe, check_data, epoch_seconds, outlook, settings_for
+from lapclip.commands.data import advised_recipe, check_data, epoch_seconds, outlook, settings_for
 from lapclip.config import DataConfig
-from lapclip.data.check.findings import find_all
-from lapclip.data.check.image_pass import inspect_image
+from lapclip.data.check_data import find_all, inspect_image
 from lapclip.data.loading import load_data
 from lapclip.data.packed_store import store_bytes
 from lapclip.data.table import ImageFile, Row, Table
@@ -143,7 +142,7 @@ def test_check_and_train_agree_on_the_recipe_for_few_images(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, installed: bool
 ) -> None:
     monkeypatch.setattr(choose_recipe, "towers_installed", lambda: installed)
-    monkeypatch.setattr("lapclip.commands.check_data.towers_installed", lambda: installed)
+    monkeypatch.setattr("lapclip.commands.data.towers_installed", lambda: installed)
     images = {f"{seed}.jpg": encoded(scene(seed)) for seed in range(6)}
     source = str(write_csv(tmp_path, images, [(name, f"thing {name[:-4]}", "") for name in images]))
     found = check_data(source, None, [])

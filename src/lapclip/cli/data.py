@@ -55,7 +55,7 @@ def check(
     settings
         Change a setting; may be repeated. Example: --set model.context=32
     """
-    from lapclip.commands.check_data import check_data
+    from lapclip.commands.data import check_data
 
     with display() as shown:
         found = check_data(source, recipe, settings, shown.counting("checking images"))
@@ -95,7 +95,7 @@ def describe(
     settings
         Change a setting; may be repeated. Example: --set data.caption_column=title
     """
-    from lapclip.commands.describe_data import describe_data
+    from lapclip.commands.data import describe_data
 
     with display() as shown:
         found = describe_data(
