@@ -23,7 +23,7 @@ from lapclip.data.pixels import normalise
 from lapclip.embedder import Embedder
 from lapclip.errors import RunError
 from lapclip.model.freezing import EMBEDDING, HEAD, first_block, parts_of
-from lapclip.model.pretrained.pretrained_towers import PretrainedTower
+from lapclip.model.pretrained_towers import PretrainedTower
 from lapclip.progress import Progress
 
 HELD = 4

@@ -15,7 +15,7 @@ from torch import Tensor
 from lapclip.config import ALL, TrainConfig
 from lapclip.model.clip import CLIP
 from lapclip.model.lora import DOWN, UP, add_lora
-from lapclip.model.pretrained.pretrained_towers import PretrainedTower
+from lapclip.model.pretrained_towers import PretrainedTower
 from lapclip.seeding import derived_seed
 
 EMBEDDING, HEAD = "embedding", "head"

@@ -30,7 +30,7 @@ from lapclip.errors import DataError
 from lapclip.fingerprint import frozen_fingerprint
 from lapclip.machine.desktop import ends_in_order
 from lapclip.model.clip import CLIP
-from lapclip.model.pretrained.pretrained_towers import PretrainedTower
+from lapclip.model.pretrained_towers import PretrainedTower
 from lapclip.paths import cache_folder, sweep, write_atomic
 from lapclip.progress import DataProgress, Progress
 from lapclip.text import duration

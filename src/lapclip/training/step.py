@@ -23,7 +23,7 @@ from lapclip.machine.device import DTYPES, Device
 from lapclip.machine.timing import Stopwatch
 from lapclip.model.clip import CLIP
 from lapclip.model.freezing import boundary, parts_of
-from lapclip.model.pretrained.pretrained_towers import Dropping, Head, PretrainedTower
+from lapclip.model.pretrained_towers import Dropping, Head, PretrainedTower
 from lapclip.seeding import derived_seed, generator
 from lapclip.training.precision import LossScale, RoundedCopy
 from lapclip.training.schedule import image_side, is_cheap, patches_seen

@@ -29,7 +29,7 @@ from torch import nn
 
 from lapclip.data.tokenizers import PretrainedTokenizer, Tokenizer
 from lapclip.errors import ConfigError, first_line
-from lapclip.model.pretrained.pretrained_towers import FACTORY, HUGGING_FACE, TIMM, TowerSpec
+from lapclip.model.pretrained_towers import FACTORY, HUGGING_FACE, TIMM, TowerSpec
 from lapclip.paths import CacheFile, parse_json, read_bytes
 from lapclip.suggest import command, quoted
 from lapclip.weights.hub import confirmed_name

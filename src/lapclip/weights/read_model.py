@@ -15,7 +15,7 @@ from torch import Tensor
 from lapclip.config import ModelConfig
 from lapclip.data.tokenizers import Tokenizer, clip_tokenizer, load_tokenizer, tokenizer_from_dict
 from lapclip.errors import DataError, RunError, WeightsError, first_line
-from lapclip.model.pretrained.pretrained_towers import TowerSpec
+from lapclip.model.pretrained_towers import TowerSpec
 from lapclip.paths import read_bytes, read_json
 from lapclip.weights import huggingface, openai, openclip
 from lapclip.weights.hub import download
