@@ -32,9 +32,9 @@ from lapclip.machine.device import Device
 from lapclip.model.clip import CLIP
 from lapclip.paths import digest_of_file, read_json
 from lapclip.progress import Progress
+from lapclip.weights import DESCRIPTION, OWN_TOKENIZER, is_exported
 from lapclip.weights.pretrained_networks import build_network
 from lapclip.weights.read_model import read_model
-from lapclip.weights.recognise import DESCRIPTION, OWN_TOKENIZER, is_exported
 
 BATCH = 64
 

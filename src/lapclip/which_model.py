@@ -26,7 +26,7 @@ from lapclip.model.shapes import SHAPES
 from lapclip.runs.event_log import mapping
 from lapclip.runs.folder import RUNS, Run, all_runs, find_run
 from lapclip.text import number, path_from_here, percent
-from lapclip.weights.recognise import is_model
+from lapclip.weights import is_model
 
 ASKED = "asked for"
 MADE_THE_INDEX = "it made the index of this folder"

@@ -19,7 +19,7 @@ from lapclip.paths import leftovers, partial_path, sweep
 from lapclip.runs.folder import Run
 from lapclip.runs.heartbeat import beat_of, write_beat
 from lapclip.searching.indexes import note_use
-from lapclip.weights.recognise import WEIGHTS
+from lapclip.weights import WEIGHTS
 
 from ..conftest import lapclip
 

@@ -22,7 +22,7 @@ from lapclip.machine.desktop import Signals
 from lapclip.runs.folder import all_runs, find_run
 from lapclip.training import checkpoint
 from lapclip.training.loop import Training
-from lapclip.weights import recognise
+from lapclip.weights import WEIGHTS
 
 from ..conftest import SMALL, set_flags
 from ..conftest import lapclip as command
@@ -289,7 +289,7 @@ def test_a_best_model_saved_after_the_last_checkpoint_stays_the_best(
     rarely = ["train.evaluate_every_epochs=2", "train.checkpoint_every_epochs=0", "train.checkpoint_every_seconds=0"]
     with pytest.raises(Killed):
         train_small(*rarely, callbacks=run_setup.Callbacks([die]))
-    weights = Path("runs/run/model") / recognise.WEIGHTS
+    weights = Path("runs/run/model") / WEIGHTS
     best = weights.read_bytes()
     with monkeypatch.context() as patched:
         patched.setattr(Training, "merit", lambda self, scores, images: 0.0)

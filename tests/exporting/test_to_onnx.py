@@ -31,7 +31,7 @@ from lapclip.exporting.int8 import FLOAT, Tried, Way, choose, ladder, prepare, q
 from lapclip.exporting.to_onnx import interface, write_float, write_graph, write_int8
 from lapclip.exporting.tokenizer_files import write_tokenizers
 from lapclip.model.shapes import SHAPES
-from lapclip.weights.recognise import DESCRIPTION
+from lapclip.weights import DESCRIPTION
 
 from ..networks import TinyImage, tiny_text
 from ..weights.made import CAPTIONS, SHAPE, characters, embedder

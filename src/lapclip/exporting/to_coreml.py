@@ -24,7 +24,7 @@ from lapclip.errors import WeightsError, first_line
 from lapclip.exporting.export_folder import copy_example, describe, write_json, write_readme
 from lapclip.exporting.export_format import OUTPUT, ExportFormat, Job, Written, register
 from lapclip.progress import Status
-from lapclip.weights.recognise import DESCRIPTION
+from lapclip.weights import DESCRIPTION
 
 if TYPE_CHECKING:
     import numpy as np

@@ -17,7 +17,7 @@ from lapclip.data.tokenizers import (
 )
 from lapclip.errors import WeightsError
 from lapclip.exporting.export_folder import write_json
-from lapclip.weights.recognise import OWN_TOKENIZER, TOKENIZER
+from lapclip.weights import OWN_TOKENIZER, TOKENIZER
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Theirs

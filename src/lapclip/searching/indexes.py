@@ -25,7 +25,7 @@ from lapclip.runs.folder import RUNS
 from lapclip.searching.index import DATABASE, LOCK, PATIENCE, SMALL, Index, index_folder
 from lapclip.suggest import command
 from lapclip.text import path_from_here
-from lapclip.weights.recognise import is_model
+from lapclip.weights import is_model
 
 MADE_BY = "model.txt"
 """What leads to the model that made an index, a path or a name on the hub; written at each use, so that its time says

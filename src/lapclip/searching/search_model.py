@@ -19,7 +19,7 @@ from lapclip.runs.event_log import read_events
 from lapclip.runs.folder import Run
 from lapclip.searching.index import FORMAT
 from lapclip.searching.indexes import KnownIndex
-from lapclip.weights.recognise import is_exported, is_model
+from lapclip.weights import is_exported, is_model
 from lapclip.which_model import (
     MADE_THE_INDEX,
     PRETRAINED,

@@ -32,8 +32,8 @@ from lapclip.errors import ConfigError, first_line
 from lapclip.model.pretrained_towers import FACTORY, HUGGING_FACE, TIMM, TowerSpec
 from lapclip.paths import CacheFile, parse_json, read_bytes
 from lapclip.suggest import command, quoted
+from lapclip.weights import HUB, is_hub_name
 from lapclip.weights.hub import confirmed_name
-from lapclip.weights.recognise import HUB, is_hub_name
 
 TRUSTED = CacheFile("trusted.json")
 """Factories that someone at this computer has named: what comes from elsewhere may not make us call others."""

@@ -17,10 +17,20 @@ from lapclip.data.tokenizers import Tokenizer, clip_tokenizer, load_tokenizer, t
 from lapclip.errors import DataError, RunError, WeightsError, first_line
 from lapclip.model.pretrained_towers import TowerSpec
 from lapclip.paths import read_bytes, read_json
-from lapclip.weights import huggingface, openai, openclip
+from lapclip.weights import (
+    CONFIG,
+    MERGES,
+    OWN_TOKENIZER,
+    TOKENIZER,
+    WEIGHTS,
+    huggingface,
+    is_exported,
+    is_hub_name,
+    openai,
+    openclip,
+)
 from lapclip.weights.hub import download
 from lapclip.weights.published import check_depth
-from lapclip.weights.recognise import CONFIG, MERGES, OWN_TOKENIZER, TOKENIZER, WEIGHTS, is_exported, is_hub_name
 from lapclip.weights.torch_files import read_safetensors, read_tensors
 
 
