@@ -96,7 +96,7 @@ def test_a_full_disk_fails_the_run_and_resume_finishes_it(here: Path, monkeypatc
 
 def test_a_damaged_checkpoint_is_skipped_with_a_word(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patched:
-        patched.setattr("lapclip.commands.run_to_end.keep_newest", lambda *_: None)  # as before it was finished
+        patched.setattr("lapclip.commands.train.keep_newest", lambda *_: None)  # as before it was finished
         train_small("train.checkpoint_every_epochs=1", name="whole")
     shutil.copytree("runs/whole", "runs/copy")
     run = find_run("copy")
@@ -304,7 +304,7 @@ def test_a_run_whose_best_model_is_gone_makes_one(here: Path, monkeypatch: pytes
         raise RuntimeError("no more")
 
     with monkeypatch.context() as patched:
-        patched.setattr("lapclip.commands.run_to_end._score_final", fail)
+        patched.setattr("lapclip.commands.train._score_final", fail)
         with pytest.raises(RuntimeError):
             train_small()
     shutil.rmtree("runs/run/model")

@@ -13,14 +13,13 @@ from lapclip.cli.train import summary
 from lapclip.commands import run_setup
 from lapclip.commands.evaluate import EvaluationRequest, evaluate
 from lapclip.commands.resume import resume
-from lapclip.commands.run_to_end import Outcome
-from lapclip.commands.train import train
+from lapclip.commands.train import Outcome, train
 from lapclip.config import build_config, parse_settings, read_recipe
 from lapclip.embedder import load
 from lapclip.errors import ConfigError, DataError, RunError
 from lapclip.evaluation import note_on_few
 from lapclip.model.shapes import SHAPES
-from lapclip.runs.event_log import read_events
+from lapclip.runs.events import read_events
 from lapclip.runs.folder import find_run
 from lapclip.training.loop import Training
 

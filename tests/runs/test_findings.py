@@ -24,7 +24,7 @@ from lapclip.embedder import Embedder, load_torch
 from lapclip.errors import TrainingError
 from lapclip.machine.overview import checks
 from lapclip.model.clip import CLIP
-from lapclip.runs.event_log import read_events
+from lapclip.runs.events import read_events
 from lapclip.runs.findings import CHECKS, Finding, Surroundings, examine, findings, look_around
 from lapclip.runs.findings.run_state import computer_findings
 from lapclip.runs.folder import Run

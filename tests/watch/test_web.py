@@ -20,7 +20,7 @@ import psutil
 import pytest
 
 from lapclip.errors import LapclipError
-from lapclip.runs.event_log import read_events
+from lapclip.runs.events import read_events
 from lapclip.watch.web import serve
 from lapclip.watch.web.feed import Feed
 

@@ -17,7 +17,7 @@ from lapclip.suggest import command, train_command
 from lapclip.text import duration
 
 if TYPE_CHECKING:
-    from lapclip.commands.run_to_end import Outcome
+    from lapclip.commands.train import Outcome
 
 
 def train(

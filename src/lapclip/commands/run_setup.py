@@ -45,7 +45,7 @@ from lapclip.model.freezing import freeze
 from lapclip.model.lora import LowRank
 from lapclip.model.shapes import SHAPES
 from lapclip.progress import DataProgress, Status
-from lapclip.runs.event_log import Listener
+from lapclip.runs.events import Listener
 from lapclip.seeding import derived_seed
 from lapclip.text import counted
 from lapclip.training.cuda_graph import WARM_UP, AnyStep, make_step

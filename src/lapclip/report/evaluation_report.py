@@ -14,7 +14,7 @@ from lapclip.evaluation import RANKS, WAYS
 from lapclip.paths import read_json
 from lapclip.report.document import Block, Gallery, Headline, Plot, Report, ReportImage, Section, Sentences, Table
 from lapclip.report.plots import axes, error_bars, plain
-from lapclip.runs.event_log import mapping, mappings
+from lapclip.runs.events import mapping, mappings
 from lapclip.text import UNKNOWN, count, interval, number, percent, significant
 
 EVALUATION, FOLDER = "evaluation.json", "evaluation"

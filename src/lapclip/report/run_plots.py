@@ -7,7 +7,7 @@ from typing import Any
 from lapclip.report.document import Block, Plot, Section, Sentences, Table
 from lapclip.report.plots import COLOURS, axes, error_bars, faint, heat, level, line, marks, plain, table_of
 from lapclip.runs.curves import Curve, curve, smoothed
-from lapclip.runs.event_log import mapping
+from lapclip.runs.events import mapping
 from lapclip.runs.view import RunView
 from lapclip.text import duration, number, part_name, percent, significant, size
 

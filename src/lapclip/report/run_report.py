@@ -6,7 +6,7 @@ from typing import Any
 
 from lapclip.report.document import Block, Headline, Report, Section, Sentences, Table
 from lapclip.report.run_plots import learning_sections, machine_sections
-from lapclip.runs.event_log import mapping
+from lapclip.runs.events import mapping
 from lapclip.runs.messages import message
 from lapclip.runs.summary import Summary
 from lapclip.runs.view import RunView

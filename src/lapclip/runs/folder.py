@@ -45,7 +45,7 @@ from lapclip.paths import (
     sweep,
     write_atomic,
 )
-from lapclip.runs.event_log import read_events
+from lapclip.runs.events import read_events
 from lapclip.runs.heartbeat import LATE, beat_elsewhere, beat_of, read_beat, write_beat
 from lapclip.runs.summary import RunProgress
 from lapclip.suggest import command, train_command

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from lapclip.paths import open_own
-from lapclip.runs.event_log import LONGEST_LINE, is_event, parse_line
+from lapclip.runs.events import LONGEST_LINE, is_event, parse_line
 from lapclip.runs.findings import Finding, findings
 from lapclip.runs.findings.checks import look_around
 from lapclip.runs.folder import Run

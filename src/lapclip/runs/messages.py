@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from typing import IO, Any
 
 from lapclip.runs import events
-from lapclip.runs.event_log import mapping
-from lapclip.runs.events import Event
+from lapclip.runs.events import Event, mapping
 from lapclip.runs.summary import Summary, batch_accuracy
 from lapclip.text import count, duration, number, one_line, percent, printable_lines, significant
 

@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any
 
 from lapclip.runs.curves import Curve, curve, smoothed, windows
-from lapclip.runs.event_log import mapping, read_events
+from lapclip.runs.events import mapping, read_events
 from lapclip.runs.findings import Finding
 from lapclip.runs.folder import Run
 from lapclip.runs.forecast import Forecast, forecast

@@ -25,7 +25,7 @@ from lapclip.machine.sensors import Sensors
 from lapclip.machine.system_memory import SwapWatch
 from lapclip.machine.timing import Stopwatch, measured
 from lapclip.runs import events
-from lapclip.runs.event_log import EventLog
+from lapclip.runs.events import EventLog
 from lapclip.runs.folder import Run
 from lapclip.training.checkpoint import Progress, list_checkpoints, save_checkpoint, save_model
 from lapclip.training.cuda_graph import AnyStep

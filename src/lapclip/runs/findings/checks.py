@@ -11,7 +11,7 @@ from enum import Enum
 from typing import Any
 
 from lapclip.errors import RunError
-from lapclip.runs.event_log import mapping, read_events
+from lapclip.runs.events import mapping, read_events
 from lapclip.runs.folder import Run, all_runs
 from lapclip.runs.summary import Summary
 from lapclip.suggest import DRAWN, command, data_command, source_of, train_command, tune_command

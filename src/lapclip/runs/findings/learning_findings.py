@@ -7,7 +7,7 @@ import statistics
 from typing import Any
 
 from lapclip.config import DEFAULT_RECIPE, PHOTOS_RECIPE
-from lapclip.runs.event_log import mapping
+from lapclip.runs.events import mapping
 from lapclip.runs.findings.checks import (
     TOO_GENTLE,
     TOO_WILD,
