@@ -227,7 +227,7 @@ def _serve(library: Library, host: str, port: int | None, common: Common | None,
     """Say what there is, then the address; with --json the object says it, and lines for people go to stderr."""
     from rich.console import Console
 
-    from lapclip.searching.web.app import serve
+    from lapclip.searching.web import serve
 
     output = sys.stderr if common and common.json else None
     console = Console(highlight=False, file=output)
