@@ -16,7 +16,7 @@ from lapclip.commands.gained import ALPHAS, FEWER, EvaluationSet, GainedRequest,
 from lapclip.commands.train import Outcome, train
 from lapclip.embedder import load_torch
 from lapclip.errors import LapclipError
-from lapclip.evaluation.weight_mixing import Blend
+from lapclip.evaluation.forgetting import Blend
 from lapclip.runs.events import read_events
 
 from ..conftest import SMALL, lapclip

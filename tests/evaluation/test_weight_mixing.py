@@ -16,7 +16,7 @@ from lapclip.data.scenes.scene import ALPHABET
 from lapclip.data.tokenizers import CharacterTokenizer
 from lapclip.embedder import Embedder
 from lapclip.errors import RunError
-from lapclip.evaluation.weight_mixing import Blend
+from lapclip.evaluation.forgetting import Blend
 from lapclip.machine.cpu import Cpu
 from lapclip.model.clip import CLIP
 from lapclip.model.pretrained_towers import FACTORY, TowerSpec

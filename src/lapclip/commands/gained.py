@@ -32,6 +32,7 @@ from lapclip.evaluation import note_on_few
 from lapclip.evaluation.forgetting import (
     MEAN_PER_CLASS,
     MEAN_RECALL,
+    Blend,
     Scored,
     curve_of,
     recommend,
@@ -39,7 +40,6 @@ from lapclip.evaluation.forgetting import (
     score_pairs,
     summary,
 )
-from lapclip.evaluation.weight_mixing import Blend
 from lapclip.evaluation.zeroshot import class_embeddings, sentences_of
 from lapclip.fingerprint import short_digest
 from lapclip.paths import CacheFile, digest_of_bytes, write_atomic

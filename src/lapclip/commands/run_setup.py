@@ -41,8 +41,7 @@ from lapclip.machine.choose_device import accelerator_here, available
 from lapclip.machine.device import Device
 from lapclip.machine.timing import Stopwatch, timed
 from lapclip.model.clip import CLIP
-from lapclip.model.freezing import freeze
-from lapclip.model.lora import LowRank
+from lapclip.model.freezing import LowRank, freeze
 from lapclip.model.shapes import SHAPES
 from lapclip.progress import DataProgress, Status
 from lapclip.runs.events import Listener

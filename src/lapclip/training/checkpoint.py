@@ -25,8 +25,7 @@ from lapclip import paths, weights
 from lapclip.embedder import Embedder
 from lapclip.errors import CheckpointError, first_line
 from lapclip.model.clip import CLIP
-from lapclip.model.freezing import load_trainable_state, trainable_state
-from lapclip.model.lora import merged_state
+from lapclip.model.freezing import load_trainable_state, merged_state, trainable_state
 from lapclip.paths import digest_of_file, digest_of_json
 from lapclip.suggest import command
 from lapclip.training.fallback import cause_of
