@@ -35,7 +35,6 @@ from lapclip.paths import read_bytes
 from lapclip.watch.web.feed import Feed, Feeds, RunList, run_named, to_json, wait
 from lapclip.web.server import Announcement, answer_file, page_files, plotly_file, serve_until_interrupted
 
-
 STATIC = Path(__file__).parent / "static"
 
 PATIENCE = 60.0
