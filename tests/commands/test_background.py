@@ -197,12 +197,28 @@ def test_bad_settings_are_refused_at_once(here: Path) -> None:
     assert not list(Path().glob("runs/*"))
 
 
+def test_rows_that_the_foreground_refuses_are_refused_at_once(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is decoded for it, and the towers of the recipe are not opened."""
+    photos(here / "photos", 4)
+    rows = "".join(f"gone{at}.jpg,a dog\n" for at in range(4))
+    (here / "photos" / "captions.csv").write_text(f"image,caption\n000.png,a cat\n001.png,a cow\n{rows}")
+    (here / "one.csv").write_text("image,caption\nphotos/000.png,a cat\n")
+    (here / "val.csv").write_text("image,caption,split\nphotos/000.png,a cat,val\nphotos/001.png,a cow,val\n")
+    monkeypatch.setattr(choose_recipe, "CHECK_SECONDS", 60.0)
+    for data, part in (("photos", "4 of 6 rows"), ("one.csv", "nothing to"), ("val.csv", "train on")):
+        for recipe in ([], ["--recipe", "photos"]):
+            done = lapclip("train", data, "--background", *recipe)
+            assert (done.returncode, part in done.stderr) == (2, True), done.stderr
+        assert lapclip("train", data, *recipe).stderr == done.stderr
+    assert not list(Path().glob("runs/*"))
+
+
 def test_data_is_read_once_and_what_takes_long_to_read_is_left_to_the_run(
     here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     photos(here / "photos", 4)
     monkeypatch.setattr(choose_recipe, "towers_installed", lambda: True)
-    monkeypatch.setattr(choose_recipe, "LOOK_SECONDS", 30.0)
+    monkeypatch.setattr(choose_recipe, "CHECK_SECONDS", 30.0)
     read, slow = FILES.read_table, threading.Event()
     reads: list[str] = []
 
@@ -215,7 +231,7 @@ def test_data_is_read_once_and_what_takes_long_to_read_is_left_to_the_run(
     monkeypatch.setattr(FILES, "read_table", read_table)
     assert parsed(in_background(["train", "photos", "--background"], monkeypatch))["name"] == "heads"
     assert len(reads) == 1
-    monkeypatch.setattr(choose_recipe, "LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(choose_recipe, "CHECK_SECONDS", 0.05)
     began = time.monotonic()
     assert parsed(in_background(["train", "photos", "--background"], monkeypatch))["name"] == "photos"
     assert len(reads) == 2

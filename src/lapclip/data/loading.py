@@ -20,7 +20,7 @@ from lapclip.data.copies import SIGNATURE_SIDE, copy_keys
 from lapclip.data.dataset import DataSet, Pairs, Pixels, count_seen, join_splits
 from lapclip.data.decode import NO_MEMORY
 from lapclip.data.packed_index import Entry, digest_of
-from lapclip.data.packed_store import LOOK, MIDDLE, WHOLE, pack, prepare, room_left, room_needed, use_store
+from lapclip.data.packed_store import MIDDLE, SIGNATURE, WHOLE, pack, prepare, room_left, room_needed, use_store
 from lapclip.data.pixels import View, as_view, whole_side
 from lapclip.data.sources import find_source, read_table
 from lapclip.data.splits import TRAIN, are_drawn, assign_splits, check_trainable
@@ -51,9 +51,9 @@ class Listing:
 
     @cached_property
     def splits(self) -> Sequence[str]:
-        """Of each row: the data's own, or drawn where it has none. To draw them by content, images are looked at."""
-        looked = look_at(self.config, self.table, self.progress) if are_drawn(self.table.rows) else None
-        return split_rows(self.config, self.table.rows, looked)
+        """Of each row: the data's own, or drawn where it has none. To draw them by content, images are read."""
+        found = read_signatures(self.config, self.table, self.progress) if are_drawn(self.table.rows) else None
+        return split_rows(self.config, self.table.rows, found)
 
     @property
     def alphabet(self) -> str | None:
@@ -92,12 +92,14 @@ class Listing:
         return known is not None and known < 0.9 * len(some)
 
 
-def list_data(config: DataConfig, view: View | int, progress: DataProgress | None = None) -> Listing:
-    """What a data set holds, its images still unread. Drawn images are drawn as a model with that view sees them."""
+def list_data(
+    config: DataConfig, view: View | int, progress: DataProgress | None = None, table: Table | None = None
+) -> Listing:
+    """What a data set holds, its images still unread. Drawn images are drawn as a model with that view sees them.
+    `table` is there where the data was read already."""
     source = find_source(config.source)
     if not source.is_drawn:
-        table = source.read_table(config)
-        return Listing(config, table, progress=progress)
+        return Listing(config, table or source.read_table(config), progress=progress)
     drawn = source.draw(config, as_view(view).side, progress)
     rows = [
         Row(DrawnImage(f"{split} {at + 1}", pairs.pixels[at]), tuple(pairs.captions[at]), split)
@@ -109,8 +111,8 @@ def list_data(config: DataConfig, view: View | int, progress: DataProgress | Non
 
 
 @dataclass(frozen=True)
-class Looked:
-    """What looking at all images in small has shown."""
+class Signatures:
+    """What reading all images in small has shown."""
 
     keys: Mapping[int, str]
     """For each row that can be used, a text that copies of its image share and no other image has."""
@@ -122,23 +124,23 @@ def split_rule(config: DataConfig) -> str:
     return config.split_rule if find_source(config.source).by_content else BY_NAME
 
 
-def look_at(config: DataConfig, table: Table, progress: DataProgress | None = None) -> Looked | None:
-    """Look at each image in small, once for all models and runs; None where splits go by name."""
+def read_signatures(config: DataConfig, table: Table, progress: DataProgress | None = None) -> Signatures | None:
+    """Read each image in small, once for all models and runs; None where splits go by name."""
     if split_rule(config) != BY_CONTENT:
         return None
-    folder = use_store(_source_key(config), SIGNATURE_SIDE, LOOK)
-    found = pack([row.image for row in table.rows], folder, SIGNATURE_SIDE, LOOK, progress, store=False)
-    keys = copy_keys([entry.content for entry in found.entries], [entry.look for entry in found.entries], folder)
-    return Looked(dict(zip(found.usable, keys, strict=True)), found.skipped)
+    folder = use_store(_source_key(config), SIGNATURE_SIDE, SIGNATURE)
+    found = pack([row.image for row in table.rows], folder, SIGNATURE_SIDE, SIGNATURE, progress, store=False)
+    keys = copy_keys([entry.content for entry in found.entries], [entry.signature for entry in found.entries], folder)
+    return Signatures(dict(zip(found.usable, keys, strict=True)), found.skipped)
 
 
-def split_rows(config: DataConfig, rows: Sequence[Row], looked: Looked | None) -> list[str]:
-    """The split of each row. Where images were looked at, those that cannot be used have no part in the draw."""
-    if looked is None or not are_drawn(rows):
+def split_rows(config: DataConfig, rows: Sequence[Row], found: Signatures | None) -> list[str]:
+    """The split of each row. Where images were read, those that cannot be used have no part in the draw."""
+    if found is None or not are_drawn(rows):
         return assign_splits(rows, config.seed, held_out=config.held_out)
     splits = [row.split or TRAIN for row in rows]
-    usable = list(looked.keys)
-    keys = [looked.keys[at] for at in usable]
+    usable = list(found.keys)
+    keys = [found.keys[at] for at in usable]
     drawn = assign_splits([rows[at] for at in usable], config.seed, keys, config.held_out)
     for at, split in zip(usable, drawn, strict=True):
         splits[at] = split
@@ -158,28 +160,32 @@ def load_to_score(
     return pairs, [note for note in (table.how, _left_out(skipped)) if note]
 
 
-def load_data(config: DataConfig, view: View | int, progress: DataProgress | None = None) -> DataSet:
+def load_data(
+    config: DataConfig, view: View | int, progress: DataProgress | None = None, table: Table | None = None
+) -> DataSet:
     """The data a run learns from and is scored on, its images ready for a model that sees them so.
 
-    Training images stay whole, to be cropped; those of other splits are cut to the middle that the model sees.
+    Training images stay whole, to be cropped; those of other splits are cut to the middle that the model sees. `table`
+    is there where the data was read already.
     """
     view = as_view(view)
     side, source = view.side, find_source(config.source)
     if source.is_drawn:
         return source.draw(config, side, progress)
-    table = source.read_table(config)
-    _check_broken(config, table, [])  # before any image is read
-    looked = look_at(config, table, progress)
-    unusable = [] if looked is None else looked.skipped
+    table = table or source.read_table(config)
+    check_table(config, table)
+    signatures = read_signatures(config, table, progress)
+    unusable = [] if signatures is None else signatures.skipped
     _check_broken(config, table, unusable)
-    splits = split_rows(config, table.rows, looked)
-    if looked and len(looked.keys) > 1 and len(set(looked.keys.values())) == 1 and are_drawn(table.rows):
+    splits = split_rows(config, table.rows, signatures)
+    keys = signatures.keys if signatures else {}
+    if len(keys) > 1 and len(set(keys.values())) == 1 and are_drawn(table.rows):
         raise DataError(
-            f"All {len(looked.keys):,} images show the same, so none of them can be held out.",
+            f"All {len(keys):,} images show the same, so none of them can be held out.",
             hint="other images, or --set data.split_rule=name",
         )
     check_trainable(splits)
-    usable = range(len(splits)) if looked is None else sorted(looked.keys)
+    usable = range(len(splits)) if signatures is None else sorted(signatures.keys)
     training = [at for at in usable if splits[at] == TRAIN]
     held_out = sorted((at for at in usable if splits[at] != TRAIN), key=lambda at: splits[at])
 
@@ -225,7 +231,7 @@ def load_data(config: DataConfig, view: View | int, progress: DataProgress | Non
         del found[split]
 
     used = to_learn | to_score
-    how_split, note_on_copies = _about_splits(config, table, splits, looked, used)
+    how_split, note_on_copies = _about_splits(config, table, splits, signatures, used)
     notes = [
         table.how,
         why,
@@ -284,6 +290,13 @@ def _streams(config: DataConfig, needed: int, free: int) -> tuple[bool, str]:
     return True, f"training images are decoded each time they are needed: {why}"
 
 
+def check_table(config: DataConfig, table: Table) -> None:
+    """Refuse what can be refused before any image is read: too many rows that cannot be used, or nothing to train on or
+    to choose the best model with. What copies and broken images change shows later."""
+    _check_broken(config, table, [])
+    check_trainable(split_rows(config, table.rows, None))
+
+
 def _check_broken(config: DataConfig, table: Table, broken: Sequence[Skipped]) -> None:
     images, rows = table.too_broken(len(broken), config.broken_share)
     if not images and not rows:
@@ -306,22 +319,22 @@ def _left_out(skipped: Sequence[Skipped]) -> str:
 
 def _by_reason(skipped: Sequence[Skipped]) -> str:
     """How many for each reason, the commonest first, with where some of them are."""
-    texts = [f"{len(places):,} because {why} ({_some(places)})" for why, places in reasons(skipped).items()]
+    texts = [f"{len(names):,} because {why} ({_some(names)})" for why, names in reasons(skipped).items()]
     more = f"; {counted(len(texts) - NAMED, 'other reason')}" if len(texts) > NAMED else ""
     return "; ".join(texts[:NAMED]) + more
 
 
 def _about_splits(
-    config: DataConfig, table: Table, splits: Sequence[str], looked: Looked | None, used: Mapping[int, Entry]
+    config: DataConfig, table: Table, splits: Sequence[str], signatures: Signatures | None, used: Mapping[int, Entry]
 ) -> tuple[str, str]:
     """How the splits of a run came about, for its settings, and what the user should know of copies, if anything."""
     drawn = are_drawn(table.rows)
     rule = f"drawn by {split_rule(config)}" if drawn else "the data's own"
-    if looked is None:
+    if signatures is None:
         return rule, ""
     copies: dict[str, list[int]] = defaultdict(list)
     for at in used:
-        copies[looked.keys[at]].append(at)
+        copies[signatures.keys[at]].append(at)
     several = [members for members in copies.values() if len(members) > 1]
     count = f"{sum(map(len, several)):,} of {len(used):,} images have a copy, exact or near"
     across = [members for members in several if len({splits[at] for at in members}) > 1]

@@ -103,7 +103,7 @@ def _block(block: Block, names: dict[int, str]) -> str:
                 f'<figure><h3 id="{name}-title">{escaped(block.title)}</h3>'
                 f'<div class="plot" id="{name}" role="img" style="height:{block.height}px" '
                 f'aria-labelledby="{name}-title" aria-describedby="{name}-caption"></div>'
-                f'<figcaption id="{name}-caption">{escaped(block.look_for)}</figcaption>'
+                f'<figcaption id="{name}-caption">{escaped(block.explanation)}</figcaption>'
                 f"<details><summary>As a table</summary>{_table(block.table)}</details></figure>"
             )
         case Gallery():
@@ -113,7 +113,7 @@ def _block(block: Block, names: dict[int, str]) -> str:
             )
             kind = "gallery pairs" if all(len(images) <= 2 for _, images in block.rows) else "gallery"
             return (
-                f"<figure><h3>{escaped(block.title)}</h3><figcaption>{escaped(block.look_for)}</figcaption>"
+                f"<figure><h3>{escaped(block.title)}</h3><figcaption>{escaped(block.explanation)}</figcaption>"
                 f'<ul class="{kind}">{rows}</ul></figure>'
             )
 

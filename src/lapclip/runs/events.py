@@ -132,7 +132,7 @@ class Evaluation(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Looked(Event):
+class Probed(Event):
     type = "looked"
     step: int
     epoch: int

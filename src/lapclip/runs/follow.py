@@ -17,7 +17,7 @@ from typing import IO, Any
 from lapclip.paths import open_own
 from lapclip.runs.event_log import LONGEST_LINE, is_event, parse_line
 from lapclip.runs.findings import Finding, findings
-from lapclip.runs.findings.checks import look_around
+from lapclip.runs.findings.checks import surroundings_of
 from lapclip.runs.folder import Run
 from lapclip.runs.summary import RunProgress, Summary, summarise, usual_gap
 from lapclip.runs.view import RunView
@@ -279,7 +279,7 @@ class FollowedRun(RunStatus):
         """What is wrong. That the checks themselves fail is told too: everything else is still true."""
         now = time.monotonic()
         if self._around is None or self._around.state != self.state or now >= self._next_around:
-            self._around, self._next_around = look_around(self.run, self.state), now + SURROUNDINGS_EVERY
+            self._around, self._next_around = surroundings_of(self.run, self.state), now + SURROUNDINGS_EVERY
         try:
             return findings(self.summary, self._around)
         except Exception as error:

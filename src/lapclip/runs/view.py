@@ -218,7 +218,7 @@ class RunView:
         return [min(1.0, max(0.0, number(use) or 0.0)) for use in found] if isinstance(found, list) else []
 
     def core_map(self, most: int) -> tuple[list[float], list[list[float | None]]]:
-        """The use of each core at no more than `most` looks at the sensors: their steps, and a row for each core."""
+        """The use of each core at no more than `most` readings of the sensors: their steps, and a row for each core."""
         events = [event for event in self.summary.sensors if isinstance(event.get("core_use"), list)]
         events = [event for event in events if event["core_use"]]
         events = events[:: max(1, -(-len(events) // most))]
@@ -249,7 +249,7 @@ class RunView:
 
     @property
     def watts(self) -> float | None:
-        """Mean power over the latest looks at the sensors."""
+        """Mean power over the latest readings of the sensors."""
         points = list(zip(self.energy.x, self.energy.y, strict=True))[-WATT_STRETCH:]
         if len(points) < 2 or points[-1][0] <= points[0][0]:
             return None
