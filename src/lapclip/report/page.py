@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from lapclip.paths import read_bytes
 from lapclip.report.document import Block, Cell, Gallery, Headline, Plot, Report, ReportImage, Sentences, Table
 from lapclip.text import without_controls
 from lapclip.web.server import plotly_file
@@ -123,7 +124,7 @@ def _image(image: ReportImage) -> str:
     tone = {True: "right", False: "wrong", None: "plain"}[image.right]
     label = {True: "right: ", False: "wrong: ", None: ""}[image.right]
     try:
-        data = base64.b64encode(image.path.read_bytes()).decode("ascii")
+        data = base64.b64encode(read_bytes(image.path, own=True)).decode("ascii")
         shown = f'<img src="data:image/jpeg;base64,{data}" alt="{escaped(image.text)}">'
     except OSError:
         shown = '<span class="missing">no image</span>'

@@ -141,6 +141,7 @@ def with_best_of(progress: Progress, folder: Path) -> Progress:
     if not (folder / recognise.WEIGHTS).exists():
         return replace(progress, **{name: getattr(Progress(), name) for name in BEST})
     try:
+        paths.check_plain(folder / recognise.WEIGHTS)
         with safe_open(folder / recognise.WEIGHTS, "numpy") as file:
             said = json.loads((file.metadata() or {})[ABOUT])
         best = {name: kind(said[name]) for name, kind in BEST.items()}
