@@ -36,7 +36,7 @@ from lapclip.progress import DataProgress
 
 MIDDLE, WHOLE = "middle", "whole"
 """How an image becomes a square: its middle cut out, exactly as `encode_image` does it, or all of it squeezed."""
-SIGNATURE = f"look {SIGNATURE_VERSION}"
+SIGNATURE = f"look {SIGNATURE_VERSION}"  # as stores on disk are named
 """No square is made: an image is inspected in small, to know whether it can be read and what its copies are."""
 SOURCE = "source"
 """The file of a store that says whose images it has."""

@@ -41,7 +41,7 @@ YOUNG = 60.0
 STATE_EVERY = 1.0
 """Seconds after which a run without new events is asked whether its process is still there."""
 SURROUNDINGS_EVERY = 3.0
-"""Seconds between two looks at what else is at work on this machine."""
+"""Seconds between two checks of what else is at work on this machine."""
 LEAST_SILENCE, SILENCE = 60.0, 10
 """Seconds without an event, and times the longest of the last gaps, that are worth mentioning."""
 

@@ -20,7 +20,7 @@ from lapclip.text import number, one_line
 WORKING = ("running", "paused", "starting", "waiting")
 """States after which more is to come."""
 WATT_STRETCH = 10
-"""Looks at the sensors that the power is taken from."""
+"""Readings of the sensors that the power is taken from."""
 SHOWN_ELSEWHERE = ("died", "failed", "not-a-number", "paused", "fell-back")
 """Findings that the state of a run, or the list of what happened, says already."""
 SENSED = ("celsius", "megahertz", "throttled", "swap_bytes", "reason")
@@ -209,7 +209,7 @@ class RunView:
 
     @property
     def sensors(self) -> dict[str, Any]:
-        """The latest look at the machine."""
+        """The latest reading of the sensors."""
         return self.summary.sensors[-1] if self.summary.sensors else {}
 
     @property
@@ -242,7 +242,7 @@ class RunView:
 
     @property
     def power(self) -> Curve:
-        """Watts between one look at the sensors and the next, over seconds of work."""
+        """Watts between one reading of the sensors and the next, over seconds of work."""
         pairs = itertools.pairwise(zip(self.energy.x, self.energy.y, strict=True))
         found = [(x, (y - before[1]) / (x - before[0])) for before, (x, y) in pairs if x > before[0]]
         return Curve([x for x, _ in found], [y for _, y in found])

@@ -2,7 +2,7 @@
 
 `torch.save` files are pickles, which can carry code; torch reads them with `weights_only=True`, which refuses it.
 OpenAI published its weights as TorchScript archives, which that refuses whole. They are zip files with a pickle that
-names the tensors; ours reads it with a list of what may occur. The program that lies beside it is never looked at.
+names the tensors; ours reads it with a list of what may occur. The program that lies beside it is never read.
 
 Weights take about the memory that their file has bytes. A small file that would take much more is refused: archives
 that unpack to more than they are, tensors that repeat one value a billion times, headers of millions of names.
