@@ -84,10 +84,10 @@ def test_images_differ_in_jitter_and_repeat_for_a_seed() -> None:
     assert not np.array_equal(first, other)
 
 
-@pytest.mark.parametrize("attribute", ["thing", "colour", "count", "place", "setting"])
+@pytest.mark.parametrize("attribute", ["thing", "colour", "count", "position", "setting"])
 def test_each_attribute_changes_the_image(attribute: str) -> None:
-    values = {"thing": "snail", "colour": "blue", "count": 3, "place": "left", "setting": "snow"}
-    plain = {"category": "animals", "thing": "cat", "colour": "red", "count": 1, "place": "right", "setting": "noon"}
+    values = {"thing": "snail", "colour": "blue", "count": 3, "position": "left", "setting": "snow"}
+    plain = {"category": "animals", "thing": "cat", "colour": "red", "count": 1, "position": "right", "setting": "noon"}
     changed = scenes.Scene(**{**plain, attribute: values[attribute]})
     difference = np.abs(draw(scenes.Scene(**plain), 64, 7).astype(int) - draw(changed, 64, 7)).mean()
     assert difference > 2

@@ -20,9 +20,8 @@ from lapclip.config import (
     parse_settings,
     read_recipe,
 )
-from lapclip.data.loading import check_table
 from lapclip.data.sources import find_source
-from lapclip.data.table import Table
+from lapclip.data.table import Table, check_table
 from lapclip.errors import LapclipError
 from lapclip.model.shapes import SHAPES
 from lapclip.runs.folder import find_run

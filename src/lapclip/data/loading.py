@@ -24,7 +24,17 @@ from lapclip.data.packed_store import MIDDLE, SIGNATURE, WHOLE, pack, prepare, r
 from lapclip.data.pixels import View, as_view, whole_side
 from lapclip.data.sources import find_source, read_table
 from lapclip.data.splits import TRAIN, are_drawn, assign_splits, check_trainable
-from lapclip.data.table import DrawnImage, Row, Skipped, StoredImage, Table, reasons
+from lapclip.data.table import (
+    DrawnImage,
+    Row,
+    Skipped,
+    StoredImage,
+    Table,
+    by_reason,
+    check_broken,
+    check_table,
+    some,
+)
 from lapclip.errors import DataError, first_line
 from lapclip.machine.facts import logical_cores
 from lapclip.progress import DataProgress
@@ -33,8 +43,6 @@ from lapclip.text import counted, printable
 
 SOME = 64
 """Images for training that are compared with those a run learnt from."""
-NAMED = 3
-"""Images that a message names where it is about many."""
 ROOM = 0.5
 """Share of the free disk that packed images may take; where they need more, `data.stream=auto` streams."""
 
@@ -153,7 +161,7 @@ def load_to_score(
     """Some rows of a table with their images cut to the middle that a model sees, and what the user should know."""
     images = [table.rows[at].image for at in chosen]
     packed = pack(images, use_store(_source_key(config), view, MIDDLE), view, MIDDLE, progress)
-    _check_broken(config, table, packed.skipped)
+    check_broken(config, table, packed.skipped)
     skipped = [*table.skipped, *packed.skipped]
     used = {chosen[own]: entry for own, entry in zip(packed.usable, packed.entries, strict=True)}
     pairs = _pairs(table, used, packed.pixels())
@@ -176,7 +184,7 @@ def load_data(
     check_table(config, table)
     signatures = read_signatures(config, table, progress)
     unusable = [] if signatures is None else signatures.skipped
-    _check_broken(config, table, unusable)
+    check_broken(config, table, unusable)
     splits = split_rows(config, table.rows, signatures)
     keys = signatures.keys if signatures else {}
     if len(keys) > 1 and len(set(keys.values())) == 1 and are_drawn(table.rows):
@@ -198,7 +206,7 @@ def load_data(
     scored = pack([images[at] for at in held_out], scored_folder, view, MIDDLE, progress)
     learnt = pack([images[at] for at in training], folder, whole, WHOLE, progress, store=not streamed)
     broken = [*unusable, *learnt.skipped, *scored.skipped]
-    _check_broken(config, table, broken)
+    check_broken(config, table, broken)
 
     hidden = {entry.digest for entry in scored.entries}
     to_score = {held_out[own]: entry for own, entry in zip(scored.usable, scored.entries, strict=True)}
@@ -290,38 +298,8 @@ def _streams(config: DataConfig, needed: int, free: int) -> tuple[bool, str]:
     return True, f"training images are decoded each time they are needed: {why}"
 
 
-def check_table(config: DataConfig, table: Table) -> None:
-    """Refuse what can be refused before any image is read: too many rows that cannot be used, or nothing to train on or
-    to choose the best model with. What copies and broken images change shows later."""
-    _check_broken(config, table, [])
-    check_trainable(split_rows(config, table.rows, None))
-
-
-def _check_broken(config: DataConfig, table: Table, broken: Sequence[Skipped]) -> None:
-    images, rows = table.too_broken(len(broken), config.broken_share)
-    if not images and not rows:
-        return
-    what, left_out = (
-        (f"{len(broken):,} of {len(table.rows):,} images", broken)
-        if images
-        else (f"{len(table.skipped):,} of {table.records:,} rows", table.skipped)
-    )
-    enough = f"--set data.broken_share={table.share_needed(len(broken)):g}"
-    raise DataError(
-        f"{what} cannot be used, more than {config.broken_share:.0%}: {_by_reason(left_out)}.",
-        hint=f"{command('data', 'check', config.source)}, or {enough} to go on with the others",
-    )
-
-
 def _left_out(skipped: Sequence[Skipped]) -> str:
-    return f"left out {len(skipped):,}: {_by_reason(skipped)}" if skipped else ""
-
-
-def _by_reason(skipped: Sequence[Skipped]) -> str:
-    """How many for each reason, the commonest first, with where some of them are."""
-    texts = [f"{len(names):,} because {why} ({_some(names)})" for why, names in reasons(skipped).items()]
-    more = f"; {counted(len(texts) - NAMED, 'other reason')}" if len(texts) > NAMED else ""
-    return "; ".join(texts[:NAMED]) + more
+    return f"left out {len(skipped):,}: {by_reason(skipped)}" if skipped else ""
 
 
 def _about_splits(
@@ -342,7 +320,7 @@ def _about_splits(
         shown = [" = ".join(f"{table.rows[at].image.name} ({splits[at]})" for at in members) for members in across]
         return f"{rule}; {count}, {len(across):,} of them in two splits", (
             f"{counted(len(across), 'image')} in two splits, exactly or nearly, as the data itself names them, so "
-            f"scores come out too good: {_some([printable(text) for text in shown])}; lapclip data check shows more"
+            f"scores come out too good: {some([printable(text) for text in shown])}; lapclip data check shows more"
         )
     if several and drawn:
         return f"{rule}; {count}, all on one side", f"{count}: splits are drawn by content, so each is on one side"
@@ -352,13 +330,7 @@ def _about_splits(
 def _left_out_twins(names: Sequence[str]) -> str:
     if not names:
         return ""
-    return f"left out of training {len(names):,}, because held-out images are the same files: {_some(names)}"
-
-
-def _some(texts: Sequence[str]) -> str:
-    """The first few, and how many more."""
-    more = f" and {len(texts) - NAMED:,} more" if len(texts) > NAMED else ""
-    return ", ".join(texts[:NAMED]) + more
+    return f"left out of training {len(names):,}, because held-out images are the same files: {some(names)}"
 
 
 def _fingerprint(rows: Sequence[Row], splits: Sequence[str], used: Mapping[int, Entry]) -> str:
