@@ -28,10 +28,10 @@ from lapclip.commands.train import train
 from lapclip.config import DataConfig
 from lapclip.data.sources.files import FILES
 from lapclip.data.table import Table
-from lapclip.errors import RunError
+from lapclip.errors import DataError, RunError
 from lapclip.machine.polite import PolitePauses
 from lapclip.runs.folder import Run, _new_folder, all_runs, create_run, find_run, is_reserved, reserve_run
-from lapclip.runs.heartbeat import at_work_path, beat_of, others_at_work, read_beat, write_beat
+from lapclip.runs.heartbeat import PREPARING, at_work_path, beat_of, others_at_work, read_beat, write_beat
 
 from ..conftest import SMALL, lapclip, lapclip_process, set_flags
 from ..small_runs import photos
@@ -433,6 +433,35 @@ def test_two_runs_that_compete_are_told(here: Path, empty_cache: Path) -> None:
     train("first-run", SMALL, name="run")
     (note,) = events("run")[0]["notes"]
     assert "another run is at work on this computer, /somewhere/runs/other" in note
+
+
+def test_a_run_that_is_made_ready_in_the_foreground_is_listed(
+    here: Path, empty_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    about: list[str] = []
+
+    def set_up(*_: object) -> None:
+        until(at_work_path(PREPARING).exists, 10)
+        beat = read_beat(at_work_path(PREPARING))
+        assert beat is not None
+        about.append(beat.about)
+        raise DataError("these images are none")
+
+    monkeypatch.setattr("lapclip.commands.train.set_up", set_up)
+    for name in ("mine", None):
+        with pytest.raises(DataError):
+            train("first-run", SMALL, name=name)
+    assert about == [str(here / "runs" / "mine"), str(here / "runs")]
+    assert not at_work_path(PREPARING).exists()
+    assert not Path("runs").exists()
+    for at, path in enumerate([*about, str(here / "elsewhere" / "runs" / "other")]):
+        write_beat(at_work_path(PREPARING).with_name(f"{at}.json"), beat_of(os.getppid(), path))
+    rows = json.loads(lapclip("runs", "--json").stdout)["runs"]
+    assert [(row["name"], row["state"], row["step"]) for row in rows] == [
+        ("mine", "preparing", 0),
+        ("", "preparing", 0),
+    ]
+    assert "mine                    preparing" in lapclip("runs").stdout
 
 
 def test_a_polite_run_waits_and_goes_on_by_itself_with_the_same_result(

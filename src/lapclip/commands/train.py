@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import asdict
 from functools import partial
 from typing import Any
@@ -22,7 +23,8 @@ from lapclip.commands.run_to_end import (
 from lapclip.data.dataset import save_seen
 from lapclip.data.tokenizers import save_tokenizer
 from lapclip.machine.desktop import Signals
-from lapclip.runs.folder import FORMAT, Run, check_name, create_run
+from lapclip.runs.folder import FORMAT, RUNS, Run, check_name, create_run
+from lapclip.runs.heartbeat import PREPARING, Pulse, at_work_path
 from lapclip.training.checkpoint import save_model
 
 
@@ -37,8 +39,11 @@ def train(
     """Train from a recipe in a new run. `reserved` is the key of a folder that was made for it in the foreground."""
     began = time.perf_counter()
     check_name(name, reserved)
+    # A run in the background has its folder already. This one has none until all is ready, and may yet be refused.
+    beats = nullcontext() if reserved else Pulse([at_work_path(PREPARING)], str((RUNS / (name or "")).absolute()))
     try:
-        setup = set_up(recipe, settings, minutes, callbacks)
+        with beats:
+            setup = set_up(recipe, settings, minutes, callbacks)
     except KeyboardInterrupt:
         raise KeyboardInterrupt("Interrupted before the run began: there is nothing to resume.") from None
     run = create_run(name, setup.recipe, saved_settings(setup), reserved, partial(save_start, setup=setup))

@@ -18,7 +18,8 @@ from lapclip.paths import open_own
 from lapclip.runs.event_log import LONGEST_LINE, is_event, parse_line
 from lapclip.runs.findings import Finding, findings
 from lapclip.runs.findings.checks import surroundings_of
-from lapclip.runs.folder import Run
+from lapclip.runs.folder import RUNS, Run
+from lapclip.runs.heartbeat import PREPARING, others_at_work
 from lapclip.runs.summary import RunProgress, Summary, summarise, usual_gap
 from lapclip.runs.view import RunView
 from lapclip.text import number, one_line
@@ -202,6 +203,19 @@ class RunStatus:
             return abs(time.time() - self.run.settings.stat().st_mtime) < YOUNG
         except OSError:
             return False
+
+
+def preparing_rows() -> list[dict[str, Any]]:
+    """The runs of this folder that processes in the foreground make ready, as lines in a list of runs. They have no
+    folder yet, and those that the recipe will name have an empty name."""
+    here = RUNS.absolute()
+    paths = [Path(beat.about) for beat in others_at_work(PREPARING)]
+    empty = RunStatus(Run(here)).row()
+    return [
+        {**empty, "name": "" if path == here else path.name, "state": PREPARING}
+        for path in paths
+        if here in (path, path.parent)
+    ]
 
 
 class FollowedRun(RunStatus):
