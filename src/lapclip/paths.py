@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import io
 import json
 import os
 import platform
@@ -17,7 +18,7 @@ import tomllib
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, cast
 
 import platformdirs
 
@@ -291,7 +292,7 @@ def digest_of_bytes(data: bytes) -> str:
 
 def digest_of_file(path: Path) -> str:
     """SHA-256 of a file's content. OSError where it is no plain file."""
-    with open_own(path) as file:
+    with cast(io.BufferedReader, open_own(path)) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 

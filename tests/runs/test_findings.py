@@ -425,7 +425,7 @@ def test_what_needs_another_machine(runs) -> None:
     sensors = next(event for event in events if event["type"] == "sensors")
     hot = [{**sensors, "step": at, "throttled": at % 3 == 0, "celsius": 90.0 + at, "megahertz": 900} for at in range(9)]
     assert ids(summarise([*events, *hot])) == ["throttled"]
-    assert "at 3 of 9 looks" in findings(summarise([*events, *hot]))[0].evidence
+    assert "at 3 of 9 readings" in findings(summarise([*events, *hot]))[0].evidence
     assert ids(summarise([*events, hot[0], *({**look, "throttled": False} for look in hot)])) == []  # once is nothing
     swapped = [{**sensors, "swap_bytes": sensors["swap_bytes"] + grown} for grown in (0, 2_000_000_000)]
     assert ids(summarise([*events, *swapped])) == ["swapping"]

@@ -33,6 +33,7 @@ from lapclip.training.checkpoint import (
     with_best_of,
 )
 from lapclip.training.optimizer import make_optimizer
+from lapclip.weights import recognise
 
 
 def trained(seed: int = 0) -> tuple[CLIP, torch.optim.Optimizer]:
@@ -106,12 +107,12 @@ def test_pipes_in_a_run_are_refused_and_not_waited_for(folder: Path) -> None:
         (f"step-{step:08d}", True) for step in (20, 15, 10)
     ]
     embedder = Embedder(trained()[0], CharacterTokenizer("ab"), Cpu())
-    for name in ("weights.safetensors", "config.json"):
+    for name in (recognise.WEIGHTS, recognise.CONFIG):
         save_model(embedder, model, Progress(best_step=3))
         become_pipe(model / name)
         with pytest.raises(LapclipError, match="no plain file"):
             soon(lambda: load(model))
-        assert soon(lambda: with_best_of(Progress(), model)).best_step == (3 if name == "config.json" else 0)
+        assert soon(lambda: with_best_of(Progress(), model)).best_step == (3 if name == recognise.CONFIG else 0)
         (model / name).unlink()
     become_pipe(folder.parent / "seen.npy")
     assert soon(lambda: count_seen(np.zeros(1), folder.parent / "seen.npy")) is None
