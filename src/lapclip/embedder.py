@@ -30,7 +30,7 @@ from lapclip.machine.choose_device import choose_device
 from lapclip.machine.cpu import keep_freed_memory
 from lapclip.machine.device import Device
 from lapclip.model.clip import CLIP
-from lapclip.paths import digest_of_file, read_json
+from lapclip.paths import check_plain, digest_of_file, read_json
 from lapclip.progress import Progress
 from lapclip.weights import DESCRIPTION, OWN_TOKENIZER, is_exported
 from lapclip.weights.pretrained_networks import build_network
@@ -148,6 +148,7 @@ class OnnxSession:
         options.add_session_config_entry("session.force_spinning_stop", "1")
         options.log_severity_level = 3
         try:
+            check_plain(path)
             self._session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
         except Exception as error:  # whatever the engine says of a damaged file
             raise _cannot_run(path, error) from None

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import io
 import json
 import os
 import platform
@@ -18,7 +19,7 @@ import tomllib
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, cast
 
 import platformdirs
 
@@ -89,6 +90,11 @@ def open_own(path: str | os.PathLike[str], mode: str = "rb", **text: Any) -> IO[
     return open(path, mode, opener=opened, **text)
 
 
+def check_plain(path: str | os.PathLike[str]) -> None:
+    """Raise OSError where a library that opens the file itself would wait for a pipe, or where there is none."""
+    open_own(path).close()
+
+
 def is_link(path: str | os.PathLike[str]) -> bool:
     """Whether a path is a symbolic link or, on Windows, a junction."""
     try:
@@ -139,8 +145,8 @@ def read_toml(path: str | os.PathLike[str], *, own: bool = False) -> dict[str, A
 
 
 def read_json(path: str | os.PathLike[str]) -> Any:
-    """What is in a JSON file. Raises OSError, or ValueError where it is no JSON."""
-    return parse_json(read_bytes(path).decode("utf-8"))
+    """What is in a JSON file of a run or a model. Raises OSError, or ValueError where it is no JSON."""
+    return parse_json(read_bytes(path, own=True).decode("utf-8"))
 
 
 def parse_json(text: str) -> Any:
@@ -286,8 +292,8 @@ def digest_of_bytes(data: bytes) -> str:
 
 
 def digest_of_file(path: Path) -> str:
-    """SHA-256 of a file's content."""
-    with open(path, "rb") as file:
+    """SHA-256 of a file's content. OSError where it is no plain file."""
+    with cast(io.BufferedReader, open_own(path)) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 

@@ -23,7 +23,7 @@ from lapclip.runs.events import read_events
 from lapclip.runs.folder import find_run
 from lapclip.training.loop import Training
 
-from ..conftest import lapclip, set_flags
+from ..conftest import counted_reads, lapclip, set_flags
 from ..small_runs import losses, photos, stop_after
 
 TINY = [
@@ -49,10 +49,14 @@ def train_on_photos(
     return train("photos", [source, *TINY, *settings], name=name, callbacks=callbacks)
 
 
-def test_a_folder_of_images_is_trained_on_and_scored_from_the_command(here: Path) -> None:
+def test_a_folder_of_images_is_trained_on_and_scored_from_the_command(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     photos(here / "photos")
+    reads = counted_reads(monkeypatch)
     done = lapclip("train", "photos", "--json", *set_flags(*TINY))
     assert done.returncode == 0, done.stderr
+    assert len(reads) == 1  # to choose the recipe and to learn from
     outcome = json.loads(done.stdout)
     assert outcome["data"] == str(here / "photos")
     assert "a caption a line in the .txt beside each image" in done.stderr

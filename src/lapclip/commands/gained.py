@@ -303,7 +303,5 @@ def save_gained(result: dict[str, Any], folder: Path) -> list[Path]:
     try:
         write_atomic(folder / GAINED, json.dumps(result))
     except OSError as error:
-        raise RunError(
-            f"Cannot write to {folder}: {error.strerror or error}.", hint="lapclip gained --out FOLDER"
-        ) from error
+        raise RunError(f"Cannot write to {folder}: {error.strerror or error}.", hint="--out FOLDER") from error
     return [*files, folder / GAINED]

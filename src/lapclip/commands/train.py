@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib.metadata
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -31,8 +31,8 @@ from lapclip.model.clip import count_parameters
 from lapclip.paths import open_own
 from lapclip.runs import events
 from lapclip.runs.events import EventLog, read_events
-from lapclip.runs.folder import FORMAT, Run, check_name, create_run
-from lapclip.runs.heartbeat import Pulse, at_work_path, others_at_work
+from lapclip.runs.folder import FORMAT, RUNS, Run, check_name, create_run
+from lapclip.runs.heartbeat import PREPARING, Pulse, at_work_path, others_at_work
 from lapclip.runs.messages import LineWriter, recall_text
 from lapclip.runs.summary import tower_devices
 from lapclip.training.checkpoint import keep_newest, save_model
@@ -54,8 +54,11 @@ def train(
     """Train from a recipe in a new run. `reserved` is the key of a folder that was made for it in the foreground."""
     began = time.perf_counter()
     check_name(name, reserved)
+    # A run in the background has its folder already. This one has none until all is ready, and may yet be refused.
+    beats = nullcontext() if reserved else Pulse([at_work_path(PREPARING)], str((RUNS / (name or "")).absolute()))
     try:
-        setup = set_up(recipe, settings, minutes, callbacks)
+        with beats:
+            setup = set_up(recipe, settings, minutes, callbacks)
     except KeyboardInterrupt:
         raise KeyboardInterrupt("Interrupted before the run began: there is nothing to resume.") from None
     run = create_run(name, setup.recipe, saved_settings(setup), reserved, partial(save_start, setup=setup))

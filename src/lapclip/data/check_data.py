@@ -366,7 +366,7 @@ def _scripts(rows: Sequence[Row], tokenizer: Tokenizer) -> Iterable[Finding]:
         cost = tokens_per_character(script, texts, tokenizer)
         if script == "Latin" or (script == EMOJI and len(texts) < 0.01 * len(captions)):
             continue
-        costly = cost >= COSTLY and tokenizer.to_dict()["kind"] != "characters"
+        costly = cost >= COSTLY and tokenizer.to_dict()["kind"] not in ("characters", "foreign")
         yield Finding(
             "script", WARNING if costly else NOTE, len(texts), [text[:60] for text in texts[:EXAMPLES]],
             f"caption uses {script}|captions use {script}",

@@ -137,14 +137,14 @@ class ImageFinder:
             return "an address on the web, not a file: download it first"
         why = MISSING
         for option in dict.fromkeys((name, name.replace("\\", "/"), _NUMBERED.sub("", name))):
-            found = self._look_up(option)
+            found = self._find_listed(option)
             if isinstance(found, ImageFile):
                 return found
             if found != MISSING:
                 why = found
         return why
 
-    def _look_up(self, name: str) -> ImageFile | str:
+    def _find_listed(self, name: str) -> ImageFile | str:
         relative = self._relative(name)
         if relative is None:
             return OUTSIDE

@@ -1,6 +1,6 @@
 """`--to coreml` and `--to coreml-int8`: both towers as Core ML packages, for Apple's devices.
 
-They are converted and looked into on any machine. Running them needs a Mac, so elsewhere they are not checked, and the
+They are converted and inspected on any machine. Running them needs a Mac, so elsewhere they are not checked, and the
 README and lapclip.json say so.
 
 Shapes are fixed: one image, or one caption padded to the longest there can be. Core ML's own batch predictions take

@@ -324,19 +324,19 @@ def _heat(view: RunView) -> list[Block]:
     if throttled:
         share = len(throttled) / len(view.summary.sensors)
         first = duration(throttled[0]["elapsed"])
-        sentences.append(f"The machine slowed itself down in {share:.0%} of the looks at it, first after {first}.")
+        sentences.append(f"The machine slowed itself down in {share:.0%} of the readings, first after {first}.")
     swap = curve(view.summary.sensors, lambda event: event.get("swap_bytes"))
     if swap and max(swap.y) > 0:
         sentences.append(f"Swap in use: {size(swap.y[0])} at first, at most {size(max(swap.y))}.")
     blocks: list[Block] = [Sentences(sentences)] if sentences else []
-    for name, title, unit, colour, look_for in kinds:
+    for name, title, unit, colour, explanation in kinds:
         if points := curve(view.summary.sensors, lambda event, name=name: event.get(name), x="elapsed"):
             blocks.append(
                 Plot(
                     title,
                     [line(title, _minutes(points), colour, unit=f" {unit}")],
                     axes("minutes of work", unit),
-                    look_for,
+                    explanation,
                     table_of("minutes", {unit: _minutes(points)}),
                     height=240,
                 )

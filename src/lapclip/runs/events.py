@@ -143,7 +143,7 @@ class Evaluation(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Looked(Event):
+class Probed(Event):
     type = "looked"
     step: int
     epoch: int

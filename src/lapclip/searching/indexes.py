@@ -101,14 +101,14 @@ def indexes_of(folder: Path) -> list[KnownIndex]:
     return sorted(found, key=lambda one: (-one.used, one.path))
 
 
-def databases_in(place: Path) -> list[Path]:
+def databases_in(root: Path) -> list[Path]:
     """The databases of the indexes of one folder, which lie here."""
-    return [path for path in (place / DATABASE, *place.glob(f"*/{DATABASE}")) if path.is_file()]
+    return [path for path in (root / DATABASE, *root.glob(f"*/{DATABASE}")) if path.is_file()]
 
 
-def what_is_indexed(place: Path) -> str:
+def what_is_indexed(root: Path) -> str:
     """The folder of images whose indexes lie here, and the models that made them, as far as it was written down."""
-    found = [path.parent for path in databases_in(place)]
+    found = [path.parent for path in databases_in(root)]
     folders = {path_from_here(folder) for path in found if (folder := _written(path / IMAGES_OF))}
     models = {path_from_here(model) for path in found if (model := _written(path / MADE_BY))}
     return ", ".join((*sorted(folders), *(f"with {model}" for model in sorted(models))))

@@ -34,7 +34,7 @@ SHARPNESS = 2
 EXIF_FOLDER, TAKEN, CHANGED = 0x8769, 0x9003, 0x0132
 """EXIF: where the camera's own entries are, when the photo was taken, and when it was last changed."""
 PERIOD = 0.5
-"""Seconds after which it is looked at whether results were waited for."""
+"""Seconds after which it is checked whether results were waited for."""
 PATIENCE = 0.05
 """Share of the time that may be spent waiting before more threads are taken."""
 Item = TypeVar("Item")

@@ -139,6 +139,7 @@ def with_best_of(progress: Progress, folder: Path) -> Progress:
     if not (folder / weights.WEIGHTS).exists():
         return replace(progress, **{name: getattr(Progress(), name) for name in BEST})
     try:
+        paths.check_plain(folder / weights.WEIGHTS)
         with safe_open(folder / weights.WEIGHTS, "numpy") as file:
             said = json.loads((file.metadata() or {})[ABOUT])
         best = {name: kind(said[name]) for name, kind in BEST.items()}

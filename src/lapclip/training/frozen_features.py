@@ -305,7 +305,7 @@ class _FeatureMaker:
         """Read from the cache, or made and written there."""
         dtype = self._config.train.dtype
         about = (*about, self._fingerprints[tower], self._boundaries[tower])
-        # Files in half precision whose first block alone was looked at are not taken.
+        # Files in half precision whose first block alone was checked are not taken.
         path = array_path(tower, about, self._data.fingerprint, dtype if dtype == "float32" else f"{dtype}, checked")
         found = read_array(path)
         if found is not None and found.shape[: len(rows)] == rows:

@@ -102,7 +102,7 @@ class TrainStep:
         self._dropout = HeadDropout(self.worker, config)
         self.loss_scale = LossScale(device.torch) if config.dtype == "float16" else None
         self.touched = False
-        """Whether the weights may have changed since the loop last looked."""
+        """Whether the weights may have changed since the loop last checked."""
         self._towers = device.side_by_side(at_once="graph" in config.compile)
         self.boundaries = {tower: boundary(model, tower) for tower in ("image", "text")}
         """The first block of each tower that learns: where features enter."""

@@ -29,7 +29,7 @@ from lapclip.watch.panels import Canvas
 from lapclip.watch.screen import Typed, draw, next_commands
 
 TICK = 0.25
-"""Seconds between two looks at the files."""
+"""Seconds between two readings of the files."""
 SHARE = 0.005
 """Of the machine's time that following may take: a run that is watched must not notice."""
 SLOWEST = 10.0

@@ -398,7 +398,7 @@ def _beside(reference: str, name: str) -> str | None:
         with suppress(Exception):  # most of these files are optional
             path = Path(hf_hub_download(reference, name))
     with suppress(OSError, ValueError):
-        return read_bytes(path).decode("utf-8")
+        return read_bytes(path, own=True).decode("utf-8")
     return None
 
 

@@ -195,6 +195,6 @@ def _tokenizer_in_json(path: Path) -> tuple[int, list[tuple[str, ...]]]:
 
 
 def _tokenizer_in_text(path: Path) -> tuple[int, list[tuple[str, ...]]]:
-    lines = read_bytes(path).decode("utf-8").splitlines()
+    lines = read_bytes(path, own=True).decode("utf-8").splitlines()
     merges = [tuple(line.split()) for line in lines if line and not line.startswith("#version")]
     return 2 * 256 + len(merges) + 2, merges

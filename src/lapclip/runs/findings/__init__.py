@@ -9,11 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from lapclip.runs.findings import gradients, learning_findings, run_state, speed
-from lapclip.runs.findings.checks import SEVERITIES, Check, Finding, Found, Surroundings, Verdict, look_around
+from lapclip.runs.findings.checks import SEVERITIES, Check, Finding, Found, Surroundings, Verdict, surroundings_of
 from lapclip.runs.summary import Summary
 from lapclip.text import printable_lines
 
-__all__ = ["CHECKS", "Examination", "Finding", "Surroundings", "examine", "findings", "look_around"]
+__all__ = ["CHECKS", "Examination", "Finding", "Surroundings", "examine", "findings", "surroundings_of"]
 
 FAMILIES = (run_state, gradients, learning_findings, speed)
 CHECKS: tuple[Check, ...] = tuple(check for family in FAMILIES for check in family.CHECKS)
@@ -21,7 +21,7 @@ CHECKS: tuple[Check, ...] = tuple(check for family in FAMILIES for check in fami
 
 @dataclass(frozen=True)
 class Examination:
-    """What was found, the gravest first, and the ids of what there was enough to look for."""
+    """What was found, the gravest first, and the ids of what there was enough to check for."""
 
     findings: list[Finding]
     checked: list[str]
@@ -36,7 +36,7 @@ def examine(summary: Summary, around: Surroundings = Surroundings()) -> Examinat
     """Make every check."""
     found, checked = [], []
     for check in CHECKS:
-        verdict = check.look(summary, around)
+        verdict = check.examine(summary, around)
         if verdict is not Verdict.UNKNOWN:
             checked.append(check.id)
         if isinstance(verdict, Found):

@@ -91,7 +91,7 @@ def at_chance(summary: Summary, around: Surroundings) -> Found | Verdict:
     early = not late or not (final or has_learnt_a_while(summary))  # a finished run will learn no more
     if early or not known or len(known) < len(judged):
         return Verdict.UNKNOWN
-    told = any(isinstance(other.look(summary, around), Found) for other in (stuck_loss, collapsed))
+    told = any(isinstance(other.examine(summary, around), Found) for other in (stuck_loss, collapsed))
     if told or not all(known):
         return Verdict.CLEAR  # a model that learns nothing at all has findings of its own
     accuracies = numbers(batch_accuracy(event) for event in recent(summary.steps))
