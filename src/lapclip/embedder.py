@@ -23,19 +23,18 @@ from PIL import Image
 
 from lapclip.data.dataset import Pairs, Pixels
 from lapclip.data.pixels import View, middle_square, normalise
-from lapclip.data.tokenizers import Tokenizer, load_tokenizer
-from lapclip.data.tokenizers.tokenizer import PretrainedTokenizer
+from lapclip.data.tokenizers import PretrainedTokenizer, Tokenizer, load_tokenizer
 from lapclip.errors import DataError, RunError, WeightsError, first_line
 from lapclip.fingerprint import fingerprint, image_fingerprint, short_digest
 from lapclip.machine.choose_device import choose_device
 from lapclip.machine.cpu import keep_freed_memory
 from lapclip.machine.device import Device
 from lapclip.model.clip import CLIP
-from lapclip.paths import digest_of_file, read_json
+from lapclip.paths import check_plain, digest_of_file, read_json
 from lapclip.progress import Progress
+from lapclip.weights import DESCRIPTION, OWN_TOKENIZER, is_exported
 from lapclip.weights.pretrained_networks import build_network
 from lapclip.weights.read_model import read_model
-from lapclip.weights.recognise import DESCRIPTION, OWN_TOKENIZER, is_exported
 
 BATCH = 64
 
@@ -149,6 +148,7 @@ class OnnxSession:
         options.add_session_config_entry("session.force_spinning_stop", "1")
         options.log_severity_level = 3
         try:
+            check_plain(path)
             self._session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
         except Exception as error:  # whatever the engine says of a damaged file
             raise _cannot_run(path, error) from None

@@ -23,10 +23,10 @@ from typing import Any
 from lapclip.config import SECTIONS, Config, DataConfig, Layer, build_config
 from lapclip.errors import RunError
 from lapclip.model.shapes import SHAPES
-from lapclip.runs.event_log import mapping
+from lapclip.runs.events import mapping
 from lapclip.runs.folder import RUNS, Run, all_runs, find_run
 from lapclip.text import number, path_from_here, percent
-from lapclip.weights.recognise import is_model
+from lapclip.weights import is_model
 
 ASKED = "asked for"
 MADE_THE_INDEX = "it made the index of this folder"

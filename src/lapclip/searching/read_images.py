@@ -23,18 +23,18 @@ import numpy as np
 from PIL import Image
 
 from lapclip.data.decode import NO_MEMORY, MayPass, decode, read_header
+from lapclip.data.find_images import Stamp
 from lapclip.data.packed_index import digest_of
 from lapclip.data.pixels import View, fit_image
 from lapclip.errors import DataError, first_line
 from lapclip.paths import LARGEST_FILE
-from lapclip.searching.scan import Stamp
 
 SHARPNESS = 2
 """A JPEG is decoded at a fraction of its size while its short side stays this many times what the model sees."""
 EXIF_FOLDER, TAKEN, CHANGED = 0x8769, 0x9003, 0x0132
 """EXIF: where the camera's own entries are, when the photo was taken, and when it was last changed."""
 PERIOD = 0.5
-"""Seconds after which it is looked at whether results were waited for."""
+"""Seconds after which it is checked whether results were waited for."""
 PATIENCE = 0.05
 """Share of the time that may be spent waiting before more threads are taken."""
 Item = TypeVar("Item")

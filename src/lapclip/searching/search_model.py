@@ -15,11 +15,11 @@ from lapclip.embedder import Embedder, Encoder, OnnxEmbedder, load_torch, open_e
 from lapclip.errors import ConfigError, LapclipError, RunError
 from lapclip.exporting.export_folder import EXPORTED
 from lapclip.fingerprint import weights_digest
-from lapclip.runs.event_log import read_events
+from lapclip.runs.events import read_events
 from lapclip.runs.folder import Run
 from lapclip.searching.index import FORMAT
 from lapclip.searching.indexes import KnownIndex
-from lapclip.weights.recognise import is_exported, is_model
+from lapclip.weights import is_exported, is_model
 from lapclip.which_model import (
     MADE_THE_INDEX,
     PRETRAINED,

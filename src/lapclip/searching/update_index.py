@@ -17,13 +17,13 @@ from typing import NamedTuple
 
 import numpy as np
 
+from lapclip.data.find_images import Scan, Stamp
 from lapclip.errors import DataError
 from lapclip.machine.facts import logical_cores
 from lapclip.progress import Progress, Status
 from lapclip.searching.index import COLUMNS, Entry, Index, entry_of
 from lapclip.searching.indexes import note_use
 from lapclip.searching.read_images import Read, heic_is_unknown, made_ahead, read_image
-from lapclip.searching.scan import Scan, Stamp
 from lapclip.searching.search_model import SearchModel
 from lapclip.suggest import command
 

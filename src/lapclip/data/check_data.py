@@ -1,22 +1,201 @@
-"""Findings about a data set: what is odd, how often, where, and what is done with it or what to do."""
+"""What `lapclip data check` finds in a data set: what is odd, how often, where, and what is done with it or what to do.
+
+First facts about captions: their scripts, what they cost in tokens, and the best scores that equal ones allow. Then one
+pass over every image: its bytes are read once, in threads, and only a few facts of it are kept. Then the findings.
+"""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
+import regex
+
 from lapclip.config import BY_CONTENT, Config
-from lapclip.data.check.captions import EMOJI, count_scripts, tokens_per_character, unknown_characters
-from lapclip.data.check.image_pass import ImageFacts
-from lapclip.data.copies import copy_keys, find_similar, groups
-from lapclip.data.decode import MARKS
+from lapclip.data.copies import (
+    SIGNATURE_SIDE,
+    content_of,
+    copy_keys,
+    find_similar,
+    groups,
+    hash_and_thumbnail,
+    signature_text,
+)
+from lapclip.data.decode import MARKS, NO_MEMORY, decode, read_header
 from lapclip.data.loading import split_rule
+from lapclip.data.packed_index import digest_of
 from lapclip.data.splits import are_drawn
-from lapclip.data.table import Row, Skipped, Table, reasons
-from lapclip.data.tokenizers import Tokenizer
+from lapclip.data.table import Row, Skipped, StoredImage, Table, reasons
+from lapclip.data.tokenizers import CharacterTokenizer, Tokenizer, count_words
+from lapclip.errors import DataError
+from lapclip.machine.facts import logical_cores
+from lapclip.progress import Progress
 from lapclip.text import printable
+
+SCRIPTS = (
+    "Latin", "Han", "Hiragana", "Katakana", "Hangul", "Cyrillic", "Arabic", "Hebrew", "Greek", "Devanagari", "Bengali",
+    "Tamil", "Telugu", "Thai", "Georgian", "Armenian", "Ethiopic", "Khmer", "Lao", "Myanmar", "Sinhala", "Gujarati",
+    "Gurmukhi", "Kannada", "Malayalam", "Tibetan",
+)  # fmt: skip
+EMOJI = "emoji"
+
+
+def count_scripts(captions: Sequence[str]) -> dict[str, list[int]]:
+    """Which captions use which script, the most used first. A caption may use several."""
+    found: dict[str, list[int]] = defaultdict(list)
+    for at, caption in enumerate(captions):
+        if caption.isascii():
+            if any(letter.isalpha() for letter in caption):
+                found["Latin"].append(at)
+            continue
+        for script in (*SCRIPTS, EMOJI):
+            if _pattern(script).search(caption):
+                found[script].append(at)
+    return dict(sorted(found.items(), key=lambda item: -len(item[1])))
+
+
+def tokens_per_character(script: str, captions: Sequence[str], tokenizer: Tokenizer, most: int = 200) -> float:
+    """What a letter of a script costs: tokens by letter, over the letters of that script in some of the captions."""
+    letters = " ".join("".join(_runs(script).findall(caption)) for caption in captions[:most])
+    count = sum(not letter.isspace() for letter in letters)
+    return (tokenizer.length(letters) - 2) / count if count else 0.0
+
+
+def unknown_characters(captions: Sequence[str], tokenizer: Tokenizer) -> Counter[str]:
+    """Characters that the tokenizer cannot express, and how many captions have each. A BPE expresses all."""
+    if not isinstance(tokenizer, CharacterTokenizer):
+        return Counter()
+    known = set(tokenizer.alphabet)
+    return Counter(letter for caption in captions for letter in set(caption.lower()) - known)
+
+
+def ceilings(
+    contents: Sequence[Hashable], captions: Sequence[Sequence[str]], tokenizer: Tokenizer, context: int
+) -> Any:
+    """The best text-to-image and image-to-text R@1 that any model can reach among these images.
+
+    Images with equal contents get the same vector, and so do captions with the same tokens: a search cannot tell
+    them apart, and of those that tie only one comes first. `told_apart` is the share of images that have contents and
+    a caption of their own.
+    """
+    rows = [[tuple(tokenizer.encode(caption, context)) for caption in options] for options in captions]
+    size = Counter(contents)
+    owners: dict[tuple[int, ...], Counter[Hashable]] = defaultdict(Counter)
+    for content, options in zip(contents, rows, strict=True):
+        for tokens in options:
+            owners[tokens][content] += 1
+    queries = sum(counts.total() for counts in owners.values())
+    # Text to image: a caption's first image can have one content; its copies come first by chance.
+    found = sum(max(count / size[content] for content, count in counts.items()) for counts in owners.values())
+    # Image to text: images of one content get one first caption, which other images may own as well.
+    best: dict[Hashable, float] = defaultdict(float)
+    for counts in owners.values():
+        for content, count in counts.items():
+            best[content] = max(best[content], count / counts.total())
+    own = sum(
+        size[content] == 1 and any(len(owners[tokens]) == 1 for tokens in options)
+        for content, options in zip(contents, rows, strict=True)
+    )
+    images = max(1, len(contents))
+    return {
+        "t2i_r1": found / max(1, queries),
+        "i2t_r1": sum(best.values()) / images,
+        "told_apart": own / images,
+    }
+
+
+def frequent_words(captions: Sequence[str], most: int) -> list[tuple[str, int]]:
+    """The most frequent words, without those that are shorter than three letters or carry little."""
+    counts = count_words(captions)
+    return [(word, count) for word, count in counts.most_common(most + 200) if len(word) > 2 and word not in SMALL][
+        :most
+    ]
+
+
+SMALL = {
+    "the", "and", "with", "are", "his", "her", "its", "their", "there", "this", "that", "has", "have", "had", "for",
+    "from", "into", "onto", "out", "off", "over", "under", "while", "who", "whom", "which", "was", "were", "been",
+    "being", "not", "but", "you", "your", "our", "they", "them", "she", "him", "one", "two",
+}  # fmt: skip
+"""English words that say nothing about images."""
+
+
+@cache
+def _pattern(script: str) -> regex.Pattern[str]:
+    return regex.compile(r"\p{Emoji_Presentation}" if script == EMOJI else rf"\p{{Script={script}}}")
+
+
+@cache
+def _runs(script: str) -> regex.Pattern[str]:
+    return regex.compile(_pattern(script).pattern + "+")
+
+
+AT_ONCE = 512
+"""Images handed to the threads at a time, so that progress is shown and an interrupt is heard."""
+
+
+@dataclass(frozen=True)
+class ImageFacts:
+    """What is known of an image after the pass."""
+
+    digest: str
+    """Of its bytes."""
+    size: int
+    """Bytes of the file."""
+    fault: str = ""
+    """Why it cannot be read; then the rest is empty."""
+    width: int = 0
+    height: int = 0
+    marks: frozenset[str] = frozenset()
+    hash: int = 0
+    thumbnail: bytes = b""
+    content: str = ""
+    """Of the image, whatever is written beside it in its file."""
+
+    @property
+    def signature(self) -> str:
+        """The hash and the thumbnail as one text."""
+        return signature_text(self.hash, self.thumbnail)
+
+
+def inspect_image(data: bytes) -> ImageFacts:
+    """Everything that is to be known about an image, from its bytes."""
+    digest = digest_of(data)
+    try:
+        header = read_header(data)
+        with header.turn(SIGNATURE_SIDE):
+            decoded = decode(header, SIGNATURE_SIDE)
+    except DataError as error:
+        return ImageFacts(digest, len(data), fault=error.message)
+    hashed, thumbnail = hash_and_thumbnail(decoded.image)
+    marks, content = decoded.marks, content_of(data)
+    return ImageFacts(digest, len(data), "", decoded.width, decoded.height, marks, hashed, thumbnail, content)
+
+
+def inspect_images(images: Sequence[StoredImage], progress: Progress | None = None) -> list[ImageFacts]:
+    """The facts of every image, in order; those that cannot be read say why."""
+    facts: list[ImageFacts] = []
+    with ThreadPoolExecutor(logical_cores(), thread_name_prefix="lapclip-check") as pool:
+        for at in range(0, len(images), AT_ONCE):
+            facts += pool.map(_read, images[at : at + AT_ONCE])
+            if progress:
+                progress(len(facts), len(images))
+    return facts
+
+
+def _read(image: StoredImage) -> ImageFacts:
+    try:
+        return inspect_image(image.read())
+    except MemoryError:
+        return ImageFacts("", 0, fault=NO_MEMORY)
+    except OSError as error:
+        why = error.strerror or str(error) or type(error).__name__
+        return ImageFacts("", 0, fault=why[:1].lower() + why[1:])
+
 
 ALARM, WARNING, NOTE = "alarm", "warning", "note"
 SEVERITIES = (ALARM, WARNING, NOTE)
@@ -187,7 +366,7 @@ def _scripts(rows: Sequence[Row], tokenizer: Tokenizer) -> Iterable[Finding]:
         cost = tokens_per_character(script, texts, tokenizer)
         if script == "Latin" or (script == EMOJI and len(texts) < 0.01 * len(captions)):
             continue
-        costly = cost >= COSTLY and tokenizer.to_dict()["kind"] != "characters"
+        costly = cost >= COSTLY and tokenizer.to_dict()["kind"] not in ("characters", "foreign")
         yield Finding(
             "script", WARNING if costly else NOTE, len(texts), [text[:60] for text in texts[:EXAMPLES]],
             f"caption uses {script}|captions use {script}",

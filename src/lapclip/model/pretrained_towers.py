@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from lapclip.config import ModelConfig
 from lapclip.model.block import LayerNorm
 from lapclip.model.kernels import Compute, linear
-from lapclip.model.pretrained.split_network import Blocks, same
+from lapclip.model.split_network import Blocks, same
 
 HUGGING_FACE, TIMM, FACTORY = "huggingface", "timm", "factory"
 
