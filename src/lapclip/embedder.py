@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -37,6 +37,13 @@ from lapclip.weights.pretrained_networks import build_network
 from lapclip.weights.read_model import read_model
 
 BATCH = 64
+
+
+class Logits(NamedTuple):
+    """What a model learnt to make of a similarity: times a scale, plus a bias where it learnt with the sigmoid loss."""
+
+    scale: float
+    bias: float | None
 
 
 class Encoder(ABC):
@@ -63,6 +70,10 @@ class Encoder(ABC):
     @abstractmethod
     def image_fingerprint(self) -> str:
         """The same for the embeddings of images alone."""
+
+    def logits(self) -> Logits | None:
+        """The learnt scale and bias, where they are known."""
+        return None
 
     def encode_image(self, images: Sequence[str | os.PathLike | Image.Image]) -> np.ndarray:
         """One unit-length row per image, given as paths or as PIL images."""
@@ -128,6 +139,10 @@ class Embedder(Encoder):
 
     def image_fingerprint(self) -> str:
         return image_fingerprint(self.model)
+
+    def logits(self) -> Logits:
+        bias = self.model.logit_bias
+        return Logits(self.model.logit_scale.exp().item(), None if bias is None else bias.item())
 
     def description(self) -> dict:
         """What config.json holds: everything but the weights."""
@@ -195,6 +210,9 @@ class OnnxEmbedder(Encoder):
 
     def image_fingerprint(self) -> str:
         return short_digest(self._image_facts())
+
+    def logits(self) -> Logits | None:
+        return Logits(self.about["logit_scale"], self.about.get("logit_bias")) if "logit_scale" in self.about else None
 
     def _image_facts(self) -> dict[str, Any]:
         # Pixels are scaled inside the tower, so its file tells that too.

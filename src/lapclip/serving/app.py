@@ -82,10 +82,21 @@ def make_app(service: Service, search: FolderSearch | None = None) -> FastAPI:
     return app
 
 
+SHORT = {
+    "missing": "this field is missing",
+    "extra_forbidden": "there is no such field; /openapi.json has those that there are",
+    "model_attributes_type": "it should be an object",
+}
+"""What pydantic finds, in fewer words."""
+
+
 def _as_refusal(error: RequestValidationError) -> Refusal:
     """The first fault that pydantic found, without what was sent."""
     first = error.errors()[0]
-    steps = [str(step) for step in first["loc"] if step != "body"]
-    field = ".".join(steps) or None
-    message = first["msg"] if first["type"] != "json_invalid" else "The request is no JSON."
-    return Refusal(f"{field}: {message}" if field else str(message), field=field)
+    if first["type"] == "json_invalid":
+        return Refusal("The request is no JSON.")
+    field = ".".join(str(step) for step in first["loc"] if step != "body")
+    if not field:
+        return Refusal("The request should be a JSON object, with the header Content-Type: application/json.")
+    message = first["msg"].replace("Input should", "it should").replace(" after validation", "")
+    return Refusal(f"{field}: {SHORT.get(first['type'], message)}.", field=field)

@@ -42,8 +42,13 @@ class Text:
         """Its tokens, padded to a multiple of 8 so that shapes repeat."""
         if len(self.text) > LONGEST_TEXT:
             raise BadItem(f"the text has {len(self.text):,} characters; at most {LONGEST_TEXT:,} are taken.")
-        tokens = encoder.tokenizer.encode(self.text, encoder.context)
-        return pad([tokens], encoder.context, encoder.tokenizer.padding)[0]
+        return pad([self.tokens(encoder)], encoder.context, encoder.tokenizer.padding)[0]
+
+    def tokens(self, encoder: Encoder) -> list[int]:
+        """What the model reads of it. Kept, because some dialects count them once more."""
+        if "_tokens" not in self.__dict__:
+            self.__dict__["_tokens"] = encoder.tokenizer.encode(self.text, encoder.context)
+        return self.__dict__["_tokens"]
 
 
 @dataclass(frozen=True)

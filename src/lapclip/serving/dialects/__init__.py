@@ -43,7 +43,7 @@ class Dialect:
 
 def load_dialects() -> list[Dialect]:
     """All dialects, registered by their files."""
-    for name in ("own",):
+    for name in ("own", "openai"):
         importlib.import_module(f"lapclip.serving.dialects.{name}")
     return _DIALECTS
 
@@ -56,6 +56,8 @@ def answer_refusal(scope: Scope, refusal: Refusal) -> Response:
     headers = {}
     if refusal.retry_after is not None:
         headers["Retry-After"] = str(max(1, round(refusal.retry_after)))
+    if refusal.status == 409:  # it will be another model the next time too; clients of OpenAI's kind would ask again
+        headers["X-Should-Retry"] = "false"
     if refusal.status in (400, 408, 413):  # part of the request may not have been read
         headers["Connection"] = "close"
     return json_answer(error(refusal), refusal.status, headers)
