@@ -13,7 +13,7 @@ import numpy as np
 
 from lapclip.data.decode import MayPass, decode, read_header
 from lapclip.data.pixels import fit_image
-from lapclip.data.tokenizers.tokenizer import pad
+from lapclip.data.tokenizers import pad
 from lapclip.embedder import Encoder
 from lapclip.errors import DataError
 from lapclip.serving.refusals import BadItem, TooLarge, Unavailable

@@ -27,7 +27,7 @@ from PIL import Image
 
 from lapclip.errors import LapclipError
 from lapclip.machine.facts import logical_cores
-from lapclip.machine.measurement_cache import CacheFile
+from lapclip.paths import CacheFile
 from lapclip.serving.batching import Batcher, BatchReport, Row
 from lapclip.serving.engine import Engine
 from lapclip.serving.items import ImageFile, Item, Text
