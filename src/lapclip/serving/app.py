@@ -11,15 +11,20 @@ from starlette.responses import Response
 from lapclip import __version__
 from lapclip.errors import LapclipError
 from lapclip.serving.dialects import answer_refusal, json_answer, load_dialects
+from lapclip.serving.dialects.immich import Upstream
 from lapclip.serving.refusals import Fault, Refusal
 from lapclip.serving.service import Service
 
 
-def make_app(service: Service) -> FastAPI:
-    """The application for a served model. `Gate` stands before it."""
+def make_app(service: Service, *, immich_upstream: str | None = None) -> FastAPI:
+    """The application for a served model. `Gate` stands before it.
+
+    What Immich asks beside embeddings goes to the server at `immich_upstream`.
+    """
     app = FastAPI(title="lapclip serve", version=__version__, docs_url=None, redoc_url=None)
     for dialect in load_dialects():
         app.include_router(dialect.routes(service))
+    app.state.immich_upstream = Upstream(immich_upstream) if immich_upstream else None
 
     @app.get("/health", summary="Whether the process lives")
     async def health() -> Response:

@@ -30,7 +30,7 @@ class Dialect:
 
     name: str
     paths: tuple[str, ...]
-    """Its paths begin with one of these."""
+    """Its paths are these, and what lies below them."""
     routes: Callable[[Service], APIRouter]
     error: Callable[[Refusal], dict[str, Any]]
     """A refusal in its own form."""
@@ -41,7 +41,7 @@ class Dialect:
 
 def load_dialects() -> list[Dialect]:
     """All dialects, registered by their files."""
-    for name in ("own",):
+    for name in ("own", "cohere", "immich"):
         importlib.import_module(f"lapclip.serving.dialects.{name}")
     return _DIALECTS
 
@@ -49,8 +49,13 @@ def load_dialects() -> list[Dialect]:
 def answer_refusal(scope: Scope, refusal: Refusal) -> Response:
     """A refusal in the form of the dialect whose path was asked."""
     path = scope["path"]
-    found = [each for each in _DIALECTS if any(path == begin or path.startswith(begin) for begin in each.paths)]
-    error = found[0].error if found else plain_error
+    found = [
+        (len(begin), each.error)
+        for each in _DIALECTS
+        for begin in each.paths
+        if path == begin or path.startswith(begin.rstrip("/") + "/")
+    ]
+    error = max(found, key=lambda each: each[0])[1] if found else plain_error  # the closest
     headers = {}
     if refusal.retry_after is not None:
         headers["Retry-After"] = str(max(1, round(refusal.retry_after)))
