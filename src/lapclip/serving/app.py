@@ -13,6 +13,7 @@ from starlette.responses import Response
 from lapclip import __version__
 from lapclip.errors import LapclipError
 from lapclip.serving.dialects import answer_refusal, json_answer, load_dialects
+from lapclip.serving.dialects.immich import Upstream
 from lapclip.serving.dialects.own import Demand
 from lapclip.serving.page import page_routes
 from lapclip.serving.refusals import Fault, Refusal
@@ -20,13 +21,17 @@ from lapclip.serving.search import FolderSearch, search_routes
 from lapclip.serving.service import Service
 
 
-def make_app(service: Service, search: FolderSearch | None = None) -> FastAPI:
-    """The application for a served model, and for the images of a folder. `Gate` stands before it."""
+def make_app(service: Service, search: FolderSearch | None = None, immich_upstream: str | None = None) -> FastAPI:
+    """The application for a served model, and for the images of a folder. `Gate` stands before it.
+
+    What Immich asks beside embeddings goes to the server at `immich_upstream`.
+    """
     app = FastAPI(title="lapclip serve", version=__version__, docs_url=None, redoc_url=None)
     for dialect in load_dialects():
         app.include_router(dialect.routes(service))
     if search is not None:
         app.include_router(search_routes(search))
+    app.state.immich_upstream = Upstream(immich_upstream) if immich_upstream else None
 
     @app.get("/health", summary="Whether the process lives")
     async def health() -> Response:

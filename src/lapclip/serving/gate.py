@@ -75,7 +75,9 @@ class Gate:
                 await self._answer(scope, body, receive, send_with_headers)
         except Refusal as refusal:
             if not started:
-                await answer_refusal(scope, refusal)(scope, receive, send_with_headers)
+                answer = answer_refusal(scope, refusal)
+                answer.headers["Connection"] = "close"  # the request may not have been read to its end
+                await answer(scope, receive, send_with_headers)
 
     def _count(self, scope: Scope, status: int, seconds: float) -> None:
         """By the path of a route: what was asked stays out of the metrics."""

@@ -30,24 +30,30 @@ class Text:
     """A text to embed."""
 
     text: str
+    whole: bool = False
+    """Whether a text that the model cannot take whole is refused; else its end is cut off."""
 
     tower = "text"
 
     @cached_property
     def digest(self) -> bytes:
         """Equal for equal texts."""
-        return hashlib.blake2b(b"t" + self.text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+        kind = b"w" if self.whole else b"t"  # a vector of a text that was cut must not answer for the whole of it
+        return hashlib.blake2b(kind + self.text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
     def row(self, encoder: Encoder) -> np.ndarray:
         """Its tokens, padded to a multiple of 8 so that shapes repeat."""
         if len(self.text) > LONGEST_TEXT:
             raise BadItem(f"the text has {len(self.text):,} characters; at most {LONGEST_TEXT:,} are taken.")
-        return pad([self.tokens(encoder)], encoder.context, encoder.tokenizer.padding)[0]
+        tokens = self.tokens(encoder)
+        if len(tokens) > encoder.context:
+            raise BadItem(f"the text has more than the {encoder.context} tokens that this model takes.")
+        return pad([tokens], encoder.context, encoder.tokenizer.padding)[0]
 
     def tokens(self, encoder: Encoder) -> list[int]:
         """What the model reads of it. Kept, because some dialects count them once more."""
         if "_tokens" not in self.__dict__:
-            self.__dict__["_tokens"] = encoder.tokenizer.encode(self.text, encoder.context)
+            self.__dict__["_tokens"] = encoder.tokenizer.encode(self.text, encoder.context + self.whole)
         return self.__dict__["_tokens"]
 
 
@@ -79,17 +85,27 @@ class ImageFile:
             raise BadItem(f"it cannot be read as an image: {error.message}.") from None
 
 
-Item = Text | ImageFile
+@dataclass(frozen=True)
+class ImageAddress:
+    """An image that is to be fetched. `Service.embed` does that, or refuses; what it fetches is an `ImageFile`."""
+
+    url: str
 
 
-def image_from_text(written: str, *, position: int | None = None) -> ImageFile:
-    """An image as JSON holds it: a data URI (`data:image/jpeg;base64,...`), or base64 alone."""
+Loaded = Text | ImageFile
+"""What is here, and can become a row for the engine."""
+Item = Loaded | ImageAddress
+"""What callers send."""
+
+
+def image_from_text(written: str, *, position: int | None = None) -> ImageFile | ImageAddress:
+    """An image as JSON holds it: a data URI (`data:image/jpeg;base64,...`), base64 alone, or an address."""
     if match := _DATA_URI.match(written):
         if not match[3]:
             raise BadItem("a data URI of an image has to be in base64 (data:image/jpeg;base64,...).", position=position)
         written = written[match.end() :]
-    elif written.startswith(("http:", "https:")):
-        raise BadItem("addresses are not fetched.", position=position, hint="a data URI, or lapclip serve --allow-urls")
+    elif written[:6].lower().startswith(("http:", "https:")):
+        return ImageAddress(written)
     if len(written) > LARGEST_IMAGE * 4 // 3 + 4:
         raise TooLarge(f"the image has more than {LARGEST_IMAGE // 10**6} MB.", position=position)
     try:

@@ -109,3 +109,10 @@ class Fault(Refusal):
 
     status = 500
     code = "internal_error"
+
+
+class BadUpstream(Refusal):
+    """The server that this one passes some requests on to did not answer them."""
+
+    status = 502
+    code = "bad_upstream"

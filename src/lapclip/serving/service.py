@@ -16,9 +16,9 @@ import io
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,7 +30,8 @@ from lapclip.machine.facts import logical_cores
 from lapclip.paths import CacheFile
 from lapclip.serving.batching import Batcher, BatchReport, Row
 from lapclip.serving.engine import Engine
-from lapclip.serving.items import ImageFile, Item, Text
+from lapclip.serving.fetch import Fetcher
+from lapclip.serving.items import ImageAddress, ImageFile, Item, Loaded, Text
 from lapclip.serving.metrics import Metrics
 from lapclip.serving.refusals import BadItem, Fault, Refusal, TooLarge, TooMany, Unavailable, WrongModel
 
@@ -133,7 +134,7 @@ class ServedModel:
         self.callers = 0
         """Requests that are being answered by it, and an index that asks it."""
 
-    def seconds_of(self, item: Item) -> float:
+    def seconds_of(self, item: Loaded) -> float:
         """What an item costs the engine now."""
         return self.batcher.seconds_of(item.tower)
 
@@ -149,9 +150,18 @@ class ServedModel:
 class Service:
     """Embeds what callers send, within limits, with the model that is served now."""
 
-    def __init__(self, model: ServedModel, limits: Limits | None = None, metrics: Metrics | None = None) -> None:
+    def __init__(
+        self,
+        model: ServedModel,
+        limits: Limits | None = None,
+        metrics: Metrics | None = None,
+        *,
+        allow_urls: bool = False,
+    ) -> None:
         self.limits, self.metrics = limits or Limits(), metrics or Metrics()
         self.metrics.watch(self)
+        self.fetcher = Fetcher(self.limits.body_bytes, self.limits.all_body_bytes) if allow_urls else None
+        """Fetches images that are given by their address; None where that was not allowed."""
         self._model = model
         self._preparing = ThreadPoolExecutor(max(2, logical_cores()), "lapclip-prepare")
         self._waiting_seconds = 0.0
@@ -186,13 +196,17 @@ class Service:
         `demand` is the fingerprint that the caller needs; `deadline` is by `time.monotonic`. A `model` other than the
         one that is served now is for an index whose model was replaced.
         """
-        model = model or self._model
         self.check_demand(demand, model)
         if not items:
             raise BadItem("There is nothing to embed.")
         if len(items) > self.limits.items:
             raise TooLarge(f"{len(items):,} items in one request; at most {self.limits.items:,} are taken.")
         deadline = deadline or time.monotonic() + self.limits.deadline
+        loaded = [item for item in items if not isinstance(item, ImageAddress)]
+        if len(loaded) < len(items):
+            async with self._fetched(items, deadline, model) as files:
+                return await self.embed(files, demand=demand, deadline=deadline, use_cache=use_cache, model=model)
+        model, items = model or self._model, loaded
         vectors: list[np.ndarray | None] = [model.cache.get(item.digest) if use_cache else None for item in items]
         missing = [position for position, vector in enumerate(vectors) if vector is None]
         if missing:
@@ -203,6 +217,27 @@ class Service:
                 if use_cache:
                     model.cache.put(items[position].digest, vector)
         return Answer(np.stack(vectors), model.fingerprint)  # type: ignore[arg-type]
+
+    @asynccontextmanager
+    async def _fetched(
+        self, items: Sequence[Item], deadline: float, model: ServedModel | None
+    ) -> AsyncIterator[list[Loaded]]:
+        """The items, with images in place of addresses. A `model` that was asked for stays loaded meanwhile."""
+        if self.fetcher is None:
+            position = next(index for index, item in enumerate(items) if isinstance(item, ImageAddress))
+            raise BadItem(
+                "addresses are not fetched.", position=position, hint="a data URI, or lapclip serve --allow-urls"
+            )
+        if self.draining:
+            raise Unavailable("The server is ending.")
+        if model is not None:
+            model.callers += 1
+        try:
+            async with self.fetcher.fetched(items, deadline) as files:
+                yield files
+        finally:
+            if model is not None:
+                model.callers -= 1
 
     def check_demand(self, demand: str | None, model: ServedModel | None = None) -> None:
         """Refuse a caller who needs the vectors of another model."""
@@ -250,9 +285,11 @@ class Service:
         """End the threads."""
         self._model.batcher.close()
         self._preparing.shutdown(wait=False, cancel_futures=True)
+        if self.fetcher is not None:
+            self.fetcher.close()
 
     @contextmanager
-    def _admitted(self, model: ServedModel, items: Sequence[Item]) -> Iterator[None]:
+    def _admitted(self, model: ServedModel, items: Sequence[Loaded]) -> Iterator[None]:
         """Room in the queue for some items, or `TooMany` at once. A request always finds room in an empty queue."""
         if self.draining:
             raise Unavailable("The server is ending.")
@@ -271,7 +308,7 @@ class Service:
             self._waiting_seconds = self._waiting_seconds - seconds if self._items else 0.0
 
     async def _compute(
-        self, model: ServedModel, items: Sequence[tuple[int, Item]], deadline: float
+        self, model: ServedModel, items: Sequence[tuple[int, Loaded]], deadline: float
     ) -> list[np.ndarray]:
         """The vectors of items with their positions. If one fails, or the caller goes away, the rest is given up."""
         loop = asyncio.get_running_loop()
@@ -301,7 +338,7 @@ class Service:
 
 def _prepare(
     model: ServedModel,
-    items: Sequence[tuple[Item, asyncio.Future[np.ndarray]]],
+    items: Sequence[tuple[Loaded, asyncio.Future[np.ndarray]]],
     deadline: float,
     metrics: Metrics,
 ) -> None:

@@ -32,7 +32,7 @@ class Dialect:
 
     name: str
     paths: tuple[str, ...]
-    """Its paths begin with one of these."""
+    """Its paths are these, and what lies below them."""
     routes: Callable[[Service], APIRouter]
     error: Callable[[Refusal], dict[str, Any]]
     """A refusal in its own form."""
@@ -43,7 +43,7 @@ class Dialect:
 
 def load_dialects() -> list[Dialect]:
     """All dialects, registered by their files."""
-    for name in ("own", "openai"):
+    for name in ("own", "openai", "cohere", "immich"):
         importlib.import_module(f"lapclip.serving.dialects.{name}")
     return _DIALECTS
 
@@ -51,15 +51,18 @@ def load_dialects() -> list[Dialect]:
 def answer_refusal(scope: Scope, refusal: Refusal) -> Response:
     """A refusal in the form of the dialect whose path was asked."""
     path, scope[REFUSED] = scope["path"], refusal.code
-    found = [each for each in _DIALECTS if any(path == begin or path.startswith(begin) for begin in each.paths)]
-    error = found[0].error if found else plain_error
+    found = [
+        (len(begin), each.error)
+        for each in _DIALECTS
+        for begin in each.paths
+        if path == begin or path.startswith(begin.rstrip("/") + "/")
+    ]
+    error = max(found, key=lambda each: each[0])[1] if found else plain_error  # the closest
     headers = {}
     if refusal.retry_after is not None:
         headers["Retry-After"] = str(max(1, round(refusal.retry_after)))
     if refusal.status == 409:  # it will be another model the next time too; clients of OpenAI's kind would ask again
         headers["X-Should-Retry"] = "false"
-    if refusal.status in (400, 408, 413):  # part of the request may not have been read
-        headers["Connection"] = "close"
     return json_answer(error(refusal), refusal.status, headers)
 
 
