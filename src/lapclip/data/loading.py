@@ -155,7 +155,7 @@ def load_to_score(
     skipped = [*table.skipped, *packed.skipped]
     used = {chosen[own]: entry for own, entry in zip(packed.usable, packed.entries, strict=True)}
     pairs = _pairs(table, used, packed.pixels())
-    return pairs, [note for note in (table.how, _left_out(skipped)) if note]
+    return pairs, [note for note in (table.how, left_out(skipped)) if note]
 
 
 def load_data(config: DataConfig, view: View | int, progress: DataProgress | None = None) -> DataSet:
@@ -230,7 +230,7 @@ def load_data(config: DataConfig, view: View | int, progress: DataProgress | Non
         table.how,
         why,
         note_on_copies,
-        _left_out([*table.skipped, *broken]),
+        left_out([*table.skipped, *broken]),
         _left_out_twins([printable(images[at].name) for at in twins]),
         *(f"no image of the split {split} can be used, so nothing is scored on it" for split in empty),
     ]
@@ -288,19 +288,20 @@ def _check_broken(config: DataConfig, table: Table, broken: Sequence[Skipped]) -
     images, rows = table.too_broken(len(broken), config.broken_share)
     if not images and not rows:
         return
-    what, left_out = (
+    what, unusable = (
         (f"{len(broken):,} of {len(table.rows):,} images", broken)
         if images
         else (f"{len(table.skipped):,} of {table.records:,} rows", table.skipped)
     )
     enough = f"--set data.broken_share={table.share_needed(len(broken)):g}"
     raise DataError(
-        f"{what} cannot be used, more than {config.broken_share:.0%}: {_by_reason(left_out)}.",
+        f"{what} cannot be used, more than {config.broken_share:.0%}: {_by_reason(unusable)}.",
         hint=f"{command('data', 'check', config.source)}, or {enough} to go on with the others",
     )
 
 
-def _left_out(skipped: Sequence[Skipped]) -> str:
+def left_out(skipped: Sequence[Skipped]) -> str:
+    """How many are left out, by reason; empty where none is."""
     return f"left out {len(skipped):,}: {_by_reason(skipped)}" if skipped else ""
 
 
