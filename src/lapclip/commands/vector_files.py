@@ -48,7 +48,7 @@ class Embedded:
 
     about: dict[str, Any]
     rows: Sequence[Row]
-    kept: Sequence[int]
+    kept: np.ndarray
     """Which rows have a vector, in order."""
     image_ND: np.ndarray
     text_MD: np.ndarray
@@ -60,7 +60,7 @@ class Embedded:
     def pieces(self) -> Iterator[Piece]:
         first = 0
         for at in range(0, len(self.kept), PIECE):
-            rows = [self.rows[row] for row in self.kept[at : at + PIECE]]
+            rows = [self.rows[row] for row in self.kept[at : at + PIECE].tolist()]
             last = first + (sum(len(row.captions) for row in rows) if self.has_texts else 0)
             yield Piece(rows, self.image_ND[at : at + PIECE], self.text_MD[first:last])
             first = last
@@ -146,7 +146,7 @@ class ParquetFile(VectorFile):
 
         def write(partial: Path) -> None:
             # Vectors do not repeat, so a dictionary of their numbers would be made for nothing.
-            with parquet.ParquetWriter(partial, schema, use_dictionary=["split"]) as writer:
+            with parquet.ParquetWriter(partial, schema, use_dictionary=False) as writer:
                 for piece in found.pieces():
                     rows = piece.rows
                     values = {
