@@ -7,7 +7,7 @@ each command has one rule, which its help states.
 `eval`, `gained`, `export` and `report` take `newest_run`: they are typed after training and are about the run that was
 just trained, good or bad. `search` is about photos, not about a run: it takes the model that made the index of the
 folder (`that_made_an_index`), because all images would have to be read again for another one, and where there is no
-index the model that finds photos best (`best_on_photos`).
+index the model that finds photos best (`best_on_photos`). `embed` does the same with the file it is to write.
 """
 
 from __future__ import annotations

@@ -165,7 +165,7 @@ def load_to_score(
     skipped = [*table.skipped, *packed.skipped]
     used = {chosen[own]: entry for own, entry in zip(packed.usable, packed.entries, strict=True)}
     pairs = _pairs(table, used, packed.pixels())
-    return pairs, [note for note in (table.how, _left_out(skipped)) if note]
+    return pairs, [note for note in (table.how, left_out(skipped)) if note]
 
 
 def load_data(
@@ -244,7 +244,7 @@ def load_data(
         table.how,
         why,
         note_on_copies,
-        _left_out([*table.skipped, *broken]),
+        left_out([*table.skipped, *broken]),
         _left_out_twins([printable(images[at].name) for at in twins]),
         *(f"no image of the split {split} can be used, so nothing is scored on it" for split in empty),
     ]
@@ -298,7 +298,8 @@ def _streams(config: DataConfig, needed: int, free: int) -> tuple[bool, str]:
     return True, f"training images are decoded each time they are needed: {why}"
 
 
-def _left_out(skipped: Sequence[Skipped]) -> str:
+def left_out(skipped: Sequence[Skipped]) -> str:
+    """How many are left out, by reason; empty where none is."""
     return f"left out {len(skipped):,}: {by_reason(skipped)}" if skipped else ""
 
 

@@ -271,30 +271,34 @@ def unknown_file(path: Path) -> DataError:
     )
 
 
-def nothing_in_folder(root: Path, files: Sequence[str], skipped: Sequence[Skipped] = ()) -> DataError:
+class NoCaptions(DataError):
+    """A folder in which there is nothing to learn from. It may hold images."""
+
+
+def nothing_in_folder(root: Path, files: Sequence[str], skipped: Sequence[Skipped] = ()) -> NoCaptions:
     """A folder without captions; `skipped` is what was left out while it was listed."""
     links = sum(left_out.why == LINK_OUTSIDE for left_out in skipped)
     if links > len(files):  # as in a snapshot of Hugging Face, whose files are elsewhere under other names
         lead = "1 link leads" if links == 1 else f"{links:,} links lead"
-        return DataError(
+        return NoCaptions(
             f"Nothing to learn from was found in {root}: {lead} out of it, and such links are not followed.",
             hint="the real folder that holds the files, or a copy with files instead of links",
         )
     if not files:
-        return DataError(f"{root} is empty.", hint=f"a folder of images with {EXPECTED}")
+        return NoCaptions(f"{root} is empty.", hint=f"a folder of images with {EXPECTED}")
     images = sum(map(is_image, files))
     packed = next((name for name in files if how_to_unpack(name)), None)
     if packed and not images:
-        return DataError(f"{root} holds compressed files, such as {packed}.", hint=how_to_unpack(packed))
+        return NoCaptions(f"{root} holds compressed files, such as {packed}.", hint=how_to_unpack(packed))
     if images:
         few = "1 image" if images == 1 else f"{images:,} images"
-        return DataError(
+        return NoCaptions(
             f"No captions found in {root}, which has {few}. Expected {EXPECTED}.",
             hint="a captions.csv beside the images, with lines such as: dog.jpg,a dog in the snow",
         )
     endings = Counter(os.path.splitext(name)[1].lower() or "no ending" for name in files)
     found = ", ".join(f"{count:,} {ending}" for ending, count in endings.most_common(3))
-    return DataError(f"No images found in {root}. It has other files: {found}.", hint=f"images with {EXPECTED}")
+    return NoCaptions(f"No images found in {root}. It has other files: {found}.", hint=f"images with {EXPECTED}")
 
 
 LONGEST_LINE = 1_000_000
