@@ -25,6 +25,7 @@ import numpy as np
 from PIL import Image
 
 from lapclip.errors import LapclipError
+from lapclip.machine.choose_device import use_threads
 from lapclip.machine.facts import logical_cores
 from lapclip.machine.measurement_cache import CacheFile
 from lapclip.serving.batching import Batcher, BatchReport, Row
@@ -58,6 +59,16 @@ class Limits:
     connections: int = 1000
     cache_bytes: int = 64_000_000
     """Memory for vectors of texts and images that were asked before; 0 is none."""
+
+
+@dataclass
+class Swaps:
+    """What became of newer models."""
+
+    taken: int = 0
+    refused: int = 0
+    last_refusal: str = ""
+    """Why the last one that was refused was."""
 
 
 @dataclass(frozen=True)
@@ -143,12 +154,16 @@ class Service:
     def __init__(self, model: ServedModel, limits: Limits | None = None) -> None:
         self.limits = limits or Limits()
         self._model = model
-        self._preparing = ThreadPoolExecutor(max(2, logical_cores()), "lapclip-prepare")
+        # One thread of torch each: they are as many as there are cores already.
+        self._preparing = ThreadPoolExecutor(
+            max(2, logical_cores()), "lapclip-prepare", initializer=lambda: use_threads(1)
+        )
         self._waiting_seconds = 0.0
         self._items = 0
         self._ready: tuple[float, Refusal | None] | None = None
         self._ready_lock: asyncio.Lock | None = None
         self.draining = False
+        self.swaps = Swaps()
 
     @property
     def model(self) -> ServedModel:
@@ -206,11 +221,12 @@ class Service:
         async with self._ready_lock:
             now = time.monotonic()
             if self._ready is None or now - self._ready[0] > READY_FOR:
-                self._ready = now, await self._test(self._model)
+                self._ready = now, await self.test(self._model)
         if self._ready[1] is not None:
             raise self._ready[1]
 
-    async def _test(self, model: ServedModel) -> Refusal | None:
+    async def test(self, model: ServedModel) -> Refusal | None:
+        """Why the golden image and caption do not get their vectors from a model, if so."""
         deadline = time.monotonic() + READY_SECONDS
         try:
             vectors = await self._compute(model, list(enumerate(golden_items())), deadline)
