@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,6 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from lapclip.embedder import Encoder, OnnxEmbedder
+from lapclip.machine.choose_device import use_threads
 from lapclip.machine.timing import WORTH
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64)
@@ -17,6 +19,8 @@ LONGEST_BATCH = 0.5
 TEXT_LENGTH = 16
 """Tokens of the captions that are timed."""
 ROUNDS = 3
+
+_own = threading.local()
 
 
 @dataclass(frozen=True)
@@ -55,9 +59,13 @@ class Engine:
     """By tower, as measured here."""
     reasons: list[str] = field(default_factory=list)
     """Why this engine, these threads and these batches, as sentences."""
+    hints: list[str] = field(default_factory=list)
+    """What would be faster, and is not here."""
+    fingerprint: str = ""
+    """Which space its vectors are from; found out where it is not given, which reads all weights."""
 
     def __post_init__(self) -> None:
-        self.fingerprint = served_fingerprint(self.encoder)
+        self.fingerprint = self.fingerprint or served_fingerprint(self.encoder)
 
     @property
     def is_exact(self) -> bool:
@@ -65,6 +73,9 @@ class Engine:
         return self.name.endswith("float32")
 
     def embed(self, tower: str, rows: np.ndarray) -> np.ndarray:
+        if getattr(_own, "threads", None) != self.threads:
+            use_threads(self.threads)
+            _own.threads = self.threads
         return self.encoder.embed_pixels(rows) if tower == "image" else self.encoder.embed_tokens(rows)
 
     def largest_batch(self, tower: str) -> int:
@@ -86,7 +97,7 @@ class Engine:
 
     def _time(self, tower: str, size: int) -> float:
         """Seconds of one batch: the best of a few, because whatever disturbs makes it slower."""
-        rows = self._rows(tower, size)
+        rows = self.rows(tower, size)
         spent = []
         for _ in range(ROUNDS + 1):  # the first sets kernels and memory up
             began = time.perf_counter()
@@ -96,7 +107,8 @@ class Engine:
                 break
         return min(spent[1:] or spent)
 
-    def _rows(self, tower: str, size: int) -> np.ndarray:
+    def rows(self, tower: str, size: int) -> np.ndarray:
+        """Pixels or tokens to time it with."""
         generator = np.random.default_rng(0)
         if tower == "image":
             side = self.encoder.view.side

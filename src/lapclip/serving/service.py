@@ -26,6 +26,7 @@ import numpy as np
 from PIL import Image
 
 from lapclip.errors import LapclipError
+from lapclip.machine.choose_device import use_threads
 from lapclip.machine.facts import logical_cores
 from lapclip.paths import CacheFile
 from lapclip.serving.batching import Batcher, BatchReport, Row
@@ -163,7 +164,10 @@ class Service:
         self.fetcher = Fetcher(self.limits.body_bytes, self.limits.all_body_bytes) if allow_urls else None
         """Fetches images that are given by their address; None where that was not allowed."""
         self._model = model
-        self._preparing = ThreadPoolExecutor(max(2, logical_cores()), "lapclip-prepare")
+        # One thread of torch each: they are as many as there are cores already.
+        self._preparing = ThreadPoolExecutor(
+            max(2, logical_cores()), "lapclip-prepare", initializer=lambda: use_threads(1)
+        )
         self._waiting_seconds = 0.0
         self._items = 0
         self._ready: tuple[float, Refusal | None] | None = None
@@ -253,11 +257,12 @@ class Service:
         async with self._ready_lock:
             now = time.monotonic()
             if self._ready is None or now - self._ready[0] > READY_FOR:
-                self._ready = now, await self._test(self._model)
+                self._ready = now, await self.test(self._model)
         if self._ready[1] is not None:
             raise self._ready[1]
 
-    async def _test(self, model: ServedModel) -> Refusal | None:
+    async def test(self, model: ServedModel) -> Refusal | None:
+        """Why the golden image and caption do not get their vectors from a model, if so."""
         deadline = time.monotonic() + READY_SECONDS
         try:
             vectors = await self._compute(model, list(enumerate(golden_items())), deadline)

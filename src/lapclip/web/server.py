@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, TextIO
 from lapclip.errors import ConfigError, RunError
 
 if TYPE_CHECKING:
+    import asyncio
+
     from starlette.requests import Request
     from starlette.responses import Response
     from starlette.types import ASGIApp
@@ -62,14 +64,19 @@ def serve_until_interrupted(
     names: Iterable[str] = (),
     connections: int | None = None,
     patience: int = 2,
-) -> None:
-    """Serve an application until Ctrl-C. Without a port: `first_port`, or the next free one.
+    started: Callable[[asyncio.AbstractEventLoop], None] = lambda loop: None,
+) -> bool:
+    """Serve an application until Ctrl-C. Without a port: `first_port`, or the next free one. A second Ctrl-C waits for
+    nobody. Returns whether all requests that were under way were answered.
 
     `at_end` is called before connections are waited for, `patience` seconds at most; `output` is where its address is
     printed, else stdout; `ready` is told the address too. `guard` stands before the application, with a token in the
-    address or without; `names` are names of this server beside those of this machine.
+    address or without; `names` are names of this server beside those of this machine. `started` gets the loop in which
+    requests are answered.
     """
     # Here, so that a command's help does not wait for the modules of the web server.
+    import asyncio
+
     import uvicorn
     import uvicorn.loops.asyncio
 
@@ -80,9 +87,22 @@ def serve_until_interrupted(
         most = connections or Connection.most
 
     class Server(uvicorn.Server):
+        all_answered = True
+
+        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+            await super().startup(sockets)
+            started(asyncio.get_running_loop())
+
+        async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+            await super().shutdown(sockets)
+            self.all_answered = not self.server_state.tasks
+
         def handle_exit(self, sig: int, frame: FrameType | None) -> None:
             at_end()  # else the end would wait for streams that have none
+            self.force_exit = self.should_exit
             super().handle_exit(sig, frame)
+
+    server: Server | None = None
 
     # Ctrl-C is the way to end it, from the moment on that the address is printed.
     with _listen(host, port, first_port, announcement.command) as listening, suppress(KeyboardInterrupt):
@@ -109,7 +129,9 @@ def serve_until_interrupted(
         print(announcement.shared + ("" if loopback else " What is sent is not encrypted."), file=output)
         print(announcement.ending, file=output, flush=True)
         ready(link)
-        Server(config).run(sockets=[listening])
+        server = Server(config)
+        server.run(sockets=[listening])
+    return server is None or server.all_answered
 
 
 def _listen(host: str, port: int | None, first_port: int, command: str) -> socket.socket:
