@@ -1,7 +1,7 @@
 """Immich's dialect, asked as Immich's server asks (there is no client to install).
 
-Its files in https://github.com/immich-app/immich: `server/src/repositories/machine-learning.repository.ts` (`/ping`, and
-`/predict` with the form of `getFormData`), `machine-learning/immich_ml/main.py` (what its own server answers), and
+Its files in https://github.com/immich-app/immich: `server/src/repositories/machine-learning.repository.ts` (`/ping`,
+and `/predict` with the form of `getFormData`), `machine-learning/immich_ml/main.py` (what its own server answers), and
 `machine-learning/immich_ml/models/transforms.py` (`serialize_np_array`: a vector is a string in the answer).
 """
 
