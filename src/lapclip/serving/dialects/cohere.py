@@ -53,13 +53,11 @@ class Input(Strict):
     content: list[Annotated[TextPart | ImagePart, Field(discriminator="type")]] = Field(min_length=1)
 
 
-class EmbedV1(Strict):
-    """Texts or images, as Cohere's first version has them."""
+class Asked(Strict):
+    """What both versions have."""
 
-    model: str | None = Field(None, description="The name of the served model.")
     texts: list[str] | None = None
     images: list[str] | None = Field(None, description="Data URIs.")
-    input_type: InputType | None = Field(None, description="Changes nothing: CLIP embeds all of them alike.")
     embedding_types: list[EmbeddingType] | None = None
     truncate: Literal["NONE", "START", "END"] = Field("END", description="END or NONE.")
 
@@ -89,7 +87,14 @@ class EmbedV1(Strict):
         return self._item("images", part.image_url.url, position)
 
 
-class EmbedV2(EmbedV1):
+class EmbedV1(Asked):
+    """Texts or images, as Cohere's first version has them."""
+
+    model: str | None = Field(None, description="The name of the served model.")
+    input_type: InputType | None = Field(None, description="Changes nothing: CLIP embeds all of them alike.")
+
+
+class EmbedV2(Asked):
     """Texts, images, or inputs that are one of them each."""
 
     model: str = Field(description="The name of the served model.")
@@ -106,13 +111,13 @@ class EmbedV2(EmbedV1):
 def routes(service: Service) -> APIRouter:
     router = APIRouter(tags=["Cohere"])
 
-    async def embed(request: EmbedV1, demand: str | None) -> Answer:
+    async def embed(request: EmbedV1 | EmbedV2, demand: str | None) -> Answer:
         name = service.model.name
         if request.model not in (None, name):
             raise Unknown("There is no model of this name here.", field="model", hint=f"model={name!r}")
         return await service.embed(request.items(), demand=demand)
 
-    def answer(request: EmbedV1, made: Answer, version: str) -> Response:
+    def answer(request: Asked, made: Answer, version: str) -> Response:
         content = {
             "id": str(uuid.uuid4()),
             "response_type": "embeddings_by_type",
