@@ -98,8 +98,8 @@ class Forms:
             if stamp:
                 memory.write(path, {"files": stamp, "fingerprint": self.fingerprint, "weights": self.weights})
         run = self.which.made_by
-        for engine, to in EXPORTS.items() if run else ():
-            found = find_export(run, to)
+        for engine, to in EXPORTS.items():
+            found = find_export(run, to) if run else None
             if found and found.is_of(self.fingerprint, self.weights):
                 self.exports[engine] = found
             elif found:
