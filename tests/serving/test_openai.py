@@ -18,10 +18,9 @@ from typing import Any
 import numpy as np
 import openai
 import pytest
+from lapclip.serving.in_turns import TURNS
 from openai.types.create_embedding_response import CreateEmbeddingResponse
 from PIL import Image
-
-from lapclip.serving.in_turns import TURNS
 
 from .conftest import Reply, Serving, jpeg
 

@@ -1,5 +1,5 @@
 """`lapclip embed`: the vectors of images and captions in a file for other programs. What is done survives a kill
-(`unfinished_vectors.py`); the file is written from it in one go (`vector_files.py`)."""
+(`UnfinishedVectors`); the file is written from it in one go (`vector_files.py`)."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ from typing import Any
 import numpy as np
 
 from lapclip import __version__
-from lapclip.commands.unfinished_vectors import UnfinishedVectors
-from lapclip.commands.vector_files import FINGERPRINT, Embedded, VectorFile, vector_file
+from lapclip.commands.vector_files import FINGERPRINT, Embedded, UnfinishedVectors, VectorFile, vector_file
 from lapclip.config import AUTO, DataConfig, Layer, build_config, parse_settings
 from lapclip.data.decode import DECODING_VERSION
 from lapclip.data.find_images import Scan, is_inside, walk

@@ -136,7 +136,8 @@ def serve(opened: Opened, as_json: Callable[[dict[str, Any]], None] | None = Non
     `as_json` gets what a script has to know, and all for people goes to stderr; without it, to stdout.
     """
     from lapclip.serving.app import make_app
-    from lapclip.serving.gate import IMMICH, OPEN, Gate
+    from lapclip.serving.dialects import immich
+    from lapclip.serving.gate import OPEN, Gate
     from lapclip.serving.running import this_server
     from lapclip.serving.swap import Swapper
     from lapclip.web.server import Announcement, serve_until_interrupted
@@ -181,7 +182,7 @@ def serve(opened: Opened, as_json: Callable[[dict[str, Any]], None] | None = Non
     def guard(app: Any, door: Any) -> Any:
         if key is None and door.any_address:  # a name of this computer that leads beyond it
             raise _needs_key(options)
-        return Gate(app, service, door, key, (*OPEN, *IMMICH) if options.immich else OPEN)
+        return Gate(app, service, door, key, (*OPEN, *immich.OPEN) if options.immich else OPEN)
 
     announcement = Announcement(
         "lapclip serve",

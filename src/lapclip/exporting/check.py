@@ -1,18 +1,26 @@
-"""What an export lost and gained: its embeddings, its recall on held-out pairs, its speed, beside the model's own."""
+"""What an export lost and gained: its embeddings, its recall on held-out pairs, its speed, beside the model's own; and
+what that says of the exports in a run's folder."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from lapclip.data.dataset import Pairs
-from lapclip.embedder import Encoder
+from lapclip.embedder import Encoder, read_description
+from lapclip.errors import LapclipError
 from lapclip.evaluation.ranks import ranks
 from lapclip.evaluation.retrieval import retrieval
+from lapclip.exporting.export_folder import EXPORTED
 from lapclip.machine.timing import busy_cores, in_turns
 from lapclip.progress import Progress, Status
+from lapclip.runs.events import mapping, mappings
+from lapclip.runs.folder import Run
+from lapclip.text import number
+from lapclip.weights import is_exported
 
 LEAST_COSINE, MOST_LOST = 0.995, 0.01
 """An export passes with a mean cosine of at least this to the model's own embeddings, and R@1 at most a point lower, or
@@ -148,3 +156,41 @@ def typical_inputs(encoder: Encoder, pairs: Pairs) -> dict[str, np.ndarray]:
 def both_towers(timed: list[dict[str, Any]], name: str, batch: int = 1) -> float:
     """Milliseconds of one image and one caption."""
     return sum(row[name] for row in timed if row["batch"] == batch)
+
+
+@dataclass(frozen=True)
+class FoundExport:
+    """A folder that `lapclip export` wrote, and what its lapclip.json says."""
+
+    folder: Path
+    about: dict[str, Any]
+
+    def is_of(self, fingerprint: str, weights: str) -> bool:
+        """Whether it was made from this model; earlier releases recorded the digest of its weights."""
+        return self.about.get("made_from") in (fingerprint, weights)
+
+    @property
+    def lost_nothing(self) -> bool:
+        """Whether its check found that it answers as well as the model itself."""
+        check = mapping(self.about.get("check"))
+        before, after = number(check.get("recall_before")), number(check.get("recall_after"))
+        return check.get("passed") is True and before is not None and after is not None and after >= before
+
+    @property
+    def image_speed(self) -> float | None:
+        """How many times as fast as torch it read images; None where that was not timed, or beside others."""
+        check = mapping(self.about.get("check"))
+        rows = mappings(check.get("latency"))
+        found = [row.get("ratio") for row in rows if (row.get("tower"), row.get("batch")) == ("image", 32)]
+        return number(found[0]) if found and not check.get("busy") else None
+
+
+def find_export(run: Run, to: str) -> FoundExport | None:
+    """The export of a run in this format, if there is one that can be read."""
+    folder = run.path / EXPORTED / to
+    if not is_exported(folder):
+        return None
+    try:
+        return FoundExport(folder, read_description(folder))
+    except LapclipError:
+        return None

@@ -13,8 +13,8 @@ import numpy as np
 from lapclip.data.sources import find_source
 from lapclip.embedder import Embedder, Encoder, OnnxEmbedder, load_torch, open_exported
 from lapclip.errors import ConfigError, LapclipError, RunError
+from lapclip.exporting.check import find_export
 from lapclip.exporting.export_folder import EXPORTED
-from lapclip.exporting.find_export import find_export
 from lapclip.fingerprint import weights_digest
 from lapclip.runs.events import read_events
 from lapclip.runs.folder import Run

@@ -23,7 +23,7 @@ from lapclip import __version__
 from lapclip.config import AUTO
 from lapclip.embedder import Embedder, Encoder, load_torch, open_exported, read_description
 from lapclip.errors import ConfigError, RunError, WeightsError
-from lapclip.exporting.find_export import FoundExport, find_export
+from lapclip.exporting.check import FoundExport, find_export
 from lapclip.fingerprint import weights_digest
 from lapclip.machine.choose_device import choose_device, default_threads, device_of, use_threads
 from lapclip.machine.device import DTYPES

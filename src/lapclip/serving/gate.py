@@ -27,8 +27,6 @@ from lapclip.web.security import HEADERS, LONGEST_PATH, Door, let_in
 
 OPEN = ("/health", "/ready", "/ping")
 """Paths that tell nothing but whether the server works: load balancers have no key."""
-IMMICH = ("/predict",)
-"""What Immich asks, which cannot send a key."""
 MODEL_HEADER = "X-Lapclip-Model"
 
 

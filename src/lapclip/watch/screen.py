@@ -15,8 +15,18 @@ from lapclip.runs.messages import stopped_by
 from lapclip.runs.view import RunView
 from lapclip.suggest import quoted
 from lapclip.text import UNKNOWN, duration, duration_range, one_line, percent, short_duration, significant
-from lapclip.watch import sparklines
-from lapclip.watch.panels import SEVERITIES, Canvas, alarms, clock, happened, learning, machine, recall, step_phases
+from lapclip.watch.panels import (
+    SEVERITIES,
+    Canvas,
+    alarms,
+    bar,
+    clock,
+    happened,
+    learning,
+    machine,
+    recall,
+    step_phases,
+)
 
 STATE_STYLES = {
     "running": "bold green",
@@ -80,14 +90,14 @@ def _table(views: list[RunView], focus: int, canvas: Canvas) -> Table:
         grid.add_column("val R@1", no_wrap=True, justify="right")
         grid.add_column("left", no_wrap=True, justify="right")
     for at, view in enumerate(views):
-        done, rest = sparklines.bar(view.progress, room - names if middle else 0, canvas.plain)
-        bar = Text.assemble((done, "green"), (rest, "dim"), f" {view.progress:4.0%}")
+        done, rest = bar(view.progress, room - names if middle else 0, canvas.plain)
+        progress = Text.assemble((done, "green"), (rest, "dim"), f" {view.progress:4.0%}")
         loss = view.small_curve("loss").y
         cells: list[RenderableType] = [
             Text(">" if at == focus else " ", style="bold"),
             Text(one_line(view.name), style="bold" if at == focus else ""),
             Text.assemble((view.status, STATE_STYLES.get(view.status, "")), _mark(view)),
-            bar,
+            progress,
             significant(loss[-1]) if loss else UNKNOWN,
         ]
         if middle:
@@ -155,7 +165,7 @@ def _progress(view: RunView, canvas: Canvas) -> list[Text]:
     if not total:
         return []
     counted = f" {view.summary.step:,} of {total:,}  {view.progress:.0%}"
-    done, rest = sparklines.bar(view.progress, canvas.width - len(counted), canvas.plain)
+    done, rest = bar(view.progress, canvas.width - len(counted), canvas.plain)
     lines = [Text.assemble((done, "green" if view.working else STATE_STYLES[view.status]), (rest, "dim"), counted)]
     if view.status == "running":
         lines += _time_left(view, canvas.width)

@@ -23,9 +23,8 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidat
 from starlette.responses import Response
 
 from lapclip.embedder import Encoder
-from lapclip.serving.dialects import Dialect, json_answer
+from lapclip.serving.dialects import Dialect, InTurns, json_answer
 from lapclip.serving.dialects.own import TINY_IMAGE, Demand, GivenItem, Strict
-from lapclip.serving.in_turns import InTurns
 from lapclip.serving.items import Item, Text, image_from_text, is_image_text
 from lapclip.serving.refusals import BadItem, Fault, Refusal, TooLarge, Unknown, Unsupported
 from lapclip.serving.service import ServedModel, Service

@@ -10,8 +10,7 @@ from starlette.responses import Response
 
 from lapclip.embedder import Encoder, Logits
 from lapclip.evaluation.zeroshot import TEMPLATES, class_embeddings, class_shares, sentences_of
-from lapclip.serving.dialects import Dialect, json_answer, plain_error
-from lapclip.serving.in_turns import InTurns
+from lapclip.serving.dialects import Dialect, InTurns, json_answer, plain_error
 from lapclip.serving.items import Item, Text, image_from_text
 from lapclip.serving.refusals import BadItem, Refusal
 from lapclip.serving.service import Service
