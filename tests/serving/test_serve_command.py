@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import shutil
@@ -23,6 +24,12 @@ from lapclip.commands import serve
 from lapclip.commands.serve import ServeOptions, prepare, read_key
 from lapclip.errors import ConfigError
 from lapclip.machine.facts import python
+from lapclip.serving.engine import Engine
+from lapclip.serving.service import ServedModel
+from lapclip.serving.swap import Swapper
+from lapclip.which_model import which_model
+
+from .conftest import serving
 
 needs_posix = pytest.mark.skipif(os.name == "nt", reason="Windows has no such signals")
 
@@ -172,3 +179,35 @@ def wait_for(condition: Any, seconds: float = 20.0) -> None:
     while not condition():
         assert time.monotonic() < until
         time.sleep(0.05)
+
+
+def test_follow_takes_what_the_run_saves_and_refuses_what_is_broken(
+    trained: Path, here: Path, empty_cache: Path
+) -> None:
+    run = here / "runs" / "mine"
+    shutil.copytree(trained, run)
+    with serving(run) as served:
+        service, said = served.service, []
+        loop = asyncio.new_event_loop()
+        threading.Thread(target=loop.run_forever, daemon=True).start()
+
+        def make(engine: Engine) -> ServedModel:
+            return ServedModel("mine", engine, 0)
+
+        swapper = Swapper(service, which_model("mine"), make, follow=True, log=said.append, every=0.02)
+        swapper.start(loop)
+        first = service.model.fingerprint
+        change(run, 1.5)
+        wait_for(lambda: service.swaps.taken == 1)
+        second = service.model.fingerprint
+        assert served.post("/embed", {"items": [{"text": "a cat"}]}).json["model"] == second != first
+        change(run, float("nan"))
+        wait_for(lambda: service.swaps.refused == 1)
+        assert service.model.fingerprint == second
+        assert "no numbers" in service.swaps.last_refusal
+        (run / "model" / "model.safetensors").write_bytes(b"half a file")
+        wait_for(lambda: service.swaps.refused == 2)
+        assert served.get("/ready").status == 200
+        swapper.stop()
+        loop.call_soon_threadsafe(loop.stop)
+    assert [line.startswith("not taken") for line in said] == [False, True, True]

@@ -106,9 +106,9 @@ class Swapper:
         model, source = files_stamp(self._which), source_stamp(self._which)
         if source and source == self._stamp:
             return None
+        is_newer, self._stamp, self._model_stamp = model != self._model_stamp, source, model
         # Where only an export is new, it may be faster, which measuring tells.
-        engine = same_engine(self._which, old) if model != self._model_stamp else None
-        self._stamp, self._model_stamp = source, model
+        engine = same_engine(self._which, old) if is_newer else None
         return engine or open_engine(self._which, self._asked)
 
     def _watch(self) -> None:
