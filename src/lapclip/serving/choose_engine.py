@@ -25,10 +25,11 @@ from lapclip.embedder import Embedder, Encoder, load_torch, open_exported, read_
 from lapclip.errors import ConfigError, RunError, WeightsError
 from lapclip.exporting.check import FoundExport, find_export
 from lapclip.fingerprint import weights_digest
+from lapclip.machine import timing
 from lapclip.machine.choose_device import choose_device, default_threads, device_of, use_threads
 from lapclip.machine.device import DTYPES
 from lapclip.machine.facts import logical_cores, machine_facts
-from lapclip.machine.timing import in_turns
+from lapclip.machine.timing import WORTH, in_turns
 from lapclip.paths import CacheFile, digest_of_json
 from lapclip.progress import Status
 from lapclip.serving.engine import BatchTimes, Engine
@@ -167,8 +168,12 @@ def open_engine(which: WhichModel, asked: Asked = Asked(), status: Status = lamb
     engine = _remembered(memory.read(key), candidates, opened)
     if engine is None:
         status("measuring engines, once for this model on this machine")
+        busy = timing.busy_cores()
         engine = _measured(candidates, asked.threads, opened)
-        memory.write(key, _to_remember(engine))
+        if busy is None:
+            memory.write(key, _to_remember(engine))
+        else:
+            engine.reasons.append(f"{busy}; it is measured again at the next start")
     if forms:
         engine.hints = _hints(forms, engine)
     return engine
@@ -316,7 +321,11 @@ def _rates(engines: dict[Candidate, Engine], beside: ThreadPoolExecutor) -> dict
 
 
 def _fastest(rates: dict[Candidate, Rates]) -> Candidate:
-    return min(rates, key=lambda candidate: rates[candidate].seconds)
+    """The fastest; of those that are as fast within noise the one with the fewest threads, because threads that wait
+    for each other slow down tenfold when anything else uses a core."""
+    best = min(rate.seconds for rate in rates.values())
+    level = [candidate for candidate, rate in rates.items() if rate.seconds <= best * WORTH]
+    return min(level, key=lambda candidate: (candidate.threads, rates[candidate].seconds))
 
 
 def _photo() -> ImageFile:
