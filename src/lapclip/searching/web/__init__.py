@@ -174,7 +174,7 @@ class Application:
         if number >= LARGEST_NUMBER:
             raise HTTPException(404, NO_SUCH_IMAGE)
         # In a thread, because another process may be writing the index.
-        entry = await asyncio.to_thread(_or_refuse, lambda: self._library.entry(number))
+        entry = await asyncio.to_thread(_or_refuse, lambda: self.questions.library.entry(number))
         if entry is None or not self.questions.shows(entry):
             raise HTTPException(404, NO_SUCH_IMAGE)
         return entry
