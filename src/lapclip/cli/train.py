@@ -102,7 +102,7 @@ def train(
     if background and not reserved:  # whoever knows the key is the process in the background
         from lapclip.commands.choose_recipe import check_early  # brings numpy
 
-        recipe = check_early(recipe, settings, minutes, after)
+        recipe = check_early(recipe, settings, minutes, after, name)
         run = train_in_background(ARGUMENTS.get(), recipe, name)
         lines = [
             f"{run.path} starts in the background; its log is {run.log}.",
