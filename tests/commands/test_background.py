@@ -107,6 +107,12 @@ def test_a_run_does_not_wait_for_itself(here: Path) -> None:
         assert "itself" in refused.stderr
 
 
+def test_a_caption_to_follow_is_never_taken_for_two(here: Path) -> None:
+    refused = lapclip("train", "--ask", "cat|dog", *set_flags(*LONG))
+    assert refused.returncode == 2
+    assert "cat|dog" in refused.stderr
+
+
 def test_stop_reaches_a_run_that_was_just_resumed(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert train_small(callbacks=stop_after(1)).state == "stopped"
     run = find_run("run")

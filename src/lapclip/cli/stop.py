@@ -11,7 +11,6 @@ from lapclip.cli.output import Common, emit, typed
 from lapclip.cli.runs import run_row
 from lapclip.errors import RunError
 
-
 PATIENCE = 10.0
 """Seconds to wait for the end of a process that has saved: one in Python may go on with other things."""
 

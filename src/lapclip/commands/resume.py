@@ -6,7 +6,15 @@ import time
 from dataclasses import replace
 from typing import Any
 
-from lapclip.commands.run_setup import Callbacks, Ingredients, RunSetup, assemble, fit_vocabulary, longest_caption, make_plan
+from lapclip.commands.run_setup import (
+    Callbacks,
+    Ingredients,
+    RunSetup,
+    assemble,
+    fit_vocabulary,
+    longest_caption,
+    make_plan,
+)
 from lapclip.commands.train import (
     Outcome,
     competitors,

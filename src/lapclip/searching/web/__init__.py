@@ -75,7 +75,7 @@ def serve(
     first = {"image": _remember(application, like)} if like else {"words": query} if query else {}
     words = Announcement(
         command="lapclip search FOLDER --web",
-        title=f"{library.count:,} images can be found at",
+        title=f"{application.questions.count:,} images can be found at",
         shared="Who has this address can look at the images of this folder.",
         ending="Ctrl-C ends the page; the index stays.",
         fragment=urlencode(first),
