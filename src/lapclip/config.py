@@ -27,6 +27,8 @@ STAGES = 4
 """A tower of convolutions has its blocks in so many stages, each of half the side and twice the width."""
 CLIP_MEAN, CLIP_STD = "0.48145466 0.4578275 0.40821073", "0.26862954 0.26130258 0.27577711"
 """What CLIP takes from red, green and blue, which are 0 to 1, and what it divides them by."""
+MOST_THREADS = 1024
+"""More than any machine here has cores; torch crashes where the system gives it no more threads."""
 BY_CONTENT, BY_NAME = "content", "name"
 """What splits are drawn by, where the data has none of its own."""
 
@@ -263,9 +265,9 @@ class TrainConfig:
     compile: str = setting(AUTO, choices=(AUTO, "none", "compiled", "graph", "compiled-graph"))
     """How a step is sent to the device. `graph` records it once and replays it (CUDA); `compiled` has torch.compile
     rewrite it first, which takes a minute and needs a compiler. `auto` records where that can be had."""
-    threads: int | str = setting(AUTO, least=1, choices=(AUTO,))
+    threads: int | str = setting(AUTO, least=1, most=MOST_THREADS, choices=(AUTO,))
     """CPU threads. `auto` starts from torch's own choice. Kept for the whole run, because results depend on it."""
-    loader_threads: int | str = setting(AUTO, least=1, choices=(AUTO,))
+    loader_threads: int | str = setting(AUTO, least=1, most=MOST_THREADS, choices=(AUTO,))
     """Threads that prepare the next batches. `auto` takes as few as keep up with the step."""
 
 

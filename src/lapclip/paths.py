@@ -113,6 +113,17 @@ def has_second_name(path: str | os.PathLike[str]) -> bool:
     return stat.S_ISREG(status.st_mode) and status.st_nlink > 1
 
 
+def make_private(folder: Path) -> None:
+    """Make a folder that is its owner's alone, and those above it that are missing. One that earlier releases or others
+    made with wider rights is corrected."""
+    for above in reversed([path for path in folder.parents if not path.exists()]):
+        above.mkdir(0o700, exist_ok=True)
+    folder.mkdir(0o700, exist_ok=True)
+    if folder.stat().st_mode & 0o077:
+        with suppress(PermissionError):  # another's folder, or a disk that knows no rights
+            folder.chmod(0o700)
+
+
 def first_link(folder: Path) -> Path | None:
     """The first link in a folder, or in one below it. The folder itself may be one."""
     for root, folders, files in os.walk(folder):

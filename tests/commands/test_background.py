@@ -24,6 +24,7 @@ from lapclip.cli.output import ARGUMENTS
 from lapclip.cli.train import train as train_command
 from lapclip.commands import background, choose_recipe
 from lapclip.commands.background import train_in_background, wait_for
+from lapclip.commands.resume import resume
 from lapclip.commands.train import train
 from lapclip.config import DataConfig
 from lapclip.data.sources.files import FILES
@@ -34,7 +35,7 @@ from lapclip.runs.folder import Run, _new_folder, all_runs, create_run, find_run
 from lapclip.runs.heartbeat import PREPARING, at_work_path, beat_of, others_at_work, read_beat, write_beat
 
 from ..conftest import SMALL, lapclip, lapclip_process, set_flags
-from ..small_runs import photos
+from ..small_runs import photos, stop_after, train_small
 
 LONG = [setting for setting in SMALL if "steps" not in setting] + ["train.steps=100000"]
 
@@ -71,6 +72,7 @@ def test_a_run_in_the_background_works_on_is_listed_and_stops_when_asked(here: P
     assert (row["name"], row["state"]) == ("mine", "running")
     stopped = lapclip("stop", "mine", "--json")
     assert json.loads(stopped.stdout)["state"] == "stopped", stopped.stderr
+    assert not beat.alive  # so that the folder may be removed now
     assert "stopped after step" in run.log.read_text()
     assert not run.pulse.exists()
     assert not run.starting.exists()
@@ -95,6 +97,46 @@ def test_a_process_that_dies_without_a_word_is_recognised_and_can_be_resumed(her
     refused = lapclip("train", "--background", "--name", "mine", *set_flags(*LONG))
     assert refused.returncode == 2
     assert "exists" in refused.stderr
+
+
+def test_a_run_does_not_wait_for_itself(here: Path) -> None:
+    for arguments in (("--name", "z", "--after", "z"), ("--name", "z", "--after", "runs/z")):
+        write_beat(here / "runs" / "z" / "starting", replace(beat_of(os.getpid(), "starting"), began=0.0))
+        refused = lapclip("train", "--background", *arguments, *set_flags(*LONG))
+        assert refused.returncode == 2
+        assert "itself" in refused.stderr
+
+
+def test_a_caption_to_follow_is_never_taken_for_two(here: Path) -> None:
+    refused = lapclip("train", "--ask", "cat|dog", *set_flags(*LONG))
+    assert refused.returncode == 2
+    assert "cat|dog" in refused.stderr
+
+
+def test_stop_reaches_a_run_that_was_just_resumed(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert train_small(callbacks=stop_after(1)).state == "stopped"
+    run = find_run("run")
+    assert run.stop_asked()
+    in_background(["resume", "run", "--background"], monkeypatch)
+    assert not run.stop_asked()  # forgotten before the process begins, and not by it
+    run.starting.unlink()
+    run.ask_to_stop()
+    assert resume("run", detached=True).state == "stopped"
+
+
+def test_stop_asks_again_where_the_request_was_forgotten(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert train_small(callbacks=stop_after(1)).state == "stopped"
+    asked: list[bool] = []
+
+    def state(run: Run) -> str:
+        asked.append(run.stop_asked())
+        if len(asked) == 4:
+            run.clear_stop()  # as a run does that is just being resumed
+        return "stopped" if len(asked) > 5 and asked[-1] else "running"
+
+    monkeypatch.setattr(Run, "state", property(state))
+    monkeypatch.setattr("lapclip.cli.stop.time.sleep", lambda _: len(asked) < 20 or pytest.fail("not asked again"))
+    assert lapclip("stop", "run").returncode == 0
 
 
 def in_background(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> list[str]:

@@ -129,6 +129,16 @@ def test_copies_are_on_one_side_where_splits_are_drawn(tmp_path: Path, empty_cac
     }
 
 
+def test_copies_across_the_splits_of_the_data_itself_are_not_said_to_be_on_one_side() -> None:
+    inspected = [inspect_image(encoded(scene(1), comment=which)) for which in "ab"]
+    rows = [Row(ImageFile(Path(split), split), (split,), split) for split in ("train", "test")]
+    config, _ = settings_for(".", "photos", [])
+    found = find_all(Table(rows, "csv", "csv"), ["train", "test"], inspected, CharacterTokenizer("ab"), config)
+    assert [each.kind for each in found if each.kind in ("copies_on_one_side", "image_in_two_splits")] == [
+        "image_in_two_splits"
+    ]
+
+
 def test_splits_that_are_drawn_by_name_are_not_said_to_be_drawn_by_content() -> None:
     inspected = [inspect_image(encoded(scene(1), comment=which)) for which in "ab"]
     table = Table([Row(ImageFile(Path(name), name), (name,), "") for name in "ab"], "emoji", "emoji")

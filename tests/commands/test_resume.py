@@ -309,3 +309,35 @@ def test_a_run_whose_best_model_is_gone_makes_one(here: Path, monkeypatch: pytes
             train_small()
     shutil.rmtree("runs/run/model")
     assert resume("run").state == "finished"
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "said"),
+    [
+        ("[reasons]", None, "reasons"),
+        ("[run", "[other", "run is no section"),
+        ("[work]", "[other]\nx = 1\n[[work]]", "work is no section"),
+        ("\nthreads = ", "\nthreads = 1000000 #", "train.threads must be at most 1024"),
+        ("\nloader_threads = ", "\nloader_threads = 1000000 #", "train.loader_threads must be at most 1024"),
+        ("\ntext_layers = ", "\ntext_layers = 1000000 #", "needs about"),
+        ("\nbattery = ", "\nbatery = ", "batery"),
+    ],
+)
+def test_a_damaged_run_toml_is_refused_in_a_line(
+    before: str, after: str | None, said: str, trained: Path, here: Path
+) -> None:
+    shutil.copytree(trained, here / "runs" / "mine")
+    run = find_run("mine")
+    text = run.settings.read_text()
+    assert before in text
+    whole, _, rest = text.rpartition(before)
+    text = whole if after is None else f"{whole}{after}{rest}"
+    run.settings.write_text("run = 3\n" + text.replace("[run", "[other") if before == "[run" else text)
+    lines = [line for line in run.events.read_text().splitlines() if json.loads(line)["type"] != "finished"]
+    run.events.write_text("\n".join(lines) + "\n")
+    refused = command("resume", "mine")
+    assert refused.returncode == 2
+    assert said in refused.stderr
+    assert "Traceback" not in refused.stderr
+    if before == "[run":
+        assert command("stop", "mine").returncode == 2

@@ -15,7 +15,7 @@ from PIL.PngImagePlugin import PngInfo
 
 from lapclip.config import DataConfig
 from lapclip.data import loading
-from lapclip.data.dataset import DataSet, SelectedPixels
+from lapclip.data.dataset import DataSet, SelectedPixels, save_seen
 from lapclip.data.loading import StreamedPixels, list_data, load_data, load_to_score
 from lapclip.data.pixels import middle_square
 from lapclip.data.sources import read_table
@@ -324,3 +324,15 @@ def test_flickr8k_loads_and_its_scores_stay_honest(real_data: Path, empty_cache:
     assert all(len(captions) == 5 for captions in data.held_out.captions)
     expected = middle_square(tmp_path / data.held_out.names[7], 112)
     assert np.array_equal(data.held_out.pixels[7], expected)
+
+
+def test_copies_that_were_left_out_of_training_are_no_change(tmp_path: Path, empty_cache: Path) -> None:
+    config, seen = write(tmp_path, ["train"] * 20 + ["val"] * 4 + ["test"] * 6), tmp_path / "seen.npy"
+    for at in range(6):
+        shutil.copyfile(tmp_path / f"{at:02}.jpg", tmp_path / f"{24 + at}.jpg")
+    learnt = load_data(config, SIDE).train.identities
+    assert learnt is not None
+    assert len(learnt) == 14
+    for known, changed in ((learnt, False), (learnt[:7], True)):
+        save_seen(known, seen)
+        assert list_data(config, SIDE).has_changed_since(seen, SIDE) is changed

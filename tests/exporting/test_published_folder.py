@@ -171,6 +171,33 @@ def test_nothing_is_written_over_something_else(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["there"]
 
 
+@pytest.mark.parametrize("to", FORMATS)
+def test_files_of_the_user_in_an_export_stay(to: str, tmp_path: Path) -> None:
+    ours, out = embedder(SHAPE, characters()), tmp_path / "there"
+    write(ours, to, out)
+    (out / "sub").mkdir()
+    for name in ("a.txt", "b.txt", "c.txt"):
+        (out / name).write_text("my own")
+    before = sorted(out.iterdir())
+    with pytest.raises(WeightsError, match=r"a\.txt, b\.txt, c\.txt, \.\.\.") as refused:
+        write(ours, to, out, force=True)
+    assert refused.value.hint == "--out NEW_FOLDER"
+    assert sorted(out.iterdir()) == before
+
+
+def test_an_export_is_replaced_through_a_link(tmp_path: Path) -> None:
+    ours, out, link = embedder(SHAPE, characters()), tmp_path / "there", tmp_path / "link"
+    write(ours, "openclip", out)
+    try:
+        link.symlink_to(out, target_is_directory=True)
+    except OSError:
+        pytest.skip("links are not allowed here")
+    write(ours, "huggingface", link, force=True)
+    assert link.is_symlink()
+    assert not (out / "open_clip_config.json").exists()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["link", "there"]
+
+
 def test_a_write_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 
 import pytest
 
+from lapclip.errors import SearchError
 from lapclip.searching.index import index_folder, thumbnail_path
 from lapclip.searching.indexes import indexes_of
 from lapclip.searching.library import open_library
 from lapclip.searching.web.images import Images
+from lapclip.searching.web.questions import Questions
 from tests.conftest import lapclip
 
 from .made import another_model, draw, draw_many
@@ -133,3 +136,22 @@ def test_an_open_page_brings_back_nothing_of_an_index_that_is_forgotten(two: Pat
     assert not library.index_path.exists()
     assert images.small(second)  # the page goes on; only nothing is written for it
     assert not index_folder(two / "photos").exists()
+    questions = Questions(library)
+    newest = questions.read({})
+    with pytest.raises(SearchError, match="removed"):
+        questions.answer(newest)
+    draw(two / "photos" / "new.png", 9)
+    assert searched("photos", "x", "--model", "one")["added"] == 4
+    assert questions.answer(newest)["count"] == 4  # made anew: the page follows
+    assert questions.library.entry(4)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no such rights")
+def test_an_index_is_for_its_owner_alone(two: Path, data_directory: Path) -> None:
+    index = indexes_of(two / "photos")[0].path
+    made = [index, *(above for above in index.parents if above.is_relative_to(data_directory))]
+    assert {path.stat().st_mode & 0o777 for path in made} == {0o700}
+    index.chmod(0o755)  # as an earlier release, or a copy, may have left it
+    index.parent.chmod(0o777)
+    searched("photos", "x", "--model", "one")
+    assert {path.stat().st_mode & 0o777 for path in (index, index.parent)} == {0o700}

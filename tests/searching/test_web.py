@@ -345,6 +345,17 @@ def test_json_is_one_object_with_the_address_and_ctrl_c_is_the_way_to_end(shown:
     assert "Ctrl-C ends the page" in errors
 
 
+def test_the_number_that_is_announced_is_without_what_is_left_out(
+    shown: Album, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    titles: list[str] = []
+    monkeypatch.setattr(application, "serve_until_interrupted", lambda _, words, *__, **___: titles.append(words.title))
+    serve(shown.library, exclude=["scene*"])
+    left = shown.library.count_of(exclude=["scene*"])
+    assert 0 < left < shown.library.count
+    assert titles == [f"{left} images can be found at"]
+
+
 def test_page_opens_on_an_image_or_says_that_it_is_none(shown: Album, tmp_path: Path) -> None:
     with ending(shown.restarted("--like", str(shown.folder / "scene 7.jpg"))) as served:
         name = served.fragment.removeprefix("image=")

@@ -35,7 +35,7 @@ from lapclip.cli.train import train
 from lapclip.cli.tune import tune
 from lapclip.cli.watch import watch
 from lapclip.errors import LapclipError
-from lapclip.text import printable_lines
+from lapclip.text import printable, printable_lines
 
 app = App(
     name="lapclip",
@@ -76,10 +76,12 @@ def main(arguments: list[str] | None = None) -> None:
         with interrupts.in_command():
             status = app(arguments, exit_on_error=False, print_error=False, result_action="return_value")
             sys.stdout.flush()
-    except (LapclipError, CycloptsError) as error:
+    except LapclipError as error:
+        parts = (error.message, f"Try: {error.hint}" if error.hint else "")  # names in them may hold a line break
+        status = _report(2, "\n".join(printable(part) for part in parts if part), as_json, debug)
+    except CycloptsError as error:
         command = f"{arguments[0]} " if arguments and arguments[0] in app else ""
-        hint = "" if isinstance(error, LapclipError) else f"\nTry: lapclip {command}--help"
-        status = _report(2, f"{str(error).strip()}{hint}", as_json, debug)
+        status = _report(2, f"{str(error).strip()}\nTry: lapclip {command}--help", as_json, debug)
     except KeyboardInterrupt as interrupt:
         status = _report(interrupts.exit_status(), str(interrupt) or "Interrupted.", as_json, debug)
     except BrokenPipeError:  # whoever read has gone away, as `| head` does; the rest goes nowhere, without a word

@@ -48,6 +48,6 @@ def resume(
 
     with display() as shown:
         # In the background log.txt has the run's lines already.
-        outcome = resume_run(run, Callbacks([] if detached else [shown], shown.data_progress))
+        outcome = resume_run(run, Callbacks([] if detached else [shown], shown.data_progress), detached=detached)
     emit(outcome.to_dict(), summary(outcome, "since it was resumed"), None if detached else common)
     return outcome.exit_status

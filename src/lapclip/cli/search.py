@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from lapclip.searching.indexes import KnownIndex
     from lapclip.searching.library import Hit, Library
 
+LIMIT = 10
 LISTED = 5
 """Unreadable images that are shown by name."""
 
@@ -32,7 +33,7 @@ def search(
     /,
     *,
     like: Annotated[Path | None, Parameter(show_default=False)] = None,
-    limit: int = 10,
+    limit: int = LIMIT,
     since: Annotated[str | None, Parameter(show_default=False)] = None,
     exclude: Annotated[tuple[str, ...], Parameter(negative="", show_default=False)] = (),
     model: Annotated[str | None, Parameter(show_default=False)] = None,
@@ -102,6 +103,15 @@ def search(
     from lapclip.searching.query import check_question, parse_since
 
     began = time.monotonic()
+    given = _words(
+        [
+            ("model", model),
+            ("device", device if device != "auto" else None),
+            ("limit", limit if limit != LIMIT else None),
+            ("since", since),
+            *(("exclude", glob) for glob in exclude),
+        ]
+    )
     if forget:
         if query is not None or like is not None or web:
             raise SearchError(
@@ -109,9 +119,8 @@ def search(
             )
         return _forget(folder, model, common)
     if query is not None and not folder.exists() and Path(query).is_dir():
-        given = [("model", model), ("since", since), *(("exclude", glob) for glob in exclude)]
-        options = [word for name, value in given if value for word in (f"--{name}", value)] + ["--web"] * web
-        meant = command("search", query, folder, *options)
+        asked = [("like", like), ("port", port), ("host", host if host != "127.0.0.1" else None)]
+        meant = command("search", query, folder, *given, *_words(asked), *["--web"] * web)
         raise SearchError(
             f"There is no folder {folder}, and {query} is one: the folder comes first.", hint=typed(meant)
         )
@@ -154,7 +163,7 @@ def search(
         "notes": library.update.notes,
     }
     asked_for = query is not None or like is not None
-    lines = [*_about(library), *_ending(library, folder, model, question=asked_for, hits=hits)]
+    lines = [*_about(library), *_ending(library, folder, given, question=asked_for, hits=hits)]
     if common and common.json:
         emit(result, [], common)
         return 0
@@ -263,9 +272,13 @@ def _about(library: Library) -> list[str]:
     return lines + [f"[dim]{escape(printable(sentence))}[/dim]" for sentence in library.model_notes()]
 
 
-def _ending(library: Library, folder: Path, model: str | None, *, question: bool, hits: list[Hit]) -> list[str]:
+def _words(options: list[tuple[str, object]]) -> list[object]:
+    """Options that were given, as they are typed."""
+    return [word for name, value in options if value is not None for word in (f"--{name}", value)]
 
-    same = ["--model", model] if model else []
+
+def _ending(library: Library, folder: Path, same: list[object], *, question: bool, hits: list[Hit]) -> list[str]:
+    """What to do next, with the same options as were given."""
     if not question:
         example = typed(command("search", folder, "a dog on a beach", *same))
         return [f"Next: {escape(example)}"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 
 from rich.console import Console
@@ -9,6 +10,9 @@ from rich.console import Console
 from lapclip.cli.output import Common, emit, typed
 from lapclip.cli.runs import run_row
 from lapclip.errors import RunError
+
+PATIENCE = 10.0
+"""Seconds to wait for the end of a process that has saved: one in Python may go on with other things."""
 
 
 def stop(run: str | None = None, /, *, common: Common | None = None) -> int:
@@ -25,6 +29,7 @@ def stop(run: str | None = None, /, *, common: Common | None = None) -> int:
         The run's name; without one, the newest.
     """
     from lapclip.runs.folder import find_run
+    from lapclip.runs.heartbeat import read_beat
 
     found = find_run(run)
     if found.state != "starting":
@@ -32,10 +37,17 @@ def stop(run: str | None = None, /, *, common: Common | None = None) -> int:
     if found.state not in ("running", "starting"):
         raise RunError(f"{found.path} is not running; it is {found.state}.", hint="lapclip runs")
     found.ask_to_stop()
+    beat = None
     try:
         with Console(stderr=True).status(f"{found.name} finishes its step and saves"):
             while found.state in ("running", "starting"):
+                beat = read_beat(found.pulse) or read_beat(found.starting) or beat
                 time.sleep(0.2)
+                if found.path.exists() and not found.stop_asked():  # a process that began just now forgot it
+                    found.ask_to_stop()
+            ends = time.monotonic() + PATIENCE
+            while beat and beat.is_here and beat.process != os.getpid() and beat.alive and time.monotonic() < ends:
+                time.sleep(0.05)  # it still has files of the run open
     except KeyboardInterrupt:
         told = f"Interrupted; {found.name} was asked to stop and will all the same. See: {typed('runs')}"
         raise KeyboardInterrupt(told) from None

@@ -12,6 +12,7 @@ from lapclip.cli.display import display
 from lapclip.cli.eval import recall_table, start_lines
 from lapclip.cli.output import ARGUMENTS, Common, emit, source_setting, start_setting, teacher_setting, typed
 from lapclip.config import recipe_for
+from lapclip.errors import ConfigError
 from lapclip.evaluation import note_on_chance, note_on_few
 from lapclip.suggest import command, train_command
 from lapclip.text import duration
@@ -90,6 +91,8 @@ def train(
     """
     from lapclip.commands.background import reserved_run, train_in_background, wait_for
 
+    if barred := [caption for caption in ask if "|" in caption]:
+        raise ConfigError(f"--ask {barred[0]!r}: a caption that is followed holds no vertical bar.", hint="--ask twice")
     recipe = recipe_for(data, recipe, start)
     settings = (
         *source_setting(data),
@@ -102,7 +105,7 @@ def train(
     if background and not reserved:  # whoever knows the key is the process in the background
         from lapclip.commands.choose_recipe import check_early  # brings numpy
 
-        recipe = check_early(recipe, settings, minutes, after)
+        recipe = check_early(recipe, settings, minutes, after, name)
         run = train_in_background(ARGUMENTS.get(), recipe, name)
         lines = [
             f"{run.path} starts in the background; its log is {run.log}.",

@@ -41,8 +41,9 @@ def resume_in_background(arguments: Sequence[str], name: str | None) -> Run:
     run = find_run(name)
     run.check_links()
     run.read_settings()
-    if run.state in ("running", "finished"):
+    if run.state in ("starting", "running", "finished"):
         raise RunError(f"{run.path} is {run.state}; there is nothing to resume.", hint="lapclip runs")
+    run.clear_stop()  # a request made from now on is meant for the new process
     command, *rest = arguments
     _spawn(run, [command, "--detached", *([] if name else [run.name]), *rest])
     return run

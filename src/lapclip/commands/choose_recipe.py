@@ -22,9 +22,9 @@ from lapclip.config import (
 )
 from lapclip.data.sources import find_source
 from lapclip.data.table import Table, check_table
-from lapclip.errors import LapclipError
+from lapclip.errors import LapclipError, RunError
 from lapclip.model.shapes import SHAPES
-from lapclip.runs.folder import find_run
+from lapclip.runs.folder import RUNS, find_run
 
 BY_SIZE: tuple[tuple[float, str, str], ...] = (
     (1_000, "heads", "so few would only be learnt by heart, so all but the heads stays as it is"),
@@ -84,13 +84,15 @@ CHECK_SECONDS = 3.0
 """How long data is checked before the prompt returns; what takes longer is left to the run."""
 
 
-def check_early(recipe: str, settings: Sequence[str], minutes: float | None, after: str | None) -> str:
+def check_early(
+    recipe: str, settings: Sequence[str], minutes: float | None, after: str | None = None, name: str | None = None
+) -> str:
     """Refuse what can be refused before the prompt returns; gives back the recipe, which the folder is named after.
 
     Where the user left it open, and counting the images takes long, that is the one for many: the run settles it.
     """
-    if after is not None:
-        find_run(after)
+    if after is not None and find_run(after).path == RUNS / (name or ""):
+        raise RunError(f"{after} would wait for itself.", hint="--after with another run, or another --name")
     layers = [minutes_layer(minutes), parse_settings(list(settings))]
     if recipe != AUTO:
         layers = [read_recipe(recipe), *layers]

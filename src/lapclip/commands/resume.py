@@ -6,7 +6,15 @@ import time
 from dataclasses import replace
 from typing import Any
 
-from lapclip.commands.run_setup import Callbacks, Ingredients, RunSetup, assemble, fit_vocabulary, make_plan
+from lapclip.commands.run_setup import (
+    Callbacks,
+    Ingredients,
+    RunSetup,
+    assemble,
+    fit_vocabulary,
+    longest_caption,
+    make_plan,
+)
 from lapclip.commands.train import (
     Outcome,
     competitors,
@@ -16,7 +24,7 @@ from lapclip.commands.train import (
     started,
     working_on,
 )
-from lapclip.config import AUTO, SECTIONS, Config, Layer, WorkConfig, build_config, replace_in
+from lapclip.config import AUTO, SECTIONS, Config, Layer, build_config, replace_in
 from lapclip.data.loading import load_data
 from lapclip.data.pixels import View
 from lapclip.data.sources import find_source
@@ -37,15 +45,19 @@ from lapclip.training.recovery import changes_so_far, restore
 from lapclip.training.teacher import restore_teacher_embeddings
 from lapclip.training.trackers import check_tracker
 from lapclip.tuning.choose_kernels import check_kernels
+from lapclip.tuning.resolve import is_partly_frozen, refuse_what_cannot_fit
 
 
-def resume(name: str | None, callbacks: Callbacks = Callbacks()) -> Outcome:
-    """Go on with a run; without a name, with the newest."""
+def resume(name: str | None, callbacks: Callbacks = Callbacks(), *, detached: bool = False) -> Outcome:
+    """Go on with a run; without a name, with the newest. For a `detached` process an earlier request to stop was
+    forgotten before it was started: one that is there is meant for it."""
     began = time.perf_counter()
     run = find_run(name)
     saved = run.read_settings()
-    with working_on(run, WorkConfig(**saved.get("work", {}))):
-        run.clear_stop()  # first of all: a request made from now on is meant for this process
+    work = build_config([Layer(str(run.settings), {"work": saved.get("work", {})})], SHAPES).work
+    with working_on(run, work):
+        if not detached:
+            run.clear_stop()  # first of all: a request made from now on is meant for this process
         if run.last_state() == "finished":
             raise RunError(f"{run.path} is finished; there is nothing to resume.", hint=command("eval", run.typed))
         try:
@@ -75,6 +87,8 @@ def set_up_again(run: Run, saved: dict[str, Any], progress: DataProgress | None)
 
 def gather_again(run: Run, saved: dict[str, Any], progress: DataProgress | None) -> Ingredients:
     """The configuration a run goes on with, its data, its tokenizer, its initial weights and teacher embeddings."""
+    if "reasons" not in saved:  # what is written last
+        raise RunError(f"{run.settings} is cut off: it has no [reasons].", hint=f"a new run: {run.train_again()}")
     layer = Layer(str(run.settings), {section: saved.get(section, {}) for section in SECTIONS})
     fallbacks = Layer(str(run.events), {"train": changes_so_far(read_events(run.events))})
     config = build_config([layer, fallbacks], SHAPES)
@@ -84,13 +98,19 @@ def gather_again(run: Run, saved: dict[str, Any], progress: DataProgress | None)
             f"The data is not what {run.path} began with: {find_source(config.data.source).what_changed(config.data)}.",
             hint=f"the images and captions as they were, or a new run: {run.train_again()}",
         )
+    # Learnt once: another release of what learns it might number the tokens otherwise.
+    tokenizer = load_tokenizer(run.tokenizer) or fit_vocabulary(config, data)[1]
+    if not is_partly_frozen(config):
+        try:
+            refuse_what_cannot_fit(config, longest_caption(config, data, tokenizer))
+        except ConfigError as error:
+            raise RunError(f"{run.path} cannot go on: {error.message}", hint="more free memory") from None
     teacher_digest = saved["run"].get("teacher_digest", "")
     return Ingredients(
         recipe=str(saved["run"].get("recipe")),
         config=config,
         data=data,
-        # Learnt once: another release of what learns it might number the tokens otherwise.
-        tokenizer=load_tokenizer(run.tokenizer) or fit_vocabulary(config, data)[1],
+        tokenizer=tokenizer,
         initial_weights=restore_initial_weights(run.start, config),
         teacher=restore_teacher_embeddings(teacher_digest, config, data, progress),
         reasons=saved["reasons"],

@@ -28,7 +28,6 @@ from lapclip.data.copies import (
 from lapclip.data.decode import MARKS, NO_MEMORY, decode, read_header
 from lapclip.data.loading import split_rule
 from lapclip.data.packed_index import digest_of
-from lapclip.data.splits import are_drawn
 from lapclip.data.table import Row, Skipped, StoredImage, Table, reasons
 from lapclip.data.tokenizers import CharacterTokenizer, Tokenizer, count_words
 from lapclip.errors import DataError
@@ -240,9 +239,10 @@ def find_all(
     """Everything that was found, the gravest first."""
     rows = table.rows
     names = [printable(row.image.name) for row in rows]
+    all_drawn = not any(row.split for row in rows) and split_rule(config.data) == BY_CONTENT
     found = [
         *_broken(table, names, inspected, config.data.broken_share),
-        *_copies(names, splits, inspected, drawn=are_drawn(rows) and split_rule(config.data) == BY_CONTENT),
+        *_copies(names, splits, inspected, drawn=all_drawn),
         *_captions(rows, table.repeated, tokenizer, config.model.context),
         *_scripts(rows, tokenizer),
         *_marks(names, inspected, config.model.image_size),

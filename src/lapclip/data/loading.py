@@ -90,14 +90,20 @@ class Listing:
         """Whether the files are no longer those that a run learnt from, by some of those that are for training now.
 
         Images that were saved again have other bytes and may have changed sides, and nothing else would show it. A few
-        may differ: copies of held-out images are for training by name, and yet left out of it.
+        may differ. Copies of held-out images are for training by name, and yet were left out of it.
         """
         training = [at for at, split in enumerate(self.splits) if split == TRAIN]
         if self.drawn is not None or not training:
             return False
         some, _ = self.load(training[:: -(-len(training) // SOME)], view, progress)
         known = count_seen(some.identities, seen)
-        return known is not None and known < 0.9 * len(some)
+        if known is None or known >= 0.9 * len(some):
+            return False
+        held_out, _ = self.load([at for at, split in enumerate(self.splits) if split != TRAIN], view, progress)
+        assert some.identities is not None
+        assert held_out.identities is not None
+        learnt = some.identities[~np.isin(some.identities, held_out.identities)]
+        return (count_seen(learnt, seen) or 0) < 0.9 * len(learnt)
 
 
 def list_data(

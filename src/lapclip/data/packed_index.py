@@ -19,7 +19,7 @@ from typing import Any
 
 import filelock
 
-from lapclip.paths import digest_of_bytes, write_atomic
+from lapclip.paths import digest_of_bytes, make_private, write_atomic
 
 INDEX, LOCK = "index.jsonl", "lock"
 NOT_STORED = -1
@@ -72,7 +72,7 @@ class PackedIndex:
     @contextmanager
     def lock(self, waiting: Callable[[], None]) -> Iterator[None]:
         """Wait for other processes, calling `waiting` each second, and keep them out until the end."""
-        self.folder.mkdir(0o700, parents=True, exist_ok=True)
+        make_private(self.folder)
         lock = filelock.FileLock(self.folder / LOCK)
         while True:
             try:

@@ -31,7 +31,7 @@ from lapclip.data.pixels import RESIZING_VERSION, View, as_view, fit_image, sque
 from lapclip.data.table import Skipped, StoredImage
 from lapclip.errors import DataError, first_line
 from lapclip.machine.facts import logical_cores
-from lapclip.paths import cache_folder, digest_of_bytes, sweep
+from lapclip.paths import cache_folder, digest_of_bytes, make_private, sweep
 from lapclip.progress import DataProgress
 
 MIDDLE, WHOLE = "middle", "whole"
@@ -79,8 +79,7 @@ def use_store(source: str, view: View | int, fit: str) -> Path:
     another version, are removed once they have not been used for a month."""
     folder, name = store_folder(source, view, fit), source.encode("utf-8", "surrogatepass")
     with suppress(OSError):  # where nothing can be written, packing says so
-        folder.mkdir(0o700, parents=True, exist_ok=True)  # private photos are nobody else's
-        folder.chmod(0o700)  # earlier releases let others read them
+        make_private(folder)  # private photos are nobody else's
         sweep(folder.parent)
         (folder / SOURCE).write_bytes(name)  # its date is that of the last use
         for other in folder.parent.glob(f"packed-*/{SOURCE}"):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import glob
 import json
+import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 from lapclip import __version__
 from lapclip.errors import WeightsError
-from lapclip.paths import partial_path, replace, sweep
-from lapclip.text import without_controls
-from lapclip.weights import TOKENIZER
+from lapclip.paths import is_link, partial_path, replace, sweep
+from lapclip.text import printable, without_controls
+from lapclip.weights import DESCRIPTION, MERGES, OWN_TOKENIZER, TOKENIZER
 
 if TYPE_CHECKING:
     from lapclip.embedder import Embedder
@@ -29,6 +30,17 @@ EXPORTED = "exported"
 MARK = "Written by `lapclip export`."
 """The line of a README that says that a folder is ours to replace."""
 EXAMPLES = Path(__file__).with_name("examples")
+WRITTEN = {
+    *(README, DESCRIPTION, TOKENIZER, OWN_TOKENIZER, MERGES, *(path.name for path in EXAMPLES.iterdir())),
+    *("tokenizer_config.json", "special_tokens_map.json", "vocab.json"),
+    *("open_clip_config.json", "open_clip_model.safetensors"),
+    *("config.json", "preprocessor_config.json", "model.safetensors"),
+    *("image.onnx", "text.onnx", "image.mlpackage", "text.mlpackage", "examples.json"),
+    *(".DS_Store", "Thumbs.db", "desktop.ini"),  # by the system itself
+}
+"""All that formats write into a folder: anything else in it is the user's own."""
+MOST_NAMED = 3
+"""Files of the user's own that are named."""
 
 
 def check_free(out: Path, *, force: bool) -> None:
@@ -41,6 +53,9 @@ def check_free(out: Path, *, force: bool) -> None:
         raise WeightsError(f"{out} is there and is no export, so it is left alone.", hint="--out NEW_FOLDER")
     if not force:
         raise WeightsError(f"{out} holds an earlier export.", hint="--force to replace it, or --out NEW_FOLDER")
+    if foreign := sorted(path.name for path in out.iterdir() if path.name not in WRITTEN):
+        names = ", ".join(map(printable, foreign[:MOST_NAMED])) + ", ..." * (len(foreign) > MOST_NAMED)
+        raise WeightsError(f"{out} holds more than an earlier export: {names}.", hint="--out NEW_FOLDER")
 
 
 @contextmanager
@@ -54,6 +69,8 @@ def written_whole(out: Path, *, force: bool) -> Iterator[Path]:
 
 def _written_whole(out: Path, force: bool) -> Iterator[Path]:
     check_free(out, force=force)
+    if is_link(out):  # what it leads to is replaced, and the link stays
+        out = Path(os.path.realpath(out))
     partial = partial_path(out)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)

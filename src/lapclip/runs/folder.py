@@ -32,7 +32,7 @@ import filelock
 import tomli_w
 
 from lapclip import paths
-from lapclip.config import BY_NAME
+from lapclip.config import BY_NAME, SECTIONS
 from lapclip.errors import RunBusy, RunError, nearest
 from lapclip.paths import (
     first_link,
@@ -245,6 +245,11 @@ class Run:
             raise RunError(
                 f"{self.settings} is not readable: {error}.", hint="lapclip train starts a new run"
             ) from None
+        for section in ("run", *SECTIONS, "reasons"):
+            if not isinstance(values.get(section, {}), dict):
+                raise RunError(
+                    f"{self.settings} is damaged: {section} is no section.", hint="lapclip train starts a new run"
+                )
         found = values.get("run", {}).get("format")
         if found != FORMAT:
             raise RunError(

@@ -26,7 +26,7 @@ import filelock
 import numpy as np
 
 from lapclip.errors import SearchError
-from lapclip.paths import data_folder, digest_of_bytes
+from lapclip.paths import data_folder, digest_of_bytes, make_private
 
 FORMAT = "1"
 """Rises when older files cannot be read any more; they are then made anew."""
@@ -112,7 +112,7 @@ class Index:
         self.close()
         try:
             for folder in (self.path.parent, self.path):  # small images and paths are nobody else's
-                folder.mkdir(0o700, parents=True, exist_ok=True)
+                make_private(folder)
             try:
                 self._connect()
                 return False
@@ -154,6 +154,19 @@ class Index:
         finally:
             if mine:
                 lock.release()
+
+    @property
+    def is_removed(self) -> bool:
+        """Whether it was forgotten since it was opened."""
+        return not (self.path / DATABASE).exists()
+
+    def version(self) -> tuple[int, ...]:
+        """Another one after each change by another process, and where it was made anew."""
+        try:
+            status = os.stat(self.path / DATABASE)
+        except OSError:
+            return (0,)
+        return status.st_dev, status.st_ino, self.rows("PRAGMA data_version")[0][0]
 
     # -- what it says ------------------------------------------------------------------------------------------------
 

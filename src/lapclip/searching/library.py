@@ -36,7 +36,7 @@ class Library:
 
     def __init__(self, folder: Path, index: Index, model: SearchModel, update: IndexUpdate) -> None:
         self.folder, self.model, self.update = folder, model, update
-        self._index, self._version = index, _version(index)
+        self._index, self._version = index, index.version()
         self._table, self._vectors = index.snapshot(model.identity)
         self._left_out: dict[tuple[str, ...], np.ndarray] = {}
 
@@ -47,9 +47,21 @@ class Library:
 
     def current(self) -> Library:
         """The same with what another process has written into the index since; itself where that is nothing."""
-        if _version(self._index) == self._version:
+        now = self._index.version()
+        if now == self._version:
             return self
-        return Library(self.folder, self._index, self.model, self.update)
+        if self.is_removed:
+            raise SearchError("The index of this folder was removed; another search of the folder makes it again.")
+        index = self._index
+        if now[:-1] != self._version[:-1]:  # made anew: what was opened is not there any more
+            index = Index(index.path)
+            index.open()
+        return Library(self.folder, index, self.model, self.update)
+
+    @property
+    def is_removed(self) -> bool:
+        """Whether the index was forgotten since it was opened."""
+        return self._index.is_removed
 
     def find(
         self,
@@ -170,11 +182,6 @@ class Library:
             out = {entry.number for entry in self._index.entries() if excluded(entry.path, globs)}
             self._left_out = {globs: np.isin(self._table.numbers, list(out))}
         return self._left_out[globs]
-
-
-def _version(index: Index) -> int:
-    """Another number after each change by another process."""
-    return index.rows("PRAGMA data_version")[0][0]
 
 
 def open_library(

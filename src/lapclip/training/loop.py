@@ -137,7 +137,7 @@ class Training:
             if self.config.train.dtype == "float16":
                 gentler = "train.dtype=float32"
             raise TrainingError(
-                f"The {what} is not a number at step {number} of {self.run.path}; the checkpoint before it is kept.\n"
+                f"The {what} is not a number at step {number} of {self.run.path}; the checkpoint before it is kept. "
                 "Resuming would end the same way.",
                 hint=f"a new run: {self.run.train_again(gentler)}",
             )

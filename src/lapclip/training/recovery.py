@@ -135,7 +135,7 @@ def _explained(error: Exception, training: Training) -> TrainingError:
         free = f", {training.device.free_bytes() / 1e9:.1f} GB were free on {train.device}"
     return TrainingError(
         f"Out of memory at step {training.progress.step + 1:,} of {training.run.path}, with micro_batch {micro:,} "
-        f"({brief(error)}).\n{model.name} needs about {describe(parts)}{free}.",
+        f"({brief(error)}). {model.name} needs about {describe(parts)}{free}.",
         hint=f"close other programs and {command('resume', training.run.typed)}; or a new run, which takes longer: "
         f"{training.run.train_again('train.recompute=true')}",
     )

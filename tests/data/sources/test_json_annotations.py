@@ -44,12 +44,12 @@ def test_coco_as_a_folder_and_as_a_file(tmp_path: Path) -> None:
 
 
 def test_coco_names_what_it_leaves_out(tmp_path: Path) -> None:
-    images = [{"id": 7, "file_name": "gone.jpg"}, {"id": 8, "file_name": "1.jpg"}, {"file_name": "x.jpg"}, None]
+    images = [{"id": 7, "file_name": "gone.jpg"}, {"id": 1, "file_name": "1.jpg"}, {"file_name": "x.jpg"}, None]
     annotations = [{"image_id": 99, "caption": "x"}, {"image_id": 0}, 5, {"image_id": 7, "caption": "x"},
-                   {"image_id": [], "caption": "x"}]  # fmt: skip
+                   {"image_id": [], "caption": "x"}, {"image_id": True, "caption": "x"}]  # fmt: skip
     table = read(coco(tmp_path, "train", "1.jpg", images=images, annotations=annotations))
     assert list(found(table)) == ["train2017/1.jpg"]
-    assert table.records == 2 + 2 + 5 + 1  # good captions, bad images, bad annotations, an image without caption
+    assert table.records == 2 + 2 + 6 + 1  # good captions, bad images, bad annotations, an image without caption
     assert skipped(table)["captions_train2017.json annotation 6"] == "there is no such image"
     assert skipped(table)["captions_train2017.json 1.jpg"] == "no caption"
 

@@ -65,6 +65,8 @@ def test_folders_patterns_and_ranges(tmp_path: Path) -> None:
     assert [path.name for path in expand("a{x,y}-{8..10}.tar")][1:4] == ["ax-9.tar", "ax-10.tar", "ay-8.tar"]
     with pytest.raises(DataError, match="more than"):
         expand("{0..999999999999}.tar")
+    with pytest.raises(DataError, match="more than"):
+        expand(f"{tmp_path}/{'{1..9}' * 12}*.tar")
 
 
 def test_shards_in_folders_of_splits(tmp_path: Path) -> None:

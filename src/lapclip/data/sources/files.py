@@ -35,6 +35,8 @@ from lapclip.suggest import quoted
 
 MOST_FILES = 100_000
 """Files that a pattern may name."""
+MOST_PATTERNS = 10_000
+"""Patterns with * and ? that braces may stand for: the folder is looked through for each."""
 _BRACES = re.compile(r"\{([^{}]*)\}")
 _RANGE = re.compile(r"(\d+)\.\.(\d+)")
 
@@ -69,9 +71,11 @@ FILES = FileSource()
 def expand(pattern: str) -> list[Path]:
     """The files that a pattern names: ranges such as {00000..00012}, lists such as {a,b}, and * and ?."""
     found = []
-    for name in _unfolded(pattern):
+    for at, name in enumerate(_unfolded(pattern)):
         if len(found) > MOST_FILES:
             raise DataError(f"{pattern} names more than {MOST_FILES:,} files.")
+        if at >= MOST_PATTERNS and glob.has_magic(name):
+            raise DataError(f"{pattern} stands for more than {MOST_PATTERNS:,} patterns.", hint="fewer braces")
         found += sorted(glob.glob(name)) if glob.has_magic(name) else [name]
     return [Path(name) for name in dict.fromkeys(found)]
 

@@ -102,7 +102,7 @@ def _coco(content: dict, folders: list[ImageFinder], collector: RowCollector, na
     for at, image in enumerate(content["images"], 1):
         file = image.get("file_name") if isinstance(image, dict) else None
         number = image.get("id") if isinstance(image, dict) else None
-        if not isinstance(file, str) or not isinstance(number, int | str):
+        if not isinstance(file, str) or not _is_number(number):
             collector.skip(f"{name} image {at}", "no id or no file_name")
         elif number in files:
             collector.skip(f"{name} image {at}", "another image has the same id")
@@ -113,7 +113,7 @@ def _coco(content: dict, folders: list[ImageFinder], collector: RowCollector, na
     for at, annotation in enumerate(content["annotations"], 1):
         where = f"{name} annotation {at}"
         number = annotation.get("image_id") if isinstance(annotation, dict) else None
-        if not isinstance(number, int | str) or number not in files:
+        if not _is_number(number) or number not in files:
             collector.skip(where, "no image has its image_id")
             continue
         captioned.add(number)
@@ -167,6 +167,11 @@ def _by_name(content: dict, folders: list[ImageFinder], collector: RowCollector,
             else:
                 collector.skip(f"{name} {key[:80]}", "no caption")
     return f"images in {_shown(folder)}"
+
+
+def _is_number(value: Any) -> bool:
+    """Whether COCO may number an image so; `true` would be taken for 1."""
+    return isinstance(value, int | str) and not isinstance(value, bool)
 
 
 def _shown(folder: ImageFinder) -> str:

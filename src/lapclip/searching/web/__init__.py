@@ -75,7 +75,7 @@ def serve(
     first = {"image": _remember(application, like)} if like else {"words": query} if query else {}
     words = Announcement(
         command="lapclip search FOLDER --web",
-        title=f"{library.count:,} images can be found at",
+        title=f"{application.questions.count:,} images can be found at",
         shared="Who has this address can look at the images of this folder.",
         ending="Ctrl-C ends the page; the index stays.",
         fragment=urlencode(first),
@@ -174,7 +174,7 @@ class Application:
         if number >= LARGEST_NUMBER:
             raise HTTPException(404, NO_SUCH_IMAGE)
         # In a thread, because another process may be writing the index.
-        entry = await asyncio.to_thread(_or_refuse, lambda: self._library.entry(number))
+        entry = await asyncio.to_thread(_or_refuse, lambda: self.questions.library.entry(number))
         if entry is None or not self.questions.shows(entry):
             raise HTTPException(404, NO_SUCH_IMAGE)
         return entry

@@ -53,7 +53,8 @@ class Questions:
     """Reads questions and answers them, among the images that are young enough and not left out."""
 
     def __init__(self, library: Library, since: float | None = None, exclude: Sequence[str] = ()) -> None:
-        self._library = library
+        self.library = library
+        """As the index was read last."""
         self._since, self._exclude = since, tuple(exclude)
         self._narrowed: dict[str, Any] = {"since": since, "exclude": self._exclude}
         self.count = library.count_of(**self._narrowed)
@@ -113,13 +114,16 @@ class Questions:
         """The library as the index is now, or was a moment ago."""
         began = time.monotonic()
         if began < self._next_reading:
-            return self._library
+            return self.library
         try:
-            now = self._library.current()
-        except SearchError:  # what was read before is true as far as it goes
-            now = self._library
-        if now is not self._library:
-            self._library, self.count = now, now.count_of(**self._narrowed)
+            now = self.library.current()
+        except SearchError:
+            if self.library.is_removed:
+                raise
+            # What was read before is true as far as it goes.
+            now = self.library
+        if now is not self.library:
+            self.library, self.count = now, now.count_of(**self._narrowed)
             self._readings += 1
         took = time.monotonic() - began
         self._next_reading = began + max(1.0, REST * took)
