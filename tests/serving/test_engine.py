@@ -48,7 +48,7 @@ def known_speeds(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
     speeds = {"torch-float32": 10.0, "onnx-float32": 20.0, "onnx-int8": 40.0}
 
     def rates(engines: dict[Candidate, Engine], beside: object) -> dict[Candidate, Rates]:
-        return {each: Rates(speeds[each.name] * (1 + each.threads / 10), 100.0) for each in engines}
+        return {each: Rates(speeds.get(each.name, 1.0) * (1 + each.threads / 10), 100.0) for each in engines}
 
     def measure(self: Engine) -> None:
         self.times = {"image": BatchTimes({1: 0.01, 2: 0.02}), "text": BatchTimes({1: 0.01, 8: 0.02})}

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import openai
 import pytest
-from lapclip.serving.in_turns import TURNS
+from lapclip.serving.dialects import TURNS
 from openai.types.create_embedding_response import CreateEmbeddingResponse
 from PIL import Image
 

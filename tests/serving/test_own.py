@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from lapclip.serving.in_turns import TURNS
+from lapclip.serving.dialects import TURNS
 from PIL import Image
 
 from lapclip.embedder import Encoder, Logits, open_exported
