@@ -18,9 +18,10 @@ from typing import Any
 import numpy as np
 import openai
 import pytest
-from lapclip.serving.dialects import TURNS
 from openai.types.create_embedding_response import CreateEmbeddingResponse
 from PIL import Image
+
+from lapclip.serving.dialects import TURNS
 
 from .conftest import Reply, Serving, jpeg
 

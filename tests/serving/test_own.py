@@ -8,11 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from lapclip.serving.dialects import TURNS
 from PIL import Image
 
 from lapclip.embedder import Encoder, Logits, open_exported
 from lapclip.evaluation.zeroshot import TEMPLATES, class_embeddings
+from lapclip.serving.dialects import TURNS
 
 from .conftest import Serving, jpeg
 
