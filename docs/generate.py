@@ -33,8 +33,8 @@ counts, because after a crash some steps are computed again.
 A tracker of your own is a loop over that file:
 
 ```python
-from lapclip.records.runs import find_run
-from lapclip.records.tail import Tail
+from lapclip.runs.folder import find_run
+from lapclip.runs.follow import Tail
 
 tail = Tail(find_run("first-run").events)
 for event in tail.read():  # again later: only what is new

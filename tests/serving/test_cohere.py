@@ -14,7 +14,8 @@ from typing import Any
 import cohere
 import numpy as np
 import pytest
-from cohere.errors import BadRequestError, NotFoundError, UnauthorizedError
+from cohere.core.api_error import ApiError
+from cohere.errors import BadRequestError, UnauthorizedError
 from PIL import Image
 
 from .conftest import Serving, jpeg, serving
@@ -118,9 +119,11 @@ def test_a_long_text_is_cut_at_its_end_unless_that_is_refused(served: Serving) -
 
 
 def test_another_model_and_a_wrong_key_are_told_as_cohere_does(served: Serving, trained: Any) -> None:
-    with pytest.raises(NotFoundError) as caught:
-        embed(served, texts=["a"], model="embed-v4.0")
-    assert "mine" in caught.value.body["message"]
+    assert embed(served, texts=["a"], model="embed-v4.0").embeddings.float_  # one is served, whatever it is called
+    with pytest.raises(ApiError) as caught:
+        embed(served, texts=["a"], model="0123456789abcdef")
+    assert caught.value.status_code == 409
+    assert served.encoder.fingerprint() in caught.value.body["message"]
     with serving(trained, key="right") as closed:
         with pytest.raises(UnauthorizedError):
             client(closed, "wrong").embed(model="mine", input_type="image", texts=["a"])

@@ -85,7 +85,8 @@ class Prepared:
 
     @property
     def name(self) -> str:
-        return self.options.name or self.which.name
+        """What callers see: the run's name, or the last part of a path."""
+        return self.options.name or (self.which.name if self.which.made_by else self.which.path.name)
 
 
 @dataclass(frozen=True)

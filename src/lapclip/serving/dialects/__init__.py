@@ -6,6 +6,7 @@ A new dialect is one file here that makes a `Dialect` at its end, and its name i
 from __future__ import annotations
 
 import importlib
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -19,7 +20,7 @@ from lapclip.serving.refusals import Refusal
 if TYPE_CHECKING:
     from fastapi import APIRouter
 
-    from lapclip.serving.service import Service
+    from lapclip.serving.service import ServedModel, Service
 
 import time
 from collections.abc import Sequence
@@ -29,6 +30,7 @@ import numpy as np
 from lapclip.serving.items import Item
 from lapclip.serving.refusals import TooLarge
 
+FINGERPRINT = re.compile(r"[0-9a-f]{16}")
 REFUSED = "lapclip.refused"
 """Where the scope of a request holds the code of its refusal, for the metrics."""
 _DIALECTS: list[Dialect] = []
@@ -54,6 +56,12 @@ def load_dialects() -> list[Dialect]:
     for name in ("own", "openai", "cohere", "immich"):
         importlib.import_module(f"lapclip.serving.dialects.{name}")
     return _DIALECTS
+
+
+def check_model_name(service: Service, model: ServedModel, named: str | None) -> None:
+    """One model is served, so any name is taken for it. A fingerprint is a demand, as the header X-Lapclip-Model is."""
+    if named is not None and named != model.name and FINGERPRINT.fullmatch(named):
+        service.check_demand(named, model)
 
 
 def answer_refusal(scope: Scope, refusal: Refusal) -> Response:

@@ -23,10 +23,10 @@ from fastapi import APIRouter
 from pydantic import Field
 from starlette.responses import Response
 
-from lapclip.serving.dialects import Dialect, json_answer
+from lapclip.serving.dialects import Dialect, check_model_name, json_answer
 from lapclip.serving.dialects.own import Demand, Strict
 from lapclip.serving.items import Item, Text, image_from_text
-from lapclip.serving.refusals import BadItem, Refusal, Unknown, Unsupported
+from lapclip.serving.refusals import BadItem, Refusal, Unsupported
 from lapclip.serving.service import Answer, Service
 
 EmbeddingType = Literal["float", "int8", "uint8", "binary", "ubinary", "base64"]
@@ -90,14 +90,14 @@ class Asked(Strict):
 class EmbedV1(Asked):
     """Texts or images, as Cohere's first version has them."""
 
-    model: str | None = Field(None, description="The name of the served model.")
+    model: str | None = Field(None, description="Any name; a fingerprint has to be that of the served model.")
     input_type: InputType | None = Field(None, description="Changes nothing: CLIP embeds all of them alike.")
 
 
 class EmbedV2(Asked):
     """Texts, images, or inputs that are one of them each."""
 
-    model: str = Field(description="The name of the served model.")
+    model: str = Field(description="Any name; a fingerprint has to be that of the served model.")
     input_type: InputType = Field(description="Changes nothing: CLIP embeds all of them alike.")
     inputs: list[Input] | None = None
     output_dimension: int | None = Field(None, description="The dimension of the model, and no other.")
@@ -112,9 +112,7 @@ def routes(service: Service) -> APIRouter:
     router = APIRouter(tags=["Cohere"])
 
     async def embed(request: EmbedV1 | EmbedV2, demand: str | None) -> Answer:
-        name = service.model.name
-        if request.model not in (None, name):
-            raise Unknown("There is no model of this name here.", field="model", hint=f"model={name!r}")
+        check_model_name(service, service.model, request.model)
         return await service.embed(request.items(), demand=demand)
 
     def answer(request: Asked, made: Answer, version: str) -> Response:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Annotated, Any, Literal
@@ -23,13 +22,12 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidat
 from starlette.responses import Response
 
 from lapclip.embedder import Encoder
-from lapclip.serving.dialects import Dialect, InTurns, json_answer
+from lapclip.serving.dialects import Dialect, InTurns, check_model_name, json_answer
 from lapclip.serving.dialects.own import TINY_IMAGE, Demand, GivenItem, Strict
 from lapclip.serving.items import Item, Text, image_from_text, is_image_text
 from lapclip.serving.refusals import BadItem, Fault, Refusal, TooLarge, Unknown, Unsupported
 from lapclip.serving.service import ServedModel, Service
 
-FINGERPRINT = re.compile(r"[0-9a-f]{16}")
 COUNTED_AT_ONCE = 64
 """Texts whose tokens are counted without a thread."""
 
@@ -278,9 +276,7 @@ def routes(service: Service) -> APIRouter:
 
 def _check_model(service: Service, model: ServedModel, request: EmbeddingsRequest) -> None:
     """Refuse what another model would have to give."""
-    named = request.model
-    if named is not None and named != model.name and FINGERPRINT.fullmatch(named):
-        service.check_demand(named, model)
+    check_model_name(service, model, request.model)
     if request.dimensions not in (None, 0, model.dimension):  # infinity's client sends 0 for the model's own
         raise Unsupported(
             f"dimensions: the vectors of this model have {model.dimension} numbers and cannot be cut.",
