@@ -6,12 +6,14 @@ import base64
 import socket
 import threading
 import time
+import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+from lapclip.serving.items import ImageFile
 from lapclip.serving.service import Limits
 
 from .conftest import Serving, jpeg, serving
@@ -64,19 +66,22 @@ def test_a_slow_sender_is_cut_off(guarded: Serving) -> None:
 
 def test_all_requests_together_have_a_limit(guarded: Serving) -> None:
     host, port = guarded.url.removeprefix("http://").split(":")
-    head = f"POST /embed HTTP/1.1\r\nHost: {host}\r\nX-API-Key: {KEY}\r\nContent-Length: 16000\r\n\r\n".encode()
+    head = f"POST /embed HTTP/1.1\r\nHost: {host}\r\nX-API-Key: {KEY}\r\nContent-Length: 18000\r\n\r\n".encode()
     with socket.create_connection((host, int(port)), timeout=5) as first:
         first.sendall(head)
         time.sleep(0.1)
+        assert guarded.post("/embed", ASKED, **{"X-API-Key": KEY}).status == 200  # what is only announced takes no room
+        first.sendall(b" " * 17_000)
+        time.sleep(0.1)
         with socket.create_connection((host, int(port)), timeout=5) as second:
-            second.sendall(head)
+            second.sendall(head + b" " * 17_000)
             answer = second.recv(1000)
     assert b"503" in answer.split(b"\r\n")[0]
     assert b"retry-after" in answer.lower()
 
 
 def test_a_full_queue_refuses_at_once_and_recovers(trained: Path) -> None:
-    with serving(trained, Limits(queue_seconds=0.05, cache_bytes=0)) as found:
+    with serving(trained, Limits(queue_seconds=0.05, queue_items=0, cache_bytes=0)) as found:
         hold, embed = threading.Event(), found.service.model.engine.embed
 
         def slow(tower: str, rows: object) -> object:
@@ -125,3 +130,101 @@ def test_a_caller_who_goes_away_costs_nothing_more(trained: Path) -> None:
             assert first.result().status == 200
         assert found.post("/embed", ASKED).status == 200
         assert computed == [1, 1]
+
+
+def test_texts_and_probes_do_not_wait_behind_images_that_take_long(
+    trained: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hold, row = threading.Event(), ImageFile.row
+
+    def slow(self: ImageFile, encoder: object) -> object:
+        if self.data.startswith(b"\xff\xd8"):  # a JPEG; the golden image is a PNG
+            hold.wait(10)
+        return row(self, encoder)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(ImageFile, "row", slow)
+    with serving(trained, Limits(cache_bytes=0)) as found, ThreadPoolExecutor(8) as pool:
+        image = {"items": [{"image": base64.b64encode(jpeg(1)).decode()}]}
+        waiting = [pool.submit(found.post, "/embed", image) for _ in range(8)]
+        time.sleep(0.2)
+        began = time.monotonic()
+        assert found.post("/embed", ASKED).status == 200
+        assert found.get("/ready").status == 200
+        assert time.monotonic() - began < 5
+        hold.set()
+        assert {each.result().status for each in waiting} == {200}
+
+
+def test_images_that_take_long_to_decode_fill_the_queue(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    row = ImageFile.row
+
+    def slow(self: ImageFile, encoder: object) -> object:
+        time.sleep(0.2)
+        return row(self, encoder)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(ImageFile, "row", slow)
+    with (
+        serving(trained, Limits(cache_bytes=0, queue_seconds=0.3, queue_items=0)) as found,
+        ThreadPoolExecutor(16) as pool,
+    ):
+        image = {"items": [{"image": base64.b64encode(jpeg(1)).decode()}]}
+        for _ in range(6):  # what they cost becomes known
+            assert found.post("/embed", image).status == 200
+        answers = [pool.submit(found.post, "/embed", image) for _ in range(40)]
+        assert {answer.result().status for answer in answers} == {200, 429}
+
+
+def test_what_was_accepted_is_answered_while_the_server_ends(served: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
+    embed = served.service.embed
+
+    async def end_meanwhile(*arguments: object, **options: object) -> object:
+        served.service.draining = True
+        return await embed(*arguments, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(served.service, "embed", end_meanwhile)
+    try:
+        asked = {"images": [base64.b64encode(jpeg(3)).decode()], "labels": ["a cat", "a dog"]}
+        assert served.post("/classify", asked).status == 200  # several turns
+        refused = served.post("/embed", ASKED)
+        assert (refused.status, refused.headers["Retry-After"]) == (503, "1")
+        assert served.get("/health").status == 200
+        assert served.get("/ready").status == 503
+    finally:
+        served.service.draining = False
+
+
+def test_a_fault_of_ours_is_one_line_without_what_was_sent(
+    served: Serving, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    async def broken(*_: object, **__: object) -> None:
+        raise ZeroDivisionError("a secret cat")
+
+    monkeypatch.setattr(served.service, "embed", broken)
+    answer = served.post("/embed", {"items": [{"text": "a secret cat"}]})
+    assert answer.status == 500
+    assert b"secret" not in answer.body
+    time.sleep(0.1)
+    said = capfd.readouterr().err
+    assert "ZeroDivisionError" in said
+    assert "secret" not in said
+    assert len(said.splitlines()) == 1
+
+
+def test_a_data_uri_without_end_blocks_nobody(served: Serving) -> None:
+    began = time.monotonic()
+    assert served.post("/embed", {"items": [{"image": "data:" + "a" * 10_000_000}]}).status == 400
+    assert time.monotonic() - began < 3
+
+
+@pytest.mark.parametrize("path", ["/health", "/embed"])
+def test_requests_that_need_no_body_may_not_have_one(guarded: Serving, path: str) -> None:
+    request = urllib.request.Request(
+        guarded.url + path, b" " * 15_000, {"X-API-Key": KEY}, method="GET" if path == "/embed" else "POST"
+    )
+    assert guarded._ask(request).status == 413
+
+
+def test_json_of_very_many_elements_is_refused_before_it_is_read(served: Serving) -> None:
+    began = time.monotonic()
+    assert served.post("/embed", b'{"items":[' + b"{}," * 2_000_000 + b"{}]}").status == 413
+    assert time.monotonic() - began < 3

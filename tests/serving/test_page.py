@@ -31,6 +31,7 @@ def test_repeated_items_come_from_the_cache(served: Serving) -> None:
     hits = cache.hits
     assert served.post("/embed", asked).json == first
     assert cache.hits == hits + 1
+    assert all(vector.base is None for vector in cache._vectors.values())  # a row would hold its whole batch
 
 
 def test_the_description_knows_the_requests_and_loads_nothing_from_elsewhere(served: Serving) -> None:

@@ -43,10 +43,12 @@ def make_app(service: Service, search: FolderSearch | None = None, immich_upstre
         app.include_router(search_routes(search))
     app.state.immich_upstream = Upstream(immich_upstream) if immich_upstream else None
 
+    @app.head("/health", include_in_schema=False)
     @app.get("/health", summary="Whether the process lives")
     async def health() -> Response:
         return json_answer({"status": "ok"})
 
+    @app.head("/ready", include_in_schema=False)
     @app.get("/ready", summary="Whether a golden image and caption get their vectors")
     async def ready(demand: Demand = None) -> Response:
         service.check_demand(demand)

@@ -52,6 +52,8 @@ class Row:
     future: asyncio.Future[np.ndarray]
     deadline: float
     """By `time.monotonic`."""
+    first: bool = False
+    """Whether it goes before all others: a test of the model must not wait behind the work of callers."""
     queued: float = field(default_factory=time.monotonic)
 
     @property
@@ -89,7 +91,11 @@ class Batcher:
             if self._closing:
                 _settle(row, Unavailable("The model has just been replaced."))
                 return
-            self._waiting.setdefault(row.shape, deque()).append(row)
+            rows = self._waiting.setdefault(row.shape, deque())
+            if row.first:
+                rows.appendleft(row)
+            else:
+                rows.append(row)
             self._changed.notify()
 
     def seconds_of(self, tower: str) -> float:
@@ -127,7 +133,7 @@ class Batcher:
                 if self._closing:
                     return None
                 self._changed.wait()
-            shape = min(self._waiting, key=lambda shape: self._waiting[shape][0].queued)
+            shape = min(self._waiting, key=lambda shape: self._rank(self._waiting[shape][0]))
             rows, batch, now = self._waiting[shape], [], time.monotonic()
             while rows and len(batch) < self._engine.largest_batch(shape[0]):
                 row = rows.popleft()
@@ -140,6 +146,10 @@ class Batcher:
             if not rows:
                 del self._waiting[shape]
             return batch
+
+    @staticmethod
+    def _rank(row: Row) -> tuple[bool, float]:
+        return not row.first, row.queued
 
     def _compute(self, batch: list[Row]) -> None:
         began, tower = time.monotonic(), batch[0].tower
@@ -156,6 +166,8 @@ class Batcher:
         """A vector for each row, or why there is none."""
         try:
             vectors = self._engine.embed(batch[0].tower, np.stack([row.values for row in batch]))
+            if len(vectors) != len(batch):
+                raise ValueError(f"{len(vectors)} vectors for {len(batch)} rows")
         except Exception as error:  # whatever the engine stumbles on, the rows beside it are not at fault
             if len(batch) == 1:
                 return [Fault(f"The model failed on this input: {first_line(error)}.")]

@@ -13,20 +13,28 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import sys
 import time
+import traceback
 from collections.abc import Iterable
 from contextlib import suppress
+from pathlib import Path
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from lapclip.serving.dialects import REFUSED, answer_refusal
 from lapclip.serving.refusals import Forbidden, Late, NoKey, Refusal, TooLarge, Unavailable
-from lapclip.serving.service import Service
+from lapclip.serving.service import ARRIVED, Service
+from lapclip.text import size
 from lapclip.web.security import HEADERS, LONGEST_PATH, Door, let_in
 
 OPEN = ("/health", "/ready", "/ping")
-"""Paths that tell nothing but whether the server works: load balancers have no key."""
+"""Paths that tell whether the server works, and with which model: load balancers have no key."""
+LARGEST_WITHOUT_NEED = 10_000
+"""Bytes of a request that needs none."""
+MOST_ELEMENTS = 300_000
+"""Commas and brackets of a request in JSON: each may become an object of Python."""
 MODEL_HEADER = "X-Lapclip-Model"
 
 
@@ -50,7 +58,8 @@ class Gate:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
-        began, started = time.monotonic(), False
+        began, started, body = time.monotonic(), False, None
+        ARRIVED.set(began)
 
         async def send_with_headers(message: Message) -> None:
             nonlocal started
@@ -69,15 +78,21 @@ class Gate:
             if self._door.opens(scope):
                 await let_in(self._door, Headers(scope=scope))(scope, receive, send_with_headers)
                 return
-            with self._body_room(scope) as room:
+            with BodyRoom(self, scope) as room:
                 body = await self._read(receive, room)
+                check_elements(scope, body)
                 self._service.metrics.phase("read", time.monotonic() - began)
+                if scope["method"] == "POST":
+                    self._service.check_room()  # before anything is made of it: refusing must cost little
                 await self._answer(scope, body, receive, send_with_headers)
         except Refusal as refusal:
             if not started:
                 answer = answer_refusal(scope, refusal)
-                answer.headers["Connection"] = "close"  # the request may not have been read to its end
+                if body is None:
+                    answer.headers["Connection"] = "close"  # the request was not read to its end
                 await answer(scope, receive, send_with_headers)
+        except Exception as error:  # the application has answered 500; of what was asked nothing is written down
+            log_fault(error)
 
     def _count(self, scope: Scope, status: int, seconds: float) -> None:
         """By the path of a route: what was asked stays out of the metrics."""
@@ -93,6 +108,8 @@ class Gate:
             raise Forbidden(refused)
         if len(scope["path"]) > LONGEST_PATH:
             raise Refusal("No address here is that long.")
+        if self._service.draining and scope["path"] not in OPEN:
+            raise Unavailable("The server is ending.")
         if self._key is None or scope["path"] in self._open:
             return
         if not (self._has_key(headers) or self._door.has_token(scope, headers)):
@@ -107,11 +124,6 @@ class Gate:
             given.append(key.strip())
         assert self._key is not None
         return any(secrets.compare_digest(text.encode("utf-8", "replace"), self._key.encode()) for text in given)
-
-    def _body_room(self, scope: Scope) -> BodyRoom:
-        length = Headers(scope=scope).get("content-length", "0")
-        announced = int(length) if length.isascii() and length.isdigit() and len(length) < 20 else 0
-        return BodyRoom(self, announced)
 
     async def _read(self, receive: Receive, room: BodyRoom) -> bytes:
         """The whole body. Slow senders are cut off."""
@@ -159,26 +171,47 @@ class Gate:
             await answering
 
 
-class BodyRoom:
-    """The bytes that one request takes out of what all may take together."""
+def log_fault(error: Exception) -> None:
+    """One line on a fault of ours: its kind and where it happened."""
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    where = f"{Path(last.filename).name}:{last.lineno}"
+    print(f"{time.strftime('%Y-%m-%d %H:%M:%S')} fault: {type(error).__name__} at {where}", file=sys.stderr, flush=True)
 
-    def __init__(self, gate: Gate, announced: int) -> None:
-        self._gate, self._announced, self._counted = gate, announced, 0
+
+def check_elements(scope: Scope, body: bytes) -> None:
+    """Refuse JSON of so many elements that reading it would take gigabytes; an image is one element."""
+    if "json" not in Headers(scope=scope).get("content-type", "json"):
+        return
+    if sum(body.count(mark) for mark in (b",", b"{", b"[")) > MOST_ELEMENTS:
+        raise TooLarge(f"A request may have {MOST_ELEMENTS:,} elements at most.")
+
+
+class BodyRoom:
+    """The bytes that one request takes out of what all may take together: those that have come, not those announced."""
+
+    def __init__(self, gate: Gate, scope: Scope) -> None:
+        self._gate, self._counted = gate, 0
+        asks = scope["method"] == "POST" and scope["path"] not in OPEN
+        self._most = gate.limits.body_bytes if asks else LARGEST_WITHOUT_NEED
+        length = Headers(scope=scope).get("content-length", "0")
+        self._announced = int(length) if length.isascii() and length.isdigit() and len(length) < 20 else 0
 
     def __enter__(self) -> BodyRoom:
-        self.count(self._announced)
+        self._check(self._announced)
         return self
 
     def __exit__(self, *_: object) -> None:
         self._gate.bytes -= self._counted
 
     def count(self, total: int) -> None:
-        """A request has, or will have, so many bytes. Raises where that is too much."""
-        limits = self._gate.limits
-        if total > limits.body_bytes:
-            raise TooLarge(f"A request may have {limits.body_bytes // 10**6} MB at most.")
-        more = max(0, total - self._counted)
-        if self._gate.bytes + more > limits.all_body_bytes:
+        """So many bytes have come. Raises where that is too much."""
+        self._check(total)
+        more = total - self._counted
+        if self._gate.bytes + more > self._gate.limits.all_body_bytes:
             raise Unavailable("Too many bytes are on their way to this server.")
         self._gate.bytes += more
-        self._counted += more
+        self._counted = total
+
+    def _check(self, total: int) -> None:
+        if total > self._most:
+            raise TooLarge(f"This request may have {size(self._most)} at most.")

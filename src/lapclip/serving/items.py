@@ -22,7 +22,9 @@ LONGEST_TEXT = 20_000
 """Characters of a text that is taken: far above what any context holds, and short enough to be encoded at once."""
 LARGEST_IMAGE = 20_000_000
 """Bytes of an image file."""
-_DATA_URI = re.compile(r"data:([\w.+/-]*)((?:;[\w.+-]+=[^;,]*)*)(;base64)?,", re.ASCII)
+LONGEST_HEAD = 1000
+"""Characters of a data URI before its data."""
+_DATA_URI = re.compile(r"data:([\w.+/-]*)((?:;[\w.+-]+=[^;,]*)*)(;base64)?,", re.ASCII | re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -86,21 +88,48 @@ class ImageFile:
 
 
 @dataclass(frozen=True)
+class ImageText:
+    """An image file in base64, as JSON holds it. Decoded with the image, in a thread: it may have many megabytes."""
+
+    written: str
+
+    tower = "image"
+
+    @cached_property
+    def digest(self) -> bytes:
+        """Equal for equal files, written alike."""
+        return hashlib.blake2b(b"b" + self.written.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+
+    def row(self, encoder: Encoder) -> np.ndarray:
+        """The square that the model sees."""
+        try:
+            data = base64.b64decode(self.written, validate=True)
+        except (binascii.Error, ValueError):
+            try:  # line breaks, the alphabet for addresses, and without the padding at the end
+                plain = "".join(self.written.split()).rstrip("=").replace("-", "+").replace("_", "/")
+                plain += "=" * (-len(plain) % 4)
+                data = base64.b64decode(plain, validate=True)
+            except (binascii.Error, ValueError):
+                raise BadItem("it is no image in base64.") from None
+        return ImageFile(data).row(encoder)
+
+
+@dataclass(frozen=True)
 class ImageAddress:
     """An image that is to be fetched. `Service.embed` does that, or refuses; what it fetches is an `ImageFile`."""
 
     url: str
 
 
-Loaded = Text | ImageFile
+Loaded = Text | ImageFile | ImageText
 """What is here, and can become a row for the engine."""
 Item = Loaded | ImageAddress
 """What callers send."""
 
 
-def image_from_text(written: str, *, position: int | None = None) -> ImageFile | ImageAddress:
+def image_from_text(written: str, *, position: int | None = None) -> ImageText | ImageAddress:
     """An image as JSON holds it: a data URI (`data:image/jpeg;base64,...`), base64 alone, or an address."""
-    if match := _DATA_URI.match(written):
+    if match := _DATA_URI.match(written, 0, LONGEST_HEAD):
         if not match[3]:
             raise BadItem("a data URI of an image has to be in base64 (data:image/jpeg;base64,...).", position=position)
         written = written[match.end() :]
@@ -108,17 +137,10 @@ def image_from_text(written: str, *, position: int | None = None) -> ImageFile |
         return ImageAddress(written)
     if len(written) > LARGEST_IMAGE * 4 // 3 + 4:
         raise TooLarge(f"the image has more than {LARGEST_IMAGE // 10**6} MB.", position=position)
-    try:
-        data = base64.b64decode(written, validate=True)
-    except (binascii.Error, ValueError):
-        try:  # line breaks, and the alphabet for addresses
-            data = base64.b64decode("".join(written.split()).replace("-", "+").replace("_", "/"), validate=True)
-        except (binascii.Error, ValueError):
-            raise BadItem("it is no image in base64.", position=position) from None
-    return ImageFile(data)
+    return ImageText(written)
 
 
 def is_image_text(written: str) -> bool:
     """Whether a string is an image written as a data URI, as opposed to a text about one."""
-    match = _DATA_URI.match(written)
-    return bool(match) and match[1].startswith("image/")
+    match = _DATA_URI.match(written, 0, LONGEST_HEAD)
+    return bool(match) and match[1].lower().startswith("image/")

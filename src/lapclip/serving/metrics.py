@@ -123,6 +123,7 @@ class Metrics:
             "queue": {"items": items, "seconds": seconds},
             "cache": {"hits": model.cache.hits, "misses": model.cache.misses, "bytes": model.cache.bytes},
             "memory_bytes": memory_bytes(),
+            "notes": list(service.notes.values()),
             "model": {
                 "name": model.name,
                 "fingerprint": model.fingerprint,
@@ -161,6 +162,9 @@ class _State:
         yield CounterMetricFamily("lapclip_cache_misses", "Items that the cache did not have", model.cache.misses)
         yield GaugeMetricFamily("lapclip_cache_bytes", "Memory of the cache", model.cache.bytes)
         yield GaugeMetricFamily("lapclip_memory_bytes", "Memory of the process", memory_bytes())
+        yield GaugeMetricFamily(
+            "lapclip_notes", "What is wrong beside the answers; the page says what", len(service.notes)
+        )
         about = {"name": model.name, "fingerprint": model.fingerprint, "engine": model.engine.name}
         yield InfoMetricFamily("lapclip_model", "The model that is served", about)
         recall = GaugeMetricFamily("lapclip_model_recall", "Recall on held-out pairs", labels=["measure", "split"])

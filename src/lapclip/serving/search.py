@@ -15,7 +15,7 @@ from fastapi import APIRouter
 from pydantic import Field
 from starlette.responses import Response
 
-from lapclip.errors import LapclipError
+from lapclip.errors import LapclipError, first_line
 from lapclip.progress import Progress, Status
 from lapclip.searching.library import Hit, Library, library_of
 from lapclip.searching.query import parse, parse_since, vector_of
@@ -60,12 +60,9 @@ class FolderSearch:
         waiting: Status | None = None,
     ) -> None:
         self._folder, self._service, self._which = folder.absolute(), service, which
-        model = service.model
+        model = service.hold_model()
         self._current = self._library(model, progress, waiting), model
-        model.callers += 1
         self._wake, self._closing = threading.Event(), False
-        self.fault: str | None = None
-        """Why the index could not be brought up to date the last time."""
         service.listeners.append(self._wake.set)
         self._thread = threading.Thread(target=self._keep_up, name="lapclip-index", daemon=True)
         self._thread.start()
@@ -84,7 +81,7 @@ class FolderSearch:
         since = parse_since(request.since) if request.since else None
         span = request.limit, request.offset, since, tuple(request.exclude)
         if request.like is not None:
-            if library.entry(request.like) is None:
+            if await asyncio.to_thread(library.entry, request.like) is None:
                 raise Unknown(f"There is no image {request.like} in the index.")
             return await asyncio.to_thread(library.like, request.like, *span), library, model
         if request.image is not None:
@@ -112,18 +109,17 @@ class FolderSearch:
             self._wake.clear()
             if self._closing:
                 return
-            target, (_, before) = self._service.model, self._current
+            target, (_, before) = self._service.hold_model(), self._current
             try:
                 self._current = self._library(target), target
-                self.fault = None
-            except (LapclipError, OSError) as error:  # what is there goes on to answer
-                self.fault = str(error)
+            except Exception as error:  # whatever it is: what is there goes on to answer, and the next turn tries again
+                target.release()
+                self._service.notes["index"] = f"The index of the folder is not up to date: {first_line(error)}"
                 continue
-            if target is not before:
-                target.callers += 1
-                before.callers -= 1
-                if target is not self._service.model:  # replaced once more in the meantime
-                    self._wake.set()
+            before.release()
+            self._service.notes.pop("index", None)
+            if target is not self._service.model:  # replaced once more in the meantime
+                self._wake.set()
 
 
 def search_routes(search: FolderSearch) -> APIRouter:

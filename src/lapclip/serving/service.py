@@ -18,7 +18,8 @@ import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, nullcontext
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,7 +41,13 @@ GOLDEN_TEXT = "a lighthouse on a rock, and a red boat"
 READY_FOR = 1.0
 """Seconds for which readiness is not tested again: probes must not become load."""
 READY_SECONDS = 5.0
-"""The deadline of the golden image and caption."""
+"""The deadline of the golden image and caption. They go before what callers wait for: a busy server is ready."""
+PREPARING = {"image": 0.005, "text": 0.0002}
+"""Seconds that an image takes to be decoded, and a text to be encoded, before any was."""
+SMOOTHING = 0.1
+"""The weight of the latest item in the running mean of that."""
+ARRIVED: ContextVar[float] = ContextVar("arrived")
+"""When the request that is being answered began to arrive, by `time.monotonic`."""
 
 
 @dataclass(frozen=True)
@@ -49,8 +56,11 @@ class Limits:
 
     deadline: float = 30.0
     """Seconds from the arrival of a request to its answer."""
-    queue_seconds: float = 10.0
-    """Seconds of work that may wait: beyond it requests are refused at once."""
+    queue_seconds: float = 2.0
+    """Seconds of work that may wait: beyond it requests are refused at once. Short, so that a server that was
+    overloaded is itself again as soon as that is over."""
+    queue_items: int = 64
+    """Images and texts that may always wait, however long they take."""
     items: int = 256
     """Images and texts of one request."""
     body_bytes: int = 64_000_000
@@ -103,7 +113,7 @@ class VectorCache:
         with self._lock:
             if digest not in self._vectors:
                 self._bytes += size
-            self._vectors[digest] = vector
+            self._vectors[digest] = vector.copy()  # of its own: it may be a row of a whole batch
             while self._bytes > self._most:
                 _, old = self._vectors.popitem(last=False)
                 self._bytes -= old.nbytes + self.ENTRY
@@ -134,6 +144,26 @@ class ServedModel:
         self.golden = _golden_vectors(engine)
         self.callers = 0
         """Requests that are being answered by it, and an index that asks it."""
+        self._counting = threading.Lock()
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Not retired meanwhile."""
+        self.hold()
+        try:
+            yield
+        finally:
+            self.release()
+
+    def hold(self) -> None:
+        """One more who needs it."""
+        with self._counting:
+            self.callers += 1
+
+    def release(self) -> None:
+        """One less."""
+        with self._counting:
+            self.callers -= 1
 
     def seconds_of(self, item: Loaded) -> float:
         """What an item costs the engine now."""
@@ -165,9 +195,14 @@ class Service:
         """Fetches images that are given by their address; None where that was not allowed."""
         self._model = model
         # One thread of torch each: they are as many as there are cores already.
-        self._preparing = ThreadPoolExecutor(
-            max(2, logical_cores()), "lapclip-prepare", initializer=lambda: use_threads(1)
-        )
+        self._decoders = max(2, logical_cores())
+        self._decoding = ThreadPoolExecutor(self._decoders, "lapclip-decode", initializer=lambda: use_threads(1))
+        # Texts and tests of the model do not wait behind images that take long.
+        self._encoding = ThreadPoolExecutor(2, "lapclip-encode", initializer=lambda: use_threads(1))
+        self._preparing_seconds = dict(PREPARING)
+        self._replacing = threading.Lock()
+        self.notes: dict[str, str] = {}
+        """What is wrong beside the answers, such as an index that cannot be brought up to date; shown on the page."""
         self._waiting_seconds = 0.0
         self._items = 0
         self._ready: tuple[float, Refusal | None] | None = None
@@ -205,7 +240,7 @@ class Service:
             raise BadItem("There is nothing to embed.")
         if len(items) > self.limits.items:
             raise TooLarge(f"{len(items):,} items in one request; at most {self.limits.items:,} are taken.")
-        deadline = deadline or time.monotonic() + self.limits.deadline
+        deadline = deadline or self.deadline()
         loaded = [item for item in items if not isinstance(item, ImageAddress)]
         if len(loaded) < len(items):
             async with self._fetched(items, deadline, model) as files:
@@ -232,16 +267,23 @@ class Service:
             raise BadItem(
                 "addresses are not fetched.", position=position, hint="a data URI, or lapclip serve --allow-urls"
             )
-        if self.draining:
-            raise Unavailable("The server is ending.")
-        if model is not None:
-            model.callers += 1
-        try:
+        with model.held() if model is not None else nullcontext():
             async with self.fetcher.fetched(items, deadline) as files:
                 yield files
-        finally:
-            if model is not None:
-                model.callers -= 1
+
+    def check_room(self, items: int = 1, seconds: float = 0.0) -> None:
+        """Refuse what the queue has no room for."""
+        if not self._items or self._items + items <= self.limits.queue_items:
+            return
+        if self._waiting_seconds + seconds > self.limits.queue_seconds:
+            raise TooMany(
+                f"The queue is full: {self._items:,} items wait, about {self._waiting_seconds:.1f} s of work.",
+                retry_after=max(1.0, self._waiting_seconds / 2),
+            )
+
+    def deadline(self) -> float:
+        """When the request that is being answered has to be, by `time.monotonic`: counted from its arrival."""
+        return ARRIVED.get(time.monotonic()) + self.limits.deadline
 
     def check_demand(self, demand: str | None, model: ServedModel | None = None) -> None:
         """Refuse a caller who needs the vectors of another model."""
@@ -265,7 +307,7 @@ class Service:
         """Why the golden image and caption do not get their vectors from a model, if so."""
         deadline = time.monotonic() + READY_SECONDS
         try:
-            vectors = await self._compute(model, list(enumerate(golden_items())), deadline)
+            vectors = await self._compute(model, list(enumerate(golden_items())), deadline, first=True)
         except Refusal as error:
             return Unavailable(f"The golden image and caption were not answered: {error.message}")
         if not model.agrees(np.stack(vectors)):
@@ -274,11 +316,18 @@ class Service:
 
     def replace(self, model: ServedModel) -> ServedModel:
         """Serve another model from now on; returns the old one, which answers those who met it. See `retire`."""
-        old, self._model = self._model, model
+        with self._replacing:
+            old, self._model = self._model, model
         self._ready = None
         for listener in self.listeners:
             listener()
         return old
+
+    def hold_model(self) -> ServedModel:
+        """The model that is served now, held for the caller, from any thread: it is not retired before `release`."""
+        with self._replacing:
+            self._model.hold()
+            return self._model
 
     async def retire(self, model: ServedModel) -> None:
         """Wait until nobody needs a model any more, then end its engine thread."""
@@ -289,21 +338,16 @@ class Service:
     def close(self) -> None:
         """End the threads."""
         self._model.batcher.close()
-        self._preparing.shutdown(wait=False, cancel_futures=True)
+        for pool in (self._decoding, self._encoding):
+            pool.shutdown(wait=False, cancel_futures=True)
         if self.fetcher is not None:
             self.fetcher.close()
 
     @contextmanager
     def _admitted(self, model: ServedModel, items: Sequence[Loaded]) -> Iterator[None]:
         """Room in the queue for some items, or `TooMany` at once. A request always finds room in an empty queue."""
-        if self.draining:
-            raise Unavailable("The server is ending.")
-        seconds = sum(model.seconds_of(item) for item in items)
-        if self._items and self._waiting_seconds + seconds > self.limits.queue_seconds:
-            raise TooMany(
-                f"The queue is full: {self._items:,} items wait, about {self._waiting_seconds:.0f} s of work.",
-                retry_after=max(1.0, self._waiting_seconds / 2),
-            )
+        seconds = sum(self._seconds_of(model, item) for item in items)
+        self.check_room(len(items), seconds)
         self._items += len(items)
         self._waiting_seconds += seconds
         try:
@@ -312,51 +356,56 @@ class Service:
             self._items -= len(items)
             self._waiting_seconds = self._waiting_seconds - seconds if self._items else 0.0
 
+    def _seconds_of(self, model: ServedModel, item: Loaded) -> float:
+        """What an item costs now: its time in the engine or its share of the threads that decode, whichever is more."""
+        return max(model.seconds_of(item), self._preparing_seconds[item.tower] / self._decoders)
+
     async def _compute(
-        self, model: ServedModel, items: Sequence[tuple[int, Loaded]], deadline: float
+        self, model: ServedModel, items: Sequence[tuple[int, Loaded]], deadline: float, *, first: bool = False
     ) -> list[np.ndarray]:
         """The vectors of items with their positions. If one fails, or the caller goes away, the rest is given up."""
         loop = asyncio.get_running_loop()
         futures: list[asyncio.Future[np.ndarray]] = [loop.create_future() for _ in items]
-        texts = [(item, future) for (_, item), future in zip(items, futures, strict=True) if isinstance(item, Text)]
-        if texts:  # encoding is quick: one job for all
-            self._preparing.submit(_prepare, model, texts, deadline, self.metrics)
-        for (_, item), future in zip(items, futures, strict=True):
-            if not isinstance(item, Text):
-                self._preparing.submit(_prepare, model, [(item, future)], deadline, self.metrics)
-        model.callers += 1
-        try:
-            await asyncio.wait(
-                futures, timeout=max(0.0, deadline - time.monotonic()), return_when=asyncio.FIRST_EXCEPTION
-            )
-            for (position, _), future in zip(items, futures, strict=True):
-                if future.done() and (error := future.exception()) is not None:
-                    raise _at(error, position)
-            if not all(future.done() for future in futures):
-                raise Unavailable("The answer was not ready before the deadline.")
-            return [future.result() for future in futures]
-        finally:
-            model.callers -= 1
-            for future in futures:
-                future.cancel()
+        pairs = [(item, future) for (_, item), future in zip(items, futures, strict=True)]
+        if quick := [pair for pair in pairs if first or isinstance(pair[0], Text)]:  # one job for all
+            self._encoding.submit(self._prepare, model, quick, deadline, first)
+        for pair in pairs:
+            if not (first or isinstance(pair[0], Text)):
+                self._decoding.submit(self._prepare, model, [pair], deadline, first)
+        with model.held():
+            try:
+                await asyncio.wait(
+                    futures, timeout=max(0.0, deadline - time.monotonic()), return_when=asyncio.FIRST_EXCEPTION
+                )
+                for (position, _), future in zip(items, futures, strict=True):
+                    if future.done() and (error := future.exception()) is not None:
+                        raise _at(error, position)
+                if not all(future.done() for future in futures):
+                    raise Unavailable("The answer was not ready before the deadline.")
+                return [future.result() for future in futures]
+            finally:
+                for future in futures:
+                    future.cancel()
 
-
-def _prepare(
-    model: ServedModel,
-    items: Sequence[tuple[Loaded, asyncio.Future[np.ndarray]]],
-    deadline: float,
-    metrics: Metrics,
-) -> None:
-    """In a thread: items become rows, which go to the engine at once."""
-    for item, future in items:
-        if future.cancelled():
-            continue
-        began = time.monotonic()
-        try:
-            model.batcher.submit(Row(item.tower, item.row(model.encoder), future, deadline))
-        except Exception as error:
-            _fail(future, error)
-        metrics.phase("prepare", time.monotonic() - began)
+    def _prepare(
+        self,
+        model: ServedModel,
+        items: Sequence[tuple[Loaded, asyncio.Future[np.ndarray]]],
+        deadline: float,
+        first: bool,
+    ) -> None:
+        """In a thread: items become rows, which go to the engine at once."""
+        for item, future in items:
+            began = time.monotonic()
+            if future.cancelled() or deadline < began:  # nobody waits for it any more
+                continue
+            try:
+                model.batcher.submit(Row(item.tower, item.row(model.encoder), future, deadline, first))
+            except Exception as error:
+                _fail(future, error)
+            spent = time.monotonic() - began
+            self._preparing_seconds[item.tower] += SMOOTHING * (spent - self._preparing_seconds[item.tower])
+            self.metrics.phase("prepare", spent)
 
 
 def _fail(future: asyncio.Future[np.ndarray], error: Exception) -> None:

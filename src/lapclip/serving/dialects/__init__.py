@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
     from lapclip.serving.service import ServedModel, Service
 
-import time
 from collections.abc import Sequence
 
 import numpy as np
@@ -115,14 +114,14 @@ class InTurns:
     def __init__(self, service: Service, demand: str | None) -> None:
         self._service, self.model = service, service.model
         service.check_demand(demand, self.model)
-        self._deadline = time.monotonic() + service.limits.deadline
+        self._deadline = service.deadline()
 
     def __enter__(self) -> InTurns:
-        self.model.callers += 1  # else it might be retired between two turns
+        self.model.hold()  # else it might be retired between two turns
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.model.callers -= 1
+        self.model.release()
 
     async def embed(self, field: str, items: Sequence[Item], each: int = 1) -> np.ndarray:
         """The vectors of one list. A refusal names its field; positions count what was sent, `each` items for one."""

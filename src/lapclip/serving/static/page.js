@@ -72,10 +72,12 @@ async function refresh() {
   try {
     const answer = await fetch("/state");
     if (!answer.ok) throw new Error(answer.status === 401 ? "Open the whole address that lapclip serve printed." : `The server answers ${answer.status}.`);
-    present(await answer.json());
+    const state = await answer.json();
+    present(state);
+    say("notice", state.notes.join(" "));
+    show("notice", state.notes.length > 0);
     say("standing", "serving");
     byId("standing").classList.remove("failed");
-    show("notice", false);
   } catch (error) {
     say("standing", "not answering");
     byId("standing").classList.add("failed");
