@@ -414,7 +414,10 @@ def peers(bench: Bench) -> Iterator[Result]:
         quiet = {"HF_HUB_OFFLINE": "1", "INFINITY_ANONYMOUS_USAGE_STATS": "0", "DO_NOT_TRACK": "1"}
         model = ["--model-id", bench.model("huggingface"), "--served-model-name", "x", "--url-prefix", "/v1"]
         how = ["--device", "cpu", "--engine", "torch", "--dtype", "float32", "--batch-size", str(CONCURRENCY)]
-        sides["infinity"] = ([infinity, "v2", *model, *how, "--no-bettertransformer", "--port", "0"], quiet)
+        sides["infinity"] = (
+            [infinity, "v2", *model, *how, "--no-bettertransformer", "--host", "127.0.0.1", "--port", "0"],
+            quiet,
+        )
     with bench.direct("torch-float32") as direct:
         truth = direct.truth()
     rates: dict[str, dict[str, list[float]]] = {kind: {name: [] for name in sides} for kind in ("image", "text")}
