@@ -664,7 +664,7 @@ def read_events(path: Path) -> Iterator[dict[str, Any]]:
 def follow() -> None:
     """The reader: looks at a run all the while, as `lapclip watch` and its page do, until it is told to end."""
     from lapclip.runs.folder import all_runs
-    from lapclip.watch.watched_runs import WatchedRuns
+    from lapclip.watch.terminal import WatchedRuns
 
     over, looks = Path(os.environ["CHAOS_SIGNALS"]) / "over", 0
     watching = WatchedRuns([RUN], wait=True)

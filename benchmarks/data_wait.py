@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from lapclip.runs.event_log import read_events
+from lapclip.runs.events import read_events
 
 
 def main() -> None:

@@ -13,7 +13,7 @@ from collections import defaultdict
 from pathlib import Path
 from statistics import mean
 
-from lapclip.runs.event_log import read_events
+from lapclip.runs.events import read_events
 
 
 def main(run: str) -> None:

@@ -12,8 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 from statistics import median
 
-from lapclip.runs.event_log import EventLog, read_events
-from lapclip.runs.events import Step
+from lapclip.runs.events import EventLog, Step, read_events
 
 
 def main(run: str) -> None:

@@ -37,8 +37,8 @@ from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
 from lapclip.searching.library import Library, open_library
-from lapclip.searching.web.app import Application as SearchPage
-from lapclip.watch.web import app as watch_app
+from lapclip.searching.web import Application as SearchPage
+from lapclip.watch import web as watch_app
 from lapclip.web.security import Guard, door_for
 
 CANARY = "a canary 5b1f0c"

@@ -23,10 +23,10 @@ from statistics import median
 import numpy as np
 import torch
 
+from lapclip.data.find_images import Scan
 from lapclip.machine.facts import logical_cores
 from lapclip.searching.index import Index
 from lapclip.searching.read_images import read_image
-from lapclip.searching.scan import Scan
 from lapclip.searching.search_model import open_search_model
 from lapclip.searching.update_index import update_index
 

@@ -25,10 +25,10 @@ import numpy as np
 import psutil
 import torch
 
+from lapclip.data.find_images import Stamp
 from lapclip.searching.index import Entry, Index
 from lapclip.searching.library import Library
 from lapclip.searching.query import nearest, rough_scores
-from lapclip.searching.scan import Stamp
 from lapclip.searching.update_index import Before, IndexUpdate
 
 BLOCK = 16384

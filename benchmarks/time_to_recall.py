@@ -17,7 +17,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from lapclip.runs.event_log import read_events
+from lapclip.runs.events import read_events
 
 GOAL = 0.6
 

@@ -128,12 +128,12 @@ what was looked for and of what could not be. The exit status is 0 with and with
 In Python, without torch:
 
 ```python
-from lapclip.runs.findings import findings, look_around
+from lapclip.runs.findings import findings, surroundings_of
 from lapclip.runs.folder import find_run
 from lapclip.runs.view import view_of
 
 run = find_run("first-run")
-for finding in findings(view_of(run).summary, look_around(run)):
+for finding in findings(view_of(run).summary, surroundings_of(run)):
     print(finding.severity, finding.title, finding.evidence, finding.next, sep="\\n")
 ```
 """

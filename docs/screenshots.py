@@ -27,7 +27,7 @@ from lapclip.data.scenes.drawing import draw
 from lapclip.data.scenes.scene import describe, split_scenes
 from lapclip.watch import screen
 from lapclip.watch.panels import Canvas
-from lapclip.watch.watched_runs import WatchedRuns
+from lapclip.watch.terminal import WatchedRuns
 
 DOCS = Path(__file__).parent
 PORT = 8791

@@ -97,6 +97,15 @@ def real_data() -> Path:
     return folder
 
 
+def counted_reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Grows with each reading of a table of files from here on."""
+    from lapclip.data.sources.files import FILES
+
+    read, reads = FILES.read_table, []
+    monkeypatch.setattr(FILES, "read_table", lambda config: reads.append(config.source) or read(config))
+    return reads
+
+
 def command(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "lapclip", *arguments]
 

@@ -9,9 +9,8 @@ import numpy as np
 from PIL import Image
 
 from lapclip.commands.run_setup import Callbacks
-from lapclip.commands.run_to_end import Outcome
-from lapclip.commands.train import train
-from lapclip.runs.event_log import read_events
+from lapclip.commands.train import Outcome, train
+from lapclip.runs.events import read_events
 from lapclip.runs.folder import find_run
 
 from .conftest import SMALL

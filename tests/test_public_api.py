@@ -7,7 +7,7 @@ import lapclip
 
 
 def test_the_public_names_are_these_and_all_there() -> None:
-    assert lapclip.__all__ == ["Embedder", "LapclipError", "__version__", "load"]
+    assert lapclip.__all__ == ["Embedder", "LapclipError", "__version__", "connect", "load"]
     assert sorted(lapclip.__all__) == dir(lapclip)
     for name in lapclip.__all__:
         assert getattr(lapclip, name) is not None

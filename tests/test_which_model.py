@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from lapclip.errors import RunError
-from lapclip.runs.event_log import EventLog
-from lapclip.runs.events import Finished
+from lapclip.runs.events import EventLog, Finished
 from lapclip.runs.folder import Run, create_run, reserve_run
 from lapclip.which_model import NotAModel, best_on_photos, separation, which_model
 

@@ -14,17 +14,23 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+    from lapclip.client import connect
     from lapclip.embedder import Embedder, load
     from lapclip.errors import LapclipError
 
 __version__ = "0.1.0"
-__all__ = ["Embedder", "LapclipError", "__version__", "load"]
+__all__ = ["Embedder", "LapclipError", "__version__", "connect", "load"]
 
 # Here, because torch reads it when it is imported. With torch's own fallback an operation that MPS lacks would run on
 # the CPU without a word, and a run would not know where it ran; without, it is an error that is handled and named.
 os.environ["PYTORCH_ENABLE_MPS_FALLBACK"] = "0"
 
-_HOMES = {"Embedder": "lapclip.embedder", "load": "lapclip.embedder", "LapclipError": "lapclip.errors"}
+_HOMES = {
+    "Embedder": "lapclip.embedder",
+    "LapclipError": "lapclip.errors",
+    "connect": "lapclip.client",
+    "load": "lapclip.embedder",
+}
 
 
 def __getattr__(name: str) -> "Any":

@@ -366,7 +366,7 @@ def parse_settings(settings: list[str]) -> Layer:
 def minutes_layer(minutes: float | None) -> Layer:
     """What --minutes asks for."""
     if minutes is not None and minutes <= 0:
-        raise ConfigError(f"--minutes must be more than 0, not {minutes:g}.", hint="lapclip train --minutes 5")
+        raise ConfigError(f"--minutes must be more than 0, not {minutes:g}.", hint="--minutes 5")
     return Layer("--minutes", {"train": {"minutes": minutes}} if minutes is not None else {})
 
 

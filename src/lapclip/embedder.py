@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -23,21 +23,27 @@ from PIL import Image
 
 from lapclip.data.dataset import Pairs, Pixels
 from lapclip.data.pixels import View, middle_square, normalise
-from lapclip.data.tokenizers import Tokenizer, load_tokenizer
-from lapclip.data.tokenizers.tokenizer import PretrainedTokenizer
+from lapclip.data.tokenizers import PretrainedTokenizer, Tokenizer, load_tokenizer
 from lapclip.errors import DataError, RunError, WeightsError, first_line
 from lapclip.fingerprint import fingerprint, image_fingerprint, short_digest
 from lapclip.machine.choose_device import choose_device
 from lapclip.machine.cpu import keep_freed_memory
 from lapclip.machine.device import Device
 from lapclip.model.clip import CLIP
-from lapclip.paths import digest_of_file, read_json
+from lapclip.paths import check_plain, digest_of_file, read_json
 from lapclip.progress import Progress
+from lapclip.weights import DESCRIPTION, OWN_TOKENIZER, is_exported
 from lapclip.weights.pretrained_networks import build_network
 from lapclip.weights.read_model import read_model
-from lapclip.weights.recognise import DESCRIPTION, OWN_TOKENIZER, is_exported
 
 BATCH = 64
+
+
+class Logits(NamedTuple):
+    """What a model learnt to make of a similarity: times a scale, plus a bias where it learnt with the sigmoid loss."""
+
+    scale: float
+    bias: float | None
 
 
 class Encoder(ABC):
@@ -64,6 +70,10 @@ class Encoder(ABC):
     @abstractmethod
     def image_fingerprint(self) -> str:
         """The same for the embeddings of images alone."""
+
+    def logits(self) -> Logits | None:
+        """The learnt scale and bias, where they are known."""
+        return None
 
     def encode_image(self, images: Sequence[str | os.PathLike | Image.Image]) -> np.ndarray:
         """One unit-length row per image, given as paths or as PIL images."""
@@ -130,6 +140,10 @@ class Embedder(Encoder):
     def image_fingerprint(self) -> str:
         return image_fingerprint(self.model)
 
+    def logits(self) -> Logits:
+        bias = self.model.logit_bias
+        return Logits(self.model.logit_scale.exp().item(), None if bias is None else bias.item())
+
     def description(self) -> dict:
         """What config.json holds: everything but the weights."""
         towers = {name: spec.to_dict() for name, spec in self.model.networks().items()}
@@ -149,6 +163,7 @@ class OnnxSession:
         options.add_session_config_entry("session.force_spinning_stop", "1")
         options.log_severity_level = 3
         try:
+            check_plain(path)
             self._session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
         except Exception as error:  # whatever the engine says of a damaged file
             raise _cannot_run(path, error) from None
@@ -195,6 +210,9 @@ class OnnxEmbedder(Encoder):
 
     def image_fingerprint(self) -> str:
         return short_digest(self._image_facts())
+
+    def logits(self) -> Logits | None:
+        return Logits(self.about["logit_scale"], self.about.get("logit_bias")) if "logit_scale" in self.about else None
 
     def _image_facts(self) -> dict[str, Any]:
         # Pixels are scaled inside the tower, so its file tells that too.

@@ -18,7 +18,7 @@ from torch import nn
 from lapclip.data.pixels import View
 from lapclip.data.tokenizers import Tokenizer
 from lapclip.model.clip import CLIP
-from lapclip.model.pretrained.pretrained_towers import PretrainedTower
+from lapclip.model.pretrained_towers import PretrainedTower
 from lapclip.paths import digest_of_json
 
 DIGITS = 16

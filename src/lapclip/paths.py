@@ -1,9 +1,11 @@
-"""Folders, files that are read in bounded memory and written whole or not at all, and digests of what is in them."""
+"""Folders, files that are read in bounded memory and written whole or not at all, digests of what is in them, and files
+of what was measured on this machine before."""
 
 from __future__ import annotations
 
 import errno
 import hashlib
+import io
 import json
 import os
 import platform
@@ -17,7 +19,7 @@ import tomllib
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, cast
 
 import platformdirs
 
@@ -88,6 +90,11 @@ def open_own(path: str | os.PathLike[str], mode: str = "rb", **text: Any) -> IO[
     return open(path, mode, opener=opened, **text)
 
 
+def check_plain(path: str | os.PathLike[str]) -> None:
+    """Raise OSError where a library that opens the file itself would wait for a pipe, or where there is none."""
+    open_own(path).close()
+
+
 def is_link(path: str | os.PathLike[str]) -> bool:
     """Whether a path is a symbolic link or, on Windows, a junction."""
     try:
@@ -138,8 +145,8 @@ def read_toml(path: str | os.PathLike[str], *, own: bool = False) -> dict[str, A
 
 
 def read_json(path: str | os.PathLike[str]) -> Any:
-    """What is in a JSON file. Raises OSError, or ValueError where it is no JSON."""
-    return parse_json(read_bytes(path).decode("utf-8"))
+    """What is in a JSON file of a run or a model. Raises OSError, or ValueError where it is no JSON."""
+    return parse_json(read_bytes(path, own=True).decode("utf-8"))
 
 
 def parse_json(text: str) -> Any:
@@ -285,11 +292,50 @@ def digest_of_bytes(data: bytes) -> str:
 
 
 def digest_of_file(path: Path) -> str:
-    """SHA-256 of a file's content."""
-    with open(path, "rb") as file:
+    """SHA-256 of a file's content. OSError where it is no plain file."""
+    with cast(io.BufferedReader, open_own(path)) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def digest_of_json(content: Any) -> str:
     """SHA-256 of plain data, whatever the order of its keys."""
     return digest_of_bytes(json.dumps(content, sort_keys=True).encode())
+
+
+class CacheFile:
+    """A JSON file of entries in the cache folder. A damaged one is ignored with a warning; one that cannot be written
+    remembers nothing."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    @property
+    def path(self) -> Path:
+        return cache_folder() / self._name
+
+    def read(self, key: str) -> Any:
+        """What was written under the key, or None."""
+        return self.entries().get(key)
+
+    def write(self, key: str, value: Any) -> None:
+        """Store a value beside the others."""
+        self.replace({**self.entries(), key: value})
+
+    def replace(self, entries: dict[str, Any]) -> None:
+        """Store these entries alone. Other processes may read and write at the same time."""
+        with suppress(OSError):
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            write_atomic(self.path, json.dumps(entries, indent=1))
+
+    def entries(self) -> dict[str, Any]:
+        """Everything that is stored."""
+        try:
+            entries = read_json(self.path)
+            if isinstance(entries, dict):
+                return entries
+        except FileNotFoundError:
+            return {}
+        except (OSError, ValueError):
+            pass
+        print(f"{self.path} is damaged; what it remembered is measured again.", file=sys.stderr)
+        return {}

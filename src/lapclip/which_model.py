@@ -7,7 +7,7 @@ each command has one rule, which its help states.
 `eval`, `gained`, `export` and `report` take `newest_run`: they are typed after training and are about the run that was
 just trained, good or bad. `search` is about photos, not about a run: it takes the model that made the index of the
 folder (`that_made_an_index`), because all images would have to be read again for another one, and where there is no
-index the model that finds photos best (`best_on_photos`).
+index the model that finds photos best (`best_on_photos`). `embed` does the same with the file it is to write.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from typing import Any
 from lapclip.config import SECTIONS, Config, DataConfig, Layer, build_config
 from lapclip.errors import RunError
 from lapclip.model.shapes import SHAPES
-from lapclip.runs.event_log import mapping
+from lapclip.runs.events import mapping
 from lapclip.runs.folder import RUNS, Run, all_runs, find_run
 from lapclip.text import number, path_from_here, percent
-from lapclip.weights.recognise import is_model
+from lapclip.weights import is_model
 
 ASKED = "asked for"
 MADE_THE_INDEX = "it made the index of this folder"

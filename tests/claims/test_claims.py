@@ -21,8 +21,7 @@ from lapclip.commands.train import train
 from lapclip.data.scenes.scene import split_scenes
 from lapclip.errors import ConfigError
 from lapclip.machine.cpu import Cpu
-from lapclip.microscope.memory_speed import TransferTimes
-from lapclip.microscope.products import ManyProducts, ProductParts
+from lapclip.microscope.device_speed import ManyProducts, ProductParts, TransferTimes
 from lapclip.model.shapes import SHAPES
 from lapclip.tuning.memory_probe import StepMemory
 

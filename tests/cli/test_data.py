@@ -11,7 +11,7 @@ from ..data.check.made import odd_folder
 
 def test_check_prints_one_json_object(here: Path) -> None:
     odd_folder(here)
-    done = lapclip("data", "check", ".", "--json")
+    done = lapclip("data", "check", ".", "--recipe", "photos", "--json")
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert found["images"] == 16

@@ -28,10 +28,10 @@ from lapclip.commands.train import train
 from lapclip.config import DataConfig
 from lapclip.data.sources.files import FILES
 from lapclip.data.table import Table
-from lapclip.errors import RunError
+from lapclip.errors import DataError, RunError
 from lapclip.machine.polite import PolitePauses
 from lapclip.runs.folder import Run, _new_folder, all_runs, create_run, find_run, is_reserved, reserve_run
-from lapclip.runs.heartbeat import at_work_path, beat_of, others_at_work, read_beat, write_beat
+from lapclip.runs.heartbeat import PREPARING, at_work_path, beat_of, others_at_work, read_beat, write_beat
 
 from ..conftest import SMALL, lapclip, lapclip_process, set_flags
 from ..small_runs import photos
@@ -197,12 +197,28 @@ def test_bad_settings_are_refused_at_once(here: Path) -> None:
     assert not list(Path().glob("runs/*"))
 
 
+def test_rows_that_the_foreground_refuses_are_refused_at_once(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is decoded for it, and the towers of the recipe are not opened."""
+    photos(here / "photos", 4)
+    rows = "".join(f"gone{at}.jpg,a dog\n" for at in range(4))
+    (here / "photos" / "captions.csv").write_text(f"image,caption\n000.png,a cat\n001.png,a cow\n{rows}")
+    (here / "one.csv").write_text("image,caption\nphotos/000.png,a cat\n")
+    (here / "val.csv").write_text("image,caption,split\nphotos/000.png,a cat,val\nphotos/001.png,a cow,val\n")
+    monkeypatch.setattr(choose_recipe, "CHECK_SECONDS", 60.0)
+    for data, part in (("photos", "4 of 6 rows"), ("one.csv", "nothing to"), ("val.csv", "train on")):
+        for recipe in ([], ["--recipe", "photos"]):
+            done = lapclip("train", data, "--background", *recipe)
+            assert (done.returncode, part in done.stderr) == (2, True), done.stderr
+        assert lapclip("train", data, *recipe).stderr == done.stderr
+    assert not list(Path().glob("runs/*"))
+
+
 def test_data_is_read_once_and_what_takes_long_to_read_is_left_to_the_run(
     here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     photos(here / "photos", 4)
     monkeypatch.setattr(choose_recipe, "towers_installed", lambda: True)
-    monkeypatch.setattr(choose_recipe, "LOOK_SECONDS", 30.0)
+    monkeypatch.setattr(choose_recipe, "CHECK_SECONDS", 30.0)
     read, slow = FILES.read_table, threading.Event()
     reads: list[str] = []
 
@@ -215,7 +231,7 @@ def test_data_is_read_once_and_what_takes_long_to_read_is_left_to_the_run(
     monkeypatch.setattr(FILES, "read_table", read_table)
     assert parsed(in_background(["train", "photos", "--background"], monkeypatch))["name"] == "heads"
     assert len(reads) == 1
-    monkeypatch.setattr(choose_recipe, "LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(choose_recipe, "CHECK_SECONDS", 0.05)
     began = time.monotonic()
     assert parsed(in_background(["train", "photos", "--background"], monkeypatch))["name"] == "photos"
     assert len(reads) == 2
@@ -417,6 +433,35 @@ def test_two_runs_that_compete_are_told(here: Path, empty_cache: Path) -> None:
     train("first-run", SMALL, name="run")
     (note,) = events("run")[0]["notes"]
     assert "another run is at work on this computer, /somewhere/runs/other" in note
+
+
+def test_a_run_that_is_made_ready_in_the_foreground_is_listed(
+    here: Path, empty_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    about: list[str] = []
+
+    def set_up(*_: object) -> None:
+        until(at_work_path(PREPARING).exists, 10)
+        beat = read_beat(at_work_path(PREPARING))
+        assert beat is not None
+        about.append(beat.about)
+        raise DataError("these images are none")
+
+    monkeypatch.setattr("lapclip.commands.train.set_up", set_up)
+    for name in ("mine", None):
+        with pytest.raises(DataError):
+            train("first-run", SMALL, name=name)
+    assert about == [str(here / "runs" / "mine"), str(here / "runs")]
+    assert not at_work_path(PREPARING).exists()
+    assert not Path("runs").exists()
+    for at, path in enumerate([*about, str(here / "elsewhere" / "runs" / "other")]):
+        write_beat(at_work_path(PREPARING).with_name(f"{at}.json"), beat_of(os.getppid(), path))
+    rows = json.loads(lapclip("runs", "--json").stdout)["runs"]
+    assert [(row["name"], row["state"], row["step"]) for row in rows] == [
+        ("mine", "preparing", 0),
+        ("", "preparing", 0),
+    ]
+    assert "mine                    preparing" in lapclip("runs").stdout
 
 
 def test_a_polite_run_waits_and_goes_on_by_itself_with_the_same_result(

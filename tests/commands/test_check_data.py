@@ -11,16 +11,16 @@ import pytest
 from lapclip import __version__
 from lapclip.cli.data import summary
 from lapclip.commands import choose_recipe
-from lapclip.commands.check_data import advised_recipe, check_data, epoch_seconds, outlook, settings_for
+from lapclip.commands.data import advised_recipe, check_data, epoch_seconds, outlook, settings_for
 from lapclip.config import DataConfig
-from lapclip.data.check.findings import find_all
-from lapclip.data.check.image_pass import inspect_image
+from lapclip.data.check_data import find_all, inspect_image
 from lapclip.data.loading import load_data
 from lapclip.data.packed_store import store_bytes
 from lapclip.data.table import ImageFile, Row, Table
 from lapclip.data.tokenizers import CharacterTokenizer
 from lapclip.errors import DataError
-from lapclip.machine.measurement_cache import CacheFile
+from lapclip.paths import CacheFile
+from tests.conftest import counted_reads
 from tests.data.check.made import encoded, odd_folder, odd_images, scene, write_csv
 
 
@@ -103,7 +103,7 @@ def test_clean_data_has_no_findings_and_a_ceiling_of_one(tmp_path: Path) -> None
 def test_characters_that_training_never_shows_are_named(tmp_path: Path) -> None:
     images = {"a.jpg": encoded(scene(1)), "b.jpg": encoded(scene(2)), "c.jpg": encoded(scene(3))}
     rows = [("a.jpg", "a dog", "train"), ("b.jpg", "a god", "train"), ("c.jpg", "a dög", "val")]
-    found = check_data(str(write_csv(tmp_path, images, rows)), None, ["data.tokenizer=characters"])
+    found = check_data(str(write_csv(tmp_path, images, rows)), "photos", ["data.tokenizer=characters"])
     assert finding(found, "unknown_characters")["examples"] == ["ö (in 1 captions)"]
 
 
@@ -111,7 +111,7 @@ def test_the_time_of_an_epoch_comes_from_the_notebook_where_steps_were_timed(emp
     config, _ = settings_for("scenes", None, ["train.batch_size=50"])
     key = f"{config.model} batch 50 captions of 24 asked on cpu lapclip {__version__}"
     CacheFile("tune.json").write(key, {"seconds_a_step": 0.5})
-    assert epoch_seconds(config, 1000, 24) == (10.0, "from steps that were timed here before")
+    assert epoch_seconds(config, 1000, 24) == (10.0, "from steps that were timed here before", 0.0)
 
 
 def test_copies_are_on_one_side_where_splits_are_drawn(tmp_path: Path, empty_cache: Path) -> None:
@@ -143,19 +143,27 @@ def test_check_and_train_agree_on_the_recipe_for_few_images(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, installed: bool
 ) -> None:
     monkeypatch.setattr(choose_recipe, "towers_installed", lambda: installed)
-    monkeypatch.setattr("lapclip.commands.check_data.towers_installed", lambda: installed)
+    monkeypatch.setattr("lapclip.commands.data.towers_installed", lambda: installed)
     images = {f"{seed}.jpg": encoded(scene(seed)) for seed in range(6)}
     source = str(write_csv(tmp_path, images, [(name, f"thing {name[:-4]}", "") for name in images]))
+    reads = counted_reads(monkeypatch)
     found = check_data(source, None, [])
+    assert len(reads) == 1
     named = [f"data.source={json.dumps(source)}"]
-    taken, notes = choose_recipe.settle_recipe("auto", named)
-    assert found["train_recipe"] == taken == ("heads" if installed else "photos")
+    taken, notes, _ = choose_recipe.settle_recipe("auto", named)
+    assert found["train_recipe"] == found["recipe"] == taken == ("heads" if installed else "photos")
     assert "small-towers" in ("" if installed else found["outlook"] + notes[0]) or installed
-    last = summary(found)[-1]
+    needs, lines, learnt = found["needs"], summary(found), found["splits"]["train"]["images"]
+    assert needs["image_size"] == (256 if installed else 112)
+    assert needs["store_bytes"] == store_bytes(learnt, 6 - learnt, needs["image_size"])
+    assert (needs["features_seconds"] > 0) == installed
+    assert found["tokenizer"]["kind"] == ("foreign" if installed else "characters")
+    assert any(f"with recipe {taken}" in line for line in lines)
+    last = lines[-1]
     assert "train" in last
     assert "--recipe" not in last  # as training does by itself, or cannot do here
-    assert choose_recipe.settle_recipe("photos", named) == ("photos", [])
-    assert choose_recipe.settle_recipe("auto", [*named, "model.image_size=32"]) == ("photos", [])
+    assert choose_recipe.settle_recipe("photos", named) == ("photos", [], None)
+    assert choose_recipe.settle_recipe("auto", [*named, "model.image_size=32"])[:2] == ("photos", [])
 
 
 def test_where_training_would_not_take_pretrained_towers_they_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -204,3 +212,8 @@ def test_check_and_train_agree_on_what_is_too_much(tmp_path: Path, empty_cache: 
         refused = pytest.raises(DataError, match="1 of 13 rows") if severity == "alarm" else nullcontext()
         with refused:
             load_data(DataConfig(source=source, broken_share=share), 16)
+
+
+def test_towers_that_a_setting_names_are_not_fetched_to_estimate(tmp_path: Path) -> None:
+    config, recipe = settings_for(str(tmp_path), None, ["model.image_from=timm:resnet18"])
+    assert (config.model.image_from, recipe) == ("", "photos")

@@ -14,12 +14,12 @@ from pathlib import Path
 import filelock
 import pytest
 
-from lapclip.commands.clean import REMOVABLE, chosen, look, remove
+from lapclip.commands.clean import REMOVABLE, chosen, list_items, remove
 from lapclip.paths import leftovers, partial_path, sweep
 from lapclip.runs.folder import Run
 from lapclip.runs.heartbeat import beat_of, write_beat
 from lapclip.searching.indexes import note_use
-from lapclip.weights.recognise import WEIGHTS
+from lapclip.weights import WEIGHTS
 
 from ..conftest import lapclip
 
@@ -157,7 +157,7 @@ def test_what_comes_into_use_while_a_person_is_asked_stays(
 ) -> None:
     monkeypatch.setattr("lapclip.commands.clean._in_use", lambda paths: set())  # not every system tells
     locks = ("runs/died/lock", "runs/mine/lock", "cache/packed-1/lock", "data/search/photos-1/lock")
-    doomed = chosen(look(), ["checkpoints", "packed", "indexes", "leftovers", "features"], ["died"])
+    doomed = chosen(list_items(), ["checkpoints", "packed", "indexes", "leftovers", "features"], ["died"])
     with at_work_on(*(disk / lock for lock in locks)):
         removed, failed = remove(doomed)
     assert {item.kind for item in removed} == {"features", "leftovers"}
@@ -171,7 +171,7 @@ def test_what_comes_into_use_while_a_person_is_asked_stays(
 
 
 def test_a_run_that_begins_while_a_person_is_asked_stays(disk: Path) -> None:
-    doomed = chosen(look(), ["checkpoints"], ["died"])
+    doomed = chosen(list_items(), ["checkpoints"], ["died"])
     for name in ("died", "mine"):
         write_beat(Run(Path("runs", name)).starting, beat_of(os.getpid()))
     removed, failed = remove(doomed)

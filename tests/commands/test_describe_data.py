@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from lapclip.commands.describe_data import describe_data, make_sheet
+from lapclip.commands.data import describe_data, make_sheet
 from lapclip.errors import ConfigError, DataError
 from lapclip.report import contact_sheet
 from lapclip.report.contact_sheet import Shown, to_image, to_page

@@ -11,8 +11,7 @@ import pytest
 
 from lapclip.commands import run_setup
 from lapclip.commands.resume import resume
-from lapclip.commands.run_to_end import Outcome
-from lapclip.commands.train import train
+from lapclip.commands.train import Outcome, train
 from lapclip.config import DataConfig, ModelConfig, build_config, parse_settings, read_recipe, replace_in
 from lapclip.data.loading import load_data
 from lapclip.data.tokenizers import choose_tokenizer
@@ -21,7 +20,7 @@ from lapclip.errors import ConfigError, DataError, LapclipError, RunError
 from lapclip.machine.cpu import Cpu
 from lapclip.model.clip import CLIP
 from lapclip.model.shapes import SHAPES
-from lapclip.runs.event_log import read_events
+from lapclip.runs.events import read_events
 from lapclip.training import teacher as teaching
 from lapclip.training.checkpoint import save_model
 from lapclip.training.teacher import TeacherModel, compute_teacher_embeddings, fit_width, open_teacher

@@ -360,4 +360,10 @@ def test_a_model_at_or_below_chance_is_told_with_the_interval() -> None:
     assert note_on_chance({**at, "intervals": {**at["intervals"], "t2i_r10": [0.042, 0.08]}}) == []
     classes = {"top1": 0.07, "chance": {"top1": 0.1}, "intervals": {"top1": [0.04, 0.11]}}
     assert "top-1 7.0% (4.0% to 11.0%) reaches down to chance, 10.0%" in note_on_chance(classes)[0]
-    assert note_on_chance({**classes, "intervals": {"top1": [0.11, 0.2]}}) == []
+    above = {**classes, "top1": 0.15, "intervals": {"top1": [0.11, 0.2]}}
+    assert note_on_chance(above) == []
+    assert note_on_chance({**above, "largest_class": 0.1}) == []
+    for share, how in ((0.12, "reaches down to"), (0.8, "is below")):
+        (note,) = note_on_chance({**above, "largest_class": share})
+        assert f"top-1 15.0% (11.0% to 20.0%) {how}" in note
+        assert f"{share:.1%}" in note

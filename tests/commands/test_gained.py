@@ -13,12 +13,11 @@ from PIL import Image
 
 from lapclip.commands.evaluate import EvaluationRequest, evaluate
 from lapclip.commands.gained import ALPHAS, FEWER, EvaluationSet, GainedRequest, evaluate_set, gained
-from lapclip.commands.run_to_end import Outcome
-from lapclip.commands.train import train
+from lapclip.commands.train import Outcome, train
 from lapclip.embedder import load_torch
 from lapclip.errors import LapclipError
-from lapclip.evaluation.weight_mixing import Blend
-from lapclip.runs.event_log import read_events
+from lapclip.evaluation.forgetting import Blend
+from lapclip.runs.events import read_events
 
 from ..conftest import SMALL, lapclip
 from ..small_runs import write_classes, write_photos

@@ -22,7 +22,7 @@ from lapclip.machine.desktop import Signals
 from lapclip.runs.folder import all_runs, find_run
 from lapclip.training import checkpoint
 from lapclip.training.loop import Training
-from lapclip.weights import recognise
+from lapclip.weights import WEIGHTS
 
 from ..conftest import SMALL, set_flags
 from ..conftest import lapclip as command
@@ -96,7 +96,7 @@ def test_a_full_disk_fails_the_run_and_resume_finishes_it(here: Path, monkeypatc
 
 def test_a_damaged_checkpoint_is_skipped_with_a_word(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patched:
-        patched.setattr("lapclip.commands.run_to_end.keep_newest", lambda *_: None)  # as before it was finished
+        patched.setattr("lapclip.commands.train.keep_newest", lambda *_: None)  # as before it was finished
         train_small("train.checkpoint_every_epochs=1", name="whole")
     shutil.copytree("runs/whole", "runs/copy")
     run = find_run("copy")
@@ -289,7 +289,7 @@ def test_a_best_model_saved_after_the_last_checkpoint_stays_the_best(
     rarely = ["train.evaluate_every_epochs=2", "train.checkpoint_every_epochs=0", "train.checkpoint_every_seconds=0"]
     with pytest.raises(Killed):
         train_small(*rarely, callbacks=run_setup.Callbacks([die]))
-    weights = Path("runs/run/model") / recognise.WEIGHTS
+    weights = Path("runs/run/model") / WEIGHTS
     best = weights.read_bytes()
     with monkeypatch.context() as patched:
         patched.setattr(Training, "merit", lambda self, scores, images: 0.0)
@@ -304,7 +304,7 @@ def test_a_run_whose_best_model_is_gone_makes_one(here: Path, monkeypatch: pytes
         raise RuntimeError("no more")
 
     with monkeypatch.context() as patched:
-        patched.setattr("lapclip.commands.run_to_end._score_final", fail)
+        patched.setattr("lapclip.commands.train._score_final", fail)
         with pytest.raises(RuntimeError):
             train_small()
     shutil.rmtree("runs/run/model")

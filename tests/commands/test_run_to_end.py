@@ -24,7 +24,7 @@ from lapclip.machine.cuda import Cuda
 from lapclip.machine.device import KINDS
 from lapclip.machine.xpu import Xpu
 from lapclip.model.towers import ImageTower
-from lapclip.runs.event_log import read_events
+from lapclip.runs.events import read_events
 from lapclip.runs.folder import find_run
 from lapclip.training import step
 from lapclip.training.fallback import DEVICE, OPERATION
@@ -368,7 +368,7 @@ CUDA_RUN = """
 import sys, torch
 from lapclip.commands.train import train
 from lapclip.commands.resume import resume
-from lapclip.commands.run_to_end import Outcome
+from lapclip.commands.train import Outcome
 from lapclip.model.towers import ImageTower
 real, calls, what = ImageTower.forward, iter(range(1, 10**6)), sys.argv[1]
 

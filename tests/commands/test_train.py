@@ -16,15 +16,13 @@ import torch
 import lapclip
 from lapclip.commands import run_setup
 from lapclip.commands.evaluate import EvaluationRequest, evaluate
-from lapclip.commands.run_to_end import recording
-from lapclip.commands.train import train
+from lapclip.commands.train import recording, train
 from lapclip.config import DataConfig, build_config, parse_settings, read_recipe
 from lapclip.data.sources.scenes import load_scenes
 from lapclip.errors import ConfigError, DataError, TrainingError
 from lapclip.evaluation.retrieval import linear_baseline
 from lapclip.model.shapes import SHAPES
-from lapclip.runs.event_log import read_events
-from lapclip.runs.events import Resumed
+from lapclip.runs.events import Resumed, read_events
 from lapclip.runs.folder import Run, find_run
 from lapclip.training import checkpoint
 

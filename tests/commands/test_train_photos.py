@@ -13,18 +13,17 @@ from lapclip.cli.train import summary
 from lapclip.commands import run_setup
 from lapclip.commands.evaluate import EvaluationRequest, evaluate
 from lapclip.commands.resume import resume
-from lapclip.commands.run_to_end import Outcome
-from lapclip.commands.train import train
+from lapclip.commands.train import Outcome, train
 from lapclip.config import build_config, parse_settings, read_recipe
 from lapclip.embedder import load
 from lapclip.errors import ConfigError, DataError, RunError
 from lapclip.evaluation import note_on_few
 from lapclip.model.shapes import SHAPES
-from lapclip.runs.event_log import read_events
+from lapclip.runs.events import read_events
 from lapclip.runs.folder import find_run
 from lapclip.training.loop import Training
 
-from ..conftest import lapclip, set_flags
+from ..conftest import counted_reads, lapclip, set_flags
 from ..small_runs import losses, photos, stop_after
 
 TINY = [
@@ -50,10 +49,14 @@ def train_on_photos(
     return train("photos", [source, *TINY, *settings], name=name, callbacks=callbacks)
 
 
-def test_a_folder_of_images_is_trained_on_and_scored_from_the_command(here: Path) -> None:
+def test_a_folder_of_images_is_trained_on_and_scored_from_the_command(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     photos(here / "photos")
+    reads = counted_reads(monkeypatch)
     done = lapclip("train", "photos", "--json", *set_flags(*TINY))
     assert done.returncode == 0, done.stderr
+    assert len(reads) == 1  # to choose the recipe and to learn from
     outcome = json.loads(done.stdout)
     assert outcome["data"] == str(here / "photos")
     assert "a caption a line in the .txt beside each image" in done.stderr

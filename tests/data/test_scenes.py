@@ -41,8 +41,11 @@ def test_every_attribute_value_is_trained_on() -> None:
         train = scenes.split_scenes(count, 0)["train"]
         assert {scene.thing for scene in train} == {thing for things in scenes.THINGS.values() for thing in things}
         assert {scene.colour for scene in train} == set(scenes.COLOURS)
-        assert {(scene.count, scene.place, scene.setting) for scene in train} == {
-            (count, place, setting) for count in scenes.COUNTS for place in scenes.PLACES for setting in scenes.SETTINGS
+        assert {(scene.count, scene.position, scene.setting) for scene in train} == {
+            (count, position, setting)
+            for count in scenes.COUNTS
+            for position in scenes.POSITIONS
+            for setting in scenes.SETTINGS
         }
 
 
@@ -81,10 +84,10 @@ def test_images_differ_in_jitter_and_repeat_for_a_seed() -> None:
     assert not np.array_equal(first, other)
 
 
-@pytest.mark.parametrize("attribute", ["thing", "colour", "count", "place", "setting"])
+@pytest.mark.parametrize("attribute", ["thing", "colour", "count", "position", "setting"])
 def test_each_attribute_changes_the_image(attribute: str) -> None:
-    values = {"thing": "snail", "colour": "blue", "count": 3, "place": "left", "setting": "snow"}
-    plain = {"category": "animals", "thing": "cat", "colour": "red", "count": 1, "place": "right", "setting": "noon"}
+    values = {"thing": "snail", "colour": "blue", "count": 3, "position": "left", "setting": "snow"}
+    plain = {"category": "animals", "thing": "cat", "colour": "red", "count": 1, "position": "right", "setting": "noon"}
     changed = scenes.Scene(**{**plain, attribute: values[attribute]})
     difference = np.abs(draw(scenes.Scene(**plain), 64, 7).astype(int) - draw(changed, 64, 7)).mean()
     assert difference > 2
@@ -183,7 +186,7 @@ def test_drawings_do_not_change_without_their_version() -> None:
     drawn = []
     for at, (category, thing) in enumerate(every):
         colour, count = scenes.COLOURS[at % 8], scenes.COUNTS[at % 3]
-        scene = scenes.Scene(category, thing, colour, count, scenes.PLACES[at // 3 % 3], scenes.SETTINGS[at % 4])
+        scene = scenes.Scene(category, thing, colour, count, scenes.POSITIONS[at // 3 % 3], scenes.SETTINGS[at % 4])
         drawn.append((draw(scene, 32, at) @ np.array([1, 2, 3]) / 6).mean())
     # Other releases of Pillow may round a pixel otherwise.
     assert drawn == pytest.approx(DRAWN_AS[SCENES_VERSION], abs=0.1), "raise SCENES_VERSION"

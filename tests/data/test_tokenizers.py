@@ -19,13 +19,14 @@ from lapclip.data.tokenizers import (
     BytePairTokenizer,
     CharacterTokenizer,
     choose_tokenizer,
+    clean,
     clip_tokenizer,
+    count_words,
+    learn_bpe,
     load_tokenizer,
     save_tokenizer,
     tokenizer_from_dict,
 )
-from lapclip.data.tokenizers.bpe import clean
-from lapclip.data.tokenizers.choose import count_words, learn_bpe
 from lapclip.errors import DataError
 
 BUILT_IN = CharacterTokenizer(ALPHABET)
@@ -158,7 +159,7 @@ def test_learning_stops_at_the_size_asked_for_where_there_is_more_to_learn() -> 
 
 def test_learning_gives_the_same_tokens_in_another_process(tmp_path: Path) -> None:
     program = (
-        "import json, sys; from lapclip.data.tokenizers.choose import count_words, learn_bpe;"
+        "import json, sys; from lapclip.data.tokenizers import count_words, learn_bpe;"
         "print(json.dumps(learn_bpe(count_words(json.load(sys.stdin)), 700).to_dict()))"
     )
     found = subprocess.run(

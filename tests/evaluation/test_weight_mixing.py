@@ -16,10 +16,10 @@ from lapclip.data.scenes.scene import ALPHABET
 from lapclip.data.tokenizers import CharacterTokenizer
 from lapclip.embedder import Embedder
 from lapclip.errors import RunError
-from lapclip.evaluation.weight_mixing import Blend
+from lapclip.evaluation.forgetting import Blend
 from lapclip.machine.cpu import Cpu
 from lapclip.model.clip import CLIP
-from lapclip.model.pretrained.pretrained_towers import FACTORY, TowerSpec
+from lapclip.model.pretrained_towers import FACTORY, TowerSpec
 from lapclip.model.shapes import SHAPES
 
 ALPHAS = [0.0, 0.3, 1.0]

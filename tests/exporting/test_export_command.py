@@ -11,8 +11,8 @@ import pytest
 from lapclip.commands.evaluate import EvaluationRequest, evaluate
 from lapclip.embedder import OnnxEmbedder, load
 from lapclip.errors import ConfigError
+from lapclip.exporting import find_format, known_formats
 from lapclip.exporting.check import MOST_LOST
-from lapclip.exporting.export_format import find_format, known_formats
 
 from ..conftest import lapclip as command
 

@@ -17,12 +17,11 @@ import lapclip
 from lapclip.commands.evaluate import EvaluationRequest, evaluate
 from lapclip.commands.export import export
 from lapclip.data.dataset import Pairs
-from lapclip.data.tokenizers import BytePairTokenizer, Tokenizer, clip_tokenizer
-from lapclip.data.tokenizers.choose import count_words, learn_bpe
+from lapclip.data.tokenizers import BytePairTokenizer, Tokenizer, clip_tokenizer, count_words, learn_bpe
 from lapclip.embedder import Embedder, load_torch
 from lapclip.errors import WeightsError
+from lapclip.exporting import CheckPairs, Job, Written, find_format
 from lapclip.exporting.export_folder import written_whole
-from lapclip.exporting.export_format import CheckPairs, Job, Written, find_format
 from lapclip.model.shapes import SHAPES
 from lapclip.weights.read_model import read_model
 

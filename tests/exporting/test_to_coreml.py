@@ -12,9 +12,9 @@ import pytest
 from lapclip.commands.export import write_and_check
 from lapclip.data.dataset import Pairs
 from lapclip.errors import WeightsError
+from lapclip.exporting import CheckPairs, Job, find_format
 from lapclip.exporting import to_coreml as coreml
 from lapclip.exporting.check import cosines
-from lapclip.exporting.export_format import CheckPairs, Job, find_format
 
 from ..weights.made import CAPTIONS, SHAPE, characters, embedder
 

@@ -23,15 +23,14 @@ from lapclip.data.dataset import Pairs
 from lapclip.data.pixels import middle_square
 from lapclip.embedder import Embedder, OnnxEmbedder, OnnxSession, load_torch, open_exported
 from lapclip.errors import WeightsError
-from lapclip.exporting import int8
+from lapclip.exporting import CheckPairs, Job, find_format, int8, require_packages
 from lapclip.exporting.check import cosines
 from lapclip.exporting.export_folder import EXAMPLES, describe, table_lines, write_json
-from lapclip.exporting.export_format import CheckPairs, Job, find_format, require_packages
 from lapclip.exporting.int8 import FLOAT, Tried, Way, choose, ladder, prepare, quantise
 from lapclip.exporting.to_onnx import interface, write_float, write_graph, write_int8
 from lapclip.exporting.tokenizer_files import write_tokenizers
 from lapclip.model.shapes import SHAPES
-from lapclip.weights.recognise import DESCRIPTION
+from lapclip.weights import DESCRIPTION
 
 from ..networks import TinyImage, tiny_text
 from ..weights.made import CAPTIONS, SHAPE, characters, embedder

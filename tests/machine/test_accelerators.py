@@ -17,8 +17,7 @@ from lapclip.machine.accelerators import (
     parse_nvidia_smi,
     parse_system_profiler,
 )
-from lapclip.machine.energy import Energy
-from lapclip.machine.sensors import Sensors
+from lapclip.machine.sensors import Energy, Sensors
 
 SMI = "NVIDIA GeForce RTX 4070 Laptop GPU, 8188, 7621, 560.35.03\nNVIDIA T500, [N/A], [N/A], 560.35.03\n"
 M1 = """{"SPDisplaysDataType": [{"_name": "kHW_AppleM1Item", "spdisplays_mtlgpufamilysupport": "spdisplays_metal4",

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from lapclip.machine import energy as energy_module
-from lapclip.machine.energy import Energy, Wrapping, apple_counters, of_device
+from lapclip.machine import sensors
+from lapclip.machine.sensors import Energy, Wrapping, apple_counters, of_device
 
 from .test_facts import write
 
@@ -17,7 +17,7 @@ FULL = 262_143_328_850
 @pytest.fixture(autouse=True)
 def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a GPU of this computer uses is no part of what these tests count."""
-    monkeypatch.setattr(energy_module, "_nvidia", lambda: ({}, None))
+    monkeypatch.setattr(sensors, "_nvidia", lambda: ({}, None))
 
 
 def zones(root: Path, package: int, dram: int) -> Path:
@@ -84,7 +84,7 @@ def test_a_counter_that_may_have_been_full_unseen_says_at_least(
 
 def test_energy_that_may_be_more_is_marked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
-    monkeypatch.setattr("lapclip.machine.energy.time.time", lambda: now)
+    monkeypatch.setattr("lapclip.machine.sensors.time.time", lambda: now)
     energy = Energy(zones(tmp_path, 5_000_000, 100))
     energy.joules()
     assert not energy.at_least

@@ -54,4 +54,4 @@ def test_busy_cores_are_named(share: float, text: str | None, monkeypatch: pytes
 
 def test_a_process_that_fails_says_why() -> None:
     with pytest.raises(LapclipError, match="KeyError"):
-        timing.in_fresh_process("lapclip.microscope.products", {})
+        timing.in_fresh_process("lapclip.microscope.device_speed", {})

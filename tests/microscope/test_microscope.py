@@ -12,7 +12,7 @@ from torch import Tensor
 from lapclip import microscope
 from lapclip.machine.cpu import Cpu
 from lapclip.machine.timing import PHASES
-from lapclip.microscope import batch_loading, memory_speed, products, step_phases
+from lapclip.microscope import device_speed, step_phases
 from lapclip.model.block import Block
 from lapclip.model.shapes import SHAPES
 from lapclip.tuning.measure import Rehearsal
@@ -24,7 +24,7 @@ TINY = SHAPES["tiny"]
 
 
 def test_the_parts_of_a_product_add_up() -> None:
-    parts = products.product_parts(CPU, size=64, rounds=5)
+    parts = device_speed.product_parts(CPU, size=64, rounds=5)
     added = parts.allocate_ms + parts.launch_ms + parts.synchronise_ms + parts.arithmetic_ms
     assert added == pytest.approx(parts.total_ms)
     assert parts.synchronise_ms == 0
@@ -36,16 +36,16 @@ def test_many_products_multiply_that_often(monkeypatch: pytest.MonkeyPatch) -> N
     multiplied: list[Tensor] = []
     original = Tensor.__matmul__
     monkeypatch.setattr(Tensor, "__matmul__", lambda a, b: multiplied.append(a) or original(a, b))
-    found = products.many_products(CPU, size=8, count=7, rounds=2)
+    found = device_speed.many_products(CPU, size=8, count=7, rounds=2)
     assert len(multiplied) == 7 * 3
     assert found.gflops == pytest.approx(2 * 8**3 * 7 / found.seconds / 1e9)
 
 
 def test_copies_without_a_device_are_of_memory_alone() -> None:
-    rates = memory_speed.copy_rates(CPU, size=1 << 20, rounds=2)
+    rates = device_speed.copy_rates(CPU, size=1 << 20, rounds=2)
     assert rates.memory > 0
     assert (rates.to_device, rates.to_device_pinned, rates.within_device) == (None, None, None)
-    assert memory_speed.transfer_times(CPU, 2, 8).pinned is None
+    assert device_speed.transfer_times(CPU, 2, 8).pinned is None
 
 
 def test_layouts_compare_the_same_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -57,7 +57,7 @@ def test_layouts_compare_the_same_numbers(monkeypatch: pytest.MonkeyPatch) -> No
         return original(block, x_BLD)
 
     monkeypatch.setattr(Block, "forward", forward)
-    memory_speed.layout_times(CPU, 2, 5, 16, 2, rounds=1)
+    device_speed.layout_times(CPU, 2, 5, 16, 2, rounds=1)
     assert torch.equal(seen[True], seen[False])
 
 
@@ -112,7 +112,7 @@ def test_every_way_to_load_feeds_the_same_batches() -> None:
         return original(batch, number, *rest)
 
     setattr(rehearsal, "step", watched)  # noqa: B010
-    found = batch_loading.loader_times(rehearsal, steps=2, workers=(0, 1), rounds=1)
+    found = step_phases.loader_times(rehearsal, steps=2, workers=(0, 1), rounds=1)
     assert list(found) == ["thread", "in line", "1 workers"]
     assert all(way.start_seconds > 0 for way in found.values())
     by_way = [[seen[1 + 3 * way + at] for at in (1, 2, 3)] for way in range(3)]
@@ -143,7 +143,7 @@ def test_examine_gives_plain_values_and_a_measurement_that_fails_does_not_lose_t
 
     named: list[str] = []
     with monkeypatch.context() as patched:
-        patched.setattr(memory_speed, "layout_times", fails)
+        patched.setattr(device_speed, "layout_times", fails)
         found = microscope.examine(
             CPU,
             lambda done, total, what: named.append(what),
@@ -159,7 +159,7 @@ def test_examine_gives_plain_values_and_a_measurement_that_fails_does_not_lose_t
     assert named[-1] == ""
     assert found["layouts"] == {"error": "no room in /dev/shm"}
     assert f"{'layouts':<18}could not be measured (no room in /dev/shm)" in microscope.lines(found)
-    found["layouts"] = dataclasses.asdict(memory_speed.layout_times(CPU, 2, 5, 16, 2, rounds=1))
+    found["layouts"] = dataclasses.asdict(device_speed.layout_times(CPU, 2, 5, 16, 2, rounds=1))
     text = "\n".join(microscope.lines(json.loads(json.dumps(found))))
     for fact in (
         "64x64 product",

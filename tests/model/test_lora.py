@@ -5,8 +5,7 @@ import torch
 
 from lapclip.config import TrainConfig
 from lapclip.model.clip import CLIP
-from lapclip.model.freezing import boundary, freeze
-from lapclip.model.lora import LowRank, merged_state
+from lapclip.model.freezing import LowRank, boundary, freeze, merged_state
 from lapclip.model.shapes import SHAPES
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from lapclip.runs.event_log import read_events
+from lapclip.runs.events import read_events
 
 Events = list[dict[str, Any]]
 

@@ -144,7 +144,7 @@ def test_of_many_classes_the_matrix_shows_those_in_the_most_mistakes() -> None:
     assert shown == [name for name in names if name in shown]
     at = shown.index("class 3")
     assert plot.traces[0]["z"][at][shown.index("class 4")] == 1.0
-    assert "Of 200 classes, the 60" in plot.look_for
+    assert "Of 200 classes, the 60" in plot.explanation
     assert len(json.dumps(classes["confusion"])) < 4000
 
 

@@ -200,7 +200,7 @@ def test_sensors_become_plots_and_accuracy_per_watt_hour(run_with: Make) -> None
     ]  # fmt: skip
     assert "Energy: 3,600 J, which is 1 Wh" in page.text
     assert "points of held-out text-to-image R@1 per Wh" in page.text
-    assert "slowed itself down in 50% of the looks" in page.text
+    assert "slowed itself down in 50% of the readings" in page.text
     assert page.charts["plot-8"]["data"][0]["z"] == [[1.0] * 12, [0.1] * 12]
 
 

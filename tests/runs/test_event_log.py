@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from lapclip.errors import RunError
-from lapclip.runs.event_log import LONGEST_LINE, EventLog, read_events
-from lapclip.runs.events import VERSION, Event, Stopped
+from lapclip.runs.events import LONGEST_LINE, VERSION, Event, EventLog, Stopped, read_events
 from lapclip.runs.follow import Tail
 
 DEEP = b'{"type":"step","step":9,"loss":' + b"[" * 100_000 + b"]" * 100_000 + b"}"

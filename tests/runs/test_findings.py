@@ -24,8 +24,8 @@ from lapclip.embedder import Embedder, load_torch
 from lapclip.errors import TrainingError
 from lapclip.machine.overview import checks
 from lapclip.model.clip import CLIP
-from lapclip.runs.event_log import read_events
-from lapclip.runs.findings import CHECKS, Finding, Surroundings, examine, findings, look_around
+from lapclip.runs.events import read_events
+from lapclip.runs.findings import CHECKS, Finding, Surroundings, examine, findings, surroundings_of
 from lapclip.runs.findings.run_state import computer_findings
 from lapclip.runs.folder import Run
 from lapclip.runs.follow import FollowedRun
@@ -178,7 +178,7 @@ def summary_of(run: Run) -> Summary:
 
 
 def found_in(run: Run) -> dict[str, Finding]:
-    return {finding.id: finding for finding in findings(summary_of(run), look_around(run))}
+    return {finding.id: finding for finding in findings(summary_of(run), surroundings_of(run))}
 
 
 def changed(run: Run, change: Callable[[dict[str, Any]], dict[str, Any]]) -> Summary:
@@ -191,7 +191,7 @@ def ids(summary: Summary, around: Surroundings = Surroundings()) -> list[str]:
 
 
 def test_a_healthy_run_has_no_findings_and_nearly_everything_was_looked_for(runs) -> None:
-    done = examine(summary_of(runs("healthy")), look_around(runs("healthy")))
+    done = examine(summary_of(runs("healthy")), surroundings_of(runs("healthy")))
     assert done.findings == []
     # These need a longer run, a sensor or a tuning.
     assert {check.id for check in CHECKS} - set(done.checked) <= {"overfitting", "throttled", "slower-than-tuned"}
@@ -425,7 +425,7 @@ def test_what_needs_another_machine(runs) -> None:
     sensors = next(event for event in events if event["type"] == "sensors")
     hot = [{**sensors, "step": at, "throttled": at % 3 == 0, "celsius": 90.0 + at, "megahertz": 900} for at in range(9)]
     assert ids(summarise([*events, *hot])) == ["throttled"]
-    assert "at 3 of 9 looks" in findings(summarise([*events, *hot]))[0].evidence
+    assert "at 3 of 9 readings" in findings(summarise([*events, *hot]))[0].evidence
     assert ids(summarise([*events, hot[0], *({**look, "throttled": False} for look in hot)])) == []  # once is nothing
     swapped = [{**sensors, "swap_bytes": sensors["swap_bytes"] + grown} for grown in (0, 2_000_000_000)]
     assert ids(summarise([*events, *swapped])) == ["swapping"]
@@ -451,7 +451,7 @@ def test_a_run_at_chance_is_an_alarm_from_half_of_its_steps_on(runs) -> None:
         return {**event, "evaluation": {**scores, "intervals": {key: [found - half, found + half] for key in ways}}}
 
     around = replace(
-        look_around(runs("healthy")),
+        surroundings_of(runs("healthy")),
         settings={"run": {"recipe": "photos", "asked": {"data": {"source": "/data/my photos"}}}},
     )
     (finding,) = findings(changed(runs("healthy"), shuffled), around)
@@ -481,7 +481,7 @@ def test_a_run_that_takes_half_as_long_again_as_its_minutes_is_told_how_many_ste
         return changed(runs("healthy"), change)
 
     assert ids(given(seconds / 60 / 1.4)) == []
-    (finding,) = findings(given(seconds / 60 / 2), look_around(runs("healthy")))
+    (finding,) = findings(given(seconds / 60 / 2), surroundings_of(runs("healthy")))
     assert finding.id == "over-time"
     assert "2.0 times" in finding.evidence
     assert "--set train.steps=60" in finding.next

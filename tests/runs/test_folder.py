@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from lapclip.errors import RunBusy, RunError
-from lapclip.runs.event_log import EventLog
-from lapclip.runs.events import Failed, Stopped
+from lapclip.runs.events import EventLog, Failed, Stopped
 from lapclip.runs.folder import Run, all_runs, create_run, find_run
 
 SETTINGS = {"run": {"format": 1}}

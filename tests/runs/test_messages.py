@@ -62,10 +62,12 @@ def test_what_happened_is_in_order_and_a_machine_that_slept_is_among_it() -> Non
     steps = [{"type": "step", "step": number, "time": float(number), "loss": 1.0} for number in range(1, 21)]
     slept = [{"type": "step", "step": 21, "time": 4000.0, "loss": 1.0}]
     stopped = {"type": "stopped", "step": 21, "time": 4001.0, "reason": "asked"}
-    found = notices(summarise([{"type": "started", "time": 0.0, "notes": ["no GPU"]}, *steps, *slept, stopped]))
-    assert [notice.type for notice in found] == ["started", "slept", "stopped"]
-    assert found[0].text == "no GPU"
-    assert "1 h 6 min" in found[1].text
+    found = notices(
+        summarise([{"type": "started", "time": 0.0, "notes": ["no GPU", "few images"]}, *steps, *slept, stopped])
+    )
+    assert [notice.type for notice in found] == ["started", "started", "slept", "stopped"]
+    assert [notice.text for notice in found[:2]] == ["no GPU", "few images"]  # each by itself, not as one long sentence
+    assert "1 h 6 min" in found[2].text
 
 
 def test_of_the_steps_a_log_has_one_now_and_then() -> None:

@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from lapclip.searching.index import index_folder
+from lapclip.searching.index import index_folder, thumbnail_path
 from lapclip.searching.indexes import indexes_of
+from lapclip.searching.library import open_library
+from lapclip.searching.web.images import Images
 from tests.conftest import lapclip
 
 from .made import another_model, draw, draw_many
@@ -117,3 +119,17 @@ def test_a_person_at_the_terminal_is_asked(two: Path, monkeypatch: pytest.Monkey
     assert done.returncode == (2 if answer == "7" else 0)
     assert len(indexes_of(two / "photos")) == left
     assert str(Path("runs") / "one") in done.stdout
+
+
+def test_an_open_page_brings_back_nothing_of_an_index_that_is_forgotten(two: Path) -> None:
+    library = open_library(two / "photos", "one")
+    images = Images(library)
+    first, second, *_ = (library.entry(hit.number) for hit in library.newest())
+    assert first
+    assert second
+    assert images.small(first)
+    assert thumbnail_path(library.index_path, first.digest).exists()
+    assert lapclip("search", "photos", "--forget", "--model", "one").returncode == 0
+    assert not library.index_path.exists()
+    assert images.small(second)  # the page goes on; only nothing is written for it
+    assert not index_folder(two / "photos").exists()

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from lapclip.data.find_images import Scan
 from lapclip.errors import DataError
-from lapclip.searching.scan import Scan
 from lapclip.searching.update_index import check_folder
 
 

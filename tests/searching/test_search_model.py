@@ -12,7 +12,7 @@ import pytest
 from lapclip.commands.export import export
 from lapclip.embedder import OnnxEmbedder
 from lapclip.searching.library import open_library
-from lapclip.weights.recognise import DESCRIPTION
+from lapclip.weights import DESCRIPTION
 
 from .made import draw_many, names
 

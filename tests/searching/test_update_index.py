@@ -12,12 +12,12 @@ from PIL import Image
 from PIL.PngImagePlugin import PngImageFile
 
 from lapclip.data import decode as decoding
+from lapclip.data.find_images import Stamp
 from lapclip.data.pixels import View
 from lapclip.errors import DataError
 from lapclip.searching import update_index as indexing
 from lapclip.searching.index import Index, index_folder, thumbnail_path
 from lapclip.searching.read_images import read_image
-from lapclip.searching.scan import Stamp
 from tests.searching.made import BATCH, Watched, draw, draw_many, index_at, index_now, names, vector_of, vectors_of
 
 

@@ -20,11 +20,10 @@ import pytest
 from PIL import Image
 
 from lapclip.errors import DataError
+from lapclip.searching import web as application
 from lapclip.searching.library import open_library
-from lapclip.searching.web import app as application
 from lapclip.searching.web import images as web_images
-from lapclip.searching.web import questions
-from lapclip.searching.web.app import serve
+from lapclip.searching.web import questions, serve
 
 from ..conftest import command
 from ..served import ending

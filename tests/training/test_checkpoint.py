@@ -2,19 +2,36 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
+import shutil
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
-from lapclip import paths
+from lapclip import paths, weights
 from lapclip.config import TrainConfig
-from lapclip.errors import CheckpointError
+from lapclip.data.dataset import count_seen
+from lapclip.data.tokenizers import CharacterTokenizer
+from lapclip.embedder import Embedder, load
+from lapclip.errors import CheckpointError, LapclipError
 from lapclip.machine.cpu import Cpu
 from lapclip.model.clip import CLIP
 from lapclip.model.shapes import SHAPES
 from lapclip.training import checkpoint
-from lapclip.training.checkpoint import Progress, list_checkpoints, load_newest, save_checkpoint
+from lapclip.training.checkpoint import (
+    Progress,
+    list_checkpoints,
+    load_newest,
+    save_checkpoint,
+    save_model,
+    with_best_of,
+)
 from lapclip.training.optimizer import make_optimizer
 
 
@@ -72,6 +89,51 @@ def test_a_damaged_checkpoint_is_skipped_for_the_one_before(folder: Path, name: 
     assert progress.step == 5
     assert len(skipped) == 1
     assert skipped[0].startswith("step-00000010")
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes with names there")
+def test_pipes_in_a_run_are_refused_and_not_waited_for(folder: Path) -> None:
+    model = folder.parent / "model"
+    for step in (5, 10, 15, 20):
+        save_checkpoint(folder, *trained(), Progress(step=step))
+        shutil.copytree(folder / f"step-{step:08d}", folder.parent / f"step-{step:08d}")
+    shutil.rmtree(folder)
+    for name, step in (("weights.safetensors", 10), ("optimizer.safetensors", 15), ("state.json", 20)):
+        become_pipe(folder.parent / f"step-{step:08d}" / name)
+    progress, skipped = soon(lambda: load_newest(folder.parent, *trained()))
+    assert progress.step == 5
+    assert [(text[:13], "no plain file" in text) for text in skipped] == [
+        (f"step-{step:08d}", True) for step in (20, 15, 10)
+    ]
+    embedder = Embedder(trained()[0], CharacterTokenizer("ab"), Cpu())
+    for name in (weights.WEIGHTS, weights.CONFIG):
+        save_model(embedder, model, Progress(best_step=3))
+        become_pipe(model / name)
+        with pytest.raises(LapclipError, match="no plain file"):
+            soon(lambda: load(model))
+        assert soon(lambda: with_best_of(Progress(), model)).best_step == (3 if name == weights.CONFIG else 0)
+        (model / name).unlink()
+    become_pipe(folder.parent / "seen.npy")
+    assert soon(lambda: count_seen(np.zeros(1), folder.parent / "seen.npy")) is None
+
+
+def become_pipe(path: Path) -> None:
+    path.unlink(missing_ok=True)
+    os.mkfifo(path)
+
+
+def soon(call: Callable[[], Any]) -> Any:
+    """What a call gives; one that waits for a pipe does not end."""
+    answer: Future[Any] = Future()
+
+    def answered() -> None:
+        try:
+            answer.set_result(call())
+        except Exception as error:
+            answer.set_exception(error)
+
+    threading.Thread(target=answered, daemon=True).start()
+    return answer.result(timeout=30)
 
 
 def test_a_checkpoint_there_is_no_memory_for_is_not_called_damaged(

@@ -16,12 +16,11 @@ from safetensors.torch import load_file
 
 import lapclip
 from lapclip.commands.resume import resume
-from lapclip.commands.run_to_end import Outcome
-from lapclip.commands.train import train
+from lapclip.commands.train import Outcome, train
 from lapclip.embedder import load_torch
 from lapclip.errors import ConfigError, DataError, RunError
 from lapclip.model.shapes import SHAPES
-from lapclip.runs.event_log import read_events
+from lapclip.runs.events import read_events
 from lapclip.training import frozen_features as features
 from lapclip.training.checkpoint import WEIGHTS
 from lapclip.training.frozen_features import array_path, read_array, write_array
@@ -78,7 +77,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory, towers: list[str]) -> Callabl
         if not (folder / "runs" / learns).exists():
             with pytest.MonkeyPatch.context() as patch:
                 patch.chdir(folder)
-                patch.setattr("lapclip.commands.run_to_end.keep_newest", lambda *_: None)  # to go on from the first
+                patch.setattr("lapclip.commands.train.keep_newest", lambda *_: None)  # to go on from the first
                 train_small(learns, *towers, *LEARNING[learns])
         shutil.copytree(folder / "runs" / learns, Path("runs") / name)
 

@@ -12,7 +12,7 @@ from lapclip.commands.train import train
 from lapclip.errors import ConfigError
 from lapclip.machine.cpu import Cpu
 from lapclip.model.clip import CLIP, count_parameters
-from lapclip.runs.event_log import read_events
+from lapclip.runs.events import read_events
 from lapclip.training.step import TrainStep
 from lapclip.tuning import memory_probe
 from lapclip.tuning.measure import Rehearsal, Workload

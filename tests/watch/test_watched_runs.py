@@ -12,8 +12,8 @@ from lapclip.errors import RunError
 from lapclip.runs import follow
 from lapclip.runs.folder import Run
 from lapclip.runs.follow import FollowedRun
-from lapclip.watch import watched_runs
-from lapclip.watch.watched_runs import WatchedRuns
+from lapclip.watch import terminal
+from lapclip.watch.terminal import WatchedRuns
 
 from .recorded import append, finished, started, step, trained, write
 
@@ -22,7 +22,7 @@ from .recorded import append, finished, started, step, trained, write
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ask for states and search for runs every time."""
     monkeypatch.setattr(follow, "STATE_EVERY", 0.0)
-    monkeypatch.setattr(watched_runs, "SEARCH_EVERY", 0.0)
+    monkeypatch.setattr(terminal, "SEARCH_EVERY", 0.0)
 
 
 def test_a_run_is_followed_from_before_it_is_there_until_it_is_deleted(here: Path) -> None:

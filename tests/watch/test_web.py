@@ -20,7 +20,7 @@ import psutil
 import pytest
 
 from lapclip.errors import LapclipError
-from lapclip.runs.event_log import read_events
+from lapclip.runs.events import read_events
 from lapclip.watch.web import serve
 from lapclip.watch.web.feed import Feed
 
@@ -298,7 +298,7 @@ def test_the_longer_reading_takes_the_rarer_it_is(here: Path, monkeypatch: pytes
 
 def test_watching_does_not_load_torch_or_plotly() -> None:
     program = (
-        "import sys; import lapclip.watch.web.app\n"
+        "import sys; import lapclip.watch.web\n"
         "print([name for name in ('torch', 'plotly', 'numpy', 'PIL') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

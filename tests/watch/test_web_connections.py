@@ -22,7 +22,7 @@ def served(here: Path) -> Iterator[Served]:
     """With short deadlines, and room for few."""
     program = (
         "import sys; from lapclip.web import connections; from lapclip.watch.web import serve; "
-        f"connections.SECONDS_TO_ASK = {SECONDS}; connections.MOST = {MOST}; sys.exit(serve([], port=0))"
+        f"connections.SECONDS_TO_ASK = {SECONDS}; connections.Connection.most = {MOST}; sys.exit(serve([], port=0))"
     )
     with ending(start([sys.executable, "-c", program])) as found:
         yield found

@@ -19,14 +19,14 @@ from lapclip.errors import ConfigError
 from lapclip.machine.cpu import Cpu
 from lapclip.model.clip import CLIP
 from lapclip.model.freezing import parts_of
-from lapclip.model.pretrained.pretrained_towers import (
+from lapclip.model.pretrained_towers import (
     PretrainedImageTower,
     PretrainedTextTower,
     TowerSpec,
     pooled_caption,
 )
-from lapclip.model.pretrained.split_network import Blocks, find_blocks
 from lapclip.model.shapes import SHAPES
+from lapclip.model.split_network import Blocks, find_blocks
 from lapclip.training.checkpoint import save_model
 from lapclip.training.initial_weights import find_initial_weights
 from lapclip.weights import pretrained_networks

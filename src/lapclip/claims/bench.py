@@ -13,7 +13,7 @@ from lapclip.errors import LapclipError
 from lapclip.machine.choose_device import choose_device
 from lapclip.machine.cpu import Cpu
 from lapclip.machine.device import Device
-from lapclip.microscope import products
+from lapclip.microscope import device_speed
 from lapclip.microscope.step_phases import BatchPhases, batch_phases, step_seconds
 from lapclip.model.clip import CLIP, count_parameters
 from lapclip.model.shapes import SHAPES
@@ -34,7 +34,7 @@ class Bench:
     turns: int = 2
     loss_steps: int = 50
     copy_bytes: int = 1 << 28
-    product_size: int = products.SIZE
+    product_size: int = device_speed.SIZE
     cpu: Device = field(default_factory=lambda: Cpu())
     accelerator: Device | None = field(default_factory=lambda: _accelerator())
 

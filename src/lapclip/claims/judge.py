@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from lapclip.machine.timing import WORTH
-from lapclip.microscope.memory_speed import TransferTimes
-from lapclip.microscope.products import ManyProducts, ProductParts
+from lapclip.microscope.device_speed import ManyProducts, ProductParts, TransferTimes
 from lapclip.text import counted
 from lapclip.tuning.memory_probe import StepMemory
 

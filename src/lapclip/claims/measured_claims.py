@@ -27,10 +27,8 @@ from lapclip.loss import contrastive_loss
 from lapclip.machine.choose_device import default_threads
 from lapclip.machine.device import Device
 from lapclip.machine.timing import in_turns
-from lapclip.microscope.batch_loading import WORKERS, loader_times
-from lapclip.microscope.memory_speed import copy_rates, layout_times, transfer_times
-from lapclip.microscope.products import many_products, product_parts
-from lapclip.microscope.step_phases import precisions, thread_times
+from lapclip.microscope.device_speed import copy_rates, layout_times, many_products, product_parts, transfer_times
+from lapclip.microscope.step_phases import WORKERS, loader_times, precisions, thread_times
 from lapclip.model.clip import CLIP, count_parameters
 from lapclip.model.shapes import SHAPES
 from lapclip.seeding import generator

@@ -17,7 +17,7 @@ from lapclip.data.scenes.scene import Scene, split_scenes
 from lapclip.embedder import load
 from lapclip.errors import LapclipError
 from lapclip.model.shapes import SHAPES
-from lapclip.runs.event_log import mapping, read_events
+from lapclip.runs.events import mapping, read_events
 from lapclip.runs.folder import Run, all_runs
 from lapclip.runs.summary import summarise
 from lapclip.text import number

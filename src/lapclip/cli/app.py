@@ -18,6 +18,7 @@ from lapclip.cli.clean import clean
 from lapclip.cli.compare import compare
 from lapclip.cli.data import data
 from lapclip.cli.doctor import doctor
+from lapclip.cli.embed import embed
 from lapclip.cli.eval import evaluate
 from lapclip.cli.export import export
 from lapclip.cli.gained import gained
@@ -28,6 +29,7 @@ from lapclip.cli.report import report
 from lapclip.cli.resume import resume
 from lapclip.cli.runs import runs
 from lapclip.cli.search import search
+from lapclip.cli.serve import serve
 from lapclip.cli.stop import stop
 from lapclip.cli.train import train
 from lapclip.cli.tune import tune
@@ -55,6 +57,8 @@ app.command(gained, sort_key=8)
 app.command(report, sort_key=8)
 app.command(export, sort_key=8)
 app.command(search, sort_key=8)
+app.command(serve, sort_key=8)
+app.command(embed, sort_key=8)
 app.command(machine, sort_key=9)
 app.command(tune, sort_key=10)
 app.command(compare, sort_key=11)

@@ -50,7 +50,7 @@ def clean(
     """
     from lapclip.commands import clean as work
 
-    items = work.look()
+    items = work.list_items()
     doomed = work.chosen(items, kinds, run)
     if doomed and not yes and not _confirmed(doomed, common):
         doomed = []

@@ -77,8 +77,8 @@ def summary(found: dict[str, Any]) -> list[str]:
         lines += ["", f"[bold]{escape(str(other['machine']['chip']))}[/bold], torch {other.get('torch', 'unknown')}"]
         lines += [f"  {one['parameters'] / 1e6:>6.3g} M  {one['text']}" for one in other["recommendations"]]
         lines.append(f"  {other['crossover']['text']}")
-    for kind, looked in found.get("microscope", {}).items():
-        lines += ["", f"[bold]inside a step, {kind}[/bold]", *map(escape, looked["in_words"])]
+    for kind, inside in found.get("microscope", {}).items():
+        lines += ["", f"[bold]inside a step, {kind}[/bold]", *map(escape, inside["in_words"])]
     return [*lines, f"Next: {typed('report')}, or {typed('compare --share mine.json')}"]
 
 

@@ -51,11 +51,12 @@ def check(
     source
         A folder, a CSV, TSV or JSON file, a pattern of tar shards, or `scenes`.
     recipe
-        The recipe to estimate with; it sets the image size and the longest caption. Example: --recipe seed
+        The recipe to estimate with; it sets the image size and the longest caption. Without it: the one that `lapclip
+        train` would take. Example: --recipe seed
     settings
         Change a setting; may be repeated. Example: --set model.context=32
     """
-    from lapclip.commands.check_data import check_data
+    from lapclip.commands.data import check_data
 
     with display() as shown:
         found = check_data(source, recipe, settings, shown.counting("checking images"))
@@ -95,7 +96,7 @@ def describe(
     settings
         Change a setting; may be repeated. Example: --set data.caption_column=title
     """
-    from lapclip.commands.describe_data import describe_data
+    from lapclip.commands.data import describe_data
 
     with display() as shown:
         found = describe_data(
@@ -145,6 +146,8 @@ def rows(found: dict[str, Any]) -> list[tuple[str, str]]:
     lengths = f"{tokens['median']:.0f} tokens in the middle, {tokens['longest']} at most; room for {tokens['limit']}"
     store = f"{size(needs['store_bytes'])} packed at {needs['image_size']} pixels"
     short = f"short sides from {sizes['shortest']} to {sizes['longest_short_side']} pixels; " if sizes else ""
+    features = needs["features_seconds"]
+    once = f", once its towers have read all images, in about {duration(features)}" if features else ""
     listed = [
         ("form", found["how"]),
         ("splits", ", ".join(f"{split} {images:,}" for split, images in counts.items()) + how_drawn),
@@ -155,7 +158,8 @@ def rows(found: dict[str, Any]) -> list[tuple[str, str]]:
         ("scripts", ", ".join(f"{script} {count:,}" for script, count in found["scripts"].items()) or "none known"),
         (
             "an epoch",
-            f"about {duration(needs['epoch_seconds'])} with recipe {found['recipe']}: {needs['epoch_seconds_from']}",
+            f"about {duration(needs['epoch_seconds'])} with recipe {found['recipe']}{once}: "
+            f"{needs['epoch_seconds_from']}",
         ),
     ]
     for split, best in found["ceilings"].items():

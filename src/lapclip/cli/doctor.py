@@ -56,21 +56,21 @@ def doctor(
 
 
 def _run(name: str | None, *, every: bool) -> tuple[dict[str, Any], list[str]]:
-    from lapclip.runs.findings import CHECKS, examine, look_around
+    from lapclip.runs.findings import CHECKS, examine, surroundings_of
     from lapclip.runs.folder import find_run
     from lapclip.runs.follow import FollowedRun
 
     run = find_run(name)
     followed = FollowedRun(run)
     followed.refresh()
-    summary, around = followed.summary, look_around(run)
+    summary, around = followed.summary, surroundings_of(run)
     done = examine(summary, around)
     rest = [check.id for check in CHECKS if check.id not in done.checked]
     where = f"{around.state}, step {summary.step:,} of {summary.total_steps:,}"
     if followed.waits_for:
         where = f"waiting for {escape(printable(followed.waits_for))} to end"
     lines = [f"[bold]{escape(printable(run.path))}[/bold], {where}", "", *_findings_text(done.findings)]
-    lines += _looked_for(done.checked, "Not checked, because it is too early or was not recorded", rest, every=every)
+    lines += _checked_lines(done.checked, "Not checked, because it is too early or was not recorded", rest, every=every)
     next_command = around.command("report" if done.findings or around.state != "finished" else "eval")
     if around.state in ("died", "stopped"):
         next_command = around.command("resume")
@@ -90,7 +90,7 @@ def _machine(*, every: bool) -> tuple[dict[str, Any], list[str]]:
     found, checked = computer_findings(checks)
     lines = ["[bold]No runs here yet, so this is about the machine.[/bold]", "", *_findings_text(found)]
     unknown = [check["name"] for check in checks if check["ok"] is None]
-    lines += _looked_for(checked, "Not known here", unknown, every=every)
+    lines += _checked_lines(checked, "Not known here", unknown, every=every)
     return {**_result(None, found, checked), "not_checked": unknown}, [
         *lines,
         "",
@@ -109,8 +109,8 @@ def _findings_text(findings: list[Finding]) -> list[str]:
     return lines
 
 
-def _looked_for(checked: list[str], why_not: str, rest: list[str], *, every: bool) -> list[str]:
-    """How much was looked for; with `every`, what."""
+def _checked_lines(checked: list[str], why_not: str, rest: list[str], *, every: bool) -> list[str]:
+    """How much was checked; with `every`, what."""
     if every:
         return [*_listed("Looked for", checked), *_listed(why_not, rest)]
     others = f"; {len(rest)} more could not be" if rest else ""

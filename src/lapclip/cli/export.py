@@ -10,7 +10,7 @@ from rich.markup import escape
 
 from lapclip.cli.display import display
 from lapclip.cli.output import Common, emit, typed
-from lapclip.exporting.export_format import find_format, known_formats
+from lapclip.exporting import find_format, known_formats
 
 if TYPE_CHECKING:
     FormatName = str

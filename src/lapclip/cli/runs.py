@@ -21,8 +21,9 @@ def runs(*, common: Common | None = None) -> int:
     Example: `lapclip runs`
     """
     from lapclip.runs.folder import all_runs
+    from lapclip.runs.follow import preparing_rows
 
-    rows = [run_row(run) for run in all_runs()]
+    rows = [*map(run_row, all_runs()), *({**row, "age_seconds": None} for row in preparing_rows())]
     lines = [f"[bold]{'name':<24}{'state':<10}{'step':>14}  {'val R@1':>7}  {'started':<16}  age[/bold]"]
     for row in rows:
         progress = f"{row['step']:,}/{row['steps']:,}"
@@ -31,7 +32,7 @@ def runs(*, common: Common | None = None) -> int:
         age = _age_text(row["age_seconds"]) if row["age_seconds"] is not None else "-"
         paused = row["paused"] if row["state"] == "running" else None
         state = "waiting" if row["waits_for"] else "paused" if paused else row["state"]
-        name = escape(printable(row["name"]))
+        name = escape(printable(row["name"] or "(not named yet)"))
         lines.append(f"{name:<24}{state:<10}{progress:>14}  {best:>7}  {started:<16}  {age}")
         why = f"for {row['waits_for']} to end" if row["waits_for"] else paused or row["reason"]
         lines += [f"{'':<24}{escape(printable(why))}"] if why else []

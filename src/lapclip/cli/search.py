@@ -98,8 +98,8 @@ def search(
         List the indexes of the folder with their sizes, and remove those that you choose, or that of --model; images
         are not touched. Example: lapclip search photos/ --forget --model heads
     """
+    from lapclip.data.find_images import is_image
     from lapclip.searching.query import check_question, parse_since
-    from lapclip.searching.scan import is_image
 
     began = time.monotonic()
     if forget:
@@ -227,7 +227,7 @@ def _serve(library: Library, host: str, port: int | None, common: Common | None,
     """Say what there is, then the address; with --json the object says it, and lines for people go to stderr."""
     from rich.console import Console
 
-    from lapclip.searching.web.app import serve
+    from lapclip.searching.web import serve
 
     output = sys.stderr if common and common.json else None
     console = Console(highlight=False, file=output)

@@ -17,7 +17,7 @@ from lapclip.suggest import command, train_command
 from lapclip.text import duration
 
 if TYPE_CHECKING:
-    from lapclip.commands.run_to_end import Outcome
+    from lapclip.commands.train import Outcome
 
 
 def train(
@@ -100,9 +100,9 @@ def train(
         *[f"work.ask={'|'.join(ask)}"] * bool(ask),
     )
     if background and not reserved:  # whoever knows the key is the process in the background
-        from lapclip.commands.choose_recipe import look_ahead  # brings numpy
+        from lapclip.commands.choose_recipe import check_early  # brings numpy
 
-        recipe = look_ahead(recipe, settings, minutes, after)
+        recipe = check_early(recipe, settings, minutes, after)
         run = train_in_background(ARGUMENTS.get(), recipe, name)
         lines = [
             f"{run.path} starts in the background; its log is {run.log}.",

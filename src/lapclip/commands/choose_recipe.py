@@ -7,6 +7,7 @@ import importlib.util
 import math
 import threading
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from lapclip.config import (
     AUTO,
@@ -20,6 +21,7 @@ from lapclip.config import (
     read_recipe,
 )
 from lapclip.data.sources import find_source
+from lapclip.data.table import Table, check_table
 from lapclip.errors import LapclipError
 from lapclip.model.shapes import SHAPES
 from lapclip.runs.folder import find_run
@@ -44,32 +46,45 @@ def towers_installed() -> bool:
     return all(importlib.util.find_spec(package) is not None for package in TOWERS)
 
 
-def settle_recipe(recipe: str, settings: Sequence[str]) -> tuple[str, list[str]]:
-    """The recipe that training with these settings takes, and why, where the user left it open."""
+class SettledRecipe(NamedTuple):
+    """The recipe that training takes."""
+
+    recipe: str
+    notes: list[str]
+    """Why it is that one, where the user left it open."""
+    table: Table | None = None
+    """The data as it was read to count its images; None where that was not needed."""
+
+
+def settle_recipe(recipe: str, settings: Sequence[str]) -> SettledRecipe:
+    """The recipe that training with these settings takes: the one asked for, or one by the number of images."""
     if recipe != AUTO:
-        return recipe, []
+        return SettledRecipe(recipe, [])
     asked = parse_settings(list(settings)).values
     data = build_config([Layer("--set", {"data": asked.get("data", {})})], SHAPES).data
-    count, train = find_source(data.source).count_training(data), asked.get("train", {})
+    source, train = find_source(data.source), asked.get("train", {})
+    table = None if source.is_drawn else source.read_table(data)
+    count = source.count_training(data, table)
     if train.get("start"):
         chosen, why = next((name, why) for most, name, why in BY_SIZE if count <= most)
-        return chosen, [f"recipe {chosen} for {count:,} training images: {why}; --recipe NAME takes another"]
+        note = f"recipe {chosen} for {count:,} training images: {why}; --recipe NAME takes another"
+        return SettledRecipe(chosen, [note], table)
     # Who shapes a model or names a teacher has another one in mind.
     if count >= FEW or asked.get("model") or train.get("teacher"):
-        return PHOTOS_RECIPE, []
+        return SettledRecipe(PHOTOS_RECIPE, [], table)
     few = f"about {count:,} training images are too few to learn from nothing"
     if not towers_installed():
-        return PHOTOS_RECIPE, [
-            f"{few}: {EXTRA}, and lapclip train begins from small pretrained towers (recipe {HEADS})"
-        ]
-    return HEADS, [f"recipe {HEADS}: {few}, and its pretrained towers know images already; --recipe NAME takes another"]
+        note = f"{few}: {EXTRA}, and lapclip train begins from small pretrained towers (recipe {HEADS})"
+        return SettledRecipe(PHOTOS_RECIPE, [note], table)
+    note = f"recipe {HEADS}: {few}, and its pretrained towers know images already; --recipe NAME takes another"
+    return SettledRecipe(HEADS, [note], table)
 
 
-LOOK_SECONDS = 3.0
-"""How long data is looked at before the prompt returns; what takes longer is left to the run."""
+CHECK_SECONDS = 3.0
+"""How long data is checked before the prompt returns; what takes longer is left to the run."""
 
 
-def look_ahead(recipe: str, settings: Sequence[str], minutes: float | None, after: str | None) -> str:
+def check_early(recipe: str, settings: Sequence[str], minutes: float | None, after: str | None) -> str:
     """Refuse what can be refused before the prompt returns; gives back the recipe, which the folder is named after.
 
     Where the user left it open, and counting the images takes long, that is the one for many: the run settles it.
@@ -81,29 +96,30 @@ def look_ahead(recipe: str, settings: Sequence[str], minutes: float | None, afte
         layers = [read_recipe(recipe), *layers]
     config = build_config(layers, SHAPES)
     check_teacher(recipe, layers, config)
-    return _look_at_data(recipe, settings, config.data)
+    return _check_data(recipe, settings, config.data)
 
 
-def _look_at_data(recipe: str, settings: Sequence[str], config: DataConfig) -> str:
-    """Refuse data that a short look shows to be none, such as a folder that is not there or holds no captions."""
+def _check_data(recipe: str, settings: Sequence[str], config: DataConfig) -> str:
+    """Refuse data of which its table shows that no run can learn from it: a folder that is not there or holds no
+    captions, too many rows that cannot be used. No image is opened."""
     source = find_source(config.source)
     settled: list[str] = []
     faults: list[LapclipError] = []
 
-    def look() -> None:
+    def check() -> None:
         try:
-            if recipe == AUTO:
-                settled.append(settle_recipe(recipe, settings)[0])  # reads the table to count it
-            elif not source.is_drawn:
-                source.read_table(config)
+            chosen = settle_recipe(recipe, settings)
+            settled.append(chosen.recipe)
+            if not source.is_drawn:
+                check_table(config, chosen.table or source.read_table(config))
         except LapclipError as error:
             faults.append(error)
         except Exception:  # told by the run, with what it takes to find the cause
             pass
 
-    looking = threading.Thread(target=look, name="lapclip-look", daemon=True)
-    looking.start()
-    looking.join(LOOK_SECONDS)
+    checking = threading.Thread(target=check, name="lapclip-check", daemon=True)
+    checking.start()
+    checking.join(CHECK_SECONDS)
     if faults:
         raise faults[0]
     if recipe != AUTO:

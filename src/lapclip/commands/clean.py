@@ -82,7 +82,7 @@ class Cleaned:
         }
 
 
-def look() -> list[Item]:
+def list_items() -> list[Item]:
     """All that takes room, kind by kind, the largest first."""
     found = [*_runs(), *_caches(), *_indexes()]
     in_use = _in_use([item.path for item in found])
@@ -111,7 +111,7 @@ def chosen(items: Sequence[Item], kinds: Sequence[str], runs: Sequence[str]) -> 
 
 
 def remove(items: Sequence[Item]) -> tuple[list[Item], list[Item]]:
-    """Remove them; gives back what is gone, and what could not be. All that was looked at may have changed since, while
+    """Remove them; gives back what is gone, and what could not be. All that was listed may have changed since, while
     a person was asked."""
     removed, failed = [], []
     in_use = _in_use([item.path for item in items])

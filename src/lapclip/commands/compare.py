@@ -12,7 +12,7 @@ from lapclip.compare import cells
 from lapclip.errors import ConfigError
 from lapclip.machine.choose_device import available, default_threads, prepare_device
 from lapclip.machine.device import Device
-from lapclip.machine.measurement_cache import CacheFile
+from lapclip.paths import CacheFile
 from lapclip.progress import Status
 
 

@@ -257,9 +257,7 @@ def save_evaluation(result: dict[str, Any], pairs: Pairs, folder: Path) -> list[
             thumbnail.save(path, quality=85)
         write_atomic(folder / EVALUATION, json.dumps(result))
     except OSError as error:
-        raise RunError(
-            f"Cannot write to {folder}: {error.strerror or error}.", hint="lapclip eval --out FOLDER"
-        ) from error
+        raise RunError(f"Cannot write to {folder}: {error.strerror or error}.", hint="--out FOLDER") from error
     return [*write_files(evaluation_report(result, folder), folder, "evaluation"), folder / EVALUATION]
 
 

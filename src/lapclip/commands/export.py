@@ -17,9 +17,9 @@ from lapclip.data.sources import find_source
 from lapclip.data.splits import TRAIN
 from lapclip.embedder import Embedder, load_torch
 from lapclip.errors import DataError
+from lapclip.exporting import CheckPairs, ExportFormat, Job, Written, find_format
 from lapclip.exporting.check import Embedded, compare_and_time, without_running
 from lapclip.exporting.export_folder import EXPORTED, check_free, written_whole
-from lapclip.exporting.export_format import CheckPairs, ExportFormat, Job, Written, find_format
 from lapclip.progress import DataProgress, Progress, Status
 from lapclip.seeding import generator
 from lapclip.which_model import WhichModel, which_model

@@ -32,6 +32,7 @@ from lapclip.evaluation import note_on_few
 from lapclip.evaluation.forgetting import (
     MEAN_PER_CLASS,
     MEAN_RECALL,
+    Blend,
     Scored,
     curve_of,
     recommend,
@@ -39,11 +40,9 @@ from lapclip.evaluation.forgetting import (
     score_pairs,
     summary,
 )
-from lapclip.evaluation.weight_mixing import Blend
 from lapclip.evaluation.zeroshot import class_embeddings, sentences_of
 from lapclip.fingerprint import short_digest
-from lapclip.machine.measurement_cache import CacheFile
-from lapclip.paths import digest_of_bytes, write_atomic
+from lapclip.paths import CacheFile, digest_of_bytes, write_atomic
 from lapclip.progress import DataProgress, Progress
 from lapclip.report.gained_report import GAINED, gained_report
 from lapclip.report.write import write_files
@@ -304,7 +303,5 @@ def save_gained(result: dict[str, Any], folder: Path) -> list[Path]:
     try:
         write_atomic(folder / GAINED, json.dumps(result))
     except OSError as error:
-        raise RunError(
-            f"Cannot write to {folder}: {error.strerror or error}.", hint="lapclip gained --out FOLDER"
-        ) from error
+        raise RunError(f"Cannot write to {folder}: {error.strerror or error}.", hint="--out FOLDER") from error
     return [*files, folder / GAINED]

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from lapclip.commands.run_setup import Callbacks, Ingredients, RunSetup, assemble, fit_vocabulary, make_plan
-from lapclip.commands.run_to_end import (
+from lapclip.commands.train import (
     Outcome,
     competitors,
     recording,
@@ -28,7 +28,7 @@ from lapclip.machine.device import Device
 from lapclip.model.shapes import SHAPES
 from lapclip.progress import DataProgress
 from lapclip.runs import events
-from lapclip.runs.event_log import read_events
+from lapclip.runs.events import read_events
 from lapclip.runs.folder import Run, find_run
 from lapclip.suggest import command
 from lapclip.training.initial_weights import restore_initial_weights

@@ -32,6 +32,7 @@ from lapclip.data.loading import load_data, split_rule
 from lapclip.data.pixels import View
 from lapclip.data.sources import find_source
 from lapclip.data.splits import TRAIN
+from lapclip.data.table import Table
 from lapclip.data.tokenizers import Tokenizer, choose_tokenizer
 from lapclip.embedder import Embedder
 from lapclip.errors import ConfigError
@@ -41,11 +42,10 @@ from lapclip.machine.choose_device import accelerator_here, available
 from lapclip.machine.device import Device
 from lapclip.machine.timing import Stopwatch, timed
 from lapclip.model.clip import CLIP
-from lapclip.model.freezing import freeze
-from lapclip.model.lora import LowRank
+from lapclip.model.freezing import LowRank, freeze
 from lapclip.model.shapes import SHAPES
 from lapclip.progress import DataProgress, Status
-from lapclip.runs.event_log import Listener
+from lapclip.runs.events import Listener
 from lapclip.seeding import derived_seed
 from lapclip.text import counted
 from lapclip.training.cuda_graph import WARM_UP, AnyStep, make_step
@@ -75,6 +75,8 @@ class Request:
     layers: Sequence[Layer]
     config: Config
     notes: list[str]
+    table: Table | None = None
+    """The data, where it was read to choose the recipe."""
 
     def asked(self, section: str) -> dict:
         """The settings of a section that the user gave, without the recipe's."""
@@ -91,9 +93,9 @@ def read_request(recipe: str, settings: Sequence[str], minutes: float | None) ->
     """The configuration before the data is known; a recipe that is left open is chosen by the number of images."""
     flags = minutes_layer(minutes)
     asked = parse_settings(list(settings))
-    recipe, notes = settle_recipe(recipe, settings)
+    recipe, notes, table = settle_recipe(recipe, settings)
     layers = [read_recipe(recipe), flags, asked]
-    request = Request(recipe, layers, build_config(layers, SHAPES), notes)
+    request = Request(recipe, layers, build_config(layers, SHAPES), notes, table)
     check_teacher(recipe, layers, request.config)
     return request
 
@@ -264,6 +266,7 @@ def set_up(recipe: str, settings: Sequence[str], minutes: float | None, callback
     available(request.config.train.device)  # an unknown device is refused before images are drawn
     check_tracker(request.config.work.track)
     ingredients = gather(request, callbacks.data_progress)
+    request = replace(request, table=None)  # its memory is the run's
     with memory_explained(ingredients.config):
         plan = make_plan(ingredients.config, ingredients.data, ingredients.tokenizer)
         longest = longest_caption(ingredients.config, ingredients.data, ingredients.tokenizer)
@@ -288,7 +291,7 @@ def gather(request: Request, progress: DataProgress | None) -> Ingredients:
     config, initial = find_initial_weights(request.config, request.layers)
     config = fit_views(config)
     teacher = open_teacher(config)  # before the data: a teacher that cannot be used costs no time
-    data = load_data(config.data, View.of(config.model), progress)
+    data = load_data(config.data, View.of(config.model), progress, request.table)
     embeddings = compute_teacher_embeddings(teacher, config, data, progress) if teacher else None
     del teacher  # its memory is the run's
     config, data_notes = fit_data(config, data, asked_batch="batch_size" in request.asked("train"))

@@ -1,29 +1,46 @@
-"""`lapclip train`: a new run, from its settings to its end."""
+"""`lapclip train`: a new run, from its settings to its end.
+
+The way from the first step to the end is the same for a run that is resumed: train, fall back, score, and sum up.
+"""
 
 from __future__ import annotations
 
+import importlib.metadata
 import time
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import asdict, dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
+import torch
+
 from lapclip import __version__
-from lapclip.commands.run_setup import Callbacks, RunSetup, set_up
-from lapclip.commands.run_to_end import (
-    Outcome,
-    competitors,
-    recording,
-    run_to_end,
-    start_training,
-    started,
-    working_on,
-)
+from lapclip.commands.run_setup import Callbacks, RunSetup, build_again, set_up
+from lapclip.config import Config, WorkConfig
 from lapclip.data.dataset import save_seen
 from lapclip.data.tokenizers import save_tokenizer
-from lapclip.machine.desktop import Signals
-from lapclip.runs.folder import FORMAT, Run, check_name, create_run
-from lapclip.training.checkpoint import save_model
+from lapclip.embedder import Embedder, load_torch
+from lapclip.errors import LapclipError
+from lapclip.loss import LOSSES
+from lapclip.machine import facts, system_memory
+from lapclip.machine.desktop import Signals, kept_awake, notify
+from lapclip.machine.polite import PolitePauses
+from lapclip.model.clip import count_parameters
+from lapclip.paths import open_own
+from lapclip.runs import events
+from lapclip.runs.events import EventLog, read_events
+from lapclip.runs.folder import FORMAT, RUNS, Run, check_name, create_run
+from lapclip.runs.heartbeat import PREPARING, Pulse, at_work_path, others_at_work
+from lapclip.runs.messages import LineWriter, recall_text
+from lapclip.runs.summary import tower_devices
+from lapclip.training.checkpoint import keep_newest, save_model
+from lapclip.training.frozen_features import with_features
+from lapclip.training.loop import Training, score
+from lapclip.training.probes import ProbeCaptions, own_captions
+from lapclip.training.recovery import persist
+from lapclip.training.trackers import trackers
 
 
 def train(
@@ -37,8 +54,11 @@ def train(
     """Train from a recipe in a new run. `reserved` is the key of a folder that was made for it in the foreground."""
     began = time.perf_counter()
     check_name(name, reserved)
+    # A run in the background has its folder already. This one has none until all is ready, and may yet be refused.
+    beats = nullcontext() if reserved else Pulse([at_work_path(PREPARING)], str((RUNS / (name or "")).absolute()))
     try:
-        setup = set_up(recipe, settings, minutes, callbacks)
+        with beats:
+            setup = set_up(recipe, settings, minutes, callbacks)
     except KeyboardInterrupt:
         raise KeyboardInterrupt("Interrupted before the run began: there is nothing to resume.") from None
     run = create_run(name, setup.recipe, saved_settings(setup), reserved, partial(save_start, setup=setup))
@@ -67,3 +87,187 @@ def save_start(run: Run, setup: RunSetup) -> None:
     if setup.initial_weights:
         save_model(setup.embedder, run.start)
         setup.initial_weights.read_from(run.start)
+
+
+LONG_ENOUGH_TO_NOTIFY = 60.0
+"""Seconds of a run from which on its end is shown on the desktop."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What `train` and `resume` report."""
+
+    run: str
+    state: str
+    seconds: float
+    training_seconds: float
+    steps: int
+    pairs_per_second: float
+    peak_memory_bytes: int
+    devices: dict[str, str]
+    data: str
+    early: str
+    places: list[dict[str, Any]]
+    evaluation: dict[str, Any] | None
+    start_evaluation: dict[str, Any] | None = None
+    """How the trained model that it began with scores; None where there was none."""
+    stop_signal: int | None = None
+
+    @property
+    def exit_status(self) -> int:
+        """0, or 128 and the signal that ended the run."""
+        return 128 + self.stop_signal if self.stop_signal else 0
+
+    def to_dict(self) -> dict[str, Any]:
+        return {name: value for name, value in asdict(self).items() if name != "stop_signal"}
+
+
+@contextmanager
+def working_on(run: Run, work: WorkConfig) -> Iterator[None]:
+    """Work on a run alone, with a sign of life for others, on a machine that does not fall asleep."""
+    beats = Pulse([run.pulse, at_work_path()], str(run.path.absolute()))
+    with run.lock(), beats, kept_awake(wanted=work.keep_awake):
+        run.has_started()
+        yield
+
+
+@contextmanager
+def recording(run: Run, callbacks: Callbacks, config: Config) -> Iterator[EventLog]:
+    """The run's event log, with log.txt written beside it."""
+    tracked = trackers(config.work.track, run.path)
+    text = open_own(run.log, "a", encoding="utf-8", errors="backslashreplace")
+    try:
+        writer = LineWriter(text, every=10.0, clock=time.monotonic)
+        log = EventLog(run.events, writer, *tracked, *callbacks.listeners)
+        try:
+            yield log
+        finally:
+            log.close()
+    finally:
+        with suppress(OSError):
+            text.close()
+
+
+def start_training(run: Run, setup: RunSetup, log: EventLog) -> Training:
+    """A run's set-up in its folder, before its first step."""
+    work = setup.config.work
+    return Training(
+        run=run,
+        config=setup.config,
+        data=setup.data,
+        plan=setup.plan,
+        step=setup.step,
+        embedder=setup.embedder,
+        device=setup.device,
+        log=log,
+        initial_weights=setup.initial_weights,
+        features=setup.features,
+        probes=ProbeCaptions(setup.data.held_out, own_captions(work.ask), run.images),
+        polite_pauses=PolitePauses(work.battery) if work.polite else None,
+    )
+
+
+def run_to_end(training: Training, signals: Signals, began: float) -> Outcome:
+    """Train to the end or to a signal, then score the best model."""
+    training.stop_reason = signals.reason
+    try:
+        evaluation = persist(training, finish, build_again)
+    except Exception as error:
+        with suppress(LapclipError):
+            training.log.append(events.Failed(step=training.progress.step, error=str(error) or type(error).__name__))
+        _notify(training, "failed", began)
+        raise
+    done = training.progress
+    if evaluation is not None:
+        _notify(training, f"finished: {recall_text(evaluation)}", began)
+    return Outcome(
+        run=str(training.run.path),
+        state="stopped" if evaluation is None else "finished",
+        seconds=time.perf_counter() - began,
+        training_seconds=done.training_seconds,
+        steps=done.step,
+        pairs_per_second=_rate(training),
+        peak_memory_bytes=training.device.peak_memory_bytes(),
+        devices=training.step.model.tower_devices(),
+        data=training.config.data.source,
+        early=training.ended_early,
+        places=tower_devices(read_events(training.run.events)),
+        evaluation=evaluation,
+        start_evaluation=training.start_evaluation,
+        stop_signal=signals.received if evaluation is None else None,
+    )
+
+
+def finish(training: Training) -> dict[str, Any]:
+    """Score the best model on the split that chose nothing, and a trained start as well; record the end."""
+    evaluation = _score_final(training, _load(training, training.run.path))
+    if training.config.train.start:  # not where it began with new heads
+        start = with_features(_load(training, training.run.start), training.features, training.step)
+        training.start_evaluation = _score_final(training, start)
+    training.log.append(
+        events.Finished(
+            step=training.progress.step,
+            training_seconds=training.progress.training_seconds,
+            pairs_per_second=_rate(training),
+            peak_memory_bytes=training.device.peak_memory_bytes(),
+            evaluation=evaluation,
+            start_evaluation=training.start_evaluation,
+            places=tower_devices(read_events(training.run.events)),
+            early=training.ended_early,
+        )
+    )
+    keep_newest(training.run.checkpoints, 1)  # nothing can go wrong any more for which another would be needed
+    return evaluation
+
+
+def _load(training: Training, folder: Path) -> Embedder:
+    embedder = load_torch(folder, training.device.kind)
+    embedder.batch = training.embedder.batch
+    return embedder
+
+
+def _score_final(training: Training, embedder: Embedder) -> dict[str, Any]:
+    split, pairs = training.data.final
+    return {"split": split, **score(embedder, pairs, training.config.train.batch_size)}
+
+
+def competitors() -> list[str]:
+    """A warning for each other run at work on this computer."""
+    return [
+        f"another run is at work on this computer, {beat.about}: both are slower than alone; --after waits for one here"
+        for beat in others_at_work()
+    ]
+
+
+def started(training: Training, setup: RunSetup, notes: list[str]) -> events.Started:
+    """The event that begins a run."""
+    device, train = training.device, training.config.train
+    held = system_memory.memory_bytes() if device.is_cpu else device.peak_memory_bytes()
+    return events.Started(
+        notes=notes,
+        config=asdict(training.config),
+        reasons=setup.reasons,
+        machine=facts.machine_facts(),
+        versions={"lapclip": __version__, "torch": torch.__version__, "numpy": importlib.metadata.version("numpy")},
+        commit=facts.source_commit(),
+        devices=training.step.model.tower_devices(),
+        steps=training.steps,
+        steps_per_epoch=training.plan.steps_per_epoch,
+        pairs={split: len(pairs) for split, pairs in training.data.splits.items()},
+        captions={split: pairs.repeats() for split, pairs in training.data.splits.items()},
+        parameters=count_parameters(training.step.model),
+        tuned_seconds=setup.tuned_seconds,
+        memory_limit_bytes=held + device.free_bytes(),
+        chance_loss=LOSSES[train.loss].chance(train.batch_size),
+    )
+
+
+def _notify(training: Training, how: str, began: float) -> None:
+    """Show on the desktop that a run is over, if someone may have turned to other things meanwhile."""
+    if training.config.work.notify and time.perf_counter() - began > LONG_ENOUGH_TO_NOTIFY:
+        notify(f"lapclip: {training.run.name}", how)
+
+
+def _rate(training: Training) -> float:
+    pairs = training.progress.step * training.config.train.batch_size
+    return pairs / training.progress.training_seconds if training.progress.training_seconds else 0.0

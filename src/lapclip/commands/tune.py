@@ -20,7 +20,7 @@ from lapclip.tuning.search import Search, describe
 def tune(recipe: str, settings: Sequence[str], seconds: float, callbacks: Callbacks = Callbacks()) -> dict[str, Any]:
     """Find the fastest correct settings for a recipe here, and remember them for `train`."""
     if seconds <= 0:
-        raise ConfigError(f"--seconds must be more than 0, not {seconds:g}.", hint="lapclip tune --seconds 60")
+        raise ConfigError(f"--seconds must be more than 0, not {seconds:g}.", hint="--seconds 60")
     config = build_config([read_recipe(recipe), parse_settings(list(settings))], SHAPES)
     if is_partly_frozen(config):
         raise ConfigError(

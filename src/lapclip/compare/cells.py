@@ -38,7 +38,7 @@ from lapclip.errors import ConfigError
 from lapclip.machine import facts
 from lapclip.machine.choose_device import available, default_threads, device_of, prepare_device
 from lapclip.machine.device import Device
-from lapclip.machine.energy import Energy, of_device
+from lapclip.machine.sensors import Energy, of_device
 from lapclip.machine.timing import Stopwatch, busy_cores, timed
 from lapclip.model.clip import CLIP
 from lapclip.paths import read_json

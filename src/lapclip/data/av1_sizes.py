@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 MOST_PARTS = 10_000
-"""Parts that are looked at: real images have a handful, and four a tile where they are made of tiles."""
+"""Parts that are inspected: real images have a handful, and four a tile where they are made of tiles."""
 SEQUENCE_HEADER = 1
 FIRST_CHUNKS = {b"stco": 4, b"co64": 8}
 """Boxes that say where the frames of an animation are, and the bytes of a place in them."""

@@ -11,6 +11,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from lapclip.paths import open_own
+
 
 class Pixels(Protocol):
     """Images of one size, uint8 of shape (rows, side, side, 3), by row: in memory, in a packed store, or decoded
@@ -192,6 +194,7 @@ def count_seen(identities: np.ndarray | None, path: Path) -> int | None:
 
 def _read(path: Path) -> np.ndarray | None:
     try:
-        return np.load(path)
+        with open_own(path) as file:
+            return np.load(file)
     except (OSError, ValueError, EOFError):
         return None

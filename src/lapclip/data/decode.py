@@ -170,7 +170,7 @@ def read_header(data: bytes) -> Header:
         raise MayPass(NO_MEMORY) from None
     except Exception as error:  # readers raise whatever their parsing stumbles on
         raise DataError(f"its header is damaged ({first_line(error)})") from None
-    if image.width * image.height > PIXEL_LIMIT:  # also for what is only looked at
+    if image.width * image.height > PIXEL_LIMIT:  # also for what is only inspected
         raise DataError(f"it has {image.width:,} x {image.height:,} pixels, more than {PIXEL_LIMIT // 10**6} million")
     if min(image.size) < 1:
         raise DataError("it has no pixels")

@@ -13,6 +13,7 @@ import stat
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from lapclip.config import DataConfig
 from lapclip.data.table import ImageFile, Skipped
@@ -136,14 +137,14 @@ class ImageFinder:
             return "an address on the web, not a file: download it first"
         why = MISSING
         for option in dict.fromkeys((name, name.replace("\\", "/"), _NUMBERED.sub("", name))):
-            found = self._look_up(option)
+            found = self._find_listed(option)
             if isinstance(found, ImageFile):
                 return found
             if found != MISSING:
                 why = found
         return why
 
-    def _look_up(self, name: str) -> ImageFile | str:
+    def _find_listed(self, name: str) -> ImageFile | str:
         relative = self._relative(name)
         if relative is None:
             return OUTSIDE
@@ -258,3 +259,74 @@ def best_folder(options: Sequence[ImageFinder], names: Iterable[str]) -> tuple[I
         if count == len(names):
             break
     return best, most
+
+
+LEFT_OUT = ("@eaDir", "$RECYCLE.BIN", "__MACOSX")
+"""Folders in which other programs keep previews and what was thrown away."""
+LIBRARIES = (".photoslibrary", ".aplibrary", ".lrdata")
+"""How folders end in which programs for photos keep originals and previews side by side, under names of their own."""
+RUN_FILES = ("run.toml", "events.jsonl")
+"""What tells a run's folder: the small images in it are lapclip's, not the user's."""
+LATEST = 2**63 - 1
+"""The largest number that SQLite holds: nanoseconds until the year 2262."""
+
+
+class Stamp(NamedTuple):
+    """What changes when a file does."""
+
+    bytes: int
+    modified: int
+    """Nanoseconds."""
+
+    @classmethod
+    def of(cls, status: os.stat_result) -> Stamp:
+        """Times that SQLite cannot hold, which a few damaged files have, become the nearest that can."""
+        return cls(status.st_size, max(-LATEST, min(status.st_mtime_ns, LATEST)))
+
+
+class Scan:
+    """The images under a folder, by their path in it, in the order of their names. Links are followed, each real folder
+    once. Hidden files and folders, run folders, and those of `LEFT_OUT` are left out."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.closed: list[str] = []
+        """Folders that could not be looked into, as far as the scan has come."""
+
+    def hides(self, path: str) -> bool:
+        """Whether a path may still be there, in a folder that could not be looked into."""
+        return any(path.startswith(folder + os.sep) for folder in self.closed)
+
+    def __iter__(self) -> Iterator[tuple[str, Stamp]]:
+        seen: set[tuple[int, int | str]] = set()
+
+        def cannot_list(inside: str, error: OSError) -> None:
+            if not isinstance(error, FileNotFoundError):  # a folder that has just gone, or a link to nowhere
+                self.closed.append(inside)
+
+        for inside, entries, below in walk_folders(self.folder, cannot_list):
+            here = self.folder / inside
+            try:
+                found = os.stat(here)
+            except OSError:  # gone since
+                continue
+            # Some file systems number no folders; there the real path tells them apart.
+            real = (found.st_dev, found.st_ino) if found.st_ino else (0, os.path.realpath(here))
+            if real in seen or (inside and {entry.name for entry in entries}.issuperset(RUN_FILES)):
+                continue
+            seen.add(real)
+            for entry in entries:
+                if entry.name in LEFT_OUT or entry.name.lower().endswith(LIBRARIES):
+                    continue
+                path = os.path.join(inside, entry.name)
+                try:
+                    if entry.is_dir():
+                        below.append(path)
+                    elif is_image(entry.name):
+                        status = os.stat(here / entry.name)
+                        if stat.S_ISREG(status.st_mode):  # never a pipe, which would be waited for
+                            yield path, Stamp.of(status)
+                except OSError:  # gone since, or a link that leads nowhere or to itself
+                    continue
+        if "" in self.closed:
+            raise DataError(f"{self.folder} cannot be looked into.", hint="a folder that you may read")

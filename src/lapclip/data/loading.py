@@ -20,11 +20,21 @@ from lapclip.data.copies import SIGNATURE_SIDE, copy_keys
 from lapclip.data.dataset import DataSet, Pairs, Pixels, count_seen, join_splits
 from lapclip.data.decode import NO_MEMORY
 from lapclip.data.packed_index import Entry, digest_of
-from lapclip.data.packed_store import LOOK, MIDDLE, WHOLE, pack, prepare, room_left, room_needed, use_store
+from lapclip.data.packed_store import MIDDLE, SIGNATURE, WHOLE, pack, prepare, room_left, room_needed, use_store
 from lapclip.data.pixels import View, as_view, whole_side
 from lapclip.data.sources import find_source, read_table
 from lapclip.data.splits import TRAIN, are_drawn, assign_splits, check_trainable
-from lapclip.data.table import DrawnImage, Row, Skipped, StoredImage, Table, reasons
+from lapclip.data.table import (
+    DrawnImage,
+    Row,
+    Skipped,
+    StoredImage,
+    Table,
+    by_reason,
+    check_broken,
+    check_table,
+    some,
+)
 from lapclip.errors import DataError, first_line
 from lapclip.machine.facts import logical_cores
 from lapclip.progress import DataProgress
@@ -33,8 +43,6 @@ from lapclip.text import counted, printable
 
 SOME = 64
 """Images for training that are compared with those a run learnt from."""
-NAMED = 3
-"""Images that a message names where it is about many."""
 ROOM = 0.5
 """Share of the free disk that packed images may take; where they need more, `data.stream=auto` streams."""
 
@@ -51,9 +59,9 @@ class Listing:
 
     @cached_property
     def splits(self) -> Sequence[str]:
-        """Of each row: the data's own, or drawn where it has none. To draw them by content, images are looked at."""
-        looked = look_at(self.config, self.table, self.progress) if are_drawn(self.table.rows) else None
-        return split_rows(self.config, self.table.rows, looked)
+        """Of each row: the data's own, or drawn where it has none. To draw them by content, images are read."""
+        found = read_signatures(self.config, self.table, self.progress) if are_drawn(self.table.rows) else None
+        return split_rows(self.config, self.table.rows, found)
 
     @property
     def alphabet(self) -> str | None:
@@ -92,12 +100,14 @@ class Listing:
         return known is not None and known < 0.9 * len(some)
 
 
-def list_data(config: DataConfig, view: View | int, progress: DataProgress | None = None) -> Listing:
-    """What a data set holds, its images still unread. Drawn images are drawn as a model with that view sees them."""
+def list_data(
+    config: DataConfig, view: View | int, progress: DataProgress | None = None, table: Table | None = None
+) -> Listing:
+    """What a data set holds, its images still unread. Drawn images are drawn as a model with that view sees them.
+    `table` is there where the data was read already."""
     source = find_source(config.source)
     if not source.is_drawn:
-        table = source.read_table(config)
-        return Listing(config, table, progress=progress)
+        return Listing(config, table or source.read_table(config), progress=progress)
     drawn = source.draw(config, as_view(view).side, progress)
     rows = [
         Row(DrawnImage(f"{split} {at + 1}", pairs.pixels[at]), tuple(pairs.captions[at]), split)
@@ -109,8 +119,8 @@ def list_data(config: DataConfig, view: View | int, progress: DataProgress | Non
 
 
 @dataclass(frozen=True)
-class Looked:
-    """What looking at all images in small has shown."""
+class Signatures:
+    """What reading all images in small has shown."""
 
     keys: Mapping[int, str]
     """For each row that can be used, a text that copies of its image share and no other image has."""
@@ -122,23 +132,23 @@ def split_rule(config: DataConfig) -> str:
     return config.split_rule if find_source(config.source).by_content else BY_NAME
 
 
-def look_at(config: DataConfig, table: Table, progress: DataProgress | None = None) -> Looked | None:
-    """Look at each image in small, once for all models and runs; None where splits go by name."""
+def read_signatures(config: DataConfig, table: Table, progress: DataProgress | None = None) -> Signatures | None:
+    """Read each image in small, once for all models and runs; None where splits go by name."""
     if split_rule(config) != BY_CONTENT:
         return None
-    folder = use_store(_source_key(config), SIGNATURE_SIDE, LOOK)
-    found = pack([row.image for row in table.rows], folder, SIGNATURE_SIDE, LOOK, progress, store=False)
-    keys = copy_keys([entry.content for entry in found.entries], [entry.look for entry in found.entries], folder)
-    return Looked(dict(zip(found.usable, keys, strict=True)), found.skipped)
+    folder = use_store(_source_key(config), SIGNATURE_SIDE, SIGNATURE)
+    found = pack([row.image for row in table.rows], folder, SIGNATURE_SIDE, SIGNATURE, progress, store=False)
+    keys = copy_keys([entry.content for entry in found.entries], [entry.signature for entry in found.entries], folder)
+    return Signatures(dict(zip(found.usable, keys, strict=True)), found.skipped)
 
 
-def split_rows(config: DataConfig, rows: Sequence[Row], looked: Looked | None) -> list[str]:
-    """The split of each row. Where images were looked at, those that cannot be used have no part in the draw."""
-    if looked is None or not are_drawn(rows):
+def split_rows(config: DataConfig, rows: Sequence[Row], found: Signatures | None) -> list[str]:
+    """The split of each row. Where images were read, those that cannot be used have no part in the draw."""
+    if found is None or not are_drawn(rows):
         return assign_splits(rows, config.seed, held_out=config.held_out)
     splits = [row.split or TRAIN for row in rows]
-    usable = list(looked.keys)
-    keys = [looked.keys[at] for at in usable]
+    usable = list(found.keys)
+    keys = [found.keys[at] for at in usable]
     drawn = assign_splits([rows[at] for at in usable], config.seed, keys, config.held_out)
     for at, split in zip(usable, drawn, strict=True):
         splits[at] = split
@@ -151,35 +161,39 @@ def load_to_score(
     """Some rows of a table with their images cut to the middle that a model sees, and what the user should know."""
     images = [table.rows[at].image for at in chosen]
     packed = pack(images, use_store(_source_key(config), view, MIDDLE), view, MIDDLE, progress)
-    _check_broken(config, table, packed.skipped)
+    check_broken(config, table, packed.skipped)
     skipped = [*table.skipped, *packed.skipped]
     used = {chosen[own]: entry for own, entry in zip(packed.usable, packed.entries, strict=True)}
     pairs = _pairs(table, used, packed.pixels())
-    return pairs, [note for note in (table.how, _left_out(skipped)) if note]
+    return pairs, [note for note in (table.how, left_out(skipped)) if note]
 
 
-def load_data(config: DataConfig, view: View | int, progress: DataProgress | None = None) -> DataSet:
+def load_data(
+    config: DataConfig, view: View | int, progress: DataProgress | None = None, table: Table | None = None
+) -> DataSet:
     """The data a run learns from and is scored on, its images ready for a model that sees them so.
 
-    Training images stay whole, to be cropped; those of other splits are cut to the middle that the model sees.
+    Training images stay whole, to be cropped; those of other splits are cut to the middle that the model sees. `table`
+    is there where the data was read already.
     """
     view = as_view(view)
     side, source = view.side, find_source(config.source)
     if source.is_drawn:
         return source.draw(config, side, progress)
-    table = source.read_table(config)
-    _check_broken(config, table, [])  # before any image is read
-    looked = look_at(config, table, progress)
-    unusable = [] if looked is None else looked.skipped
-    _check_broken(config, table, unusable)
-    splits = split_rows(config, table.rows, looked)
-    if looked and len(looked.keys) > 1 and len(set(looked.keys.values())) == 1 and are_drawn(table.rows):
+    table = table or source.read_table(config)
+    check_table(config, table)
+    signatures = read_signatures(config, table, progress)
+    unusable = [] if signatures is None else signatures.skipped
+    check_broken(config, table, unusable)
+    splits = split_rows(config, table.rows, signatures)
+    keys = signatures.keys if signatures else {}
+    if len(keys) > 1 and len(set(keys.values())) == 1 and are_drawn(table.rows):
         raise DataError(
-            f"All {len(looked.keys):,} images show the same, so none of them can be held out.",
+            f"All {len(keys):,} images show the same, so none of them can be held out.",
             hint="other images, or --set data.split_rule=name",
         )
     check_trainable(splits)
-    usable = range(len(splits)) if looked is None else sorted(looked.keys)
+    usable = range(len(splits)) if signatures is None else sorted(signatures.keys)
     training = [at for at in usable if splits[at] == TRAIN]
     held_out = sorted((at for at in usable if splits[at] != TRAIN), key=lambda at: splits[at])
 
@@ -192,7 +206,7 @@ def load_data(config: DataConfig, view: View | int, progress: DataProgress | Non
     scored = pack([images[at] for at in held_out], scored_folder, view, MIDDLE, progress)
     learnt = pack([images[at] for at in training], folder, whole, WHOLE, progress, store=not streamed)
     broken = [*unusable, *learnt.skipped, *scored.skipped]
-    _check_broken(config, table, broken)
+    check_broken(config, table, broken)
 
     hidden = {entry.digest for entry in scored.entries}
     to_score = {held_out[own]: entry for own, entry in zip(scored.usable, scored.entries, strict=True)}
@@ -225,12 +239,12 @@ def load_data(config: DataConfig, view: View | int, progress: DataProgress | Non
         del found[split]
 
     used = to_learn | to_score
-    how_split, note_on_copies = _about_splits(config, table, splits, looked, used)
+    how_split, note_on_copies = _about_splits(config, table, splits, signatures, used)
     notes = [
         table.how,
         why,
         note_on_copies,
-        _left_out([*table.skipped, *broken]),
+        left_out([*table.skipped, *broken]),
         _left_out_twins([printable(images[at].name) for at in twins]),
         *(f"no image of the split {split} can be used, so nothing is scored on it" for split in empty),
     ]
@@ -284,44 +298,22 @@ def _streams(config: DataConfig, needed: int, free: int) -> tuple[bool, str]:
     return True, f"training images are decoded each time they are needed: {why}"
 
 
-def _check_broken(config: DataConfig, table: Table, broken: Sequence[Skipped]) -> None:
-    images, rows = table.too_broken(len(broken), config.broken_share)
-    if not images and not rows:
-        return
-    what, left_out = (
-        (f"{len(broken):,} of {len(table.rows):,} images", broken)
-        if images
-        else (f"{len(table.skipped):,} of {table.records:,} rows", table.skipped)
-    )
-    enough = f"--set data.broken_share={table.share_needed(len(broken)):g}"
-    raise DataError(
-        f"{what} cannot be used, more than {config.broken_share:.0%}: {_by_reason(left_out)}.",
-        hint=f"{command('data', 'check', config.source)}, or {enough} to go on with the others",
-    )
-
-
-def _left_out(skipped: Sequence[Skipped]) -> str:
-    return f"left out {len(skipped):,}: {_by_reason(skipped)}" if skipped else ""
-
-
-def _by_reason(skipped: Sequence[Skipped]) -> str:
-    """How many for each reason, the commonest first, with where some of them are."""
-    texts = [f"{len(places):,} because {why} ({_some(places)})" for why, places in reasons(skipped).items()]
-    more = f"; {counted(len(texts) - NAMED, 'other reason')}" if len(texts) > NAMED else ""
-    return "; ".join(texts[:NAMED]) + more
+def left_out(skipped: Sequence[Skipped]) -> str:
+    """How many are left out, by reason; empty where none is."""
+    return f"left out {len(skipped):,}: {by_reason(skipped)}" if skipped else ""
 
 
 def _about_splits(
-    config: DataConfig, table: Table, splits: Sequence[str], looked: Looked | None, used: Mapping[int, Entry]
+    config: DataConfig, table: Table, splits: Sequence[str], signatures: Signatures | None, used: Mapping[int, Entry]
 ) -> tuple[str, str]:
     """How the splits of a run came about, for its settings, and what the user should know of copies, if anything."""
     drawn = are_drawn(table.rows)
     rule = f"drawn by {split_rule(config)}" if drawn else "the data's own"
-    if looked is None:
+    if signatures is None:
         return rule, ""
     copies: dict[str, list[int]] = defaultdict(list)
     for at in used:
-        copies[looked.keys[at]].append(at)
+        copies[signatures.keys[at]].append(at)
     several = [members for members in copies.values() if len(members) > 1]
     count = f"{sum(map(len, several)):,} of {len(used):,} images have a copy, exact or near"
     across = [members for members in several if len({splits[at] for at in members}) > 1]
@@ -329,7 +321,7 @@ def _about_splits(
         shown = [" = ".join(f"{table.rows[at].image.name} ({splits[at]})" for at in members) for members in across]
         return f"{rule}; {count}, {len(across):,} of them in two splits", (
             f"{counted(len(across), 'image')} in two splits, exactly or nearly, as the data itself names them, so "
-            f"scores come out too good: {_some([printable(text) for text in shown])}; lapclip data check shows more"
+            f"scores come out too good: {some([printable(text) for text in shown])}; lapclip data check shows more"
         )
     if several and drawn:
         return f"{rule}; {count}, all on one side", f"{count}: splits are drawn by content, so each is on one side"
@@ -339,13 +331,7 @@ def _about_splits(
 def _left_out_twins(names: Sequence[str]) -> str:
     if not names:
         return ""
-    return f"left out of training {len(names):,}, because held-out images are the same files: {_some(names)}"
-
-
-def _some(texts: Sequence[str]) -> str:
-    """The first few, and how many more."""
-    more = f" and {len(texts) - NAMED:,} more" if len(texts) > NAMED else ""
-    return ", ".join(texts[:NAMED]) + more
+    return f"left out of training {len(names):,}, because held-out images are the same files: {some(names)}"
 
 
 def _fingerprint(rows: Sequence[Row], splits: Sequence[str], used: Mapping[int, Entry]) -> str:

@@ -23,6 +23,9 @@ from lapclip.paths import digest_of_bytes, write_atomic
 
 INDEX, LOCK = "index.jsonl", "lock"
 NOT_STORED = -1
+ON_DISK = {"signature": "look"}
+"""Fields that a line names as it always did."""
+IN_MEMORY = {name: field for field, name in ON_DISK.items()}
 
 
 def digest_of(data: bytes) -> str:
@@ -46,9 +49,9 @@ class Entry:
     broken: str = ""
     """Why it cannot be used; empty where it can."""
     content: str = ""
-    """What identifies the image in the file, whatever is written beside it; only where images are looked at."""
-    look: str = ""
-    """What is compared with other images to find near copies; only where images are looked at."""
+    """What identifies the image in the file, whatever is written beside it; only where images are compared."""
+    signature: str = ""
+    """What is compared with other images to find near copies; only where images are compared."""
 
     @property
     def aspect(self) -> float:
@@ -144,7 +147,7 @@ class PackedIndex:
 
 
 def _as_dict(entry: Entry) -> dict[str, Any]:
-    return {key: value for key, value in asdict(entry).items() if value not in ("", ())}
+    return {ON_DISK.get(key, key): value for key, value in asdict(entry).items() if value not in ("", ())}
 
 
 def _lines(objects: Iterable[dict[str, Any]]) -> bytes:
@@ -161,10 +164,11 @@ def _parsed(line: bytes) -> dict[str, Any] | None:
 
 def _entry(values: dict[str, Any] | None) -> Entry | None:
     try:
-        entry = Entry(**{**(values or {}), "marks": tuple((values or {}).get("marks", ()))})
+        named = {IN_MEMORY.get(key, key): value for key, value in (values or {}).items()}
+        entry = Entry(**{**named, "marks": tuple(named.get("marks", ()))})
     except TypeError:
         return None
-    texts = (entry.name, entry.stamp, entry.digest, entry.broken, entry.content, entry.look)
+    texts = (entry.name, entry.stamp, entry.digest, entry.broken, entry.content, entry.signature)
     numbers = (entry.row, entry.width, entry.height)
     sound = all(isinstance(text, str) for text in texts) and all(isinstance(number, int) for number in numbers)
     return entry if sound and (entry.broken or min(entry.width, entry.height) > 0) else None

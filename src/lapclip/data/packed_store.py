@@ -36,7 +36,7 @@ from lapclip.progress import DataProgress
 
 MIDDLE, WHOLE = "middle", "whole"
 """How an image becomes a square: its middle cut out, exactly as `encode_image` does it, or all of it squeezed."""
-LOOK = f"look {SIGNATURE_VERSION}"
+SIGNATURE = f"look {SIGNATURE_VERSION}"  # as stores on disk are named
 """No square is made: an image is inspected in small, to know whether it can be read and what its copies are."""
 SOURCE = "source"
 """The file of a store that says whose images it has."""
@@ -205,7 +205,7 @@ class _Packer:
             return Entry(image.name, stamp, digest), None
         square, content, signature = None, "", ""
         try:
-            if self.fit == LOOK:
+            if self.fit == SIGNATURE:
                 header = read_header(data)
                 with header.turn(SIGNATURE_SIDE):
                     decoded = decode(header, SIGNATURE_SIDE)
@@ -220,7 +220,15 @@ class _Packer:
             return Entry(image.name, stamp, digest, broken=error.message), None
         marks = tuple(sorted(decoded.marks))
         entry = Entry(
-            image.name, stamp, digest, NOT_STORED, decoded.width, decoded.height, marks, content=content, look=signature
+            image.name,
+            stamp,
+            digest,
+            NOT_STORED,
+            decoded.width,
+            decoded.height,
+            marks,
+            content=content,
+            signature=signature,
         )
         return entry, square if self.store else None
 

@@ -18,10 +18,12 @@ from typing import Protocol
 import numpy as np
 from PIL import Image
 
-from lapclip.data.splits import split_named
+from lapclip.config import DataConfig
+from lapclip.data.splits import assign_splits, check_trainable, split_named
 from lapclip.errors import DataError
 from lapclip.paths import check_size, read_bytes
-from lapclip.text import printable
+from lapclip.suggest import command
+from lapclip.text import counted, printable
 
 
 class StoredImage(Protocol):
@@ -160,6 +162,48 @@ class Table:
         """The smallest whole per cent at which neither is too much."""
         shares = (broken / max(1, len(self.rows)), len(self.skipped) / max(1, self.records))
         return next((cent / 100 for cent in range(100) if cent / 100 >= max(shares)), 1.0)
+
+
+NAMED = 3
+"""Images that a message names where it is about many."""
+
+
+def check_table(config: DataConfig, table: Table) -> None:
+    """Refuse what can be refused before any image is read: too many rows that cannot be used, or nothing to train on or
+    to choose the best model with. What copies and broken images change shows later."""
+    check_broken(config, table, [])
+    check_trainable(assign_splits(table.rows, config.seed, held_out=config.held_out))
+
+
+def check_broken(config: DataConfig, table: Table, broken: Sequence[Skipped]) -> None:
+    """Refuse data of which too many rows, or too many of its images, of which these turned out to be broken, cannot be
+    used."""
+    images, rows = table.too_broken(len(broken), config.broken_share)
+    if not images and not rows:
+        return
+    what, left_out = (
+        (f"{len(broken):,} of {len(table.rows):,} images", broken)
+        if images
+        else (f"{len(table.skipped):,} of {table.records:,} rows", table.skipped)
+    )
+    enough = f"--set data.broken_share={table.share_needed(len(broken)):g}"
+    raise DataError(
+        f"{what} cannot be used, more than {config.broken_share:.0%}: {by_reason(left_out)}.",
+        hint=f"{command('data', 'check', config.source)}, or {enough} to go on with the others",
+    )
+
+
+def by_reason(skipped: Sequence[Skipped]) -> str:
+    """How many for each reason, the commonest first, with where some of them are."""
+    texts = [f"{len(names):,} because {why} ({some(names)})" for why, names in reasons(skipped).items()]
+    more = f"; {counted(len(texts) - NAMED, 'other reason')}" if len(texts) > NAMED else ""
+    return "; ".join(texts[:NAMED]) + more
+
+
+def some(texts: Sequence[str]) -> str:
+    """The first few, and how many more."""
+    more = f" and {len(texts) - NAMED:,} more" if len(texts) > NAMED else ""
+    return ", ".join(texts[:NAMED]) + more
 
 
 LONGEST = 20_000

@@ -18,7 +18,8 @@ FEW = 20
 
 
 def note_on_chance(scores: dict[str, Any]) -> list[str]:
-    """A warning where a model cannot be told from a guess: intervals that reach down to chance, or stay below it."""
+    """A warning where a model cannot be told from a guess: intervals that reach down to chance, or stay below it. Of
+    classes, one that beats chance may still be right less often than one that always says the largest class."""
     rank = 10 if scores.get("candidates", 0) >= ENOUGH_FOR_TEN else 1
     pairs = {f"{name} R@{rank}": f"{way}_r{rank}" for way, name in WAYS.items()}
     chances = scores["chance"] if "top1" in scores else scores["chances"]
@@ -26,10 +27,24 @@ def note_on_chance(scores: dict[str, Any]) -> list[str]:
     for name, metric in ({"top-1": "top1"} if "top1" in scores else pairs).items():
         (low, high), chance = scores["intervals"][metric], chances[metric]
         if low > chance:
-            return []
+            return _note_on_largest_class(scores)
         how = "is below" if high < chance else "reaches down to"
         found.append(f"{name} {scores[metric]:.1%} ({low:.1%} to {high:.1%}) {how} chance, {chance:.1%}")
     return [f"This cannot be told from guessing: {'; '.join(found)}."]
+
+
+def _note_on_largest_class(scores: dict[str, Any]) -> list[str]:
+    """A warning where top-1 is not surely above the share of the largest class. Classes of equal size say nothing new:
+    there that share is chance."""
+    largest = scores.get("largest_class", 0.0)
+    if "top1" not in scores or (low := scores["intervals"]["top1"][0]) > largest:
+        return []
+    high = scores["intervals"]["top1"][1]
+    how = "is below" if high < largest else "reaches down to"
+    return [
+        f"This is no better than always naming the largest class: top-1 {scores['top1']:.1%} ({low:.1%} to {high:.1%}) "
+        f"{how} its share, {largest:.1%}."
+    ]
 
 
 def note_on_few(candidates: int) -> list[str]:

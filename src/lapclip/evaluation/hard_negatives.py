@@ -31,7 +31,7 @@ KINDS = ("easy", "medium", "hard")
 NEGATIVES = 11
 MOST_ASKED, MOST_OTHERS = 2_000, 10_000
 """Images asked about, and images that wrong ones are chosen from; of more, so many are drawn."""
-MOST_CONFUSED, MOST_LOOKED_AT = 8, 10_000
+MOST_CONFUSED, MOST_COMPARED = 8, 10_000
 
 
 def negatives(
@@ -116,7 +116,7 @@ def most_confused(
 ) -> list[dict[str, Any]]:
     """Captions that prefer a wrong image by most, each image once: the caption's image and the preferred one."""
     texts = [caption for options in captions for caption in options]
-    rows = _some(np.arange(len(texts)), MOST_LOOKED_AT, generator(0, "confused"))
+    rows = _some(np.arange(len(texts)), MOST_COMPARED, generator(0, "confused"))
     found_m, score_m = (part[:, 0] for part in best_images(image_NE, text_ME[rows], 1))
     own_m = np.einsum("me,me->m", image_NE[image_M[rows]], text_ME[rows])
     confused: list[dict[str, Any]] = []

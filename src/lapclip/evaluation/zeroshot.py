@@ -49,6 +49,16 @@ def class_embeddings(
     return means_CE / np.maximum(np.linalg.norm(means_CE, axis=1, keepdims=True), 1e-12)
 
 
+def class_shares(similarity_NC: np.ndarray, scale: float, bias: float | None = None) -> np.ndarray:
+    """What share of its belief a model gives each class of an image, as its loss reads similarities: shares that sum to
+    1 without a bias; with one (the sigmoid loss) each class is a question of its own, and they need not."""
+    logits_NC = similarity_NC.astype(np.float64) * scale
+    if bias is not None:
+        return 1 / (1 + np.exp(-(logits_NC + bias)))
+    exponents_NC = np.exp(logits_NC - logits_NC.max(axis=1, keepdims=True))
+    return exponents_NC / exponents_NC.sum(axis=1, keepdims=True)
+
+
 class Answers(NamedTuple):
     """What each image is taken for. A tie counts against the model: then it is the other class."""
 

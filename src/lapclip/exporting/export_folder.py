@@ -18,7 +18,7 @@ from lapclip import __version__
 from lapclip.errors import WeightsError
 from lapclip.paths import partial_path, replace, sweep
 from lapclip.text import without_controls
-from lapclip.weights.recognise import TOKENIZER
+from lapclip.weights import TOKENIZER
 
 if TYPE_CHECKING:
     from lapclip.embedder import Embedder

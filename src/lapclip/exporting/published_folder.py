@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lapclip.errors import WeightsError
+from lapclip.exporting import ExportFormat, Job, Written
 from lapclip.exporting.export_folder import MARK, README
-from lapclip.exporting.export_format import ExportFormat, Job, Written
-from lapclip.weights.recognise import OWN_TOKENIZER
+from lapclip.weights import OWN_TOKENIZER
 
 if TYPE_CHECKING:
     from torch import Tensor

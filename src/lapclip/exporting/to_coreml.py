@@ -1,6 +1,6 @@
 """`--to coreml` and `--to coreml-int8`: both towers as Core ML packages, for Apple's devices.
 
-They are converted and looked into on any machine. Running them needs a Mac, so elsewhere they are not checked, and the
+They are converted and inspected on any machine. Running them needs a Mac, so elsewhere they are not checked, and the
 README and lapclip.json say so.
 
 Shapes are fixed: one image, or one caption padded to the longest there can be. Core ML's own batch predictions take
@@ -21,10 +21,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lapclip.errors import WeightsError, first_line
+from lapclip.exporting import OUTPUT, ExportFormat, Job, Written, register
 from lapclip.exporting.export_folder import copy_example, describe, write_json, write_readme
-from lapclip.exporting.export_format import OUTPUT, ExportFormat, Job, Written, register
 from lapclip.progress import Status
-from lapclip.weights.recognise import DESCRIPTION
+from lapclip.weights import DESCRIPTION
 
 if TYPE_CHECKING:
     import numpy as np

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lapclip.errors import WeightsError, first_line
+from lapclip.exporting import OUTPUT, ExportFormat, Job, Written, register
 from lapclip.exporting.export_folder import copy_example, describe, write_json, write_readme
-from lapclip.exporting.export_format import OUTPUT, ExportFormat, Job, Written, register
 from lapclip.progress import Status
-from lapclip.weights.recognise import DESCRIPTION
+from lapclip.weights import DESCRIPTION
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

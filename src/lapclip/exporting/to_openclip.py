@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from lapclip.exporting import register
 from lapclip.exporting.export_folder import write_json
-from lapclip.exporting.export_format import register
 from lapclip.exporting.published_folder import PublishedFormat, has_clips_tokenizer, learnt_bias, write_weights
 
 if TYPE_CHECKING:

@@ -6,12 +6,18 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lapclip.data.tokenizers import BytePairTokenizer, CharacterTokenizer, Tokenizer, save_tokenizer
-from lapclip.data.tokenizers.bpe import WORD_END, WORDS
-from lapclip.data.tokenizers.tokenizer import PretrainedTokenizer
+from lapclip.data.tokenizers import (
+    WORD_END,
+    WORDS,
+    BytePairTokenizer,
+    CharacterTokenizer,
+    PretrainedTokenizer,
+    Tokenizer,
+    save_tokenizer,
+)
 from lapclip.errors import WeightsError
 from lapclip.exporting.export_folder import write_json
-from lapclip.weights.recognise import OWN_TOKENIZER, TOKENIZER
+from lapclip.weights import OWN_TOKENIZER, TOKENIZER
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Theirs

@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lapclip.errors import first_line
-from lapclip.machine.measurement_cache import CacheFile
+from lapclip.paths import CacheFile
 
 CACHE = CacheFile("canary.json")
 VERSION = 1

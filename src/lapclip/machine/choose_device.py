@@ -93,6 +93,13 @@ def prepare_device(device: Device, threads: int) -> None:
     keep_freed_memory()
 
 
+def use_threads(count: int) -> None:
+    """Set how many threads torch computes with where the calling thread asks it, and only there."""
+    # A thread's first question takes over what was set last anywhere: it has to come before the setting, not after it.
+    torch.get_num_threads()
+    torch.set_num_threads(count)
+
+
 def default_threads() -> int:
     """torch's own choice: the performance cores."""
     return _OWN_THREADS

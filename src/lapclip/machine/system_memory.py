@@ -111,9 +111,9 @@ class SwapWatch:
 
     def grown(self) -> int | None:
         """By how many bytes swap has grown with this process, once it is more than the system's tidying up."""
-        if time.monotonic() < self._next_look:
+        if time.monotonic() < self._next_reading:
             return None
-        self._next_look = time.monotonic() + EVERY_SECONDS
+        self._next_reading = time.monotonic() + EVERY_SECONDS
         swapped = swap_bytes() - self._first_swap
         if swapped < self._least or held_bytes() - self._first_held < OWN_SHARE * swapped:
             return None
@@ -122,4 +122,4 @@ class SwapWatch:
 
     def _begin(self) -> None:
         self._first_swap, self._first_held = swap_bytes(), held_bytes()
-        self._next_look = time.monotonic() + EVERY_SECONDS
+        self._next_reading = time.monotonic() + EVERY_SECONDS

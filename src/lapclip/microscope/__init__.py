@@ -14,7 +14,7 @@ from typing import Any
 from lapclip.config import ModelConfig
 from lapclip.errors import first_line
 from lapclip.machine.device import Device
-from lapclip.microscope import batch_loading, memory_speed, products, step_phases
+from lapclip.microscope import device_speed, step_phases
 from lapclip.model.shapes import SHAPES
 from lapclip.progress import StageProgress
 from lapclip.tuning import memory_probe
@@ -34,29 +34,32 @@ def examine(
     loss_steps: int = 50,
     copy_bytes: int = 1 << 28,
     rounds: int = 5,
-    workers: int = batch_loading.WORKERS,
-    product_size: int = products.SIZE,
+    workers: int = step_phases.WORKERS,
+    product_size: int = device_speed.SIZE,
 ) -> dict[str, Any]:
     """Everything, as plain values for JSON: times in seconds or ms as named, sizes in bytes, shares from 0 to 1."""
     workload = make_workload(shape, batch_size, device)
     rehearsal = Rehearsal(workload, device, pairs=4 * batch_size)
     tokens = 1 + (shape.image_size // shape.patch) ** 2
     measurements: dict[str, tuple[str, Callable[[], Any]]] = {
-        "product": ("one product", lambda: asdict(products.product_parts(device, product_size, 10 * rounds))),
-        "products": ("a hundred products", lambda: asdict(products.many_products(device, product_size, rounds=rounds))),
-        "copies": ("copies of memory", lambda: asdict(memory_speed.copy_rates(device, copy_bytes, rounds))),
+        "product": ("one product", lambda: asdict(device_speed.product_parts(device, product_size, 10 * rounds))),
+        "products": (
+            "a hundred products",
+            lambda: asdict(device_speed.many_products(device, product_size, rounds=rounds)),
+        ),
+        "copies": ("copies of memory", lambda: asdict(device_speed.copy_rates(device, copy_bytes, rounds))),
         "phases": ("the phases of a batch", lambda: asdict(step_phases.batch_phases(rehearsal, rounds))),
         "memory": ("the memory of a step", lambda: asdict(memory_probe.step_memory(workload, device))),
         "cores": ("the use of each core", lambda: asdict(step_phases.core_use(rehearsal, 0.2 * rounds))),
         "threads": ("threads", lambda: asdict(step_phases.thread_times(rehearsal, rounds=rounds))),
         "loaders": (
             "ways to load",
-            lambda: _each(batch_loading.loader_times(rehearsal, rounds, (0, min(workers, os.cpu_count() or 1)))),
+            lambda: _each(step_phases.loader_times(rehearsal, rounds, (0, min(workers, os.cpu_count() or 1)))),
         ),
         "layouts": (
             "layouts in memory",
             lambda: asdict(
-                memory_speed.layout_times(device, batch_size, tokens, shape.image_width, shape.image_heads, rounds)
+                device_speed.layout_times(device, batch_size, tokens, shape.image_width, shape.image_heads, rounds)
             ),
         ),
         "precisions": (  # in smaller batches: a processor that does not know float16 is very slow at it

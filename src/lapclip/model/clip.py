@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from lapclip.config import ModelConfig
 from lapclip.model.convnet import ConvolutionTower
 from lapclip.model.kernels import Compute
-from lapclip.model.pretrained.pretrained_towers import (
+from lapclip.model.pretrained_towers import (
     Network,
     PretrainedImageTower,
     PretrainedTextTower,

@@ -16,7 +16,7 @@ from lapclip.report.document import Block, Cell, Plot, Report, Section, Sentence
 from lapclip.report.plots import COLOURS, axes, line
 from lapclip.report.run_report import machine_rows
 from lapclip.runs.curves import Curve
-from lapclip.runs.event_log import mapping, mappings
+from lapclip.runs.events import mapping, mappings
 from lapclip.text import UNKNOWN, count, milliseconds, number, parameters, percent, significant, size, times
 
 LABEL = 18

@@ -39,7 +39,7 @@ class Plot:
     title: str
     traces: list[dict[str, Any]]
     layout: dict[str, Any]
-    look_for: str
+    explanation: str
     table: Table
     height: int = 320
 
@@ -58,7 +58,7 @@ class Gallery:
     """Images in rows, each row with what it is about."""
 
     title: str
-    look_for: str
+    explanation: str
     rows: list[tuple[str, list[ReportImage]]]
 
 

@@ -14,7 +14,7 @@ from lapclip.evaluation import RANKS, WAYS
 from lapclip.paths import read_json
 from lapclip.report.document import Block, Gallery, Headline, Plot, Report, ReportImage, Section, Sentences, Table
 from lapclip.report.plots import axes, error_bars, plain
-from lapclip.runs.event_log import mapping, mappings
+from lapclip.runs.events import mapping, mappings
 from lapclip.text import UNKNOWN, count, interval, number, percent, significant
 
 EVALUATION, FOLDER = "evaluation.json", "evaluation"
@@ -161,11 +161,11 @@ def _confused(evaluation: dict[str, Any], folder: Path) -> Gallery | None:
             ),
         ]
         rows.append((str(pair.get("caption")), images))
-    look_for = (
+    explanation = (
         "Captions that score a wrong image above their own by most. Where the wrong image fits as well, the "
         "captions are at fault, not the model. Numbers are cosine similarities."
     )
-    return Gallery("Most confused", look_for, rows) if rows else None
+    return Gallery("Most confused", explanation, rows) if rows else None
 
 
 def _examples(evaluation: dict[str, Any], folder: Path) -> Gallery | None:
@@ -181,11 +181,11 @@ def _examples(evaluation: dict[str, Any], folder: Path) -> Gallery | None:
             text = f"its own has rank {count(example.get('rank'))}"
             images.append(ReportImage(_thumbnail(folder, right), text, right=True))
         rows.append((str(example.get("caption")), images))
-    look_for = (
+    explanation = (
         "The five images closest to some captions, the closest first, with their similarities. Green is the "
         "caption's own image; where it is not among them it stands at the end."
     )
-    return Gallery("Answers to some captions", look_for, rows) if rows else None
+    return Gallery("Answers to some captions", explanation, rows) if rows else None
 
 
 def _mistaken(evaluation: dict[str, Any], folder: Path) -> Gallery | None:
@@ -194,8 +194,8 @@ def _mistaken(evaluation: dict[str, Any], folder: Path) -> Gallery | None:
         for entry in mappings(evaluation.get("mistaken"))
         if (at := number(entry.get("picture"))) is not None
     ]
-    look_for = "Images taken for another class by the largest margin, one for each kind of mistake."
-    return Gallery("Surest mistakes", look_for, [("", images)]) if images else None
+    explanation = "Images taken for another class by the largest margin, one for each kind of mistake."
+    return Gallery("Surest mistakes", explanation, [("", images)]) if images else None
 
 
 def _geometry(values: dict[str, Any]) -> Table | None:

@@ -13,7 +13,7 @@ from lapclip.paths import read_json
 from lapclip.report.document import Block, Headline, Plot, Report, Section, Sentences, Table
 from lapclip.report.plots import COLOURS, DASHES, axes, error_bars, line, marks, table_of
 from lapclip.runs.curves import Curve
-from lapclip.runs.event_log import mapping, mappings
+from lapclip.runs.events import mapping, mappings
 from lapclip.text import UNKNOWN, count, interval, number, percent, significant
 
 GAINED = "gained.json"

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from lapclip.paths import read_bytes
 from lapclip.report.document import Block, Cell, Gallery, Headline, Plot, Report, ReportImage, Sentences, Table
 from lapclip.text import without_controls
 from lapclip.web.server import plotly_file
@@ -103,7 +104,7 @@ def _block(block: Block, names: dict[int, str]) -> str:
                 f'<figure><h3 id="{name}-title">{escaped(block.title)}</h3>'
                 f'<div class="plot" id="{name}" role="img" style="height:{block.height}px" '
                 f'aria-labelledby="{name}-title" aria-describedby="{name}-caption"></div>'
-                f'<figcaption id="{name}-caption">{escaped(block.look_for)}</figcaption>'
+                f'<figcaption id="{name}-caption">{escaped(block.explanation)}</figcaption>'
                 f"<details><summary>As a table</summary>{_table(block.table)}</details></figure>"
             )
         case Gallery():
@@ -113,7 +114,7 @@ def _block(block: Block, names: dict[int, str]) -> str:
             )
             kind = "gallery pairs" if all(len(images) <= 2 for _, images in block.rows) else "gallery"
             return (
-                f"<figure><h3>{escaped(block.title)}</h3><figcaption>{escaped(block.look_for)}</figcaption>"
+                f"<figure><h3>{escaped(block.title)}</h3><figcaption>{escaped(block.explanation)}</figcaption>"
                 f'<ul class="{kind}">{rows}</ul></figure>'
             )
 
@@ -123,7 +124,7 @@ def _image(image: ReportImage) -> str:
     tone = {True: "right", False: "wrong", None: "plain"}[image.right]
     label = {True: "right: ", False: "wrong: ", None: ""}[image.right]
     try:
-        data = base64.b64encode(image.path.read_bytes()).decode("ascii")
+        data = base64.b64encode(read_bytes(image.path, own=True)).decode("ascii")
         shown = f'<img src="data:image/jpeg;base64,{data}" alt="{escaped(image.text)}">'
     except OSError:
         shown = '<span class="missing">no image</span>'

@@ -7,7 +7,7 @@ from typing import Any
 from lapclip.report.document import Block, Plot, Section, Sentences, Table
 from lapclip.report.plots import COLOURS, axes, error_bars, faint, heat, level, line, marks, plain, table_of
 from lapclip.runs.curves import Curve, curve, smoothed
-from lapclip.runs.event_log import mapping
+from lapclip.runs.events import mapping
 from lapclip.runs.view import RunView
 from lapclip.text import duration, number, part_name, percent, significant, size
 
@@ -324,19 +324,19 @@ def _heat(view: RunView) -> list[Block]:
     if throttled:
         share = len(throttled) / len(view.summary.sensors)
         first = duration(throttled[0]["elapsed"])
-        sentences.append(f"The machine slowed itself down in {share:.0%} of the looks at it, first after {first}.")
+        sentences.append(f"The machine slowed itself down in {share:.0%} of the readings, first after {first}.")
     swap = curve(view.summary.sensors, lambda event: event.get("swap_bytes"))
     if swap and max(swap.y) > 0:
         sentences.append(f"Swap in use: {size(swap.y[0])} at first, at most {size(max(swap.y))}.")
     blocks: list[Block] = [Sentences(sentences)] if sentences else []
-    for name, title, unit, colour, look_for in kinds:
+    for name, title, unit, colour, explanation in kinds:
         if points := curve(view.summary.sensors, lambda event, name=name: event.get(name), x="elapsed"):
             blocks.append(
                 Plot(
                     title,
                     [line(title, _minutes(points), colour, unit=f" {unit}")],
                     axes("minutes of work", unit),
-                    look_for,
+                    explanation,
                     table_of("minutes", {unit: _minutes(points)}),
                     height=240,
                 )

@@ -6,8 +6,8 @@ from typing import Any
 
 from lapclip.report.document import Block, Headline, Report, Section, Sentences, Table
 from lapclip.report.run_plots import learning_sections, machine_sections
-from lapclip.runs.event_log import mapping
-from lapclip.runs.messages import message
+from lapclip.runs.events import mapping
+from lapclip.runs.messages import message, messages
 from lapclip.runs.summary import Summary
 from lapclip.runs.view import RunView
 from lapclip.suggest import command
@@ -68,12 +68,12 @@ def _happened(view: RunView) -> list[Section]:
     """What a person should know first: what went wrong, what was changed, what could not be had."""
     summary, sentences, changes = view.summary, [], 0
     for event in summary.incidents:
-        text = message(event, with_step=True)
+        texts = messages(event, with_step=True)
         if event["type"] == "fell_back":
             changes += 1  # the charts mark where it was
-            text = f"change {changes}, after step {count(event.get('step'))}: {message(event)}"
-        if text and event["type"] not in ("paused", "went_on"):
-            sentences.append(text[:1].upper() + text[1:])
+            texts = [f"change {changes}, after step {count(event.get('step'))}: {message(event)}"]
+        if event["type"] not in ("paused", "went_on"):
+            sentences += [text[:1].upper() + text[1:] for text in texts]
     if view.state == "died":
         sentences.append(
             f"It ended without a word after step {count(summary.step)}. Go on: {command('resume', view.name)}"

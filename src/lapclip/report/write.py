@@ -48,9 +48,7 @@ def write_files(report: Report, folder: Path, name: str) -> list[Path]:
         for path, text in files.items():
             write_atomic(path, without_controls(text))
     except OSError as error:
-        raise RunError(
-            f"Cannot write to {folder}: {error.strerror or error}.", hint="lapclip report --out FOLDER"
-        ) from error
+        raise RunError(f"Cannot write to {folder}: {error.strerror or error}.", hint="--out FOLDER") from error
     return list(files)
 
 
@@ -80,12 +78,12 @@ def _block(block: Block) -> list[str]:
         case Table():
             return [*([f"**{safe(block.folded)}**", ""] if block.folded else []), *_table(block)]
         case Plot():
-            return [f"### {safe(block.title)}", "", safe(block.look_for), "", *_table(block.table)]
+            return [f"### {safe(block.title)}", "", safe(block.explanation), "", *_table(block.table)]
         case Gallery():
             rows: list[list[str | Cell]] = [
                 [text, "; ".join(_image(image) for image in images)] for text, images in block.rows
             ]
-            return [f"### {safe(block.title)}", "", safe(block.look_for), "", *_table(Table(["", "images"], rows))]
+            return [f"### {safe(block.title)}", "", safe(block.explanation), "", *_table(Table(["", "images"], rows))]
 
 
 def _image(image: ReportImage) -> str:

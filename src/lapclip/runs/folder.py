@@ -41,11 +41,12 @@ from lapclip.paths import (
     is_link,
     open_own,
     partial_path,
+    read_bytes,
     read_toml,
     sweep,
     write_atomic,
 )
-from lapclip.runs.event_log import read_events
+from lapclip.runs.events import read_events
 from lapclip.runs.heartbeat import LATE, beat_elsewhere, beat_of, read_beat, write_beat
 from lapclip.runs.summary import RunProgress
 from lapclip.suggest import command, train_command
@@ -327,7 +328,7 @@ def reserve_run(name: str | None, recipe: str, reserved: str) -> Run:
 def is_reserved(name: str, reserved: str) -> bool:
     """Whether a folder waits for the process that knows this key."""
     try:
-        return bool(reserved) and (RUNS / name / "starting.key").read_text(encoding="utf-8") == reserved
+        return bool(reserved) and read_bytes(RUNS / name / "starting.key", own=True) == reserved.encode()
     except OSError:
         return False
 

@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import IO, Any
 
 from lapclip.paths import open_own
-from lapclip.runs.event_log import LONGEST_LINE, is_event, parse_line
+from lapclip.runs.events import LONGEST_LINE, is_event, parse_line
 from lapclip.runs.findings import Finding, findings
-from lapclip.runs.findings.checks import look_around
-from lapclip.runs.folder import Run
+from lapclip.runs.findings.checks import surroundings_of
+from lapclip.runs.folder import RUNS, Run
+from lapclip.runs.heartbeat import PREPARING, others_at_work
 from lapclip.runs.summary import RunProgress, Summary, summarise, usual_gap
 from lapclip.runs.view import RunView
 from lapclip.text import number, one_line
@@ -41,7 +42,7 @@ YOUNG = 60.0
 STATE_EVERY = 1.0
 """Seconds after which a run without new events is asked whether its process is still there."""
 SURROUNDINGS_EVERY = 3.0
-"""Seconds between two looks at what else is at work on this machine."""
+"""Seconds between two checks of what else is at work on this machine."""
 LEAST_SILENCE, SILENCE = 60.0, 10
 """Seconds without an event, and times the longest of the last gaps, that are worth mentioning."""
 
@@ -204,6 +205,19 @@ class RunStatus:
             return False
 
 
+def preparing_rows() -> list[dict[str, Any]]:
+    """The runs of this folder that processes in the foreground make ready, as lines in a list of runs. They have no
+    folder yet, and those that the recipe will name have an empty name."""
+    here = RUNS.absolute()
+    paths = [Path(beat.about) for beat in others_at_work(PREPARING)]
+    empty = RunStatus(Run(here)).row()
+    return [
+        {**empty, "name": "" if path == here else path.name, "state": PREPARING}
+        for path in paths
+        if here in (path, path.parent)
+    ]
+
+
 class FollowedRun(RunStatus):
     """One run with its events, as many as a screen can show. Its folder may not be there yet, and may go away."""
 
@@ -279,7 +293,7 @@ class FollowedRun(RunStatus):
         """What is wrong. That the checks themselves fail is told too: everything else is still true."""
         now = time.monotonic()
         if self._around is None or self._around.state != self.state or now >= self._next_around:
-            self._around, self._next_around = look_around(self.run, self.state), now + SURROUNDINGS_EVERY
+            self._around, self._next_around = surroundings_of(self.run, self.state), now + SURROUNDINGS_EVERY
         try:
             return findings(self.summary, self._around)
         except Exception as error:

@@ -29,6 +29,9 @@ LATE = 60.0
 """Seconds without a beat after which a process on another computer counts as dead."""
 BEATS_WATCHED = 2
 """Beats that a process on another computer may miss while it is watched: its disk may be slow."""
+AT_WORK, PREPARING = "at-work", "preparing"
+"""What a process says of itself to others of this computer: that it trains, or that it makes a run ready in the
+foreground, which has no folder yet."""
 LONG_DEAD = 86_400.0
 """Seconds without a beat by which no two clocks differ."""
 
@@ -133,15 +136,15 @@ class Pulse:
                 return
 
 
-def at_work_path() -> Path:
-    """Where this process writes that it trains, for runs in any other folder of this computer."""
-    return cache_folder() / "at-work" / f"{platform.node()} {os.getpid()}.json"
+def at_work_path(kind: str = AT_WORK) -> Path:
+    """Where this process writes what it does, for commands in any other folder of this computer."""
+    return cache_folder() / kind / f"{platform.node()} {os.getpid()}.json"
 
 
-def others_at_work() -> list[Beat]:
-    """The other processes that train on this computer now; what the dead left behind is removed."""
+def others_at_work(kind: str = AT_WORK) -> list[Beat]:
+    """The other processes that do so on this computer now; what the dead left behind is removed."""
     found = []
-    for path in sorted(at_work_path().parent.glob("*.json")):
+    for path in sorted(at_work_path(kind).parent.glob("*.json")):
         beat = read_beat(path)
         if beat is None or not beat.alive:
             with suppress(OSError):

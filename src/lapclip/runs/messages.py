@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from typing import IO, Any
 
 from lapclip.runs import events
-from lapclip.runs.event_log import mapping
-from lapclip.runs.events import Event
+from lapclip.runs.events import Event, mapping
 from lapclip.runs.summary import Summary, batch_accuracy
 from lapclip.text import count, duration, number, one_line, percent, printable_lines, significant
 
@@ -38,16 +37,22 @@ def message(event: dict[str, Any], *, with_step: bool = False) -> str:
     `with_step` names the step, where it does not stand beside the sentence already. What an event says may be foreign
     text, such as a file's name in an error, so nothing in it steers a terminal.
     """
-    return printable_lines(_message(event, with_step))
+    return "; ".join(messages(event, with_step=with_step))
+
+
+def messages(event: dict[str, Any], *, with_step: bool = False) -> list[str]:
+    """The same as one text for each thing that happened: a start has as many as it has notes."""
+    if event["type"] == "started":
+        notes = event.get("notes")
+        return [printable_lines(str(note)) for note in notes] if isinstance(notes, list) else []
+    text = printable_lines(_message(event, with_step))
+    return [text] if text else []
 
 
 def _message(event: dict[str, Any], with_step: bool) -> str:
     step = number(event.get("step"))
     after = f" after step {step:,.0f}" if with_step and step is not None else ""
     match event["type"]:
-        case "started":
-            notes = event.get("notes")
-            return "; ".join(map(str, notes)) if isinstance(notes, list) else ""
         case "resumed":
             skipped = event.get("skipped")
             named = "; ".join(map(str, skipped)) if isinstance(skipped, list) else ""
@@ -78,9 +83,9 @@ def notices(summary: Summary) -> list[Notice]:
     """What happened besides learning, in the order of its time."""
     found = []
     for event in summary.incidents:
-        if text := message(event):
-            step = number(event.get("step"))
-            time = number(event.get("time")) or 0.0
+        step = number(event.get("step"))
+        time = number(event.get("time")) or 0.0
+        for text in messages(event):
             found.append(Notice(event["type"], time, None if step is None else int(step), one_line(text)))
     known = {notice.time for notice in found if notice.type == "went_on"}
     for begin, end in summary.pauses:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lapclip.runs.curves import Curve, curve, windows
-from lapclip.runs.event_log import mapping
+from lapclip.runs.events import mapping
 from lapclip.text import number
 
 ENDINGS = ("finished", "stopped", "failed")

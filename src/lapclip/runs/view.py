@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any
 
 from lapclip.runs.curves import Curve, curve, smoothed, windows
-from lapclip.runs.event_log import mapping, read_events
+from lapclip.runs.events import mapping, read_events
 from lapclip.runs.findings import Finding
 from lapclip.runs.folder import Run
 from lapclip.runs.forecast import Forecast, forecast
@@ -20,7 +20,7 @@ from lapclip.text import number, one_line
 WORKING = ("running", "paused", "starting", "waiting")
 """States after which more is to come."""
 WATT_STRETCH = 10
-"""Looks at the sensors that the power is taken from."""
+"""Readings of the sensors that the power is taken from."""
 SHOWN_ELSEWHERE = ("died", "failed", "not-a-number", "paused", "fell-back")
 """Findings that the state of a run, or the list of what happened, says already."""
 SENSED = ("celsius", "megahertz", "throttled", "swap_bytes", "reason")
@@ -209,7 +209,7 @@ class RunView:
 
     @property
     def sensors(self) -> dict[str, Any]:
-        """The latest look at the machine."""
+        """The latest reading of the sensors."""
         return self.summary.sensors[-1] if self.summary.sensors else {}
 
     @property
@@ -218,7 +218,7 @@ class RunView:
         return [min(1.0, max(0.0, number(use) or 0.0)) for use in found] if isinstance(found, list) else []
 
     def core_map(self, most: int) -> tuple[list[float], list[list[float | None]]]:
-        """The use of each core at no more than `most` looks at the sensors: their steps, and a row for each core."""
+        """The use of each core at no more than `most` readings of the sensors: their steps, and a row for each core."""
         events = [event for event in self.summary.sensors if isinstance(event.get("core_use"), list)]
         events = [event for event in events if event["core_use"]]
         events = events[:: max(1, -(-len(events) // most))]
@@ -242,14 +242,14 @@ class RunView:
 
     @property
     def power(self) -> Curve:
-        """Watts between one look at the sensors and the next, over seconds of work."""
+        """Watts between one reading of the sensors and the next, over seconds of work."""
         pairs = itertools.pairwise(zip(self.energy.x, self.energy.y, strict=True))
         found = [(x, (y - before[1]) / (x - before[0])) for before, (x, y) in pairs if x > before[0]]
         return Curve([x for x, _ in found], [y for _, y in found])
 
     @property
     def watts(self) -> float | None:
-        """Mean power over the latest looks at the sensors."""
+        """Mean power over the latest readings of the sensors."""
         points = list(zip(self.energy.x, self.energy.y, strict=True))[-WATT_STRETCH:]
         if len(points) < 2 or points[-1][0] <= points[0][0]:
             return None

@@ -25,7 +25,7 @@ from lapclip.runs.folder import RUNS
 from lapclip.searching.index import DATABASE, LOCK, PATIENCE, SMALL, Index, index_folder
 from lapclip.suggest import command
 from lapclip.text import path_from_here
-from lapclip.weights.recognise import is_model
+from lapclip.weights import is_model
 
 MADE_BY = "model.txt"
 """What leads to the model that made an index, a path or a name on the hub; written at each use, so that its time says
@@ -101,14 +101,14 @@ def indexes_of(folder: Path) -> list[KnownIndex]:
     return sorted(found, key=lambda one: (-one.used, one.path))
 
 
-def databases_in(place: Path) -> list[Path]:
+def databases_in(root: Path) -> list[Path]:
     """The databases of the indexes of one folder, which lie here."""
-    return [path for path in (place / DATABASE, *place.glob(f"*/{DATABASE}")) if path.is_file()]
+    return [path for path in (root / DATABASE, *root.glob(f"*/{DATABASE}")) if path.is_file()]
 
 
-def what_is_indexed(place: Path) -> str:
+def what_is_indexed(root: Path) -> str:
     """The folder of images whose indexes lie here, and the models that made them, as far as it was written down."""
-    found = [path.parent for path in databases_in(place)]
+    found = [path.parent for path in databases_in(root)]
     folders = {path_from_here(folder) for path in found if (folder := _written(path / IMAGES_OF))}
     models = {path_from_here(model) for path in found if (model := _written(path / MADE_BY))}
     return ", ".join((*sorted(folders), *(f"with {model}" for model in sorted(models))))

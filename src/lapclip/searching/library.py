@@ -60,7 +60,7 @@ class Library:
         exclude: Sequence[str] = (),
     ) -> list[Hit]:
         """The images nearest to a text, the nearest first; words after a dash are not wanted."""
-        return self._answer(vector_of(parse(query), self.model.encode_text), limit, offset, since, exclude)
+        return self.near(vector_of(parse(query), self.model.encode_text), limit, offset, since, exclude)
 
     def like(
         self,
@@ -87,7 +87,18 @@ class Library:
     ) -> list[Hit]:
         """The images nearest to one from elsewhere: a file, or as it is."""
         question = self.model.encode_pixels(middle_square(image, self.model.view)[None])[0]
-        return self._answer(question, limit, offset, since, exclude)
+        return self.near(question, limit, offset, since, exclude)
+
+    def near(
+        self,
+        question_E: np.ndarray,
+        limit: int = 20,
+        offset: int = 0,
+        since: float | None = None,
+        exclude: Sequence[str] = (),
+    ) -> list[Hit]:
+        """The images nearest to a vector of the model, the nearest first."""
+        return self._answer(question_E, limit, offset, since, exclude)
 
     def newest(
         self, limit: int = 20, offset: int = 0, since: float | None = None, exclude: Sequence[str] = ()
@@ -178,12 +189,18 @@ def open_library(
     Without a model it is the one that made the index of the folder, else the best (`lapclip.which_model`)."""
     folder = Path(os.path.abspath(folder))
     check_folder(folder)
-    known = indexes_of(folder)
-    search_model = open_search_model(model, device, known)
-    index = Index(index_path(folder, search_model, known))
-    update = update_index(index, folder, search_model, progress, waiting)
-    update.notes[:0] = search_model.notes
-    return Library(folder, index, search_model, update)
+    return library_of(folder, open_search_model(model, device, indexes_of(folder)), progress, waiting)
+
+
+def library_of(
+    folder: Path, model: SearchModel, progress: Progress | None = None, waiting: Status | None = None
+) -> Library:
+    """The same with a model that is open already."""
+    check_folder(folder)
+    index = Index(index_path(folder, model, indexes_of(folder)))
+    update = update_index(index, folder, model, progress, waiting)
+    update.notes[:0] = model.notes
+    return Library(folder, index, model, update)
 
 
 def index_path(folder: Path, model: SearchModel, known: Sequence[KnownIndex]) -> Path:

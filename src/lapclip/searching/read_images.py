@@ -1,4 +1,5 @@
-"""Image files read in threads, ahead of the model: what each is, when it was taken, and the square the model sees.
+"""Images read in threads, ahead of the model: what each is, when it was taken, and the square the model sees. For
+indexes and for `lapclip embed`.
 
 One thread reads, and more where that is too slow: more threads than are needed cost the model time where it computes on
 the same cores.
@@ -15,6 +16,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 from datetime import datetime
 from functools import cache
+from itertools import islice
 from pathlib import Path
 from queue import SimpleQueue
 from typing import NamedTuple, TypeVar
@@ -23,20 +25,23 @@ import numpy as np
 from PIL import Image
 
 from lapclip.data.decode import NO_MEMORY, MayPass, decode, read_header
+from lapclip.data.find_images import Stamp
 from lapclip.data.packed_index import digest_of
 from lapclip.data.pixels import View, fit_image
+from lapclip.data.table import StoredImage
 from lapclip.errors import DataError, first_line
 from lapclip.paths import LARGEST_FILE
-from lapclip.searching.scan import Stamp
 
 SHARPNESS = 2
 """A JPEG is decoded at a fraction of its size while its short side stays this many times what the model sees."""
 EXIF_FOLDER, TAKEN, CHANGED = 0x8769, 0x9003, 0x0132
 """EXIF: where the camera's own entries are, when the photo was taken, and when it was last changed."""
 PERIOD = 0.5
-"""Seconds after which it is looked at whether results were waited for."""
+"""Seconds after which it is checked whether results were waited for."""
 PATIENCE = 0.05
 """Share of the time that may be spent waiting before more threads are taken."""
+NO_STAMP = Stamp(0, 0)
+"""Of what is no file of its own."""
 Item = TypeVar("Item")
 Made = TypeVar("Made")
 
@@ -74,8 +79,23 @@ def read_image(path: Path, stamp: Stamp, view: View, has_vector: Callable[[str],
     except (OSError, ValueError) as error:
         return Read(stamp, passing=f"it cannot be read ({getattr(error, 'strerror', None) or first_line(error)})")
     digest = digest_of(data)
-    if has_vector(digest):
-        return Read(stamp, digest)
+    return Read(stamp, digest) if has_vector(digest) else read_data(data, view, stamp, digest)
+
+
+def read_stored(image: StoredImage, view: View) -> Read:
+    """An image of a data set, wherever it lies."""
+    try:
+        return read_data(image.read(), view)
+    except FileNotFoundError:
+        return Read(NO_STAMP, passing="there is no such file")
+    except MemoryError:
+        return Read(NO_STAMP, passing=NO_MEMORY)
+    except (OSError, ValueError) as error:
+        return Read(NO_STAMP, passing=f"it cannot be read ({getattr(error, 'strerror', None) or first_line(error)})")
+
+
+def read_data(data: bytes, view: View, stamp: Stamp = NO_STAMP, digest: str = "") -> Read:
+    """What the bytes of a file hold."""
     try:
         header = read_header(data)
         with header.turn(SHARPNESS * view.resized):
@@ -164,3 +184,10 @@ def made_ahead(make: Callable[[Item], Made], items: Iterable[Item], ahead: int, 
             future.cancel()
         for _ in threads:
             todo.put(None)
+
+
+def in_batches(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
+    """As many as the model takes at once. What is no image is counted too: it is quick."""
+    source = iter(items)
+    while batch := list(islice(source, size)):
+        yield batch

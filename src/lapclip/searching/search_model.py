@@ -11,15 +11,16 @@ from typing import Any
 import numpy as np
 
 from lapclip.data.sources import find_source
-from lapclip.embedder import Embedder, Encoder, OnnxEmbedder, load_torch, open_exported, read_description
+from lapclip.embedder import Embedder, Encoder, OnnxEmbedder, load_torch, open_exported
 from lapclip.errors import ConfigError, LapclipError, RunError
 from lapclip.exporting.export_folder import EXPORTED
+from lapclip.exporting.find_export import find_export
 from lapclip.fingerprint import weights_digest
-from lapclip.runs.event_log import read_events
+from lapclip.runs.events import read_events
 from lapclip.runs.folder import Run
 from lapclip.searching.index import FORMAT
 from lapclip.searching.indexes import KnownIndex
-from lapclip.weights.recognise import is_exported, is_model
+from lapclip.weights import is_exported, is_model
 from lapclip.which_model import (
     MADE_THE_INDEX,
     PRETRAINED,
@@ -128,27 +129,18 @@ def _opened(which: WhichModel, device: str, known: Sequence[KnownIndex]) -> Sear
 def _small(which: WhichModel, model: Embedder) -> SearchModel | None:
     """The run's int8 export, where its check found it faster and no worse; None where there is none such."""
     assert which.made_by is not None
-    folder = which.made_by.path / EXPORTED / SMALL
-    if not is_exported(folder):
+    export = find_export(which.made_by, SMALL)
+    if export is None or not export.lost_nothing or not (ratio := export.image_speed) or ratio <= 1:
         return None
+    if not export.is_of(model.fingerprint(), weights_digest(model.model)):
+        return None
+    note = (
+        f"{export.folder} reads images {ratio:.1f} times as fast, and lost no recall when it was checked: it is used."
+    )
     try:
-        about = read_description(folder)
-        check = about["check"]
-        ratio = next(row["ratio"] for row in check["latency"] if (row["tower"], row["batch"]) == ("image", 32))
-        good = (
-            check["passed"] and check["recall_after"] >= check["recall_before"] and ratio > 1 and not check.get("busy")
-        )
-        if not good or not _made_from(about.get("made_from"), model):
-            return None
-        note = f"{folder} reads images {ratio:.1f} times as fast, and lost no recall when it was checked: it is used."
-        return _checked(SearchModel(which, open_exported(folder), [note]))
-    except (LapclipError, KeyError, TypeError, StopIteration):  # the model itself is there
+        return _checked(SearchModel(which, open_exported(export.folder), [note]))
+    except LapclipError:  # the model itself is there
         return None
-
-
-def _made_from(recorded: str | None, model: Embedder) -> bool:
-    """Whether an export was made from this model; earlier releases recorded the digest of its weights."""
-    return recorded is not None and (recorded == model.fingerprint() or recorded == weights_digest(model.model))
 
 
 def _former_identity(model: Encoder) -> str | None:

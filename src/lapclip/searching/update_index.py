@@ -17,13 +17,13 @@ from typing import NamedTuple
 
 import numpy as np
 
+from lapclip.data.find_images import Scan, Stamp
 from lapclip.errors import DataError
 from lapclip.machine.facts import logical_cores
 from lapclip.progress import Progress, Status
 from lapclip.searching.index import COLUMNS, Entry, Index, entry_of
 from lapclip.searching.indexes import note_use
-from lapclip.searching.read_images import Read, heic_is_unknown, made_ahead, read_image
-from lapclip.searching.scan import Scan, Stamp
+from lapclip.searching.read_images import Read, heic_is_unknown, in_batches, made_ahead, read_image
 from lapclip.searching.search_model import SearchModel
 from lapclip.suggest import command
 
@@ -180,7 +180,7 @@ class _Indexer:
         total = self.before.files
         self.passed = total - self.before.count_to_read()
         try:
-            for batch in _batches(self._read_ahead(), self.model.batch):
+            for batch in in_batches(self._read_ahead(), self.model.batch):
                 self.passed += len(batch)
                 self._take(batch)
                 progress(self.passed, total)
@@ -282,15 +282,3 @@ def check_folder(folder: Path) -> None:
     if not folder.is_dir():
         what = "is not a folder" if os.path.lexists(folder) else "does not exist"
         raise DataError(f"{folder} {what}.", hint="lapclip search FOLDER, with a folder of images")
-
-
-def _batches(items: Iterator[tuple[str, Read]], size: int) -> Iterator[list[tuple[str, Read]]]:
-    """As many as the model takes at once. Files without a square are counted too: they are quick."""
-    batch: list[tuple[str, Read]] = []
-    for item in items:
-        batch.append(item)
-        if len(batch) == size:
-            yield batch
-            batch = []
-    if batch:
-        yield batch

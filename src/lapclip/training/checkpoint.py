@@ -21,16 +21,14 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 
-from lapclip import paths
+from lapclip import paths, weights
 from lapclip.embedder import Embedder
 from lapclip.errors import CheckpointError, first_line
 from lapclip.model.clip import CLIP
-from lapclip.model.freezing import load_trainable_state, trainable_state
-from lapclip.model.lora import merged_state
+from lapclip.model.freezing import load_trainable_state, merged_state, trainable_state
 from lapclip.paths import digest_of_file, digest_of_json
 from lapclip.suggest import command
 from lapclip.training.fallback import cause_of
-from lapclip.weights import recognise
 
 CHECKPOINTS = 2
 """How many a run has: the newest, and the one before it."""
@@ -126,11 +124,11 @@ def save_model(embedder: Embedder, folder: Path, progress: Progress | None = Non
         folder.mkdir(exist_ok=True)
         paths.sweep(folder)
         paths.write_atomic(
-            folder / recognise.WEIGHTS,
+            folder / weights.WEIGHTS,
             lambda path: save_tensors(merged_state(embedder.model), path, best),
             durable=True,
         )
-        paths.write_atomic(folder / recognise.CONFIG, description, durable=True)
+        paths.write_atomic(folder / weights.CONFIG, description, durable=True)
     except OSError as error:
         raise _cannot_write(folder, error) from error
 
@@ -138,10 +136,11 @@ def save_model(embedder: Embedder, folder: Path, progress: Progress | None = Non
 def with_best_of(progress: Progress, folder: Path) -> Progress:
     """The progress of a checkpoint, with what the best model itself says of its step and score: a run that was killed
     between the two goes on from an older checkpoint than its model. A model that is gone is no best one."""
-    if not (folder / recognise.WEIGHTS).exists():
+    if not (folder / weights.WEIGHTS).exists():
         return replace(progress, **{name: getattr(Progress(), name) for name in BEST})
     try:
-        with safe_open(folder / recognise.WEIGHTS, "numpy") as file:
+        paths.check_plain(folder / weights.WEIGHTS)
+        with safe_open(folder / weights.WEIGHTS, "numpy") as file:
             said = json.loads((file.metadata() or {})[ABOUT])
         best = {name: kind(said[name]) for name, kind in BEST.items()}
     except (OSError, ValueError, KeyError, TypeError, SafetensorError):  # written by an earlier release, or damaged

@@ -75,7 +75,7 @@ class GraphedStep:
 
     @property
     def touched(self) -> bool:
-        """Whether the weights may have changed since the loop last looked."""
+        """Whether the weights may have changed since the loop last checked."""
         return self.step.touched
 
     @touched.setter

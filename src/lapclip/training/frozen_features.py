@@ -30,7 +30,7 @@ from lapclip.errors import DataError
 from lapclip.fingerprint import frozen_fingerprint
 from lapclip.machine.desktop import ends_in_order
 from lapclip.model.clip import CLIP
-from lapclip.model.pretrained.pretrained_towers import PretrainedTower
+from lapclip.model.pretrained_towers import PretrainedTower
 from lapclip.paths import cache_folder, sweep, write_atomic
 from lapclip.progress import DataProgress, Progress
 from lapclip.text import duration
@@ -305,7 +305,7 @@ class _FeatureMaker:
         """Read from the cache, or made and written there."""
         dtype = self._config.train.dtype
         about = (*about, self._fingerprints[tower], self._boundaries[tower])
-        # Files in half precision whose first block alone was looked at are not taken.
+        # Files in half precision whose first block alone was checked are not taken.
         path = array_path(tower, about, self._data.fingerprint, dtype if dtype == "float32" else f"{dtype}, checked")
         found = read_array(path)
         if found is not None and found.shape[: len(rows)] == rows:

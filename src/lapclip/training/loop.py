@@ -25,7 +25,7 @@ from lapclip.machine.sensors import Sensors
 from lapclip.machine.system_memory import SwapWatch
 from lapclip.machine.timing import Stopwatch, measured
 from lapclip.runs import events
-from lapclip.runs.event_log import EventLog
+from lapclip.runs.events import EventLog
 from lapclip.runs.folder import Run
 from lapclip.training.checkpoint import Progress, list_checkpoints, save_checkpoint, save_model
 from lapclip.training.cuda_graph import AnyStep
@@ -231,7 +231,7 @@ class Training:
             events.Evaluation(step=number, epoch=epoch, split="val", evaluation=scores, seconds=seconds, best=best)
         )
         answers = self.probes.answers(self.embedder, images, texts)
-        self.log.append(events.Looked(step=number, epoch=epoch, answers=answers))
+        self.log.append(events.Probed(step=number, epoch=epoch, answers=answers))
 
     def merit(self, scores: dict[str, Any], images: np.ndarray) -> float:
         """What the best model is chosen by: the mean of all recalls, which is steadier than R@1 alone; or, where

@@ -17,7 +17,7 @@ from lapclip.embedder import Embedder
 from lapclip.errors import ConfigError, RunError, TrainingError
 from lapclip.machine.choose_device import device_of, prepare_device
 from lapclip.runs import events
-from lapclip.runs.event_log import mapping, read_events
+from lapclip.runs.events import mapping, read_events
 from lapclip.suggest import command
 from lapclip.training.checkpoint import list_checkpoints, load_newest, with_best_of
 from lapclip.training.cuda_graph import AnyStep

@@ -23,7 +23,7 @@ from lapclip.machine.device import DTYPES, Device
 from lapclip.machine.timing import Stopwatch
 from lapclip.model.clip import CLIP
 from lapclip.model.freezing import boundary, parts_of
-from lapclip.model.pretrained.pretrained_towers import Dropping, Head, PretrainedTower
+from lapclip.model.pretrained_towers import Dropping, Head, PretrainedTower
 from lapclip.seeding import derived_seed, generator
 from lapclip.training.precision import LossScale, RoundedCopy
 from lapclip.training.schedule import image_side, is_cheap, patches_seen
@@ -102,7 +102,7 @@ class TrainStep:
         self._dropout = HeadDropout(self.worker, config)
         self.loss_scale = LossScale(device.torch) if config.dtype == "float16" else None
         self.touched = False
-        """Whether the weights may have changed since the loop last looked."""
+        """Whether the weights may have changed since the loop last checked."""
         self._towers = device.side_by_side(at_once="graph" in config.compile)
         self.boundaries = {tower: boundary(model, tower) for tower in ("image", "text")}
         """The first block of each tower that learns: where features enter."""

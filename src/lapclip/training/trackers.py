@@ -6,8 +6,7 @@ from pathlib import Path
 
 from lapclip.errors import ConfigError
 from lapclip.runs import events
-from lapclip.runs.event_log import Listener
-from lapclip.runs.events import Event
+from lapclip.runs.events import Event, Listener
 
 
 def check_tracker(track: str) -> None:

@@ -17,9 +17,9 @@ from lapclip import __version__
 from lapclip.config import AUTO, ModelConfig, TrainConfig
 from lapclip.errors import ConfigError, first_line
 from lapclip.machine.device import DTYPES, Device
-from lapclip.machine.measurement_cache import CacheFile
 from lapclip.machine.timing import WORTH, in_turns
 from lapclip.model.kernels import ATTENTION, LINEAR, attention, has_onednn, linear
+from lapclip.paths import CacheFile
 
 CACHE = CacheFile("kernels.json")
 

@@ -20,8 +20,8 @@ from lapclip.machine.choose_device import (
 )
 from lapclip.machine.device import DTYPES, Device
 from lapclip.machine.facts import logical_cores
-from lapclip.machine.measurement_cache import CacheFile
 from lapclip.machine.timing import busy_cores
+from lapclip.paths import CacheFile
 from lapclip.progress import Status
 from lapclip.training.memory import check_memory, largest_micro_batch
 from lapclip.tuning.choose_kernels import check_kernels, choose_kernels

@@ -1,4 +1,5 @@
-"""`lapclip watch` in a terminal: a screen that follows the runs, or plain lines where there is no terminal."""
+"""`lapclip watch` in a terminal: a screen that follows the runs, or plain lines where there is no terminal; and which
+runs are watched, and which of them is in focus."""
 
 from __future__ import annotations
 
@@ -10,21 +11,25 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from rich.console import Console
 from rich.text import Text
 
+from lapclip.errors import RunError
+from lapclip.runs.folder import RUNS, Run, all_runs, find_run
+from lapclip.runs.follow import FollowedRun
 from lapclip.runs.messages import watch_line
+from lapclip.runs.view import RunView
 from lapclip.text import one_line
 from lapclip.watch.keys import DOWN, NEXT, PREVIOUS, QUIT, UP, Keys
 from lapclip.watch.panels import Canvas
 from lapclip.watch.screen import Typed, draw, next_commands
-from lapclip.watch.watched_runs import WatchedRuns
 
 TICK = 0.25
-"""Seconds between two looks at the files."""
+"""Seconds between two readings of the files."""
 SHARE = 0.005
 """Of the machine's time that following may take: a run that is watched must not notice."""
 SLOWEST = 10.0
@@ -275,3 +280,71 @@ def _quiet_end(interrupted: int) -> Iterator[list[int]]:
             raise
         # What is still to be written goes nowhere, or Python would complain at its end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+SEARCH_EVERY = 3.0
+"""Seconds between two searches for runs that began meanwhile."""
+
+
+class WatchedRuns:
+    """Several runs, one of them in focus. Without names: those that run, else the newest, and those that begin."""
+
+    def __init__(self, names: Sequence[str], wait: bool) -> None:
+        """`wait` accepts a name that has no folder yet; else it is an error."""
+        self._every = not names
+        self._began = time.time()
+        self._searched = -1e9
+        if names:
+            paths = [_path_of(name, wait) for name in dict.fromkeys(names)]
+        else:
+            if not wait:
+                find_run(None)
+            runs = all_runs()
+            paths = [run.path for run in [run for run in runs if run.running] or runs[-1:]]
+        self.runs = [FollowedRun(Run(path)) for path in paths]
+        self.focus = max(0, len(self.runs) - 1) if self._every else 0
+
+    @property
+    def views(self) -> list[RunView]:
+        return [run.view for run in self.runs]
+
+    def move(self, by: int) -> None:
+        """Put another run in focus, round and round."""
+        if self.runs:
+            self.focus = (self.focus + by) % len(self.runs)
+
+    def changed(self) -> bool:
+        return any(run.changed() for run in self.runs) or (self._every and self._time_to_search())
+
+    def refresh(self) -> None:
+        """Bring everything up to date."""
+        if self._every and self._time_to_search():
+            self._searched = time.monotonic()
+            known = {run.name for run in self.runs}
+            began = [run for run in all_runs() if run.name not in known and self._began_meanwhile(run)]
+            self.runs += [FollowedRun(run) for run in began]
+        for run in self.runs:
+            if run.changed():
+                run.refresh()
+
+    def _time_to_search(self) -> bool:
+        return time.monotonic() - self._searched >= SEARCH_EVERY
+
+    def _began_meanwhile(self, run: Run) -> bool:
+        """Whether a run was made, or went on, since we watch."""
+        for path in (run.events, run.settings):
+            try:
+                if path.stat().st_mtime >= self._began - 1:
+                    return True
+            except OSError:
+                continue
+        return False
+
+
+def _path_of(name: str, wait: bool) -> Path:
+    try:
+        return find_run(name).path
+    except RunError:
+        if not wait:
+            raise
+        return Path(name) if len(Path(name).parts) > 1 else RUNS / name

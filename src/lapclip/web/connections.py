@@ -13,7 +13,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 MOST = 100
 """Connections that stay. A browser opens six, and a few tabs more for what they follow."""
-MOST_FOR_A_MOMENT = 400
+MORE_FOR_A_MOMENT = 300
 A_MOMENT = 0.1
 """Seconds that a new connection has to ask before it may have to make room: many are accepted before any is read."""
 SECONDS_TO_ASK = 10.0
@@ -23,6 +23,7 @@ SECONDS_TO_ASK = 10.0
 class Connection(H11Protocol):
     """uvicorn's, with an end for those who do not come to the point."""
 
+    most = MOST
     _deadline: asyncio.TimerHandle | None = None
 
     @property
@@ -34,9 +35,9 @@ class Connection(H11Protocol):
         super().connection_made(transport)
         self._idle_since = self.loop.time()
         self._expect_a_request()
-        if len(self.connections) > MOST_FOR_A_MOMENT:
+        if len(self.connections) > self.most + MORE_FOR_A_MOMENT:
             transport.abort()
-        elif len(self.connections) > MOST:
+        elif len(self.connections) > self.most:
             self.loop.call_later(A_MOMENT, self._make_room)
 
     def data_received(self, data: bytes) -> None:
@@ -65,7 +66,7 @@ class Connection(H11Protocol):
     def _make_room(self) -> None:
         there = [each for each in self.connections if isinstance(each, Connection) and not each.transport.is_closing()]
         idle = [each for each in there if not each.asking]
-        if len(there) > MOST and idle:
+        if len(there) > self.most and idle:
             min(idle, key=lambda each: each._idle_since).transport.abort()
 
     def _expect_a_request(self) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import ipaddress
 import secrets
 import socket
+from collections.abc import Iterable
 from dataclasses import dataclass
 from urllib.parse import parse_qs, urlsplit
 
@@ -49,6 +50,7 @@ class Door:
 
     names: frozenset[str]
     token: str
+    """Empty where none is asked for."""
     any_address: bool = False
     """Whether any numeric address will do as a name: no foreign site can have one of ours."""
     command: str = "lapclip"
@@ -57,21 +59,37 @@ class Door:
     def refuses(self, scope: Scope) -> tuple[int, str] | None:
         """The status and the reason, or None for those who may come in."""
         headers = Headers(scope=scope)
-        hosts = headers.getlist("host")
-        if len(hosts) != 1 or not self._knows(hosts[0]):
-            return 403, "This server answers to the address that it printed at its start, and to no other name."
-        if any(_place(origin) != hosts[0] for origin in headers.getlist("origin")):
-            return 403, "Another site's page may not read this."
-        if followed_a_link(headers) and not (headers.get("sec-fetch-mode") == "navigate" and scope["path"] == "/"):
-            return 403, "Another site's page may not use this."
-        if not (self.token_in(scope) or self._cookie_in(headers)):
+        if (foreign := self.foreign(scope, headers)) is not None:
+            return 403, foreign
+        if not self.has_token(scope, headers):
             return 401, f"Open the whole address that {self.command} printed: it ends in a token."
         if len(scope["path"]) > LONGEST_PATH:
             return 414, "No address here is that long."
         return None
 
+    def foreign(self, scope: Scope, headers: Headers) -> str | None:
+        """Why a request comes from a page of another site, or to a name that is not ours; None where it does not."""
+        hosts = headers.getlist("host")
+        if len(hosts) != 1 or not self._knows(hosts[0]):
+            return "This server answers to the address that it printed at its start, and to no other name."
+        if any(_place(origin) != hosts[0] for origin in headers.getlist("origin")):
+            return "Another site's page may not read this."
+        if followed_a_link(headers) and not (headers.get("sec-fetch-mode") == "navigate" and scope["path"] == "/"):
+            return "Another site's page may not use this."
+        return None
+
+    def has_token(self, scope: Scope, headers: Headers) -> bool:
+        """Whether the address or a cookie holds the token."""
+        return self.token_in(scope) or self._cookie_in(headers)
+
+    def opens(self, scope: Scope) -> bool:
+        """Whether this is the printed address, whose token moves into a cookie (`let_in`)."""
+        return scope["path"] == "/" and scope["method"] in ("GET", "HEAD") and self.token_in(scope)
+
     def token_in(self, scope: Scope) -> bool:
         """Whether the address holds the token."""
+        if not self.token:
+            return False
         given = parse_qs(scope.get("query_string", b"").decode("latin-1")).get("token", [])
         return any(_same(text, self.token) for text in given)
 
@@ -86,20 +104,23 @@ class Door:
         # gives up at the first that it does not like.
         pairs = (pair.partition("=") for line in headers.getlist("cookie") for pair in line.split(";"))
         name = self.cookie_name(headers)
-        return any(key.strip() == name and _same(value.strip(), self.token) for key, _, value in pairs)
+        return bool(self.token) and any(
+            key.strip() == name and _same(value.strip(), self.token) for key, _, value in pairs
+        )
 
     def _knows(self, host: str) -> bool:
         name, _ = _name_and_port(host)
         return name in self.names or (self.any_address and is_address(name))
 
 
-def door_for(host: str, command: str, *, loopback: bool) -> Door:
-    """The door of a server that listens at `host`."""
-    names, token = LOOPBACK_NAMES | {host.lower()}, secrets.token_urlsafe(24)
+def door_for(host: str, command: str, *, loopback: bool, token: bool = True, names: Iterable[str] = ()) -> Door:
+    """The door of a server that listens at `host`, and that is also known by other names, as behind a proxy."""
+    known = LOOPBACK_NAMES | {host.lower()} | {name.lower() for name in names}
+    secret = secrets.token_urlsafe(24) if token else ""
     if loopback:
-        return Door(names, token, command=command)
+        return Door(known, secret, command=command)
     own = socket.gethostname().lower()
-    return Door(names | {own, f"{own}.local"}, token, any_address=True, command=command)
+    return Door(known | {own, f"{own}.local"}, secret, any_address=True, command=command)
 
 
 class Guard:
@@ -122,23 +143,24 @@ class Guard:
         app = self._app
         if refused := self._door.refuses(scope):
             app = PlainTextResponse(refused[1] + "\n", refused[0])
-        elif scope["path"] == "/" and scope["method"] in ("GET", "HEAD") and self._door.token_in(scope):
-            app = self._let_in(Headers(scope=scope))
+        elif self._door.opens(scope):
+            app = let_in(self._door, Headers(scope=scope))
         # What we send is small enough to be sent whole, and readers of ranges have had faults.
         scope["headers"] = [each for each in scope["headers"] if each[0] != b"range"]
         await app(scope, receive, send_guarded)
 
-    def _let_in(self, headers: Headers) -> Response:
-        """The token moves from the address into a cookie that no script can read."""
-        if followed_a_link(headers):
-            # After a redirect the browser would count the request as the other site's, and withhold the cookie.
-            # With an icon, or the browser would ask for favicon.ico.
-            page = '<!doctype html><link rel="icon" href="/icon.svg"><p>The page opens.\n'
-            answer = HTMLResponse(page, headers={"Refresh": "0; url=/"})
-        else:
-            answer = RedirectResponse("/", 303)
-        answer.set_cookie(self._door.cookie_name(headers), self._door.token, httponly=True, samesite="strict")
-        return answer
+
+def let_in(door: Door, headers: Headers) -> Response:
+    """The token moves from the address into a cookie that no script can read."""
+    if followed_a_link(headers):
+        # After a redirect the browser would count the request as the other site's, and withhold the cookie.
+        # With an icon, or the browser would ask for favicon.ico.
+        page = '<!doctype html><link rel="icon" href="/icon.svg"><p>The page opens.\n'
+        answer = HTMLResponse(page, headers={"Refresh": "0; url=/"})
+    else:
+        answer = RedirectResponse("/", 303)
+    answer.set_cookie(door.cookie_name(headers), door.token, httponly=True, samesite="strict")
+    return answer
 
 
 def followed_a_link(headers: Headers) -> bool:

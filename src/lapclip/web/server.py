@@ -9,7 +9,7 @@ import errno
 import importlib.util
 import ipaddress
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,9 +19,13 @@ from typing import TYPE_CHECKING, TextIO
 from lapclip.errors import ConfigError, RunError
 
 if TYPE_CHECKING:
+    import asyncio
+
     from starlette.requests import Request
     from starlette.responses import Response
     from starlette.types import ASGIApp
+
+    from lapclip.web.security import Door
 
 TRIES = 50
 SHARED = Path(__file__).parent / "static"
@@ -55,40 +59,67 @@ def serve_until_interrupted(
     at_end: Callable[[], None] = lambda: None,
     output: TextIO | None = None,
     ready: Callable[[str], None] = lambda address: None,
-) -> None:
-    """Serve an application until Ctrl-C. Without a port: `first_port`, or the next free one.
+    guard: Callable[[ASGIApp, Door], ASGIApp] | None = None,
+    token: bool = True,
+    names: Iterable[str] = (),
+    connections: int | None = None,
+    patience: int = 2,
+    started: Callable[[asyncio.AbstractEventLoop], None] = lambda loop: None,
+) -> bool:
+    """Serve an application until Ctrl-C. Without a port: `first_port`, or the next free one. A second Ctrl-C waits for
+    nobody. Returns whether all requests that were under way were answered.
 
-    `at_end` is called before connections are waited for; `output` is where its address is printed, else stdout; `ready`
-    is told the address too.
+    `at_end` is called before connections are waited for, `patience` seconds at most; `output` is where its address is
+    printed, else stdout; `ready` is told the address too. `guard` stands before the application, with a token in the
+    address or without; `names` are names of this server beside those of this machine. `started` gets the loop in which
+    requests are answered.
     """
     # Here, so that a command's help does not wait for the modules of the web server.
+    import asyncio
+
     import uvicorn
     import uvicorn.loops.asyncio
 
     from lapclip.web.connections import Connection
     from lapclip.web.security import Guard, door_for
 
+    class Limited(Connection):
+        most = connections or Connection.most
+
     class Server(uvicorn.Server):
+        all_answered = True
+
+        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+            await super().startup(sockets)
+            started(asyncio.get_running_loop())
+
+        async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+            await super().shutdown(sockets)
+            self.all_answered = not self.server_state.tasks
+
         def handle_exit(self, sig: int, frame: FrameType | None) -> None:
             at_end()  # else the end would wait for streams that have none
+            self.force_exit = self.should_exit
             super().handle_exit(sig, frame)
+
+    server: Server | None = None
 
     # Ctrl-C is the way to end it, from the moment on that the address is printed.
     with _listen(host, port, first_port, announcement.command) as listening, suppress(KeyboardInterrupt):
         address, port = str(listening.getsockname()[0]), int(listening.getsockname()[1])
         loopback = ipaddress.ip_address(address).is_loopback
-        door = door_for(host, announcement.command, loopback=loopback)
+        door = door_for(host, announcement.command, loopback=loopback, token=token, names=names)
         config = uvicorn.Config(
-            Guard(app, door),
+            (guard or Guard)(app, door),
             log_level="error",
             access_log=False,  # it would write down the token
             server_header=False,
             proxy_headers=False,
             lifespan="off",
             ws="none",
-            http=Connection,
+            http=Limited,
             loop="asyncio",
-            timeout_graceful_shutdown=2,
+            timeout_graceful_shutdown=patience,
         )
         config.load()  # before the address is printed: Ctrl-C in the middle of an import ends the process at once
         for note in announcement.notes:
@@ -98,7 +129,9 @@ def serve_until_interrupted(
         print(announcement.shared + ("" if loopback else " What is sent is not encrypted."), file=output)
         print(announcement.ending, file=output, flush=True)
         ready(link)
-        Server(config).run(sockets=[listening])
+        server = Server(config)
+        server.run(sockets=[listening])
+    return server is None or server.all_answered
 
 
 def _listen(host: str, port: int | None, first_port: int, command: str) -> socket.socket:
@@ -121,7 +154,7 @@ def _link(host: str, address: str, port: int, token: str) -> str:
     """The address to open in a browser. A server at all addresses is named by one that others can reach."""
     name = _reachable(address) if ipaddress.ip_address(address).is_unspecified else host
     name = f"[{name}]" if ":" in name else name
-    return f"http://{name}:{port}/?token={token}"
+    return f"http://{name}:{port}/" + (f"?token={token}" if token else "")
 
 
 def _reachable(address: str) -> str:

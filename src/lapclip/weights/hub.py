@@ -8,8 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from lapclip.errors import WeightsError, first_line
-from lapclip.weights import huggingface, openclip
-from lapclip.weights.recognise import HUB, MERGES, OWN_TOKENIZER, TOKENIZER
+from lapclip.weights import HUB, MERGES, OWN_TOKENIZER, TOKENIZER, huggingface, openclip
 
 SECONDS = 20
 """To wait for an answer of the hub."""

@@ -11,8 +11,8 @@ from typing import Any
 
 from lapclip.config import CLIP_MEAN, CLIP_STD, ModelConfig
 from lapclip.errors import ConfigError, WeightsError
+from lapclip.weights import OPENCLIP_CONFIG as CONFIG
 from lapclip.weights.published import named
-from lapclip.weights.recognise import OPENCLIP_CONFIG as CONFIG
 
 WEIGHTS = ("open_clip_model.safetensors", "open_clip_pytorch_model.safetensors", "open_clip_pytorch_model.bin")
 """Names of the file of weights, the best first."""

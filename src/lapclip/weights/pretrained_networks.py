@@ -27,14 +27,13 @@ from typing import Any
 
 from torch import nn
 
-from lapclip.data.tokenizers.tokenizer import PretrainedTokenizer, Tokenizer
+from lapclip.data.tokenizers import PretrainedTokenizer, Tokenizer
 from lapclip.errors import ConfigError, first_line
-from lapclip.machine.measurement_cache import CacheFile
-from lapclip.model.pretrained.pretrained_towers import FACTORY, HUGGING_FACE, TIMM, TowerSpec
-from lapclip.paths import parse_json, read_bytes
+from lapclip.model.pretrained_towers import FACTORY, HUGGING_FACE, TIMM, TowerSpec
+from lapclip.paths import CacheFile, parse_json, read_bytes
 from lapclip.suggest import command, quoted
+from lapclip.weights import HUB, is_hub_name
 from lapclip.weights.hub import confirmed_name
-from lapclip.weights.recognise import HUB, is_hub_name
 
 TRUSTED = CacheFile("trusted.json")
 """Factories that someone at this computer has named: what comes from elsewhere may not make us call others."""
@@ -399,7 +398,7 @@ def _beside(reference: str, name: str) -> str | None:
         with suppress(Exception):  # most of these files are optional
             path = Path(hf_hub_download(reference, name))
     with suppress(OSError, ValueError):
-        return read_bytes(path).decode("utf-8")
+        return read_bytes(path, own=True).decode("utf-8")
     return None
 
 

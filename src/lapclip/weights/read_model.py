@@ -15,12 +15,22 @@ from torch import Tensor
 from lapclip.config import ModelConfig
 from lapclip.data.tokenizers import Tokenizer, clip_tokenizer, load_tokenizer, tokenizer_from_dict
 from lapclip.errors import DataError, RunError, WeightsError, first_line
-from lapclip.model.pretrained.pretrained_towers import TowerSpec
+from lapclip.model.pretrained_towers import TowerSpec
 from lapclip.paths import read_bytes, read_json
-from lapclip.weights import huggingface, openai, openclip
+from lapclip.weights import (
+    CONFIG,
+    MERGES,
+    OWN_TOKENIZER,
+    TOKENIZER,
+    WEIGHTS,
+    huggingface,
+    is_exported,
+    is_hub_name,
+    openai,
+    openclip,
+)
 from lapclip.weights.hub import download
 from lapclip.weights.published import check_depth
-from lapclip.weights.recognise import CONFIG, MERGES, OWN_TOKENIZER, TOKENIZER, WEIGHTS, is_exported, is_hub_name
 from lapclip.weights.torch_files import read_safetensors, read_tensors
 
 
@@ -185,6 +195,6 @@ def _tokenizer_in_json(path: Path) -> tuple[int, list[tuple[str, ...]]]:
 
 
 def _tokenizer_in_text(path: Path) -> tuple[int, list[tuple[str, ...]]]:
-    lines = read_bytes(path).decode("utf-8").splitlines()
+    lines = read_bytes(path, own=True).decode("utf-8").splitlines()
     merges = [tuple(line.split()) for line in lines if line and not line.startswith("#version")]
     return 2 * 256 + len(merges) + 2, merges

@@ -2,7 +2,7 @@
 
 `torch.save` files are pickles, which can carry code; torch reads them with `weights_only=True`, which refuses it.
 OpenAI published its weights as TorchScript archives, which that refuses whole. They are zip files with a pickle that
-names the tensors; ours reads it with a list of what may occur. The program that lies beside it is never looked at.
+names the tensors; ours reads it with a list of what may occur. The program that lies beside it is never read.
 
 Weights take about the memory that their file has bytes. A small file that would take much more is refused: archives
 that unpack to more than they are, tensors that repeat one value a billion times, headers of millions of names.
@@ -26,6 +26,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from lapclip.errors import WeightsError, first_line
+from lapclip.paths import check_plain, open_own
 
 STORAGES = {
     "FloatStorage": torch.float32,
@@ -85,7 +86,7 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], str]:
 
 def read_safetensors(path: Path) -> dict[str, Tensor]:
     """The tensors in a safetensors file. Raises WeightsError where its header is longer than any is."""
-    with open(path, "rb") as file:
+    with open_own(path) as file:
         if int.from_bytes(file.read(8), "little") > MOST_NAMES:
             raise WeightsError(f"{path} is not a whole safetensors file: its header is too long.")
     return load_file(path)
@@ -103,6 +104,7 @@ def check_claims(tensors: Mapping[str, Tensor], path: Path) -> None:
 
 
 def _read(path: Path) -> tuple[dict[str, Tensor], str]:
+    check_plain(path)
     if path.suffix == ".safetensors":
         return read_safetensors(path), "safetensors"
     if zipfile.is_zipfile(path) and _is_torchscript(path):

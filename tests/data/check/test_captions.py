@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from lapclip.data.check.captions import (
+from lapclip.data.check_data import (
     ceilings,
     count_scripts,
     frequent_words,

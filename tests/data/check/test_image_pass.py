@@ -6,7 +6,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from lapclip.data.check.image_pass import AT_ONCE, inspect_image, inspect_images
+from lapclip.data.check_data import AT_ONCE, inspect_image, inspect_images
 from lapclip.data.table import ImageFile
 
 from .made import encoded, odd_images, scene

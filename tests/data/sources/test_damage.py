@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from lapclip.config import DataConfig
-from lapclip.data.check.image_pass import inspect_images
+from lapclip.data.check_data import inspect_images
 from lapclip.data.packed_store import MIDDLE, pack, store_folder
 from lapclip.data.pixels import View
 from lapclip.data.sources import read_table
@@ -300,7 +300,7 @@ def test_an_image_for_which_memory_is_too_short_is_skipped(tmp_path: Path, monke
 
     Image.new("RGB", (16, 16)).save(tmp_path / "a.png")
     image = ImageFile(tmp_path / "a.png", "a.png")
-    monkeypatch.setattr("lapclip.data.check.image_pass.hash_and_thumbnail", no_memory)
+    monkeypatch.setattr("lapclip.data.check_data.hash_and_thumbnail", no_memory)
     assert "too little memory" in inspect_images([image])[0].fault
     monkeypatch.setattr("lapclip.data.packed_store.prepare", no_memory)
     packed = pack([image], store_folder("x", View(8), MIDDLE), View(8), MIDDLE)

@@ -1,6 +1,6 @@
 """Draws the images of the built-in procedural data set.
 
-A scene names what a caption may say: thing, colour, count, place and setting. Everything else (exact position, size,
+A scene names what a caption may say: thing, colour, count, position and setting. Everything else (jitter, size,
 clouds, hills, noise) comes from the seed. All lengths are fractions of the image, so a seed looks alike at any size.
 """
 
@@ -33,7 +33,7 @@ SETTINGS = {
     "snow": Setting((166, 176, 190), (206, 212, 220), (244, 247, 252), 0.86),
 }
 GROUNDS = {"nature": (150, 172, 120), "animals": (164, 184, 118), "urban": (150, 150, 152), "food": (206, 190, 170)}
-PLACES = {"left": 0.24, "middle": 0.5, "right": 0.76}
+POSITIONS = {"left": 0.24, "middle": 0.5, "right": 0.76}
 # For each count: the height of a thing, and where each stands as (x from the middle of the group, y).
 GROUPS: dict[int, tuple[float, list[Point]]] = {
     1: (0.44, [(0, 0.87)]),
@@ -227,7 +227,7 @@ def _group(canvas: Canvas, dice: Dice, scene: Scene) -> None:
         rows = [y for _, y in spots]
         spots = [(x, min(rows) + max(rows) - y) for x, y in spots]
     half = growth * (height * 0.54 + max(abs(x) for x, _ in spots))
-    middle = min(max(PLACES[scene.place] + dice.between(-0.03, 0.03), half), 1 - half)
+    middle = min(max(POSITIONS[scene.position] + dice.between(-0.03, 0.03), half), 1 - half)
     body = _shifted(COLOURS[scene.colour], dice)
     shadow = mix(canvas.lit(GROUNDS[scene.category]), BLACK, 0.35)
     outline_width = max(1, round(canvas.side * 0.011))

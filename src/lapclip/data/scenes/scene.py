@@ -1,6 +1,6 @@
 """The built-in data: small scenes described by attributes, their captions, and an honest split.
 
-A scene is a thing in a colour, a number, a place and a setting. There are 5,760 of them. Held-out scenes are
+A scene is a thing in a colour, a number, a position and a setting. There are 5,760 of them. Held-out scenes are
 combinations that training never sees; they come in grids, so that each has at least 8 neighbours among the candidates
 that differ from it in one attribute only: a model must get every attribute right to find the right one.
 """
@@ -25,7 +25,7 @@ THINGS = {
 }
 COLOURS = ("red", "orange", "yellow", "green", "blue", "purple", "pink", "white")
 COUNTS = (1, 2, 3)
-PLACES = ("left", "middle", "right")
+POSITIONS = ("left", "middle", "right")
 SETTINGS = ("noon", "sunset", "night", "snow")
 
 HELD_OUT_GRIDS = {
@@ -34,11 +34,11 @@ HELD_OUT_GRIDS = {
     "urban": (2, 5, 2, 1, 3),
     "food": (1, 5, 2, 2, 3),
 }
-"""Values of thing, colour, count, place and setting in a held-out grid: 60 scenes with 8 neighbours each."""
+"""Values of thing, colour, count, position and setting in a held-out grid: 60 scenes with 8 neighbours each."""
 
 _PLURALS = {"cactus": "cacti", "fish": "fish", "butterfly": "butterflies", "bus": "buses"}
 _COUNT_WORDS = {1: ("a", "one", "just one"), 2: ("two", "a pair of"), 3: ("three", "a trio of")}
-_PLACE_WORDS = {
+_POSITION_WORDS = {
     "left": ("on the left", "at the left", "to the left"),
     "middle": ("in the middle", "in the centre", "mid-way"),
     "right": ("on the right", "at the right", "to the right"),
@@ -50,10 +50,10 @@ _SETTING_WORDS = {
     "snow": ("in the snow", "in winter", "on a frozen day"),
 }
 _SENTENCES = (
-    "{things} {place}, {setting}.",
-    "{things} {setting}, {place}.",
-    "{setting}, {things} {place}.",
-    "{place}, {things} {setting}.",
+    "{things} {position}, {setting}.",
+    "{things} {setting}, {position}.",
+    "{setting}, {things} {position}.",
+    "{position}, {things} {setting}.",
 )
 
 
@@ -65,7 +65,7 @@ class Scene:
     thing: str
     colour: str
     count: int
-    place: str
+    position: str
     setting: str
 
     def differences(self, other: Scene) -> int:
@@ -73,12 +73,12 @@ class Scene:
         return sum(mine != theirs for mine, theirs in zip(_ATTRIBUTES(self), _ATTRIBUTES(other), strict=True))
 
 
-_ATTRIBUTES = attrgetter("thing", "colour", "count", "place", "setting")
+_ATTRIBUTES = attrgetter("thing", "colour", "count", "position", "setting")
 
 
 def all_scenes(category: str) -> list[Scene]:
     """Every scene of a category."""
-    axes = itertools.product(THINGS[category], COLOURS, COUNTS, PLACES, SETTINGS)
+    axes = itertools.product(THINGS[category], COLOURS, COUNTS, POSITIONS, SETTINGS)
     return [Scene(category, *attributes) for attributes in axes]
 
 
@@ -107,8 +107,10 @@ def describe(scene: Scene, random: Random) -> str:
     if count == "a" and scene.colour[0] in "aeiou":
         count = "an"
     thing = scene.thing if scene.count == 1 else _PLURALS.get(scene.thing, f"{scene.thing}s")
-    place, setting = _draw(_PLACE_WORDS[scene.place], random), _draw(_SETTING_WORDS[scene.setting], random)
-    return _draw(_SENTENCES, random).format(things=f"{count} {scene.colour} {thing}", place=place, setting=setting)
+    position, setting = _draw(_POSITION_WORDS[scene.position], random), _draw(_SETTING_WORDS[scene.setting], random)
+    return _draw(_SENTENCES, random).format(
+        things=f"{count} {scene.colour} {thing}", position=position, setting=setting
+    )
 
 
 def captions(scene: Scene, count: int, random: Random) -> tuple[str, ...]:
@@ -120,7 +122,7 @@ def captions(scene: Scene, count: int, random: Random) -> tuple[str, ...]:
 
 
 def _grid(category: str, counts: tuple[int, ...], random: Random) -> list[Scene]:
-    axes = (THINGS[category], COLOURS, COUNTS, PLACES, SETTINGS)
+    axes = (THINGS[category], COLOURS, COUNTS, POSITIONS, SETTINGS)
     chosen = [_shuffled(axis, random)[:count] for axis, count in zip(axes, counts, strict=True)]
     return [Scene(category, *attributes) for attributes in itertools.product(*chosen)]
 

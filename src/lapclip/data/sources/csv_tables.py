@@ -12,10 +12,10 @@ from pathlib import Path
 from lapclip.config import AUTO, DataConfig
 from lapclip.data.find_images import ImageFinder, candidate_folders, is_image
 from lapclip.data.guess_columns import Columns, NotATable, guess_columns
+from lapclip.data.sources.files import Lines
 from lapclip.data.sources.registry import Files, TableFormat, register
 from lapclip.data.splits import split_named
 from lapclip.data.table import RowCollector
-from lapclip.data.text_encoding import Lines
 from lapclip.errors import DataError
 
 SEPARATORS = {"comma": ",", "tab": "\t", "semicolon": ";", "bar": "|"}

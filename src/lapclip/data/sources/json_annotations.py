@@ -11,10 +11,10 @@ from typing import Any
 from lapclip.config import DataConfig
 from lapclip.data.find_images import ImageFinder, best_folder, candidate_folders, is_image
 from lapclip.data.guess_columns import NotATable
+from lapclip.data.sources.files import decode
 from lapclip.data.sources.json_lines import add_records, captions_in, read_json_lines
 from lapclip.data.sources.registry import FileFormat, Files, Form, Specificity, register
 from lapclip.data.table import ImageFile, RowCollector
-from lapclip.data.text_encoding import decode
 from lapclip.paths import parse_json, read_bytes
 
 KINDS = {"coco": "COCO captions", "karpathy": "Karpathy splits", "list": "JSON list", "names": "JSON by name"}

@@ -13,9 +13,9 @@ from lapclip.config import DataConfig
 from lapclip.data.find_images import candidate_folders
 from lapclip.data.guess_columns import NotATable, guess_named
 from lapclip.data.sources.csv_tables import SAMPLE, several
+from lapclip.data.sources.files import Lines
 from lapclip.data.sources.registry import Files, TableFormat, register
 from lapclip.data.table import RowCollector
-from lapclip.data.text_encoding import Lines
 
 
 @register

@@ -58,9 +58,11 @@ class Source:
         """All splits at one image size, of a source that is drawn."""
         raise NotImplementedError
 
-    def count_training(self, config: DataConfig) -> int:
-        """How many training images there are, before any is opened: to a few, where splits are drawn by content."""
-        return assign_splits(self.read_table(config).rows, config.seed, held_out=config.held_out).count(TRAIN)
+    def count_training(self, config: DataConfig, table: Table | None = None) -> int:
+        """How many training images there are, before any is opened: to a few, where splits are drawn by content.
+        `table` is there where it was read already."""
+        rows = (table or self.read_table(config)).rows
+        return assign_splits(rows, config.seed, held_out=config.held_out).count(TRAIN)
 
 
 class Specificity(IntEnum):

@@ -17,6 +17,7 @@ from lapclip.data.dataset import DataSet, Pairs
 from lapclip.data.scenes.drawing import draw
 from lapclip.data.scenes.scene import ALPHABET, Scene, captions, split_scenes
 from lapclip.data.sources.registry import Source, register
+from lapclip.data.table import Table
 from lapclip.errors import DataError
 from lapclip.machine.desktop import ends_in_order
 from lapclip.paths import cache_folder, digest_of_bytes, partial_path, replace, sweep
@@ -39,7 +40,7 @@ class Scenes(Source):
     def draw(self, config: DataConfig, side: int, progress: DataProgress | None = None) -> DataSet:
         return load_scenes(config, side, progress)
 
-    def count_training(self, config: DataConfig) -> int:
+    def count_training(self, config: DataConfig, table: Table | None = None) -> int:
         return config.train_pairs
 
 

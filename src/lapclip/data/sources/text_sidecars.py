@@ -9,10 +9,10 @@ from pathlib import Path
 from lapclip.config import DataConfig
 from lapclip.data.find_images import is_image
 from lapclip.data.sources.class_folders import has_classes
+from lapclip.data.sources.files import decode
 from lapclip.data.sources.registry import FileFormat, Files, Form, Specificity, register
 from lapclip.data.splits import split_named
 from lapclip.data.table import ImageFile, RowCollector
-from lapclip.data.text_encoding import decode
 
 MOST_TEXT = 1_000_000
 """Bytes of a text beside an image; what is longer is no caption."""

@@ -11,7 +11,7 @@ from enum import Enum
 from typing import Any
 
 from lapclip.errors import RunError
-from lapclip.runs.event_log import mapping, read_events
+from lapclip.runs.events import mapping, read_events
 from lapclip.runs.folder import Run, all_runs
 from lapclip.runs.summary import Summary
 from lapclip.suggest import DRAWN, command, data_command, source_of, train_command, tune_command
@@ -77,7 +77,7 @@ class Surroundings:
         return self.train(f"train.learning_rate={rate / 4 if TOO_GENTLE <= rate <= TOO_WILD else USUAL_RATE:g}")
 
 
-def look_around(run: Run, state: str = "") -> Surroundings:
+def surroundings_of(run: Run, state: str = "") -> Surroundings:
     """Ask the system about a run and its neighbours in this folder; for its state only where that is not known."""
     try:
         settings, next_name = run.read_settings(), run.next_name()
@@ -121,7 +121,7 @@ class Finding:
 class Verdict(Enum):
     """What a check says where it finds nothing."""
 
-    CLEAR = "looked, and all is well"
+    CLEAR = "checked, and all is well"
     UNKNOWN = "too early, or the numbers are not there"
 
 
@@ -134,24 +134,24 @@ class Found:
     severity: str = ""
 
 
-Look = Callable[[Summary, Surroundings], Found | Verdict]
+Examine = Callable[[Summary, Surroundings], Found | Verdict]
 
 
 @dataclass(frozen=True)
 class Check:
-    """One thing that is looked for."""
+    """One thing that is checked."""
 
     id: str
     severity: str
     title: str
     counts: str
     """From when on it counts as found."""
-    look: Look
+    examine: Examine
 
 
-def check(id: str, severity: str, title: str, counts: str) -> Callable[[Look], Check]:
+def check(id: str, severity: str, title: str, counts: str) -> Callable[[Examine], Check]:
     """Make a check of the function below."""
-    return lambda look: Check(id, severity, title, counts, look)
+    return lambda examine: Check(id, severity, title, counts, examine)
 
 
 def recent(events: list[dict[str, Any]]) -> list[dict[str, Any]]:

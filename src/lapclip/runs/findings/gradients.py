@@ -6,7 +6,7 @@ import math
 import statistics
 from typing import Any
 
-from lapclip.runs.event_log import mapping
+from lapclip.runs.events import mapping
 from lapclip.runs.findings.checks import (
     LEAST_STEPS,
     RECENT_STEPS,

@@ -8,7 +8,7 @@ from typing import Any
 
 from lapclip.config import TrainConfig
 from lapclip.runs.curves import curve
-from lapclip.runs.event_log import mapping
+from lapclip.runs.events import mapping
 from lapclip.runs.findings.checks import Finding, Found, Surroundings, Verdict, check
 from lapclip.runs.findings.gradients import NOT_A_NUMBER
 from lapclip.runs.summary import Summary

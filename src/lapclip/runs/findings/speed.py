@@ -19,7 +19,7 @@ TIMED_STEPS = 20
 OVER_TIME = 1.5
 """Times the minutes asked for. A last evaluation and a slow spell make a fifth."""
 HELD_BACK, TIMES_HELD_BACK = 0.1, 3
-"""Share of the looks at the sensors, ten seconds apart, and how often at least: one or two are a passing peak."""
+"""Share of the readings of the sensors, ten seconds apart, and how often at least: one or two are a passing peak."""
 
 
 @check(
@@ -94,7 +94,7 @@ def over_time(summary: Summary, around: Surroundings) -> Found | Verdict:
     "throttled",
     "warning",
     "The processor is held back by heat",
-    f"at {HELD_BACK:.0%} of the looks at the sensors, {TIMES_HELD_BACK} at least",
+    f"at {HELD_BACK:.0%} of the readings of the sensors, {TIMES_HELD_BACK} at least",
 )
 def throttled(summary: Summary, around: Surroundings) -> Found | Verdict:
     known = [event for event in summary.sensors if isinstance(event.get("throttled"), bool)]
@@ -109,7 +109,8 @@ def throttled(summary: Summary, around: Surroundings) -> Found | Verdict:
     clock = f", clock down to {min(clocks):,.0f} MHz" if clocks else ""
     threads = int(number(summary.setting("train", "threads")) or 2)
     return Found(
-        f"at {len(held)} of {len(known)} looks at the sensors, first at step {held[0].get('step', 0):,}{heat}{clock}",
+        f"at {len(held)} of {len(known)} readings of the sensors, first at step {held[0].get('step', 0):,}"
+        f"{heat}{clock}",
         "free the vents, raise the machine from the table, cool the room; fewer threads make less heat: "
         f"{around.train(f'train.threads={max(1, threads // 2)}')}",
     )

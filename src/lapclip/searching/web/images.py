@@ -19,7 +19,7 @@ from lapclip.data.decode import decode, read_header
 from lapclip.data.packed_index import digest_of
 from lapclip.errors import DataError
 from lapclip.paths import write_atomic
-from lapclip.searching.index import SMALL, Entry, thumbnail_path
+from lapclip.searching.index import DATABASE, SMALL, Entry, thumbnail_path
 from lapclip.searching.library import Library
 
 SHORT_SIDE = 320
@@ -80,8 +80,10 @@ class Images:
         except DataError:
             return None
         with contextlib.suppress(OSError):  # a full disk: it is made again the next time
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_atomic(path, made)
+            if (self._library.index_path / DATABASE).exists():  # else the index was forgotten, and so are its images
+                for folder in (self._cached, path.parent):
+                    folder.mkdir(exist_ok=True)
+                write_atomic(path, made)
         return Sent(made, "image/jpeg")
 
     def whole(self, entry: Entry) -> Sent | None:

@@ -10,7 +10,7 @@ from dataclasses import asdict
 from typing import Any
 
 from lapclip.runs.curves import Curve, curve, samples, smoothed, thinned, windows
-from lapclip.runs.event_log import mapping
+from lapclip.runs.events import mapping
 from lapclip.runs.messages import stopped_by
 from lapclip.runs.summary import Summary
 from lapclip.runs.view import RunView

@@ -1,0 +1,163 @@
+"""A served model, asked as if it were loaded here. No torch is needed.
+
+    model = lapclip.connect("http://127.0.0.1:8871")
+    images = model.encode_image(["cat.jpg", "dog.jpg"])
+    captions = model.encode_text(["a cat", "a dog"])
+
+All vectors of one client are of one model: if the server has taken another one since, it is an error, and
+`lapclip.connect` again goes on with the new one.
+"""
+
+from __future__ import annotations
+
+import base64
+import http.client
+import io
+import json
+import os
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+import numpy as np
+
+from lapclip.errors import ConfigError, DataError, RunError
+from lapclip.paths import read_bytes
+from lapclip.progress import Progress
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+BATCH = 32
+"""Images or captions of one request."""
+PATIENCE = 60.0
+"""Seconds for which a busy server is asked again."""
+SECONDS = 120.0
+"""Seconds in which an answer has to come."""
+
+
+def connect(url: str, key: str | None = None, fingerprint: str | None = None) -> Client:
+    """A client of `lapclip serve` at an address. `key` is its API key; with a `fingerprint` no other model will do."""
+    return Client(url, key, fingerprint)
+
+
+class Client:
+    """The calls of a loaded model, over HTTP. Threads need one each."""
+
+    def __init__(self, url: str, key: str | None = None, fingerprint: str | None = None) -> None:
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ConfigError(f"{url} is no address of a server.", hint='lapclip.connect("http://127.0.0.1:8871")')
+        kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+        self._connection = kind(parts.hostname, parts.port, timeout=SECONDS)
+        self._base, self._key, self._url = parts.path.rstrip("/"), key, url
+        about = self._ask("GET", "/ready", None, fingerprint)
+        self.name = str(about["model"])
+        self._fingerprint = str(about["fingerprint"])
+        self.embedding = int(about["dimension"])
+
+    def fingerprint(self) -> str:
+        """The model that all vectors of this client are of."""
+        return self._fingerprint
+
+    def encode_image(self, images: Sequence[str | os.PathLike | Image.Image]) -> np.ndarray:
+        """One unit-length row per image, given as paths or as PIL images."""
+        if isinstance(images, (str, os.PathLike)) or not isinstance(images, Sequence):
+            raise TypeError("encode_image takes a list of images, not one image")
+        return self._encode(images, lambda image: {"image": base64.b64encode(_bytes_of(image)).decode()})
+
+    def encode_text(self, captions: Sequence[str], progress: Progress | None = None) -> np.ndarray:
+        """One unit-length row per caption."""
+        if isinstance(captions, str):
+            raise TypeError("encode_text takes a list of captions, not one string")
+        return self._encode(captions, lambda caption: {"text": caption}, progress)
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _encode(
+        self, given: Sequence[Any], item: Callable[[Any], dict[str, str]], progress: Progress | None = None
+    ) -> np.ndarray:
+        batches = []
+        for at in range(0, len(given), BATCH):
+            body = {"items": [item(each) for each in given[at : at + BATCH]]}
+            answer = self._ask("POST", "/embed", body, self._fingerprint, first=at)
+            batches.append(np.asarray(answer["embeddings"], np.float32))
+            if progress:
+                progress(min(at + BATCH, len(given)), len(given))
+        return np.concatenate(batches) if batches else np.zeros((0, self.embedding), np.float32)
+
+    def _ask(self, method: str, path: str, body: Any, fingerprint: str | None, first: int = 0) -> Any:
+        """An answer as JSON. A server that is busy is asked again, as it says."""
+        headers = {"Content-Type": "application/json"}
+        if self._key:
+            headers["Authorization"] = f"Bearer {self._key}"
+        if fingerprint:
+            headers["X-Lapclip-Model"] = fingerprint
+        sent = None if body is None else json.dumps(body).encode()
+        until = time.monotonic() + PATIENCE
+        while True:
+            status, answered, content = self._exchange(method, self._base + path, sent, headers)
+            if status == 200:
+                return _parsed(content, self._url)
+            if status in (429, 503) and time.monotonic() < until:
+                time.sleep(min(10.0, float(answered.get("Retry-After") or 1)))
+                continue
+            raise _as_error(status, content, self._url, first)
+
+    def _exchange(self, method: str, path: str, body: bytes | None, headers: dict[str, str]) -> tuple[int, Any, bytes]:
+        for last in (False, True):
+            try:
+                self._connection.request(method, path, body, headers)
+                answer = self._connection.getresponse()
+                return answer.status, answer.headers, answer.read()
+            except (http.client.HTTPException, OSError) as error:
+                self._connection.close()  # the next request opens it again
+                # A kept connection may have been closed by the server since; a new one is tried once.
+                if last or isinstance(error, (ConnectionRefusedError, TimeoutError)):
+                    reason = getattr(error, "strerror", None) or error
+                    raise RunError(f"{self._url} does not answer: {reason}.", hint="lapclip serve") from None
+        raise AssertionError("unreachable")
+
+
+def _bytes_of(image: str | os.PathLike | Image.Image) -> bytes:
+    """The file itself, so that the server sees what `load(...).encode_image` would see; of an open image a PNG."""
+    if isinstance(image, (str, os.PathLike)):
+        try:
+            return read_bytes(image)
+        except FileNotFoundError:
+            raise DataError(f"No such image: {image}.") from None
+        except (OSError, ValueError) as error:
+            raise DataError(f"{image} cannot be read: {error}.") from None
+    file = io.BytesIO()
+    try:
+        image.save(file, "PNG", compress_level=1)
+    except OSError:  # a mode that PNG does not have
+        image.convert("RGB").save(file, "PNG", compress_level=1)
+    return file.getvalue()
+
+
+def _parsed(content: bytes, url: str) -> Any:
+    try:
+        return json.loads(content)
+    except ValueError:
+        raise RunError(f"{url} is no lapclip server.", hint="lapclip serve") from None
+
+
+def _as_error(status: int, content: bytes, url: str, first: int) -> Exception:
+    """What the server says is wrong, with the position in the whole list."""
+    try:
+        error = json.loads(content)["error"]
+        message, position = str(error["message"]), error.get("position")
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return RunError(f"{url} answers {status}.", hint="lapclip serve")
+    if isinstance(position, int):
+        return DataError(f"Item {first + position}: {message.removeprefix(f'Item {position}: ')}")
+    return RunError(f"{url}: {message}")

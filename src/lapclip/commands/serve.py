@@ -1,0 +1,365 @@
+"""Serve a model until Ctrl-C: which one, by which engine, to whom, and how a newer one takes its place."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import signal
+import stat
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import datetime
+from importlib.util import find_spec
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from lapclip.errors import ConfigError, RunError
+from lapclip.paths import LARGEST_SETTINGS, read_bytes
+from lapclip.progress import Progress, Status
+from lapclip.runs.events import mapping
+from lapclip.suggest import command, quoted
+from lapclip.text import duration, printable
+from lapclip.which_model import WhichModel, which_model
+
+if TYPE_CHECKING:
+    from lapclip.serving.choose_engine import Asked
+    from lapclip.serving.engine import Engine
+    from lapclip.serving.search import FolderSearch
+    from lapclip.serving.service import ServedModel, Service
+    from lapclip.serving.swap import Swapper
+
+FIRST_PORT = 8871
+PACKAGES = ("fastapi", "orjson", "prometheus_client", "multipart")
+LEAST_KEY = 16
+"""Characters of an API key."""
+MAKE_KEY = 'python -c "import secrets; print(secrets.token_urlsafe(32))" > key.txt'
+
+
+@dataclass(frozen=True)
+class ServeOptions:
+    """What the user chose."""
+
+    model: str | None = None
+    port: int | None = None
+    host: str = "127.0.0.1"
+    api_key_file: Path | None = None
+    name: str | None = None
+    engine: str | None = None
+    threads: int | None = None
+    cache_megabytes: int = 64
+    allow_hosts: tuple[str, ...] = ()
+    follow: bool = False
+    deadline: float = 30.0
+    search: Path | None = None
+    allow_urls: bool = False
+    immich: bool = False
+    immich_upstream: str | None = None
+
+    @property
+    def asked(self) -> Asked:
+        """What it fixes of the engine."""
+        from lapclip.serving.choose_engine import Asked
+
+        return Asked(self.engine, self.threads)
+
+    def again(self, *words: object) -> str:
+        """The command with some words more."""
+        model = [self.model] if self.model else []
+        host = ["--host", self.host] if self.host != ServeOptions.host else []
+        search = ["--search", self.search] if self.search else []
+        return command("serve", *model, *host, *search, *words)
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A model with its engine, and whom it is served to."""
+
+    options: ServeOptions
+    which: WhichModel
+    engine: Engine
+    key: str | None
+    notes: list[str]
+
+    @property
+    def name(self) -> str:
+        return self.options.name or self.which.name
+
+
+@dataclass(frozen=True)
+class Opened:
+    """Everything that answers requests."""
+
+    prepared: Prepared
+    service: Service
+    make: Callable[[Engine], ServedModel]
+    """A model for the service, of an engine."""
+    search: FolderSearch | None
+
+
+def prepare(options: ServeOptions, status: Status = lambda _: None) -> Prepared:
+    """Check the options, and open the model by the engine that is fastest or was asked for."""
+    check_packages()
+    _check_numbers(options)
+    key, notes = _key_of(options)
+    which = which_model(options.model)
+
+    from lapclip.serving.choose_engine import check_numbers, open_engine  # what is wrong with the options is said first
+
+    engine = open_engine(which, options.asked, status)
+    check_numbers(engine)
+    return Prepared(options, which, engine, key, notes)
+
+
+def open_service(prepared: Prepared, progress: Progress, waiting: Status) -> Opened:
+    """The service that requests go through, and the folder that is searched, its new images indexed first."""
+    from lapclip.serving.metrics import Metrics
+    from lapclip.serving.search import FolderSearch
+    from lapclip.serving.service import Limits, ServedModel, Service
+
+    options, which, metrics = prepared.options, prepared.which, Metrics()
+    limits = Limits(deadline=options.deadline, cache_bytes=options.cache_megabytes * 1_000_000)
+
+    def make(engine: Engine) -> ServedModel:
+        return ServedModel(prepared.name, engine, limits.cache_bytes, metrics.batch, _recall(which))
+
+    service = Service(make(prepared.engine), limits, metrics, allow_urls=options.allow_urls)
+    search = FolderSearch(options.search, service, which, progress, waiting) if options.search else None
+    return Opened(prepared, service, make, search)
+
+
+def serve(opened: Opened, as_json: Callable[[dict[str, Any]], None] | None = None) -> None:
+    """Serve a model until a signal ends it. KeyboardInterrupt where requests were left unanswered.
+
+    `as_json` gets what a script has to know, and all for people goes to stderr; without it, to stdout.
+    """
+    from lapclip.serving.app import make_app
+    from lapclip.serving.gate import IMMICH, OPEN, Gate
+    from lapclip.serving.running import this_server
+    from lapclip.serving.swap import Swapper
+    from lapclip.web.server import Announcement, serve_until_interrupted
+
+    prepared, service, make, search = opened.prepared, opened.service, opened.make, opened.search
+    options, which, engine, key, name = (
+        prepared.options,
+        prepared.which,
+        prepared.engine,
+        prepared.key,
+        prepared.name,
+    )
+    limits = service.limits
+    swapper = Swapper(service, which, make, asked=options.asked, follow=options.follow, log=log)
+    output = sys.stderr if as_json else sys.stdout
+
+    def ready(link: str) -> None:
+        url = link.partition("?")[0].rstrip("/")
+        print(f"Try: {_curl(url, options.api_key_file)}", file=output, flush=True)
+        if as_json:
+            as_json({
+                "url": url,
+                "page": link,
+                "model": name,
+                "path": str(which.path),
+                "fingerprint": service.model.fingerprint,
+                "engine": engine.name,
+                "device": engine.device,
+                "threads": engine.threads,
+                "batches": {tower: engine.largest_batch(tower) for tower in ("image", "text")},
+                "reasons": engine.reasons,
+            })  # fmt: skip
+        swapper.server = this_server(url, name, which.reference, service.model.fingerprint)
+        swapper.server.write()
+
+    def at_end() -> None:
+        if not service.draining:
+            log("ending: what was accepted is answered; a second signal waits for nobody")
+        service.draining = True
+        swapper.stop()
+
+    def guard(app: Any, door: Any) -> Any:
+        if key is None and door.any_address:  # a name of this computer that leads beyond it
+            raise _needs_key(options)
+        return Gate(app, service, door, key, (*OPEN, *IMMICH) if options.immich else OPEN)
+
+    announcement = Announcement(
+        "lapclip serve",
+        "Page",
+        "Whoever has the key can ask." if key else "Everybody on this computer can ask, and nobody else.",
+        "Ctrl-C ends it.",
+        notes=[*_about(prepared), *prepared.notes],
+    )
+    try:
+        with _taking_hangups(swapper):
+            all_answered = serve_until_interrupted(
+                make_app(service, search, options.immich_upstream),
+                announcement,
+                options.host,
+                options.port,
+                FIRST_PORT,
+                at_end=at_end,
+                output=output,
+                ready=ready,
+                guard=guard,
+                token=key is not None,
+                names=options.allow_hosts,
+                connections=limits.connections,
+                patience=max(1, round(limits.deadline)),
+                started=swapper.start,
+            )
+    finally:
+        swapper.stop()
+        if search is not None:
+            search.close()
+        service.close()
+        if swapper.server is not None:
+            swapper.server.remove()
+    if not all_answered:
+        raise KeyboardInterrupt("Ended before all requests were answered.")
+
+
+def reload(model: str | None) -> dict[str, Any]:
+    """Ask a running server to take the newer model of its run; what it says. RunError where it refuses."""
+    from lapclip.serving.running import ask_to_reload, find_server
+
+    reference = None
+    with suppress(RunError):  # it may be known by the name that it serves under alone
+        reference = which_model(model).reference if model else None
+    said = ask_to_reload(find_server(model, reference))
+    if said.outcome == "refused":
+        raise RunError(f"{said.name} at {said.url}: {said.reason}", hint="the log of the server; it serves the old one")
+    return {
+        "url": said.url,
+        "model": said.name,
+        "fingerprint": said.fingerprint,
+        "taken": said.outcome == "taken",
+        "reason": said.reason,
+    }
+
+
+def _recall(which: WhichModel) -> dict[str, Any] | None:
+    """The metrics on held-out pairs that the run of a model ended with."""
+    run = which.made_by
+    ending = run.last_ending() if run else {}
+    return mapping(ending.get("evaluation")) or None
+
+
+def log(line: str) -> None:
+    """One line for whoever runs the server. Never what callers send, nor a key."""
+    print(f"{datetime.now():%Y-%m-%d %H:%M:%S} {printable(line)}", file=sys.stderr, flush=True)
+
+
+def check_packages() -> None:
+    """Refuse where the extra is not installed."""
+    missing = [name for name in PACKAGES if find_spec(name) is None]
+    if missing:
+        raise ConfigError(f"lapclip serve needs {', '.join(missing)}.", hint='pip install "lapclip[serve]"')
+
+
+def _check_numbers(options: ServeOptions) -> None:
+    for name, value, least in (
+        ("--threads", options.threads, 1),
+        ("--cache", options.cache_megabytes, 0),
+        ("--deadline", options.deadline, 0.1),
+    ):
+        if value is not None and not value >= least:
+            raise ConfigError(f"{name} must be {least} or more, not {value}.", hint=options.again(name, max(1, least)))
+
+
+def _key_of(options: ServeOptions) -> tuple[str | None, list[str]]:
+    """The API key, and what is to be said of it. Beyond this computer there has to be one."""
+    if options.api_key_file is not None:
+        return read_key(options.api_key_file)
+    if not _is_this_computer(options.host):
+        raise _needs_key(options)
+    if options.search is not None:
+        raise ConfigError(
+            "With --search an API key is needed: other accounts of this computer reach the server too.",
+            hint=f"{MAKE_KEY}, then {options.again('--api-key-file', 'key.txt')}",
+        )
+    return None, []
+
+
+def _needs_key(options: ServeOptions) -> ConfigError:
+    return ConfigError(
+        f"Beyond this computer ({options.host}) an API key is needed: without one, everybody who reaches it could ask.",
+        hint=f"{MAKE_KEY}, then {options.again('--api-key-file', 'key.txt')}",
+    )
+
+
+def _is_this_computer(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host.lower() == "localhost"
+
+
+def read_key(path: Path) -> tuple[str, list[str]]:
+    """The API key in a file, and a warning where other accounts can read it."""
+    try:
+        key = read_bytes(path, LARGEST_SETTINGS, own=True).decode("utf-8-sig").strip()
+        mode = path.stat().st_mode
+    except FileNotFoundError:
+        raise ConfigError(f"There is no file {path}.", hint=MAKE_KEY.replace("key.txt", quoted(str(path)))) from None
+    except (OSError, UnicodeDecodeError) as error:
+        why = "it is no text" if isinstance(error, UnicodeDecodeError) else error.strerror or error
+        raise ConfigError(f"{path} holds no API key: {why}.", hint=MAKE_KEY) from None
+    if len(key) < LEAST_KEY or not key.isascii() or not key.isprintable() or " " in key:
+        raise ConfigError(
+            f"{path} holds no API key: one line of {LEAST_KEY} or more ASCII characters without spaces.", hint=MAKE_KEY
+        )
+    exposed = os.name != "nt" and mode & (stat.S_IRGRP | stat.S_IROTH)
+    return key, [f"Other accounts can read {path}: chmod 600 {quoted(str(path))}"] if exposed else []
+
+
+def _about(prepared: Prepared) -> list[str]:
+    """What is served, by what, and why."""
+    name, which, engine, options = prepared.name, prepared.which, prepared.engine, prepared.options
+    path = "" if str(which.path) == name else f" ({printable(which.path)})"
+    lines = [f"model {printable(name)}{path}, fingerprint {engine.fingerprint}: {which.why}"]
+    fixed = " (as asked)" if options.engine else ""
+    lines += [f"chosen{fixed}: {engine.reasons[0]}", *(f"  {reason}" for reason in engine.reasons[1:])]
+    lines += [f"hint: {hint}" for hint in engine.hints]
+    if options.follow:
+        lines.append(f"follows {printable(which.path)}: a newer model is taken when it has passed its check")
+    return [*lines, f"an answer takes {duration(options.deadline)} at most"]
+
+
+def _curl(url: str, key_file: Path | None) -> str:
+    """A request that can be pasted."""
+    windows = os.name == "nt"
+    body = '{"items": [{"text": "a red bicycle"}]}'
+    data = f'"{body}"'.replace(body, body.replace('"', '\\"')) if windows else f"'{body}'"
+    words = ["curl", f"{url}/embed", "-H", '"Content-Type: application/json"', "-d", data]
+    if key_file is not None:
+        key = "KEY" if windows else f"$(cat {quoted(str(key_file))})"
+        words[2:2] = ["-H", f'"Authorization: Bearer {key}"']
+    return " ".join(words)
+
+
+@contextmanager
+def _taking_hangups(swapper: Swapper) -> Iterator[None]:
+    """SIGHUP asks for a newer model, where the system has it and nobody chose to ignore it. Where it tells that the
+    terminal is gone, it ends the server as SIGTERM does."""
+    number = getattr(signal, "SIGHUP", None)
+    if number is None or signal.getsignal(number) is signal.SIG_IGN:
+        yield
+        return
+    in_terminal = os.isatty(2)
+
+    def hangup(_number: int, _frame: FrameType | None) -> None:
+        if in_terminal and not os.isatty(2):
+            signal.raise_signal(signal.SIGTERM)
+        else:
+            swapper.ask()
+
+    try:
+        before = signal.signal(number, hangup)
+    except ValueError:  # not in the main thread
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(number, before)

@@ -1,1 +1,0 @@
-"""What is in a data set before anything is trained on it: what is odd about its images and captions."""

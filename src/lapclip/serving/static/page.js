@@ -1,0 +1,138 @@
+// How the server does, asked every second, and a box to compare captions with an image. Whatever comes is text.
+import { byId, make, say, show } from "./elements.js";
+import { ago, count, known, percent, significant, size } from "./text.js";
+
+const REMEMBERED = 300;
+const history = { requests: [], latency: [], queue: [] };
+const milliseconds = (seconds) => (known(seconds) ? `${significant(seconds * 1000)} ms` : "–");
+
+function remember(name, value) {
+  history[name].push(known(value) ? value : 0);
+  if (history[name].length > REMEMBERED) history[name].shift();
+}
+
+const NAMESPACE = "http://www.w3.org/2000/svg";
+
+// A line over the last five minutes, newest at the right. Its scale is that of its highest point.
+function draw(id, values) {
+  const svg = byId(id);
+  const highest = Math.max(...values, 1e-9);
+  const points = values.map((value, at) => `${REMEMBERED - values.length + at},${46 - (value / highest) * 44}`);
+  const path = (d, name) => {
+    const element = document.createElementNS(NAMESPACE, "path");
+    element.setAttribute("d", d);
+    if (name) element.setAttribute("class", name);
+    return element;
+  };
+  svg.setAttribute("viewBox", `0 0 ${REMEMBERED - 1} 48`);
+  svg.setAttribute("preserveAspectRatio", "none");
+  svg.replaceChildren(path(`M0,47H${REMEMBERED}`, "ground"), path(`M${points.join("L")}`));
+}
+
+function fact(name, value) {
+  return make("div", {}, make("dt", {}, name), make("dd", {}, value));
+}
+
+function recallText(recall) {
+  if (!recall || !known(recall.t2i_r1)) return "How well it does was never measured here: lapclip eval says it.";
+  const among = known(recall.candidates) ? ` among ${count(recall.candidates)} held-out images` : "";
+  const split = recall.split ? ` (split ${recall.split})` : "";
+  return `A caption finds its own image first in ${percent(recall.t2i_r1, 0)} of cases${among}${split}.`;
+}
+
+function present(state) {
+  const model = state.model;
+  say("name", model.name);
+  document.title = `${model.name}: lapclip serve`;
+  say("about", `model ${model.fingerprint}, ${model.dimension} numbers a vector, ${model.engine} on ${model.device} with ${model.threads} ${model.threads === 1 ? "thread" : "threads"}, since ${ago(model.since)}`);
+  say("recall", recallText(model.recall));
+  say("requests", significant(state.requests_per_second));
+  say("rows", `${significant(state.rows_per_second.image)} images and ${significant(state.rows_per_second.text)} texts embedded a second`);
+  say("latency", milliseconds(state.latency["50"]));
+  say("latency-rest", `95 % within ${milliseconds(state.latency["95"])}, 99 % within ${milliseconds(state.latency["99"])}`);
+  say("queue", count(state.queue.items));
+  say("queue-rest", state.queue.items ? `images and texts, about ${significant(state.queue.seconds)} s of work` : "nobody waits");
+  remember("requests", state.requests_per_second);
+  remember("latency", state.latency["50"]);
+  remember("queue", state.queue.items);
+  for (const name of Object.keys(history)) draw(`${name}-line`, history[name]);
+  const asked = state.cache.hits + state.cache.misses;
+  byId("now").replaceChildren(
+    fact("images a batch", significant(state.mean_batch.image)),
+    fact("texts a batch", significant(state.mean_batch.text)),
+    fact("from the cache", asked ? percent(state.cache.hits / asked, 0) : "–"),
+    fact("good answers, last minute", count(state.answers.good)),
+    fact("refused, last minute", count(state.answers.refused)),
+    fact("memory", size(state.memory_bytes)),
+  );
+  byId("reasons").replaceChildren(...model.reasons.map((reason) => make("li", {}, reason)));
+}
+
+async function refresh() {
+  try {
+    const answer = await fetch("/state");
+    if (!answer.ok) throw new Error(answer.status === 401 ? "Open the whole address that lapclip serve printed." : `The server answers ${answer.status}.`);
+    present(await answer.json());
+    say("standing", "serving");
+    byId("standing").classList.remove("failed");
+    show("notice", false);
+  } catch (error) {
+    say("standing", "not answering");
+    byId("standing").classList.add("failed");
+    say("notice", error instanceof TypeError ? "The server does not answer. It may have ended." : error.message);
+    show("notice", true);
+  }
+  setTimeout(refresh, document.hidden ? 5000 : 1000);
+}
+
+let chosen = null;
+
+function choose(file) {
+  if (!file) return;
+  chosen = file;
+  const reader = new FileReader();
+  reader.onload = () => { byId("preview").src = reader.result; byId("preview").alt = file.name; show("preview", true); show("drop-text", false); };
+  reader.readAsDataURL(file);
+}
+
+function asDataUri(file) {
+  return new Promise((resolve, reject) => {
+    const reader = new FileReader();
+    reader.onload = () => resolve(reader.result.replace(/^data:[^,]*,/, ""));
+    reader.onerror = () => reject(new Error("The file cannot be read."));
+    reader.readAsDataURL(file);
+  });
+}
+
+async function compare(event) {
+  event.preventDefault();
+  const captions = byId("captions").value.split("\n").map((line) => line.trim()).filter(Boolean).slice(0, 50);
+  if (!chosen || !captions.length) { say("try-status", "It takes an image and a caption."); return; }
+  say("try-status", "comparing");
+  try {
+    const items = [{ image: await asDataUri(chosen) }, ...captions.map((text) => ({ text }))];
+    const began = performance.now();
+    const answer = await fetch("/embed", { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify({ items }) });
+    const content = await answer.json();
+    if (!answer.ok) throw new Error(content.error.message);
+    const [image, ...texts] = content.embeddings;
+    const found = texts.map((vector, at) => ({ caption: captions[at], score: vector.reduce((sum, value, each) => sum + value * image[each], 0) }));
+    found.sort((first, second) => second.score - first.score);
+    byId("results").replaceChildren(...found.map(({ caption, score }) => make("li", {},
+      make("span", {}, caption), make("span", { class: "score" }, score.toFixed(3)),
+      make("meter", { min: 0, max: 1, value: Math.max(0, score) }))));
+    say("try-status", `Cosine of image and caption; ${Math.round(performance.now() - began)} ms. Only the order means something: how high a score is differs from model to model.`);
+  } catch (error) {
+    byId("results").replaceChildren();
+    say("try-status", error.message);
+  }
+}
+
+byId("file").addEventListener("change", () => choose(byId("file").files[0]));
+byId("try").addEventListener("submit", compare);
+for (const kind of ["dragover", "dragleave", "drop"]) byId("drop").addEventListener(kind, (event) => {
+  event.preventDefault();
+  byId("drop").classList.toggle("over", kind === "dragover");
+  if (kind === "drop") choose(event.dataTransfer.files[0]);
+});
+refresh();

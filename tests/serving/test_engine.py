@@ -1,0 +1,168 @@
+"""Which engine serves a model: by measuring, by what was asked, and by what is remembered."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from lapclip.commands.export import export
+from lapclip.errors import ConfigError, LapclipError
+from lapclip.machine.choose_device import use_threads
+from lapclip.serving import choose_engine
+from lapclip.serving.choose_engine import Asked, Candidate, Rates, open_engine, thread_counts
+from lapclip.serving.engine import BatchTimes, Engine
+from lapclip.weights import DESCRIPTION
+from lapclip.which_model import which_model
+
+pytest.importorskip("onnxruntime", reason="the package onnxruntime is not installed")
+
+
+@pytest.fixture(scope="module")
+def exported(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run with an export in float32, and the same where its int8 one would be."""
+    run = tmp_path_factory.mktemp("exported") / "runs" / "mine"
+    shutil.copytree(trained, run)
+    export(str(run), "onnx")
+    shutil.copytree(run / "exported" / "onnx", run / "exported" / "onnx-int8")
+    describe(run, format="onnx-int8")
+    return run
+
+
+@pytest.fixture
+def run(exported: Path, here: Path, empty_cache: Path) -> Path:
+    shutil.copytree(exported, here / "runs" / "mine")
+    checked(here / "runs" / "mine", passed=True, recall_before=0.5, recall_after=0.5)
+    return here / "runs" / "mine"
+
+
+@pytest.fixture(autouse=True)
+def known_speeds(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
+    """Images a second by engine; two threads are a little faster than one."""
+    speeds = {"torch-float32": 10.0, "onnx-float32": 20.0, "onnx-int8": 40.0}
+
+    def rates(engines: dict[Candidate, Engine], beside: object) -> dict[Candidate, Rates]:
+        return {each: Rates(speeds[each.name] * (1 + each.threads / 10), 100.0) for each in engines}
+
+    def measure(self: Engine) -> None:
+        self.times = {"image": BatchTimes({1: 0.01, 2: 0.02}), "text": BatchTimes({1: 0.01, 8: 0.02})}
+
+    monkeypatch.setattr(choose_engine, "_rates", rates)
+    monkeypatch.setattr(choose_engine, "thread_counts", lambda: [1, 2])
+    monkeypatch.setattr(Engine, "measure", measure)
+    return speeds
+
+
+def describe(run: Path, **changes: Any) -> None:
+    path = run / "exported" / "onnx-int8" / DESCRIPTION
+    path.write_text(json.dumps(json.loads(path.read_text(encoding="utf-8")) | changes), encoding="utf-8")
+
+
+def checked(run: Path, **changes: Any) -> None:
+    """Another result of the check: what a model of a few steps gets is chance."""
+    path = run / "exported" / "onnx-int8" / DESCRIPTION
+    describe(run, check=json.loads(path.read_text(encoding="utf-8"))["check"] | changes)
+
+
+def opened(run: Path, *asked: Any) -> Engine:
+    return open_engine(which_model(str(run)), Asked(*asked))
+
+
+def test_the_fastest_wins_and_says_why(run: Path) -> None:
+    engine = opened(run)
+    assert (engine.name, engine.threads) == ("onnx-int8", 2)
+    assert engine.reasons[0].startswith("onnx-int8, 2 threads: 48 images/s")
+    assert "torch-float32" in engine.reasons[0]
+    assert any("images" in reason and "not joined" in reason for reason in engine.reasons)
+    assert any("up to 8 texts" in reason for reason in engine.reasons)
+
+
+def test_what_was_measured_is_remembered_and_nothing_else_is_opened(
+    run: Path, known_speeds: dict[str, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened(run)
+    known_speeds["torch-float32"] = 1000.0
+    with monkeypatch.context() as patch:
+        patch.setattr(choose_engine, "load_torch", lambda *_: pytest.fail("the model in torch is not needed"))
+        assert opened(run).name == "onnx-int8"
+    assert opened(run, None, 1).name == "torch-float32"  # other threads: another measurement
+
+
+@pytest.mark.parametrize("change", [{"passed": False}, {"recall_after": 0.49}])
+def test_int8_with_a_loss_is_taken_only_where_it_is_asked_for(run: Path, change: dict[str, Any]) -> None:
+    checked(run, **change)
+    assert opened(run).name == "onnx-float32"
+    assert opened(run, "onnx-int8").name == "onnx-int8"
+
+
+def test_an_export_of_another_model_is_never_taken(run: Path) -> None:
+    describe(run, made_from="another")
+    engine = opened(run)
+    assert engine.name == "onnx-float32"
+    assert "lapclip export mine --to onnx-int8 --force" in engine.hints[0] or "--force" in engine.hints[0]
+    with pytest.raises(LapclipError, match="another model") as error:
+        opened(run, "onnx-int8")
+    assert "--to onnx-int8 --force" in error.value.hint
+
+
+def test_a_model_that_was_replaced_is_another_one(run: Path, trained: Path) -> None:
+    before = opened(run, "torch-float32")
+    tensors = run / "model" / "model.safetensors"
+    from safetensors.torch import load_file, save_file
+
+    changed = {name: value * 1.01 if value.ndim > 1 else value for name, value in load_file(tensors).items()}
+    save_file(changed, tensors)
+    after = opened(run)
+    assert after.name == "torch-float32"  # its exports are of the old one
+    assert after.fingerprint == after.encoder.fingerprint() != before.fingerprint
+
+
+def test_float32_forms_bear_the_fingerprint_of_the_model(run: Path) -> None:
+    torch_engine, onnx = opened(run, "torch-float32"), opened(run, "onnx-float32")
+    assert torch_engine.fingerprint == onnx.fingerprint == torch_engine.encoder.fingerprint()
+    assert opened(run, "onnx-int8").fingerprint != onnx.fingerprint
+
+
+def test_half_precision_has_to_agree_with_float32(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, exact = opened(run, "torch-bfloat16", 1), opened(run, "torch-float32", 1)
+    rows = engine.rows("image", 4)
+    cosine = (engine.embed("image", rows) * exact.embed("image", rows)).sum(axis=1)
+    assert 0.999 < cosine.min() < 1 - 1e-9
+    assert engine.fingerprint == exact.fingerprint
+    monkeypatch.setattr(choose_engine, "LEAST_COSINE", 0.9999999)
+    with pytest.raises(ConfigError, match="cosine"):
+        opened(run, "torch-bfloat16", 2)
+
+
+def test_an_exported_folder_is_served_alone(run: Path) -> None:
+    assert opened(run / "exported" / "onnx-int8").name == "onnx-int8"
+    with pytest.raises(ConfigError, match="onnx-int8"):
+        opened(run / "exported" / "onnx-int8", "torch-float32")
+
+
+def test_each_thread_keeps_its_own_number_of_threads() -> None:
+    before, seen, steps = torch.get_num_threads(), {}, threading.Barrier(2)
+
+    def work(name: str, count: int) -> None:
+        use_threads(count)
+        steps.wait(5)  # the other one has set its own since
+        np.asarray(torch.ones(64, 64) @ torch.ones(64, 64))
+        seen[name] = torch.get_num_threads()
+
+    workers = [threading.Thread(target=work, args=each) for each in (("engine", 2), ("preparation", 1))]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join(10)
+    torch.set_num_threads(before)
+    assert seen == {"engine": 2, "preparation": 1}
+
+
+def test_thread_counts_start_at_one() -> None:
+    assert thread_counts()[0] == 1

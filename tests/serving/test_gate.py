@@ -1,0 +1,127 @@
+"""Who may ask, how much, how slowly; and that a full queue answers at once."""
+
+from __future__ import annotations
+
+import base64
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from lapclip.serving.service import Limits
+
+from .conftest import Serving, jpeg, serving
+
+KEY = "0123456789abcdef-secret"
+ASKED = {"items": [{"text": "a cat"}]}
+
+
+@pytest.fixture(scope="module")
+def guarded(trained: Path) -> Iterator[Serving]:
+    """With a key and small limits."""
+    limits = Limits(deadline=5, items=3, body_bytes=20_000, all_body_bytes=30_000, body_seconds=0.5, cache_bytes=0)
+    with serving(trained, limits, key=KEY) as found:
+        yield found
+
+
+def test_a_key_is_asked_for_everything_but_probes(guarded: Serving) -> None:
+    assert guarded.post("/embed", ASKED).status == 401
+    assert guarded.get("/metrics").status == 401
+    assert guarded.post("/embed", ASKED, Authorization="Bearer wrong").status == 401
+    assert guarded.post("/embed", ASKED, Authorization=f"Bearer {KEY}").status == 200
+    assert guarded.post("/embed", ASKED, **{"X-API-Key": KEY}).status == 200
+    assert guarded.get("/health").status == 200
+    assert guarded.get("/ready").status == 200
+    assert KEY.encode() not in guarded.post("/embed", ASKED, Authorization=f"Bearer {KEY}x").body
+
+
+def test_pages_of_other_sites_get_nothing(served: Serving) -> None:
+    assert served.post("/embed", ASKED, Host="evil.example").status == 403
+    assert served.post("/embed", ASKED, Origin="http://evil.example").status == 403
+
+
+def test_limits_are_refused_with_the_reason(guarded: Serving) -> None:
+    key = {"X-API-Key": KEY}
+    assert guarded.post("/embed", {"items": [{"text": "a"}] * 4}, **key).status == 413
+    assert guarded.post("/embed", {"items": [{"text": "a" * 25_000}]}, **key).status == 413
+    assert guarded.post("/embed", ASKED, **key).status == 200
+
+
+def test_a_slow_sender_is_cut_off(guarded: Serving) -> None:
+    host, port = guarded.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=5) as raw:
+        head = f"POST /embed HTTP/1.1\r\nHost: {host}\r\nX-API-Key: {KEY}\r\nContent-Length: 1000\r\n\r\n"
+        raw.sendall(head.encode() + b'{"items"')
+        began = time.monotonic()
+        assert b"408" in raw.recv(100)
+        assert time.monotonic() - began < 3
+    assert guarded.post("/embed", ASKED, **{"X-API-Key": KEY}).status == 200
+
+
+def test_all_requests_together_have_a_limit(guarded: Serving) -> None:
+    host, port = guarded.url.removeprefix("http://").split(":")
+    head = f"POST /embed HTTP/1.1\r\nHost: {host}\r\nX-API-Key: {KEY}\r\nContent-Length: 16000\r\n\r\n".encode()
+    with socket.create_connection((host, int(port)), timeout=5) as first:
+        first.sendall(head)
+        time.sleep(0.1)
+        with socket.create_connection((host, int(port)), timeout=5) as second:
+            second.sendall(head)
+            answer = second.recv(1000)
+    assert b"503" in answer.split(b"\r\n")[0]
+    assert b"retry-after" in answer.lower()
+
+
+def test_a_full_queue_refuses_at_once_and_recovers(trained: Path) -> None:
+    with serving(trained, Limits(queue_seconds=0.05, cache_bytes=0)) as found:
+        hold, embed = threading.Event(), found.service.model.engine.embed
+
+        def slow(tower: str, rows: object) -> object:
+            hold.wait(5)
+            return embed(tower, rows)  # type: ignore[arg-type]
+
+        found.service.model.engine.embed = slow  # type: ignore[method-assign]
+        items = [{"image": base64.b64encode(jpeg(seed)).decode()} for seed in range(10)]
+        with ThreadPoolExecutor(8) as pool:
+            answers = [pool.submit(found.post, "/embed", {"items": items}) for _ in range(8)]
+            time.sleep(0.3)
+            refused = found.post("/embed", {"items": items})
+            hold.set()
+            statuses = sorted(answer.result().status for answer in answers)
+        assert refused.status == 429
+        assert int(refused.headers["Retry-After"]) >= 1
+        assert statuses[0] == 200
+        assert set(statuses) <= {200, 429}
+        assert found.post("/embed", {"items": items}).status == 200
+        assert found.service.load == (0, 0.0)
+
+
+def test_a_caller_who_goes_away_costs_nothing_more(trained: Path) -> None:
+    with serving(trained, Limits(cache_bytes=0)) as found:
+        hold, embed, computed = threading.Event(), found.service.model.engine.embed, []
+
+        def slow(tower: str, rows: object) -> object:
+            hold.wait(5)
+            computed.append(len(rows))  # type: ignore[arg-type]
+            return embed(tower, rows)  # type: ignore[arg-type]
+
+        found.service.model.engine.embed = slow  # type: ignore[method-assign]
+        with ThreadPoolExecutor(1) as pool:
+            first = pool.submit(found.post, "/embed", ASKED)  # it occupies the engine
+            time.sleep(0.2)
+            host, port = found.url.removeprefix("http://").split(":")
+            with socket.create_connection((host, int(port))) as raw:
+                body = b'{"items": [{"text": "one"}, {"text": "two"}]}'
+                raw.sendall(f"POST /embed HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n".encode())
+                raw.sendall(f"Content-Length: {len(body)}\r\n\r\n".encode() + body)
+                time.sleep(0.2)
+                assert found.service.load[0] == 3
+            time.sleep(0.2)
+            assert found.service.load[0] == 1
+            hold.set()
+            assert first.result().status == 200
+        assert found.post("/embed", ASKED).status == 200
+        assert computed == [1, 1]

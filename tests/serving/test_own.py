@@ -1,0 +1,134 @@
+"""`/similarity` and `/classify`: cosines and shares of the served model, and how they came about."""
+
+from __future__ import annotations
+
+import base64
+import io
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from lapclip.embedder import Encoder, Logits, open_exported
+from lapclip.evaluation.zeroshot import TEMPLATES, class_embeddings
+from lapclip.serving.in_turns import TURNS
+
+from .conftest import Serving, jpeg
+
+PHOTOS = [jpeg(seed) for seed in (1, 2)]
+RAW = [base64.b64encode(photo).decode() for photo in PHOTOS]
+LABELS = ["red cat", "blue snail", "green tree"]
+EXPORTED = Path(__file__).parents[1] / "fixtures" / "before_house" / "exported" / "onnx"
+
+
+@pytest.fixture(scope="module")
+def photos(served: Serving) -> np.ndarray:
+    return served.encoder.encode_image([Image.open(io.BytesIO(photo)) for photo in PHOTOS])
+
+
+def test_similarity_is_the_cosine_of_each_with_each(served: Serving, photos: np.ndarray) -> None:
+    texts = served.encoder.encode_text(LABELS)
+    given = [{"text": label} for label in LABELS]
+    answer = served.post("/similarity", {"items": given, "others": [{"image": raw} for raw in RAW]})
+    assert np.abs(np.array(answer.json["similarity"]) - texts @ photos.T).max() < 1e-5
+    assert answer.json["model"] == answer.headers["X-Lapclip-Model"] == served.encoder.fingerprint()
+    among = served.post("/similarity", {"items": given})
+    assert np.abs(np.array(among.json["similarity"]) - texts @ texts.T).max() < 1e-5
+
+
+def test_classify_gives_the_shares_that_the_model_learnt_to_give(served: Serving, photos: np.ndarray) -> None:
+    scale = served.encoder.logits().scale  # type: ignore[union-attr]
+    for templates in (None, ["a {}", "the {} there"]):
+        asked = {"images": RAW, "labels": LABELS, **({"templates": templates} if templates else {})}
+        answer = served.post("/classify", asked).json
+        classes = class_embeddings(served.encoder.encode_text, LABELS, templates or TEMPLATES)
+        logits = np.exp(scale * (photos @ classes.T))
+        found = np.array([[each["shares"][label] for label in LABELS] for each in answer["results"]])
+        assert np.abs(found - logits / logits.sum(axis=1, keepdims=True)).max() < 1e-4
+        assert [each["label"] for each in answer["results"]] == [LABELS[at] for at in logits.argmax(axis=1)]
+        how = answer["shares"]
+        assert (how["method"], how["scale_from"], how["calibrated"]) == ("softmax", "model", False)
+        assert how["scale"] == pytest.approx(scale)
+
+
+@pytest.mark.parametrize(
+    ("learnt", "method", "source"), [(Logits(10.0, -5.0), "sigmoid", "model"), (None, "softmax", "assumed")]
+)
+def test_shares_say_how_they_were_made(
+    served: Serving,
+    photos: np.ndarray,
+    monkeypatch: pytest.MonkeyPatch,
+    learnt: Logits | None,
+    method: str,
+    source: str,
+) -> None:
+    monkeypatch.setattr(served.encoder, "logits", lambda: learnt)
+    answer = served.post("/classify", {"images": RAW[:1], "labels": LABELS, "templates": ["{}"]}).json
+    how, (found,) = answer["shares"], answer["results"]
+    assert (how["method"], how["scale_from"]) == (method, source)
+    cosines = photos[0] @ served.encoder.encode_text(LABELS).T
+    if learnt:
+        shares = 1 / (1 + np.exp(-(10 * cosines - 5)))
+        assert np.abs(np.array(list(found["shares"].values())) - shares).max() < 1e-4
+    else:
+        assert how["scale"] == 100
+        assert sum(found["shares"].values()) == pytest.approx(1)
+
+
+def test_the_learnt_scale_is_known_of_runs_and_of_exports(served: Serving) -> None:
+    pytest.importorskip("onnxruntime")
+    exported = open_exported(EXPORTED)
+    assert exported.logits() == Logits(exported.about["logit_scale"], None)
+    assert Encoder.logits(served.encoder) is None
+
+
+@pytest.mark.parametrize(
+    ("path", "content", "field", "position"),
+    [
+        ("/similarity", {"items": [{"text": "a"}], "others": [{"text": "b"}, {"image": RAW[0][:400]}]}, "others", 1),
+        ("/similarity", {"items": [{"text": "a"}, {}]}, "items", 1),
+        ("/similarity", {"items": [{"text": "a"}], "others": []}, "others", None),
+        ("/similarity", {"items": [{"text": "a"}], "other": []}, "other", None),
+        ("/similarity", {"items": [3]}, "items.0", None),
+        ("/classify", {"images": [RAW[0], "AAAA"], "labels": LABELS}, "images", 1),
+        ("/classify", {"images": RAW, "labels": [*LABELS, LABELS[0]]}, "labels", 3),
+        ("/classify", {"images": RAW, "labels": LABELS[:1]}, "labels", None),
+        ("/classify", {"images": RAW, "labels": ["a", "\ud800"]}, "labels.1", None),
+        ("/classify", {"images": RAW, "labels": LABELS, "templates": ["a {}", "a photo"]}, "templates", 1),
+        ("/classify", {"images": RAW}, "labels", None),
+    ],
+)
+def test_what_cannot_be_answered_is_named(
+    served: Serving, path: str, content: dict, field: str, position: int | None
+) -> None:
+    refused = served.post(path, content)
+    assert refused.status == 400
+    error = refused.json["error"]
+    assert (error["field"], error.get("position")) == (field, position)
+
+
+def test_more_labels_than_are_admitted_at_once(served: Serving) -> None:
+    most = served.service.limits.items * TURNS
+    labels = [f"number {number}" for number in range(most)]
+    assert served.post("/classify", {"images": RAW, "labels": labels, "templates": ["{}", "a {}"]}).status == 413
+    several = {"images": RAW, "labels": labels[: served.service.limits.items // 2 + 1], "templates": ["{}", "a {}"]}
+    assert len(served.post("/classify", several).json["results"][0]["shares"]) == len(several["labels"])
+    assert served.service.model.callers == 0
+
+
+def test_another_model_compares_nothing(served: Serving) -> None:
+    demand = {"X-Lapclip-Model": "0123456789abcdef"}
+    assert served.post("/similarity", {"items": [{"text": "a"}]}, **demand).status == 409
+    assert served.post("/classify", {"images": RAW, "labels": LABELS}, **demand).status == 409
+
+
+def test_examples_of_the_schema_are_answered(served: Serving) -> None:
+    schemas = served.get("/openapi.json").json["components"]["schemas"]
+    for path, name in {
+        "/embed": "EmbedRequest",
+        "/similarity": "SimilarityRequest",
+        "/classify": "ClassifyRequest",
+    }.items():
+        example = {field: facts["examples"][0] for field, facts in schemas[name]["properties"].items()}
+        assert served.post(path, example).status == 200
