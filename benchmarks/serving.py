@@ -22,6 +22,7 @@ import json
 import multiprocessing
 import os
 import shutil
+import signal
 import statistics
 import sys
 import tempfile
@@ -69,8 +70,9 @@ from lapclip.exporting.tokenizer_files import write_tokenizers
 from lapclip.machine.choose_device import choose_device
 from lapclip.model.clip import CLIP
 from lapclip.model.shapes import SHAPES
+from lapclip.serving.engine import served_fingerprint
 from lapclip.training.checkpoint import save_model
-from lapclip.weights.recognise import DESCRIPTION, WEIGHTS
+from lapclip.weights import DESCRIPTION, WEIGHTS
 
 SHAPE = "vit-b-32"
 FLOAT_ENGINES, INT8 = ("torch-float32", "onnx-float32"), "onnx-int8"
@@ -239,7 +241,11 @@ def seen(jpeg: bytes, view: View) -> np.ndarray:
 def embed_all(jpegs: list[bytes], captions: list[str]) -> tuple[str, np.ndarray, np.ndarray]:
     """The fingerprint, and the vectors of all photos and captions, one at a time as no batch can disturb them."""
     images = np.concatenate([embed_photos([jpeg]) for jpeg in jpegs])
-    return _encoder.fingerprint(), images, np.concatenate([_encoder.encode_text([caption]) for caption in captions])
+    return (
+        served_fingerprint(_encoder),
+        images,
+        np.concatenate([_encoder.encode_text([caption]) for caption in captions]),
+    )
 
 
 def direct_rate(items: list[Any], batch: int, seconds: float) -> float:
@@ -551,7 +557,7 @@ def poison(bench: Bench) -> Iterator[Result]:
     yield Result("poison", f"{POISON:.0%} of requests, {engine}", said, "0 harmed", not faults and refused > 0, facts)
     lost = 1 - rate / clean_rate
     said = f"{rate:.1f} good photos/s against {clean_rate:.1f} ({-lost:+.1%})"
-    yield Result("poison", "throughput", said, "within 5 %", lost <= 0.05 + POISON)
+    yield Result("poison", "throughput", said, "within 5 %", lost <= 0.05)
 
 
 def swap(bench: Bench) -> Iterator[Result]:
@@ -564,41 +570,45 @@ def swap(bench: Bench) -> Iterator[Result]:
             truths[truth.fingerprint] = truth
     folder = bench.temporary / "served"
     shutil.copytree(models[0], folder)
-    seen: list[str] = []
+    answered: list[str] = []
 
     def check(request: Request, answer: Answer) -> str:
         if answer.status != 200:
             return must_be_200(request, answer)
         fingerprint = answer.header("x-lapclip-model")
-        if not seen or seen[-1] != fingerprint:
-            seen.append(fingerprint)
+        answered.append(fingerprint)
         return truths[fingerprint].differs(request, answer) if fingerprint in truths else "an unknown fingerprint"
 
-    async def swaps(server: Server) -> Load:
-        over = asyncio.Event()
+    async def only(fingerprint: str) -> bool:
+        """Wait until nobody is answered by another model any more."""
+        ends, callers = time.perf_counter() + 120, 2 * CONCURRENCY
+        while time.perf_counter() < ends:
+            if len(answered) >= callers and set(answered[-callers:]) == {fingerprint}:
+                return True
+            await asyncio.sleep(0.1)
+        return False
+
+    async def swaps(server: Server) -> tuple[Load, int]:
+        over, done = asyncio.Event(), 0
         asked = asyncio.create_task(
             closed_loop(server.port, bench.requests.image, CONCURRENCY, check=check, until=over)
         )
         for turn in range(SWAPS):
-            await asyncio.sleep(3)
+            await only(list(truths)[turn % 2])
             await asyncio.to_thread(shutil.copyfile, models[(turn + 1) % 2] / WEIGHTS, folder / "new")
             (folder / "new").replace(folder / WEIGHTS)
-            server.process.send_signal(1)  # SIGHUP
-            wanted, ends = list(truths)[(turn + 1) % 2], time.perf_counter() + 120
-            while seen[-1:] != [wanted] and time.perf_counter() < ends:
-                await asyncio.sleep(0.1)
-        await asyncio.sleep(3)
+            server.process.send_signal(signal.SIGHUP)
+            done += await only(list(truths)[(turn + 1) % 2])
         over.set()
-        return await asked
+        return await asked, done
 
     with bench.served(engine, folder) as server:
-        load = asyncio.run(swaps(server))
+        load, done = asyncio.run(swaps(server))
     failed = len(load.times) - load.statuses.get(200, 0)
     wrong = sum(load.faults.values()) - failed
-    done = len(seen) - 1
-    facts = {"faults": load.faults.most_common(5), "seen": seen}
+    facts = {"faults": load.faults.most_common(5)}
     found = f"{done} swaps, {failed} of {len(load.times):,} failed, {wrong} vectors of another model than was said"
-    passed = not failed and not wrong and done >= SWAPS
+    passed = not failed and not wrong and done == SWAPS
     yield Result("swap", f"{SWAPS} times under full load, {engine}", found, "0 failed, 0 wrong", passed, facts)
 
 
