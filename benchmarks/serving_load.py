@@ -232,42 +232,65 @@ class Answer(NamedTuple):
         return found[1].decode() if found else ""
 
 
+class Wire(asyncio.Protocol):
+    """One open connection. asyncio's own streams forget an answer that came just before the connection was reset."""
+
+    def __init__(self) -> None:
+        self.transport: asyncio.Transport
+        self.is_open, self._got = True, b""
+        self._answer: asyncio.Future[tuple[int, bytes, bytes]] | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self.transport = transport
+
+    def ask(self, data: bytes) -> asyncio.Future[tuple[int, bytes, bytes]]:
+        self._got, self._answer = b"", asyncio.get_running_loop().create_future()
+        self.transport.write(data)
+        return self._answer
+
+    def data_received(self, data: bytes) -> None:
+        self._got += data
+        head, end, body = self._got.partition(b"\r\n\r\n")
+        length = re.search(rb"\r\ncontent-length: *(\d+)", head, re.IGNORECASE)
+        if end and self._answer and not self._answer.done() and length and len(body) >= int(length[1]):
+            self._answer.set_result((int(head[9:12]), head, body))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.is_open = False
+        if self._answer and not self._answer.done():
+            self._answer.set_exception(exc or EOFError(f"closed after {len(self._got)} bytes of an answer"))
+
+
 class Connection:
-    """One kept-alive connection, opened when it is needed."""
+    """A caller's connection: kept alive, opened when it is needed, and again where the server closed it meanwhile."""
 
     def __init__(self, port: int) -> None:
         self.port, self.used = port, 0.0
-        self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
+        self._wire: Wire | None = None
 
     async def ask(self, data: bytes) -> Answer:
         began = time.perf_counter()
+        again = bool(self._wire and self._wire.is_open)
         try:
             async with asyncio.timeout(PATIENCE):
-                status, head, body = await self._ask(data)
-        except (OSError, EOFError, asyncio.IncompleteReadError, TimeoutError) as error:
+                if not self._wire or not self._wire.is_open:
+                    loop = asyncio.get_running_loop()
+                    _, self._wire = await loop.create_connection(Wire, "127.0.0.1", self.port)
+                status, head, body = await self._wire.ask(data)
+            if b"connection: close" in head.lower():
+                self.close()
+        except (OSError, EOFError, TimeoutError) as error:
             self.close()
-            status, head, body = NO_ANSWER, b"", repr(error).encode()
+            where = "a used connection" if again else "a new connection"
+            status, head, body = NO_ANSWER, b"", f"{error!r} on {where}".encode()
         self.used = time.perf_counter()
         return Answer(status, head, body, began, self.used)
 
-    async def _ask(self, data: bytes) -> tuple[int, bytes, bytes]:
-        if self._streams is None:
-            self._streams = await asyncio.open_connection("127.0.0.1", self.port, limit=2**20)
-        reader, writer = self._streams
-        writer.write(data)
-        head = await reader.readuntil(b"\r\n\r\n")
-        length = re.search(rb"\r\ncontent-length: *(\d+)", head, re.IGNORECASE)
-        if length is None:
-            raise EOFError("an answer without its length")
-        body = await reader.readexactly(int(length[1]))
-        if b"connection: close" in head.lower():
-            self.close()
-        return int(head[9:12]), head, body
-
     def close(self) -> None:
-        if self._streams:
-            self._streams[1].close()
-        self._streams = None
+        if self._wire:
+            self._wire.transport.close()
+        self._wire = None
 
 
 Check = Callable[[Request, Answer], str]
