@@ -62,7 +62,8 @@ benchmarks/.venv/ready: pyproject.toml
 	@$(PYTHON) -m venv benchmarks/.venv
 	@benchmarks/.venv/bin/python -m pip install --quiet --disable-pip-version-check $(TORCH)
 	@benchmarks/.venv/bin/python -m pip install --quiet --disable-pip-version-check \
-	  $(TORCH) torchvision==0.28.0 'numpy<2.4' open_clip_torch==3.3.0 transformers 'scikit-learn<2' tqdm --editable .
+	  $(TORCH) torchvision==0.28.0 'numpy<2.4' open_clip_torch==3.3.0 transformers 'scikit-learn<2' tqdm \
+	  fastapi 'uvicorn[standard]' --editable .
 	@# Without its dependencies: of those its metrics need torch, tqdm and scikit-learn alone.
 	@benchmarks/.venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps clip_benchmark==1.6.2
 	@touch $@
