@@ -20,7 +20,7 @@ from pyarrow import parquet
 import lapclip as package
 from lapclip.commands import embed as room
 from lapclip.commands import vector_files
-from lapclip.commands.embed import EmbedRequest
+from lapclip.commands.embed import EmbedOptions
 from lapclip.embedder import Embedder
 from lapclip.errors import DataError, LapclipError, RunBusy
 
@@ -38,7 +38,7 @@ def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def embedded(data: Path | str, out: Path, model: Path | None, **options: Any) -> dict[str, Any]:
-    return room.embed(EmbedRequest(str(data), out, str(model) if model else None, "cpu", **options))
+    return room.embed(EmbedOptions(str(data), out, str(model) if model else None, "cpu", **options))
 
 
 def read(path: Path) -> dict[str, Any]:

@@ -43,7 +43,7 @@ PLAIN = "no captions: all images in the folder and the folders in it"
 
 
 @dataclass(frozen=True)
-class EmbedRequest:
+class EmbedOptions:
     """What the user asked to embed, and where to."""
 
     data: str
@@ -97,7 +97,7 @@ class ToEmbed:
         return str(first.path.absolute().parents[first.name.count("/")]) if isinstance(first, ImageFile) else ""
 
 
-def embed(request: EmbedRequest, callbacks: Callbacks = Callbacks()) -> dict[str, Any]:
+def embed(request: EmbedOptions, callbacks: Callbacks = Callbacks()) -> dict[str, Any]:
     """Embed images and their captions, or go on with what was begun, and write the file."""
     began = time.monotonic()
     file, saved = vector_file(request.out), UnfinishedVectors(request.out)
@@ -185,7 +185,7 @@ def _write(file: VectorFile, found: ToEmbed, saved: UnfinishedVectors, about: di
     return about
 
 
-def _check_outside(request: EmbedRequest) -> None:
+def _check_outside(request: EmbedOptions) -> None:
     """Nothing is written into the user's images; a file of vectors there would be taken for a table of captions."""
     top = os.path.realpath(os.path.expanduser(request.data))
     if request.data not in BUILT_IN and os.path.isdir(top) and is_inside(os.path.realpath(request.out), top):
@@ -210,7 +210,7 @@ def _open(which: WhichModel, device: str) -> Encoder:
     return model
 
 
-def _find(request: EmbedRequest, view: View, progress: DataProgress | None) -> ToEmbed:
+def _find(request: EmbedOptions, view: View, progress: DataProgress | None) -> ToEmbed:
     """The images, with captions and splits where the data has them."""
     asked = parse_settings(list(request.settings))
     first = Layer("the command", {"data": {"source": request.data}})
