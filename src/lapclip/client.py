@@ -202,7 +202,8 @@ def _as_file(image: Image.Image) -> bytes:
 
 def _pause(retry_after: str | None) -> float:
     """Seconds to wait. A proxy may name a date, for which a second has to do."""
-    return min(10.0, float(retry_after)) if re.fullmatch(r"\d{1,9}", retry_after or "", re.ASCII) else 1.0
+    seconds = retry_after or ""
+    return min(10.0, float(seconds)) if re.fullmatch(r"\d{1,9}", seconds, re.ASCII) else 1.0
 
 
 def _parsed(content: bytes, url: str) -> Any:
