@@ -15,14 +15,15 @@ import http.client
 import io
 import json
 import os
+import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import numpy as np
 
-from lapclip.errors import ConfigError, DataError, RunError
+from lapclip.errors import ConfigError, DataError, RunError, first_line
 from lapclip.paths import read_bytes
 from lapclip.progress import Progress
 
@@ -31,6 +32,10 @@ if TYPE_CHECKING:
 
 BATCH = 32
 """Images or captions of one request."""
+BATCH_BYTES = 30_000_000
+"""Bytes of base64 after which a request takes no more: the server takes 64 MB."""
+LARGEST_IMAGE = 20_000_000
+"""Bytes of an image file that the server takes."""
 PATIENCE = 60.0
 """Seconds for which a busy server is asked again."""
 SECONDS = 120.0
@@ -46,11 +51,18 @@ class Client:
     """The calls of a loaded model, over HTTP. Threads need one each."""
 
     def __init__(self, url: str, key: str | None = None, fingerprint: str | None = None) -> None:
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
+        try:
+            parts = urlsplit(url)
+            host, port = parts.hostname, parts.port
+        except ValueError:  # a port that is no number
+            parts, host, port = urlsplit(""), None, None
+        if parts.scheme not in ("http", "https") or not host:
             raise ConfigError(f"{url} is no address of a server.", hint='lapclip.connect("http://127.0.0.1:8871")')
+        key = (key or "").strip()  # a key that was read from a file ends in a line break
+        if not re.fullmatch("[ -~]*", key):
+            raise ConfigError("The API key has characters that no key of a server has.", hint="the key as it was given")
         kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-        self._connection = kind(parts.hostname, parts.port, timeout=SECONDS)
+        self._connection = kind(host, port, timeout=SECONDS)
         self._base, self._key, self._url = parts.path.rstrip("/"), key, url
         about = self._ask("GET", "/ready", None, fingerprint)
         self.name = str(about["model"])
@@ -85,13 +97,13 @@ class Client:
     def _encode(
         self, given: Sequence[Any], item: Callable[[Any], dict[str, str]], progress: Progress | None = None
     ) -> np.ndarray:
-        batches = []
-        for at in range(0, len(given), BATCH):
-            body = {"items": [item(each) for each in given[at : at + BATCH]]}
-            answer = self._ask("POST", "/embed", body, self._fingerprint, first=at)
+        batches, done = [], 0
+        for items in _batches(map(item, given)):
+            answer = self._ask("POST", "/embed", {"items": items}, self._fingerprint, first=done)
             batches.append(np.asarray(answer["embeddings"], np.float32))
+            done += len(items)
             if progress:
-                progress(min(at + BATCH, len(given)), len(given))
+                progress(done, len(given))
         return np.concatenate(batches) if batches else np.zeros((0, self.embedding), np.float32)
 
     def _ask(self, method: str, path: str, body: Any, fingerprint: str | None, first: int = 0) -> Any:
@@ -108,14 +120,19 @@ class Client:
             if status == 200:
                 return _parsed(content, self._url)
             if status in (429, 503) and time.monotonic() < until:
-                time.sleep(min(10.0, float(answered.get("Retry-After") or 1)))
+                time.sleep(_pause(answered.get("Retry-After")))
                 continue
             raise _as_error(status, content, self._url, first)
 
     def _exchange(self, method: str, path: str, body: bytes | None, headers: dict[str, str]) -> tuple[int, Any, bytes]:
         for last in (False, True):
             try:
-                self._connection.request(method, path, body, headers)
+                try:
+                    self._connection.request(method, path, body, headers)
+                except (BrokenPipeError, ConnectionResetError, ConnectionAbortedError):
+                    if self._connection.sock is None:
+                        raise
+                    # else a server that refuses a request may have said why before all of it was sent
                 answer = self._connection.getresponse()
                 return answer.status, answer.headers, answer.read()
             except (http.client.HTTPException, OSError) as error:
@@ -127,21 +144,66 @@ class Client:
         raise AssertionError("unreachable")
 
 
+def _batches(items: Iterator[dict[str, str]]) -> Iterator[list[dict[str, str]]]:
+    """Items for one request after the other. The next one is made when it is needed: images are large."""
+    batch: list[dict[str, str]] = []
+    size = 0
+    for item in items:
+        more = sum(map(len, item.values()))
+        if batch and (len(batch) == BATCH or size + more > BATCH_BYTES):
+            yield batch
+            batch, size = [], 0
+        batch.append(item)
+        size += more
+    if batch:
+        yield batch
+
+
 def _bytes_of(image: str | os.PathLike | Image.Image) -> bytes:
-    """The file itself, so that the server sees what `load(...).encode_image` would see; of an open image a PNG."""
-    if isinstance(image, (str, os.PathLike)):
-        try:
-            return read_bytes(image)
-        except FileNotFoundError:
-            raise DataError(f"No such image: {image}.") from None
-        except (OSError, ValueError) as error:
-            raise DataError(f"{image} cannot be read: {error}.") from None
-    file = io.BytesIO()
+    """A file that the server sees as `load(...).encode_image` sees the image: of a path the file itself."""
+    if not isinstance(image, (str, os.PathLike)):
+        return _as_file(image)
     try:
-        image.save(file, "PNG", compress_level=1)
-    except OSError:  # a mode that PNG does not have
-        image.convert("RGB").save(file, "PNG", compress_level=1)
-    return file.getvalue()
+        data = read_bytes(image)
+    except FileNotFoundError:
+        raise DataError(f"No such image: {image}.") from None
+    except (OSError, ValueError) as error:
+        raise DataError(f"{image} cannot be read: {error}.") from None
+    if len(data) > LARGEST_IMAGE:
+        raise DataError(
+            f"{image} has more than the {LARGEST_IMAGE // 10**6} MB that a server takes.",
+            hint="PIL.Image.open(PATH) in place of the path, which sends its pixels",
+        )
+    return data
+
+
+def _as_file(image: Image.Image) -> bytes:
+    """An open image, upright and in RGB, as a PNG. Where that is too large a JPEG, whose vectors differ a little."""
+    from lapclip.data.decode import as_decoded  # here: files are sent without Pillow
+
+    try:
+        decoded = as_decoded(image)
+    except DataError as error:
+        raise DataError(f"An image cannot be used: {error.message}.") from None
+    except (OSError, ValueError, SyntaxError) as error:
+        raise DataError(f"An image cannot be used: {first_line(error)}.") from None
+    profile = image.info.get("icc_profile") if decoded.transform else None  # colours that are still to be converted
+    for form in ({"format": "PNG", "compress_level": 1}, {"format": "JPEG", "quality": 95, "subsampling": 0}):
+        file = io.BytesIO()
+        decoded.image.save(file, icc_profile=profile, exif=b"", **form)  # it is upright
+        if file.tell() <= LARGEST_IMAGE:
+            return file.getvalue()
+    width, height = decoded.image.size
+    raise DataError(
+        f"An image of {width:,} x {height:,} pixels has more than the {LARGEST_IMAGE // 10**6} MB that a server takes.",
+        hint="a smaller one: image.resize((WIDTH, HEIGHT))",
+    )
+
+
+def _pause(retry_after: str | None) -> float:
+    """Seconds to wait. A proxy may name a date, for which a second has to do."""
+    seconds = retry_after or ""
+    return min(10.0, float(seconds)) if re.fullmatch(r"\d{1,9}", seconds, re.ASCII) else 1.0
 
 
 def _parsed(content: bytes, url: str) -> Any:

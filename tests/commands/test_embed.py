@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -13,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import filelock
 import numpy as np
 import pytest
 from pyarrow import parquet
@@ -20,7 +22,7 @@ from pyarrow import parquet
 import lapclip as package
 from lapclip.commands import embed as room
 from lapclip.commands import vector_files
-from lapclip.commands.embed import EmbedRequest
+from lapclip.commands.embed import EmbedOptions
 from lapclip.embedder import Embedder
 from lapclip.errors import DataError, LapclipError, RunBusy
 
@@ -38,7 +40,7 @@ def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def embedded(data: Path | str, out: Path, model: Path | None, **options: Any) -> dict[str, Any]:
-    return room.embed(EmbedRequest(str(data), out, str(model) if model else None, "cpu", **options))
+    return room.embed(EmbedOptions(str(data), out, str(model) if model else None, "cpu", **options))
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -248,7 +250,58 @@ def test_a_finished_file_is_made_again_only_where_something_has_changed(
     assert (done["rows"], done["embedded"]) == (6, 6)
     (data / "new.png").write_bytes(b"")
     assert embedded(data, out, None)["rows"] == 5
-    assert embedded(data, out, None)["embedded"] == 5  # what could not be read may be there now
+    again = embedded(data, out, None)
+    assert again["embedded"] == 0  # the same bytes are no image the next time either
+    assert [one["path"] for one in again["unreadable"]] == ["new.png"]
+    draw(data / "new.png", 78)
+    assert embedded(data, out, None)["embedded"] == 6
+
+
+def test_what_could_not_be_read_this_time_is_tried_again(
+    trained: Path, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data, out = here / "photos", here / "out.npz"
+    draw_many(data, 5)
+    real = room.read_stored
+
+    def too_little_memory(image: Any, view: Any) -> Any:
+        read = real(image, view)
+        return read if image.name != "001.png" else read._replace(square=None, passing="there was too little memory")
+
+    monkeypatch.setattr(room, "read_stored", too_little_memory)
+    assert embedded(data, out, trained)["rows"] == 4
+    monkeypatch.setattr(room, "read_stored", real)
+    assert embedded(data, out, trained)["rows"] == 5
+    assert embedded(data, out, trained)["embedded"] == 0
+
+
+def test_vectors_and_names_of_two_writings_are_noticed(trained: Path, here: Path) -> None:
+    data, out = here / "photos", here / "out.npy"
+    draw_many(data, 3)
+    embedded(data, out, trained)
+    assert embedded(data, out, trained)["embedded"] == 0
+    before = np.load(out)
+    np.save(out, before[::-1])  # as after a crash between the two
+    assert embedded(data, out, trained)["embedded"] == 3
+    np.testing.assert_array_equal(np.load(out), before)
+    told = out.with_suffix(".json")
+    digest = json.loads(told.read_text(encoding="utf-8"))["lapclip"]["vectors_sha256"]
+    assert digest == hashlib.sha256(out.read_bytes()).hexdigest()
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows removes no file that is open")
+def test_the_lock_is_held_until_its_folder_is_gone(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    there: list[bool] = []
+    real = filelock.FileLock.release
+
+    def release(self: Any, *options: Any, **more: Any) -> None:
+        there.append((here / "out.npz.unfinished").exists())
+        real(self, *options, **more)
+
+    monkeypatch.setattr(filelock.FileLock, "release", release)
+    with room.UnfinishedVectors(here / "out.npz").locked():
+        pass
+    assert there[:1] == [False]
 
 
 @pytest.mark.parametrize("name", ["out.parquet", "out.npz", "out.npy", "beside.json"])

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import base64
+import io
 import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, ImageCms
 
 import lapclip
+from lapclip import client
+from lapclip.errors import ConfigError
 from lapclip.serving.refusals import TooMany
+from lapclip.serving.service import Limits
 
-from .conftest import Serving, jpeg
+from .conftest import Serving, jpeg, serving
 
 
 def test_the_same_calls_give_the_same_vectors(served: Serving, tmp_path: Path) -> None:
@@ -43,6 +48,90 @@ def test_errors_name_the_item_and_the_server(served: Serving, tmp_path: Path) ->
         lapclip.connect("http://127.0.0.1:9")
     with pytest.raises(lapclip.LapclipError, match="0123456789abcdef"):
         lapclip.connect(served.url, fingerprint="0123456789abcdef").encode_text(["a cat"])
+
+
+def turned(image: Image.Image) -> Image.Image:
+    """As a camera that was held upright writes it."""
+    file, exif = io.BytesIO(), image.getexif()
+    exif[0x0112] = 6
+    image.save(file, "JPEG", exif=exif)
+    return Image.open(file)
+
+
+def of_another_profile(image: Image.Image) -> Image.Image:
+    file = io.BytesIO()
+    image.save(file, "PNG", icc_profile=swapped_profile())
+    return Image.open(file)
+
+
+def swapped_profile() -> bytes:
+    """sRGB whose red and blue are exchanged, which no image comes through unseen."""
+    data = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
+    return data.replace(b"rXYZ", b"tXYZ").replace(b"bXYZ", b"rXYZ").replace(b"tXYZ", b"bXYZ")
+
+
+def test_open_images_are_seen_as_a_loaded_model_sees_them(served: Serving) -> None:
+    photo, generator = Image.open(io.BytesIO(jpeg(3))), np.random.default_rng(0)
+    noise = generator.random((40, 50))
+    images = {
+        "turned": turned(photo),
+        "profile": of_another_profile(photo),
+        "transparent": Image.merge("RGBA", (*photo.split(), photo.convert("L"))),
+        "I;16": Image.fromarray((noise * 65535).astype(np.uint16)),
+        "F": Image.fromarray((noise * 255).astype(np.float32)),
+        "I": Image.fromarray((noise * 255).astype(np.int32)),
+        **{mode: photo.convert(mode) for mode in ("CMYK", "LAB", "P", "LA", "HSV", "1")},
+    }
+    with lapclip.connect(served.url) as model:
+        found = np.abs(model.encode_image(list(images.values())) - served.encoder.encode_image(list(images.values())))
+        with pytest.raises(lapclip.LapclipError, match="not numbers"):
+            model.encode_image([Image.fromarray(np.full((8, 8), np.nan, np.float32))])
+    assert {name: float(far) for name, far in zip(images, found.max(axis=1), strict=True) if far > 1e-5} == {}
+
+
+def test_images_that_are_large_as_png(served: Serving, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    noisy = Image.fromarray(np.random.default_rng(0).integers(0, 256, (90, 120, 3), np.uint8))
+    noisy.save(tmp_path / "noisy.png")
+    with lapclip.connect(served.url) as model:
+        monkeypatch.setattr(client, "LARGEST_IMAGE", 30_000)
+        assert (model.encode_image([noisy]) * served.encoder.encode_image([noisy])).sum() > 0.99
+        with pytest.raises(lapclip.LapclipError, match=r"noisy\.png has more than"):
+            model.encode_image([tmp_path / "noisy.png"])
+        monkeypatch.setattr(client, "LARGEST_IMAGE", 10_000)
+        with pytest.raises(lapclip.LapclipError, match="120 x 90"):
+            model.encode_image([noisy])
+
+
+def test_requests_stay_below_what_a_server_takes(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    photos = [Image.open(io.BytesIO(jpeg(seed))) for seed in range(9)]
+    size = len(base64.b64encode(client._bytes_of(photos[0])))
+    with serving(trained, Limits(body_bytes=5 * size)) as small, lapclip.connect(small.url) as model:
+        monkeypatch.setattr(client, "BATCH_BYTES", 3 * size)
+        assert np.abs(model.encode_image(photos) - small.encoder.encode_image(photos)).max() < 1e-5
+        # Far more than fits into the buffers on the way: the server answers and closes while it is sent.
+        with pytest.raises(lapclip.LapclipError, match="MB at most"):
+            model.encode_text(["x" * 30_000_000])
+        assert len(model.encode_text(["a cat"])) == 1
+
+
+@pytest.mark.parametrize("key", ["SECRET\nkey", "SECRET\u00e9"])
+def test_a_key_that_cannot_be_sent_is_not_printed(served: Serving, key: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        lapclip.connect(served.url, key=key)
+    assert "SECRET" not in str(refused.value)
+
+
+def test_keys_and_addresses_as_people_write_them(trained: Path) -> None:
+    with serving(trained, key="right") as closed:
+        assert len(lapclip.connect(closed.url, key="right\n").encode_text(["a cat"])) == 1
+    for url in ("http://h:abc", "http://[h", "h:80", "ftp://h"):
+        with pytest.raises(ConfigError):
+            lapclip.connect(url)
+
+
+def test_how_long_a_busy_server_is_left_alone() -> None:
+    asked = ("3", "600", None, "Wed, 21 Oct 2026 07:28:00 GMT", "-1", "nan")
+    assert [client._pause(each) for each in asked] == [3, 10, 1, 1, 1, 1]
 
 
 def test_a_busy_server_is_asked_again(served: Serving, monkeypatch: pytest.MonkeyPatch) -> None:

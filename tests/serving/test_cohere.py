@@ -98,6 +98,8 @@ LONG = "a red cat and a blue snail " * 200
         ({"texts": ["a"], "input_type": "poem"}, "input_type"),
         ({"texts": ["a"], "images": ["b"]}, "exactly one"),
         ({"texts": []}, "nothing"),
+        ({"texts": ["a"] * 2049}, "texts"),
+        ({"texts": ["a"], "embedding_types": ["float"] * 7}, "embedding_types"),
         ({}, "exactly one"),
         ({"images": [data_uri(jpeg(1)), data_uri(jpeg(1)[:300])]}, "Item 1"),
         ({"images": ["https://example.com/a.jpg"]}, "--allow-urls"),
@@ -110,6 +112,13 @@ def test_what_cannot_be_had_is_refused_in_its_own_form(served: Serving, asked: d
     with pytest.raises(BadRequestError) as caught:
         embed(served, **asked)
     assert named in caught.value.body["message"]
+
+
+@pytest.mark.parametrize("path", ["/v1/embed", "/v2/embed"])
+def test_half_a_character_is_refused(served: Serving, path: str) -> None:
+    refused = served.post(path, {"model": "mine", "input_type": "image", "texts": ["a", "\ud800"]})
+    assert refused.status == 400
+    assert "texts.1" in refused.json["message"]
 
 
 def test_a_long_text_is_cut_at_its_end_unless_that_is_refused(served: Serving) -> None:

@@ -327,6 +327,31 @@ def test_a_name_is_looked_up_once_and_its_checked_address_is_used(
     assert network.connected == [PUBLIC, PUBLIC]
 
 
+def test_lookups_that_do_not_end_hold_nothing_up(
+    fetching: Serving, network: Network, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    end, resolve = threading.Event(), network.resolve
+
+    def stuck(host: Any, port: Any, *args: Any, **options: Any) -> Any:
+        if host == "stuck.test":
+            end.wait(20)
+        return resolve(host, port, *args, **options)
+
+    monkeypatch.setattr(socket, "getaddrinfo", stuck)
+    monkeypatch.setattr(fetch, "SECONDS", 0.3)
+    monkeypatch.setattr(fetch, "_lookups", threading.BoundedSemaphore(2))
+    began = time.monotonic()
+    for _ in range(2):
+        answer = ask(fetching, "https://stuck.test/image/1")
+        assert (answer.status, "seconds" in answer.json["error"]["message"]) == (400, True)
+    assert ask(fetching, f"https://{NAME}/image/1").status == 503
+    assert time.monotonic() - began < 5
+    end.set()
+    monkeypatch.setattr(fetch, "SECONDS", 10.0)
+    while ask(fetching, f"https://{NAME}/image/1").status == 503:
+        assert time.monotonic() - began < 10
+
+
 def test_redirects_end(fetching: Serving, network: Network) -> None:
     assert ask(fetching, f"https://{NAME}/hops/3").status == 200
     assert ask(fetching, f"https://{NAME}/hops/4").status == 400

@@ -177,6 +177,9 @@ def test_only_the_dimension_of_the_model_is_given(client: openai.OpenAI, served:
         ("input", {}),
         ("input", {"input": []}),
         ("input", {"input": 3}),
+        ("input", {"input": None}),
+        ("input[0]", {"input": [[]]}),
+        ("input[1]", {"input": ["a", "\ud800"]}),
         ("messages", {"input": "a", "messages": chat({"type": "text", "text": "a"})}),
         ("input[1]", {"input": ["a", None]}),
         ("input[1]", {"input": ["a", {"txt": "a"}]}),
@@ -192,6 +195,7 @@ def test_what_cannot_be_had_is_refused_in_openais_form(served: Serving, param: s
     assert refused.status == 400
     error = refused.json["error"]
     assert set(error) == {"message", "type", "param", "code"}
+    assert "token" not in error["message"]
     assert (error["type"], error["param"]) == ("invalid_request_error", param)
     assert len(error["message"]) < 200
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import json
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ from PIL import Image
 
 from lapclip.embedder import Encoder, Logits, open_exported
 from lapclip.evaluation.zeroshot import TEMPLATES, class_embeddings
-from lapclip.serving.dialects import TURNS
+from lapclip.serving.dialects import TURNS, json_answer
 
 from .conftest import Serving, jpeg
 
@@ -96,6 +97,12 @@ def test_the_learnt_scale_is_known_of_runs_and_of_exports(served: Serving) -> No
         ("/classify", {"images": RAW, "labels": LABELS[:1]}, "labels", None),
         ("/classify", {"images": RAW, "labels": ["a", "\ud800"]}, "labels.1", None),
         ("/classify", {"images": RAW, "labels": LABELS, "templates": ["a {}", "a photo"]}, "templates", 1),
+        ("/classify", {"images": RAW, "labels": LABELS, "templates": ["{}" * 9]}, "templates", 0),
+        ("/classify", {"images": RAW, "labels": LABELS, "templates": ["{}"] * 257}, "templates", None),
+        ("/classify", {"images": RAW, "labels": [str(label) for label in range(2049)]}, "labels", None),
+        ("/classify", {"images": RAW[:1] * 2049, "labels": LABELS}, "images", None),
+        ("/embed", {"items": [{"text": "a"}] * 2049}, "items", None),
+        ("/embed", {"items": [{"text": "a \ud800"}]}, "items.0.text", None),
         ("/classify", {"images": RAW}, "labels", None),
     ],
 )
@@ -115,6 +122,20 @@ def test_more_labels_than_are_admitted_at_once(served: Serving) -> None:
     several = {"images": RAW, "labels": labels[: served.service.limits.items // 2 + 1], "templates": ["{}", "a {}"]}
     assert len(served.post("/classify", several).json["results"][0]["shares"]) == len(several["labels"])
     assert served.service.model.callers == 0
+
+
+def test_answers_that_are_far_longer_than_what_is_asked(served: Serving) -> None:
+    items = [{"text": f"number {number % 3}"} for number in range(1001)]
+    refused = served.post("/similarity", {"items": items})
+    assert (refused.status, refused.json["error"]["code"]) == (413, "too_large")
+    assert len(served.post("/similarity", {"items": items, "others": items[:3]}).json["similarity"]) == 1001
+    long = {"images": RAW[:1] * 20, "labels": [f"{number}".ljust(1000) for number in range(1000)]}
+    assert served.post("/classify", {**long, "templates": ["{}"]}).status == 413
+
+
+def test_names_that_are_no_text_can_be_answered() -> None:
+    answer = json_answer({"path": "caf\udce9.jpg", "vectors": np.ones((1, 2), np.float32)})
+    assert json.loads(bytes(answer.body)) == {"path": "caf\udce9.jpg", "vectors": [[1, 1]]}
 
 
 def test_another_model_compares_nothing(served: Serving) -> None:

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import socket
 import sys
+import threading
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
+import uvicorn
+
+from lapclip.web import connections
 
 from ..served import Served, ending, start
 
@@ -73,6 +78,75 @@ def test_a_byte_now_and_then_is_no_request(served: Served, sent: bytes) -> None:
             except ConnectionError:
                 break
         assert time.monotonic() - began < SECONDS + 4
+
+
+@contextmanager
+def answering(content: bytes) -> Iterator[tuple[int, uvicorn.Server]]:
+    """A server here, of which each request gets the same answer; its port and itself."""
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        headers = [(b"content-length", b"%d" % len(content))]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": content})
+
+    class Limited(connections.Connection):
+        most = 3
+
+    config = uvicorn.Config(app, port=0, log_level="error", lifespan="off", ws="none", http=Limited, loop="asyncio")
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    while not server.started:
+        time.sleep(0.005)
+    try:
+        yield server.servers[0].sockets[0].getsockname()[1], server
+    finally:
+        server.should_exit = True
+        thread.join(10)
+
+
+def asking(port: int, ending: bytes, stack: ExitStack) -> socket.socket:
+    """Someone who asks and does not read."""
+    raw = stack.enter_context(socket.socket())
+    raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    raw.settimeout(10)
+    raw.connect(("127.0.0.1", port))
+    raw.sendall(b"GET / HTTP/1.1\r\nHost: a\r\nConnection: %s\r\n\r\n" % ending)
+    return raw
+
+
+def wait_until(condition: Callable[[], bool]) -> bool:
+    deadline = time.monotonic() + 5
+    while not (done := condition()) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return done
+
+
+@pytest.mark.parametrize("ending", [b"close", b"keep-alive"])
+def test_answers_that_nobody_reads_are_let_go(monkeypatch: pytest.MonkeyPatch, ending: bytes) -> None:
+    monkeypatch.setattr(connections, "SECONDS_TO_READ", 0.3)
+    with answering(b"x" * 20_000_000) as (port, server), ExitStack() as stack:
+        asking(port, ending, stack)
+        assert wait_until(lambda: len(server.server_state.connections) == 1)
+        assert wait_until(lambda: not server.server_state.connections)
+
+
+def test_slow_readers_get_all_of_their_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "SECONDS_TO_READ", 0.3)
+    monkeypatch.setattr(connections, "LEAST_READ", 1000)
+    with answering(b"x" * 20_000_000) as (port, _), ExitStack() as stack:
+        raw, got = asking(port, b"close", stack), 0
+        while piece := raw.recv(500_000):
+            got += len(piece)
+            time.sleep(len(piece) / 40_000_000)
+        assert got > 20_000_000
+
+
+def test_unread_answers_make_room_for_others() -> None:
+    with answering(b"x" * 20_000_000) as (port, server), ExitStack() as stack:
+        for _ in range(8):
+            asking(port, b"close", stack)
+        assert wait_until(lambda: len(server.server_state.connections) == 3)
 
 
 def test_streams_are_no_idle_connections(served: Served) -> None:

@@ -59,10 +59,10 @@ def embed(
     settings
         How to read the data; may be repeated. Example: lapclip embed a.csv --set data.caption_column=title --out a.npz
     """
-    from lapclip.commands.embed import Callbacks, EmbedRequest
+    from lapclip.commands.embed import Callbacks, EmbedOptions
     from lapclip.commands.embed import embed as embed_data
 
-    request = EmbedRequest(data, out, model, device, split, settings)
+    request = EmbedOptions(data, out, model, device, split, settings)
     with display() as shown:
         callbacks = Callbacks(shown.doing, shown.data_progress, shown.counting("embedding images"))
         result = embed_data(request, callbacks)

@@ -39,11 +39,13 @@ from lapclip.which_model import WhichModel, best_on_photos, that_made_an_index, 
 
 SAVED_EVERY = 1.0
 """Seconds of work that a killed process may lose."""
+LEFT_OUT, MOST_LEFT_OUT = "left_out", 1000
+"""Images without a vector that a file names itself, so that they are told again where nothing is to be done."""
 PLAIN = "no captions: all images in the folder and the folders in it"
 
 
 @dataclass(frozen=True)
-class EmbedRequest:
+class EmbedOptions:
     """What the user asked to embed, and where to."""
 
     data: str
@@ -97,7 +99,7 @@ class ToEmbed:
         return str(first.path.absolute().parents[first.name.count("/")]) if isinstance(first, ImageFile) else ""
 
 
-def embed(request: EmbedRequest, callbacks: Callbacks = Callbacks()) -> dict[str, Any]:
+def embed(request: EmbedOptions, callbacks: Callbacks = Callbacks()) -> dict[str, Any]:
     """Embed images and their captions, or go on with what was begun, and write the file."""
     began = time.monotonic()
     file, saved = vector_file(request.out), UnfinishedVectors(request.out)
@@ -125,6 +127,7 @@ def embed(request: EmbedRequest, callbacks: Callbacks = Callbacks()) -> dict[str
         if finished and not saved.about and _changed(finished, about) is None:
             about, before = finished, finished["images"]
             notes.append(f"{request.out} is up to date: the same images, embedded with the same model")
+            unreadable = [Skipped(str(name), str(why)) for name, why in finished.get(LEFT_OUT, ())]
         else:
             notes += _begin(saved, about)
             before = saved.counts["image"]
@@ -133,7 +136,7 @@ def embed(request: EmbedRequest, callbacks: Callbacks = Callbacks()) -> dict[str
             callbacks.status(f"writing {request.out}")
             about = _write(file, found, saved, about)
             saved.done()
-    unreadable = [Skipped(found.rows[row].image.name, why) for row, why in saved.unreadable]
+            unreadable = _unreadable(found, saved)
     return {
         "file": str(request.out),
         "rows": about["images"],
@@ -174,18 +177,23 @@ def _write(file: VectorFile, found: ToEmbed, saved: UnfinishedVectors, about: di
     """Write the file from what was saved; returns what it says of itself."""
     if not saved.counts["image"]:
         saved.done()
-        why = left_out([Skipped(found.rows[row].image.name, why) for row, why in saved.unreadable])
+        why = left_out(_unreadable(found, saved))
         raise DataError(f"None of the images can be read: {why}.", hint="lapclip data check DATA")
     unreadable = [row for row, _ in saved.unreadable]
     about = {**about, "images": saved.counts["image"], "captions": saved.counts["text"], "unreadable": len(unreadable)}
-    if unreadable:
-        about["data"] = ""  # what could not be read may be readable the next time, so that it is not up to date
+    about[LEFT_OUT] = [[one.where, one.why] for one in _unreadable(found, saved)[:MOST_LEFT_OUT]]
+    if saved.passing:
+        about["data"] = ""  # some may be readable the next time, so that it is not up to date
     kept = np.delete(np.arange(len(found.rows)), unreadable)
     file.replace(Embedded(about, found.rows, kept, saved.vectors("image"), saved.vectors("text")))
     return about
 
 
-def _check_outside(request: EmbedRequest) -> None:
+def _unreadable(found: ToEmbed, saved: UnfinishedVectors) -> list[Skipped]:
+    return [Skipped(found.rows[row].image.name, why) for row, why in saved.unreadable]
+
+
+def _check_outside(request: EmbedOptions) -> None:
     """Nothing is written into the user's images; a file of vectors there would be taken for a table of captions."""
     top = os.path.realpath(os.path.expanduser(request.data))
     if request.data not in BUILT_IN and os.path.isdir(top) and is_inside(os.path.realpath(request.out), top):
@@ -210,7 +218,7 @@ def _open(which: WhichModel, device: str) -> Encoder:
     return model
 
 
-def _find(request: EmbedRequest, view: View, progress: DataProgress | None) -> ToEmbed:
+def _find(request: EmbedOptions, view: View, progress: DataProgress | None) -> ToEmbed:
     """The images, with captions and splits where the data has them."""
     asked = parse_settings(list(request.settings))
     first = Layer("the command", {"data": {"source": request.data}})
@@ -288,6 +296,7 @@ class _Work:
         self.images: list[np.ndarray] = []
         self.texts: list[np.ndarray] = []
         self.unreadable: list[tuple[int, str]] = []
+        self.passing = 0
         self.since = time.monotonic()
 
     def to_the_end(self, progress: Progress) -> None:
@@ -299,7 +308,7 @@ class _Work:
                 done += len(batch)
                 progress(done, total)
                 if done == total or time.monotonic() - self.since > SAVED_EVERY:
-                    self.saved.save(done, np.array(self.images), np.array(self.texts), self.unreadable)
+                    self.saved.save(done, np.array(self.images), np.array(self.texts), self.unreadable, self.passing)
                     self._start_chunk()
         except KeyboardInterrupt:  # in the middle of anything: what is not saved yet is little, and is lost
             raise KeyboardInterrupt(
@@ -323,6 +332,7 @@ class _Work:
             vector = next(vectors) if read.square is not None else None
             if vector is None or not np.isfinite(vector).all():
                 self.unreadable.append((at, read.reason or read.passing or "the model gives no numbers for it"))
+                self.passing += bool(read.passing)
                 continue
             self.images.append(vector)
             captions += self.rows[at].captions

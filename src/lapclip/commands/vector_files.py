@@ -9,6 +9,7 @@ Shapes: N images, M captions, D the embedding.
 from __future__ import annotations
 
 import glob
+import hashlib
 import json
 import os
 import zipfile
@@ -30,6 +31,8 @@ from lapclip.text import size
 
 ABOUT, FINGERPRINT = "lapclip", "fingerprint"
 """Under which names a file tells what is known of it, as JSON, and which model made it."""
+VECTORS_DIGEST = "vectors_sha256"
+"""Under which name a file beside the vectors tells which vectors it belongs to."""
 PIECE = 4096
 """Images at once, with their captions: what is in memory while a file is written."""
 LARGEST_TEXTS = 2_000_000_000
@@ -99,7 +102,11 @@ class VectorFile(ABC):
                 f"{there[0]} is there and was not written by lapclip embed, so it is left alone.",
                 hint=f"--out with another name, such as {self.path.with_stem(f'{self.path.stem}-vectors')}",
             )
-        return about if len(there) == len(self.paths) else None
+        return about if about is not None and len(there) == len(self.paths) and self.is_whole(about) else None
+
+    def is_whole(self, about: dict[str, Any]) -> bool:
+        """Whether all the files that belong to it are of one writing."""
+        return True
 
     def replace(self, found: Embedded) -> None:
         """Write all of it, and only then let it take the place of what was there."""
@@ -224,13 +231,27 @@ class NpyFile(VectorFile):
             first = file.readline(1_000_000)  # the rest may be large
         return parse_json(first.strip().removesuffix(",") + "}")[ABOUT]
 
+    def is_whole(self, about: dict[str, Any]) -> bool:
+        expected = about.get(VECTORS_DIGEST)
+        if expected is None:  # written before there was one
+            return True
+        digest = hashlib.sha256()
+        with open(self.path, "rb") as file:
+            while piece := file.read(1 << 20):
+                digest.update(piece)
+        return digest.hexdigest() == expected
+
     def write(self, found: Embedded) -> None:
+        digest = hashlib.sha256()
+
         def vectors(partial: Path) -> None:
             with open(partial, "wb") as file:
-                _write_npy(file, *_described(found.image_ND), (piece.image_ND for piece in found.pieces()))
+                both = _Digesting(file, digest)
+                _write_npy(both, *_described(found.image_ND), (piece.image_ND for piece in found.pieces()))
 
         def facts(partial: Path) -> None:
-            told = json.dumps({FINGERPRINT: found.about[FINGERPRINT], ABOUT: found.about})
+            about = {**found.about, VECTORS_DIGEST: digest.hexdigest()}
+            told = json.dumps({FINGERPRINT: found.about[FINGERPRINT], ABOUT: about})
             with open(partial, "w", encoding="utf-8", newline="\n") as file:
                 file.write(f'{told[:-1]},\n"rows": [')
                 between = "\n"
@@ -242,7 +263,18 @@ class NpyFile(VectorFile):
                 file.write("\n]}\n")
 
         write_atomic(self.path, vectors, durable=True)
-        write_atomic(self.json, facts, durable=True)  # last: by it the file is known to be whole
+        write_atomic(self.json, facts, durable=True)  # last: by its digest both are known to belong together
+
+
+class _Digesting:
+    """A file that is written, and the digest of it."""
+
+    def __init__(self, file: IO[bytes], digest: Any) -> None:
+        self._file, self._digest = file, digest
+
+    def write(self, data: bytes) -> int:
+        self._digest.update(data)
+        return self._file.write(data)
 
 
 FORMS: dict[str, type[VectorFile]] = {form.ending: form for form in (ParquetFile, NpzFile, NpyFile)}
@@ -305,7 +337,7 @@ def _write_array(
         _write_npy(inside, shape, kind, parts)
 
 
-def _write_npy(file: IO[bytes], shape: tuple[int, ...], kind: np.dtype, parts: Iterable[np.ndarray]) -> None:
+def _write_npy(file: Any, shape: tuple[int, ...], kind: np.dtype, parts: Iterable[np.ndarray]) -> None:
     about = {"descr": np.lib.format.dtype_to_descr(kind), "fortran_order": False, "shape": shape}
     np.lib.format.write_array_header_1_0(file, about)
     for part in parts:
@@ -335,6 +367,8 @@ class UnfinishedVectors:
         """Vectors."""
         self.unreadable: list[tuple[int, str]] = []
         """Rows without a vector, and why."""
+        self.passing = 0
+        """How many of them may have one the next time: the fault was not the image's."""
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -353,12 +387,14 @@ class UnfinishedVectors:
             yield
         finally:
             nothing = not self._journal.exists()  # never begun, or finished
-            lock.release()
+            if os.name == "nt":  # which removes no file that is open
+                lock.release()
             if nothing:
                 with suppress(OSError):
                     for path in (*self._vectors.values(), self.folder / LOCK):
                         path.unlink(missing_ok=True)
                     self.folder.rmdir()
+            lock.release()
 
     def begin(self, about: dict[str, Any]) -> None:
         """Start anew."""
@@ -369,7 +405,14 @@ class UnfinishedVectors:
             path.write_bytes(b"")
         self._add_line(about)
 
-    def save(self, rows: int, image_ND: np.ndarray, text_MD: np.ndarray, unreadable: Sequence[tuple[int, str]]) -> None:
+    def save(
+        self,
+        rows: int,
+        image_ND: np.ndarray,
+        text_MD: np.ndarray,
+        unreadable: Sequence[tuple[int, str]],
+        passing: int = 0,
+    ) -> None:
         """Add vectors of images and of their captions, after which so many rows of the data are done."""
         for (name, path), vectors in zip(self._vectors.items(), (image_ND, text_MD), strict=True):
             if len(vectors):
@@ -380,7 +423,8 @@ class UnfinishedVectors:
                 self.counts[name] += len(vectors)
         self.rows = rows
         self.unreadable += unreadable
-        self._add_line({"rows": rows, **self.counts, "unreadable": list(unreadable)})
+        self.passing += passing
+        self._add_line({"rows": rows, **self.counts, "unreadable": list(unreadable), "passing": passing})
 
     def vectors(self, name: str) -> np.ndarray:
         """All vectors of images or of captions, memory-mapped."""
@@ -417,6 +461,7 @@ class UnfinishedVectors:
                         break
                     self.rows, self.counts = int(said["rows"]), counts
                     self.unreadable += unreadable
+                    self.passing += int(said.get("passing", len(unreadable)))  # not told by earlier versions
                     good += len(line)
             os.truncate(self._journal, good)
             for name, path in self._vectors.items():

@@ -16,6 +16,7 @@ import asyncio
 import http.client
 import io
 import ipaddress
+import queue
 import re
 import socket
 import ssl
@@ -32,11 +33,13 @@ from lapclip.serving.items import LARGEST_IMAGE, ImageAddress, ImageFile, Item, 
 from lapclip.serving.refusals import BadItem, Refusal, TooLarge, TooMany, Unavailable
 
 SECONDS = 10.0
-"""From the start of a fetch to its last byte, redirects included."""
+"""From the start of a fetch to its last byte, names that are looked up and redirects included."""
 AT_ONCE = 8
 """Fetches that run at the same time."""
 MOST_WAITING = 512
 """Fetches that may wait or run; beyond it requests are refused at once."""
+MOST_LOOKUPS = 32
+"""Names that are looked up at the same time. The system sets no end to that, so some may go on though nobody waits."""
 MOST_REDIRECTS = 3
 MOST_ADDRESSES = 4
 """Addresses of one name that are tried."""
@@ -254,7 +257,7 @@ class Fetcher:
 
     def _connect(self, host: str, deadline: float) -> ssl.SSLSocket:
         """A connection to an address that was checked, whose certificate is for the name."""
-        addresses = _addresses(host)[:MOST_ADDRESSES]
+        addresses = _addresses(host, deadline)[:MOST_ADDRESSES]
         for tries, (family, address) in enumerate(addresses):
             try:
                 sock = _open(family, address, seconds_left(deadline) / (len(addresses) - tries))
@@ -298,12 +301,40 @@ def _parts(url: str) -> tuple[str, str, str]:
     return host, (parts.path or "/") + (f"?{parts.query}" if parts.query else ""), parts.netloc
 
 
-def _addresses(host: str) -> list[tuple[socket.AddressFamily, Any]]:
-    """Where a host is, if all of that is public."""
+_lookups = threading.BoundedSemaphore(MOST_LOOKUPS)
+
+
+def _look_up(host: str, deadline: float) -> list[Any]:
+    """What a name leads to; nothing where there is no such name. In a thread, which is left behind at the deadline."""
+    answer: queue.SimpleQueue[list[Any]] = queue.SimpleQueue()
+
+    def look() -> None:
+        found: list[Any] = []
+        try:
+            found = socket.getaddrinfo(host, PORT, type=socket.SOCK_STREAM)
+        except (OSError, ValueError):
+            pass
+        finally:
+            _lookups.release()
+            answer.put(found)
+
+    timeout = seconds_left(deadline)
+    if not _lookups.acquire(blocking=False):
+        raise Unavailable("Too many names of hosts are being looked up.")
     try:
-        found = socket.getaddrinfo(host, PORT, type=socket.SOCK_STREAM)
-    except (OSError, UnicodeError):
-        found = []
+        threading.Thread(target=look, name="lapclip-lookup", daemon=True).start()
+    except RuntimeError:  # no more threads
+        _lookups.release()
+        raise Unavailable("Too many names of hosts are being looked up.") from None
+    try:
+        return answer.get(timeout=timeout)
+    except queue.Empty:
+        raise TimeoutError from None
+
+
+def _addresses(host: str, deadline: float) -> list[tuple[socket.AddressFamily, Any]]:
+    """Where a host is, if all of that is public."""
+    found = _look_up(host, deadline)
     if not found or not all(is_public(str(entry[4][0])) for entry in found):
         raise BadItem("its host has no address, or not only addresses of the public internet.")
     return [(entry[0], entry[4]) for entry in found]

@@ -5,30 +5,30 @@ A new dialect is one file here that makes a `Dialect` at its end, and its name i
 
 from __future__ import annotations
 
+import base64
 import importlib
+import json
 import re
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import orjson
 from starlette.responses import Response
 from starlette.types import Scope
 
-from lapclip.serving.refusals import Refusal
+from lapclip.serving.items import Item
+from lapclip.serving.refusals import Refusal, TooLarge
 
 if TYPE_CHECKING:
     from fastapi import APIRouter
 
     from lapclip.serving.service import ServedModel, Service
 
-from collections.abc import Sequence
-
-import numpy as np
-
-from lapclip.serving.items import Item
-from lapclip.serving.refusals import TooLarge
-
+LONGEST_LIST = 2048
+"""Items of a list that is read at all, as many as OpenAI takes. What is admitted may be less: see `InTurns`."""
 FINGERPRINT = re.compile(r"[0-9a-f]{16}")
 REFUSED = "lapclip.refused"
 """Where the scope of a request holds the code of its refusal, for the metrics."""
@@ -93,7 +93,22 @@ def plain_error(refusal: Refusal) -> dict[str, Any]:
 
 def json_answer(content: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
     """JSON, with arrays of numpy written as they are."""
-    return Response(orjson.dumps(content, option=orjson.OPT_SERIALIZE_NUMPY), status, headers, "application/json")
+    try:
+        written = orjson.dumps(content, option=orjson.OPT_SERIALIZE_NUMPY)
+    except orjson.JSONEncodeError:  # half a character, as in names of files that are no text
+        written = json.dumps(content, default=lambda array: array.tolist()).encode()
+    return Response(written, status, headers, "application/json")
+
+
+def packed(vectors: np.ndarray, form: str) -> Any:
+    """Vectors as an answer holds them: `float`, the `base64` of little-endian float32, or signs, eight in a byte, the
+    first in the highest bit (`ubinary`; `binary` is less by 128)."""
+    if form == "base64":
+        return [base64.b64encode(vector.astype("<f4").tobytes()).decode() for vector in vectors]
+    if form in ("binary", "ubinary"):
+        signs = np.packbits(vectors > 0, axis=1)
+        return signs if form == "ubinary" else (signs.astype(np.int16) - 128).astype(np.int8)
+    return vectors
 
 
 TURNS = 8
@@ -123,13 +138,17 @@ class InTurns:
     def __exit__(self, *_: object) -> None:
         self.model.release()
 
+    def check_count(self, field: str, count: int, each: int = 1) -> None:
+        """Refuse a list that is too long."""
+        most = self._service.limits.items * TURNS
+        if count > most:
+            of = "" if each == 1 else f" ({count // each:,} with {each:,} sentences each)"
+            raise TooLarge(f"{field} has {count:,} items{of}; at most {most:,} are taken.", field=field)
+
     async def embed(self, field: str, items: Sequence[Item], each: int = 1) -> np.ndarray:
         """The vectors of one list. A refusal names its field; positions count what was sent, `each` items for one."""
-        step = self._service.limits.items
-        if len(items) > step * TURNS:
-            of = "" if each == 1 else f" ({len(items) // each:,} with {each:,} sentences each)"
-            raise TooLarge(f"{field} has {len(items):,} items{of}; at most {step * TURNS:,} are taken.", field=field)
-        parts = []
+        self.check_count(field, len(items), each)
+        step, parts = self._service.limits.items, []
         for at in range(0, len(items), step):
             try:
                 answer = await self._service.embed(items[at : at + step], deadline=self._deadline, model=self.model)

@@ -14,17 +14,16 @@ what was asked for today compares with what was stored before:
 
 from __future__ import annotations
 
-import base64
 import uuid
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import numpy as np
 from fastapi import APIRouter
 from pydantic import Field
 from starlette.responses import Response
 
-from lapclip.serving.dialects import Dialect, check_model_name, json_answer
-from lapclip.serving.dialects.own import Demand, Strict
+from lapclip.serving.dialects import LONGEST_LIST, Dialect, check_model_name, json_answer, packed
+from lapclip.serving.dialects.own import Demand, Strict, Unicode
 from lapclip.serving.items import Item, Text, image_from_text
 from lapclip.serving.refusals import BadItem, Refusal, Unsupported
 from lapclip.serving.service import Answer, Service
@@ -35,7 +34,7 @@ InputType = Literal["search_document", "search_query", "classification", "cluste
 
 class TextPart(Strict):
     type: Literal["text"]
-    text: str
+    text: Unicode
 
 
 class ImageUrl(Strict):
@@ -50,15 +49,17 @@ class ImagePart(Strict):
 class Input(Strict):
     """One text or one image: CLIP has no vector for both together."""
 
-    content: list[Annotated[TextPart | ImagePart, Field(discriminator="type")]] = Field(min_length=1)
+    content: list[Annotated[TextPart | ImagePart, Field(discriminator="type")]] = Field(
+        min_length=1, max_length=LONGEST_LIST
+    )
 
 
 class Asked(Strict):
     """What both versions have."""
 
-    texts: list[str] | None = None
-    images: list[str] | None = Field(None, description="Data URIs.")
-    embedding_types: list[EmbeddingType] | None = None
+    texts: list[Unicode] | None = Field(None, max_length=LONGEST_LIST)
+    images: list[str] | None = Field(None, description="Data URIs.", max_length=LONGEST_LIST)
+    embedding_types: list[EmbeddingType] | None = Field(None, max_length=len(get_args(EmbeddingType)))
     truncate: Literal["NONE", "START", "END"] = Field("END", description="END or NONE.")
 
     def lists(self) -> dict[str, list[Any] | None]:
@@ -99,7 +100,7 @@ class EmbedV2(Asked):
 
     model: str = Field(description="Any name; a fingerprint has to be that of the served model.")
     input_type: InputType = Field(description="Changes nothing: CLIP embeds all of them alike.")
-    inputs: list[Input] | None = None
+    inputs: list[Input] | None = Field(None, max_length=LONGEST_LIST)
     output_dimension: int | None = Field(None, description="The dimension of the model, and no other.")
     max_tokens: int | None = Field(None, description="Not supported.")
     priority: int | None = Field(None, description="Changes nothing: requests are answered in their order.")
@@ -145,15 +146,10 @@ def routes(service: Service) -> APIRouter:
 
 def typed(vectors: np.ndarray, kind: EmbeddingType) -> Any:
     """Vectors of unit length as one of Cohere's types; the beginning of this file says how."""
-    if kind == "float":
-        return vectors
-    if kind == "base64":
-        return [base64.b64encode(vector.astype("<f4").tobytes()).decode() for vector in vectors]
     if kind in ("int8", "uint8"):
         rounded = np.rint(127 * vectors.clip(-1, 1)).astype(np.int16)
         return rounded.astype(np.int8) if kind == "int8" else (rounded + 128).astype(np.uint8)
-    packed = np.packbits(vectors > 0, axis=1)
-    return packed if kind == "ubinary" else (packed.astype(np.int16) - 128).astype(np.int8)
+    return packed(vectors, kind)
 
 
 def error(refusal: Refusal) -> dict[str, Any]:

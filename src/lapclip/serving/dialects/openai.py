@@ -11,19 +11,17 @@ One model is served, so any `model` is taken for it, and the answer says its rea
 from __future__ import annotations
 
 import asyncio
-import base64
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Annotated, Any, Literal
 
-import numpy as np
 from fastapi import APIRouter
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, ValidationError
 from starlette.responses import Response
 
 from lapclip.embedder import Encoder
-from lapclip.serving.dialects import Dialect, InTurns, check_model_name, json_answer
-from lapclip.serving.dialects.own import TINY_IMAGE, Demand, GivenItem, Strict
+from lapclip.serving.dialects import LONGEST_LIST, Dialect, InTurns, check_model_name, json_answer, packed
+from lapclip.serving.dialects.own import TINY_IMAGE, Demand, GivenItem, Strict, Unicode, is_unicode
 from lapclip.serving.items import Item, Text, image_from_text, is_image_text
 from lapclip.serving.refusals import BadItem, Fault, Refusal, TooLarge, Unknown, Unsupported
 from lapclip.serving.service import ServedModel, Service
@@ -32,17 +30,21 @@ COUNTED_AT_ONCE = 64
 """Texts whose tokens are counted without a thread."""
 
 
-def _read_input(given: Any) -> list[str | GivenItem]:
+def _read_input(given: Any) -> list[str | GivenItem] | None:
     """A string or a list of strings and objects. By hand, because errors of a union name every way to be wrong."""
+    if given is None:
+        return None
     if isinstance(given, str):
-        return [given]
+        given = [given]
     if not isinstance(given, list):
         raise BadItem("input has to be a string or a list.", field="input")
+    if len(given) > LONGEST_LIST:
+        raise TooLarge(f"input has {len(given):,} items; at most {LONGEST_LIST:,} are taken.", field="input")
     return [_read_one(one, position) for position, one in enumerate(given)]
 
 
 def _read_one(given: Any, position: int) -> str | GivenItem:
-    if isinstance(given, str):
+    if isinstance(given, str) and is_unicode(given):
         return given
     if isinstance(given, dict):
         try:
@@ -51,20 +53,20 @@ def _read_one(given: Any, position: int) -> str | GivenItem:
             raise BadItem(
                 'an object has to be {"text": "..."} or {"image": "..."}.', position=position, field="input"
             ) from None
-    if _is_token(given) or (isinstance(given, list) and all(map(_is_token, given))):
+    if _is_token(given) or (isinstance(given, list) and given and all(map(_is_token, given))):
         raise Unsupported(
             "input holds token ids, which mean something else to this model.",
             field="input",
             hint="texts as strings; in LangChain OpenAIEmbeddings(check_embedding_ctx_length=False)",
         )
-    raise BadItem("it has to be a string or an object.", position=position, field="input")
+    raise BadItem("it has to be a string, of whole characters, or an object.", position=position, field="input")
 
 
 def _is_token(given: Any) -> bool:
     return isinstance(given, int) and not isinstance(given, bool)
 
 
-class ImageAddress(Strict):
+class MessageImage(Strict):
     """An image of a message."""
 
     url: str = Field(description="A data URI.", examples=[TINY_IMAGE])
@@ -75,8 +77,8 @@ class Part(Strict):
     """A text or an image of a message."""
 
     type: Literal["text", "image_url"]
-    text: str | None = None
-    image_url: ImageAddress | None = None
+    text: Unicode | None = None
+    image_url: MessageImage | None = None
 
     def item(self) -> Item:
         if self.type == "text" and self.text is not None and self.image_url is None:
@@ -94,7 +96,11 @@ class Message(Strict):
     """A message, as in a chat."""
 
     role: str
-    content: Annotated[list[Part], BeforeValidator(_as_parts, json_schema_input_type=str | list[Part])]
+    content: Annotated[
+        list[Part],
+        Field(max_length=LONGEST_LIST),
+        BeforeValidator(_as_parts, json_schema_input_type=str | list[Part]),
+    ]
 
 
 class EmbeddingsRequest(Strict):
@@ -124,7 +130,9 @@ class EmbeddingsRequest(Strict):
         None, description="A string, or a list of strings and objects. A string that is a data URI of an image is one."
     )
     messages: list[Message] | None = Field(
-        None, description="In place of input, as vLLM has it: one text or one image, for one vector."
+        None,
+        description="In place of input, as vLLM has it: one text or one image, for one vector.",
+        max_length=LONGEST_LIST,
     )
     model: str | None = Field(
         None, description="Any name; a fingerprint (16 hexadecimal digits) has to be that of the served model."
@@ -248,7 +256,7 @@ def routes(service: Service) -> APIRouter:
             items = request.items()
             vectors = await asked.embed("input", items)
             used = await _count_tokens(items, asked.model.encoder)
-        written = _written(vectors, request.embedding_type or request.encoding_format or "float")
+        written = packed(vectors, request.embedding_type or request.encoding_format or "float")
         content = {
             "object": "list",
             "data": [{"object": "embedding", "index": index, "embedding": one} for index, one in enumerate(written)],
@@ -306,16 +314,6 @@ async def _count_tokens(items: Sequence[Item], encoder: Encoder) -> int:
         return sum(len(text.tokens(encoder)) for text in texts)
 
     return count() if len(texts) <= COUNTED_AT_ONCE else await asyncio.to_thread(count)
-
-
-def _written(vectors: np.ndarray, form: str) -> Sequence[Any]:
-    """Vectors as an answer holds them."""
-    if form == "base64":
-        return [base64.b64encode(vector.astype("<f4").tobytes()).decode() for vector in vectors]
-    if form in ("binary", "ubinary"):
-        signs = np.packbits(vectors > 0, axis=1)
-        return list(signs if form == "ubinary" else (signs.astype(np.int16) - 128).astype(np.int8))
-    return list(vectors)
 
 
 def _facts(model: ServedModel) -> dict[str, Any]:

@@ -5,14 +5,15 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Header
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic_core import PydanticCustomError
 from starlette.responses import Response
 
 from lapclip.embedder import Encoder, Logits
 from lapclip.evaluation.zeroshot import TEMPLATES, class_embeddings, class_shares, sentences_of
-from lapclip.serving.dialects import Dialect, InTurns, json_answer, plain_error
+from lapclip.serving.dialects import LONGEST_LIST, Dialect, InTurns, json_answer, plain_error
 from lapclip.serving.items import Item, Text, image_from_text
-from lapclip.serving.refusals import BadItem, Refusal
+from lapclip.serving.refusals import BadItem, Refusal, TooLarge
 from lapclip.serving.service import Service
 
 Demand = Annotated[
@@ -30,6 +31,11 @@ NOT_CALIBRATED = (
     "Shares say what the model prefers among these labels. They were not compared with the truth of any data."
 )
 
+MOST_TEMPLATES, MOST_PLACES = 256, 8
+"""Sentences for a label, and places for it in one of them: labels are long, and each place repeats one."""
+LARGEST_ANSWER, BYTES_OF_A_NUMBER = 12_000_000, 12
+"""Bytes, about: a million similarities. A short request can ask for far more numbers than it has letters."""
+
 TINY_IMAGE = "data:image/gif;base64,R0lGODlhAQABAIAAAP///wAAACH5BAAAAAAALAAAAAABAAEAAAICRAEAOw=="
 """For examples: an image of one pixel."""
 
@@ -40,10 +46,25 @@ class Strict(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
 
+def is_unicode(text: str) -> bool:
+    """Whether all of it are whole characters. JSON can name halves (lone surrogates), which no tokenizer takes."""
+    return text.isascii() or not any("\ud800" <= letter <= "\udfff" for letter in set(text))
+
+
+def _unicode(text: str) -> str:
+    if not is_unicode(text):
+        raise PydanticCustomError("half_character", "it holds half a character (a lone surrogate)")
+    return text
+
+
+Unicode = Annotated[str, AfterValidator(_unicode)]
+"""A text that is to be embedded."""
+
+
 class GivenItem(Strict):
     """A text or an image; exactly one of them."""
 
-    text: str | None = Field(None, description="A text to embed.", examples=["a red bicycle"])
+    text: Unicode | None = Field(None, description="A text to embed.", examples=["a red bicycle"])
     image: str | None = Field(None, description="An image: base64 of a file, or a data URI.", examples=[TINY_IMAGE])
 
     def item(self, position: int) -> Item:
@@ -58,7 +79,7 @@ EXAMPLE_ITEMS = [{"text": "a red bicycle"}, {"image": TINY_IMAGE}]
 class EmbedRequest(Strict):
     """Texts and images, in any order."""
 
-    items: list[GivenItem] = Field(min_length=1, examples=[EXAMPLE_ITEMS])
+    items: list[GivenItem] = Field(min_length=1, max_length=LONGEST_LIST, examples=[EXAMPLE_ITEMS])
 
 
 class EmbedAnswer(BaseModel):
@@ -72,10 +93,13 @@ class EmbedAnswer(BaseModel):
 class SimilarityRequest(Strict):
     """Two lists of texts and images. Every item of the first is compared with every item of the second."""
 
-    items: list[GivenItem] = Field(min_length=1, examples=[[{"text": "a red bicycle"}, {"text": "a cat"}]])
+    items: list[GivenItem] = Field(
+        min_length=1, max_length=LONGEST_LIST, examples=[[{"text": "a red bicycle"}, {"text": "a cat"}]]
+    )
     others: list[GivenItem] | None = Field(
         None,
         min_length=1,
+        max_length=LONGEST_LIST,
         description="What they are compared with; without it, each other.",
         examples=[[{"image": TINY_IMAGE}]],
     )
@@ -94,15 +118,22 @@ Label = Annotated[str, Field(min_length=1, max_length=1000)]
 class ClassifyRequest(Strict):
     """Images, and what they might show."""
 
-    images: list[str] = Field(min_length=1, description="Each in base64, or as a data URI.", examples=[[TINY_IMAGE]])
+    images: list[str] = Field(
+        min_length=1,
+        max_length=LONGEST_LIST,
+        description="Each in base64, or as a data URI.",
+        examples=[[TINY_IMAGE]],
+    )
     labels: list[Label] = Field(
         min_length=2,
+        max_length=LONGEST_LIST,
         description="What is to be told apart, each once. Underscores are read as spaces.",
         examples=[["cat", "dog", "red bicycle"]],
     )
     templates: list[Label] = Field(
         list(TEMPLATES),
         min_length=1,
+        max_length=MOST_TEMPLATES,
         description="Sentences with {} for the label. A label is the mean of its sentences' vectors.",
         examples=[["a photo of a {}."]],
     )
@@ -170,6 +201,7 @@ def routes(service: Service) -> APIRouter:
 
     @router.post("/similarity", summary="How alike texts and images are", response_model=SimilarityAnswer)
     async def similarity(request: SimilarityRequest, demand: Demand = None) -> Response:
+        _check_answer("items", len(request.items), len(request.others or request.items) * BYTES_OF_A_NUMBER)
         given = {"items": request.items} | ({} if request.others is None else {"others": request.others})
         lists = {field: read_items(field, each) for field, each in given.items()}
         with InTurns(service, demand) as asked:
@@ -180,9 +212,13 @@ def routes(service: Service) -> APIRouter:
     async def classify(request: ClassifyRequest, demand: Demand = None) -> Response:
         labels, templates = request.labels, request.templates
         _check_labels(labels, templates)
+        _check_answer(
+            "labels", len(request.images), sum(2 * (BYTES_OF_A_NUMBER + len(each.encode())) for each in labels)
+        )
         images = read_items("images", [GivenItem(text=None, image=written) for written in request.images])
-        sentences = [Text(sentence) for sentence in sentences_of(labels, templates)]
         with InTurns(service, demand) as asked:
+            asked.check_count("labels", len(labels) * len(templates), each=len(templates))
+            sentences = [Text(sentence) for sentence in sentences_of(labels, templates)]
             image_NE = await asked.embed("images", images)
             sentence_SE = await asked.embed("labels", sentences, each=len(templates))
         similarity_NC = image_NE @ class_embeddings(lambda _: sentence_SE, labels, templates).T
@@ -211,14 +247,28 @@ def read_items(field: str, given: list[GivenItem]) -> list[Item]:
 
 
 def _check_labels(labels: list[str], templates: list[str]) -> None:
-    twice = next((position for position, label in enumerate(labels) if label in labels[:position]), None)
-    if twice is not None:
-        raise Refusal("this label is there twice.", field="labels", position=twice)
+    seen: set[str] = set()
+    for position, label in enumerate(labels):
+        if label in seen:
+            raise Refusal("this label is there twice.", field="labels", position=position)
+        seen.add(label)
     for position, template in enumerate(templates):
         if "{}" not in template:
             raise Refusal(
                 "the template has no {} for the label.", field="templates", position=position, hint="a photo of a {}."
             )
+        if template.count("{}") > MOST_PLACES:
+            raise Refusal(f"the template has {{}} more than {MOST_PLACES} times.", field="templates", position=position)
+
+
+def _check_answer(field: str, rows: int, bytes_of_row: int) -> None:
+    if rows * bytes_of_row > LARGEST_ANSWER:
+        raise TooLarge(
+            f"the answer would have about {rows * bytes_of_row / 10**6:,.0f} MB; at most {LARGEST_ANSWER // 10**6} MB "
+            "are sent.",
+            field=field,
+            hint="fewer of them in a request",
+        )
 
 
 def _how(encoder: Encoder) -> dict[str, Any]:
