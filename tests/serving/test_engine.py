@@ -5,23 +5,29 @@ from __future__ import annotations
 import json
 import shutil
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
+from lapclip.cli.serve import EngineName
 from lapclip.commands.export import export
 from lapclip.errors import ConfigError, LapclipError
 from lapclip.machine.choose_device import use_threads
+from lapclip.machine.device import DTYPES
 from lapclip.serving import choose_engine
-from lapclip.serving.choose_engine import Asked, Candidate, Rates, open_engine, thread_counts
+from lapclip.serving.choose_engine import Asked, Candidate, Forms, Rates, open_engine, same_engine, thread_counts
 from lapclip.serving.engine import BatchTimes, Engine
 from lapclip.weights import DESCRIPTION
 from lapclip.which_model import which_model
 
 pytest.importorskip("onnxruntime", reason="the package onnxruntime is not installed")
+
+real_rates = choose_engine._rates
 
 
 @pytest.fixture(scope="module")
@@ -111,16 +117,28 @@ def test_an_export_of_another_model_is_never_taken(run: Path) -> None:
     assert "--to onnx-int8 --force" in error.value.hint
 
 
+def change(run: Path) -> None:
+    tensors = run / "model" / "model.safetensors"
+    changed = {name: value * 1.01 if value.ndim > 1 else value for name, value in load_file(tensors).items()}
+    save_file(changed, tensors.with_suffix(".new"))
+    tensors.with_suffix(".new").replace(tensors)
+
+
 def test_a_model_that_was_replaced_is_another_one(run: Path, trained: Path) -> None:
     before = opened(run, "torch-float32")
-    tensors = run / "model" / "model.safetensors"
-    from safetensors.torch import load_file, save_file
-
-    changed = {name: value * 1.01 if value.ndim > 1 else value for name, value in load_file(tensors).items()}
-    save_file(changed, tensors)
+    change(run)
     after = opened(run)
     assert after.name == "torch-float32"  # its exports are of the old one
     assert after.fingerprint == after.encoder.fingerprint() != before.fingerprint
+
+
+def test_a_remembered_fingerprint_is_not_given_to_weights_that_were_saved_since(run: Path) -> None:
+    which = which_model(str(run))
+    Forms(which)
+    forms = Forms(which)  # by what is remembered: no weights are read
+    change(run)
+    engine = forms.open(Candidate("torch-bfloat16"))
+    assert engine.fingerprint == forms.torch("cpu").fingerprint() != forms.fingerprint
 
 
 def test_float32_forms_bear_the_fingerprint_of_the_model(run: Path) -> None:
@@ -135,7 +153,11 @@ def test_half_precision_has_to_agree_with_float32(run: Path, monkeypatch: pytest
     cosine = (engine.embed("image", rows) * exact.embed("image", rows)).sum(axis=1)
     assert 0.999 < cosine.min() < 1 - 1e-9
     assert engine.fingerprint == exact.fingerprint
+    which = which_model(str(run))
+    assert same_engine(which, engine) is not None
     monkeypatch.setattr(choose_engine, "LEAST_COSINE", 0.9999999)
+    assert same_engine(which, engine) is None  # a newer model is compared too
+    assert same_engine(which, exact) is not None
     with pytest.raises(ConfigError, match="cosine"):
         opened(run, "torch-bfloat16", 2)
 
@@ -166,3 +188,31 @@ def test_each_thread_keeps_its_own_number_of_threads() -> None:
 
 def test_thread_counts_start_at_one() -> None:
     assert thread_counts()[0] == 1
+
+
+def test_rates_are_those_of_the_batches_that_were_computed(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engines = {Candidate(name): opened(run, name, 1) for name in ("torch-float32", "onnx-float32")}
+    computed = set()
+
+    def embed(self: Engine, tower: str, rows: np.ndarray, real: Any = Engine.embed) -> np.ndarray:
+        computed.add((self.name, tower, len(rows)))
+        return real(self, tower, rows)
+
+    monkeypatch.setattr(Engine, "embed", embed)
+    with ThreadPoolExecutor(2) as beside:
+        rates = real_rates(engines, beside)
+    assert computed == {(c.name, tower, 8) for c in engines for tower in ("image", "text")}
+    assert list(rates) == list(engines)
+    assert all(0 < rate.images < 1e6 and 0 < rate.texts < 1e6 for rate in rates.values())
+
+
+def test_the_photo_of_the_measurement_is_a_jpeg_that_an_engine_reads(run: Path) -> None:
+    photo, encoder = choose_engine._photo(), opened(run, "torch-float32", 1).encoder
+    assert photo.data.startswith(b"\xff\xd8")
+    row = photo.row(encoder)
+    assert row.shape == (encoder.view.side, encoder.view.side, 3)
+    assert row.std() > 10  # not of one color: that would be decoded too fast
+
+
+def test_the_command_takes_every_engine_there_is() -> None:
+    assert set(get_args(EngineName)) == {*(f"torch-{dtype}" for dtype in DTYPES), *choose_engine.EXPORTS}

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import gc
 import json
 import os
 import shutil
@@ -12,7 +14,11 @@ import threading
 import time
 import urllib.error
 import urllib.request
+import weakref
 from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +27,18 @@ from safetensors.torch import load_file, save_file
 
 from lapclip.cli.app import main
 from lapclip.commands import serve
-from lapclip.commands.serve import ServeOptions, prepare, read_key
+from lapclip.commands.serve import Opened, Prepared, ServeOptions, prepare, read_key
 from lapclip.errors import ConfigError
 from lapclip.machine.facts import python
+from lapclip.serving import swap
+from lapclip.serving.choose_engine import Stamps
 from lapclip.serving.engine import Engine
+from lapclip.serving.refusals import Unavailable
 from lapclip.serving.service import ServedModel, Service
 from lapclip.serving.swap import Swapper
 from lapclip.which_model import which_model
 
-from .conftest import serving
+from .conftest import Serving, jpeg, serving
 
 needs_posix = pytest.mark.skipif(os.name == "nt", reason="Windows has no such signals")
 
@@ -45,6 +54,43 @@ def test_beyond_this_computer_a_key_is_needed(here: Path, capsys: pytest.Capture
     said = refused(capsys, "mine", "--host", "0.0.0.0")
     assert "lapclip serve mine --host 0.0.0.0 --api-key-file key.txt" in said
     assert "secrets.token_urlsafe" in said
+
+
+def test_behind_a_proxy_a_key_is_needed(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    said = refused(capsys, "mine", "--allow-host", "clip.example.org")
+    assert "lapclip serve mine --allow-host clip.example.org --api-key-file key.txt" in said
+
+
+@pytest.mark.parametrize(
+    ("given", "name"),
+    [
+        ("Clip.example.org", "clip.example.org"),
+        ("clip.example.org:8443", "clip.example.org"),
+        ("https://clip.example.org/", "clip.example.org"),
+        ("[::1]:80", "::1"),
+        ("::1", "::1"),
+        ("*", None),
+        ("", None),
+        ("a b", None),
+    ],
+)
+def test_a_name_of_the_server_is_taken_without_its_port(given: str, name: str | None) -> None:
+    options = ServeOptions(allow_hosts=(given,))
+    if name is not None:
+        assert serve._host_name(given, options) == name
+    else:
+        with pytest.raises(ConfigError) as error:
+            serve._host_name(given, options)
+        assert error.value.hint == "lapclip serve --allow-host clip.example.org --api-key-file key.txt"
+
+
+@pytest.mark.parametrize("deadline", ["inf", "nan", "1e9", "0"])
+def test_a_deadline_without_sense_is_refused_at_once(
+    here: Path, capsys: pytest.CaptureFixture[str], deadline: str
+) -> None:
+    said = refused(capsys, "--deadline", deadline)
+    assert "0.1 to 3600" in said
+    assert "lapclip serve --deadline 1" in said
 
 
 @pytest.mark.parametrize("content", [b"short", b"two words that are long enough", b"a" * 20 + b"\nb", b"\xff" * 20])
@@ -75,6 +121,7 @@ def test_a_missing_extra_is_named(here: Path, monkeypatch: pytest.MonkeyPatch) -
     with pytest.raises(ConfigError) as error:
         prepare(ServeOptions())
     assert error.value.hint == 'pip install "lapclip[serve]"'
+    assert "python_multipart" in error.value.message  # as it is imported; `multipart` is another package
 
 
 def test_reload_without_a_server_says_so(here: Path, empty_cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -99,10 +146,16 @@ class Process:
         turn = 0
         while not self._over.is_set():
             turn += 1
-            self.answers[self.ask(f"caller {caller} turn {turn}")] += 1
+            answer = self.ask(f"caller {caller} turn {turn}")
+            self.answers[answer] += 1
+            if answer[0] != 200:  # the server is ending: it needs the processor more
+                self._over.wait(0.2)
 
     def ask(self, text: str) -> tuple[int, str]:
-        body = json.dumps({"items": [{"text": text}]}).encode()
+        return self.send({"text": text})
+
+    def send(self, *items: dict[str, str]) -> tuple[int, str]:
+        body = json.dumps({"items": items}).encode()
         headers = {"Content-Type": "application/json"}
         try:
             request = urllib.request.Request(self.said["url"] + "/embed", body, headers)
@@ -113,6 +166,13 @@ class Process:
             return error.code, ""
         except OSError as error:
             return 0, type(error).__name__
+
+    @property
+    def queue(self) -> float:
+        """Items that were accepted and are not answered."""
+        with urllib.request.urlopen(self.said["url"] + "/metrics", timeout=20) as answer:
+            lines = answer.read().decode().splitlines()
+        return next(float(line.split()[1]) for line in lines if line.startswith("lapclip_queue_items "))
 
     def __enter__(self) -> Process:
         for caller in self._callers:
@@ -167,18 +227,24 @@ def test_newer_models_are_taken_under_load_without_a_failed_request(
         assert server.ask("which") == (200, third)
         assert {status for status, _ in server.answers} == {200}
         assert {model for _, model in server.answers} >= {first, second, third}
-        # the end: what was accepted is answered, and nothing else is taken
-        server.process.send_signal(signal.SIGTERM)
+        # the end: what was accepted is answered
+        photo = jpeg(0, 4000, 3000)
+        photos = [{"image": base64.b64encode(photo + bytes([at])).decode()} for at in range(8)]
+        with ThreadPoolExecutor(2) as callers:
+            accepted = [callers.submit(server.send, *photos[at::2]) for at in range(2)]
+            wait_for(lambda: server.queue >= len(photos), every=0.005)
+            server.process.send_signal(signal.SIGTERM)
+            assert [each.result(20) for each in accepted] == [(200, third)] * 2
         assert server.process.wait(20) == 0
-    assert {status for status, _ in server.answers} <= {200, 503, 0}
+    assert {status for status, _ in server.answers} <= {200, 503, 0}  # what came later is not
     assert not list((empty_cache / "serving").iterdir())
 
 
-def wait_for(condition: Any, seconds: float = 20.0) -> None:
+def wait_for(condition: Any, seconds: float = 20.0, every: float = 0.02) -> None:
     until = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < until
-        time.sleep(0.05)
+        time.sleep(every)
 
 
 def swaps(service: Service) -> list[float]:
@@ -188,21 +254,32 @@ def swaps(service: Service) -> list[float]:
     return [float(counted.get(f'lapclip_swaps_total{{result="{result}"}}', 0)) for result in ("taken", "refused")]
 
 
-def test_follow_takes_what_the_run_saves_and_refuses_what_is_broken(
-    trained: Path, here: Path, empty_cache: Path
-) -> None:
-    run = here / "runs" / "mine"
+@contextmanager
+def swapping(trained: Path, here: Path, **options: Any) -> Iterator[tuple[Serving, Swapper, Path, list[str]]]:
+    """A server of a copy of the run, what swaps its models, the run, and what was logged."""
+    run, said = here / "runs" / "mine", []
     shutil.copytree(trained, run)
+    which = which_model("mine")
+    stamps = Stamps.of(which)
     with serving(run) as served:
-        service, said = served.service, []
         loop = asyncio.new_event_loop()
         threading.Thread(target=loop.run_forever, daemon=True).start()
 
         def make(engine: Engine) -> ServedModel:
             return ServedModel("mine", engine, 0)
 
-        swapper = Swapper(service, which_model("mine"), make, follow=True, log=said.append, every=0.02)
+        swapper = Swapper(served.service, which, make, stamps, log=said.append, every=0.02, **options)
         swapper.start(loop)
+        yield served, swapper, run, said
+        swapper.stop()
+        loop.call_soon_threadsafe(loop.stop)
+
+
+def test_follow_takes_what_the_run_saves_and_refuses_what_is_broken(
+    trained: Path, here: Path, empty_cache: Path
+) -> None:
+    with swapping(trained, here, follow=True) as (served, _, run, said):
+        service = served.service
         first = service.model.fingerprint
         change(run, 1.5)
         wait_for(lambda: swaps(service)[0] == 1)
@@ -215,6 +292,106 @@ def test_follow_takes_what_the_run_saves_and_refuses_what_is_broken(
         (run / "model" / "model.safetensors").write_bytes(b"half a file")
         wait_for(lambda: swaps(service)[1] == 2)
         assert served.get("/ready").status == 200
-        swapper.stop()
-        loop.call_soon_threadsafe(loop.stop)
+        time.sleep(0.1)  # some looks more: nothing is tried twice
     assert [line.startswith("not taken") for line in said] == [False, True, True]
+
+
+def busy_once(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first check of a newer model is not answered in time."""
+    real, asked = service.test, []
+
+    async def test(model: ServedModel) -> Any:
+        asked.append(model)
+        return Unavailable("not answered") if len(asked) == 1 else await real(model)
+
+    monkeypatch.setattr(service, "test", test)
+
+
+def test_a_model_that_was_refused_is_tried_again_when_asked(
+    trained: Path, here: Path, empty_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with swapping(trained, here) as (served, swapper, run, _):
+        assert swapper.take_newer().state == "same"
+        change(run, 1.5)
+        busy_once(served.service, monkeypatch)
+        assert swapper.take_newer().state == "refused"
+        assert swapper.take_newer().state == "taken"
+        assert swapper.take_newer().state == "same"
+        change(run, float("nan"))
+        assert [swapper.take_newer().state for _ in range(2)] == ["refused", "refused"]
+
+
+def test_follow_tries_again_what_a_busy_server_refused(
+    trained: Path, here: Path, empty_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with swapping(trained, here, follow=True, retry=0.1) as (served, _, run, said):
+        busy_once(served.service, monkeypatch)
+        change(run, 1.5)
+        wait_for(lambda: len(said) == 2)
+        assert swaps(served.service) == [1, 1]
+
+
+def test_a_loop_that_does_not_answer_ends_no_thread_and_swaps_nothing_later(
+    trained: Path, here: Path, empty_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(swap, "SWAP_SECONDS", 0.05)
+    with swapping(trained, here) as (served, swapper, run, said):
+        assert swapper._loop is not None
+        first, release = served.service.model, threading.Event()
+        swapper._loop.call_soon_threadsafe(release.wait, 20)
+        change(run, 1.5)
+        swapper.ask()
+        wait_for(lambda: len(said) == 1)
+        assert "busy" in said[0]
+        release.set()
+        asyncio.run_coroutine_threadsafe(asyncio.sleep(0), swapper._loop).result(5)
+        assert served.service.model is first
+        with monkeypatch.context() as patch:
+            patch.setattr(swapper, "_was_asked", lambda: 1 / 0)
+            wait_for(lambda: len(said) == 2)
+            assert "ZeroDivisionError" in said[1]
+        monkeypatch.setattr(swap, "SWAP_SECONDS", 20)
+        swapper.ask()
+        wait_for(lambda: served.service.model is not first)
+    assert len(said) <= 3
+
+
+@needs_posix
+def test_a_model_that_was_saved_during_the_start_is_taken_the_first_is_freed_and_the_token_is_not_logged(
+    trained: Path, here: Path, empty_cache: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = here / "runs" / "mine"
+    shutil.copytree(trained, run)
+    (here / "key.txt").write_text("0123456789abcdef")
+    real, seen, freed = serve.open_service, [], []
+
+    def open_service(prepared: Prepared, *rest: Any) -> Opened:
+        seen.append(weakref.ref(prepared.engine.encoder))
+        change(run, 1.5)  # between opening the model and listening
+        return real(prepared, *rest)
+
+    def until_freed() -> None:
+        try:
+            wait_for(lambda: gc.collect() >= 0 and seen[0]() is None, 10)
+            freed.append(True)
+        finally:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    start = Swapper.start
+
+    def started(swapper: Swapper, loop: asyncio.AbstractEventLoop) -> None:
+        swapper._every = 0.05
+        start(swapper, loop)
+        threading.Thread(target=until_freed, daemon=True).start()
+
+    monkeypatch.setattr(serve, "open_service", open_service)
+    monkeypatch.setattr(Swapper, "start", started)
+    with pytest.raises(SystemExit) as ended:
+        main(["serve", "mine", "--follow", "--port", "0", "--threads", "1", "--api-key-file", "key.txt"])
+    assert ended.value.code == 0
+    said = capsys.readouterr()
+    assert freed == [True]
+    assert "in place of" in said.err
+    assert "Page: http://127.0.0.1:" in said.out
+    assert "token=" not in said.out + said.err
+    assert "--json" in said.out

@@ -74,10 +74,11 @@ def serve(
     cache
         Megabytes for vectors of texts and images that were asked before; 0 is none. Example: lapclip serve --cache 0
     allow_host
-        A name that callers use for this server, as behind a proxy; may be repeated. Example: lapclip serve
-        --allow-host clip.example.org
+        A name that callers use for this server, as behind a proxy; may be repeated. It takes a key. Example: lapclip
+        serve --allow-host clip.example.org --api-key-file key.txt
     deadline
-        Seconds from the arrival of a request to its answer; later it is refused. Example: lapclip serve --deadline 5
+        Seconds from the arrival of a request to its answer, up to 3600; later it is refused. Example: lapclip serve
+        --deadline 5
     search
         Answer /search over the images of this folder, indexed first as `lapclip search` does. It takes a key.
         Example: lapclip serve --search photos/ --api-key-file key.txt
@@ -127,7 +128,7 @@ def serve(
     )
     as_json = (lambda line: print(json.dumps(line), flush=True)) if common and common.json else None
     with display() as shown:
-        prepared = command.prepare(options, shown.doing)
-        opened = command.open_service(prepared, shown.counting("indexing"), shown.waiting)
+        # No name here for what is prepared: it would keep the first model in memory after a swap.
+        opened = command.open_service(command.prepare(options, shown.doing), shown.counting("indexing"), shown.waiting)
     command.serve(opened, as_json)
     return 0

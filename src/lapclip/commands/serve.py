@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import io
 import ipaddress
+import math
 import os
+import re
 import signal
 import stat
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from lapclip.errors import ConfigError, RunError
 from lapclip.paths import LARGEST_SETTINGS, read_bytes
@@ -25,16 +29,18 @@ from lapclip.text import duration, printable
 from lapclip.which_model import WhichModel, which_model
 
 if TYPE_CHECKING:
-    from lapclip.serving.choose_engine import Asked
+    from lapclip.serving.choose_engine import Asked, Stamps
     from lapclip.serving.engine import Engine
     from lapclip.serving.search import FolderSearch
     from lapclip.serving.service import ServedModel, Service
     from lapclip.serving.swap import Swapper
 
 FIRST_PORT = 8871
-PACKAGES = ("fastapi", "orjson", "prometheus_client", "multipart")
+PACKAGES = ("fastapi", "orjson", "prometheus_client", "python_multipart")
 LEAST_KEY = 16
 """Characters of an API key."""
+LONGEST_DEADLINE = 3600
+"""Seconds."""
 MAKE_KEY = 'python -c "import secrets; print(secrets.token_urlsafe(32))" > key.txt'
 
 
@@ -70,7 +76,9 @@ class ServeOptions:
         model = [self.model] if self.model else []
         host = ["--host", self.host] if self.host != ServeOptions.host else []
         search = ["--search", self.search] if self.search else []
-        return command("serve", *model, *host, *search, *words)
+        names = [word for name in self.allow_hosts for word in ("--allow-host", name)]
+        key = ["--api-key-file", self.api_key_file] if self.api_key_file else []
+        return command("serve", *model, *host, *names, *search, *key, *words)
 
 
 @dataclass(frozen=True)
@@ -80,7 +88,11 @@ class Prepared:
     options: ServeOptions
     which: WhichModel
     engine: Engine
+    stamps: Stamps
+    """Of its files, from before it was opened."""
     key: str | None
+    names: tuple[str, ...]
+    """Names of this server beside those of this machine."""
     notes: list[str]
 
     @property
@@ -91,9 +103,18 @@ class Prepared:
 
 @dataclass(frozen=True)
 class Opened:
-    """Everything that answers requests."""
+    """Everything that answers requests. The model is held by its service alone: after a swap the first one is freed."""
 
-    prepared: Prepared
+    options: ServeOptions
+    which: WhichModel
+    name: str
+    stamps: Stamps
+    key: str | None
+    names: tuple[str, ...]
+    notes: list[str]
+    """What is said first: of the model, its engine and the key."""
+    facts: dict[str, Any]
+    """Of the model and its engine, for a script."""
     service: Service
     make: Callable[[Engine], ServedModel]
     """A model for the service, of an engine."""
@@ -104,14 +125,17 @@ def prepare(options: ServeOptions, status: Status = lambda _: None) -> Prepared:
     """Check the options, and open the model by the engine that is fastest or was asked for."""
     check_packages()
     _check_numbers(options)
+    names = tuple(_host_name(name, options) for name in options.allow_hosts)
     key, notes = _key_of(options)
     which = which_model(options.model)
 
-    from lapclip.serving.choose_engine import check_numbers, open_engine  # what is wrong with the options is said first
+    # What is wrong with the options is said first.
+    from lapclip.serving.choose_engine import Stamps, check_finite, open_engine
 
+    stamps = Stamps.of(which)  # before it is opened: what is saved meanwhile is newer
     engine = open_engine(which, options.asked, status)
-    check_numbers(engine)
-    return Prepared(options, which, engine, key, notes)
+    check_finite(engine)
+    return Prepared(options, which, engine, stamps, key, names, notes)
 
 
 def open_service(prepared: Prepared, progress: Progress, waiting: Status) -> Opened:
@@ -120,15 +144,19 @@ def open_service(prepared: Prepared, progress: Progress, waiting: Status) -> Ope
     from lapclip.serving.search import FolderSearch
     from lapclip.serving.service import Limits, ServedModel, Service
 
-    options, which, metrics = prepared.options, prepared.which, Metrics()
+    options, which, name, metrics = prepared.options, prepared.which, prepared.name, Metrics()
     limits = Limits(deadline=options.deadline, cache_bytes=options.cache_megabytes * 1_000_000)
 
     def make(engine: Engine) -> ServedModel:
-        return ServedModel(prepared.name, engine, limits.cache_bytes, metrics.batch, _recall(which))
+        return ServedModel(name, engine, limits.cache_bytes, metrics.batch, _recall(which))
 
     service = Service(make(prepared.engine), limits, metrics, allow_urls=options.allow_urls)
     search = FolderSearch(options.search, service, which, progress, waiting) if options.search else None
-    return Opened(prepared, service, make, search)
+    notes = [*_about(prepared), *prepared.notes]
+    facts = _facts(prepared)
+    return Opened(
+        options, which, name, prepared.stamps, prepared.key, prepared.names, notes, facts, service, make, search
+    )
 
 
 def serve(opened: Opened, as_json: Callable[[dict[str, Any]], None] | None = None) -> None:
@@ -143,35 +171,23 @@ def serve(opened: Opened, as_json: Callable[[dict[str, Any]], None] | None = Non
     from lapclip.serving.swap import Swapper
     from lapclip.web.server import Announcement, serve_until_interrupted
 
-    prepared, service, make, search = opened.prepared, opened.service, opened.make, opened.search
-    options, which, engine, key, name = (
-        prepared.options,
-        prepared.which,
-        prepared.engine,
-        prepared.key,
-        prepared.name,
-    )
+    options, which, key, service, search = opened.options, opened.which, opened.key, opened.service, opened.search
     limits = service.limits
-    swapper = Swapper(service, which, make, asked=options.asked, follow=options.follow, log=log)
+    swapper = Swapper(service, which, opened.make, opened.stamps, asked=options.asked, follow=options.follow, log=log)
     output = sys.stderr if as_json else sys.stdout
+    # The token in the page's address opens everything: it does not belong into journals and log files.
+    shows_token = key is None or output.isatty()
+    said = io.StringIO()
 
     def ready(link: str) -> None:
         url = link.partition("?")[0].rstrip("/")
+        print(said.getvalue() if shows_token else said.getvalue().replace(link, f"{url}/"), end="", file=output)
+        if not shows_token and not as_json:
+            print("The page's address needs a token, which is printed in a terminal and by --json.", file=output)
         print(f"Try: {_curl(url, options.api_key_file)}", file=output, flush=True)
         if as_json:
-            as_json({
-                "url": url,
-                "page": link,
-                "model": name,
-                "path": str(which.path),
-                "fingerprint": service.model.fingerprint,
-                "engine": engine.name,
-                "device": engine.device,
-                "threads": engine.threads,
-                "batches": {tower: engine.largest_batch(tower) for tower in ("image", "text")},
-                "reasons": engine.reasons,
-            })  # fmt: skip
-        swapper.server = this_server(url, name, which.reference, service.model.fingerprint)
+            as_json({"url": url, "page": link, **opened.facts})
+        swapper.server = this_server(url, opened.name, which.reference, service.model.fingerprint)
         swapper.server.write()
 
     def at_end() -> None:
@@ -188,9 +204,9 @@ def serve(opened: Opened, as_json: Callable[[dict[str, Any]], None] | None = Non
     announcement = Announcement(
         "lapclip serve",
         "Page",
-        "Whoever has the key can ask." if key else "Everybody on this computer can ask, and nobody else.",
+        _who_can_ask(key, shows_token),
         "Ctrl-C ends it.",
-        notes=[*_about(prepared), *prepared.notes],
+        notes=opened.notes,
     )
     try:
         with _taking_hangups(swapper):
@@ -201,11 +217,11 @@ def serve(opened: Opened, as_json: Callable[[dict[str, Any]], None] | None = Non
                 options.port,
                 FIRST_PORT,
                 at_end=at_end,
-                output=output,
+                output=said,
                 ready=ready,
                 guard=guard,
                 token=key is not None,
-                names=options.allow_hosts,
+                names=opened.names,
                 connections=limits.connections,
                 patience=max(1, round(limits.deadline)),
                 started=swapper.start,
@@ -260,13 +276,28 @@ def check_packages() -> None:
 
 
 def _check_numbers(options: ServeOptions) -> None:
-    for name, value, least in (
-        ("--threads", options.threads, 1),
-        ("--cache", options.cache_megabytes, 0),
-        ("--deadline", options.deadline, 0.1),
+    for name, value, least, most in (
+        ("--threads", options.threads, 1, math.inf),
+        ("--cache", options.cache_megabytes, 0, math.inf),
+        ("--deadline", options.deadline, 0.1, LONGEST_DEADLINE),
     ):
-        if value is not None and not value >= least:
-            raise ConfigError(f"{name} must be {least} or more, not {value}.", hint=options.again(name, max(1, least)))
+        if value is not None and not least <= value <= most:
+            limits = f"{least} or more" if most == math.inf else f"{least} to {most}"
+            raise ConfigError(f"{name} must be {limits}, not {value}.", hint=options.again(name, max(1, least)))
+
+
+def _host_name(given: str, options: ServeOptions) -> str:
+    """The name in what callers type, which may hold a scheme and a port."""
+    with suppress(ValueError):
+        return str(ipaddress.ip_address(given))
+    name = None
+    with suppress(ValueError):
+        name = urlsplit(given if "//" in given else f"//{given}").hostname
+    if name is None or not re.fullmatch(r"[a-z0-9_.-]+|[0-9a-f:]+", name):
+        key = options.api_key_file or Path("key.txt")
+        right = replace(options, allow_hosts=("clip.example.org",), api_key_file=key)
+        raise ConfigError(f"--allow-host takes the name of a host, not {printable(given)}.", hint=right.again())
+    return name
 
 
 def _key_of(options: ServeOptions) -> tuple[str | None, list[str]]:
@@ -275,6 +306,12 @@ def _key_of(options: ServeOptions) -> tuple[str | None, list[str]]:
         return read_key(options.api_key_file)
     if not _is_this_computer(options.host):
         raise _needs_key(options)
+    if options.allow_hosts:
+        raise ConfigError(
+            f"With --allow-host {printable(options.allow_hosts[0])} an API key is needed: whoever reaches that name "
+            "could ask.",
+            hint=f"{MAKE_KEY}, then {options.again('--api-key-file', 'key.txt')}",
+        )
     if options.search is not None:
         raise ConfigError(
             "With --search an API key is needed: other accounts of this computer reach the server too.",
@@ -326,6 +363,27 @@ def _about(prepared: Prepared) -> list[str]:
     if options.follow:
         lines.append(f"follows {printable(which.path)}: a newer model is taken when it has passed its check")
     return [*lines, f"an answer takes {duration(options.deadline)} at most"]
+
+
+def _facts(prepared: Prepared) -> dict[str, Any]:
+    """The same, for a script."""
+    engine = prepared.engine
+    return {
+        "model": prepared.name,
+        "path": str(prepared.which.path),
+        "fingerprint": engine.fingerprint,
+        "engine": engine.name,
+        "device": engine.device,
+        "threads": engine.threads,
+        "batches": {tower: engine.largest_batch(tower) for tower in ("image", "text")},
+        "reasons": engine.reasons,
+    }
+
+
+def _who_can_ask(key: str | None, shows_token: bool) -> str:
+    if key is None:
+        return "Everybody on this computer can ask, and nobody else."
+    return "Whoever has the key, or this address, can ask." if shows_token else "Whoever has the key can ask."
 
 
 def _curl(url: str, key_file: Path | None) -> str:

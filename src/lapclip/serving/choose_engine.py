@@ -40,7 +40,6 @@ from lapclip.training.precision import RoundedCopy
 from lapclip.weights import CONFIG, DESCRIPTION, is_exported
 from lapclip.which_model import WhichModel
 
-ENGINES = ("torch-float32", "torch-bfloat16", "torch-float16", "onnx-float32", "onnx-int8")
 EXPORTS = {"onnx-float32": "onnx", "onnx-int8": "onnx-int8"}
 """The format of the export that an engine runs."""
 CPU = "cpu"
@@ -89,14 +88,14 @@ class Forms:
     def __post_init__(self) -> None:
         """Find out which model it is: by what is remembered of its files, else by reading it."""
         memory, path = CacheFile("model_fingerprints.json"), str(self.which.path.absolute())
-        stamp = files_stamp(self.which)
+        self._stamp = stamp = files_stamp(self.which)
         kept = memory.read(path)
         if stamp and isinstance(kept, dict) and kept.get("files") == stamp:
             self.fingerprint, self.weights = str(kept["fingerprint"]), str(kept["weights"])
         else:
             model = self.torch(CPU)
             self.fingerprint, self.weights = model.fingerprint(), weights_digest(model.model)
-            if stamp:
+            if self._is_as_found:
                 memory.write(path, {"files": stamp, "fingerprint": self.fingerprint, "weights": self.weights})
         run = self.which.made_by
         for engine, to in EXPORTS.items():
@@ -105,6 +104,11 @@ class Forms:
                 self.exports[engine] = found
             elif found:
                 self.stale.append(to)
+
+    @property
+    def _is_as_found(self) -> bool:
+        """Whether no file of the model was replaced since."""
+        return bool(self._stamp) and files_stamp(self.which) == self._stamp
 
     def torch(self, device: str) -> Embedder:
         """The model in torch."""
@@ -117,11 +121,13 @@ class Forms:
         if candidate.folder is not None:
             return _exported_engine(candidate)
         model: Encoder = self.torch(candidate.device)
+        # What was found out first is not about weights that were saved before these were read.
+        fingerprint = self.fingerprint if self._is_as_found else model.fingerprint()
         dtype = candidate.name.removeprefix("torch-")
         if dtype != "float32":
             rounded = RoundedCopy(model.model, DTYPES[dtype]).model.eval()
             model = Embedder(rounded, model.tokenizer, model.device)
-        return Engine(candidate.name, model, candidate.threads, candidate.device, fingerprint=self.fingerprint)
+        return Engine(candidate.name, model, candidate.threads, candidate.device, fingerprint=fingerprint)
 
 
 def files_stamp(which: WhichModel) -> str:
@@ -132,11 +138,19 @@ def files_stamp(which: WhichModel) -> str:
     return _stamp(files) if path.exists() else ""
 
 
-def source_stamp(which: WhichModel) -> str:
-    """The same, for its exports as well: whatever may make another engine the right one."""
-    run = which.made_by
-    exports = [run.path / "exported" / to / DESCRIPTION for to in EXPORTS.values()] if run else []
-    return files_stamp(which) + _stamp(exports)
+@dataclass(frozen=True)
+class Stamps:
+    """The files of a model at one moment: whatever may make another engine the right one."""
+
+    model: str
+    """Of the model itself; empty where it is not on this disk."""
+    exports: str
+
+    @classmethod
+    def of(cls, which: WhichModel) -> Stamps:
+        run = which.made_by
+        exports = [run.path / "exported" / to / DESCRIPTION for to in EXPORTS.values()] if run else []
+        return cls(files_stamp(which), _stamp(exports))
 
 
 def _stamp(files: Sequence[Path]) -> str:
@@ -182,6 +196,7 @@ def open_engine(which: WhichModel, asked: Asked = Asked(), status: Status = lamb
 def same_engine(which: WhichModel, like: Engine) -> Engine | None:
     """A newer model of the same run by the engine that served the last one, with its figures: the same sizes take the
     same time, and measuring beside a server that works would measure the server. None where it cannot be had."""
+    forms = None
     if is_exported(which.path):
         engine = _exported_engine(Candidate(like.name, like.device, like.threads, which.path))
     else:
@@ -192,6 +207,8 @@ def same_engine(which: WhichModel, like: Engine) -> Engine | None:
         engine = forms.open(Candidate(like.name, like.device, like.threads, export.folder if export else None))
     alike = (engine.encoder.view, engine.encoder.context) == (like.encoder.view, like.encoder.context)
     if not alike or engine.encoder.embedding != like.encoder.embedding:
+        return None
+    if forms and _strays(engine, forms.open):
         return None
     engine.times, engine.reasons = like.times, like.reasons
     return engine
@@ -415,7 +432,7 @@ def _remembered(kept: Any, candidates: list[Candidate], opened: Callable[[Candid
     return engine
 
 
-def check_numbers(engine: Engine) -> None:
+def check_finite(engine: Engine) -> None:
     """Refuse a model whose training broke down."""
     for tower in ("image", "text"):
         if not np.isfinite(engine.embed(tower, engine.rows(tower, 1))).all():
