@@ -91,16 +91,16 @@ def running_servers() -> list[RunningServer]:
 
 
 def find_server(name: str | None, reference: str | None) -> RunningServer:
-    """The server of a model, by its name or where it lies; without either, the only one there is."""
+    """The server of a model, by its name, its address or where the model lies; without any, the only one there is."""
     servers = running_servers()
     if not servers:
         raise RunError("No server is running on this computer.", hint="lapclip serve")
-    fitting = [s for s in servers if name is None or s.name == name or (reference and s.reference == reference)]
+    fitting = [s for s in servers if name in (None, s.name, s.url) or (reference and s.reference == reference)]
     if len(fitting) == 1:
         return fitting[0]
     shown = ", ".join(f"{server.name} at {server.url}" for server in servers)
     what = "Several servers are running" if fitting else f"No server of {name} is running"
-    raise RunError(f"{what}: {shown}.", hint=command("serve", "--reload", servers[0].name))
+    raise RunError(f"{what}: {shown}.", hint=command("serve", "--reload", (fitting or servers)[0].url))
 
 
 def ask_to_reload(server: RunningServer) -> RunningServer:
@@ -131,7 +131,11 @@ def answer(server: RunningServer, model: ServedModel, outcome: str, reason: str)
 
 def _read(path: Path) -> RunningServer | None:
     try:
-        return RunningServer(**parse_json(read_bytes(path, LARGEST_SETTINGS, own=True).decode("utf-8")))
+        found = RunningServer(**parse_json(read_bytes(path, LARGEST_SETTINGS, own=True).decode("utf-8")))
+        kinds = {"process": int, "began": (int, float), "answered": (int, float)}
+        if not all(isinstance(getattr(found, name), kind) for name, kind in kinds.items()):
+            return None
+        return found if all(isinstance(text, str) for text in (found.host, found.url, found.name)) else None
     except (OSError, ValueError, TypeError):
         return None
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import http.client
+import logging
 import secrets
 import socket
 import ssl
@@ -34,11 +35,14 @@ from starlette.responses import PlainTextResponse, Response
 from lapclip.data.decode import read_header
 from lapclip.errors import ConfigError
 from lapclip.serving.dialects import Dialect, json_answer
-from lapclip.serving.dialects.own import Strict
+from lapclip.serving.dialects.own import Demand, Strict
 from lapclip.serving.fetch import Wire, ask, read, seconds_left
 from lapclip.serving.items import LARGEST_IMAGE, LONGEST_TEXT, ImageFile, Text
 from lapclip.serving.refusals import BadItem, BadUpstream, Refusal, TooLarge, TooMany, Unsupported
 from lapclip.serving.service import Service
+
+# What callers send wrongly is answered; the package would also write it to stderr.
+logging.getLogger("python_multipart").setLevel(logging.CRITICAL)
 
 OPEN = ("/ping", "/predict")
 """Paths that are open without a key under `--immich`: Immich cannot send one."""
@@ -126,7 +130,7 @@ def routes(service: Service) -> APIRouter:
         return PlainTextResponse("pong")
 
     @router.post("/predict", summary="What Immich asks of its machine-learning server", openapi_extra=_OPENAPI)
-    async def predict(request: Request) -> Response:
+    async def predict(request: Request, demand: Demand = None) -> Response:
         content_type, body = request.headers.get("content-type", ""), await request.body()
         form = await asyncio.to_thread(read_form, content_type, body)
         entries = _entries(form)
@@ -140,7 +144,7 @@ def routes(service: Service) -> APIRouter:
         if "clip" not in entries:
             assert upstream is not None
             return await upstream.predict(content_type, body)
-        found, fingerprint = await _clip(service, entries["clip"], form)
+        found, fingerprint = await _clip(service, entries["clip"], form, demand)
         if others:
             assert upstream is not None
             answer = await upstream.predict(*write_form({**form, "entries": orjson.dumps(others)}))
@@ -161,7 +165,7 @@ def _entries(form: dict[str, bytes]) -> dict[str, Any]:
     return entries
 
 
-async def _clip(service: Service, asked: Any, form: dict[str, bytes]) -> tuple[dict[str, Any], str]:
+async def _clip(service: Service, asked: Any, form: dict[str, bytes], demand: str | None) -> tuple[dict[str, Any], str]:
     """The embedding of the image or the text, written as Immich's server writes it, and the model's fingerprint."""
     try:
         clip = Clip.model_validate(asked)
@@ -175,10 +179,10 @@ async def _clip(service: Service, asked: Any, form: dict[str, bytes]) -> tuple[d
     if kind not in form:
         raise Refusal(f"{kind}: it is missing.", field=kind)
     if kind == "text":
-        answer = await service.embed([Text(_text(form["text"]))])
+        answer = await service.embed([Text(_text(form["text"]))], demand=demand)
         size = {}
     else:
-        answer = await service.embed([ImageFile(form["image"])])
+        answer = await service.embed([ImageFile(form["image"])], demand=demand)
         width, height = await asyncio.to_thread(lambda: read_header(form["image"]).image.size)
         size = {"imageHeight": height, "imageWidth": width}
     written = orjson.dumps(answer.vectors[0], option=orjson.OPT_SERIALIZE_NUMPY).decode()
