@@ -6,6 +6,7 @@ import base64
 import io
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -99,9 +100,6 @@ def test_the_learnt_scale_is_known_of_runs_and_of_exports(served: Serving) -> No
         ("/classify", {"images": RAW, "labels": LABELS, "templates": ["a {}", "a photo"]}, "templates", 1),
         ("/classify", {"images": RAW, "labels": LABELS, "templates": ["{}" * 9]}, "templates", 0),
         ("/classify", {"images": RAW, "labels": LABELS, "templates": ["{}"] * 257}, "templates", None),
-        ("/classify", {"images": RAW, "labels": [str(label) for label in range(2049)]}, "labels", None),
-        ("/classify", {"images": RAW[:1] * 2049, "labels": LABELS}, "images", None),
-        ("/embed", {"items": [{"text": "a"}] * 2049}, "items", None),
         ("/embed", {"items": [{"text": "a \ud800"}]}, "items.0.text", None),
         ("/classify", {"images": RAW}, "labels", None),
     ],
@@ -131,6 +129,25 @@ def test_answers_that_are_far_longer_than_what_is_asked(served: Serving) -> None
     assert len(served.post("/similarity", {"items": items, "others": items[:3]}).json["similarity"]) == 1001
     long = {"images": RAW[:1] * 20, "labels": [f"{number}".ljust(1000) for number in range(1000)]}
     assert served.post("/classify", {**long, "templates": ["{}"]}).status == 413
+
+
+@pytest.mark.parametrize(
+    ("path", "field", "content"),
+    [
+        ("/classify", "labels", {"images": RAW, "labels": [f"label {number}" for number in range(20_000)]}),
+        ("/classify", "images", {"images": [3] * 2049, "labels": LABELS}),
+        ("/embed", "items", {"items": [3] * 2049}),
+        ("/similarity", "others", {"items": [{"text": "a"}], "others": [3] * 2049}),
+        ("/v1/embed", "texts", {"texts": [3] * 2049}),
+        ("/v1/embeddings", "messages", {"messages": [3] * 2049}),
+    ],
+)
+def test_long_lists_are_refused_before_they_are_read(
+    served: Serving, path: str, field: str, content: dict[str, Any]
+) -> None:
+    refused = served.post(path, content)
+    assert refused.status == 413
+    assert f"{field} has {len(content[field]):,} items" in str(refused.json)
 
 
 def test_names_that_are_no_text_can_be_answered() -> None:

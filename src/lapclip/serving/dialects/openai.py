@@ -38,8 +38,6 @@ def _read_input(given: Any) -> list[str | GivenItem] | None:
         given = [given]
     if not isinstance(given, list):
         raise BadItem("input has to be a string or a list.", field="input")
-    if len(given) > LONGEST_LIST:
-        raise TooLarge(f"input has {len(given):,} items; at most {LONGEST_LIST:,} are taken.", field="input")
     return [_read_one(one, position) for position, one in enumerate(given)]
 
 

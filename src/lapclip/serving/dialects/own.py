@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Header
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 from starlette.responses import Response
 
@@ -44,6 +44,15 @@ class Strict(BaseModel):
     """A request whose unknown fields are errors: a mistyped option must not pass in silence."""
 
     model_config = ConfigDict(extra="forbid")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _check_lists(cls, given: Any) -> Any:
+        """A list that is too long is refused before any of it is read."""
+        for name in cls.model_fields if isinstance(given, dict) else ():
+            if isinstance(found := given.get(name), list) and len(found) > LONGEST_LIST:
+                raise TooLarge(f"{name} has {len(found):,} items; at most {LONGEST_LIST:,} are taken.", field=name)
+        return given
 
 
 def is_unicode(text: str) -> bool:
