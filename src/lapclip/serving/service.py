@@ -246,6 +246,7 @@ class Service:
             async with self._fetched(items, deadline, model) as files:
                 return await self.embed(files, demand=demand, deadline=deadline, use_cache=use_cache, model=model)
         model, items = model or self._model, loaded
+        use_cache = use_cache and bool(self.limits.cache_bytes)  # without, no digest is needed
         vectors: list[np.ndarray | None] = [model.cache.get(item.digest) if use_cache else None for item in items]
         missing = [position for position, vector in enumerate(vectors) if vector is None]
         if missing:
