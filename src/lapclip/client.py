@@ -63,7 +63,7 @@ class Client:
             raise ConfigError("The API key has characters that no key of a server has.", hint="the key as it was given")
         kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
         self._connection = kind(host, port, timeout=SECONDS)
-        self._base, self._key, self._url = parts.path.rstrip("/"), key, url
+        self._base, self._key, self._url = parts.path.rstrip("/").removesuffix("/v1"), key, url
         about = self._ask("GET", "/ready", None, fingerprint)
         self.name = str(about["model"])
         self._fingerprint = str(about["fingerprint"])

@@ -26,6 +26,7 @@ from lapclip.progress import Progress, Status
 from lapclip.runs.events import mapping
 from lapclip.suggest import command, quoted
 from lapclip.text import duration, printable
+from lapclip.web.server import check_port
 from lapclip.which_model import WhichModel, which_model
 
 if TYPE_CHECKING:
@@ -128,6 +129,7 @@ def prepare(options: ServeOptions, status: Status = lambda _: None) -> Prepared:
     names = tuple(_host_name(name, options) for name in options.allow_hosts)
     key, notes = _key_of(options)
     which = which_model(options.model)
+    check_port(options.host, options.port, FIRST_PORT, options.again())
 
     # What is wrong with the options is said first.
     from lapclip.serving.choose_engine import Stamps, check_finite, open_engine
@@ -202,7 +204,7 @@ def serve(opened: Opened, as_json: Callable[[dict[str, Any]], None] | None = Non
         return Gate(app, service, door, key, (*OPEN, *immich.OPEN) if options.immich else OPEN)
 
     announcement = Announcement(
-        "lapclip serve",
+        options.again(),
         "Page",
         _who_can_ask(key, shows_token),
         "Ctrl-C ends it.",
@@ -362,7 +364,7 @@ def _about(prepared: Prepared) -> list[str]:
     lines += [f"hint: {hint}" for hint in engine.hints]
     if options.follow:
         lines.append(f"follows {printable(which.path)}: a newer model is taken when it has passed its check")
-    return [*lines, f"an answer takes {duration(options.deadline)} at most"]
+    return [*lines, f"deadline of a request: {duration(options.deadline)} (--deadline)"]
 
 
 def _facts(prepared: Prepared) -> dict[str, Any]:

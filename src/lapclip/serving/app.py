@@ -87,7 +87,7 @@ def make_app(service: Service, search: FolderSearch | None = None, immich_upstre
 
     @app.exception_handler(HTTPException)
     async def http_error(request: Request, error: HTTPException) -> Response:
-        refusal = Refusal(str(error.detail))
+        refusal = Refusal(_about(request, error))
         refusal.status, refusal.code = error.status_code, "not_found" if error.status_code == 404 else "invalid_request"
         return answer_refusal(request.scope, refusal)
 
@@ -105,6 +105,17 @@ SHORT = {
     "model_attributes_type": "it should be an object",
 }
 """What pydantic finds, in fewer words."""
+
+
+def _about(request: Request, error: HTTPException) -> str:
+    """What is wrong with a path or a method, and what there is."""
+    if error.status_code == 405 and (allowed := (error.headers or {}).get("Allow")):
+        return f"This path takes {allowed}."
+    if error.status_code == 404 and request.url.path == "/search":
+        return "No folder is searched here: lapclip serve --search FOLDER does that."
+    if error.status_code == 404:
+        return "There is no such path; /docs shows those that there are."
+    return str(error.detail)
 
 
 def _as_refusal(error: RequestValidationError) -> Refusal:

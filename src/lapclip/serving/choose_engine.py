@@ -32,10 +32,11 @@ from lapclip.machine.facts import logical_cores, machine_facts
 from lapclip.machine.timing import WORTH, in_turns
 from lapclip.paths import CacheFile, digest_of_json
 from lapclip.progress import Status
+from lapclip.runs.events import mapping
 from lapclip.serving.engine import BatchTimes, Engine
 from lapclip.serving.items import ImageFile
 from lapclip.suggest import command
-from lapclip.text import counted, significant
+from lapclip.text import counted, percent, significant
 from lapclip.training.precision import RoundedCopy
 from lapclip.weights import CONFIG, DESCRIPTION, is_exported
 from lapclip.which_model import WhichModel
@@ -181,7 +182,7 @@ def open_engine(which: WhichModel, asked: Asked = Asked(), status: Status = lamb
     opened = forms.open if forms else _exported_engine
     engine = _remembered(memory.read(key), candidates, opened)
     if engine is None:
-        status("measuring engines, once for this model on this machine")
+        status("measuring engines")
         busy = timing.busy_cores()
         engine = _measured(candidates, asked.threads, opened)
         if busy is None:
@@ -247,9 +248,14 @@ def _candidates(forms: Forms, asked: Asked) -> list[Candidate]:
 
 
 def _hints(forms: Forms, engine: Engine) -> list[str]:
-    """The export that might be faster, where there is none of this model."""
+    """The export that might be faster, where there is none of this model, or why it is not used."""
     run = forms.which.run
-    if run is None or engine.device != CPU or "onnx-int8" in forms.exports:
+    export = forms.exports.get("onnx-int8")
+    if export is not None and not export.lost_nothing and engine.name != "onnx-int8":
+        check = mapping(export.about.get("check"))
+        change = f"{percent(check.get('recall_before'))} to {percent(check.get('recall_after'))}"
+        return [f"onnx-int8 is left out: its check saw R@1 go from {change}; --engine onnx-int8 takes it all the same"]
+    if run is None or engine.device != CPU or export is not None:
         return []
     again = ["--force"] if "onnx-int8" in forms.stale else []
     made = command("export", run.typed, "--to", "onnx-int8", *again)

@@ -46,7 +46,10 @@ class Text:
     def row(self, encoder: Encoder) -> np.ndarray:
         """Its tokens, padded to a multiple of 8 so that shapes repeat."""
         if len(self.text) > LONGEST_TEXT:
-            raise BadItem(f"the text has {len(self.text):,} characters; at most {LONGEST_TEXT:,} are taken.")
+            raise BadItem(
+                f"the text has {len(self.text):,} characters; at most {LONGEST_TEXT:,} are taken.",
+                hint="an image as a data URI (data:image/jpeg;base64,...), if it is one",
+            )
         tokens = self.tokens(encoder)
         if len(tokens) > encoder.context:
             raise BadItem(f"the text has more than the {encoder.context} tokens that this model takes.")

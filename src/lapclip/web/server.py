@@ -9,6 +9,7 @@ import errno
 import importlib.util
 import ipaddress
 import socket
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -104,7 +105,9 @@ def serve_until_interrupted(
 
     server: Server | None = None
 
-    # Ctrl-C is the way to end it, from the moment on that the address is printed.
+    # Ctrl-C is the way to end it, from the moment on that the address is printed; before the loop runs, its coroutine
+    # is never awaited.
+    warnings.filterwarnings("ignore", "coroutine 'Server.serve' was never awaited")
     with _listen(host, port, first_port, announcement.command) as listening, suppress(KeyboardInterrupt):
         address, port = str(listening.getsockname()[0]), int(listening.getsockname()[1])
         loopback = ipaddress.ip_address(address).is_loopback
@@ -132,6 +135,11 @@ def serve_until_interrupted(
         server = Server(config)
         server.run(sockets=[listening])
     return server is None or server.all_answered
+
+
+def check_port(host: str, port: int | None, first_port: int, command: str) -> None:
+    """Refuse a port that cannot be had, before work is done for a server there."""
+    _listen(host, port, first_port, command).close()
 
 
 def _listen(host: str, port: int | None, first_port: int, command: str) -> socket.socket:
