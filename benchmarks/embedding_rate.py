@@ -23,7 +23,7 @@ from statistics import median
 import numpy as np
 import torch
 
-from lapclip.commands.embed import CPU_BATCH, Callbacks, EmbedRequest, FolderRows, embed
+from lapclip.commands.embed import CPU_BATCH, Callbacks, EmbedOptions, FolderRows, embed
 from lapclip.data.tokenizers import clip_tokenizer
 from lapclip.embedder import Embedder, load
 from lapclip.machine.cpu import Cpu
@@ -74,7 +74,7 @@ def main() -> None:
             ticks: list[float] = []
             out.unlink(missing_ok=True)
             request, count = (
-                EmbedRequest(str(photos), out, path, wanted.device),
+                EmbedOptions(str(photos), out, path, wanted.device),
                 lambda *_: ticks.append(time.perf_counter()),
             )
             began = time.perf_counter()

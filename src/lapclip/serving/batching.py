@@ -172,7 +172,7 @@ class Batcher:
             if len(batch) == 1:
                 return [Fault(f"The model failed on this input: {first_line(error)}.")]
             return [self._attempt([row])[0] for row in batch]
-        good = np.isfinite(vectors).all(axis=1).tolist()
+        good: list[bool] = np.asarray(np.isfinite(vectors).all(axis=1)).tolist()
         return [
             np.asarray(vector, np.float32) if fine else Fault("The model gives no numbers for this input.")
             for vector, fine in zip(vectors, good, strict=True)
