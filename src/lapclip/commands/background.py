@@ -41,7 +41,7 @@ def resume_in_background(arguments: Sequence[str], name: str | None) -> Run:
     run = find_run(name)
     run.check_links()
     run.read_settings()
-    if run.state in ("starting", "running", "finished"):
+    if run.state in ("running", "finished"):
         raise RunError(f"{run.path} is {run.state}; there is nothing to resume.", hint="lapclip runs")
     run.clear_stop()  # a request made from now on is meant for the new process
     command, *rest = arguments
