@@ -282,4 +282,3 @@ def check_folder(folder: Path) -> None:
     if not folder.is_dir():
         what = "is not a folder" if os.path.lexists(folder) else "does not exist"
         raise DataError(f"{folder} {what}.", hint="lapclip search FOLDER, with a folder of images")
-
