@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from lapclip.embedder import Encoder, Logits, open_exported
+from lapclip.embedder import Embedder, Encoder, Logits, open_exported
 from lapclip.evaluation.zeroshot import TEMPLATES, class_embeddings
 from lapclip.serving.dialects import TURNS, json_answer
 
@@ -40,7 +41,8 @@ def test_similarity_is_the_cosine_of_each_with_each(served: Serving, photos: np.
 
 
 def test_classify_gives_the_shares_that_the_model_learnt_to_give(served: Serving, photos: np.ndarray) -> None:
-    scale = served.encoder.logits().scale  # type: ignore[union-attr]
+    assert isinstance(served.encoder, Embedder)
+    scale = math.exp(served.encoder.model.logit_scale.item())
     for templates in (None, ["a {}", "the {} there"]):
         asked = {"images": RAW, "labels": LABELS, **({"templates": templates} if templates else {})}
         answer = served.post("/classify", asked).json
