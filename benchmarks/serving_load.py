@@ -505,5 +505,5 @@ async def watched_memory(server: Server, until: asyncio.Event, every: float = 0.
 
 
 def spread(rates: Sequence[float]) -> float:
-    """The range of some figures as a share of their median."""
+    """The range of some numbers as a share of their median."""
     return (max(rates) - min(rates)) / statistics.median(rates)

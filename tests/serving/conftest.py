@@ -22,9 +22,9 @@ from PIL import Image
 from lapclip.embedder import Encoder, load
 from lapclip.serving.app import make_app
 from lapclip.serving.engine import BatchTimes, Engine
+from lapclip.serving.folder_search import FolderSearch
 from lapclip.serving.gate import Gate
 from lapclip.serving.metrics import Metrics
-from lapclip.serving.search import FolderSearch
 from lapclip.serving.service import Limits, ServedModel, Service
 from lapclip.web.security import door_for
 

@@ -32,7 +32,7 @@ from lapclip.which_model import WhichModel, which_model
 if TYPE_CHECKING:
     from lapclip.serving.choose_engine import Asked, Stamps
     from lapclip.serving.engine import Engine
-    from lapclip.serving.search import FolderSearch
+    from lapclip.serving.folder_search import FolderSearch
     from lapclip.serving.service import ServedModel, Service
     from lapclip.serving.swap import Swapper
 
@@ -142,8 +142,8 @@ def prepare(options: ServeOptions, status: Status = lambda _: None) -> Prepared:
 
 def open_service(prepared: Prepared, progress: Progress, waiting: Status) -> Opened:
     """The service that requests go through, and the folder that is searched, its new images indexed first."""
+    from lapclip.serving.folder_search import FolderSearch
     from lapclip.serving.metrics import Metrics
-    from lapclip.serving.search import FolderSearch
     from lapclip.serving.service import Limits, ServedModel, Service
 
     options, which, name, metrics = prepared.options, prepared.which, prepared.name, Metrics()

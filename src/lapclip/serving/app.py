@@ -24,8 +24,8 @@ from lapclip.errors import LapclipError
 from lapclip.serving.dialects import answer_refusal, json_answer, load_dialects
 from lapclip.serving.dialects.immich import Upstream
 from lapclip.serving.dialects.own import Demand
+from lapclip.serving.folder_search import FolderSearch, search_routes
 from lapclip.serving.refusals import Fault, Refusal, Unknown
-from lapclip.serving.search import FolderSearch, search_routes
 from lapclip.serving.service import Service
 from lapclip.web.security import POLICY
 from lapclip.web.server import answer_file, page_files
@@ -44,12 +44,12 @@ def make_app(service: Service, search: FolderSearch | None = None, immich_upstre
     app.state.immich_upstream = Upstream(immich_upstream) if immich_upstream else None
 
     @app.head("/health", include_in_schema=False)
-    @app.get("/health", summary="Whether the process lives")
+    @app.get("/health", tags=["Health"], summary="Whether the process lives")
     async def health() -> Response:
         return json_answer({"status": "ok"})
 
     @app.head("/ready", include_in_schema=False)
-    @app.get("/ready", summary="Whether a golden image and caption get their vectors")
+    @app.get("/ready", tags=["Health"], summary="Whether a golden image and caption get their vectors")
     async def ready(demand: Demand = None) -> Response:
         service.check_demand(demand)
         await service.ready()
@@ -57,7 +57,7 @@ def make_app(service: Service, search: FolderSearch | None = None, immich_upstre
         about = {"model": model.name, "fingerprint": model.fingerprint, "dimension": model.dimension}
         return json_answer({"status": "ready", **about})
 
-    @app.get("/metrics", summary="Counts and times in Prometheus' format")
+    @app.get("/metrics", tags=["Health"], summary="Counts and times in Prometheus' format")
     async def metrics() -> Response:
         return Response(service.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 

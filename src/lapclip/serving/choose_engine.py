@@ -195,8 +195,8 @@ def open_engine(which: WhichModel, asked: Asked = Asked(), status: Status = lamb
 
 
 def same_engine(which: WhichModel, like: Engine) -> Engine | None:
-    """A newer model of the same run by the engine that served the last one, with its figures: the same sizes take the
-    same time, and measuring beside a server that works would measure the server. None where it cannot be had."""
+    """A newer model of the same run by the engine that served the last one, with the times measured then: equal sizes
+    take the same time, and beside a server that works one would measure the server. None where it cannot be had."""
     forms = None
     if is_exported(which.path):
         engine = _exported_engine(Candidate(like.name, like.device, like.threads, which.path))

@@ -32,7 +32,7 @@ NOT_CALIBRATED = (
 )
 
 MOST_TEMPLATES, MOST_PLACES = 256, 8
-"""Sentences for a label, and places for it in one of them: labels are long, and each place repeats one."""
+"""Sentences for a label, and how often one of them may hold it: labels are long, and each {} repeats one."""
 LARGEST_ANSWER, BYTES_OF_A_NUMBER = 12_000_000, 12
 """Bytes, about: a million similarities. A short request can ask for far more numbers than it has letters."""
 

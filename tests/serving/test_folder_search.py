@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from lapclip.searching.library import open_library
-from lapclip.serving.search import FolderSearch
+from lapclip.serving.folder_search import FolderSearch
 from lapclip.serving.service import ServedModel
 from lapclip.which_model import WhichModel
 
