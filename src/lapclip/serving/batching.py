@@ -26,7 +26,7 @@ SMOOTHING = 0.1
 """The weight of the newest batch in the running mean of what a row costs."""
 
 
-class Engine(Protocol):
+class BatchEngine(Protocol):
     """What the batcher needs of an engine."""
 
     def embed(self, tower: str, rows: np.ndarray) -> np.ndarray:
@@ -76,7 +76,7 @@ class BatchReport:
 class Batcher:
     """Takes rows from any thread, and resolves their futures in the loop they belong to."""
 
-    def __init__(self, engine: Engine, report: Callable[[BatchReport], None] = lambda report: None) -> None:
+    def __init__(self, engine: BatchEngine, report: Callable[[BatchReport], None] = lambda report: None) -> None:
         self._engine, self._report = engine, report
         self._waiting: dict[tuple[str, int], deque[Row]] = {}
         self._changed = threading.Condition()

@@ -227,7 +227,6 @@ class Service:
         *,
         demand: str | None = None,
         deadline: float | None = None,
-        use_cache: bool = True,
         model: ServedModel | None = None,
     ) -> Answer:
         """The vectors of texts and images. Raises a `Refusal`; one about an item names its position.
@@ -244,9 +243,9 @@ class Service:
         loaded = [item for item in items if not isinstance(item, ImageAddress)]
         if len(loaded) < len(items):
             async with self._fetched(items, deadline, model) as files:
-                return await self.embed(files, demand=demand, deadline=deadline, use_cache=use_cache, model=model)
+                return await self.embed(files, demand=demand, deadline=deadline, model=model)
         model, items = model or self._model, loaded
-        use_cache = use_cache and bool(self.limits.cache_bytes)  # without, no digest is needed
+        use_cache = self.limits.cache_bytes > 0  # without, no digest is needed
         vectors: list[np.ndarray | None] = [model.cache.get(item.digest) if use_cache else None for item in items]
         missing = [position for position, vector in enumerate(vectors) if vector is None]
         if missing:

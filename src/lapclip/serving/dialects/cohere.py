@@ -54,7 +54,7 @@ class Input(Strict):
     )
 
 
-class Asked(Strict):
+class CohereRequest(Strict):
     """What both versions have."""
 
     texts: list[Unicode] | None = Field(None, max_length=LONGEST_LIST)
@@ -88,14 +88,14 @@ class Asked(Strict):
         return self._item("images", part.image_url.url, position)
 
 
-class EmbedV1(Asked):
+class EmbedV1(CohereRequest):
     """Texts or images, as Cohere's first version has them."""
 
     model: str | None = Field(None, description="Any name; a fingerprint has to be that of the served model.")
     input_type: InputType | None = Field(None, description="Changes nothing: CLIP embeds all of them alike.")
 
 
-class EmbedV2(Asked):
+class EmbedV2(CohereRequest):
     """Texts, images, or inputs that are one of them each."""
 
     model: str = Field(description="Any name; a fingerprint has to be that of the served model.")
@@ -116,7 +116,7 @@ def routes(service: Service) -> APIRouter:
         check_model_name(service, service.model, request.model)
         return await service.embed(request.items(), demand=demand)
 
-    def answer(request: Asked, made: Answer, version: str) -> Response:
+    def answer(request: CohereRequest, made: Answer, version: str) -> Response:
         content = {
             "id": str(uuid.uuid4()),
             "response_type": "embeddings_by_type",
