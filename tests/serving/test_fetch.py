@@ -22,7 +22,7 @@ from typing import Any, cast
 import pytest
 
 from lapclip.serving import fetch
-from lapclip.serving.fetch import Fetcher, is_public
+from lapclip.serving.fetch import AT_ONCE, Fetcher, is_public
 from lapclip.serving.items import ImageAddress
 
 from .conftest import Reply, Serving, jpeg, serving
@@ -185,9 +185,15 @@ def pictures(certificate: Path) -> Iterator[Pictures]:
 
 
 @pytest.fixture
-def network(pictures: Pictures, monkeypatch: pytest.MonkeyPatch) -> Network:
+def network(pictures: Pictures, fetching: Serving, monkeypatch: pytest.MonkeyPatch) -> Iterator[Network]:
     pictures.asked.clear()
-    return Network(pictures, monkeypatch)
+    yield Network(pictures, monkeypatch)
+    # A fetch that was given up may still be about to connect. It must not do so in the next test's network.
+    threads = cast(Fetcher, fetching.service.fetcher)._threads
+    all_here = threading.Barrier(AT_ONCE + 1)
+    for _ in range(AT_ONCE):
+        threads.submit(all_here.wait, 10)
+    all_here.wait(10)
 
 
 @pytest.fixture(scope="module")
