@@ -244,11 +244,8 @@ def score(
     images, texts, owner = embedder.encode_pairs(pairs, progress)
     check_numbers(images, texts)
     questions = short_questions(pairs.captions)
-    asked = embedder.encode_text(questions.texts)
-    return {
-        **evaluate_pairs(images, texts, owner, pairs, batch_size),
-        "short_questions": evaluate_short_questions(images, asked, questions),
-    }
+    short = questions and evaluate_short_questions(images, embedder.encode_text(questions.texts), questions)
+    return {**evaluate_pairs(images, texts, owner, pairs, batch_size), "short_questions": short}
 
 
 def save_evaluation(result: dict[str, Any], pairs: Pairs, folder: Path) -> list[Path]:

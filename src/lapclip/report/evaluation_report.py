@@ -170,10 +170,10 @@ def _short_questions(found: dict[str, Any]) -> list[Block]:
     if not rows:
         return []
     sentences = [
-        "Short questions are the words and phrases that are most common in these captions; an image is right where one "
-        "of its captions has them. mAP is the mean average precision: 1 where all right images come first. Captions do "
-        "not mention all there is to see, so no model reaches 1. Words alone is a text search that reads one caption of "
-        "each image and is scored on its others; beside it is the model on those same others."
+        "Short questions are the words and phrases that are most common in these captions; an image is right where "
+        "one of its captions has them. mAP is the mean average precision: 1 where all right images come first. "
+        "Captions do not mention all there is to see, so no model reaches 1. Words alone is a text search that reads "
+        "one caption of each image and is scored on its others; beside it is the model on those same others."
     ]
     for name, kind in kinds:
         best, worst = (", ".join(map(_question, mappings(kind.get(end)))) for end in ("best", "worst"))
