@@ -16,13 +16,13 @@ from lapclip.evaluation.short_questions import (
 from .embeddings import unit
 
 THINGS = [f"thing{at}" for at in range(15)]
-WHERE = ["at home", "in town", "by night", "on ice", "under trees"]
+WHERE = [f"near place{at}" for at in range(10)]
 
 
 def captions(images: int = 150, each: int = 3) -> list[list[str]]:
     """Each image shows a thing of fifteen; all captions name it, and each says where that is in its own way."""
     return [
-        [f"a {THINGS[at % 15]} {WHERE[(at + number + at // 15) % 5]}." for number in range(each)]
+        [f"a {THINGS[at % 15]} {WHERE[(at + number + at // 15) % 10]}." for number in range(each)]
         for at in range(images)
     ]
 
