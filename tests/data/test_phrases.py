@@ -16,11 +16,11 @@ GERMAN = {"the": ["ein", "der"], "and": ["und", "mit", "neben"], "in": ["in", "a
 
 
 def sentences(language: dict[str, list[str]], count: int = 2000) -> list[list[str]]:
-    """A language of eighty nouns and twenty colours, in which "dog" is more common than any preposition."""
+    """A language of eighty nouns and twenty colours, in which "dog" is very common."""
     draw, nouns, colours = random.Random(0), [f"noun{at}" for at in range(80)], [f"colour{at}" for at in range(20)]
 
     def thing(first: bool = False) -> str:
-        noun = "dog" if draw.random() < 0.15 else draw.choice(nouns)
+        noun = "dog" if draw.random() < 0.1 else draw.choice(nouns)
         colour = f"{draw.choice(colours)} " if draw.random() < 0.2 else ""
         return f"{draw.choice(language['the'])} {colour}{noun}" if first or draw.random() < 0.7 else noun
 
