@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import math
 import re
-import sys
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -201,7 +200,7 @@ _ASCII = re.compile(r"[a-z0-9]+(?:['-][a-z0-9]+)*")
 @cache
 def _marks() -> str:
     """Characters that belong to the letter before them, which `re` takes for the end of a word."""
-    marks = (chr(code) for code in range(0x300, sys.maxunicode + 1) if unicodedata.category(chr(code))[0] == "M")
+    marks = (chr(code) for code in range(0x300, 0x1F000) if unicodedata.category(chr(code))[0] == "M")
     return "".join(marks) + "\u200c\u200d"
 
 
