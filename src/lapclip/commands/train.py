@@ -112,6 +112,8 @@ class Outcome:
     evaluation: dict[str, Any] | None
     start_evaluation: dict[str, Any] | None = None
     """How the trained model that it began with scores; None where there was none."""
+    short_questions: dict[str, Any] | None = None
+    """How well words and phrases find their images; None where there are too few."""
     stop_signal: int | None = None
 
     @property
@@ -195,13 +197,14 @@ def run_to_end(training: Training, signals: Signals, began: float) -> Outcome:
         places=tower_devices(read_events(training.run.events)),
         evaluation=evaluation,
         start_evaluation=training.start_evaluation,
+        short_questions=training.short_questions,
         stop_signal=signals.received if evaluation is None else None,
     )
 
 
 def finish(training: Training) -> dict[str, Any]:
     """Score the best model on the split that chose nothing, and a trained start as well; record the end."""
-    evaluation = _score_final(training, _load(training, training.run.path))
+    evaluation = _score_final(training, _load(training, training.run.path), ask=True)
     if training.config.train.start:  # not where it began with new heads
         start = with_features(_load(training, training.run.start), training.features, training.step)
         training.start_evaluation = _score_final(training, start)
@@ -213,6 +216,7 @@ def finish(training: Training) -> dict[str, Any]:
             peak_memory_bytes=training.device.peak_memory_bytes(),
             evaluation=evaluation,
             start_evaluation=training.start_evaluation,
+            short_questions=training.short_questions,
             places=tower_devices(read_events(training.run.events)),
             early=training.ended_early,
         )
@@ -227,15 +231,15 @@ def _load(training: Training, folder: Path) -> Embedder:
     return embedder
 
 
-def _score_final(training: Training, embedder: Embedder) -> dict[str, Any]:
+def _score_final(training: Training, embedder: Embedder, *, ask: bool = False) -> dict[str, Any]:
+    """The scores on the final split; on the way, if asked for, how well words and phrases of its captions do."""
     split, pairs = training.data.final
     images, texts, owner = embedder.encode_pairs(pairs)
-    scores = {"split": split, **score_embeddings(images, texts, owner, training.config.train.batch_size)}
-    questions = None if training.data.classes else short_questions(pairs.captions)
+    questions = short_questions(pairs.captions) if ask and not training.data.classes else None
     if questions:
-        asked = evaluate_short_questions(images, embedder.encode_text(questions.texts), questions)
-        scores["short_questions"] = asked
-    return scores
+        asked = embedder.encode_text(questions.texts)
+        training.short_questions = evaluate_short_questions(images, asked, questions)
+    return {"split": split, **score_embeddings(images, texts, owner, training.config.train.batch_size)}
 
 
 def competitors() -> list[str]:
