@@ -154,7 +154,14 @@ def make_plan(config: Config, data: DataSet, tokenizer: Tokenizer) -> BatchPlan:
     train = config.train
     views = Views(train.views, train.crop, train.flip, config.model.crop_share) if train.views else None
     return BatchPlan(
-        data.train, tokenizer, config.model.context, train.batch_size, train.seed, train.symbol_dropout, views
+        data.train,
+        tokenizer,
+        config.model.context,
+        train.batch_size,
+        train.seed,
+        train.symbol_dropout,
+        views,
+        with_phrases=train.phrases > 0,
     )
 
 
@@ -282,8 +289,10 @@ def set_up(recipe: str, settings: Sequence[str], minutes: float | None, callback
             setup = fill_minutes(setup, asked_evaluations="evaluate_every_epochs" in request.asked("train"))
     asked_compile = request.config.train.compile
     not_compiled = [setup.reasons["train.compile"]] if asked_compile not in (AUTO, setup.config.train.compile) else []
+    no_phrases = ["train.phrases is not used: no word is in the captions of two images, but not of most"]
+    no_phrases *= setup.config.train.phrases > 0 and not setup.plan.phrases
     cached = [*(setup.features.notes if setup.features else []), *([setup.teacher.note] if setup.teacher else [])]
-    return add_notes(setup, [*cached, *not_compiled, *device.warnings()])
+    return add_notes(setup, [*cached, *no_phrases, *not_compiled, *device.warnings()])
 
 
 def gather(request: Request, progress: DataProgress | None) -> Ingredients:

@@ -103,6 +103,8 @@ class Step(Event):
     """How far the model is from its teacher, which is part of the loss; None where it has none."""
     logit_bias: float | None = None
     """The learnt bias of the sigmoid loss; null for others."""
+    phrase_loss: float | None = None
+    """The loss of phrases, which `loss` leaves out; null where only whole captions are learnt."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,10 +16,11 @@ from lapclip.errors import ConfigError, LapclipError, RunError
 from lapclip.exporting.check import find_export
 from lapclip.exporting.export_folder import EXPORTED
 from lapclip.fingerprint import weights_digest
-from lapclip.runs.events import read_events
+from lapclip.runs.events import mapping, read_events
 from lapclip.runs.folder import Run
 from lapclip.searching.index import FORMAT
 from lapclip.searching.indexes import KnownIndex
+from lapclip.text import number
 from lapclip.weights import is_exported, is_model
 from lapclip.which_model import (
     MADE_THE_INDEX,
@@ -193,8 +194,19 @@ def model_notes(which: WhichModel) -> list[str]:
         *notes,
         f"Among {candidates:,} {what} {unseen}, a caption finds its own first in {first:.0%} of cases and "
         f"among the first ten in {tenth:.0%} (chance {min(1, 10 / candidates):.1%})."
+        + _short_questions(mapping(metrics.get("short_questions")))
         + ("" if drawn else " Images of another kind may do worse."),
     ]
+
+
+def _short_questions(found: dict[str, Any]) -> str:
+    """How a single word does, which is what people type; nothing of a run that was not asked."""
+    right, chance = number(found.get("first_five")), number(found.get("first_five_chance"))
+    if right is None or chance is None:
+        return ""
+    return (
+        f" Asked for a single word, {right:.0%} of its first five answers have it in a caption (chance {chance:.0%})."
+    )
 
 
 def _start(run: Run) -> str:

@@ -78,12 +78,17 @@ class CachedFeatures:
     held_out: HeldOutFeatures
     notes: list[str]
     """What the user should know."""
+    phrases: Ragged | None = None
+    """None where only whole captions are learnt."""
 
     def of_images(self, rows: np.ndarray, views: np.ndarray) -> np.ndarray | None:
         return None if self.images is None else self.images[views, rows]
 
     def of_captions(self, captions: np.ndarray, length: int) -> np.ndarray | None:
         return None if self.captions is None else self.captions.padded(captions, length)
+
+    def of_phrases(self, phrases: np.ndarray, length: int) -> np.ndarray | None:
+        return None if self.phrases is None else self.phrases.padded(phrases, length)
 
 
 @dataclass(frozen=True)
@@ -151,6 +156,7 @@ def cache_features(
         images = maker.images() if "image" in chosen else None
         after_images = time.perf_counter()
         captions = maker.captions() if "text" in chosen else None
+        phrases = maker.phrases() if captions and plan.phrases else None
         after_captions = time.perf_counter()
         frozen = HeldOutFeatures(
             data.held_out,
@@ -160,14 +166,21 @@ def cache_features(
     except NoRoom as error:
         notes.append(f"what is frozen is computed at each step, because features find no room: {error}")
         return CachedFeatures(None, None, HeldOutFeatures(data.held_out, None, None), notes)
-    arrays = [images, captions and captions.values, frozen.image, frozen.text and frozen.text.values]
+    arrays = [
+        images,
+        captions and captions.values,
+        phrases and phrases.values,
+        frozen.image,
+        frozen.text and frozen.text.values,
+    ]
     size = sum(array.nbytes for array in arrays if array is not None)
     covered = []
     if images is not None:
         views = f" in {len(images)} views" if len(images) > 1 else ""
         covered.append(f"{len(data.train):,} images{views} up to {_boundary_text(model, 'image', boundaries)}")
     if captions is not None:
-        covered.append(f"{len(plan.captions):,} captions up to {_boundary_text(model, 'text', boundaries)}")
+        cut = f" and {len(plan.phrases):,} phrases of them" if phrases else ""
+        covered.append(f"{len(plan.captions):,} captions{cut} up to {_boundary_text(model, 'text', boundaries)}")
     if maker.found:
         how = "found in the cache"
     else:
@@ -177,7 +190,7 @@ def cache_features(
         took = duration(time.perf_counter() - began)
         how = f"computed in {took}, which saves about {duration(saved)} an epoch"
     notes.append(f"cached what is frozen of {' and '.join(covered)}: {size_text(size)}, {how}")
-    return CachedFeatures(images, captions, frozen, notes)
+    return CachedFeatures(images, captions, frozen, notes, phrases)
 
 
 def with_features(embedder: Embedder, features: CachedFeatures | None, step: AnyStep) -> Embedder:
@@ -254,6 +267,10 @@ class _FeatureMaker:
     def captions(self) -> Ragged:
         """Of all training captions."""
         return self._caption_features(self._worker, self._plan.captions, "train", "the frozen tower reads captions")
+
+    def phrases(self) -> Ragged:
+        """Of all phrases of the training captions."""
+        return self._caption_features(self._worker, self._plan.phrases, "train", "the frozen tower reads phrases")
 
     def held_out_captions(self, embedder: Embedder) -> Ragged:
         """Of the different captions that are scored."""

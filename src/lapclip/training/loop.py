@@ -156,6 +156,7 @@ class Training:
                 seconds=watch.seconds,
                 teacher_loss=metrics.teacher_loss if self.config.train.teacher else None,
                 logit_bias=metrics.logit_bias if self.step.model.logit_bias is not None else None,
+                phrase_loss=metrics.phrase_loss if self.config.train.phrases else None,
             )
         )
         if number == 1 or number % MEMORY_EVERY == 0:
