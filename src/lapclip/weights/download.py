@@ -223,6 +223,8 @@ def _opened(
     except urllib.error.HTTPError as error:
         if error.code == _NO_RANGE or (not follow and 300 <= error.code < 400):
             answer = error
+        elif 300 <= error.code < 400:
+            raise _sent_elsewhere(request.full_url, error.headers.get("Location", "nowhere")) from None
         elif error.code in _FINAL:
             error.close()
             where = urlsplit(address).netloc
@@ -251,11 +253,16 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
         if not self.follow:
             return None
         if there.scheme not in {"https", here.scheme} or (self.same_host and there.netloc != here.netloc):
-            raise WeightsError(
-                f"{here.netloc} sends us to {there.scheme}://{there.netloc}, where its answer is not to be trusted.",
-                hint="the same command on another network; one that wants a login first does that",
-            )
+            raise _sent_elsewhere(req.full_url, newurl)
         return super().redirect_request(req, fp, code, msg, headers, newurl)
+
+
+def _sent_elsewhere(here: str, there: str) -> WeightsError:
+    place = urlsplit(there)
+    return WeightsError(
+        f"{urlsplit(here).netloc} sends us to {place.scheme}://{place.netloc}, where its answer is not to be trusted.",
+        hint="the same command on another network; one that wants a login first does that",
+    )
 
 
 def _certificates() -> ssl.SSLContext:
