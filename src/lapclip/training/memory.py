@@ -164,7 +164,7 @@ def _pair_bytes(model: ModelConfig, train: TrainConfig, caption_tokens: int, *, 
         return _convolution_bytes(model, train, side) + text + pixels
     patches, _ = patches_seen(cheap, train, model)
     image = _tower_bytes(
-        1 + patches,
+        model.class_tokens + patches,
         model.image_width,
         model.image_layers,
         model.image_heads,
