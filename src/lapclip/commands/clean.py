@@ -32,6 +32,7 @@ KINDS = {
     "packed": "photos decoded for training; packed again when needed",
     "scenes": "drawn images; drawn again when needed",
     "features": "what frozen towers and teachers made of data; made again when needed, if the teacher is still there",
+    "towers": "networks unpacked from the packages they come in; unpacked again when needed",
     "measurements": "what was measured on this machine; measured again when needed",
     "indexes": "indexes of searched folders; made again at the next search",
     "runs": "whole runs, each only by its name: --run NAME",
@@ -41,7 +42,7 @@ AT_WORK = ("running", "starting")
 MEASUREMENTS = ("tune.json", "kernels.json", "canary.json", "compare.json", "gained.json")
 """Not trusted.json: what the user has agreed to is no measurement."""
 WORKS, WRITES = "a process works with it now", "a process writes to it now"
-CACHES = {"packed": "packed-*", "scenes": "scenes-*", "features": "features-*.npy"}
+CACHES = {"packed": "packed-*", "scenes": "scenes-*", "features": "features-*.npy", "towers": "tower-*"}
 
 
 @dataclass(frozen=True)
