@@ -34,6 +34,7 @@ KINDS = {
     "scenes": "drawn images; drawn again when needed",
     "features": "what frozen towers and teachers made of data; made again when needed, if the teacher is still there",
     "models": "published models; fetched again when needed",
+    "towers": "networks unpacked from the packages they come in; unpacked again when needed",
     "measurements": "what was measured on this machine; measured again when needed",
     "indexes": "indexes of searched folders; made again at the next search",
     "runs": "whole runs, each only by its name: --run NAME",
@@ -43,7 +44,13 @@ AT_WORK = ("running", "starting")
 MEASUREMENTS = ("tune.json", "kernels.json", "canary.json", "compare.json", "gained.json")
 """Not trusted.json: what the user has agreed to is no measurement."""
 WORKS, WRITES = "a process works with it now", "a process writes to it now"
-CACHES = {"packed": "packed-*", "scenes": "scenes-*", "features": "features-*.npy", "models": f"{MODELS}/*/"}
+CACHES = {
+    "packed": "packed-*",
+    "scenes": "scenes-*",
+    "features": "features-*.npy",
+    "towers": "tower-*",
+    "models": f"{MODELS}/*/",
+}
 """Of published models their files; what they were when they were first fetched lies beside them, and stays."""
 
 

@@ -49,7 +49,7 @@ from lapclip.runs.events import Listener
 from lapclip.seeding import derived_seed
 from lapclip.text import counted
 from lapclip.training.cuda_graph import WARM_UP, AnyStep, make_step
-from lapclip.training.frozen_features import CachedFeatures, cache_features, with_features
+from lapclip.training.frozen_features import CachedFeatures, cache_features, closed_form, with_features
 from lapclip.training.initial_weights import InitialWeights, find_initial_weights, initialise_logits
 from lapclip.training.loop import Training, score
 from lapclip.training.recovery import memory_explained
@@ -263,6 +263,8 @@ class RunSetup(Ingredients):
     """The batches, with the features and the teacher's embeddings in them."""
     step: AnyStep
     embedder: Embedder
+    closed_form: dict[str, float] | None = None
+    """Recall on val without any training, where heads alone learn."""
 
 
 def set_up(recipe: str, settings: Sequence[str], minutes: float | None, callbacks: Callbacks = Callbacks()) -> RunSetup:
@@ -285,6 +287,9 @@ def set_up(recipe: str, settings: Sequence[str], minutes: float | None, callback
         setup = add_notes(setup, lora_notes(setup.config, setup.step.model))
         if is_partly_frozen(setup.config):
             setup = fit_micro_batch(setup)
+        if setup.features and (found := closed_form(setup.features, setup.data)):
+            note = f"closed form without any training: text to image R@1 {found['t2i_r1']:.1%} on val"
+            setup = add_notes(replace(setup, closed_form=found), [note])
         if setup.config.train.minutes:
             setup = fill_minutes(setup, asked_evaluations="evaluate_every_epochs" in request.asked("train"))
     asked_compile = request.config.train.compile

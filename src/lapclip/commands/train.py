@@ -266,6 +266,7 @@ def started(training: Training, setup: RunSetup, notes: list[str]) -> events.Sta
         tuned_seconds=setup.tuned_seconds,
         memory_limit_bytes=held + device.free_bytes(),
         chance_loss=LOSSES[train.loss].chance(train.batch_size),
+        closed_form=setup.closed_form,
     )
 
 
