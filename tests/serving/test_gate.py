@@ -224,7 +224,11 @@ def test_requests_that_need_no_body_may_not_have_one(guarded: Serving, path: str
     assert guarded._ask(request).status == 413
 
 
-def test_json_of_very_many_elements_is_refused_before_it_is_read(served: Serving) -> None:
+@pytest.mark.parametrize("kind", ["application/json", "application/JSON", "Application/Vnd.Any+Json"])
+def test_json_of_very_many_elements_is_refused_before_it_is_read(served: Serving, kind: str) -> None:
     began = time.monotonic()
-    assert served.post("/embed", b'{"items":[' + b"{}," * 2_000_000 + b"{}]}").status == 413
+    body = b'{"items":[' + b"{}," * 2_000_000 + b"{}]}"
+    answer = served.post("/embed", body, **{"Content-Type": kind})
+    assert answer.status == 413
+    assert "elements" in answer.json["error"]["message"]
     assert time.monotonic() - began < 3
