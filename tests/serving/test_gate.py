@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from lapclip.serving.items import ImageFile
+from lapclip.serving.items import ImageFile, Text
 from lapclip.serving.service import Limits
 
 from .conftest import Serving, jpeg, serving
@@ -232,3 +232,22 @@ def test_json_of_very_many_elements_is_refused_before_it_is_read(served: Serving
     assert answer.status == 413
     assert "elements" in answer.json["error"]["message"]
     assert time.monotonic() - began < 3
+
+
+def test_probes_do_not_wait_behind_texts_that_take_long(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hold, row = threading.Event(), Text.row
+
+    def slow(self: Text, encoder: object) -> object:
+        if self.text == "slow":
+            hold.wait(10)
+        return row(self, encoder)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Text, "row", slow)
+    with serving(trained, Limits(cache_bytes=0)) as found, ThreadPoolExecutor(4) as pool:
+        waiting = [pool.submit(found.post, "/embed", {"items": [{"text": "slow"}]}) for _ in range(4)]
+        time.sleep(0.2)
+        began = time.monotonic()
+        assert found.get("/ready").status == 200
+        assert time.monotonic() - began < 4
+        hold.set()
+        assert {each.result().status for each in waiting} == {200}
