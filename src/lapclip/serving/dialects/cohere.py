@@ -113,8 +113,8 @@ def routes(service: Service) -> APIRouter:
     router = APIRouter(tags=["Cohere"])
 
     async def embed(request: EmbedV1 | EmbedV2, demand: str | None) -> Answer:
-        check_model_name(service, service.model, request.model)
-        return await service.embed(request.items(), demand=demand)
+        named = check_model_name(service, service.model, request.model)
+        return await service.embed(request.items(), demand=demand or named)  # asked again once images are fetched
 
     def answer(request: CohereRequest, made: Answer, version: str) -> Response:
         content = {
