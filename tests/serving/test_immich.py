@@ -280,3 +280,9 @@ def test_immich_has_no_key_and_needs_none_where_that_was_allowed(
         given.clear()
         asyncio.run(asyncio.wait_for(gate(cast(Any, scope), receive, send), 5))
         assert statuses[0] == (expected if path == "/predict" else 401)
+
+
+def test_a_form_of_very_many_parts_is_not_read_to_its_end(served: Serving) -> None:
+    answer = predict(served, f"--{BOUNDARY}\r\n\r\n\r\n".encode() * 10_000 + f"--{BOUNDARY}--\r\n".encode())
+    assert answer.status == 400
+    assert "parts" in answer.json["detail"]

@@ -54,6 +54,8 @@ MOST_ANSWER = 16_000_000
 """Bytes of an answer to what was passed on."""
 FIELDS = {"entries": 64_000, "image": LARGEST_IMAGE, "text": 4 * LONGEST_TEXT}
 """Fields of the form, and the bytes they may have."""
+MOST_PARTS = 8
+"""Parts of the form that are read: each takes its time, and a body has room for millions."""
 
 
 class Options(Strict):
@@ -215,10 +217,13 @@ def read_form(content_type: str, body: bytes) -> dict[str, bytes]:
     form: dict[str, list[bytes]] = {}
     header: list[bytes] = [b"", b""]
     field: list[bytes] = []
+    parts = 0
 
     def part_begins() -> None:
-        nonlocal field
-        field = []
+        nonlocal field, parts
+        field, parts = [], parts + 1
+        if parts > MOST_PARTS:
+            raise Refusal(f"The form has more than {MOST_PARTS} parts.", hint=", ".join(FIELDS))
 
     def header_ends() -> None:
         if header[0].lower() == b"content-disposition":
