@@ -66,6 +66,7 @@ class Upstream(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Answering)
         self.asked: list[tuple[str, str, bytes]] = []
         self.answer: tuple[int, bytes] | str = 200, json.dumps(FOUND).encode()
+        self.kind = "application/json"
         self.left = threading.Event()
         self.url = f"http://127.0.0.1:{self.server_port}"
 
@@ -83,7 +84,7 @@ class Answering(BaseHTTPRequestHandler):
             return
         status, content = upstream.answer
         self.send_response(status)
-        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Type", upstream.kind)
         self.end_headers()
         self.wfile.write(content)
 
@@ -108,7 +109,7 @@ def fresh(request: pytest.FixtureRequest) -> None:
         upstream = request.getfixturevalue("passing")[1]
         upstream.asked.clear()
         upstream.left.clear()
-        upstream.answer = 200, json.dumps(FOUND).encode()
+        upstream.answer, upstream.kind = (200, json.dumps(FOUND).encode()), "application/json"
 
 
 def test_ping_answers_pong(served: Serving) -> None:
@@ -225,6 +226,25 @@ def test_an_upstream_that_is_slow_or_endless_or_gone_is_not_waited_for(
         answer = predict(alone, form(FACES, image=b"a"))
         assert answer.status == 502
         assert "--immich-upstream" in answer.json["detail"]
+
+
+@pytest.mark.parametrize(
+    ("status", "kind", "passed"),
+    [
+        (524, "application/json", 502),
+        (999, "application/json", 502),
+        (199, "application/json", 502),
+        (422, "application/json", 422),
+        (200, "application/json;\r\n charset=utf-8", 200),
+        (200, "a\0b", 200),
+    ],
+)
+def test_odd_answers_of_an_upstream_are_answers_too(
+    passing: tuple[Serving, Upstream], status: int, kind: str, passed: int
+) -> None:
+    served, upstream = passing
+    upstream.answer, upstream.kind = (status, b"{}"), kind
+    assert predict(served, form(FACES, image=b"a")).status == passed
 
 
 def test_a_caller_who_goes_away_frees_the_upstream(

@@ -20,6 +20,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from http import HTTPStatus
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -50,6 +51,8 @@ SECONDS = 120.0
 """For what is passed on: Immich's server may have to load its models first."""
 AT_ONCE, MOST_WAITING = 8, 64
 """Requests that are passed on at the same time, and those that may wait for it besides."""
+STATUSES = frozenset(status.value for status in HTTPStatus if status >= 200)
+"""Of answers that can be passed on: servers between may send others, such as 524, which have no name."""
 MOST_ANSWER = 16_000_000
 """Bytes of an answer to what was passed on."""
 FIELDS = {"entries": 64_000, "image": LARGEST_IMAGE, "text": 4 * LONGEST_TEXT}
@@ -121,7 +124,10 @@ class Upstream:
             headers = {"Host": self._written_host, "Content-Type": content_type, "Accept": "application/json"}
             response = ask(Wire(sock, deadline, given_up), "POST", self._path, headers, body)
             content = read(response, MOST_ANSWER)
-            return Response(content, response.status, media_type=response.headers.get("Content-Type"))
+            if response.status not in STATUSES:
+                raise BadUpstream(f"{self._name} answered with status {response.status}.")
+            kind = " ".join(response.headers.get("Content-Type", "").split())  # it may stand in several lines
+            return Response(content, response.status, media_type=kind if kind and kind.isprintable() else None)
 
 
 def routes(service: Service) -> APIRouter:
