@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from lapclip.searching.index import DATABASE, index_folder
 from lapclip.searching.library import Library, open_library
 from lapclip.serving.folder_search import FolderSearch
 from lapclip.serving.service import ServedModel
@@ -120,3 +121,21 @@ def test_questions_that_leave_out_different_images_do_not_meet(
     monkeypatch.setattr(Library, "_left_out", property(lambda library: {}, lambda library, found: None), raising=False)
     answer = asked[0].post("/search", {"query": "a cat", "limit": 50, "exclude": ["0*"]})
     assert sorted(each["path"] for each in answer.json["results"]) == ["10.jpg", "11.jpg"]
+
+
+def test_a_damaged_index_is_no_fault_of_the_caller_and_is_made_again(
+    asked: tuple[Serving, FolderSearch], photos: Path
+) -> None:
+    server, search = asked
+    (database,) = index_folder(photos).glob(f"*/{DATABASE}")
+    database.write_bytes(b"damaged" * 1000)
+    for question in ({"query": "a cat"}, {"like": 1}):
+        answer = server.post("/search", question)
+        assert (answer.status, answer.json["error"]["code"]) == (503, "unavailable")
+        assert index_folder(photos).name.encode() not in answer.body
+    assert "damaged" in server.service.notes["index"]
+    search._wake.set()  # instead of a minute
+    deadline = time.monotonic() + 20
+    while server.service.notes and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert server.post("/search", {"query": "a cat"}).status == 200
