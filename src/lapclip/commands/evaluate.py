@@ -6,8 +6,10 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +18,16 @@ from PIL import Image
 
 from lapclip.config import AUTO, DataConfig, Layer, build_config, parse_settings
 from lapclip.data.dataset import Pairs, count_seen
-from lapclip.data.loading import list_data
+from lapclip.data.loading import Listing, list_data
 from lapclip.data.pixels import View
 from lapclip.data.sources import find_source
 from lapclip.data.splits import TRAIN
 from lapclip.embedder import Embedder, Encoder, load
-from lapclip.errors import ConfigError, DataError, RunError, nearest
-from lapclip.evaluation import note_on_chance, note_on_few
+from lapclip.errors import ConfigError, DataError, LapclipError, RunError, nearest
+from lapclip.evaluation import FEW, note_on_chance, note_on_few
+from lapclip.evaluation.calibration import calibrate, calibration_path, save_calibration
 from lapclip.evaluation.evaluation import evaluate_classes, evaluate_pairs
+from lapclip.evaluation.question_bank import QuestionBank, bank_of, own_bank, read_bank, save_bank
 from lapclip.evaluation.retrieval import linear_baseline
 from lapclip.evaluation.zeroshot import TEMPLATES, class_embeddings, read_templates
 from lapclip.model.shapes import SHAPES
@@ -72,6 +76,8 @@ class EvaluationData:
     linear_baseline: float | None = None
     changed: bool = False
     """Whether the run's own data is no longer what it learnt from, so that any of these may be among that."""
+    training_captions: Sequence[Sequence[str]] = ()
+    """Of the run's own data."""
 
 
 def evaluate(
@@ -93,6 +99,8 @@ def evaluate(
     opened = open_data(config, view, request.split, fingerprint, data_progress, seen)
     batch_size = model.config.train.batch_size if model.config else None
     trained_on = count_trained_on(model, opened)
+    held_out = not trained_on and not opened.changed and opened.split != TRAIN
+    calibrated = partial(keep_calibration, model, opened, config.source) if held_out else None
     result: dict[str, Any] = {
         "run": str(model.path),
         "data": config.source,
@@ -106,7 +114,7 @@ def evaluate(
             *opened.notes,
             *_unused_templates(request, opened),
         ],
-        **score(embedder, opened.pairs, opened.classes, templates, batch_size, encoding_progress),
+        **score(embedder, opened.pairs, opened.classes, templates, batch_size, encoding_progress, calibrated),
     }
     if "evaluation" in result:
         result["notes"] += note_on_few(result["evaluation"]["candidates"])
@@ -191,10 +199,12 @@ def open_data(
     if listing.drawn is None:
         changed = seen is not None and listing.has_changed_since(seen, view, progress)
         notes = [*[CHANGED_FILES] * changed, *notes]
-        return EvaluationData(split, why, pairs, classes, notes, for_training, changed=changed)
+        captions = _training_captions(listing) if own and not changed else ()
+        return EvaluationData(split, why, pairs, classes, notes, for_training, None, changed, captions)
     if fingerprint not in (None, "", listing.drawn.fingerprint):
         notes = ["The data is not what the run began with: it is scored as it is now."]
-    return EvaluationData(split, why, pairs, classes, notes, for_training, linear_baseline(listing.drawn.train, pairs))
+    baseline, captions = linear_baseline(listing.drawn.train, pairs), _training_captions(listing) if own else ()
+    return EvaluationData(split, why, pairs, classes, notes, for_training, baseline, training_captions=captions)
 
 
 def choose_split(
@@ -229,8 +239,10 @@ def score(
     templates: Sequence[str],
     batch_size: int | None,
     progress: Progress | None = None,
+    calibrated: Callable[[Encoder, np.ndarray, np.ndarray, np.ndarray], dict[str, Any]] | None = None,
 ) -> dict[str, Any]:
-    """The metrics: of classes, how many images get the right one; of pairs, how many find each other."""
+    """The metrics: of classes, how many images get the right one; of pairs, how many find each other. `calibrated` says
+    what else the embeddings of held-out pairs show."""
     if pairs.labels is not None and classes:
         images = embedder.encode_pixels(pairs.pixels, progress)
         prompted = class_embeddings(embedder.encode_text, classes, templates)
@@ -240,7 +252,48 @@ def score(
         raise DataError("None of the images has a caption.", hint="lapclip data check DATA")
     images, texts, owner = embedder.encode_pairs(pairs, progress)
     check_numbers(images, texts)
-    return evaluate_pairs(images, texts, owner, pairs, batch_size)
+    found = evaluate_pairs(images, texts, owner, pairs, batch_size)
+    return {**found, **calibrated(embedder, images, texts, owner)} if calibrated and len(pairs) >= FEW else found
+
+
+def keep_calibration(
+    model: WhichModel,
+    opened: EvaluationData,
+    source: str,
+    embedder: Encoder,
+    images: np.ndarray,
+    texts: np.ndarray,
+    owner: np.ndarray,
+) -> dict[str, Any]:
+    """Measure what hubness costs and what scores tell, and keep that with the model, for search."""
+    found = calibrate(embedder, question_bank(model, opened, embedder.view), images, texts, owner)
+    found.facts.update(data=source, split=opened.split)
+    save_calibration(found, calibration_path(model, found.model))
+    return {name: found.facts[name] for name in ("hubness", "words", "verdict")} | {
+        "question_bank": found.facts["bank"]
+    }
+
+
+def question_bank(model: WhichModel, opened: EvaluationData, view: View) -> QuestionBank:
+    """The bank of the run that made a model; of a run without one, from its data, where that is there. Else lapclip's
+    own."""
+    run = model.made_by
+    if run is None:
+        return own_bank()
+    captions = opened.training_captions
+    if (bank := read_bank(run.questions)) is None and not captions and model.config:
+        with suppress(LapclipError, OSError):
+            captions = _training_captions(list_data(model.config.data, view))
+    if bank is None and captions:
+        bank = bank_of(captions)
+        save_bank(bank, run.questions)
+    return bank or own_bank()
+
+
+def _training_captions(listing: Listing) -> Sequence[Sequence[str]]:
+    if listing.drawn is not None:
+        return listing.drawn.train.captions
+    return [row.captions for row, split in zip(listing.table.rows, listing.splits, strict=True) if split == TRAIN]
 
 
 def save_evaluation(result: dict[str, Any], pairs: Pairs, folder: Path) -> list[Path]:
