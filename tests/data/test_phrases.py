@@ -11,8 +11,8 @@ from lapclip.data.phrases import cut_phrases, function_words
 from lapclip.data.scenes.scene import captions as scene_captions
 from lapclip.data.scenes.scene import split_scenes
 
-ENGLISH = {"the": "a the".split(), "and": "and with near".split(), "in": "in on at".split()}
-GERMAN = {"the": "ein der".split(), "and": "und mit neben".split(), "in": "in auf bei".split()}
+ENGLISH = {"the": ["a", "the"], "and": ["and", "with", "near"], "in": ["in", "on", "at"]}
+GERMAN = {"the": ["ein", "der"], "and": ["und", "mit", "neben"], "in": ["in", "auf", "bei"]}
 
 
 def sentences(language: dict[str, list[str]], count: int = 600) -> list[list[str]]:

@@ -12,6 +12,7 @@ from lapclip.cli.display import display
 from lapclip.cli.output import Common, emit, typed
 from lapclip.evaluation import QUESTIONS, RANKS, WAYS
 from lapclip.suggest import command
+from lapclip.text import UNKNOWN
 
 
 def evaluate(
@@ -81,7 +82,8 @@ def _tables(result: dict[str, Any]) -> list[str]:
         lines += recall_table(result["evaluation"], what)
         if (baseline := result.get("linear_baseline")) is not None:
             lines.append(f"  [dim]{'linear baseline':<33}{baseline:>8.1%}[/dim]")
-        lines += _shared(result["ceilings"]) + _ranks(result["evaluation"]) + _negatives(result["negatives"])
+        lines += _shared(result["ceilings"]) + short_question_lines(result["short_questions"])
+        lines += _ranks(result["evaluation"]) + _negatives(result["negatives"])
         lines += _hubness(result.get("hubness") or {}) + _verdicts(result.get("verdict") or {})
     else:
         lines += _classes(result["zeroshot"])
@@ -118,6 +120,22 @@ def recall_table(evaluation: dict[str, Any], what: str = "") -> list[str]:
         lines.append(
             f"  {what:<33}{batch['accuracy']:>8.1%}{'':16}   {low:.1%} to {high:.1%}, chance {batch['chance']:.1%}"
         )
+    return lines
+
+
+def short_question_lines(found: dict[str, Any] | None) -> list[str]:
+    """How well single words and phrases find their images, beside chance and beside matching the words alone."""
+    if not found:
+        return []
+    title = "short questions"
+    lines = [f"[bold]{title:<35}[/bold]     mAP  chance   words alone   first five right   mAP 95 % interval"]
+    for name, kind in (("words", found), ("phrases", found.get("phrases"))):
+        if kind:
+            alone = UNKNOWN if kind["words_alone"] is None else f"{kind['words_alone']:.3f}"
+            figures = f"{kind['map']:>8.3f}{kind['chance']:>8.3f}{alone:>14}{kind['first_five']:>19.1%}"
+            lines.append(
+                f"  {f'{kind["questions"]} {name}':<33}{figures}   {kind['map_low']:.3f} to {kind['map_high']:.3f}"
+            )
     return lines
 
 

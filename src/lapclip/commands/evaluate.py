@@ -29,6 +29,12 @@ from lapclip.evaluation.calibration import calibrate, calibration_path, save_cal
 from lapclip.evaluation.evaluation import evaluate_classes, evaluate_pairs
 from lapclip.evaluation.question_bank import QuestionBank, bank_of, own_bank, read_bank, save_bank
 from lapclip.evaluation.retrieval import linear_baseline
+from lapclip.evaluation.short_questions import (
+    ShortQuestions,
+    evaluate_short_questions,
+    note_on_no_questions,
+    short_questions,
+)
 from lapclip.evaluation.zeroshot import TEMPLATES, class_embeddings, read_templates
 from lapclip.model.shapes import SHAPES
 from lapclip.paths import write_atomic
@@ -118,6 +124,8 @@ def evaluate(
     }
     if "evaluation" in result:
         result["notes"] += note_on_few(result["evaluation"]["candidates"])
+        if result["short_questions"] is None:
+            result["notes"].append(note_on_no_questions(len(opened.pairs)))
     result["notes"] += note_on_chance(result.get("evaluation") or result["zeroshot"])
     if opened.linear_baseline is not None:
         result["linear_baseline"] = opened.linear_baseline
@@ -239,7 +247,7 @@ def score(
     templates: Sequence[str],
     batch_size: int | None,
     progress: Progress | None = None,
-    calibrated: Callable[[Encoder, np.ndarray, np.ndarray, np.ndarray], dict[str, Any]] | None = None,
+    calibrated: Callable[..., dict[str, Any]] | None = None,
 ) -> dict[str, Any]:
     """The metrics: of classes, how many images get the right one; of pairs, how many find each other. `calibrated` says
     what else the embeddings of held-out pairs show."""
@@ -252,8 +260,15 @@ def score(
         raise DataError("None of the images has a caption.", hint="lapclip data check DATA")
     images, texts, owner = embedder.encode_pairs(pairs, progress)
     check_numbers(images, texts)
-    found = evaluate_pairs(images, texts, owner, pairs, batch_size)
-    return {**found, **calibrated(embedder, images, texts, owner)} if calibrated and len(pairs) >= FEW else found
+    questions = short_questions(pairs.captions)
+    asked = embedder.encode_text(questions.texts)
+    found = {
+        **evaluate_pairs(images, texts, owner, pairs, batch_size),
+        "short_questions": evaluate_short_questions(images, asked, questions),
+    }
+    if calibrated and len(pairs) >= FEW:
+        found |= calibrated(embedder, images, texts, owner, asked, questions)
+    return found
 
 
 def keep_calibration(
@@ -264,14 +279,16 @@ def keep_calibration(
     images: np.ndarray,
     texts: np.ndarray,
     owner: np.ndarray,
+    asked: np.ndarray,
+    questions: ShortQuestions,
 ) -> dict[str, Any]:
     """Measure what hubness costs and what scores tell, and keep that with the model, for search."""
-    found = calibrate(embedder, question_bank(model, opened, embedder.view), images, texts, owner)
+    bank = question_bank(model, opened, embedder.view)
+    found = calibrate(embedder, bank, images, texts, owner, asked, questions)
     found.facts.update(data=source, split=opened.split)
-    save_calibration(found, calibration_path(model, found.model))
-    return {name: found.facts[name] for name in ("hubness", "words", "verdict")} | {
-        "question_bank": found.facts["bank"]
-    }
+    with suppress(OSError):  # a run that cannot be written to can still be scored
+        save_calibration(found, calibration_path(model, found.model))
+    return {"hubness": found.facts["hubness"], "fits": found.facts["fits"], "verdict": found.facts["verdict"]}
 
 
 def question_bank(model: WhichModel, opened: EvaluationData, view: View) -> QuestionBank:
@@ -286,7 +303,8 @@ def question_bank(model: WhichModel, opened: EvaluationData, view: View) -> Ques
             captions = _training_captions(list_data(model.config.data, view))
     if bank is None and captions:
         bank = bank_of(captions)
-        save_bank(bank, run.questions)
+        with suppress(OSError):
+            save_bank(bank, run.questions)
     return bank or own_bank()
 
 

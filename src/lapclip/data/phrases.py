@@ -31,12 +31,10 @@ English captions "at" has 0.63 and "dog" 0.57."""
 RARE = 0.005
 """A function word is in at least this share of the captions."""
 COMMON = 0.5
-"""What is in more of the captions than this tells no image from another: words of a template, such as "photo"."""
+"""A word that is in more of the captions than this is one of a template, such as "photo", and no phrase."""
 OPENS = 0.01
 """A function word that opens at least this share of the captions is a determiner: "a", not "in"."""
-UNSPACED = (
-    "\u0e00-\u0eff\u0f00-\u0fff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
-)
+UNSPACED = "\u0e00-\u0fff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
 """Thai, Lao, Tibetan, Burmese, Khmer, kana and Han."""
 
 
@@ -67,6 +65,13 @@ class Phrases:
         """How many images have each."""
         return np.bincount(self.numbers, minlength=len(self))
 
+    @cached_property
+    def is_word_K(self) -> np.ndarray:
+        """Which are single words; of a script without blanks, up to two characters."""
+        unspaced = _unspaced()
+        longest = np.array([1 + bool(unspaced.match(phrase)) for phrase in self.words], dtype=np.int64)
+        return self.lengths_K <= longest
+
     def in_images(self, asked_Q: np.ndarray) -> np.ndarray:
         """Which images have which of some phrases in their captions, (N, Q)."""
         column_K = np.full(len(self), -1)
@@ -78,8 +83,9 @@ class Phrases:
         return has_NQ
 
 
-def cut_phrases(captions: Sequence[Sequence[str]], least: int = 1) -> Phrases:
-    """The phrases of the captions of each image; those of fewer than `least` images, or of most images, are left out.
+def cut_phrases(captions: Sequence[Sequence[str]], least: int = 1, most: float = COMMON) -> Phrases:
+    """The phrases of the captions of each image. Those of fewer than `least` images are left out, and those of more
+    than the share `most`, which tell no image from another.
 
     The same captions always give the same phrases.
     """
@@ -102,7 +108,7 @@ def cut_phrases(captions: Sequence[Sequence[str]], least: int = 1) -> Phrases:
                         if first == 0:  # elsewhere another word takes the determiner's place
                             forms[number, determiner if determiner in determiners else ""] += 1
         own.append(mine)
-    return _numbered(list(kinds), lengths, _common_forms(forms), own, least)
+    return _numbered(list(kinds), lengths, _common_forms(forms), own, least, most)
 
 
 def function_words(captions: Sequence[str]) -> tuple[set[str], set[str]]:
@@ -199,7 +205,7 @@ def _marks() -> str:
 @cache
 def _any_word() -> re.Pattern[str]:
     letter = rf"(?:(?![{UNSPACED}_])[\w{_marks()}])"
-    return re.compile(rf"[{UNSPACED}][{_marks()}]*|{letter}+(?:['’-]{letter}+)*")
+    return re.compile(rf"[{UNSPACED}][{_marks()}]*|{letter}+(?:['\u2019-]{letter}+)*")
 
 
 @cache
@@ -217,12 +223,11 @@ def _common_forms(forms: Counter[tuple[int, str]]) -> dict[int, str]:
 
 
 def _numbered(
-    kinds: list[str], lengths: list[int], determiners: dict[int, str], own: list[set[int]], least: int
+    kinds: list[str], lengths: list[int], determiners: dict[int, str], own: list[set[int]], least: int, most: float
 ) -> Phrases:
     """Phrases in their order, without those of too few images and of too many."""
     images = Counter(number for mine in own for number in mine)
-    most = COMMON * len(own)
-    kept = [number for number in range(len(kinds)) if least <= images[number] <= max(most, 1)]
+    kept = [number for number in range(len(kinds)) if least <= images[number] <= max(most * len(own), 1)]
     kept.sort(key=lambda number: (-images[number], kinds[number]))
     place = {number: at for at, number in enumerate(kept)}
     rows = [sorted(place[number] for number in mine if number in place) for mine in own]

@@ -8,6 +8,7 @@ Shapes: N images, E embedding, M captions, Q questions, B texts of a bank, K kin
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -24,6 +25,7 @@ from lapclip.evaluation import ENOUGH_TO_TELL, QUESTIONS
 from lapclip.evaluation.hubness import KINDS, SHARES, choose_for_captions, choose_for_questions, closeness
 from lapclip.evaluation.intervals import bootstrap_interval, percentiles, resamples
 from lapclip.evaluation.question_bank import QuestionBank, count_words
+from lapclip.evaluation.short_questions import ShortQuestions, average_precisions
 from lapclip.paths import check_plain, data_folder, digest_of_bytes, parse_json, write_atomic
 from lapclip.progress import Progress
 from lapclip.seeding import generator
@@ -63,7 +65,7 @@ class Calibration:
 
     def kind(self, text: str) -> str:
         """Whether a question is short or like a whole caption: by its number of words."""
-        return "short" if count_words(text) < int(self.facts["short_below"]) else "whole"
+        return "short" if count_words(text) < int(self.facts["hubness"]["short_below"]) else "whole"
 
     def share(self, kind: str) -> float:
         """How much of an image's closeness to questions in general is taken from its scores."""
@@ -81,7 +83,7 @@ class Calibration:
 
     def fit(self, kind: str, score: float) -> str | None:
         """How well an image of such a score fits; None where that was not measured."""
-        found = self.facts["words"].get(kind)
+        found = self.facts["fits"].get(kind)
         if not found:
             return None
         return FITS_WELL if score >= found["fits_well"] else FITS if score >= found["fits"] else GUESS
@@ -185,57 +187,52 @@ def calibrate(
     image_NE: np.ndarray,
     text_ME: np.ndarray,
     image_M: np.ndarray,
-    short: tuple[np.ndarray, np.ndarray] | None = None,
+    asked_QE: np.ndarray,
+    questions: ShortQuestions,
     progress: Progress | None = None,
 ) -> Calibration:
-    """Measure it on held-out pairs: image_M is each caption's image; `short` are the vectors of short questions, Q by
-    E, and which images are right for them, Q by N."""
-    texts = {"whole": bank.captions, "short": bank.phrases}
+    """Measure it on held-out pairs, image_M being each caption's image, and on short questions about them."""
     every = encoder.encode_text([*bank.captions, *bank.phrases], progress).astype(np.float16)
     vectors = {"whole": every[: len(bank.captions)], "short": every[len(bank.captions) :]}
     image_NE = image_NE.astype(np.float16).astype(np.float32)  # as an index has them
     close_NK = closeness(image_NE, vectors)
-    hubness: dict[str, Any] = {}
-    if texts["whole"]:
-        hubness["whole"] = choose_for_captions(image_NE, text_ME, image_M, close_NK[:, KINDS.index("whole")])
-    if short is not None and texts["short"]:
-        close_N = close_NK[:, KINDS.index("short")]
-        scores_QN = short[0] @ image_NE.T
-        precision_SQ = np.stack([average_precisions(scores_QN - share * close_N, short[1]) for share in SHARES])
-        hubness["short"] = choose_for_questions(precision_SQ)
-    for kind, found in hubness.items():
-        found["usual"] = float(close_NK[:, KINDS.index(kind)].mean())
-    facts: dict[str, Any] = {
-        "format": FORMAT,
+    hubness: dict[str, Any] = {
         "bank": {"from": bank.origin, "captions": len(bank.captions), "phrases": len(bank.phrases)},
         "short_below": bank.short_below,
-        "hubness": hubness,
-        "words": {},
-        "verdict": {},
+        "whole": choose_for_captions(image_NE, text_ME, image_M, close_NK[:, KINDS.index("whole")]),
     }
+    if questions.words >= FEWEST:
+        scores_QN, close_N = asked_QE @ image_NE.T, close_NK[:, KINDS.index("short")]
+        precision_SQ = np.stack([average_precisions(scores_QN - s * close_N, questions.right_QN) for s in SHARES])
+        hubness["short"] = choose_for_questions(precision_SQ, questions.words)
+    for column, kind in enumerate(KINDS):
+        if kind in hubness:
+            hubness[kind]["usual"] = float(close_NK[:, column].mean())
+    facts = {"format": FORMAT, "hubness": hubness, "fits": {}, "verdict": {}}
     order = generator(0, "library and unrelated images").permutation(len(image_NE))
     vectors["images"] = image_NE[order[:REFERENCE]].astype(np.float16)
     found = Calibration(encoder.fingerprint(), vectors, facts)
     library, unrelated = order[: len(order) // 2], order[len(order) // 2 :][:REFERENCE]
-    for kind, (question_QE, right_QN) in _questions(text_ME, image_M, short, library).items():
+    for kind, question_QE, right_QN in _questions(text_ME, image_M, asked_QE, questions, library):
         less_N = found.less(kind, close_NK)
         scores_QN = question_QE @ image_NE.T - (0 if less_N is None else less_N)
-        facts["words"][kind] = measure_words(scores_QN[:, library], right_QN)
+        facts["fits"][kind] = measure_words(scores_QN[:, library], right_QN)
         facts["verdict"][kind] = measure_verdict(scores_QN[:, library], scores_QN[:, unrelated], right_QN)
     return found
 
 
 def _questions(
-    text_ME: np.ndarray, image_M: np.ndarray, short: tuple[np.ndarray, np.ndarray] | None, library: np.ndarray
-) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """Questions of each kind about the images of a library, and which of those are right."""
-    asked = np.flatnonzero(np.isin(image_M, library))
-    asked = asked[generator(0, "questions").permutation(len(asked))[:MOST]]
-    every = {"whole": (text_ME[asked], image_M[asked][:, None] == library[None])}
-    if short is not None:
-        some = short[1][:, library].any(axis=1)
-        every["short"] = (short[0][some][:MOST], short[1][some][:MOST][:, library])
-    return {kind: (vectors, right) for kind, (vectors, right) in every.items() if len(vectors) >= FEWEST}
+    text_ME: np.ndarray, image_M: np.ndarray, asked_QE: np.ndarray, questions: ShortQuestions, library: np.ndarray
+) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
+    """Questions of each kind about the images of a library, and which of those are right: enough of them to measure."""
+    whole = np.flatnonzero(np.isin(image_M, library))
+    whole = whole[generator(0, "questions").permutation(len(whole))[:MOST]]
+    if len(whole) >= FEWEST:
+        yield "whole", text_ME[whole], image_M[whole][:, None] == library[None]
+    right_QN = questions.right_QN[:, library]
+    short = np.flatnonzero(right_QN.any(axis=1) & ~right_QN.all(axis=1))[:MOST]
+    if len(short) >= FEWEST:
+        yield "short", asked_QE[short], right_QN[short]
 
 
 def measure_words(scores_QN: np.ndarray, right_QN: np.ndarray) -> dict[str, Any]:

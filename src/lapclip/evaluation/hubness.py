@@ -80,11 +80,12 @@ def choose_for_captions(
     return found
 
 
-def choose_for_questions(precision_SQ: np.ndarray) -> dict[str, Any]:
-    """The share for short questions, by the average precision of each with each share; its mean without and with."""
+def choose_for_questions(precision_SQ: np.ndarray, words: int) -> dict[str, Any]:
+    """The share for short questions, by the average precision of each with each share. Its mean without and with is
+    that of the first questions, which are single words."""
     found, row_Q = choose(precision_SQ, np.arange(precision_SQ.shape[1]))
     with_Q = np.take_along_axis(precision_SQ, row_Q[None], 0)[0]
-    return {**found, "map": float(precision_SQ[0].mean()), "map_with": float(with_Q.mean())}
+    return {**found, "map": float(precision_SQ[0, :words].mean()), "map_with": float(with_Q[:words].mean())}
 
 
 def choose(value_SQ: np.ndarray, group_Q: np.ndarray) -> tuple[dict[str, Any], np.ndarray]:
