@@ -261,11 +261,9 @@ def score(
     images, texts, owner = embedder.encode_pairs(pairs, progress)
     check_numbers(images, texts)
     questions = short_questions(pairs.captions)
-    asked = embedder.encode_text(questions.texts)
-    found = {
-        **evaluate_pairs(images, texts, owner, pairs, batch_size),
-        "short_questions": evaluate_short_questions(images, asked, questions),
-    }
+    asked = embedder.encode_text(questions.texts) if questions else None
+    short = evaluate_short_questions(images, asked, questions) if questions and asked is not None else None
+    found = {**evaluate_pairs(images, texts, owner, pairs, batch_size), "short_questions": short}
     if calibrated and len(pairs) >= FEW:
         found |= calibrated(embedder, images, texts, owner, asked, questions)
     return found
@@ -279,8 +277,8 @@ def keep_calibration(
     images: np.ndarray,
     texts: np.ndarray,
     owner: np.ndarray,
-    asked: np.ndarray,
-    questions: ShortQuestions,
+    asked: np.ndarray | None,
+    questions: ShortQuestions | None,
 ) -> dict[str, Any]:
     """Measure what hubness costs and what scores tell, and keep that with the model, for search."""
     bank = question_bank(model, opened, embedder.view)

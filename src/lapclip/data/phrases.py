@@ -72,15 +72,18 @@ class Phrases:
         longest = np.array([1 + bool(unspaced.match(phrase)) for phrase in self.words], dtype=np.int64)
         return self.lengths_K <= longest
 
-    def in_images(self, asked_Q: np.ndarray) -> np.ndarray:
-        """Which images have which of some phrases in their captions, (N, Q)."""
+    def in_images(self, asked_Q: np.ndarray, rows: np.ndarray | None = None) -> np.ndarray:
+        """Which images have which of some phrases in their captions, (N, Q); of all images, or of some rows."""
+        kinds, column_Q = np.unique(asked_Q, return_inverse=True)
         column_K = np.full(len(self), -1)
-        column_K[asked_Q] = np.arange(len(asked_Q))
-        found = column_K[self.numbers]
-        rows = np.repeat(np.arange(len(self.first_N) - 1), np.diff(self.first_N))
-        has_NQ = np.zeros((len(self.first_N) - 1, len(asked_Q)), dtype=bool)
-        has_NQ[rows[found >= 0], found[found >= 0]] = True
-        return has_NQ
+        column_K[kinds] = np.arange(len(kinds))
+        rows = np.arange(len(self.first_N) - 1) if rows is None else rows
+        first, counts = self.first_N[rows], self.first_N[rows + 1] - self.first_N[rows]
+        ends = np.cumsum(counts)
+        found = column_K[self.numbers[np.arange(counts.sum()) + np.repeat(first - ends + counts, counts)]]
+        has = np.zeros((len(rows), len(kinds)), dtype=bool)
+        has[np.repeat(np.arange(len(rows)), counts)[found >= 0], found[found >= 0]] = True
+        return has[:, column_Q]
 
 
 def cut_phrases(captions: Sequence[Sequence[str]], least: int = 1, most: float = COMMON) -> Phrases:

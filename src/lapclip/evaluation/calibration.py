@@ -26,17 +26,19 @@ from lapclip.evaluation.hubness import KINDS, SHARES, choose_for_captions, choos
 from lapclip.evaluation.intervals import bootstrap_interval, percentiles, resamples
 from lapclip.evaluation.question_bank import QuestionBank, count_words
 from lapclip.evaluation.short_questions import ShortQuestions, average_precisions
-from lapclip.paths import check_plain, data_folder, digest_of_bytes, parse_json, write_atomic
+from lapclip.paths import cache_folder, check_plain, check_size, digest_of_bytes, parse_json, write_atomic
 from lapclip.progress import Progress
 from lapclip.seeding import generator
 from lapclip.which_model import WhichModel
 
 FORMAT = 1
+KEPT = "calibration-{}.safetensors"
+"""What was measured of a model that is no run, by its fingerprint."""
 FALSE_ALARMS = 0.05
 """Share of questions with an answer for which it is said that there is none."""
 FITS_WELL, FITS, GUESS = "fits well", "fits", "a guess"
-
-
+LARGEST = 100_000_000
+"""Bytes of the file that is kept; a bank of usual size has some ten million."""
 REFERENCE = 1000
 """Held-out images that are kept, to compare a question's best score with its scores on these."""
 FEWEST = 20
@@ -120,8 +122,8 @@ class Calibration:
         if not found:
             return {"nothing": None, "why": f"not measured for {QUESTIONS[kind]}"}
         if found["auroc"] < ENOUGH_TO_TELL:
-            why = f"it tells what is there from what is not in {found['auroc']:.2f} of cases; {ENOUGH_TO_TELL} is asked for"
-            return {"nothing": None, "why": why}
+            told = f"its best score tells what is there from what is not with an AUROC of {found['auroc']:.2f}"
+            return {"nothing": None, "why": f"{told} for {QUESTIONS[kind]}, and a verdict takes {ENOUGH_TO_TELL}"}
         return {"nothing": standing is not None and standing < found["threshold"], "why": None}
 
 
@@ -133,8 +135,8 @@ def standing(best: float, images: int, unrelated_R: np.ndarray) -> float:
 
 
 def calibration_path(which: WhichModel, fingerprint: str) -> Path:
-    """Where it is kept: with the run whose model it is, else in lapclip's own data by the model's fingerprint."""
-    return which.run.calibration if which.run else _kept() / f"{fingerprint}.safetensors"
+    """Where it is kept: with the run whose model it is, else in lapclip's cache by the model's fingerprint."""
+    return which.run.calibration if which.run else cache_folder() / KEPT.format(fingerprint)
 
 
 def calibration_of(which: WhichModel, encoder: Encoder) -> Calibration | None:
@@ -142,17 +144,13 @@ def calibration_of(which: WhichModel, encoder: Encoder) -> Calibration | None:
     run, paths = which.made_by, list[Path]()
     if run and run.calibration.exists():
         paths.append(run.calibration)
-    elif not _kept().exists():
+    elif not any(cache_folder().glob(KEPT.format("*"))):
         return None  # a fingerprint takes all weights to make
     own = encoder.fingerprint()
     names = {own, getattr(encoder, "made_from", own)}
-    paths += [path for name in sorted(names) if (path := _kept() / f"{name}.safetensors").exists()]
+    paths += [path for name in sorted(names) if (path := cache_folder() / KEPT.format(name)).exists()]
     found = (read_calibration(path, encoder.embedding) for path in paths)
     return next((one for one in found if one and one.model in names), None)
-
-
-def _kept() -> Path:
-    return data_folder() / "calibrations"
 
 
 def save_calibration(calibration: Calibration, path: Path) -> None:
@@ -165,6 +163,7 @@ def read_calibration(path: Path, width: int) -> Calibration | None:
     """What was kept there for vectors of so many numbers; None where that cannot be read."""
     try:
         check_plain(path)
+        check_size(path.stat().st_size, LARGEST)
         with safe_open(path, "np") as file:
             facts = parse_json((file.metadata() or {})["lapclip"])
             vectors = {name: file.get_tensor(name) for name in (*KINDS, "images")}
@@ -187,8 +186,8 @@ def calibrate(
     image_NE: np.ndarray,
     text_ME: np.ndarray,
     image_M: np.ndarray,
-    asked_QE: np.ndarray,
-    questions: ShortQuestions,
+    asked_QE: np.ndarray | None = None,
+    questions: ShortQuestions | None = None,
     progress: Progress | None = None,
 ) -> Calibration:
     """Measure it on held-out pairs, image_M being each caption's image, and on short questions about them."""
@@ -201,7 +200,7 @@ def calibrate(
         "short_below": bank.short_below,
         "whole": choose_for_captions(image_NE, text_ME, image_M, close_NK[:, KINDS.index("whole")]),
     }
-    if questions.words >= FEWEST:
+    if asked_QE is not None and questions:
         scores_QN, close_N = asked_QE @ image_NE.T, close_NK[:, KINDS.index("short")]
         precision_SQ = np.stack([average_precisions(scores_QN - s * close_N, questions.right_QN) for s in SHARES])
         hubness["short"] = choose_for_questions(precision_SQ, questions.words)
@@ -222,13 +221,19 @@ def calibrate(
 
 
 def _questions(
-    text_ME: np.ndarray, image_M: np.ndarray, asked_QE: np.ndarray, questions: ShortQuestions, library: np.ndarray
+    text_ME: np.ndarray,
+    image_M: np.ndarray,
+    asked_QE: np.ndarray | None,
+    questions: ShortQuestions | None,
+    library: np.ndarray,
 ) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
     """Questions of each kind about the images of a library, and which of those are right: enough of them to measure."""
     whole = np.flatnonzero(np.isin(image_M, library))
     whole = whole[generator(0, "questions").permutation(len(whole))[:MOST]]
     if len(whole) >= FEWEST:
         yield "whole", text_ME[whole], image_M[whole][:, None] == library[None]
+    if asked_QE is None or questions is None:
+        return
     right_QN = questions.right_QN[:, library]
     short = np.flatnonzero(right_QN.any(axis=1) & ~right_QN.all(axis=1))[:MOST]
     if len(short) >= FEWEST:

@@ -56,8 +56,9 @@ class ShortQuestions:
         )
 
 
-def short_questions(captions: Sequence[Sequence[str]]) -> ShortQuestions:
-    """The questions that the captions of some images answer. The same captions always give the same ones."""
+def short_questions(captions: Sequence[Sequence[str]]) -> ShortQuestions | None:
+    """The questions that the captions of some images answer; None where they are too few. The same captions always
+    give the same ones."""
     owner_M = np.repeat(np.arange(len(captions)), [len(options) for options in captions])
     first_M = np.diff(owner_M, prepend=-1) > 0
     phrases = cut_phrases([[caption] for options in captions for caption in options], most=1.0)
@@ -68,6 +69,8 @@ def short_questions(captions: Sequence[Sequence[str]]) -> ShortQuestions:
     # By images, not by captions: what one image has in all its captions is not more common for that.
     order_K = np.argsort(-images_K, kind="stable")
     kinds = [order_K[fits_K[order_K] & kind_K[order_K]][:MOST] for kind_K in (phrases.is_word_K, ~phrases.is_word_K)]
+    if len(kinds[0]) < LEAST_QUESTIONS:
+        return None
     asked_Q = np.concatenate(kinds)
     place_K = np.full(len(phrases), -1)
     place_K[asked_Q] = np.arange(len(asked_Q))
@@ -89,15 +92,11 @@ def short_questions(captions: Sequence[Sequence[str]]) -> ShortQuestions:
     )
 
 
-def evaluate_short_questions(
-    image_NE: np.ndarray, text_QE: np.ndarray, questions: ShortQuestions
-) -> dict[str, Any] | None:
-    """How well words find their images, and under `phrases` the same of phrases; None where there are too few.
+def evaluate_short_questions(image_NE: np.ndarray, text_QE: np.ndarray, questions: ShortQuestions) -> dict[str, Any]:
+    """How well words find their images, and under `phrases` the same of phrases, None where there are too few.
 
     `map_others` is the model scored on the same captions as `words_alone`, to be compared with it.
     """
-    if questions.words < LEAST_QUESTIONS:
-        return None
     words, rest = slice(0, questions.words), slice(questions.words, len(questions.texts))
     enough = len(questions.texts[rest]) >= LEAST_QUESTIONS
     return {
