@@ -81,7 +81,7 @@ def test_all_requests_together_have_a_limit(guarded: Serving) -> None:
 
 
 def test_a_full_queue_refuses_at_once_and_recovers(trained: Path) -> None:
-    with serving(trained, Limits(queue_seconds=0.05, queue_items=0, cache_bytes=0)) as found:
+    with serving(trained, Limits(queue_seconds=0.05, queue_requests=0, cache_bytes=0)) as found:
         hold, embed = threading.Event(), found.service.model.engine.embed
 
         def slow(tower: str, rows: object) -> object:
@@ -102,6 +102,24 @@ def test_a_full_queue_refuses_at_once_and_recovers(trained: Path) -> None:
         assert set(statuses) <= {200, 429}
         assert found.post("/embed", {"items": items}).status == 200
         assert found.service.load == (0, 0.0)
+
+
+def test_a_few_requests_may_always_wait(trained: Path) -> None:
+    with serving(trained, Limits(queue_seconds=0.0, queue_requests=4, cache_bytes=0)) as found:
+        hold, embed = threading.Event(), found.service.model.engine.embed
+
+        def slow(tower: str, rows: object) -> object:
+            hold.wait(5)
+            return embed(tower, rows)  # type: ignore[arg-type]
+
+        found.service.model.engine.embed = slow  # type: ignore[method-assign]
+        with ThreadPoolExecutor(4) as pool:
+            answers = [pool.submit(found.post, "/embed", {"items": [{"text": "a"}, {"text": "b"}]}) for _ in range(4)]
+            while found.service.load[0] < 8:
+                time.sleep(0.01)
+            assert found.post("/embed", {"items": [{"text": "c"}]}).status == 429
+            hold.set()
+            assert [answer.result().status for answer in answers] == [200] * 4
 
 
 def test_a_caller_who_goes_away_costs_nothing_more(trained: Path) -> None:
@@ -164,7 +182,7 @@ def test_images_that_take_long_to_decode_fill_the_queue(trained: Path, monkeypat
 
     monkeypatch.setattr(ImageFile, "row", slow)
     with (
-        serving(trained, Limits(cache_bytes=0, queue_seconds=0.3, queue_items=0)) as found,
+        serving(trained, Limits(cache_bytes=0, queue_seconds=0.3, queue_requests=0)) as found,
         ThreadPoolExecutor(16) as pool,
     ):
         image = {"items": [{"image": base64.b64encode(jpeg(1)).decode()}]}

@@ -9,6 +9,7 @@ from cyclopts import Parameter
 from rich.markup import escape
 
 from lapclip.cli.display import display
+from lapclip.cli.model import have_model
 from lapclip.cli.output import Common, emit, typed
 from lapclip.evaluation import QUESTIONS, RANKS, WAYS
 from lapclip.suggest import command
@@ -25,6 +26,7 @@ def evaluate(
     device: str = "auto",
     out: Annotated[Path | None, Parameter(show_default=False)] = None,
     settings: Annotated[tuple[str, ...], Parameter(name="--set", negative="", show_default=False)] = (),
+    yes: Annotated[bool, Parameter(negative="", show_default=False)] = False,
     common: Common | None = None,
 ) -> int:
     """Score a model on images it was not trained on: how well captions find images and images captions.
@@ -38,12 +40,14 @@ def evaluate(
     - `lapclip eval`
     - `lapclip eval first-run --json`
     - `lapclip eval first-run photos/ --split val`
+    - `lapclip eval vit-b-32-laion2b photos/`
     - `lapclip eval first-run clothes/ --templates "a photo of a {}.|a {} on a table."`
 
     Parameters
     ----------
     model
-        A run's name or folder, or a folder with a model; without one, the newest run.
+        A run's name or folder, a folder or file with a model, a published one by its name (`lapclip models` lists
+        them), or hf:org/name on the Hugging Face hub; without one, the newest run.
     data
         Other images to score on: a folder, a table, shards. Example: lapclip eval first-run photos/
     split
@@ -57,10 +61,13 @@ def evaluate(
         Folder for the evaluation and its page; without one, the run's own. Example: lapclip eval --out shared
     settings
         How to read the data; may be repeated. Example: lapclip eval first-run a.csv --set data.caption_column=title
+    yes
+        Fetch a published model without asking. Example: lapclip eval vit-b-32-laion2b photos/ --yes
     """
     from lapclip.commands.evaluate import EvaluationRequest
     from lapclip.commands.evaluate import evaluate as evaluate_model
 
+    have_model(model, yes=yes)
     request = EvaluationRequest(model, data, split, templates, device, out, settings)
     with display() as shown:
         result = evaluate_model(request, shown.data_progress, shown.counting("embedding images and captions"))

@@ -59,8 +59,8 @@ class Limits:
     queue_seconds: float = 2.0
     """Seconds of work that may wait: beyond it requests are refused at once. Short, so that a server that was
     overloaded is itself again as soon as that is over."""
-    queue_items: int = 64
-    """Images and texts that may always wait, however long they take."""
+    queue_requests: int = 64
+    """Requests that may always wait, however long they take, while they have two items each on average or fewer."""
     items: int = 256
     """Images and texts of one request."""
     body_bytes: int = 64_000_000
@@ -204,7 +204,7 @@ class Service:
         self.notes: dict[str, str] = {}
         """What is wrong beside the answers, such as an index that cannot be brought up to date; shown on the page."""
         self._waiting_seconds = 0.0
-        self._items = 0
+        self._requests = self._items = 0
         self._ready: tuple[float, Refusal | None] | None = None
         self._ready_lock: asyncio.Lock | None = None
         self.draining = False
@@ -273,7 +273,8 @@ class Service:
 
     def check_room(self, items: int = 1, seconds: float = 0.0) -> None:
         """Refuse what the queue has no room for."""
-        if not self._items or self._items + items <= self.limits.queue_items:
+        few = self.limits.queue_requests
+        if not self._items or (self._requests < few and self._items + items <= 2 * few):
             return
         if self._waiting_seconds + seconds > self.limits.queue_seconds:
             raise TooMany(
@@ -348,11 +349,13 @@ class Service:
         """Room in the queue for some items, or `TooMany` at once. A request always finds room in an empty queue."""
         seconds = sum(self._seconds_of(model, item) for item in items)
         self.check_room(len(items), seconds)
+        self._requests += 1
         self._items += len(items)
         self._waiting_seconds += seconds
         try:
             yield
         finally:
+            self._requests -= 1
             self._items -= len(items)
             self._waiting_seconds = self._waiting_seconds - seconds if self._items else 0.0
 
