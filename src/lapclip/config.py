@@ -193,7 +193,8 @@ class TrainConfig:
     """Pairs in memory at once; 0 takes the whole batch. The result is the same: smaller costs time and saves memory."""
     loss: str = setting("softmax", choices=("softmax", "sigmoid"))
     """How similarities are judged: `softmax` has each image choose among all captions of the batch, and each caption
-    among all images (CLIP); `sigmoid` judges each pair by itself (SigLIP). docs/loss.md"""
+    among all images (CLIP); `sigmoid` judges each pair by itself (SigLIP). A model to start from that learnt with
+    `sigmoid` goes on with it, unless another is asked for. docs/loss.md"""
     initial_scale: float | str = setting(AUTO, least=0.1, most=100.0, choices=(AUTO,))
     """What similarities are multiplied by at the start; it is learnt. `auto` is the loss's own, 14.3 for softmax and 10
     for sigmoid, or what a model to start from has learnt with the same loss."""
