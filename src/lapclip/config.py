@@ -195,6 +195,9 @@ class TrainConfig:
     """How similarities are judged: `softmax` has each image choose among all captions of the batch, and each caption
     among all images (CLIP); `sigmoid` judges each pair by itself (SigLIP). A model to start from that learnt with
     `sigmoid` goes on with it, unless another is asked for. docs/loss.md"""
+    phrases: float = setting(0.0, least=0.0, most=0.95)
+    """Share of the contrastive loss that phrases have: beside each whole caption a word or a few of any caption of the
+    image, so that short questions are answered as well. 0 learns from whole captions alone. docs/finetune.md"""
     initial_scale: float | str = setting(AUTO, least=0.1, most=100.0, choices=(AUTO,))
     """What similarities are multiplied by at the start; it is learnt. `auto` is the loss's own, 14.3 for softmax and 10
     for sigmoid, or what a model to start from has learnt with the same loss."""

@@ -50,6 +50,11 @@ def test_a_run_is_scored_on_the_split_that_chose_nothing_and_the_account_is_kept
     assert result["evaluation"]["candidates"] == 240
     assert 0 <= result["linear_baseline"] < 0.5
     assert result["negatives"]["negatives"] == 11
+    short = result["short_questions"]
+    assert short["questions"] >= 20
+    assert 0 < short["chance"] < short["map"] < 1
+    assert short["map_low"] <= short["map"] <= short["map_high"]
+    assert short["phrases"]["questions"] >= 20
     folder = mine / "evaluation" / "test"
     kept = json.loads((folder / "evaluation.json").read_text(encoding="utf-8"))
     assert kept == {name: value for name, value in result.items() if name != "files"}
@@ -57,7 +62,9 @@ def test_a_run_is_scored_on_the_split_that_chose_nothing_and_the_account_is_kept
     assert {f"evaluation-{answer['picture']}" for example in result["examples"] for answer in example["top"]} <= shown
     assert {f"evaluation-{pair['own']}" for pair in result["confused"]} <= shown
     assert result["files"][0] == str(Path("runs/mine/evaluation/test/evaluation.html"))
-    assert "Hard negatives" in (folder / "evaluation.md").read_text(encoding="utf-8")
+    page = (folder / "evaluation.md").read_text(encoding="utf-8")
+    assert "Hard negatives" in page
+    assert f"{short['questions']} words" in page
 
 
 def test_another_split_replaces_nothing_of_the_first(mine: Path) -> None:
@@ -104,7 +111,10 @@ def test_a_model_in_a_folder_of_its_own_needs_data_and_keeps_nothing_unless_aske
 
 def test_the_figures_are_those_of_the_embeddings(mine: Path) -> None:
     photos = write_photos(Path("photos"), [""] * 6)
-    result = evaluate(EvaluationRequest("mine", str(photos), device="cpu"))["evaluation"]
+    whole = evaluate(EvaluationRequest("mine", str(photos), device="cpu"))
+    result = whole["evaluation"]
+    assert whole["short_questions"] is None
+    assert "no short questions" in " ".join(whole["notes"])
     model = load("runs/mine")
     images = model.encode_image([photos / f"{at}.png" for at in range(6)])
     texts = model.encode_text([f"{words} number {at}" for at in range(6) for words in ("a thing", "the thing")])

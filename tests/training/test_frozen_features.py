@@ -61,9 +61,9 @@ def train_small(name: str, *settings: str) -> Outcome:
 
 
 LEARNING = {
-    "heads": ["train.image_blocks=0", "train.text_blocks=0"],
+    "heads": ["train.image_blocks=0", "train.text_blocks=0", "train.phrases=0.3"],
     "last-blocks": ["train.image_blocks=1", "train.text_blocks=1"],
-    "lora": ["train.image_blocks=1", "train.text_blocks=1", "train.lora_rank=2"],
+    "lora": ["train.image_blocks=1", "train.text_blocks=1", "train.lora_rank=2", "train.phrases=0.3"],
     "image locked": ["train.image_blocks=0"],
 }
 
@@ -90,6 +90,7 @@ def test_cached_features_give_what_computing_them_each_time_gives(here: Path, to
     plain = train_small("plain", *towers, *LEARNING[learns], "train.features=never")
     assert "cached what is frozen of 64 images in 2 views" in notes("cached")
     assert "cached" not in notes("plain")
+    assert ("phrases of them" in notes("cached")) == ("train.phrases=0.3" in LEARNING[learns])
     np.testing.assert_allclose(losses("cached"), losses("plain"), rtol=0, atol=2e-5)
     one, other = (load_file(f"runs/{name}/model/model.safetensors") for name in ("cached", "plain"))
     assert one.keys() == other.keys()

@@ -9,9 +9,11 @@ from cyclopts import Parameter
 from rich.markup import escape
 
 from lapclip.cli.display import display
+from lapclip.cli.model import have_model
 from lapclip.cli.output import Common, emit, typed
 from lapclip.evaluation import RANKS, WAYS
 from lapclip.suggest import command
+from lapclip.text import UNKNOWN
 
 
 def evaluate(
@@ -24,6 +26,7 @@ def evaluate(
     device: str = "auto",
     out: Annotated[Path | None, Parameter(show_default=False)] = None,
     settings: Annotated[tuple[str, ...], Parameter(name="--set", negative="", show_default=False)] = (),
+    yes: Annotated[bool, Parameter(negative="", show_default=False)] = False,
     common: Common | None = None,
 ) -> int:
     """Score a model on images it was not trained on: how well captions find images and images captions.
@@ -37,12 +40,14 @@ def evaluate(
     - `lapclip eval`
     - `lapclip eval first-run --json`
     - `lapclip eval first-run photos/ --split val`
+    - `lapclip eval vit-b-32-laion2b photos/`
     - `lapclip eval first-run clothes/ --templates "a photo of a {}.|a {} on a table."`
 
     Parameters
     ----------
     model
-        A run's name or folder, or a folder with a model; without one, the newest run.
+        A run's name or folder, a folder or file with a model, a published one by its name (`lapclip models` lists
+        them), or hf:org/name on the Hugging Face hub; without one, the newest run.
     data
         Other images to score on: a folder, a table, shards. Example: lapclip eval first-run photos/
     split
@@ -56,10 +61,13 @@ def evaluate(
         Folder for the evaluation and its page; without one, the run's own. Example: lapclip eval --out shared
     settings
         How to read the data; may be repeated. Example: lapclip eval first-run a.csv --set data.caption_column=title
+    yes
+        Fetch a published model without asking. Example: lapclip eval vit-b-32-laion2b photos/ --yes
     """
     from lapclip.commands.evaluate import EvaluationRequest
     from lapclip.commands.evaluate import evaluate as evaluate_model
 
+    have_model(model, yes=yes)
     request = EvaluationRequest(model, data, split, templates, device, out, settings)
     with display() as shown:
         result = evaluate_model(request, shown.data_progress, shown.counting("embedding images and captions"))
@@ -81,7 +89,8 @@ def _tables(result: dict[str, Any]) -> list[str]:
         lines += recall_table(result["evaluation"], what)
         if (baseline := result.get("linear_baseline")) is not None:
             lines.append(f"  [dim]{'linear baseline':<33}{baseline:>8.1%}[/dim]")
-        lines += _shared(result["ceilings"]) + _ranks(result["evaluation"]) + _negatives(result["negatives"])
+        lines += _shared(result["ceilings"]) + short_question_lines(result["short_questions"])
+        lines += _ranks(result["evaluation"]) + _negatives(result["negatives"])
     else:
         lines += _classes(result["zeroshot"])
     geometry = result["geometry"]
@@ -117,6 +126,21 @@ def recall_table(evaluation: dict[str, Any], what: str = "") -> list[str]:
         lines.append(
             f"  {what:<33}{batch['accuracy']:>8.1%}{'':16}   {low:.1%} to {high:.1%}, chance {batch['chance']:.1%}"
         )
+    return lines
+
+
+def short_question_lines(found: dict[str, Any] | None) -> list[str]:
+    """How well single words and phrases find their images, beside chance and beside matching the words alone."""
+    if not found:
+        return []
+    title = "short questions"
+    lines = [f"[bold]{title:<35}[/bold]     mAP  chance   words alone   first five right   mAP 95 % interval"]
+    for name, kind in (("words", found), ("phrases", found.get("phrases"))):
+        if kind:
+            alone = UNKNOWN if kind["words_alone"] is None else f"{kind['words_alone']:.3f}"
+            figures = f"{kind['map']:>8.3f}{kind['chance']:>8.3f}{alone:>14}{kind['first_five']:>19.1%}"
+            what = f"{kind['questions']} {name}"
+            lines.append(f"  {what:<33}{figures}   {kind['map_low']:.3f} to {kind['map_high']:.3f}")
     return lines
 
 

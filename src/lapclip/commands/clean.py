@@ -25,6 +25,7 @@ from lapclip.runs.folder import RUNS, Run, all_runs
 from lapclip.searching.index import LOCK
 from lapclip.searching.indexes import databases_in, what_is_indexed
 from lapclip.suggest import command
+from lapclip.weights.published_models import FOLDER as MODELS
 
 KINDS = {
     "leftovers": "what killed processes left half-made, and damaged checkpoints",
@@ -32,6 +33,8 @@ KINDS = {
     "packed": "photos decoded for training; packed again when needed",
     "scenes": "drawn images; drawn again when needed",
     "features": "what frozen towers and teachers made of data; made again when needed, if the teacher is still there",
+    "models": "published models; fetched again when needed",
+    "towers": "networks unpacked from the packages they come in; unpacked again when needed",
     "measurements": "what was measured on this machine; measured again when needed",
     "indexes": "indexes of searched folders; made again at the next search",
     "runs": "whole runs, each only by its name: --run NAME",
@@ -41,7 +44,14 @@ AT_WORK = ("running", "starting")
 MEASUREMENTS = ("tune.json", "kernels.json", "canary.json", "compare.json", "gained.json")
 """Not trusted.json: what the user has agreed to is no measurement."""
 WORKS, WRITES = "a process works with it now", "a process writes to it now"
-CACHES = {"packed": "packed-*", "scenes": "scenes-*", "features": "features-*.npy"}
+CACHES = {
+    "packed": "packed-*",
+    "scenes": "scenes-*",
+    "features": "features-*.npy",
+    "towers": "tower-*",
+    "models": f"{MODELS}/*/",
+}
+"""Of published models their files; what they were when they were first fetched lies beside them, and stays."""
 
 
 @dataclass(frozen=True)

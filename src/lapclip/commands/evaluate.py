@@ -25,6 +25,7 @@ from lapclip.errors import ConfigError, DataError, RunError, nearest
 from lapclip.evaluation import note_on_chance, note_on_few
 from lapclip.evaluation.evaluation import evaluate_classes, evaluate_pairs
 from lapclip.evaluation.retrieval import linear_baseline
+from lapclip.evaluation.short_questions import evaluate_short_questions, note_on_no_questions, short_questions
 from lapclip.evaluation.zeroshot import TEMPLATES, class_embeddings, read_templates
 from lapclip.model.shapes import SHAPES
 from lapclip.paths import write_atomic
@@ -110,6 +111,8 @@ def evaluate(
     }
     if "evaluation" in result:
         result["notes"] += note_on_few(result["evaluation"]["candidates"])
+        if result["short_questions"] is None:
+            result["notes"].append(note_on_no_questions(len(opened.pairs)))
     result["notes"] += note_on_chance(result.get("evaluation") or result["zeroshot"])
     if opened.linear_baseline is not None:
         result["linear_baseline"] = opened.linear_baseline
@@ -240,7 +243,9 @@ def score(
         raise DataError("None of the images has a caption.", hint="lapclip data check DATA")
     images, texts, owner = embedder.encode_pairs(pairs, progress)
     check_numbers(images, texts)
-    return evaluate_pairs(images, texts, owner, pairs, batch_size)
+    questions = short_questions(pairs.captions)
+    short = questions and evaluate_short_questions(images, embedder.encode_text(questions.texts), questions)
+    return {**evaluate_pairs(images, texts, owner, pairs, batch_size), "short_questions": short}
 
 
 def save_evaluation(result: dict[str, Any], pairs: Pairs, folder: Path) -> list[Path]:

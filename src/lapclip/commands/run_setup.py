@@ -49,7 +49,7 @@ from lapclip.runs.events import Listener
 from lapclip.seeding import derived_seed
 from lapclip.text import counted
 from lapclip.training.cuda_graph import WARM_UP, AnyStep, make_step
-from lapclip.training.frozen_features import CachedFeatures, cache_features, with_features
+from lapclip.training.frozen_features import CachedFeatures, cache_features, closed_form, with_features
 from lapclip.training.initial_weights import InitialWeights, find_initial_weights, initialise_logits
 from lapclip.training.loop import Training, score
 from lapclip.training.recovery import memory_explained
@@ -154,7 +154,14 @@ def make_plan(config: Config, data: DataSet, tokenizer: Tokenizer) -> BatchPlan:
     train = config.train
     views = Views(train.views, train.crop, train.flip, config.model.crop_share) if train.views else None
     return BatchPlan(
-        data.train, tokenizer, config.model.context, train.batch_size, train.seed, train.symbol_dropout, views
+        data.train,
+        tokenizer,
+        config.model.context,
+        train.batch_size,
+        train.seed,
+        train.symbol_dropout,
+        views,
+        with_phrases=train.phrases > 0,
     )
 
 
@@ -256,6 +263,8 @@ class RunSetup(Ingredients):
     """The batches, with the features and the teacher's embeddings in them."""
     step: AnyStep
     embedder: Embedder
+    closed_form: dict[str, float] | None = None
+    """Recall on val without any training, where heads alone learn."""
 
 
 def set_up(recipe: str, settings: Sequence[str], minutes: float | None, callbacks: Callbacks = Callbacks()) -> RunSetup:
@@ -278,12 +287,17 @@ def set_up(recipe: str, settings: Sequence[str], minutes: float | None, callback
         setup = add_notes(setup, lora_notes(setup.config, setup.step.model))
         if is_partly_frozen(setup.config):
             setup = fit_micro_batch(setup)
+        if setup.features and (found := closed_form(setup.features, setup.data)):
+            note = f"closed form without any training: text to image R@1 {found['t2i_r1']:.1%} on val"
+            setup = add_notes(replace(setup, closed_form=found), [note])
         if setup.config.train.minutes:
             setup = fill_minutes(setup, asked_evaluations="evaluate_every_epochs" in request.asked("train"))
     asked_compile = request.config.train.compile
     not_compiled = [setup.reasons["train.compile"]] if asked_compile not in (AUTO, setup.config.train.compile) else []
+    no_phrases = ["train.phrases is not used: no word is in the captions of two images, but not of most"]
+    no_phrases *= setup.config.train.phrases > 0 and not setup.plan.phrases
     cached = [*(setup.features.notes if setup.features else []), *([setup.teacher.note] if setup.teacher else [])]
-    return add_notes(setup, [*cached, *not_compiled, *device.warnings()])
+    return add_notes(setup, [*cached, *no_phrases, *not_compiled, *device.warnings()])
 
 
 def gather(request: Request, progress: DataProgress | None) -> Ingredients:

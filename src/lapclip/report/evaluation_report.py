@@ -53,6 +53,7 @@ def sections(evaluation: dict[str, Any], folder: Path) -> list[Section]:
     blocks: list[Block | None] = [Sentences(about)]
     if scores:
         blocks += [_recall_table(evaluation, scores), recall_plot(scores), rank_plot(evaluation, scores)]
+        blocks += _short_questions(mapping(evaluation.get("short_questions")))
         blocks += [
             hard_negatives(mapping(evaluation.get("negatives"))),
             similarity_plot(mapping(evaluation.get("histograms"))),
@@ -85,6 +86,11 @@ def _headlines(evaluation: dict[str, Any]) -> list[Headline]:
             lines.append(Headline(f"{name}, R@1", percent(scores[f"{way}_r1"]), sure))
             chance = f"chance {percent(mapping(scores.get('chances')).get(f'{way}_r10'))}"
             lines.append(Headline(f"{name}, R@10", percent(scores.get(f"{way}_r10")), chance))
+    asked = mapping(evaluation.get("short_questions"))
+    if number(asked.get("map")) is not None:
+        lines.append(
+            Headline("short questions, mAP", significant(asked["map"]), f"chance {significant(asked.get('chance'))}")
+        )
     if number(classes.get("top1")) is not None:
         sure = interval(mapping(classes.get("intervals")).get("top1"))
         lines.append(Headline("zero-shot top-1", percent(classes["top1"]), sure))
@@ -144,6 +150,49 @@ def _class_table(classes: dict[str, Any]) -> Table:
     ]
     rows.append(["always the largest class", percent(classes.get("largest_class")), "", ""])
     return Table(["", "share", "95 % interval", "chance"], rows)
+
+
+def _short_questions(found: dict[str, Any]) -> list[Block]:
+    """How well single words and phrases find their images, and which best and worst."""
+    kinds = [(name, kind) for name, kind in (("words", found), ("phrases", mapping(found.get("phrases")))) if kind]
+    rows: list[list[Any]] = [
+        [
+            f"{count(kind.get('questions'))} {name}",
+            significant(kind.get("map")),
+            _between([kind.get("map_low"), kind.get("map_high")], significant),
+            significant(kind.get("chance")),
+            significant(kind.get("words_alone")),
+            significant(kind.get("map_others")),
+            percent(kind.get("first_five")),
+        ]
+        for name, kind in kinds
+    ]
+    if not rows:
+        return []
+    sentences = [
+        "Short questions are the words and phrases that are most common in these captions; an image is right where "
+        "one of its captions has them. mAP is the mean average precision: 1 where all right images come first. "
+        "Captions do not mention all there is to see, so no model reaches 1. Words alone is a text search that reads "
+        "one caption of each image and is scored on its others; beside it is the model on those same others."
+    ]
+    for name, kind in kinds:
+        best, worst = (", ".join(map(_question, mappings(kind.get(end)))) for end in ("best", "worst"))
+        if best:
+            sentences.append(f"Best {name}: {best}{f'; worst: {worst}' if worst else ''}.")
+    header = [
+        "short questions",
+        "mAP",
+        "95 % interval",
+        "chance",
+        "words alone",
+        "model on the same",
+        "first five right",
+    ]
+    return [Table(header, rows), Sentences(sentences)]
+
+
+def _question(entry: dict[str, Any]) -> str:
+    return f'"{entry.get("text")}" {significant(entry.get("average_precision"))}'
 
 
 def _confused(evaluation: dict[str, Any], folder: Path) -> Gallery | None:

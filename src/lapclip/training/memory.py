@@ -22,7 +22,7 @@ from lapclip.errors import ConfigError
 from lapclip.machine.choose_device import ACCELERATOR, device_of
 from lapclip.machine.device import Device
 from lapclip.model.convnet import convolution_sizes, last_width
-from lapclip.training.schedule import image_side, patches_seen
+from lapclip.training.optimizer import image_side, patches_seen
 
 CPU_BASE, ACCELERATOR_BASE = 350_000_000, 100_000_000
 """Measured on the CPU: a process that has imported torch and taken a step of a tiny model. On accelerators an estimate

@@ -28,12 +28,17 @@ HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 
 
 def is_model(path: str | os.PathLike) -> bool:
-    """Whether a path is a file or a folder that `read_model` would try, or looks like a name on the hub."""
+    """Whether a path is a file or a folder that `read_model` would try, the name of a published model, or looks like a
+    name on the hub."""
+    from lapclip.weights import published_models  # not for a command that only prints its help
+
     path = Path(path)
     if path.is_dir():
         names = (CONFIG, f"model/{CONFIG}", OPENCLIP_CONFIG)
         return is_exported(path) or any((path / name).exists() for name in names)
-    return path.suffix in FILES if path.exists() else is_hub_name(path.as_posix())
+    if path.exists():
+        return path.suffix in FILES
+    return published_models.find(path.as_posix()) is not None or is_hub_name(path.as_posix())
 
 
 def is_exported(folder: Path) -> bool:

@@ -31,6 +31,7 @@ from lapclip.weights import (
     is_hub_name,
     openai,
     openclip,
+    published_models,
 )
 from lapclip.weights.hub import download
 from lapclip.weights.published import check_depth
@@ -48,10 +49,13 @@ class ReadModel(NamedTuple):
 
 
 def read_model(path: str | os.PathLike) -> ReadModel:
-    """A model of ours or a published one, from a run, a folder, a file, or by its name on the Hugging Face hub."""
+    """A model of ours or a published one: from a run, a folder, a file, by its short name, or by one on the hub."""
     folder = Path(path)
-    if not folder.exists() and is_hub_name(folder.as_posix()):
-        folder = download(folder.as_posix())
+    if not folder.exists():
+        if (model := published_models.find(folder.as_posix())) is not None:
+            return _read_published(model)
+        if is_hub_name(folder.as_posix()):
+            folder = download(folder.as_posix())
     if folder.is_file():
         return _read_file(folder)
     if is_exported(folder):
@@ -68,6 +72,19 @@ def read_model(path: str | os.PathLike) -> ReadModel:
         return _read_own(folder, config) if "format" in config else _read_huggingface(folder, config)
     what = "There is no trained model in" if folder.is_dir() else "There is no folder"
     raise RunError(f"{what} {path}.", hint="lapclip runs")
+
+
+def _read_published(model: published_models.PublishedModel) -> ReadModel:
+    """A model by its short name, fetched where it is not here. It must have the parameters that are known of it."""
+    folder = published_models.fetch(model)
+    found = read_model(folder / model.origin.rpartition("/")[2] if model.pinned else folder)
+    if (count := sum(tensor.numel() for tensor in found.tensors.values())) != model.parameters:
+        raise WeightsError(
+            f"What was fetched as {model.name} has {count:,} parameters instead of {model.parameters:,}: it is another "
+            "model.",
+            hint="lapclip models lists others",
+        )
+    return found
 
 
 def _read_own(folder: Path, saved: dict[str, Any]) -> ReadModel:
