@@ -206,7 +206,7 @@ class SiglipTokenizer(PretrainedTokenizer):
         return {**super().to_dict(), "kind": "siglip", "cleaning": self.cleaning}
 
     def _ids(self, caption: str) -> list[int]:
-        text = self._clean(caption)
+        text = self._clean(caption.encode("utf-8", "replace").decode("utf-8"))  # halves of characters are none
         if self._normalise is None:
             return self._reader.encode(text).ids
         return [*self._reader.encode(self._normalise(text)).ids, self.end]
