@@ -329,8 +329,18 @@ class BatchPlan:
         for tokens in captions:
             keep_mask = draw.random(len(tokens)) >= self.symbol_dropout
             keep_mask[[0, -1]] = True
-            found.append(tokens[keep_mask] if keep_mask.sum() > 2 else tokens)
+            if self.tokenizer.fills:
+                found.append(self._refilled(tokens, keep_mask))
+            else:
+                found.append(tokens[keep_mask] if keep_mask.sum() > 2 else tokens)
         return found
+
+    def _refilled(self, tokens: np.ndarray, keep_mask: np.ndarray) -> np.ndarray:
+        """What is kept of a caption, never without its end, filled to the length that it had."""
+        end = int(np.argmax(tokens == self.tokenizer.end))
+        keep_mask[end:] = True
+        kept = tokens[keep_mask]
+        return np.pad(kept, (0, len(tokens) - len(kept)), constant_values=self.tokenizer.padding)
 
 
 def _equal(*groups_B: np.ndarray) -> np.ndarray:

@@ -71,6 +71,8 @@ class Started(Event):
     """What was asked for and could not be had, in words."""
     chance_loss: float | None = None
     """The loss of guessing: ln(batch size) for the softmax loss."""
+    closed_form: dict[str, float] | None = None
+    """Where heads alone learn: recall on val that linear heads have in closed form, without any training."""
 
 
 @dataclass(frozen=True, kw_only=True)

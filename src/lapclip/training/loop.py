@@ -32,8 +32,8 @@ from lapclip.training.cuda_graph import AnyStep
 from lapclip.training.fallback import SwapGrew
 from lapclip.training.frozen_features import CachedFeatures
 from lapclip.training.initial_weights import InitialWeights
+from lapclip.training.optimizer import cheap_steps, learning_rate
 from lapclip.training.probes import ProbeCaptions
-from lapclip.training.schedule import cheap_steps, learning_rate
 from lapclip.training.step import StepMetrics
 
 MEMORY_EVERY = 50

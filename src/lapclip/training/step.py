@@ -26,8 +26,8 @@ from lapclip.model.clip import CLIP
 from lapclip.model.freezing import boundary, parts_of
 from lapclip.model.pretrained_towers import Dropping, Head, PretrainedTower
 from lapclip.seeding import derived_seed, generator
+from lapclip.training.optimizer import image_side, is_cheap, patches_seen
 from lapclip.training.precision import LossScale, RoundedCopy
-from lapclip.training.schedule import image_side, is_cheap, patches_seen
 
 TEXT_CHUNKS, LEAST_CHUNK = 4, 16
 """Into how many chunks captions are cut, by length, and the fewest that are worth a chunk."""
