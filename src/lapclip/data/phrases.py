@@ -179,6 +179,11 @@ def _from(run: list[str], first: int) -> Iterator[tuple[str, int]]:
         yield phrase, length
 
 
+def words(caption: str) -> list[str]:
+    """The words of a caption in lower case; scripts without blanks by the character."""
+    return [word for piece in _cut(caption) for word in piece]
+
+
 def _cut(caption: str) -> Iterator[list[str]]:
     """A caption as words in lower case, in pieces between punctuation; as characters, of scripts without blanks."""
     piece: list[str] = []
