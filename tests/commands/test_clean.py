@@ -55,6 +55,7 @@ def disk(here: Path, empty_cache: Path, trained: Path, monkeypatch: pytest.Monke
     fill(empty_cache / "packed-1/source").write_text("/photos\x1b[2J")
     fill(empty_cache / "scenes-1/pixels.npy", 3000)
     fill(empty_cache / "features-1.npy", 2000)
+    fill(empty_cache / "tower-1/model.safetensors", 4000)
     fill(empty_cache / "tune.json").write_text("{}")
     fill(empty_cache / "trusted.json").write_text("{}")
     fill(left_by(empty_cache / "scenes-2", dead_process()) / "pixels.npy", 7000)
@@ -73,7 +74,7 @@ def test_what_takes_room_is_shown_and_nothing_is_removed(disk: Path, empty_cache
     found = cleaned()
     sizes = found["bytes"]
     assert {kind for kind in sizes if sizes[kind]} == {
-        "leftovers", "checkpoints", "packed", "scenes", "features", "measurements", "indexes", "runs"
+        "leftovers", "checkpoints", "packed", "scenes", "features", "towers", "measurements", "indexes", "runs"
     }  # fmt: skip
     assert sizes["leftovers"] == 8000
     assert (sizes["packed"], sizes["scenes"], sizes["features"]) == (5000 + len("/photos\x1b[2J"), 3000, 2000)
@@ -91,7 +92,9 @@ def test_what_is_named_goes_and_nothing_else(disk: Path, empty_cache: Path) -> N
     assert refused.returncode == 2
     assert "--yes" in refused.stderr
     assert (empty_cache / "packed-1").exists()
-    done = cleaned("leftovers", "checkpoints", "packed", "features", "scenes", "indexes", "measurements", "--yes")
+    done = cleaned(
+        "leftovers", "checkpoints", "packed", "features", "scenes", "towers", "indexes", "measurements", "--yes"
+    )
     assert done["removed_bytes"] == sum(item["bytes"] for item in done["removed"]) > 18_000
     assert [path.name for path in empty_cache.iterdir()] == ["trusted.json"]
     assert not list((disk / "data/search").iterdir())

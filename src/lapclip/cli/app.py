@@ -25,6 +25,7 @@ from lapclip.cli.gained import gained
 from lapclip.cli.machine import machine
 from lapclip.cli.model import model, models
 from lapclip.cli.output import ARGUMENTS
+from lapclip.cli.probe import probe
 from lapclip.cli.report import report
 from lapclip.cli.resume import resume
 from lapclip.cli.runs import runs
@@ -59,6 +60,7 @@ app.command(export, sort_key=8)
 app.command(search, sort_key=8)
 app.command(serve, sort_key=8)
 app.command(embed, sort_key=8)
+app.command(probe, sort_key=9)
 app.command(machine, sort_key=9)
 app.command(tune, sort_key=10)
 app.command(compare, sort_key=11)

@@ -31,7 +31,8 @@ def model(name: str, /, *, common: Common | None = None) -> int:
     Parameters
     ----------
     name
-        mini, tiny, photos, photos-large, seed, seed-as-written, vit-b-32, vit-b-16 or towers (two pretrained ones).
+        mini, tiny, photos, photos-large, seed, seed-as-written, vit-b-32, vit-b-16, siglip-base-patch16-224,
+        siglip-so400m-patch14-384, siglip2-base-patch16-224, siglip2-base-patch32-256 or towers (two pretrained ones).
     """
     import torch
 

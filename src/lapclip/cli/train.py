@@ -9,7 +9,7 @@ from cyclopts import Parameter
 from rich.markup import escape
 
 from lapclip.cli.display import display
-from lapclip.cli.eval import recall_table, start_lines
+from lapclip.cli.eval import recall_table, short_question_lines, start_lines
 from lapclip.cli.model import have_model
 from lapclip.cli.output import ARGUMENTS, Common, emit, source_setting, start_setting, teacher_setting, typed
 from lapclip.config import recipe_for
@@ -149,6 +149,7 @@ def summary(outcome: Outcome, whole: str = "in all") -> list[str]:
     return [
         *recall_table(outcome.evaluation),
         *start_lines(outcome.start_evaluation),
+        *short_question_lines(outcome.evaluation.get("short_questions")),
         *note_on_few(outcome.evaluation["candidates"]),
         *note_on_chance(outcome.evaluation),
         "",

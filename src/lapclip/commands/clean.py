@@ -34,16 +34,23 @@ KINDS = {
     "scenes": "drawn images; drawn again when needed",
     "features": "what frozen towers and teachers made of data; made again when needed, if the teacher is still there",
     "models": "published models; fetched again when needed",
+    "towers": "networks unpacked from the packages they come in; unpacked again when needed",
     "measurements": "what was measured on this machine; measured again when needed",
     "indexes": "indexes of searched folders; made again at the next search",
     "runs": "whole runs, each only by its name: --run NAME",
 }
 REMOVABLE = [kind for kind in KINDS if kind != "runs"]
 AT_WORK = ("running", "starting")
-MEASUREMENTS = ("tune.json", "kernels.json", "canary.json", "compare.json", "gained.json")
+MEASUREMENTS = ("tune.json", "kernels.json", "canary.json", "compare.json", "gained.json", "calibration-*.safetensors")
 """Not trusted.json: what the user has agreed to is no measurement."""
 WORKS, WRITES = "a process works with it now", "a process writes to it now"
-CACHES = {"packed": "packed-*", "scenes": "scenes-*", "features": "features-*.npy", "models": f"{MODELS}/*/"}
+CACHES = {
+    "packed": "packed-*",
+    "scenes": "scenes-*",
+    "features": "features-*.npy",
+    "towers": "tower-*",
+    "models": f"{MODELS}/*/",
+}
 """Of published models their files; what they were when they were first fetched lies beside them, and stays."""
 
 
@@ -183,7 +190,7 @@ def _caches() -> Iterator[Item]:
             if not path.is_symlink() and not path.name.endswith(".partial"):
                 locks = (path / PACKED_LOCK,) if kind == "packed" else ()
                 yield Item(kind, path, _size(path), _source(path), _held(locks), locks=locks)
-    for path in (root / name for name in MEASUREMENTS):
+    for path in (path for name in MEASUREMENTS for path in root.glob(name)):
         if path.is_file() and not path.is_symlink():
             yield Item("measurements", path, _size(path))
 

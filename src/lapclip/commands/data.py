@@ -116,8 +116,9 @@ def check_data(
         tokenizer, why = choose_tokenizer(config.data, training or captions, listing.alphabet, config.model.context)
     config = replace_in(config, "model", vocabulary=tokenizer.vocabulary)
     lengths = sorted(tokenizer.length(caption) for caption in captions)
-    findings = find_all(listing.table, splits, facts, tokenizer, config)
     usable = [at for at, each in enumerate(facts) if not each.fault]
+    belong = _belonging(listing, usable, captions)
+    findings = find_all(listing.table, splits, facts, tokenizer, config, belong)
     learning = sum(split == TRAIN and not each.fault for split, each in zip(splits, facts, strict=True))
     typical = min(config.model.context, -(-lengths[len(lengths) * 95 // 100] // 8) * 8) if lengths else 8
     seconds, origin, once = 0.0, "there is nothing to train on", 0.0
@@ -136,6 +137,7 @@ def check_data(
         "split_rule": split_rule(config.data) if are_drawn(rows) else "",
         "broken_share_needed": listing.table.share_needed(len(rows) - len(usable)),
         "findings": [finding.to_dict() for finding in findings],
+        "belonging": belong,
         "ceilings": _ceilings(rows, splits, facts, tokenizer, config.model.context),
         "caption_symbols": _lengths(lengths, config.model.context),
         "tokenizer": {"kind": tokenizer.to_dict()["kind"], "vocabulary": tokenizer.vocabulary, "reason": why},
@@ -154,6 +156,17 @@ def check_data(
         "advised_recipe": taken if asked or find_source(source).outlook else advised_recipe(learning, taken),
         "seconds": time.perf_counter() - began,
     }
+
+
+def _belonging(listing: Listing, usable: Sequence[int], captions: Sequence[str]) -> dict[str, Any] | None:
+    """Whether captions belong to their images; None where that cannot be told: no towers here, too few images, or
+    captions in scripts that the text tower does not know. Drawn images come with theirs."""
+    latin = len(count_scripts(captions).get("Latin", ()))
+    if listing.drawn is not None or not towers_installed() or latin < 0.8 * len(captions):
+        return None
+    from lapclip.commands.probe import check_belonging  # brings torch
+
+    return check_belonging(listing, usable)
 
 
 def _assigned(listing: Listing, facts: Sequence[ImageFacts]) -> Sequence[str]:

@@ -23,6 +23,8 @@ from lapclip.data.dataset import save_seen
 from lapclip.data.tokenizers import save_tokenizer
 from lapclip.embedder import Embedder, load_torch
 from lapclip.errors import LapclipError
+from lapclip.evaluation.question_bank import bank_of, save_bank
+from lapclip.evaluation.short_questions import evaluate_short_questions, short_questions
 from lapclip.loss import LOSSES
 from lapclip.machine import facts, system_memory
 from lapclip.machine.desktop import Signals, kept_awake, notify
@@ -37,7 +39,7 @@ from lapclip.runs.messages import LineWriter, recall_text
 from lapclip.runs.summary import tower_devices
 from lapclip.training.checkpoint import keep_newest, save_model
 from lapclip.training.frozen_features import with_features
-from lapclip.training.loop import Training, score
+from lapclip.training.loop import Training, score_embeddings
 from lapclip.training.probes import ProbeCaptions, own_captions
 from lapclip.training.recovery import persist
 from lapclip.training.trackers import trackers
@@ -84,6 +86,7 @@ def save_start(run: Run, setup: RunSetup) -> None:
     """Put into the run's folder what it needs to be resumed, and what it has seen."""
     save_tokenizer(setup.tokenizer, run.tokenizer)
     save_seen(setup.data.train.identities, run.seen, setup.config.train.start)
+    save_bank(bank_of(setup.data.train.captions), run.questions)
     if setup.initial_weights:
         save_model(setup.embedder, run.start)
         setup.initial_weights.read_from(run.start)
@@ -228,7 +231,13 @@ def _load(training: Training, folder: Path) -> Embedder:
 
 def _score_final(training: Training, embedder: Embedder) -> dict[str, Any]:
     split, pairs = training.data.final
-    return {"split": split, **score(embedder, pairs, training.config.train.batch_size)}
+    images, texts, owner = embedder.encode_pairs(pairs)
+    scores = {"split": split, **score_embeddings(images, texts, owner, training.config.train.batch_size)}
+    questions = None if training.data.classes else short_questions(pairs.captions)
+    if questions:
+        asked = evaluate_short_questions(images, embedder.encode_text(questions.texts), questions)
+        scores["short_questions"] = asked
+    return scores
 
 
 def competitors() -> list[str]:
@@ -259,6 +268,7 @@ def started(training: Training, setup: RunSetup, notes: list[str]) -> events.Sta
         tuned_seconds=setup.tuned_seconds,
         memory_limit_bytes=held + device.free_bytes(),
         chance_loss=LOSSES[train.loss].chance(train.batch_size),
+        closed_form=setup.closed_form,
     )
 
 

