@@ -194,7 +194,8 @@ class TrainConfig:
     """Pairs in memory at once; 0 takes the whole batch. The result is the same: smaller costs time and saves memory."""
     loss: str = setting("softmax", choices=("softmax", "sigmoid"))
     """How similarities are judged: `softmax` has each image choose among all captions of the batch, and each caption
-    among all images (CLIP); `sigmoid` judges each pair by itself (SigLIP). docs/loss.md"""
+    among all images (CLIP); `sigmoid` judges each pair by itself (SigLIP). A model to start from that learnt with
+    `sigmoid` goes on with it, unless another is asked for. docs/loss.md"""
     phrases: float = setting(0.0, least=0.0, most=0.95)
     """Share of the contrastive loss that phrases have: beside each whole caption a word or a few of any caption of the
     image, so that short questions are answered as well. 0 learns from whole captions alone. docs/finetune.md"""

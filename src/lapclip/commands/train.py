@@ -23,6 +23,7 @@ from lapclip.data.dataset import save_seen
 from lapclip.data.tokenizers import save_tokenizer
 from lapclip.embedder import Embedder, load_torch
 from lapclip.errors import LapclipError
+from lapclip.evaluation.question_bank import bank_of, save_bank
 from lapclip.evaluation.short_questions import evaluate_short_questions, short_questions
 from lapclip.loss import LOSSES
 from lapclip.machine import facts, system_memory
@@ -85,6 +86,7 @@ def save_start(run: Run, setup: RunSetup) -> None:
     """Put into the run's folder what it needs to be resumed, and what it has seen."""
     save_tokenizer(setup.tokenizer, run.tokenizer)
     save_seen(setup.data.train.identities, run.seen, setup.config.train.start)
+    save_bank(bank_of(setup.data.train.captions), run.questions)
     if setup.initial_weights:
         save_model(setup.embedder, run.start)
         setup.initial_weights.read_from(run.start)
