@@ -20,6 +20,7 @@ from lapclip.errors import ConfigError, closest, nearest
 from lapclip.paths import read_toml
 
 AUTO, ALL, KEEP, NEVER = "auto", "all", "keep", "never"
+RANDOM, CLOSED_FORM = "random", "closed-form"
 RECIPES = Path(__file__).parent / "recipes"
 DEFAULT_RECIPE, PHOTOS_RECIPE = "first-run", "photos"
 DEFAULT_MODEL = "mini"
@@ -193,7 +194,8 @@ class TrainConfig:
     """Pairs in memory at once; 0 takes the whole batch. The result is the same: smaller costs time and saves memory."""
     loss: str = setting("softmax", choices=("softmax", "sigmoid"))
     """How similarities are judged: `softmax` has each image choose among all captions of the batch, and each caption
-    among all images (CLIP); `sigmoid` judges each pair by itself (SigLIP). docs/loss.md"""
+    among all images (CLIP); `sigmoid` judges each pair by itself (SigLIP). A model to start from that learnt with
+    `sigmoid` goes on with it, unless another is asked for. docs/loss.md"""
     phrases: float = setting(0.0, least=0.0, most=0.95)
     """Share of the contrastive loss that phrases have: beside each whole caption a word or a few of any caption of the
     image, so that short questions are answered as well. 0 learns from whole captions alone. docs/finetune.md"""
@@ -225,6 +227,9 @@ class TrainConfig:
     """The cheap part: this share of the run, from its start. The rest sees images of full size with all patches."""
     start: str = setting("")
     """The model to start from, as `--from` names it: a run, a folder or file of weights, or a name on the hub."""
+    head_start: str = setting(RANDOM, choices=(RANDOM, CLOSED_FORM))
+    """What new heads of pretrained networks start with: random values, or the linear maps that fit the frozen features
+    of both towers to each other best (canonical correlation analysis), in seconds. docs/finetune.md"""
     image_blocks: int | str = setting(ALL, least=0, choices=(ALL,))
     """How many of the image tower's last blocks learn; 0 leaves its head alone to learn, `all` freezes nothing."""
     text_blocks: int | str = setting(ALL, least=0, choices=(ALL,))

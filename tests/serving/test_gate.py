@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from lapclip.serving.items import ImageFile
+from lapclip.serving.items import ImageFile, Text
 from lapclip.serving.service import Limits
 
 from .conftest import Serving, jpeg, serving
@@ -242,7 +242,30 @@ def test_requests_that_need_no_body_may_not_have_one(guarded: Serving, path: str
     assert guarded._ask(request).status == 413
 
 
-def test_json_of_very_many_elements_is_refused_before_it_is_read(served: Serving) -> None:
+@pytest.mark.parametrize("kind", ["application/json", "application/JSON", "Application/Vnd.Any+Json"])
+def test_json_of_very_many_elements_is_refused_before_it_is_read(served: Serving, kind: str) -> None:
     began = time.monotonic()
-    assert served.post("/embed", b'{"items":[' + b"{}," * 2_000_000 + b"{}]}").status == 413
+    body = b'{"items":[' + b"{}," * 2_000_000 + b"{}]}"
+    answer = served.post("/embed", body, **{"Content-Type": kind})
+    assert answer.status == 413
+    assert "elements" in answer.json["error"]["message"]
     assert time.monotonic() - began < 3
+
+
+def test_probes_do_not_wait_behind_texts_that_take_long(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hold, row = threading.Event(), Text.row
+
+    def slow(self: Text, encoder: object) -> object:
+        if self.text == "slow":
+            hold.wait(10)
+        return row(self, encoder)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Text, "row", slow)
+    with serving(trained, Limits(cache_bytes=0)) as found, ThreadPoolExecutor(4) as pool:
+        waiting = [pool.submit(found.post, "/embed", {"items": [{"text": "slow"}]}) for _ in range(4)]
+        time.sleep(0.2)
+        began = time.monotonic()
+        assert found.get("/ready").status == 200
+        assert time.monotonic() - began < 4
+        hold.set()
+        assert {each.result().status for each in waiting} == {200}

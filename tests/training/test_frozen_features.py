@@ -246,6 +246,13 @@ def test_a_rate_that_breaks_pretrained_weights_is_warned_about(here: Path, train
     assert "far above" not in notes("slow")
 
 
+def test_a_recipe_spares_weights_that_stand_less_than_pretrained_towers(here: Path, trained: Path) -> None:
+    some = [*COMMON, f"train.start={trained}", "train.steps=1", "train.image_blocks=1", "train.text_blocks=1"]
+    train("last-blocks", some, name="spared")
+    assert "train.learning_rate is 0.0001, not 0.0002" in notes("spared")
+    assert "far above" not in notes("spared")
+
+
 def test_the_recipe_follows_from_how_many_images_there_are(here: Path, trained: Path) -> None:
     outcome = train("auto", [*COMMON, f"train.start={trained}"], name="chosen")
     assert "recipe heads for 64 training images: so few would only be learnt by heart" in notes("chosen")
@@ -326,3 +333,15 @@ def test_a_cache_that_can_only_be_read_is_read(tmp_path: Path, monkeypatch: pyte
     found = read_array(tmp_path / "features-a.npy")
     assert found is not None
     assert np.array_equal(found, ROWS)
+
+
+def test_new_heads_start_with_what_fits_both_towers_best(here: Path, towers: list[str]) -> None:
+    heads, blocks = ["train.image_blocks=0", "train.text_blocks=0"], ["train.image_blocks=1", "train.text_blocks=1"]
+    train_small("random", *towers, *heads)
+    train_small("fitted", *towers, *heads, "train.head_start=closed-form")
+    assert losses("fitted")[0] < 0.9 * losses("random")[0]
+    train_small("more", *towers, *blocks)
+    train_small("asked", *towers, *blocks, "train.head_start=closed-form")
+    assert losses("asked") == losses("more")
+    assert "heads start at random" in notes("asked")
+    assert "heads start at random" not in notes("fitted")

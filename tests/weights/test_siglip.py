@@ -14,39 +14,21 @@ import torch
 from torch.nn.functional import normalize
 
 from lapclip.data.sentencepiece import read_pieces
-from lapclip.data.tokenizers import SiglipTokenizer, Tokenizer, tokenizer_from_dict
+from lapclip.data.tokenizers import tokenizer_from_dict
 from lapclip.embedder import Embedder, load_torch
 from lapclip.errors import DataError, WeightsError
 from lapclip.model.clip import CLIP, count_parameters
-from lapclip.model.shapes import SHAPES, named_shape
-from lapclip.weights import PIECES, TOKENIZER, openclip
+from lapclip.model.shapes import named_shape
+from lapclip.training.memory import count_weights
+from lapclip.weights import openclip
 from lapclip.weights.huggingface import shape_of
-from lapclip.weights.read_model import read_model, siglip_tokenizer
+from lapclip.weights.read_model import read_model
 
-from .made import change_json, embedder
+from .made import SIGLIP, VOCABULARIES, change_json, embedder, siglip_tokenizer
 
-FIXTURE = Path(__file__).parents[1] / "fixtures" / "siglip"
-PIECE_COUNT = 420
 SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
-TEXT = {**SIZES, "vocab_size": PIECE_COUNT, "max_position_embeddings": 16}
+TEXT = {**SIZES, "vocab_size": SIGLIP.vocabulary, "max_position_embeddings": 16}
 CAPTIONS = ["A photo of a Cat.", "two dogs, in the SNOW!", "", "a dog " * 60]
-SHAPE = replace(
-    SHAPES["siglip-base-patch16-224"],
-    name="siglip-32x2-patch8-33",
-    image_size=33,
-    patch=8,
-    image_width=32,
-    image_layers=2,
-    image_heads=2,
-    image_mlp=48,
-    text_width=32,
-    text_layers=2,
-    text_heads=2,
-    text_mlp=48,
-    embedding=32,
-    vocabulary=PIECE_COUNT,
-    context=16,
-)
 
 
 @pytest.fixture(scope="module", params=["siglip", "siglip2"])
@@ -73,14 +55,8 @@ def folder(kind: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
         for parameter in model.parameters():
             parameter.add_(0.1 * torch.randn(parameter.shape, generator=draw))
     model.save_pretrained(folder)
-    shutil.copy(FIXTURE / (PIECES if kind == "siglip" else TOKENIZER), folder)
+    shutil.copy(VOCABULARIES[kind], folder)
     return folder
-
-
-def tokenizer(kind: str, folder: Path) -> Tokenizer:
-    folder.mkdir(exist_ok=True)
-    shutil.copy(FIXTURE / (PIECES if kind == "siglip" else TOKENIZER), folder)
-    return siglip_tokenizer(folder, PIECE_COUNT)
 
 
 def theirs(folder: Path, pixels_BCSS: torch.Tensor, tokens_BL: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
@@ -122,11 +98,11 @@ def test_a_folder_gives_the_vectors_that_transformers_gives(folder: Path) -> Non
     assert (shape.image_size, shape.interpolation) in ((33, "bicubic"), (32, "bilinear"))
 
 
-def test_pieces_are_those_of_sentencepiece(kind: str, tmp_path: Path) -> None:
-    ours = tokenizer(kind, tmp_path)
+def test_pieces_are_those_of_sentencepiece(kind: str) -> None:
+    ours = siglip_tokenizer(kind)
     again = tokenizer_from_dict(json.loads(json.dumps(ours.to_dict())))
     padding = {"siglip": 1, "siglip2": 0}[kind]
-    for row in json.loads((FIXTURE / "ids.json").read_text(encoding="utf-8")):
+    for row in json.loads(VOCABULARIES["siglip"].with_name("ids.json").read_text(encoding="utf-8")):
         if kind == "siglip2" and "<" in row["caption"]:
             continue  # there the names of its marks become the marks
         wanted = [*row[kind][:63], 1]
@@ -136,8 +112,8 @@ def test_pieces_are_those_of_sentencepiece(kind: str, tmp_path: Path) -> None:
     assert ours.decode(ours.encode("a photo of a cat", 64)) == "a photo of a cat"
 
 
-def test_a_caption_always_has_its_full_length(kind: str, tmp_path: Path) -> None:
-    ours = embedder(SHAPE, tokenizer(kind, tmp_path))
+def test_a_caption_always_has_its_full_length(kind: str) -> None:
+    ours = embedder(SIGLIP, siglip_tokenizer(kind))
     alone = ours.encode_text(["a cat"])
     np.testing.assert_allclose(ours.encode_text(["a cat", "a dog " * 60])[:1], alone, atol=1e-6)
     assert ours.tokenizer.batch(["a cat"], 16).shape == (1, 16)
@@ -152,8 +128,10 @@ def test_a_caption_always_has_its_full_length(kind: str, tmp_path: Path) -> None
 def test_published_configurations_are_their_defaults() -> None:
     shape = shape_of({"model_type": "siglip", "text_config": {}, "vision_config": {}}, {}, "config.json")
     assert replace(shape, logit_bias=True) == named_shape("siglip-base-patch16-224")
-    with torch.device("meta"):
-        assert count_parameters(CLIP(named_shape("siglip-base-patch16-224"))) == 203_155_970
+    for name, parameters in (("siglip-base-patch16-224", 203_155_970), ("siglip-so400m-patch14-384", 877_960_498)):
+        with torch.device("meta"):
+            assert count_parameters(CLIP(named_shape(name))) == parameters
+        assert count_weights(named_shape(name))[0] == parameters
 
 
 @pytest.mark.parametrize(
@@ -177,7 +155,7 @@ def test_what_is_no_siglip_is_refused(
 def test_a_damaged_or_missing_vocabulary_is_named(kind: str, folder: Path, tmp_path: Path) -> None:
     copy = tmp_path / "copy"
     shutil.copytree(folder, copy)
-    vocabulary = copy / (PIECES if kind == "siglip" else TOKENIZER)
+    vocabulary = copy / VOCABULARIES[kind].name
     whole = vocabulary.read_bytes()
     for damaged in (whole[:-9], b"", b"\xff" * 40, whole[: len(whole) // 2]):
         vocabulary.write_bytes(damaged)
@@ -188,11 +166,10 @@ def test_a_damaged_or_missing_vocabulary_is_named(kind: str, folder: Path, tmp_p
         read_model(copy)
     with pytest.raises(DataError):
         read_pieces(whole[:50])
-    assert SiglipTokenizer.fills
 
 
 def test_the_scale_of_a_siglip_is_not_held_at_100() -> None:
-    model = CLIP(SHAPE)
+    model = CLIP(SIGLIP)
     model.logit_scale.data.fill_(4.77)
     model.hold_temperature()
     assert model.logit_scale.item() == pytest.approx(4.77)

@@ -73,7 +73,7 @@ class Normaliser:
         self._prefix = description["pre_tokenizer"]["prepend_scheme"] == "always"
 
     def __call__(self, text: str) -> str:
-        text = text if not self._trie or PLAIN.fullmatch(text) else self._mapped(text.encode("utf-8", "replace"))
+        text = text if not self._trie or PLAIN.fullmatch(text) else self._mapped(text.encode("utf-8"))
         if self._spaces:
             text = " ".join(part for part in text.split(" ") if part)
         return (SPACE * self._prefix + text.replace(" ", SPACE)) if text else ""

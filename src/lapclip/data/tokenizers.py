@@ -206,7 +206,7 @@ class SiglipTokenizer(PretrainedTokenizer):
         return {**super().to_dict(), "kind": "siglip", "cleaning": self.cleaning}
 
     def _ids(self, caption: str) -> list[int]:
-        text = self._clean(caption)
+        text = self._clean(caption.encode("utf-8", "replace").decode("utf-8"))  # halves of characters are none
         if self._normalise is None:
             return self._reader.encode(text).ids
         return [*self._reader.encode(self._normalise(text)).ids, self.end]
@@ -218,6 +218,8 @@ LEAST = 2 * 256 + 2
 """Tokens before the first merge."""
 REMEMBERED = 200_000
 """Words whose tokens are cached: captions use the same words again and again."""
+MOST_OF_A_WORD = 16
+"""Tokens of a word that is cached. What has more is no word, and might take as much memory as ten thousand."""
 
 START, END = "<start_of_text>", "<end_of_text>"
 _WORD = r"'s|'t|'re|'ve|'m|'ll|'d|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+"
@@ -281,6 +283,8 @@ class BytePairTokenizer(Tokenizer):
 
     def _word(self, word: str) -> tuple[int, ...]:
         found = tuple(token.id for token in self._bpe.tokenize(spelt(word)))
+        if len(found) > MOST_OF_A_WORD:
+            return found
         if len(self._known) >= REMEMBERED:
             self._known = dict(self._marks)
         self._known[word] = found

@@ -242,10 +242,12 @@ class Library:
 
     def _excluded(self, globs: tuple[str, ...]) -> np.ndarray:
         """Which images globs leave out; cached, because the same ones are asked again."""
-        if globs not in self._left_out:
+        found = self._left_out.get(globs)
+        if found is None:
             out = {entry.number for entry in self._index.entries() if excluded(entry.path, globs)}
-            self._left_out = {globs: np.isin(self._table.numbers, list(out))}
-        return self._left_out[globs]
+            found = np.isin(self._table.numbers, list(out))
+            self._left_out = {globs: found}  # another thread may replace it at any moment
+        return found
 
 
 def open_library(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,7 +16,7 @@ from fastapi import APIRouter
 from pydantic import Field
 from starlette.responses import Response
 
-from lapclip.errors import LapclipError, first_line
+from lapclip.errors import LapclipError, SearchError, first_line
 from lapclip.progress import Progress, Status
 from lapclip.searching.library import Answer, Library, library_of
 from lapclip.searching.query import parse, parse_since
@@ -23,7 +24,7 @@ from lapclip.searching.search_model import SearchModel
 from lapclip.serving.dialects import json_answer
 from lapclip.serving.dialects.own import Demand, Strict
 from lapclip.serving.items import Item, Text, image_from_text
-from lapclip.serving.refusals import Refusal, Unknown
+from lapclip.serving.refusals import Refusal, Unavailable, Unknown
 from lapclip.serving.service import ServedModel, Service
 from lapclip.which_model import WhichModel
 
@@ -82,17 +83,26 @@ class FolderSearch:
         since = parse_since(request.since) if request.since else None
         span = request.limit, request.offset, since, tuple(request.exclude)
         if request.like is not None:
-            if await asyncio.to_thread(library.entry, request.like) is None:
+            if await self._from_index(library.entry, request.like) is None:
                 raise Unknown(f"There is no image {request.like} in the index.")
-            return Answer(await asyncio.to_thread(library.like, request.like, *span)), library, model
+            return Answer(await self._from_index(library.like, request.like, *span)), library, model
         if request.image is not None:
             items: list[Item] = [image_from_text(request.image, position=0)]
             question = (await self._service.embed(items, model=model)).vectors[0]
-            return Answer(await asyncio.to_thread(library.near, question, *span)), library, model
+            return Answer(await self._from_index(library.near, question, *span)), library, model
         query = parse(request.query or "")
         items = [Text(text) for text in (query.wanted, *query.unwanted) if text]
         vectors = (await self._service.embed(items, model=model)).vectors
-        return await asyncio.to_thread(library.ask, query, *span, lambda texts: vectors), library, model
+        return await self._from_index(library.ask, query, *span, lambda texts: vectors), library, model
+
+    async def _from_index(self, ask: Callable[..., Any], *given: Any) -> Any:
+        """In a thread, because files are read. What is wrong with them is not the caller's fault, who is not told where
+        they lie."""
+        try:
+            return await asyncio.to_thread(ask, *given)
+        except SearchError as error:
+            self._service.notes["index"] = f"The index of the folder cannot be read: {first_line(error)}"
+            raise Unavailable("The index of the folder cannot be read at the moment.", retry_after=10) from None
 
     def close(self) -> None:
         """End the thread that keeps the index up to date."""

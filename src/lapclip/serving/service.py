@@ -197,8 +197,9 @@ class Service:
         # One thread of torch each: they are as many as there are cores already.
         self._decoders = max(2, logical_cores())
         self._decoding = ThreadPoolExecutor(self._decoders, "lapclip-decode", initializer=lambda: use_threads(1))
-        # Texts and tests of the model do not wait behind images that take long.
+        # Texts do not wait behind images that take long, nor tests of the model behind either.
         self._encoding = ThreadPoolExecutor(2, "lapclip-encode", initializer=lambda: use_threads(1))
+        self._testing = ThreadPoolExecutor(1, "lapclip-test", initializer=lambda: use_threads(1))
         self._preparing_seconds = dict(PREPARING)
         self._replacing = threading.Lock()
         self.notes: dict[str, str] = {}
@@ -339,7 +340,7 @@ class Service:
     def close(self) -> None:
         """End the threads."""
         self._model.batcher.close()
-        for pool in (self._decoding, self._encoding):
+        for pool in (self._decoding, self._encoding, self._testing):
             pool.shutdown(wait=False, cancel_futures=True)
         if self.fetcher is not None:
             self.fetcher.close()
@@ -371,7 +372,7 @@ class Service:
         futures: list[asyncio.Future[np.ndarray]] = [loop.create_future() for _ in items]
         pairs = [(item, future) for (_, item), future in zip(items, futures, strict=True)]
         if quick := [pair for pair in pairs if first or isinstance(pair[0], Text)]:  # one job for all
-            self._encoding.submit(self._prepare, model, quick, deadline, first)
+            (self._testing if first else self._encoding).submit(self._prepare, model, quick, deadline, first)
         for pair in pairs:
             if not (first or isinstance(pair[0], Text)):
                 self._decoding.submit(self._prepare, model, [pair], deadline, first)
