@@ -119,6 +119,8 @@ class Outcome:
     evaluation: dict[str, Any] | None
     start_evaluation: dict[str, Any] | None = None
     """How the trained model that it began with scores; None where there was none."""
+    short_questions: dict[str, Any] | None = None
+    """How well words and phrases find their images; None where there are too few."""
     stop_signal: int | None = None
 
     @property
@@ -202,6 +204,7 @@ def run_to_end(training: Training, signals: Signals, began: float) -> Outcome:
         places=tower_devices(read_events(training.run.events)),
         evaluation=evaluation,
         start_evaluation=training.start_evaluation,
+        short_questions=training.short_questions,
         stop_signal=signals.received if evaluation is None else None,
     )
 
@@ -220,6 +223,7 @@ def finish(training: Training) -> dict[str, Any]:
             peak_memory_bytes=training.device.peak_memory_bytes(),
             evaluation=evaluation,
             start_evaluation=training.start_evaluation,
+            short_questions=training.short_questions,
             places=tower_devices(read_events(training.run.events)),
             early=training.ended_early,
         )
@@ -235,16 +239,19 @@ def _load(training: Training, folder: Path) -> Embedder:
 
 
 def _score_final(training: Training, embedder: Embedder, *, own: bool = False) -> dict[str, Any]:
-    """The scores of a model; of the run's own also what they are worth, for search."""
+    """The scores of a model on the final split; of the run's own, on the way, also how well words and phrases of its
+    captions do, and what scores are worth, for search."""
     split, pairs = training.data.final
     images, texts, owner = embedder.encode_pairs(pairs)
     scores = {"split": split, **score_embeddings(images, texts, owner, training.config.train.batch_size)}
-    questions = None if training.data.classes else short_questions(pairs.captions)
+    if not own or training.data.classes:
+        return scores
+    questions = short_questions(pairs.captions)
     asked = embedder.encode_text(questions.texts) if questions else None
     if questions and asked is not None:
-        scores["short_questions"] = evaluate_short_questions(images, asked, questions)
+        training.short_questions = evaluate_short_questions(images, asked, questions)
     sound = len(pairs) >= FEW and np.isfinite(images).all() and np.isfinite(texts).all()
-    if own and sound and training.progress.training_seconds >= LONG_ENOUGH_TO_CALIBRATE and not training.data.classes:
+    if sound and training.progress.training_seconds >= LONG_ENOUGH_TO_CALIBRATE:
         bank = read_bank(training.run.questions) or bank_of(training.data.train.captions)
         found = calibrate(embedder, bank, images, texts, owner, asked, questions)
         found.facts.update(data=training.config.data.source, split=split)
