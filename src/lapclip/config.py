@@ -241,6 +241,9 @@ class TrainConfig:
     """Share of a pretrained image network's features left out at random before its head."""
     head_dropout: float = setting(0.0, least=0.0, most=0.9)
     """Share of the hidden layer of the heads of pretrained networks left out at random."""
+    head_start: str = setting("random", choices=("random", "closed-form"))
+    """What new heads on frozen towers start with: chance, or the linear maps that canonical correlation analysis finds
+    in closed form between the features of both towers."""
     evaluate_every_epochs: int = setting(1, least=1)
     """Epochs between evaluations. The last step is always evaluated."""
     patience: int = setting(0, least=0)

@@ -55,6 +55,15 @@ def test_recall_is_that_of_pairs_the_maps_have_not_seen() -> None:
     assert shuffled["t2i_r1"] < 0.1  # by chance one of 40
 
 
+@pytest.mark.parametrize("count", [40, 100])
+def test_captions_that_are_all_the_same_find_nothing(count: int) -> None:
+    image, _ = pairs(count)
+    for fit in (fit_cca, fit_ridge):
+        found = cross_validate(fit, image, torch.ones(count, 80), np.arange(count)).recall()
+        assert found["t2i_r1"] <= 0.2
+    assert judged(image, torch.ones(count, 80), torch.ones(count, 80)) == (True, 0)
+
+
 def test_several_captions_of_an_image_are_in_one_fold() -> None:
     image, text = pairs(100)
     owner = np.repeat(np.arange(100), 2)

@@ -204,6 +204,32 @@ def test_micro_batches_change_nothing(here: Path, towers: list[str], runs: Calla
     np.testing.assert_allclose(losses("whole"), losses("parts"), rtol=0, atol=2e-5)
 
 
+def closed_form(name: str) -> dict | None:
+    return next(read_events(Path("runs") / name / "events.jsonl"))["closed_form"]
+
+
+def test_heads_are_told_what_a_closed_form_reaches(here: Path, runs: Callable[[str, str], None]) -> None:
+    runs("heads", "heads")
+    found = closed_form("heads")
+    assert found is not None
+    assert 0 <= found["t2i_r1"] <= found["t2i_r10"] <= 1
+    assert "closed form without any training" in notes("heads")
+    runs("last-blocks", "more")  # what more than heads learns has no closed form
+    assert closed_form("more") is None
+
+
+def test_heads_may_start_with_the_closed_form(here: Path, towers: list[str]) -> None:
+    start = [*towers, *LEARNING["heads"], "train.head_start=closed-form", "train.learning_rate=0", "train.steps=1"]
+    outcome = train_small("started", *start)
+    found = closed_form("started")
+    assert outcome.evaluation is not None
+    assert found is not None
+    for name, value in found.items():
+        assert outcome.evaluation[name] == pytest.approx(value, abs=0.02)  # float32 may turn a close rank
+    train_small("unused", *start, "train.features=never")
+    assert "train.head_start is not used" in notes("unused")
+
+
 def test_a_checkpoint_holds_what_learns_and_the_model_is_whole(here: Path, runs: Callable[[str, str], None]) -> None:
     runs("lora", "run")
     saved = load_file(max(Path("runs/run/checkpoints").glob("step-*")) / WEIGHTS)

@@ -43,6 +43,7 @@ from lapclip.machine.device import Device
 from lapclip.machine.timing import Stopwatch, timed
 from lapclip.model.clip import CLIP
 from lapclip.model.freezing import LowRank, freeze
+from lapclip.model.pretrained_towers import PretrainedTower
 from lapclip.model.shapes import SHAPES
 from lapclip.progress import DataProgress, Status
 from lapclip.runs.events import Listener
@@ -280,15 +281,29 @@ def set_up(recipe: str, settings: Sequence[str], minutes: float | None, callback
         setup = add_notes(setup, lora_notes(setup.config, setup.step.model))
         if is_partly_frozen(setup.config):
             setup = fit_micro_batch(setup)
-        if setup.features and (found := closed_form(setup.features, setup.data)):
-            note = f"closed form without any training: text to image R@1 {found['t2i_r1']:.1%} on val"
-            setup = add_notes(replace(setup, closed_form=found), [note])
         if setup.config.train.minutes:
             setup = fill_minutes(setup, asked_evaluations="evaluate_every_epochs" in request.asked("train"))
+        setup = fit_heads(setup)
     asked_compile = request.config.train.compile
     not_compiled = [setup.reasons["train.compile"]] if asked_compile not in (AUTO, setup.config.train.compile) else []
     cached = [*(setup.features.notes if setup.features else []), *([setup.teacher.note] if setup.teacher else [])]
     return add_notes(setup, [*cached, *not_compiled, *device.warnings()])
+
+
+def fit_heads(setup: RunSetup) -> RunSetup:
+    """Where heads alone learn: what they reach in closed form, and their first values, if these are to come from it."""
+    fitted = closed_form(setup.features, setup.data, setup.config.model.embedding) if setup.features else None
+    model, train = setup.step.model, setup.config.train
+    asked = train.head_start == "closed-form" and not train.start
+    if fitted is None:
+        unused = "train.head_start is not used: there are no cached features of heads alone to find a closed form in"
+        return add_notes(setup, [unused]) if asked else setup
+    maps, found = fitted
+    if asked and isinstance(model.image, PretrainedTower) and isinstance(model.text, PretrainedTower):
+        model.image.head.start_from(maps.image_mean_F, maps.image_FE)
+        model.text.head.start_from(maps.text_mean_G, maps.text_GE)
+    note = f"closed form without any training: text to image R@1 {found['t2i_r1']:.1%} on val"
+    return add_notes(replace(setup, closed_form=found), [note])
 
 
 def gather(request: Request, progress: DataProgress | None) -> Ingredients:

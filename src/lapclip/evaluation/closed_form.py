@@ -25,6 +25,8 @@ from lapclip.seeding import generator
 STRENGTH = 6000.0
 """Rows at which a covariance is shrunk by its whole mean eigenvalue; with fewer, by as much more."""
 WIDTH, POWER = 512, 1.0
+TINY = 1e-6
+"""Keeps rows that are all the same, as equal captions are, from being divided by nothing."""
 
 
 class LinearMaps(NamedTuple):
@@ -46,7 +48,7 @@ class LinearMaps(NamedTuple):
 
 def normed(features: np.ndarray) -> Tensor:
     """Each row with mean 0 and variance 1, as a head's layer norm gives it at first."""
-    rows = torch.from_numpy(np.ascontiguousarray(features, dtype=np.float32))
+    rows = torch.from_numpy(np.array(features, dtype=np.float32))  # a copy: cached features can only be read
     return F.layer_norm(rows, rows.shape[1:])
 
 
@@ -78,11 +80,13 @@ class _Whitened:
         self._basis_Fr = None
         if count < features:
             values, vectors = torch.linalg.eigh(centred_PF @ centred_PF.T)
-            keep = values > values[-1] * 1e-6  # the mean takes one direction away
+            keep = values >= values[-1].clamp(min=TINY) * 1e-6  # the mean takes one direction away
+            keep[-1] = True  # where all rows are the same
+            values = values.clamp(min=TINY)
             self._basis_Fr = centred_PF.T @ (vectors[:, keep] * values[keep].rsqrt())
             centred_PF = vectors[:, keep] * values[keep].sqrt()
         covariance = centred_PF.T @ centred_PF / count
-        covariance.diagonal().add_(shrink * covariance.trace() / features)
+        covariance.diagonal().add_(shrink * covariance.trace() / features + TINY)
         self._root = torch.linalg.cholesky(covariance)
         self.rows_Pr = torch.linalg.solve_triangular(self._root, centred_PF.T, upper=False).T
 

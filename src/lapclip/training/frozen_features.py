@@ -28,7 +28,7 @@ from lapclip.data.pixels import normalise
 from lapclip.data.tokenizers import pad
 from lapclip.embedder import Embedder, distinct_captions
 from lapclip.errors import DataError
-from lapclip.evaluation.closed_form import fit_cca, normed
+from lapclip.evaluation.closed_form import LinearMaps, fit_cca, normed
 from lapclip.evaluation.retrieval import retrieval
 from lapclip.fingerprint import frozen_fingerprint
 from lapclip.machine.desktop import ends_in_order
@@ -187,9 +187,9 @@ MOST_FITTED = 10_000
 """Images that the closed form is fitted to; more would cost memory and change little."""
 
 
-def closed_form(features: CachedFeatures, data: DataSet) -> dict[str, float] | None:
-    """What heads have to beat: recall on the pairs that choose the best model, of linear heads by canonical correlation
-    analysis, without any training. None where more learns than the heads of both towers."""
+def closed_form(features: CachedFeatures, data: DataSet, width: int) -> tuple[LinearMaps, dict[str, float]] | None:
+    """Linear heads by canonical correlation analysis, without any training, and what trained heads have to beat: their
+    recall on the pairs that choose the best model. None where more learns than the heads of both towers."""
     scored = features.held_out
     if features.images is None or features.captions is None or scored.image is None or scored.text is None:
         return None
@@ -199,11 +199,11 @@ def closed_form(features: CachedFeatures, data: DataSet) -> dict[str, float] | N
     step = -(-len(data.train) // MOST_FITTED)
     rows = [row for row in range(0, len(data.train), step) if first_N[row] < first_N[row + 1]]
     captions = torch.stack([normed(features.captions.values[first_N[row] : first_N[row + 1]]).mean(0) for row in rows])
-    maps = fit_cca(normed(features.images[0][rows]), captions)
+    maps = fit_cca(normed(features.images[0][rows]), captions, width=width)
     _, which_M, owner_M = distinct_captions(data.held_out)
     texts = maps.texts(normed(scored.text.values))[which_M]
     found = retrieval(maps.images(normed(scored.image)), texts, owner_M)
-    return {name: value for name, value in found.items() if re.fullmatch(r"(t2i|i2t)_r\d+", name)}
+    return maps, {name: value for name, value in found.items() if re.fullmatch(r"(t2i|i2t)_r\d+", name)}
 
 
 def with_features(embedder: Embedder, features: CachedFeatures | None, step: AnyStep) -> Embedder:
