@@ -220,12 +220,12 @@ def test_heads_are_told_what_a_closed_form_reaches(here: Path, runs: Callable[[s
 
 def test_heads_may_start_with_the_closed_form(here: Path, towers: list[str]) -> None:
     start = [*towers, *LEARNING["heads"], "train.head_start=closed-form", "train.learning_rate=0", "train.steps=1"]
-    outcome = train_small("started", *start)
+    train_small("started", *start)
     found = closed_form("started")
-    assert outcome.evaluation is not None
     assert found is not None
+    scored = next(event for event in read_events(Path("runs/started/events.jsonl")) if event["type"] == "evaluation")
     for name, value in found.items():
-        assert outcome.evaluation[name] == pytest.approx(value, abs=0.02)  # float32 may turn a close rank
+        assert scored["evaluation"][name] == pytest.approx(value, abs=0.02)  # rounding may turn a close rank
     train_small("unused", *start, "train.features=never")
     assert "train.head_start is not used" in notes("unused")
 
