@@ -20,7 +20,7 @@ import json
 import logging
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
@@ -62,13 +62,13 @@ class Comparisons:
         self.rows.append({"name": name, "difference": difference, "tolerance": tolerance, "ok": ok})
         print(f"{name}: {difference:.1e} {'ok' if ok else f'MORE THAN {tolerance:g}'}", flush=True)
 
-    def models(self, name: str, ours: Embedder, theirs: Encoders) -> None:
+    def models(self, name: str, ours: Embedder, theirs: Encoders, captions: Sequence[str] = CAPTIONS) -> None:
         side = ours.model.shape.image_size
         pixels = torch.randn(2, 3, side, side, generator=torch.Generator().manual_seed(0))
         with torch.inference_mode():
-            mine, own = ours.model.encode_image(pixels).numpy(), ours.encode_text(CAPTIONS)
+            mine, own = ours.model.encode_image(pixels).numpy(), ours.encode_text(captions)
             self.add(f"{name}, images", mine, unit(theirs[0](pixels)), TOLERANCE)
-            self.add(f"{name}, captions", own, unit(theirs[1](CAPTIONS)), TOLERANCE)
+            self.add(f"{name}, captions", own, unit(theirs[1](list(captions))), TOLERANCE)
 
 
 def unit(rows: Tensor) -> np.ndarray:

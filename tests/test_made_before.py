@@ -107,9 +107,9 @@ def test_a_run_that_was_stopped_goes_on_to_the_losses_it_would_have_had(before: 
     losses = {step: float(loss) for step, loss in then["losses"].items()}
     if same_processor():
         assert now == losses
-        assert ended["evaluation"] == then["evaluation"]
+        assert {name: ended["evaluation"][name] for name in then["evaluation"]} == then["evaluation"]
     assert now == pytest.approx(losses, abs=TOLERANCE)
-    assert ended["evaluation"].keys() >= then["evaluation"].keys()
+    assert ended["evaluation"].keys() >= then["evaluation"].keys()  # later versions add to it
     if name == "scenes":
         captions = expected("embeddings")["captions"]
         vectors = [lapclip.load(f"runs/{run}").encode_text(captions) for run in ("scenes", "finished")]

@@ -65,9 +65,13 @@ class Client:
         self._connection = kind(host, port, timeout=SECONDS)
         self._base, self._key, self._url = parts.path.rstrip("/").removesuffix("/v1"), key, url
         about = self._ask("GET", "/ready", None, fingerprint)
-        self.name = str(about["model"])
-        self._fingerprint = str(about["fingerprint"])
-        self.embedding = int(about["dimension"])
+        try:
+            self.name, self._fingerprint = str(about["model"]), str(about["fingerprint"])
+            self.embedding = int(about["dimension"])
+        except (KeyError, TypeError, ValueError, OverflowError):
+            raise _no_server(url) from None
+        if fingerprint:  # not every server, nor every proxy, heeds the header
+            self._check_model(self._fingerprint, fingerprint)
 
     def fingerprint(self) -> str:
         """The model that all vectors of this client are of."""
@@ -100,11 +104,26 @@ class Client:
         batches, done = [], 0
         for items in _batches(map(item, given)):
             answer = self._ask("POST", "/embed", {"items": items}, self._fingerprint, first=done)
-            batches.append(np.asarray(answer["embeddings"], np.float32))
+            batches.append(self._vectors(answer, len(items)))
             done += len(items)
             if progress:
                 progress(done, len(given))
         return np.concatenate(batches) if batches else np.zeros((0, self.embedding), np.float32)
+
+    def _vectors(self, answer: Any, count: int) -> np.ndarray:
+        """The vectors of an answer, if they are those that were asked for."""
+        try:
+            made_by, vectors = str(answer["model"]), np.asarray(answer["embeddings"], np.float32)
+        except (KeyError, TypeError, ValueError):
+            raise _no_server(self._url) from None
+        self._check_model(made_by, self._fingerprint)
+        if vectors.shape != (count, self.embedding) or not np.isfinite(vectors).all():
+            raise RunError(f"{self._url} did not send a vector of {self.embedding} numbers for each item.")
+        return vectors
+
+    def _check_model(self, found: str, needed: str) -> None:
+        if found != needed:
+            raise RunError(f"{self._url} has model {found}, not {needed}: their vectors do not compare.")
 
     def _ask(self, method: str, path: str, body: Any, fingerprint: str | None, first: int = 0) -> Any:
         """An answer as JSON. A server that is busy is asked again, as it says."""
@@ -209,8 +228,12 @@ def _pause(retry_after: str | None) -> float:
 def _parsed(content: bytes, url: str) -> Any:
     try:
         return json.loads(content)
-    except ValueError:
-        raise RunError(f"{url} is no lapclip server.", hint="lapclip serve") from None
+    except (ValueError, RecursionError):
+        raise _no_server(url) from None
+
+
+def _no_server(url: str) -> RunError:
+    return RunError(f"{url} is no lapclip server.", hint="lapclip serve")
 
 
 def _as_error(status: int, content: bytes, url: str, first: int) -> Exception:
@@ -218,7 +241,7 @@ def _as_error(status: int, content: bytes, url: str, first: int) -> Exception:
     try:
         error = json.loads(content)["error"]
         message, position = str(error["message"]), error.get("position")
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return RunError(f"{url} answers {status}.", hint="lapclip serve")
     if isinstance(position, int):
         return DataError(f"Item {first + position}: {message.removeprefix(f'Item {position}: ')}")

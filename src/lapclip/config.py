@@ -20,6 +20,7 @@ from lapclip.errors import ConfigError, closest, nearest
 from lapclip.paths import read_toml
 
 AUTO, ALL, KEEP, NEVER = "auto", "all", "keep", "never"
+RANDOM, CLOSED_FORM = "random", "closed-form"
 RECIPES = Path(__file__).parent / "recipes"
 DEFAULT_RECIPE, PHOTOS_RECIPE = "first-run", "photos"
 DEFAULT_MODEL = "mini"
@@ -29,6 +30,7 @@ CLIP_MEAN, CLIP_STD = "0.48145466 0.4578275 0.40821073", "0.26862954 0.26130258 
 """What CLIP takes from red, green and blue, which are 0 to 1, and what it divides them by."""
 MOST_THREADS = 1024
 """More than any machine here has cores; torch crashes where the system gives it no more threads."""
+ACTIVATIONS = ("gelu", "quick_gelu", "gelu_tanh")
 BY_CONTENT, BY_NAME = "content", "name"
 """What splits are drawn by, where the data has none of its own."""
 
@@ -53,6 +55,8 @@ class ModelConfig:
     """Side of the square images the image tower sees, in pixels."""
     patch: int = setting(least=1)
     """Side of a patch, in pixels. It must divide image_size."""
+    architecture: str = setting("clip", choices=("clip", "siglip"))
+    """Whose towers these are: CLIP's, or SigLIP's, which are read from published weights (docs/weights.md)."""
     image_tower: str = setting("transformer", choices=("transformer", "convolutions"))
     """What looks at images: CLIP's vision transformer, or a residual network, which learns more from few images."""
     image_from: str = setting("")
@@ -88,8 +92,11 @@ class ModelConfig:
     """Longest caption in tokens, start and end included. Longer captions are cut."""
     logit_bias: bool = setting(False)
     """Whether a learnt bias is added to scaled similarities, as the sigmoid loss wants. Training sets it."""
-    activation: str = setting("gelu", choices=("gelu", "quick_gelu"))
-    """What is between the two layers of an MLP. OpenAI's weights want `quick_gelu`, x * sigmoid(1.702 x)."""
+    activation: str = setting("gelu", choices=ACTIVATIONS)
+    """What is between the two layers of an MLP. OpenAI's weights want `quick_gelu`, x * sigmoid(1.702 x); SigLIP's
+    `gelu_tanh`."""
+    text_activation: str = setting("", choices=("", *ACTIVATIONS))
+    """The same for the text tower, where it has another; empty is `activation`."""
     image_mlp: int = setting(0, least=0)
     """Width between the two layers of the image tower's MLPs; 0 is four times image_width."""
     text_mlp: int = setting(0, least=0)
@@ -119,6 +126,11 @@ class ModelConfig:
     def text_hidden(self) -> int:
         """Width between the two layers of the text tower's MLPs."""
         return self.text_mlp or 4 * self.text_width
+
+    @property
+    def class_tokens(self) -> int:
+        """Tokens of the image tower beside its patches: CLIP's has one, SigLIP's none."""
+        return int(self.architecture == "clip")
 
     def __post_init__(self) -> None:
         _check_shape(self)
@@ -182,7 +194,11 @@ class TrainConfig:
     """Pairs in memory at once; 0 takes the whole batch. The result is the same: smaller costs time and saves memory."""
     loss: str = setting("softmax", choices=("softmax", "sigmoid"))
     """How similarities are judged: `softmax` has each image choose among all captions of the batch, and each caption
-    among all images (CLIP); `sigmoid` judges each pair by itself (SigLIP). docs/loss.md"""
+    among all images (CLIP); `sigmoid` judges each pair by itself (SigLIP). A model to start from that learnt with
+    `sigmoid` goes on with it, unless another is asked for. docs/loss.md"""
+    phrases: float = setting(0.0, least=0.0, most=0.95)
+    """Share of the contrastive loss that phrases have: beside each whole caption a word or a few of any caption of the
+    image, so that short questions are answered as well. 0 learns from whole captions alone. docs/finetune.md"""
     initial_scale: float | str = setting(AUTO, least=0.1, most=100.0, choices=(AUTO,))
     """What similarities are multiplied by at the start; it is learnt. `auto` is the loss's own, 14.3 for softmax and 10
     for sigmoid, or what a model to start from has learnt with the same loss."""
@@ -211,6 +227,9 @@ class TrainConfig:
     """The cheap part: this share of the run, from its start. The rest sees images of full size with all patches."""
     start: str = setting("")
     """The model to start from, as `--from` names it: a run, a folder or file of weights, or a name on the hub."""
+    head_start: str = setting(RANDOM, choices=(RANDOM, CLOSED_FORM))
+    """What new heads of pretrained networks start with: random values, or the linear maps that fit the frozen features
+    of both towers to each other best (canonical correlation analysis), in seconds. docs/finetune.md"""
     image_blocks: int | str = setting(ALL, least=0, choices=(ALL,))
     """How many of the image tower's last blocks learn; 0 leaves its head alone to learn, `all` freezes nothing."""
     text_blocks: int | str = setting(ALL, least=0, choices=(ALL,))
@@ -241,9 +260,6 @@ class TrainConfig:
     """Share of a pretrained image network's features left out at random before its head."""
     head_dropout: float = setting(0.0, least=0.0, most=0.9)
     """Share of the hidden layer of the heads of pretrained networks left out at random."""
-    head_start: str = setting("random", choices=("random", "closed-form"))
-    """What new heads on frozen towers start with: chance, or the linear maps that canonical correlation analysis finds
-    in closed form between the features of both towers."""
     evaluate_every_epochs: int = setting(1, least=1)
     """Epochs between evaluations. The last step is always evaluated."""
     patience: int = setting(0, least=0)
@@ -499,7 +515,20 @@ def _checked(origin: str, section: str, kind: type, name: str, value: Any) -> An
 
 def _check_shape(shape: ModelConfig) -> None:
     """Raise ConfigError where the settings of a `ModelConfig` cannot go together."""
-    if shape.image_size % shape.patch and not shape.image_from:
+    siglip = shape.architecture == "siglip"
+    if siglip and (shape.image_tower != "transformer" or shape.image_from or shape.text_from):
+        raise ConfigError(
+            "model.architecture siglip has towers of its own: it takes neither convolutions nor other networks.",
+            hint="--set model.architecture=clip",
+        )
+    if siglip and shape.embedding != shape.image_width:
+        raise ConfigError(
+            f"SigLIP's embeddings are as long as its image tower is wide: model.embedding {shape.embedding} is not "
+            f"model.image_width {shape.image_width}.",
+            hint=f"--set model.embedding={shape.image_width}",
+        )
+    # Where SigLIP's patches do not divide an image, as 14 does not 384, its last pixels are not seen.
+    if shape.image_size % shape.patch and not shape.image_from and (not siglip or shape.image_size < shape.patch):
         raise ConfigError(
             f"model.patch {shape.patch} does not divide model.image_size {shape.image_size}.",
             hint=f"--set model.image_size={max(1, shape.image_size // shape.patch) * shape.patch}",

@@ -85,4 +85,7 @@ def _computation(model: CLIP, tower: str) -> dict[str, Any]:
     if isinstance(module, PretrainedTower):
         return {"network": module.spec.to_dict(), "taps": list(module.taps)}
     kind = shape.image_tower if tower == "image" else "transformer"
-    return {"tower": kind, "activation": shape.activation, "heads": getattr(shape, f"{tower}_heads")}
+    if shape.architecture == "siglip":
+        kind = shape.architecture
+    activation = (tower == "text" and shape.text_activation) or shape.activation
+    return {"tower": kind, "activation": activation, "heads": getattr(shape, f"{tower}_heads")}

@@ -50,7 +50,8 @@ class ContrastiveLoss(ABC):
 class SoftmaxLoss(ContrastiveLoss):
     """CLIP's: each image chooses among all captions, and each caption among all images.
 
-    Rows with several positives aim at all of them equally. With only the diagonal marked this is CLIP's loss.
+    Rows with several positives aim at all of them equally; one without any aims at nothing. With only the diagonal
+    marked this is CLIP's loss.
     """
 
     name = "softmax"
@@ -64,8 +65,8 @@ class SoftmaxLoss(ContrastiveLoss):
 
     def __call__(self, logits_BB: Tensor, positives_BB: Tensor) -> Tensor:
         targets_BB = positives_BB.to(logits_BB.dtype)
-        image_loss = F.cross_entropy(logits_BB, targets_BB / targets_BB.sum(1, keepdim=True))
-        text_loss = F.cross_entropy(logits_BB.T, (targets_BB / targets_BB.sum(0, keepdim=True)).T)
+        image_loss = F.cross_entropy(logits_BB, targets_BB / targets_BB.sum(1, keepdim=True).clamp(min=1))
+        text_loss = F.cross_entropy(logits_BB.T, (targets_BB / targets_BB.sum(0, keepdim=True).clamp(min=1)).T)
         return (image_loss + text_loss) / 2
 
 

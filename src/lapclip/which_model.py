@@ -1,8 +1,8 @@
 """Which model is meant: what a user typed after a command, turned into one answer. No torch: nothing is opened.
 
-A model may be a run by its name or path, a folder or a file with a model, a folder that `lapclip export` wrote, or a
-name on the Hugging Face hub, as hf:org/name. A run's model wins over one at a path of the same name. Without a name
-each command has one rule, which its help states.
+A model may be a run by its name or path, a folder or a file with a model, a folder that `lapclip export` wrote, a
+published model by its short name, or a name on the Hugging Face hub, as hf:org/name. A run's model wins over one at a
+path of the same name, and both over a published one. Without a name each command has one rule, which its help states.
 
 `eval`, `gained`, `export` and `report` take `newest_run`: they are typed after training and are about the run that was
 just trained, good or bad. `search` is about photos, not about a run: it takes the model that made the index of the
@@ -13,6 +13,7 @@ index the model that finds photos best (`best_on_photos`). `embed` does the same
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -21,17 +22,19 @@ from statistics import NormalDist
 from typing import Any
 
 from lapclip.config import SECTIONS, Config, DataConfig, Layer, build_config
-from lapclip.errors import RunError
+from lapclip.errors import RunError, closest
+from lapclip.machine.accelerators import accelerators
+from lapclip.machine.system_memory import available_bytes
 from lapclip.model.shapes import SHAPES
+from lapclip.paths import cache_folder
 from lapclip.runs.events import mapping
 from lapclip.runs.folder import RUNS, Run, all_runs, find_run
-from lapclip.text import number, path_from_here, percent
-from lapclip.weights import is_model
+from lapclip.text import number, path_from_here, percent, size
+from lapclip.weights import is_model, published_models
+from lapclip.weights.published_models import PublishedModel
 
 ASKED = "asked for"
 MADE_THE_INDEX = "it made the index of this folder"
-PRETRAINED = "lapclip train PHOTOS_WITH_CAPTIONS --recipe heads, or --model PATH of any published CLIP"
-"""What to try where there is no model that knows photos."""
 DRAWN = DataConfig().source
 """The data of a run that saw nothing but drawn scenes."""
 
@@ -40,12 +43,16 @@ class NotAModel(RunError):
     """What was named is there, and is no model."""
 
 
+class NoModel(RunError):
+    """Nothing was named, and there is no model of a run."""
+
+
 @dataclass(frozen=True)
 class WhichModel:
     """The model that is meant."""
 
     path: Path
-    """What opens it: a run's folder, a model's folder or file, an exported folder, or a name on the hub."""
+    """What opens it: a run's folder, a model's folder or file, an exported folder, a short name, or one on the hub."""
     run: Run | None
     """The run whose trained model it is; None for every other model, also for others in a run's folder."""
     why: str
@@ -58,6 +65,11 @@ class WhichModel:
         return run.name if run else str(self.path)
 
     @property
+    def published(self) -> PublishedModel | None:
+        """The published model that it is, by its short name."""
+        return None if self.path.exists() else published_models.find(self.path.as_posix())
+
+    @property
     def made_by(self) -> Run | None:
         """The run it comes from: its own, or the one in whose folder it lies, as runs/NAME/model and
         runs/NAME/exported/onnx do."""
@@ -68,7 +80,7 @@ class WhichModel:
 
     @property
     def reference(self) -> str:
-        """A path that leads there from every folder, for settings; a hub's name as it is."""
+        """A path that leads there from every folder, for settings; the name of a published model as it is."""
         return os.path.abspath(self.path) if self.path.exists() else self.path.as_posix()
 
     @cached_property
@@ -96,7 +108,7 @@ def which_model(name: str | None, without_name: Callable[[], WhichModel] | None 
         if path.exists() and is_model(path):
             return WhichModel(path, Run(path) if _is_run(path) else None, ASKED)
     if is_model(name):
-        return WhichModel(Path(name), None, ASKED)  # on the hub
+        return WhichModel(Path(name), None, ASKED)  # published: by its short name, or on the hub
     for path in (RUNS / name, Path(name)):
         if _is_run(path):
             raise _without_model(Run(path))
@@ -104,8 +116,37 @@ def which_model(name: str | None, without_name: Callable[[], WhichModel] | None 
         raise NotAModel(f"{name} holds no model that lapclip reads.", hint="lapclip runs, or a model by its path")
     if Path(name).name != name:
         raise RunError(f"There is no model at {name}.", hint="lapclip runs, or a model by its path")
+    if close := closest(name, published_models.MODELS):
+        raise RunError(
+            f"There is no run, no file and no published model called {name}. Did you mean {close}?",
+            hint="lapclip models, or lapclip runs",
+        )
     find_run(name)  # says which runs there are
     raise RunError(f"{RUNS / name} holds no model that lapclip reads.", hint="lapclip runs")
+
+
+def named_published(name: str | None) -> PublishedModel | None:
+    """The published model that a name means, where neither a run nor a path is called so."""
+    if name is None or (RUNS / name).exists() or Path(name).exists():
+        return None
+    return published_models.find(name)
+
+
+def published_for_here() -> PublishedModel | None:
+    """The published model that finds most, of those that this computer has the memory and the disk for."""
+    there = next(path for path in (cache_folder(), *cache_folder().absolute().parents) if path.exists())
+    return published_models.best_that_fits(
+        available_bytes(), shutil.disk_usage(there).free, accelerator=bool(accelerators())
+    )
+
+
+def for_photos(again: str = "--model") -> str:
+    """What to try where there is no model that knows photos; `again` is the command up to the model's name."""
+    trained = "lapclip train PHOTOS_WITH_CAPTIONS --recipe heads"
+    if (best := published_for_here()) is None:
+        return trained
+    fetched = "which is here" if best.in_cache else f"{size(best.bytes)} to fetch once"
+    return f"{again} {best.name} ({fetched}; lapclip models lists others), or {trained}"
 
 
 def newest_run() -> WhichModel:
@@ -130,7 +171,7 @@ def best_on_photos() -> WhichModel:
     the newest first; one that saw nothing but drawn scenes is taken only where no other has a model."""
     runs = runs_with_models()
     if not runs:
-        raise RunError(f"There is no trained model in {RUNS.absolute()}.", hint=PRETRAINED)
+        raise NoModel(f"There is no trained model in {RUNS.absolute()}.", hint=for_photos())
     photos = [run for run in runs if run.data_source() not in (DRAWN, None)]
     endings = [(run, ending) for run in photos if (ending := run.last_ending()).get("type") == "finished"]
     if scored := [(run, scores) for run, ending in endings if _are_scores(scores := mapping(ending.get("evaluation")))]:

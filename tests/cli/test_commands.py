@@ -41,7 +41,10 @@ def test_train_prints_a_summary_that_ends_with_the_next_command(here: Path) -> N
     assert listed[0].keys() == known | {"waits_for", "paused", "reason"}
     assert listed[0]["best_split"] == "val"
     assert "val R@1" in lapclip("runs").stdout
-    assert "(split test)" in "".join(model_notes(which_model("mine")))
+    assert "short questions" in done.stdout
+    about = "".join(model_notes(which_model("mine")))
+    assert "(split test)" in about
+    assert "single word" in about
     written = json.loads(lapclip("report", "mine", "--json").stdout)["files"]
     assert "R@1, test" in next(Path(file) for file in written if file.endswith(".md")).read_text(encoding="utf-8")
     watched = json.loads(lapclip("watch", "mine", "--once", "--json").stdout)["runs"][0]

@@ -23,6 +23,7 @@ import lapclip as package
 from lapclip.commands import embed as room
 from lapclip.commands import vector_files
 from lapclip.commands.embed import EmbedOptions
+from lapclip.data.table import ImageFile, Row
 from lapclip.embedder import Embedder
 from lapclip.errors import DataError, LapclipError, RunBusy
 
@@ -394,3 +395,23 @@ def test_killed_processes_lose_no_more_than_was_not_saved(trained: Path, here: P
     assert kills
     assert done["rows"] == 3000
     assert done["embedded"] < 3000
+
+
+def test_a_folder_that_was_moved_is_named_where_it_is(trained: Path, tmp_path: Path) -> None:
+    draw_many(tmp_path / "before", 5)
+    embedded(tmp_path / "before", tmp_path / "vectors.npz", trained)
+    (tmp_path / "before").rename(tmp_path / "after")
+    embedded(tmp_path / "after", tmp_path / "vectors.npz", trained)
+    about = read(tmp_path / "vectors.npz")["about"]
+    assert (about["folder"], about["source"]) == (str(tmp_path / "after"), str(tmp_path / "after"))
+
+
+@pytest.mark.parametrize("ending", [".npy", ".npz", ".parquet"])
+def test_a_file_that_tells_of_many_images_left_out_is_known_again(tmp_path: Path, ending: str) -> None:
+    names = [[f"{'фото' * 60}/{number}.heic", "no reader"] for number in range(room.MOST_LEFT_OUT)]
+    about = {"fingerprint": "a" * 16, "left_out": names}
+    rows = [Row(ImageFile(tmp_path / "a.png", "a.png"), ())]
+    vectors, none = np.ones((1, 4), np.float32), np.zeros((0, 4), np.float32)
+    file = vector_files.vector_file(tmp_path / f"vectors{ending}")
+    file.replace(vector_files.Embedded(about, rows, np.array([0]), vectors, none))
+    assert (file.check_free() or {})["left_out"] == names

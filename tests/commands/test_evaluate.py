@@ -30,6 +30,8 @@ from lapclip.data.pixels import View
 from lapclip.embedder import load
 from lapclip.errors import ConfigError, DataError, LapclipError, RunError
 from lapclip.evaluation import note_on_chance
+from lapclip.evaluation.calibration import calibration_of
+from lapclip.evaluation.question_bank import OWN, read_bank
 from lapclip.evaluation.retrieval import retrieval
 from lapclip.evaluation.zeroshot import TEMPLATES, class_embeddings
 from lapclip.which_model import which_model
@@ -50,6 +52,11 @@ def test_a_run_is_scored_on_the_split_that_chose_nothing_and_the_account_is_kept
     assert result["evaluation"]["candidates"] == 240
     assert 0 <= result["linear_baseline"] < 0.5
     assert result["negatives"]["negatives"] == 11
+    short = result["short_questions"]
+    assert short["questions"] >= 20
+    assert 0 < short["chance"] < short["map"] < 1
+    assert short["map_low"] <= short["map"] <= short["map_high"]
+    assert short["phrases"]["questions"] >= 20
     folder = mine / "evaluation" / "test"
     kept = json.loads((folder / "evaluation.json").read_text(encoding="utf-8"))
     assert kept == {name: value for name, value in result.items() if name != "files"}
@@ -57,7 +64,42 @@ def test_a_run_is_scored_on_the_split_that_chose_nothing_and_the_account_is_kept
     assert {f"evaluation-{answer['picture']}" for example in result["examples"] for answer in example["top"]} <= shown
     assert {f"evaluation-{pair['own']}" for pair in result["confused"]} <= shown
     assert result["files"][0] == str(Path("runs/mine/evaluation/test/evaluation.html"))
-    assert "Hard negatives" in (folder / "evaluation.md").read_text(encoding="utf-8")
+    page = (folder / "evaluation.md").read_text(encoding="utf-8")
+    assert "Hard negatives" in page
+    assert f"{short['questions']} words" in page
+
+
+def test_what_scores_are_worth_is_kept_with_the_run_for_search(mine: Path) -> None:
+    bank = read_bank(mine / "questions.json")
+    assert bank is not None
+    assert len(bank.captions) > 100
+    (mine / "questions.json").unlink()  # as in a run of an earlier release
+    result = evaluate(EvaluationRequest(device="cpu"))
+    assert read_bank(mine / "questions.json") == bank
+    assert result["hubness"]["bank"]["captions"] == len(bank.captions)
+    assert result["hubness"]["whole"]["questions"] == result["evaluation"]["captions"]
+    assert result["hubness"]["whole"]["t2i_r1"] == pytest.approx(result["evaluation"]["t2i_r1"], abs=0.01)
+    assert 0 <= result["verdict"]["whole"]["auroc"] <= 1
+    model = which_model("mine")
+    kept = calibration_of(model, load(mine))
+    assert kept is not None
+    assert kept.facts["hubness"] == result["hubness"]
+    assert (kept.facts["data"], kept.facts["split"]) == ("scenes", "test")
+    assert "hubness correction" in (mine / "evaluation" / "test" / "evaluation.md").read_text(encoding="utf-8")
+
+
+def test_a_model_without_a_run_is_measured_with_the_bank_that_is_shipped(mine: Path, empty_cache: Path) -> None:
+    shutil.copytree(mine / "model", "elsewhere")
+    photos = write_photos(Path("photos"), [""] * 24)
+    result = evaluate(EvaluationRequest("elsewhere", str(photos), device="cpu"))
+    assert result["hubness"]["bank"] == {"from": OWN, "captions": 3000, "phrases": 3000}
+    assert calibration_of(which_model("elsewhere"), load("elsewhere")) is not None
+    assert [path.name[:12] for path in empty_cache.glob("*.safetensors")] == ["calibration-"]
+
+
+def test_images_that_it_learnt_from_calibrate_nothing(mine: Path) -> None:
+    assert "hubness" not in evaluate(EvaluationRequest(device="cpu", split="train"))
+    assert not (mine / "calibration.safetensors").exists()
 
 
 def test_another_split_replaces_nothing_of_the_first(mine: Path) -> None:
@@ -104,7 +146,10 @@ def test_a_model_in_a_folder_of_its_own_needs_data_and_keeps_nothing_unless_aske
 
 def test_the_figures_are_those_of_the_embeddings(mine: Path) -> None:
     photos = write_photos(Path("photos"), [""] * 6)
-    result = evaluate(EvaluationRequest("mine", str(photos), device="cpu"))["evaluation"]
+    whole = evaluate(EvaluationRequest("mine", str(photos), device="cpu"))
+    result = whole["evaluation"]
+    assert whole["short_questions"] is None
+    assert "no short questions" in " ".join(whole["notes"])
     model = load("runs/mine")
     images = model.encode_image([photos / f"{at}.png" for at in range(6)])
     texts = model.encode_text([f"{words} number {at}" for at in range(6) for words in ("a thing", "the thing")])

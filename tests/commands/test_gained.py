@@ -102,6 +102,8 @@ def test_the_ends_of_the_curves_are_the_scores_of_start_and_end(mine: Path, tune
     assert not (mine / "blended").exists()
     (scenes,) = result["checks"]
     assert (scenes["name"], scenes["pictures"], scenes["split"]) == ("scenes", 240, "test")
+    plain = evaluate(EvaluationRequest("runs/mine/start", "scenes", device="cpu", split="test"))["short_questions"]
+    assert scenes["before"]["short_questions"]["map"] == pytest.approx(plain["map"], abs=1e-6)
     kept = json.loads((mine / "gained" / "gained.json").read_text(encoding="utf-8"))
     assert kept == json.loads(json.dumps({name: value for name, value in result.items() if name != "files"}))
     assert [Path(path).name for path in result["files"]] == ["gained.html", "gained.md", "gained.json"]

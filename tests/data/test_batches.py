@@ -6,16 +6,19 @@ import pytest
 from lapclip.config import DataConfig
 from lapclip.data.batches import BLOCK, WINDOW, BatchPlan, prefetch
 from lapclip.data.dataset import Pairs
-from lapclip.data.sources.scenes import load_scenes
+from lapclip.data.sources.built_in import load_scenes
 from lapclip.data.tokenizers import CharacterTokenizer
 from lapclip.errors import DataError
 
 
-def plan_of(captions: list[list[str]], batch_size: int, seed: int = 0, dropout: float = 0.0) -> BatchPlan:
+def plan_of(
+    captions: list[list[str]], batch_size: int, seed: int = 0, dropout: float = 0.0, *, phrases: bool = False
+) -> BatchPlan:
     """Images that carry their row number in each pixel."""
     rows = np.arange(len(captions), dtype=np.uint8)
     pixels = np.broadcast_to(rows[:, None, None, None], (len(captions), 2, 2, 3))
-    return BatchPlan(Pairs(pixels, captions), CharacterTokenizer("abcdefgh "), 20, batch_size, seed, dropout)
+    pairs, tokenizer = Pairs(pixels, captions), CharacterTokenizer("abcdefgh ")
+    return BatchPlan(pairs, tokenizer, 20, batch_size, seed, dropout, with_phrases=phrases)
 
 
 def rows_of(batch) -> list[int]:
@@ -183,3 +186,34 @@ def test_captions_in_a_built_in_batch_are_trimmed() -> None:
     assert data.alphabet is not None
     batch = BatchPlan(data.train, CharacterTokenizer(data.alphabet), 77, 16, 0).batch(1)
     assert batch.tokens_BL.shape[1] in (48, 56, 64)
+
+
+PHRASED = [["a bad cab", "a cab"], ["a bad bed"], ["a bed", "a cab"], ["a big bed"], ["a cab, a hedge"], ["a"], ["..."]]
+
+
+def test_each_image_has_a_phrase_that_is_true_of_all_that_have_it() -> None:
+    plan, plain = plan_of(PHRASED, 7, phrases=True), plan_of(PHRASED, 7)
+    true = {"a cab": {0, 2, 4}, "a bed": {1, 2, 3}, "a bad": {0, 1}}
+    seen = set()
+    for step in range(1, 30):
+        batch, same = plan.batch(step), plan_of(PHRASED, 7, phrases=True).batch(step)
+        assert batch.phrase_tokens_BL is not None
+        assert batch.phrase_positives_BB is not None
+        assert same.phrase_tokens_BL is not None
+        assert np.array_equal(batch.phrase_tokens_BL, same.phrase_tokens_BL)
+        assert np.array_equal(batch.tokens_BL, plain.batch(step).tokens_BL)
+        rows = rows_of(batch)
+        for column, tokens in enumerate(batch.phrase_tokens_BL):
+            phrase = plan.tokenizer.decode(tokens)
+            assert {rows[at] for at in np.flatnonzero(batch.phrase_positives_BB[:, column])} == true[phrase]
+            assert rows[column] in true[phrase] or rows[column] in (5, 6)
+            seen.add(phrase)
+    assert seen == set(true)
+    assert plain.batch(1).phrase_tokens_BL is None
+    assert plain.phrases == ()
+
+
+def test_captions_without_phrases_in_common_have_whole_captions_alone() -> None:
+    batch = plan_of([["a cab"], ["a bed"]], 2, phrases=True).batch(1)
+    assert batch.phrase_tokens_BL is None
+    assert batch.phrase_positives_BB is None

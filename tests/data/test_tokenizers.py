@@ -221,3 +221,11 @@ def test_a_kind_that_was_asked_for_is_taken(kind: str, tokens: int) -> None:
     tokenizer, why = choose_tokenizer(DataConfig(tokenizer=kind), ["a red bicycle"], None, 77)
     assert tokenizer.vocabulary == tokens
     assert why.startswith("asked for")
+
+
+def test_what_is_no_word_takes_no_memory() -> None:
+    tokenizer, letters = BytePairTokenizer([]), "abcdefghij"
+    for number in range(20):
+        assert len(tokenizer.encode(letters * 2_000 + letters[number % 10] * number, 77)) == 77
+    assert tokenizer.encode("a cat", 77) == tokenizer.encode("a cat", 77)
+    assert set(tokenizer._known) == {"a", "cat"}

@@ -23,10 +23,11 @@ from lapclip.errors import WeightsError
 from lapclip.exporting import CheckPairs, Job, Written, find_format
 from lapclip.exporting.export_folder import written_whole
 from lapclip.model.shapes import SHAPES
+from lapclip.weights import openclip
 from lapclip.weights.read_model import read_model
 
 from ..conftest import lapclip as command
-from ..weights.made import CAPTIONS, SHAPE, characters, embedder, save_own
+from ..weights.made import CAPTIONS, SHAPE, SIGLIP, characters, embedder, save_own, siglip_tokenizer
 
 
 def learnt() -> BytePairTokenizer:
@@ -44,6 +45,43 @@ def write(ours: Embedder, to: str, out: Path, *, force: bool = False) -> Written
     format.check_model(ours, out)
     with written_whole(out, force=force) as folder:
         return format.write(Job(ours, folder, CheckPairs(NO_PAIRS, NO_PAIRS, "nothing")))
+
+
+@pytest.mark.parametrize("kind", ["siglip", "siglip2"])
+@pytest.mark.parametrize("to", FORMATS)
+def test_a_siglip_goes_there_and_back_to_the_last_bit(
+    to: str, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours = embedder(SIGLIP, siglip_tokenizer(kind))
+    if to == "openclip":
+        with pytest.raises(WeightsError, match="timm"):
+            write(ours, to, tmp_path / "there")
+        monkeypatch.setitem(openclip.TIMM_SIZES, "base", (32, 2, 2, 48))
+        monkeypatch.setitem(openclip.TIMM_TOWERS, "base", ((8, 33),))
+    notes = write(ours, to, tmp_path / "there").notes
+    shape, tensors, tokenizer, _ = read_model(tmp_path / "there")
+    # timm's base tower has another GELU, which is said.
+    changed = {"activation": "gelu", "text_activation": "gelu_tanh"} if to == "openclip" else {}
+    assert shape == replace(ours.model.shape, **changed)
+    assert any("GELU" in note for note in notes) == bool(changed)
+    assert tokenizer.to_dict() == ours.tokenizer.to_dict()
+    assert all(torch.equal(tensors[name], tensor) for name, tensor in ours.model.state_dict().items())
+
+
+@pytest.mark.parametrize("kind", ["siglip", "siglip2"])
+def test_transformers_loads_a_siglip_with_its_tokenizer(kind: str, tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    ours = embedder(SIGLIP, siglip_tokenizer(kind))
+    write(ours, "huggingface", tmp_path / "there")
+    model = transformers.SiglipModel.from_pretrained(tmp_path / "there").eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "there")
+    captions = [*CAPTIONS, "", "x_y  &"]
+    tokens = tokenizer(captions, padding="max_length", truncation=True, return_tensors="pt")["input_ids"]
+    np.testing.assert_array_equal(tokens.numpy(), ours.tokenizer.batch(captions, ours.context))
+    with torch.inference_mode():
+        text = torch.nn.functional.normalize(model.get_text_features(input_ids=tokens).pooler_output, dim=-1)
+    np.testing.assert_allclose(text.numpy(), ours.encode_text(captions), atol=1e-5)
+    assert (model.logit_scale.exp().item(), model.logit_bias.item()) == pytest.approx(tuple(ours.logits()))
 
 
 @pytest.mark.parametrize("kind", TOKENIZERS)

@@ -4,9 +4,16 @@ from __future__ import annotations
 
 import base64
 import io
+import json
+import math
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -14,7 +21,7 @@ from PIL import Image, ImageCms
 
 import lapclip
 from lapclip import client
-from lapclip.errors import ConfigError
+from lapclip.errors import ConfigError, RunError
 from lapclip.serving.refusals import TooMany
 from lapclip.serving.service import Limits
 
@@ -152,3 +159,72 @@ def test_a_busy_server_is_asked_again(served: Serving, monkeypatch: pytest.Monke
 def test_it_needs_no_torch() -> None:
     program = "import sys, lapclip; lapclip.connect; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+
+
+class Broken(BaseHTTPRequestHandler):
+    """A server that answers as its class says."""
+
+    ready: ClassVar[Any]
+    vectors: ClassVar[Any]
+
+    def do_GET(self) -> None:
+        self.say(self.ready)
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.say(self.vectors)
+
+    def say(self, content: Any) -> None:
+        body = json.dumps(content).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Nothing."""
+
+
+@contextmanager
+def broken(ready: Any, vectors: Any = None) -> Iterator[str]:
+    handler = type("Handler", (Broken,), {"ready": ready, "vectors": vectors})
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+READY = {"model": "mine", "fingerprint": "a" * 16, "dimension": 2}
+
+
+@pytest.mark.parametrize(
+    "ready", [{}, [], None, "ready", {**READY, "dimension": None}, {**READY, "dimension": math.inf}]
+)
+def test_what_is_no_server_of_ours_is_said(ready: Any) -> None:
+    with broken(ready) as url, pytest.raises(lapclip.LapclipError, match="no lapclip server"):
+        lapclip.connect(url)
+
+
+def test_a_server_that_does_not_heed_the_fingerprint() -> None:
+    with broken(READY) as url:
+        with pytest.raises(lapclip.LapclipError, match="do not compare"):
+            lapclip.connect(url, fingerprint="b" * 16)
+        assert lapclip.connect(url, fingerprint="a" * 16).fingerprint() == "a" * 16
+
+
+@pytest.mark.parametrize(
+    ("vectors", "why"),
+    [
+        ({"model": "b" * 16, "embeddings": [[1, 0], [0, 1]]}, "do not compare"),
+        ({"model": "a" * 16, "embeddings": [[1, 0]]}, "for each item"),
+        ({"model": "a" * 16, "embeddings": [[1, 0, 0], [0, 1, 0]]}, "for each item"),
+        ({"model": "a" * 16, "embeddings": [[1, 0], [None, 1]]}, "for each item"),
+        ({"model": "a" * 16, "embeddings": [[1, 0], [1]]}, "no lapclip server"),
+        ({"model": "a" * 16}, "no lapclip server"),
+        ([], "no lapclip server"),
+    ],
+)
+def test_vectors_that_were_not_asked_for_are_no_answer(vectors: Any, why: str) -> None:
+    asked = ["a cat", "a dog"]
+    with broken(READY, vectors) as url, lapclip.connect(url) as model, pytest.raises(RunError, match=why):
+        model.encode_text(asked)

@@ -443,3 +443,20 @@ def test_the_images_of_one_request_are_bounded_together(certificate: Path, netwo
         asyncio.run(fetched(4))
     assert bounded._rooms.taken == 0
     bounded.close()
+
+
+@pytest.mark.parametrize("path", ["/v1/embed", "/v2/embed"])
+def test_a_model_that_was_named_by_its_fingerprint_answers_or_nobody(
+    fetching: Serving, network: Network, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    model = fetching.service.model
+    asked = {"model": model.fingerprint, "input_type": "image", "images": [f"https://{NAME}/next/1"]}
+    assert fetching.post(path, asked).status == 200
+
+    def replaced_meanwhile(host: Any, port: Any, *arguments: Any, **options: Any) -> Any:
+        if port == 443:
+            monkeypatch.setattr(model, "fingerprint", "f" * 16)
+        return network.resolve(host, port, *arguments, **options)
+
+    monkeypatch.setattr(socket, "getaddrinfo", replaced_meanwhile)
+    assert fetching.post(path, asked).status == 409

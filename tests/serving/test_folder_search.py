@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from lapclip.searching.library import open_library
+from lapclip.searching.index import DATABASE, index_folder
+from lapclip.searching.library import Library, open_library
 from lapclip.serving.folder_search import FolderSearch
 from lapclip.serving.service import ServedModel
 from lapclip.which_model import WhichModel
@@ -111,3 +112,30 @@ def test_new_images_are_found_after_a_while(asked: tuple[Serving, FolderSearch],
         time.sleep(0.02)
     found = server.post("/search", {"image": base64.b64encode(jpeg(99)).decode(), "limit": 1}).json["results"]
     assert found[0]["path"] == "late.jpg"
+
+
+def test_questions_that_leave_out_different_images_do_not_meet(
+    asked: tuple[Serving, FolderSearch], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As if others replaced what was remembered of a question in the very moment.
+    monkeypatch.setattr(Library, "_left_out", property(lambda library: {}, lambda library, found: None), raising=False)
+    answer = asked[0].post("/search", {"query": "a cat", "limit": 50, "exclude": ["0*"]})
+    assert sorted(each["path"] for each in answer.json["results"]) == ["10.jpg", "11.jpg"]
+
+
+def test_a_damaged_index_is_no_fault_of_the_caller_and_is_made_again(
+    asked: tuple[Serving, FolderSearch], photos: Path
+) -> None:
+    server, search = asked
+    (database,) = index_folder(photos).glob(f"*/{DATABASE}")
+    database.write_bytes(b"damaged" * 1000)
+    for question in ({"query": "a cat"}, {"like": 1}):
+        answer = server.post("/search", question)
+        assert (answer.status, answer.json["error"]["code"]) == (503, "unavailable")
+        assert index_folder(photos).name.encode() not in answer.body
+    assert "damaged" in server.service.notes["index"]
+    search._wake.set()  # instead of a minute
+    deadline = time.monotonic() + 20
+    while server.service.notes and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert server.post("/search", {"query": "a cat"}).status == 200

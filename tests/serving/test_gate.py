@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from lapclip.serving.items import ImageFile
+from lapclip.serving.items import ImageFile, Text
 from lapclip.serving.service import Limits
 
 from .conftest import Serving, jpeg, serving
@@ -81,7 +81,7 @@ def test_all_requests_together_have_a_limit(guarded: Serving) -> None:
 
 
 def test_a_full_queue_refuses_at_once_and_recovers(trained: Path) -> None:
-    with serving(trained, Limits(queue_seconds=0.05, queue_items=0, cache_bytes=0)) as found:
+    with serving(trained, Limits(queue_seconds=0.05, queue_requests=0, cache_bytes=0)) as found:
         hold, embed = threading.Event(), found.service.model.engine.embed
 
         def slow(tower: str, rows: object) -> object:
@@ -102,6 +102,24 @@ def test_a_full_queue_refuses_at_once_and_recovers(trained: Path) -> None:
         assert set(statuses) <= {200, 429}
         assert found.post("/embed", {"items": items}).status == 200
         assert found.service.load == (0, 0.0)
+
+
+def test_a_few_requests_may_always_wait(trained: Path) -> None:
+    with serving(trained, Limits(queue_seconds=0.0, queue_requests=4, cache_bytes=0)) as found:
+        hold, embed = threading.Event(), found.service.model.engine.embed
+
+        def slow(tower: str, rows: object) -> object:
+            hold.wait(5)
+            return embed(tower, rows)  # type: ignore[arg-type]
+
+        found.service.model.engine.embed = slow  # type: ignore[method-assign]
+        with ThreadPoolExecutor(4) as pool:
+            answers = [pool.submit(found.post, "/embed", {"items": [{"text": "a"}, {"text": "b"}]}) for _ in range(4)]
+            while found.service.load[0] < 8:
+                time.sleep(0.01)
+            assert found.post("/embed", {"items": [{"text": "c"}]}).status == 429
+            hold.set()
+            assert [answer.result().status for answer in answers] == [200] * 4
 
 
 def test_a_caller_who_goes_away_costs_nothing_more(trained: Path) -> None:
@@ -164,7 +182,7 @@ def test_images_that_take_long_to_decode_fill_the_queue(trained: Path, monkeypat
 
     monkeypatch.setattr(ImageFile, "row", slow)
     with (
-        serving(trained, Limits(cache_bytes=0, queue_seconds=0.3, queue_items=0)) as found,
+        serving(trained, Limits(cache_bytes=0, queue_seconds=0.3, queue_requests=0)) as found,
         ThreadPoolExecutor(16) as pool,
     ):
         image = {"items": [{"image": base64.b64encode(jpeg(1)).decode()}]}
@@ -224,7 +242,30 @@ def test_requests_that_need_no_body_may_not_have_one(guarded: Serving, path: str
     assert guarded._ask(request).status == 413
 
 
-def test_json_of_very_many_elements_is_refused_before_it_is_read(served: Serving) -> None:
+@pytest.mark.parametrize("kind", ["application/json", "application/JSON", "Application/Vnd.Any+Json"])
+def test_json_of_very_many_elements_is_refused_before_it_is_read(served: Serving, kind: str) -> None:
     began = time.monotonic()
-    assert served.post("/embed", b'{"items":[' + b"{}," * 2_000_000 + b"{}]}").status == 413
+    body = b'{"items":[' + b"{}," * 2_000_000 + b"{}]}"
+    answer = served.post("/embed", body, **{"Content-Type": kind})
+    assert answer.status == 413
+    assert "elements" in answer.json["error"]["message"]
     assert time.monotonic() - began < 3
+
+
+def test_probes_do_not_wait_behind_texts_that_take_long(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hold, row = threading.Event(), Text.row
+
+    def slow(self: Text, encoder: object) -> object:
+        if self.text == "slow":
+            hold.wait(10)
+        return row(self, encoder)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Text, "row", slow)
+    with serving(trained, Limits(cache_bytes=0)) as found, ThreadPoolExecutor(4) as pool:
+        waiting = [pool.submit(found.post, "/embed", {"items": [{"text": "slow"}]}) for _ in range(4)]
+        time.sleep(0.2)
+        began = time.monotonic()
+        assert found.get("/ready").status == 200
+        assert time.monotonic() - began < 4
+        hold.set()
+        assert {each.result().status for each in waiting} == {200}

@@ -66,6 +66,7 @@ class Upstream(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Answering)
         self.asked: list[tuple[str, str, bytes]] = []
         self.answer: tuple[int, bytes] | str = 200, json.dumps(FOUND).encode()
+        self.kind = "application/json"
         self.left = threading.Event()
         self.url = f"http://127.0.0.1:{self.server_port}"
 
@@ -83,7 +84,7 @@ class Answering(BaseHTTPRequestHandler):
             return
         status, content = upstream.answer
         self.send_response(status)
-        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Type", upstream.kind)
         self.end_headers()
         self.wfile.write(content)
 
@@ -108,7 +109,7 @@ def fresh(request: pytest.FixtureRequest) -> None:
         upstream = request.getfixturevalue("passing")[1]
         upstream.asked.clear()
         upstream.left.clear()
-        upstream.answer = 200, json.dumps(FOUND).encode()
+        upstream.answer, upstream.kind = (200, json.dumps(FOUND).encode()), "application/json"
 
 
 def test_ping_answers_pong(served: Serving) -> None:
@@ -227,6 +228,25 @@ def test_an_upstream_that_is_slow_or_endless_or_gone_is_not_waited_for(
         assert "--immich-upstream" in answer.json["detail"]
 
 
+@pytest.mark.parametrize(
+    ("status", "kind", "passed"),
+    [
+        (524, "application/json", 502),
+        (999, "application/json", 502),
+        (199, "application/json", 502),
+        (422, "application/json", 422),
+        (200, "application/json;\r\n charset=utf-8", 200),
+        (200, "a\0b", 200),
+    ],
+)
+def test_odd_answers_of_an_upstream_are_answers_too(
+    passing: tuple[Serving, Upstream], status: int, kind: str, passed: int
+) -> None:
+    served, upstream = passing
+    upstream.answer, upstream.kind = (status, b"{}"), kind
+    assert predict(served, form(FACES, image=b"a")).status == passed
+
+
 def test_a_caller_who_goes_away_frees_the_upstream(
     passing: tuple[Serving, Upstream], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -280,3 +300,9 @@ def test_immich_has_no_key_and_needs_none_where_that_was_allowed(
         given.clear()
         asyncio.run(asyncio.wait_for(gate(cast(Any, scope), receive, send), 5))
         assert statuses[0] == (expected if path == "/predict" else 401)
+
+
+def test_a_form_of_very_many_parts_is_not_read_to_its_end(served: Serving) -> None:
+    answer = predict(served, f"--{BOUNDARY}\r\n\r\n\r\n".encode() * 10_000 + f"--{BOUNDARY}--\r\n".encode())
+    assert answer.status == 400
+    assert "parts" in answer.json["detail"]

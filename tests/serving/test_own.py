@@ -15,6 +15,7 @@ from PIL import Image
 
 from lapclip.embedder import Embedder, Encoder, Logits, open_exported
 from lapclip.evaluation.zeroshot import TEMPLATES, class_embeddings
+from lapclip.serving import app
 from lapclip.serving.dialects import TURNS, json_answer
 
 from .conftest import Serving, jpeg
@@ -172,3 +173,22 @@ def test_examples_of_the_schema_are_answered(served: Serving) -> None:
     }.items():
         example = {field: facts["examples"][0] for field, facts in schemas[name]["properties"].items()}
         assert served.post(path, example).status == 200
+
+
+WRONG = [{}] * 1000
+MANY_ERRORS: dict[str, tuple[str, Any]] = {
+    "fields": ("/embed", dict.fromkeys(map(str, range(100_000)))),
+    "fields of items": ("/embed", {"items": [dict.fromkeys(map(str, range(60)))] * 2000}),
+    "parts": ("/v1/embeddings", {"messages": [{"role": "user", "content": WRONG}] * 100}),
+    "contents": ("/v2/embed", {"model": "any", "input_type": "image", "inputs": [{"content": WRONG}] * 100}),
+}
+
+
+@pytest.mark.parametrize("path_and_body", MANY_ERRORS.values(), ids=MANY_ERRORS)
+def test_of_very_many_errors_few_are_collected(
+    served: Serving, monkeypatch: pytest.MonkeyPatch, path_and_body: tuple[str, Any]
+) -> None:
+    counts, first = [], app._as_refusal
+    monkeypatch.setattr(app, "_as_refusal", lambda error: counts.append(len(error.errors())) or first(error))
+    assert served.post(*path_and_body).status in (400, 413)
+    assert sum(counts) <= 64

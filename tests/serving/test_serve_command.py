@@ -33,12 +33,13 @@ from lapclip.machine.facts import python
 from lapclip.serving import swap
 from lapclip.serving.choose_engine import Stamps
 from lapclip.serving.engine import Engine
+from lapclip.serving.metrics import Metrics
 from lapclip.serving.refusals import Unavailable
 from lapclip.serving.service import ServedModel, Service
 from lapclip.serving.swap import Swapper
-from lapclip.which_model import which_model
+from lapclip.which_model import WhichModel, which_model
 
-from .conftest import Serving, jpeg, serving
+from .conftest import Serving, engine_of, jpeg, serving
 
 needs_posix = pytest.mark.skipif(os.name == "nt", reason="Windows has no such signals")
 
@@ -122,6 +123,16 @@ def test_a_missing_extra_is_named(here: Path, monkeypatch: pytest.MonkeyPatch) -
         prepare(ServeOptions())
     assert error.value.hint == 'pip install "lapclip[serve]"'
     assert "python_multipart" in error.value.message  # as it is imported; `multipart` is another package
+
+
+def test_a_name_that_is_no_text_can_be_told(trained: Path) -> None:
+    which = WhichModel(Path("café".encode("latin-1").decode("utf-8", "surrogateescape")), None, "asked for")
+    metrics = Metrics()
+    engine = engine_of(trained)
+    prepared = Prepared(ServeOptions(), which, engine, Stamps("", ""), None, (), [])
+    service = Service(ServedModel(prepared.name, engine, 0), metrics=metrics)
+    assert b"caf" in metrics.text()
+    service.close()
 
 
 def test_reload_without_a_server_says_so(here: Path, empty_cache: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,6 +7,7 @@ import io
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
+import pytest
 from PIL import Image
 
 from .conftest import Serving, jpeg
@@ -58,3 +59,14 @@ def test_ready_means_that_the_vectors_are_right(served: Serving) -> None:
     finally:
         model.golden, served.service._ready = golden, None
     assert served.get("/ready").status == 200
+
+
+def test_readiness_of_a_model_is_not_told_of_its_successor(served: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
+    ready, fingerprint = served.service.ready, served.service.model.fingerprint
+
+    async def replaced_meanwhile() -> None:
+        await ready()
+        monkeypatch.setattr(served.service.model, "fingerprint", "f" * 16)
+
+    monkeypatch.setattr(served.service, "ready", replaced_meanwhile)
+    assert served.get("/ready", **{"X-Lapclip-Model": fingerprint}).status == 409

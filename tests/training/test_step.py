@@ -185,6 +185,40 @@ def test_micro_batches_learn_from_a_teacher_as_the_whole_batch_does(micro_batch:
         assert (one.grad - other.grad).norm() <= 1e-5 * one.grad.norm() + 1e-9, name
 
 
+@pytest.mark.parametrize(("loss", "taught"), [("softmax", False), ("sigmoid", False), ("softmax", True)])
+def test_micro_batches_learn_phrases_as_the_whole_batch_does(loss: str, taught: bool) -> None:
+    plain, draw = batch_of(), np.random.default_rng(1)
+    if taught:
+        rows = draw.normal(size=(8, 64)).astype(np.float32)
+        rows /= np.linalg.norm(rows, axis=1, keepdims=True)
+        plain = replace(plain, teacher_image=rows, teacher_text=rows)
+    true = draw.random((8, 8)) < 0.3
+    true[5] = False  # an image that none of the phrases is true of
+    batch = replace(plain, phrase_tokens_BL=plain.tokens_BL[::-1, 4:12].copy(), phrase_positives_BB=true)
+    settings = {"clip_norm": 0.0, "phrases": 0.4, "loss": loss}
+    whole, parts = step_of(**settings), step_of(**settings, micro_batch=3)
+    whole_metrics, parts_metrics = (step(batch, 1, 0.0, off())() for step in (whole, parts))
+    assert whole_metrics.loss == pytest.approx(step_of(**settings)(plain, 1, 0.0, off())().loss, rel=1e-6)
+    assert parts_metrics.phrase_loss == pytest.approx(whole_metrics.phrase_loss, rel=1e-6)
+    assert math.isfinite(whole_metrics.phrase_loss)
+    assert whole_metrics.phrase_loss > 0
+    for (name, one), other in zip(whole.model.named_parameters(), parts.model.parameters(), strict=True):
+        assert one.grad is not None
+        assert other.grad is not None
+        assert (one.grad - other.grad).norm() <= 1e-5 * one.grad.norm() + 1e-9, name
+
+
+def test_phrases_find_all_images_they_are_true_of() -> None:
+    batch = batch_of()
+    true = np.arange(8)[:, None] % 2 == np.arange(8)[None, :] % 2  # two phrases, each of four images
+    tokens = batch.tokens_BL[np.arange(8) % 2][:, :12].copy()
+    batch = replace(batch, phrase_tokens_BL=tokens, phrase_positives_BB=true)
+    step = step_of(phrases=0.5, batch_size=8)
+    losses = [step(batch, number, 1e-3, off())().phrase_loss for number in range(1, 61)]
+    assert losses[0] > math.log(8) - 0.5
+    assert losses[-1] == pytest.approx(math.log(4), abs=0.1)  # four are right, and equally so
+
+
 def test_images_are_cropped_only_when_asked_and_as_the_step_says() -> None:
     assert step_of().inputs(batch_of(), 1).boxes_B5 is None
     step = step_of(crop=0.5)

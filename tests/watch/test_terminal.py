@@ -18,8 +18,7 @@ import filelock
 import psutil
 import pytest
 
-from lapclip.watch.keys import DOWN, NEXT, PREVIOUS, QUIT, UP, meanings
-from lapclip.watch.terminal import SHARE, SLOWEST, TICK, Pace, curve_height
+from lapclip.watch.terminal import DOWN, NEXT, PREVIOUS, QUIT, SHARE, SLOWEST, TICK, UP, Pace, curve_height, meanings
 
 from ..conftest import SMALL, command, lapclip, set_flags
 from .recorded import append, evaluation, finished, step, trained, write

@@ -81,7 +81,7 @@ def test_a_byte_now_and_then_is_no_request(served: Served, sent: bytes) -> None:
 
 
 @contextmanager
-def answering(content: bytes) -> Iterator[tuple[int, uvicorn.Server]]:
+def answering(content: bytes, connections_at_most: int = 3) -> Iterator[tuple[int, uvicorn.Server]]:
     """A server here, of which each request gets the same answer; its port and itself."""
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
@@ -90,7 +90,7 @@ def answering(content: bytes) -> Iterator[tuple[int, uvicorn.Server]]:
         await send({"type": "http.response.body", "body": content})
 
     class Limited(connections.Connection):
-        most = 3
+        most = connections_at_most
 
     config = uvicorn.Config(app, port=0, log_level="error", lifespan="off", ws="none", http=Limited, loop="asyncio")
     server = uvicorn.Server(config)
@@ -147,6 +147,20 @@ def test_unread_answers_make_room_for_others() -> None:
         for _ in range(8):
             asking(port, b"close", stack)
         assert wait_until(lambda: len(server.server_state.connections) == 3)
+
+
+def test_answers_that_wait_to_be_read_are_bounded_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "MOST_UNREAD", 45_000_000)
+    with answering(b"x" * 20_000_000, connections_at_most=100) as (port, server), ExitStack() as stack:
+        readers = []
+        for number in range(8):
+            readers.append(asking(port, b"keep-alive", stack))
+            assert wait_until(lambda number=number: server.server_state.total_requests > number)
+        assert wait_until(lambda: len(server.server_state.connections) == 2)
+        got = 0
+        while got < 20_000_000 and (piece := readers[-1].recv(500_000)):
+            got += len(piece)
+        assert got > 20_000_000
 
 
 def test_streams_are_no_idle_connections(served: Served) -> None:

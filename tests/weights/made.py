@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +17,7 @@ from lapclip.embedder import Embedder
 from lapclip.machine.cpu import Cpu
 from lapclip.model.clip import CLIP
 from lapclip.model.shapes import SHAPES
-from lapclip.weights import huggingface, openai, openclip
+from lapclip.weights import PIECES, TOKENIZER, huggingface, openai, openclip, read_model
 
 CAPTIONS = [
     "a red cat on the left, at night.",
@@ -48,6 +50,34 @@ def embedder(shape: ModelConfig = SHAPE, tokenizer: Tokenizer | None = None) -> 
         for parameter in model.parameters():
             parameter.add_(0.1 * torch.randn(parameter.shape, generator=draw))
     return Embedder(model, tokenizer, Cpu())
+
+
+SIGLIP = replace(
+    SHAPES["siglip-base-patch16-224"],
+    name="siglip-32x2-patch8-33",
+    image_size=33,  # a pixel more than the patches have
+    patch=8,
+    image_width=32,
+    image_layers=2,
+    image_heads=2,
+    image_mlp=48,
+    text_width=32,
+    text_layers=2,
+    text_heads=2,
+    text_mlp=48,
+    embedding=32,
+    vocabulary=420,
+    context=16,
+)
+_FIXTURE = Path(__file__).parents[1] / "fixtures" / "siglip"
+VOCABULARIES = {"siglip": _FIXTURE / PIECES, "siglip2": _FIXTURE / TOKENIZER}
+"""Small ones of our own, of the kinds that the first SigLIP and SigLIP 2 have, named as in published folders."""
+
+
+def siglip_tokenizer(kind: str = "siglip") -> Tokenizer:
+    with tempfile.TemporaryDirectory() as folder:
+        shutil.copy(VOCABULARIES[kind], folder)
+        return read_model.siglip_tokenizer(Path(folder), SIGLIP.vocabulary)
 
 
 def characters() -> CharacterTokenizer:

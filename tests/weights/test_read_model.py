@@ -241,7 +241,8 @@ def test_published_shapes_have_their_names() -> None:
 @pytest.mark.parametrize(
     ("keys", "value", "message"),
     [
-        (("model_cfg", "vision_cfg", "timm_model_name"), "vit_base_patch16_siglip_224", "a tower from timm"),
+        (("model_cfg", "vision_cfg", "timm_model_name"), "vit_medium_patch16_clip_224", "a tower from timm"),
+        (("model_cfg", "vision_cfg", "timm_model_name"), "vit_base_patch16_siglip_224", "vision_cfg.timm_pool = 'avg'"),
         (("model_cfg", "text_cfg", "hf_model_name"), "roberta-base", "a text tower from Hugging Face"),
         (("model_cfg", "vision_cfg", "attentional_pool"), True, "pooling by attention"),
         (("model_cfg", "vision_cfg", "layers"), [3, 4, 6, 3], "a residual network"),
@@ -266,7 +267,7 @@ def test_what_openclip_can_be_and_our_towers_cannot_is_named(
 @pytest.mark.parametrize(
     ("keys", "value", "message"),
     [
-        (("model_type",), "siglip", "'siglip', which cannot be read: SigLIP differs in architecture"),
+        (("model_type",), "siglip", "layer_norm_eps is not 1e-06"),
         (("model_type",), "bert", "'bert', which cannot be read"),
         (("text_config", "hidden_act"), "relu", "hidden_act is quick_gelu and relu"),
         (("text_config", "eos_token_id"), 7, "the end token is 7; it must have the highest id, 49407"),

@@ -23,7 +23,7 @@ from lapclip.cli.eval import evaluate
 from lapclip.cli.export import export
 from lapclip.cli.gained import gained
 from lapclip.cli.machine import machine
-from lapclip.cli.model import model
+from lapclip.cli.model import model, models
 from lapclip.cli.output import ARGUMENTS
 from lapclip.cli.probe import probe
 from lapclip.cli.report import report
@@ -66,6 +66,7 @@ app.command(tune, sort_key=10)
 app.command(compare, sort_key=11)
 app.command(claims, sort_key=12)
 app.command(model, sort_key=13)
+app.command(models, sort_key=13)
 app.command(clean, sort_key=14)
 
 

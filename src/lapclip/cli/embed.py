@@ -9,6 +9,7 @@ from cyclopts import Parameter
 from rich.markup import escape
 
 from lapclip.cli.display import display
+from lapclip.cli.model import have_model
 from lapclip.cli.output import Common, emit
 from lapclip.text import counted, duration, printable
 
@@ -22,6 +23,7 @@ def embed(
     split: Annotated[str | None, Parameter(show_default=False)] = None,
     device: str = "auto",
     settings: Annotated[tuple[str, ...], Parameter(name="--set", negative="", show_default=False)] = (),
+    yes: Annotated[bool, Parameter(negative="", show_default=False)] = False,
     common: Common | None = None,
 ) -> int:
     """Write the vectors of images and captions to a file for other programs: a vector database, a notebook.
@@ -34,6 +36,7 @@ def embed(
 
     - `lapclip embed photos/ --out photos.parquet`
     - `lapclip embed photos/ --model heads --out photos.npz --json`
+    - `lapclip embed photos/ --model vit-b-32-laion2b --out photos.parquet`
     - `lapclip embed captions.csv --split test --out test.npy`
     - `lapclip embed clothes/ --set "data.prompts=a photo of a {}." --out clothes.parquet`
 
@@ -47,10 +50,11 @@ def embed(
         arrays `image`, `pictures`, `split`, `text`, `captions`, `picture_of_caption`; `.npy`: the vectors of images
         alone, and a .json beside it that names them. Example: lapclip embed photos/ --out photos.parquet
     model
-        A run's name or folder, a folder or file with a model, an exported folder, or hf:org/name on the Hugging Face
-        hub. Without one: the model that made the file that is there, because vectors of two models cannot be compared;
-        else the finished run with the best held-out recall on images, as `lapclip search` takes it. Example: lapclip
-        embed photos/ --model ViT-B-32.pt --out photos.parquet
+        A run's name or folder, a folder or file with a model, an exported folder, a published one by its name
+        (`lapclip models` lists them), or hf:org/name on the Hugging Face hub. Without one: the model that made the
+        file that is there, because vectors of two models cannot be compared; else the finished run with the best
+        held-out recall on images, as `lapclip search` takes it. Example: lapclip embed photos/ --model
+        vit-b-32-laion2b --out photos.parquet
     split
         Only images of this split, where the data itself names splits. Example: lapclip embed captions.csv --split test
         --out test.npz
@@ -58,10 +62,14 @@ def embed(
         Where to compute: auto, cpu, cuda, mps, xpu. Example: lapclip embed photos/ --device cpu --out photos.npz
     settings
         How to read the data; may be repeated. Example: lapclip embed a.csv --set data.caption_column=title --out a.npz
+    yes
+        Fetch a published model without asking. Example: lapclip embed photos/ --model vit-b-32-laion2b --out a.npz
+        --yes
     """
     from lapclip.commands.embed import Callbacks, EmbedOptions
     from lapclip.commands.embed import embed as embed_data
 
+    have_model(model, yes=yes)
     request = EmbedOptions(data, out, model, device, split, settings)
     with display() as shown:
         callbacks = Callbacks(shown.doing, shown.data_progress, shown.counting("embedding images"))

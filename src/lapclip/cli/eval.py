@@ -9,9 +9,11 @@ from cyclopts import Parameter
 from rich.markup import escape
 
 from lapclip.cli.display import display
+from lapclip.cli.model import have_model
 from lapclip.cli.output import Common, emit, typed
-from lapclip.evaluation import RANKS, WAYS
+from lapclip.evaluation import QUESTIONS, RANKS, WAYS
 from lapclip.suggest import command
+from lapclip.text import UNKNOWN
 
 
 def evaluate(
@@ -24,6 +26,7 @@ def evaluate(
     device: str = "auto",
     out: Annotated[Path | None, Parameter(show_default=False)] = None,
     settings: Annotated[tuple[str, ...], Parameter(name="--set", negative="", show_default=False)] = (),
+    yes: Annotated[bool, Parameter(negative="", show_default=False)] = False,
     common: Common | None = None,
 ) -> int:
     """Score a model on images it was not trained on: how well captions find images and images captions.
@@ -37,12 +40,14 @@ def evaluate(
     - `lapclip eval`
     - `lapclip eval first-run --json`
     - `lapclip eval first-run photos/ --split val`
+    - `lapclip eval vit-b-32-laion2b photos/`
     - `lapclip eval first-run clothes/ --templates "a photo of a {}.|a {} on a table."`
 
     Parameters
     ----------
     model
-        A run's name or folder, or a folder with a model; without one, the newest run.
+        A run's name or folder, a folder or file with a model, a published one by its name (`lapclip models` lists
+        them), or hf:org/name on the Hugging Face hub; without one, the newest run.
     data
         Other images to score on: a folder, a table, shards. Example: lapclip eval first-run photos/
     split
@@ -56,10 +61,13 @@ def evaluate(
         Folder for the evaluation and its page; without one, the run's own. Example: lapclip eval --out shared
     settings
         How to read the data; may be repeated. Example: lapclip eval first-run a.csv --set data.caption_column=title
+    yes
+        Fetch a published model without asking. Example: lapclip eval vit-b-32-laion2b photos/ --yes
     """
     from lapclip.commands.evaluate import EvaluationRequest
     from lapclip.commands.evaluate import evaluate as evaluate_model
 
+    have_model(model if data else None, yes=yes)
     request = EvaluationRequest(model, data, split, templates, device, out, settings)
     with display() as shown:
         result = evaluate_model(request, shown.data_progress, shown.counting("embedding images and captions"))
@@ -81,7 +89,9 @@ def _tables(result: dict[str, Any]) -> list[str]:
         lines += recall_table(result["evaluation"], what)
         if (baseline := result.get("linear_baseline")) is not None:
             lines.append(f"  [dim]{'linear baseline':<33}{baseline:>8.1%}[/dim]")
-        lines += _shared(result["ceilings"]) + _ranks(result["evaluation"]) + _negatives(result["negatives"])
+        lines += _shared(result["ceilings"]) + short_question_lines(result["short_questions"])
+        lines += _ranks(result["evaluation"]) + _negatives(result["negatives"])
+        lines += _hubness(result.get("hubness") or {}) + _verdicts(result.get("verdict") or {})
     else:
         lines += _classes(result["zeroshot"])
     geometry = result["geometry"]
@@ -117,6 +127,21 @@ def recall_table(evaluation: dict[str, Any], what: str = "") -> list[str]:
         lines.append(
             f"  {what:<33}{batch['accuracy']:>8.1%}{'':16}   {low:.1%} to {high:.1%}, chance {batch['chance']:.1%}"
         )
+    return lines
+
+
+def short_question_lines(found: dict[str, Any] | None) -> list[str]:
+    """How well single words and phrases find their images, beside chance and beside matching the words alone."""
+    if not found:
+        return []
+    title = "short questions"
+    lines = [f"[bold]{title:<35}[/bold]     mAP  chance   words alone   first five right   mAP 95 % interval"]
+    for name, kind in (("words", found), ("phrases", found.get("phrases"))):
+        if kind:
+            alone = UNKNOWN if kind["words_alone"] is None else f"{kind['words_alone']:.3f}"
+            figures = f"{kind['map']:>8.3f}{kind['chance']:>8.3f}{alone:>14}{kind['first_five']:>19.1%}"
+            what = f"{kind['questions']} {name}"
+            lines.append(f"  {what:<33}{figures}   {kind['map_low']:.3f} to {kind['map_high']:.3f}")
     return lines
 
 
@@ -163,6 +188,32 @@ def _negatives(found: dict[str, Any] | None) -> list[str]:
         f"[bold]{title:<35}[/bold]    easy  medium    hard   hard 95 % interval",
         f"  {'the right one wins':<33}{shares}   {low:.1%} to {high:.1%}, chance {found['chance']:.1%}",
     ]
+
+
+def _hubness(found: dict[str, Any]) -> list[str]:
+    """What the correction for hubness gives, on questions that did not choose how much of it."""
+    lines = []
+    if whole := found.get("whole"):
+        how = f"share {whole['share']:g}" if whole["used"] else "not used: no sure gain"
+        lines.append(f"[bold]{'text to image, hubness corrected':<39}[/bold] R@1     R@5    R@10   in search")
+        found_with = "".join(f"{whole[f't2i_r{rank}_with']:>8.1%}" for rank in RANKS)
+        lines.append(f"  {QUESTIONS['whole']:<33}{found_with}   {how}")
+    if short := found.get("short"):
+        how = f"share {short['share']:g}" if short["used"] else "not used: no sure gain"
+        gained = f"{short['map']:>8.3f} without, {short['map_with']:.3f} with"
+        lines.append(f"  {'short questions, precision':<33}{gained}   {how}")
+    return lines
+
+
+def _verdicts(found: dict[str, Any]) -> list[str]:
+    """How well scores tell that nothing fits."""
+    if not found:
+        return []
+    lines = [f"[bold]{'does anything fit?':<35}[/bold]   AUROC   95 % interval   found at 5 % false alarms"]
+    for kind, each in found.items():
+        sure = f"{each['auroc_low']:.2f} to {each['auroc_high']:.2f}"
+        lines.append(f"  {QUESTIONS[kind]:<33}{each['auroc']:>8.2f}   {sure:<16}{each['detected']:>5.0%}")
+    return lines
 
 
 def _classes(found: dict[str, Any]) -> list[str]:

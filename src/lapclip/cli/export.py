@@ -9,6 +9,7 @@ from cyclopts import Parameter
 from rich.markup import escape
 
 from lapclip.cli.display import display
+from lapclip.cli.model import have_model
 from lapclip.cli.output import Common, emit, typed
 from lapclip.exporting import find_format, known_formats
 
@@ -27,6 +28,7 @@ def export(
     to: Annotated[FormatName, Parameter(help=f"{FORMATS}. Example: lapclip export --to onnx")],
     out: Annotated[Path | None, Parameter(show_default=False)] = None,
     force: Annotated[bool, Parameter(negative="", show_default=False)] = False,
+    yes: Annotated[bool, Parameter(negative="", show_default=False)] = False,
     common: Common | None = None,
 ) -> int:
     """Write a model as other programs load it, with its preprocessing and its tokenizer, and say what that cost.
@@ -38,22 +40,26 @@ def export(
 
     - `lapclip export --to onnx-int8`
     - `lapclip export first-run --to onnx --out my-clip`
+    - `lapclip export vit-b-32-laion2b --to onnx-int8`
     - `lapclip export ViT-B-32.pt --to openclip --out vit-b-32 --json`
 
     Parameters
     ----------
     model
-        A run's name or folder, a folder or file with a model, or hf:org/name on the Hugging Face hub; without one, the
-        newest run.
+        A run's name or folder, a folder or file with a model, a published one by its name (`lapclip models` lists
+        them), or hf:org/name on the Hugging Face hub; without one, the newest run.
     out
         The folder to write; whole or not at all. Without one, exported/FORMAT in the run's folder. Example: lapclip
         export --to openclip --out my-clip
     force
         Replace an earlier export there. Example: lapclip export --to openclip --out my-clip --force
+    yes
+        Fetch a published model without asking. Example: lapclip export vit-b-32-laion2b --to onnx --yes
     """
     from lapclip.commands.export import Callbacks
     from lapclip.commands.export import export as write_export
 
+    have_model(model, yes=yes)
     with display() as shown:
         callbacks = Callbacks(shown.doing, shown.data_progress, shown.counting)
         result = write_export(model, to, out, force=force, callbacks=callbacks)

@@ -11,6 +11,7 @@ from rich.markup import escape
 from lapclip.cli.display import display
 from lapclip.cli.output import Common, emit, typed
 from lapclip.evaluation import RANKS, WAYS
+from lapclip.runs.events import mapping
 from lapclip.suggest import command
 
 
@@ -96,6 +97,10 @@ def _recalls(new: dict[str, Any]) -> list[str]:
             before, after, chosen = (new[kind][f"{way}_r{rank}"] for kind in ("before", "after", "recommended"))
             name = f"{text}, R@{rank}"
             lines.append(f"  {name:<38}{before:>8.1%}{after:>8.1%}{'':26}{chosen:>10.1%}")
+    asked = [mapping(new[kind].get("short_questions")).get("map") for kind in ("before", "after", "recommended")]
+    if None not in asked:
+        before, after, chosen = asked
+        lines.append(f"  {'short questions, mAP':<38}{before:>8.3f}{after:>8.3f}{'':26}{chosen:>10.3f}")
     return lines
 
 

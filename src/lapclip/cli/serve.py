@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 
 from lapclip.cli.display import display
+from lapclip.cli.model import have_model
 from lapclip.cli.output import Common, emit
 from lapclip.errors import ConfigError
 
@@ -34,6 +35,7 @@ def serve(
     immich_upstream: Annotated[str | None, Parameter(show_default=False)] = None,
     follow: Annotated[bool, Parameter(negative="", show_default=False)] = False,
     reload: Annotated[bool, Parameter(negative="", show_default=False)] = False,
+    yes: Annotated[bool, Parameter(negative="", show_default=False)] = False,
     common: Common | None = None,
 ) -> int:
     """Serve a model over HTTP, in the dialects that clients already speak.
@@ -47,6 +49,7 @@ def serve(
     - `lapclip serve`
     - `lapclip serve first-run --port 9000 --follow`
     - `lapclip serve runs/first-run/exported/onnx-int8`
+    - `lapclip serve vit-b-32-laion2b`
     - `lapclip serve heads --search photos/ --api-key-file key.txt`
     - `lapclip serve --host 0.0.0.0 --api-key-file key.txt --allow-host clip.example.org`
     - `lapclip serve --reload`
@@ -54,8 +57,8 @@ def serve(
     Parameters
     ----------
     model
-        A run's name or folder, a folder or file with a model, an exported ONNX folder, or hf:org/name on the Hugging
-        Face hub; without one, the newest run.
+        A run's name or folder, a folder or file with a model, an exported ONNX folder, a published one by its name
+        (`lapclip models` lists them), or hf:org/name on the Hugging Face hub; without one, the newest run.
     port
         Where it listens; without it, 8871 or the next free one. Example: lapclip serve --port 9000
     host
@@ -96,6 +99,8 @@ def serve(
     reload
         Ask the server that runs on this computer to take the newer model of its run, as SIGHUP does, and end. Example:
         lapclip serve --reload first-run
+    yes
+        Fetch a published model without asking. Example: lapclip serve vit-b-32-laion2b --yes
     """
     from lapclip.commands import serve as command
 
@@ -109,6 +114,7 @@ def serve(
         said = command.reload(model)
         emit(said, [f"{said['url']}: {said['reason']}"], common)
         return 0
+    have_model(model, yes=yes)
     options = command.ServeOptions(
         model=model,
         port=port,

@@ -9,7 +9,8 @@ from cyclopts import Parameter
 from rich.markup import escape
 
 from lapclip.cli.display import display
-from lapclip.cli.eval import recall_table, start_lines
+from lapclip.cli.eval import recall_table, short_question_lines, start_lines
+from lapclip.cli.model import have_model
 from lapclip.cli.output import ARGUMENTS, Common, emit, source_setting, start_setting, teacher_setting, typed
 from lapclip.config import recipe_for
 from lapclip.errors import ConfigError
@@ -36,6 +37,7 @@ def train(
     ask: Annotated[tuple[str, ...], Parameter(negative="", show_default=False)] = (),
     settings: Annotated[tuple[str, ...], Parameter(name="--set", negative="", show_default=False)] = (),
     reserved: Annotated[str, Parameter(show=False)] = "",
+    yes: Annotated[bool, Parameter(negative="", show_default=False)] = False,
     common: Common | None = None,
 ) -> int:
     """Train a model: on your images and captions or on ones that lapclip draws, from scratch or from weights.
@@ -66,8 +68,8 @@ def train(
         where that has fewer than 1,000 training images; with --from, by how many images there are.
         Example: lapclip train --recipe seed
     start
-        The model to go on from: a run, published weights (a file, a folder, a name on the Hugging Face hub). Example:
-        lapclip train photos/ --from hf:openai/clip-vit-base-patch32
+        The model to go on from: a run, published weights (a file, a folder, a name that `lapclip models` lists, a name
+        on the Hugging Face hub). Example: lapclip train photos/ --from vit-b-32-laion2b
     minutes
         Fill this many minutes; the schedule is fitted to them. Example: lapclip train --minutes 10
     name
@@ -86,6 +88,8 @@ def train(
         A caption of your own to follow while it learns; may be repeated. Example: lapclip train --ask "a red cat"
     settings
         Change a setting of the recipe; may be repeated. Example: lapclip train --set train.batch_size=64
+    yes
+        Fetch a published model without asking. Example: lapclip train photos/ --from vit-b-32-laion2b --yes
     reserved
         The key of the folder that a run in the background fills.
     """
@@ -93,6 +97,8 @@ def train(
 
     if barred := [caption for caption in ask if "|" in caption]:
         raise ConfigError(f"--ask {barred[0]!r}: a caption that is followed holds no vertical bar.", hint="--ask twice")
+    for model in (start, teacher):
+        have_model(model, yes=yes)
     recipe = recipe_for(data, recipe, start)
     settings = (
         *source_setting(data),
@@ -143,6 +149,7 @@ def summary(outcome: Outcome, whole: str = "in all") -> list[str]:
     return [
         *recall_table(outcome.evaluation),
         *start_lines(outcome.start_evaluation),
+        *short_question_lines(outcome.short_questions),
         *note_on_few(outcome.evaluation["candidates"]),
         *note_on_chance(outcome.evaluation),
         "",

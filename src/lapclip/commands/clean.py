@@ -25,6 +25,7 @@ from lapclip.runs.folder import RUNS, Run, all_runs
 from lapclip.searching.index import LOCK
 from lapclip.searching.indexes import databases_in, what_is_indexed
 from lapclip.suggest import command
+from lapclip.weights.published_models import FOLDER as MODELS
 
 KINDS = {
     "leftovers": "what killed processes left half-made, and damaged checkpoints",
@@ -32,6 +33,7 @@ KINDS = {
     "packed": "photos decoded for training; packed again when needed",
     "scenes": "drawn images; drawn again when needed",
     "features": "what frozen towers and teachers made of data; made again when needed, if the teacher is still there",
+    "models": "published models; fetched again when needed",
     "towers": "networks unpacked from the packages they come in; unpacked again when needed",
     "measurements": "what was measured on this machine; measured again when needed",
     "indexes": "indexes of searched folders; made again at the next search",
@@ -39,10 +41,17 @@ KINDS = {
 }
 REMOVABLE = [kind for kind in KINDS if kind != "runs"]
 AT_WORK = ("running", "starting")
-MEASUREMENTS = ("tune.json", "kernels.json", "canary.json", "compare.json", "gained.json")
+MEASUREMENTS = ("tune.json", "kernels.json", "canary.json", "compare.json", "gained.json", "calibration-*.safetensors")
 """Not trusted.json: what the user has agreed to is no measurement."""
 WORKS, WRITES = "a process works with it now", "a process writes to it now"
-CACHES = {"packed": "packed-*", "scenes": "scenes-*", "features": "features-*.npy", "towers": "tower-*"}
+CACHES = {
+    "packed": "packed-*",
+    "scenes": "scenes-*",
+    "features": "features-*.npy",
+    "towers": "tower-*",
+    "models": f"{MODELS}/*/",
+}
+"""Of published models their files; what they were when they were first fetched lies beside them, and stays."""
 
 
 @dataclass(frozen=True)
@@ -181,7 +190,7 @@ def _caches() -> Iterator[Item]:
             if not path.is_symlink() and not path.name.endswith(".partial"):
                 locks = (path / PACKED_LOCK,) if kind == "packed" else ()
                 yield Item(kind, path, _size(path), _source(path), _held(locks), locks=locks)
-    for path in (root / name for name in MEASUREMENTS):
+    for path in (path for name in MEASUREMENTS for path in root.glob(name)):
         if path.is_file() and not path.is_symlink():
             yield Item("measurements", path, _size(path))
 

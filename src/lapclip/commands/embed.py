@@ -124,7 +124,8 @@ def embed(request: EmbedOptions, callbacks: Callbacks = Callbacks()) -> dict[str
             "data": found.digest,
         }
         notes, before = [found.how], 0
-        if finished and not saved.about and _changed(finished, about) is None:
+        is_there = finished and finished.get("folder") == found.folder  # it may have been moved, and names lead from it
+        if finished and is_there and not saved.about and _changed(finished, about) is None:
             about, before = finished, finished["images"]
             notes.append(f"{request.out} is up to date: the same images, embedded with the same model")
             unreadable = [Skipped(str(name), str(why)) for name, why in finished.get(LEFT_OUT, ())]

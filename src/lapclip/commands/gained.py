@@ -40,6 +40,7 @@ from lapclip.evaluation.forgetting import (
     score_pairs,
     summary,
 )
+from lapclip.evaluation.short_questions import evaluate_short_questions, short_questions
 from lapclip.evaluation.zeroshot import class_embeddings, sentences_of
 from lapclip.fingerprint import short_digest
 from lapclip.paths import CacheFile, digest_of_bytes, write_atomic
@@ -245,8 +246,11 @@ def evaluate_set(blend: Blend, one: EvaluationSet, alphas: Sequence[float], prog
     pairs, classes = one.opened.pairs, one.opened.classes
     by_class = pairs.labels is not None and bool(classes)
     captions, which, owner = distinct_captions(pairs)
+    questions = None if by_class else short_questions(pairs.captions)
     if by_class:
         captions = sentences_of(classes, one.templates)
+    elif questions:
+        captions = [*captions, *questions.texts]
     total = len(pairs) + len(captions)
     images = blend.encode_pixels(pairs.pixels, alphas, lambda done, all_: progress(len(pairs) * done // all_, total))
     texts = blend.encode_text(
@@ -261,6 +265,9 @@ def evaluate_set(blend: Blend, one: EvaluationSet, alphas: Sequence[float], prog
             scored.append(score_classes(image_NE, prompted, pairs.labels, classes))
         else:
             scored.append(score_pairs(image_NE, text_ME[np.array(which)], owner))
+            if questions:
+                asked = evaluate_short_questions(image_NE, text_ME[-len(questions.texts) :], questions)
+                scored[-1].scores["short_questions"] = asked
     return {
         "name": one.name,
         "data": one.source,

@@ -98,8 +98,8 @@ class Prepared:
 
     @property
     def name(self) -> str:
-        """What callers see: the run's name, or the last part of a path."""
-        return self.options.name or (self.which.name if self.which.made_by else self.which.path.name)
+        """What callers see: the run's name, or the last part of a path. As text: names of files may be none."""
+        return printable(self.options.name or (self.which.name if self.which.made_by else self.which.path.name))
 
 
 @dataclass(frozen=True)

@@ -35,6 +35,8 @@ VECTORS_DIGEST = "vectors_sha256"
 """Under which name a file beside the vectors tells which vectors it belongs to."""
 PIECE = 4096
 """Images at once, with their captions: what is in memory while a file is written."""
+LARGEST_ABOUT = 32_000_000
+"""Characters of what a file tells of itself: a thousand paths of images that were left out, as long as paths can be."""
 LARGEST_TEXTS = 2_000_000_000
 """Bytes of names or captions in an npz: numpy gives each as much room as the longest has, four bytes a letter."""
 
@@ -228,7 +230,7 @@ class NpyFile(VectorFile):
 
     def read_about(self) -> Any:
         with open(self.json, encoding="utf-8") as file:
-            first = file.readline(1_000_000)  # the rest may be large
+            first = file.readline(LARGEST_ABOUT)  # the rest may be large
         return parse_json(first.strip().removesuffix(",") + "}")[ABOUT]
 
     def is_whole(self, about: dict[str, Any]) -> bool:

@@ -17,6 +17,7 @@ import numpy as np
 
 from lapclip.data.augment import draw_views, names_sides
 from lapclip.data.dataset import Pairs
+from lapclip.data.phrases import Phrases, cut_phrases
 from lapclip.data.tokenizers import Tokenizer, pad
 from lapclip.errors import DataError
 from lapclip.seeding import generator
@@ -27,6 +28,10 @@ BLOCK = 256
 """Rows that stay neighbours there until then."""
 PARTNERS = 4
 """Images that one with a caption that its batch has already may be swapped with."""
+LEAST_IMAGES = 2
+"""Images that a phrase must be true of to be learnt: of one alone its captions say more."""
+RARER = 0.5
+"""A phrase of an image is drawn in proportion to how many images have it, to the power of minus this."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +58,12 @@ class Batch:
     """What a teacher makes of the images, unit length; None where there is none."""
     teacher_text: np.ndarray | None = None
     """The same of captions."""
+    phrase_tokens_BL: np.ndarray | None = None
+    """A phrase for each image, from any of its captions; None where only whole captions are learnt."""
+    phrase_positives_BB: np.ndarray | None = None
+    """Which images (rows) have which of these phrases (columns) in their captions."""
+    phrase_features: np.ndarray | None = None
+    """What the frozen part of the text tower makes of the phrases, where that was computed before."""
 
 
 class FrozenFeatures(Protocol):
@@ -62,6 +73,10 @@ class FrozenFeatures(Protocol):
 
     def of_captions(self, captions: np.ndarray, length: int) -> np.ndarray | None:
         """Of captions by their number in the split, padded to a length."""
+        ...
+
+    def of_phrases(self, phrases: np.ndarray, length: int) -> np.ndarray | None:
+        """Of phrases by their number in `BatchPlan.phrases`, padded to a length."""
         ...
 
 
@@ -110,6 +125,8 @@ class BatchPlan:
         views: Views | None = None,
         frozen: FrozenFeatures | None = None,
         teacher: tuple[np.ndarray, np.ndarray] | None = None,
+        *,
+        with_phrases: bool = False,
     ) -> None:
         if batch_size > len(pairs):
             raise DataError(
@@ -118,7 +135,7 @@ class BatchPlan:
             )
         self.pairs, self.batch_size, self.seed, self.symbol_dropout = pairs, batch_size, seed, symbol_dropout
         self.tokenizer, self.context = tokenizer, context
-        self._views, self._frozen = views, frozen
+        self._views, self._frozen, self._with_phrases = views, frozen, with_phrases
         self._teacher = teacher
         """A teacher's embeddings of every image, and of every caption in the order of `captions`."""
         self.steps_per_epoch = len(pairs) // batch_size
@@ -161,6 +178,7 @@ class BatchPlan:
             text_features=self._frozen.of_captions(captions, tokens_BL.shape[1]) if self._frozen else None,
             teacher_image=taught_image,
             teacher_text=taught_text,
+            **self._draw_phrases(rows, step),
         )
 
     @cached_property
@@ -179,6 +197,11 @@ class BatchPlan:
         """Every caption as tokens, one image's after the other's."""
         return self._encoded.tokens
 
+    @property
+    def phrases(self) -> Sequence[np.ndarray]:
+        """Every phrase of the captions as tokens; empty where only whole captions are learnt."""
+        return self._phrases[1] if self._with_phrases else ()
+
     def _turns(self, epoch: int) -> np.ndarray:
         """Which view of each image an epoch uses: each in its turn, and not the same one for all images."""
         count = self._views.count if self._views else 1
@@ -186,9 +209,45 @@ class BatchPlan:
 
     def _positives(self, rows: np.ndarray, captions: np.ndarray) -> np.ndarray:
         """Which images and captions belong together: with equal captions, of copies of an image, of one class."""
-        groups = [self._encoded.same[captions]]
-        groups += [group[rows] for group in (self.pairs.identities, self.pairs.labels) if group is not None]
-        return np.any([group_B[:, None] == group_B[None, :] for group_B in groups], axis=0)
+        return _equal(self._encoded.same[captions], *self._groups(rows))
+
+    def _groups(self, rows: np.ndarray) -> list[np.ndarray]:
+        """What images that belong together have in common."""
+        return [group[rows] for group in (self.pairs.identities, self.pairs.labels) if group is not None]
+
+    @cached_property
+    def _phrases(self) -> tuple[Phrases, list[np.ndarray], np.ndarray]:
+        """The phrases of all captions, as tokens, and how likely each phrase of each image is to be drawn: summed up
+        over all images, from 0."""
+        found = cut_phrases(self.pairs.captions, LEAST_IMAGES)
+        tokens = self.tokenizer.encode_all(found.texts, self.context) if len(found) else []
+        return found, tokens, np.concatenate([[0.0], np.cumsum(found.images_K[found.numbers] ** -RARER)])
+
+    def _draw_phrases(self, rows: np.ndarray, step: int) -> dict[str, Any]:
+        """A phrase for each image of a batch, and which images it is true of. An image that has none takes another's,
+        which is not true of it."""
+        if not self.phrases:
+            return {}
+        found, tokens, likely = self._phrases
+        first_B, last_B = found.first_N[rows], found.first_N[rows + 1]
+        some = np.flatnonzero(last_B > first_B)
+        if not len(some):
+            return {}
+        draws_B = generator(self.seed, "phrases", step).random(len(rows))
+        at_B = np.searchsorted(likely, likely[first_B] + draws_B * (likely[last_B] - likely[first_B]), side="right") - 1
+        at_B = np.clip(at_B, first_B, np.maximum(last_B - 1, first_B))  # sums round
+        own_B = np.where(last_B > first_B, np.arange(len(rows)), some[np.arange(len(rows)) % len(some)])
+        numbers_B = found.numbers[at_B[own_B]]
+        has_BB = found.in_images(numbers_B, rows)
+        groups = self._groups(rows)
+        if groups:
+            has_BB = _equal(*groups).astype(np.float32) @ has_BB > 0
+        tokens_BL = pad([tokens[number] for number in numbers_B], self.context, self.tokenizer.padding)
+        return {
+            "phrase_tokens_BL": tokens_BL,
+            "phrase_positives_BB": has_BB,
+            "phrase_features": self._frozen.of_phrases(numbers_B, tokens_BL.shape[1]) if self._frozen else None,
+        }
 
     @cached_property
     def _encoded(self) -> EncodedCaptions:
@@ -270,8 +329,23 @@ class BatchPlan:
         for tokens in captions:
             keep_mask = draw.random(len(tokens)) >= self.symbol_dropout
             keep_mask[[0, -1]] = True
-            found.append(tokens[keep_mask] if keep_mask.sum() > 2 else tokens)
+            if self.tokenizer.fills:
+                found.append(self._refilled(tokens, keep_mask))
+            else:
+                found.append(tokens[keep_mask] if keep_mask.sum() > 2 else tokens)
         return found
+
+    def _refilled(self, tokens: np.ndarray, keep_mask: np.ndarray) -> np.ndarray:
+        """What is kept of a caption, never without its end, filled to the length that it had."""
+        end = int(np.argmax(tokens == self.tokenizer.end))
+        keep_mask[end:] = True
+        kept = tokens[keep_mask]
+        return np.pad(kept, (0, len(tokens) - len(kept)), constant_values=self.tokenizer.padding)
+
+
+def _equal(*groups_B: np.ndarray) -> np.ndarray:
+    """Which rows are of one group with which, in any of the groupings."""
+    return np.any([group_B[:, None] == group_B[None, :] for group_B in groups_B], axis=0)
 
 
 def prefetch(plan: BatchPlan, first: int, last: int, threads: int = 1) -> Generator[Batch]:

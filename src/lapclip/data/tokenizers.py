@@ -1,5 +1,5 @@
-"""Captions to tokens and back: a token a character, a BPE learnt from the captions, CLIP's own BPE, or the tokenizer of
-a pretrained text tower; and which of them a run uses.
+"""Captions to tokens and back: a token a character, a BPE learnt from the captions, CLIP's own BPE, SigLIP's pieces, or
+the tokenizer of a pretrained text tower; and which of them a run uses.
 
 A tokenizer has a start and an end token. The end has the highest id, as in CLIP, so that the text tower finds it; what
 follows it is padding, which cannot reach it.
@@ -17,22 +17,28 @@ from __future__ import annotations
 
 import gzip
 import html
+import itertools
 import json
 import os
 import re
+import struct
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import regex
 
 from lapclip.config import AUTO, DataConfig
+from lapclip.data.sentencepiece import CLEANING, PIECES, Normaliser, end_of, pieces_alone
 from lapclip.errors import DataError, first_line
 from lapclip.paths import read_json, write_atomic
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer as Reader
 
 LENGTH_STEP = 8
 """Batches are padded to a multiple of this, so that few shapes occur: compilers and MPS memory want them to repeat."""
@@ -44,6 +50,8 @@ class Tokenizer(Protocol):
     start: int
     end: int
     padding: int
+    fills = False
+    """Whether a caption is filled with padding to the full context, because the model looks at it."""
 
     @property
     def vocabulary(self) -> int:
@@ -51,7 +59,7 @@ class Tokenizer(Protocol):
         return self.end + 1
 
     def encode(self, caption: str, context: int) -> list[int]:
-        """Start, the caption's tokens, end; cut to `context` tokens with the end kept."""
+        """Start, the caption's tokens, end; cut to `context` tokens with the end kept. One that `fills` has as many."""
         ...
 
     def decode(self, tokens: Iterable[int]) -> str:
@@ -63,7 +71,7 @@ class Tokenizer(Protocol):
         ...
 
     def length(self, caption: str) -> int:
-        """The tokens of a caption that is not cut, start and end included."""
+        """The tokens of a caption that is neither cut nor filled, start and end included."""
         return len(self.encode(caption, sys.maxsize))
 
     def encode_all(self, captions: Iterable[str], context: int) -> list[np.ndarray]:
@@ -123,18 +131,24 @@ class PretrainedTokenizer(Tokenizer):
     the highest id."""
 
     def __init__(self, description: dict[str, Any], padding: int) -> None:
+        self._description = {**description, "truncation": None, "padding": None}
+        self.padding = padding
+        self._reader = self._read(self._description)
+        marks = self._reader.encode("").ids or [padding]
+        self.start, self.end = marks[0], marks[-1]
+
+    @staticmethod
+    def _read(description: dict[str, Any]) -> Reader:
         # Else the package starts a thread a core and warns when the process is forked later.
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
         from tokenizers import Tokenizer as Reader
 
-        self._description = {**description, "truncation": None, "padding": None}
         try:
-            self._reader = Reader.from_str(json.dumps(self._description))
-            marks = self._reader.encode("").ids or [padding]
-        except Exception as error:  # the package raises nothing more precise
-            raise DataError(f"The tokenizer is damaged: {first_line(error)}.") from None
-        self.padding = padding
-        self.start, self.end = marks[0], marks[-1]
+            return Reader.from_str(json.dumps(description))
+        except BaseException as error:  # the package raises nothing more precise, and where it panics, no Exception
+            if isinstance(error, Exception) or type(error).__name__ == "PanicException":
+                raise DataError(f"The tokenizer is damaged: {first_line(error)}.") from None
+            raise
 
     @property
     def vocabulary(self) -> int:
@@ -159,12 +173,57 @@ class PretrainedTokenizer(Tokenizer):
         return tokens if len(tokens) <= context else [*tokens[: context - 1], tokens[-1]]
 
 
+class SiglipTokenizer(PretrainedTokenizer):
+    """SigLIP's: captions are cleaned, end with an end token and are filled to the full context: its text tower learnt
+    to look at the padding, so a caption is never shorter."""
+
+    fills = True
+
+    def __init__(self, description: dict[str, Any], padding: int, cleaning: str) -> None:
+        self.cleaning, self._clean, self._normalise = cleaning, CLEANING[cleaning], None
+        try:
+            if cleaning == PIECES:
+                self._normalise = Normaliser(description)
+                super().__init__(pieces_alone(description), padding)
+                self._description = description
+                self.start = self.end = end_of(description)
+            else:
+                super().__init__(description, padding)
+        except (LookupError, TypeError, ValueError, struct.error) as error:
+            raise DataError(f"The tokenizer is damaged: {first_line(error)}.") from None
+
+    def encode(self, caption: str, context: int) -> list[int]:
+        tokens = self._cut(self._ids(caption), context)
+        return tokens + [self.padding] * (context - len(tokens))
+
+    def encode_all(self, captions: Iterable[str], context: int) -> list[np.ndarray]:
+        return [np.array(self.encode(caption, context), dtype=np.int32) for caption in captions]
+
+    def decode(self, tokens: Iterable[int]) -> str:
+        """The caption of the tokens up to the end."""
+        return super().decode(itertools.takewhile(lambda token: token not in (self.end, self.padding), tokens)).strip()
+
+    def length(self, caption: str) -> int:
+        return len(self._ids(caption))
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**super().to_dict(), "kind": "siglip", "cleaning": self.cleaning}
+
+    def _ids(self, caption: str) -> list[int]:
+        text = self._clean(caption.encode("utf-8", "replace").decode("utf-8"))  # halves of characters are none
+        if self._normalise is None:
+            return self._reader.encode(text).ids
+        return [*self._reader.encode(self._normalise(text)).ids, self.end]
+
+
 CLIP_MERGES = Path(__file__).with_name("clip_merges.txt.gz")
 WORD_END = "</w>"
 LEAST = 2 * 256 + 2
 """Tokens before the first merge."""
 REMEMBERED = 200_000
 """Words whose tokens are cached: captions use the same words again and again."""
+MOST_OF_A_WORD = 16
+"""Tokens of a word that is cached. What has more is no word, and might take as much memory as ten thousand."""
 
 START, END = "<start_of_text>", "<end_of_text>"
 _WORD = r"'s|'t|'re|'ve|'m|'ll|'d|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+"
@@ -228,6 +287,8 @@ class BytePairTokenizer(Tokenizer):
 
     def _word(self, word: str) -> tuple[int, ...]:
         found = tuple(token.id for token in self._bpe.tokenize(spelt(word)))
+        if len(found) > MOST_OF_A_WORD:
+            return found
         if len(self._known) >= REMEMBERED:
             self._known = dict(self._marks)
         self._known[word] = found
@@ -356,7 +417,11 @@ def tokenizer_from_dict(saved: dict[str, Any]) -> Tokenizer:
             return clip_tokenizer()
         case {"kind": "foreign", "description": dict(description), "padding": int(padding)}:
             return PretrainedTokenizer(description, padding)
-        case {"kind": "characters" | "bpe" | "foreign" as kind}:
+        case {"kind": "siglip", "description": dict(description), "padding": int(padding), "cleaning": str(cleaning)}:
+            if cleaning not in CLEANING:
+                raise DataError(f"Unknown cleaning of captions: {cleaning!r}.", hint="a newer release of lapclip")
+            return SiglipTokenizer(description, padding, cleaning)
+        case {"kind": "characters" | "bpe" | "foreign" | "siglip" as kind}:
             raise DataError(f"The saved tokenizer of kind {kind!r} is not whole.")
     raise DataError(f"Unknown kind of tokenizer: {saved.get('kind')!r}.", hint="a newer release of lapclip")
 

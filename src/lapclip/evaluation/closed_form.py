@@ -48,7 +48,7 @@ class LinearMaps(NamedTuple):
 
 def normed(features: np.ndarray) -> Tensor:
     """Each row with mean 0 and variance 1, as a head's layer norm gives it at first."""
-    rows = torch.from_numpy(np.array(features, dtype=np.float32))  # a copy: cached features can only be read
+    rows = torch.from_numpy(np.array(features, dtype=np.float32))  # a copy: cached ones are read-only
     return F.layer_norm(rows, rows.shape[1:])
 
 

@@ -130,6 +130,7 @@ def describe(embedder: Embedder, to: str, towers: dict[str, dict[str, Any]]) -> 
         "tokenizer": {
             "file": TOKENIZER,
             "longest": shape.context,
+            **({"filled_to": shape.context} if tokenizer.fills else {}),
             "padding": tokenizer.padding,
             "start": tokenizer.start,
             "end": tokenizer.end,

@@ -49,7 +49,8 @@ class PublishedFormat(ExportFormat):
         notes = self.write_files(embedder, folder) + [PROFILES] * (embedder.model.shape.colours == "srgb")
         if not has_clips_tokenizer(embedder):
             save_tokenizer(embedder.tokenizer, folder / OWN_TOKENIZER)
-        (folder / README).write_text(self._readme(job.title, notes), encoding="utf-8", newline="\n")
+        readme = self._readme(job.title, self.use_of(embedder), notes)
+        (folder / README).write_text(readme, encoding="utf-8", newline="\n")
         check_read_back(embedder, folder)
         return Written(sorted(folder.glob("*.safetensors")), notes=notes)
 
@@ -57,15 +58,19 @@ class PublishedFormat(ExportFormat):
     def write_files(self, embedder: Embedder, folder: Path) -> list[str]:
         """Write configuration, weights and tokenizer; returns what they cannot express."""
 
+    def use_of(self, embedder: Embedder) -> str:
+        """Lines of Python that load this model."""
+        return self.use
+
     def open(self, job: Job) -> Embedder:
         from lapclip.embedder import load_torch
 
         return load_torch(job.folder)
 
-    def _readme(self, title: str, notes: list[str]) -> str:
+    def _readme(self, title: str, use: str, notes: list[str]) -> str:
         known = "".join(f"- {note}\n" for note in notes)
         differences = f"\nWhat this form cannot express:\n\n{known}" if known else ""
-        return f"# {title}, {self.name}\n\n{MARK}\n\n```python\n{self.use}\n```\n{differences}"
+        return f"# {title}, {self.name}\n\n{MARK}\n\n```python\n{use}\n```\n{differences}"
 
 
 def check_read_back(embedder: Embedder, folder: Path) -> None:
@@ -78,6 +83,11 @@ def check_read_back(embedder: Embedder, folder: Path) -> None:
     if set(again) != set(tensors) or not all(torch.equal(again[name], tensors[name].cpu()) for name in tensors):
         name = embedder.model.shape.name
         raise WeightsError(f"What was written for {name} reads back as something else. Nothing was kept.")
+
+
+def is_siglip(embedder: Embedder) -> bool:
+    """Whether a model has SigLIP's towers, and so SigLIP's tokenizer."""
+    return embedder.model.shape.architecture == "siglip"
 
 
 def has_clips_tokenizer(embedder: Embedder) -> bool:

@@ -1,6 +1,6 @@
 """`--to onnx` and `--to onnx-int8`: both towers as ONNX files, which ONNX Runtime runs without torch.
 
-Batch and caption length are free, nothing else is.
+Batch and caption length are free, nothing else is; where the text tower wants the full length, the batch alone.
 """
 
 from __future__ import annotations
@@ -134,7 +134,8 @@ def write_float(embedder: Embedder, folder: Path, status: Status, *, small: bool
     for tower, program in programs(embedder, small=small).items():
         status(f"writing the {tower} tower")
         plain, found[tower] = folder / f"{tower}.plain.onnx", folder / f"{tower}.onnx"
-        write_graph(program, tower, samples(embedder)[tower], embedder.context, plain)
+        longest = embedder.context if tower == "text" and not embedder.tokenizer.fills else None
+        write_graph(program, tower, samples(embedder)[tower], longest, plain)
         prepare(plain, found[tower])
         plain.unlink()
     return found
@@ -179,6 +180,7 @@ def write_int8(embedder: Embedder, folder: Path, training: Pairs, status: Status
 def interface(embedder: Embedder) -> dict[str, dict[str, Any]]:
     """How each file is called."""
     side = embedder.view.side
+    length = embedder.context if embedder.tokenizer.fills else f"2 to {embedder.context}"
     return {
         "image": {
             "file": "image.onnx",
@@ -190,7 +192,7 @@ def interface(embedder: Embedder) -> dict[str, dict[str, Any]]:
         "text": {
             "file": "text.onnx",
             "input": INPUTS["text"],
-            "shape": ["batch", f"2 to {embedder.context}"],
+            "shape": ["batch", length],
             "type": "int64",
             "output": OUTPUT,
         },
@@ -209,8 +211,9 @@ def samples(embedder: Embedder) -> dict[str, Tensor]:
     return {"image": pixels.to(torch.uint8), "text": torch.from_numpy(tokens)}
 
 
-def write_graph(program: nn.Module, tower: str, sample: Tensor, context: int, path: Path) -> None:
-    """Follow the tower on a sample and write what it computes."""
+def write_graph(program: nn.Module, tower: str, sample: Tensor, longest: int | None, path: Path) -> None:
+    """Follow the tower on a sample and write what it computes. Captions may have up to so many tokens; None where
+    rows have the length of the sample."""
     import onnx
     import torch
 
@@ -220,8 +223,8 @@ def write_graph(program: nn.Module, tower: str, sample: Tensor, context: int, pa
             f"The {tower} tower takes {size / 1e9:.1f} GB, and an ONNX file holds 2.", hint="--to huggingface"
         )
     free: dict[int, Any] = {0: torch.export.Dim("batch")}
-    if tower == "text":
-        free[1] = torch.export.Dim("length", min=2, max=context)
+    if longest is not None:
+        free[1] = torch.export.Dim("length", min=2, max=longest)
     try:
         with torch.inference_mode(False), torch.no_grad(), _quietly():
             made = torch.onnx.export(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import string
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,6 +14,7 @@ from lapclip.data.tokenizers import (
     BytePairTokenizer,
     CharacterTokenizer,
     PretrainedTokenizer,
+    SiglipTokenizer,
     Tokenizer,
     save_tokenizer,
 )
@@ -30,7 +33,7 @@ def write_tokenizers(folder: Path, tokenizer: Tokenizer) -> list[str]:
     """The tokenizer as others read it and, where that says less, as we do. Returns what theirs cannot express."""
     theirs, limits = others_tokenizer(tokenizer)
     theirs.save(str(folder / TOKENIZER), pretty=False)
-    if not isinstance(tokenizer, PretrainedTokenizer):
+    if type(tokenizer) is not PretrainedTokenizer:
         save_tokenizer(tokenizer, folder / OWN_TOKENIZER)
     return [f"tokenizer.json cannot express {limit}: captions without it give the same tokens." for limit in limits]
 
@@ -41,6 +44,9 @@ def write_tokenizer(tokenizer: Tokenizer, folder: Path, context: int) -> list[st
     made.save(str(folder / TOKENIZER))
     own = isinstance(tokenizer, BytePairTokenizer) and tokenizer.own
     special = {"bos_token": START, "eos_token": END, "pad_token": END, "unk_token": END}
+    if isinstance(tokenizer, SiglipTokenizer):
+        names = {"eos_token": tokenizer.end, "pad_token": tokenizer.padding}
+        special = {"unk_token": "<unk>", **{name: made.id_to_token(token) for name, token in names.items()}}
     if isinstance(tokenizer, CharacterTokenizer):
         special["unk_token"] = UNKNOWN
     described = {
@@ -67,6 +73,8 @@ def others_tokenizer(tokenizer: Tokenizer) -> tuple[Theirs, list[str]]:
             return _byte_pairs(tokenizer), ["ftfy's mending of captions and HTML entities"]
         case CharacterTokenizer():
             return _characters(tokenizer), ["the Greek final sigma, which Python's lower case knows"]
+        case SiglipTokenizer():
+            return _pieces(tokenizer)
         case PretrainedTokenizer():
             return Theirs.from_str(json.dumps(tokenizer.to_dict()["description"])), []
     raise WeightsError(f"A tokenizer of the kind {type(tokenizer).__name__} cannot be written for others.")
@@ -103,6 +111,32 @@ def _characters(tokenizer: CharacterTokenizer):
     each = pre_tokenizers.Split(Regex(r"[\s\S]"), behavior="isolated")
     made.pre_tokenizer = each  # pyright: ignore[reportAttributeAccessIssue]
     return _framed(made, tokenizer)
+
+
+def _pieces(tokenizer: SiglipTokenizer) -> tuple[Theirs, list[str]]:
+    """SigLIP's own, with the cleaning of captions as its first steps."""
+    from tokenizers import Regex, normalizers
+    from tokenizers import Tokenizer as Theirs
+
+    made = Theirs.from_str(json.dumps(tokenizer.to_dict()["description"]))
+    limits = []
+    if tokenizer.cleaning:
+        steps: list[normalizers.Normalizer] = []
+        if tokenizer.cleaning != "mended":
+            steps.append(normalizers.Lowercase())
+            limits.append("the Greek final sigma, which Python's lower case knows")
+        if tokenizer.cleaning == "mended-canonical":
+            steps.append(normalizers.Replace("_", " "))
+        if tokenizer.cleaning in ("pieces", "canonical", "mended-canonical"):
+            steps.append(normalizers.Replace(Regex(f"[{re.escape(string.punctuation)}]"), ""))
+        steps += [normalizers.Replace(Regex(r"\s+"), " "), normalizers.Strip()]
+        own = [made.normalizer] if made.normalizer else []
+        made.normalizer = normalizers.Sequence([*steps, *own])  # pyright: ignore[reportAttributeAccessIssue]
+    if tokenizer.cleaning.startswith("mended"):
+        limits.append("ftfy's mending of captions and HTML entities")
+    if tokenizer.cleaning == "pieces":
+        limits.append("letters with several accents, of which it drops some")
+    return made, limits
 
 
 def _framed(made, tokenizer: Tokenizer):

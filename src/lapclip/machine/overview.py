@@ -18,8 +18,7 @@ import psutil
 
 from lapclip.machine.accelerators import accelerators
 from lapclip.machine.facts import machine_facts, processor
-from lapclip.machine.power import power
-from lapclip.machine.sensors import Sensors
+from lapclip.machine.sensors import Sensors, power
 from lapclip.machine.system_memory import available_bytes
 from lapclip.machine.timing import BUSY
 from lapclip.progress import Status

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 
 import psutil
 
-from lapclip.machine.power import power
-from lapclip.machine.sensors import throttling
+from lapclip.machine.sensors import power, throttling
 from lapclip.machine.system_memory import swap_bytes
 from lapclip.machine.timing import BUSY
 

@@ -18,7 +18,12 @@ def quick_gelu(x: Tensor) -> Tensor:
     return F.silu(1.702 * x) / 1.702  # the same, but the backward pass keeps one tensor instead of two
 
 
-ACTIVATIONS = {"gelu": F.gelu, "quick_gelu": quick_gelu}
+def gelu_tanh(x: Tensor) -> Tensor:
+    """GELU by the approximation with a hyperbolic tangent, as SigLIP has it."""
+    return F.gelu(x, approximate="tanh")
+
+
+ACTIVATIONS = {"gelu": F.gelu, "quick_gelu": quick_gelu, "gelu_tanh": gelu_tanh}
 
 
 class Linear(nn.Linear):
@@ -57,7 +62,7 @@ class Attention(nn.Module):
         seen_BLD = attention(self.qkv(x_BLD), self.heads, self.compute.attention, causal=self.causal)
         return self.out(seen_BLD, added_BLD)
 
-    def one_query(self, x_BLD: Tensor, query_BD: Tensor, added_BD: Tensor, mask: Tensor | None) -> Tensor:
+    def one_query(self, x_BLD: Tensor, query_BD: Tensor, added_BD: Tensor | None, mask: Tensor | None) -> Tensor:
         """Attention of a single token per sequence over all tokens; the mask is (B, 1, 1, L)."""
         width = x_BLD.shape[-1]
         query = self.qkv.rows(query_BD, 0, width).unsqueeze(1)
@@ -71,13 +76,20 @@ class Block(nn.Module):
     """Attention and MLP, each added to its input. The MLP is `hidden` wide inside, or four times as wide as outside."""
 
     def __init__(
-        self, width: int, heads: int, *, causal: bool, hidden: int | None = None, activation: str = "gelu"
+        self,
+        width: int,
+        heads: int,
+        *,
+        causal: bool,
+        hidden: int | None = None,
+        activation: str = "gelu",
+        epsilon: float = 1e-5,
     ) -> None:
         super().__init__()
         hidden = hidden or 4 * width
-        self.ln_1 = LayerNorm(width)
+        self.ln_1 = LayerNorm(width, eps=epsilon)
         self.attention = Attention(width, heads, causal=causal)
-        self.ln_2 = LayerNorm(width)
+        self.ln_2 = LayerNorm(width, eps=epsilon)
         self.mlp_in = Linear(width, hidden)
         self.mlp_out = Linear(hidden, width)
         self.activation = ACTIVATIONS[activation]
@@ -111,15 +123,26 @@ class Block(nn.Module):
 
 
 class Transformer(nn.Module):
-    """A stack of blocks that ends at one token of each sequence."""
+    """A stack of blocks that ends at one token of each sequence, or at all of them."""
 
     compute = Compute()
 
-    def __init__(self, width: int, layers: int, heads: int, *, causal: bool, hidden: int, activation: str) -> None:
+    def __init__(
+        self,
+        width: int,
+        layers: int,
+        heads: int,
+        *,
+        causal: bool,
+        hidden: int,
+        activation: str,
+        epsilon: float = 1e-5,
+    ) -> None:
         super().__init__()
         self.causal = causal
         self.blocks = nn.ModuleList(
-            Block(width, heads, causal=causal, hidden=hidden, activation=activation) for _ in range(layers)
+            Block(width, heads, causal=causal, hidden=hidden, activation=activation, epsilon=epsilon)
+            for _ in range(layers)
         )
 
     def layers(self) -> list[Block]:
@@ -131,18 +154,21 @@ class Transformer(nn.Module):
         for block in self.layers():
             block.initialise(len(self.blocks), generator)
 
-    def forward(self, x: Tensor, token_B: Tensor, first: int = 0, stop: int | None = None) -> Tensor:
+    def forward(self, x: Tensor, token_B: Tensor | None, first: int = 0, stop: int | None = None) -> Tensor:
         """The blocks from `first` on, up to before `stop`.
 
         The last block of all runs for the pooled token only: nothing else leaves the tower, so nothing else is needed.
+        Without a token to pool it is as the others are.
         """
         *earlier, last = self.layers()
+        if token_B is None:
+            earlier.append(last)
         for block in earlier[first:stop]:
             if self.compute.recompute and torch.is_grad_enabled():
                 x = checkpoint(block, x, use_reentrant=False, preserve_rng_state=False)  # pyright: ignore[reportAssignmentType]
             else:
                 x = block(x)
-        if first > len(earlier) or (stop is not None and stop <= len(earlier)):
+        if token_B is None or first > len(earlier) or (stop is not None and stop <= len(earlier)):
             return x
         visible = None
         if self.causal:

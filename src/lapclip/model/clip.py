@@ -24,6 +24,7 @@ from lapclip.model.pretrained_towers import (
     PretrainedTower,
     TowerSpec,
 )
+from lapclip.model.siglip import SiglipImageTower, SiglipTextTower
 from lapclip.model.towers import ImageTower, TextTower
 
 EMPTY: Mapping[str, Network] = MappingProxyType({})
@@ -33,7 +34,7 @@ MAX_LOGIT_SCALE = math.log(100)
 
 
 class CLIP(nn.Module):
-    """The parameterisation is OpenAI CLIP's, so that parameter counts match and published weights fit."""
+    """The parameterisation is OpenAI CLIP's, or SigLIP's, so that parameter counts match and published weights fit."""
 
     def __init__(self, shape: ModelConfig, *, seed: int = 0, networks: Mapping[str, Network] = EMPTY) -> None:
         """`networks` are the pretrained ones that stand in for a tower: "image", "text", or both."""
@@ -88,20 +89,25 @@ class CLIP(nn.Module):
 
     @torch.no_grad()
     def hold_temperature(self) -> None:
-        """Keep the logit scale at or below ln 100, as CLIP does, after each update."""
-        self.logit_scale.clamp_(max=MAX_LOGIT_SCALE)
+        """Keep the logit scale at or below ln 100, as CLIP does, after each update. SigLIP's are beyond that."""
+        if self.shape.architecture == "clip":
+            self.logit_scale.clamp_(max=MAX_LOGIT_SCALE)
 
 
 def _image_tower(shape: ModelConfig, network: Network | None) -> ImageTower | ConvolutionTower | PretrainedImageTower:
     assert network or not shape.image_from, "a pretrained tower needs its network"
     if network:
         return PretrainedImageTower(network, shape)
+    if shape.architecture == "siglip":
+        return SiglipImageTower(shape)
     return ConvolutionTower(shape) if shape.image_tower == "convolutions" else ImageTower(shape)
 
 
 def _text_tower(shape: ModelConfig, network: Network | None) -> TextTower | PretrainedTextTower:
     assert network or not shape.text_from, "a pretrained tower needs its network"
-    return PretrainedTextTower(network, shape) if network else TextTower(shape)
+    if network:
+        return PretrainedTextTower(network, shape)
+    return SiglipTextTower(shape) if shape.architecture == "siglip" else TextTower(shape)
 
 
 def count_parameters(module: nn.Module) -> int:

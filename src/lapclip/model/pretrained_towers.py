@@ -81,15 +81,6 @@ class Head(nn.Module):
             nn.init.normal_(weight, 0.0, weight.shape[0] ** -0.5, generator=generator)
         nn.init.zeros_(self.hidden_out)
 
-    @torch.no_grad()
-    def start_from(self, mean_F: Tensor, map_FE: Tensor) -> None:
-        """First values that compute a linear map of features that are normed and less their mean, at the scale of
-        others. The hidden path starts at zero."""
-        scale = self.projection.std() / map_FE.std()
-        self.ln_features.bias.copy_(-mean_F)
-        self.projection.zero_()[:, : map_FE.shape[1]] = (scale.cpu() * map_FE).to(self.projection.device)
-        self.hidden_out.zero_()
-
     def _thinned(self, x: Tensor, what: str) -> Tensor:
         """Some of the values left out, the others enlarged to make up for it."""
         dropping = self.dropping.get(what)

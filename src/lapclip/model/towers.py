@@ -59,9 +59,7 @@ class ImageTower(nn.Module):
         grid = pixels_BCSS.shape[-1] // self.patch
         patches_BPD, positions_PD = self._cut(pixels_BCSS, grid), self._positions(grid)
         if patches_BK is not None:
-            # Dropped patches are left out before the first product, so they cost nothing.
-            rows_B1 = torch.arange(len(patches_BK), device=patches_BK.device)[:, None]
-            patches_BPD, positions_PD = patches_BPD[rows_B1, patches_BK], positions_PD[patches_BK]
+            patches_BPD, positions_PD = self._chosen(patches_BPD, positions_PD, patches_BK)
         embedded_BPD = self._linear(patches_BPD.to(self._dtype), self.patch_weight.flatten(1))
         x_BPD = embedded_BPD.to(positions_PD.dtype) + positions_PD  # not every device adds two precisions
         class_B1D = (self.class_embedding + self.position_embedding[0]).expand(x_BPD.shape[0], 1, -1)
@@ -95,6 +93,12 @@ class ImageTower(nn.Module):
     def _linear(self, x: Tensor, weight_OI: Tensor) -> Tensor:
         return linear(x, weight_OI, None, self.compute.linear)
 
+    @staticmethod
+    def _chosen(patches_BPD: Tensor, positions_PD: Tensor, patches_BK: Tensor) -> tuple[Tensor, Tensor]:
+        """Dropped patches are left out before the first product, so they cost nothing."""
+        rows_B1 = torch.arange(len(patches_BK), device=patches_BK.device)[:, None]
+        return patches_BPD[rows_B1, patches_BK], positions_PD[patches_BK]
+
     def _positions(self, grid: int) -> Tensor:
         """The position embeddings of a grid of patches, (P, D)."""
         own = self.position_embedding[1:]
@@ -125,7 +129,7 @@ class TextTower(nn.Module):
             shape.text_heads,
             causal=True,
             hidden=shape.text_hidden,
-            activation=shape.activation,
+            activation=shape.text_activation or shape.activation,
         )
         self.ln_final = LayerNorm(width)
         self.projection = nn.Parameter(torch.empty(width, shape.embedding))
@@ -141,13 +145,13 @@ class TextTower(nn.Module):
     def begin(self, tokens_BL: Tensor, block: int) -> Tensor:
         """What enters a block, counted from 0."""
         x_BLD = self.token_embedding(tokens_BL) + self.position_embedding[: tokens_BL.shape[1]]
-        return self.transformer(x_BLD.to(self.compute.dtype or x_BLD.dtype), _ends(tokens_BL), stop=block)
+        return self.transformer(x_BLD.to(self.compute.dtype or x_BLD.dtype), self._ends(tokens_BL), stop=block)
 
     def finish(self, features: Tensor, tokens_BL: Tensor, block: int) -> Tensor:
         """Embeddings before normalisation, from what enters a block."""
         features = features.to(self.compute.dtype or features.dtype)
-        pooled_BD = self.ln_final(self.transformer(features, _ends(tokens_BL), first=block))
-        return linear(pooled_BD, self.projection.T, None, self.compute.linear)
+        pooled_BD = self.ln_final(self.transformer(features, self._ends(tokens_BL), first=block))
+        return self._project(pooled_BD)
 
     def initialise_ends(self, generator: torch.Generator) -> None:
         """CLIP's initial values of what comes before and after the blocks."""
@@ -159,10 +163,12 @@ class TextTower(nn.Module):
         """CLIP's initial values of the blocks."""
         self.transformer.initialise(generator)
 
+    def _ends(self, tokens_BL: Tensor) -> Tensor:
+        """Where the end token stands, which has the highest id."""
+        return tokens_BL.argmax(dim=-1)
 
-def _ends(tokens_BL: Tensor) -> Tensor:
-    """Where the end token stands, which has the highest id."""
-    return tokens_BL.argmax(dim=-1)
+    def _project(self, pooled_BD: Tensor) -> Tensor:
+        return linear(pooled_BD, self.projection.T, None, self.compute.linear)
 
 
 @cache

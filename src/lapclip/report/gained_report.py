@@ -134,6 +134,9 @@ def _recalls(new: dict[str, Any], gained: dict[str, Any]) -> Table | None:
             if all(number(value.get(key)) is not None for value in values):
                 shown = (_both(value[key], mapping(value.get("intervals")).get(key)) for value in values)
                 rows.append([f"{name}, R@{rank}", *shown])
+    asked = [mapping(mapping(new.get(kind)).get("short_questions")) for kind, _ in columns]
+    if all(number(found.get("map")) is not None for found in asked):
+        rows.append(["short questions, mAP", *(significant(found["map"]) for found in asked)])
     return Table([f"{new.get('name')}", *(name for _, name in columns)], rows) if rows else None
 
 

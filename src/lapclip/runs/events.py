@@ -105,6 +105,8 @@ class Step(Event):
     """How far the model is from its teacher, which is part of the loss; None where it has none."""
     logit_bias: float | None = None
     """The learnt bias of the sigmoid loss; null for others."""
+    phrase_loss: float | None = None
+    """The loss of phrases, which `loss` leaves out; null where only whole captions are learnt."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -205,6 +207,8 @@ class Finished(Event):
     """Why it ended before its last step, where it did."""
     start_evaluation: dict[str, Any] | None = None
     """The same metrics of the trained model that the run began with; None where there was none."""
+    short_questions: dict[str, Any] | None = None
+    """How well words and phrases of the same captions find their images; None where there are too few."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -13,19 +14,23 @@ import numpy as np
 from lapclip.data.sources import find_source
 from lapclip.embedder import Embedder, Encoder, OnnxEmbedder, load_torch, open_exported
 from lapclip.errors import ConfigError, LapclipError, RunError
+from lapclip.evaluation.calibration import Calibration, calibration_of
+from lapclip.evaluation.hubness import KINDS
 from lapclip.exporting.check import find_export
 from lapclip.exporting.export_folder import EXPORTED
 from lapclip.fingerprint import weights_digest
-from lapclip.runs.events import read_events
+from lapclip.runs.events import mapping, read_events
 from lapclip.runs.folder import Run
 from lapclip.searching.index import FORMAT
 from lapclip.searching.indexes import KnownIndex
+from lapclip.text import number
 from lapclip.weights import is_exported, is_model
+from lapclip.weights.published_models import PublishedModel
 from lapclip.which_model import (
     MADE_THE_INDEX,
-    PRETRAINED,
     WhichModel,
     best_on_photos,
+    for_photos,
     runs_with_models,
     that_made_an_index,
     which_model,
@@ -51,6 +56,11 @@ class SearchModel:
         self.view, self.width = self.model.view, self.model.embedding
         on_cpu = not isinstance(self.model, Embedder) or self.model.device.is_cpu
         self.batch = CPU_BATCH if on_cpu else self.model.batch
+
+    @cached_property
+    def calibration(self) -> Calibration | None:
+        """What `lapclip eval` found of its scores; None where it was not measured."""
+        return calibration_of(self.which, self.model)
 
     def made(self, recorded: str | None) -> bool:
         """Whether an index that says this was made by this model, with this release or an earlier one."""
@@ -165,6 +175,8 @@ def _checked(model: SearchModel) -> SearchModel:
 def model_notes(which: WhichModel) -> list[str]:
     """What is known of a model, for a person who is about to trust it."""
     run = which.made_by
+    if (published := which.published) is not None:
+        return _published_notes(published)
     if run is None:
         return [
             f"{which.name} comes from elsewhere: lapclip does not know what it has seen, nor how well it does here. "
@@ -177,7 +189,7 @@ def model_notes(which: WhichModel) -> list[str]:
         notes = [
             f"{which.name} has seen {count} of lapclip's own drawn scenes and not one photo: "
             "it cannot find things in photos, and the order of its answers means little.",
-            f"For photos: {PRETRAINED}.",
+            f"For photos: {for_photos()}.",
         ]
     else:
         start = _start(run)
@@ -193,7 +205,42 @@ def model_notes(which: WhichModel) -> list[str]:
         *notes,
         f"Among {candidates:,} {what} {unseen}, a caption finds its own first in {first:.0%} of cases and "
         f"among the first ten in {tenth:.0%} (chance {min(1, 10 / candidates):.1%})."
+        + _short_questions(mapping(metrics.get("short_questions")))
         + ("" if drawn else " Images of another kind may do worse."),
+    ]
+
+
+def reading_notes(model: SearchModel) -> list[str]:
+    """How its answers are ordered and read, where that was measured."""
+    found = model.calibration
+    if found is None:
+        return []
+    notes = [sentence for kind in KINDS if (sentence := found.gained(kind))]
+    silent = [found.verdict(kind, None)["why"] for kind in KINDS if kind in found.facts["verdict"]]
+    if silent and all(silent):
+        notes.append(f"It does not say whether nothing fits: {silent[-1]}.")
+    return notes
+
+
+def _short_questions(found: dict[str, Any]) -> str:
+    """How a single word does, which is what people type; nothing of a run that was not asked."""
+    right, chance = number(found.get("first_five")), number(found.get("first_five_chance"))
+    if right is None or chance is None:
+        return ""
+    return (
+        f" Asked for a single word, {right:.0%} of its first five answers have it in a caption (chance {chance:.0%})."
+    )
+
+
+def _published_notes(model: PublishedModel) -> list[str]:
+    """What others measured of a published model."""
+    measured = f"lapclip eval {model.name} DATA measures it on your own images with captions."
+    if not model.flickr30k:
+        return [f"{model.name} comes from {model.page}. {measured}"]
+    first, _, tenth = model.flickr30k[:3]
+    return [
+        f"{model.name} comes from {model.page}. Among Flickr30k's 1,000 test images, a caption finds its own first in "
+        f"{first:.0%} of cases and among the first ten in {tenth:.0%} (published: {model.recall_source}). {measured}"
     ]
 
 
@@ -214,5 +261,6 @@ def _history(run: Run) -> tuple[int | None, dict[str, Any] | None]:
         if event["type"] == "started":
             images = (event.get("pairs") or {}).get("train", images)
         elif event["type"] in ("evaluation", "finished") and event.get("evaluation"):
-            metrics = {"split": event.get("split"), **event["evaluation"]}
+            short = event.get("short_questions")
+            metrics = {"split": event.get("split"), **event["evaluation"], "short_questions": short}
     return images, metrics

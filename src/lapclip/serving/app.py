@@ -53,6 +53,7 @@ def make_app(service: Service, search: FolderSearch | None = None, immich_upstre
     async def ready(demand: Demand = None) -> Response:
         service.check_demand(demand)
         await service.ready()
+        service.check_demand(demand)  # another model may have been taken meanwhile
         model = service.model
         about = {"model": model.name, "fingerprint": model.fingerprint, "dimension": model.dimension}
         return json_answer({"status": "ready", **about})

@@ -113,8 +113,8 @@ class Engine:
         if tower == "image":
             side = self.encoder.view.side
             return generator.integers(0, 256, (size, side, side, 3), np.uint8)
-        length = min(TEXT_LENGTH, self.encoder.context)
         tokenizer = self.encoder.tokenizer
+        length = self.encoder.context if tokenizer.fills else min(TEXT_LENGTH, self.encoder.context)
         rows = generator.integers(0, max(1, min(tokenizer.start, tokenizer.end)), (size, length), np.int64)
         rows[:, 0], rows[:, -1] = tokenizer.start, tokenizer.end
         return rows

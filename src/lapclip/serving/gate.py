@@ -180,7 +180,7 @@ def log_fault(error: Exception) -> None:
 
 def check_elements(scope: Scope, body: bytes) -> None:
     """Refuse JSON of so many elements that reading it would take gigabytes; an image is one element."""
-    if len(body) < MOST_ELEMENTS or "json" not in Headers(scope=scope).get("content-type", "json"):
+    if len(body) < MOST_ELEMENTS or "json" not in Headers(scope=scope).get("content-type", "json").lower():
         return
     if sum(body.count(mark) for mark in (b",", b"{", b"[")) > MOST_ELEMENTS:
         raise TooLarge(f"A request may have {MOST_ELEMENTS:,} elements at most.")

@@ -58,7 +58,9 @@ class Text:
     def tokens(self, encoder: Encoder) -> list[int]:
         """What the model reads of it. Kept, because some dialects count them once more."""
         if "_tokens" not in self.__dict__:
-            self.__dict__["_tokens"] = encoder.tokenizer.encode(self.text, encoder.context + self.whole)
+            tokenizer = encoder.tokenizer
+            one_more = self.whole and (not tokenizer.fills or tokenizer.length(self.text) > encoder.context)
+            self.__dict__["_tokens"] = tokenizer.encode(self.text, encoder.context + one_more)
         return self.__dict__["_tokens"]
 
 

@@ -59,8 +59,8 @@ class Limits:
     queue_seconds: float = 2.0
     """Seconds of work that may wait: beyond it requests are refused at once. Short, so that a server that was
     overloaded is itself again as soon as that is over."""
-    queue_items: int = 64
-    """Images and texts that may always wait, however long they take."""
+    queue_requests: int = 64
+    """Requests that may always wait, however long they take, while they have two items each on average or fewer."""
     items: int = 256
     """Images and texts of one request."""
     body_bytes: int = 64_000_000
@@ -197,14 +197,15 @@ class Service:
         # One thread of torch each: they are as many as there are cores already.
         self._decoders = max(2, logical_cores())
         self._decoding = ThreadPoolExecutor(self._decoders, "lapclip-decode", initializer=lambda: use_threads(1))
-        # Texts and tests of the model do not wait behind images that take long.
+        # Texts do not wait behind images that take long, nor tests of the model behind either.
         self._encoding = ThreadPoolExecutor(2, "lapclip-encode", initializer=lambda: use_threads(1))
+        self._testing = ThreadPoolExecutor(1, "lapclip-test", initializer=lambda: use_threads(1))
         self._preparing_seconds = dict(PREPARING)
         self._replacing = threading.Lock()
         self.notes: dict[str, str] = {}
         """What is wrong beside the answers, such as an index that cannot be brought up to date; shown on the page."""
         self._waiting_seconds = 0.0
-        self._items = 0
+        self._requests = self._items = 0
         self._ready: tuple[float, Refusal | None] | None = None
         self._ready_lock: asyncio.Lock | None = None
         self.draining = False
@@ -273,7 +274,8 @@ class Service:
 
     def check_room(self, items: int = 1, seconds: float = 0.0) -> None:
         """Refuse what the queue has no room for."""
-        if not self._items or self._items + items <= self.limits.queue_items:
+        few = self.limits.queue_requests
+        if not self._items or (self._requests < few and self._items + items <= 2 * few):
             return
         if self._waiting_seconds + seconds > self.limits.queue_seconds:
             raise TooMany(
@@ -338,7 +340,7 @@ class Service:
     def close(self) -> None:
         """End the threads."""
         self._model.batcher.close()
-        for pool in (self._decoding, self._encoding):
+        for pool in (self._decoding, self._encoding, self._testing):
             pool.shutdown(wait=False, cancel_futures=True)
         if self.fetcher is not None:
             self.fetcher.close()
@@ -348,11 +350,13 @@ class Service:
         """Room in the queue for some items, or `TooMany` at once. A request always finds room in an empty queue."""
         seconds = sum(self._seconds_of(model, item) for item in items)
         self.check_room(len(items), seconds)
+        self._requests += 1
         self._items += len(items)
         self._waiting_seconds += seconds
         try:
             yield
         finally:
+            self._requests -= 1
             self._items -= len(items)
             self._waiting_seconds = self._waiting_seconds - seconds if self._items else 0.0
 
@@ -368,7 +372,7 @@ class Service:
         futures: list[asyncio.Future[np.ndarray]] = [loop.create_future() for _ in items]
         pairs = [(item, future) for (_, item), future in zip(items, futures, strict=True)]
         if quick := [pair for pair in pairs if first or isinstance(pair[0], Text)]:  # one job for all
-            self._encoding.submit(self._prepare, model, quick, deadline, first)
+            (self._testing if first else self._encoding).submit(self._prepare, model, quick, deadline, first)
         for pair in pairs:
             if not (first or isinstance(pair[0], Text)):
                 self._decoding.submit(self._prepare, model, [pair], deadline, first)

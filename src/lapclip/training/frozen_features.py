@@ -28,7 +28,7 @@ from lapclip.data.pixels import normalise
 from lapclip.data.tokenizers import pad
 from lapclip.embedder import Embedder, distinct_captions
 from lapclip.errors import DataError
-from lapclip.evaluation.closed_form import LinearMaps, fit_cca, normed
+from lapclip.evaluation.closed_form import fit_cca, normed
 from lapclip.evaluation.retrieval import retrieval
 from lapclip.fingerprint import frozen_fingerprint
 from lapclip.machine.desktop import ends_in_order
@@ -81,12 +81,17 @@ class CachedFeatures:
     held_out: HeldOutFeatures
     notes: list[str]
     """What the user should know."""
+    phrases: Ragged | None = None
+    """None where only whole captions are learnt."""
 
     def of_images(self, rows: np.ndarray, views: np.ndarray) -> np.ndarray | None:
         return None if self.images is None else self.images[views, rows]
 
     def of_captions(self, captions: np.ndarray, length: int) -> np.ndarray | None:
         return None if self.captions is None else self.captions.padded(captions, length)
+
+    def of_phrases(self, phrases: np.ndarray, length: int) -> np.ndarray | None:
+        return None if self.phrases is None else self.phrases.padded(phrases, length)
 
 
 @dataclass(frozen=True)
@@ -154,6 +159,7 @@ def cache_features(
         images = maker.images() if "image" in chosen else None
         after_images = time.perf_counter()
         captions = maker.captions() if "text" in chosen else None
+        phrases = maker.phrases() if captions and plan.phrases else None
         after_captions = time.perf_counter()
         frozen = HeldOutFeatures(
             data.held_out,
@@ -163,14 +169,21 @@ def cache_features(
     except NoRoom as error:
         notes.append(f"what is frozen is computed at each step, because features find no room: {error}")
         return CachedFeatures(None, None, HeldOutFeatures(data.held_out, None, None), notes)
-    arrays = [images, captions and captions.values, frozen.image, frozen.text and frozen.text.values]
+    arrays = [
+        images,
+        captions and captions.values,
+        phrases and phrases.values,
+        frozen.image,
+        frozen.text and frozen.text.values,
+    ]
     size = sum(array.nbytes for array in arrays if array is not None)
     covered = []
     if images is not None:
         views = f" in {len(images)} views" if len(images) > 1 else ""
         covered.append(f"{len(data.train):,} images{views} up to {_boundary_text(model, 'image', boundaries)}")
     if captions is not None:
-        covered.append(f"{len(plan.captions):,} captions up to {_boundary_text(model, 'text', boundaries)}")
+        cut = f" and {len(plan.phrases):,} phrases of them" if phrases else ""
+        covered.append(f"{len(plan.captions):,} captions{cut} up to {_boundary_text(model, 'text', boundaries)}")
     if maker.found:
         how = "found in the cache"
     else:
@@ -180,18 +193,58 @@ def cache_features(
         took = duration(time.perf_counter() - began)
         how = f"computed in {took}, which saves about {duration(saved)} an epoch"
     notes.append(f"cached what is frozen of {' and '.join(covered)}: {size_text(size)}, {how}")
-    return CachedFeatures(images, captions, frozen, notes)
+    return CachedFeatures(images, captions, frozen, notes, phrases)
 
 
 MOST_FITTED = 10_000
 """Images that the closed form is fitted to; more would cost memory and change little."""
 
 
-def closed_form(features: CachedFeatures, data: DataSet, width: int) -> tuple[LinearMaps, dict[str, float]] | None:
-    """Linear heads by canonical correlation analysis, without any training, and what trained heads have to beat: their
-    recall on the pairs that choose the best model. None where more learns than the heads of both towers."""
-    scored = features.held_out
-    if features.images is None or features.captions is None or scored.image is None or scored.text is None:
+def closed_form(features: CachedFeatures, data: DataSet) -> dict[str, float] | None:
+    """What heads have to beat: recall on the pairs that choose the best model, of linear heads by canonical correlation
+    analysis, without any training. None where more learns than the heads of both towers."""
+    scored, pairs = features.held_out, _fitted_pairs(features, data)
+    if pairs is None or scored.image is None or scored.text is None:
+        return None
+    maps = fit_cca(*pairs)
+    _, which_M, owner_M = distinct_captions(data.held_out)
+    texts = maps.texts(normed(scored.text.values))[which_M]
+    found = retrieval(maps.images(normed(scored.image)), texts, owner_M)
+    return {name: value for name, value in found.items() if re.fullmatch(r"(t2i|i2t)_r\d+", name)}
+
+
+START_POWER = 0.5
+"""How a direction counts at the start of heads, by its correlation. Measured: all alike and 1 are worse."""
+LEAST_CORRELATED = 1e-2
+"""Directions shorter than this share of the longest say nothing: few images have few."""
+REST = 0.1
+"""How long the other directions are, which start at random, as a share of what they would be without a closed form."""
+
+
+@torch.no_grad()
+def start_heads(model: CLIP, features: CachedFeatures | None, data: DataSet) -> bool:
+    """Give new heads the linear maps that canonical correlation analysis finds, in the place of random ones; their
+    hidden layers start at zero as ever. False where more learns than the heads of both towers."""
+    pairs = None if features is None else _fitted_pairs(features, data)
+    if pairs is None or not isinstance(model.image, PretrainedTower) or not isinstance(model.text, PretrainedTower):
+        return False
+    maps = fit_cca(*pairs, width=model.shape.embedding, power=START_POWER)
+    found = [maps.image_FE, maps.text_GE]
+    lengths = torch.stack([map_FE.norm(dim=0) for map_FE in found])
+    known_E = (lengths > LEAST_CORRELATED * lengths.amax(1, keepdim=True)).all(0)
+    for head, map_FE in zip((model.image.head, model.text.head), found, strict=True):
+        map_FE = map_FE[:, known_E]
+        # As long as random values are, so that the learning rate fits.
+        map_FE = map_FE * (map_FE.shape[1] ** 0.5 / map_FE.norm())
+        head.projection.mul_(REST)
+        head.projection[:, : map_FE.shape[1]] = map_FE.to(head.projection)
+    return True
+
+
+def _fitted_pairs(features: CachedFeatures, data: DataSet) -> tuple[Tensor, Tensor] | None:
+    """Normed features of training images, and the mean of those of their captions; None where more learns than the
+    heads of both towers."""
+    if features.images is None or features.captions is None:
         return None
     if features.images.ndim != 3 or features.captions.first_N is not None:
         return None
@@ -199,11 +252,7 @@ def closed_form(features: CachedFeatures, data: DataSet, width: int) -> tuple[Li
     step = -(-len(data.train) // MOST_FITTED)
     rows = [row for row in range(0, len(data.train), step) if first_N[row] < first_N[row + 1]]
     captions = torch.stack([normed(features.captions.values[first_N[row] : first_N[row + 1]]).mean(0) for row in rows])
-    maps = fit_cca(normed(features.images[0][rows]), captions, width=width)
-    _, which_M, owner_M = distinct_captions(data.held_out)
-    texts = maps.texts(normed(scored.text.values))[which_M]
-    found = retrieval(maps.images(normed(scored.image)), texts, owner_M)
-    return maps, {name: value for name, value in found.items() if re.fullmatch(r"(t2i|i2t)_r\d+", name)}
+    return normed(features.images[0][rows]), captions
 
 
 def with_features(embedder: Embedder, features: CachedFeatures | None, step: AnyStep) -> Embedder:
@@ -280,6 +329,10 @@ class _FeatureMaker:
     def captions(self) -> Ragged:
         """Of all training captions."""
         return self._caption_features(self._worker, self._plan.captions, "train", "the frozen tower reads captions")
+
+    def phrases(self) -> Ragged:
+        """Of all phrases of the training captions."""
+        return self._caption_features(self._worker, self._plan.phrases, "train", "the frozen tower reads phrases")
 
     def held_out_captions(self, embedder: Embedder) -> Ragged:
         """Of the different captions that are scored."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from lapclip.config import ALL, AUTO, Config, Layer, ModelConfig, TrainConfig
+from lapclip.config import ALL, AUTO, Config, Layer, ModelConfig, TrainConfig, replace_in
 from lapclip.data.tokenizers import Tokenizer
 from lapclip.embedder import load_torch
 from lapclip.errors import ConfigError, RunError, first_line
@@ -37,12 +37,17 @@ class InitialWeights:
 def find_initial_weights(config: Config, layers: Sequence[Layer]) -> tuple[Config, InitialWeights | None]:
     """The initial weights that the settings name, and the configuration with the shape of their model."""
     if config.train.start:
-        return _from_model(config, layers[-1].values.get("model", {}))
+        return _from_model(config, layers)
     if config.model.image_from or config.model.text_from:
         for tower in ("image_from", "text_from"):
             if named := layers[-1].values.get("model", {}).get(tower):  # on the command line, not in a recipe
                 trust(str(named))
         return _from_towers(config, {name for layer in layers for name in layer.values.get("model", {})})
+    if config.model.architecture == "siglip":
+        raise ConfigError(
+            f"{config.model.name} has SigLIP's towers, which are trained from published weights.",
+            hint="--from hf:google/siglip-base-patch16-224; or --set model.name=vit-b-16",
+        )
     train = config.train
     if train.lora_rank or train.layer_decay < 1 or train.image_blocks != ALL or train.text_blocks != ALL:
         raise ConfigError(
@@ -65,9 +70,9 @@ def restore_initial_weights(folder: Path, config: Config) -> InitialWeights | No
     return InitialWeights(lambda: load_torch(folder).model, embedder.model, embedder.tokenizer)
 
 
-def _from_model(config: Config, asked: Collection[str]) -> tuple[Config, InitialWeights]:
+def _from_model(config: Config, layers: Sequence[Layer]) -> tuple[Config, InitialWeights]:
     start = config.train.start
-    if asked:
+    if asked := layers[-1].values.get("model", {}):
         raise ConfigError(
             f"model.{min(asked)} cannot be changed: the model has the shape of {start}.",
             hint=f"leave out --set model.{min(asked)}",
@@ -75,6 +80,9 @@ def _from_model(config: Config, asked: Collection[str]) -> tuple[Config, Initial
     path = which_model(start).path
     embedder = load_torch(path)
     initial = InitialWeights(lambda: load_torch(path).model, embedder.model, embedder.tokenizer)
+    # What has learnt with the sigmoid loss, as SigLIP has, goes on with it, unless another is asked for.
+    if embedder.model.logit_bias is not None and not any("loss" in layer.values.get("train", {}) for layer in layers):
+        config = replace_in(config, "train", loss="sigmoid")
     return replace(config, model=embedder.model.shape), initial
 
 

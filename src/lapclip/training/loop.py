@@ -32,8 +32,8 @@ from lapclip.training.cuda_graph import AnyStep
 from lapclip.training.fallback import SwapGrew
 from lapclip.training.frozen_features import CachedFeatures
 from lapclip.training.initial_weights import InitialWeights
+from lapclip.training.optimizer import cheap_steps, learning_rate
 from lapclip.training.probes import ProbeCaptions
-from lapclip.training.schedule import cheap_steps, learning_rate
 from lapclip.training.step import StepMetrics
 
 MEMORY_EVERY = 50
@@ -72,6 +72,8 @@ class Training:
     """Why the run ended before its last step, where it did."""
     start_evaluation: dict[str, Any] | None = None
     """How the trained model that it began with scores, known at the end."""
+    short_questions: dict[str, Any] | None = None
+    """How well words find their images, known at the end."""
     _overflows: int = 0
     pending: tuple[int, float, Callable[[], StepMetrics], Stopwatch] | None = None
 
@@ -156,6 +158,7 @@ class Training:
                 seconds=watch.seconds,
                 teacher_loss=metrics.teacher_loss if self.config.train.teacher else None,
                 logit_bias=metrics.logit_bias if self.step.model.logit_bias is not None else None,
+                phrase_loss=metrics.phrase_loss if self.config.train.phrases else None,
             )
         )
         if number == 1 or number % MEMORY_EVERY == 0:

@@ -22,7 +22,7 @@ from lapclip.errors import ConfigError
 from lapclip.machine.choose_device import ACCELERATOR, device_of
 from lapclip.machine.device import Device
 from lapclip.model.convnet import convolution_sizes, last_width
-from lapclip.training.schedule import image_side, patches_seen
+from lapclip.training.optimizer import image_side, patches_seen
 
 CPU_BASE, ACCELERATOR_BASE = 350_000_000, 100_000_000
 """Measured on the CPU: a process that has imported torch and taken a step of a tiny model. On accelerators an estimate
@@ -90,7 +90,12 @@ def count_weights(model: ModelConfig) -> tuple[int, int]:
         image, image_products = blocks(model.image_width, model.image_layers, model.image_hidden)
         patches = (model.image_size // model.patch) ** 2
         ends = (3 * model.patch**2 + model.embedding) * model.image_width
-        image += (2 + patches + 4) * model.image_width + ends
+        others = (2 + patches + 4) * model.image_width
+        if model.architecture == "siglip":  # a head that pools by attention instead of a projection, and more biases
+            ends = blocks(model.image_width, 1, model.image_hidden)[1] + (3 * model.patch**2 + 1) * model.image_width
+            others = (patches + 1 + 4) * model.image_width
+            text, text_products = text + model.embedding + 1, text_products + model.embedding
+        image += others + ends
         image_products += ends
     return image + text + 1, image_products + text_products
 
@@ -164,13 +169,14 @@ def _pair_bytes(model: ModelConfig, train: TrainConfig, caption_tokens: int, *, 
         return _convolution_bytes(model, train, side) + text + pixels
     patches, _ = patches_seen(cheap, train, model)
     image = _tower_bytes(
-        1 + patches,
+        model.class_tokens + patches,
         model.image_width,
         model.image_layers,
         model.image_heads,
         model.image_hidden,
         train.image_attention,
         train,
+        pooled=model.architecture == "clip",
     )
     cut = (3 * model.patch**2) * patches * _size(train)  # patches, which the first product keeps
     return image + text + pixels + cut
@@ -187,14 +193,24 @@ def _convolution_bytes(model: ModelConfig, train: TrainConfig, side: int) -> int
 
 
 def _tower_bytes(
-    tokens: int, width: int, layers: int, heads: int, hidden: int, attention: str, train: TrainConfig
+    tokens: int,
+    width: int,
+    layers: int,
+    heads: int,
+    hidden: int,
+    attention: str,
+    train: TrainConfig,
+    *,
+    pooled: bool = True,
 ) -> int:
     """What the blocks keep, and the largest results of the backward pass beside them.
 
     A block keeps 8 widths a token: the inputs of its two norms (1 each), of the projection of queries, keys and values
     (1), these (3), the input of the output projection (1) and of the MLP (1); and the MLP's hidden layer before and
     after its activation. The last block runs for one token, and keeps 4: the norm's input and output, keys, values.
+    Where it runs for all, a head comes after it that keeps as much.
     """
+    layers += not pooled
     block = 8 * width + 2 * hidden
     if _size(train) == 2 and not _on_cpu(train):
         block += 2 * width  # the inputs of the norms, which accelerators take in float32

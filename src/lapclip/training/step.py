@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -25,8 +26,8 @@ from lapclip.model.clip import CLIP
 from lapclip.model.freezing import boundary, parts_of
 from lapclip.model.pretrained_towers import Dropping, Head, PretrainedTower
 from lapclip.seeding import derived_seed, generator
+from lapclip.training.optimizer import image_side, is_cheap, patches_seen
 from lapclip.training.precision import LossScale, RoundedCopy
-from lapclip.training.schedule import image_side, is_cheap, patches_seen
 
 TEXT_CHUNKS, LEAST_CHUNK = 4, 16
 """Into how many chunks captions are cut, by length, and the fewest that are worth a chunk."""
@@ -61,6 +62,13 @@ class Inputs:
     """The same for its hidden layer."""
     text_hidden_mask: Tensor | None = None
     """The same for a pretrained text network."""
+    phrase_tokens_BL: Tensor | None = None
+    """A phrase for each image; None where only whole captions are learnt."""
+    phrase_positives_BB: Tensor | None = None
+    phrase_features: Tensor | None = None
+    """What the frozen part of the text tower makes of the phrases."""
+    phrase_hidden_mask: Tensor | None = None
+    """What the head of a pretrained text network does not leave out of its hidden layer for them."""
 
     def __len__(self) -> int:
         return len(self.tokens_BL)
@@ -68,6 +76,18 @@ class Inputs:
     def tensors(self) -> dict[str, Tensor]:
         """Every tensor that is there."""
         return {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
+
+    def of_phrases(self) -> Inputs | None:
+        """The phrases in the place of the captions; None where there are none."""
+        if self.phrase_tokens_BL is None:
+            return None
+        return replace(
+            self,
+            tokens_BL=self.phrase_tokens_BL,
+            text_features=self.phrase_features,
+            text_hidden_mask=self.phrase_hidden_mask,
+            lengths=(),
+        )
 
     def each(self, change: Callable[[Tensor], Tensor]) -> Inputs:
         """The same change made to every tensor."""
@@ -87,7 +107,26 @@ class StepMetrics:
     """How far from the teacher; 0 without one."""
     logit_bias: float
     """0 for a loss without one."""
+    phrase_loss: float
+    """That of phrases, which `loss` leaves out; 0 without them."""
     part_norms: dict[str, float]
+
+
+class Losses(NamedTuple):
+    """The loss of a batch in its parts."""
+
+    captions: Tensor
+    """Of whole captions, the teacher's part included."""
+    teacher: Tensor
+    """The teacher's part before it is weighed; 0 without one."""
+    phrases: Tensor | None
+    """Of phrases; None without them."""
+    logits_BB: Tensor
+    """Of whole captions."""
+
+    def total(self, share: float) -> Tensor:
+        """What is minimised, where phrases have a share of it."""
+        return self.captions if self.phrases is None else (1 - share) * self.captions + share * self.phrases
 
 
 class TrainStep:
@@ -141,7 +180,14 @@ class TrainStep:
             teacher_image=None if batch.teacher_image is None else torch.from_numpy(batch.teacher_image),
             teacher_text=None if batch.teacher_text is None else torch.from_numpy(batch.teacher_text),
             **self._dropout.draw(len(batch.tokens_BL), step),
+            **self._phrases(batch, step),
         )
+
+    def _phrases(self, batch: Batch, step: int) -> dict[str, Tensor]:
+        """What there is of phrases, by the names that `Inputs` has for it."""
+        names = ("phrase_tokens_BL", "phrase_positives_BB", "phrase_features")
+        found = {name: torch.from_numpy(value) for name in names if (value := getattr(batch, name)) is not None}
+        return found | (self._dropout.draw_for_phrases(len(batch.tokens_BL), step) if found else {})
 
     def set_learning_rate(self, lr: float) -> None:
         """A number, or written into a tensor that a recorded graph reads. Each group has its share of it."""
@@ -158,13 +204,15 @@ class TrainStep:
             self.rounded.refresh()
         micro_batch = self.config.micro_batch or len(inputs)
         compute = self._whole if micro_batch >= len(inputs) else self._in_micro_batches
-        loss, teacher_loss, logits_BB = compute(inputs, watch)
+        losses = compute(inputs, watch)
         with watch.phase("optimizer"):
             grad_norm, part_norms = self._gradient_norms()
-            accuracies = batch_accuracy(logits_BB, inputs.positives_BB)
+            accuracies = batch_accuracy(losses.logits_BB, inputs.positives_BB)
             scale, bias = self.model.logit_scale.detach(), self.model.logit_bias
             bias = torch.zeros_like(scale) if bias is None else bias.detach()
-            scalars = torch.stack((loss.detach(), *accuracies, scale, grad_norm, teacher_loss, bias))
+            phrases = torch.zeros_like(bias) if losses.phrases is None else losses.phrases.detach()
+            parts = (losses.captions.detach(), *accuracies, scale, grad_norm, losses.teacher, bias, phrases)
+            scalars = torch.stack(parts)
             self._optimize(grad_norm)
             self.model.hold_temperature()
         return torch.cat([scalars, part_norms])
@@ -175,7 +223,8 @@ class TrainStep:
         if self.rounded:
             self.rounded.refresh()
         inputs = self.inputs(batch, self.config.steps).each(lambda tensor: tensor.to(self.device.torch))
-        return self._encode(inputs, Stopwatch(self.device.synchronise, on=False))
+        image_BE, text_BE, *_ = self._encode(inputs, Stopwatch(self.device.synchronise, on=False))
+        return image_BE, text_BE
 
     def rehearse(self, batch: Batch, pairs: int) -> None:
         """Take the first pairs through both towers and back, to see what that costs. The weights stay as they are."""
@@ -193,12 +242,17 @@ class TrainStep:
         read = self.device.read_later(metrics)
         return lambda: self._step_metrics(read())
 
-    def _encode(self, inputs: Inputs, watch: Stopwatch) -> tuple[Tensor, Tensor]:
-        """Embeddings of images, which stay uint8 until here, and of captions."""
+    def _encode(self, inputs: Inputs, watch: Stopwatch) -> tuple[Tensor, ...]:
+        """Embeddings of images, which stay uint8 until here, of captions, and of phrases where there are some."""
         with watch.phase("preprocess"):
             pixels_BCSS = self._view_images(inputs) if inputs.image_features is None else None
         with watch.phase("forward"), self._dropout.applied(inputs.tensors()):
-            return self._towers(lambda: self._encode_image(inputs, pixels_BCSS), lambda: self._encode_text(inputs))
+            pairs = self._towers(lambda: self._encode_image(inputs, pixels_BCSS), lambda: self._encode_text(inputs))
+        phrases = inputs.of_phrases()
+        if phrases is None:
+            return pairs
+        with watch.phase("forward"), self._dropout.applied(phrases.tensors()):
+            return (*pairs, self._encode_text(phrases))
 
     def _encode_image(self, inputs: Inputs, pixels_BCSS: Tensor | None) -> Tensor:
         if pixels_BCSS is not None:
@@ -236,28 +290,31 @@ class TrainStep:
         there = inputs.each(Tensor.cpu)
         return view(normalise(there.pixels_BSSC, self.model.shape), there.boxes_B5, there.side).to(self.device.torch)
 
-    def _loss(self, image_BE: Tensor, text_BE: Tensor, inputs: Inputs) -> tuple[Tensor, Tensor, Tensor]:
-        """The loss, what of it is the teacher's before it is weighed, and the logits."""
-        scale, bias = self.model.logit_scale.exp(), self.model.logit_bias
-        loss, logits_BB = contrastive_loss(image_BE, text_BE, scale, inputs.positives_BB, bias, self._contrastive)
+    def _loss(self, inputs: Inputs, image_BE: Tensor, text_BE: Tensor, phrase_BE: Tensor | None = None) -> Losses:
+        """The loss in its parts."""
+        scale, bias, judge = self.model.logit_scale.exp(), self.model.logit_bias, self._contrastive
+        loss, logits_BB = contrastive_loss(image_BE, text_BE, scale, inputs.positives_BB, bias, judge)
+        phrases = None
+        if phrase_BE is not None and inputs.phrase_positives_BB is not None:
+            phrases, _ = contrastive_loss(image_BE, phrase_BE, scale, inputs.phrase_positives_BB, bias, judge)
         if inputs.teacher_image is None or inputs.teacher_text is None:
-            return loss, torch.zeros_like(loss), logits_BB
+            return Losses(loss, torch.zeros_like(loss), phrases, logits_BB)
         taught = distillation_loss(image_BE, text_BE, inputs.teacher_image, inputs.teacher_text)
         weight = self.config.teacher_weight
-        return (1 - weight) * loss + weight * taught, taught.detach(), logits_BB
+        return Losses((1 - weight) * loss + weight * taught, taught.detach(), phrases, logits_BB)
 
-    def _whole(self, inputs: Inputs, watch: Stopwatch) -> tuple[Tensor, Tensor, Tensor]:
-        """Losses, logits and gradients of a batch that fits in memory."""
-        image_BE, text_BE = self._encode(inputs, watch)
+    def _whole(self, inputs: Inputs, watch: Stopwatch) -> Losses:
+        """Losses and gradients of a batch that fits in memory."""
+        embeddings = self._encode(inputs, watch)
         with watch.phase("forward"):
-            loss, teacher_loss, logits_BB = self._loss(image_BE, text_BE, inputs)
+            losses = self._loss(inputs, *embeddings)
         with watch.phase("backward"):
-            self._scaled(loss).backward()
+            self._scaled(losses).backward()
             if self.rounded:
                 self.rounded.hand_over()
-        return loss, teacher_loss, logits_BB
+        return losses
 
-    def _in_micro_batches(self, inputs: Inputs, watch: Stopwatch) -> tuple[Tensor, Tensor, Tensor]:
+    def _in_micro_batches(self, inputs: Inputs, watch: Stopwatch) -> Losses:
         """The same in less memory: gradient caching (Gao et al. 2021, arXiv 2101.06983).
 
         The embeddings of the whole batch are computed without a graph; the loss over all pairs gives the gradient of
@@ -265,25 +322,26 @@ class TrainStep:
         """
         with torch.no_grad():
             encoded = [self._encode(micro_batch, watch) for micro_batch in self._micro_batches(inputs)]
-        image_BE, text_BE = (torch.cat(side).requires_grad_() for side in zip(*encoded, strict=True))
+        embeddings = [torch.cat(side).requires_grad_() for side in zip(*encoded, strict=True)]
         with watch.phase("forward"):
-            loss, teacher_loss, logits_BB = self._loss(image_BE, text_BE, inputs)
+            losses = self._loss(inputs, *embeddings)
         with watch.phase("backward"):
-            self._scaled(loss).backward()
-        assert image_BE.grad is not None
-        assert text_BE.grad is not None
+            self._scaled(losses).backward()
         size = self.config.micro_batch
-        gradients = zip(image_BE.grad.split(size), text_BE.grad.split(size), strict=True)
+        found = [embedding.grad for embedding in embeddings if embedding.grad is not None]
+        assert len(found) == len(embeddings)
+        gradients = zip(*(gradient.split(size) for gradient in found), strict=True)
         for micro_batch, its_gradients in zip(self._micro_batches(inputs), gradients, strict=True):
-            embeddings = self._encode(micro_batch, watch)
+            its_embeddings = self._encode(micro_batch, watch)
             with watch.phase("backward"):
-                torch.autograd.backward(embeddings, its_gradients)
+                torch.autograd.backward(its_embeddings, its_gradients)
                 if self.rounded:
                     self.rounded.hand_over()
-        return loss, teacher_loss, logits_BB
+        return losses
 
-    def _scaled(self, loss: Tensor) -> Tensor:
+    def _scaled(self, losses: Losses) -> Tensor:
         """The loss as the backward pass takes it: larger in float16, whose small numbers are coarse."""
+        loss = losses.total(self.config.phrases)
         return loss if self.loss_scale is None else loss * self.loss_scale.scale
 
     def _micro_batches(self, inputs: Inputs) -> Iterator[Inputs]:
@@ -293,7 +351,7 @@ class TrainStep:
             yield inputs.each(lambda tensor, at=at: tensor[at : at + size])
 
     def _step_metrics(self, values: list[float]) -> StepMetrics:
-        return StepMetrics(*values[:7], part_norms=dict(zip(self.parts, values[7:], strict=True)))
+        return StepMetrics(*values[:8], part_norms=dict(zip(self.parts, values[8:], strict=True)))
 
     def _gradient_norms(self) -> tuple[Tensor, Tensor]:
         """Length of the gradients, in all and by part."""
@@ -370,12 +428,25 @@ class HeadDropout:
     def draw(self, rows: int, step: int) -> dict[str, Tensor]:
         """What is not left out of so many rows, by the names that `Inputs` has for it."""
         found = {}
-        for at, (tower, head) in enumerate(self._heads.items()):
-            seed = derived_seed(derived_seed(self._config.seed, "dropout", step), "head", at)
-            widths: dict[str, int] = dict(zip(("features", "hidden"), head.hidden_in.shape, strict=True))
-            for what, share in self._shares(tower).items():
-                draw = torch.Generator().manual_seed(derived_seed(seed, what))
-                found[f"{tower}_{what}_mask"] = torch.rand(rows, widths[what], generator=draw) >= share
+        for tower in self._heads:
+            found |= self._of_tower(tower, rows, derived_seed(self._config.seed, "dropout", step))
+        return found
+
+    def draw_for_phrases(self, rows: int, step: int) -> dict[str, Tensor]:
+        """The same for phrases, which only the text tower sees."""
+        drawn = self._of_tower("text", rows, derived_seed(self._config.seed, "phrase dropout", step))
+        return {name.replace("text", "phrase"): mask for name, mask in drawn.items()}
+
+    def _of_tower(self, tower: str, rows: int, seed: int) -> dict[str, Tensor]:
+        if tower not in self._heads:
+            return {}
+        head = self._heads[tower]
+        seed = derived_seed(seed, "head", list(self._heads).index(tower))
+        widths: dict[str, int] = dict(zip(("features", "hidden"), head.hidden_in.shape, strict=True))
+        found = {}
+        for what, share in self._shares(tower).items():
+            draw = torch.Generator().manual_seed(derived_seed(seed, what))
+            found[f"{tower}_{what}_mask"] = torch.rand(rows, widths[what], generator=draw) >= share
         return found
 
     @contextmanager

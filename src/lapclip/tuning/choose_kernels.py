@@ -60,13 +60,13 @@ def choose_kernels(
     batch = min(train.batch_size, train.micro_batch or train.batch_size)
     patches = max(1, round((model.image_size // model.patch) ** 2 * (1 - train.patch_dropout)))
     text = Sizes(caption_tokens, model.text_width, model.text_heads, model.text_hidden)
-    image = Sizes(1 + patches, model.image_width, model.image_heads, model.image_hidden)
+    image = Sizes(model.class_tokens + patches, model.image_width, model.image_heads, model.image_hidden)
     if model.image_tower == "convolutions":
         image = text  # it has neither attention nor large linear layers, so the text tower decides
     check_kernels(train, device)
     comparisons = {
         "image_attention": (ATTENTION, _attention(image, causal=False)),
-        "text_attention": (ATTENTION, _attention(text, causal=True)),
+        "text_attention": (ATTENTION, _attention(text, causal=model.architecture == "clip")),
         "linear": (LINEAR, _linear((image, text))),
     }
     choices, reasons = {}, {}

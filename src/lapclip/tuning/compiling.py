@@ -104,7 +104,7 @@ def predict_compiling(workshop: Workshop, setting: Setting, device: Device, befo
             model.image_heads,
             model.image_hidden,
             model.image_layers,
-            1 + patches,
+            model.class_tokens + patches,
             False,
             setting.image_attention,
         ),
@@ -114,7 +114,7 @@ def predict_compiling(workshop: Workshop, setting: Setting, device: Device, befo
             model.text_hidden,
             model.text_layers,
             batch.tokens_BL.shape[1],
-            True,
+            model.architecture == "clip",
             setting.text_attention,
         ),
     ):

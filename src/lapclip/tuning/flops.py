@@ -2,8 +2,9 @@
 
 Counted: every matrix product of the towers, forward once and backward twice (for the input and for the weights;
 pixels need no gradient, so patches count once), as our step does them: captions trimmed, the last block's query,
-projection and MLP for the pooled token alone, causal attention for the keys a query may see. Not counted: norms,
-softmax, GELU, the loss, the optimiser. A product of (m, k) and (k, n) counts 2 m k n operations.
+projection and MLP for the pooled token alone (a SigLIP pools images after it, which costs as much as one more such
+block), causal attention for the keys a query may see. Not counted: norms, softmax, GELU, the loss, the optimiser. A
+product of (m, k) and (k, n) counts 2 m k n operations.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ QUICK_SECONDS = 0.2
 
 def step_products(shape: ModelConfig, batch: int, caption_tokens: int) -> list[Product]:
     """The forward products of a step, as (matrices, m, k, n)."""
-    seen = (caption_tokens + 1) / 2 / caption_tokens
+    siglip = shape.architecture == "siglip"
+    seen = 1.0 if siglip else (caption_tokens + 1) / 2 / caption_tokens
     towers = [(shape.text_width, shape.text_layers, shape.text_heads, shape.text_hidden, caption_tokens, seen)]
     if shape.image_tower == "convolutions":
         first, *others = convolution_sizes(shape, shape.image_size)
@@ -49,9 +51,8 @@ def step_products(shape: ModelConfig, batch: int, caption_tokens: int) -> list[P
     else:
         patches = (shape.image_size // shape.patch) ** 2
         products = [Product(1, batch * patches, 3 * shape.patch**2, shape.image_width, times=2.0)]
-        towers.insert(
-            0, (shape.image_width, shape.image_layers, shape.image_heads, shape.image_hidden, 1 + patches, 1.0)
-        )
+        layers, tokens = shape.image_layers + siglip, shape.class_tokens + patches
+        towers.insert(0, (shape.image_width, layers, shape.image_heads, shape.image_hidden, tokens, 1.0))
     for width, layers, heads, hidden, tokens, seen in towers:
         rows, head = batch * tokens, width // heads
         for layer in range(layers):

@@ -21,6 +21,8 @@ SECONDS_TO_ASK = 10.0
 """From the first byte of a request, or from the connection before there is one, to the end of its headers."""
 SECONDS_TO_READ, LEAST_READ = 30.0, 300_000
 """In so many seconds a reader has to take so many bytes of an answer, which waits in memory, or all that is left."""
+MOST_UNREAD = 200_000_000
+"""Bytes of all answers together that wait to be read: beyond it, who has been reading for longest is let go."""
 
 
 class Connection(H11Protocol):
@@ -29,6 +31,7 @@ class Connection(H11Protocol):
     most = MOST
     _deadline: asyncio.TimerHandle | None = None
     _look: asyncio.TimerHandle | None = None
+    _unread_since: float | None = None
 
     @property
     def asking(self) -> bool:
@@ -64,10 +67,13 @@ class Connection(H11Protocol):
     def pause_writing(self) -> None:
         """Called where much of an answer waits to be read."""
         super().pause_writing()
+        self._unread_since = self.loop.time()
         self._expect_a_reader()
+        self._let_slow_readers_go()
 
     def resume_writing(self) -> None:
         super().resume_writing()
+        self._unread_since = None
         if self._look is not None:
             self._look.cancel()
 
@@ -88,6 +94,17 @@ class Connection(H11Protocol):
         idle = [each for each in there if not each.asking]
         if len(there) > self.most and idle:
             min(idle, key=lambda each: each._idle_since).transport.abort()
+
+    def _let_slow_readers_go(self) -> None:
+        """Where too much waits to be read; whose answer has just come is not among them."""
+        there = (each for each in self.connections if isinstance(each, Connection))
+        slow = [(each._unread_since, each) for each in there if each._unread_since is not None]
+        unread = sum(each.transport.get_write_buffer_size() for _, each in slow)
+        for _, each in sorted(slow, key=lambda one: one[0]):
+            if unread <= MOST_UNREAD or each is self:
+                break
+            unread -= each.transport.get_write_buffer_size()
+            each.transport.abort()
 
     def _expect_a_reader(self) -> None:
         unread = self.transport.get_write_buffer_size()

@@ -1,4 +1,4 @@
-"""Models that can be loaded: ours, and published ones with OpenAI's, OpenCLIP's and Hugging Face's names.
+"""Models that can be loaded: ours, and published CLIPs and SigLIPs with OpenAI's, OpenCLIP's and Hugging Face's names.
 
 One file a format, each with its table of names, which reading and writing share. Neither library is needed.
 Here is what on disk, or by its name, is a model that lapclip reads. No torch: nothing is opened; `read_model` reads it.
@@ -16,6 +16,8 @@ OWN_TOKENIZER = "lapclip_tokenizer.json"
 """Written beside exported weights whose tokenizer is not CLIP's own."""
 TOKENIZER, MERGES = "tokenizer.json", "merges.txt"
 """Hugging Face's files of a tokenizer, and OpenAI's."""
+PIECES = "spiece.model"
+"""SentencePiece's file, which the first SigLIP's folders have."""
 OPENCLIP_CONFIG = "open_clip_config.json"
 DESCRIPTION = "lapclip.json"
 """What a folder holds that `lapclip export` wrote for another engine than torch."""
@@ -26,12 +28,17 @@ HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 
 
 def is_model(path: str | os.PathLike) -> bool:
-    """Whether a path is a file or a folder that `read_model` would try, or looks like a name on the hub."""
+    """Whether a path is a file or a folder that `read_model` would try, the name of a published model, or looks like a
+    name on the hub."""
+    from lapclip.weights import published_models  # not for a command that only prints its help
+
     path = Path(path)
     if path.is_dir():
         names = (CONFIG, f"model/{CONFIG}", OPENCLIP_CONFIG)
         return is_exported(path) or any((path / name).exists() for name in names)
-    return path.suffix in FILES if path.exists() else is_hub_name(path.as_posix())
+    if path.exists():
+        return path.suffix in FILES
+    return published_models.find(path.as_posix()) is not None or is_hub_name(path.as_posix())
 
 
 def is_exported(folder: Path) -> bool:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Iterable
 from pathlib import Path
 
 from lapclip.errors import WeightsError, first_line
-from lapclip.weights import HUB, MERGES, OWN_TOKENIZER, TOKENIZER, huggingface, openclip
+from lapclip.weights import HUB, MERGES, OWN_TOKENIZER, PIECES, TOKENIZER, huggingface, openclip
+from lapclip.weights.download import may
 
 SECONDS = 20
 """To wait for an answer of the hub."""
@@ -17,7 +17,7 @@ SECONDS = 20
 def choose_files(there: Iterable[str]) -> list[str]:
     """The smallest set of files that makes a model: configuration, tokenizer, weights, as safetensors if possible."""
     there = set(there)
-    chosen = {TOKENIZER, OWN_TOKENIZER} & there or {MERGES} & there
+    chosen = {TOKENIZER, OWN_TOKENIZER, PIECES} & there or {MERGES} & there
     if openclip.CONFIG in there:
         chosen |= {openclip.CONFIG}
         weights = [name for name in openclip.WEIGHTS if name in there]
@@ -36,11 +36,8 @@ def confirmed_name(text: str) -> str:
     the model was downloaded before; where nobody can answer it is refused, because a download is not a small thing."""
     if text.startswith(HUB) or _is_cached(text):
         return text.removeprefix(HUB)
-    if sys.stdin and sys.stdin.isatty() and sys.stderr.isatty():
-        print(f"There is no file or folder {text}. Download {text} from the Hugging Face hub? [y/N] ", end="",
-              file=sys.stderr, flush=True)  # fmt: skip
-        if sys.stdin.readline().strip().lower() in ("y", "yes"):
-            return text
+    if may(f"There is no file or folder {text}. Download {text} from the Hugging Face hub?"):
+        return text
     raise WeightsError(
         f"There is no file or folder {text}, and a name on the Hugging Face hub is written with hf: before it.",
         hint=f"{HUB}{text} where that is meant; else check the path, or lapclip runs",

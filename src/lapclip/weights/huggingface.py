@@ -1,13 +1,18 @@
-"""Hugging Face's folders of a `CLIPModel`: `config.json`, `preprocessor_config.json`, weights in one file or in shards.
+"""Hugging Face's folders of a `CLIPModel`, a `SiglipModel` or a `Siglip2Model`: `config.json`,
+`preprocessor_config.json`, weights in one file or in shards.
 
 Names, fields and their defaults are those of https://github.com/huggingface/transformers,
-src/transformers/models/clip, release 5.
+src/transformers/models/clip, siglip and siglip2, release 5. What is published as SigLIP 2 for one size of images is a
+`SiglipModel`. A `Siglip2Model` takes images of any shape (NaFlex); here it sees the square that its positions were
+learnt for, as it would see square images.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -42,37 +47,61 @@ _BLOCK = {
     "mlp_in": "mlp.fc1",
     "mlp_out": "mlp.fc2",
 }
-TABLE = {
-    "image.patch_weight": "vision_model.embeddings.patch_embedding.weight",
-    "image.class_embedding": "vision_model.embeddings.class_embedding",
-    "image.position_embedding": "vision_model.embeddings.position_embedding.weight",
-    "image.ln_pre": "vision_model.pre_layrnorm",
-    **{f"image.transformer.blocks.{{n}}.{a}": f"vision_model.encoder.layers.{{n}}.{b}" for a, b in _BLOCK.items()},
-    "image.ln_post": "vision_model.post_layernorm",
-    "image.projection": "visual_projection.weight",
+_TEXT = {
     "text.token_embedding": "text_model.embeddings.token_embedding",
     "text.position_embedding": "text_model.embeddings.position_embedding.weight",
     **{f"text.transformer.blocks.{{n}}.{a}": f"text_model.encoder.layers.{{n}}.{b}" for a, b in _BLOCK.items()},
     "text.ln_final": "text_model.final_layer_norm",
-    "text.projection": "text_projection.weight",
     "logit_scale": "logit_scale",
     "logit_bias": "logit_bias",  # SiglipModel's name; a CLIPModel has none and passes over it
 }
+_IMAGE = {
+    "image.patch_weight": "vision_model.embeddings.patch_embedding.weight",
+    "image.position_embedding": "vision_model.embeddings.position_embedding.weight",
+    **{f"image.transformer.blocks.{{n}}.{a}": f"vision_model.encoder.layers.{{n}}.{b}" for a, b in _BLOCK.items()},
+    "image.ln_post": "vision_model.post_layernorm",
+}
+CLIP_TABLE = {
+    **_IMAGE,
+    **_TEXT,
+    "image.class_embedding": "vision_model.embeddings.class_embedding",
+    "image.ln_pre": "vision_model.pre_layrnorm",
+    "image.projection": "visual_projection.weight",
+    "text.projection": "text_projection.weight",
+}
+SIGLIP_TABLE = {
+    **_IMAGE,
+    **_TEXT,
+    "image.patch_bias": "vision_model.embeddings.patch_embedding.bias",
+    "image.head.probe": "vision_model.head.probe",
+    "image.head.attention.qkv.weight": "vision_model.head.attention.in_proj_weight",
+    "image.head.attention.qkv.bias": "vision_model.head.attention.in_proj_bias",
+    "image.head.attention.out": "vision_model.head.attention.out_proj",
+    "image.head.ln": "vision_model.head.layernorm",
+    "image.head.mlp_in": "vision_model.head.mlp.fc1",
+    "image.head.mlp_out": "vision_model.head.mlp.fc2",
+    "text.projection": "text_model.head.weight",
+    "text.projection_bias": "text_model.head.bias",
+}
+TABLES = {"clip": CLIP_TABLE, "siglip": SIGLIP_TABLE}
 TURNED = {"image.projection", "text.projection"}
 """Theirs are the weights of linear layers, ours are multiplied from the right."""
+SQUEEZED = {"logit_scale": (1,), "logit_bias": (1,), "image.head.probe": (1, 1, -1)}
+"""What a SiglipModel keeps with more lengths of one than we do."""
 NO_WEIGHTS = {"text_model.embeddings.position_ids", "vision_model.embeddings.position_ids"}
 BICUBIC, BILINEAR = 3, 2
 """Pillow's numbers."""
 
 
 def has_these_names(tensors: Tensors) -> bool:
-    return "vision_model.embeddings.class_embedding" in tensors
+    return "vision_model.embeddings.patch_embedding.weight" in tensors
 
 
 def to_ours(tensors: Tensors, shape: ModelConfig, where: str) -> dict[str, Tensor]:
     """Their tensors under our names, in float32. The first that does not fit is named."""
     check_depth(shape, tensors, where)
-    names = {ours: their_name(ours, TABLE) for ours in expected_shapes(shape)}
+    expected = expected_shapes(shape)
+    names = {ours: their_name(ours, TABLES[shape.architecture]) for ours in expected}
     found: dict[str, Tensor] = {}
     used: set[str] = set()
     for ours, theirs in names.items():
@@ -81,69 +110,123 @@ def to_ours(tensors: Tensors, shape: ModelConfig, where: str) -> dict[str, Tenso
             continue  # named below, in the order of the model
         used |= set(split)
         tensor = tensors[split[0]] if len(split) == 1 else _joined([tensors[name] for name in split], theirs, where)
-        found[ours] = tensor.T if ours in TURNED else tensor
+        found[ours] = tensor.T if ours in TURNED else _fitted(ours, tensor, expected[ours])
     shown = {ours: theirs.replace("{letter}", "(q, k, v)") for ours, theirs in names.items()}
     check_shapes(found, shape, shown, where)
     check_leftovers(set(tensors) - used - NO_WEIGHTS, where)
     return {ours: as_float32(tensor) for ours, tensor in found.items()}
 
 
-def to_theirs(tensors: Tensors) -> dict[str, Tensor]:
+def _fitted(ours: str, tensor: Tensor, size: tuple[int, ...]) -> Tensor:
+    """Single numbers and the query of SigLIP's head without the lengths of one that they have here; patches of a
+    `Siglip2Model`, which are the rows of a linear layer with colours last, as those of a convolution."""
+    if ours in SQUEEZED and tensor.numel() == math.prod(size):
+        return tensor.reshape(size)
+    if ours == "image.patch_weight" and tensor.ndim == 2 and tensor.numel() == math.prod(size):
+        width, colours, side, _ = size
+        return tensor.reshape(width, side, side, colours).permute(0, 3, 1, 2)
+    return tensor
+
+
+def to_theirs(tensors: Tensors, architecture: str = "clip") -> dict[str, Tensor]:
     """Our tensors under their names."""
     found = {}
     for ours, tensor in tensors.items():
-        theirs = their_name(ours, TABLE)
+        theirs = their_name(ours, TABLES[architecture])
         if "{letter}" in theirs:
             for letter, third in zip(LETTERS, tensor.chunk(3), strict=True):
                 found[theirs.replace("{letter}", letter)] = third.clone()
         else:
             found[theirs] = (tensor.T if ours in TURNED else tensor).contiguous()
+            if architecture == "siglip" and ours in SQUEEZED:
+                found[theirs] = found[theirs].reshape(SQUEEZED[ours])
     return found
+
+
+class Defaults(NamedTuple):
+    """What a configuration leaves out, by its model type."""
+
+    architecture: str
+    vocabulary: int
+    activation: str
+    epsilon: float
+    patch: int
+    text_width: int
+    text_heads: int
+    text_mlp: int
+    context: int
+    seen: Mapping[str, Any]
+    """The fields of `preprocessor_config.json`."""
+
+
+_SIGLIP_SEEN = {"do_center_crop": False, "image_mean": [0.5] * 3, "image_std": [0.5] * 3}
+DEFAULTS = {
+    "clip": Defaults("clip", 49_408, "quick_gelu", 1e-5, 32, 512, 8, 2048, 77, {}),
+    "siglip": Defaults("siglip", 32_000, "gelu_pytorch_tanh", 1e-6, 16, 768, 12, 3072, 64, _SIGLIP_SEEN),
+    "siglip2": Defaults(
+        "siglip", 32_000, "gelu_pytorch_tanh", 1e-6, 16, 768, 12, 3072, 64, {**_SIGLIP_SEEN, "resample": BILINEAR}
+    ),
+}
+ACTIVATIONS = {"gelu": "gelu", "quick_gelu": "quick_gelu", "gelu_pytorch_tanh": "gelu_tanh"}
+"""What they call an activation, and we."""
 
 
 def shape_of(config: dict[str, Any], seen: dict[str, Any], where: str) -> ModelConfig:
     """The shape that `config.json` and `preprocessor_config.json` describe."""
     kind = config.get("model_type")
-    if kind != "clip":
-        why = "SigLIP differs in architecture, not only in names" if str(kind).startswith("siglip") else "it is no CLIP"
+    if kind not in DEFAULTS:
         raise WeightsError(
-            f"{where} has the model type {kind!r}, which cannot be read: {why}.",
-            hint='a folder whose config.json has "model_type": "clip"',
+            f"{where} has the model type {kind!r}, which cannot be read: it is no CLIP and no SigLIP.",
+            hint=f'a folder whose config.json has "model_type": {", ".join(DEFAULTS)}',
         )
+    usual = DEFAULTS[kind]
     try:
         text = config.get("text_config") or config.get("text_config_dict") or {}
         vision = config.get("vision_config") or config.get("vision_config_dict") or {}
-        vocabulary = text.get("vocab_size", 49_408)
-        activations = {tower.get("hidden_act", "quick_gelu") for tower in (text, vision)}
-        if len(activations) != 1 or not activations <= {"gelu", "quick_gelu"}:
+        vocabulary, text_width = text.get("vocab_size", usual.vocabulary), text.get("hidden_size", usual.text_width)
+        activations = [tower.get("hidden_act", usual.activation) for tower in (vision, text)]
+        if not set(activations) <= set(ACTIVATIONS) or (kind == "clip" and len(set(activations)) != 1):
+            known = "gelu or quick_gelu" if kind == "clip" else "gelu_pytorch_tanh or gelu"
+            raise WeightsError(f"{where}: hidden_act is {' and '.join(sorted(set(activations)))}; {known} is read.")
+        if any(tower.get("layer_norm_eps", usual.epsilon) != usual.epsilon for tower in (text, vision)):
             raise WeightsError(
-                f"{where}: hidden_act is {' and '.join(sorted(activations))}; gelu or quick_gelu is read."
+                f"{where}: layer_norm_eps is not {usual.epsilon:g}, as it is in every {kind} that was published."
             )
-        if any(tower.get("layer_norm_eps", 1e-5) != 1e-5 for tower in (text, vision)):
-            raise WeightsError(f"{where}: layer_norm_eps is not 1e-5, as it is in every CLIP that was published.")
         # 2 stands in old configurations and means the highest id; transformers reads it so as well.
-        if text.get("eos_token_id", 2) not in (2, vocabulary - 1):
+        if kind == "clip" and text.get("eos_token_id", 2) not in (2, vocabulary - 1):
             raise WeightsError(
                 f"{where}: the end token is {text['eos_token_id']}; it must have the highest id, {vocabulary - 1}."
             )
+        patch, image_width = vision.get("patch_size", usual.patch), vision.get("hidden_size", 768)
         image_size = vision.get("image_size", 224)
+        embedding = config.get("projection_dim", 512)
+        if kind == "siglip2":
+            image_size = math.isqrt(vision.get("num_patches", 256)) * patch
+        if kind != "clip":
+            embedding = text.get("projection_size") or text_width
+            if embedding != image_width or vision.get("vision_use_head") is False:
+                raise WeightsError(f"{where}: images and captions do not become vectors of one length.")
+            seen = {"size": {"height": image_size, "width": image_size}, **usual.seen, **seen}
+        image, words = (ACTIVATIONS[activation] for activation in activations)
         return named(
             ModelConfig(
                 name="published",
+                architecture=usual.architecture,
                 image_size=image_size,
-                patch=vision.get("patch_size", 32),
-                image_width=vision.get("hidden_size", 768),
+                patch=patch,
+                image_width=image_width,
                 image_layers=vision.get("num_hidden_layers", 12),
                 image_heads=vision.get("num_attention_heads", 12),
                 image_mlp=vision.get("intermediate_size", 3072),
-                text_width=text.get("hidden_size", 512),
+                text_width=text_width,
                 text_layers=text.get("num_hidden_layers", 12),
-                text_heads=text.get("num_attention_heads", 8),
-                text_mlp=text.get("intermediate_size", 2048),
-                embedding=config.get("projection_dim", 512),
+                text_heads=text.get("num_attention_heads", usual.text_heads),
+                text_mlp=text.get("intermediate_size", usual.text_mlp),
+                embedding=embedding,
                 vocabulary=vocabulary,
-                context=text.get("max_position_embeddings", 77),
-                activation=activations.pop(),
+                context=text.get("max_position_embeddings", usual.context),
+                activation=image,
+                text_activation="" if words == image else words,
                 **_preprocessing(seen, image_size, where),
             )
         )
@@ -155,35 +238,47 @@ def shape_of(config: dict[str, Any], seen: dict[str, Any], where: str) -> ModelC
 
 def config_of(shape: ModelConfig, start: int, logit_bias: float | None = None) -> dict[str, Any]:
     """The `config.json` of a model of ours, whose captions begin with that token."""
-    common = {"hidden_act": shape.activation, "layer_norm_eps": 1e-5, "projection_dim": shape.embedding}
+    siglip = shape.architecture == "siglip"
+    names = {ours: theirs for theirs, ours in ACTIVATIONS.items()}
+    common = {"layer_norm_eps": 1e-6 if siglip else 1e-5}
+    kind = {"architectures": ["CLIPModel"], "model_type": "clip"}
+    words: dict[str, Any] = {
+        "bos_token_id": start,
+        "eos_token_id": shape.vocabulary - 1,
+        "pad_token_id": shape.vocabulary - 1,
+    }
+    if siglip:  # which token a caption begins, ends and is filled with is the tokenizer's business alone
+        kind = {"architectures": ["SiglipModel"], "model_type": "siglip"}
+        words = {"projection_size": shape.embedding}
+    else:
+        common["projection_dim"] = shape.embedding
+        kind |= {"projection_dim": shape.embedding, "logit_scale_init_value": 2.6592}
+        kind |= {} if logit_bias is None else {"logit_bias": logit_bias}
+    model_type = kind["model_type"]
     return {
-        "architectures": ["CLIPModel"],
-        "model_type": "clip",
+        **kind,
         "dtype": "float32",
-        "projection_dim": shape.embedding,
-        "logit_scale_init_value": 2.6592,
-        **({} if logit_bias is None else {"logit_bias": logit_bias}),
         "text_config": {
-            "model_type": "clip_text_model",
+            "model_type": f"{model_type}_text_model",
             "vocab_size": shape.vocabulary,
             "hidden_size": shape.text_width,
             "intermediate_size": shape.text_hidden,
             "num_hidden_layers": shape.text_layers,
             "num_attention_heads": shape.text_heads,
             "max_position_embeddings": shape.context,
-            "bos_token_id": start,
-            "eos_token_id": shape.vocabulary - 1,
-            "pad_token_id": shape.vocabulary - 1,
+            "hidden_act": names[shape.text_activation or shape.activation],
+            **words,
             **common,
         },
         "vision_config": {
-            "model_type": "clip_vision_model",
+            "model_type": f"{model_type}_vision_model",
             "image_size": shape.image_size,
             "patch_size": shape.patch,
             "hidden_size": shape.image_width,
             "intermediate_size": shape.image_hidden,
             "num_hidden_layers": shape.image_layers,
             "num_attention_heads": shape.image_heads,
+            "hidden_act": names[shape.activation],
             **common,
         },
     }
@@ -194,7 +289,7 @@ def preprocessor_of(shape: ModelConfig, resized: int) -> dict[str, Any]:
     side = {"height": shape.image_size, "width": shape.image_size}
     squashed = {"height": resized, "width": resized}
     return {
-        "image_processor_type": "CLIPImageProcessor",
+        "image_processor_type": "SiglipImageProcessor" if shape.architecture == "siglip" else "CLIPImageProcessor",
         "do_convert_rgb": True,
         "do_resize": True,
         "size": squashed if shape.resize == "squash" else {"shortest_edge": resized},

@@ -1,18 +1,34 @@
-"""OpenCLIP's folders: `open_clip_config.json` with the shape and the preprocessing, and weights with OpenAI's names.
+"""OpenCLIP's folders: `open_clip_config.json` with the shape and the preprocessing; weights with OpenAI's names, in the
+image tower of a SigLIP with timm's.
 
 The fields and their defaults are those of CLIPVisionCfg, CLIPTextCfg and PreprocessCfg in
-https://github.com/mlfoundations/open_clip, src/open_clip/model.py and transform.py, release 3.3.0.
+https://github.com/mlfoundations/open_clip, src/open_clip/model.py and transform.py, release 3.3.0. The
+sizes of SigLIP's image towers: https://github.com/huggingface/pytorch-image-models, timm/models/vision_transformer.py.
 """
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
+
+import torch
+from torch import Tensor
 
 from lapclip.config import CLIP_MEAN, CLIP_STD, ModelConfig
 from lapclip.errors import ConfigError, WeightsError
 from lapclip.weights import OPENCLIP_CONFIG as CONFIG
-from lapclip.weights.published import named
+from lapclip.weights.openai import TEXT as OPENAI_TEXT
+from lapclip.weights.published import (
+    Tensors,
+    as_float32,
+    check_depth,
+    check_leftovers,
+    check_shapes,
+    expected_shapes,
+    named,
+    their_name,
+)
 
 WEIGHTS = ("open_clip_model.safetensors", "open_clip_pytorch_model.safetensors", "open_clip_pytorch_model.bin")
 """Names of the file of weights, the best first."""
@@ -59,11 +75,131 @@ WHY = {
 }
 
 
+SIGLIP_TEXT = {
+    **TEXT,
+    "no_causal_mask": (True,),
+    "pool_type": ("last",),
+    "proj_bias": (True,),
+    "norm_kwargs": ({"eps": 1e-6},),
+    "act_kwargs": (None, {}, {"approximate": "tanh"}),
+}
+SIGLIP_VISION = {"timm_pool": ("map",), "timm_proj": ("none",), "timm_drop": (0.0,), "timm_drop_path": (None, 0.0)}
+TIMM_NAME = re.compile(r"vit_(base|large|so400m|giantopt)_patch(\d+)_siglip_(\d+)")
+TIMM_TOWERS = {
+    "base": ((16, 224), (16, 256), (16, 384), (16, 512), (32, 256)),
+    "large": ((16, 256), (16, 384), (16, 512)),
+    "so400m": ((14, 224), (14, 378), (14, 384), (16, 256), (16, 384), (16, 512)),
+    "giantopt": ((16, 256), (16, 384)),
+}
+"""The patches and images that timm has towers for."""
+TIMM_SIZES = {
+    "base": (768, 12, 12, 3072),
+    "large": (1024, 24, 16, 4096),
+    "so400m": (1152, 27, 16, 4304),
+    "giantopt": (1536, 40, 16, 6144),
+}
+"""Width, blocks, heads and width inside the MLPs."""
+TIMM_TANH = re.compile(r"vit_(base_patch32|large_patch16_siglip_512|so400m_patch16|giantopt)")
+"""The towers whose GELU is the approximate one; the older ones have the exact one."""
+CLEANING = {"canonicalize": "mended-canonical", "lower": "mended-lower", "whitespace": "mended"}
+"""What `tokenizer_kwargs.clean` asks for, and our name for it."""
+CLEANED_BY = {"pieces": "canonicalize", "canonical": "canonicalize", "": "whitespace"}
+"""What comes closest to cleaning that OpenCLIP does not know."""
+
+_TIMM_BLOCK = {
+    "ln_1": "norm1",
+    "attention.qkv": "attn.qkv",
+    "attention.out": "attn.proj",
+    "ln_2": "norm2",
+    "mlp_in": "mlp.fc1",
+    "mlp_out": "mlp.fc2",
+}
+SIGLIP_TABLE = {
+    **{ours: f"text.{theirs}" for ours, theirs in OPENAI_TEXT.items()},
+    "text.projection": "text.text_projection.weight",
+    "text.projection_bias": "text.text_projection.bias",
+    "image.patch_weight": "visual.trunk.patch_embed.proj.weight",
+    "image.patch_bias": "visual.trunk.patch_embed.proj.bias",
+    "image.position_embedding": "visual.trunk.pos_embed",
+    **{f"image.transformer.blocks.{{n}}.{a}": f"visual.trunk.blocks.{{n}}.{b}" for a, b in _TIMM_BLOCK.items()},
+    "image.ln_post": "visual.trunk.norm",
+    "image.head.probe": "visual.trunk.attn_pool.latent",
+    "image.head.attention.qkv": "visual.trunk.attn_pool.qkv",  # there q and kv
+    "image.head.attention.out": "visual.trunk.attn_pool.proj",
+    "image.head.ln": "visual.trunk.attn_pool.norm",
+    "image.head.mlp_in": "visual.trunk.attn_pool.mlp.fc1",
+    "image.head.mlp_out": "visual.trunk.attn_pool.mlp.fc2",
+    "logit_scale": "logit_scale",
+    "logit_bias": "logit_bias",
+}
+_LONGER = {"image.position_embedding": 1, "image.head.probe": 2}
+"""Tensors of theirs that have so many lengths of one before ours."""
+
+
+def siglip_to_ours(tensors: Tensors, shape: ModelConfig, where: str) -> dict[str, Tensor]:
+    """Their tensors under our names, in float32. The first that does not fit is named."""
+    check_depth(shape, tensors, where)
+    names = {ours: their_name(ours, SIGLIP_TABLE) for ours in expected_shapes(shape)}
+    tensors, found = dict(tensors), {}
+    for theirs in (name for name in names.values() if ".attn_pool.qkv." in name):
+        split = [theirs.replace(".qkv.", part) for part in (".q.", ".kv.")]
+        if all(part in tensors for part in split):
+            tensors[theirs] = torch.cat([tensors.pop(part) for part in split])
+    for ours, theirs in names.items():
+        if theirs in tensors:
+            tensor = tensors[theirs].T if ours == "text.projection" else tensors[theirs]
+            for _ in range(_LONGER.get(ours, 0)):
+                tensor = tensor.squeeze(0)
+            found[ours] = tensor
+    check_shapes(found, shape, names, where)
+    check_leftovers(set(tensors) - set(names.values()) - {"text.attn_mask"}, where)
+    return {ours: as_float32(tensor) for ours, tensor in found.items()}
+
+
+def siglip_to_theirs(tensors: Tensors) -> dict[str, Tensor]:
+    """Our tensors under their names."""
+    found = {}
+    for ours, tensor in tensors.items():
+        theirs = their_name(ours, SIGLIP_TABLE)
+        if ".attn_pool.qkv." in theirs:
+            width = len(tensor) // 3
+            found[theirs.replace(".qkv.", ".q.")] = tensor[:width].clone()
+            found[theirs.replace(".qkv.", ".kv.")] = tensor[width:].clone()
+            continue
+        tensor = tensor.T if ours == "text.projection" else tensor
+        found[theirs] = tensor.reshape((1,) * _LONGER.get(ours, 0) + tensor.shape).contiguous()
+    return found
+
+
+def timm_name(shape: ModelConfig) -> str | None:
+    """What timm calls a SigLIP's image tower; None where it has no such."""
+    sizes = (shape.image_width, shape.image_layers, shape.image_heads, shape.image_hidden)
+    for kind, towers in TIMM_TOWERS.items():
+        if TIMM_SIZES[kind] == sizes and (shape.patch, shape.image_size) in towers:
+            return f"vit_{kind}_patch{shape.patch}_siglip_{shape.image_size}"
+    return None
+
+
+def timm_activation(name: str) -> str:
+    """What is between the layers of an MLP in an image tower of timm's."""
+    return "gelu_tanh" if TIMM_TANH.match(name) else "gelu"
+
+
+def cleaning_of(config: dict[str, Any]) -> str:
+    """How captions are cleaned before they become tokens, as our tokenizer calls it."""
+    asked = (config["model_cfg"]["text_cfg"].get("tokenizer_kwargs") or {}).get("clean", "whitespace")
+    if asked not in CLEANING:
+        raise WeightsError(f"Captions are to be cleaned by {asked!r}; lapclip knows {', '.join(CLEANING)}.")
+    return CLEANING[asked]
+
+
 def shape_of(config: dict[str, Any], where: str) -> ModelConfig:
     """The shape that a configuration describes. What our towers cannot be is refused by its name."""
     try:
         model, seen = config["model_cfg"], config.get("preprocess_cfg") or {}
         vision, text = model["vision_cfg"], model["text_cfg"]
+        if siglip := TIMM_NAME.fullmatch(vision.get("timm_model_name") or ""):
+            return _siglip_shape(config, siglip, where)
         for fields, allowed, section in (
             (model, MODEL, ""),
             (vision, VISION, "vision_cfg."),
@@ -90,16 +226,56 @@ def shape_of(config: dict[str, Any], where: str) -> ModelConfig:
                 vocabulary=text.get("vocab_size", 49_408),
                 context=text.get("context_length", 77),
                 activation="quick_gelu" if model.get("quick_gelu", False) else "gelu",
-                pixel_mean=_numbers(seen.get("mean"), CLIP_MEAN),
-                pixel_std=_numbers(seen.get("std"), CLIP_STD),
-                interpolation=_one_of(seen, "interpolation", ("bicubic", "bilinear"), where),
-                resize=_one_of(seen, "resize_mode", ("shortest", "squash"), where),
+                **_preprocessing(seen, where),
             )
         )
     except ConfigError as error:
         raise WeightsError(f"{where}: {error.message}") from None
     except (KeyError, TypeError, AttributeError, ValueError, ZeroDivisionError) as error:
         raise WeightsError(f"{where} does not describe a model: {type(error).__name__} {error}.") from None
+
+
+def _siglip_shape(config: dict[str, Any], tower: re.Match[str], where: str) -> ModelConfig:
+    """The shape of a SigLIP, whose image tower is known by its name in timm."""
+    model, seen = config["model_cfg"], config.get("preprocess_cfg") or {}
+    vision, text = model["vision_cfg"], model["text_cfg"]
+    # Without these fields it is another tower: SigLIP's are what is asked for.
+    text = {"no_causal_mask": False, "pool_type": "argmax", "proj_bias": False, "norm_kwargs": None, **text}
+    vision = {"timm_pool": "avg", "timm_proj": "linear", **vision}
+    for fields, allowed, section in (
+        (model, MODEL, ""),
+        (vision, SIGLIP_VISION, "vision_cfg."),
+        (text, SIGLIP_TEXT, "text_cfg."),
+    ):
+        _refuse_others(fields, allowed, section, where)
+    kind, patch, side = tower[1], int(tower[2]), int(tower[3])
+    if _square(vision.get("image_size", 224), where) != side:
+        raise WeightsError(f"{where}: images of {vision.get('image_size')} pixels do not fit {tower[0]}.")
+    width, layers, heads, hidden = TIMM_SIZES[kind]
+    activation, text_width = timm_activation(tower[0]), text.get("width", 512)
+    words = "gelu_tanh" if text.get("act_kwargs") else "gelu"
+    return named(
+        ModelConfig(
+            name="published",
+            architecture="siglip",
+            image_size=side,
+            patch=patch,
+            image_width=width,
+            image_layers=layers,
+            image_heads=heads,
+            image_mlp=hidden,
+            text_width=text_width,
+            text_layers=text.get("layers", 12),
+            text_heads=text.get("heads", 8),
+            text_mlp=int(text_width * text.get("mlp_ratio", 4.0)),
+            embedding=model["embed_dim"],
+            vocabulary=text.get("vocab_size", 49_408),
+            context=text.get("context_length", 77),
+            activation=activation,
+            text_activation="" if words == activation else words,
+            **_preprocessing(seen, where),
+        )
+    )
 
 
 def config_of(shape: ModelConfig, *, tokenizer_here: bool, logit_bias: float | None = None) -> dict[str, Any]:
@@ -130,12 +306,63 @@ def config_of(shape: ModelConfig, *, tokenizer_here: bool, logit_bias: float | N
             "text_cfg": text,
             **({} if logit_bias is None else {"init_logit_bias": logit_bias}),
         },
-        "preprocess_cfg": {
-            "mean": [float(number) for number in shape.pixel_mean.split()],
-            "std": [float(number) for number in shape.pixel_std.split()],
-            "interpolation": shape.interpolation,
-            "resize_mode": shape.resize,
+        "preprocess_cfg": _preprocessing_of(shape),
+    }
+
+
+def siglip_config_of(shape: ModelConfig, cleaning: str, logit_bias: float | None) -> dict[str, Any]:
+    """The configuration of a SigLIP of ours, whose image tower timm has to know; its tokenizer lies in the folder."""
+    asked = {**CLEANED_BY, **{ours: theirs for theirs, ours in CLEANING.items()}}
+    text = {
+        "context_length": shape.context,
+        "vocab_size": shape.vocabulary,
+        "hf_tokenizer_name": "here",
+        "tokenizer_kwargs": {"clean": asked[cleaning]},
+        "width": shape.text_width,
+        "heads": shape.text_heads,
+        "layers": shape.text_layers,
+        "mlp_ratio": _ratio(shape.text_hidden, shape.text_width),
+        "no_causal_mask": True,
+        "proj_bias": True,
+        "pool_type": "last",
+        "norm_kwargs": {"eps": 1e-6},
+    }
+    if (shape.text_activation or shape.activation) == "gelu_tanh":
+        text["act_kwargs"] = {"approximate": "tanh"}
+    return {
+        "model_cfg": {
+            "embed_dim": shape.embedding,
+            "init_logit_bias": logit_bias,
+            "custom_text": True,
+            "vision_cfg": {
+                "image_size": shape.image_size,
+                "timm_model_name": timm_name(shape),
+                "timm_model_pretrained": False,
+                "timm_pool": "map",
+                "timm_proj": "none",
+            },
+            "text_cfg": text,
         },
+        "preprocess_cfg": _preprocessing_of(shape),
+    }
+
+
+def _preprocessing(seen: dict[str, Any], where: str) -> dict[str, Any]:
+    """How images are seen, as our settings."""
+    return {
+        "pixel_mean": _numbers(seen.get("mean"), CLIP_MEAN),
+        "pixel_std": _numbers(seen.get("std"), CLIP_STD),
+        "interpolation": _one_of(seen, "interpolation", ("bicubic", "bilinear"), where),
+        "resize": _one_of(seen, "resize_mode", ("shortest", "squash"), where),
+    }
+
+
+def _preprocessing_of(shape: ModelConfig) -> dict[str, Any]:
+    return {
+        "mean": [float(number) for number in shape.pixel_mean.split()],
+        "std": [float(number) for number in shape.pixel_std.split()],
+        "interpolation": shape.interpolation,
+        "resize_mode": shape.resize,
     }
 
 

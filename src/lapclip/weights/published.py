@@ -52,6 +52,10 @@ KNOWN = {
     "ViT-g-14": Sizes(224, 14, 1408, 40, 16, 6144, 1024, 24, 16, 4096, 1024),
     "ViT-bigG-14": Sizes(224, 14, 1664, 48, 16, 8192, 1280, 32, 20, 5120, 1280),
 }
+SIGLIP_WIDTHS = {768: "base", 1024: "large", 1152: "so400m", 1536: "giant-opt"}
+"""What the widths of SigLIP's image towers are called."""
+GEMMA = 256_000
+"""The tokens that SigLIP 2 knows."""
 IMAGE_HEADS = {sizes.image_width: sizes.image_heads for sizes in KNOWN.values()}
 TEXT_HEADS = {sizes.text_width: sizes.text_heads for sizes in KNOWN.values()}
 """Heads leave no trace in the sizes of tensors, so a file without a configuration is taken to have the usual ones."""
@@ -59,6 +63,10 @@ TEXT_HEADS = {sizes.text_width: sizes.text_heads for sizes in KNOWN.values()}
 
 def name_of(shape: ModelConfig) -> str:
     """What a shape is called: its published name where it has one, else its image tower's width, blocks and patch."""
+    if shape.architecture == "siglip":
+        family = "siglip2" if shape.vocabulary == GEMMA else "siglip"
+        size = SIGLIP_WIDTHS.get(shape.image_width, f"{shape.image_width}x{shape.image_layers}")
+        return f"{family}-{size}-patch{shape.patch}-{shape.image_size}"
     sizes = Sizes(*(getattr(shape, field) for field in Sizes._fields))
     for name, known in KNOWN.items():
         if known == sizes:
@@ -123,7 +131,7 @@ def check_leftovers(left: Iterable[str], where: str) -> None:
     for name in sorted(left):
         raise WeightsError(
             f"{where} has the tensor {name}, which has no place in CLIP's transformers: it is another architecture.",
-            hint="weights of a CLIP with a vision transformer, such as ViT-B-32",
+            hint="weights of a CLIP with a vision transformer, such as ViT-B-32, or of a SigLIP",
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping
 from dataclasses import replace
@@ -13,7 +14,8 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from lapclip.config import ModelConfig
-from lapclip.data.tokenizers import Tokenizer, clip_tokenizer, load_tokenizer, tokenizer_from_dict
+from lapclip.data.sentencepiece import end_with, read_pieces
+from lapclip.data.tokenizers import SiglipTokenizer, Tokenizer, clip_tokenizer, load_tokenizer, tokenizer_from_dict
 from lapclip.errors import DataError, RunError, WeightsError, first_line
 from lapclip.model.pretrained_towers import TowerSpec
 from lapclip.paths import read_bytes, read_json
@@ -21,6 +23,7 @@ from lapclip.weights import (
     CONFIG,
     MERGES,
     OWN_TOKENIZER,
+    PIECES,
     TOKENIZER,
     WEIGHTS,
     huggingface,
@@ -28,6 +31,7 @@ from lapclip.weights import (
     is_hub_name,
     openai,
     openclip,
+    published_models,
 )
 from lapclip.weights.hub import download
 from lapclip.weights.published import check_depth
@@ -45,10 +49,13 @@ class ReadModel(NamedTuple):
 
 
 def read_model(path: str | os.PathLike) -> ReadModel:
-    """A model of ours or a published one, from a run, a folder, a file, or by its name on the Hugging Face hub."""
+    """A model of ours or a published one: from a run, a folder, a file, by its short name, or by one on the hub."""
     folder = Path(path)
-    if not folder.exists() and is_hub_name(folder.as_posix()):
-        folder = download(folder.as_posix())
+    if not folder.exists():
+        if (model := published_models.find(folder.as_posix())) is not None:
+            return _read_published(model)
+        if is_hub_name(folder.as_posix()):
+            folder = download(folder.as_posix())
     if folder.is_file():
         return _read_file(folder)
     if is_exported(folder):
@@ -65,6 +72,19 @@ def read_model(path: str | os.PathLike) -> ReadModel:
         return _read_own(folder, config) if "format" in config else _read_huggingface(folder, config)
     what = "There is no trained model in" if folder.is_dir() else "There is no folder"
     raise RunError(f"{what} {path}.", hint="lapclip runs")
+
+
+def _read_published(model: published_models.PublishedModel) -> ReadModel:
+    """A model by its short name, fetched where it is not here. It must have the parameters that are known of it."""
+    folder = published_models.fetch(model)
+    found = read_model(folder / model.origin.rpartition("/")[2] if model.pinned else folder)
+    if (count := sum(tensor.numel() for tensor in found.tensors.values())) != model.parameters:
+        raise WeightsError(
+            f"What was fetched as {model.name} has {count:,} parameters instead of {model.parameters:,}: it is another "
+            "model.",
+            hint="lapclip models lists others",
+        )
+    return found
 
 
 def _read_own(folder: Path, saved: dict[str, Any]) -> ReadModel:
@@ -84,11 +104,17 @@ def _read_own(folder: Path, saved: dict[str, Any]) -> ReadModel:
 
 
 def _read_openclip(folder: Path, weights: Path) -> ReadModel:
-    shape = openclip.shape_of(_read_json(folder / openclip.CONFIG), str(folder / openclip.CONFIG))
-    tokenizer = fitting_tokenizer(folder, shape.vocabulary, str(weights))
+    config = _read_json(folder / openclip.CONFIG)
+    shape = openclip.shape_of(config, str(folder / openclip.CONFIG))
+    siglip = shape.architecture == "siglip"
+    if siglip:
+        tokenizer = siglip_tokenizer(folder, shape.vocabulary, openclip.cleaning_of(config))
+    else:
+        tokenizer = fitting_tokenizer(folder, shape.vocabulary, str(weights))
     tensors = read_tensors(weights)[0]
     shape = replace(shape, logit_bias="logit_bias" in tensors)
-    return ReadModel(shape, openai.to_ours(tensors, shape, str(weights)), tokenizer)
+    to_ours = openclip.siglip_to_ours if siglip else openai.to_ours
+    return ReadModel(shape, to_ours(tensors, shape, str(weights)), tokenizer)
 
 
 def _read_huggingface(folder: Path, config: dict[str, Any]) -> ReadModel:
@@ -96,7 +122,10 @@ def _read_huggingface(folder: Path, config: dict[str, Any]) -> ReadModel:
     whole, alone = (_read_json(path) if path.exists() else {} for path in both)
     seen = whole.get("image_processor") or alone  # in the order of transformers
     shape = huggingface.shape_of(config, seen, str(folder / CONFIG))
-    tokenizer = fitting_tokenizer(folder, shape.vocabulary, str(folder))
+    if shape.architecture == "siglip":
+        tokenizer = siglip_tokenizer(folder, shape.vocabulary)
+    else:
+        tokenizer = fitting_tokenizer(folder, shape.vocabulary, str(folder))
     tensors = huggingface.read_folder(folder)
     # A CLIPModel that is saved again keeps the configuration's bias and loses the tensor, which ranks do not need.
     shape = replace(shape, logit_bias="logit_bias" in tensors)
@@ -158,6 +187,61 @@ def fitting_tokenizer(folder: Path | None, vocabulary: int, where: str) -> Token
             hint="weights that were trained with CLIP's own tokenizer",
         )
     return tokenizer
+
+
+def siglip_tokenizer(folder: Path, vocabulary: int, cleaning: str | None = None) -> Tokenizer:
+    """The tokenizer in a folder of a SigLIP whose weights know so many tokens.
+
+    The first SigLIP has pieces of a unigram model (`spiece.model`, or a tokenizer.json of the same), takes punctuation
+    away and fills with the end; SigLIP 2 has Gemma's byte pairs, in lower case, and a token to fill with. `cleaning` is
+    what else OpenCLIP does to captions.
+    """
+    try:
+        tokenizer = load_tokenizer(folder / OWN_TOKENIZER) or _siglip_tokenizer(folder, vocabulary, cleaning)
+    except DataError as error:
+        raise WeightsError(error.message, hint="download or copy it again") from None
+    if tokenizer.vocabulary > vocabulary:
+        raise WeightsError(
+            f"The tokenizer does not fit the weights: that in {folder} has {tokenizer.vocabulary:,} tokens, and the "
+            f"weights know {vocabulary:,}.",
+            hint="tokenizer and weights of the same model",
+        )
+    return tokenizer
+
+
+def _siglip_tokenizer(folder: Path, vocabulary: int, cleaning: str | None) -> Tokenizer:
+    # Each as its library does: transformers reads the first SigLIP's pieces, OpenCLIP a tokenizer.json.
+    names = (PIECES, TOKENIZER) if cleaning is None else (TOKENIZER, PIECES)
+    path = next((folder / name for name in names if (folder / name).exists()), None)
+    if path is None:
+        raise WeightsError(f"{folder} has no tokenizer.", hint=f"{PIECES} or {TOKENIZER} from where it came")
+    try:
+        description = read_pieces(read_bytes(path, own=True)) if path.name == PIECES else read_json(path)
+        model = description["model"]
+        unigram = model["type"] == "Unigram"
+        if unigram:
+            # Pieces that a multilingual vocabulary has beyond the weights: places for what T5 left out, never in texts.
+            pieces = model["vocab"]
+            while len(pieces) > vocabulary and "<extra_id_" in pieces[-1][0]:
+                pieces.pop()
+            ids = {piece: at for at, (piece, _) in enumerate(pieces)}
+        else:
+            ids = model["vocab"]
+            if cleaning is None and '"Lowercase"' not in json.dumps(description["normalizer"]):
+                steps = [{"type": "Lowercase"}, *([description["normalizer"]] if description["normalizer"] else [])]
+                description["normalizer"] = {"type": "Sequence", "normalizers": steps}
+        end, padding = ("</s>", "</s>") if unigram else ("<eos>", "<pad>")
+        if cleaning is None:
+            cleaning = "pieces" if path.name == PIECES else "canonical" if unigram else ""
+        tokenizer = SiglipTokenizer(description, ids[padding], cleaning)
+        if tokenizer.end != ids[end] or tokenizer.length("") != 1:
+            description["post_processor"] = end_with(end, ids[end])
+            tokenizer = SiglipTokenizer(description, ids[padding], cleaning)
+        return tokenizer
+    except DataError as error:
+        raise DataError(f"{path} cannot be read: {error.message}") from None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+        raise DataError(f"{path} cannot be read: {first_line(error)}.") from None
 
 
 def _check_clips_own(folder: Path, vocabulary: int) -> None:

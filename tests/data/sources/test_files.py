@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from lapclip.data.sources.class_folders import readable
+from lapclip.data.sources.image_folders import readable
 from lapclip.errors import DataError
 from tests.data.sources.made import found, make_images, read, skipped, splits
 

@@ -14,7 +14,7 @@ from typing import Any
 from lapclip.config import AUTO, DataConfig
 from lapclip.data.guess_columns import caption_columns, split_column
 from lapclip.data.sources.csv_tables import SAMPLE
-from lapclip.data.sources.json_lines import add_records, captions_in, flat
+from lapclip.data.sources.json_files import add_records, captions_in, flat
 from lapclip.data.sources.registry import FileFormat, Files, Form, Specificity, register
 from lapclip.data.table import RowCollector, file_stamp
 from lapclip.errors import DataError, LapclipError, first_line

@@ -16,7 +16,7 @@ from lapclip.config import AUTO, DataConfig
 from lapclip.data.find_images import ENDINGS
 from lapclip.data.guess_columns import CAPTIONS, SPLITS
 from lapclip.data.sources.files import decode
-from lapclip.data.sources.json_lines import captions_in
+from lapclip.data.sources.json_files import captions_in
 from lapclip.data.sources.registry import FileFormat, Files, Form, Specificity, register
 from lapclip.data.table import ImageInTar, RowCollector
 

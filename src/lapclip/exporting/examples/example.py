@@ -51,7 +51,7 @@ def tokens(captions):
     reader.no_truncation()
     rows, most = [reader.encode(caption).ids or [about["end"]] for caption in captions], about["longest"]
     rows = [row if len(row) <= most else [*row[: most - 1], row[-1]] for row in rows]
-    length = max(2, *map(len, rows))
+    length = about.get("filled_to") or max(2, *map(len, rows))
     return np.array([row + [about["padding"]] * (length - len(row)) for row in rows], dtype=np.int64)
 
 

@@ -56,10 +56,13 @@ def load_dialects() -> list[Dialect]:
     return _DIALECTS
 
 
-def check_model_name(service: Service, model: ServedModel, named: str | None) -> None:
-    """One model is served, so any name is taken for it. A fingerprint is a demand, as the header X-Lapclip-Model is."""
-    if named is not None and named != model.name and FINGERPRINT.fullmatch(named):
-        service.check_demand(named, model)
+def check_model_name(service: Service, model: ServedModel, named: str | None) -> str | None:
+    """One model is served, so any name is taken for it. A fingerprint is a demand, as the header X-Lapclip-Model is;
+    it is returned."""
+    if named is None or named == model.name or not FINGERPRINT.fullmatch(named):
+        return None
+    service.check_demand(named, model)
+    return named
 
 
 def answer_refusal(scope: Scope, refusal: Refusal) -> Response:

@@ -50,7 +50,7 @@ class Input(Strict):
     """One text or one image: CLIP has no vector for both together."""
 
     content: list[Annotated[TextPart | ImagePart, Field(discriminator="type")]] = Field(
-        min_length=1, max_length=LONGEST_LIST
+        min_length=1, max_length=LONGEST_LIST, fail_fast=True
     )
 
 
@@ -100,7 +100,7 @@ class EmbedV2(CohereRequest):
 
     model: str = Field(description="Any name; a fingerprint has to be that of the served model.")
     input_type: InputType = Field(description="Changes nothing: CLIP embeds all of them alike.")
-    inputs: list[Input] | None = Field(None, max_length=LONGEST_LIST)
+    inputs: list[Input] | None = Field(None, max_length=LONGEST_LIST, fail_fast=True)
     output_dimension: int | None = Field(None, description="The dimension of the model, and no other.")
     max_tokens: int | None = Field(None, description="Not supported.")
     priority: int | None = Field(None, description="Changes nothing: requests are answered in their order.")
@@ -113,8 +113,8 @@ def routes(service: Service) -> APIRouter:
     router = APIRouter(tags=["Cohere"])
 
     async def embed(request: EmbedV1 | EmbedV2, demand: str | None) -> Answer:
-        check_model_name(service, service.model, request.model)
-        return await service.embed(request.items(), demand=demand)
+        named = check_model_name(service, service.model, request.model)
+        return await service.embed(request.items(), demand=demand or named)  # asked again once images are fetched
 
     def answer(request: CohereRequest, made: Answer, version: str) -> Response:
         content = {

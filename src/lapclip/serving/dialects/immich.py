@@ -20,6 +20,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from http import HTTPStatus
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -50,10 +51,14 @@ SECONDS = 120.0
 """For what is passed on: Immich's server may have to load its models first."""
 AT_ONCE, MOST_WAITING = 8, 64
 """Requests that are passed on at the same time, and those that may wait for it besides."""
+STATUSES = frozenset(status.value for status in HTTPStatus if status >= 200)
+"""Of answers that can be passed on: servers between may send others, such as 524, which have no name."""
 MOST_ANSWER = 16_000_000
 """Bytes of an answer to what was passed on."""
 FIELDS = {"entries": 64_000, "image": LARGEST_IMAGE, "text": 4 * LONGEST_TEXT}
 """Fields of the form, and the bytes they may have."""
+MOST_PARTS = 8
+"""Parts of the form that are read: each takes its time, and a body has room for millions."""
 
 
 class Options(Strict):
@@ -119,7 +124,10 @@ class Upstream:
             headers = {"Host": self._written_host, "Content-Type": content_type, "Accept": "application/json"}
             response = ask(Wire(sock, deadline, given_up), "POST", self._path, headers, body)
             content = read(response, MOST_ANSWER)
-            return Response(content, response.status, media_type=response.headers.get("Content-Type"))
+            if response.status not in STATUSES:
+                raise BadUpstream(f"{self._name} answered with status {response.status}.")
+            kind = " ".join(response.headers.get("Content-Type", "").split())  # it may stand in several lines
+            return Response(content, response.status, media_type=kind if kind and kind.isprintable() else None)
 
 
 def routes(service: Service) -> APIRouter:
@@ -215,10 +223,13 @@ def read_form(content_type: str, body: bytes) -> dict[str, bytes]:
     form: dict[str, list[bytes]] = {}
     header: list[bytes] = [b"", b""]
     field: list[bytes] = []
+    parts = 0
 
     def part_begins() -> None:
-        nonlocal field
-        field = []
+        nonlocal field, parts
+        field, parts = [], parts + 1
+        if parts > MOST_PARTS:
+            raise Refusal(f"The form has more than {MOST_PARTS} parts.", hint=", ".join(FIELDS))
 
     def header_ends() -> None:
         if header[0].lower() == b"content-disposition":

@@ -96,7 +96,7 @@ class Message(Strict):
     role: str
     content: Annotated[
         list[Part],
-        Field(max_length=LONGEST_LIST),
+        Field(max_length=LONGEST_LIST, fail_fast=True),
         BeforeValidator(_as_parts, json_schema_input_type=str | list[Part]),
     ]
 
@@ -131,6 +131,7 @@ class EmbeddingsRequest(Strict):
         None,
         description="In place of input, as vLLM has it: one text or one image, for one vector.",
         max_length=LONGEST_LIST,
+        fail_fast=True,
     )
     model: str | None = Field(
         None, description="Any name; a fingerprint (16 hexadecimal digits) has to be that of the served model."

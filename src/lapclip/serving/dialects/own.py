@@ -40,6 +40,11 @@ TINY_IMAGE = "data:image/gif;base64,R0lGODlhAQABAIAAAP///wAAACH5BAAAAAAALAAAAAAB
 """For examples: an image of one pixel."""
 
 
+MOST_FIELDS = 64
+"""Of one object. Each that is unknown costs an error of its own, of which the first is told; so lists in which there
+may be many errors are read up to the first (`fail_fast`)."""
+
+
 class Strict(BaseModel):
     """A request whose unknown fields are errors: a mistyped option must not pass in silence."""
 
@@ -48,7 +53,9 @@ class Strict(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _check_lists(cls, given: Any) -> Any:
-        """A list that is too long is refused before any of it is read."""
+        """A list that is too long, or an object of very many fields, is refused before any of it is read."""
+        if isinstance(given, dict) and len(given) > MOST_FIELDS:
+            raise TooLarge(f"An object has {len(given):,} fields; /openapi.json has those that there are.")
         for name in cls.model_fields if isinstance(given, dict) else ():
             if isinstance(found := given.get(name), list) and len(found) > LONGEST_LIST:
                 raise TooLarge(f"{name} has {len(found):,} items; at most {LONGEST_LIST:,} are taken.", field=name)
@@ -88,7 +95,7 @@ EXAMPLE_ITEMS = [{"text": "a red bicycle"}, {"image": TINY_IMAGE}]
 class EmbedRequest(Strict):
     """Texts and images, in any order."""
 
-    items: list[GivenItem] = Field(min_length=1, max_length=LONGEST_LIST, examples=[EXAMPLE_ITEMS])
+    items: list[GivenItem] = Field(min_length=1, max_length=LONGEST_LIST, fail_fast=True, examples=[EXAMPLE_ITEMS])
 
 
 class EmbedAnswer(BaseModel):
@@ -103,12 +110,16 @@ class SimilarityRequest(Strict):
     """Two lists of texts and images. Every item of the first is compared with every item of the second."""
 
     items: list[GivenItem] = Field(
-        min_length=1, max_length=LONGEST_LIST, examples=[[{"text": "a red bicycle"}, {"text": "a cat"}]]
+        min_length=1,
+        max_length=LONGEST_LIST,
+        fail_fast=True,
+        examples=[[{"text": "a red bicycle"}, {"text": "a cat"}]],
     )
     others: list[GivenItem] | None = Field(
         None,
         min_length=1,
         max_length=LONGEST_LIST,
+        fail_fast=True,
         description="What they are compared with; without it, each other.",
         examples=[[{"image": TINY_IMAGE}]],
     )

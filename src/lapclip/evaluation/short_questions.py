@@ -1,0 +1,201 @@
+"""Short questions: a word or a phrase instead of a caption, "a dog" instead of all that is on the photo.
+
+An image is right where one of its captions has the word. That is less than the truth, because a dog that nobody
+mentions counts as wrong, so even a perfect model stays below 1. What matching the words alone gives is beside it: a
+text search that reads one caption of each image, the first, and is scored on the others, which it has not read.
+
+Average precision is the mean, over the right images, of the share of right ones down to there; its mean over the
+questions is what is called mAP. Intervals draw the questions again, not the images: they say how sure the figure is for
+other words of this kind.
+
+Shapes: N images, M captions, E embedding, Q questions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from lapclip.data.phrases import COMMON, cut_phrases
+from lapclip.evaluation.intervals import bootstrap_interval
+from lapclip.evaluation.ranks import BLOCK, exact, grid_scale
+
+MOST = 300
+"""Words that are asked, and phrases: the most common."""
+LEAST_IMAGES = 5
+"""Images that a word must be right for to be asked."""
+LEAST_QUESTIONS = 10
+"""Questions below which there is no figure."""
+FIRST = 5
+"""Answers that a person sees at once."""
+SHOWN = 5
+"""Questions that are named: those answered best, and worst."""
+
+
+@dataclass(frozen=True)
+class ShortQuestions:
+    """Words, the most common first, then phrases of two and three words, the most common first."""
+
+    texts: list[str]
+    words: int
+    """How many of them are single words."""
+    right_QN: np.ndarray
+    """Which images are right."""
+    read_QN: np.ndarray
+    """Which images' first caption has it: what a text search finds that has read this one alone."""
+    others_QN: np.ndarray
+    """Which images' other captions have it; of an image with one caption none."""
+
+    def select(self, at: slice) -> ShortQuestions:
+        """Some of the questions, as if all were words."""
+        return ShortQuestions(
+            self.texts[at], len(self.texts[at]), self.right_QN[at], self.read_QN[at], self.others_QN[at]
+        )
+
+
+def short_questions(captions: Sequence[Sequence[str]]) -> ShortQuestions | None:
+    """The questions that the captions of some images answer; None where they are too few. The same captions always
+    give the same ones."""
+    owner_M = np.repeat(np.arange(len(captions)), [len(options) for options in captions])
+    first_M = np.diff(owner_M, prepend=-1) > 0
+    phrases = cut_phrases([[caption] for options in captions for caption in options], most=1.0)
+    caption = np.repeat(np.arange(len(owner_M)), np.diff(phrases.first_N))
+    in_image = np.unique(phrases.numbers * max(1, len(captions)) + owner_M[caption])
+    images_K = np.bincount(in_image // max(1, len(captions)), minlength=len(phrases))
+    fits_K = (images_K >= LEAST_IMAGES) & (images_K <= COMMON * len(captions))
+    # By images, not by captions: what one image has in all its captions is not more common for that.
+    order_K = np.argsort(-images_K, kind="stable")
+    kinds = [order_K[fits_K[order_K] & kind_K[order_K]][:MOST] for kind_K in (phrases.is_word_K, ~phrases.is_word_K)]
+    if len(kinds[0]) < LEAST_QUESTIONS:
+        return None
+    asked_Q = np.concatenate(kinds)
+    place_K = np.full(len(phrases), -1)
+    place_K[asked_Q] = np.arange(len(asked_Q))
+    asked = place_K[phrases.numbers] >= 0
+    found, where = place_K[phrases.numbers[asked]], caption[asked]
+
+    def table(some: np.ndarray) -> np.ndarray:
+        marked_QN = np.zeros((len(asked_Q), len(captions)), dtype=bool)
+        marked_QN[found[some], owner_M[where[some]]] = True
+        return marked_QN
+
+    first = first_M[where]
+    return ShortQuestions(
+        [phrases.texts[number] for number in asked_Q],
+        len(kinds[0]),
+        table(np.ones(len(found), dtype=bool)),
+        table(first),
+        table(~first),
+    )
+
+
+def evaluate_short_questions(image_NE: np.ndarray, text_QE: np.ndarray, questions: ShortQuestions) -> dict[str, Any]:
+    """How well words find their images, and under `phrases` the same of phrases, None where there are too few.
+
+    `map_others` is the model scored on the same captions as `words_alone`, to be compared with it.
+    """
+    words, rest = slice(0, questions.words), slice(questions.words, len(questions.texts))
+    enough = len(questions.texts[rest]) >= LEAST_QUESTIONS
+    return {
+        **_score(image_NE, text_QE[words], questions.select(words)),
+        "phrases": _score(image_NE, text_QE[rest], questions.select(rest)) if enough else None,
+    }
+
+
+def note_on_no_questions(images: int) -> str:
+    """Why there are no short questions, for a person."""
+    return (
+        f"There are no short questions: fewer than {LEAST_QUESTIONS} words are in the captions of at least "
+        f"{LEAST_IMAGES} of these {images:,} images and of no more than half."
+    )
+
+
+def average_precisions(scores_QN: np.ndarray, right_QN: np.ndarray) -> np.ndarray:
+    """Of each question. A tie counts against the model: wrong images come first."""
+    return _ordered(scores_QN, right_QN)[0]
+
+
+def similarities_of(image_NE: np.ndarray, text_QE: np.ndarray) -> np.ndarray:
+    """Of each question with each image, (Q, N), without rounding, so that equal embeddings tie."""
+    return exact(text_QE, grid_scale(text_QE)) @ exact(image_NE, grid_scale(image_NE)).T
+
+
+def expected_average_precisions(groups: Sequence[tuple[np.ndarray, np.ndarray]]) -> np.ndarray:
+    """Of each question, where images come in groups, and each group in an order drawn at random.
+
+    A group is how many images it has, and how many of them are right, for each question.
+    """
+    sums_Q = np.zeros(len(groups[0][0]))
+    before_Q, right_before_Q = np.zeros_like(sums_Q), np.zeros_like(sums_Q)
+    last = int(max(np.max(sum(count for count, _ in groups), initial=0), 1))
+    harmonic = np.concatenate([[0.0], np.cumsum(1 / np.arange(1, last + 1))])
+    for count_Q, right_Q in groups:
+        # The k-th of n images is right with r / n, and then k - 1 others before it with (r - 1) / (n - 1) each.
+        inverse_Q = harmonic[(before_Q + count_Q).astype(int)] - harmonic[before_Q.astype(int)]
+        ahead_Q = count_Q - (before_Q + 1) * inverse_Q
+        more_Q = (right_Q - 1) / np.maximum(count_Q - 1, 1)
+        share_Q = right_Q / np.maximum(count_Q, 1)
+        sums_Q += share_Q * ((right_before_Q + 1) * inverse_Q + more_Q * ahead_Q)
+        before_Q, right_before_Q = before_Q + count_Q, right_before_Q + right_Q
+    return sums_Q / np.maximum(right_before_Q, 1)
+
+
+def _score(image_NE: np.ndarray, text_QE: np.ndarray, questions: ShortQuestions) -> dict[str, Any]:
+    scores_QN = similarities_of(image_NE, text_QE)
+    right_QN = questions.right_QN
+    precision_Q, first_Q = _ordered(scores_QN, right_QN)
+    count, right_Q = right_QN.shape[1], right_QN.sum(axis=1)
+    low, high = bootstrap_interval(precision_Q, np.ones(len(precision_Q)))
+    best = sorted(range(len(precision_Q)), key=lambda at: (-precision_Q[at], at))
+    named = [
+        {"text": questions.texts[at], "images": int(right_Q[at]), "average_precision": float(precision_Q[at])}
+        for at in best
+    ]
+    return {
+        "questions": len(precision_Q),
+        "map": float(precision_Q.mean()),
+        "map_low": low,
+        "map_high": high,
+        "chance": float(expected_average_precisions([(np.full(len(right_Q), count), right_Q)]).mean()),
+        "first_five": float(first_Q.mean()),
+        "first_five_chance": float((right_Q / count).mean()),
+        **_words_alone(scores_QN, questions),
+        "best": named[:SHOWN],
+        "worst": named[SHOWN:][-SHOWN:],
+    }
+
+
+def _words_alone(scores_QN: np.ndarray, questions: ShortQuestions) -> dict[str, float | None]:
+    """What a text search finds that has read one caption of each image, and the model on the same captions. Only
+    questions that another caption answers count."""
+    asked_Q = questions.others_QN.any(axis=1)
+    if not asked_Q.any():
+        return {"words_alone": None, "map_others": None}
+    others_QN, read_QN = questions.others_QN[asked_Q], questions.read_QN[asked_Q]
+    groups = [
+        (chosen_QN.sum(axis=1), (chosen_QN & others_QN).sum(axis=1)) for chosen_QN in (read_QN, ~read_QN)
+    ]  # fmt: skip
+    return {
+        "words_alone": float(expected_average_precisions(groups).mean()),
+        "map_others": float(average_precisions(scores_QN[asked_Q], others_QN).mean()),
+    }
+
+
+def _ordered(scores_QN: np.ndarray, right_QN: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Average precision of each question, and the share of its first answers that is right."""
+    precision, first = [], []
+    at_once = max(1, BLOCK * BLOCK // max(1, scores_QN.shape[1]))
+    places_N = np.arange(1, scores_QN.shape[1] + 1)
+    for at in range(0, len(scores_QN), at_once):
+        scores_bN, right_bN = scores_QN[at : at + at_once], right_QN[at : at + at_once]
+        wrong_first_bN = np.argsort(right_bN, axis=1, kind="stable")
+        scores_bN = np.take_along_axis(scores_bN, wrong_first_bN, axis=1)
+        order_bN = np.take_along_axis(wrong_first_bN, np.argsort(-scores_bN, axis=1, kind="stable"), axis=1)
+        hits_bN = np.take_along_axis(right_bN, order_bN, axis=1)
+        sums_b = (hits_bN * np.cumsum(hits_bN, axis=1) / places_N).sum(axis=1)
+        precision.append(sums_b / np.maximum(hits_bN.sum(axis=1), 1))
+        first.append(hits_bN[:, :FIRST].mean(axis=1))
+    return np.concatenate(precision), np.concatenate(first)
