@@ -1,10 +1,15 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
+import pytest
+import torch
+
 from lapclip.config import TrainConfig
 from lapclip.machine.cpu import Cpu
 from lapclip.model.clip import CLIP
 from lapclip.model.shapes import SHAPES
-from lapclip.training.optimizer import make_optimizer
+from lapclip.training.optimizer import Muon, make_optimizer, orthogonal
 
 
 def test_only_weight_matrices_decay() -> None:
@@ -16,3 +21,39 @@ def test_only_weight_matrices_decay() -> None:
     for name in names.values():
         without = "ln_" in name or "bias" in name or "position" in name or "class_" in name or name == "logit_scale"
         assert (name in spared_names) == without, name
+
+
+@pytest.mark.parametrize("size", [(3, 40, 90), (2, 90, 40)])
+def test_directions_of_muon_have_singular_values_near_one(size: tuple[int, ...]) -> None:
+    drawn = torch.randn(size, generator=torch.Generator().manual_seed(0)) ** 3
+    found = torch.linalg.svdvals(orthogonal(drawn))
+    assert found.min() > 0.5
+    assert found.max() < 1.3
+    assert torch.linalg.svdvals(drawn / drawn.norm(dim=(1, 2), keepdim=True)).min() < 0.1  # before
+    assert ((orthogonal(drawn) * drawn).sum(dim=(1, 2)) > 0).all()
+
+
+def test_muon_turns_the_matrices_of_blocks_and_leaves_the_rest_to_adamw() -> None:
+    shape = replace(SHAPES["photos"], image_width=8, image_size=32, text_width=32, vocabulary=40)
+    model = CLIP(shape)
+    config = TrainConfig(optimizer="muon", matrix_rate=0.1, learning_rate=1e-3, weight_decay=0.5)
+    optimizer = make_optimizer(model, config, Cpu())
+    assert isinstance(optimizer, Muon)
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    turned = {names[parameter] for group in optimizer.param_groups if group["muon"] for parameter in group["params"]}
+    assert {"image.stem.1.weight", "image.blocks.0.first.weight", "text.transformer.blocks.1.mlp_in.weight"} <= turned
+    assert not turned & {"image.stem.0.weight", "image.projection", "text.token_embedding", "logit_scale"}
+    before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    for parameter in model.parameters():
+        parameter.grad = torch.randn_like(parameter)
+    for group in optimizer.param_groups:
+        group["lr"] = 1e-3 * group["share"]
+    optimizer.step()
+    for parameter, name in names.items():
+        assert not torch.equal(parameter, before[name]), name
+        if name in turned and parameter.ndim == 4:
+            assert parameter.norm().item() == pytest.approx(len(parameter) ** 0.5, rel=1e-4)
+            moved = (parameter - before[name] * (len(parameter) ** 0.5 / before[name].norm())).norm()
+            assert moved.item() == pytest.approx(0.1 * min(parameter.flatten(1).shape) ** 0.5, rel=0.3)
+    kinds = {names[parameter]: set(state) for parameter, state in optimizer.state.items()}
+    assert all((kinds[name] == {"momentum"}) == (name in turned) for name in kinds)

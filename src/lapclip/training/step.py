@@ -18,7 +18,7 @@ from lapclip.data.augment import draw_boxes, view
 from lapclip.data.batches import Batch
 from lapclip.data.pixels import normalise
 from lapclip.data.tokenizers import LENGTH_STEP
-from lapclip.loss import LOSSES, batch_accuracy, contrastive_loss, distillation_loss
+from lapclip.loss import LOSSES, batch_accuracy, contrastive_loss, distillation_loss, word_loss
 from lapclip.machine.device import DTYPES, Device
 from lapclip.machine.timing import Stopwatch
 from lapclip.model.clip import CLIP
@@ -55,6 +55,8 @@ class Inputs:
     """What a teacher makes of the images; None where there is none."""
     teacher_text: Tensor | None = None
     """What it makes of the captions."""
+    words_BV: Tensor | None = None
+    """The tokens of all captions of each image, as shares; None where no words are predicted."""
     image_features_mask: Tensor | None = None
     """What the head of a pretrained image network does not leave out of its features; None keeps all."""
     image_hidden_mask: Tensor | None = None
@@ -75,6 +77,20 @@ class Inputs:
 
 
 @dataclass(frozen=True)
+class Losses:
+    """The losses of a batch. All but the first are without a graph."""
+
+    learnt: Tensor
+    """What the gradients are of."""
+    shown: Tensor
+    """The contrastive loss, with the teacher's share: what guessing can be compared with."""
+    teacher: Tensor
+    """What of it is the teacher's, before it is weighed."""
+    words: Tensor
+    """How badly words are predicted, before it is weighed."""
+
+
+@dataclass(frozen=True)
 class StepMetrics:
     """What there is to know about an update. The logit scale and bias are those the loss was computed with."""
 
@@ -87,6 +103,8 @@ class StepMetrics:
     """How far from the teacher; 0 without one."""
     logit_bias: float
     """0 for a loss without one."""
+    word_loss: float
+    """How badly words are predicted, before it is weighed; 0 where none are."""
     part_norms: dict[str, float]
 
 
@@ -140,6 +158,7 @@ class TrainStep:
             text_features=None if batch.text_features is None else torch.from_numpy(batch.text_features),
             teacher_image=None if batch.teacher_image is None else torch.from_numpy(batch.teacher_image),
             teacher_text=None if batch.teacher_text is None else torch.from_numpy(batch.teacher_text),
+            words_BV=None if batch.words_BV is None else torch.from_numpy(batch.words_BV),
             **self._dropout.draw(len(batch.tokens_BL), step),
         )
 
@@ -158,13 +177,13 @@ class TrainStep:
             self.rounded.refresh()
         micro_batch = self.config.micro_batch or len(inputs)
         compute = self._whole if micro_batch >= len(inputs) else self._in_micro_batches
-        loss, teacher_loss, logits_BB = compute(inputs, watch)
+        losses, logits_BB = compute(inputs, watch)
         with watch.phase("optimizer"):
             grad_norm, part_norms = self._gradient_norms()
             accuracies = batch_accuracy(logits_BB, inputs.positives_BB)
             scale, bias = self.model.logit_scale.detach(), self.model.logit_bias
             bias = torch.zeros_like(scale) if bias is None else bias.detach()
-            scalars = torch.stack((loss.detach(), *accuracies, scale, grad_norm, teacher_loss, bias))
+            scalars = torch.stack((losses.shown, *accuracies, scale, grad_norm, losses.teacher, bias, losses.words))
             self._optimize(grad_norm)
             self.model.hold_temperature()
         return torch.cat([scalars, part_norms])
@@ -236,28 +255,34 @@ class TrainStep:
         there = inputs.each(Tensor.cpu)
         return view(normalise(there.pixels_BSSC, self.model.shape), there.boxes_B5, there.side).to(self.device.torch)
 
-    def _loss(self, image_BE: Tensor, text_BE: Tensor, inputs: Inputs) -> tuple[Tensor, Tensor, Tensor]:
-        """The loss, what of it is the teacher's before it is weighed, and the logits."""
+    def _loss(self, image_BE: Tensor, text_BE: Tensor, inputs: Inputs) -> tuple[Losses, Tensor]:
+        """The losses and the logits."""
         scale, bias = self.model.logit_scale.exp(), self.model.logit_bias
-        loss, logits_BB = contrastive_loss(image_BE, text_BE, scale, inputs.positives_BB, bias, self._contrastive)
-        if inputs.teacher_image is None or inputs.teacher_text is None:
-            return loss, torch.zeros_like(loss), logits_BB
-        taught = distillation_loss(image_BE, text_BE, inputs.teacher_image, inputs.teacher_text)
-        weight = self.config.teacher_weight
-        return (1 - weight) * loss + weight * taught, taught.detach(), logits_BB
+        smoothing, positives_BB = self.config.label_smoothing, inputs.positives_BB
+        loss, logits_BB = contrastive_loss(image_BE, text_BE, scale, positives_BB, bias, self._contrastive, smoothing)
+        taught = words = torch.zeros_like(loss)
+        if inputs.teacher_image is not None and inputs.teacher_text is not None:
+            taught = distillation_loss(image_BE, text_BE, inputs.teacher_image, inputs.teacher_text)
+            loss = (1 - self.config.teacher_weight) * loss + self.config.teacher_weight * taught
+        learnt = loss
+        if inputs.words_BV is not None and self.model.word_embedding is not None:
+            words_VE = self.model.word_embedding
+            words = word_loss(image_BE, words_VE, inputs.words_BV) + word_loss(text_BE, words_VE, inputs.words_BV)
+            learnt = loss + self.config.word_weight * words
+        return Losses(learnt, loss.detach(), taught.detach(), words.detach()), logits_BB
 
-    def _whole(self, inputs: Inputs, watch: Stopwatch) -> tuple[Tensor, Tensor, Tensor]:
+    def _whole(self, inputs: Inputs, watch: Stopwatch) -> tuple[Losses, Tensor]:
         """Losses, logits and gradients of a batch that fits in memory."""
         image_BE, text_BE = self._encode(inputs, watch)
         with watch.phase("forward"):
-            loss, teacher_loss, logits_BB = self._loss(image_BE, text_BE, inputs)
+            losses, logits_BB = self._loss(image_BE, text_BE, inputs)
         with watch.phase("backward"):
-            self._scaled(loss).backward()
+            self._scaled(losses.learnt).backward()
             if self.rounded:
                 self.rounded.hand_over()
-        return loss, teacher_loss, logits_BB
+        return losses, logits_BB
 
-    def _in_micro_batches(self, inputs: Inputs, watch: Stopwatch) -> tuple[Tensor, Tensor, Tensor]:
+    def _in_micro_batches(self, inputs: Inputs, watch: Stopwatch) -> tuple[Losses, Tensor]:
         """The same in less memory: gradient caching (Gao et al. 2021, arXiv 2101.06983).
 
         The embeddings of the whole batch are computed without a graph; the loss over all pairs gives the gradient of
@@ -267,9 +292,9 @@ class TrainStep:
             encoded = [self._encode(micro_batch, watch) for micro_batch in self._micro_batches(inputs)]
         image_BE, text_BE = (torch.cat(side).requires_grad_() for side in zip(*encoded, strict=True))
         with watch.phase("forward"):
-            loss, teacher_loss, logits_BB = self._loss(image_BE, text_BE, inputs)
+            losses, logits_BB = self._loss(image_BE, text_BE, inputs)
         with watch.phase("backward"):
-            self._scaled(loss).backward()
+            self._scaled(losses.learnt).backward()
         assert image_BE.grad is not None
         assert text_BE.grad is not None
         size = self.config.micro_batch
@@ -280,7 +305,7 @@ class TrainStep:
                 torch.autograd.backward(embeddings, its_gradients)
                 if self.rounded:
                     self.rounded.hand_over()
-        return loss, teacher_loss, logits_BB
+        return losses, logits_BB
 
     def _scaled(self, loss: Tensor) -> Tensor:
         """The loss as the backward pass takes it: larger in float16, whose small numbers are coarse."""
@@ -293,7 +318,7 @@ class TrainStep:
             yield inputs.each(lambda tensor, at=at: tensor[at : at + size])
 
     def _step_metrics(self, values: list[float]) -> StepMetrics:
-        return StepMetrics(*values[:7], part_norms=dict(zip(self.parts, values[7:], strict=True)))
+        return StepMetrics(*values[:8], part_norms=dict(zip(self.parts, values[8:], strict=True)))
 
     def _gradient_norms(self) -> tuple[Tensor, Tensor]:
         """Length of the gradients, in all and by part."""
