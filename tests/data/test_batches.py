@@ -12,12 +12,14 @@ from lapclip.errors import DataError
 
 
 def plan_of(
-    captions: list[list[str]], batch_size: int, seed: int = 0, dropout: float = 0.0, **options: bool
+    captions: list[list[str]], batch_size: int, seed: int = 0, dropout: float = 0.0, words: bool = False
 ) -> BatchPlan:
     """Images that carry their row number in each pixel."""
     rows = np.arange(len(captions), dtype=np.uint8)
     pixels = np.broadcast_to(rows[:, None, None, None], (len(captions), 2, 2, 3))
-    return BatchPlan(Pairs(pixels, captions), CharacterTokenizer("abcdefgh "), 20, batch_size, seed, dropout, **options)
+    return BatchPlan(
+        Pairs(pixels, captions), CharacterTokenizer("abcdefgh "), 20, batch_size, seed, dropout, words=words
+    )
 
 
 def rows_of(batch) -> list[int]:

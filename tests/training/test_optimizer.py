@@ -39,7 +39,7 @@ def test_muon_turns_the_matrices_of_blocks_and_leaves_the_rest_to_adamw() -> Non
     config = TrainConfig(optimizer="muon", matrix_rate=0.1, learning_rate=1e-3, weight_decay=0.5)
     optimizer = make_optimizer(model, config, Cpu())
     assert isinstance(optimizer, Muon)
-    names = {parameter: name for name, parameter in model.named_parameters()}
+    names: dict[torch.Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
     turned = {names[parameter] for group in optimizer.param_groups if group["muon"] for parameter in group["params"]}
     assert {"image.stem.1.weight", "image.blocks.0.first.weight", "text.transformer.blocks.1.mlp_in.weight"} <= turned
     assert not turned & {"image.stem.0.weight", "image.projection", "text.token_embedding", "logit_scale"}
