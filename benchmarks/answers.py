@@ -2,6 +2,7 @@
 
     python benchmarks/answers.py hubness --model runs/heads
     python benchmarks/answers.py verdict --model runs/heads
+    python benchmarks/answers.py short_questions --model runs/heads
     python benchmarks/answers.py --list
 
 One function a row. Each prints its figures and one JSON line. Figures are of the split val, or of --split.
@@ -12,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +28,13 @@ def row(function: Callable[[argparse.Namespace], dict[str, Any]]) -> Callable[[a
 
 
 def evaluated(wanted: argparse.Namespace) -> dict[str, Any]:
-    return evaluate(EvaluationRequest(wanted.model, wanted.on, wanted.split, device="cpu", out=wanted.out))
+    """What `lapclip eval` finds; once for all rows."""
+    return _evaluated(wanted.model, wanted.on, wanted.split, wanted.out)
+
+
+@cache
+def _evaluated(model: str | None, on: str | None, split: str | None, out: Path | None) -> dict[str, Any]:
+    return evaluate(EvaluationRequest(model, on, split, device="cpu", out=out))
 
 
 @row
@@ -63,6 +71,20 @@ def verdict(wanted: argparse.Namespace) -> dict[str, Any]:
         for word, share in result["fits"][kind]["first_five"].items():
             print(f"  {word:<10} {share['share']:.1%} of the first five answers, right {share['right']}")
     return {"verdict": result["verdict"], "fits": result["fits"]}
+
+
+@row
+def short_questions(wanted: argparse.Namespace) -> dict[str, Any]:
+    """Words and phrases of held-out captions: mean average precision beside chance and matching the words alone."""
+    found = evaluated(wanted)["short_questions"]
+    for name, kind in (("words", found), ("phrases", found["phrases"])):
+        sure = f"{kind['map_low']:.3f} to {kind['map_high']:.3f}, over questions"
+        beside = (
+            f"chance {kind['chance']:.3f}, words alone {kind['words_alone']:.3f} (model there {kind['map_others']:.3f})"
+        )
+        first = f"first five right {kind['first_five']:.1%}"
+        print(f"{kind['questions']} {name}: mAP {kind['map']:.3f} ({sure}), {beside}, {first}")
+    return found
 
 
 def main() -> None:

@@ -13,6 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
+
 from lapclip.commands.choose_recipe import settle_recipe
 from lapclip.config import (
     ALL,
@@ -184,12 +186,13 @@ def make_plan(config: Config, data: DataSet, tokenizer: Tokenizer) -> BatchPlan:
     )
 
 
-def longest_caption(config: Config, data: DataSet, tokenizer: Tokenizer) -> int:
-    """The most tokens that a batch of captions is padded to. Looks at the longest ones only: encoding all takes time,
-    and a caption of few bytes has few tokens."""
+def longest_caption(config: Config, data: DataSet, tokenizer: Tokenizer, phrases: Sequence[np.ndarray] = ()) -> int:
+    """The most tokens that a batch of captions is padded to, together with those of a phrase beside it. Looks at the
+    longest ones only: encoding all takes time, and a caption of few bytes has few tokens."""
     captions = (caption for options in data.train.captions for caption in options)
     longest = heapq.nlargest(1000, captions, key=lambda caption: len(caption.encode("utf-8", "replace")))
-    return tokenizer.batch(longest, config.model.context).shape[1]
+    beside = max(map(len, phrases), default=0)
+    return min(config.model.context, tokenizer.batch(longest, config.model.context).shape[1] + beside)
 
 
 def unused_settings(request: Request, config: Config, initial: InitialWeights | None) -> list[str]:
@@ -297,7 +300,7 @@ def set_up(recipe: str, settings: Sequence[str], minutes: float | None, callback
     request = replace(request, table=None)  # its memory is the run's
     with memory_explained(ingredients.config):
         plan = make_plan(ingredients.config, ingredients.data, ingredients.tokenizer)
-        longest = longest_caption(ingredients.config, ingredients.data, ingredients.tokenizer)
+        longest = longest_caption(ingredients.config, ingredients.data, ingredients.tokenizer, plan.phrases)
         config, device, reasons, seconds = resolve_auto(ingredients.config, plan, longest, callbacks.tuning_progress)
         settled = replace(ingredients, config=config, reasons=reasons | ingredients.reasons, tuned_seconds=seconds)
         device.release_memory()

@@ -261,5 +261,6 @@ def _history(run: Run) -> tuple[int | None, dict[str, Any] | None]:
         if event["type"] == "started":
             images = (event.get("pairs") or {}).get("train", images)
         elif event["type"] in ("evaluation", "finished") and event.get("evaluation"):
-            metrics = {"split": event.get("split"), **event["evaluation"]}
+            short = event.get("short_questions")
+            metrics = {"split": event.get("split"), **event["evaluation"], "short_questions": short}
     return images, metrics
