@@ -2,8 +2,8 @@
 
     python benchmarks/search_million.py [--images 1000000] [--width 512] [--rounds 7]
 
-Synthetic vectors in a real index; the whole of `Library.find` but the text tower, and ways to compute the products,
-interleaved in one run. Medians, and one JSON line.
+Synthetic vectors in a real index; the whole of `Library.find` but the text tower, without and with the correction for
+hubness, and ways to compute the products, interleaved in one run. Medians, and one JSON line.
 """
 
 from __future__ import annotations
@@ -26,12 +26,15 @@ import psutil
 import torch
 
 from lapclip.data.find_images import Stamp
+from lapclip.evaluation.calibration import Calibration
+from lapclip.evaluation.hubness import KINDS
 from lapclip.searching.index import Entry, Index
 from lapclip.searching.library import Library
 from lapclip.searching.query import nearest, rough_scores
 from lapclip.searching.update_index import Before, IndexUpdate
 
 BLOCK = 16384
+CORRECTED = "whole question, hubness corrected"
 
 
 def numpy_blocks(vectors: np.ndarray, question: np.ndarray) -> np.ndarray:
@@ -81,6 +84,14 @@ def make_index(place: Path, images: int, width: int) -> Index:
         print(f"\rmaking {first + count:,} of {images:,}", end="", flush=True)
     print()
     return index
+
+
+def calibrated(width: int) -> Calibration:
+    """As if it had been measured that half of the closeness to questions in general is to be taken."""
+    one = {"share": 0.5, "used": True, "usual": 0.5}
+    hubness = {"short_below": 9, **dict.fromkeys(KINDS, one)}
+    vectors = {name: np.ones((1000, width), np.float16) for name in (*KINDS, "images")}
+    return Calibration("synthetic", vectors, {"hubness": hubness, "fits": {}, "verdict": {}})
 
 
 def own_memory() -> int:
@@ -137,7 +148,10 @@ def main() -> None:
 
     with tempfile.TemporaryDirectory() as folder:
         index = make_index(Path(folder), wanted.images, wanted.width)
-        encoder = cast(Any, SimpleNamespace(identity="synthetic", encode_text=lambda texts: question()[None]))
+        encoder = cast(
+            Any,
+            SimpleNamespace(identity="synthetic", encode_text=lambda texts: question()[None], calibration=None),
+        )
         began = time.perf_counter()
         with Peak() as comparing:
             compare(index, wanted.images)
@@ -147,8 +161,14 @@ def main() -> None:
             library = Library(Path(folder), index, encoder, IndexUpdate())
         opened = time.perf_counter() - began
         vectors = index.vectors()
+        calibration = calibrated(wanted.width)
+        close = draws.uniform(0, 1, (wanted.images, len(KINDS))).astype(np.float32)
+        index.append_closeness(calibration.digest or "", close)
+        less = calibration.less("short", close)
+        other = cast(Any, SimpleNamespace(**vars(encoder) | {"calibration": calibration}))
+        corrected = Library(Path(folder), index, other, IndexUpdate())
         asking = 0
-        seconds: dict[str, list[float]] = {name: [] for name in ["whole question", *WAYS]}
+        seconds: dict[str, list[float]] = {name: [] for name in ["whole question", CORRECTED, *WAYS]}
         for round_ in range(wanted.rounds + 1):  # the first one brings the file into memory
             began = time.perf_counter()
             with Peak() as looking:
@@ -156,6 +176,9 @@ def main() -> None:
             took = {"whole question": time.perf_counter() - began}
             asking = max(asking, looking.most - opening.before)
             assert len(hits) == 20
+            began = time.perf_counter()
+            corrected.find("anything", 20)
+            took[CORRECTED] = time.perf_counter() - began
             asked = question()
             exact = torch_blocks(vectors, asked)
             for name, way in WAYS.items():
@@ -165,6 +188,8 @@ def main() -> None:
                 assert np.abs(scores - exact).max() < 2e-3, name
             places, _ = nearest(vectors, np.arange(len(vectors)), np.arange(len(vectors)), asked, 20)
             assert set(places) == set(np.argsort(-exact)[:20])
+            places, _ = nearest(vectors, np.arange(len(vectors)), np.arange(len(vectors)), asked, 20, less)
+            assert set(places) == set(np.argsort(less - exact)[:20])
             if round_:
                 for name, value in took.items():
                     seconds[name].append(value)

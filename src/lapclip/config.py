@@ -20,6 +20,7 @@ from lapclip.errors import ConfigError, closest, nearest
 from lapclip.paths import read_toml
 
 AUTO, ALL, KEEP, NEVER = "auto", "all", "keep", "never"
+RANDOM, CLOSED_FORM = "random", "closed-form"
 RECIPES = Path(__file__).parent / "recipes"
 DEFAULT_RECIPE, PHOTOS_RECIPE = "first-run", "photos"
 DEFAULT_MODEL = "mini"
@@ -226,6 +227,9 @@ class TrainConfig:
     """The cheap part: this share of the run, from its start. The rest sees images of full size with all patches."""
     start: str = setting("")
     """The model to start from, as `--from` names it: a run, a folder or file of weights, or a name on the hub."""
+    head_start: str = setting(RANDOM, choices=(RANDOM, CLOSED_FORM))
+    """What new heads of pretrained networks start with: random values, or the linear maps that fit the frozen features
+    of both towers to each other best (canonical correlation analysis), in seconds. docs/finetune.md"""
     image_blocks: int | str = setting(ALL, least=0, choices=(ALL,))
     """How many of the image tower's last blocks learn; 0 leaves its head alone to learn, `all` freezes nothing."""
     text_blocks: int | str = setting(ALL, least=0, choices=(ALL,))

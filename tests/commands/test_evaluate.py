@@ -30,6 +30,8 @@ from lapclip.data.pixels import View
 from lapclip.embedder import load
 from lapclip.errors import ConfigError, DataError, LapclipError, RunError
 from lapclip.evaluation import note_on_chance
+from lapclip.evaluation.calibration import calibration_of
+from lapclip.evaluation.question_bank import OWN, read_bank
 from lapclip.evaluation.retrieval import retrieval
 from lapclip.evaluation.zeroshot import TEMPLATES, class_embeddings
 from lapclip.which_model import which_model
@@ -65,6 +67,39 @@ def test_a_run_is_scored_on_the_split_that_chose_nothing_and_the_account_is_kept
     page = (folder / "evaluation.md").read_text(encoding="utf-8")
     assert "Hard negatives" in page
     assert f"{short['questions']} words" in page
+
+
+def test_what_scores_are_worth_is_kept_with_the_run_for_search(mine: Path) -> None:
+    bank = read_bank(mine / "questions.json")
+    assert bank is not None
+    assert len(bank.captions) > 100
+    (mine / "questions.json").unlink()  # as in a run of an earlier release
+    result = evaluate(EvaluationRequest(device="cpu"))
+    assert read_bank(mine / "questions.json") == bank
+    assert result["hubness"]["bank"]["captions"] == len(bank.captions)
+    assert result["hubness"]["whole"]["questions"] == result["evaluation"]["captions"]
+    assert result["hubness"]["whole"]["t2i_r1"] == pytest.approx(result["evaluation"]["t2i_r1"], abs=0.01)
+    assert 0 <= result["verdict"]["whole"]["auroc"] <= 1
+    model = which_model("mine")
+    kept = calibration_of(model, load(mine))
+    assert kept is not None
+    assert kept.facts["hubness"] == result["hubness"]
+    assert (kept.facts["data"], kept.facts["split"]) == ("scenes", "test")
+    assert "hubness correction" in (mine / "evaluation" / "test" / "evaluation.md").read_text(encoding="utf-8")
+
+
+def test_a_model_without_a_run_is_measured_with_the_bank_that_is_shipped(mine: Path, empty_cache: Path) -> None:
+    shutil.copytree(mine / "model", "elsewhere")
+    photos = write_photos(Path("photos"), [""] * 24)
+    result = evaluate(EvaluationRequest("elsewhere", str(photos), device="cpu"))
+    assert result["hubness"]["bank"] == {"from": OWN, "captions": 3000, "phrases": 3000}
+    assert calibration_of(which_model("elsewhere"), load("elsewhere")) is not None
+    assert [path.name[:12] for path in empty_cache.glob("*.safetensors")] == ["calibration-"]
+
+
+def test_images_that_it_learnt_from_calibrate_nothing(mine: Path) -> None:
+    assert "hubness" not in evaluate(EvaluationRequest(device="cpu", split="train"))
+    assert not (mine / "calibration.safetensors").exists()
 
 
 def test_another_split_replaces_nothing_of_the_first(mine: Path) -> None:

@@ -6,7 +6,7 @@ import pytest
 from lapclip.config import DataConfig
 from lapclip.data.batches import BLOCK, WINDOW, BatchPlan, prefetch
 from lapclip.data.dataset import Pairs
-from lapclip.data.sources.scenes import load_scenes
+from lapclip.data.sources.built_in import load_scenes
 from lapclip.data.tokenizers import CharacterTokenizer
 from lapclip.errors import DataError
 
@@ -199,6 +199,7 @@ def test_each_image_has_a_phrase_that_is_true_of_all_that_have_it() -> None:
         batch, same = plan.batch(step), plan_of(PHRASED, 7, phrases=True).batch(step)
         assert batch.phrase_tokens_BL is not None
         assert batch.phrase_positives_BB is not None
+        assert same.phrase_tokens_BL is not None
         assert np.array_equal(batch.phrase_tokens_BL, same.phrase_tokens_BL)
         assert np.array_equal(batch.tokens_BL, plain.batch(step).tokens_BL)
         rows = rows_of(batch)

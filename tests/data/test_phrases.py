@@ -7,7 +7,7 @@ import random
 import numpy as np
 import pytest
 
-from lapclip.data.phrases import cut_phrases, function_words
+from lapclip.data.phrases import cut_phrases, function_words, words
 from lapclip.data.scenes.scene import captions as scene_captions
 from lapclip.data.scenes.scene import split_scenes
 
@@ -66,9 +66,15 @@ def test_a_template_gives_its_classes_alone():
 
 
 def test_scripts_without_blanks_are_cut_into_characters_and_marks_stay_with_their_letters():
-    words = cut_phrases([["棕色的狗在草地上奔跑。"], ["男人骑自行车"], ["हिन्दी कुत्ता"], ["crème brûlée"]]).words
-    assert {"狗", "自行车", "奔跑", "हिन्दी", "कुत्ता", "हिन्दी कुत्ता", "crème brûlée"} <= set(words)
-    assert not {"奔跑男人", "上奔跑。"} & set(words)
+    found = cut_phrases([["棕色的狗在草地上奔跑。"], ["男人骑自行车"], ["हिन्दी कुत्ता"], ["crème brûlée"]]).words
+    assert {"狗", "自行车", "奔跑", "हिन्दी", "कुत्ता", "हिन्दी कुत्ता", "crème brûlée"} <= set(found)
+    assert not {"奔跑男人", "上奔跑。"} & set(found)
+
+
+def test_words_are_found_in_many_scripts() -> None:
+    assert words("A man's T-shirt, 2 dogs; été") == ["a", "man's", "t-shirt", "2", "dogs", "été"]
+    assert words("一只猫 the cat") == ["一", "只", "猫", "the", "cat"]
+    assert words("...") == []
 
 
 def test_captions_without_words_have_no_phrases():

@@ -11,7 +11,7 @@ from rich.markup import escape
 from lapclip.cli.display import display
 from lapclip.cli.model import have_model
 from lapclip.cli.output import Common, emit, typed
-from lapclip.evaluation import RANKS, WAYS
+from lapclip.evaluation import QUESTIONS, RANKS, WAYS
 from lapclip.suggest import command
 from lapclip.text import UNKNOWN
 
@@ -67,7 +67,7 @@ def evaluate(
     from lapclip.commands.evaluate import EvaluationRequest
     from lapclip.commands.evaluate import evaluate as evaluate_model
 
-    have_model(model, yes=yes)
+    have_model(model if data else None, yes=yes)
     request = EvaluationRequest(model, data, split, templates, device, out, settings)
     with display() as shown:
         result = evaluate_model(request, shown.data_progress, shown.counting("embedding images and captions"))
@@ -91,6 +91,7 @@ def _tables(result: dict[str, Any]) -> list[str]:
             lines.append(f"  [dim]{'linear baseline':<33}{baseline:>8.1%}[/dim]")
         lines += _shared(result["ceilings"]) + short_question_lines(result["short_questions"])
         lines += _ranks(result["evaluation"]) + _negatives(result["negatives"])
+        lines += _hubness(result.get("hubness") or {}) + _verdicts(result.get("verdict") or {})
     else:
         lines += _classes(result["zeroshot"])
     geometry = result["geometry"]
@@ -187,6 +188,32 @@ def _negatives(found: dict[str, Any] | None) -> list[str]:
         f"[bold]{title:<35}[/bold]    easy  medium    hard   hard 95 % interval",
         f"  {'the right one wins':<33}{shares}   {low:.1%} to {high:.1%}, chance {found['chance']:.1%}",
     ]
+
+
+def _hubness(found: dict[str, Any]) -> list[str]:
+    """What the correction for hubness gives, on questions that did not choose how much of it."""
+    lines = []
+    if whole := found.get("whole"):
+        how = f"share {whole['share']:g}" if whole["used"] else "not used: no sure gain"
+        lines.append(f"[bold]{'text to image, hubness corrected':<39}[/bold] R@1     R@5    R@10   in search")
+        found_with = "".join(f"{whole[f't2i_r{rank}_with']:>8.1%}" for rank in RANKS)
+        lines.append(f"  {QUESTIONS['whole']:<33}{found_with}   {how}")
+    if short := found.get("short"):
+        how = f"share {short['share']:g}" if short["used"] else "not used: no sure gain"
+        gained = f"{short['map']:>8.3f} without, {short['map_with']:.3f} with"
+        lines.append(f"  {'short questions, precision':<33}{gained}   {how}")
+    return lines
+
+
+def _verdicts(found: dict[str, Any]) -> list[str]:
+    """How well scores tell that nothing fits."""
+    if not found:
+        return []
+    lines = [f"[bold]{'does anything fit?':<35}[/bold]   AUROC   95 % interval   found at 5 % false alarms"]
+    for kind, each in found.items():
+        sure = f"{each['auroc_low']:.2f} to {each['auroc_high']:.2f}"
+        lines.append(f"  {QUESTIONS[kind]:<33}{each['auroc']:>8.2f}   {sure:<16}{each['detected']:>5.0%}")
+    return lines
 
 
 def _classes(found: dict[str, Any]) -> list[str]:

@@ -106,7 +106,7 @@ def search(
         Fetch a published model without asking. Example: lapclip search photos/ --model vit-b-32-laion2b --yes
     """
     from lapclip.data.find_images import is_image
-    from lapclip.searching.query import check_question, parse_since
+    from lapclip.searching.query import check_question, parse, parse_since
 
     began = time.monotonic()
     given = _words(
@@ -139,28 +139,32 @@ def search(
     if query is not None and is_image(query):
         raise SearchError(f"There is no image {query}.", hint="an image's path, or words without such an ending")
 
-    from lapclip.searching.library import open_library
+    from lapclip.searching.library import Answer, open_library
+    from lapclip.searching.update_index import check_folder
     from lapclip.which_model import NoModel, for_photos
 
+    check_folder(folder.absolute())
     have_model(model, yes=yes)
     with display() as shown:
         shown.waiting("reading the model")
         try:
             library = open_library(folder, model, shown.counting("indexing"), device=device, waiting=shown.waiting)
         except NoModel as error:
-            asked = [*[query] * (query is not None), *_words([("like", like)]), *["--web"] * web]
-            again = typed(command("search", folder, *asked, *given, "--model"))
+            words = [*[query] * (query is not None), *_words([("like", like)]), *["--web"] * web]
+            again = typed(command("search", folder, *words, *given, "--model"))
             raise NoModel(error.message, hint=for_photos(again)) from None
     if web:
         return _serve(library, host, port, common, query=query or "", like=like, since=oldest, exclude=exclude)
     asked = time.monotonic()
-    hits: list[Hit] = []
+    answer = Answer([])
     if like is not None:
-        hits = library.like_image(like, limit, 0, oldest, exclude)
+        answer = Answer(library.like_image(like, limit, 0, oldest, exclude))
     elif query is not None:
-        hits = library.find(query, limit, 0, oldest, exclude)
+        answer = library.ask(parse(query), limit, 0, oldest, exclude)
+    hits = answer.hits
     result = {
-        "results": [{"path": str(hit.path), "score": hit.score, "number": hit.number} for hit in hits],
+        "results": [{"path": str(hit.path), "score": hit.score, "number": hit.number, "fit": hit.fit} for hit in hits],
+        **answer.to_dict(),
         "indexed": library.count,
         "seconds": time.monotonic() - began,
         "query_seconds": time.monotonic() - asked,
@@ -180,6 +184,8 @@ def search(
     if common and common.json:
         emit(result, [], common)
         return 0
+    if answer.verdict and answer.verdict["nothing"]:
+        print("Probably nothing here fits. What comes nearest:")
     if hits:
         _print_hits(hits, thumbnails)
     emit(result, lines, common)
@@ -311,6 +317,7 @@ def _print_hits(hits: list[Hit], wanted: bool | None) -> None:
     if wanted and how is None:
         print("This terminal does not say that it can show images: none are drawn.", file=sys.stderr)
     for hit in hits:
-        console.print(f"{hit.score:6.3f}  {escape(printable(path_from_here(hit.path)))}", soft_wrap=True)
+        told = f"{hit.score:6.3f}" if hit.fit is None else f"{hit.fit:<9}"
+        console.print(f"{told}  {escape(printable(path_from_here(hit.path)))}", soft_wrap=True)
         if how and (drawn := thumbnail(hit.path, how)):
             console.file.write(drawn + "\n")

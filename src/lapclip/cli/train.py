@@ -149,7 +149,7 @@ def summary(outcome: Outcome, whole: str = "in all") -> list[str]:
     return [
         *recall_table(outcome.evaluation),
         *start_lines(outcome.start_evaluation),
-        *short_question_lines(outcome.evaluation.get("short_questions")),
+        *short_question_lines(outcome.short_questions),
         *note_on_few(outcome.evaluation["candidates"]),
         *note_on_chance(outcome.evaluation),
         "",

@@ -41,7 +41,7 @@ KINDS = {
 }
 REMOVABLE = [kind for kind in KINDS if kind != "runs"]
 AT_WORK = ("running", "starting")
-MEASUREMENTS = ("tune.json", "kernels.json", "canary.json", "compare.json", "gained.json")
+MEASUREMENTS = ("tune.json", "kernels.json", "canary.json", "compare.json", "gained.json", "calibration-*.safetensors")
 """Not trusted.json: what the user has agreed to is no measurement."""
 WORKS, WRITES = "a process works with it now", "a process writes to it now"
 CACHES = {
@@ -190,7 +190,7 @@ def _caches() -> Iterator[Item]:
             if not path.is_symlink() and not path.name.endswith(".partial"):
                 locks = (path / PACKED_LOCK,) if kind == "packed" else ()
                 yield Item(kind, path, _size(path), _source(path), _held(locks), locks=locks)
-    for path in (root / name for name in MEASUREMENTS):
+    for path in (path for name in MEASUREMENTS for path in root.glob(name)):
         if path.is_file() and not path.is_symlink():
             yield Item("measurements", path, _size(path))
 

@@ -6,8 +6,10 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +18,23 @@ from PIL import Image
 
 from lapclip.config import AUTO, DataConfig, Layer, build_config, parse_settings
 from lapclip.data.dataset import Pairs, count_seen
-from lapclip.data.loading import list_data
+from lapclip.data.loading import Listing, list_data
 from lapclip.data.pixels import View
 from lapclip.data.sources import find_source
 from lapclip.data.splits import TRAIN
 from lapclip.embedder import Embedder, Encoder, load
-from lapclip.errors import ConfigError, DataError, RunError, nearest
-from lapclip.evaluation import note_on_chance, note_on_few
+from lapclip.errors import ConfigError, DataError, LapclipError, RunError, nearest
+from lapclip.evaluation import FEW, note_on_chance, note_on_few
+from lapclip.evaluation.calibration import calibrate, calibration_path, save_calibration
 from lapclip.evaluation.evaluation import evaluate_classes, evaluate_pairs
+from lapclip.evaluation.question_bank import QuestionBank, bank_of, own_bank, read_bank, save_bank
 from lapclip.evaluation.retrieval import linear_baseline
-from lapclip.evaluation.short_questions import evaluate_short_questions, note_on_no_questions, short_questions
+from lapclip.evaluation.short_questions import (
+    ShortQuestions,
+    evaluate_short_questions,
+    note_on_no_questions,
+    short_questions,
+)
 from lapclip.evaluation.zeroshot import TEMPLATES, class_embeddings, read_templates
 from lapclip.model.shapes import SHAPES
 from lapclip.paths import write_atomic
@@ -73,6 +82,8 @@ class EvaluationData:
     linear_baseline: float | None = None
     changed: bool = False
     """Whether the run's own data is no longer what it learnt from, so that any of these may be among that."""
+    training_captions: Sequence[Sequence[str]] = ()
+    """Of the run's own data."""
 
 
 def evaluate(
@@ -94,6 +105,8 @@ def evaluate(
     opened = open_data(config, view, request.split, fingerprint, data_progress, seen)
     batch_size = model.config.train.batch_size if model.config else None
     trained_on = count_trained_on(model, opened)
+    held_out = not trained_on and not opened.changed and opened.split != TRAIN
+    calibrated = partial(keep_calibration, model, opened, config.source) if held_out else None
     result: dict[str, Any] = {
         "run": str(model.path),
         "data": config.source,
@@ -107,7 +120,7 @@ def evaluate(
             *opened.notes,
             *_unused_templates(request, opened),
         ],
-        **score(embedder, opened.pairs, opened.classes, templates, batch_size, encoding_progress),
+        **score(embedder, opened.pairs, opened.classes, templates, batch_size, encoding_progress, calibrated),
     }
     if "evaluation" in result:
         result["notes"] += note_on_few(result["evaluation"]["candidates"])
@@ -194,10 +207,12 @@ def open_data(
     if listing.drawn is None:
         changed = seen is not None and listing.has_changed_since(seen, view, progress)
         notes = [*[CHANGED_FILES] * changed, *notes]
-        return EvaluationData(split, why, pairs, classes, notes, for_training, changed=changed)
+        captions = _training_captions(listing) if own and not changed else ()
+        return EvaluationData(split, why, pairs, classes, notes, for_training, None, changed, captions)
     if fingerprint not in (None, "", listing.drawn.fingerprint):
         notes = ["The data is not what the run began with: it is scored as it is now."]
-    return EvaluationData(split, why, pairs, classes, notes, for_training, linear_baseline(listing.drawn.train, pairs))
+    baseline, captions = linear_baseline(listing.drawn.train, pairs), _training_captions(listing) if own else ()
+    return EvaluationData(split, why, pairs, classes, notes, for_training, baseline, training_captions=captions)
 
 
 def choose_split(
@@ -232,8 +247,10 @@ def score(
     templates: Sequence[str],
     batch_size: int | None,
     progress: Progress | None = None,
+    calibrated: Callable[..., dict[str, Any]] | None = None,
 ) -> dict[str, Any]:
-    """The metrics: of classes, how many images get the right one; of pairs, how many find each other."""
+    """The metrics: of classes, how many images get the right one; of pairs, how many find each other. `calibrated` says
+    what else the embeddings of held-out pairs show."""
     if pairs.labels is not None and classes:
         images = embedder.encode_pixels(pairs.pixels, progress)
         prompted = class_embeddings(embedder.encode_text, classes, templates)
@@ -244,8 +261,55 @@ def score(
     images, texts, owner = embedder.encode_pairs(pairs, progress)
     check_numbers(images, texts)
     questions = short_questions(pairs.captions)
-    short = questions and evaluate_short_questions(images, embedder.encode_text(questions.texts), questions)
-    return {**evaluate_pairs(images, texts, owner, pairs, batch_size), "short_questions": short}
+    asked = embedder.encode_text(questions.texts) if questions else None
+    short = evaluate_short_questions(images, asked, questions) if questions and asked is not None else None
+    found = {**evaluate_pairs(images, texts, owner, pairs, batch_size), "short_questions": short}
+    if calibrated and len(pairs) >= FEW:
+        found |= calibrated(embedder, images, texts, owner, asked, questions)
+    return found
+
+
+def keep_calibration(
+    model: WhichModel,
+    opened: EvaluationData,
+    source: str,
+    embedder: Encoder,
+    images: np.ndarray,
+    texts: np.ndarray,
+    owner: np.ndarray,
+    asked: np.ndarray | None,
+    questions: ShortQuestions | None,
+) -> dict[str, Any]:
+    """Measure what hubness costs and what scores tell, and keep that with the model, for search."""
+    bank = question_bank(model, opened, embedder.view)
+    found = calibrate(embedder, bank, images, texts, owner, asked, questions)
+    found.facts.update(data=source, split=opened.split)
+    with suppress(OSError):  # a run that cannot be written to can still be scored
+        save_calibration(found, calibration_path(model, found.model))
+    return {"hubness": found.facts["hubness"], "fits": found.facts["fits"], "verdict": found.facts["verdict"]}
+
+
+def question_bank(model: WhichModel, opened: EvaluationData, view: View) -> QuestionBank:
+    """The bank of the run that made a model; of a run without one, from its data, where that is there. Else lapclip's
+    own."""
+    run = model.made_by
+    if run is None:
+        return own_bank()
+    captions = opened.training_captions
+    if (bank := read_bank(run.questions)) is None and not captions and model.config:
+        with suppress(LapclipError, OSError):
+            captions = _training_captions(list_data(model.config.data, view))
+    if bank is None and captions:
+        bank = bank_of(captions)
+        with suppress(OSError):
+            save_bank(bank, run.questions)
+    return bank or own_bank()
+
+
+def _training_captions(listing: Listing) -> Sequence[Sequence[str]]:
+    if listing.drawn is not None:
+        return listing.drawn.train.captions
+    return [row.captions for row, split in zip(listing.table.rows, listing.splits, strict=True) if split == TRAIN]
 
 
 def save_evaluation(result: dict[str, Any], pairs: Pairs, folder: Path) -> list[Path]:

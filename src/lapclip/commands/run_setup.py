@@ -13,10 +13,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
+
 from lapclip.commands.choose_recipe import settle_recipe
 from lapclip.config import (
     ALL,
     AUTO,
+    CLOSED_FORM,
     Config,
     Layer,
     build_config,
@@ -49,7 +52,7 @@ from lapclip.runs.events import Listener
 from lapclip.seeding import derived_seed
 from lapclip.text import counted
 from lapclip.training.cuda_graph import WARM_UP, AnyStep, make_step
-from lapclip.training.frozen_features import CachedFeatures, cache_features, closed_form, with_features
+from lapclip.training.frozen_features import CachedFeatures, cache_features, closed_form, start_heads, with_features
 from lapclip.training.initial_weights import InitialWeights, find_initial_weights, initialise_logits
 from lapclip.training.loop import Training, score
 from lapclip.training.recovery import memory_explained
@@ -58,9 +61,10 @@ from lapclip.training.trackers import check_tracker
 from lapclip.tuning.memory_probe import pairs_at_once
 from lapclip.tuning.resolve import is_partly_frozen, resolve_auto
 
-HIGHEST_RATE, HIGHEST_LORA_RATE = 1e-4, 2e-3
-"""Learning rates of pretrained towers beyond which they are known to break: 1e-5 is right for whole towers and 1e-4
-destroys them (fine-tuning CLIP at batch 256, ITRA's documentation); additions of low rank take 2e-4 (CLIP-LoRA)."""
+HIGHEST_RATE, HIGHEST_TOWER_RATE, HIGHEST_LORA_RATE = 1e-4, 3e-4, 2e-3
+"""Learning rates of pretrained weights beyond which they are known to break: 1e-5 is right for a whole CLIP and 1e-4
+destroys it (fine-tuning at batch 256, ITRA's documentation); networks with heads of ours took 3e-4 (`dev/LOG.md`);
+additions of low rank take 2e-4 (CLIP-LoRA)."""
 MOST_EVALUATIONS, SHARE_OF_EVALUATIONS = 40, 0.2
 """How often a run of some minutes is evaluated at most, and the most of its time that goes into it."""
 LEAST_EPOCHS, LEAST_STEPS = 2, 40
@@ -105,6 +109,23 @@ def fit_views(config: Config) -> Config:
     train = config.train
     plain = train.crop == 1 and not train.flip and not train.views
     return replace_in(config, "train", views=1) if plain and train.image_blocks != ALL else config
+
+
+def fit_rate(config: Config, *, asked: bool) -> tuple[Config, list[str]]:
+    """A recipe's learning rate that pretrained networks with heads of ours stand, and what one starts from does not."""
+    train, most = config.train, highest_rate(config)
+    locked = train.image_blocks == 0 and train.text_blocks == 0
+    if asked or locked or not train.start or not most < train.learning_rate <= HIGHEST_TOWER_RATE:
+        return config, []
+    note = f"train.learning_rate is {most:g}, not {train.learning_rate:g}: the model to start from stands no more"
+    return replace_in(config, "train", learning_rate=most), [note]
+
+
+def highest_rate(config: Config) -> float:
+    """The highest learning rate that the towers of a run stand."""
+    if config.train.lora_rank:
+        return HIGHEST_LORA_RATE
+    return HIGHEST_TOWER_RATE if config.model.image_from and config.model.text_from else HIGHEST_RATE
 
 
 def fit_data(config: Config, data: DataSet, *, asked_batch: bool) -> tuple[Config, list[str]]:
@@ -165,12 +186,13 @@ def make_plan(config: Config, data: DataSet, tokenizer: Tokenizer) -> BatchPlan:
     )
 
 
-def longest_caption(config: Config, data: DataSet, tokenizer: Tokenizer) -> int:
-    """The most tokens that a batch of captions is padded to. Looks at the longest ones only: encoding all takes time,
-    and a caption of few bytes has few tokens."""
+def longest_caption(config: Config, data: DataSet, tokenizer: Tokenizer, phrases: Sequence[np.ndarray] = ()) -> int:
+    """The most tokens that a batch of captions is padded to, together with those of a phrase beside it. Looks at the
+    longest ones only: encoding all takes time, and a caption of few bytes has few tokens."""
     captions = (caption for options in data.train.captions for caption in options)
     longest = heapq.nlargest(1000, captions, key=lambda caption: len(caption.encode("utf-8", "replace")))
-    return tokenizer.batch(longest, config.model.context).shape[1]
+    beside = max(map(len, phrases), default=0)
+    return min(config.model.context, tokenizer.batch(longest, config.model.context).shape[1] + beside)
 
 
 def unused_settings(request: Request, config: Config, initial: InitialWeights | None) -> list[str]:
@@ -200,7 +222,7 @@ def rate_warnings(config: Config, initial: InitialWeights | None) -> list[str]:
     """A learning rate that is known to destroy pretrained weights, before the run does so."""
     train = config.train
     locked = train.image_blocks == 0 and train.text_blocks == 0
-    most = HIGHEST_LORA_RATE if train.lora_rank else HIGHEST_RATE
+    most = highest_rate(config)
     rate = train.learning_rate * train.tower_share
     if initial is None or locked or rate <= most:
         return []
@@ -278,7 +300,7 @@ def set_up(recipe: str, settings: Sequence[str], minutes: float | None, callback
     request = replace(request, table=None)  # its memory is the run's
     with memory_explained(ingredients.config):
         plan = make_plan(ingredients.config, ingredients.data, ingredients.tokenizer)
-        longest = longest_caption(ingredients.config, ingredients.data, ingredients.tokenizer)
+        longest = longest_caption(ingredients.config, ingredients.data, ingredients.tokenizer, plan.phrases)
         config, device, reasons, seconds = resolve_auto(ingredients.config, plan, longest, callbacks.tuning_progress)
         settled = replace(ingredients, config=config, reasons=reasons | ingredients.reasons, tuned_seconds=seconds)
         device.release_memory()
@@ -292,6 +314,7 @@ def set_up(recipe: str, settings: Sequence[str], minutes: float | None, callback
             setup = add_notes(replace(setup, closed_form=found), [note])
         if setup.config.train.minutes:
             setup = fill_minutes(setup, asked_evaluations="evaluate_every_epochs" in request.asked("train"))
+        setup = add_notes(setup, start_notes(setup))
     asked_compile = request.config.train.compile
     not_compiled = [setup.reasons["train.compile"]] if asked_compile not in (AUTO, setup.config.train.compile) else []
     no_phrases = ["train.phrases is not used: no word is in the captions of two images, but not of most"]
@@ -304,6 +327,7 @@ def gather(request: Request, progress: DataProgress | None) -> Ingredients:
     """The data, the tokenizer, the weights to start from and the teacher's embeddings, and settings that follow."""
     config, initial = find_initial_weights(request.config, request.layers)
     config = fit_views(config)
+    config, slower = fit_rate(config, asked="learning_rate" in request.asked("train"))
     teacher = open_teacher(config)  # before the data: a teacher that cannot be used costs no time
     data = load_data(config.data, View.of(config.model), progress, request.table)
     embeddings = compute_teacher_embeddings(teacher, config, data, progress) if teacher else None
@@ -329,7 +353,7 @@ def gather(request: Request, progress: DataProgress | None) -> Ingredients:
             "train.steps": why_steps,
             **({"data.split_rule": data.how_split} if data.how_split else {}),
         },
-        notes=[*request.notes, *data_notes, *unused, *warnings],
+        notes=[*request.notes, *data_notes, *slower, *unused, *warnings],
     )
 
 
@@ -378,6 +402,14 @@ def build_again(training: Training, tokenizer: Tokenizer) -> tuple[AnyStep, Embe
 
 def add_notes(setup: RunSetup, notes: Sequence[str]) -> RunSetup:
     return replace(setup, notes=[*setup.notes, *notes])
+
+
+def start_notes(setup: RunSetup) -> list[str]:
+    """Start new heads in closed form where that is asked; says where it cannot be."""
+    train = setup.config.train
+    if train.head_start != CLOSED_FORM or train.start or start_heads(setup.step.model, setup.features, setup.data):
+        return []
+    return ["heads start at random: their closed form takes two pretrained towers, frozen, with cached features"]
 
 
 def lora_notes(config: Config, model: CLIP) -> list[str]:

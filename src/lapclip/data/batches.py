@@ -221,7 +221,7 @@ class BatchPlan:
         over all images, from 0."""
         found = cut_phrases(self.pairs.captions, LEAST_IMAGES)
         tokens = self.tokenizer.encode_all(found.texts, self.context) if len(found) else []
-        return found, tokens, np.cumsum([0.0, *found.images_K[found.numbers] ** -RARER])
+        return found, tokens, np.concatenate([[0.0], np.cumsum(found.images_K[found.numbers] ** -RARER)])
 
     def _draw_phrases(self, rows: np.ndarray, step: int) -> dict[str, Any]:
         """A phrase for each image of a batch, and which images it is true of. An image that has none takes another's,

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import math
 import re
-import sys
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -97,7 +96,7 @@ def cut_phrases(captions: Sequence[Sequence[str]], least: int = 1, most: float =
     kinds: dict[str, int] = {}
     lengths: list[int] = []
     forms: Counter[tuple[int, str]] = Counter()
-    own: list[set[int]] = []
+    own: list[np.ndarray] = []
     for options in captions:
         mine: set[int] = set()
         for caption in options:
@@ -110,7 +109,7 @@ def cut_phrases(captions: Sequence[Sequence[str]], least: int = 1, most: float =
                         mine.add(number)
                         if first == 0:  # elsewhere another word takes the determiner's place
                             forms[number, determiner if determiner in determiners else ""] += 1
-        own.append(mine)
+        own.append(np.fromiter(mine, dtype=np.int32, count=len(mine)))
     return _numbered(list(kinds), lengths, _common_forms(forms), own, least, most)
 
 
@@ -180,6 +179,11 @@ def _from(run: list[str], first: int) -> Iterator[tuple[str, int]]:
         yield phrase, length
 
 
+def words(caption: str) -> list[str]:
+    """The words of a caption in lower case; scripts without blanks by the character."""
+    return [word for piece in _cut(caption) for word in piece]
+
+
 def _cut(caption: str) -> Iterator[list[str]]:
     """A caption as words in lower case, in pieces between punctuation; as characters, of scripts without blanks."""
     piece: list[str] = []
@@ -201,7 +205,7 @@ _ASCII = re.compile(r"[a-z0-9]+(?:['-][a-z0-9]+)*")
 @cache
 def _marks() -> str:
     """Characters that belong to the letter before them, which `re` takes for the end of a word."""
-    marks = (chr(code) for code in range(0x300, sys.maxunicode + 1) if unicodedata.category(chr(code))[0] == "M")
+    marks = (chr(code) for code in range(0x300, 0x1F000) if unicodedata.category(chr(code))[0] == "M")
     return "".join(marks) + "\u200c\u200d"
 
 
@@ -226,14 +230,18 @@ def _common_forms(forms: Counter[tuple[int, str]]) -> dict[int, str]:
 
 
 def _numbered(
-    kinds: list[str], lengths: list[int], determiners: dict[int, str], own: list[set[int]], least: int, most: float
+    kinds: list[str], lengths: list[int], determiners: dict[int, str], own: list[np.ndarray], least: int, most: float
 ) -> Phrases:
     """Phrases in their order, without those of too few images and of too many."""
-    images = Counter(number for mine in own for number in mine)
-    kept = [number for number in range(len(kinds)) if least <= images[number] <= max(most * len(own), 1)]
-    kept.sort(key=lambda number: (-images[number], kinds[number]))
-    place = {number: at for at, number in enumerate(kept)}
-    rows = [sorted(place[number] for number in mine if number in place) for mine in own]
+    every = np.concatenate([np.zeros(0, dtype=np.int32), *own])
+    images_K = np.bincount(every, minlength=len(kinds))
+    kept = np.flatnonzero((images_K >= least) & (images_K <= max(most * len(own), 1))).tolist()
+    kept.sort(key=lambda number: (-images_K[number], kinds[number]))
+    place_K = np.full(len(kinds), -1)
+    place_K[kept] = np.arange(len(kept))
+    row, place = np.repeat(np.arange(len(own)), [len(mine) for mine in own]), place_K[every]
+    order = np.lexsort((place, row))
+    row, place = row[order][place[order] >= 0], place[order][place[order] >= 0]
     texts = []
     for number in kept:
         determiner, phrase = determiners.get(number, ""), kinds[number]
@@ -243,6 +251,6 @@ def _numbered(
         words=[kinds[number] for number in kept],
         texts=texts,
         lengths_K=np.array([lengths[number] for number in kept], dtype=np.int64),
-        numbers=np.array([number for row in rows for number in row], dtype=np.int64),
-        first_N=np.cumsum([0, *map(len, rows)]),
+        numbers=place.astype(np.int64),
+        first_N=np.searchsorted(row, np.arange(len(own) + 1)),
     )

@@ -16,13 +16,13 @@ Shapes: N images, M captions, Q images asked about, W wrong images of one kind, 
 
 from __future__ import annotations
 
-import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
+from lapclip.data.phrases import words
 from lapclip.evaluation.intervals import mean_intervals
 from lapclip.evaluation.ranks import best_images, blocks
 from lapclip.seeding import generator
@@ -187,8 +187,3 @@ class Wording:
                 if word in self._index:
                     row[self._index[word]] = count * self._weights[word]
         return rows_NV / np.maximum(np.linalg.norm(rows_NV, axis=1, keepdims=True), 1e-12)
-
-
-def words(caption: str) -> list[str]:
-    """The words of a caption in small letters; scripts without spaces by the character."""
-    return re.findall(r"[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7a3]|[^\W_]+(?:['\u2019-][^\W_]+)*", caption.lower())

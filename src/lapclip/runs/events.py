@@ -207,6 +207,8 @@ class Finished(Event):
     """Why it ended before its last step, where it did."""
     start_evaluation: dict[str, Any] | None = None
     """The same metrics of the trained model that the run began with; None where there was none."""
+    short_questions: dict[str, Any] | None = None
+    """How well words and phrases of the same captions find their images; None where there are too few."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,6 +10,8 @@ start/          the model that a run began with, where that was trained before
 gained/         what a run gained and forgot since its start, as `lapclip gained` found it
 blended/        the model between start and end that `lapclip gained --alpha` wrote
 pictures/       small images of what the model answers to a few captions
+questions.json  captions and phrases that stand for questions in general
+calibration.safetensors  what `lapclip eval` found of its scores, for search
 lock            held by the process that works on the run; the system frees it when that process dies
 pulse           which process that is, and when it last gave a sign of life
 stop            there while someone asks the run to save and end
@@ -82,6 +84,10 @@ class Run:
         self.starting = path / "starting"
         self.seen = path / "seen.npy"
         """Which images it learns from."""
+        self.questions = path / "questions.json"
+        """Its question bank (`lapclip.evaluation.question_bank`)."""
+        self.calibration = path / "calibration.safetensors"
+        """What held-out pairs say of its scores (`lapclip.evaluation.calibration`)."""
         self._stop = path / "stop"
         self._lock = path / "lock"
 

@@ -2,6 +2,7 @@
 
 pictures.db     SQLite: of each image its path, size, times, content hash, and the row of its vector
 vectors-N.f16   the vectors one after another, float16 of unit length; pictures.db says which N is meant
+closeness-N-BANK.f32  how close each of these is to questions in general, for each kind of question: float32
 model.txt       what leads to the model that made it (`lapclip.searching.indexes`)
 folder.txt      the folder of images that it is of
 lock            held by the process that writes
@@ -26,6 +27,7 @@ import filelock
 import numpy as np
 
 from lapclip.errors import SearchError
+from lapclip.evaluation.hubness import KINDS
 from lapclip.paths import data_folder, digest_of_bytes, make_private
 
 FORMAT = "1"
@@ -83,6 +85,9 @@ class Table(NamedTuple):
     rows: np.ndarray
     times: np.ndarray
     """When each was taken, or else last changed, in seconds."""
+    close_NK: np.ndarray | None = None
+    """How close each is to questions in general, for each kind of question; NaN where that is not known yet, and None
+    where no question bank was named."""
 
 
 def index_folder(folder: Path) -> Path:
@@ -90,6 +95,20 @@ def index_folder(folder: Path) -> Path:
     real = os.path.normcase(os.path.realpath(folder))
     name = re.sub(r"[^A-Za-z0-9]+", "-", Path(real).name).strip("-")[:40] or "folder"
     return data_folder() / "search" / f"{name}-{digest_of_bytes(os.fsencode(real))[:16]}"
+
+
+def vector_files(index: Path) -> list[Path]:
+    """The files of vectors in the folder of an index, and of what is known of each vector."""
+    return [*index.glob("vectors-*.f16"), *index.glob("closeness-*.f32")]
+
+
+def _known_rows(closeness: Path) -> int:
+    return closeness.stat().st_size // (4 * len(KINDS)) if closeness.exists() else 0
+
+
+def _bank_of(path: Path) -> str:
+    """The question bank that a file of closeness is about."""
+    return path.stem.rpartition("-")[2]
 
 
 def thumbnail_path(index: Path, digest: str) -> Path:
@@ -197,7 +216,7 @@ class Index:
         """Images that can be found."""
         return self.rows("SELECT count(*) FROM pictures WHERE row IS NOT NULL AND NOT gone")[0][0]
 
-    def snapshot(self, model: str) -> tuple[Table, np.ndarray]:
+    def snapshot(self, model: str, bank: str | None = None) -> tuple[Table, np.ndarray]:
         """All images that can be found, and the vectors of all rows, memory-mapped: as they are at one moment.
 
         Refused where another model has taken the index over, as earlier releases do: its vectors mean something else.
@@ -209,7 +228,8 @@ class Index:
                     "Another process has begun to index this folder with another model.",
                     hint="the same command, once it is done",
                 )
-            return self.table(), self.vectors()
+            table, vectors = self.table(), self.vectors()
+            return (table if bank is None else table._replace(close_NK=self._close_to(bank, table.rows))), vectors
 
     def table(self) -> Table:
         """All images that can be found."""
@@ -231,6 +251,19 @@ class Index:
             return np.zeros((0, width), np.float16)
         # Copied on writing, which nobody does: torch warns of memory that cannot be written to.
         return np.memmap(self._vectors, np.float16, "c", shape=(rows, width))
+
+    def closeness(self, bank: str) -> np.ndarray:
+        """How close rows are to the questions of a bank, for each kind of question: as many rows as are known."""
+        path = self._closeness(bank)
+        if not path.exists():
+            return np.zeros((0, len(KINDS)), np.float32)
+        return np.fromfile(path, np.float32, _known_rows(path) * len(KINDS)).reshape(-1, len(KINDS))
+
+    def _close_to(self, bank: str, rows: np.ndarray) -> np.ndarray:
+        known = self.closeness(bank)
+        found = np.full((len(rows), len(KINDS)), np.nan, np.float32)
+        found[rows < len(known)] = known[rows[rows < len(known)]]
+        return found
 
     # -- changing it -------------------------------------------------------------------------------------------------
 
@@ -255,15 +288,35 @@ class Index:
         """Write vectors, to the disk, and return their rows. They count once images name them."""
         width = vectors_NE.shape[1]
         first = self._rows_in_file(width)
+        for path in self._closenesses():  # of rows that were lost, as with the power
+            if _known_rows(path) > first:
+                path.unlink()
+        self._write_rows(self._vectors, first, np.ascontiguousarray(vectors_NE, dtype=np.float16))
+        return list(range(first, first + len(vectors_NE)))
+
+    def append_closeness(self, bank: str, close_NK: np.ndarray) -> None:
+        """Write how close the next rows are to the questions of a bank."""
+        path = self._closeness(bank)
+        self._write_rows(path, _known_rows(path), np.ascontiguousarray(close_NK, dtype=np.float32))
+
+    def without_closeness(self, bank: str) -> range:
+        """Rows of which it is not known how close they are to the questions of a bank. What is known for other banks
+        is forgotten."""
+        for path in self._closenesses():
+            if path != self._closeness(bank):
+                with suppress(OSError):  # another process reads it
+                    path.unlink()
+        return range(_known_rows(self._closeness(bank)), self._rows_in_file(self._number("width")))
+
+    def _write_rows(self, path: Path, first: int, rows: np.ndarray) -> None:
         try:
-            with open(self._vectors, "r+b" if self._vectors.exists() else "wb") as file:
-                file.seek(first * width * 2)  # over part of a row, which a killed process may have left
-                file.write(np.ascontiguousarray(vectors_NE, dtype=np.float16).tobytes())
+            with open(path, "r+b" if path.exists() else "wb") as file:
+                file.seek(first * rows.shape[1] * rows.itemsize)  # over part of a row, which a killed process may leave
+                file.write(rows.tobytes())
                 file.flush()
                 os.fsync(file.fileno())
         except OSError as error:
             raise _cannot_write(self.path, error) from error
-        return list(range(first, first + len(vectors_NE)))
 
     def put(self, entries: Iterable[Entry]) -> None:
         """Add images, or what is new about them; number 0 is a new one. All of them or none."""
@@ -296,8 +349,9 @@ class Index:
 
     def sweep(self) -> None:
         """Remove files of vectors that are not used. Windows keeps those that another process reads: next time."""
-        for path in self.path.glob("vectors-*.f16"):
-            if path != self._vectors:
+        used = {self._vectors, *self._closenesses()}
+        for path in vector_files(self.path):
+            if path not in used:
                 with suppress(OSError):
                     path.unlink()
 
@@ -315,6 +369,10 @@ class Index:
                 os.fsync(file.fileno())
         except OSError as error:
             raise _cannot_write(self.path, error) from error
+        for path in self._closenesses():
+            known = self.closeness(_bank_of(path))
+            kept = np.ascontiguousarray(known[table.rows[table.rows < len(known)]])
+            self._write_rows(self.path / f"closeness-{number}-{_bank_of(path)}.f32", 0, kept)
         with self._transaction() as database:
             # Rows are in order, so none takes the place of one that is yet to move.
             moved = [(new, int(image)) for new, image in enumerate(table.numbers)]
@@ -332,6 +390,13 @@ class Index:
     @property
     def _vectors(self) -> Path:
         return self.path / f"vectors-{self.about('vectors') or 0}.f16"
+
+    def _closeness(self, bank: str) -> Path:
+        return self.path / f"closeness-{self.about('vectors') or 0}-{bank}.f32"
+
+    def _closenesses(self) -> list[Path]:
+        """Of the vectors that are used."""
+        return list(self.path.glob(self._closeness("*").name))
 
     # -- SQLite ------------------------------------------------------------------------------------------------------
 

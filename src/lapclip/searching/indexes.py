@@ -22,7 +22,7 @@ from typing import Any
 from lapclip.errors import SearchError
 from lapclip.paths import LARGEST_SETTINGS, read_bytes, write_atomic
 from lapclip.runs.folder import RUNS
-from lapclip.searching.index import DATABASE, LOCK, PATIENCE, SMALL, Index, index_folder
+from lapclip.searching.index import DATABASE, LOCK, PATIENCE, SMALL, Index, index_folder, vector_files
 from lapclip.suggest import command
 from lapclip.text import path_from_here
 from lapclip.weights import is_model
@@ -173,7 +173,7 @@ def remove(one: KnownIndex) -> None:
 def _files(index: Path) -> list[Path]:
     """The files of an index; other indexes may lie in its folder."""
     notes = (index / MADE_BY, index / IMAGES_OF)
-    own = (*index.glob(f"{DATABASE}*"), *index.glob("vectors-*.f16"), *notes, *(index / SMALL).glob("*/*"))
+    own = (*index.glob(f"{DATABASE}*"), *vector_files(index), *notes, *(index / SMALL).glob("*/*"))
     return [path for path in own if path.is_file()]
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from PIL import Image
@@ -15,11 +15,13 @@ from lapclip.errors import SearchError
 from lapclip.progress import Progress, Status
 from lapclip.searching.index import Entry, Index, index_folder
 from lapclip.searching.indexes import KnownIndex, indexes_of
-from lapclip.searching.query import excluded, nearest, parse, vector_of
-from lapclip.searching.search_model import SearchModel, index_of, model_notes, open_search_model
+from lapclip.searching.query import Query, excluded, nearest, parse, vector_of
+from lapclip.searching.search_model import SearchModel, index_of, model_notes, open_search_model, reading_notes
 from lapclip.searching.update_index import IndexUpdate, check_folder, update_index
 
-__all__ = ["Entry", "Hit", "Library", "open_library"]
+NOT_MEASURED = "not measured for this model: lapclip eval MODEL DATA does"
+
+__all__ = ["Answer", "Entry", "Hit", "Library", "open_library"]
 
 
 class Hit(NamedTuple):
@@ -29,6 +31,23 @@ class Hit(NamedTuple):
     """Identifies an image in the index, for as long as it is there."""
     path: Path
     score: float
+    """What orders the answers: the cosine, less what is taken for hubness."""
+    fit: str | None = None
+    """The same as a person says it; None where nothing was measured that tells."""
+
+
+class Answer(NamedTuple):
+    """Images that were found, and how the answer is to be read."""
+
+    hits: list[Hit]
+    correction: dict[str, Any] | None = None
+    """The kind of question, and the share of hubness that is taken; None where nothing was measured, and for images."""
+    verdict: dict[str, Any] | None = None
+    """Whether probably nothing fits, or why that is not said; None for images."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """What --json prints beside the images."""
+        return {"correction": self.correction, "verdict": self.verdict}
 
 
 class Library:
@@ -37,8 +56,11 @@ class Library:
     def __init__(self, folder: Path, index: Index, model: SearchModel, update: IndexUpdate) -> None:
         self.folder, self.model, self.update = folder, model, update
         self._index, self._version = index, index.version()
-        self._table, self._vectors = index.snapshot(model.identity)
+        self._calibration = model.calibration
+        bank = self._calibration.digest if self._calibration else None
+        self._table, self._vectors = index.snapshot(model.identity, bank)
         self._left_out: dict[tuple[str, ...], np.ndarray] = {}
+        self._taken: dict[str, np.ndarray | None] = {}
 
     @property
     def count(self) -> int:
@@ -72,7 +94,20 @@ class Library:
         exclude: Sequence[str] = (),
     ) -> list[Hit]:
         """The images nearest to a text, the nearest first; words after a dash are not wanted."""
-        return self.near(vector_of(parse(query), self.model.encode_text), limit, offset, since, exclude)
+        return self.ask(parse(query), limit, offset, since, exclude).hits
+
+    def ask(
+        self,
+        query: Query,
+        limit: int = 20,
+        offset: int = 0,
+        since: float | None = None,
+        exclude: Sequence[str] = (),
+        encode_text: Callable[[Sequence[str]], np.ndarray] | None = None,
+    ) -> Answer:
+        """The same, with how the answer is to be read. `encode_text` may take the place of the model's."""
+        question_E = vector_of(query, encode_text or self.model.encode_text)
+        return self._answer(question_E, limit, offset, since, exclude, query=query)
 
     def like(
         self,
@@ -87,7 +122,7 @@ class Library:
         if not len(at):
             return []
         question = np.asarray(self._vectors[self._table.rows[at[0]]], dtype=np.float32)
-        return self._answer(question, limit, offset, since, exclude, without=number)
+        return self._answer(question, limit, offset, since, exclude, without=number).hits
 
     def like_image(
         self,
@@ -110,7 +145,7 @@ class Library:
         exclude: Sequence[str] = (),
     ) -> list[Hit]:
         """The images nearest to a vector of the model, the nearest first."""
-        return self._answer(question_E, limit, offset, since, exclude)
+        return self._answer(question_E, limit, offset, since, exclude).hits
 
     def newest(
         self, limit: int = 20, offset: int = 0, since: float | None = None, exclude: Sequence[str] = ()
@@ -138,8 +173,8 @@ class Library:
         return self.folder / entry.path
 
     def model_notes(self) -> list[str]:
-        """What the model has seen and how well it does, so that nobody expects more of it."""
-        return model_notes(self.model.which)
+        """What the model has seen, how well it does and how its answers are read: nobody should expect more of it."""
+        return [*model_notes(self.model.which), *reading_notes(self.model)]
 
     def close(self) -> None:
         self._index.close()
@@ -152,14 +187,41 @@ class Library:
         since: float | None,
         exclude: Sequence[str],
         without: int | None = None,
-    ) -> list[Hit]:
+        query: Query | None = None,
+    ) -> Answer:
         if not np.isfinite(question_E).all():
             raise SearchError("The model gives no numbers for this: its training broke down.", hint="lapclip doctor")
         numbers, rows, allowed = self._table.numbers, self._table.rows, self._allowed(since, exclude, without)
+        kind = self._kind(query)
+        less = self._less(kind) if kind else None
         if not allowed.all():
-            numbers, rows = numbers[allowed], rows[allowed]
-        found, scores = nearest(self._vectors, rows, numbers, question_E, offset + limit)
-        return self._hits(zip(numbers[found[offset:]], scores[offset:], strict=True))
+            numbers, rows, less = numbers[allowed], rows[allowed], less if less is None else less[allowed]
+        found, scores = nearest(self._vectors, rows, numbers, question_E, offset + limit, less)
+        told = zip(numbers[found[offset:]], scores[offset:], strict=True)
+        plain = kind if query and not query.unwanted else None  # what is less the unwanted was not calibrated
+        correction = {"kind": kind, "share": self._calibration.share(kind)} if self._calibration and kind else None
+        verdict = self._verdict(plain, question_E, scores, len(rows)) if query else None
+        return Answer(self._hits(told, plain), correction, verdict)
+
+    def _kind(self, query: Query | None) -> str | None:
+        """Of a question in words to a model whose scores were measured."""
+        return self._calibration.kind(query.wanted) if query and query.wanted and self._calibration else None
+
+    def _less(self, kind: str) -> np.ndarray | None:
+        """What is taken from the score of each image for hubness."""
+        if kind not in self._taken:
+            assert self._calibration
+            self._taken[kind] = self._calibration.less(kind, self._table.close_NK)
+        return self._taken[kind]
+
+    def _verdict(self, kind: str | None, question_E: np.ndarray, scores: np.ndarray, images: int) -> dict[str, Any]:
+        """Whether probably nothing fits."""
+        if self._calibration is None:
+            return {"nothing": None, "why": NOT_MEASURED}
+        if kind is None or not len(scores):
+            return {"nothing": None, "why": "only questions in words and without a minus were measured"}
+        standing = self._calibration.standing(kind, question_E, float(scores[0]), images)
+        return self._calibration.verdict(kind, standing)
 
     def _allowed(self, since: float | None, exclude: Sequence[str], without: int | None = None) -> np.ndarray:
         """Which images are young enough and not left out."""
@@ -172,9 +234,15 @@ class Library:
             allowed &= self._table.numbers != without
         return allowed
 
-    def _hits(self, found: Iterable[tuple[int, float]]) -> list[Hit]:
+    def _hits(self, found: Iterable[tuple[int, float]], kind: str | None = None) -> list[Hit]:
+        """Images by their numbers and scores; with words for those where the kind of question is given."""
         known = ((self.entry(int(number)), float(score)) for number, score in found)
-        return [Hit(entry.number, self.path(entry), score) for entry, score in known if entry]
+        told = self._calibration if kind else None
+        return [
+            Hit(entry.number, self.path(entry), score, told.fit(kind, score) if told and kind else None)
+            for entry, score in known
+            if entry
+        ]
 
     def _excluded(self, globs: tuple[str, ...]) -> np.ndarray:
         """Which images globs leave out; cached, because the same ones are asked again."""

@@ -95,10 +95,15 @@ def excluded(path: str, globs: Sequence[str]) -> bool:
 
 
 def nearest(
-    vectors: np.ndarray, rows_N: np.ndarray, numbers_N: np.ndarray, question_E: np.ndarray, count: int
+    vectors: np.ndarray,
+    rows_N: np.ndarray,
+    numbers_N: np.ndarray,
+    question_E: np.ndarray,
+    count: int,
+    less_N: np.ndarray | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Which of the N images are nearest to a question, and their scores: the highest first, and of equal ones the
-    lower number. `rows_N` says which of the vectors is whose, in rising order."""
+    lower number. `rows_N` says which of the vectors is whose, in rising order; `less_N` is taken from their scores."""
     question_E = np.ascontiguousarray(question_E, dtype=np.float32)
     count = min(count, len(rows_N))
     if count <= 0:
@@ -108,13 +113,15 @@ def nearest(
         rough_N = rough_scores(vectors, question_E)
         if len(rows_N) < len(vectors):  # rows are distinct and in order, so that as many as there are is all of them
             rough_N = rough_N[rows_N]
+        if less_N is not None:
+            rough_N = rough_N - less_N
         last = np.partition(rough_N, len(rough_N) - count)[len(rough_N) - count]
         found = np.flatnonzero(rough_N >= last - 2 * BOUND)
-    scores = exact_scores(vectors, rows_N[found], question_E)
+    scores = exact_scores(vectors, rows_N[found], question_E, less_N if less_N is None else less_N[found])
     if rough_N is not None and np.abs(rough_N[found] - scores).max() > BOUND:
         # Some processor adds up in float16 after all, so the list is not sure to hold the best.
         found = np.arange(len(rows_N))
-        scores = exact_scores(vectors, rows_N, question_E)
+        scores = exact_scores(vectors, rows_N, question_E, less_N)
     order = np.lexsort((numbers_N[found], -scores))[:count]
     return found[order], scores[order]
 
@@ -127,10 +134,13 @@ def rough_scores(vectors_NE: np.ndarray, question_E: np.ndarray) -> np.ndarray:
         return torch.mv(torch.from_numpy(vectors_NE), torch.from_numpy(question_E).half()).float().numpy()
 
 
-def exact_scores(vectors: np.ndarray, rows_N: np.ndarray, question_E: np.ndarray) -> np.ndarray:
+def exact_scores(
+    vectors: np.ndarray, rows_N: np.ndarray, question_E: np.ndarray, less_N: np.ndarray | None = None
+) -> np.ndarray:
     """The product of a question with some of the vectors, in float32. Row by row, so that equal vectors score equal."""
     parts = [
         (vectors[rows_N[at : at + BLOCK]].astype(np.float32) * question_E).sum(axis=1)
         for at in range(0, len(rows_N), BLOCK)
     ]
-    return np.concatenate(parts) if parts else np.zeros(0, np.float32)
+    scores_N = np.concatenate(parts) if parts else np.zeros(0, np.float32)
+    return scores_N if less_N is None else scores_N - less_N

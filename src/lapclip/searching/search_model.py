@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,8 @@ import numpy as np
 from lapclip.data.sources import find_source
 from lapclip.embedder import Embedder, Encoder, OnnxEmbedder, load_torch, open_exported
 from lapclip.errors import ConfigError, LapclipError, RunError
+from lapclip.evaluation.calibration import Calibration, calibration_of
+from lapclip.evaluation.hubness import KINDS
 from lapclip.exporting.check import find_export
 from lapclip.exporting.export_folder import EXPORTED
 from lapclip.fingerprint import weights_digest
@@ -53,6 +56,11 @@ class SearchModel:
         self.view, self.width = self.model.view, self.model.embedding
         on_cpu = not isinstance(self.model, Embedder) or self.model.device.is_cpu
         self.batch = CPU_BATCH if on_cpu else self.model.batch
+
+    @cached_property
+    def calibration(self) -> Calibration | None:
+        """What `lapclip eval` found of its scores; None where it was not measured."""
+        return calibration_of(self.which, self.model)
 
     def made(self, recorded: str | None) -> bool:
         """Whether an index that says this was made by this model, with this release or an earlier one."""
@@ -202,6 +210,18 @@ def model_notes(which: WhichModel) -> list[str]:
     ]
 
 
+def reading_notes(model: SearchModel) -> list[str]:
+    """How its answers are ordered and read, where that was measured."""
+    found = model.calibration
+    if found is None:
+        return []
+    notes = [sentence for kind in KINDS if (sentence := found.gained(kind))]
+    silent = [found.verdict(kind, None)["why"] for kind in KINDS if kind in found.facts["verdict"]]
+    if silent and all(silent):
+        notes.append(f"It does not say whether nothing fits: {silent[-1]}.")
+    return notes
+
+
 def _short_questions(found: dict[str, Any]) -> str:
     """How a single word does, which is what people type; nothing of a run that was not asked."""
     right, chance = number(found.get("first_five")), number(found.get("first_five_chance"))
@@ -241,5 +261,6 @@ def _history(run: Run) -> tuple[int | None, dict[str, Any] | None]:
         if event["type"] == "started":
             images = (event.get("pairs") or {}).get("train", images)
         elif event["type"] in ("evaluation", "finished") and event.get("evaluation"):
-            metrics = {"split": event.get("split"), **event["evaluation"]}
+            short = event.get("short_questions")
+            metrics = {"split": event.get("split"), **event["evaluation"], "short_questions": short}
     return images, metrics

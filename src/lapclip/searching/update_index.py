@@ -19,6 +19,7 @@ import numpy as np
 
 from lapclip.data.find_images import Scan, Stamp
 from lapclip.errors import DataError
+from lapclip.evaluation.hubness import closeness
 from lapclip.machine.facts import logical_cores
 from lapclip.progress import Progress, Status
 from lapclip.searching.index import COLUMNS, Entry, Index, entry_of
@@ -34,6 +35,8 @@ AHEAD = 3
 NO_HEIC = 'HEIC needs the package pillow-heif: pip install "lapclip[heic]"'
 PAGE = 5000
 """Rows at once."""
+COMPARED = 20_000
+"""Vectors that are compared with the question bank before that is written down."""
 TABLES = f"""
 DROP TABLE IF EXISTS temp.walked;
 DROP TABLE IF EXISTS temp.old;
@@ -94,11 +97,24 @@ def update_index(
                 index.rename_model(identity)  # an earlier release wrote it
             index.begin(identity, model.width)
             _Indexer(index, folder, model, found).work(progress or (lambda done, total: None))
+            fill_closeness(index, model, waiting)
         else:
             found.notes.append("Another process is indexing this folder: this is what it has so far.")
     every = index.entries("reason IS NOT NULL AND NOT gone")
     found.unreadable += [(entry.path, entry.reason or "") for entry in every]
     return found
+
+
+def fill_closeness(index: Index, model: SearchModel, waiting: Status | None = None) -> None:
+    """Write beside each vector that has it not yet how close it is to questions in general. No image is read for it."""
+    calibration = model.calibration
+    if calibration is None or (bank := calibration.digest) is None:
+        return
+    rows, vectors = index.without_closeness(bank), index.vectors()
+    for first in range(rows.start, rows.stop, COMPARED):
+        if waiting:
+            waiting(f"comparing {rows.stop:,} images with questions in general")
+        index.append_closeness(bank, closeness(vectors[first : first + COMPARED], calibration.vectors))
 
 
 class Known(NamedTuple):

@@ -18,8 +18,8 @@ from starlette.responses import Response
 
 from lapclip.errors import LapclipError, SearchError, first_line
 from lapclip.progress import Progress, Status
-from lapclip.searching.library import Hit, Library, library_of
-from lapclip.searching.query import parse, parse_since, vector_of
+from lapclip.searching.library import Answer, Library, library_of
+from lapclip.searching.query import parse, parse_since
 from lapclip.searching.search_model import SearchModel
 from lapclip.serving.dialects import json_answer
 from lapclip.serving.dialects.own import Demand, Strict
@@ -73,8 +73,9 @@ class FolderSearch:
         """The index that answers now, and the model that made it."""
         return self._current
 
-    async def find(self, request: SearchRequest, demand: str | None) -> tuple[list[Hit], Library, ServedModel]:
-        """The images that fit. The question goes through the queue of the model that made the index."""
+    async def find(self, request: SearchRequest, demand: str | None) -> tuple[Answer, Library, ServedModel]:
+        """The images that fit, and how to read them. The question goes through the queue of the model that made the
+        index."""
         library, model = self._current
         self._service.check_demand(demand, model)
         if sum(given is not None for given in (request.query, request.image, request.like)) != 1:
@@ -84,16 +85,15 @@ class FolderSearch:
         if request.like is not None:
             if await self._from_index(library.entry, request.like) is None:
                 raise Unknown(f"There is no image {request.like} in the index.")
-            return await self._from_index(library.like, request.like, *span), library, model
+            return Answer(await self._from_index(library.like, request.like, *span)), library, model
         if request.image is not None:
             items: list[Item] = [image_from_text(request.image, position=0)]
             question = (await self._service.embed(items, model=model)).vectors[0]
-        else:
-            query = parse(request.query or "")
-            items = [Text(text) for text in (query.wanted, *query.unwanted) if text]
-            vectors = (await self._service.embed(items, model=model)).vectors
-            question = vector_of(query, lambda texts: vectors)
-        return await self._from_index(library.near, question, *span), library, model
+            return Answer(await self._from_index(library.near, question, *span)), library, model
+        query = parse(request.query or "")
+        items = [Text(text) for text in (query.wanted, *query.unwanted) if text]
+        vectors = (await self._service.embed(items, model=model)).vectors
+        return await self._from_index(library.ask, query, *span, lambda texts: vectors), library, model
 
     async def _from_index(self, ask: Callable[..., Any], *given: Any) -> Any:
         """In a thread, because files are read. What is wrong with them is not the caller's fault, who is not told where
@@ -138,14 +138,24 @@ def search_routes(search: FolderSearch) -> APIRouter:
     @router.post("/search", summary="The images of the served folder that fit words or an image, the nearest first")
     async def find(request: SearchRequest, demand: Demand = None) -> Response:
         try:
-            hits, library, model = await search.find(request, demand)
+            answer, library, model = await search.find(request, demand)
         except LapclipError as error:
             raise error if isinstance(error, Refusal) else Refusal(error.message) from None
         results: list[dict[str, Any]] = [
-            {"path": hit.path.relative_to(library.folder).as_posix(), "score": hit.score, "number": hit.number}
-            for hit in hits
+            {
+                "path": hit.path.relative_to(library.folder).as_posix(),
+                "score": hit.score,
+                "number": hit.number,
+                "fit": hit.fit,
+            }
+            for hit in answer.hits
         ]
-        content = {"results": results, "indexed": library.count, "model": model.fingerprint}
+        content = {
+            "results": results,
+            **answer.to_dict(),
+            "indexed": library.count,
+            "model": model.fingerprint,
+        }
         return json_answer(content, headers={"X-Lapclip-Model": model.fingerprint})
 
     return router

@@ -72,6 +72,8 @@ class Training:
     """Why the run ended before its last step, where it did."""
     start_evaluation: dict[str, Any] | None = None
     """How the trained model that it began with scores, known at the end."""
+    short_questions: dict[str, Any] | None = None
+    """How well words find their images, known at the end."""
     _overflows: int = 0
     pending: tuple[int, float, Callable[[], StepMetrics], Stopwatch] | None = None
 

@@ -12,8 +12,8 @@ from PIL import Image
 from lapclip.data.decode import decode, read_header
 from lapclip.errors import SearchError
 from lapclip.paths import digest_of_bytes
-from lapclip.searching.library import Entry, Library
-from lapclip.searching.query import excluded
+from lapclip.searching.library import Answer, Entry, Library
+from lapclip.searching.query import excluded, parse
 from lapclip.searching.web.images import as_jpeg, shrunk
 
 PAGE = 200
@@ -89,21 +89,28 @@ class Questions:
         began, library = time.perf_counter(), self._read_again()
         chosen = {"limit": PAGE, "offset": question.page * PAGE, **self._narrowed}
         if question.image:
-            hits = library.like_image(question.image.image, **chosen)
+            found = Answer(library.like_image(question.image.image, **chosen))
         elif question.like is not None:
             known = library.entry(question.like)
-            hits = library.like(question.like, **chosen) if known and self.shows(known) else []
+            found = Answer(library.like(question.like, **chosen) if known and self.shows(known) else [])
         elif question.words:
-            hits = library.find(question.words, **chosen)
+            found = library.ask(parse(question.words), **chosen)
         else:
-            hits = library.newest(**chosen)
+            found = Answer(library.newest(**chosen))
+        hits = found.hits
         total = library.count_of(**self._narrowed, without=question.like) if hits or question.page else 0
         scored = bool(question.image or question.words) or question.like is not None
         return {
             "results": [
-                {"number": hit.number, "name": hit.path.name, "score": round(hit.score, 4) if scored else None}
+                {
+                    "number": hit.number,
+                    "name": hit.path.name,
+                    "score": round(hit.score, 4) if scored else None,
+                    "fit": hit.fit,
+                }
                 for hit in hits
             ],
+            **found.to_dict(),
             "total": min(total, MOST),
             "count": self.count,
             "reading": self._readings,

@@ -90,7 +90,8 @@ export class Grid {
     const row = this.results.row(at);
     if (!row || tile.number === row.number) return;
     tile.number = row.number;
-    image.alt = name.textContent = row.name;
+    image.alt = row.name;
+    name.textContent = row.fit ? `${row.fit} · ${row.name}` : row.name;
     button.classList.remove("missing");
     load(image, `/images/${row.number}/small`, (worked) => button.classList.add(worked ? "there" : "missing"));
   }

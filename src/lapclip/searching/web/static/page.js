@@ -48,7 +48,7 @@ function apply(scroll = null) {
   }
   const index = results ? results.indexOf(now.open) : null;
   if (index !== null) walked = index;
-  const row = index === null ? { number: now.open, name: "", score: null, first: true, last: true }
+  const row = index === null ? { number: now.open, name: "", fit: null, first: true, last: true }
     : { ...results.row(index), first: index === 0, last: index === results.total - 1 };
   viewer.view(row);
 }
@@ -91,7 +91,7 @@ function fail(error, asked) {
 }
 
 function stand() {
-  const { question, total, every, ms } = results;
+  const { question, total, every, ms, verdict } = results;
   show("empty", false);
   if (!total) {
     say("standing", "No images");
@@ -101,7 +101,8 @@ function stand() {
   }
   const asked = question.words || question.like !== null || question.image;
   const all = total < every - 1 ? `${count(total)} of ${count(every)} images` : `${count(total)} images`;
-  say("standing", asked ? `${all}, best first · ${count(ms)} ms` : `${all}, newest first`);
+  const nothing = verdict && verdict.nothing ? "Probably nothing here fits; what comes nearest: " : "";
+  say("standing", asked ? `${nothing}${all}, best first · ${count(ms)} ms` : `${all}, newest first`);
 }
 
 function empty(title, text) {

@@ -1,0 +1,190 @@
+"""Search with what was measured of a model's scores: the order of answers, the index, and what is said."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lapclip.embedder import load
+from lapclip.evaluation.calibration import Calibration, save_calibration
+from lapclip.evaluation.hubness import KINDS, closeness
+from lapclip.searching.index import Entry, Index
+from lapclip.searching.library import Library
+from lapclip.searching.query import nearest, parse, vector_of
+
+from .made import Watched, draw, draw_many, index_now, vectors_of
+
+BANK = ["a red cat", "two blue dogs at night", "a house in the snow", "a green snail", "three boats at sunset"]
+
+
+@pytest.fixture
+def model(trained: Path, tmp_path: Path) -> Path:
+    """A copy of the run."""
+    return Path(shutil.copytree(trained, tmp_path / "runs" / "mine"))
+
+
+def calibrate(model: Path, share: float = 0.7, auroc: float = 0.9) -> Calibration:
+    """Make as if this had been measured."""
+    embedder = load(model)
+    bank = embedder.encode_text(BANK).astype(np.float16)
+    images = embedder.encode_pixels(np.random.default_rng(0).integers(0, 256, (8, 32, 32, 3), dtype=np.uint8))
+    one = {"share": share, "used": share > 0, "usual": 0.1}
+    found = Calibration(
+        embedder.fingerprint(),
+        {"whole": bank, "short": bank[:2], "images": images.astype(np.float16)},
+        {
+            "format": 1,
+            "hubness": {
+                "short_below": 4,
+                "whole": {**one, "t2i_r1": 0.21, "t2i_r1_with": 0.235},
+                "short": {**one, "map": 0.1, "map_with": 0.2},
+            },
+            "fits": {kind: {"fits_well": 0.4, "fits": 0.1} for kind in KINDS},
+            "verdict": {kind: {"auroc": auroc, "threshold": 1e9} for kind in KINDS},
+        },
+    )
+    save_calibration(found, model / "calibration.safetensors")
+    return found
+
+
+def expected(library: Library, found: Calibration, query: str, images: list[Path]) -> list[tuple[str, float]]:
+    """The order that plain numbers give."""
+    vectors = vectors_of(images, library.model).astype(np.float16).astype(np.float32)
+    parsed = parse(query)
+    close = closeness(vectors, found.vectors)[:, KINDS.index(found.kind(parsed.wanted))]
+    scores = vectors @ vector_of(parsed, library.model.encode_text)
+    scores = scores - np.float32(found.share(found.kind(parsed.wanted))) * (close - np.float32(0.1))
+    return [(images[at].name, float(scores[at])) for at in np.argsort(-scores, kind="stable")]
+
+
+@pytest.mark.parametrize("query", ["a red cat", "two red cats on the left, at night", "cat -snow"])
+def test_answers_come_in_the_order_of_the_corrected_scores(photos: Path, model: Path, query: str) -> None:
+    images, found = draw_many(photos, 12), calibrate(model)
+    library = index_now(photos, Watched(model))
+    hits = library.find(query, 12)
+    plain = expected(library, found, query, images)
+    assert [hit.path.name for hit in hits] == [name for name, _ in plain]
+    assert [hit.score for hit in hits] == pytest.approx([score for _, score in plain], abs=1e-5)
+    some = library.find(query, 5, 2, exclude=("000.png",))
+    assert [hit.path.name for hit in some] == [name for name, _ in plain if name != "000.png"][2:7]
+
+
+def test_an_image_as_the_question_gets_no_correction(photos: Path, model: Path) -> None:
+    images = draw_many(photos, 8)
+    before = index_now(photos, Watched(model)).like_image(images[3], 8)
+    calibrate(model)
+    library = index_now(photos, Watched(model))
+    assert library.like_image(images[3], 8) == before
+    assert {hit.fit for hit in library.like(before[0].number, 8)} == {None}
+    assert library.find("-snow", 8) == index_now(photos, Watched(model)).find("-snow", 8)
+
+
+def test_an_index_made_before_gets_it_without_reading_an_image_again(photos: Path, model: Path) -> None:
+    draw_many(photos, 9)
+    index_now(photos, Watched(model))
+    found = calibrate(model)
+    again = Watched(model)
+    library = index_now(photos, again)
+    assert again.batches == []
+    table, vectors = library._index.snapshot(again.identity, found.digest)
+    assert table.close_NK is not None
+    assert np.array_equal(table.close_NK, closeness(vectors, found.vectors)[table.rows])
+    draw(photos / "new.png", 77)
+    table, vectors = index_now(photos, again)._index.snapshot(again.identity, found.digest)
+    assert table.close_NK is not None
+    assert np.array_equal(table.close_NK, closeness(vectors, found.vectors)[table.rows])
+    assert len(again.batches) == 1
+
+
+def test_another_question_bank_takes_the_place_of_the_first(photos: Path, model: Path) -> None:
+    draw_many(photos, 4)
+    calibrate(model)
+    index_now(photos, Watched(model))
+    other = calibrate(model, 0.2)
+    other.vectors["whole"] = other.vectors["whole"][:3]
+    other = Calibration(other.model, other.vectors, other.facts)
+    save_calibration(other, model / "calibration.safetensors")
+    library = index_now(photos, Watched(model))
+    assert [path.name for path in library.index_path.glob("closeness-*")] == [f"closeness-1-{other.digest}.f32"]
+
+
+def test_what_was_measured_of_another_model_is_not_used(photos: Path, model: Path) -> None:
+    draw_many(photos, 4)
+    found = calibrate(model)
+    save_calibration(Calibration("another", found.vectors, found.facts), model / "calibration.safetensors")
+    answer = index_now(photos, Watched(model)).ask(parse("a red cat"), 4)
+    assert answer.correction is None
+    assert answer.verdict is not None
+    assert answer.verdict["nothing"] is None
+    assert "lapclip eval" in answer.verdict["why"]
+
+
+def test_the_words_and_the_verdict_come_with_the_answer(photos: Path, model: Path) -> None:
+    draw_many(photos, 6)
+    calibrate(model)
+    library = index_now(photos, Watched(model))
+    answer = library.ask(parse("a cat"), 6)
+    assert answer.correction == {"kind": "short", "share": 0.7}
+    assert answer.verdict == {"nothing": True, "why": None}
+    for hit in answer.hits:
+        assert hit.fit == ("fits well" if hit.score >= 0.4 else "fits" if hit.score >= 0.1 else "a guess")
+    minus = library.ask(parse("a cat -snow"), 6)
+    assert {hit.fit for hit in minus.hits} == {None}
+    assert minus.verdict is not None
+    assert minus.verdict["nothing"] is None
+    assert any("23.5%" in note for note in library.model_notes())
+
+
+def test_a_model_that_cannot_tell_stays_silent_and_says_why(photos: Path, model: Path) -> None:
+    draw_many(photos, 4)
+    calibrate(model, auroc=0.61)
+    library = index_now(photos, Watched(model))
+    verdict = library.ask(parse("a cat"), 4).verdict
+    assert verdict is not None
+    assert verdict["nothing"] is None
+    assert "0.61" in verdict["why"]
+    assert any("0.61" in note for note in library.model_notes())
+
+
+def test_corrected_scores_of_many_images_against_plain_numpy() -> None:
+    draw, count, width = np.random.default_rng(0), 20_000, 64
+    vectors = draw.standard_normal((count, width), dtype=np.float32)
+    vectors = (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float16)
+    less = draw.uniform(-0.1, 0.1, count).astype(np.float32)
+    rows = np.flatnonzero(draw.uniform(size=count) < 0.9)
+    question = vectors[7].astype(np.float32)
+    exact = vectors[rows].astype(np.float64) @ question.astype(np.float64) - less[rows]
+    for limit in (1, 20, 500):
+        places, scores = nearest(vectors, rows, rows, question, limit, less[rows])
+        assert np.abs(np.sort(exact)[::-1][:limit] - scores).max() < 1e-6
+        assert np.abs(exact[places] - scores).max() < 1e-6
+
+
+def test_closeness_follows_its_vectors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lapclip.searching.index.SPARE_ROWS", 1)
+    index = Index(tmp_path / "index")
+    index.open()
+    index.begin("synthetic", 4)
+    close = np.arange(20, dtype=np.float32).reshape(10, 2)
+    rows = index.append(np.eye(10, 4, dtype=np.float16))
+    index.put(Entry(0, f"{row}.jpg", 1, 1, f"{row:x}", None, 1, 1, row) for row in rows)
+    index.append_closeness("bank", close[:8])
+    assert index.without_closeness("bank") == range(8, 10)
+    table, _ = index.snapshot("synthetic", "bank")
+    assert table.close_NK is not None
+    assert np.array_equal(table.close_NK[:8], close[:8])
+    assert np.isnan(table.close_NK[8:]).all()
+    index.mark_gone(range(1, 7))  # the first six rows
+    index.forget_gone()
+    table, _ = index.snapshot("synthetic", "bank")
+    assert table.rows.tolist() == [0, 1, 2, 3]
+    assert table.close_NK is not None
+    assert np.array_equal(table.close_NK[:2], close[6:8])
+    assert index.without_closeness("bank") == range(2, 4)
+    (vectors,) = index.path.glob("vectors-*.f16")
+    vectors.write_bytes(vectors.read_bytes()[:8])  # rows were lost with the power
+    index.append(np.eye(3, 4, dtype=np.float16))
+    assert index.without_closeness("bank") == range(4)
