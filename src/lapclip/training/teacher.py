@@ -52,8 +52,8 @@ class Teacher(Protocol):
         ...
 
 
-LATER_FIELDS = {"logit_bias", "architecture", "text_activation"}
-"""Fields of shapes that came after digests of shapes were recorded."""
+SINCE = ("logit_bias", "architecture", "text_activation")
+"""Fields of a shape that came after runs had recorded the digest of all fields."""
 
 
 class TeacherModel:
@@ -67,9 +67,9 @@ class TeacherModel:
         return recorded in (self.digest, self._former_digest())
 
     def _former_digest(self) -> str:
-        """What runs of earlier releases recorded, whose shapes had fewer fields."""
+        """What runs of earlier releases recorded, whose shapes said less."""
         description = self._embedder.description()
-        description["model"] = {name: value for name, value in description["model"].items() if name not in LATER_FIELDS}
+        description["model"] = {name: value for name, value in description["model"].items() if name not in SINCE}
         digest = hashlib.sha256(json.dumps(description, sort_keys=True).encode())
         for name, tensor in self._embedder.model.state_dict().items():
             digest.update(name.encode())
