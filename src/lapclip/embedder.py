@@ -231,8 +231,9 @@ def distinct_captions(pairs: Pairs) -> tuple[list[str], list[int], np.ndarray]:
 
 
 def load(path: str | os.PathLike, device: str = "cpu") -> Encoder:
-    """The model in a run's folder, in a model folder, in an exported folder, in a file of published weights, or of that
-    name on the Hugging Face hub. What was exported for ONNX Runtime runs on the CPU."""
+    """The model in a run's folder, in a model folder, in an exported folder, in a file of published weights, of a short
+    name that `lapclip models` lists, or of a name on the Hugging Face hub. What was exported for ONNX Runtime runs on
+    the CPU."""
     return open_exported(path) if is_exported(Path(path)) else load_torch(path, device)
 
 

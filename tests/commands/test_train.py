@@ -18,7 +18,7 @@ from lapclip.commands import run_setup
 from lapclip.commands.evaluate import EvaluationRequest, evaluate
 from lapclip.commands.train import recording, train
 from lapclip.config import DataConfig, build_config, parse_settings, read_recipe
-from lapclip.data.sources.scenes import load_scenes
+from lapclip.data.sources.built_in import load_scenes
 from lapclip.errors import ConfigError, DataError, TrainingError
 from lapclip.evaluation.retrieval import linear_baseline
 from lapclip.model.shapes import SHAPES

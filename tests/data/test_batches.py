@@ -6,7 +6,7 @@ import pytest
 from lapclip.config import DataConfig
 from lapclip.data.batches import BLOCK, WINDOW, BatchPlan, prefetch
 from lapclip.data.dataset import Pairs
-from lapclip.data.sources.scenes import load_scenes
+from lapclip.data.sources.built_in import load_scenes
 from lapclip.data.tokenizers import CharacterTokenizer
 from lapclip.errors import DataError
 

@@ -15,7 +15,7 @@ import pytest
 from lapclip.config import DataConfig
 from lapclip.data.scenes import scene as scenes
 from lapclip.data.scenes.drawing import draw
-from lapclip.data.sources.scenes import SCENES_VERSION, PixelStore, load_scenes
+from lapclip.data.sources.built_in import SCENES_VERSION, PixelStore, load_scenes
 from lapclip.errors import ConfigError, DataError
 from lapclip.paths import partial_path
 

@@ -19,7 +19,7 @@ from lapclip.commands.run_setup import Callbacks, RunSetup, make_plan, set_up
 from lapclip.commands.train import train
 from lapclip.config import DataConfig
 from lapclip.data.dataset import Pairs
-from lapclip.data.sources.scenes import load_scenes
+from lapclip.data.sources.built_in import load_scenes
 from lapclip.embedder import Embedder, load_torch
 from lapclip.errors import TrainingError
 from lapclip.machine.overview import checks

@@ -6,12 +6,14 @@ import json
 import os
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from safetensors.torch import load_file
 
 import lapclip
@@ -23,7 +25,9 @@ from lapclip.model.shapes import SHAPES
 from lapclip.runs.events import read_events
 from lapclip.training import frozen_features as features
 from lapclip.training.checkpoint import WEIGHTS
-from lapclip.training.frozen_features import array_path, read_array, write_array
+from lapclip.training.frozen_features import CachedFeatures, Ragged, array_path, read_array, start_heads, write_array
+from lapclip.training.initial_weights import open_towers
+from lapclip.weights.pretrained_networks import trust
 
 from ..conftest import SMALL
 from ..networks import tiny_text
@@ -205,6 +209,20 @@ def test_micro_batches_change_nothing(here: Path, towers: list[str], runs: Calla
     np.testing.assert_allclose(losses("whole"), losses("parts"), rtol=0, atol=2e-5)
 
 
+def closed_form(name: str) -> dict | None:
+    return next(read_events(Path("runs") / name / "events.jsonl"))["closed_form"]
+
+
+def test_heads_are_told_what_a_closed_form_reaches(here: Path, runs: Callable[[str, str], None]) -> None:
+    runs("heads", "heads")
+    found = closed_form("heads")
+    assert found is not None
+    assert 0 <= found["t2i_r1"] <= found["t2i_r10"] <= 1
+    assert "closed form without any training" in notes("heads")
+    runs("last-blocks", "more")  # what more than heads learns has no closed form
+    assert closed_form("more") is None
+
+
 def test_a_checkpoint_holds_what_learns_and_the_model_is_whole(here: Path, runs: Callable[[str, str], None]) -> None:
     runs("lora", "run")
     saved = load_file(max(Path("runs/run/checkpoints").glob("step-*")) / WEIGHTS)
@@ -335,13 +353,50 @@ def test_a_cache_that_can_only_be_read_is_read(tmp_path: Path, monkeypatch: pyte
     assert np.array_equal(found, ROWS)
 
 
-def test_new_heads_start_with_what_fits_both_towers_best(here: Path, towers: list[str]) -> None:
-    heads, blocks = ["train.image_blocks=0", "train.text_blocks=0"], ["train.image_blocks=1", "train.text_blocks=1"]
-    train_small("random", *towers, *heads)
-    train_small("fitted", *towers, *heads, "train.head_start=closed-form")
-    assert losses("fitted")[0] < 0.9 * losses("random")[0]
-    train_small("more", *towers, *blocks)
-    train_small("asked", *towers, *blocks, "train.head_start=closed-form")
+class Captions(list):
+    """Training pairs of which nothing but the captions is asked."""
+
+    @property
+    def captions(self) -> list:
+        return self
+
+
+@pytest.mark.parametrize("count", [200, 5])
+def test_new_heads_start_with_what_fits_both_towers_best(text_folder: Path, count: int) -> None:
+    trust("tests.networks:tiny_image")
+    shape = replace(SHAPES["towers"], image_from="tests.networks:tiny_image", text_from=str(text_folder), embedding=12)
+    model, _ = open_towers(shape)
+    image, text = model.image.head, model.text.head
+    draw = torch.Generator().manual_seed(0)
+    seen, rest = count, 40
+    common = torch.randn(seen + rest, 6, generator=draw)
+    rows, captions = (
+        (common @ torch.randn(6, width, generator=draw)).repeat_interleave(times, 0)
+        for width, times in ((image.projection.shape[0], 1), (text.projection.shape[0], 2))
+    )
+    captions += 0.1 * torch.randn(captions.shape, generator=draw)
+
+    def found() -> float:
+        with torch.no_grad():
+            scores = F.normalize(image(rows[seen:]), dim=1) @ F.normalize(text(captions[2 * seen :: 2]), dim=1).T
+        return (scores.argmax(0) == torch.arange(rest)).float().mean().item()
+
+    before = found()
+    cached = CachedFeatures(rows[:seen].numpy()[None], Ragged(captions[: 2 * seen].numpy(), None), None, [])
+    assert start_heads(model, cached, SimpleNamespace(train=Captions([["a", "b"]] * seen)))
+    assert all(head.projection.isfinite().all() and head.projection.norm(dim=0).min() > 0 for head in (image, text))
+    assert found() > 0.9 > before or count == 5
+
+
+def test_heads_of_towers_that_learn_start_at_random_and_a_note_says_so(
+    here: Path, towers: list[str], runs: Callable[[str, str], None]
+) -> None:
+    asked = "train.head_start=closed-form"
+    runs("heads", "random")
+    train_small("fitted", *towers, *LEARNING["heads"], asked)
+    assert losses("fitted")[0] != losses("random")[0]
+    assert "heads start at random" not in notes("fitted")
+    runs("last-blocks", "more")
+    train_small("asked", *towers, *LEARNING["last-blocks"], asked)
     assert losses("asked") == losses("more")
     assert "heads start at random" in notes("asked")
-    assert "heads start at random" not in notes("fitted")

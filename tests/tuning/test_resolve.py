@@ -16,7 +16,7 @@ from lapclip.commands.train import train
 from lapclip.commands.tune import tune
 from lapclip.config import DataConfig, replace_in
 from lapclip.data.batches import Batch, BatchPlan, prefetch
-from lapclip.data.sources.scenes import load_scenes
+from lapclip.data.sources.built_in import load_scenes
 from lapclip.data.tokenizers import CharacterTokenizer
 from lapclip.errors import ConfigError
 from lapclip.machine import timing

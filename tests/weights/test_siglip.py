@@ -11,12 +11,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch.nn.functional import normalize
 
 from lapclip.data.sentencepiece import read_pieces
 from lapclip.data.tokenizers import tokenizer_from_dict
 from lapclip.embedder import Embedder, load_torch
 from lapclip.errors import DataError, WeightsError
+from lapclip.exporting.tokenizer_files import others_tokenizer
 from lapclip.model.clip import CLIP, count_parameters
 from lapclip.model.shapes import named_shape
 from lapclip.training.memory import count_weights
@@ -110,6 +113,22 @@ def test_pieces_are_those_of_sentencepiece(kind: str) -> None:
             assert one.encode(row["caption"], 64) == wanted + [padding] * (64 - len(wanted)), row["caption"]
         assert ours.length(row["caption"]) == len(row[kind]) + 1
     assert ours.decode(ours.encode("a photo of a cat", 64)) == "a photo of a cat"
+
+
+READERS = {kind: (siglip_tokenizer(kind), others_tokenizer(siglip_tokenizer(kind))[0]) for kind in VOCABULARIES}
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.text(max_size=60))
+def test_any_text_is_read_and_what_others_read_of_plain_ones_is_the_same(text: str) -> None:
+    for ours, theirs in READERS.values():
+        tokens = ours.encode(text, 64)
+        assert len(tokens) == 64
+        assert max(tokens) < SIGLIP.vocabulary
+        assert ours.end in tokens
+        ours.decode(tokens)
+        plain = "".join(letter for letter in text if " " <= letter <= "~" and letter != "<")
+        assert theirs.encode(plain).ids[:64] == ours.encode(plain, 64)[: ours.length(plain)]
 
 
 def test_a_caption_always_has_its_full_length(kind: str) -> None:

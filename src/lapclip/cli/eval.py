@@ -67,7 +67,7 @@ def evaluate(
     from lapclip.commands.evaluate import EvaluationRequest
     from lapclip.commands.evaluate import evaluate as evaluate_model
 
-    have_model(model, yes=yes)
+    have_model(model if data else None, yes=yes)
     request = EvaluationRequest(model, data, split, templates, device, out, settings)
     with display() as shown:
         result = evaluate_model(request, shown.data_progress, shown.counting("embedding images and captions"))

@@ -140,16 +140,18 @@ def search(
         raise SearchError(f"There is no image {query}.", hint="an image's path, or words without such an ending")
 
     from lapclip.searching.library import Answer, open_library
+    from lapclip.searching.update_index import check_folder
     from lapclip.which_model import NoModel, for_photos
 
+    check_folder(folder.absolute())
     have_model(model, yes=yes)
     with display() as shown:
         shown.waiting("reading the model")
         try:
             library = open_library(folder, model, shown.counting("indexing"), device=device, waiting=shown.waiting)
         except NoModel as error:
-            asked = [*[query] * (query is not None), *_words([("like", like)]), *["--web"] * web]
-            again = typed(command("search", folder, *asked, *given, "--model"))
+            words = [*[query] * (query is not None), *_words([("like", like)]), *["--web"] * web]
+            again = typed(command("search", folder, *words, *given, "--model"))
             raise NoModel(error.message, hint=for_photos(again)) from None
     if web:
         return _serve(library, host, port, common, query=query or "", like=like, since=oldest, exclude=exclude)

@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from lapclip import __version__
@@ -23,7 +24,9 @@ from lapclip.data.dataset import save_seen
 from lapclip.data.tokenizers import save_tokenizer
 from lapclip.embedder import Embedder, load_torch
 from lapclip.errors import LapclipError
-from lapclip.evaluation.question_bank import bank_of, save_bank
+from lapclip.evaluation import FEW
+from lapclip.evaluation.calibration import calibrate, save_calibration
+from lapclip.evaluation.question_bank import bank_of, read_bank, save_bank
 from lapclip.evaluation.short_questions import evaluate_short_questions, short_questions
 from lapclip.loss import LOSSES
 from lapclip.machine import facts, system_memory
@@ -92,6 +95,8 @@ def save_start(run: Run, setup: RunSetup) -> None:
         setup.initial_weights.read_from(run.start)
 
 
+LONG_ENOUGH_TO_CALIBRATE = 60.0
+"""Seconds of training from which on a run also measures what its scores are worth; of others `lapclip eval` does."""
 LONG_ENOUGH_TO_NOTIFY = 60.0
 """Seconds of a run from which on its end is shown on the desktop."""
 
@@ -206,7 +211,7 @@ def run_to_end(training: Training, signals: Signals, began: float) -> Outcome:
 
 def finish(training: Training) -> dict[str, Any]:
     """Score the best model on the split that chose nothing, and a trained start as well; record the end."""
-    evaluation = _score_final(training, _load(training, training.run.path), ask=True)
+    evaluation = _score_final(training, _load(training, training.run.path), own=True)
     if training.config.train.start:  # not where it began with new heads
         start = with_features(_load(training, training.run.start), training.features, training.step)
         training.start_evaluation = _score_final(training, start)
@@ -233,15 +238,25 @@ def _load(training: Training, folder: Path) -> Embedder:
     return embedder
 
 
-def _score_final(training: Training, embedder: Embedder, *, ask: bool = False) -> dict[str, Any]:
-    """The scores on the final split; on the way, if asked for, how well words and phrases of its captions do."""
+def _score_final(training: Training, embedder: Embedder, *, own: bool = False) -> dict[str, Any]:
+    """The scores of a model on the final split; of the run's own, on the way, also how well words and phrases of its
+    captions do, and what scores are worth, for search."""
     split, pairs = training.data.final
     images, texts, owner = embedder.encode_pairs(pairs)
-    questions = short_questions(pairs.captions) if ask and not training.data.classes else None
-    if questions:
-        asked = embedder.encode_text(questions.texts)
+    scores = {"split": split, **score_embeddings(images, texts, owner, training.config.train.batch_size)}
+    if not own or training.data.classes:
+        return scores
+    questions = short_questions(pairs.captions)
+    asked = embedder.encode_text(questions.texts) if questions else None
+    if questions and asked is not None:
         training.short_questions = evaluate_short_questions(images, asked, questions)
-    return {"split": split, **score_embeddings(images, texts, owner, training.config.train.batch_size)}
+    sound = len(pairs) >= FEW and np.isfinite(images).all() and np.isfinite(texts).all()
+    if sound and training.progress.training_seconds >= LONG_ENOUGH_TO_CALIBRATE:
+        bank = read_bank(training.run.questions) or bank_of(training.data.train.captions)
+        found = calibrate(embedder, bank, images, texts, owner, asked, questions)
+        found.facts.update(data=training.config.data.source, split=split)
+        save_calibration(found, training.run.calibration)
+    return scores
 
 
 def competitors() -> list[str]:

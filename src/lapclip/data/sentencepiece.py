@@ -84,7 +84,8 @@ class Normaliser:
         while at < len(data):
             length, text = self._longest(data, at)
             if length:
-                found += self._texts[text : self._texts.index(b"\0", text)]
+                stop = self._texts.find(b"\0", text)
+                found += self._texts[text : stop if stop >= 0 else None]
             else:
                 length = 1 + sum(data[at] >= first for first in (0xC0, 0xE0, 0xF0))  # the bytes of one character
                 found += data[at : at + length]
@@ -193,6 +194,12 @@ def end_with(name: str, token: int) -> dict[str, Any]:
     parts = [{"Sequence": {"id": "A", "type_id": 0}}, {"SpecialToken": {"id": name, "type_id": 0}}]
     special = {name: {"id": name, "ids": [token], "tokens": [name]}}
     return {"type": "TemplateProcessing", "single": parts, "pair": parts, "special_tokens": special}
+
+
+def end_of(description: dict[str, Any]) -> int:
+    """The end token that such a step puts there."""
+    (special,) = description["post_processor"]["special_tokens"].values()
+    return int(special["ids"][0])
 
 
 def _replace(pattern: str, by: str) -> dict[str, Any]:

@@ -33,7 +33,7 @@ import numpy as np
 import regex
 
 from lapclip.config import AUTO, DataConfig
-from lapclip.data.sentencepiece import CLEANING, PIECES, Normaliser, pieces_alone
+from lapclip.data.sentencepiece import CLEANING, PIECES, Normaliser, end_of, pieces_alone
 from lapclip.errors import DataError, first_line
 from lapclip.paths import read_json, write_atomic
 
@@ -132,9 +132,9 @@ class PretrainedTokenizer(Tokenizer):
 
     def __init__(self, description: dict[str, Any], padding: int) -> None:
         self._description = {**description, "truncation": None, "padding": None}
+        self.padding = padding
         self._reader = self._read(self._description)
         marks = self._reader.encode("").ids or [padding]
-        self.padding = padding
         self.start, self.end = marks[0], marks[-1]
 
     @staticmethod
@@ -145,8 +145,10 @@ class PretrainedTokenizer(Tokenizer):
 
         try:
             return Reader.from_str(json.dumps(description))
-        except Exception as error:  # the package raises nothing more precise
-            raise DataError(f"The tokenizer is damaged: {first_line(error)}.") from None
+        except BaseException as error:  # the package raises nothing more precise, and where it panics, no Exception
+            if isinstance(error, Exception) or type(error).__name__ == "PanicException":
+                raise DataError(f"The tokenizer is damaged: {first_line(error)}.") from None
+            raise
 
     @property
     def vocabulary(self) -> int:
@@ -178,15 +180,17 @@ class SiglipTokenizer(PretrainedTokenizer):
     fills = True
 
     def __init__(self, description: dict[str, Any], padding: int, cleaning: str) -> None:
-        super().__init__(description, padding)
-        self.cleaning, self._clean = cleaning, CLEANING[cleaning]
-        self._normalise = None
-        if cleaning == PIECES:
-            try:
+        self.cleaning, self._clean, self._normalise = cleaning, CLEANING[cleaning], None
+        try:
+            if cleaning == PIECES:
                 self._normalise = Normaliser(description)
-                self._reader = self._read(pieces_alone(description))
-            except (KeyError, TypeError, ValueError, struct.error) as error:
-                raise DataError(f"The tokenizer is damaged: {first_line(error)}.") from None
+                super().__init__(pieces_alone(description), padding)
+                self._description = description
+                self.start = self.end = end_of(description)
+            else:
+                super().__init__(description, padding)
+        except (LookupError, TypeError, ValueError, struct.error) as error:
+            raise DataError(f"The tokenizer is damaged: {first_line(error)}.") from None
 
     def encode(self, caption: str, context: int) -> list[int]:
         tokens = self._cut(self._ids(caption), context)

@@ -18,8 +18,9 @@ from lapclip.evaluation import QUESTIONS, RANKS
 from lapclip.evaluation.intervals import percentiles, resamples
 from lapclip.seeding import generator
 
-NEAREST = {"whole": 64, "short": 256}
-"""For each kind of question: how many of the best scores among the bank are averaged."""
+NEAREST = {"whole": 16, "short": 3000}
+"""For each kind of question: how many of the best scores among the bank are averaged. Hubs of whole captions are near
+to some of them, hubs of short questions to all."""
 KINDS = tuple(QUESTIONS)
 SHARES = np.round(np.arange(0, 1.01, 0.1), 1)
 """Shares that are tried."""

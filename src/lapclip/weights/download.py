@@ -16,7 +16,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -132,13 +132,13 @@ def fetch_json(address: str) -> Any:
     raise AssertionError("the last try ends it")
 
 
-def headers_of(address: str) -> Mapping[str, str]:
-    """What a server says of a file without sending it, and without going where it points."""
+def headers_of(address: str) -> http.client.HTTPMessage:
+    """What a server says of a file without sending it, and without going where it points; nothing where it does not."""
     try:
         with _opened(address, {"Accept-Encoding": "identity"}, method="HEAD", follow=False) as answer:
             return answer.headers
-    except LineBroken:
-        return {}
+    except (LineBroken, WeightsError):
+        return http.client.HTTPMessage()
 
 
 def _take(file: RemoteFile, part: Path, progress: Progress | None) -> None:

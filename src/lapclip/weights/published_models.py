@@ -43,6 +43,8 @@ MIT = "MIT"
 FOLDER = "models"
 """In the cache: a folder for each model and, beside it, what it was when it was first fetched here."""
 RANKS = (1, 5, 10)
+Recall = tuple[float, ...]
+"""Captions to images at these ranks, then images to captions."""
 SPARE = 100_000_000
 """Bytes by which a repository may be larger than its weights: tokenizer and configuration."""
 SMALL = 250_000_000
@@ -61,9 +63,9 @@ class PublishedModel:
     bytes_source: str
     licence: str
     licence_source: str
-    flickr30k: tuple[float, ...] = ()
+    flickr30k: Recall = ()
     """Recall on Flickr30k's 1,000 test images."""
-    coco: tuple[float, ...] = ()
+    coco: Recall = ()
     """Recall on COCO's 5,000 test images."""
     recall_source: str = RECALL_SOURCE
 
@@ -132,14 +134,18 @@ class PublishedModel:
         }
 
 
-def _openai(name: str, file: str, parameters: int, length: int, *recall: tuple[float, ...]) -> PublishedModel:
+def _openai(name: str, file: str, parameters: int, length: int, flickr30k: Recall, coco: Recall) -> PublishedModel:
     listed, licence = "https://github.com/pxl-pshr/pytti, model_mirror.py", "https://github.com/openai/CLIP, LICENSE"
-    return PublishedModel(name, f"{OPENAI}/{file}", parameters, length, listed, MIT, licence, *recall)
+    return PublishedModel(name, f"{OPENAI}/{file}", parameters, length, listed, MIT, licence, flickr30k, coco)
 
 
-def _on_hub(name: str, repository: str, parameters: int, licence: str, *recall: tuple[float, ...]) -> PublishedModel:
+def _on_hub(
+    name: str, repository: str, parameters: int, licence: str, flickr30k: Recall = (), coco: Recall = ()
+) -> PublishedModel:
     page, counted = f"{HUB}/{repository}", 4 * parameters
-    return PublishedModel(name, repository, parameters, counted, f"{page}: float32 weights", licence, page, *recall)
+    return PublishedModel(
+        name, repository, parameters, counted, f"{page}: float32 weights", licence, page, flickr30k, coco
+    )
 
 
 # fmt: off
@@ -354,6 +360,6 @@ def _has_size(path: Path, known: Any) -> bool:
         return False
 
 
-def _recall(found: tuple[float, ...]) -> dict[str, float]:
+def _recall(found: Recall) -> dict[str, float]:
     ways = [f"{way}_r{rank}" for way in ("t2i", "i2t") for rank in RANKS]
     return dict(zip(ways, found, strict=True))

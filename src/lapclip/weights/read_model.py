@@ -210,7 +210,9 @@ def siglip_tokenizer(folder: Path, vocabulary: int, cleaning: str | None = None)
 
 
 def _siglip_tokenizer(folder: Path, vocabulary: int, cleaning: str | None) -> Tokenizer:
-    path = next((folder / name for name in (PIECES, TOKENIZER) if (folder / name).exists()), None)
+    # Each as its library does: transformers reads the first SigLIP's pieces, OpenCLIP a tokenizer.json.
+    names = (PIECES, TOKENIZER) if cleaning is None else (TOKENIZER, PIECES)
+    path = next((folder / name for name in names if (folder / name).exists()), None)
     if path is None:
         raise WeightsError(f"{folder} has no tokenizer.", hint=f"{PIECES} or {TOKENIZER} from where it came")
     try:
