@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lapclip.evaluation.closed_form import cross_validate, fit_cca, fit_ridge, relation
+from lapclip.evaluation.closed_form import Ranks, belonging, cross_validate, fit_cca, fit_ridge, predict_trained
 
 
 def pairs(count: int, features: tuple[int, int] = (60, 80), noise: float = 0.5) -> tuple[Tensor, Tensor]:
@@ -55,6 +55,15 @@ def test_recall_is_that_of_pairs_the_maps_have_not_seen() -> None:
     assert shuffled["t2i_r1"] < 0.1  # by chance one of 40
 
 
+@pytest.mark.parametrize("count", [40, 100])
+def test_captions_that_are_all_the_same_find_nothing(count: int) -> None:
+    image, _ = pairs(count)
+    for fit in (fit_cca, fit_ridge):
+        found = cross_validate(fit, image, torch.ones(count, 80), np.arange(count)).recall()
+        assert found["t2i_r1"] <= 0.2
+    assert judged(image, torch.ones(count, 80), torch.ones(count, 80)) == (True, 0)
+
+
 def test_several_captions_of_an_image_are_in_one_fold() -> None:
     image, text = pairs(100)
     owner = np.repeat(np.arange(100), 2)
@@ -65,7 +74,44 @@ def test_several_captions_of_an_image_are_in_one_fold() -> None:
     assert noise["t2i_r1"] < 0.2
 
 
-def test_a_relation_is_told_from_none() -> None:
+def test_fewer_candidates_are_what_drawing_some_would_give() -> None:
+    ranked = Ranks(np.array([1, 2, 3, 10]), np.ones(4, dtype=int), np.arange(4), 10)
+    assert ranked.expected_first(10) == 0.25
+    assert ranked.expected_first(1) == 1
+    # Of two candidates the other is one of nine: better in none, one, two, all of them.
+    assert ranked.expected_first(2) == pytest.approx((1 + 8 / 9 + 7 / 9 + 0) / 4)
+
+
+def test_prediction_rises_with_images_and_falls_with_candidates() -> None:
+    image, text = pairs(200, noise=4)
+    found = cross_validate(lambda i, t: fit_cca(i, t, 1.0, 10), image, text, np.arange(200))
+    few, more, crowded = (predict_trained(found, *asked) for asked in ((160, 40), (1600, 40), (160, 400)))
+    assert crowded["t2i_r1"] < few["t2i_r1"] < more["t2i_r1"]
+    assert few["t2i_r1_low"] < few["t2i_r1"] < few["t2i_r1_high"]
+
+
+def judged(image: Tensor, first: Tensor, last: Tensor, run: np.ndarray | None = None) -> tuple[bool, int]:
+    found = belonging(image, first, last, np.zeros(len(image)) if run is None else run)
+    return found.unrelated, found.moved
+
+
+def test_true_shuffled_and_moved_captions_are_told_apart() -> None:
     image, text = pairs(60, noise=2)
-    assert relation(image, text).p < 0.01
-    assert relation(image, text.roll(1, 0)).p > 0.01
+    assert judged(image, text, text) == (False, 0)
+    shuffled = text[torch.randperm(60)]
+    assert judged(image, shuffled, shuffled) == (True, 0)
+    assert judged(image, text.roll(1, 0), text.roll(1, 0)) == (False, 1)
+    assert judged(image, text.roll(-1, 0), text.roll(-1, 0)) == (False, -1)
+
+
+def test_of_several_captions_that_moved_one_is_another_images() -> None:
+    image, text = pairs(60, noise=2)
+    assert judged(image, text.roll(1, 0), text) == (False, 1)
+    assert judged(image, text, text.roll(-1, 0)) == (False, -1)
+
+
+def test_rows_of_different_runs_are_no_neighbours() -> None:
+    image, text = pairs(60, noise=2)
+    moved = text.roll(1, 0)
+    alone = np.arange(60)  # no row has a neighbour
+    assert judged(image, moved, moved, alone) == (True, 0)

@@ -209,6 +209,20 @@ def test_micro_batches_change_nothing(here: Path, towers: list[str], runs: Calla
     np.testing.assert_allclose(losses("whole"), losses("parts"), rtol=0, atol=2e-5)
 
 
+def closed_form(name: str) -> dict | None:
+    return next(read_events(Path("runs") / name / "events.jsonl"))["closed_form"]
+
+
+def test_heads_are_told_what_a_closed_form_reaches(here: Path, runs: Callable[[str, str], None]) -> None:
+    runs("heads", "heads")
+    found = closed_form("heads")
+    assert found is not None
+    assert 0 <= found["t2i_r1"] <= found["t2i_r10"] <= 1
+    assert "closed form without any training" in notes("heads")
+    runs("last-blocks", "more")  # what more than heads learns has no closed form
+    assert closed_form("more") is None
+
+
 def test_a_checkpoint_holds_what_learns_and_the_model_is_whole(here: Path, runs: Callable[[str, str], None]) -> None:
     runs("lora", "run")
     saved = load_file(max(Path("runs/run/checkpoints").glob("step-*")) / WEIGHTS)

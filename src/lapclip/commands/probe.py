@@ -98,7 +98,7 @@ def probe(request: ProbeRequest, callbacks: Callbacks = Callbacks()) -> dict[str
         for image in seen:
             callbacks.status(f"bringing {image.name} and {text.name} together")
             before = time.perf_counter()
-            found = probe_pairs(image.features, text.features, sample.owner_M)
+            found = probe_pairs(image.features, text.features, sample.owner_M, sample.training, sample.held_out)
             pairs.append(_pair(image, text, found, sample, time.perf_counter() - before))
     pairs.sort(key=lambda pair: -pair["t2i_r1"])
     best = _recommended(pairs)
@@ -156,6 +156,8 @@ class Sample:
     training: int
     """Images for training that there are, and captions of theirs."""
     training_captions: int = 0
+    held_out: int = 0
+    """Images that a trained model would be scored on."""
     notes: Sequence[str] = ()
 
     def load(self, view: View, progress: DataProgress | None) -> Pairs:
@@ -196,7 +198,11 @@ def draw_sample(
             captions.append(own[which])
             owner.append(number)
     every = sum(len(table[at].captions) for at in training)
-    return Sample(listing, rows, captions, np.array(owner), len(training), every, notes)
+    named = listing.named_splits(TRAIN).count("val")
+    share = settings.config.data.held_out
+    learnt = len(training) if named else round(len(training) * (1 - share))  # where splits are drawn, some of them go
+    held_out = named or max(1, len(training) - learnt)
+    return Sample(listing, rows, captions, np.array(owner), learnt, every, held_out, notes)
 
 
 def read_images(
@@ -291,7 +297,7 @@ def _fastest(tower: PretrainedTower, run: Any, device: Device) -> torch.dtype:
 
 # -- whether captions belong to their images ---------------------------------------------------------------------------
 
-ENOUGH, TOLD_BY, RUN = 100, 300, 30
+ENOUGH, TOLD_BY, RUN = 40, 300, 30
 """Images from which on captions are judged, the most that are read for it, and how many of them are neighbours."""
 
 
