@@ -41,6 +41,7 @@ def small_towers(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempP
     towers = replace(SHAPES["towers"], image_from=IMAGE, text_from=str(tiny_text(tmp_path_factory.mktemp("text"))))
     monkeypatch.setattr(probe, "SHAPES", {**SHAPES, "towers": towers})
     monkeypatch.setattr(data, "towers_installed", lambda: True)
+    monkeypatch.setattr(data, "epoch_seconds", lambda *_: (0.0, "", 0.0))  # takes its time, and is tested elsewhere
 
 
 def checked(walls: tuple[Path, list[str]], captions: list[list[str]]) -> tuple[set[str], dict]:

@@ -82,8 +82,8 @@ def probe(request: ProbeRequest, callbacks: Callbacks = Callbacks()) -> dict[str
     busy = busy_cores()
     images = list(dict.fromkeys(request.towers)) or installed_towers("image")
     texts = list(dict.fromkeys(request.texts)) or installed_towers("text")
-    for option, found, kind in (("--towers", images, "image"), ("--texts", texts, "text")):
-        if not found:
+    for option, names, kind in (("--towers", images, "image"), ("--texts", texts, "text")):
+        if not names:
             raise ConfigError(f"No pretrained {kind} tower is installed.", hint=f"{PACKAGES}, or {option} NAME")
     for name in (*request.towers, *request.texts):  # on the command line
         trust(name)
