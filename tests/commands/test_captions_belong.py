@@ -68,6 +68,12 @@ def test_true_captions_are_not_accused(walls: tuple[Path, list[str]]) -> None:
     assert measured["images"] == COUNT
 
 
+def test_captions_that_say_the_same_are_not_accused(walls: tuple[Path, list[str]]) -> None:
+    kinds, measured = checked(walls, [[f"wall {at % 5}"] for at in range(COUNT)])
+    assert kinds == set()
+    assert measured is None
+
+
 def test_shuffled_captions_are_found(walls: tuple[Path, list[str]]) -> None:
     shuffled = Random(1).sample(own_captions(walls[1]), COUNT)
     assert checked(walls, shuffled)[0] == {"captions_unrelated"}

@@ -313,7 +313,7 @@ def check_belonging(
     listing: Listing, usable: Sequence[int], progress: DataProgress | None = None
 ) -> dict[str, Any] | None:
     """Whether captions belong to their images, by the two networks that the recipe `heads` comes with; None where
-    there are too few. `usable` are the rows whose images can be read."""
+    there are too few, or too few different captions. `usable` are the rows whose images can be read."""
     rows = [at for at in usable if listing.table.rows[at].captions]
     if len(rows) < ENOUGH:
         return None
@@ -327,6 +327,8 @@ def check_belonging(
         own = listing.table.rows[rows[at]].captions
         captions += [own[0], own[-1]]
         owner += [number, number]
+    if len(set(captions)) < ENOUGH:  # where all say the same, none belongs more than another
+        return None
     settings = Settings.of(listing.config.source, [])
     settings = replace(settings, config=replace(settings.config, data=listing.config))
     sample = Sample(listing, [rows[at] for at in chosen], captions, np.array(owner), len(rows))
