@@ -48,7 +48,7 @@ def towers(data: str) -> dict[str, Any]:
         name = f"{pair['image']} and {pair['text']}"
         ends = f"({pair['trained_low']:.1%} to {pair['trained_high']:.1%})"
         predicted = (
-            f"closed form {pair['t2i_r1']:.1%} of {pair['candidates']}, predicted {pair['predicted']['t2i_r1']:.1%}"
+            f"closed form {pair['t2i_r1']:.1%} of {found['candidates']}, predicted {pair['predicted']['t2i_r1']:.1%}"
         )
         print(
             f"{name:<36} {predicted}, "

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lapclip.evaluation.closed_form import Ranks, belonging, cross_validate, fit_cca, fit_ridge, predict_trained
+from lapclip.evaluation.closed_form import Asked, Ranks, belonging, cross_validate, fit_cca, fit_ridge, predict_trained
 
 
 def pairs(count: int, features: tuple[int, int] = (60, 80), noise: float = 0.5) -> tuple[Tensor, Tensor]:
@@ -85,9 +85,22 @@ def test_fewer_candidates_are_what_drawing_some_would_give() -> None:
 def test_prediction_rises_with_images_and_falls_with_candidates() -> None:
     image, text = pairs(200, noise=4)
     found = cross_validate(lambda i, t: fit_cca(i, t, 1.0, 10), image, text, np.arange(200))
-    few, more, crowded = (predict_trained(found, *asked) for asked in ((160, 40), (1600, 40), (160, 400)))
+    assert found.fall > 0
+    few, more, crowded = (
+        predict_trained(found.recall(), found.fall, Asked(160, 40, *asked))
+        for asked in ((160, 40), (1600, 40), (160, 400))
+    )
     assert crowded["t2i_r1"] < few["t2i_r1"] < more["t2i_r1"]
     assert few["t2i_r1_low"] < few["t2i_r1"] < few["t2i_r1_high"]
+
+
+def test_a_better_one_is_told_from_an_equal_one() -> None:
+    image, text = pairs(200)
+    owner = np.arange(200)
+    good, noisy = (cross_validate(fit_cca, image, text + extra, owner) for extra in (0.0, 8 * torch.randn(200, 80)))
+    assert good.beats(noisy)
+    assert not noisy.beats(good)
+    assert not good.beats(good)
 
 
 def judged(image: Tensor, first: Tensor, last: Tensor, run: np.ndarray | None = None) -> tuple[bool, int]:

@@ -70,15 +70,15 @@ def _names(listed: str | None) -> list[str]:
 def _lines(result: dict[str, Any]) -> list[str]:
     counts = f"{result['images']:,} of {result['training_images']:,} training images, {result['captions']:,} captions"
     lines = [f"[bold]{escape(printable(result['source']))}[/bold]  {counts}"]
-    width = max(len(_pair_name(pair)) for pair in result["pairs"])
-    head = f"{'':<{width}}   R@1 text to image      image to text    parameters   all features   memory"
+    pairs = result["pairs"]
+    width = max(len(_pair_name(pair)) for pair in pairs)
+    found, expected = f"R@1 of {result['candidates']:,}", f"trained, of {pairs[0]['predicted']['candidates']:,}"
+    head = f"{'text to image':<{width}}   {found:<24}{expected:<24}{'parameters':>10}{'reads all in':>16}{'memory':>10}"
     lines.append(f"[bold]{head}[/bold]")
-    for pair in result["pairs"]:
-        shares = f"{_share(pair, 't2i_r1'):<22} {_share(pair, 'i2t_r1', short=True):<16}"
-        rest = (
-            f"{parameters(pair['parameters']):>10}   {duration(pair['features_seconds']):>12}   {size(pair['memory'])}"
-        )
-        lines.append(f"{escape(_pair_name(pair)):<{width}}   {shares} {rest}")
+    for pair in pairs:
+        shares = f"{_share(pair):<24}{_share(pair['predicted']):<24}"
+        rest = f"{parameters(pair['parameters']):>10}{duration(pair['features_seconds']):>16}{size(pair['memory']):>10}"
+        lines.append(f"{escape(_pair_name(pair)):<{width}}   {shares}{rest}")
     lines.append(f"[dim]{'chance':<{width}}   {percent(result['chance'])}[/dim]")
     lines += [f"[dim]{escape(printable(note))}[/dim]" for note in result["notes"]]
     best = result["recommended"]
@@ -90,6 +90,5 @@ def _pair_name(pair: dict[str, Any]) -> str:
     return printable(f"{pair['image']} and {pair['text']}")
 
 
-def _share(pair: dict[str, Any], name: str, *, short: bool = False) -> str:
-    ends = "" if short else f" ({percent(pair[f'{name}_low'])} to {percent(pair[f'{name}_high'])})"
-    return f"{percent(pair[name])}{ends}"
+def _share(found: dict[str, Any]) -> str:
+    return f"{percent(found['t2i_r1'])} ({percent(found['t2i_r1_low'])} to {percent(found['t2i_r1_high'])})"

@@ -160,9 +160,9 @@ def check_data(
 
 def _belonging(listing: Listing, usable: Sequence[int], captions: Sequence[str]) -> dict[str, Any] | None:
     """Whether captions belong to their images; None where that cannot be told: no towers here, too few images, or
-    captions in scripts that the text tower does not know. Drawn images come with theirs."""
+    captions in scripts that the text tower does not know. Drawn images come with theirs, and classes are captions."""
     latin = len(count_scripts(captions).get("Latin", ()))
-    if listing.drawn is not None or not towers_installed() or latin < 0.8 * len(captions):
+    if listing.drawn is not None or listing.table.classes or not towers_installed() or latin < 0.8 * len(captions):
         return None
     from lapclip.commands.probe import check_belonging  # brings torch
 
