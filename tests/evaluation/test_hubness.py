@@ -15,14 +15,20 @@ from lapclip.evaluation.calibration import (
     read_calibration,
     save_calibration,
 )
-from lapclip.evaluation.hubness import KINDS, NEAREST, SHARES, choose, choose_for_captions, closeness, t2i_ranks
-from lapclip.evaluation.question_bank import (
+from lapclip.evaluation.hubness import (
     CAPTIONS,
+    KINDS,
+    NEAREST,
+    SHARES,
     QuestionBank,
     bank_of,
+    choose,
+    choose_for_captions,
+    closeness,
     own_bank,
     read_bank,
     save_bank,
+    t2i_ranks,
 )
 
 from .embeddings import unit

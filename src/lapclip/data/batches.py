@@ -16,9 +16,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from lapclip.data.augment import draw_views, names_sides
 from lapclip.data.dataset import Pairs
 from lapclip.data.phrases import Phrases, cut_phrases
+from lapclip.data.pixels import draw_views, names_sides
 from lapclip.data.tokenizers import Tokenizer, pad
 from lapclip.errors import DataError
 from lapclip.seeding import generator
@@ -204,7 +204,7 @@ class BatchPlan:
 
     @cached_property
     def boxes(self) -> np.ndarray:
-        """The views of every image, (views, N, 5): boxes as `data/augment.py` has them."""
+        """The views of every image, (views, N, 5): boxes as `data/pixels.py` has them."""
         assert self._views is not None
         # An image is not flipped if any of its captions names a side.
         sided_N = np.logical_or.reduceat(self._encoded.sided, self._encoded.first_N[:-1])

@@ -20,11 +20,10 @@ import torch
 from torch import Tensor
 
 from lapclip.config import NEVER, Config
-from lapclip.data.augment import view
 from lapclip.data.batches import BatchPlan
 from lapclip.data.dataset import DataSet, Pairs
 from lapclip.data.packed_store import UNUSED, room_left
-from lapclip.data.pixels import normalise
+from lapclip.data.pixels import normalise, view
 from lapclip.data.tokenizers import pad
 from lapclip.embedder import Embedder, distinct_captions
 from lapclip.errors import DataError

@@ -15,9 +15,8 @@ import torch
 from torch import Tensor
 
 from lapclip.config import TrainConfig
-from lapclip.data.augment import draw_boxes, view
 from lapclip.data.batches import Batch
-from lapclip.data.pixels import normalise
+from lapclip.data.pixels import draw_boxes, normalise, view
 from lapclip.data.tokenizers import LENGTH_STEP
 from lapclip.loss import LOSSES, batch_accuracy, contrastive_loss, distillation_loss, word_loss
 from lapclip.machine.device import DTYPES, Device
@@ -43,7 +42,7 @@ class Inputs:
     patches_BK: Tensor | None
     """The patches each image keeps; None keeps all."""
     boxes_B5: Tensor | None
-    """The box of each image that is seen (`data/augment.py`); None is all of it."""
+    """The box of each image that is seen (`data/pixels.py`); None is all of it."""
     side: int
     """The side of the images that the tower sees, in pixels."""
     lengths: tuple[int, ...] = ()
