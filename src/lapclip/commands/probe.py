@@ -245,7 +245,7 @@ def read_captions(
     blocks = [order[at : at + AT_ONCE] for at in range(0, len(order), AT_ONCE)]  # short ones together
 
     def features(rows: np.ndarray) -> Tensor:
-        tokens_BL = tokenizer.batch([sample.captions[at] for at in rows], shape.context)
+        tokens_BL = tokenizer.batch([sample.captions[int(at)] for at in rows], shape.context)
         return tower.begin(torch.from_numpy(tokens_BL).to(device.torch), tower.depth).float().cpu()
 
     read = measured.read(name, tower, blocks, features, device, f"{name} reads captions", callbacks, len(order))

@@ -283,6 +283,9 @@ class Belonging(NamedTuple):
 
 MUCH = 4.0
 """Standard deviations above shuffled captions from which on a relation is believed."""
+ALIKE = 1.3
+"""How much more captions must have to do with neighbours than with their own images to have moved: where neighbours are
+alike, as in photos sorted by what they show, both are related, and either may be a little more so."""
 
 
 def belonging(image_NF: Tensor, first_NG: Tensor, last_NG: Tensor, run_N: np.ndarray) -> Belonging:
@@ -297,5 +300,5 @@ def belonging(image_NF: Tensor, first_NG: Tensor, last_NG: Tensor, run_N: np.nda
         here = torch.from_numpy(here[run_N[here] == run_N[here - by]])
         if len(here) > 2:
             stays, moves = (relation(image_NF[rows], captions_NG[here]).z for rows in (here, here - by))
-            best = max(best, (moves if moves > stays + MUCH and moves > MUCH else 0.0, by))
+            best = max(best, (moves if moves > MUCH + ALIKE * max(stays, 0.0) else 0.0, by))
     return Belonging(own, best[1] if best[0] else 0, best[0])
