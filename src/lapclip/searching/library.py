@@ -220,8 +220,10 @@ class Library:
             return {"nothing": None, "why": NOT_MEASURED}
         if kind is None or not len(scores):
             return {"nothing": None, "why": "only questions in words and without a minus were measured"}
-        standing = self._calibration.standing(kind, question_E, float(scores[0]), images)
-        return self._calibration.verdict(kind, standing)
+        silent = self._calibration.verdict(kind, None)
+        if silent["why"]:  # most models cannot tell, and a standing takes a second the first time
+            return silent
+        return self._calibration.verdict(kind, self._calibration.standing(kind, question_E, float(scores[0]), images))
 
     def _allowed(self, since: float | None, exclude: Sequence[str], without: int | None = None) -> np.ndarray:
         """Which images are young enough and not left out."""
