@@ -385,7 +385,7 @@ def test_new_heads_start_with_what_fits_both_towers_best(text_folder: Path, coun
     cached = CachedFeatures(rows[:seen].numpy()[None], Ragged(captions[: 2 * seen].numpy(), None), None, [])
     assert start_heads(model, cached, SimpleNamespace(train=Captions([["a", "b"]] * seen)))
     assert all(head.projection.isfinite().all() and head.projection.norm(dim=0).min() > 0 for head in (image, text))
-    assert found() > 0.9 > before or count == 5
+    assert found() > 0.8 > before or count == 5
 
 
 def test_heads_of_towers_that_learn_start_at_random_and_a_note_says_so(
