@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,13 @@ def row(function: Callable[[argparse.Namespace], dict[str, Any]]) -> Callable[[a
 
 
 def evaluated(wanted: argparse.Namespace) -> dict[str, Any]:
-    return evaluate(EvaluationRequest(wanted.model, wanted.on, wanted.split, device="cpu", out=wanted.out))
+    """What `lapclip eval` finds; once for all rows."""
+    return _evaluated(wanted.model, wanted.on, wanted.split, wanted.out)
+
+
+@cache
+def _evaluated(model: str | None, on: str | None, split: str | None, out: Path | None) -> dict[str, Any]:
+    return evaluate(EvaluationRequest(model, on, split, device="cpu", out=out))
 
 
 @row

@@ -35,9 +35,11 @@ from openclip import open_clip  # through ours, which makes the peers importable
 from peers_weights import Comparisons, huggingface_encoders, openclip_encoders
 from safetensors.torch import save_file
 from sentencepiece import sentencepiece_model_pb2
+from tokenizers.normalizers import Lowercase
 from torch import Tensor, nn
 
 from lapclip.data.dataset import Pairs
+from lapclip.data.sentencepiece import end_with
 from lapclip.embedder import Embedder, load_torch
 from lapclip.exporting import CheckPairs, Job, find_format
 from lapclip.weights import huggingface, openclip
@@ -99,7 +101,7 @@ class Vocabularies:
         self.pairs = sentencepiece.SentencePieceProcessor(model_proto=second)
         folder.mkdir()
         (folder / "spiece.model").write_bytes(first)
-        gemma = make.gemma(self.pairs)
+        gemma = {**make.gemma(self.pairs), "post_processor": end_with("<eos>", 1)}  # as published folders have it
         (folder / "gemma.json").write_text(json.dumps(gemma), encoding="utf-8")
         self.unigram_json().save(str(folder / "unigram.json"))
 
@@ -328,16 +330,13 @@ def tokens(found: Comparisons, count: int, words: Vocabularies, place: Path) -> 
         ordinary[: count // 10],
     )
     second = siglip_tokenizer(folder("gemma.json"), words.size)
-    by_letter = lambda text: "".join(letter.lower() for letter in text)  # noqa: E731
+    by_letter = Lowercase().normalize_str  # which knows a newer Unicode than Python may
     compare("SentencePiece, byte pairs", second, lambda text: filled(words.pairs.encode(by_letter(text)), 0), many)
     theirs = siglip2_tokens(place / "gemma.json")
     compare("transformers' Siglip2Tokenizer", second, lambda text: theirs([text])[0].tolist(), many[: count // 10])
     for name in ("unigram.json", "gemma.json"):
         third = siglip_tokenizer(place / name if name == "gemma.json" else folder(name), words.size, "mended-canonical")
         peer = open_clip.tokenizer.HFTokenizer(str(place / name), 64, clean="canonicalize")
-        if name == "gemma.json":  # without an end of its own in this file, as published ones have it
-            (place / name / "tokenizer.json").write_text(json.dumps(third.to_dict()["description"]))
-            peer = open_clip.tokenizer.HFTokenizer(str(place / name), 64, clean="canonicalize")
         compare(
             f"OpenCLIP's tokenizer, {name}", third, lambda text, peer=peer: peer(text)[0].tolist(), many[: count // 10]
         )

@@ -64,8 +64,8 @@ from lapclip.data.tokenizers import clip_tokenizer
 from lapclip.embedder import Embedder, Encoder, load_torch, open_exported
 from lapclip.exporting.export_folder import describe, write_json
 from lapclip.exporting.int8 import DYNAMIC, STATIC, Way, quantise
-from lapclip.exporting.to_huggingface import HuggingFace
 from lapclip.exporting.to_onnx import interface, write_float
+from lapclip.exporting.to_published import HuggingFace
 from lapclip.exporting.tokenizer_files import write_tokenizers
 from lapclip.machine.choose_device import choose_device
 from lapclip.model.clip import CLIP

@@ -29,6 +29,10 @@ SMALL = [
     "data.train_pairs=64",
     "train.batch_size=16",
     "train.steps=12",
+    # Plain training: what the recipes add has tests of its own.
+    "data.tokenizer=characters",
+    "train.optimizer=adamw",
+    "train.word_weight=0.0",
     "train.dtype=float32",
     "train.device=cpu",
     "train.threads=1",

@@ -38,7 +38,7 @@ def test_settings_win_over_the_recipe_and_the_recipe_over_defaults() -> None:
     config = config_of("train.batch_size=7", "model.patch=8")
     assert config.train.batch_size == 7
     assert config.model.patch == 8
-    assert config.train.warmup == 0.2
+    assert config.train.learning_rate == 8e-4
 
 
 def test_a_named_model_is_the_base_and_single_fields_change_it() -> None:

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from lapclip.config import TrainConfig
-from lapclip.loss import LOSSES, batch_accuracy, contrastive_loss, distillation_loss
+from lapclip.loss import LOSSES, batch_accuracy, contrastive_loss, distillation_loss, word_loss
 
 
 def embeddings(rows: int = 6) -> tuple[torch.Tensor, torch.Tensor]:
@@ -24,6 +24,28 @@ def test_with_one_positive_a_row_it_is_clips_loss() -> None:
     expected = (F.cross_entropy(logits, labels) + F.cross_entropy(logits.T, labels)) / 2
     loss, _ = contrastive_loss(image, text, scale, torch.eye(len(image), dtype=torch.bool))
     torch.testing.assert_close(loss, expected)
+
+
+def test_smoothing_gives_all_pairs_a_share_of_the_target() -> None:
+    image, text = embeddings()
+    scale, positives = torch.tensor(14.0, dtype=torch.float64), torch.eye(len(image), dtype=torch.bool)
+    logits = scale * image @ text.T
+    aim = 0.8 * torch.eye(len(image), dtype=torch.float64) + 0.2 / len(image)
+    expected = (F.cross_entropy(logits, aim) + F.cross_entropy(logits.T, aim)) / 2
+    torch.testing.assert_close(contrastive_loss(image, text, scale, positives, smoothing=0.2)[0], expected)
+    assert [loss.smooths for loss in LOSSES.values()] == [name == "softmax" for name in LOSSES]
+
+
+def test_words_are_predicted_from_each_embedding_by_itself() -> None:
+    image, words = embeddings()
+    targets = torch.softmax(torch.arange(36.0, dtype=torch.float64).reshape(6, 6) % 5, dim=1)
+    loss = word_loss(image, words, targets)
+    torch.testing.assert_close(
+        loss, torch.stack([word_loss(image[[at]], words, targets[[at]]) for at in range(6)]).mean()
+    )
+    assert word_loss(words, words, torch.eye(6, dtype=torch.float64)) < word_loss(
+        words.flip(0), words, torch.eye(6).double()
+    )
 
 
 def test_equal_captions_are_not_punished() -> None:

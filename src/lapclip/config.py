@@ -205,8 +205,13 @@ class TrainConfig:
     initial_bias: float | str = setting(AUTO, least=-100.0, most=100.0, choices=(AUTO,))
     """What the sigmoid loss adds to scaled similarities at the start; it is learnt. `auto` is -ln(batch_size - 1); the
     published -10 suits batches near 22,000."""
+    optimizer: str = setting("adamw", choices=("adamw", "muon"))
+    """What updates weights: `adamw`, or `muon`, which takes the matrices of blocks a step of equal size in every
+    direction and leaves the rest to AdamW. From random weights it needs a third of the steps. docs/photos.md"""
     learning_rate: float = setting(1e-3, least=0.0)
     """Highest learning rate, reached at the end of the warm-up."""
+    matrix_rate: float = setting(0.03, least=0.0)
+    """The same for the matrices that Muon updates; of convolutions, the angle by which they turn."""
     weight_decay: float = setting(0.1, least=0.0)
     """AdamW's decay of weight matrices. Norms, biases, position and class embeddings and the temperature have none."""
     beta1: float = setting(0.9, least=0.0, most=0.9999)
@@ -254,6 +259,12 @@ class TrainConfig:
     """Smallest share of an image that a random crop keeps; 1 never crops."""
     flip: float = setting(0.0, least=0.0, most=1.0)
     """How often an image is flipped left to right. Never where its caption names a side."""
+    label_smoothing: float = setting(0.0, least=0.0, most=0.9)
+    """Share of the softmax loss's target that all captions of a batch have, and all images: some fit nearly as well as
+    the true ones. 0 is without."""
+    word_weight: float = setting(0.0, least=0.0, most=100.0)
+    """Weight of a second loss beside the contrastive one: from each embedding, the tokens of all captions of its image
+    are predicted, so that captions that say the same in other words come together. 0 is without. docs/photos.md"""
     symbol_dropout: float = setting(0.0, least=0.0, most=0.9)
     """Share of a caption's tokens left out at random, so that few captions are not learnt by heart."""
     feature_dropout: float = setting(0.0, least=0.0, most=0.9)

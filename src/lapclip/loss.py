@@ -25,6 +25,8 @@ class ContrastiveLoss(ABC):
     name: ClassVar[str]
     initial_scale: ClassVar[float]
     """What similarities are multiplied by at the start; learnt."""
+    smooths: ClassVar[bool] = False
+    """Whether it has a use for `train.label_smoothing`."""
 
     def __init_subclass__(cls) -> None:
         LOSSES[cls.name] = cls()
@@ -43,8 +45,9 @@ class ContrastiveLoss(ABC):
         """The loss of guessing, for pairs with one true partner each."""
 
     @abstractmethod
-    def __call__(self, logits_BB: Tensor, positives_BB: Tensor) -> Tensor:
-        """The loss. A row of logits_BB is an image, a column a caption; positives_BB marks true pairs."""
+    def __call__(self, logits_BB: Tensor, positives_BB: Tensor, smoothing: float = 0.0) -> Tensor:
+        """The loss. A row of logits_BB is an image, a column a caption; positives_BB marks true pairs. `smoothing` is
+        the share of the target that all pairs have, where the loss has a use for it."""
 
 
 class SoftmaxLoss(ContrastiveLoss):
@@ -56,6 +59,7 @@ class SoftmaxLoss(ContrastiveLoss):
 
     name = "softmax"
     initial_scale = 1 / 0.07
+    smooths = True
 
     def initial_bias(self, batch_size: int) -> None:
         return None
@@ -63,10 +67,12 @@ class SoftmaxLoss(ContrastiveLoss):
     def chance(self, batch_size: int) -> float:
         return math.log(batch_size)
 
-    def __call__(self, logits_BB: Tensor, positives_BB: Tensor) -> Tensor:
+    def __call__(self, logits_BB: Tensor, positives_BB: Tensor, smoothing: float = 0.0) -> Tensor:
         targets_BB = positives_BB.to(logits_BB.dtype)
-        image_loss = F.cross_entropy(logits_BB, targets_BB / targets_BB.sum(1, keepdim=True).clamp(min=1))
-        text_loss = F.cross_entropy(logits_BB.T, (targets_BB / targets_BB.sum(0, keepdim=True).clamp(min=1)).T)
+        by_image = targets_BB / targets_BB.sum(1, keepdim=True).clamp(min=1)
+        by_text = targets_BB / targets_BB.sum(0, keepdim=True).clamp(min=1)
+        image_loss = F.cross_entropy(logits_BB, by_image, label_smoothing=smoothing)
+        text_loss = F.cross_entropy(logits_BB.T, by_text.T, label_smoothing=smoothing)
         return (image_loss + text_loss) / 2
 
 
@@ -89,7 +95,7 @@ class SigmoidLoss(ContrastiveLoss):
         certain = batch_size == 1
         return 0.0 if certain else -math.log(share) - (batch_size - 1) * math.log1p(-share)
 
-    def __call__(self, logits_BB: Tensor, positives_BB: Tensor) -> Tensor:
+    def __call__(self, logits_BB: Tensor, positives_BB: Tensor, smoothing: float = 0.0) -> Tensor:
         return F.softplus(torch.where(positives_BB, -logits_BB, logits_BB)).sum() / len(logits_BB)
 
 
@@ -100,12 +106,13 @@ def contrastive_loss(
     positives_BB: Tensor,
     bias: Tensor | None = None,
     loss: ContrastiveLoss = LOSSES["softmax"],
+    smoothing: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
     """A contrastive loss and its logits. image_BE and text_BE are unit length; positives_BB marks true pairs."""
     logits_BB = scale * image_BE @ text_BE.T
     if bias is not None:
         logits_BB = logits_BB + bias
-    return loss(logits_BB, positives_BB), logits_BB
+    return loss(logits_BB, positives_BB, smoothing), logits_BB
 
 
 def distillation_loss(image_BE: Tensor, text_BE: Tensor, teacher_image_BE: Tensor, teacher_text_BE: Tensor) -> Tensor:
@@ -114,6 +121,20 @@ def distillation_loss(image_BE: Tensor, text_BE: Tensor, teacher_image_BE: Tenso
     All rows are unit length. No negatives are needed, so it does not depend on the size of the batch.
     """
     return 2 - (image_BE * teacher_image_BE).sum(1).mean() - (text_BE * teacher_text_BE).sum(1).mean()
+
+
+WORD_SCALE = 16.0
+"""What products of embeddings and word vectors, which start at length one, are multiplied by."""
+
+
+def word_loss(embeddings_BE: Tensor, words_VE: Tensor, targets_BV: Tensor) -> Tensor:
+    """How badly embeddings tell which tokens the captions of their image have: cross-entropy over the vocabulary.
+
+    embeddings_BE are unit length; rows of targets_BV add up to one. A row sees no other, so it does not depend on the
+    size of the batch.
+    """
+    logits_BV = WORD_SCALE * embeddings_BE @ words_VE.T
+    return F.cross_entropy(logits_BV, targets_BV)
 
 
 @torch.no_grad()

@@ -15,8 +15,8 @@ import pytest
 
 from lapclip import claims
 from lapclip.claims import judge, measured_claims, run_claims
-from lapclip.claims.bench import Bench, parameters
 from lapclip.claims.judge import FAILS, HOLDS, UNKNOWN, Finding, all_claims, unknown
+from lapclip.claims.measured_claims import Bench, parameters
 from lapclip.commands.train import train
 from lapclip.data.scenes.scene import split_scenes
 from lapclip.errors import ConfigError

@@ -31,7 +31,7 @@ from lapclip.embedder import load
 from lapclip.errors import ConfigError, DataError, LapclipError, RunError
 from lapclip.evaluation import note_on_chance
 from lapclip.evaluation.calibration import calibration_of
-from lapclip.evaluation.question_bank import OWN, read_bank
+from lapclip.evaluation.hubness import OWN, read_bank
 from lapclip.evaluation.retrieval import retrieval
 from lapclip.evaluation.zeroshot import TEMPLATES, class_embeddings
 from lapclip.which_model import which_model

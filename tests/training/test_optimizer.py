@@ -1,15 +1,24 @@
 from __future__ import annotations
 
-import dataclasses
+from dataclasses import replace
 
 import pytest
+import torch
 
 from lapclip.config import TrainConfig, build_config, parse_settings
 from lapclip.errors import ConfigError
 from lapclip.machine.cpu import Cpu
 from lapclip.model.clip import CLIP
 from lapclip.model.shapes import SHAPES
-from lapclip.training.optimizer import image_side, is_cheap, learning_rate, make_optimizer, patches_seen
+from lapclip.training.optimizer import (
+    Muon,
+    image_side,
+    is_cheap,
+    learning_rate,
+    make_optimizer,
+    orthogonal,
+    patches_seen,
+)
 
 
 def test_only_weight_matrices_decay() -> None:
@@ -56,7 +65,7 @@ def test_images_are_small_in_the_cheap_part_and_full_after_it() -> None:
 def test_patches_are_left_out_in_the_cheap_part_only() -> None:
     config = TrainConfig(steps=100, patch_dropout=0.5, cheap_share=0.4)
     assert kinds(config, 40, 41) == [(64, (8, 16)), (64, (16, 16))]
-    assert kinds(dataclasses.replace(config, cheap_size=32), 40, 41) == [(32, (2, 4)), (64, (16, 16))]
+    assert kinds(replace(config, cheap_size=32), 40, 41) == [(32, (2, 4)), (64, (16, 16))]
 
 
 def test_without_cheap_settings_there_is_no_cheap_part_to_see() -> None:
@@ -68,3 +77,39 @@ def test_a_cheap_size_has_to_fit_the_patches(size: int) -> None:
     with pytest.raises(ConfigError, match=r"train.cheap_size .* must be a multiple of model.patch 16") as error:
         build_config([parse_settings([f"cheap_size={size}"])], SHAPES)
     assert "train.cheap_size=32" in str(error.value.hint)
+
+
+@pytest.mark.parametrize("size", [(3, 40, 90), (2, 90, 40)])
+def test_directions_of_muon_have_singular_values_near_one(size: tuple[int, ...]) -> None:
+    drawn = torch.randn(size, generator=torch.Generator().manual_seed(0)) ** 3
+    found = torch.linalg.svdvals(orthogonal(drawn))
+    assert found.min() > 0.5
+    assert found.max() < 1.3
+    assert torch.linalg.svdvals(drawn / drawn.norm(dim=(1, 2), keepdim=True)).min() < 0.1  # before
+    assert ((orthogonal(drawn) * drawn).sum(dim=(1, 2)) > 0).all()
+
+
+def test_muon_turns_the_matrices_of_blocks_and_leaves_the_rest_to_adamw() -> None:
+    shape = replace(SHAPES["photos"], image_width=8, image_size=32, text_width=32, vocabulary=40)
+    model = CLIP(shape)
+    config = TrainConfig(optimizer="muon", matrix_rate=0.1, learning_rate=1e-3, weight_decay=0.5)
+    optimizer = make_optimizer(model, config, Cpu())
+    assert isinstance(optimizer, Muon)
+    names: dict[torch.Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
+    turned = {names[parameter] for group in optimizer.param_groups if group["muon"] for parameter in group["params"]}
+    assert {"image.stem.1.weight", "image.blocks.0.first.weight", "text.transformer.blocks.1.mlp_in.weight"} <= turned
+    assert not turned & {"image.stem.0.weight", "image.projection", "text.token_embedding", "logit_scale"}
+    before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    for parameter in model.parameters():
+        parameter.grad = torch.randn_like(parameter)
+    for group in optimizer.param_groups:
+        group["lr"] = 1e-3 * group["share"]
+    optimizer.step()
+    for parameter, name in names.items():
+        assert not torch.equal(parameter, before[name]), name
+        if name in turned and parameter.ndim == 4:
+            assert parameter.norm().item() == pytest.approx(len(parameter) ** 0.5, rel=1e-4)
+            moved = (parameter - before[name] * (len(parameter) ** 0.5 / before[name].norm())).norm()
+            assert moved.item() == pytest.approx(0.1 * min(parameter.flatten(1).shape) ** 0.5, rel=0.3)
+    kinds = {names[parameter]: set(state) for parameter, state in optimizer.state.items()}
+    assert all((kinds[name] == {"momentum"}) == (name in turned) for name in kinds)

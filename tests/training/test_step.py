@@ -40,6 +40,8 @@ def step_of(**settings) -> TrainStep:
     config = TrainConfig(**{"dtype": "float32", **settings})
     model = CLIP(SHAPES["tiny"], seed=1)
     initialise_logits(model, config, new=True)
+    if config.word_weight:
+        model.start_words(seed=2)
     step = make_step(model, config, CPU)
     assert isinstance(step, TrainStep)
     return step
@@ -53,9 +55,15 @@ def batch_of(rows: int = 8) -> Batch:
     return Batch(pixels, tokens, np.eye(rows, dtype=bool), np.zeros(rows, dtype=bool))
 
 
-@pytest.mark.parametrize("loss", sorted(LOSSES))
-def test_repeated_steps_learn_a_batch_by_heart(loss: str) -> None:
-    step, batch = step_of(loss=loss, batch_size=8), batch_of()
+def batch_with_words() -> Batch:
+    words = np.random.default_rng(1).random((8, 33)).astype(np.float32)
+    return replace(batch_of(), words_BV=words / words.sum(1, keepdims=True))
+
+
+@pytest.mark.parametrize("changes", [*({"loss": loss} for loss in sorted(LOSSES)), {"optimizer": "muon"}], ids=str)
+def test_repeated_steps_learn_a_batch_by_heart(changes: dict) -> None:
+    step, batch = step_of(batch_size=8, **changes), batch_of()
+    loss = step.config.loss
     losses = [step(batch, number, 1e-3, off())().loss for number in range(1, 61)]
     assert losses[0] > LOSSES[loss].chance(8) - 0.5
     assert losses[-1] < 0.2
@@ -88,6 +96,19 @@ def test_another_loss_starts_with_its_own_scale_and_the_same_goes_on_with_what_w
     initialise_logits(model, TrainConfig(), new=False)
     assert model.logit_bias is None
     assert model.logit_scale.item() == pytest.approx(-math.log(0.07))
+
+
+def test_words_are_learnt_beside_the_loss_that_is_shown() -> None:
+    batch = batch_with_words()
+    alone, both = step_of(), step_of(word_weight=0.5)
+    first = [step(batch, 1, 1e-3, off())() for step in (alone, both)]
+    assert first[1].loss == first[0].loss  # what guessing is compared with
+    assert first[0].word_loss == 0
+    assert first[1].word_loss == pytest.approx(2 * math.log(33), rel=0.5)  # of both towers, and vectors are random
+    assert "words" in first[1].part_norms
+    later = [both(batch, number, 3e-3, off())() for number in range(2, 60)][-1]
+    assert later.word_loss < 0.95 * first[1].word_loss
+    assert later.loss < 0.5 * first[1].loss
 
 
 def test_norms_by_part_add_up_to_the_whole() -> None:
@@ -147,6 +168,7 @@ def test_patches_dropped_depend_on_the_step_and_are_the_right_share() -> None:
     [
         {},
         {"loss": "sigmoid"},
+        {"word_weight": 0.5},
         {"patch_dropout": 0.5},
         {"crop": 0.5, "flip": 0.5, "cheap_size": 16},
         {"recompute": True, "linear": "onednn"},
@@ -155,7 +177,7 @@ def test_patches_dropped_depend_on_the_step_and_are_the_right_share() -> None:
 )
 def test_micro_batches_give_the_gradients_of_the_whole_batch(micro_batch: int, changes: dict) -> None:
     settings = {"clip_norm": 0.0, "steps": 10, "cheap_share": 0.5, **changes}
-    batch = batch_of()
+    batch = batch_with_words()
     batch.positives_BB[0, 1] = batch.positives_BB[1, 0] = True
     whole, parts = step_of(**settings), step_of(**settings, micro_batch=micro_batch)
     whole_metrics, parts_metrics = (step(batch, 3, 0.0, off())() for step in (whole, parts))
@@ -267,8 +289,9 @@ def test_half_precision_gradients_point_where_the_exact_ones_do(dtype: str, micr
         assert (one.grad - other.grad).norm() <= 0.05 * one.grad.norm() + 1e-6, name
 
 
-def test_float16_leaves_out_updates_that_overflow_and_lowers_its_scale() -> None:
-    step = step_of(dtype="float16")
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_float16_leaves_out_updates_that_overflow_and_lowers_its_scale(optimizer: str) -> None:
+    step = step_of(dtype="float16", optimizer=optimizer)
     assert step.loss_scale is not None
     step.loss_scale.state[0] = 2.0**40
     before = [parameter.detach().clone() for parameter in step.model.parameters()]

@@ -27,7 +27,16 @@ from lapclip.tuning.search import Tuning
 
 from .made import CONFIG, batch_of
 
-SMALL_RUN = ["model.name=tiny", "data.train_pairs=64", "train.batch_size=16", "train.steps=12", "train.device=cpu"]
+SMALL_RUN = [
+    "model.name=tiny",
+    "data.train_pairs=64",
+    "data.tokenizer=characters",
+    "train.batch_size=16",
+    "train.steps=12",
+    "train.optimizer=adamw",
+    "train.word_weight=0.0",
+    "train.device=cpu",
+]
 
 
 @pytest.fixture(autouse=True)

@@ -51,9 +51,9 @@ class Server:
         count, length = self.parameters, len(self.file)
         there = f"{self.address}/clip/{self.digest}/small.pt"
         return {
-            "small-hub": PublishedModel("small-hub", "someone/small", count, 4 * count, "here", "MIT", "here"),
+            "small-hub": PublishedModel("small-hub", "someone/small", count, 4 * count, "here", 1.0, "MIT", "here"),
             "small-file": PublishedModel(
-                "small-file", there, count, length, "here", "MIT", "here", (0.5, 0.6, 0.7) * 2
+                "small-file", there, count, length, "here", 1.0, "MIT", "here", (0.5, 0.6, 0.7) * 2
             ),
         }
 

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from lapclip.claims import measured_claims, run_claims
-from lapclip.claims.bench import Bench
 from lapclip.claims.judge import Finding, all_claims, row, unknown
+from lapclip.claims.measured_claims import Bench
 from lapclip.errors import ConfigError, first_line
 from lapclip.machine.choose_device import default_threads, prepare_device
 from lapclip.progress import StageProgress

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from lapclip.claims.bench import Bench
 from lapclip.claims.judge import Finding, judged, unknown
+from lapclip.claims.measured_claims import Bench
 from lapclip.config import SECTIONS, DataConfig, build_config, read_recipe
 from lapclip.data.loading import load_data
 from lapclip.data.scenes.scene import Scene, split_scenes

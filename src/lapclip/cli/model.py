@@ -70,8 +70,10 @@ def models(
 
     Every command that takes a model takes these names: search, embed, serve, eval, export, and `train --from`. The
     first use asks before it fetches a model; from then on it works offline. A broken download goes on where it was.
-    Recall is what others published: captions that find their own image first, among 1,000 of Flickr30k and 5,000 of
-    COCO, without training on either.
+
+    Size is in parameters, and GFLOP the arithmetic for an image: twice as much indexes half as fast. Flickr and COCO
+    are what others published: how often a caption finds its own image first, among 1,000 images of Flickr30k and 5,000
+    of COCO, without training on either.
 
     For example:
 
@@ -99,7 +101,7 @@ def models(
     shown = [MODELS[name] for name in dict.fromkeys(names)] or sorted(MODELS.values(), key=lambda one: one.parameters)
     lines: list[str | Table] = [_table(shown)]
     if not names:
-        lines.append(f"[dim]R@1 of captions to images without training on either: {RECALL_SOURCE}[/dim]")
+        lines.append(f"[dim]Flickr, COCO: {RECALL_SOURCE}[/dim]")
     if chosen := shown[0] if names else best:
         why = "" if names else f"[dim]The best that this computer has room for: {chosen.name}.[/dim]"
         example = command("search", "PHOTOS", "a dog on a beach", "--model", chosen.name)
@@ -129,13 +131,15 @@ def _fetch(model: PublishedModel, *, yes: bool) -> None:
 def _table(shown: list[PublishedModel]) -> Table:
     from rich.table import Table
 
-    table = Table("model", box=None, pad_edge=False)
-    for title in ("parameters", "to fetch", "Flickr30k", "COCO"):
+    table = Table(box=None, pad_edge=False)
+    table.add_column("model", no_wrap=True, min_width=max(len(one.name) for one in shown))
+    for title in ("size", "fetch", "GFLOP", "Flickr", "COCO"):
         table.add_column(title, justify="right", no_wrap=True)
-    table.add_column("licence")
-    table.add_column("here")
+    table.add_column("licence", no_wrap=True)
+    table.add_column("here", no_wrap=True)
     for one in shown:
         recalls = [percent(recall[0]) if recall else UNKNOWN for recall in (one.flickr30k, one.coco)]
         here = "yes" if one.in_cache else "no"
-        table.add_row(one.name, parameters(one.parameters), size(one.bytes), *recalls, one.licence, here)
+        numbers = (parameters(one.parameters), size(one.bytes), f"{one.image_gigaflops:.0f}", *recalls)
+        table.add_row(one.name, *numbers, one.licence, here)
     return table

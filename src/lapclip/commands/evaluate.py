@@ -27,7 +27,7 @@ from lapclip.errors import ConfigError, DataError, LapclipError, RunError, neare
 from lapclip.evaluation import FEW, note_on_chance, note_on_few
 from lapclip.evaluation.calibration import calibrate, calibration_path, save_calibration
 from lapclip.evaluation.evaluation import evaluate_classes, evaluate_pairs
-from lapclip.evaluation.question_bank import QuestionBank, bank_of, own_bank, read_bank, save_bank
+from lapclip.evaluation.hubness import QuestionBank, bank_of, own_bank, read_bank, save_bank
 from lapclip.evaluation.retrieval import linear_baseline
 from lapclip.evaluation.short_questions import (
     ShortQuestions,

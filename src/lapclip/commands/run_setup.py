@@ -183,6 +183,7 @@ def make_plan(config: Config, data: DataSet, tokenizer: Tokenizer) -> BatchPlan:
         train.symbol_dropout,
         views,
         with_phrases=train.phrases > 0,
+        with_words=train.word_weight > 0,
     )
 
 
@@ -207,6 +208,8 @@ def unused_settings(request: Request, config: Config, initial: InitialWeights | 
     with_bias = LOSSES[config.train.loss].has_bias
     if "initial_bias" in request.asked("train") and not with_bias:
         notes.append(f"train.initial_bias is not used: the {config.train.loss} loss has no bias")
+    if config.train.label_smoothing and not LOSSES[config.train.loss].smooths:
+        notes.append(f"train.label_smoothing is not used: the {config.train.loss} loss has no shares to smooth")
     if "logit_bias" in request.asked("model") and config.model.logit_bias != with_bias:
         notes.append(f"model.logit_bias is not used: the {config.train.loss} loss decides it")
     if config.train.start and initial and initial.shape.logit_bias != with_bias:
@@ -380,6 +383,8 @@ def build(
     """The model as it starts with its optimiser, ready to step, and the same model ready to embed."""
     model = initial.take() if initial else CLIP(config.model, seed=derived_seed(config.train.seed, "weights"))
     initialise_logits(model, config.train, new=not config.train.start)
+    if config.train.word_weight:
+        model.start_words(derived_seed(config.train.seed, "words"))
     model = model.to(device.torch)
     freeze(model, config.train)
     step = make_step(model, config.train, device)

@@ -26,7 +26,7 @@ from lapclip.embedder import Embedder, load_torch
 from lapclip.errors import LapclipError
 from lapclip.evaluation import FEW
 from lapclip.evaluation.calibration import calibrate, save_calibration
-from lapclip.evaluation.question_bank import bank_of, read_bank, save_bank
+from lapclip.evaluation.hubness import bank_of, read_bank, save_bank
 from lapclip.evaluation.short_questions import evaluate_short_questions, short_questions
 from lapclip.loss import LOSSES
 from lapclip.machine import facts, system_memory

@@ -11,13 +11,14 @@ from collections.abc import Generator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import Any, Protocol
 
 import numpy as np
 
-from lapclip.data.augment import draw_views, names_sides
 from lapclip.data.dataset import Pairs
 from lapclip.data.phrases import Phrases, cut_phrases
+from lapclip.data.pixels import draw_views, names_sides
 from lapclip.data.tokenizers import Tokenizer, pad
 from lapclip.errors import DataError
 from lapclip.seeding import generator
@@ -26,6 +27,8 @@ WINDOW = 4096
 """Rows that are shuffled among each other where reading neighbours together is faster."""
 BLOCK = 256
 """Rows that stay neighbours there until then."""
+OFTEN = 5
+"""Images that must have a token before it is predicted from them."""
 PARTNERS = 4
 """Images that one with a caption that its batch has already may be swapped with."""
 LEAST_IMAGES = 2
@@ -64,6 +67,8 @@ class Batch:
     """Which images (rows) have which of these phrases (columns) in their captions."""
     phrase_features: np.ndarray | None = None
     """What the frozen part of the text tower makes of the phrases, where that was computed before."""
+    words_BV: np.ndarray | None = None
+    """The tokens of all captions of each image, as shares that add up to one; None where no words are predicted."""
 
 
 class FrozenFeatures(Protocol):
@@ -107,6 +112,19 @@ class EncodedCaptions:
     """How often a batch may have each of them: once, or more where more images than batches have no other."""
 
 
+@dataclass(frozen=True)
+class EncodedWords:
+    """The tokens that the captions of each image have, each once."""
+
+    tokens: np.ndarray
+    """One image's after the other's."""
+    first_N: np.ndarray
+    """Where those of each image begin, and where the last one's end."""
+    weights_V: np.ndarray
+    """What each token of the vocabulary counts: more the fewer images have it, nothing where too few have it to learn
+    it from, or all."""
+
+
 class BatchPlan:
     """Each epoch visits every image once in a new order, with one of its captions drawn at random.
 
@@ -127,6 +145,7 @@ class BatchPlan:
         teacher: tuple[np.ndarray, np.ndarray] | None = None,
         *,
         with_phrases: bool = False,
+        with_words: bool = False,
     ) -> None:
         if batch_size > len(pairs):
             raise DataError(
@@ -135,7 +154,8 @@ class BatchPlan:
             )
         self.pairs, self.batch_size, self.seed, self.symbol_dropout = pairs, batch_size, seed, symbol_dropout
         self.tokenizer, self.context = tokenizer, context
-        self._views, self._frozen, self._with_phrases = views, frozen, with_phrases
+        self._views, self._frozen = views, frozen
+        self._with_phrases, self._with_words = with_phrases, with_words
         self._teacher = teacher
         """A teacher's embeddings of every image, and of every caption in the order of `captions`."""
         self.steps_per_epoch = len(pairs) // batch_size
@@ -178,12 +198,13 @@ class BatchPlan:
             text_features=self._frozen.of_captions(captions, tokens_BL.shape[1]) if self._frozen else None,
             teacher_image=taught_image,
             teacher_text=taught_text,
+            words_BV=self._words_of(rows) if self._with_words else None,
             **self._draw_phrases(rows, step),
         )
 
     @cached_property
     def boxes(self) -> np.ndarray:
-        """The views of every image, (views, N, 5): boxes as `data/augment.py` has them."""
+        """The views of every image, (views, N, 5): boxes as `data/pixels.py` has them."""
         assert self._views is not None
         # An image is not flipped if any of its captions names a side.
         sided_N = np.logical_or.reduceat(self._encoded.sided, self._encoded.first_N[:-1])
@@ -264,6 +285,25 @@ class BatchPlan:
         allowed = np.maximum(1, -(-only // self.steps_per_epoch))
         sided = np.array([names_sides(caption) for caption in captions])
         return EncodedCaptions(tokens, first_N, same, sided, allowed)
+
+    def _words_of(self, rows: np.ndarray) -> np.ndarray:
+        """The tokens that the captions of each image have, as shares that add up to one: the rarer, the more. (B, V)"""
+        words = self._words
+        tokens = [words.tokens[words.first_N[row] : words.first_N[row + 1]] for row in rows]
+        at_B = np.repeat(np.arange(len(rows)), [len(some) for some in tokens])
+        shares_BV = np.zeros((len(rows), len(words.weights_V)), dtype=np.float32)
+        shares_BV[at_B, np.concatenate(tokens)] = words.weights_V[np.concatenate(tokens)]
+        return shares_BV / np.maximum(shares_BV.sum(1, keepdims=True), 1e-6)
+
+    @cached_property
+    def _words(self) -> EncodedWords:
+        first_N, marks = self._encoded.first_N, (self.tokenizer.start, self.tokenizer.end)
+        each = [
+            np.setdiff1d(np.concatenate(self._encoded.tokens[first:last]), marks) for first, last in pairwise(first_N)
+        ]
+        counts_V = np.bincount(np.concatenate(each), minlength=self.tokenizer.vocabulary)
+        weights_V = np.sqrt(np.log(len(each) / np.maximum(counts_V, 1))) * (counts_V >= OFTEN)
+        return EncodedWords(np.concatenate(each), np.cumsum([0, *map(len, each)]), weights_V.astype(np.float32))
 
     def _epoch(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
         """The rows of an epoch in order, and the caption of each."""

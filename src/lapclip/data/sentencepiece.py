@@ -47,8 +47,10 @@ CLEANING: dict[str, Callable[[str], str]] = {
     "canonical": canonical,
     "mended": mended,
     "mended-lower": lambda caption: mended(caption).lower(),
-    # Here, and here alone, an underscore becomes a space before punctuation goes.
-    "mended-canonical": lambda caption: canonical(mended(caption).replace("_", " ")),
+    # Here an underscore becomes a space, and punctuation goes before lower case, which decides on the last sigma.
+    "mended-canonical": lambda caption: " ".join(
+        mended(caption).replace("_", " ").translate(_PUNCTUATION).lower().split()
+    ),
 }
 """How captions are cleaned before they are cut into pieces, by the name that a saved tokenizer has for it. With
 `pieces` the rest is done as SentencePiece does it (`Normaliser`), else as a tokenizer.json says."""
@@ -64,7 +66,8 @@ class Normaliser:
     def __init__(self, description: dict[str, Any]) -> None:
         steps = description["normalizer"]["normalizers"]
         maps = [base64.b64decode(step["precompiled_charsmap"]) for step in steps if step["type"] == "Precompiled"]
-        self._trie, self._texts = (), b""
+        self._trie: tuple[int, ...] = ()
+        self._texts = b""
         if maps:
             (size,) = struct.unpack_from("<I", maps[0])
             self._trie = struct.unpack_from(f"<{size // 4}I", maps[0], 4)

@@ -12,7 +12,7 @@ WAYS = {"t2i": "text to image", "i2t": "image to text"}
 RANKS = (1, 5, 10)
 """Recall is the share of right answers among the first so many."""
 QUESTIONS = {"whole": "whole captions", "short": "short questions"}
-"""Kinds of question, by the number of their words (question_bank.py)."""
+"""Kinds of question, by the number of their words (hubness.py)."""
 ENOUGH_TO_TELL = 0.8
 """Area under the ROC curve from which on a model may say that probably nothing fits."""
 ENOUGH_FOR_TEN = 40

@@ -22,9 +22,16 @@ from safetensors.numpy import save
 from lapclip.embedder import Encoder
 from lapclip.errors import LapclipError
 from lapclip.evaluation import ENOUGH_TO_TELL, QUESTIONS
-from lapclip.evaluation.hubness import KINDS, SHARES, choose_for_captions, choose_for_questions, closeness
+from lapclip.evaluation.hubness import (
+    KINDS,
+    SHARES,
+    QuestionBank,
+    choose_for_captions,
+    choose_for_questions,
+    closeness,
+    count_words,
+)
 from lapclip.evaluation.intervals import bootstrap_interval, percentiles, resamples
-from lapclip.evaluation.question_bank import QuestionBank, count_words
 from lapclip.evaluation.short_questions import ShortQuestions, average_precisions
 from lapclip.paths import cache_folder, check_plain, check_size, digest_of_bytes, parse_json, write_atomic
 from lapclip.progress import Progress

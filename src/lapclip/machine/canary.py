@@ -225,7 +225,7 @@ def _embedding(device: torch.device, dtype: torch.dtype) -> Answer:
 
 
 def _crops(device: torch.device) -> Answer:
-    """Parts of images at another size, one of them flipped, as `data/augment.py` cuts them."""
+    """Parts of images at another size, one of them flipped, as `data/pixels.py` cuts them."""
     images = _numbers("pictures", 2, 3, 32, 32)
     maps = torch.tensor([[[0.7, 0.0, 0.1], [0.0, 0.6, -0.2]], [[-0.8, 0.0, 0.0], [0.0, 0.8, 0.2]]])
 

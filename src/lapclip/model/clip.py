@@ -31,6 +31,7 @@ EMPTY: Mapping[str, Network] = MappingProxyType({})
 
 START_LOGIT_SCALE = math.log(1 / 0.07)
 MAX_LOGIT_SCALE = math.log(100)
+WORDS = "word_embedding"
 
 
 class CLIP(nn.Module):
@@ -44,6 +45,10 @@ class CLIP(nn.Module):
         self.logit_scale = nn.Parameter(torch.tensor(START_LOGIT_SCALE))
         self.logit_bias: nn.Parameter | None
         self.register_parameter("logit_bias", nn.Parameter(torch.zeros(())) if shape.logit_bias else None)
+        self.word_embedding: nn.Parameter | None
+        """Vectors that embeddings predict words with, (vocabulary, E), while training with `train.word_weight`; no part
+        of a saved model."""
+        self.register_parameter(WORDS, None)
         initialise(self, torch.Generator().manual_seed(seed))
 
     def encode_image(self, pixels_BCSS: Tensor, patches_BK: Tensor | None = None) -> Tensor:
@@ -86,6 +91,12 @@ class CLIP(nn.Module):
         value = None if bias is None else nn.Parameter(torch.tensor(bias, device=self.logit_scale.device))
         self.register_parameter("logit_bias", value)
         self.shape = replace(self.shape, logit_bias=bias is not None)
+
+    def start_words(self, seed: int) -> None:
+        """Give it vectors to predict words with, of about length one and any direction."""
+        size, draw = (self.shape.vocabulary, self.shape.embedding), torch.Generator().manual_seed(seed)
+        vectors_VE = torch.randn(size, generator=draw) * self.shape.embedding**-0.5
+        self.register_parameter(WORDS, nn.Parameter(vectors_VE.to(self.logit_scale.device)))
 
     @torch.no_grad()
     def hold_temperature(self) -> None:

@@ -1,8 +1,8 @@
 """What of a model is trainable: all of it, the last blocks of its towers, additions of low rank, or the heads alone.
 
 The part of a model that a parameter belongs to is image.embedding, image.0 to image.head, the same for text, and,
-outside both towers, temperature and bias. Gradients are shown by part, learning rates fall from the head down, and
-parts are frozen.
+outside both towers, temperature, bias and words. Gradients are shown by part, learning rates fall from the head down,
+and parts are frozen.
 
 Low-rank additions to linear layers (LoRA, Hu et al. 2021, arXiv 2106.09685): few numbers learn, and in the end they are
 added to the weights, so that a plain model remains. A fused projection for queries, keys and values gets one addition
@@ -18,13 +18,13 @@ from torch import Tensor, nn
 
 from lapclip.config import ALL, TrainConfig
 from lapclip.model.block import Attention, Linear
-from lapclip.model.clip import CLIP
+from lapclip.model.clip import CLIP, WORDS
 from lapclip.model.kernels import Compute
 from lapclip.model.pretrained_towers import PretrainedTower
 from lapclip.seeding import derived_seed
 
 EMBEDDING, HEAD = "embedding", "head"
-OF_LOGITS = {"logit_scale": "temperature", "logit_bias": "bias"}
+OUTSIDE = {"logit_scale": "temperature", "logit_bias": "bias", WORDS: "words"}
 OF_HEAD = ("ln_post", "ln_final", "projection", "head.")
 
 
@@ -63,7 +63,7 @@ def part_of(name: str) -> str:
     """The part of a parameter of our own towers."""
     tower, _, rest = name.partition(".")
     if not rest:
-        return OF_LOGITS[name]
+        return OUTSIDE[name]
     if "blocks." in rest:
         return f"{tower}.{rest.partition('blocks.')[2].split('.')[0]}"
     return f"{tower}.{HEAD if rest.startswith(OF_HEAD) else EMBEDDING}"
@@ -84,7 +84,7 @@ def freeze(model: CLIP, config: TrainConfig) -> None:
     chosen = []
     for name, parameter in model.named_parameters():
         tower, _, part = parts[name].partition(".")
-        if part in ("", HEAD):  # the scale and bias of similarities, and heads, always learn
+        if part in ("", HEAD):  # what lies outside both towers, and heads, always learn
             continue
         first = max(0, getattr(model, tower).depth - int(blocks[tower])) if blocks[tower] != ALL else 0
         learns = blocks[tower] == ALL or (part != EMBEDDING and int(part) >= first)
@@ -176,8 +176,8 @@ def add_lora(model: CLIP, learning: set[int], rank: int, seed: int) -> list[str]
 
 
 def merged_state(model: nn.Module) -> dict[str, Tensor]:
-    """The weights of the plain model that the additions amount to."""
-    state = {name: tensor for name, tensor in model.state_dict().items() if not name.endswith((DOWN, UP))}
+    """The weights of the plain model that the additions amount to, without what only training needs."""
+    state = {name: tensor for name, tensor in model.state_dict().items() if not name.endswith((DOWN, UP, WORDS))}
     for name, module in model.named_modules():
         if isinstance(module, LowRank):
             weight = state.pop(f"{name}.base.weight")

@@ -13,8 +13,7 @@ from functools import cache
 
 from PIL import Image, ImageDraw, ImageFont
 
-from lapclip.report.document import Headline
-from lapclip.report.page import STATIC, escaped, headlines, html_page
+from lapclip.report.document import STATIC, Headline, escaped, headlines, html_page
 
 CELL, BOX, GAP, MARGIN = 260, 195, 24, 32
 """Width of a cell, height of the image in it, space between cells and around the sheet."""

@@ -8,10 +8,9 @@ from pathlib import Path
 from lapclip.errors import RunError
 from lapclip.paths import write_atomic
 from lapclip.report.comparison_report import comparison_report, comparison_sections, read_comparison
-from lapclip.report.document import Block, Cell, Gallery, Plot, Report, ReportImage, Sentences, Table
+from lapclip.report.document import Block, Cell, Gallery, Plot, Report, ReportImage, Sentences, Table, to_html
 from lapclip.report.evaluation_report import evaluation_sections
 from lapclip.report.gained_report import gained_sections
-from lapclip.report.page import to_html
 from lapclip.report.run_report import run_report
 from lapclip.runs.folder import RUNS, all_runs, find_run
 from lapclip.runs.view import view_of

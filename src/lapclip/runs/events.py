@@ -103,6 +103,8 @@ class Step(Event):
     seconds: dict[str, float] | None
     teacher_loss: float | None = None
     """How far the model is from its teacher, which is part of the loss; None where it has none."""
+    word_loss: float | None = None
+    """How badly words are predicted, which is learnt beside the loss; None where that is not asked for."""
     logit_bias: float | None = None
     """The learnt bias of the sigmoid loss; null for others."""
     phrase_loss: float | None = None

@@ -85,7 +85,7 @@ class Run:
         self.seen = path / "seen.npy"
         """Which images it learns from."""
         self.questions = path / "questions.json"
-        """Its question bank (`lapclip.evaluation.question_bank`)."""
+        """Its question bank (`lapclip.evaluation.hubness`)."""
         self.calibration = path / "calibration.safetensors"
         """What held-out pairs say of its scores (`lapclip.evaluation.calibration`)."""
         self._stop = path / "stop"

@@ -237,8 +237,12 @@ class Library:
     def _hits(self, found: Iterable[tuple[int, float]], kind: str | None = None) -> list[Hit]:
         """Images by their numbers and scores; with words for those where the kind of question is given."""
         known = ((self.entry(int(number)), float(score)) for number, score in found)
-        fit = (lambda score: self._calibration.fit(kind, score)) if self._calibration and kind else lambda score: None
-        return [Hit(entry.number, self.path(entry), score, fit(score)) for entry, score in known if entry]
+        told = self._calibration if kind else None
+        return [
+            Hit(entry.number, self.path(entry), score, told.fit(kind, score) if told and kind else None)
+            for entry, score in known
+            if entry
+        ]
 
     def _excluded(self, globs: tuple[str, ...]) -> np.ndarray:
         """Which images globs leave out; cached, because the same ones are asked again."""

@@ -20,11 +20,10 @@ import torch
 from torch import Tensor
 
 from lapclip.config import NEVER, Config
-from lapclip.data.augment import view
 from lapclip.data.batches import BatchPlan
 from lapclip.data.dataset import DataSet, Pairs
 from lapclip.data.packed_store import UNUSED, room_left
-from lapclip.data.pixels import normalise
+from lapclip.data.pixels import normalise, view
 from lapclip.data.tokenizers import pad
 from lapclip.embedder import Embedder, distinct_captions
 from lapclip.errors import DataError
@@ -214,7 +213,7 @@ def closed_form(features: CachedFeatures, data: DataSet) -> dict[str, float] | N
 
 
 START_POWER = 0.5
-"""How a direction counts at the start of heads, by its correlation. Measured: all alike and 1 are worse."""
+"""How a direction counts at the start of heads, by its correlation. Measured: 0 and 1 are a little worse."""
 LEAST_CORRELATED = 1e-2
 """Directions shorter than this share of the longest say nothing: few images have few."""
 REST = 0.1

@@ -157,6 +157,7 @@ class Training:
                 grad_norms={} if overflow else metrics.part_norms,
                 seconds=watch.seconds,
                 teacher_loss=metrics.teacher_loss if self.config.train.teacher else None,
+                word_loss=metrics.word_loss if self.config.train.word_weight else None,
                 logit_bias=metrics.logit_bias if self.step.model.logit_bias is not None else None,
                 phrase_loss=metrics.phrase_loss if self.config.train.phrases else None,
             )

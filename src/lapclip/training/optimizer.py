@@ -1,4 +1,5 @@
-"""AdamW: which weights it decays, and what changes over a run: the learning rate, and the size of what a step sees.
+"""AdamW, and which weights it decays, each with its share of the learning rate; Muon for the matrices of blocks; and
+what changes over a run: the learning rate, and the size of what a step sees.
 
 The latter are functions of the step alone, so that a resumed run goes on as it would have. Steps count from 1.
 """
@@ -6,13 +7,24 @@ The latter are functions of the step alone, so that a resumed run goes on as it 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from lapclip.config import ModelConfig, TrainConfig
 from lapclip.machine.device import Device
 from lapclip.model.clip import CLIP
 from lapclip.model.freezing import depth_of, parts_of
+
+MOMENTUM = 0.95
+"""Muon's memory of the gradient."""
+MATRIX_DECAY = 0.1
+"""Muon's decay of linear layers. Convolutions have none: only the direction of their weights matters."""
+ITERATIONS = 5
+QUINTIC = (3.4445, -4.7750, 2.0315)
+"""Coefficients of a polynomial that brings singular values between 0 and 1 near 1 in five iterations."""
 
 
 def learning_rate(step: int, steps: int, config: TrainConfig) -> float:
@@ -46,17 +58,27 @@ def patches_seen(cheap: bool, config: TrainConfig, model: ModelConfig) -> tuple[
 
 
 def make_optimizer(model: CLIP, config: TrainConfig, device: Device) -> torch.optim.AdamW:
-    """AdamW over what learns, which decays weight matrices and nothing else. Each group has its share of the rate."""
+    """AdamW over what learns, which decays weight matrices and nothing else. Each group has its share of the rate.
+    With Muon the matrices of blocks are groups of their own."""
     graph = "graph" in config.compile
-    groups: dict[tuple[float, bool], list[torch.Tensor]] = {}
+    groups: dict[tuple[float, bool, bool], list[Tensor]] = {}
     shares = rate_shares(model, config)
+    of_matrices = config.matrix_rate / config.learning_rate if config.learning_rate else 0.0
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
-            groups.setdefault((shares[name], is_decayed(name, parameter)), []).append(parameter)
-    return torch.optim.AdamW(
+            muon = config.optimizer == "muon" and is_matrix_of_block(name, parameter)
+            share = shares[name] * (of_matrices if muon else 1.0)
+            groups.setdefault((share, is_decayed(name, parameter), muon), []).append(parameter)
+    kind = Muon if config.optimizer == "muon" else torch.optim.AdamW
+    return kind(
         [
-            {"params": parameters, "weight_decay": config.weight_decay if decayed else 0.0, "share": share}
-            for (share, decayed), parameters in sorted(groups.items(), reverse=True, key=lambda group: group[0])
+            {
+                "params": parameters,
+                "weight_decay": (MATRIX_DECAY if muon else config.weight_decay) if decayed else 0.0,
+                "share": share,
+                "muon": muon,
+            }
+            for (share, decayed, muon), parameters in sorted(groups.items(), reverse=True, key=lambda group: group[0])
         ],
         # A recorded graph reads its learning rate from memory.
         lr=torch.tensor(config.learning_rate, device=device.torch) if graph else config.learning_rate,
@@ -77,6 +99,92 @@ def rate_shares(model: CLIP, config: TrainConfig) -> dict[str, float]:
     return found
 
 
-def is_decayed(name: str, parameter: torch.Tensor) -> bool:
+def is_decayed(name: str, parameter: Tensor) -> bool:
     """Norms, biases, the class embedding, the logit scale and bias are vectors or scalars; positions are named."""
     return parameter.ndim >= 2 and "position_embedding" not in name
+
+
+def is_matrix_of_block(name: str, parameter: Tensor) -> bool:
+    """Whether Muon updates it: a linear layer or a convolution inside our own towers, not what comes before and after
+    the blocks, where a row stands for a token, a position or a colour. Foreign networks have convolutions of one
+    channel, which are no matrices."""
+    inside = "blocks." in name or name.startswith("image.stem.1.")
+    return inside and parameter.ndim in (2, 4) and "backbone." not in name
+
+
+class Muon(torch.optim.AdamW):
+    """AdamW, except for groups marked `muon`: their matrices take steps of equal size in every direction.
+
+    Muon (K. Jordan et al. 2024, https://kellerjordan.github.io/posts/muon): the momentum of a matrix, which a few
+    directions dominate, is replaced by the nearest matrix whose singular values are all one, so that rare directions
+    are learnt as fast as common ones. Weights of convolutions are standardised where they are used, so after each step
+    they get back the length they start with, and the rate is the angle by which they turn.
+    """
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """One update."""
+        groups = self.param_groups
+        for group in groups:
+            if group["muon"]:
+                self._turn(group)
+        self.param_groups = [group for group in groups if not group["muon"]]
+        try:
+            return super().step(closure)
+        finally:
+            self.param_groups = groups
+
+    def _turn(self, group: dict[str, Any]) -> None:
+        """Update the matrices of a group, those of one shape together: many are small."""
+        # Where AdamW's own kernel divides gradients and leaves out updates, so does this.
+        divisor, overflowed = getattr(self, "grad_scale", None), getattr(self, "found_inf", None)
+        rate = group["lr"] if overflowed is None else group["lr"] * (1 - overflowed)
+        shapes: dict[torch.Size, list[Tensor]] = {}
+        for parameter in group["params"]:
+            shapes.setdefault(parameter.shape, []).append(parameter)
+        for shape, parameters in shapes.items():
+            momentum = torch.stack([self._momentum(parameter) for parameter in parameters])
+            gradient = torch.stack([parameter.grad for parameter in parameters if parameter.grad is not None])
+            if divisor is not None:
+                gradient = gradient / divisor
+            if overflowed is not None:
+                gradient = torch.where(overflowed.bool(), momentum, gradient)
+            momentum.lerp_(gradient, 1 - MOMENTUM)
+            ahead = gradient.lerp_(momentum, MOMENTUM)
+            turned = orthogonal(ahead.flatten(2)).reshape(ahead.shape)
+            for parameter, its_momentum, direction in zip(parameters, momentum, turned, strict=True):
+                self.state[parameter]["momentum"].copy_(its_momentum)
+                if len(shape) == 2:
+                    parameter.mul_(1 - rate * group["weight_decay"])
+                    parameter.sub_(direction * (rate * math.sqrt(max(1.0, shape[0] / shape[1]))))
+                else:
+                    parameter.sub_(direction * rate)
+                    parameter.mul_(math.sqrt(shape[0]) / parameter.norm())
+
+    def _momentum(self, parameter: Tensor) -> Tensor:
+        state = self.state[parameter]
+        if "momentum" not in state:
+            state["momentum"] = torch.zeros_like(parameter)
+        return state["momentum"]
+
+
+def orthogonal(matrices_NOI: Tensor) -> Tensor:
+    """Matrices with the same directions and singular values near one, by Newton-Schulz iterations.
+
+    Each iteration multiplies a matrix by a polynomial of its product with its own transpose. That product is small, so
+    the polynomials are multiplied first and the matrix, whose long side is often nine times the short one, last.
+    """
+    tall = matrices_NOI.shape[1] > matrices_NOI.shape[2]
+    x = matrices_NOI.mT if tall else matrices_NOI
+    x = x / (x.norm(dim=(1, 2), keepdim=True) + 1e-7)
+    square, whole = x @ x.mT, None
+    first, third, fifth = QUINTIC
+    for left in reversed(range(ITERATIONS)):
+        factor = torch.baddbmm(square, square, square, beta=third, alpha=fifth)
+        factor.diagonal(dim1=1, dim2=2).add_(first)
+        whole = factor if whole is None else factor @ whole
+        if left:
+            square = factor @ square @ factor
+    assert whole is not None
+    x = whole @ x
+    return x.mT if tall else x

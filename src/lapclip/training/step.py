@@ -15,11 +15,10 @@ import torch
 from torch import Tensor
 
 from lapclip.config import TrainConfig
-from lapclip.data.augment import draw_boxes, view
 from lapclip.data.batches import Batch
-from lapclip.data.pixels import normalise
+from lapclip.data.pixels import draw_boxes, normalise, view
 from lapclip.data.tokenizers import LENGTH_STEP
-from lapclip.loss import LOSSES, batch_accuracy, contrastive_loss, distillation_loss
+from lapclip.loss import LOSSES, batch_accuracy, contrastive_loss, distillation_loss, word_loss
 from lapclip.machine.device import DTYPES, Device
 from lapclip.machine.timing import Stopwatch
 from lapclip.model.clip import CLIP
@@ -43,7 +42,7 @@ class Inputs:
     patches_BK: Tensor | None
     """The patches each image keeps; None keeps all."""
     boxes_B5: Tensor | None
-    """The box of each image that is seen (`data/augment.py`); None is all of it."""
+    """The box of each image that is seen (`data/pixels.py`); None is all of it."""
     side: int
     """The side of the images that the tower sees, in pixels."""
     lengths: tuple[int, ...] = ()
@@ -56,6 +55,8 @@ class Inputs:
     """What a teacher makes of the images; None where there is none."""
     teacher_text: Tensor | None = None
     """What it makes of the captions."""
+    words_BV: Tensor | None = None
+    """The tokens of all captions of each image, as shares; None where no words are predicted."""
     image_features_mask: Tensor | None = None
     """What the head of a pretrained image network does not leave out of its features; None keeps all."""
     image_hidden_mask: Tensor | None = None
@@ -109,24 +110,26 @@ class StepMetrics:
     """0 for a loss without one."""
     phrase_loss: float
     """That of phrases, which `loss` leaves out; 0 without them."""
+    word_loss: float
+    """How badly words are predicted, before it is weighed; 0 where none are."""
     part_norms: dict[str, float]
 
 
 class Losses(NamedTuple):
     """The loss of a batch in its parts."""
 
+    learnt: Tensor
+    """What the gradients are of: all parts, each with its weight."""
     captions: Tensor
-    """Of whole captions, the teacher's part included."""
+    """Of whole captions, the teacher's part included: what guessing can be compared with."""
     teacher: Tensor
     """The teacher's part before it is weighed; 0 without one."""
     phrases: Tensor | None
     """Of phrases; None without them."""
+    words: Tensor
+    """How badly words are predicted, before it is weighed; 0 where none are."""
     logits_BB: Tensor
     """Of whole captions."""
-
-    def total(self, share: float) -> Tensor:
-        """What is minimised, where phrases have a share of it."""
-        return self.captions if self.phrases is None else (1 - share) * self.captions + share * self.phrases
 
 
 class TrainStep:
@@ -179,6 +182,7 @@ class TrainStep:
             text_features=None if batch.text_features is None else torch.from_numpy(batch.text_features),
             teacher_image=None if batch.teacher_image is None else torch.from_numpy(batch.teacher_image),
             teacher_text=None if batch.teacher_text is None else torch.from_numpy(batch.teacher_text),
+            words_BV=None if batch.words_BV is None else torch.from_numpy(batch.words_BV),
             **self._dropout.draw(len(batch.tokens_BL), step),
             **self._phrases(batch, step),
         )
@@ -211,8 +215,8 @@ class TrainStep:
             scale, bias = self.model.logit_scale.detach(), self.model.logit_bias
             bias = torch.zeros_like(scale) if bias is None else bias.detach()
             phrases = torch.zeros_like(bias) if losses.phrases is None else losses.phrases.detach()
-            parts = (losses.captions.detach(), *accuracies, scale, grad_norm, losses.teacher, bias, phrases)
-            scalars = torch.stack(parts)
+            shown = losses.captions.detach(), *accuracies, scale, grad_norm, losses.teacher, bias, phrases, losses.words
+            scalars = torch.stack(shown)
             self._optimize(grad_norm)
             self.model.hold_temperature()
         return torch.cat([scalars, part_norms])
@@ -293,15 +297,22 @@ class TrainStep:
     def _loss(self, inputs: Inputs, image_BE: Tensor, text_BE: Tensor, phrase_BE: Tensor | None = None) -> Losses:
         """The loss in its parts."""
         scale, bias, judge = self.model.logit_scale.exp(), self.model.logit_bias, self._contrastive
-        loss, logits_BB = contrastive_loss(image_BE, text_BE, scale, inputs.positives_BB, bias, judge)
+        smoothing = self.config.label_smoothing
+        loss, logits_BB = contrastive_loss(image_BE, text_BE, scale, inputs.positives_BB, bias, judge, smoothing)
+        taught = words = torch.zeros_like(loss)
         phrases = None
         if phrase_BE is not None and inputs.phrase_positives_BB is not None:
-            phrases, _ = contrastive_loss(image_BE, phrase_BE, scale, inputs.phrase_positives_BB, bias, judge)
-        if inputs.teacher_image is None or inputs.teacher_text is None:
-            return Losses(loss, torch.zeros_like(loss), phrases, logits_BB)
-        taught = distillation_loss(image_BE, text_BE, inputs.teacher_image, inputs.teacher_text)
-        weight = self.config.teacher_weight
-        return Losses((1 - weight) * loss + weight * taught, taught.detach(), phrases, logits_BB)
+            positives_BB = inputs.phrase_positives_BB
+            phrases, _ = contrastive_loss(image_BE, phrase_BE, scale, positives_BB, bias, judge, smoothing)
+        if inputs.teacher_image is not None and inputs.teacher_text is not None:
+            taught = distillation_loss(image_BE, text_BE, inputs.teacher_image, inputs.teacher_text)
+            loss = (1 - self.config.teacher_weight) * loss + self.config.teacher_weight * taught
+        learnt = loss if phrases is None else (1 - self.config.phrases) * loss + self.config.phrases * phrases
+        if inputs.words_BV is not None and self.model.word_embedding is not None:
+            words_VE = self.model.word_embedding
+            words = word_loss(image_BE, words_VE, inputs.words_BV) + word_loss(text_BE, words_VE, inputs.words_BV)
+            learnt = learnt + self.config.word_weight * words
+        return Losses(learnt, loss, taught.detach(), phrases, words.detach(), logits_BB)
 
     def _whole(self, inputs: Inputs, watch: Stopwatch) -> Losses:
         """Losses and gradients of a batch that fits in memory."""
@@ -309,7 +320,7 @@ class TrainStep:
         with watch.phase("forward"):
             losses = self._loss(inputs, *embeddings)
         with watch.phase("backward"):
-            self._scaled(losses).backward()
+            self._scaled(losses.learnt).backward()
             if self.rounded:
                 self.rounded.hand_over()
         return losses
@@ -326,7 +337,7 @@ class TrainStep:
         with watch.phase("forward"):
             losses = self._loss(inputs, *embeddings)
         with watch.phase("backward"):
-            self._scaled(losses).backward()
+            self._scaled(losses.learnt).backward()
         size = self.config.micro_batch
         found = [embedding.grad for embedding in embeddings if embedding.grad is not None]
         assert len(found) == len(embeddings)
@@ -339,9 +350,8 @@ class TrainStep:
                     self.rounded.hand_over()
         return losses
 
-    def _scaled(self, losses: Losses) -> Tensor:
+    def _scaled(self, loss: Tensor) -> Tensor:
         """The loss as the backward pass takes it: larger in float16, whose small numbers are coarse."""
-        loss = losses.total(self.config.phrases)
         return loss if self.loss_scale is None else loss * self.loss_scale.scale
 
     def _micro_batches(self, inputs: Inputs) -> Iterator[Inputs]:
@@ -351,7 +361,7 @@ class TrainStep:
             yield inputs.each(lambda tensor, at=at: tensor[at : at + size])
 
     def _step_metrics(self, values: list[float]) -> StepMetrics:
-        return StepMetrics(*values[:8], part_norms=dict(zip(self.parts, values[8:], strict=True)))
+        return StepMetrics(*values[:9], part_norms=dict(zip(self.parts, values[9:], strict=True)))
 
     def _gradient_norms(self) -> tuple[Tensor, Tensor]:
         """Length of the gradients, in all and by part."""

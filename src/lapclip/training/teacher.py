@@ -52,6 +52,10 @@ class Teacher(Protocol):
         ...
 
 
+SINCE = ("logit_bias", "architecture", "text_activation")
+"""Fields of a shape that came after runs had recorded the digest of all fields."""
+
+
 class TeacherModel:
     """A trained model. It sees images its own way, whatever the model that it teaches sees."""
 
@@ -63,9 +67,9 @@ class TeacherModel:
         return recorded in (self.digest, self._former_digest())
 
     def _former_digest(self) -> str:
-        """What runs of earlier releases recorded, whose shapes had no bias."""
+        """What runs of earlier releases recorded, whose shapes said less."""
         description = self._embedder.description()
-        description["model"] = {name: value for name, value in description["model"].items() if name != "logit_bias"}
+        description["model"] = {name: value for name, value in description["model"].items() if name not in SINCE}
         digest = hashlib.sha256(json.dumps(description, sort_keys=True).encode())
         for name, tensor in self._embedder.model.state_dict().items():
             digest.update(name.encode())

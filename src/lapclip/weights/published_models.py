@@ -5,9 +5,10 @@ A line in `_TABLE` is all that a further model takes. No figure is ours or guess
 - parameters: counted from the shape, and compared with the tensors whenever the model is read;
 - bytes: of OpenAI's files their exact size, as public lists have it beside the same SHA-256; of a repository on the hub
   four bytes a parameter, because its weights are float32 (pages of the hub and MTEB's list of models give 605, 599,
-  1,710 and 3,940 MB for the four sizes here);
+  1,710 and 3,940 MB for CLIP's four sizes here, 813 MB to 2.61 GB for SigLIP's, 1.5 GB for SigLIP 2's);
 - recall: OpenCLIP's table of zero-shot retrieval, docs/openclip_retrieval_results.csv at commit 05e7db4: captions to
-  images, then images to captions, at 1, 5 and 10;
+  images, then images to captions, at 1, 5 and 10; it has none for SigLIP 2;
+- arithmetic for an image: OpenCLIP's docs/model_profile.csv at commit 3b37473; SigLIP 2's towers are SigLIP's;
 - licence: OpenAI's repository; the page of the repository on the hub.
 
 OpenAI's addresses hold the SHA-256 of the file. On the hub, the digests of a repository are trusted when a model is
@@ -39,7 +40,7 @@ HUB = "https://huggingface.co"
 OPENAI = "https://openaipublic.azureedge.net/clip/models"
 """As in clip.py of github.com/openai/CLIP."""
 RECALL_SOURCE = "https://github.com/mlfoundations/open_clip/blob/05e7db4987eda177906dc164b4c3ebeb39a9991a/docs/openclip_retrieval_results.csv"
-MIT = "MIT"
+MIT, APACHE = "MIT", "Apache-2.0"
 FOLDER = "models"
 """In the cache: a folder for each model and, beside it, what it was when it was first fetched here."""
 RANKS = (1, 5, 10)
@@ -47,8 +48,8 @@ Recall = tuple[float, ...]
 """Captions to images at these ranks, then images to captions."""
 SPARE = 100_000_000
 """Bytes by which a repository may be larger than its weights: tokenizer and configuration."""
-SMALL = 250_000_000
-"""Parameters beyond which a processor alone takes seconds for an image."""
+SMALL = 40
+"""Billions of operations for an image beyond which a processor alone takes about a second for it."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,8 @@ class PublishedModel:
     parameters: int
     bytes: int | None
     bytes_source: str
+    image_gigaflops: float
+    """Arithmetic for one image, in 10^9 operations."""
     licence: str
     licence_source: str
     flickr30k: Recall = ()
@@ -123,6 +126,7 @@ class PublishedModel:
             "parameters": self.parameters,
             "bytes": self.bytes,
             "bytes_source": self.bytes_source,
+            "image_gigaflops": self.image_gigaflops,
             "memory_bytes": self.memory_bytes,
             "licence": self.licence,
             "licence_source": self.licence_source,
@@ -134,48 +138,64 @@ class PublishedModel:
         }
 
 
-def _openai(name: str, file: str, parameters: int, length: int, flickr30k: Recall, coco: Recall) -> PublishedModel:
+def _openai(
+    name: str, file: str, parameters: int, length: int, gigaflops: float, flickr30k: Recall, coco: Recall
+) -> PublishedModel:
     listed, licence = "https://github.com/pxl-pshr/pytti, model_mirror.py", "https://github.com/openai/CLIP, LICENSE"
-    return PublishedModel(name, f"{OPENAI}/{file}", parameters, length, listed, MIT, licence, flickr30k, coco)
+    address = f"{OPENAI}/{file}"
+    return PublishedModel(name, address, parameters, length, listed, gigaflops, MIT, licence, flickr30k, coco)
 
 
 def _on_hub(
-    name: str, repository: str, parameters: int, licence: str, flickr30k: Recall = (), coco: Recall = ()
+    name: str, repository: str, parameters: int, gigaflops: float, licence: str, flickr30k: Recall, coco: Recall
 ) -> PublishedModel:
-    page, counted = f"{HUB}/{repository}", 4 * parameters
-    return PublishedModel(
-        name, repository, parameters, counted, f"{page}: float32 weights", licence, page, flickr30k, coco
-    )
+    page, length = f"{HUB}/{repository}", 4 * parameters
+    counted = f"{page}: float32 weights"
+    return PublishedModel(name, repository, parameters, length, counted, gigaflops, licence, page, flickr30k, coco)
 
 
 # fmt: off
 _TABLE = (
     _openai("vit-b-32-openai", "40d365715913c9da98579312b702a82c18be219cc2a73407c4526f58eba950af/ViT-B-32.pt",
-            151_277_313, 353_976_522,
+            151_277_313, 353_976_522, 8.82,
             (0.5878, 0.8356, 0.9002, 0.7890, 0.9490, 0.9820), (0.3044, 0.5594, 0.6687, 0.5012, 0.7500, 0.8352)),
     _openai("vit-b-16-openai", "5806e77cd80f8b59890b7e101eabd078d9fb84e6937f9e85e4ecb61988df416f/ViT-B-16.pt",
-            149_620_737, 350_837_078,
+            149_620_737, 350_837_078, 35.13,
             (0.6216, 0.8572, 0.9192, 0.8220, 0.9660, 0.9900), (0.3309, 0.5842, 0.6899, 0.5242, 0.7670, 0.8462)),
     _openai("vit-l-14-openai", "b8cca3fd41ae0c99ba7e8951adf17d267cdb84cd88be6f7c2e0eca1737a03836/ViT-L-14.pt",
-            427_616_513, 932_768_134,
+            427_616_513, 932_768_134, 162.03,
             (0.6496, 0.8724, 0.9204, 0.8520, 0.9740, 0.9920), (0.3651, 0.6106, 0.7113, 0.5634, 0.7938, 0.8660)),
     _openai("vit-l-14-336-openai", "3035c92b350959924f9f00213499208652fc7ea050643e8b385c2dac08641f02/ViT-L-14-336px.pt",
-            427_944_193, 934_088_680,
+            427_944_193, 934_088_680, 381.92,
             (0.6690, 0.8900, 0.9334, 0.8770, 0.9850, 0.9940), (0.3709, 0.6162, 0.7147, 0.5794, 0.8120, 0.8792)),
-    _on_hub("vit-b-32-laion2b", "laion/CLIP-ViT-B-32-laion2B-s34B-b79K", 151_277_313, MIT,
+    _on_hub("vit-b-32-laion2b", "laion/CLIP-ViT-B-32-laion2B-s34B-b79K", 151_277_313, 8.82, MIT,
             (0.6678, 0.8838, 0.9310, 0.8410, 0.9620, 0.9830), (0.3934, 0.6543, 0.7561, 0.5632, 0.7984, 0.8712)),
-    _on_hub("vit-b-32-datacomp", "laion/CLIP-ViT-B-32-DataComp.XL-s13B-b90K", 151_277_313, MIT,
+    _on_hub("vit-b-32-datacomp", "laion/CLIP-ViT-B-32-DataComp.XL-s13B-b90K", 151_277_313, 8.82, MIT,
             (0.6108, 0.8492, 0.9092, 0.7900, 0.9390, 0.9620), (0.3714, 0.6235, 0.7268, 0.5354, 0.7778, 0.8604)),
-    _on_hub("vit-b-32-256-datacomp", "laion/CLIP-ViT-B-32-256x256-DataComp-s34B-b86K", 151_288_833, MIT,
+    _on_hub("vit-b-32-256-datacomp", "laion/CLIP-ViT-B-32-256x256-DataComp-s34B-b86K", 151_288_833, 11.5, MIT,
             (0.6492, 0.8722, 0.9216, 0.8480, 0.9670, 0.9850), (0.3993, 0.6543, 0.7524, 0.5792, 0.8056, 0.8810)),
-    _on_hub("vit-b-16-laion2b", "laion/CLIP-ViT-B-16-laion2B-s34B-b88K", 149_620_737, MIT,
+    _on_hub("vit-b-16-laion2b", "laion/CLIP-ViT-B-16-laion2B-s34B-b88K", 149_620_737, 35.13, MIT,
             (0.6984, 0.9038, 0.9456, 0.8630, 0.9790, 0.9940), (0.4231, 0.6770, 0.7706, 0.5944, 0.8178, 0.8862)),
-    _on_hub("vit-b-16-datacomp", "laion/CLIP-ViT-B-16-DataComp.XL-s13B-b90K", 149_620_737, MIT,
+    _on_hub("vit-b-16-datacomp", "laion/CLIP-ViT-B-16-DataComp.XL-s13B-b90K", 149_620_737, 35.13, MIT,
             (0.6756, 0.8834, 0.9300, 0.8510, 0.9720, 0.9840), (0.4016, 0.6595, 0.7562, 0.5744, 0.8086, 0.8830)),
-    _on_hub("vit-l-14-datacomp", "laion/CLIP-ViT-L-14-DataComp.XL-s13B-b90K", 427_616_513, MIT,
+    _on_hub("vit-l-14-datacomp", "laion/CLIP-ViT-L-14-DataComp.XL-s13B-b90K", 427_616_513, 162.03, MIT,
             (0.7338, 0.9174, 0.9554, 0.8900, 0.9860, 0.9970), (0.4573, 0.7003, 0.7916, 0.6330, 0.8414, 0.9040)),
-    _on_hub("vit-h-14-laion2b", "laion/CLIP-ViT-H-14-laion2B-s32B-b79K", 986_109_441, MIT,
+    _on_hub("vit-h-14-laion2b", "laion/CLIP-ViT-H-14-laion2B-s32B-b79K", 986_109_441, 334.59, MIT,
             (0.7764, 0.9418, 0.9660, 0.9070, 0.9920, 0.9970), (0.4948, 0.7338, 0.8151, 0.6592, 0.8606, 0.9188)),
+    _on_hub("vit-b-16-siglip", "timm/ViT-B-16-SigLIP", 203_155_970, 35.42, APACHE,
+            (0.7468, 0.9230, 0.9562, 0.8910, 0.9800, 0.9930), (0.4778, 0.7244, 0.8100, 0.6574, 0.8542, 0.9126)),
+    _on_hub("vit-b-16-siglip-256", "timm/ViT-B-16-SigLIP-256", 203_202_050, 46.82, APACHE,
+            (0.7504, 0.9242, 0.9626, 0.9040, 0.9830, 0.9930), (0.4834, 0.7254, 0.8099, 0.6614, 0.8634, 0.9182)),
+    _on_hub("vit-b-16-siglip-384", "timm/ViT-B-16-SigLIP-384", 203_447_810, 112.13, APACHE,
+            (0.7848, 0.9416, 0.9708, 0.9270, 0.9910, 0.9980), (0.4990, 0.7366, 0.8204, 0.6774, 0.8758, 0.9258)),
+    _on_hub("vit-l-16-siglip-256", "timm/ViT-L-16-SigLIP-256", 652_150_786, 162.56, APACHE,
+            (0.7904, 0.9446, 0.9684, 0.9180, 0.9900, 0.9980), (0.5228, 0.7580, 0.8334, 0.7080, 0.8870, 0.9374)),
+    _on_hub("vit-l-16-siglip-384", "timm/ViT-L-16-SigLIP-384", 652_478_466, 383.85, APACHE,
+            (0.8142, 0.9536, 0.9748, 0.9370, 0.9920, 0.9990), (0.5391, 0.7657, 0.8399, 0.7190, 0.9006, 0.9410)),
+    _on_hub("so400m-14-siglip-384", "timm/ViT-SO400M-14-SigLIP-384", 877_960_498, 670.35, APACHE,
+            (0.8296, 0.9610, 0.9804, 0.9430, 0.9970, 0.9980), (0.5421, 0.7678, 0.8424, 0.7242, 0.8998, 0.9448)),
+    _on_hub("vit-b-16-siglip2-384", "timm/ViT-B-16-SigLIP2-384", 375_479_810, 112.13, APACHE,
+            (), ()),
 )
 # fmt: on
 MODELS = {model.name: model for model in _TABLE}
@@ -199,7 +219,7 @@ def best_that_fits(memory: int, disk: int, *, accelerator: bool) -> PublishedMod
         for model in MODELS.values()
         if model.memory_bytes < memory / 2
         and (model.in_cache or (model.bytes or model.memory_bytes) < disk / 2)
-        and (accelerator or model.parameters < SMALL)
+        and (accelerator or model.image_gigaflops < SMALL)
     ]
     return max(fitting, key=lambda model: model.t2i_r1, default=None)
 
