@@ -164,7 +164,7 @@ def test_check_and_train_agree_on_the_recipe_for_few_images(
     assert found["train_recipe"] == found["recipe"] == taken == ("heads" if installed else "photos")
     assert "small-towers" in ("" if installed else found["outlook"] + notes[0]) or installed
     needs, lines, learnt = found["needs"], summary(found), found["splits"]["train"]["images"]
-    assert needs["image_size"] == (256 if installed else 112)
+    assert needs["image_size"] == (288 if installed else 112)
     assert needs["store_bytes"] == store_bytes(learnt, 6 - learnt, needs["image_size"])
     assert (needs["features_seconds"] > 0) == installed
     assert found["tokenizer"]["kind"] == ("foreign" if installed else "characters")
