@@ -97,7 +97,7 @@ def test_clean_data_has_no_findings_and_a_ceiling_of_one(tmp_path: Path) -> None
     found = check_data(str(write_csv(tmp_path, images, rows)), "first-run", [])
     assert found["findings"] == []
     assert found["ceilings"] == {"val": {"t2i_r1": 1.0, "i2t_r1": 1.0, "told_apart": 1.0}}
-    assert found["tokenizer"]["kind"] == "characters"
+    assert found["tokenizer"]["kind"] == "bpe"
 
 
 def test_characters_that_training_never_shows_are_named(tmp_path: Path) -> None:
@@ -193,7 +193,7 @@ def test_the_outlook_is_honest_about_few_images() -> None:
 def test_the_built_in_scenes_can_be_checked() -> None:
     found = check_data("scenes", None, ["data.train_pairs=64", "model.name=tiny"])
     assert found["splits"]["train"]["images"] == 64
-    assert found["tokenizer"]["kind"] == "characters"
+    assert found["tokenizer"]["kind"] == "bpe"
     assert "made for learning from nothing" in found["outlook"]
 
 

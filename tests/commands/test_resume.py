@@ -307,7 +307,7 @@ def test_a_best_model_saved_after_the_last_checkpoint_stays_the_best(
 
 
 def test_a_run_whose_best_model_is_gone_makes_one(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: object) -> None:
+    def fail(*_: object, **__: object) -> None:
         raise RuntimeError("no more")
 
     with monkeypatch.context() as patched:

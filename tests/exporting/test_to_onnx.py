@@ -169,7 +169,7 @@ def test_what_bounds_a_product_is_rounded_with_it(tmp_path: Path, monkeypatch: p
             part.mul_(8)  # most of what a product gives is cut off
     pixels = torch.rand(32, 8, 16, 16)
     own = network(pixels).detach().numpy()
-    write_graph(network, "image", pixels[:2], 0, tmp_path / "plain.onnx")
+    write_graph(network, "image", pixels[:2], None, tmp_path / "plain.onnx")
     prepare(tmp_path / "plain.onnx", tmp_path / "image.onnx")
 
     def cosine() -> float:

@@ -37,7 +37,11 @@ from ..suggestions import check_command, commands_in
 
 SMALL = [
     "model.name=tiny",
+    "data.tokenizer=characters",
     "data.train_pairs=64",
+    "train.optimizer=adamw",  # the faults are those of a plain run
+    "train.word_weight=0",
+    "train.warmup=0.2",
     "train.batch_size=32",
     "train.steps=32",
     "train.evaluate_every_epochs=100",

@@ -76,7 +76,8 @@ class RoundedCopy:
 
 def enters_products(name: str) -> bool:
     """Whether a parameter is a factor or a bias of a matrix product."""
-    return not ("ln_" in name or ".norm." in name or "embedding" in name or name.startswith("logit_"))
+    norm = "ln_" in name or ".ln." in name or ".norm." in name
+    return not (norm or "embedding" in name or name.endswith(".probe") or name.startswith("logit_"))
 
 
 class LossScale:
