@@ -33,6 +33,7 @@ SMALL = [
     "data.tokenizer=characters",
     "train.optimizer=adamw",
     "train.word_weight=0.0",
+    "train.warmup=0.2",
     "train.dtype=float32",
     "train.device=cpu",
     "train.threads=1",

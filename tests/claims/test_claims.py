@@ -112,6 +112,7 @@ def test_a_figure_stands_exactly_where_there_is_a_verdict() -> None:
         Finding("3", UNKNOWN, "why")
 
 
+@pytest.mark.slow
 def test_every_claim_is_measured_on_a_machine_without_accelerator_and_without_runs(here: Path) -> None:
     steps: list[tuple[int, int, str]] = []
     rows = claims.measure_claims(bench=tiny_bench(), progress=lambda *what: steps.append(what))
@@ -132,6 +133,7 @@ def test_every_claim_is_measured_on_a_machine_without_accelerator_and_without_ru
     assert steps[-1] == (30, 30, "")
 
 
+@pytest.mark.slow
 def test_the_claims_about_an_accelerator_take_any_device() -> None:
     """The CPU in its place shows that the functions run; on a real one the same code is called."""
     bench = tiny_bench(accelerator=Cpu())

@@ -78,6 +78,7 @@ def test_a_run_in_the_background_works_on_is_listed_and_stops_when_asked(here: P
     assert not run.starting.exists()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no SIGKILL")
 def test_a_process_that_dies_without_a_word_is_recognised_and_can_be_resumed(here: Path) -> None:
     begin("mine", LONG)

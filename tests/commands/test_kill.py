@@ -39,6 +39,7 @@ def wait_for_step(folder: Path, number: int, process: subprocess.Popen[str]) -> 
     raise AssertionError(f"step {number} was never reached: {output}{errors}")
 
 
+@pytest.mark.slow
 def test_runs_killed_at_random_moments_lose_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a").mkdir()
     with monkeypatch.context() as patch:

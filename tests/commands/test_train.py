@@ -175,6 +175,7 @@ def test_recorded_half_precision_with_every_schedule_follows_the_plain_one(here:
     assert losses("graph") == {step: pytest.approx(loss, rel=0.05) for step, loss in plain.items()}
 
 
+@pytest.mark.slow
 def test_what_cannot_be_compiled_runs_uncompiled_and_says_so_once(here: Path) -> None:
     settings = set_flags(*SMALL, "train.steps=2", "train.compile=compiled")
     # torch looks for a compiler here first, and only in a new process.

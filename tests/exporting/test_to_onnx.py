@@ -63,7 +63,13 @@ def quiet(_: str) -> None:
     """Nobody is told."""
 
 
-@pytest.fixture(scope="module", params=KINDS)
+ALWAYS = ("transformer", "foreign")
+"""Kinds that are tried each time; each takes many seconds."""
+
+
+@pytest.fixture(
+    scope="module", params=[kind if kind in ALWAYS else pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS]
+)
 def exported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Embedder, Path]:
     """A model in torch, and its folder in float32."""
     folder = tmp_path_factory.mktemp(request.param)
@@ -128,6 +134,7 @@ def ways_tried(ours: Embedder, folder: Path) -> dict[str, tuple[str, dict[str, f
     }
 
 
+@pytest.mark.slow
 def test_products_stay_in_float32_where_the_others_keep_the_embeddings(tmp_path: Path) -> None:
     ours = foreign(tmp_path)
     blocks: list[Any] = [part for part in ours.model.text.modules() if hasattr(part, "intermediate")]
@@ -145,6 +152,7 @@ def test_products_stay_in_float32_where_the_others_keep_the_embeddings(tmp_path:
     assert found["dynamic without narrowing products"] > 0.9955
 
 
+@pytest.mark.slow
 def test_weights_alone_are_rounded_where_nothing_else_keeps_the_embeddings(tmp_path: Path) -> None:
     ours = both(tiny_text(tmp_path / "bert"))[1]
     network: Any = next(part for part in ours.model.image.modules() if isinstance(part, TinyImage))
@@ -198,6 +206,7 @@ def test_the_fastest_of_those_that_keep_the_embeddings_is_taken() -> None:
     assert "stays in float32" in why
 
 
+@pytest.mark.slow
 def test_the_example_runs_by_itself_and_agrees(tmp_path: Path) -> None:
     ours = embedder(SMALL)  # with CLIP's own tokenizer
     captions = [(CAPTIONS[at % len(CAPTIONS)],) for at in range(32)]

@@ -135,6 +135,7 @@ def test_spikes_are_counted() -> None:
     assert step_phases.spikes((*calm, float("nan"))) == 1
 
 
+@pytest.mark.slow
 def test_examine_gives_plain_values_and_a_measurement_that_fails_does_not_lose_the_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -208,6 +208,7 @@ def change(run: Path, factor: float) -> None:
     path.with_suffix(".new").replace(path)
 
 
+@pytest.mark.slow
 @needs_posix
 def test_newer_models_are_taken_under_load_without_a_failed_request(
     trained: Path, here: Path, empty_cache: Path, capsys: pytest.CaptureFixture[str]

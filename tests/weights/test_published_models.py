@@ -343,6 +343,7 @@ def test_a_model_of_its_real_size_is_fetched_over_a_broken_line_and_read(
     assert (found.view.side, found.embedding, found.context) == (224, 512, 77)
 
 
+@pytest.mark.slow
 def test_commands_take_the_names(server: Server) -> None:
     photos = Path("photos")
     photos.mkdir()
