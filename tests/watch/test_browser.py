@@ -146,15 +146,16 @@ def test_dark_follows_the_system_and_a_switch_is_remembered(here: Path, look: Op
         tab = look(served, scheme="dark")
         tab.drawn("loss")
         assert tab.page.evaluate(colour) == dark
-        tab.page.emulate_media(color_scheme="light")
-        tab.until(f"{colour} === '{light}'")
-        switch = tab.page.get_by_role("button", name="Dark")
-        assert switch.get_attribute("aria-pressed") == "false"
         line = "document.querySelector('#loss path.js-line:last-of-type').style.stroke"
         before = tab.page.evaluate(line)
+        tab.page.emulate_media(color_scheme="light")
+        tab.until(f"{colour} === '{light}'")
+        tab.until(f"{line} !== '{before}'")  # charts change with the page, a moment after it
+        switch = tab.page.get_by_role("button", name="Dark")
+        assert switch.get_attribute("aria-pressed") == "false"
         switch.click()
         assert tab.page.evaluate(colour) == dark
-        tab.until(f"{line} !== '{before}'")  # charts change with the page
+        tab.until(f"{line} === '{before}'")
         tab.page.reload()
         assert tab.page.evaluate(colour) == dark
         switch.click()
