@@ -80,15 +80,21 @@ def test_all_requests_together_have_a_limit(guarded: Serving) -> None:
     assert b"retry-after" in answer.lower()
 
 
+def held_engine(found: Serving) -> threading.Event:
+    """Makes the engine wait until the event is set."""
+    hold, embed = threading.Event(), found.service.model.engine.embed
+
+    def slow(tower: str, rows: object) -> object:
+        hold.wait(5)
+        return embed(tower, rows)  # type: ignore[arg-type]
+
+    found.service.model.engine.embed = slow  # type: ignore[method-assign]
+    return hold
+
+
 def test_a_full_queue_refuses_at_once_and_recovers(trained: Path) -> None:
     with serving(trained, Limits(queue_seconds=0.05, queue_requests=0, cache_bytes=0)) as found:
-        hold, embed = threading.Event(), found.service.model.engine.embed
-
-        def slow(tower: str, rows: object) -> object:
-            hold.wait(5)
-            return embed(tower, rows)  # type: ignore[arg-type]
-
-        found.service.model.engine.embed = slow  # type: ignore[method-assign]
+        hold = held_engine(found)
         items = [{"image": base64.b64encode(jpeg(seed)).decode()} for seed in range(10)]
         with ThreadPoolExecutor(8) as pool:
             answers = [pool.submit(found.post, "/embed", {"items": items}) for _ in range(8)]
@@ -106,13 +112,7 @@ def test_a_full_queue_refuses_at_once_and_recovers(trained: Path) -> None:
 
 def test_a_few_requests_may_always_wait(trained: Path) -> None:
     with serving(trained, Limits(queue_seconds=0.0, queue_requests=4, cache_bytes=0)) as found:
-        hold, embed = threading.Event(), found.service.model.engine.embed
-
-        def slow(tower: str, rows: object) -> object:
-            hold.wait(5)
-            return embed(tower, rows)  # type: ignore[arg-type]
-
-        found.service.model.engine.embed = slow  # type: ignore[method-assign]
+        hold = held_engine(found)
         with ThreadPoolExecutor(4) as pool:
             answers = [pool.submit(found.post, "/embed", {"items": [{"text": "a"}, {"text": "b"}]}) for _ in range(4)]
             while found.service.load[0] < 8:

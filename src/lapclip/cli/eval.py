@@ -139,9 +139,9 @@ def short_question_lines(found: dict[str, Any] | None) -> list[str]:
     for name, kind in (("words", found), ("phrases", found.get("phrases"))):
         if kind:
             alone = UNKNOWN if kind["words_alone"] is None else f"{kind['words_alone']:.3f}"
-            figures = f"{kind['map']:>8.3f}{kind['chance']:>8.3f}{alone:>14}{kind['first_five']:>19.1%}"
+            scores = f"{kind['map']:>8.3f}{kind['chance']:>8.3f}{alone:>14}{kind['first_five']:>19.1%}"
             what = f"{kind['questions']} {name}"
-            lines.append(f"  {what:<33}{figures}   {kind['map_low']:.3f} to {kind['map_high']:.3f}")
+            lines.append(f"  {what:<33}{scores}   {kind['map_low']:.3f} to {kind['map_high']:.3f}")
     return lines
 
 

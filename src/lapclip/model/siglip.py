@@ -98,21 +98,7 @@ class SiglipTextTower(TextTower):
     """A transformer that reads both ways, pooled at the last token of its full length."""
 
     def __init__(self, shape: ModelConfig) -> None:
-        nn.Module.__init__(self)
-        width = shape.text_width
-        self.token_embedding = nn.Embedding(shape.vocabulary, width)
-        self.position_embedding = nn.Parameter(torch.empty(shape.context, width))
-        self.transformer = Transformer(
-            width,
-            shape.text_layers,
-            shape.text_heads,
-            causal=False,
-            hidden=shape.text_hidden,
-            activation=shape.text_activation or shape.activation,
-            epsilon=EPSILON,
-        )
-        self.ln_final = LayerNorm(width, eps=EPSILON)
-        self.projection = nn.Parameter(torch.empty(width, shape.embedding))
+        super().__init__(shape, causal=False, epsilon=EPSILON)
         self.projection_bias = nn.Parameter(torch.empty(shape.embedding))
 
     def begin(self, tokens_BL: Tensor, block: int) -> Tensor:

@@ -118,7 +118,7 @@ class TextTower(nn.Module):
 
     compute = Compute()
 
-    def __init__(self, shape: ModelConfig) -> None:
+    def __init__(self, shape: ModelConfig, *, causal: bool = True, epsilon: float = 1e-5) -> None:
         super().__init__()
         width = shape.text_width
         self.token_embedding = nn.Embedding(shape.vocabulary, width)
@@ -127,11 +127,12 @@ class TextTower(nn.Module):
             width,
             shape.text_layers,
             shape.text_heads,
-            causal=True,
+            causal=causal,
             hidden=shape.text_hidden,
             activation=shape.text_activation or shape.activation,
+            epsilon=epsilon,
         )
-        self.ln_final = LayerNorm(width)
+        self.ln_final = LayerNorm(width, eps=epsilon)
         self.projection = nn.Parameter(torch.empty(width, shape.embedding))
 
     def forward(self, tokens_BL: Tensor) -> Tensor:

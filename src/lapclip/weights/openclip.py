@@ -208,7 +208,7 @@ def shape_of(config: dict[str, Any], where: str) -> ModelConfig:
             _refuse_others(fields, allowed, section, where)
         if not isinstance(vision.get("layers", 12), int):
             raise WeightsError(f"{where}: its image tower is a residual network; vision transformers can be read.")
-        image_width, text_width = vision.get("width", 768), text.get("width", 512)
+        image_width = vision.get("width", 768)
         return named(
             ModelConfig(
                 name="published",
@@ -218,13 +218,7 @@ def shape_of(config: dict[str, Any], where: str) -> ModelConfig:
                 image_layers=vision.get("layers", 12),
                 image_heads=image_width // vision.get("head_width", 64),
                 image_mlp=int(image_width * vision.get("mlp_ratio", 4.0)),
-                text_width=text_width,
-                text_layers=text.get("layers", 12),
-                text_heads=text.get("heads", 8),
-                text_mlp=int(text_width * text.get("mlp_ratio", 4.0)),
-                embedding=model["embed_dim"],
-                vocabulary=text.get("vocab_size", 49_408),
-                context=text.get("context_length", 77),
+                **_text_sizes(model, text),
                 activation="quick_gelu" if model.get("quick_gelu", False) else "gelu",
                 **_preprocessing(seen, where),
             )
@@ -233,6 +227,20 @@ def shape_of(config: dict[str, Any], where: str) -> ModelConfig:
         raise WeightsError(f"{where}: {error.message}") from None
     except (KeyError, TypeError, AttributeError, ValueError, ZeroDivisionError) as error:
         raise WeightsError(f"{where} does not describe a model: {type(error).__name__} {error}.") from None
+
+
+def _text_sizes(model: dict[str, Any], text: dict[str, Any]) -> dict[str, Any]:
+    """The sizes of the text tower, and of what both towers give, with OpenCLIP's defaults."""
+    width = text.get("width", 512)
+    return {
+        "text_width": width,
+        "text_layers": text.get("layers", 12),
+        "text_heads": text.get("heads", 8),
+        "text_mlp": int(width * text.get("mlp_ratio", 4.0)),
+        "embedding": model["embed_dim"],
+        "vocabulary": text.get("vocab_size", 49_408),
+        "context": text.get("context_length", 77),
+    }
 
 
 def _siglip_shape(config: dict[str, Any], tower: re.Match[str], where: str) -> ModelConfig:
@@ -252,7 +260,7 @@ def _siglip_shape(config: dict[str, Any], tower: re.Match[str], where: str) -> M
     if _square(vision.get("image_size", 224), where) != side:
         raise WeightsError(f"{where}: images of {vision.get('image_size')} pixels do not fit {tower[0]}.")
     width, layers, heads, hidden = TIMM_SIZES[kind]
-    activation, text_width = timm_activation(tower[0]), text.get("width", 512)
+    activation = timm_activation(tower[0])
     words = "gelu_tanh" if text.get("act_kwargs") else "gelu"
     return named(
         ModelConfig(
@@ -264,13 +272,7 @@ def _siglip_shape(config: dict[str, Any], tower: re.Match[str], where: str) -> M
             image_layers=layers,
             image_heads=heads,
             image_mlp=hidden,
-            text_width=text_width,
-            text_layers=text.get("layers", 12),
-            text_heads=text.get("heads", 8),
-            text_mlp=int(text_width * text.get("mlp_ratio", 4.0)),
-            embedding=model["embed_dim"],
-            vocabulary=text.get("vocab_size", 49_408),
-            context=text.get("context_length", 77),
+            **_text_sizes(model, text),
             activation=activation,
             text_activation="" if words == activation else words,
             **_preprocessing(seen, where),

@@ -220,7 +220,7 @@ def _siglip_tokenizer(folder: Path, vocabulary: int, cleaning: str | None) -> To
         model = description["model"]
         unigram = model["type"] == "Unigram"
         if unigram:
-            # Pieces that a multilingual vocabulary has beyond the weights: places for what T5 left out, never in texts.
+            # Pieces that a multilingual vocabulary has beyond the weights: T5's reserved pieces, never in texts.
             pieces = model["vocab"]
             while len(pieces) > vocabulary and "<extra_id_" in pieces[-1][0]:
                 pieces.pop()
