@@ -19,6 +19,7 @@ from lapclip.training.optimizer import (
     orthogonal,
     patches_seen,
 )
+from lapclip.training.step import TrainStep
 
 
 def test_only_weight_matrices_decay() -> None:
@@ -113,3 +114,17 @@ def test_muon_turns_the_matrices_of_blocks_and_leaves_the_rest_to_adamw() -> Non
             assert moved.item() == pytest.approx(0.1 * min(parameter.flatten(1).shape) ** 0.5, rel=0.3)
     kinds = {names[parameter]: set(state) for parameter, state in optimizer.state.items()}
     assert all((kinds[name] == {"momentum"}) == (name in turned) for name in kinds)
+
+
+def test_groups_of_a_recorded_step_have_rates_of_their_own() -> None:
+    """A recorded step reads its rates from memory; one tensor for all groups would hold the rate of the last."""
+    shape = replace(SHAPES["photos"], image_width=8, image_size=32, text_width=32, vocabulary=40)
+    config = TrainConfig(
+        optimizer="muon", matrix_rate=0.1, learning_rate=1e-3, layer_decay=0.5, compile="graph", dtype="float32"
+    )
+    model = CLIP(shape)
+    step = TrainStep(model, make_optimizer(model, config, Cpu()), config, Cpu())
+    step.set_learning_rate(1e-3)
+    groups = step.optimizer.param_groups
+    assert len({group["share"] for group in groups}) > 4
+    assert [float(group["lr"]) for group in groups] == pytest.approx([1e-3 * group["share"] for group in groups])

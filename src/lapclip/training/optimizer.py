@@ -74,14 +74,14 @@ def make_optimizer(model: CLIP, config: TrainConfig, device: Device) -> torch.op
         [
             {
                 "params": parameters,
+                # A recorded graph reads its learning rate from memory. Each group has its own: a default is shared.
+                "lr": torch.tensor(config.learning_rate, device=device.torch) if graph else config.learning_rate,
                 "weight_decay": (MATRIX_DECAY if muon else config.weight_decay) if decayed else 0.0,
                 "share": share,
                 "muon": muon,
             }
             for (share, decayed, muon), parameters in sorted(groups.items(), reverse=True, key=lambda group: group[0])
         ],
-        # A recorded graph reads its learning rate from memory.
-        lr=torch.tensor(config.learning_rate, device=device.torch) if graph else config.learning_rate,
         betas=(config.beta1, config.beta2),
         eps=config.epsilon,
         fused=device.fused_adamw,
