@@ -73,7 +73,8 @@ def trained_heads(data: str, image: str, text: str) -> dict[str, float]:
     if not events.exists():
         model = {"image_from": image, "image_taps": taps_of(image), "text_from": text, "text_taps": taps_of(text)}
         settings = set_words({f"model.{key}": value for key, value in model.items()})[1::2]
-        train("heads", [f"data.source={json.dumps(data)}", *settings], name=name)
+        # Twice as fast on processors that have it, and the differences are far below what is compared.
+        train("heads", [f"data.source={json.dumps(data)}", "train.dtype=bfloat16", *settings], name=name)
     scores = next(event for event in read_events(events) if event["type"] == "finished")["evaluation"]
     low, high = scores["intervals"]["t2i_r1"]
     return {"trained": scores["t2i_r1"], "trained_low": low, "trained_high": high}

@@ -197,7 +197,7 @@ class TrainConfig:
     among all images (CLIP); `sigmoid` judges each pair by itself (SigLIP). A model to start from that learnt with
     `sigmoid` goes on with it, unless another is asked for. docs/loss.md"""
     phrases: float = setting(0.0, least=0.0, most=0.95)
-    """Share of the contrastive loss that phrases have: beside each whole caption a word or a few of any caption of the
+    """Share of the loss that phrases have: beside each whole caption a word or a few of any caption of the
     image, so that short questions are answered as well. 0 learns from whole captions alone. docs/finetune.md"""
     initial_scale: float | str = setting(AUTO, least=0.1, most=100.0, choices=(AUTO,))
     """What similarities are multiplied by at the start; it is learnt. `auto` is the loss's own, 14.3 for softmax and 10
@@ -207,7 +207,7 @@ class TrainConfig:
     published -10 suits batches near 22,000."""
     optimizer: str = setting("adamw", choices=("adamw", "muon"))
     """What updates weights: `adamw`, or `muon`, which takes the matrices of blocks a step of equal size in every
-    direction and leaves the rest to AdamW. From random weights it needs a third of the steps. docs/photos.md"""
+    direction and leaves the rest to AdamW. docs/photos.md says what it gives from random weights."""
     learning_rate: float = setting(1e-3, least=0.0)
     """Highest learning rate, reached at the end of the warm-up."""
     matrix_rate: float = setting(0.03, least=0.0)

@@ -69,11 +69,20 @@ class SoftmaxLoss(ContrastiveLoss):
 
     def __call__(self, logits_BB: Tensor, positives_BB: Tensor, smoothing: float = 0.0) -> Tensor:
         targets_BB = positives_BB.to(logits_BB.dtype)
-        by_image = targets_BB / targets_BB.sum(1, keepdim=True).clamp(min=1)
-        by_text = targets_BB / targets_BB.sum(0, keepdim=True).clamp(min=1)
-        image_loss = F.cross_entropy(logits_BB, by_image, label_smoothing=smoothing)
-        text_loss = F.cross_entropy(logits_BB.T, by_text.T, label_smoothing=smoothing)
+        by_image, by_text = _shares(targets_BB, smoothing), _shares(targets_BB.T, smoothing)
+        image_loss = F.cross_entropy(logits_BB, by_image)
+        text_loss = F.cross_entropy(logits_BB.T, by_text)
         return (image_loss + text_loss) / 2
+
+
+def _shares(targets_BB: Tensor, smoothing: float) -> Tensor:
+    """What each row aims at: its positives equally, and everything with the share `smoothing`; a row without positives
+    at nothing, which cross_entropy's own smoothing would not keep to."""
+    count_B1 = targets_BB.sum(1, keepdim=True)
+    shares_BB = targets_BB / count_B1.clamp(min=1)
+    if not smoothing:
+        return shares_BB
+    return (1 - smoothing) * shares_BB + smoothing / targets_BB.shape[1] * (count_B1 > 0)
 
 
 class SigmoidLoss(ContrastiveLoss):

@@ -74,6 +74,14 @@ def test_captions_that_say_the_same_are_not_accused(walls: tuple[Path, list[str]
     assert measured is None
 
 
+def test_data_that_is_partly_broken_is_judged_by_the_rest(walls: tuple[Path, list[str]]) -> None:
+    """Training would refuse it; a check is there to say what is wrong."""
+    missing = [[f"a wall that is not there {at}"] for at in range(10)]
+    kinds, measured = checked(walls, [*own_captions(walls[1]), *missing])
+    assert kinds == set()
+    assert measured["images"] == COUNT
+
+
 def test_shuffled_captions_are_found(walls: tuple[Path, list[str]]) -> None:
     shuffled = Random(1).sample(own_captions(walls[1]), COUNT)
     assert checked(walls, shuffled)[0] == {"captions_unrelated"}

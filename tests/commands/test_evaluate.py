@@ -36,7 +36,7 @@ from lapclip.evaluation.retrieval import retrieval
 from lapclip.evaluation.zeroshot import TEMPLATES, class_embeddings
 from lapclip.which_model import which_model
 
-from ..small_runs import write_classes, write_photos
+from ..small_runs import train_small, write_classes, write_photos
 
 
 @pytest.fixture
@@ -224,7 +224,7 @@ def test_classes_are_told_apart_with_templates(mine: Path) -> None:
     split, why = choose_split(["train", "val"], None, learnt_from=False, classes=True)
     assert (split, why) == ("all", "classes: all images count")
     model, told = load("runs/mine"), []
-    found = score(
+    found, _ = score(
         model, pairs, data.classes, ["a {}.", "the {}."], None, lambda done, total: told.append((done, total))
     )
     assert told[-1] == (20, 20)
@@ -412,3 +412,23 @@ def test_a_model_at_or_below_chance_is_told_with_the_interval() -> None:
         (note,) = note_on_chance({**above, "largest_class": share})
         assert f"top-1 15.0% (11.0% to 20.0%) {how}" in note
         assert f"{share:.1%}" in note
+
+
+def test_a_run_measures_at_its_end_what_its_scores_are_worth(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On val, which chose the model; test chooses nothing, and an evaluation on other images does not replace it."""
+    monkeypatch.setattr("lapclip.commands.train.STEPS_TO_CALIBRATE", 1)
+    train_small(name="mine")
+    kept = calibration_of(which_model("mine"), load("runs/mine"))
+    assert kept is not None
+    assert (kept.facts["data"], kept.facts["split"]) == ("scenes", "val")
+    on_val = evaluate(EvaluationRequest("mine", split="val", device="cpu"))
+    assert kept.facts["hubness"] == on_val["hubness"]
+    photos = write_photos(Path("photos"), [""] * 24)
+    on_test = evaluate(EvaluationRequest("mine", split="test", device="cpu"))
+    elsewhere = evaluate(EvaluationRequest("mine", str(photos), device="cpu"))
+    assert on_test["hubness"]["whole"]["questions"] > elsewhere["hubness"]["whole"]["questions"]
+    for result in (on_test, elsewhere):
+        assert any("split val" in note for note in result["notes"])
+    again = calibration_of(which_model("mine"), load("runs/mine"))
+    assert again is not None
+    assert again.facts == kept.facts

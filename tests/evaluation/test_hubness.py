@@ -9,11 +9,13 @@ import pytest
 
 from lapclip.evaluation.calibration import (
     Calibration,
+    fit_of,
+    fitting_scores,
+    keep_calibration,
+    measure_fits,
     measure_telling,
     measure_verdict,
-    measure_words,
     read_calibration,
-    save_calibration,
 )
 from lapclip.evaluation.hubness import (
     CAPTIONS,
@@ -149,10 +151,51 @@ def test_a_verdict_is_measured_with_the_right_images_and_without_them() -> None:
     assert measure_verdict(scores, unrelated, right)["auroc"] < 0.6
     scores[right] += 6
     assert measure_verdict(scores, unrelated, right)["auroc"] > 0.95
-    words = measure_words(scores, right)
-    assert words["fits"] <= words["fits_well"]
-    assert words["first_five"]["fits_well"]["right"] > 0.9
-    assert words["first_five"]["guess"]["right"] < 0.2
+    found = measure_fits(scores, right)
+    assert found["first_five"]["fits_well"]["right"] > 0.7
+    assert found["first_five"]["may_fit"]["right"] < 0.2
+    assert sum(each["share"] for each in found["first_five"].values()) == pytest.approx(1)
+
+
+def test_words_hold_for_scores_that_were_right_often_enough() -> None:
+    scores, right = np.arange(300, 0, -1.0), np.zeros(300, bool)
+    right[:50] = True  # 50 right, then every second of 60, then none
+    right[50:110:2] = True
+    found = fitting_scores(scores, right)
+    well, fits = (int((scores >= found[name]).sum()) for name in ("fits_well", "fits"))
+    assert right[:well].mean() >= 0.8 > right[: well + 3].mean()
+    assert right[well:fits].mean() >= 0.5 > right[well : fits + 3].mean()
+    assert [fit_of(score, found) for score in (300.0, scores[well], scores[fits])] == ["fits well", "fits", "may fit"]
+    never = fitting_scores(scores, np.zeros(300, bool))
+    assert never == {"fits_well": None, "fits": None}
+    assert fit_of(1e9, never) == "may fit"
+
+
+def test_what_was_measured_on_little_does_not_replace_what_was_measured_on_more(tmp_path: Path) -> None:
+    path = tmp_path / "calibration.safetensors"
+
+    def measured(questions: int, *, own_val: bool = False, model: str = "model") -> Calibration:
+        made = calibration()
+        whole = {**made.facts["hubness"]["whole"], "questions": questions}
+        facts = {**made.facts, "hubness": {**made.facts["hubness"], "whole": whole}, "own_val": own_val}
+        return Calibration(model, made.vectors, facts)
+
+    def kept() -> int:
+        found = read_calibration(path, WIDTH)
+        assert found
+        return found.worth()[1]
+
+    assert keep_calibration(measured(500), path) is None
+    before = keep_calibration(measured(20), path)
+    assert before is not None
+    assert before.worth() == (False, 500)
+    assert keep_calibration(measured(100, own_val=True), path) is None  # the run's own, though fewer
+    assert keep_calibration(measured(5000), path) is not None
+    assert kept() == 100
+    assert keep_calibration(measured(20, model="trained on"), path) is None  # of another model nothing is left
+    assert kept() == 20
+    (tmp_path / "file").write_text("")
+    assert keep_calibration(measured(20), tmp_path / "file" / "x") is None  # cannot be written, and nobody minds
 
 
 def calibration(auroc: float = 0.9, *, used: bool = True) -> Calibration:
@@ -163,14 +206,14 @@ def calibration(auroc: float = 0.9, *, used: bool = True) -> Calibration:
         "format": 1,
         "hubness": {"short_below": 4, **dict.fromkeys(KINDS, one)},
         "fits": {kind: {"fits_well": 0.5, "fits": 0.3} for kind in KINDS},
-        "verdict": {kind: {"auroc": auroc, "threshold": -1.0} for kind in KINDS},
+        "verdict": {kind: {"auroc": auroc, "auroc_low": auroc - 0.05, "threshold": -1.0} for kind in KINDS},
     }
     return Calibration("model", vectors, facts)
 
 
 def test_a_calibration_is_kept_and_one_that_is_damaged_is_not_taken(tmp_path: Path) -> None:
     path = tmp_path / "kept" / "calibration.safetensors"
-    save_calibration(calibration(), path)
+    keep_calibration(calibration(), path)
     found = read_calibration(path, WIDTH)
     assert found is not None
     assert found.digest == calibration().digest is not None
@@ -187,7 +230,7 @@ def test_what_is_taken_and_what_is_said_of_a_score() -> None:
     assert [found.kind(text) for text in ("a dog", "a dog runs fast")] == ["short", "whole"]
     assert found.less("whole", close) == pytest.approx([0, 0.2])
     assert found.less("short", close) == pytest.approx([0.1, 0])
-    assert [found.fit("short", score) for score in (0.6, 0.4, 0.1)] == ["fits well", "fits", "a guess"]
+    assert [found.fit("short", score) for score in (0.6, 0.4, 0.1)] == ["fits well", "fits", "may fit"]
     assert calibration(used=False).less("whole", close) is None
     assert calibration(used=False).digest is None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 
 from lapclip.embedder import load
-from lapclip.evaluation.calibration import Calibration, save_calibration
+from lapclip.evaluation.calibration import Calibration, keep_calibration
 from lapclip.evaluation.hubness import KINDS, closeness
 from lapclip.searching.index import Entry, Index
 from lapclip.searching.library import Library
@@ -43,10 +44,10 @@ def calibrate(model: Path, share: float = 0.7, auroc: float = 0.9) -> Calibratio
                 "short": {**one, "map": 0.1, "map_with": 0.2},
             },
             "fits": {kind: {"fits_well": 0.4, "fits": 0.1} for kind in KINDS},
-            "verdict": {kind: {"auroc": auroc, "threshold": 1e9} for kind in KINDS},
+            "verdict": {kind: {"auroc": auroc, "auroc_low": auroc, "threshold": 1e9} for kind in KINDS},
         },
     )
-    save_calibration(found, model / "calibration.safetensors")
+    keep_calibration(found, model / "calibration.safetensors")
     return found
 
 
@@ -60,7 +61,7 @@ def expected(library: Library, found: Calibration, query: str, images: list[Path
     return [(images[at].name, float(scores[at])) for at in np.argsort(-scores, kind="stable")]
 
 
-@pytest.mark.parametrize("query", ["a red cat", "two red cats on the left, at night", "cat -snow"])
+@pytest.mark.parametrize("query", ["a red cat", "two red cats on the left, at night"])
 def test_answers_come_in_the_order_of_the_corrected_scores(photos: Path, model: Path, query: str) -> None:
     images, found = draw_many(photos, 12), calibrate(model)
     library = index_now(photos, Watched(model))
@@ -99,22 +100,28 @@ def test_an_index_made_before_gets_it_without_reading_an_image_again(photos: Pat
     assert len(again.batches) == 1
 
 
-def test_another_question_bank_takes_the_place_of_the_first(photos: Path, model: Path) -> None:
+def test_an_index_knows_the_question_banks_that_were_used_last(photos: Path, model: Path) -> None:
+    """Two models may share an image tower, and with it an index."""
     draw_many(photos, 4)
-    calibrate(model)
+    digests = [calibrate(model).digest]
     index_now(photos, Watched(model))
-    other = calibrate(model, 0.2)
-    other.vectors["whole"] = other.vectors["whole"][:3]
-    other = Calibration(other.model, other.vectors, other.facts)
-    save_calibration(other, model / "calibration.safetensors")
-    library = index_now(photos, Watched(model))
-    assert [path.name for path in library.index_path.glob("closeness-*")] == [f"closeness-1-{other.digest}.f32"]
+    for captions in (3, 2):
+        other = calibrate(model, 0.2)
+        other.vectors["whole"] = other.vectors["whole"][:captions]
+        other = Calibration(other.model, other.vectors, other.facts)
+        keep_calibration(other, model / "calibration.safetensors")
+        library = index_now(photos, Watched(model))
+        digests.append(other.digest)
+        for at, path in enumerate(library.index_path.glob(f"closeness-*-{other.digest}.f32")):
+            os.utime(path, (1e9 + captions, 1e9 + captions + at))  # the clock of a file system may be coarse
+        known = {path.name for path in library.index_path.glob("closeness-*")}
+        assert known == {f"closeness-1-{digest}.f32" for digest in digests[-2:]}
 
 
 def test_what_was_measured_of_another_model_is_not_used(photos: Path, model: Path) -> None:
     draw_many(photos, 4)
     found = calibrate(model)
-    save_calibration(Calibration("another", found.vectors, found.facts), model / "calibration.safetensors")
+    keep_calibration(Calibration("another", found.vectors, found.facts), model / "calibration.safetensors")
     answer = index_now(photos, Watched(model)).ask(parse("a red cat"), 4)
     assert answer.correction is None
     assert answer.verdict is not None
@@ -130,8 +137,9 @@ def test_the_words_and_the_verdict_come_with_the_answer(photos: Path, model: Pat
     assert answer.correction == {"kind": "short", "share": 0.7}
     assert answer.verdict == {"nothing": True, "why": None}
     for hit in answer.hits:
-        assert hit.fit == ("fits well" if hit.score >= 0.4 else "fits" if hit.score >= 0.1 else "a guess")
+        assert hit.fit == ("fits well" if hit.score >= 0.4 else "fits" if hit.score >= 0.1 else "may fit")
     minus = library.ask(parse("a cat -snow"), 6)
+    assert minus.correction is None  # it was measured for questions without a minus
     assert {hit.fit for hit in minus.hits} == {None}
     assert minus.verdict is not None
     assert minus.verdict["nothing"] is None

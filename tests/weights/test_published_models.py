@@ -234,6 +234,23 @@ def test_files_may_come_from_elsewhere_and_are_checked(server: Server) -> None:
     assert f"GET /elsewhere/{WEIGHTS}" in server.asked
 
 
+def test_files_without_a_digest_come_from_the_hub_alone(server: Server) -> None:
+    server.redirect = server.address.replace("127.0.0.1", "localhost") + f"/elsewhere/{WEIGHTS}"
+    server.says_digests = False
+    with pytest.raises(WeightsError, match="not to be trusted"):
+        fetch(published_models.MODELS["small-hub"], yes=True)
+
+
+def test_a_file_whose_size_nobody_says_may_not_be_larger_than_the_model(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(download, "WAITS", ())
+    address = f"{server.address}/someone/small/resolve/main/{WEIGHTS}"
+    with pytest.raises(WeightsError, match="more than 1,000 bytes"):
+        download.fetch_file(download.RemoteFile(WEIGHTS, address, None, "", most=1000), tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize("where", ["ftp://127.0.0.1/x", "file:///etc/passwd"])
 def test_nobody_is_sent_to_another_kind_of_place(where: str, server: Server) -> None:
     server.redirect = where

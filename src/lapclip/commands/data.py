@@ -117,7 +117,7 @@ def check_data(
     config = replace_in(config, "model", vocabulary=tokenizer.vocabulary)
     lengths = sorted(tokenizer.length(caption) for caption in captions)
     usable = [at for at, each in enumerate(facts) if not each.fault]
-    belong = _belonging(listing, usable, captions)
+    belong = _belonging(listing, usable, captions, progress)
     findings = find_all(listing.table, splits, facts, tokenizer, config, belong)
     learning = sum(split == TRAIN and not each.fault for split, each in zip(splits, facts, strict=True))
     typical = min(config.model.context, -(-lengths[len(lengths) * 95 // 100] // 8) * 8) if lengths else 8
@@ -158,7 +158,9 @@ def check_data(
     }
 
 
-def _belonging(listing: Listing, usable: Sequence[int], captions: Sequence[str]) -> dict[str, Any] | None:
+def _belonging(
+    listing: Listing, usable: Sequence[int], captions: Sequence[str], progress: Progress | None
+) -> dict[str, Any] | None:
     """Whether captions belong to their images; None where that cannot be told: no towers here, too few images, or
     captions in scripts that the text tower does not know. Drawn images come with theirs, and classes are captions."""
     latin = len(count_scripts(captions).get("Latin", ()))
@@ -166,7 +168,7 @@ def _belonging(listing: Listing, usable: Sequence[int], captions: Sequence[str])
         return None
     from lapclip.commands.probe import check_belonging  # brings torch
 
-    return check_belonging(listing, usable)
+    return check_belonging(listing, usable, progress and (lambda done, total, what: progress(done, total)))
 
 
 def _assigned(listing: Listing, facts: Sequence[ImageFacts]) -> Sequence[str]:

@@ -6,10 +6,9 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +24,11 @@ from lapclip.data.splits import TRAIN
 from lapclip.embedder import Embedder, Encoder, load
 from lapclip.errors import ConfigError, DataError, LapclipError, RunError, nearest
 from lapclip.evaluation import FEW, note_on_chance, note_on_few
-from lapclip.evaluation.calibration import calibrate, calibration_path, save_calibration
+from lapclip.evaluation.calibration import Calibration, calibrate, calibration_path, keep_calibration
 from lapclip.evaluation.evaluation import evaluate_classes, evaluate_pairs
 from lapclip.evaluation.hubness import QuestionBank, bank_of, own_bank, read_bank, save_bank
 from lapclip.evaluation.retrieval import linear_baseline
 from lapclip.evaluation.short_questions import (
-    ShortQuestions,
     evaluate_short_questions,
     note_on_no_questions,
     short_questions,
@@ -105,8 +103,11 @@ def evaluate(
     opened = open_data(config, view, request.split, fingerprint, data_progress, seen)
     batch_size = model.config.train.batch_size if model.config else None
     trained_on = count_trained_on(model, opened)
-    held_out = not trained_on and not opened.changed and opened.split != TRAIN
-    calibrated = partial(keep_calibration, model, opened, config.source) if held_out else None
+    # Of a published model it is not known what it has seen; of a run's it is known that it has seen images.
+    unseen = trained_on == 0 or (trained_on is None and model.made_by is None)
+    held_out = unseen and not opened.changed and opened.split != TRAIN
+    bank = question_bank(model, opened, view) if held_out and not opened.classes else None
+    scores, calibrated = score(embedder, opened.pairs, opened.classes, templates, batch_size, encoding_progress, bank)
     result: dict[str, Any] = {
         "run": str(model.path),
         "data": config.source,
@@ -120,8 +121,15 @@ def evaluate(
             *opened.notes,
             *_unused_templates(request, opened),
         ],
-        **score(embedder, opened.pairs, opened.classes, templates, batch_size, encoding_progress, calibrated),
+        **scores,
     }
+    if calibrated is not None:
+        calibrated.facts.update(data=config.source, split=opened.split, own_val=own and opened.split == "val")
+        if kept := keep_calibration(calibrated, calibration_path(model, calibrated.model)):
+            result["notes"].append(
+                f"Search goes on with what was measured on {kept.facts['data']} (split {kept.facts['split']})."
+            )
+        result |= {name: calibrated.facts[name] for name in ("hubness", "fits", "verdict")}
     if "evaluation" in result:
         result["notes"] += note_on_few(result["evaluation"]["candidates"])
         if result["short_questions"] is None:
@@ -173,8 +181,9 @@ def choose_data(model: WhichModel, request: EvaluationRequest) -> tuple[DataConf
 
 
 def count_trained_on(model: WhichModel, opened: EvaluationData) -> int | None:
-    """How many of the images the run learnt from, known by their bytes; None where that is not known."""
-    seen = count_seen(opened.pairs.identities, model.run.seen) if model.run else None
+    """How many of the images the model learnt from, known by their bytes; None where that is not known."""
+    run = model.made_by
+    seen = count_seen(opened.pairs.identities, run.seen) if run else None
     if seen is None and model.config and opened.for_training is None:
         # Drawn scenes are no files: a run that drew what it learnt from has seen none, and no other run has seen these.
         drawn = find_source(model.config.data.source).is_drawn, opened.pairs.identities is None
@@ -247,15 +256,15 @@ def score(
     templates: Sequence[str],
     batch_size: int | None,
     progress: Progress | None = None,
-    calibrated: Callable[..., dict[str, Any]] | None = None,
-) -> dict[str, Any]:
-    """The metrics: of classes, how many images get the right one; of pairs, how many find each other. `calibrated` says
-    what else the embeddings of held-out pairs show."""
+    bank: QuestionBank | None = None,
+) -> tuple[dict[str, Any], Calibration | None]:
+    """The metrics: of classes, how many images get the right one; of pairs, how many find each other. With a question
+    bank, also what hubness costs and what scores tell, where there are pairs enough."""
     if pairs.labels is not None and classes:
         images = embedder.encode_pixels(pairs.pixels, progress)
         prompted = class_embeddings(embedder.encode_text, classes, templates)
         check_numbers(images, prompted)
-        return {**evaluate_classes(images, prompted, pairs.labels, classes), "templates": list(templates)}
+        return {**evaluate_classes(images, prompted, pairs.labels, classes), "templates": list(templates)}, None
     if not any(pairs.captions):
         raise DataError("None of the images has a caption.", hint="lapclip data check DATA")
     images, texts, owner = embedder.encode_pairs(pairs, progress)
@@ -264,29 +273,9 @@ def score(
     asked = embedder.encode_text(questions.texts) if questions else None
     short = evaluate_short_questions(images, asked, questions) if questions and asked is not None else None
     found = {**evaluate_pairs(images, texts, owner, pairs, batch_size), "short_questions": short}
-    if calibrated and len(pairs) >= FEW:
-        found |= calibrated(embedder, images, texts, owner, asked, questions)
-    return found
-
-
-def keep_calibration(
-    model: WhichModel,
-    opened: EvaluationData,
-    source: str,
-    embedder: Encoder,
-    images: np.ndarray,
-    texts: np.ndarray,
-    owner: np.ndarray,
-    asked: np.ndarray | None,
-    questions: ShortQuestions | None,
-) -> dict[str, Any]:
-    """Measure what hubness costs and what scores tell, and keep that with the model, for search."""
-    bank = question_bank(model, opened, embedder.view)
-    found = calibrate(embedder, bank, images, texts, owner, asked, questions)
-    found.facts.update(data=source, split=opened.split)
-    with suppress(OSError):  # a run that cannot be written to can still be scored
-        save_calibration(found, calibration_path(model, found.model))
-    return {"hubness": found.facts["hubness"], "fits": found.facts["fits"], "verdict": found.facts["verdict"]}
+    if bank is None or len(pairs) < FEW:
+        return found, None
+    return found, calibrate(embedder, bank, images, texts, owner, asked, questions, progress)
 
 
 def question_bank(model: WhichModel, opened: EvaluationData, view: View) -> QuestionBank:

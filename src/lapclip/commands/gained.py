@@ -288,7 +288,9 @@ def notes_on(model: WhichModel, run: Run, new: dict[str, Any], checks: Sequence[
     """What the user should know before believing the metrics."""
     notes = []
     if model.config and not model.config.train.start:
-        notes.append("The run began with new heads on pretrained towers, so its start knows nothing of pairs.")
+        fitted = model.config.train.head_start == "closed-form"
+        knows = "has heads fitted to the training pairs in closed form" if fitted else "knows nothing of pairs"
+        notes.append(f"The run began with new heads on pretrained towers, so its start {knows}.")
     if run.state not in ("finished", "stopped"):
         notes.append(f"The run is {run.state}; its end is the best model so far.")
     notes += [f"{found['name']}: {note}" for found in (new, *checks) for note in found["notes"]]

@@ -329,6 +329,8 @@ def check_belonging(
         owner += [number, number]
     if len(set(captions)) < ENOUGH:  # where all say the same, none belongs more than another
         return None
+    # Data that is mostly broken is what a check is for.
+    listing = replace(listing, config=replace(listing.config, broken_share=1.0))
     settings = Settings.of(listing.config.source, [])
     settings = replace(settings, config=replace(settings.config, data=listing.config))
     sample = Sample(listing, [rows[at] for at in chosen], captions, np.array(owner), len(rows))

@@ -20,14 +20,13 @@ import torch
 from lapclip import __version__
 from lapclip.commands.run_setup import Callbacks, RunSetup, build_again, set_up
 from lapclip.config import Config, WorkConfig
-from lapclip.data.dataset import save_seen
+from lapclip.data.dataset import Pairs, save_seen
 from lapclip.data.tokenizers import save_tokenizer
 from lapclip.embedder import Embedder, load_torch
 from lapclip.errors import LapclipError
-from lapclip.evaluation import FEW
-from lapclip.evaluation.calibration import calibrate, save_calibration
+from lapclip.evaluation.calibration import calibrate, keep_calibration
 from lapclip.evaluation.hubness import bank_of, read_bank, save_bank
-from lapclip.evaluation.short_questions import evaluate_short_questions, short_questions
+from lapclip.evaluation.short_questions import ShortQuestions, evaluate_short_questions, short_questions
 from lapclip.loss import LOSSES
 from lapclip.machine import facts, system_memory
 from lapclip.machine.desktop import Signals, kept_awake, notify
@@ -95,8 +94,9 @@ def save_start(run: Run, setup: RunSetup) -> None:
         setup.initial_weights.read_from(run.start)
 
 
-LONG_ENOUGH_TO_CALIBRATE = 60.0
-"""Seconds of training from which on a run also measures what its scores are worth; of others `lapclip eval` does."""
+ENOUGH_TO_CALIBRATE, STEPS_TO_CALIBRATE = 100, 100
+"""Images that choose the best model, and steps of a run, from which on it also measures what its scores are worth, for
+search; of other runs `lapclip eval` does."""
 LONG_ENOUGH_TO_NOTIFY = 60.0
 """Seconds of a run from which on its end is shown on the desktop."""
 
@@ -211,10 +211,15 @@ def run_to_end(training: Training, signals: Signals, began: float) -> Outcome:
 
 def finish(training: Training) -> dict[str, Any]:
     """Score the best model on the split that chose nothing, and a trained start as well; record the end."""
-    evaluation = _score_final(training, _load(training, training.run.path), own=True)
+    best, (split, pairs) = _load(training, training.run.path), training.data.final
+    embedded = best.encode_pairs(pairs)
+    evaluation = _scores(training, embedded)
+    questions, asked_QE = _short_questions(training, best, pairs)
+    if questions and asked_QE is not None:
+        training.short_questions = evaluate_short_questions(embedded[0], asked_QE, questions)
     if training.config.train.start:  # not where it began with new heads
         start = with_features(_load(training, training.run.start), training.features, training.step)
-        training.start_evaluation = _score_final(training, start)
+        training.start_evaluation = _scores(training, start.encode_pairs(pairs))
     training.log.append(
         events.Finished(
             step=training.progress.step,
@@ -229,6 +234,7 @@ def finish(training: Training) -> dict[str, Any]:
         )
     )
     keep_newest(training.run.checkpoints, 1)  # nothing can go wrong any more for which another would be needed
+    _calibrate(training, best, embedded if split == "val" else None)
     return evaluation
 
 
@@ -238,25 +244,33 @@ def _load(training: Training, folder: Path) -> Embedder:
     return embedder
 
 
-def _score_final(training: Training, embedder: Embedder, *, own: bool = False) -> dict[str, Any]:
-    """The scores of a model on the final split; of the run's own, on the way, also how well words and phrases of its
-    captions do, and what scores are worth, for search."""
-    split, pairs = training.data.final
-    images, texts, owner = embedder.encode_pairs(pairs)
-    scores = {"split": split, **score_embeddings(images, texts, owner, training.config.train.batch_size)}
-    if not own or training.data.classes:
-        return scores
-    questions = short_questions(pairs.captions)
-    asked = embedder.encode_text(questions.texts) if questions else None
-    if questions and asked is not None:
-        training.short_questions = evaluate_short_questions(images, asked, questions)
-    sound = len(pairs) >= FEW and np.isfinite(images).all() and np.isfinite(texts).all()
-    if sound and training.progress.training_seconds >= LONG_ENOUGH_TO_CALIBRATE:
-        bank = read_bank(training.run.questions) or bank_of(training.data.train.captions)
-        found = calibrate(embedder, bank, images, texts, owner, asked, questions)
-        found.facts.update(data=training.config.data.source, split=split)
-        save_calibration(found, training.run.calibration)
-    return scores
+def _scores(training: Training, embedded: tuple[np.ndarray, np.ndarray, np.ndarray]) -> dict[str, Any]:
+    return {"split": training.data.final[0], **score_embeddings(*embedded, training.config.train.batch_size)}
+
+
+def _short_questions(
+    training: Training, embedder: Embedder, pairs: Pairs
+) -> tuple[ShortQuestions | None, np.ndarray | None]:
+    """Words and phrases of the captions, with their vectors; nothing where captions are the names of classes."""
+    questions = None if training.data.classes else short_questions(pairs.captions)
+    return questions, embedder.encode_text(questions.texts) if questions else None
+
+
+def _calibrate(training: Training, best: Embedder, embedded: tuple[np.ndarray, np.ndarray, np.ndarray] | None) -> None:
+    """Measure what the scores of the finished model are worth, for search: on the pairs that chose it, because those of
+    another final split choose nothing. They are embedded unless that was done before."""
+    pairs = training.data.held_out
+    few = len(pairs) < ENOUGH_TO_CALIBRATE or training.progress.step < STEPS_TO_CALIBRATE
+    if few or training.data.classes:
+        return
+    images, texts, owner = embedded or best.encode_pairs(pairs)
+    if not (np.isfinite(images).all() and np.isfinite(texts).all()):
+        return
+    questions, asked_QE = _short_questions(training, best, pairs)
+    bank = read_bank(training.run.questions) or bank_of(training.data.train.captions)
+    found = calibrate(best, bank, images, texts, owner, asked_QE, questions)
+    found.facts.update(data=training.config.data.source, split="val", own_val=True)
+    keep_calibration(found, training.run.calibration)
 
 
 def competitors() -> list[str]:

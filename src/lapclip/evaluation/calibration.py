@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -21,7 +22,7 @@ from safetensors.numpy import save
 
 from lapclip.embedder import Encoder
 from lapclip.errors import LapclipError
-from lapclip.evaluation import ENOUGH_TO_TELL, QUESTIONS
+from lapclip.evaluation import ENOUGH_TO_TELL, FIT_WORDS, QUESTIONS
 from lapclip.evaluation.hubness import (
     KINDS,
     SHARES,
@@ -43,13 +44,19 @@ KEPT = "calibration-{}.safetensors"
 """What was measured of a model that is no run, by its fingerprint."""
 FALSE_ALARMS = 0.05
 """Share of questions with an answer for which it is said that there is none."""
-FITS_WELL, FITS, GUESS = "fits well", "fits", "a guess"
+FIRST = 5
+"""Answers that are looked at."""
+RIGHT_AT_LEAST = {"fits_well": 0.8, "fits": 0.5}
+"""How many of the first answers with such a score have to be right for a word to hold."""
+MAY_FIT = FIT_WORDS["may_fit"]
 LARGEST = 100_000_000
 """Bytes of the file that is kept; a bank of usual size has some ten million."""
 REFERENCE = 1000
 """Held-out images that are kept, to compare a question's best score with its scores on these."""
 FEWEST = 20
 """Questions of a kind below which nothing is measured."""
+LIBRARY = 10_000
+"""Images that these are asked about at most: all scores are held at once."""
 MOST = 1000
 """Questions of each kind that the words and the verdict are measured on."""
 
@@ -93,9 +100,11 @@ class Calibration:
     def fit(self, kind: str, score: float) -> str | None:
         """How well an image of such a score fits; None where that was not measured."""
         found = self.facts["fits"].get(kind)
-        if not found:
-            return None
-        return FITS_WELL if score >= found["fits_well"] else FITS if score >= found["fits"] else GUESS
+        return fit_of(score, found) if found else None
+
+    def worth(self) -> tuple[bool, int]:
+        """What is kept is what has more of it."""
+        return bool(self.facts.get("own_val")), int(self.facts["hubness"]["whole"].get("questions", 0))
 
     def gained(self, kind: str) -> str | None:
         """What the correction for hubness gained on held-out pairs; None where it is not used."""
@@ -128,9 +137,10 @@ class Calibration:
         found = self.facts["verdict"].get(kind)
         if not found:
             return {"nothing": None, "why": f"not measured for {QUESTIONS[kind]}"}
-        if found["auroc"] < ENOUGH_TO_TELL:
+        if found["auroc_low"] < ENOUGH_TO_TELL:
             told = f"its best score tells what is there from what is not with an AUROC of {found['auroc']:.2f}"
-            return {"nothing": None, "why": f"{told} for {QUESTIONS[kind]}, and a verdict takes {ENOUGH_TO_TELL}"}
+            surely = f"at least {found['auroc_low']:.2f} for sure"
+            return {"nothing": None, "why": f"{told} ({surely}) for {QUESTIONS[kind]}; it takes {ENOUGH_TO_TELL}"}
         return {"nothing": standing is not None and standing < found["threshold"], "why": None}
 
 
@@ -147,7 +157,7 @@ def calibration_path(which: WhichModel, fingerprint: str) -> Path:
 
 
 def calibration_of(which: WhichModel, encoder: Encoder) -> Calibration | None:
-    """What was measured of a model, or of the one that it was exported from; None where nothing was."""
+    """What was measured of a model, else of the one that it was exported from; None where nothing was."""
     run, paths = which.made_by, list[Path]()
     if run and run.calibration.exists():
         paths.append(run.calibration)
@@ -156,14 +166,22 @@ def calibration_of(which: WhichModel, encoder: Encoder) -> Calibration | None:
     own = encoder.fingerprint()
     names = {own, getattr(encoder, "made_from", own)}
     paths += [path for name in sorted(names) if (path := cache_folder() / KEPT.format(name)).exists()]
-    found = (read_calibration(path, encoder.embedding) for path in paths)
-    return next((one for one in found if one and one.model in names), None)
+    found = [one for path in paths if (one := read_calibration(path, encoder.embedding)) and one.model in names]
+    return min(found, key=lambda one: one.model != own, default=None)
 
 
-def save_calibration(calibration: Calibration, path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    metadata = {"lapclip": json.dumps({"model": calibration.model, **calibration.facts})}
-    write_atomic(path, save(calibration.vectors, metadata))
+def keep_calibration(found: Calibration, path: Path) -> Calibration | None:
+    """Keep it for search, unless what was kept before of the same model is worth more: then that is returned. A run's
+    own val split is worth more than other images, and of other images more captions are. A disk that is full, or
+    cannot be written to, costs the caller nothing else."""
+    before = read_calibration(path, found.vectors["images"].shape[1])
+    if before and before.model == found.model and before.worth() > found.worth():
+        return before
+    metadata = {"lapclip": json.dumps({"model": found.model, **found.facts})}
+    with suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(path, save(found.vectors, metadata))
+    return None
 
 
 def read_calibration(path: Path, width: int) -> Calibration | None:
@@ -182,6 +200,7 @@ def read_calibration(path: Path, width: int) -> Calibration | None:
             found.fit(kind, 0.0)
             found.verdict(kind, 0.0)
         found.kind("")
+        found.worth()
     except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError, LapclipError):
         return None
     return found
@@ -218,11 +237,11 @@ def calibrate(
     order = generator(0, "library and unrelated images").permutation(len(image_NE))
     vectors["images"] = image_NE[order[:REFERENCE]].astype(np.float16)
     found = Calibration(encoder.fingerprint(), vectors, facts)
-    library, unrelated = order[: len(order) // 2], order[len(order) // 2 :][:REFERENCE]
+    library, unrelated = order[: len(order) // 2][:LIBRARY], order[len(order) // 2 :][:REFERENCE]
     for kind, question_QE, right_QN in _questions(text_ME, image_M, asked_QE, questions, library):
         less_N = found.less(kind, close_NK)
         scores_QN = question_QE @ image_NE.T - (0 if less_N is None else less_N)
-        facts["fits"][kind] = measure_words(scores_QN[:, library], right_QN)
+        facts["fits"][kind] = measure_fits(scores_QN[:, library], right_QN)
         facts["verdict"][kind] = measure_verdict(scores_QN[:, library], scores_QN[:, unrelated], right_QN)
     return found
 
@@ -247,21 +266,44 @@ def _questions(
         yield "short", asked_QE[short], right_QN[short]
 
 
-def measure_words(scores_QN: np.ndarray, right_QN: np.ndarray) -> dict[str, Any]:
-    """The scores from which on an image fits, and fits well: as high as nine in ten and half of the right ones are, and
-    higher than all but one in a hundred and one in a thousand of the others. And how many of the first five answers
-    are right for each word."""
-    right, other = scores_QN[right_QN], scores_QN[~right_QN]
-    well = max(np.quantile(right, 0.5), np.quantile(other, 0.999))
-    fits = max(np.quantile(right, 0.1), np.quantile(other, 0.99))
-    first_QN = np.argsort(-scores_QN, axis=1, kind="stable")[:, :5]
-    scores, hits = np.take_along_axis(scores_QN, first_QN, 1), np.take_along_axis(right_QN, first_QN, 1)
-    ranges = {"fits_well": (well, np.inf), "fits": (fits, well), "guess": (-np.inf, fits)}
+def measure_fits(scores_QN: np.ndarray, right_QN: np.ndarray) -> dict[str, Any]:
+    """The scores from which on an image fits, and fits well, among the first five answers to a question; and how many
+    of these are right, where each half of the questions is judged by the scores that the other half sets."""
+    first_QA = np.argpartition(-scores_QN, min(FIRST, scores_QN.shape[1]) - 1, axis=1)[:, :FIRST]
+    scores_QA, right_QA = np.take_along_axis(scores_QN, first_QA, 1), np.take_along_axis(right_QN, first_QA, 1)
+    half_Q = np.isin(np.arange(len(scores_QA)), generator(0, "halves").permutation(len(scores_QA))[::2])
+    said_QA = np.full(scores_QA.shape, MAY_FIT, object)
+    for half in (half_Q, ~half_Q):
+        limits = fitting_scores(scores_QA[~half], right_QA[~half])
+        said_QA[half] = [[fit_of(score, limits) for score in row] for row in scores_QA[half]]
     shown = {}
-    for name, (low, high) in ranges.items():
-        inside = (scores >= low) & (scores < high)
-        shown[name] = {"share": float(inside.mean()), "right": float(hits[inside].mean()) if inside.any() else None}
-    return {"fits_well": float(well), "fits": float(fits), "first_five": shown}
+    for name, word in FIT_WORDS.items():
+        inside = said_QA == word
+        shown[name] = {"share": float(inside.mean()), "right": float(right_QA[inside].mean()) if inside.any() else None}
+    return {**fitting_scores(scores_QA, right_QA), "first_five": shown}
+
+
+def fitting_scores(scores: np.ndarray, right: np.ndarray) -> dict[str, float | None]:
+    """For each word the lowest score for which it holds; None where no answers are right that often."""
+    order = np.argsort(-scores, axis=None, kind="stable")
+    scores, right = scores.ravel()[order], right.ravel()[order]
+    begin, lowest, found = 0, None, {}
+    for name, least in RIGHT_AT_LEAST.items():
+        count = np.arange(1, len(scores) - begin + 1)
+        holds = np.flatnonzero((np.cumsum(right[begin:]) >= least * count) & (count >= FEWEST))
+        if len(holds):
+            begin += int(holds[-1]) + 1
+            lowest = float(scores[begin - 1])
+        found[name] = lowest
+    return found
+
+
+def fit_of(score: float, limits: dict[str, Any]) -> str:
+    """The word for a score."""
+    for name in RIGHT_AT_LEAST:
+        if limits[name] is not None and score >= limits[name]:
+            return FIT_WORDS[name]
+    return MAY_FIT
 
 
 def measure_verdict(scores_QN: np.ndarray, unrelated_QR: np.ndarray, right_QN: np.ndarray) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from lapclip.data.phrases import cut_phrases
+from lapclip.data.phrases import words as words_of
 from lapclip.evaluation import QUESTIONS, RANKS
 from lapclip.evaluation.intervals import percentiles, resamples
 from lapclip.paths import read_json, write_atomic
@@ -69,7 +70,8 @@ class QuestionBank:
 
 
 def count_words(text: str) -> int:
-    return len(text.split())
+    """How long a question is; scripts without blanks by the character."""
+    return len(words_of(text))
 
 
 def bank_of(captions: Iterable[Sequence[str]], origin: str = "the captions it learnt from") -> QuestionBank:

@@ -122,8 +122,8 @@ def _text_tower(shape: ModelConfig, network: Network | None) -> TextTower | Pret
 
 
 def count_parameters(module: nn.Module) -> int:
-    """How many numbers the module learns."""
-    return sum(parameter.numel() for parameter in module.parameters())
+    """How many numbers the module has, without those that only training has."""
+    return sum(parameter.numel() for name, parameter in module.named_parameters() if name != WORDS)
 
 
 def initialise(model: CLIP, generator: torch.Generator) -> None:

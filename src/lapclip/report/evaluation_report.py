@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from lapclip.evaluation import ENOUGH_TO_TELL, QUESTIONS, RANKS, WAYS
+from lapclip.evaluation import ENOUGH_TO_TELL, FIT_WORDS, QUESTIONS, RANKS, WAYS
 from lapclip.paths import read_json
 from lapclip.report.document import Block, Gallery, Headline, Plot, Report, ReportImage, Section, Sentences, Table
 from lapclip.report.plots import axes, error_bars, plain
@@ -220,7 +220,8 @@ def _verdicts(found: dict[str, Any]) -> Table | None:
         area = number(each.get("auroc"))
         if area is not None:
             sure = _between([each.get("auroc_low"), each.get("auroc_high")], significant)
-            shown = "yes" if area >= ENOUGH_TO_TELL else f"no: below {ENOUGH_TO_TELL}"
+            surely = number(each.get("auroc_low"))
+            shown = "yes" if surely is not None and surely >= ENOUGH_TO_TELL else f"no: not surely {ENOUGH_TO_TELL}"
             detected = _between([each.get("detected_low"), each.get("detected_high")], percent)
             rows.append([name, significant(area), sure, percent(each.get("detected")), detected, shown])
     header = [
@@ -239,7 +240,7 @@ def _fits(found: dict[str, Any]) -> Table | None:
     rows: list[list[Any]] = []
     for kind, name in QUESTIONS.items():
         words = mapping(mapping(found.get(kind)).get("first_five"))
-        for key, said in (("fits_well", "fits well"), ("fits", "fits"), ("guess", "a guess")):
+        for key, said in FIT_WORDS.items():
             each = mapping(words.get(key))
             if each:
                 rows.append([f"{name}: {said}", percent(each.get("share")), percent(each.get("right"))])

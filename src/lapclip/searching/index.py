@@ -300,12 +300,12 @@ class Index:
         self._write_rows(path, _known_rows(path), np.ascontiguousarray(close_NK, dtype=np.float32))
 
     def without_closeness(self, bank: str) -> range:
-        """Rows of which it is not known how close they are to the questions of a bank. What is known for other banks
-        is forgotten."""
-        for path in self._closenesses():
-            if path != self._closeness(bank):
-                with suppress(OSError):  # another process reads it
-                    path.unlink()
+        """Rows of which it is not known how close they are to the questions of a bank. What is known for another bank
+        is kept for the one that was used last: two models may share their image tower."""
+        others = [path for path in self._closenesses() if path != self._closeness(bank)]
+        for path in sorted(others, key=lambda path: path.stat().st_mtime, reverse=True)[1:]:
+            with suppress(OSError):  # another process reads it
+                path.unlink()
         return range(_known_rows(self._closeness(bank)), self._rows_in_file(self._number("width")))
 
     def _write_rows(self, path: Path, first: int, rows: np.ndarray) -> None:

@@ -198,14 +198,14 @@ class Library:
             numbers, rows, less = numbers[allowed], rows[allowed], less if less is None else less[allowed]
         found, scores = nearest(self._vectors, rows, numbers, question_E, offset + limit, less)
         told = zip(numbers[found[offset:]], scores[offset:], strict=True)
-        plain = kind if query and not query.unwanted else None  # what is less the unwanted was not calibrated
         correction = {"kind": kind, "share": self._calibration.share(kind)} if self._calibration and kind else None
-        verdict = self._verdict(plain, question_E, scores, len(rows)) if query else None
-        return Answer(self._hits(told, plain), correction, verdict)
+        verdict = self._verdict(kind, question_E, scores, len(rows)) if query else None
+        return Answer(self._hits(told, kind), correction, verdict)
 
     def _kind(self, query: Query | None) -> str | None:
-        """Of a question in words to a model whose scores were measured."""
-        return self._calibration.kind(query.wanted) if query and query.wanted and self._calibration else None
+        """Of a question in words to a model whose scores were measured; what is less the unwanted was not."""
+        measured = self._calibration and query and query.wanted and not query.unwanted
+        return self._calibration.kind(query.wanted) if measured and self._calibration and query else None
 
     def _less(self, kind: str) -> np.ndarray | None:
         """What is taken from the score of each image for hubness."""
@@ -218,8 +218,10 @@ class Library:
         """Whether probably nothing fits."""
         if self._calibration is None:
             return {"nothing": None, "why": NOT_MEASURED}
-        if kind is None or not len(scores):
-            return {"nothing": None, "why": "only questions in words and without a minus were measured"}
+        if not len(scores):
+            return {"nothing": None, "why": "no image is left to choose from"}
+        if kind is None:
+            return {"nothing": None, "why": "questions with a minus were not measured"}
         silent = self._calibration.verdict(kind, None)
         if silent["why"]:  # most models cannot tell, and a standing takes a second the first time
             return silent

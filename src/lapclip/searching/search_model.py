@@ -216,8 +216,8 @@ def reading_notes(model: SearchModel) -> list[str]:
     if found is None:
         return []
     notes = [sentence for kind in KINDS if (sentence := found.gained(kind))]
-    silent = [found.verdict(kind, None)["why"] for kind in KINDS if kind in found.facts["verdict"]]
-    if silent and all(silent):
+    silent = [why for kind in KINDS if kind in found.facts["verdict"] and (why := found.verdict(kind, None)["why"])]
+    if silent:
         notes.append(f"It does not say whether nothing fits: {silent[-1]}.")
     return notes
 

@@ -62,6 +62,7 @@ class FolderSearch:
     ) -> None:
         self._folder, self._service, self._which = folder.absolute(), service, which
         model = service.hold_model()
+        self._search_model: SearchModel | None = None
         self._current = self._library(model, progress, waiting), model
         self._wake, self._closing = threading.Event(), False
         service.listeners.append(self._wake.set)
@@ -110,7 +111,9 @@ class FolderSearch:
         self._wake.set()
 
     def _library(self, model: ServedModel, progress: Progress | None = None, waiting: Status | None = None) -> Library:
-        return library_of(self._folder, SearchModel(self._which, model.encoder), progress, waiting)
+        if self._search_model is None or self._search_model.model is not model.encoder:
+            self._search_model = SearchModel(self._which, model.encoder)  # its fingerprint takes all weights to make
+        return library_of(self._folder, self._search_model, progress, waiting)
 
     def _keep_up(self) -> None:
         """In a thread: look for new images now and then, and embed all again when the model was replaced."""

@@ -58,6 +58,8 @@ class RemoteFile:
     does."""
     version: str = ""
     """What stands for the content where there is no digest."""
+    most: int = LARGEST_FILE
+    """Bytes that are taken where nobody says how many there are."""
 
     def part(self, folder: Path) -> Path:
         """Where it lies until it is whole."""
@@ -145,7 +147,7 @@ def _take(file: RemoteFile, part: Path, progress: Progress | None) -> None:
     """Append to what is there all that comes until the line ends or breaks."""
     have = _length(part)
     asked = {"Range": f"bytes={have}-"} if have else {}
-    with _opened(file.address, {"Accept-Encoding": "identity", **asked}) as answer:
+    with _opened(file.address, {"Accept-Encoding": "identity", **asked}, same_host=not file.digest) as answer:
         if answer.status == _NO_RANGE:
             part.unlink()
             raise LineBroken("it has fewer bytes than came before")
@@ -166,7 +168,15 @@ def _take(file: RemoteFile, part: Path, progress: Progress | None) -> None:
                 hint="the same command later, or on another network",
             )
         with _appending(part, keep=have) as out:
-            _copy(answer, out, have, file.bytes if file.bytes is not None else whole, progress)
+            try:
+                _copy(answer, out, have, file.bytes if file.bytes is not None else whole, progress, file.most)
+            except ValueError:
+                part.unlink(missing_ok=True)
+                raise WeightsError(
+                    f"{urlsplit(file.address).netloc} sends more than {file.most:,} bytes of {file.name}: it is "
+                    "another file, and was not taken.",
+                    hint="the same command later, or on another network",
+                ) from None
 
 
 def _copy(

@@ -34,7 +34,7 @@ from lapclip.errors import WeightsError
 from lapclip.paths import cache_folder, digest_of_file, read_json, write_atomic
 from lapclip.progress import Progress
 from lapclip.text import size
-from lapclip.weights.download import RemoteFile, fetch_file, fetch_json, headers_of, may
+from lapclip.weights.download import LARGEST_FILE, RemoteFile, fetch_file, fetch_json, headers_of, may
 
 HUB = "https://huggingface.co"
 OPENAI = "https://openaipublic.azureedge.net/clip/models"
@@ -277,6 +277,7 @@ def _fetch(model: PublishedModel, progress: Progress | None) -> None:
         path = model.folder / file.name
         if found := _already_here(path, file, known.get(file.name)):
             digests[file.name] = found
+            before += file.bytes or 0
             continue
         digests[file.name] = found = fetch_file(file, model.folder, _part_of(progress, before, wanted))
         before += file.bytes or 0
@@ -335,7 +336,8 @@ def _announced(model: PublishedModel, name: str, about: dict[str, Any], commit: 
         length = headers.get("X-Linked-Size") or headers.get("Content-Length")
         digest = (headers.get("X-Linked-ETag") or headers.get("ETag") or "").removeprefix("W/").strip('"')
     digest = digest if re.fullmatch(r"[0-9a-f]{40}|[0-9a-f]{64}", str(digest)) else ""
-    return RemoteFile(name, address, None if length is None else int(length), digest, commit)
+    most = model.bytes + SPARE if model.bytes else LARGEST_FILE
+    return RemoteFile(name, address, None if length is None else int(length), digest, commit, most)
 
 
 def _check_announced(model: PublishedModel, files: list[RemoteFile], known: dict[str, Any]) -> None:

@@ -102,6 +102,7 @@ function stand() {
   const asked = question.words || question.like !== null || question.image;
   const all = total < every - 1 ? `${count(total)} of ${count(every)} images` : `${count(total)} images`;
   const nothing = verdict && verdict.nothing ? "Probably nothing here fits; what comes nearest: " : "";
+  byId("standing").title = verdict && verdict.why ? `Whether nothing fits is not said: ${verdict.why}.` : "";
   say("standing", asked ? `${nothing}${all}, best first · ${count(ms)} ms` : `${all}, newest first`);
 }
 
