@@ -192,6 +192,11 @@ class TrainConfig:
     """Pairs the loss compares at once. More negatives teach more; memory grows with it."""
     micro_batch: int = setting(0, least=0)
     """Pairs in memory at once; 0 takes the whole batch. The result is the same: smaller costs time and saves memory."""
+    shards: int = setting(1, least=0, most=4096)
+    """Parts of a batch that go through the towers one at a time, and whose gradients are added in a fixed order, so
+    that the result does not depend on how many ranks of `torchrun` share them; 1 is the batch as a whole, for one
+    process alone. Under `torchrun` it is 8 unless it is set. 0 gives each rank one part and leaves the order to the
+    network: faster, and equal up to rounding. docs/together.md"""
     loss: str = setting("softmax", choices=("softmax", "sigmoid"))
     """How similarities are judged: `softmax` has each image choose among all captions of the batch, and each caption
     among all images (CLIP); `sigmoid` judges each pair by itself (SigLIP). A model to start from that learnt with

@@ -7,6 +7,7 @@
         RunBusy               another process is working on the run
       CheckpointError         a checkpoint that cannot be written or read
       TrainingError           training that cannot go on, such as a loss that is not a number
+        LostRank              another process that trains the same model has failed or does not answer
       SearchError             an index of images, or a question to it, that cannot be used
       WeightsError            weights from elsewhere that cannot be read, or ours that cannot be written so
 
@@ -53,6 +54,10 @@ class CheckpointError(LapclipError):
 
 class TrainingError(LapclipError):
     """Training that cannot go on."""
+
+
+class LostRank(TrainingError):
+    """Another process that trains the same model has failed or does not answer."""
 
 
 class SearchError(LapclipError):

@@ -9,6 +9,7 @@ from cyclopts import Parameter
 from lapclip.cli.display import display
 from lapclip.cli.output import ARGUMENTS, Common, emit, typed
 from lapclip.cli.train import summary
+from lapclip.errors import ConfigError
 from lapclip.suggest import command
 
 
@@ -36,6 +37,15 @@ def resume(
     detached
         This is the process in the background.
     """
+    from lapclip.machine.ranks import follows, under_torchrun
+
+    if background and under_torchrun():
+        raise ConfigError("--background cannot be had under torchrun.", hint="nohup torchrun ... &, or a terminal")
+    if follows():
+        from lapclip.commands.resume import follow
+
+        follow()
+        return 0
     if background and not detached:
         from lapclip.commands.background import resume_in_background
 

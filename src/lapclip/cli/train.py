@@ -94,7 +94,15 @@ def train(
         The key of the folder that a run in the background fills.
     """
     from lapclip.commands.background import reserved_run, train_in_background, wait_for
+    from lapclip.machine.ranks import follows, under_torchrun
 
+    if background and under_torchrun():
+        raise ConfigError("--background cannot be had under torchrun.", hint="nohup torchrun ... &, or a terminal")
+    if follows():
+        from lapclip.commands.resume import follow
+
+        follow()
+        return 0
     if barred := [caption for caption in ask if "|" in caption]:
         raise ConfigError(f"--ask {barred[0]!r}: a caption that is followed holds no vertical bar.", hint="--ask twice")
     for model in (start, teacher):

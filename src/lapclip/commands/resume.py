@@ -1,9 +1,14 @@
-"""`lapclip resume`: go on with a run from its newest good checkpoint."""
+"""`lapclip resume`: go on with a run from its newest good checkpoint.
+
+The ranks of torchrun that do not write do the same with a copy of what the writer has in the run's folder.
+"""
 
 from __future__ import annotations
 
 import time
 from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from lapclip.commands.run_setup import (
@@ -20,8 +25,10 @@ from lapclip.commands.train import (
     competitors,
     recording,
     run_to_end,
+    share_run,
     start_training,
     started,
+    stop_signals,
     working_on,
 )
 from lapclip.config import AUTO, SECTIONS, Config, Layer, build_config, replace_in
@@ -31,17 +38,19 @@ from lapclip.data.sources import find_source
 from lapclip.data.tokenizers import load_tokenizer
 from lapclip.errors import ConfigError, RunError
 from lapclip.machine.choose_device import choose_compile, choose_device, prepare_device
-from lapclip.machine.desktop import Signals
 from lapclip.machine.device import Device
+from lapclip.machine.ranks import ALONE, Ranks, join
 from lapclip.model.shapes import SHAPES
 from lapclip.progress import DataProgress
 from lapclip.runs import events
 from lapclip.runs.events import read_events
 from lapclip.runs.folder import Run, find_run
 from lapclip.suggest import command
+from lapclip.text import counted
 from lapclip.training.initial_weights import restore_initial_weights
-from lapclip.training.loop import Training
+from lapclip.training.loop import Follower, Training
 from lapclip.training.recovery import changes_so_far, restore
+from lapclip.training.shards import UNDER_TORCHRUN
 from lapclip.training.teacher import restore_teacher_embeddings
 from lapclip.training.trackers import check_tracker
 from lapclip.tuning.choose_kernels import check_kernels
@@ -52,37 +61,66 @@ def resume(name: str | None, callbacks: Callbacks = Callbacks(), *, detached: bo
     """Go on with a run; without a name, with the newest. For a `detached` process an earlier request to stop was
     forgotten before it was started: one that is there is meant for it."""
     began = time.perf_counter()
-    run = find_run(name)
-    saved = run.read_settings()
-    work = build_config([Layer(str(run.settings), {"work": saved.get("work", {})})], SHAPES).work
-    with working_on(run, work):
-        if not detached:
-            run.clear_stop()  # first of all: a request made from now on is meant for this process
-        if run.last_state() == "finished":
-            raise RunError(f"{run.path} is finished; there is nothing to resume.", hint=command("eval", run.typed))
-        try:
-            setup = set_up_again(run, saved, callbacks.data_progress)
-        except KeyboardInterrupt:
-            told = f"Interrupted before {run.name} went on; it is as it was. Go on: {command('resume', run.typed)}"
-            raise KeyboardInterrupt(told) from None
-        with Signals() as signals, recording(run, callbacks, setup.config) as log:
-            training = start_training(run, setup, log)
-            skipped = restore(training)
-            if skipped is None:
-                log.append(started(training, setup, []))  # killed before its first step: it starts again
-            else:
-                log.append(_resumed(training, skipped))
-            del setup  # so that what a fallback replaces is gone
-            return run_to_end(training, signals, began)
+    with join() as ranks:
+        run = find_run(name)
+        saved = run.read_settings()
+        work = build_config([Layer(str(run.settings), {"work": saved.get("work", {})})], SHAPES).work
+        with working_on(run, work):
+            if not detached:
+                run.clear_stop()  # first of all: a request made from now on is meant for this process
+            if run.last_state() == "finished":
+                raise RunError(f"{run.path} is finished; there is nothing to resume.", hint=command("eval", run.typed))
+            try:
+                setup = set_up_again(run, saved, callbacks.data_progress, ranks)
+            except KeyboardInterrupt:
+                told = f"Interrupted before {run.name} went on; it is as it was. Go on: {command('resume', run.typed)}"
+                raise KeyboardInterrupt(told) from None
+            with stop_signals() as signals, recording(run, callbacks, setup.config) as log:
+                training = start_training(run, setup, log, ranks)
+                skipped = restore(training)
+                if skipped is None:
+                    log.append(started(training, setup, []))  # killed before its first step: it starts again
+                else:
+                    log.append(_resumed(training, skipped, saved["train"].get("shards", 1)))
+                del setup  # so that what a fallback replaces is gone
+                share_run(training)
+                return run_to_end(training, signals, began)
 
 
-def set_up_again(run: Run, saved: dict[str, Any], progress: DataProgress | None) -> RunSetup:
+def follow() -> None:
+    """Train on a rank that does not write, from what the writer has set up, to the end of its run."""
+    with join() as ranks, TemporaryDirectory(prefix="lapclip-rank-") as folder:
+        ranks.connect()
+        named = ranks.from_writer(what="set-up")
+        run = Run(Path(folder) / Path(named["run"]).name)
+        run.path.mkdir()
+        ranks.share_files(run.path)
+        setup = set_up_again(run, run.read_settings(), None, ranks)
+        with stop_signals() as signals, recording(run, Callbacks(), setup.config) as log:
+            training = start_training(run, setup, log, ranks, Follower)
+            restore(training)
+            del setup
+            training.agree_on_progress()
+            training.stop_reason = signals.reason
+            training.train()
+
+
+def set_up_again(run: Run, saved: dict[str, Any], progress: DataProgress | None, ranks: Ranks = ALONE) -> RunSetup:
     """What a run is made of, as it began: with the settings, the data, the tokenizer and the device of then."""
     ingredients = gather_again(run, saved, progress)
     check_tracker(ingredients.config.work.track)
     config, device = restore_device(run, ingredients.config)
+    if ranks.many:
+        config = share_again(config)
     plan = make_plan(config, ingredients.data, ingredients.tokenizer)
     return assemble(replace(ingredients, config=config), plan, device, progress)
+
+
+def share_again(config: Config) -> Config:
+    """The settings of a run that several ranks go on with, whoever began it."""
+    train = config.train
+    shards = UNDER_TORCHRUN if train.shards == 1 else train.shards
+    return replace_in(config, "train", shards=shards, compile="compiled" if "compiled" in train.compile else "none")
 
 
 def gather_again(run: Run, saved: dict[str, Any], progress: DataProgress | None) -> Ingredients:
@@ -135,9 +173,14 @@ def restore_device(run: Run, config: Config) -> tuple[Config, Device]:
     return replace_in(config, "train", **settled, compile=how), device
 
 
-def _resumed(training: Training, skipped: list[str]) -> events.Resumed:
+def _resumed(training: Training, skipped: list[str], shards: int) -> events.Resumed:
     step, best = training.progress.step, training.progress.best_step
     later = [f"the best model so far is that of step {best:,}, saved after this checkpoint"] if best > step else []
+    if shards != training.config.train.shards:
+        later.append(
+            f"the run began with the whole batch as one shard and goes on with {training.config.train.shards}, for "
+            f"{counted(training.ranks.count, 'rank')}: losses match to about 1e-5, not to the bit"
+        )
     return events.Resumed(
         step=step,
         steps=training.steps,

@@ -43,6 +43,7 @@ from lapclip.evaluation import note_on_held_out
 from lapclip.loss import LOSSES
 from lapclip.machine.choose_device import accelerator_here, available
 from lapclip.machine.device import Device
+from lapclip.machine.ranks import ALONE, Ranks, under_torchrun
 from lapclip.machine.timing import Stopwatch, timed
 from lapclip.model.clip import CLIP
 from lapclip.model.freezing import LowRank, freeze
@@ -56,6 +57,7 @@ from lapclip.training.frozen_features import CachedFeatures, cache_features, clo
 from lapclip.training.initial_weights import InitialWeights, find_initial_weights, initialise_logits
 from lapclip.training.loop import Training, score
 from lapclip.training.recovery import memory_explained
+from lapclip.training.shards import UNDER_TORCHRUN
 from lapclip.training.teacher import TeacherEmbeddings, compute_teacher_embeddings, open_teacher
 from lapclip.training.trackers import check_tracker
 from lapclip.tuning.memory_probe import pairs_at_once
@@ -102,6 +104,25 @@ def read_request(recipe: str, settings: Sequence[str], minutes: float | None) ->
     request = Request(recipe, layers, build_config(layers, SHAPES), notes, table)
     check_teacher(recipe, layers, request.config)
     return request
+
+
+def fit_ranks(request: Request, ranks: Ranks) -> Request:
+    """Settings that follow from how many processes share the work."""
+    train, notes = request.config.train, []
+    if under_torchrun() and not any("shards" in layer.values.get("train", {}) for layer in request.layers):
+        train = replace(train, shards=UNDER_TORCHRUN)
+    if 0 < train.shards < ranks.count:
+        raise ConfigError(
+            f"train.shards {train.shards} gives {counted(ranks.count - train.shards, 'rank')} of {ranks.count} nothing "
+            "to compute.",
+            hint=f"--set train.shards={max(UNDER_TORCHRUN, ranks.count)}, or fewer ranks",
+        )
+    if ranks.many and train.compile not in ("none", "compiled"):
+        # What ranks exchange in the middle of a step is no part of a recording.
+        rest = "compiled" if "compiled" in train.compile else "none"
+        notes = [f"train.compile {train.compile} is not used by several ranks"] * (train.compile != AUTO)
+        train = replace(train, compile=rest)
+    return replace(request, config=replace(request.config, train=train), notes=[*request.notes, *notes])
 
 
 def fit_views(config: Config) -> Config:
@@ -292,9 +313,16 @@ class RunSetup(Ingredients):
     """Recall on val without any training, where heads alone learn."""
 
 
-def set_up(recipe: str, settings: Sequence[str], minutes: float | None, callbacks: Callbacks = Callbacks()) -> RunSetup:
-    """A new run: read the settings, make the data, choose what is "auto", build the model."""
-    request = read_request(recipe, settings, minutes)
+def set_up(
+    recipe: str,
+    settings: Sequence[str],
+    minutes: float | None,
+    callbacks: Callbacks = Callbacks(),
+    ranks: Ranks = ALONE,
+) -> RunSetup:
+    """A new run: read the settings, make the data, choose what is "auto", build the model. The rank that writes does so
+    for all."""
+    request = fit_ranks(read_request(recipe, settings, minutes), ranks)
     if accelerator_here():
         callbacks.tuning_progress("whether the accelerator computes what the CPU computes")
     available(request.config.train.device)  # an unknown device is refused before images are drawn
@@ -319,6 +347,9 @@ def set_up(recipe: str, settings: Sequence[str], minutes: float | None, callback
             setup = fill_minutes(setup, asked_evaluations="evaluate_every_epochs" in request.asked("train"))
         setup = add_notes(setup, start_notes(setup))
     asked_compile = request.config.train.compile
+    if setup.config.train.shards != 1:
+        reasons = {"train.shards": "asked for" if setup.asked.get("train", {}).get("shards") else "under torchrun"}
+        setup = replace(setup, reasons=setup.reasons | reasons)
     not_compiled = [setup.reasons["train.compile"]] if asked_compile not in (AUTO, setup.config.train.compile) else []
     no_phrases = ["train.phrases is not used: no word is in the captions of two images, but not of most"]
     no_phrases *= setup.config.train.phrases > 0 and not setup.plan.phrases

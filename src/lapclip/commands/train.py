@@ -31,6 +31,8 @@ from lapclip.loss import LOSSES
 from lapclip.machine import facts, system_memory
 from lapclip.machine.desktop import Signals, kept_awake, notify
 from lapclip.machine.polite import PolitePauses
+from lapclip.machine.ranks import ALONE, Ranks, join, under_torchrun
+from lapclip.machine.system_memory import SwapWatch
 from lapclip.model.clip import count_parameters
 from lapclip.paths import open_own
 from lapclip.runs import events
@@ -39,11 +41,12 @@ from lapclip.runs.folder import FORMAT, RUNS, Run, check_name, create_run
 from lapclip.runs.heartbeat import PREPARING, Pulse, at_work_path, others_at_work
 from lapclip.runs.messages import LineWriter, recall_text
 from lapclip.runs.summary import tower_devices
-from lapclip.training.checkpoint import keep_newest, save_model
+from lapclip.training.checkpoint import keep_newest, list_checkpoints, save_model
 from lapclip.training.frozen_features import with_features
 from lapclip.training.loop import Training, score_embeddings
 from lapclip.training.probes import ProbeCaptions, own_captions
 from lapclip.training.recovery import persist
+from lapclip.training.step import TrainStep
 from lapclip.training.trackers import trackers
 
 
@@ -55,22 +58,52 @@ def train(
     callbacks: Callbacks = Callbacks(),
     reserved: str = "",
 ) -> Outcome:
-    """Train from a recipe in a new run. `reserved` is the key of a folder that was made for it in the foreground."""
+    """Train from a recipe in a new run. `reserved` is the key of a folder that was made for it in the foreground.
+
+    Under torchrun this is for the rank that writes; `follow` in commands/resume.py is for the others.
+    """
     began = time.perf_counter()
-    check_name(name, reserved)
-    # A run in the background has its folder already. This one has none until all is ready, and may yet be refused.
-    beats = nullcontext() if reserved else Pulse([at_work_path(PREPARING)], str((RUNS / (name or "")).absolute()))
-    try:
-        with beats:
-            setup = set_up(recipe, settings, minutes, callbacks)
-    except KeyboardInterrupt:
-        raise KeyboardInterrupt("Interrupted before the run began: there is nothing to resume.") from None
-    run = create_run(name, setup.recipe, saved_settings(setup), reserved, partial(save_start, setup=setup))
-    with working_on(run, setup.config.work), Signals() as signals, recording(run, callbacks, setup.config) as log:
-        training = start_training(run, setup, log)
-        log.append(started(training, setup, [*setup.notes, *competitors()]))
-        del setup  # so that what a fallback replaces is gone
-        return run_to_end(training, signals, began)
+    with join() as ranks:
+        check_name(name, reserved)
+        # A run in the background has its folder already. This one has none until all is ready, and may yet be refused.
+        beats = nullcontext() if reserved else Pulse([at_work_path(PREPARING)], str((RUNS / (name or "")).absolute()))
+        try:
+            with beats:
+                setup = set_up(recipe, settings, minutes, callbacks, ranks)
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt("Interrupted before the run began: there is nothing to resume.") from None
+        run = create_run(name, setup.recipe, saved_settings(setup), reserved, partial(save_start, setup=setup))
+        with (
+            working_on(run, setup.config.work),
+            stop_signals() as signals,
+            recording(run, callbacks, setup.config) as log,
+        ):
+            training = start_training(run, setup, log, ranks)
+            log.append(started(training, setup, [*setup.notes, *competitors()]))
+            del setup  # so that what a fallback replaces is gone
+            share_run(training)
+            return run_to_end(training, signals, began)
+
+
+def stop_signals() -> Signals:
+    """Listens for signals that ask a run to stop."""
+    return Signals(twice=under_torchrun())
+
+
+def share_run(training: Training) -> None:
+    """Give the other ranks what a run is resumed from: `follow` has them go on from there as this one does."""
+    run, ranks = training.run, training.ranks
+    if not ranks.many:
+        return
+    if not list_checkpoints(run.checkpoints):
+        training.save()
+    ranks.connect(cuda=training.device.kind == "cuda")
+    newest = list_checkpoints(run.checkpoints)[-1]
+    folders = [folder for folder in (run.start, newest) if folder.exists()]
+    files = [run.settings, run.tokenizer, *(path for folder in folders for path in sorted(folder.iterdir()))]
+    ranks.from_writer({"run": str(run.path), "step": newest.name}, "set-up")
+    ranks.share_files(run.path, [path for path in files if path.is_file()])
+    training.agree_on_progress()
 
 
 def saved_settings(setup: RunSetup) -> dict[str, Any]:
@@ -158,10 +191,14 @@ def recording(run: Run, callbacks: Callbacks, config: Config) -> Iterator[EventL
             text.close()
 
 
-def start_training(run: Run, setup: RunSetup, log: EventLog) -> Training:
-    """A run's set-up in its folder, before its first step."""
+def start_training(
+    run: Run, setup: RunSetup, log: EventLog, ranks: Ranks = ALONE, kind: type[Training] = Training
+) -> Training:
+    """A run's set-up in its folder, before its first step, on this rank."""
     work = setup.config.work
-    return Training(
+    if isinstance(setup.step, TrainStep):  # a recorded one is never shared
+        setup.step.ranks = ranks
+    return kind(
         run=run,
         config=setup.config,
         data=setup.data,
@@ -174,6 +211,8 @@ def start_training(run: Run, setup: RunSetup, log: EventLog) -> Training:
         features=setup.features,
         probes=ProbeCaptions(setup.data.held_out, own_captions(work.ask), run.images),
         polite_pauses=PolitePauses(work.battery) if work.polite else None,
+        ranks=ranks,
+        swap=None if ranks.many else SwapWatch(),  # a fallback of one rank alone would part it from the others
     )
 
 

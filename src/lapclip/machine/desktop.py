@@ -118,10 +118,15 @@ def ends_in_order() -> Iterator[None]:
 
 
 class Signals:
-    """Turns the first SIGINT or SIGTERM into a request to stop; a second SIGINT interrupts at once."""
+    """Turns the first SIGINT or SIGTERM into a request to stop; a second SIGINT interrupts at once.
 
-    def __init__(self) -> None:
+    `twice` is for torchrun's processes, which it does not interrupt: Ctrl-C reaches them from the terminal, and once
+    more from torchrun, which itself ends those that take longer than half a minute.
+    """
+
+    def __init__(self, *, twice: bool = False) -> None:
         self.received: int | None = None
+        self._twice = twice
         self._before: dict[int, Any] = {}
 
     def reason(self) -> str | None:
@@ -138,6 +143,6 @@ class Signals:
             signal.signal(number, handler)
 
     def _receive(self, number: int, _frame: object) -> None:
-        if self.received and number == signal.SIGINT:
+        if self.received and number == signal.SIGINT and not self._twice:
             raise KeyboardInterrupt
         self.received = number

@@ -21,6 +21,7 @@ from lapclip.evaluation.zeroshot import accuracy, class_embeddings, read_templat
 from lapclip.machine import system_memory
 from lapclip.machine.device import Device
 from lapclip.machine.polite import PolitePauses
+from lapclip.machine.ranks import ALONE, Ranks
 from lapclip.machine.sensors import Sensors
 from lapclip.machine.system_memory import SwapWatch
 from lapclip.machine.timing import Stopwatch, measured
@@ -63,6 +64,8 @@ class Training:
     """Follows the answers to a few captions."""
     polite_pauses: PolitePauses | None
     """Says when a polite run should wait; None for a run that never waits."""
+    ranks: Ranks = ALONE
+    """Who trains the same model: this one writes, others follow."""
     progress: Progress = field(default_factory=Progress)
     sensors: Sensors = field(default_factory=Sensors)
     stop_reason: Callable[[], str | None] = lambda: None
@@ -87,6 +90,7 @@ class Training:
             self.save()
         if self.progress.step == self.steps and not self.progress.best_step:
             self.evaluate(self.steps)  # its best model is gone
+            self.agree_on_progress()
         began, before = time.perf_counter(), self.progress.training_seconds
         last_saved = began
         loaders = self.config.train.loader_threads
@@ -102,9 +106,10 @@ class Training:
             self.pending = (number, lr, read_metrics, watch)
 
             self._advance(step=number, training_seconds=before + time.perf_counter() - began)
-            reason = self.stop_reason() or ("lapclip stop" if self.run.stop_asked() else None)
+            reason = self.ranks.agreed(self.stop_reason() or ("lapclip stop" if self.run.stop_asked() else None))
             if self.evaluation_due(number):
                 self.evaluate(number)
+                self.agree_on_progress()
             if reason or self.checkpoint_due(number, time.perf_counter() - last_saved):
                 self._advance(training_seconds=before + time.perf_counter() - began)
                 self.save()
@@ -263,8 +268,22 @@ class Training:
         seconds = time.perf_counter() - began
         self.log.append(events.Checkpoint(step=self.progress.step, path=path.name, bytes=size, seconds=seconds))
 
+    def agree_on_progress(self) -> None:
+        """Take over how far the rank that writes has come: it knows the scores, and they decide when a run ends."""
+        self.progress = Progress(**self.ranks.from_writer(dataclasses.asdict(self.progress), "evaluation"))
+
     def _advance(self, **changes: Any) -> None:
         self.progress = dataclasses.replace(self.progress, **changes)
+
+
+class Follower(Training):
+    """The same on a rank that does not write: it takes every step, and leaves scores and files to the one that does."""
+
+    def save(self) -> None:
+        self.record_pending()
+
+    def evaluate(self, number: int) -> None:
+        self.record_pending()
 
 
 def score(embedder: Embedder, pairs: Pairs, batch_size: int) -> dict[str, Any]:

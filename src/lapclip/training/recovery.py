@@ -50,6 +50,8 @@ def persist(training: Training, finish: Callable[[Training], dict[str, Any]], bu
         try:
             return None if training.train() else finish(training)
         except Exception as error:
+            if training.ranks.many:  # another state than the others have would be a run of its own
+                raise
             change = decide(error, training.config.train, training.progress.step + 1)
             if change is None and cause_of(error) == SWAP:
                 change = Change(SWAP, {}, f"{error}; micro_batch is 1 already, so the run goes on, slowly")

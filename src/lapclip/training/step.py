@@ -5,7 +5,7 @@ Shapes: B batch, P patches, K patches that are not dropped.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -20,6 +20,7 @@ from lapclip.data.pixels import draw_boxes, normalise, view
 from lapclip.data.tokenizers import LENGTH_STEP
 from lapclip.loss import LOSSES, batch_accuracy, contrastive_loss, distillation_loss, word_loss
 from lapclip.machine.device import DTYPES, Device
+from lapclip.machine.ranks import ALONE, Ranks
 from lapclip.machine.timing import Stopwatch
 from lapclip.model.clip import CLIP
 from lapclip.model.freezing import boundary, parts_of
@@ -27,7 +28,10 @@ from lapclip.model.pretrained_towers import Dropping, Head, PretrainedTower
 from lapclip.seeding import derived_seed, generator
 from lapclip.training.optimizer import image_side, is_cheap, patches_seen
 from lapclip.training.precision import LossScale, RoundedCopy
+from lapclip.training.shards import deal, own_shards, sum_over_shards, total_of_ranks
 
+SQUARE = ("positives_BB", "phrase_positives_BB")
+"""Tensors of an update whose columns are pairs of the batch, as their rows are."""
 TEXT_CHUNKS, LEAST_CHUNK = 4, 16
 """Into how many chunks captions are cut, by length, and the fewest that are worth a chunk."""
 
@@ -47,6 +51,10 @@ class Inputs:
     """The side of the images that the tower sees, in pixels."""
     lengths: tuple[int, ...] = ()
     """Tokens of the longest caption in each of so many equal parts of the batch; empty takes them all as one."""
+    shards: tuple[int, ...] = ()
+    """Pairs of each shard, which follow each other; empty where the batch is one."""
+    shard_lengths: tuple[tuple[int, ...], ...] = ()
+    """What `lengths` says, for each shard."""
     image_features: Tensor | None = None
     """What the frozen part of the image tower makes of the images, which are empty then."""
     text_features: Tensor | None = None
@@ -94,6 +102,18 @@ class Inputs:
         """The same change made to every tensor."""
         return replace(self, **{name: change(tensor) for name, tensor in self.tensors().items()})
 
+    def in_order(self, rows_B: Tensor) -> Inputs:
+        """The same pairs in another order."""
+        square = {name: tensor[rows_B][:, rows_B] for name, tensor in self.tensors().items() if name in SQUARE}
+        # Images that features stand in for are empty.
+        return replace(self.each(lambda tensor: tensor[rows_B] if len(tensor) else tensor), **square)
+
+    def shard(self, number: int) -> Inputs:
+        """The pairs of one shard."""
+        first, size = sum(self.shards[:number]), self.shards[number]
+        own = self.each(lambda tensor: tensor[first : first + size])
+        return replace(own, lengths=self.shard_lengths[number], shards=(), shard_lengths=())
+
 
 @dataclass(frozen=True)
 class StepMetrics:
@@ -137,6 +157,8 @@ class TrainStep:
 
     def __init__(self, model: CLIP, optimizer: torch.optim.Optimizer, config: TrainConfig, device: Device) -> None:
         self.model, self.optimizer, self.config, self.device = model, optimizer, config, device
+        self.ranks: Ranks = ALONE
+        """Who shares the work: nobody, while settings are tried."""
         self.rounded = None if config.dtype == "float32" else RoundedCopy(model, DTYPES[config.dtype])
         self.worker = self.rounded.model if self.rounded else model
         """The model that computes: the model itself, or its copy in half precision."""
@@ -149,6 +171,8 @@ class TrainStep:
         self.boundaries = {tower: boundary(model, tower) for tower in ("image", "text")}
         """The first block of each tower that learns: where features enter."""
         names, self._parameters = zip(*((n, p) for n, p in model.named_parameters() if p.requires_grad), strict=True)
+        self._in_towers = [p for n, p in zip(names, self._parameters, strict=True) if n.startswith(("image.", "text."))]
+        """What learns in the towers. The rest, such as the scale, has its gradient from the loss alone."""
         part_of_name = parts_of(model)
         parts = [part_of_name[name] for name in names]
         self.parts = list(dict.fromkeys(parts))
@@ -170,14 +194,14 @@ class TrainStep:
         """What an update needs, still on the CPU."""
         config = self.config
         cheap = is_cheap(step, config.steps, config)
-        return Inputs(
+        inputs = Inputs(
             pixels_BSSC=torch.from_numpy(batch.pixels_BSSC),
             tokens_BL=torch.from_numpy(batch.tokens_BL),
             positives_BB=torch.from_numpy(batch.positives_BB),
             patches_BK=self._draw_patches(len(batch.tokens_BL), step, cheap=cheap),
             boxes_B5=self._boxes(batch, step),
             side=image_side(cheap, config, self.model.shape),
-            lengths=self._lengths(batch),
+            lengths=self._lengths(batch.lengths_B, batch.tokens_BL.shape[1]),
             image_features=None if batch.image_features is None else torch.from_numpy(batch.image_features),
             text_features=None if batch.text_features is None else torch.from_numpy(batch.text_features),
             teacher_image=None if batch.teacher_image is None else torch.from_numpy(batch.teacher_image),
@@ -186,6 +210,20 @@ class TrainStep:
             **self._dropout.draw(len(batch.tokens_BL), step),
             **self._phrases(batch, step),
         )
+        return self._dealt(inputs, batch.lengths_B) if self._shards != 1 else inputs
+
+    @property
+    def _shards(self) -> int:
+        """How many parts of a batch go through the towers by themselves."""
+        return self.config.shards or self.ranks.count
+
+    def _dealt(self, inputs: Inputs, lengths_B: np.ndarray | None) -> Inputs:
+        """A batch in the order of its shards. All draws were made for the batch before."""
+        dealt = deal(torch.arange(len(inputs)), min(self._shards, len(inputs)))
+        longest = inputs.tokens_BL.shape[1]
+        lengths = [self._lengths(None if lengths_B is None else lengths_B[rows.numpy()], longest) for rows in dealt]
+        ordered = inputs.in_order(torch.cat(dealt))
+        return replace(ordered, lengths=(), shards=tuple(map(len, dealt)), shard_lengths=tuple(lengths))
 
     def _phrases(self, batch: Batch, step: int) -> dict[str, Tensor]:
         """What there is of phrases, by the names that `Inputs` has for it."""
@@ -206,9 +244,10 @@ class TrainStep:
         self.optimizer.zero_grad(set_to_none=True)
         if self.rounded:
             self.rounded.refresh()
-        micro_batch = self.config.micro_batch or len(inputs)
-        compute = self._whole if micro_batch >= len(inputs) else self._in_micro_batches
-        losses = compute(inputs, watch)
+        if inputs.shards:
+            losses = self._in_shards(inputs, watch)
+        else:
+            losses = self._in_micro_batches(inputs, watch) if self._is_cut(inputs) else self._whole(inputs, watch)
         with watch.phase("optimizer"):
             grad_norm, part_norms = self._gradient_norms()
             accuracies = batch_accuracy(losses.logits_BB, inputs.positives_BB)
@@ -277,15 +316,15 @@ class TrainStep:
             return self.worker.finish_text(features_BF, inputs.tokens_BL, text.depth)
         return torch.cat([self.worker.encode_text(chunk[:, :length]) for chunk, length in chunks])
 
-    def _lengths(self, batch: Batch) -> tuple[int, ...]:
-        """On the CPU a batch that is computed whole is cut in chunks; elsewhere more launches would cost more, and a
-        compiler wants few shapes."""
+    def _lengths(self, lengths_B: np.ndarray | None, longest: int) -> tuple[int, ...]:
+        """On the CPU captions that are computed at once are cut in chunks; elsewhere more launches would cost more, and
+        a compiler wants few shapes."""
         config = self.config
         whole = not self.device.is_cpu or config.micro_batch or "compiled" in config.compile
-        if whole or batch.lengths_B is None or len(batch.lengths_B) < 2 * TEXT_CHUNKS * LEAST_CHUNK:
+        if whole or lengths_B is None or len(lengths_B) < 2 * TEXT_CHUNKS * LEAST_CHUNK:
             return ()
-        longest = [int(chunk.max()) for chunk in torch.from_numpy(batch.lengths_B).chunk(TEXT_CHUNKS)]
-        return tuple(min(batch.tokens_BL.shape[1], -(-length // LENGTH_STEP) * LENGTH_STEP) for length in longest)
+        found = [int(chunk.max()) for chunk in torch.from_numpy(lengths_B).chunk(TEXT_CHUNKS)]
+        return tuple(min(longest, -(-length // LENGTH_STEP) * LENGTH_STEP) for length in found)
 
     def _view_images(self, inputs: Inputs) -> Tensor:
         """The images as the tower sees them; made on the CPU where the device would get them wrong."""
@@ -338,17 +377,83 @@ class TrainStep:
             losses = self._loss(inputs, *embeddings)
         with watch.phase("backward"):
             self._scaled(losses.learnt).backward()
-        size = self.config.micro_batch
         found = [embedding.grad for embedding in embeddings if embedding.grad is not None]
         assert len(found) == len(embeddings)
-        gradients = zip(*(gradient.split(size) for gradient in found), strict=True)
-        for micro_batch, its_gradients in zip(self._micro_batches(inputs), gradients, strict=True):
+        self._carry(inputs, found, watch)
+        return losses
+
+    def _carry(self, inputs: Inputs, gradients: Sequence[Tensor], watch: Stopwatch) -> None:
+        """Carry the gradients of embeddings to the weights, a micro-batch at a time."""
+        by_micro_batch = zip(*(gradient.split(self.config.micro_batch) for gradient in gradients), strict=True)
+        for micro_batch, its_gradients in zip(self._micro_batches(inputs), by_micro_batch, strict=True):
             its_embeddings = self._encode(micro_batch, watch)
             with watch.phase("backward"):
                 torch.autograd.backward(its_embeddings, its_gradients)
                 if self.rounded:
                     self.rounded.hand_over()
+
+    def _in_shards(self, inputs: Inputs, watch: Stopwatch) -> Losses:
+        """Losses and gradients by shards, of which each rank computes its own.
+
+        The embeddings of all shards are gathered as leaves; every rank computes the loss over all pairs and takes the
+        gradients of its own shards, which it carries through their towers. So no gradient crosses the gather, and those
+        of the scale and the bias, which every rank has, are never summed. Where the batch is cut in micro-batches, what
+        was computed for the embeddings is computed again, as in gradient caching.
+        """
+        own = own_shards(self.ranks.rank, self.ranks.count, len(inputs.shards))
+        again = self._is_cut(inputs)
+        encoded: dict[int, tuple[Tensor, ...]] = {}
+        for number in own:
+            with torch.set_grad_enabled(not again):
+                shard = inputs.shard(number)
+                passes = [self._encode(micro, watch) for micro in (self._micro_batches(shard) if again else [shard])]
+            encoded[number] = passes[0] if len(passes) == 1 else tuple(map(torch.cat, zip(*passes, strict=True)))
+        embeddings = self._gathered(inputs, encoded)
+        with watch.phase("forward"):
+            losses = self._loss(inputs, *embeddings)
+        with watch.phase("backward"):
+            self._scaled(losses.learnt).backward()
+        found = [embedding.grad for embedding in embeddings if embedding.grad is not None]
+        assert len(found) == len(embeddings)
+        of_shards = list(zip(*(gradient.split(inputs.shards) for gradient in found), strict=True))
+
+        def backward(number: int) -> list[Tensor]:
+            """The gradients of one shard."""
+            if again:
+                self._carry(inputs.shard(number), of_shards[number], watch)
+            else:
+                with watch.phase("backward"):
+                    torch.autograd.backward(encoded.pop(number), of_shards[number])
+                    if self.rounded:
+                        self.rounded.hand_over()
+            gradients = [parameter.grad for parameter in self._in_towers if parameter.grad is not None]
+            assert len(gradients) == len(self._in_towers), "what learns has a gradient"
+            for parameter in self._in_towers:
+                parameter.grad = None
+            return gradients
+
+        if self.config.shards or not self.ranks.many:
+            total = sum_over_shards(len(inputs.shards), backward, self._in_towers, self.ranks)
+        else:
+            mine = backward(own[0]) if own else [torch.zeros_like(parameter) for parameter in self._in_towers]
+            total = total_of_ranks(mine, self.ranks)
+        for parameter, gradient in zip(self._in_towers, total, strict=True):
+            parameter.grad = gradient
         return losses
+
+    def _gathered(self, inputs: Inputs, encoded: Mapping[int, tuple[Tensor, ...]]) -> list[Tensor]:
+        """The embeddings of all shards, of images, of captions, and of phrases where there are some, as leaves."""
+        sides, ranks, width = (2 if inputs.phrase_tokens_BL is None else 3), self.ranks, self.model.shape.embedding
+        counts = [own_shards(rank, ranks.count, len(inputs.shards)) for rank in range(ranks.count)]
+        rows = [sum(inputs.shards[number] for number in numbers) for numbers in counts]
+        shards = [torch.cat([side.detach() for side in embeddings], 1) for embeddings in encoded.values()]
+        own = torch.cat(shards) if shards else torch.empty(0, sides * width, device=self.device.torch)
+        together = ranks.gathered(own, rows, "embeddings").to(self.device.torch)
+        return [side.clone(memory_format=torch.contiguous_format).requires_grad_() for side in together.split(width, 1)]
+
+    def _is_cut(self, inputs: Inputs) -> bool:
+        """Whether a batch is too large for memory, so that only micro-batches of it have a graph at once."""
+        return 0 < self.config.micro_batch < len(inputs)
 
     def _scaled(self, loss: Tensor) -> Tensor:
         """The loss as the backward pass takes it: larger in float16, whose small numbers are coarse."""

@@ -201,7 +201,7 @@ def _wants_tuning(train: TrainConfig) -> bool:
 
 
 def _key(config: Config, batch: Batch) -> str:
-    names = [*(field.name for field in fields(Setting)), "recompute", "patch_dropout", "cheap_size"]
+    names = [*(field.name for field in fields(Setting)), "recompute", "patch_dropout", "cheap_size", "shards"]
     asked: dict[str, Any] = {name: getattr(config.train, name) for name in names}
     sizes = f"batch {config.train.batch_size} captions of {batch.tokens_BL.shape[1]}"
     machines = " and ".join(device.key for device in available(config.train.device))
