@@ -9,6 +9,7 @@ No other module imports `torch.distributed`, and this one not before ranks meet:
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import platform
@@ -37,7 +38,8 @@ LOOK_EVERY = 2.0
 """Seconds between two looks at whether the writer is ready or has failed, so that Ctrl-C is heard meanwhile."""
 TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 """What torchrun puts into the environment of every process."""
-_FAILED, _BACKEND = "lapclip/failed", "lapclip/backend"
+_FAILED, _BACKEND = "failed", "backend"
+_MEETINGS = itertools.count()
 
 
 def under_torchrun() -> bool:
@@ -83,7 +85,8 @@ def _meet() -> Ranks:
             f"Rank {rank} does not reach the others at {address}: {first_line(error)}.",
             hint="the same --master-addr on all hosts, and a firewall that lets its port through",
         ) from error
-    return Ranks(rank, count, store)
+    # A process that trains again, as a script may, does not read what was said the time before.
+    return Ranks(rank, count, dist.PrefixStore(f"lapclip/{next(_MEETINGS)}", store))
 
 
 class Ranks:

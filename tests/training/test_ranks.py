@@ -1,0 +1,305 @@
+"""Real processes that train one model together: what they learn is what one process learns, to the last bit.
+
+`torchrun -m tests.training.test_ranks steps|runs FOLDER` is what the tests start. It takes steps, or trains whole runs,
+as each rank does, and writes down what came out.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from lapclip.commands.resume import follow, resume
+from lapclip.commands.train import train
+from lapclip.data.batches import Batch
+from lapclip.errors import ConfigError, LostRank
+from lapclip.machine import ranks as machine_ranks
+from lapclip.machine.ranks import ALONE, Ranks, join
+from lapclip.training.shards import add_in_tree, deal, own_shards, whole_nodes
+
+from ..conftest import SMALL
+from ..small_runs import events, losses, stop_after, train_small
+from .test_step import batch_of, off, step_of
+
+ROWS, SHARDS = 10, 4
+"""Pairs of a batch, which do not divide by its shards."""
+
+
+def unit(rows: int, width: int = 64) -> np.ndarray:
+    vectors = np.random.default_rng(3).standard_normal((rows, width)).astype(np.float32)
+    return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+
+
+def batch() -> Batch:
+    """Pairs of which two share an image, so that several are positives of each other on different ranks."""
+    plain = batch_of(ROWS)
+    positives = np.eye(ROWS, dtype=bool)
+    positives[0, 7] = positives[7, 0] = True
+    return replace(plain, positives_BB=positives, lengths_B=np.arange(ROWS) // 2 + 8)
+
+
+def with_words() -> Batch:
+    words = np.random.default_rng(1).random((ROWS, 33)).astype(np.float32)
+    return replace(batch(), words_BV=words / words.sum(1, keepdims=True))
+
+
+def with_phrases() -> Batch:
+    plain, true = batch(), np.eye(ROWS, dtype=bool)
+    true[5] = False
+    return replace(plain, phrase_tokens_BL=plain.tokens_BL[::-1, 4:12].copy(), phrase_positives_BB=true)
+
+
+def with_teacher() -> Batch:
+    return replace(batch(), teacher_image=unit(ROWS), teacher_text=unit(ROWS)[::-1].copy())
+
+
+def large() -> Batch:
+    """Enough captions for a shard to be cut in chunks by their length."""
+    return replace(batch_of(256), lengths_B=np.sort(np.random.default_rng(2).integers(10, 16, 256)))
+
+
+CASES: dict[str, tuple[Callable[[], Batch], dict[str, Any]]] = {
+    "plain": (batch, {}),
+    "sigmoid": (batch, {"loss": "sigmoid", "batch_size": ROWS}),
+    "label smoothing": (batch, {"label_smoothing": 0.1}),
+    "muon": (batch, {"optimizer": "muon"}),
+    "word loss": (with_words, {"word_weight": 0.3}),
+    "phrases": (with_phrases, {"phrases": 0.4}),
+    "teacher": (with_teacher, {"teacher": "any", "teacher_weight": 0.7}),
+    "micro-batches within shards": (batch, {"micro_batch": 2}),
+    "micro-batches as large as shards": (batch, {"micro_batch": 5}),
+    "half of the patches, crops and flips": (batch, {"patch_dropout": 0.5, "crop": 0.5, "flip": 0.5, "steps": 3}),
+    "bfloat16": (batch, {"dtype": "bfloat16"}),
+    "float16": (batch, {"dtype": "float16"}),
+    "more shards than pairs": (batch, {"shards": 16}),
+    "seven shards": (batch, {"shards": 7}),
+    "fewer shards than ranks": (batch, {"shards": 2}),
+    "captions in chunks": (large, {"shards": 2}),
+    "in any order": (batch, {"shards": 0}),
+    "in any order and micro-batches": (batch, {"shards": 0, "micro_batch": 2}),
+}
+RUNS = {
+    "plain": [],
+    "words": ["train.word_weight=0.3", "train.optimizer=muon", "data.tokenizer=bpe", "train.phrases=0.2"],
+    "patience": ["train.patience=1", "train.learning_rate=0.0", "train.steps=40"],
+}
+
+
+def steps(case: str, ranks: Ranks = ALONE) -> dict[str, Any]:
+    """What three updates give."""
+    make, settings = CASES[case]
+    step = step_of(**{"shards": SHARDS, **settings})
+    step.ranks = ranks
+    found = [step(make(), number, 1e-3, off())() for number in (1, 2, 3)]
+    weights = b"".join(parameter.detach().numpy().tobytes() for parameter in step.model.parameters())
+    return {
+        "losses": [metrics.loss for metrics in found],
+        "norms": [metrics.grad_norm for metrics in found],
+        "weights": hashlib.sha256(weights).hexdigest(),
+    }
+
+
+def torchrun(count: int, *arguments: str, folder: Path, check: bool = True) -> subprocess.CompletedProcess[str]:
+    """Ranks of this computer, to their end."""
+    root = str(Path(__file__).parents[2])
+    variables = {**os.environ, "GLOO_SOCKET_IFNAME": "lo0" if sys.platform == "darwin" else "lo"}
+    variables["PYTHONPATH"] = os.pathsep.join([root, str(Path(root) / "src")])
+    variables.pop("PYTHONSAFEPATH", None)
+    start = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={count}", "-m"]
+    done = subprocess.run(
+        [*start, *arguments], cwd=folder, env=variables, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert not check or done.returncode == 0, done.stderr[-3000:]
+    return done
+
+
+@pytest.fixture(scope="module")
+def four(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """What each of four ranks found."""
+    folder = tmp_path_factory.mktemp("four")
+    torchrun(4, "tests.training.test_ranks", "steps", folder=folder)
+    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(4)]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_four_ranks_take_the_steps_of_one_process(case: str, four: list[dict[str, Any]]) -> None:
+    alone = steps(case)
+    assert len({found[case]["weights"] for found in four}) == 1  # no rank has gone its own way
+    if "any order" in case:
+        assert four[0][case]["losses"] == pytest.approx(alone["losses"], rel=1e-5)
+        assert four[0][case]["norms"] == pytest.approx(alone["norms"], rel=1e-4)
+    else:
+        assert four[0][case] == alone
+
+
+def test_shards_learn_what_the_whole_batch_does() -> None:
+    for case in ("plain", "sigmoid", "word loss", "phrases", "teacher", "muon"):
+        make, settings = CASES[case]
+        whole, cut = step_of(**settings), step_of(shards=SHARDS, **settings)
+        for number in (1, 2, 3):
+            ours, theirs = (step(make(), number, 1e-3, off())() for step in (cut, whole))
+            assert ours.loss == pytest.approx(theirs.loss, rel=1e-4), case
+            assert ours.grad_norm == pytest.approx(theirs.grad_norm, rel=1e-3), case
+            assert ours.t2i_accuracy == theirs.t2i_accuracy
+
+
+def test_a_rank_that_fails_is_named_by_those_that_wait_for_it(four: list[dict[str, Any]]) -> None:
+    for rank in (0, 1, 3):
+        assert "rank 2" in four[rank]["lost"]
+        assert "no memory" in four[rank]["lost"]
+
+
+def test_all_stop_where_one_rank_is_asked_to(four: list[dict[str, Any]]) -> None:
+    assert [found["agreed"] for found in four] == [[None, "SIGINT on rank 3"]] * 4
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Path:
+    """A folder with runs of two ranks, and the same of one process."""
+    folder = tmp_path_factory.mktemp("two")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        for name, settings in RUNS.items():
+            train_small("train.shards=4", *settings, name=f"{name}-alone")
+    torchrun(2, "tests.training.test_ranks", "runs", folder=folder)
+    return folder
+
+
+def weights(name: str) -> bytes:
+    return Path("runs", name, "model", "model.safetensors").read_bytes()
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_a_run_of_two_ranks_is_that_of_one_process(name: str, two: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(two)
+    assert losses(f"{name}-together") == losses(f"{name}-alone")
+    assert weights(f"{name}-together") == weights(f"{name}-alone")
+    ended = [events("finished", f"{name}-{how}")[0] for how in ("together", "alone")]
+    assert ended[0]["evaluation"] == ended[1]["evaluation"]
+    assert ended[0]["step"] == ended[1]["step"]
+
+
+def test_only_the_rank_that_writes_leaves_files(two: Path) -> None:
+    assert sorted(path.name for path in two.iterdir()) == ["runs"]
+
+
+def test_the_tree_does_not_depend_on_who_adds() -> None:
+    draw = torch.Generator().manual_seed(0)
+    for shards in (1, 2, 3, 5, 8, 13):
+        leaves = [torch.rand(1000, generator=draw) * 10.0**shard for shard in range(shards)]
+
+        def leaf(node: tuple[int, int], leaves: list[torch.Tensor] = leaves) -> list[torch.Tensor] | None:
+            return [leaves[node[0]].clone()] if node[1] - node[0] == 1 else None
+
+        alone = add_in_tree((0, shards), leaf)[0]
+        for count in range(1, shards + 2):
+            owned = [own_shards(rank, count, shards) for rank in range(count)]
+            assert [shard for own in owned for shard in own] == list(range(shards))
+            known = {node: add_in_tree(node, leaf) for own in owned for node in whole_nodes((0, shards), own)}
+            assert torch.equal(add_in_tree((0, shards), known.get)[0], alone)
+
+
+def test_shards_cost_alike() -> None:
+    lengths = torch.arange(100)  # as a batch has them: sorted
+    dealt = deal(lengths, 8)
+    assert sorted(torch.cat(dealt).tolist()) == lengths.tolist()
+    assert {len(rows) for rows in dealt} == {12, 13}
+    means = [rows.float().mean().item() for rows in dealt]
+    assert max(means) - min(means) < 8
+
+
+def test_one_shard_for_several_ranks_is_refused(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from lapclip.commands.run_setup import fit_ranks, read_request
+
+    for name, value in zip(machine_ranks.TORCHRUN, ("0", "2", "localhost", "1"), strict=True):
+        monkeypatch.setenv(name, value)
+    together = Ranks(0, 2)
+    assert fit_ranks(read_request("first-run", SMALL, None), together).config.train.shards == 8
+    assert fit_ranks(read_request("first-run", ["train.shards=4"], None), together).config.train.shards == 4
+    with pytest.raises(ConfigError, match=r"train\.shards"):
+        fit_ranks(read_request("first-run", ["train.shards=1"], None), together)
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_with_any_number_of_ranks(here: Path) -> None:
+    settings = ["train.shards=4", "train.steps=16"]
+    train_small(*settings, name="alone")
+    train_small(*settings, callbacks=stop_after(3))
+    for count, last in ((2, 7), (4, 11)):
+        torchrun(count, "tests.training.test_ranks", "resume", str(last), folder=here)
+        assert max(losses()) in (last, last + 1)
+    resume(None)
+    assert losses() == losses("alone")
+    assert weights("run") == weights("alone")
+
+
+@pytest.mark.slow
+def test_a_run_without_shards_goes_on_to_rounding_and_says_so(here: Path) -> None:
+    train_small(name="alone")
+    train_small(callbacks=stop_after(5))
+    torchrun(2, "lapclip", "resume", folder=here)
+    assert losses() == pytest.approx(losses("alone"), rel=1e-3)
+    assert any("shard" in note for note in events("resumed")[0]["notes"])
+
+
+@pytest.mark.slow
+def test_an_error_before_the_run_ends_all_ranks_at_once(here: Path) -> None:
+    done = torchrun(2, "lapclip", "train", "--recipe", "nonsense", folder=here, check=False)
+    assert done.returncode == 1
+    assert done.stderr.count("Unknown recipe nonsense") >= 2  # rank 0's own words, and what it told rank 1
+    assert not Path("runs").exists()
+
+
+def _write(rank: Ranks, found: dict[str, Any]) -> None:
+    Path(f"{rank.rank}.json").write_text(json.dumps(found))
+
+
+def _steps() -> None:
+    with join() as ranks:
+        ranks.connect()
+        found: dict[str, Any] = {case: steps(case, ranks) for case in CASES}
+        found["agreed"] = [ranks.agreed(None), ranks.agreed("SIGINT" if ranks.rank == 3 else None)]
+        _write(ranks, found)
+    try:
+        with join() as ranks:
+            ranks.connect()
+            if ranks.rank == 2:
+                raise MemoryError("no memory")
+            for _ in range(3):
+                ranks.gathered(torch.zeros(1), [1] * 4, "embeddings")
+    except MemoryError:
+        pass
+    except LostRank as error:
+        _write(ranks, found | {"lost": str(error)})
+
+
+def _runs() -> None:
+    for name, settings in RUNS.items():
+        if machine_ranks.follows():
+            follow()
+        else:
+            train("first-run", [*SMALL, "train.shards=4", *settings], name=f"{name}-together")
+
+
+def _resume(last: int) -> None:
+    if machine_ranks.follows():
+        follow()
+    else:
+        resume(None, stop_after(last))
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    what, *arguments = sys.argv[1:]
+    {"steps": _steps, "runs": _runs, "resume": lambda: _resume(int(arguments[0]))}[what]()
