@@ -224,7 +224,7 @@ def test_one_shard_for_several_ranks_is_refused(here: Path, monkeypatch: pytest.
 
     for name, value in zip(machine_ranks.TORCHRUN, ("0", "2", "localhost", "1"), strict=True):
         monkeypatch.setenv(name, value)
-    together = Ranks(0, 2)
+    together = Ranks(0, 2)  # not connected
     assert fit_ranks(read_request("first-run", SMALL, None), together).config.train.shards == 8
     assert fit_ranks(read_request("first-run", ["train.shards=4"], None), together).config.train.shards == 4
     with pytest.raises(ConfigError, match=r"train\.shards"):

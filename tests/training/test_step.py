@@ -333,7 +333,7 @@ def test_captions_taken_in_parts_by_length_give_the_same_step() -> None:
     batch = Batch(pixels, tokens, np.eye(rows, dtype=bool), np.zeros(rows, dtype=bool), lengths_B=ends_B + 1)
     parted, whole = step_of(), step_of()
     assert parted.inputs(batch, 1).lengths == (8, 16, 16, 16)
-    whole._lengths = lambda batch: ()  # pyright: ignore[reportAttributeAccessIssue]
+    whole._lengths = lambda *_: ()  # pyright: ignore[reportAttributeAccessIssue]
     for step in (parted, whole):
         step(batch, 1, 1e-3, off())()
     for (name, one), (_, other) in zip(parted.model.named_parameters(), whole.model.named_parameters(), strict=True):

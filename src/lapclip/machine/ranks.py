@@ -72,6 +72,7 @@ def join() -> Iterator[Ranks]:
 def _meet() -> Ranks:
     import torch
     import torch.distributed as dist
+    from torch.distributed.rendezvous import rendezvous
 
     local = int(os.environ.get("LOCAL_RANK", "0"))
     if torch.accelerator.is_available() and local < torch.accelerator.device_count():
@@ -79,14 +80,15 @@ def _meet() -> Ranks:
     rank, count = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     address = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
     try:
-        store, *_ = next(iter(dist.rendezvous("env://", rank, count, timeout=timedelta(seconds=TIME_OUT))))
+        store, *_ = next(iter(rendezvous("env://", rank, count, timeout=timedelta(seconds=TIME_OUT))))
     except (RuntimeError, ValueError, OSError) as error:
         raise TrainingError(
             f"Rank {rank} does not reach the others at {address}: {first_line(error)}.",
             hint="the same --master-addr on all hosts, and a firewall that lets its port through",
         ) from error
     # A process that trains again, as a script may, does not read what was said the time before.
-    return Ranks(rank, count, dist.PrefixStore(f"lapclip/{next(_MEETINGS)}", store))
+    own = dist.PrefixStore(f"lapclip/{next(_MEETINGS)}", store)  # pyright: ignore[reportPrivateImportUsage]
+    return Ranks(rank, count, own)
 
 
 class Ranks:
@@ -94,12 +96,15 @@ class Ranks:
 
     def __init__(self, rank: int = 0, count: int = 1, store: Any = None) -> None:
         self.rank, self.count = rank, count
-        self._store = store
-        self._by_gpu = False
+        self._store: Any = store
+        """Where ranks leave words for each other before they are connected, and after one is lost."""
+        self._open, self._by_gpu = True, False
         """Whether tensors go from GPU to GPU; else they take the way over the CPU."""
         self._waiting: tuple[float, str] | None = None
         self.sent_bytes, self.waited_seconds = 0, 0.0
         """What this rank has sent, and how long it has waited for others."""
+        if self.many:
+            threading.Thread(target=self._say, name="lapclip-ranks", daemon=True).start()
 
     @property
     def many(self) -> bool:
@@ -138,7 +143,6 @@ class Ranks:
             self._await(_BACKEND, "set-up")
         backend = self._store.get(_BACKEND).decode()
         self._by_gpu = "nccl" in backend
-        threading.Thread(target=self._say, name="lapclip-ranks", daemon=True).start()
         try:
             dist.init_process_group(backend, store=self._store, rank=self.rank, world_size=self.count, timeout=limit)
         except RuntimeError as error:
@@ -147,7 +151,6 @@ class Ranks:
     def _await(self, key: str, what: str) -> None:
         """Wait for something that the writer will say, as long as it takes."""
         self._waiting = time.monotonic(), f"the {what} of rank {WRITER}"
-        threading.Thread(target=self._say, name="lapclip-ranks", daemon=True).start()
         while True:
             try:
                 if self._store.check([key]):
@@ -283,7 +286,7 @@ class Ranks:
     def _say(self) -> None:
         """Say now and then what is waited for."""
         said = 0.0
-        while self._store is not None:
+        while self._open:
             time.sleep(LOOK_EVERY)
             waiting, now = self._waiting, time.monotonic()
             if waiting and now - max(waiting[0], said) > SAY_AFTER:
@@ -299,7 +302,7 @@ class Ranks:
         """Part from the others."""
         import torch.distributed as dist
 
-        self._store = None
+        self._open = False
         if dist.is_initialized():
             with suppress(Exception):  # of a rank that is gone
                 dist.destroy_process_group()

@@ -207,9 +207,9 @@ class TrainStep:
             teacher_image=None if batch.teacher_image is None else torch.from_numpy(batch.teacher_image),
             teacher_text=None if batch.teacher_text is None else torch.from_numpy(batch.teacher_text),
             words_BV=None if batch.words_BV is None else torch.from_numpy(batch.words_BV),
-            **self._dropout.draw(len(batch.tokens_BL), step),
-            **self._phrases(batch, step),
         )
+        drawn = self._dropout.draw(len(batch.tokens_BL), step) | self._phrases(batch, step)
+        inputs = replace(inputs, **drawn)
         return self._dealt(inputs, batch.lengths_B) if self._shards != 1 else inputs
 
     @property
