@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
@@ -29,6 +29,7 @@ from lapclip.fingerprint import fingerprint, image_fingerprint, short_digest
 from lapclip.machine.choose_device import choose_device
 from lapclip.machine.cpu import keep_freed_memory
 from lapclip.machine.device import Device
+from lapclip.machine.ranks import ALONE
 from lapclip.model.clip import CLIP
 from lapclip.paths import check_plain, digest_of_file, read_json
 from lapclip.progress import Progress
@@ -51,6 +52,8 @@ class Encoder(ABC):
 
     batch = BATCH
     """Images or captions at once."""
+    ranks = ALONE
+    """Who computes with this one, while several processes embed the same."""
 
     def __init__(self, view: View, tokenizer: Tokenizer, context: int, embedding: int) -> None:
         self.view, self.tokenizer, self.context, self.embedding = view, tokenizer, context, embedding
@@ -87,23 +90,19 @@ class Encoder(ABC):
 
     def encode_pixels(self, pixels_NSSC: Pixels, progress: Progress | None = None) -> np.ndarray:
         """One unit-length row per image, given as uint8 pixels of the model's size."""
-        batches = []
-        for at in range(0, len(pixels_NSSC), self.batch):
-            batches.append(self.embed_pixels(np.array(pixels_NSSC[at : at + self.batch])))
-            if progress:
-                progress(min(at + self.batch, len(pixels_NSSC)), len(pixels_NSSC))
-        return self._joined(batches)
+        starts = range(0, len(pixels_NSSC), self.batch)
+        made = self.ranks.in_shares(starts, lambda at: self.embed_pixels(np.array(pixels_NSSC[at : at + self.batch])))
+        return self._counted(made, len(pixels_NSSC), progress)
 
     def encode_text(self, captions: Sequence[str], progress: Progress | None = None) -> np.ndarray:
         """One unit-length row per caption."""
         if isinstance(captions, str):
             raise TypeError("encode_text takes a list of captions, not one string")
-        batches = []
-        for at in range(0, len(captions), self.batch):
-            batches.append(self.embed_tokens(self.tokenizer.batch(captions[at : at + self.batch], self.context)))
-            if progress:
-                progress(min(at + self.batch, len(captions)), len(captions))
-        return self._joined(batches)
+        made = self.ranks.in_shares(
+            range(0, len(captions), self.batch),
+            lambda at: self.embed_tokens(self.tokenizer.batch(captions[at : at + self.batch], self.context)),
+        )
+        return self._counted(made, len(captions), progress)
 
     def encode_pairs(self, pairs: Pairs, progress: Progress | None = None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Embeddings of all images, of all captions, and each caption's image."""
@@ -113,6 +112,16 @@ class Encoder(ABC):
         images = self.encode_pixels(pairs.pixels, lambda done, _: tell(done, total))
         texts = self.encode_text(captions, lambda done, _: tell(len(pairs) + done, total))
         return images, texts[which], owner
+
+    def _counted(self, made: Iterable[np.ndarray], total: int, progress: Progress | None) -> np.ndarray:
+        """Batches that are made one after the other, as one."""
+        batches, done = [], 0
+        for batch in made:
+            batches.append(batch)
+            done += len(batch)
+            if progress:
+                progress(done, total)
+        return self._joined(batches)
 
     def _joined(self, batches: list[np.ndarray]) -> np.ndarray:
         return np.concatenate(batches) if batches else np.zeros((0, self.embedding), dtype=np.float32)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -89,10 +90,12 @@ CASES: dict[str, tuple[Callable[[], Batch], dict[str, Any]]] = {
     "in any order": (batch, {"shards": 0}),
     "in any order and micro-batches": (batch, {"shards": 0, "micro_batch": 2}),
 }
+FROZEN = ["train.start=start", "train.image_blocks=1", "train.text_blocks=1", "train.views=2", "train.crop=0.6"]
 RUNS = {
-    "plain": [],
-    "words": ["train.word_weight=0.3", "train.optimizer=muon", "data.tokenizer=bpe", "train.phrases=0.2"],
-    "patience": ["train.patience=1", "train.learning_rate=0.0", "train.steps=40"],
+    "words": [*SMALL, "train.word_weight=0.3", "train.optimizer=muon", "data.tokenizer=bpe", "train.phrases=0.2"],
+    "patience": [*SMALL, "train.patience=1", "train.learning_rate=0.0", "train.steps=40"],
+    "frozen": [*SMALL[1:], *FROZEN, "train.learning_rate=1e-4"],
+    "lora": [*SMALL[1:], "train.start=start", "train.lora_rank=2", "train.micro_batch=3"],
 }
 
 
@@ -165,14 +168,16 @@ def test_all_stop_where_one_rank_is_asked_to(four: list[dict[str, Any]]) -> None
 
 
 @pytest.fixture(scope="module")
-def two(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Path:
+def two(tmp_path_factory: pytest.TempPathFactory, trained: Path) -> Path:
     """A folder with runs of two ranks, and the same of one process."""
     folder = tmp_path_factory.mktemp("two")
+    shutil.copytree(trained / "model", folder / "start")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
+        torchrun(2, "tests.training.test_ranks", "runs", folder=folder)
+        patch.setenv("LAPCLIP_CACHE", str(tmp_path_factory.mktemp("cache")))  # no features that two ranks have made
         for name, settings in RUNS.items():
-            train_small("train.shards=4", *settings, name=f"{name}-alone")
-    torchrun(2, "tests.training.test_ranks", "runs", folder=folder)
+            train("first-run", ["train.shards=4", *settings], name=f"{name}-alone")
     return folder
 
 
@@ -191,7 +196,12 @@ def test_a_run_of_two_ranks_is_that_of_one_process(name: str, two: Path, monkeyp
 
 
 def test_only_the_rank_that_writes_leaves_files(two: Path) -> None:
-    assert sorted(path.name for path in two.iterdir()) == ["runs"]
+    assert sorted(path.name for path in two.iterdir()) == ["runs", "start"]
+
+
+def test_features_are_computed_in_shares(two: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(two)
+    assert any("computed in" in note for note in events("started", "frozen-together")[0]["notes"])
 
 
 def test_the_tree_does_not_depend_on_who_adds() -> None:
@@ -289,7 +299,7 @@ def _runs() -> None:
         if machine_ranks.follows():
             follow()
         else:
-            train("first-run", [*SMALL, "train.shards=4", *settings], name=f"{name}-together")
+            train("first-run", ["train.shards=4", *settings], name=f"{name}-together")
 
 
 def _resume(last: int) -> None:

@@ -12,6 +12,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from lapclip.commands.run_setup import (
+    FEATURES_TOGETHER,
     Callbacks,
     Ingredients,
     RunSetup,
@@ -91,11 +92,15 @@ def follow() -> None:
     """Train on a rank that does not write, from what the writer has set up, to the end of its run."""
     with join() as ranks, TemporaryDirectory(prefix="lapclip-rank-") as folder:
         ranks.connect()
-        named = ranks.from_writer(what="set-up")
-        run = Run(Path(folder) / Path(named["run"]).name)
-        run.path.mkdir()
-        ranks.share_files(run.path)
-        setup = set_up_again(run, run.read_settings(), None, ranks)
+        while True:
+            named = ranks.from_writer(what="set-up")
+            run = Run(Path(folder) / Path(named["run"]).name)
+            run.path.mkdir(exist_ok=True)
+            ranks.share_files(run.path)
+            features = named["task"] == FEATURES_TOGETHER
+            setup = set_up_again(run, run.read_settings(), None, ranks, features=features)
+            if not features:
+                break
         with stop_signals() as signals, recording(run, Callbacks(), setup.config) as log:
             training = start_training(run, setup, log, ranks, Follower)
             restore(training)
@@ -105,15 +110,18 @@ def follow() -> None:
             training.train()
 
 
-def set_up_again(run: Run, saved: dict[str, Any], progress: DataProgress | None, ranks: Ranks = ALONE) -> RunSetup:
-    """What a run is made of, as it began: with the settings, the data, the tokenizer and the device of then."""
+def set_up_again(
+    run: Run, saved: dict[str, Any], progress: DataProgress | None, ranks: Ranks = ALONE, *, features: bool = True
+) -> RunSetup:
+    """What a run is made of, as it began: with the settings, the data, the tokenizer and the device of then. All ranks
+    compute `features` in shares; without, they are in this one's cache."""
     ingredients = gather_again(run, saved, progress)
     check_tracker(ingredients.config.work.track)
     config, device = restore_device(run, ingredients.config)
     if ranks.many:
         config = share_again(config)
     plan = make_plan(config, ingredients.data, ingredients.tokenizer)
-    return assemble(replace(ingredients, config=config), plan, device, progress)
+    return assemble(replace(ingredients, config=config), plan, device, progress, ranks if features else ALONE)
 
 
 def share_again(config: Config) -> Config:

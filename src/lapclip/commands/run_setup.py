@@ -10,11 +10,15 @@ import math
 import statistics
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
+import tomli_w
 
+from lapclip import __version__
 from lapclip.commands.choose_recipe import settle_recipe
 from lapclip.config import (
     ALL,
@@ -36,7 +40,7 @@ from lapclip.data.pixels import View
 from lapclip.data.sources import find_source
 from lapclip.data.splits import TRAIN
 from lapclip.data.table import Table
-from lapclip.data.tokenizers import Tokenizer, choose_tokenizer
+from lapclip.data.tokenizers import Tokenizer, choose_tokenizer, save_tokenizer
 from lapclip.embedder import Embedder
 from lapclip.errors import ConfigError
 from lapclip.evaluation import note_on_held_out
@@ -48,12 +52,22 @@ from lapclip.machine.timing import Stopwatch, timed
 from lapclip.model.clip import CLIP
 from lapclip.model.freezing import LowRank, freeze
 from lapclip.model.shapes import SHAPES
+from lapclip.paths import write_atomic
 from lapclip.progress import DataProgress, Status
 from lapclip.runs.events import Listener
+from lapclip.runs.folder import FORMAT, Run
 from lapclip.seeding import derived_seed
 from lapclip.text import counted
+from lapclip.training.checkpoint import save_model
 from lapclip.training.cuda_graph import WARM_UP, AnyStep, make_step
-from lapclip.training.frozen_features import CachedFeatures, cache_features, closed_form, start_heads, with_features
+from lapclip.training.frozen_features import (
+    CachedFeatures,
+    cache_features,
+    closed_form,
+    start_heads,
+    towers_to_cache,
+    with_features,
+)
 from lapclip.training.initial_weights import InitialWeights, find_initial_weights, initialise_logits
 from lapclip.training.loop import Training, score
 from lapclip.training.recovery import memory_explained
@@ -336,7 +350,7 @@ def set_up(
         settled = replace(ingredients, config=config, reasons=reasons | ingredients.reasons, tuned_seconds=seconds)
         device.release_memory()
         device.forget_peak()  # what was tried before the run is not the run's
-        setup = assemble(settled, plan, device, callbacks.data_progress)
+        setup = assemble(settled, plan, device, callbacks.data_progress, ranks)
         setup = add_notes(setup, lora_notes(setup.config, setup.step.model))
         if is_partly_frozen(setup.config):
             setup = fit_micro_batch(setup)
@@ -391,13 +405,48 @@ def gather(request: Request, progress: DataProgress | None) -> Ingredients:
     )
 
 
+def saved_settings(setup: Ingredients) -> dict[str, Any]:
+    """The contents of run.toml."""
+    about: dict[str, Any] = {"format": FORMAT, "recipe": setup.recipe, "lapclip": __version__, "asked": setup.asked}
+    about["data_fingerprint"] = setup.data.fingerprint
+    if setup.tuned_seconds is not None:
+        about["tuned_seconds"] = setup.tuned_seconds
+    if setup.teacher:
+        about["teacher_digest"] = setup.teacher.digest
+    return {"run": about, **asdict(setup.config), "reasons": setup.reasons}
+
+
+FEATURES_TOGETHER, TRAIN_TOGETHER = "features", "train"
+"""What the rank that writes has the others do with what it gives them."""
+
+
+def share_set_up(ingredients: Ingredients, embedder: Embedder, device: Device, ranks: Ranks) -> None:
+    """Have the other ranks build the same, to compute the features of what is frozen with this one."""
+    with TemporaryDirectory(prefix="lapclip-rank-") as folder:
+        run = Run(Path(folder))
+        write_atomic(run.settings, tomli_w.dumps(saved_settings(ingredients)))
+        save_tokenizer(ingredients.tokenizer, run.tokenizer)
+        if ingredients.initial_weights:
+            save_model(embedder, run.start)
+        ranks.connect(cuda=device.kind == "cuda")
+        ranks.from_writer({"task": FEATURES_TOGETHER, "run": "features"}, "set-up")
+        ranks.share_files(run.path, [path for path in sorted(run.path.rglob("*")) if path.is_file()])
+
+
 def assemble(
-    ingredients: Ingredients, plan: BatchPlan, device: Device, progress: DataProgress | None = None
+    ingredients: Ingredients,
+    plan: BatchPlan,
+    device: Device,
+    progress: DataProgress | None = None,
+    ranks: Ranks = ALONE,
 ) -> RunSetup:
-    """Build the model, cache the features of what is frozen, and put all that a run is made of together."""
+    """Build the model, cache the features of what is frozen, and put all that a run is made of together. `ranks` are
+    those that compute features in shares."""
     config, data = ingredients.config, ingredients.data
     step, embedder = build(config, ingredients.tokenizer, device, ingredients.initial_weights)
-    features = cache_features(step, embedder, plan, data, config, progress)
+    if ranks.many and ranks.writes and towers_to_cache(step.model, step.boundaries, config)[0]:
+        share_set_up(ingredients, embedder, device, ranks)
+    features = cache_features(step, embedder, plan, data, config, progress, ranks)
     return RunSetup(
         **vars(ingredients),
         device=device,

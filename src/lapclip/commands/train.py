@@ -18,7 +18,14 @@ import numpy as np
 import torch
 
 from lapclip import __version__
-from lapclip.commands.run_setup import Callbacks, RunSetup, build_again, set_up
+from lapclip.commands.run_setup import (
+    TRAIN_TOGETHER,
+    Callbacks,
+    RunSetup,
+    build_again,
+    saved_settings,
+    set_up,
+)
 from lapclip.config import Config, WorkConfig
 from lapclip.data.dataset import Pairs, save_seen
 from lapclip.data.tokenizers import save_tokenizer
@@ -37,7 +44,7 @@ from lapclip.model.clip import count_parameters
 from lapclip.paths import open_own
 from lapclip.runs import events
 from lapclip.runs.events import EventLog, read_events
-from lapclip.runs.folder import FORMAT, RUNS, Run, check_name, create_run
+from lapclip.runs.folder import RUNS, Run, check_name, create_run
 from lapclip.runs.heartbeat import PREPARING, Pulse, at_work_path, others_at_work
 from lapclip.runs.messages import LineWriter, recall_text
 from lapclip.runs.summary import tower_devices
@@ -101,20 +108,9 @@ def share_run(training: Training) -> None:
     newest = list_checkpoints(run.checkpoints)[-1]
     folders = [folder for folder in (run.start, newest) if folder.exists()]
     files = [run.settings, run.tokenizer, *(path for folder in folders for path in sorted(folder.iterdir()))]
-    ranks.from_writer({"run": str(run.path), "step": newest.name}, "set-up")
+    ranks.from_writer({"task": TRAIN_TOGETHER, "run": run.name}, "set-up")
     ranks.share_files(run.path, [path for path in files if path.is_file()])
     training.agree_on_progress()
-
-
-def saved_settings(setup: RunSetup) -> dict[str, Any]:
-    """The contents of run.toml."""
-    about: dict[str, Any] = {"format": FORMAT, "recipe": setup.recipe, "lapclip": __version__, "asked": setup.asked}
-    about["data_fingerprint"] = setup.data.fingerprint
-    if setup.tuned_seconds is not None:
-        about["tuned_seconds"] = setup.tuned_seconds
-    if setup.teacher:
-        about["teacher_digest"] = setup.teacher.digest
-    return {"run": about, **asdict(setup.config), "reasons": setup.reasons}
 
 
 def save_start(run: Run, setup: RunSetup) -> None:

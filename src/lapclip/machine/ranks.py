@@ -11,22 +11,26 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import os
 import platform
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from lapclip.errors import LostRank, TrainingError, first_line
 from lapclip.text import counted, duration, one_line
 
 if TYPE_CHECKING:
+    import numpy as np
     from torch import Tensor
+
+T = TypeVar("T")
 
 WRITER = 0
 """The rank that has the run's folder, chooses the settings and speaks to the user."""
@@ -36,6 +40,8 @@ SAY_AFTER = 60.0
 """Seconds of waiting after which a rank says what it waits for, and again after as many."""
 LOOK_EVERY = 2.0
 """Seconds between two looks at whether the writer is ready or has failed, so that Ctrl-C is heard meanwhile."""
+SHARES = 8
+"""Items that a rank computes before it gives them to the others."""
 TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 """What torchrun puts into the environment of every process."""
 _FAILED, _BACKEND = "failed", "backend"
@@ -130,11 +136,11 @@ class Ranks:
 
     def connect(self, *, cuda: bool = False) -> None:
         """Meet the others, when the writer is ready: it may have been at work for long. `cuda` is the writer's word."""
-        if not self.many:
-            return
         import torch
         import torch.distributed as dist
 
+        if not self.many or dist.is_initialized():
+            return
         limit = timedelta(seconds=TIME_OUT)
         if self.writes:
             alone = int(os.environ.get("LOCAL_WORLD_SIZE", "1")) <= torch.accelerator.device_count()
@@ -198,6 +204,35 @@ class Ranks:
         found = [own if rank == self.rank else own.new_empty(n, *own.shape[1:]) for rank, n in enumerate(rows)]
         self.exchange(dict.fromkeys(self.others, own), {rank: found[rank] for rank in self.others}, what)
         return torch.cat(found)
+
+    def in_shares(self, items: Sequence[T], compute: Callable[[T], np.ndarray]) -> Iterator[np.ndarray]:
+        """What is computed of each item, in order: each rank computes some of them and gives them to the others. All
+        ranks have the same items, and each item is computed the same way wherever that is."""
+        if not self.many:
+            yield from map(compute, items)
+            return
+        import numpy as np
+
+        for first in range(0, len(items), SHARES * self.count):
+            window = items[first : first + SHARES * self.count]
+            own = [compute(item) for item in window[self.rank :: self.count]]
+            found = [self._arrays_from(rank, own) for rank in range(self.count)]
+            yield from (np.asarray(found[at % self.count][at // self.count]) for at in range(len(window)))
+
+    def _arrays_from(self, source: int, arrays: list[np.ndarray]) -> list[np.ndarray]:
+        import numpy as np
+
+        shapes = [(array.dtype.str, array.shape) for array in arrays]
+        shapes = self.from_rank(source, shapes, "share")
+        body = self._bytes_from(source, b"".join(array.tobytes() for array in arrays), "share")
+        if source == self.rank:
+            return arrays
+        found, at = [], 0
+        for dtype, shape in shapes:
+            count = math.prod(shape)
+            found.append(np.frombuffer(body, dtype, count, at).reshape(shape))
+            at += found[-1].nbytes
+        return found
 
     def reduced(self, tensor: Tensor) -> Tensor:
         """The sum over all ranks, in whatever order the collective has."""

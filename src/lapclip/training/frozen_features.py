@@ -31,6 +31,7 @@ from lapclip.evaluation.closed_form import fit_cca, normed
 from lapclip.evaluation.retrieval import retrieval
 from lapclip.fingerprint import frozen_fingerprint
 from lapclip.machine.desktop import ends_in_order
+from lapclip.machine.ranks import ALONE, Ranks
 from lapclip.model.clip import CLIP
 from lapclip.model.pretrained_towers import PretrainedTower
 from lapclip.paths import cache_folder, sweep, write_atomic
@@ -144,16 +145,23 @@ class FeatureEmbedder(Embedder):
 
 
 def cache_features(
-    step: AnyStep, embedder: Embedder, plan: BatchPlan, data: DataSet, config: Config, progress: DataProgress | None
+    step: AnyStep,
+    embedder: Embedder,
+    plan: BatchPlan,
+    data: DataSet,
+    config: Config,
+    progress: DataProgress | None,
+    ranks: Ranks = ALONE,
 ) -> CachedFeatures | None:
-    """Compute what is frozen, or find it in the cache. None where nothing is frozen, or nothing is to be cached."""
+    """Compute what is frozen, or find it in the cache. None where nothing is frozen, or nothing is to be cached.
+    Several ranks compute it in shares, and each has all of it."""
     model, boundaries = step.model, step.boundaries
     chosen, notes = towers_to_cache(model, boundaries, config)
     if not chosen:
         return CachedFeatures(None, None, HeldOutFeatures(data.held_out, None, None), notes) if notes else None
     report = progress or (lambda done, total, what="": None)
     began = time.perf_counter()
-    maker = _FeatureMaker(step, plan, data, config, report)
+    maker = _FeatureMaker(step, plan, data, config, report, ranks)
     try:
         images = maker.images() if "image" in chosen else None
         after_images = time.perf_counter()
@@ -287,7 +295,9 @@ def towers_to_cache(model: CLIP, boundaries: dict[str, int], config: Config) -> 
 class _FeatureMaker:
     """Computes features with the model that the step computes with, or reads them."""
 
-    def __init__(self, step: AnyStep, plan: BatchPlan, data: DataSet, config: Config, report: DataProgress) -> None:
+    def __init__(
+        self, step: AnyStep, plan: BatchPlan, data: DataSet, config: Config, report: DataProgress, ranks: Ranks
+    ) -> None:
         self._worker, self._model, self._device, self._boundaries = (
             step.worker,
             step.model,
@@ -295,6 +305,7 @@ class _FeatureMaker:
             step.boundaries,
         )
         self._plan, self._data, self._config, self._report = plan, data, config, report
+        self._ranks = ranks
         self._fingerprints = {tower: frozen_fingerprint(self._model, tower) for tower in ("image", "text")}
         self.found = True
         """Whether all of it was in the cache."""
@@ -304,11 +315,15 @@ class _FeatureMaker:
         boxes = self._plan.boxes
         views, count = boxes.shape[:2]
 
+        def compute(chunk: tuple[int, slice]) -> np.ndarray:
+            at, rows = chunk
+            return self._image_features(self._worker, self._data.train.pixels[rows], boxes[at, rows])
+
         def blocks() -> Iterator[np.ndarray]:
-            for at in range(views):
-                for rows in _slices(count, IMAGES):
-                    self._report(at * count + rows.stop, views * count, "the frozen tower reads images")
-                    yield self._image_features(self._worker, self._data.train.pixels[rows], boxes[at, rows])
+            chunks = [(at, rows) for at in range(views) for rows in _slices(count, IMAGES)]
+            for (at, rows), block in zip(chunks, self._ranks.in_shares(chunks, compute), strict=True):
+                self._report(at * count + rows.stop, views * count, "the frozen tower reads images")
+                yield block
 
         train = self._config.train
         about = (train.views, train.crop, train.flip, train.seed)
@@ -319,9 +334,11 @@ class _FeatureMaker:
         pixels = self._data.held_out.pixels
 
         def blocks() -> Iterator[np.ndarray]:
-            for rows in _slices(len(pixels), IMAGES):
+            chunks = list(_slices(len(pixels), IMAGES))
+            made = self._ranks.in_shares(chunks, lambda rows: self._image_features(self._model, pixels[rows], None))
+            for rows, block in zip(chunks, made, strict=True):
                 self._report(rows.stop, len(pixels), "the frozen tower reads held-out images")
-                yield self._image_features(self._model, pixels[rows], None)
+                yield block
 
         return self._array("image", ("val",), (len(pixels),), blocks)
 
@@ -353,18 +370,20 @@ class _FeatureMaker:
         lengths = [len(caption) for caption in token_lists]
         first_N = None if pooled else np.cumsum([0, *lengths])
 
+        def compute(chosen: list[int]) -> np.ndarray:
+            tokens_BL = pad(
+                [token_lists[at] for at in chosen], self._config.model.context, self._plan.tokenizer.padding
+            )
+            tokens = torch.from_numpy(tokens_BL).to(self._device.torch)
+            return _as_array(model.text.begin(tokens, self._boundaries["text"]))
+
         def blocks() -> Iterator[np.ndarray]:
             done = 0
             for rows in _slices(len(token_lists), TOGETHER):
                 together: dict[int, np.ndarray] = {}
                 order = sorted(range(rows.start, rows.stop), key=lengths.__getitem__)
-                for some in _slices(len(order), CAPTIONS):
-                    chosen = order[some]
-                    tokens_BL = pad(
-                        [token_lists[at] for at in chosen], self._config.model.context, self._plan.tokenizer.padding
-                    )
-                    tokens = torch.from_numpy(tokens_BL).to(self._device.torch)
-                    features = _as_array(model.text.begin(tokens, self._boundaries["text"]))
+                chunks = [order[some] for some in _slices(len(order), CAPTIONS)]
+                for chosen, features in zip(chunks, self._ranks.in_shares(chunks, compute), strict=True):
                     together |= {
                         at: row[None] if pooled else row[: lengths[at]]
                         for at, row in zip(chosen, features, strict=True)
@@ -386,7 +405,9 @@ class _FeatureMaker:
         # Files in half precision whose first block alone was checked are not taken.
         path = array_path(tower, about, self._data.fingerprint, dtype if dtype == "float32" else f"{dtype}, checked")
         found = read_array(path)
-        if found is not None and found.shape[: len(rows)] == rows:
+        fits = found is not None and found.shape[: len(rows)] == rows
+        if not self._ranks.agreed(None if fits else "not cached"):
+            assert found is not None
             return found
         self.found = False
         made = iter(blocks())
@@ -402,7 +423,7 @@ class _FeatureMaker:
 
     def _write(self, path: Path, blocks: Iterable[np.ndarray], whole: tuple[int, ...], kind: np.dtype) -> np.ndarray:
         needed = int(np.prod(whole)) * kind.itemsize
-        if not has_room(path, needed):
+        if self._ranks.agreed(None if has_room(path, needed) else "no room"):
             raise NoRoom(f"they would take {needed / 1e9:,.1f} GB, more than half of what the disk has left")
         return write_array(path, blocks, whole, kind)
 

@@ -225,7 +225,7 @@ class Training:
         """Score the held-out pairs, and save the model if it is the best so far."""
         self.record_pending()
         began = time.perf_counter()
-        images, texts, owner = self.embedder.encode_pairs(self.data.held_out)
+        images, texts, owner = self.embed_held_out()
         scores = score_embeddings(images, texts, owner, self.config.train.batch_size)
         merit = self.merit(scores, images)
         best = merit >= self.progress.best_score  # among equals the later model
@@ -241,6 +241,14 @@ class Training:
         )
         answers = self.probes.answers(self.embedder, images, texts)
         self.log.append(events.Probed(step=number, epoch=epoch, answers=answers))
+
+    def embed_held_out(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Embeddings of the held-out pairs, and each caption's image; several ranks compute them in shares."""
+        self.embedder.ranks = self.ranks
+        try:
+            return self.embedder.encode_pairs(self.data.held_out)
+        finally:
+            self.embedder.ranks = ALONE
 
     def merit(self, scores: dict[str, Any], images: np.ndarray) -> float:
         """What the best model is chosen by: the mean of all recalls, which is steadier than R@1 alone; or, where
@@ -284,6 +292,7 @@ class Follower(Training):
 
     def evaluate(self, number: int) -> None:
         self.record_pending()
+        self.embed_held_out()
 
 
 def score(embedder: Embedder, pairs: Pairs, batch_size: int) -> dict[str, Any]:
