@@ -7,12 +7,14 @@ as each rank does, and writes down what came out.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,6 +30,7 @@ from lapclip.errors import ConfigError, LostRank
 from lapclip.machine import ranks as machine_ranks
 from lapclip.machine.ranks import ALONE, Ranks, join
 from lapclip.training.shards import add_in_tree, deal, own_shards, whole_nodes
+from lapclip.training.step import TrainStep
 
 from ..conftest import SMALL
 from ..small_runs import events, losses, stop_after, train_small
@@ -91,10 +94,11 @@ CASES: dict[str, tuple[Callable[[], Batch], dict[str, Any]]] = {
     "in any order and micro-batches": (batch, {"shards": 0, "micro_batch": 2}),
 }
 FROZEN = ["train.start=start", "train.image_blocks=1", "train.text_blocks=1", "train.views=2", "train.crop=0.6"]
-RUNS = {
+RUNS: dict[str, list[str]] = {
     "words": [*SMALL, "train.word_weight=0.3", "train.optimizer=muon", "data.tokenizer=bpe", "train.phrases=0.2"],
     "patience": [*SMALL, "train.patience=1", "train.learning_rate=0.0", "train.steps=40"],
     "frozen": [*SMALL[1:], *FROZEN, "train.learning_rate=1e-4"],
+    "memory": SMALL,
     "lora": [*SMALL[1:], "train.start=start", "train.lora_rank=2", "train.micro_batch=3"],
 }
 
@@ -177,8 +181,25 @@ def two(tmp_path_factory: pytest.TempPathFactory, trained: Path) -> Path:
         torchrun(2, "tests.training.test_ranks", "runs", folder=folder)
         patch.setenv("LAPCLIP_CACHE", str(tmp_path_factory.mktemp("cache")))  # no features that two ranks have made
         for name, settings in RUNS.items():
-            train("first-run", ["train.shards=4", *settings], name=f"{name}-alone")
+            with out_of_memory(wanted=name == "memory"):
+                train("first-run", ["train.shards=4", *settings], name=f"{name}-alone")
     return folder
+
+
+@contextmanager
+def out_of_memory(*, wanted: bool) -> Iterator[None]:
+    """The fifth step finds no memory, once."""
+    update, taken = TrainStep.update, itertools.count(1)
+
+    def failing(self: TrainStep, *arguments: Any) -> torch.Tensor:
+        if next(taken) == 5:
+            raise torch.OutOfMemoryError("no memory")
+        return update(self, *arguments)
+
+    with pytest.MonkeyPatch.context() as patch:
+        if wanted:
+            patch.setattr(TrainStep, "update", failing)
+        yield
 
 
 def weights(name: str) -> bytes:
@@ -197,6 +218,13 @@ def test_a_run_of_two_ranks_is_that_of_one_process(name: str, two: Path, monkeyp
 
 def test_only_the_rank_that_writes_leaves_files(two: Path) -> None:
     assert sorted(path.name for path in two.iterdir()) == ["runs", "start"]
+
+
+def test_memory_that_runs_out_on_one_rank_changes_all(two: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(two)
+    for how in ("together", "alone"):
+        (fell,) = events("fell_back", f"memory-{how}")
+        assert (fell["step"], fell["change"]) == (4, {"micro_batch": 8})
 
 
 def test_features_are_computed_in_shares(two: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -297,7 +325,8 @@ def _steps() -> None:
 def _runs() -> None:
     for name, settings in RUNS.items():
         if machine_ranks.follows():
-            follow()
+            with out_of_memory(wanted=name == "memory"):
+                follow()
         else:
             train("first-run", ["train.shards=4", *settings], name=f"{name}-together")
 

@@ -17,6 +17,7 @@ from lapclip.commands.run_setup import (
     Ingredients,
     RunSetup,
     assemble,
+    build_again,
     fit_vocabulary,
     longest_caption,
     make_plan,
@@ -50,7 +51,7 @@ from lapclip.suggest import command
 from lapclip.text import counted
 from lapclip.training.initial_weights import restore_initial_weights
 from lapclip.training.loop import Follower, Training
-from lapclip.training.recovery import changes_so_far, restore
+from lapclip.training.recovery import changes_so_far, persist, restore
 from lapclip.training.shards import UNDER_TORCHRUN
 from lapclip.training.teacher import restore_teacher_embeddings
 from lapclip.training.trackers import check_tracker
@@ -107,7 +108,7 @@ def follow() -> None:
             del setup
             training.agree_on_progress()
             training.stop_reason = signals.reason
-            training.train()
+            persist(training, lambda training: {}, build_again)
 
 
 def set_up_again(

@@ -72,6 +72,7 @@ from lapclip.training.initial_weights import InitialWeights, find_initial_weight
 from lapclip.training.loop import Training, score
 from lapclip.training.recovery import memory_explained
 from lapclip.training.shards import UNDER_TORCHRUN
+from lapclip.training.step import TrainStep
 from lapclip.training.teacher import TeacherEmbeddings, compute_teacher_embeddings, open_teacher
 from lapclip.training.trackers import check_tracker
 from lapclip.tuning.memory_probe import pairs_at_once
@@ -482,7 +483,14 @@ def build_with(setup: RunSetup, config: Config) -> RunSetup:
 def build_again(training: Training, tokenizer: Tokenizer) -> tuple[AnyStep, Embedder]:
     """The model and its optimiser for a fallback: built again, because what failed is not to be trusted."""
     step, embedder = build(training.config, tokenizer, training.device, training.initial_weights)
+    shared_by(step, training.ranks)
     return step, with_features(embedder, training.features, step)
+
+
+def shared_by(step: AnyStep, ranks: Ranks) -> None:
+    """From here on a step is shared by these ranks: not before, while the one that writes tries settings alone."""
+    if isinstance(step, TrainStep):  # a recorded one is never shared
+        step.ranks = ranks
 
 
 def add_notes(setup: RunSetup, notes: Sequence[str]) -> RunSetup:

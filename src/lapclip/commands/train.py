@@ -25,6 +25,7 @@ from lapclip.commands.run_setup import (
     build_again,
     saved_settings,
     set_up,
+    shared_by,
 )
 from lapclip.config import Config, WorkConfig
 from lapclip.data.dataset import Pairs, save_seen
@@ -53,7 +54,6 @@ from lapclip.training.frozen_features import with_features
 from lapclip.training.loop import Training, score_embeddings
 from lapclip.training.probes import ProbeCaptions, own_captions
 from lapclip.training.recovery import persist
-from lapclip.training.step import TrainStep
 from lapclip.training.trackers import trackers
 
 
@@ -192,8 +192,7 @@ def start_training(
 ) -> Training:
     """A run's set-up in its folder, before its first step, on this rank."""
     work = setup.config.work
-    if isinstance(setup.step, TrainStep):  # a recorded one is never shared
-        setup.step.ranks = ranks
+    shared_by(setup.step, ranks)
     return kind(
         run=run,
         config=setup.config,

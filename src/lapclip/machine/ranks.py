@@ -40,6 +40,8 @@ SAY_AFTER = 60.0
 """Seconds of waiting after which a rank says what it waits for, and again after as many."""
 LOOK_EVERY = 2.0
 """Seconds between two looks at whether the writer is ready or has failed, so that Ctrl-C is heard meanwhile."""
+WORD_COMES = 5.0
+"""Seconds in which a rank that ends has told why, before its connections are gone."""
 SHARES = 8
 """Items that a rank computes before it gives them to the others."""
 TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -104,6 +106,8 @@ class Ranks:
         self.rank, self.count = rank, count
         self._store: Any = store
         """Where ranks leave words for each other before they are connected, and after one is lost."""
+        self._groups = 0
+        """How often the ranks were connected anew."""
         self._open, self._by_gpu = True, False
         """Whether tensors go from GPU to GPU; else they take the way over the CPU."""
         self._waiting: tuple[float, str] | None = None
@@ -141,18 +145,46 @@ class Ranks:
 
         if not self.many or dist.is_initialized():
             return
-        limit = timedelta(seconds=TIME_OUT)
         if self.writes:
             alone = int(os.environ.get("LOCAL_WORLD_SIZE", "1")) <= torch.accelerator.device_count()
             self._store.set(_BACKEND, "cpu:gloo,cuda:nccl" if cuda and alone and dist.is_nccl_available() else "gloo")
         else:
             self._await(_BACKEND, "set-up")
+        self._connect()
+
+    def _connect(self) -> None:
+        import torch.distributed as dist
+
         backend = self._store.get(_BACKEND).decode()
         self._by_gpu = "nccl" in backend
+        limit = timedelta(seconds=TIME_OUT)
+        group = dist.PrefixStore(f"group/{self._groups}", self._store)  # pyright: ignore[reportPrivateImportUsage]
+        self._waiting = time.monotonic(), "all ranks"
         try:
-            dist.init_process_group(backend, store=self._store, rank=self.rank, world_size=self.count, timeout=limit)
+            dist.init_process_group(backend, store=group, rank=self.rank, world_size=self.count, timeout=limit)
         except RuntimeError as error:
-            raise self._lost(WRITER, "a connection", error) from error
+            raise self._lost(WRITER, "connection", error) from error
+        self._waiting = None
+
+    def agree_on_change(self, change: Any) -> Any:
+        """What all ranks do after one of them could not go on: what the first to fail says, or None where none says
+        anything. Then they are connected anew, since exchanges that were under way cannot be finished."""
+        import torch.distributed as dist
+
+        key = f"change/{self._groups}"
+        if change is not None:
+            change = json.loads(self._store.compare_set(key, "", json.dumps(change)))
+        with suppress(Exception):  # what is left of it; this is what the others notice
+            dist.destroy_process_group()
+        until = time.monotonic() + WORD_COMES
+        while change is None and time.monotonic() < until:
+            if self._store.check([key]):
+                change = json.loads(self._store.get(key))
+            time.sleep(0.05)
+        if change is not None:
+            self._groups += 1
+            self._connect()
+        return change
 
     def _await(self, key: str, what: str) -> None:
         """Wait for something that the writer will say, as long as it takes."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import asdict, replace
 from typing import Any
 
 from lapclip.config import Config, replace_in
@@ -50,9 +51,11 @@ def persist(training: Training, finish: Callable[[Training], dict[str, Any]], bu
         try:
             return None if training.train() else finish(training)
         except Exception as error:
-            if training.ranks.many:  # another state than the others have would be a run of its own
-                raise
             change = decide(error, training.config.train, training.progress.step + 1)
+            if training.ranks.many:  # all change their settings, or none: the first that fails decides
+                change = change if change is None else replace(change, text=f"{change.text}, on all ranks")
+                said = training.ranks.agree_on_change(change and asdict(change))
+                change = said and Change(**said)
             if change is None and cause_of(error) == SWAP:
                 change = Change(SWAP, {}, f"{error}; micro_batch is 1 already, so the run goes on, slowly")
                 training.swap = None
@@ -96,7 +99,7 @@ def change_settings(training: Training, change: Change, build: Build) -> None:
     training.device = before if train.device == before.kind else device_of(train.device)
     prepare_device(training.device, int(train.threads))
     training.step, training.embedder = build(training, tokenizer)
-    skipped = restore(training) or []
+    skipped = restore_together(training) or []
     step = training.progress.step
     damaged = "".join(f"; skipped a damaged checkpoint, {reason}" for reason in skipped)
     text = f"{change.text}; going on after step {step:,}{damaged}"
@@ -104,6 +107,19 @@ def change_settings(training: Training, change: Change, build: Build) -> None:
     training.log.append(
         events.FellBack(step=step, cause=change.cause, change=change.settings, devices=towers, text=text)
     )
+
+
+def restore_together(training: Training) -> list[str] | None:
+    """`restore`, and the others take over what the rank that writes has."""
+    ranks, run = training.ranks, training.run
+    skipped = restore(training) if ranks.writes else None
+    if ranks.many:
+        newest = list_checkpoints(run.checkpoints)[-1:] if ranks.writes else []
+        ranks.share_files(run.path, [path for folder in newest for path in sorted(folder.iterdir())])
+        if not ranks.writes:
+            restore(training)
+        training.agree_on_progress()
+    return skipped
 
 
 def restore(training: Training) -> list[str] | None:
