@@ -99,7 +99,7 @@ RUNS: dict[str, list[str]] = {
     "patience": [*SMALL, "train.patience=1", "train.learning_rate=0.0", "train.steps=40"],
     "frozen": [*SMALL[1:], *FROZEN, "train.learning_rate=1e-4"],
     "memory": SMALL,
-    "lora": [*SMALL[1:], "train.start=start", "train.lora_rank=2", "train.micro_batch=3"],
+    "lora": [*SMALL[1:], "train.start=start", "train.lora_rank=2", "train.micro_batch=3", "train.teacher=start"],
 }
 
 
@@ -217,7 +217,8 @@ def test_a_run_of_two_ranks_is_that_of_one_process(name: str, two: Path, monkeyp
 
 
 def test_only_the_rank_that_writes_leaves_files(two: Path) -> None:
-    assert sorted(path.name for path in two.iterdir()) == ["runs", "start"]
+    assert sorted(path.name for path in two.iterdir()) == ["other", "runs", "start"]
+    assert [path.name for path in (two / "other").iterdir()] == ["cache"]
 
 
 def test_memory_that_runs_out_on_one_rank_changes_all(two: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -323,6 +324,11 @@ def _steps() -> None:
 
 
 def _runs() -> None:
+    if machine_ranks.follows():  # as on another computer
+        other = Path("other").absolute()
+        other.mkdir()
+        os.chdir(other)
+        os.environ["LAPCLIP_CACHE"] = str(other / "cache")
     for name, settings in RUNS.items():
         if machine_ranks.follows():
             with out_of_memory(wanted=name == "memory"):

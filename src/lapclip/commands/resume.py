@@ -21,6 +21,7 @@ from lapclip.commands.run_setup import (
     fit_vocabulary,
     longest_caption,
     make_plan,
+    share_run_files,
 )
 from lapclip.commands.train import (
     Outcome,
@@ -97,7 +98,7 @@ def follow() -> None:
             named = ranks.from_writer(what="set-up")
             run = Run(Path(folder) / Path(named["run"]).name)
             run.path.mkdir(exist_ok=True)
-            ranks.share_files(run.path)
+            share_run_files(run, (), ranks)
             features = named["task"] == FEATURES_TOGETHER
             setup = set_up_again(run, run.read_settings(), None, ranks, features=features)
             if not features:

@@ -52,7 +52,7 @@ from lapclip.machine.timing import Stopwatch, timed
 from lapclip.model.clip import CLIP
 from lapclip.model.freezing import LowRank, freeze
 from lapclip.model.shapes import SHAPES
-from lapclip.paths import write_atomic
+from lapclip.paths import cache_folder, write_atomic
 from lapclip.progress import DataProgress, Status
 from lapclip.runs.events import Listener
 from lapclip.runs.folder import FORMAT, Run
@@ -73,7 +73,7 @@ from lapclip.training.loop import Training, score
 from lapclip.training.recovery import memory_explained
 from lapclip.training.shards import UNDER_TORCHRUN
 from lapclip.training.step import TrainStep
-from lapclip.training.teacher import TeacherEmbeddings, compute_teacher_embeddings, open_teacher
+from lapclip.training.teacher import TeacherEmbeddings, compute_teacher_embeddings, open_teacher, teacher_paths
 from lapclip.training.trackers import check_tracker
 from lapclip.tuning.memory_probe import pairs_at_once
 from lapclip.tuning.resolve import is_partly_frozen, resolve_auto
@@ -431,7 +431,15 @@ def share_set_up(ingredients: Ingredients, embedder: Embedder, device: Device, r
             save_model(embedder, run.start)
         ranks.connect(cuda=device.kind == "cuda")
         ranks.from_writer({"task": FEATURES_TOGETHER, "run": "features"}, "set-up")
-        ranks.share_files(run.path, [path for path in sorted(run.path.rglob("*")) if path.is_file()])
+        files = [path for path in sorted(run.path.rglob("*")) if path.is_file()]
+        digest = ingredients.teacher.digest if ingredients.teacher else ""
+        share_run_files(run, files, ranks, teacher_paths(digest, ingredients.config, ingredients.data))
+
+
+def share_run_files(run: Run, files: Sequence[Path], ranks: Ranks, taught: Sequence[Path] = ()) -> None:
+    """Give the others files of a run, and what a teacher makes of the pairs: it may be on this computer alone."""
+    ranks.share_files(run.path, files)
+    ranks.share_files(cache_folder(), [path for path in taught if path.exists()])
 
 
 def assemble(

@@ -25,6 +25,7 @@ from lapclip.commands.run_setup import (
     build_again,
     saved_settings,
     set_up,
+    share_run_files,
     shared_by,
 )
 from lapclip.config import Config, WorkConfig
@@ -54,6 +55,7 @@ from lapclip.training.frozen_features import with_features
 from lapclip.training.loop import Training, score_embeddings
 from lapclip.training.probes import ProbeCaptions, own_captions
 from lapclip.training.recovery import persist
+from lapclip.training.teacher import teacher_paths
 from lapclip.training.trackers import trackers
 
 
@@ -109,7 +111,9 @@ def share_run(training: Training) -> None:
     folders = [folder for folder in (run.start, newest) if folder.exists()]
     files = [run.settings, run.tokenizer, *(path for folder in folders for path in sorted(folder.iterdir()))]
     ranks.from_writer({"task": TRAIN_TOGETHER, "run": run.name}, "set-up")
-    ranks.share_files(run.path, [path for path in files if path.is_file()])
+    digest = str(run.read_settings()["run"].get("teacher_digest", ""))
+    taught = teacher_paths(digest, training.config, training.data)
+    share_run_files(run, [path for path in files if path.is_file()], ranks, taught)
     training.agree_on_progress()
 
 

@@ -24,6 +24,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from lapclip.errors import LostRank, TrainingError, first_line
+from lapclip.paths import write_atomic
 from lapclip.text import counted, duration, one_line
 
 if TYPE_CHECKING:
@@ -304,19 +305,21 @@ class Ranks:
         said = self.from_rank(rank, wish)
         return said if rank == WRITER else f"{said} on rank {rank}"
 
-    def share_files(self, folder: Path, names: Sequence[Path] = ()) -> None:
-        """Give the others files of the writer's folder; they put them into a folder of their own."""
+    def share_files(self, folder: Path, files: Sequence[Path] = ()) -> None:
+        """Give the others files of the writer's folder. They put them into a folder of their own, where they are not
+        there already: ranks of one computer may share a folder."""
         if not self.many:
             return
-        listed = [path.relative_to(folder).as_posix() for path in names]
+        listed = [path.relative_to(folder).as_posix() for path in files]
         for name in self.from_writer(listed, "list of files"):
-            body = self._bytes_from(WRITER, (folder / name).read_bytes() if self.writes else b"", name)
-            if not self.writes:
-                path = folder / PurePosixPath(name)
-                if not path.resolve().is_relative_to(folder.resolve()):
-                    raise TrainingError(f"Rank {WRITER} sent a file for another folder: {one_line(name)}.")
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_bytes(body)
+            path = folder / PurePosixPath(name)
+            body = self._bytes_from(WRITER, path.read_bytes() if self.writes else b"", name)
+            if self.writes or path.exists():
+                continue
+            if not path.resolve().is_relative_to(folder.resolve()):
+                raise TrainingError(f"Rank {WRITER} sent a file for another folder: {one_line(name)}.")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_atomic(path, body)
 
     def _bytes_from(self, source: int, body: bytes, what: str) -> bytes:
         import torch

@@ -15,8 +15,9 @@ from typing import Any
 from lapclip.config import Config, replace_in
 from lapclip.data.tokenizers import Tokenizer
 from lapclip.embedder import Embedder
-from lapclip.errors import ConfigError, RunError, TrainingError
+from lapclip.errors import ConfigError, LostRank, RunError, TrainingError
 from lapclip.machine.choose_device import device_of, prepare_device
+from lapclip.machine.ranks import ALONE, Ranks
 from lapclip.runs import events
 from lapclip.runs.events import mapping, read_events
 from lapclip.suggest import command
@@ -49,13 +50,14 @@ def persist(training: Training, finish: Callable[[Training], dict[str, Any]], bu
     """Train to the end and finish; gives back the final evaluation, or None where someone stopped the run."""
     while True:
         try:
-            return None if training.train() else finish(training)
+            if training.train():
+                return None
+            training.ranks = ALONE  # the others have done all there was for them to do
+            return finish(training)
         except Exception as error:
             change = decide(error, training.config.train, training.progress.step + 1)
-            if training.ranks.many:  # all change their settings, or none: the first that fails decides
-                change = change if change is None else replace(change, text=f"{change.text}, on all ranks")
-                said = training.ranks.agree_on_change(change and asdict(change))
-                change = said and Change(**said)
+            if training.ranks.many and (change or isinstance(error, LostRank)):
+                change = _agreed(change, training.ranks)
             if change is None and cause_of(error) == SWAP:
                 change = Change(SWAP, {}, f"{error}; micro_batch is 1 already, so the run goes on, slowly")
                 training.swap = None
@@ -74,6 +76,12 @@ def persist(training: Training, finish: Callable[[Training], dict[str, Any]], bu
             if cause_of(error) == MEMORY:
                 raise _explained(error, training) from error
             raise
+
+
+def _agreed(change: Change | None, ranks: Ranks) -> Change | None:
+    """All ranks change their settings, or none: the first that fails decides."""
+    said = ranks.agree_on_change(asdict(replace(change, text=f"{change.text}, on all ranks")) if change else None)
+    return Change(**said) if said else None
 
 
 def save_if_good(training: Training) -> None:

@@ -199,7 +199,9 @@ def compute_teacher_embeddings(
     if found:
         return found
     rows = teacher.embed(config.data, data.train, progress)
-    for array, path in zip(fit_width(*rows, config.model.embedding), _paths(teacher.digest, config, data), strict=True):
+    for array, path in zip(
+        fit_width(*rows, config.model.embedding), teacher_paths(teacher.digest, config, data), strict=True
+    ):
         write_array(path, [array], array.shape, np.dtype(np.float32))
     made = cached_teacher_embeddings(teacher.digest, config, data)
     assert made is not None
@@ -208,7 +210,7 @@ def compute_teacher_embeddings(
 
 def cached_teacher_embeddings(digest: str, config: Config, data: DataSet) -> TeacherEmbeddings | None:
     """The embeddings of the training pairs by the teacher of that digest, where the cache has them."""
-    image_NE, text_ME = (read_array(path) for path in _paths(digest, config, data))
+    image_NE, text_ME = (read_array(path) for path in teacher_paths(digest, config, data))
     if image_NE is None or text_ME is None:
         return None
     note = f"{config.train.teacher} teaches: {len(image_NE):,} images and {len(text_ME):,} captions, cached"
@@ -253,7 +255,7 @@ def unit(rows: np.ndarray) -> np.ndarray:
     return (rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-12)).astype(np.float32)
 
 
-def _paths(digest: str, config: Config, data: DataSet) -> tuple[Path, Path]:
+def teacher_paths(digest: str, config: Config, data: DataSet) -> tuple[Path, Path]:
     """Where the embeddings are cached: of images, and of captions."""
     about = ("teacher", digest, data.fingerprint, config.model.embedding)
     return array_path(*about, "image"), array_path(*about, "text")
