@@ -7,7 +7,8 @@
         RunBusy               another process is working on the run
       CheckpointError         a checkpoint that cannot be written or read
       TrainingError           training that cannot go on, such as a loss that is not a number
-        LostRank              another process that trains the same model has failed or does not answer
+        LostRank              another process that trains the same model has ended or does not answer
+        RankFailed            one of them could not take a step; all know, and change their settings alike
       SearchError             an index of images, or a question to it, that cannot be used
       WeightsError            weights from elsewhere that cannot be read, or ours that cannot be written so
 
@@ -57,7 +58,11 @@ class TrainingError(LapclipError):
 
 
 class LostRank(TrainingError):
-    """Another process that trains the same model has failed or does not answer."""
+    """Another process that trains the same model has ended or does not answer."""
+
+
+class RankFailed(TrainingError):
+    """One of the processes that train a model could not take a step. All know, and change their settings alike."""
 
 
 class SearchError(LapclipError):

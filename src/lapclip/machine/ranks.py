@@ -14,6 +14,7 @@ import json
 import math
 import os
 import platform
+import re
 import sys
 import threading
 import time
@@ -42,7 +43,7 @@ SAY_AFTER = 60.0
 LOOK_EVERY = 2.0
 """Seconds between two looks at whether the writer is ready or has failed, so that Ctrl-C is heard meanwhile."""
 WORD_COMES = 5.0
-"""Seconds in which a rank that ends has told why, before its connections are gone."""
+"""Seconds in which a rank that failed has told the others what to do."""
 SHARES = 8
 """Items that a rank computes before it gives them to the others."""
 TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -107,8 +108,8 @@ class Ranks:
         self.rank, self.count = rank, count
         self._store: Any = store
         """Where ranks leave words for each other before they are connected, and after one is lost."""
-        self._groups = 0
-        """How often the ranks were connected anew."""
+        self._changes = 0
+        """How often the ranks have changed their settings."""
         self._open, self._by_gpu = True, False
         """Whether tensors go from GPU to GPU; else they take the way over the CPU."""
         self._waiting: tuple[float, str] | None = None
@@ -151,41 +152,29 @@ class Ranks:
             self._store.set(_BACKEND, "cpu:gloo,cuda:nccl" if cuda and alone and dist.is_nccl_available() else "gloo")
         else:
             self._await(_BACKEND, "set-up")
-        self._connect()
-
-    def _connect(self) -> None:
-        import torch.distributed as dist
-
         backend = self._store.get(_BACKEND).decode()
         self._by_gpu = "nccl" in backend
         limit = timedelta(seconds=TIME_OUT)
-        group = dist.PrefixStore(f"group/{self._groups}", self._store)  # pyright: ignore[reportPrivateImportUsage]
         self._waiting = time.monotonic(), "all ranks"
         try:
-            dist.init_process_group(backend, store=group, rank=self.rank, world_size=self.count, timeout=limit)
+            dist.init_process_group(backend, store=self._store, rank=self.rank, world_size=self.count, timeout=limit)
         except RuntimeError as error:
             raise self._lost(WRITER, "connection", error) from error
         self._waiting = None
 
     def agree_on_change(self, change: Any) -> Any:
         """What all ranks do after one of them could not go on: what the first to fail says, or None where none says
-        anything. Then they are connected anew, since exchanges that were under way cannot be finished."""
-        import torch.distributed as dist
-
-        key = f"change/{self._groups}"
+        anything. The others know that one failed, and ask without a change of their own."""
+        key = f"change/{self._changes}"
+        self._changes += 1
         if change is not None:
-            change = json.loads(self._store.compare_set(key, "", json.dumps(change)))
-        with suppress(Exception):  # what is left of it; this is what the others notice
-            dist.destroy_process_group()
+            return json.loads(self._store.compare_set(key, "", json.dumps(change)))
         until = time.monotonic() + WORD_COMES
-        while change is None and time.monotonic() < until:
-            if self._store.check([key]):
-                change = json.loads(self._store.get(key))
+        while not self._store.check([key]):
+            if time.monotonic() > until or self._store.check([_FAILED]):
+                return None
             time.sleep(0.05)
-        if change is not None:
-            self._groups += 1
-            self._connect()
-        return change
+        return json.loads(self._store.get(key))
 
     def _await(self, key: str, what: str) -> None:
         """Wait for something that the writer will say, as long as it takes."""
@@ -346,7 +335,9 @@ class Ranks:
         with suppress(Exception):
             time.sleep(0.2)  # whoever ends says so first, but it may still be on its way
             said = self._store.get(_FAILED).decode(errors="replace") if self._store.check([_FAILED]) else ""
-        reason = f": {one_line(first_line(error))}" if error else ""
+        # gloo puts the place in its source before what it says.
+        words = re.sub(r"^(\[[^]]*\] ?)+", "", first_line(error, 300)) if error else ""
+        reason = f": {one_line(words)[:100]}" if words else ""
         fault = said or f"rank {peer} did not answer{reason}"
         return LostRank(
             f"Rank {self.rank} waited for the {what} of rank {peer}, in vain: {one_line(fault)}",

@@ -15,9 +15,9 @@ from typing import Any
 from lapclip.config import Config, replace_in
 from lapclip.data.tokenizers import Tokenizer
 from lapclip.embedder import Embedder
-from lapclip.errors import ConfigError, LostRank, RunError, TrainingError
+from lapclip.errors import ConfigError, RankFailed, RunError, TrainingError
 from lapclip.machine.choose_device import device_of, prepare_device
-from lapclip.machine.ranks import ALONE, Ranks
+from lapclip.machine.ranks import ALONE
 from lapclip.runs import events
 from lapclip.runs.events import mapping, read_events
 from lapclip.suggest import command
@@ -55,15 +55,14 @@ def persist(training: Training, finish: Callable[[Training], dict[str, Any]], bu
             training.ranks = ALONE  # the others have done all there was for them to do
             return finish(training)
         except Exception as error:
-            change = decide(error, training.config.train, training.progress.step + 1)
-            if training.ranks.many and (change or isinstance(error, LostRank)):
-                change = _agreed(change, training.ranks)
+            change = _decided(error, training)
             if change is None and cause_of(error) == SWAP:
                 change = Change(SWAP, {}, f"{error}; micro_batch is 1 already, so the run goes on, slowly")
                 training.swap = None
             if change is None:
-                if cause_of(error) == MEMORY:
-                    raise _explained(error, training) from error
+                failed = error.__cause__ if isinstance(error, RankFailed) else error
+                if isinstance(failed, Exception) and cause_of(failed) == MEMORY:
+                    raise _explained(failed, training) from error
                 raise
             if change.cause == DEVICE:  # its memory is not to be trusted, nor to be freed: the error's frames hold some
                 training.device.abandon(error, training.step, training.embedder, training.pending)
@@ -78,8 +77,14 @@ def persist(training: Training, finish: Callable[[Training], dict[str, Any]], bu
             raise
 
 
-def _agreed(change: Change | None, ranks: Ranks) -> Change | None:
-    """All ranks change their settings, or none: the first that fails decides."""
+def _decided(error: Exception, training: Training) -> Change | None:
+    """What to change. All ranks change the same, and only after a failure that all know of, in the middle of a step."""
+    train, number, ranks = training.config.train, training.progress.step + 1, training.ranks
+    if not ranks.many:
+        return decide(error, train, number)
+    if not isinstance(error, RankFailed):
+        return None
+    change = decide(error.__cause__, train, number) if error.__cause__ else None
     said = ranks.agree_on_change(asdict(replace(change, text=f"{change.text}, on all ranks")) if change else None)
     return Change(**said) if said else None
 

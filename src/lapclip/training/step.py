@@ -5,6 +5,7 @@ Shapes: B batch, P patches, K patches that are not dropped.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -18,6 +19,7 @@ from lapclip.config import TrainConfig
 from lapclip.data.batches import Batch
 from lapclip.data.pixels import draw_boxes, normalise, view
 from lapclip.data.tokenizers import LENGTH_STEP
+from lapclip.errors import RankFailed
 from lapclip.loss import LOSSES, batch_accuracy, contrastive_loss, distillation_loss, word_loss
 from lapclip.machine.device import DTYPES, Device
 from lapclip.machine.ranks import ALONE, Ranks
@@ -26,6 +28,7 @@ from lapclip.model.clip import CLIP
 from lapclip.model.freezing import boundary, parts_of
 from lapclip.model.pretrained_towers import Dropping, Head, PretrainedTower
 from lapclip.seeding import derived_seed, generator
+from lapclip.training.fallback import cause_of
 from lapclip.training.optimizer import image_side, is_cheap, patches_seen
 from lapclip.training.precision import LossScale, RoundedCopy
 from lapclip.training.shards import deal, own_shards, sum_over_shards, total_of_ranks
@@ -403,43 +406,80 @@ class TrainStep:
         own = own_shards(self.ranks.rank, self.ranks.count, len(inputs.shards))
         again = self._is_cut(inputs)
         encoded: dict[int, tuple[Tensor, ...]] = {}
-        for number in own:
-            with torch.set_grad_enabled(not again):
-                shard = inputs.shard(number)
-                passes = [self._encode(micro, watch) for micro in (self._micro_batches(shard) if again else [shard])]
-            encoded[number] = passes[0] if len(passes) == 1 else tuple(map(torch.cat, zip(*passes, strict=True)))
-        embeddings = self._gathered(inputs, encoded)
-        with watch.phase("forward"):
-            losses = self._loss(inputs, *embeddings)
-        with watch.phase("backward"):
-            self._scaled(losses.learnt).backward()
-        found = [embedding.grad for embedding in embeddings if embedding.grad is not None]
-        assert len(found) == len(embeddings)
-        of_shards = list(zip(*(gradient.split(inputs.shards) for gradient in found), strict=True))
+        of_shards: list[tuple[Tensor, ...]] = []
+        failures: list[Exception] = []
+        with self._held_back(failures):
+            for number in own:
+                with torch.set_grad_enabled(not again):
+                    shard = inputs.shard(number)
+                    parts = [self._encode(part, watch) for part in (self._micro_batches(shard) if again else [shard])]
+                encoded[number] = parts[0] if len(parts) == 1 else tuple(map(torch.cat, zip(*parts, strict=True)))
+        embeddings = self._gathered(inputs, {} if failures else encoded)
+        losses = None
+        with self._held_back(failures):
+            with watch.phase("forward"):
+                losses = self._loss(inputs, *embeddings)
+            with watch.phase("backward"):
+                self._scaled(losses.learnt).backward()
+            found = [embedding.grad for embedding in embeddings if embedding.grad is not None]
+            assert len(found) == len(embeddings)
+            of_shards += zip(*(gradient.split(inputs.shards) for gradient in found), strict=True)
+        like = [*self._in_towers, torch.zeros(1, device=self.device.torch)]
 
         def backward(number: int) -> list[Tensor]:
-            """The gradients of one shard."""
-            if again:
-                self._carry(inputs.shard(number), of_shards[number], watch)
-            else:
-                with watch.phase("backward"):
-                    torch.autograd.backward(encoded.pop(number), of_shards[number])
-                    if self.rounded:
-                        self.rounded.hand_over()
-            gradients = [parameter.grad for parameter in self._in_towers if parameter.grad is not None]
-            assert len(gradients) == len(self._in_towers), "what learns has a gradient"
-            for parameter in self._in_towers:
-                parameter.grad = None
-            return gradients
+            """The gradients of one shard, and a number that is none where this rank has failed."""
+            with self._held_back(failures):
+                if not failures:
+                    return [
+                        *self._of_shard(inputs, number, of_shards[number], encoded, watch),
+                        torch.zeros_like(like[-1]),
+                    ]
+            encoded.clear()
+            return [torch.full_like(tensor, math.nan, requires_grad=False) for tensor in like]
 
         if self.config.shards or not self.ranks.many:
-            total = sum_over_shards(len(inputs.shards), backward, self._in_towers, self.ranks)
+            *total, failed = sum_over_shards(len(inputs.shards), backward, like, self.ranks)
         else:
-            mine = backward(own[0]) if own else [torch.zeros_like(parameter) for parameter in self._in_towers]
-            total = total_of_ranks(mine, self.ranks)
+            mine = backward(own[0]) if own else [torch.zeros_like(tensor) for tensor in like]
+            *total, failed = total_of_ranks(mine, self.ranks)
+        if losses is None or (self.ranks.many and not failed.isfinite()):
+            raise RankFailed("A rank could not take this step.") from (failures[0] if failures else None)
         for parameter, gradient in zip(self._in_towers, total, strict=True):
             parameter.grad = gradient
         return losses
+
+    def _of_shard(
+        self,
+        inputs: Inputs,
+        number: int,
+        gradients: tuple[Tensor, ...],
+        encoded: dict[int, tuple[Tensor, ...]],
+        watch: Stopwatch,
+    ) -> list[Tensor]:
+        """The gradients of one shard's weights, from those of its embeddings."""
+        if self._is_cut(inputs):
+            self._carry(inputs.shard(number), gradients, watch)
+        else:
+            with watch.phase("backward"):
+                torch.autograd.backward(encoded.pop(number), gradients)
+                if self.rounded:
+                    self.rounded.hand_over()
+        found = [parameter.grad for parameter in self._in_towers if parameter.grad is not None]
+        assert len(found) == len(self._in_towers), "what learns has a gradient"
+        for parameter in self._in_towers:
+            parameter.grad = None
+        return found
+
+    @contextmanager
+    def _held_back(self, failures: list[Exception]) -> Iterator[None]:
+        """A failure that other settings may cure is raised only when all ranks know of it: until then they wait for
+        what this one has to give."""
+        try:
+            yield
+        except Exception as error:
+            if not self.ranks.many or cause_of(error) is None:
+                raise
+            failures.append(error.with_traceback(None))  # whose frames hold memory
 
     def _gathered(self, inputs: Inputs, encoded: Mapping[int, tuple[Tensor, ...]]) -> list[Tensor]:
         """The embeddings of all shards, of images, of captions, and of phrases where there are some, as leaves."""
@@ -447,7 +487,9 @@ class TrainStep:
         counts = [own_shards(rank, ranks.count, len(inputs.shards)) for rank in range(ranks.count)]
         rows = [sum(inputs.shards[number] for number in numbers) for numbers in counts]
         shards = [torch.cat([side.detach() for side in embeddings], 1) for embeddings in encoded.values()]
-        own = torch.cat(shards) if shards else torch.empty(0, sides * width, device=self.device.torch)
+        # No numbers where this rank has failed, nor where it has no shards.
+        none = torch.full((rows[ranks.rank], sides * width), math.nan, device=self.device.torch)
+        own = torch.cat(shards) if shards else none
         together = ranks.gathered(own, rows, "embeddings").to(self.device.torch)
         return [side.clone(memory_format=torch.contiguous_format).requires_grad_() for side in together.split(width, 1)]
 
