@@ -103,7 +103,7 @@ MORE: dict[str, list[str]] = {
     "plain": SMALL,
     "patience": [*SMALL, *FEW, "train.patience=1", "train.learning_rate=0.0", "train.steps=40"],
     "lora": [*FROM, "train.lora_rank=2", "train.micro_batch=3", "train.teacher=start", "train.crop=0.6"],
-    "shards of torchrun": [*SMALL, *FEW[1:]],
+    "unset": [*SMALL, *FEW[1:]],
 }
 
 
