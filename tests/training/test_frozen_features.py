@@ -22,6 +22,7 @@ from lapclip.commands.resume import resume
 from lapclip.commands.train import Outcome, train
 from lapclip.embedder import load_torch
 from lapclip.errors import ConfigError, DataError, RunError
+from lapclip.machine.ranks import ALONE
 from lapclip.model.shapes import SHAPES
 from lapclip.runs.events import read_events
 from lapclip.training import frozen_features as features
@@ -288,7 +289,7 @@ def test_features_that_half_precision_cannot_hold_are_kept_whole_wherever_they_c
     maker = object.__new__(features._FeatureMaker)
     maker._config = SimpleNamespace(train=SimpleNamespace(dtype="bfloat16"))  # pyright: ignore[reportAttributeAccessIssue]
     maker._data = SimpleNamespace(fingerprint="")  # pyright: ignore[reportAttributeAccessIssue]
-    maker._fingerprints, maker._boundaries = {"image": "a"}, {"image": 1}
+    maker._fingerprints, maker._boundaries, maker._ranks = {"image": "a"}, {"image": 1}, ALONE
     small, large = np.ones((2, 3), np.float32), np.full((2, 3), 1e6, np.float32)
     kept = maker._array("image", ("train", "small"), (4,), lambda: iter([small, small]))
     assert kept.dtype == np.float16
