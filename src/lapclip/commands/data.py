@@ -168,7 +168,7 @@ def _belonging(
         return None
     from lapclip.commands.probe import check_belonging  # brings torch
 
-    return check_belonging(listing, usable, progress and (lambda done, total, what: progress(done, total)))
+    return check_belonging(listing, usable, progress and (lambda done, total, what="": progress(done, total)))
 
 
 def _assigned(listing: Listing, facts: Sequence[ImageFacts]) -> Sequence[str]:
