@@ -181,6 +181,8 @@ def draw_sample(
     listing: Listing | None = None,
 ) -> Sample:
     """Some images for training, drawn at random, the same ones each time; those that cannot be read are left out."""
+    if most < LEAST:
+        raise ConfigError(f"--images {most}: {LEAST} is the least that says anything.", hint=f"--images {LEAST}")
     view = View.of(settings.config.model)
     listing = listing or list_data(settings.config.data, view, progress)
     table = listing.table.rows

@@ -95,13 +95,14 @@ def _metrics(summary: Summary) -> list[Section]:
         recalls = [percent(scores.get(f"{way}_r{rank}")) for rank in (1, 5, 10)]
         rows.append([name, *recalls, interval(intervals.get(f"{way}_r1")) or "-"])
     closed = mapping(summary.started.get("closed_form"))
-    if number(closed.get("t2i_r1")) is not None:
+    if number(closed.get("t2i_r1")) is not None and scores.get("split") == "val":  # it was scored there
         for way, name in (("t2i", "text to image"), ("i2t", "image to text")):
             recalls = [percent(closed.get(f"{way}_r{rank}")) for rank in (1, 5, 10)]
             rows.append([f"{name}, closed form without any training (val)", *recalls, ""])
-    chance = number(scores.get("chance"))
-    if chance is not None:
-        rows.append(["chance", *(percent(min(1, rank * chance)) for rank in (1, 5, 10)), ""])
+    chances = mapping(scores.get("chances"))
+    for way, name in (("t2i", "text to image"), ("i2t", "image to text")):
+        if number(chances.get(f"{way}_r1")) is not None:
+            rows.append([f"{name}, chance", *(percent(chances.get(f"{way}_r{rank}")) for rank in (1, 5, 10)), ""])
     batch = scores.get("in_batch")
     if isinstance(batch, dict):
         sure = _join(interval(batch.get("interval")), f"chance {percent(batch.get('chance'))}")
