@@ -259,7 +259,7 @@ def _serve(library: Library, host: str, port: int | None, common: Common | None,
 
     output = sys.stderr if common and common.json else None
     console = Console(highlight=False, file=output)
-    for line in _about(library):
+    for line in _about(library, library.model_notes()):
         console.print(line, soft_wrap=True)
 
     def ready(address: str) -> None:
