@@ -217,8 +217,15 @@ def test_what_is_not_as_announced_is_not_kept(name: str, server: Server) -> None
 @BOTH
 def test_a_file_of_another_size_is_refused_before_it_comes(name: str, server: Server) -> None:
     server.file, server.listing = server.file + b"more", {"size": 1234}
-    with pytest.raises(WeightsError, match="another file"):
+    with pytest.raises(WeightsError, match="another (file|model)"):
         fetch(published_models.MODELS[name], yes=True)
+
+
+@pytest.mark.parametrize("size", [-5, float("inf"), "many"])
+def test_sizes_that_are_none_are_not_believed(size: object, server: Server) -> None:
+    server.listing = {"size": size}
+    with pytest.raises(WeightsError, match="does not answer as"):
+        fetch(published_models.MODELS["small-hub"], yes=True)
 
 
 @BOTH
