@@ -217,7 +217,7 @@ def test_what_is_not_as_announced_is_not_kept(name: str, server: Server) -> None
 @BOTH
 def test_a_file_of_another_size_is_refused_before_it_comes(name: str, server: Server) -> None:
     server.file, server.listing = server.file + b"more", {"size": 1234}
-    with pytest.raises(WeightsError, match="another (file|model)"):
+    with pytest.raises(WeightsError, match=r"another (file|model)"):
         fetch(published_models.MODELS[name], yes=True)
 
 
