@@ -216,8 +216,9 @@ class Library:
 
     def _kind(self, query: Query | None) -> str | None:
         """Of a question in words to a model whose scores were measured; what is less the unwanted was not."""
-        measured = self._calibration and query and query.wanted and not query.unwanted
-        return self._calibration.kind(query.wanted) if measured and self._calibration and query else None
+        if self._calibration is None or query is None or not query.wanted or query.unwanted:
+            return None
+        return self._calibration.kind(query.wanted)
 
     def _less(self, kind: str) -> np.ndarray | None:
         """What is taken from the score of each image for hubness."""
