@@ -23,7 +23,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from lapclip.commands.evaluate import EvaluationRequest, evaluate
+import numpy as np
+
+from lapclip.commands.evaluate import EvaluationRequest, choose_data, evaluate, find_model, open_data
+from lapclip.embedder import load
 from lapclip.runs.events import read_events
 
 HERE = Path(__file__).parent
@@ -154,6 +157,27 @@ def short_questions(wanted: argparse.Namespace) -> dict[str, Any]:
             alone = f"words alone {kind['words_alone']} (model there {kind['map_others']})"
             print(f"{kind['questions']} {name}: mAP {kind['map']:.3f} ({sure}), chance {kind['chance']:.3f}, {alone}")
             print(f"  first five right {kind['first_five']:.1%}")
+    return found
+
+
+@row
+def library_size(wanted: argparse.Namespace) -> dict[str, Any]:
+    """How often a caption finds its image first among fewer images: the same ranks, others left out at random."""
+    request = EvaluationRequest(wanted.model, split="val", device="cpu")
+    model = find_model(request)
+    embedder = load(model.path, "cpu")
+    config, _ = choose_data(model, request)
+    images, texts, owner = embedder.encode_pairs(open_data(config, embedder.view, "val", "", None).pairs)
+    scores = texts @ images.T
+    better = (scores >= np.take_along_axis(scores, owner[:, None], 1)).sum(axis=1) - 1
+    found = {}
+    for count in (10, 30, 100, 300, 1000):
+        if count <= len(images):
+            # None of the better ones is among the others that are drawn.
+            drawn = np.arange(count - 1)
+            share = np.prod(np.clip((len(images) - 1 - better[:, None] - drawn) / (len(images) - 1 - drawn), 0, 1), 1)
+            found[count] = float(share.mean())
+            print(f"among {count:>5,} images a caption finds its own first in {found[count]:.0%} of cases", flush=True)
     return found
 
 

@@ -34,7 +34,8 @@ def main() -> None:
 def measured(table: Path, rows: list[dict[str, str]], count: int) -> dict[str, Any]:
     name = f"count-{count}"
     if not (Path("runs") / name / "run.toml").exists():
-        train("heads", [f"data.source={json.dumps(str(subset(table, rows, count)))}"], name=name)
+        where = {"source": str(subset(rows, count)), "pictures": str(table.parent.absolute())}
+        train("heads", [f"data.{key}={json.dumps(value)}" for key, value in where.items()], name=name)
     result = evaluate(EvaluationRequest(name, split="val"))
     whole, words = result["hubness"]["whole"], result["short_questions"]
     low, high = result["evaluation"]["intervals"]["t2i_r1"]
@@ -51,7 +52,7 @@ def measured(table: Path, rows: list[dict[str, str]], count: int) -> dict[str, A
     }
 
 
-def subset(table: Path, rows: list[dict[str, str]], count: int) -> Path:
+def subset(rows: list[dict[str, str]], count: int) -> Path:
     """A table with so many of the training images, and all that are not for training."""
     images = sorted({row["filepath"] for row in rows if row["split"] == "train"})
     drawn = {images[at] for at in np.random.default_rng(0).permutation(len(images))[:count]}
@@ -61,7 +62,7 @@ def subset(table: Path, rows: list[dict[str, str]], count: int) -> Path:
         writer.writeheader()
         for row in rows:
             if row["split"] != "train" or row["filepath"] in drawn:
-                writer.writerow({**row, "filepath": str((table.parent / row["filepath"]).absolute())})
+                writer.writerow(row)
     return path
 
 

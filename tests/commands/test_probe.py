@@ -56,8 +56,11 @@ def test_the_command_prints_it_for_scripts_and_for_people(text: str, capsys: pyt
 
 
 def test_too_few_images_say_how_many_it_takes(text: str) -> None:
+    for images in (10, -3):
+        with pytest.raises(ConfigError, match=f"--images {images}: 40"):
+            probe(ProbeRequest("scenes", [IMAGE], [text], images=images, settings=FEW))
     with pytest.raises(DataError, match="40"):
-        probe(ProbeRequest("scenes", [IMAGE], [text], images=10, settings=FEW))
+        probe(ProbeRequest("scenes", [IMAGE], [text], settings=["data.train_pairs=30"]))
 
 
 def test_without_towers_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -311,7 +311,7 @@ def test_a_run_whose_best_model_is_gone_makes_one(here: Path, monkeypatch: pytes
         raise RuntimeError("no more")
 
     with monkeypatch.context() as patched:
-        patched.setattr("lapclip.commands.train._score_final", fail)
+        patched.setattr("lapclip.commands.train._scores", fail)
         with pytest.raises(RuntimeError):
             train_small()
     shutil.rmtree("runs/run/model")

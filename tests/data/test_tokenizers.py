@@ -229,3 +229,9 @@ def test_what_is_no_word_takes_no_memory() -> None:
         assert len(tokenizer.encode(letters * 2_000 + letters[number % 10] * number, 77)) == 77
     assert tokenizer.encode("a cat", 77) == tokenizer.encode("a cat", 77)
     assert set(tokenizer._known) == {"a", "cat"}
+
+
+def test_equally_common_pairs_are_merged_in_one_order() -> None:
+    """The package that learns numbers some letters in the random order of a hash table, anew each time."""
+    words = count_words([f"{first}{second} {second}{first}{first}" for first in "abcdefgh" for second in "stuvwxyz"])
+    assert len({tuple(learn_bpe(words, 600).merges) for _ in range(40)}) == 1

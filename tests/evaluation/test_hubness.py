@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -153,7 +154,7 @@ def test_a_verdict_is_measured_with_the_right_images_and_without_them() -> None:
     assert measure_verdict(scores, unrelated, right)["auroc"] > 0.95
     found = measure_fits(scores, right)
     assert found["first_five"]["fits_well"]["right"] > 0.7
-    assert found["first_five"]["may_fit"]["right"] < 0.2
+    assert found["first_five"]["unlikely"]["right"] < 0.2
     assert sum(each["share"] for each in found["first_five"].values()) == pytest.approx(1)
 
 
@@ -162,13 +163,14 @@ def test_words_hold_for_scores_that_were_right_often_enough() -> None:
     right[:50] = True  # 50 right, then every second of 60, then none
     right[50:110:2] = True
     found = fitting_scores(scores, right)
-    well, fits = (int((scores >= found[name]).sum()) for name in ("fits_well", "fits"))
+    well, fits = (int((scores >= (found[name] or np.inf)).sum()) for name in ("fits_well", "fits"))
     assert right[:well].mean() >= 0.8 > right[: well + 3].mean()
     assert right[well:fits].mean() >= 0.5 > right[well : fits + 3].mean()
-    assert [fit_of(score, found) for score in (300.0, scores[well], scores[fits])] == ["fits well", "fits", "may fit"]
+    assert [fit_of(score, found) for score in (300.0, scores[well], scores[fits])] == ["fits well", "fits", "unlikely"]
     never = fitting_scores(scores, np.zeros(300, bool))
-    assert never == {"fits_well": None, "fits": None}
-    assert fit_of(1e9, never) == "may fit"
+    assert never == {"fits_well": None, "fits": None, "may_fit": None}
+    assert fit_of(1e9, never) == "unlikely"
+    assert fit_of(-1.0, {"fits_well": 0.5, "fits": 0.3}) == "may fit"  # as an earlier release kept it
 
 
 def test_what_was_measured_on_little_does_not_replace_what_was_measured_on_more(tmp_path: Path) -> None:
@@ -223,6 +225,29 @@ def test_a_calibration_is_kept_and_one_that_is_damaged_is_not_taken(tmp_path: Pa
     for damaged in (whole[:-10], whole[:50], b"", whole.replace(b"short_below", b"other_below")):
         path.write_bytes(damaged)
         assert read_calibration(path, WIDTH) is None
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -100.0, 10**400], ids=["nan", "inf", "low", "huge"])
+@pytest.mark.parametrize("name", ["share", "usual", "t2i_r1_with", "short_below", "auroc_low", "threshold", "vectors"])
+def test_numbers_that_are_none_are_not_taken(name: str, value: object, tmp_path: Path) -> None:
+    """A file may come from elsewhere; a search by it would give nonsense."""
+    made, path = calibration(), tmp_path / "calibration.safetensors"
+    facts = json.loads(json.dumps(made.facts))
+    vectors = dict(made.vectors)
+    if name == "vectors":
+        vectors["images"] = (
+            made.vectors["images"][:0] if value == -100.0 else made.vectors["images"] * np.float16("nan")
+        )
+    elif name in ("share", "usual", "t2i_r1_with"):
+        facts["hubness"]["whole"][name] = value
+    elif name == "short_below":
+        facts["hubness"][name] = value
+    else:
+        facts["verdict"]["short"][name] = value
+    keep_calibration(Calibration("model", vectors, facts), path)
+    found = read_calibration(path, WIDTH)
+    harmless = value == -100.0 and name not in ("share", "vectors")
+    assert (found is not None) == harmless
 
 
 def test_what_is_taken_and_what_is_said_of_a_score() -> None:

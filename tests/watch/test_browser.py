@@ -203,6 +203,7 @@ def test_markup_in_captions_and_records_stays_text(here: Path, look: Open) -> No
             tab.page.wait_for_timeout(300)
             assert tab.page.evaluate("typeof window.hacked") == "undefined"
             assert tab.page.locator("main b, main img[src=x], [onerror], [onclick]").count() == 0
+            tab.page.close()  # else it would ask the server after its end
 
 
 def test_everything_can_be_reached_and_worked_by_keyboard(here: Path, look: Open) -> None:

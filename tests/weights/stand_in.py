@@ -37,6 +37,9 @@ class Server:
     listing: dict[str, Any] = field(default_factory=dict)
     """What is announced of the weights, where that is not the truth."""
     says_digests: bool = True
+    """In its listing."""
+    says_tags: bool = True
+    """Digests in the headers of files."""
     page: bool = False
     redirect: str = ""
     delay: float = 0.0
@@ -117,7 +120,8 @@ def handler(server: Server) -> type[http.server.BaseHTTPRequestHandler]:
                 self.send_header("Content-Range", f"bytes {start}-{len(body) - 1}/{len(body)}")
             self.send_header("Content-Length", str(len(body) - start))
             self.send_header("Content-Type", kind)
-            self.send_header("ETag", f'"{hashlib.sha256(body).hexdigest()}"')
+            if server.says_tags:
+                self.send_header("ETag", f'"{hashlib.sha256(body).hexdigest()}"')
             self.end_headers()
             if self.command == "HEAD":
                 return

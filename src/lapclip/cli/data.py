@@ -20,6 +20,8 @@ Settings = Annotated[tuple[str, ...], Parameter(name="--set", negative="", show_
 COLOURS = {"alarm": "red", "warning": "yellow", "note": "cyan"}
 REFUSED = ("unreadable", "truncated", "skipped_rows")
 """Findings that keep training from starting where they are alarms."""
+UNRELATED = ("captions_moved", "captions_unrelated")
+"""Findings after which training would learn nothing."""
 
 data = App(
     sort_key=7,
@@ -130,6 +132,9 @@ def summary(found: dict[str, Any], recipe: str | None = None, settings: Sequence
         settings = [*settings, f"data.broken_share={found['broken_share_needed']:g}"]
     words = [*[found["source"]] * (found["source"] != DataConfig().source), *["--recipe", recipe or ""] * bool(recipe)]
     train = command("train", *words, *_set_words(settings))
+    if any(finding["kind"] in UNRELATED for finding in found["findings"]):
+        look = command("data", "describe", *words[:1], *_set_words(settings))
+        return [*lines, f"Next: {escape(typed(look))} shows images with their captions; mend the table, then train"]
     return [*lines, f"Next: {escape(typed(train))}{anyway}"]
 
 

@@ -135,13 +135,16 @@ def short_question_lines(found: dict[str, Any] | None) -> list[str]:
     if not found:
         return []
     title = "short questions"
-    lines = [f"[bold]{title:<35}[/bold]     mAP  chance   words alone   first five right   mAP 95 % interval"]
+    beside = "words alone (model there)"
+    lines = [f"[bold]{title:<35}[/bold]     mAP  chance   first five right   mAP 95 % interval   {beside}"]
     for name, kind in (("words", found), ("phrases", found.get("phrases"))):
         if kind:
-            alone = UNKNOWN if kind["words_alone"] is None else f"{kind['words_alone']:.3f}"
-            scores = f"{kind['map']:>8.3f}{kind['chance']:>8.3f}{alone:>14}{kind['first_five']:>19.1%}"
-            what = f"{kind['questions']} {name}"
-            lines.append(f"  {what:<33}{scores}   {kind['map_low']:.3f} to {kind['map_high']:.3f}")
+            alone = UNKNOWN
+            if kind["words_alone"] is not None and kind["map_others"] is not None:
+                alone = f"{kind['words_alone']:.3f} ({kind['map_others']:.3f})"
+            scores = f"{kind['map']:>8.3f}{kind['chance']:>8.3f}{kind['first_five']:>19.1%}"
+            what, sure = f"{kind['questions']} {name}", f"{kind['map_low']:.3f} to {kind['map_high']:.3f}"
+            lines.append(f"  {what:<33}{scores}   {sure:<17}   {alone}")
     return lines
 
 
@@ -181,7 +184,7 @@ def _ranks(evaluation: dict[str, Any]) -> list[str]:
 def _negatives(found: dict[str, Any] | None) -> list[str]:
     if found is None:
         return []
-    title = f"against {found['negatives']} wrong images"
+    title = f"against {found['negatives']} wrong image{'s' * (found['negatives'] != 1)}"
     shares = "".join(f"{found[kind]['accuracy']:>8.1%}" for kind in ("easy", "medium", "hard"))
     low, high = found["hard"]["intervals"]["accuracy"]
     return [
@@ -201,7 +204,7 @@ def _hubness(found: dict[str, Any]) -> list[str]:
     if short := found.get("short"):
         how = f"share {short['share']:g}" if short["used"] else "not used: no sure gain"
         gained = f"{short['map']:>8.3f} without, {short['map_with']:.3f} with"
-        lines.append(f"  {'short questions, precision':<33}{gained}   {how}")
+        lines.append(f"  {'single words, mAP':<33}{gained}   {how}")
     return lines
 
 
@@ -209,7 +212,7 @@ def _verdicts(found: dict[str, Any]) -> list[str]:
     """How well scores tell that nothing fits."""
     if not found:
         return []
-    lines = [f"[bold]{'does anything fit?':<35}[/bold]   AUROC   95 % interval   found at 5 % false alarms"]
+    lines = [f"[bold]{'does anything fit?':<35}[/bold]   AUROC   95 % interval   told at 5 % false alarms"]
     for kind, each in found.items():
         sure = f"{each['auroc_low']:.2f} to {each['auroc_high']:.2f}"
         lines.append(f"  {QUESTIONS[kind]:<33}{each['auroc']:>8.2f}   {sure:<16}{each['detected']:>5.0%}")

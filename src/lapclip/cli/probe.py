@@ -56,7 +56,7 @@ def probe(
     from lapclip.commands.probe import IMAGES, Callbacks, ProbeRequest
     from lapclip.commands.probe import probe as probe_data
 
-    request = ProbeRequest(data, _names(towers), _names(texts), images or IMAGES, device, settings)
+    request = ProbeRequest(data, _names(towers), _names(texts), IMAGES if images is None else images, device, settings)
     with display() as shown:
         result = probe_data(request, Callbacks(shown.doing, shown.data_progress))
     emit(result, _lines(result), common)
@@ -68,13 +68,18 @@ def _names(listed: str | None) -> list[str]:
 
 
 def _lines(result: dict[str, Any]) -> list[str]:
-    counts = f"{result['images']:,} of {result['training_images']:,} training images, {result['captions']:,} captions"
+    counts = f"{result['images']:,} images, {result['captions']:,} captions"
     lines = [f"[bold]{escape(printable(result['source']))}[/bold]  {counts}"]
     pairs = result["pairs"]
     width = max(len(_pair_name(pair)) for pair in pairs)
     found, expected = f"R@1 of {result['candidates']:,}", f"trained, of {pairs[0]['predicted']['candidates']:,}"
     head = f"{'text to image':<{width}}   {found:<24}{expected:<24}{'parameters':>10}{'reads all in':>16}{'memory':>10}"
     lines.append(f"[bold]{head}[/bold]")
+    learning = f"heads on {result['training_images']:,} images"
+    lines.append(
+        f"[dim]R@1 of {result['candidates']:,}: how often a caption finds its own among so many; "
+        f"trained: what {learning} should reach[/dim]"
+    )
     for pair in pairs:
         shares = f"{_share(pair):<24}{_share(pair['predicted']):<24}"
         rest = f"{parameters(pair['parameters']):>10}{duration(pair['features_seconds']):>16}{size(pair['memory']):>10}"

@@ -161,7 +161,8 @@ def search(
         answer = Answer(library.like_image(like, limit, 0, oldest, exclude))
     elif query is not None:
         answer = library.ask(parse(query), limit, 0, oldest, exclude)
-    hits = answer.hits
+    hits, asked_for = answer.hits, query is not None or like is not None
+    said = library.notes_on(answer) if asked_for else library.model_notes()
     result = {
         "results": [{"path": str(hit.path), "score": hit.score, "number": hit.number, "fit": hit.fit} for hit in hits],
         **answer.to_dict(),
@@ -176,11 +177,10 @@ def search(
         "model": str(library.model.which.path),
         "why_model": library.model.which.why,
         "index": str(library.index_path),
-        "said": library.model_notes(),
+        "said": said,
         "notes": library.update.notes,
     }
-    asked_for = query is not None or like is not None
-    lines = [*_about(library), *_ending(library, folder, given, question=asked_for, hits=hits)]
+    lines = [*_about(library, said), *_ending(library, folder, given, question=asked_for, hits=hits)]
     if common and common.json:
         emit(result, [], common)
         return 0
@@ -259,7 +259,7 @@ def _serve(library: Library, host: str, port: int | None, common: Common | None,
 
     output = sys.stderr if common and common.json else None
     console = Console(highlight=False, file=output)
-    for line in _about(library):
+    for line in _about(library, library.model_notes()):
         console.print(line, soft_wrap=True)
 
     def ready(address: str) -> None:
@@ -270,7 +270,7 @@ def _serve(library: Library, host: str, port: int | None, common: Common | None,
     return 0
 
 
-def _about(library: Library) -> list[str]:
+def _about(library: Library, said: list[str]) -> list[str]:
     """What there is, what could not be read, and what the model is worth."""
     from lapclip.text import printable
 
@@ -288,7 +288,7 @@ def _about(library: Library) -> list[str]:
             lines.append(f"  and {len(found.unreadable) - LISTED:,} more; --json lists them all")
     which = library.model.which
     lines.append(f"[dim]model {escape(printable(which.path))}: {which.why}[/dim]")
-    return lines + [f"[dim]{escape(printable(sentence))}[/dim]" for sentence in library.model_notes()]
+    return lines + [f"[dim]{escape(printable(sentence))}[/dim]" for sentence in said]
 
 
 def _words(options: list[tuple[str, object]]) -> list[object]:
@@ -317,7 +317,7 @@ def _print_hits(hits: list[Hit], wanted: bool | None) -> None:
     if wanted and how is None:
         print("This terminal does not say that it can show images: none are drawn.", file=sys.stderr)
     for hit in hits:
-        told = f"{hit.score:6.3f}" if hit.fit is None else f"{hit.fit:<9}"
+        told = f"{hit.score:6.3f}" if hit.fit is None else f"{hit.fit:<9}  {hit.score:6.3f}"
         console.print(f"{told}  {escape(printable(path_from_here(hit.path)))}", soft_wrap=True)
         if how and (drawn := thumbnail(hit.path, how)):
             console.file.write(drawn + "\n")

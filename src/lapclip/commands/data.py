@@ -168,7 +168,7 @@ def _belonging(
         return None
     from lapclip.commands.probe import check_belonging  # brings torch
 
-    return check_belonging(listing, usable, progress and (lambda done, total, what: progress(done, total)))
+    return check_belonging(listing, usable, progress and (lambda done, total, what="": progress(done, total)))
 
 
 def _assigned(listing: Listing, facts: Sequence[ImageFacts]) -> Sequence[str]:
@@ -202,12 +202,12 @@ def outlook(training: int, taken: str = PHOTOS_RECIPE, source: str = "DATA") -> 
     if training < SOME:
         return (
             f"{training:,} training images teach a little from nothing: Flickr8k's 6,000, with five captions each, "
-            "gave a text-to-image R@10 of 0.26 over 1,000 images in 25 minutes on two cores (docs/photos.md), and "
-            f"two small pretrained towers 0.63 in 7 (docs/finetune.md). {pretrained}"
+            "gave a text-to-image R@10 of 0.31 over 1,000 images in 22 minutes on two cores (docs/photos.md), and "
+            f"two small pretrained towers 0.66 in 8 (docs/finetune.md). {pretrained}"
         )
     if training < MANY:
         return (
-            f"{training:,} training images are more than Flickr8k's 6,000, which gave a R@10 of 0.26 over 1,000 "
+            f"{training:,} training images are more than Flickr8k's 6,000, which gave a R@10 of 0.31 over 1,000 "
             f"images, and far fewer than published models saw. Expect modest scores. {pretrained}"
         )
     return (

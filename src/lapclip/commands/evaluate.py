@@ -127,7 +127,8 @@ def evaluate(
         calibrated.facts.update(data=config.source, split=opened.split, own_val=own and opened.split == "val")
         if kept := keep_calibration(calibrated, calibration_path(model, calibrated.model)):
             result["notes"].append(
-                f"Search goes on with what was measured on {kept.facts['data']} (split {kept.facts['split']})."
+                "What search says of answers stays as it was measured on "
+                f"{kept.facts.get('data', 'other images')} (split {kept.facts.get('split', 'not known')})."
             )
         result |= {name: calibrated.facts[name] for name in ("hubness", "fits", "verdict")}
     if "evaluation" in result:

@@ -35,8 +35,8 @@ IMAGES, CAPTIONS_EACH = 800, 2
 """How many are read: docs/probe.md says what more would give."""
 LEAST = 40
 """Images below which folds are too small to say anything."""
-AT_ONCE = 32
-"""How many go through a network at once."""
+AT_ONCE, TIMED = 32, 8
+"""How many go through a network at once, and how many to find the precision in which it is faster."""
 
 
 @dataclass(frozen=True)
@@ -181,6 +181,8 @@ def draw_sample(
     listing: Listing | None = None,
 ) -> Sample:
     """Some images for training, drawn at random, the same ones each time; those that cannot be read are left out."""
+    if most < LEAST:
+        raise ConfigError(f"--images {most}: {LEAST} is the least that says anything.", hint=f"--images {LEAST}")
     view = View.of(settings.config.model)
     listing = listing or list_data(settings.config.data, view, progress)
     table = listing.table.rows
@@ -222,9 +224,9 @@ def read_images(
     shape = settings.shape(opened.facts, image_from=name, image_taps=taps_of(name))
     tower = _as_tower(name, lambda: PretrainedImageTower((opened.backbone, opened.spec), shape), device)
     pixels = sample.load(View.of(shape), callbacks.data).pixels
-    blocks = [slice(at, at + AT_ONCE) for at in range(0, len(pixels), AT_ONCE)]
+    blocks = [np.arange(at, min(at + AT_ONCE, len(pixels))) for at in range(0, len(pixels), AT_ONCE)]
 
-    def features(rows: slice) -> Tensor:
+    def features(rows: np.ndarray) -> Tensor:
         given = normalise(torch.from_numpy(np.array(pixels[rows])).to(device.torch), shape)
         return tower.begin(given, tower.depth).float().cpu()
 
@@ -280,8 +282,8 @@ class _Measured:
         callbacks: Callbacks,
         total: int,
     ) -> ReadByTower:
-        features(blocks[-1])  # warms up
-        tower.compute = replace(tower.compute, dtype=_fastest(tower, lambda: features(blocks[-1]), device))
+        some = blocks[len(blocks) // 2][:TIMED]
+        tower.compute = replace(tower.compute, dtype=_fastest(tower, lambda: features(some), device))
         report = callbacks.data or (lambda done, total, what="": None)
         began, rows = time.perf_counter(), []
         for block in blocks:

@@ -246,6 +246,8 @@ def unused_settings(request: Request, config: Config, initial: InitialWeights | 
         notes.append(f"train.initial_bias is not used: the {config.train.loss} loss has no bias")
     if config.train.label_smoothing and not LOSSES[config.train.loss].smooths:
         notes.append(f"train.label_smoothing is not used: the {config.train.loss} loss has no shares to smooth")
+    if config.train.optimizer == "muon" and not config.train.learning_rate and config.train.matrix_rate:
+        notes.append("train.matrix_rate is not used: train.learning_rate is 0, and it is a multiple of that")
     if "logit_bias" in request.asked("model") and config.model.logit_bias != with_bias:
         notes.append(f"model.logit_bias is not used: the {config.train.loss} loss decides it")
     if config.train.start and initial and initial.shape.logit_bias != with_bias:

@@ -250,9 +250,8 @@ def run_to_end(training: Training, signals: Signals, began: float) -> Outcome:
 def finish(training: Training) -> dict[str, Any]:
     """Score the best model on the split that chose nothing, and a trained start as well; record the end."""
     best, (split, pairs) = _load(training, training.run.path), training.data.final
-    embedded = best.encode_pairs(pairs)
+    embedded, (questions, asked_QE) = best.encode_pairs(pairs), _short_questions(training, best, pairs)
     evaluation = _scores(training, embedded)
-    questions, asked_QE = _short_questions(training, best, pairs)
     if questions and asked_QE is not None:
         training.short_questions = evaluate_short_questions(embedded[0], asked_QE, questions)
     if training.config.train.start:  # not where it began with new heads
@@ -272,7 +271,11 @@ def finish(training: Training) -> dict[str, Any]:
         )
     )
     keep_newest(training.run.checkpoints, 1)  # nothing can go wrong any more for which another would be needed
-    _calibrate(training, best, embedded if split == "val" else None)
+    if _is_to_be_calibrated(training):
+        if split != "val":
+            pairs = training.data.held_out
+            embedded, (questions, asked_QE) = best.encode_pairs(pairs), _short_questions(training, best, pairs)
+        _calibrate(training, best, embedded, questions, asked_QE)
     return evaluation
 
 
@@ -294,19 +297,24 @@ def _short_questions(
     return questions, embedder.encode_text(questions.texts) if questions else None
 
 
-def _calibrate(training: Training, best: Embedder, embedded: tuple[np.ndarray, np.ndarray, np.ndarray] | None) -> None:
+def _is_to_be_calibrated(training: Training) -> bool:
+    enough = len(training.data.held_out) >= ENOUGH_TO_CALIBRATE and training.progress.step >= STEPS_TO_CALIBRATE
+    return enough and not training.data.classes
+
+
+def _calibrate(
+    training: Training,
+    best: Embedder,
+    embedded: tuple[np.ndarray, np.ndarray, np.ndarray],
+    questions: ShortQuestions | None,
+    asked_QE: np.ndarray | None,
+) -> None:
     """Measure what the scores of the finished model are worth, for search: on the pairs that chose it, because those of
-    another final split choose nothing. They are embedded unless that was done before."""
-    pairs = training.data.held_out
-    few = len(pairs) < ENOUGH_TO_CALIBRATE or training.progress.step < STEPS_TO_CALIBRATE
-    if few or training.data.classes:
+    another final split choose nothing."""
+    if not all(np.isfinite(vectors).all() for vectors in embedded[:2]):
         return
-    images, texts, owner = embedded or best.encode_pairs(pairs)
-    if not (np.isfinite(images).all() and np.isfinite(texts).all()):
-        return
-    questions, asked_QE = _short_questions(training, best, pairs)
     bank = read_bank(training.run.questions) or bank_of(training.data.train.captions)
-    found = calibrate(best, bank, images, texts, owner, asked_QE, questions)
+    found = calibrate(best, bank, *embedded, asked_QE, questions)
     found.facts.update(data=training.config.data.source, split="val", own_val=True)
     keep_calibration(found, training.run.calibration)
 

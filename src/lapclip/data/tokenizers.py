@@ -383,11 +383,14 @@ def learn_bpe(words: Counter[str], size: int) -> BytePairTokenizer:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     letters = list(byte_letters().values())
     spelling = {spelt(word): count for word, count in sorted(words.items())}
-    ends = len({word[-1] for word in spelling})
+    # Of pairs that are equally common the one with the lower numbers is merged first, and letters that end a word would
+    # be numbered in the random order of a hash table: so they are named beforehand.
+    ends = sorted({word[-1] + WORD_END for word in spelling})
     learner = Learner(BPE(end_of_word_suffix=WORD_END))
     learner.pre_tokenizer = WhitespaceSplit()  # pyright: ignore[reportAttributeAccessIssue]
     trainer = BpeTrainer(
-        vocab_size=len(letters) + ends + size - LEAST,
+        vocab_size=len(letters) + len(ends) + size - LEAST,
+        special_tokens=[*sorted(letters), *ends],
         initial_alphabet=letters,
         end_of_word_suffix=WORD_END,
         show_progress=False,

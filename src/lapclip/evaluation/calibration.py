@@ -8,6 +8,7 @@ Shapes: N images, E embedding, M captions, Q questions, B texts of a bank, K kin
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -46,9 +47,8 @@ FALSE_ALARMS = 0.05
 """Share of questions with an answer for which it is said that there is none."""
 FIRST = 5
 """Answers that are looked at."""
-RIGHT_AT_LEAST = {"fits_well": 0.8, "fits": 0.5}
+RIGHT_AT_LEAST = {"fits_well": 0.8, "fits": 0.5, "may_fit": 0.2}
 """How many of the first answers with such a score have to be right for a word to hold."""
-MAY_FIT = FIT_WORDS["may_fit"]
 LARGEST = 100_000_000
 """Bytes of the file that is kept; a bank of usual size has some ten million."""
 REFERENCE = 1000
@@ -117,8 +117,8 @@ class Calibration:
                 f"{found['t2i_r1_with']:.1%} of cases with that, in {found['t2i_r1']:.1%} without."
             )
         return (
-            "For short questions, too: their mean average precision is "
-            f"{found['map_with']:.3f} with it and {found['map']:.3f} without."
+            "Images that fit every short question are moved down: the mean average precision of single words is "
+            f"{found['map_with']:.3f} with that and {found['map']:.3f} without."
         )
 
     def standing(self, kind: str, question_E: np.ndarray, best: float, images: int) -> float:
@@ -136,7 +136,7 @@ class Calibration:
         says so."""
         found = self.facts["verdict"].get(kind)
         if not found:
-            return {"nothing": None, "why": f"not measured for {QUESTIONS[kind]}"}
+            return {"nothing": None, "why": f"that was not measured for {QUESTIONS[kind]}"}
         if found["auroc_low"] < ENOUGH_TO_TELL:
             told = f"its best score tells what is there from what is not with an AUROC of {found['auroc']:.2f}"
             surely = f"at least {found['auroc_low']:.2f} for sure"
@@ -195,15 +195,28 @@ def read_calibration(path: Path, width: int) -> Calibration | None:
         found = Calibration(str(facts.pop("model")), vectors, facts)
         if any(part.dtype != np.float16 or part.shape[1:] != (width,) for part in vectors.values()):
             return None
+        finite = _is_sound(facts) and all(np.isfinite(part).all() for part in vectors.values())
+        if not finite or not len(vectors["images"]):
+            return None
         for kind in KINDS:  # what is not as it should be is found here, not in the middle of an answer
+            if not 0 <= found.share(kind) <= 1 or (found.share(kind) and not len(vectors[kind])):
+                return None
             found.less(kind, np.zeros((1, len(KINDS)), np.float32))
             found.fit(kind, 0.0)
             found.verdict(kind, 0.0)
+            found.gained(kind)
         found.kind("")
         found.worth()
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError, LapclipError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, SafetensorError, LapclipError):
         return None
     return found
+
+
+def _is_sound(facts: Any) -> bool:
+    """Whether all numbers are numbers, however deep: JSON as Python reads it has others."""
+    if isinstance(facts, dict | list):
+        return all(_is_sound(each) for each in (facts.values() if isinstance(facts, dict) else facts))
+    return not isinstance(facts, int | float) or math.isfinite(facts)  # of integers beyond all floats it raises
 
 
 def calibrate(
@@ -272,7 +285,7 @@ def measure_fits(scores_QN: np.ndarray, right_QN: np.ndarray) -> dict[str, Any]:
     first_QA = np.argpartition(-scores_QN, min(FIRST, scores_QN.shape[1]) - 1, axis=1)[:, :FIRST]
     scores_QA, right_QA = np.take_along_axis(scores_QN, first_QA, 1), np.take_along_axis(right_QN, first_QA, 1)
     half_Q = np.isin(np.arange(len(scores_QA)), generator(0, "halves").permutation(len(scores_QA))[::2])
-    said_QA = np.full(scores_QA.shape, MAY_FIT, object)
+    said_QA = np.full(scores_QA.shape, "", object)
     for half in (half_Q, ~half_Q):
         limits = fitting_scores(scores_QA[~half], right_QA[~half])
         said_QA[half] = [[fit_of(score, limits) for score in row] for row in scores_QA[half]]
@@ -301,9 +314,10 @@ def fitting_scores(scores: np.ndarray, right: np.ndarray) -> dict[str, float | N
 def fit_of(score: float, limits: dict[str, Any]) -> str:
     """The word for a score."""
     for name in RIGHT_AT_LEAST:
-        if limits[name] is not None and score >= limits[name]:
+        lowest = limits.get(name, -np.inf)  # what earlier releases kept knows no unlikely answers
+        if lowest is not None and score >= lowest:
             return FIT_WORDS[name]
-    return MAY_FIT
+    return FIT_WORDS["unlikely"]
 
 
 def measure_verdict(scores_QN: np.ndarray, unrelated_QR: np.ndarray, right_QN: np.ndarray) -> dict[str, Any]:

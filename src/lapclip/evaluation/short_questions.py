@@ -107,6 +107,8 @@ def evaluate_short_questions(image_NE: np.ndarray, text_QE: np.ndarray, question
 
 def note_on_no_questions(images: int) -> str:
     """Why there are no short questions, for a person."""
+    if images < 2 * LEAST_IMAGES:
+        return f"There are no short questions: {images:,} images are too few to ask for words in general."
     return (
         f"There are no short questions: fewer than {LEAST_QUESTIONS} words are in the captions of at least "
         f"{LEAST_IMAGES} of these {images:,} images and of no more than half."

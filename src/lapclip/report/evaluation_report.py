@@ -53,7 +53,7 @@ def sections(evaluation: dict[str, Any], folder: Path) -> list[Section]:
     blocks: list[Block | None] = [Sentences(about)]
     if scores:
         blocks += [_recall_table(evaluation, scores), recall_plot(scores), rank_plot(evaluation, scores)]
-        blocks += _short_questions(mapping(evaluation.get("short_questions")))
+        blocks += short_question_blocks(mapping(evaluation.get("short_questions")))
         blocks += [_hubness(mapping(evaluation.get("hubness"))), _verdicts(mapping(evaluation.get("verdict")))]
         blocks.append(_fits(mapping(evaluation.get("fits"))))
         blocks += [
@@ -154,7 +154,7 @@ def _class_table(classes: dict[str, Any]) -> Table:
     return Table(["", "share", "95 % interval", "chance"], rows)
 
 
-def _short_questions(found: dict[str, Any]) -> list[Block]:
+def short_question_blocks(found: dict[str, Any]) -> list[Block]:
     """How well single words and phrases find their images, and which best and worst."""
     kinds = [(name, kind) for name, kind in (("words", found), ("phrases", mapping(found.get("phrases")))) if kind]
     rows: list[list[Any]] = [

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from lapclip.report.document import Block, Headline, Report, Section, Sentences, Table
+from lapclip.report.evaluation_report import short_question_blocks
 from lapclip.report.run_plots import learning_sections, machine_sections
 from lapclip.runs.events import mapping
 from lapclip.runs.messages import message, messages
@@ -94,27 +95,26 @@ def _metrics(summary: Summary) -> list[Section]:
         recalls = [percent(scores.get(f"{way}_r{rank}")) for rank in (1, 5, 10)]
         rows.append([name, *recalls, interval(intervals.get(f"{way}_r1")) or "-"])
     closed = mapping(summary.started.get("closed_form"))
-    if number(closed.get("t2i_r1")) is not None:
+    if number(closed.get("t2i_r1")) is not None and scores.get("split") == "val":  # it was scored there
         for way, name in (("t2i", "text to image"), ("i2t", "image to text")):
             recalls = [percent(closed.get(f"{way}_r{rank}")) for rank in (1, 5, 10)]
             rows.append([f"{name}, closed form without any training (val)", *recalls, ""])
-    chance = number(scores.get("chance"))
-    if chance is not None:
-        rows.append(["chance", *(percent(min(1, rank * chance)) for rank in (1, 5, 10)), ""])
+    chances = mapping(scores.get("chances"))
+    for way, name in (("t2i", "text to image"), ("i2t", "image to text")):
+        if number(chances.get(f"{way}_r1")) is not None:
+            rows.append([f"{name}, chance", *(percent(chances.get(f"{way}_r{rank}")) for rank in (1, 5, 10)), ""])
     batch = scores.get("in_batch")
     if isinstance(batch, dict):
         sure = _join(interval(batch.get("interval")), f"chance {percent(batch.get('chance'))}")
         rows.append([f"in batches of {batch.get('size')}", percent(batch.get("accuracy")), "", "", sure])
     finished = summary.ending.get("type") == "finished"
-    whose = (
-        "The best model, on pairs that did not choose it"
-        if finished
-        else "The best model so far, on the validation pairs"
-    )
+    whose = "The best model so far, on the validation pairs"
+    if finished:
+        whose = f"The best model, on pairs that {'chose it' if scores.get('split') == 'val' else 'did not choose it'}"
     about = f"{whose}: {count(scores.get('candidates'))} candidates, split {scores.get('split') or 'unknown'}."
-    return [
-        Section("Held-out metrics", [Sentences([about]), Table(["", "R@1", "R@5", "R@10", "R@1 95 % interval"], rows)])
-    ]
+    recall = Table(["", "R@1", "R@5", "R@10", "R@1 95 % interval"], rows)
+    asked = short_question_blocks(mapping(summary.ending.get("short_questions")))
+    return [Section("Held-out metrics", [Sentences([about]), recall, *asked])]
 
 
 def _choices(summary: Summary) -> list[Section]:

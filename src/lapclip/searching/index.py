@@ -303,8 +303,8 @@ class Index:
         """Rows of which it is not known how close they are to the questions of a bank. What is known for another bank
         is kept for the one that was used last: two models may share their image tower."""
         others = [path for path in self._closenesses() if path != self._closeness(bank)]
-        for path in sorted(others, key=lambda path: path.stat().st_mtime, reverse=True)[1:]:
-            with suppress(OSError):  # another process reads it
+        with suppress(OSError):  # another process reads one, or has removed it
+            for path in sorted(others, key=lambda path: path.stat().st_mtime, reverse=True)[1:]:
                 path.unlink()
         return range(_known_rows(self._closeness(bank)), self._rows_in_file(self._number("width")))
 

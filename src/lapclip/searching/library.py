@@ -16,7 +16,14 @@ from lapclip.progress import Progress, Status
 from lapclip.searching.index import Entry, Index, index_folder
 from lapclip.searching.indexes import KnownIndex, indexes_of
 from lapclip.searching.query import Query, excluded, nearest, parse, vector_of
-from lapclip.searching.search_model import SearchModel, index_of, model_notes, open_search_model, reading_notes
+from lapclip.searching.search_model import (
+    SearchModel,
+    answer_notes,
+    index_of,
+    model_notes,
+    open_search_model,
+    reading_notes,
+)
 from lapclip.searching.update_index import IndexUpdate, check_folder, update_index
 
 NOT_MEASURED = "not measured for this model: lapclip eval MODEL DATA does"
@@ -176,6 +183,10 @@ class Library:
         """What the model has seen, how well it does and how its answers are read: nobody should expect more of it."""
         return [*model_notes(self.model.which), *reading_notes(self.model)]
 
+    def notes_on(self, answer: Answer) -> list[str]:
+        """What the model has seen, how well it does, and how this answer is read."""
+        return [*model_notes(self.model.which), *answer_notes(self.model, answer.correction, answer.verdict)]
+
     def close(self) -> None:
         self._index.close()
 
@@ -198,20 +209,25 @@ class Library:
             numbers, rows, less = numbers[allowed], rows[allowed], less if less is None else less[allowed]
         found, scores = nearest(self._vectors, rows, numbers, question_E, offset + limit, less)
         told = zip(numbers[found[offset:]], scores[offset:], strict=True)
-        correction = {"kind": kind, "share": self._calibration.share(kind)} if self._calibration and kind else None
+        share = self._calibration.share(kind) if self._calibration and kind and less is not None else 0.0
+        correction = {"kind": kind, "share": share} if kind else None
         verdict = self._verdict(kind, question_E, scores, len(rows)) if query else None
         return Answer(self._hits(told, kind), correction, verdict)
 
     def _kind(self, query: Query | None) -> str | None:
         """Of a question in words to a model whose scores were measured; what is less the unwanted was not."""
-        measured = self._calibration and query and query.wanted and not query.unwanted
-        return self._calibration.kind(query.wanted) if measured and self._calibration and query else None
+        if self._calibration is None or query is None or not query.wanted or query.unwanted:
+            return None
+        return self._calibration.kind(query.wanted)
 
     def _less(self, kind: str) -> np.ndarray | None:
         """What is taken from the score of each image for hubness."""
         if kind not in self._taken:
             assert self._calibration
-            self._taken[kind] = self._calibration.less(kind, self._table.close_NK)
+            close_NK = self._table.close_NK
+            # Another process may have made room for other models' question banks.
+            known = close_NK is not None and not np.isnan(close_NK).all()
+            self._taken[kind] = self._calibration.less(kind, close_NK) if known else None
         return self._taken[kind]
 
     def _verdict(self, kind: str | None, question_E: np.ndarray, scores: np.ndarray, images: int) -> dict[str, Any]:

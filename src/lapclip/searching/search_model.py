@@ -36,6 +36,7 @@ from lapclip.which_model import (
     which_model,
 )
 
+DOES_NOT_NOTICE = "Where nothing fits, it does not notice"
 CPU_BATCH = 32
 """Images at once where each takes long: progress is seen, and a killed process loses no more than a batch."""
 SMALL = "onnx-int8"
@@ -218,8 +219,19 @@ def reading_notes(model: SearchModel) -> list[str]:
     notes = [sentence for kind in KINDS if (sentence := found.gained(kind))]
     silent = [why for kind in KINDS if kind in found.facts["verdict"] and (why := found.verdict(kind, None)["why"])]
     if silent:
-        notes.append(f"It does not say whether nothing fits: {silent[-1]}.")
+        notes.append(f"{DOES_NOT_NOTICE}: {silent[-1]}.")
     return notes
+
+
+def answer_notes(model: SearchModel, correction: dict[str, Any] | None, verdict: dict[str, Any] | None) -> list[str]:
+    """How the answer to one question was ordered, and whether the model would have noticed that nothing fits."""
+    found = model.calibration
+    if found is None or correction is None:
+        return []
+    notes = [(found.gained(correction["kind"]) or "") if correction["share"] else ""]
+    if verdict and verdict["nothing"] is None:
+        notes.append(f"{DOES_NOT_NOTICE} (docs/search.md, Probably nothing).")
+    return [note for note in notes if note]
 
 
 def _short_questions(found: dict[str, Any]) -> str:

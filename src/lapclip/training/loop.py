@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from lapclip.config import AUTO, Config
+from lapclip.config import AUTO, Config, TrainConfig
 from lapclip.data.batches import BatchPlan, prefetch
 from lapclip.data.dataset import DataSet, Pairs
 from lapclip.embedder import Embedder
@@ -140,7 +140,10 @@ class Training:
         tolerated = overflow and self._overflows <= OVERFLOWS
         if not (math.isfinite(metrics.loss) and (math.isfinite(metrics.grad_norm) or tolerated)):
             what = "loss" if not math.isfinite(metrics.loss) else "gradient"
-            gentler = f"train.learning_rate={self.config.train.learning_rate / 4:g}"
+            train = self.config.train
+            gentler = f"train.learning_rate={train.learning_rate / 4:g}"
+            if train.optimizer == "muon" and train.matrix_rate > TrainConfig().matrix_rate:
+                gentler = f"train.matrix_rate={TrainConfig().matrix_rate:g}"
             if self.config.train.dtype == "float16":
                 gentler = "train.dtype=float32"
             raise TrainingError(

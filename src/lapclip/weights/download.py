@@ -149,7 +149,7 @@ def _take(file: RemoteFile, part: Path, progress: Progress | None) -> None:
     asked = {"Range": f"bytes={have}-"} if have else {}
     with _opened(file.address, {"Accept-Encoding": "identity", **asked}, same_host=not file.digest) as answer:
         if answer.status == _NO_RANGE:
-            part.unlink()
+            part.unlink(missing_ok=True)
             raise LineBroken("it has fewer bytes than came before")
         if "text/html" in answer.headers.get("Content-Type", ""):
             raise WeightsError(

@@ -46,6 +46,8 @@ FOLDER = "models"
 RANKS = (1, 5, 10)
 Recall = tuple[float, ...]
 """Captions to images at these ranks, then images to captions."""
+SMALLEST = 5
+"""Weights may be in half precision, or less: not in fewer bytes than this part of what they have in full."""
 SPARE = 100_000_000
 """Bytes by which a repository may be larger than its weights: tokenizer and configuration."""
 SMALL = 40
@@ -265,7 +267,8 @@ def _fetch(model: PublishedModel, progress: Progress | None) -> None:
     files, commit = ([_pinned_file(model)], "") if model.pinned else _files_on_hub(model)
     known = model.known_files
     wanted = sum(file.bytes or 0 for file in files)
-    if model.bytes and wanted > model.bytes + SPARE:
+    whole = all(file.bytes is not None for file in files)
+    if model.bytes and (wanted > model.bytes + SPARE or (whole and wanted < model.bytes / SMALLEST)):
         raise WeightsError(
             f"{model.page} offers {size(wanted)} for {model.name}, which has {size(model.bytes)}: it is another model.",
             hint="lapclip models lists others",
@@ -317,7 +320,7 @@ def _files_on_hub(model: PublishedModel) -> tuple[list[RemoteFile], str]:
         commit = commit if re.fullmatch(r"[0-9a-f]{40,64}", commit) else "main"
         about = {each["rfilename"]: each for each in listing["siblings"]}
         files = [_announced(model, name, about[name], commit) for name in choose_files(about)]
-    except (KeyError, TypeError, AttributeError, ValueError):
+    except (KeyError, TypeError, AttributeError, ValueError, OverflowError):
         raise WeightsError(
             f"{endpoint()} does not answer as the Hugging Face hub does.", hint="another HF_ENDPOINT, or none"
         ) from None
@@ -336,6 +339,8 @@ def _announced(model: PublishedModel, name: str, about: dict[str, Any], commit: 
         length = headers.get("X-Linked-Size") or headers.get("Content-Length")
         digest = (headers.get("X-Linked-ETag") or headers.get("ETag") or "").removeprefix("W/").strip('"')
     digest = digest if re.fullmatch(r"[0-9a-f]{40}|[0-9a-f]{64}", str(digest)) else ""
+    if length is not None and int(length) < 0:
+        raise ValueError("a size below zero")
     most = model.bytes + SPARE if model.bytes else LARGEST_FILE
     return RemoteFile(name, address, None if length is None else int(length), digest, commit, most)
 

@@ -74,24 +74,28 @@ export class Grid {
   add(at) {
     const image = make("img", { alt: "", draggable: "false" });
     const name = make("span", { class: "name", "aria-hidden": "true" });
-    const button = make("button", { type: "button", class: "tile", "data-at": at, tabindex: at === this.current ? 0 : -1 }, image, name);
+    const fit = make("span", { class: "fit" });
+    const button = make("button", { type: "button", class: "tile", "data-at": at, tabindex: at === this.current ? 0 : -1 }, image, name, fit);
     const item = make("li", { "aria-posinset": at + 1 }, button);
-    this.tiles.set(at, { item, button, image, name, number: null });
+    this.tiles.set(at, { item, button, image, name, fit, number: null });
     // In the order of the images, which is that of screen readers.
     const after = [...this.list.children].find((other) => Number(other.firstChild.dataset.at) > at);
     this.list.insertBefore(item, after || null);
   }
 
   fill(at, tile) {
-    const { item, button, image, name } = tile;
+    const { item, button, image, name, fit } = tile;
     item.setAttribute("aria-setsize", this.count);
     item.style.width = item.style.height = `${this.side}px`;
     item.style.transform = `translate(${(at % this.columns) * this.step}px, ${Math.floor(at / this.columns) * this.step}px)`;
     const row = this.results.row(at);
-    if (!row || tile.number === row.number) return;
+    if (!row) return;
+    fit.textContent = row.fit || ""; // the same image may fit another question otherwise
+    button.classList.toggle("unlikely", row.fit === "unlikely");
+    if (tile.number === row.number) return;
     tile.number = row.number;
     image.alt = row.name;
-    name.textContent = row.fit ? `${row.fit} · ${row.name}` : row.name;
+    name.textContent = row.name;
     button.classList.remove("missing");
     load(image, `/images/${row.number}/small`, (worked) => button.classList.add(worked ? "there" : "missing"));
   }
