@@ -23,7 +23,7 @@ import numpy as np
 import pytest
 import torch
 
-from lapclip.commands.resume import follow, resume
+from lapclip.commands.resume import follow, resume, take_part
 from lapclip.commands.train import train
 from lapclip.data.batches import Batch
 from lapclip.errors import ConfigError, LostRank
@@ -352,24 +352,22 @@ def _steps() -> None:
 
 
 def _runs(runs: dict[str, list[str]]) -> None:
-    if machine_ranks.follows():  # as on another computer
+    if os.environ["RANK"] != "0":  # as on another computer
         other = Path("other").absolute()
         other.mkdir(exist_ok=True)
         os.chdir(other)
         os.environ["LAPCLIP_CACHE"] = str(other / "cache")
     for name, settings in runs.items():
-        if machine_ranks.follows():
-            with out_of_memory(wanted=name == "memory"):
-                follow()
-        else:
-            train("first-run", settings, name=f"{name}-together")
+        with join() as ranks:
+            if ranks.writes:
+                train("first-run", settings, name=f"{name}-together", ranks=ranks)
+            else:
+                with out_of_memory(wanted=name == "memory"):
+                    follow(ranks)
 
 
 def _resume(last: int) -> None:
-    if machine_ranks.follows():
-        follow()
-    else:
-        resume(None, stop_after(last))
+    take_part(lambda ranks: resume(None, stop_after(last), ranks=ranks))
 
 
 if __name__ == "__main__":

@@ -71,6 +71,8 @@ class Training:
     stop_reason: Callable[[], str | None] = lambda: None
     swap: SwapWatch | None = field(default_factory=SwapWatch)
     """None where nothing is left that would help against swapping."""
+    stopped_by: str = ""
+    """Who or what stopped the run, where that was."""
     ended_early: str = ""
     """Why the run ended before its last step, where it did."""
     start_evaluation: dict[str, Any] | None = None
@@ -117,6 +119,7 @@ class Training:
             if reason:
                 batches.close()
                 self.log.append(events.Stopped(step=number, reason=reason))
+                self.stopped_by = reason
                 return reason
             if self.out_of_patience(number):
                 batches.close()
