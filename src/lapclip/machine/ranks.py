@@ -81,7 +81,7 @@ def job() -> str:
 @contextmanager
 def join(*, holds_run: bool = False) -> Iterator[Ranks]:
     """This process among its ranks; one that torchrun did not start is alone. An error in here ends this rank, and the
-    others are told which and why. `holds_run` says that this computer has the folder of the run that they go on with."""
+    others are told which and why. `holds_run` says that this computer has the folder of the run that is gone on with."""
     if not under_torchrun():
         yield ALONE
         return
