@@ -266,15 +266,15 @@ def test_the_tree_does_not_depend_on_who_adds() -> None:
     for shards in (1, 2, 3, 5, 8, 13):
         leaves = [torch.rand(1000, generator=draw) * 10.0**shard for shard in range(shards)]
 
-        def leaf(node: tuple[int, int], leaves: list[torch.Tensor] = leaves) -> list[torch.Tensor] | None:
-            return [leaves[node[0]].clone()] if node[1] - node[0] == 1 else None
+        def leaf(node: tuple[int, int], leaves: list[torch.Tensor] = leaves) -> torch.Tensor | None:
+            return leaves[node[0]].clone() if node[1] - node[0] == 1 else None
 
-        alone = add_in_tree((0, shards), leaf)[0]
+        alone = add_in_tree((0, shards), leaf)
         for count in range(1, shards + 2):
-            owned = [own_shards(rank, count, shards) for rank in range(count)]
+            owned = [own_shards(Ranks(rank, count), shards) for rank in range(count)]
             assert [shard for own in owned for shard in own] == list(range(shards))
             known = {node: add_in_tree(node, leaf) for own in owned for node in whole_nodes((0, shards), own)}
-            assert torch.equal(add_in_tree((0, shards), known.get)[0], alone)
+            assert torch.equal(add_in_tree((0, shards), known.get), alone)
 
 
 def test_shards_cost_alike() -> None:

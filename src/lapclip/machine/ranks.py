@@ -22,6 +22,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path, PurePosixPath
@@ -81,7 +82,7 @@ def job() -> str:
 @contextmanager
 def join(*, holds_run: bool = False) -> Iterator[Ranks]:
     """This process among its ranks; one that torchrun did not start is alone. An error in here ends this rank, and the
-    others are told which and why. `holds_run` says that this computer has the folder of the run that is gone on with."""
+    others are told which and why. `holds_run` says that this computer has the run that is gone on with."""
     if not under_torchrun():
         yield ALONE
         return
@@ -177,10 +178,16 @@ class Ranks:
         """How often the ranks have changed their settings."""
         self._open, self._by_gpu = True, False
         """Whether tensors go from GPU to GPU; else they take the way over the CPU."""
-        self._waiting: tuple[float, str] | None = None
-        """Since when this rank waits, and for what."""
+        self._waiting: dict[int, tuple[float, str]] = {}
+        """Since when each thread of this rank waits, and for what."""
         self._heard = dict.fromkeys(range(count), time.monotonic())
         """When each rank last gave a sign of life."""
+        self._thread: ThreadPoolExecutor | None = None
+        self._stream: Any = None
+        """What exchanges while this rank computes: a thread, or a queue of the GPU."""
+        self.speeds = [1] * count
+        """How many shards each rank has, in proportion to the others."""
+        self.connected = False
         self.sent_bytes, self.waited_seconds = 0, 0.0
         """What this rank has sent, and how long it has waited for others."""
         if self.many and store is not None:
@@ -225,12 +232,14 @@ class Ranks:
             self._await(_BACKEND, "set-up")
         backend = self._store.get(_BACKEND).decode()
         self._by_gpu = "nccl" in backend
-        self._waiting = time.monotonic(), "all ranks"
         try:
-            dist.init_process_group(backend, store=self._store, rank=self.rank, world_size=self.count, timeout=TIME_OUT)
+            with self._waits("all ranks"):
+                dist.init_process_group(
+                    backend, store=self._store, rank=self.rank, world_size=self.count, timeout=TIME_OUT
+                )
         except RuntimeError as error:
             raise self._lost(self.writer, "connection", error) from error
-        self._waiting = None
+        self.connected = True
 
     def agree_on_change(self, change: Any) -> Any:
         """What all ranks do after one of them could not go on: what the first to fail says, or None where none says
@@ -248,42 +257,86 @@ class Ranks:
 
     def _await(self, key: str, what: str) -> None:
         """Wait for something that the writer will say, as long as it takes."""
-        self._waiting = time.monotonic(), f"the {what} of rank {self.writer}"
-        while True:
-            try:
-                if self._store.check([key]):
-                    break
-                if self._store.check([_FAILED]):
-                    raise self._lost(self.writer, what)
-            except RuntimeError as error:  # the agent that kept it has ended
-                raise self._lost(self.writer, what, error) from error
-            time.sleep(min(LOOK_EVERY, 0.05 + 0.1 * (time.monotonic() - self._waiting[0])))
-        self._waiting = None
+        began = time.monotonic()
+        with self._waits(f"the {what} of rank {self.writer}"):
+            while True:
+                try:
+                    if self._store.check([key]):
+                        return
+                    if self._store.check([_FAILED]):
+                        raise self._lost(self.writer, what)
+                except RuntimeError as error:  # whoever kept it has ended
+                    raise self._lost(self.writer, what, error) from error
+                time.sleep(min(LOOK_EVERY, 0.05 + 0.1 * (time.monotonic() - began)))
 
     # What ranks say to each other
 
-    def exchange(self, outgoing: Mapping[int, Tensor], incoming: Mapping[int, Tensor], what: str) -> None:
+    def exchange(
+        self, outgoing: Mapping[int, Sequence[Tensor]], incoming: Mapping[int, Sequence[Tensor]], what: str
+    ) -> None:
         """Send tensors to ranks and fill others with what ranks send, all at once. Empty ones are not sent."""
         import torch.distributed as dist
 
-        began = time.monotonic()
         # One order for all: a rank's receives are posted before its sends.
-        operations = [(dist.irecv, peer, tensor) for peer, tensor in incoming.items() if tensor.numel()]
-        operations += [(dist.isend, peer, tensor) for peer, tensor in outgoing.items() if tensor.numel()]
+        operations = [(dist.irecv, peer, t) for peer, tensors in incoming.items() for t in tensors if t.numel()]
+        operations += [(dist.isend, peer, t) for peer, tensors in outgoing.items() for t in tensors if t.numel()]
         if not operations:
             return
-        self._waiting = began, f"{what} of rank {operations[0][1]}"
         peers = [peer for _, peer, _ in operations]
         peer = peers[0]
         try:
-            works = dist.batch_isend_irecv([dist.P2POp(do, tensor, peer) for do, peer, tensor in operations])
+            with self._waits(f"{what} of rank {peer}"):
+                works = dist.batch_isend_irecv([dist.P2POp(do, tensor, peer) for do, peer, tensor in operations])
             for peer, work in zip(peers if len(works) == len(peers) else peers[:1], works, strict=False):
-                self._waiting = began, f"{what} of rank {peer}"
-                work.wait()
+                with self._waits(f"{what} of rank {peer}"):
+                    work.wait()
         except RuntimeError as error:
             raise self._lost(peer, what, error) from error
-        self._waiting = None
-        self.sent_bytes += sum(tensor.numel() * tensor.element_size() for tensor in outgoing.values())
+        self.sent_bytes += sum(t.numel() * t.element_size() for tensors in outgoing.values() for t in tensors)
+
+    @contextmanager
+    def _waits(self, what: str) -> Iterator[None]:
+        """While this rank can do nothing but wait."""
+        began, thread = time.monotonic(), threading.get_ident()
+        self._waiting[thread] = began, what
+        try:
+            yield
+        finally:
+            self._waiting.pop(thread, None)
+            if threading.current_thread() is threading.main_thread():
+                self.waited_seconds += time.monotonic() - began
+
+    def aside(self, task: Callable[[], None]) -> Future[None]:
+        """Do what sends and receives while this rank computes on. Tasks come one after the other."""
+        if self._by_gpu:  # nothing waits for it: the engine has its own queue on the GPU
+            done: Future[None] = Future()
+            with self._gpu_queue():
+                task()
+            done.set_result(None)
+            return done
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(1, thread_name_prefix="lapclip-exchange")
+        return self._thread.submit(task)
+
+    @contextmanager
+    def _gpu_queue(self) -> Iterator[None]:
+        import torch
+
+        current = torch.cuda.current_stream()
+        self._stream = self._stream or torch.cuda.Stream()
+        self._stream.wait_stream(current)
+        with torch.cuda.stream(self._stream):
+            yield
+
+    def wait_for(self, tasks: Sequence[Future[None]], what: str) -> None:
+        """Wait until what was begun aside is done."""
+        began = time.monotonic()
+        for task in tasks:
+            task.result()
+        if self._stream is not None:
+            import torch
+
+            torch.cuda.current_stream().wait_stream(self._stream)
         self.waited_seconds += time.monotonic() - began
 
     def gathered(self, own: Tensor, rows: Sequence[int], what: str) -> Tensor:
@@ -294,7 +347,7 @@ class Ranks:
 
         own = self.ready(own)
         found = [own if rank == self.rank else own.new_empty(n, *own.shape[1:]) for rank, n in enumerate(rows)]
-        self.exchange(dict.fromkeys(self.others, own), {rank: found[rank] for rank in self.others}, what)
+        self.exchange({rank: [own] for rank in self.others}, {rank: [found[rank]] for rank in self.others}, what)
         return torch.cat(found)
 
     def in_shares(self, items: Sequence[T], compute: Callable[[T], np.ndarray]) -> Iterator[np.ndarray]:
@@ -326,19 +379,19 @@ class Ranks:
             at += found[-1].nbytes
         return found
 
-    def reduced(self, tensor: Tensor) -> Tensor:
-        """The sum over all ranks, in whatever order the collective has."""
+    def reduce(self, tensor: Tensor) -> None:
+        """Replace a tensor by its sum over all ranks, in whatever order the collective has."""
         import torch.distributed as dist
 
-        tensor = self.ready(tensor)
-        self._waiting = time.monotonic(), "the gradients of all ranks"
+        held = self.ready(tensor)
         try:
-            dist.all_reduce(tensor)
+            with self._waits("the gradients of all ranks"):
+                dist.all_reduce(held)
         except RuntimeError as error:
             raise self._lost((self.rank + 1) % self.count, "gradients", error) from error
-        self._waiting = None
+        if held.data_ptr() != tensor.data_ptr():
+            tensor.copy_(held)
         self.sent_bytes += tensor.numel() * tensor.element_size()
-        return tensor
 
     def from_rank(self, source: int, value: Any = None, what: str = "word") -> Any:
         """What one rank says, as JSON says it: its own value there, that rank's everywhere else."""
@@ -391,11 +444,11 @@ class Ranks:
 
         size = torch.tensor([len(body)], dtype=torch.int64)
         mine = self.rank == source
-        self.exchange(dict.fromkeys(self.others, size) if mine else {}, {} if mine else {source: size}, what)
+        self.exchange({rank: [size] for rank in self.others} if mine else {}, {} if mine else {source: [size]}, what)
         held = torch.frombuffer(bytearray(body), dtype=torch.uint8) if body and mine else None
         if held is None:
             held = torch.empty(int(size), dtype=torch.uint8)
-        self.exchange(dict.fromkeys(self.others, held) if mine else {}, {} if mine else {source: held}, what)
+        self.exchange({rank: [held] for rank in self.others} if mine else {}, {} if mine else {source: [held]}, what)
         return body if mine else held.numpy().tobytes()
 
     def ready(self, tensor: Tensor) -> Tensor:
@@ -442,7 +495,7 @@ class Ranks:
         said = 0.0
         while self._open:
             time.sleep(LOOK_EVERY)
-            waiting, now = self._waiting, time.monotonic()
+            waiting, now = min(list(self._waiting.values()), default=None), time.monotonic()
             if waiting is None:
                 continue
             who = f"rank {self.rank} of {counted(self.count, 'rank')}"
@@ -464,7 +517,9 @@ class Ranks:
         """Part from the others."""
         import torch.distributed as dist
 
-        self._open = False
+        self._open = self.connected = False
+        if self._thread is not None:
+            self._thread.shutdown(wait=False, cancel_futures=True)
         if dist.is_initialized():
             with suppress(Exception):  # of a rank that is gone
                 dist.destroy_process_group()
