@@ -11,7 +11,7 @@ from lapclip.compare.fits import MEASURED, Contestant, Rung
 from lapclip.errors import ConfigError
 from lapclip.machine.choose_device import default_threads
 from lapclip.machine.cpu import Cpu
-from lapclip.machine.cuda import Cuda
+from lapclip.machine.gpus import Cuda
 
 from .made import CPU, cells_of
 
