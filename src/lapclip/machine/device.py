@@ -18,7 +18,6 @@ from typing import Any, ClassVar, Protocol, TypeVar
 import torch
 
 from lapclip.machine import canary, facts
-from lapclip.machine.accelerators import accelerator
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -227,7 +226,7 @@ class Accelerator(Device):
             properties = self._module.get_device_properties(index)
             driver = torch.version.hip or getattr(properties, "driver_version", None)
             memory = getattr(properties, "total_memory", None)
-            found.append(accelerator(self.kind, properties.name, memory, driver=driver))
+            found.append(facts.accelerator(self.kind, properties.name, memory, driver=driver))
         return found
 
 

@@ -12,7 +12,6 @@ from typing import Any, TypeVar
 import torch
 
 from lapclip.machine import facts, system_memory
-from lapclip.machine.accelerators import accelerator
 from lapclip.machine.device import Accelerator, Compute, GraphRecorder, register
 
 Result = TypeVar("Result")
@@ -139,7 +138,7 @@ class Mps(Accelerator):
         torch.mps.set_per_process_memory_fraction(1.0)
 
     def listed(self) -> list[dict[str, Any]]:
-        return [accelerator(self.kind, "Apple GPU", torch.mps.recommended_max_memory(), shares_memory=True)]
+        return [facts.accelerator(self.kind, "Apple GPU", torch.mps.recommended_max_memory(), shares_memory=True)]
 
 
 @register
