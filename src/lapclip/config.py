@@ -197,6 +197,9 @@ class TrainConfig:
     that the result does not depend on how many ranks of `torchrun` share them; 1 is the batch as a whole, for one
     process alone. Under `torchrun` it is 8 unless it is set. 0 gives each rank one part and leaves the order to the
     network: faster, and equal up to rounding. docs/together.md"""
+    exchange: str = setting("float32", choices=("float32", "bfloat16"))
+    """The precision in which ranks of `torchrun` send each other gradients: `bfloat16` takes half as long on a slow
+    network, and then what is learnt depends, in its last digits, on how many ranks there are. docs/together.md"""
     loss: str = setting("softmax", choices=("softmax", "sigmoid"))
     """How similarities are judged: `softmax` has each image choose among all captions of the batch, and each caption
     among all images (CLIP); `sigmoid` judges each pair by itself (SigLIP). A model to start from that learnt with

@@ -28,6 +28,7 @@ from lapclip.commands.run_setup import (
 from lapclip.commands.train import (
     Outcome,
     competitors,
+    measure,
     note_job,
     recording,
     run_to_end,
@@ -132,6 +133,7 @@ def follow(ranks: Ranks) -> None:
             restore(training)
             del setup
             training.agree_on_progress()
+            measure(training)
             training.stop_reason = signals.reason
             if persist(training, lambda training: {}, build_again) is None:
                 ranks.check_stop(training.stopped_by)

@@ -431,7 +431,7 @@ def share_set_up(ingredients: Ingredients, embedder: Embedder, device: Device, r
         save_tokenizer(ingredients.tokenizer, run.tokenizer)
         if ingredients.initial_weights:
             save_model(embedder, run.start)
-        ranks.connect(cuda=device.kind == "cuda")
+        ranks.connect(device.collectives)
         ranks.from_writer({"task": FEATURES_TOGETHER, "run": "features"}, "set-up")
         files = [path for path in sorted(run.path.rglob("*")) if path.is_file()]
         digest = ingredients.teacher.digest if ingredients.teacher else ""

@@ -6,6 +6,7 @@ The way from the first step to the end is the same for a run that is resumed: tr
 from __future__ import annotations
 
 import importlib.metadata
+import statistics
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
@@ -55,8 +56,10 @@ from lapclip.training.frozen_features import with_features
 from lapclip.training.loop import Training, score_embeddings
 from lapclip.training.probes import ProbeCaptions, own_captions
 from lapclip.training.recovery import persist
+from lapclip.training.step import TrainStep
 from lapclip.training.teacher import teacher_paths
 from lapclip.training.trackers import trackers
+from lapclip.training.worth import measure_together
 
 
 def train(
@@ -108,7 +111,7 @@ def share_run(training: Training) -> None:
         return
     if not list_checkpoints(run.checkpoints):
         training.save()
-    ranks.connect(cuda=training.device.kind == "cuda")
+    ranks.connect(training.device.collectives)
     newest = list_checkpoints(run.checkpoints)[-1]
     folders = [folder for folder in (run.start, newest) if folder.exists()]
     files = [run.settings, run.tokenizer, *(path for folder in folders for path in sorted(folder.iterdir()))]
@@ -117,6 +120,31 @@ def share_run(training: Training) -> None:
     taught = teacher_paths(digest, training.config, training.data)
     share_run_files(run, [path for path in files if path.is_file()], ranks, taught)
     training.agree_on_progress()
+    measure(training)
+
+
+def measure(training: Training) -> None:
+    """Before ranks train together, find out how fast that will be, and deal the shards by the speed of each."""
+    ranks, train, step = training.ranks, training.config.train, training.step
+    if not isinstance(step, TrainStep):
+        return
+    batch = training.plan.batch(min(training.progress.step + 1, train.steps))
+    worth = measure_together(step, batch, train, training.device, ranks)
+    ranks.speeds = worth.shards
+    ranks.sent_bytes, ranks.waited_seconds = 0, 0.0  # of what follows
+    training.log.append(
+        events.Together(step=training.progress.step, worth=worth.to_dict(), text=worth.line(train.batch_size))
+    )
+    if ranks.writes:
+        training.run.record("together", worth.to_dict())
+
+
+def record_truth(training: Training) -> None:
+    """Put how long the steps of several ranks took beside what was predicted."""
+    taken, run = training.step_seconds[SLOW_STEPS:], training.run
+    predicted = run.read_settings().get("together")
+    if taken and predicted:
+        run.record("together", predicted | {"step_seconds": statistics.median(taken)})
 
 
 def save_start(run: Run, setup: RunSetup) -> None:
@@ -133,6 +161,8 @@ def save_start(run: Run, setup: RunSetup) -> None:
 ENOUGH_TO_CALIBRATE, STEPS_TO_CALIBRATE = 100, 100
 """Images that choose the best model, and steps of a run, from which on it also measures what its scores are worth, for
 search; of other runs `lapclip eval` does."""
+SLOW_STEPS = 2
+"""Steps at the beginning that are slower than the others."""
 LONG_ENOUGH_TO_NOTIFY = 60.0
 """Seconds of a run from which on its end is shown on the desktop."""
 
@@ -230,6 +260,7 @@ def run_to_end(training: Training, signals: Signals, began: float) -> Outcome:
             training.log.append(events.Failed(step=training.progress.step, error=str(error) or type(error).__name__))
         _notify(training, "failed", began)
         raise
+    record_truth(training)
     done = training.progress
     if evaluation is not None:
         _notify(training, f"finished: {recall_text(evaluation)}", began)

@@ -54,6 +54,8 @@ class Device(ABC):
     kind: ClassVar[str]
     """torch's name for it."""
     is_cpu: ClassVar[bool] = False
+    collectives: ClassVar[str] = "gloo"
+    """What carries tensors from one rank to another; gloo takes those of the CPU."""
     half: ClassVar[str] = "bfloat16"
     """The half precision to try first: bfloat16 needs no loss scale."""
     records_graphs: ClassVar[bool] = False

@@ -24,6 +24,7 @@ class Cuda(Accelerator):
     """A GPU of NVIDIA or AMD, with streams, and with graphs that are recorded once and replayed."""
 
     kind = "cuda"
+    collectives = "nccl"
     records_graphs = True
     pins_memory = True
 

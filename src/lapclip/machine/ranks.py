@@ -36,6 +36,7 @@ from lapclip.text import counted, duration, one_line
 
 if TYPE_CHECKING:
     import numpy as np
+    import torch
     from torch import Tensor
 
 T = TypeVar("T")
@@ -111,14 +112,14 @@ def _meet(holds_run: bool) -> Ranks:
         store, *_ = next(iter(rendezvous("env://", rank, count, timeout=MEET_WITHIN)))
         part = _own_part(store, rank, count)
         part.set(f"alive/{rank}", "0")
-        part.set(f"claim/{rank}", str(claim))
-        claims = [int(part.get(f"claim/{other}")) for other in range(count)]
+        part.set(f"claim/{rank}", json.dumps([claim, platform.node()]))
+        claims, hosts = zip(*(json.loads(part.get(f"claim/{other}")) for other in range(count)), strict=True)
     except (RuntimeError, ValueError, OSError) as error:
         raise TrainingError(
             f"Rank {rank} does not reach the others at {address}: {first_line(error)}.",
             hint="the same --master-addr on all hosts, and a firewall that lets its port through",
         ) from error
-    return Ranks(rank, count, part, claims.index(max(claims)))
+    return Ranks(rank, count, part, claims.index(max(claims)), hosts)
 
 
 def _own_part(store: Any, rank: int, count: int) -> Any:
@@ -170,8 +171,12 @@ def _keeps_rendezvous() -> bool:
 class Ranks:
     """The processes that train one model, as one of them sees them."""
 
-    def __init__(self, rank: int = 0, count: int = 1, store: Any = None, writer: int = 0) -> None:
+    def __init__(
+        self, rank: int = 0, count: int = 1, store: Any = None, writer: int = 0, hosts: Sequence[str] = ()
+    ) -> None:
         self.rank, self.count, self.writer = rank, count, writer
+        self.hosts = hosts or [platform.node()] * count
+        """The names of their computers."""
         self._store: Any = store
         """Where ranks leave words for each other before they are connected, and after one is lost."""
         self._changes = 0
@@ -190,6 +195,8 @@ class Ranks:
         self.connected = False
         self.sent_bytes, self.waited_seconds = 0, 0.0
         """What this rank has sent, and how long it has waited for others."""
+        self.figures: list[tuple[float, int]] = [(0.0, 0)] * count
+        """Of each rank, as they last told each other: seconds of waiting, bytes sent."""
         if self.many and store is not None:
             for task in (self._live, self._look_after):
                 threading.Thread(target=task, name="lapclip-ranks", daemon=True).start()
@@ -218,8 +225,8 @@ class Ranks:
             if self.many and self.rank == 0:
                 time.sleep(LAST_WORDS)
 
-    def connect(self, *, cuda: bool = False) -> None:
-        """Meet the others, when the writer is ready: it may have been at work for long. `cuda` is the writer's word."""
+    def connect(self, collectives: str = "gloo") -> None:
+        """Meet the others, when the writer is ready: it may have been at work for long. `collectives` is its word."""
         import torch
         import torch.distributed as dist
 
@@ -227,7 +234,8 @@ class Ranks:
             return
         if self.writes:
             alone = int(os.environ.get("LOCAL_WORLD_SIZE", "1")) <= torch.accelerator.device_count()
-            self._store.set(_BACKEND, "cpu:gloo,cuda:nccl" if cuda and alone and dist.is_nccl_available() else "gloo")
+            by_gpu = collectives == "nccl" and alone and dist.is_nccl_available()
+            self._store.set(_BACKEND, "cpu:gloo,cuda:nccl" if by_gpu else "gloo")
         else:
             self._await(_BACKEND, "set-up")
         backend = self._store.get(_BACKEND).decode()
@@ -379,11 +387,11 @@ class Ranks:
             at += found[-1].nbytes
         return found
 
-    def reduce(self, tensor: Tensor) -> None:
-        """Replace a tensor by its sum over all ranks, in whatever order the collective has."""
+    def reduce(self, tensor: Tensor, dtype: torch.dtype) -> None:
+        """Replace a tensor by its sum over all ranks, in whatever order the collective has, sent as `dtype`."""
         import torch.distributed as dist
 
-        held = self.ready(tensor)
+        held = self.ready(tensor.to(dtype))
         try:
             with self._waits("the gradients of all ranks"):
                 dist.all_reduce(held)
@@ -391,7 +399,7 @@ class Ranks:
             raise self._lost((self.rank + 1) % self.count, "gradients", error) from error
         if held.data_ptr() != tensor.data_ptr():
             tensor.copy_(held)
-        self.sent_bytes += tensor.numel() * tensor.element_size()
+        self.sent_bytes += held.numel() * held.element_size()
 
     def from_rank(self, source: int, value: Any = None, what: str = "word") -> Any:
         """What one rank says, as JSON says it: its own value there, that rank's everywhere else."""
@@ -404,16 +412,18 @@ class Ranks:
         return self.from_rank(self.writer, value, what)
 
     def agreed(self, wish: str | None) -> str | None:
-        """The wish of the first rank that has one, for all; None where none has."""
+        """The wish of the first rank that has one, for all; None where none has. Ranks also tell each other how they
+        have fared."""
         if not self.many:
             return wish
         import torch
 
-        own = torch.tensor([int(bool(wish))], dtype=torch.int64)
-        wishes = self.gathered(own, [1] * self.count, "a sign to go on")
-        if not wishes.any():
+        own = torch.tensor([[bool(wish), self.waited_seconds, self.sent_bytes]], dtype=torch.float64)
+        wishes, *figures = self.gathered(own, [1] * self.count, "a sign to go on").T.tolist()
+        self.figures = [(waited, int(sent)) for waited, sent in zip(*figures, strict=True)]
+        if not any(wishes):
             return None
-        rank = int(wishes.argmax())
+        rank = wishes.index(1.0)
         said = self.from_rank(rank, wish)
         return said if self.writes and rank == self.rank else f"{said} on rank {rank}"
 

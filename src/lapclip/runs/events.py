@@ -6,6 +6,8 @@ Each becomes one JSON line with `v`, `type` and `time` in front.
     resumed     per resume         from which checkpoint, and what was skipped
     step        per update         loss, accuracy, temperature, learning rate, gradient norms, phases
     memory      now and then       what the process and the device hold
+    together    at the start       how fast several ranks will be, and who computes how much
+    ranks       now and then       who waits for whom, and what each sends, where several train one model
     sensors     now and then       energy, heat, clock, use of the cores, swap
     evaluation  between epochs     recall on held-out pairs
     checkpoint  now and then       where it is and what it cost
@@ -135,6 +137,31 @@ class Sensors(Event):
     """Why some of the energy is not known."""
     at_least: bool = False
     """Whether more joules may have been used than were counted: a counter was not read for too long."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Together(Event):
+    type = "together"
+    step: int
+    worth: dict[str, Any]
+    """What machines and link can do, and what was predicted from it (`lapclip.training.worth.Worth`)."""
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ranks(Event):
+    type = "ranks"
+    step: int
+    hosts: list[str]
+    """The computer of each rank."""
+    shards: list[int]
+    """Of a batch, for each rank."""
+    waited: list[float]
+    """Share of the time since the event before that each rank has waited for others."""
+    bytes_per_second: list[float]
+    """What each rank has sent meanwhile."""
+    writer: int
+    """The rank that has the run's folder."""
 
 
 @dataclass(frozen=True, kw_only=True)

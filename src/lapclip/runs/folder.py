@@ -239,6 +239,10 @@ class Run:
         except RunError:
             return None
 
+    def record(self, section: str, values: dict[str, Any]) -> None:
+        """Add a section to run.toml, or replace it: what the run has found out about itself."""
+        write_atomic(self.settings, tomli_w.dumps({**self.read_settings(), section: values}))
+
     def read_settings(self) -> dict[str, Any]:
         """The contents of run.toml."""
         try:

@@ -35,9 +35,12 @@ from lapclip.training.frozen_features import CachedFeatures
 from lapclip.training.initial_weights import InitialWeights
 from lapclip.training.optimizer import cheap_steps, learning_rate
 from lapclip.training.probes import ProbeCaptions
+from lapclip.training.shards import own_shards
 from lapclip.training.step import StepMetrics
 
 MEMORY_EVERY = 50
+RANKS_EVERY = 5.0
+"""Seconds between two words about how the ranks fare."""
 PAUSE_CHECK = 1.0
 """Seconds between two checks of a run that waits."""
 OVERFLOWS = 30
@@ -71,6 +74,8 @@ class Training:
     stop_reason: Callable[[], str | None] = lambda: None
     swap: SwapWatch | None = field(default_factory=SwapWatch)
     """None where nothing is left that would help against swapping."""
+    step_seconds: list[float] = field(default_factory=list)
+    """Of the steps that this process has taken together with others."""
     stopped_by: str = ""
     """Who or what stopped the run, where that was."""
     ended_early: str = ""
@@ -80,6 +85,8 @@ class Training:
     short_questions: dict[str, Any] | None = None
     """How well words find their images, known at the end."""
     _overflows: int = 0
+    _ranks_seen: tuple[float, list[tuple[float, int]]] = field(default_factory=lambda: (time.perf_counter(), []))
+    """When the ranks were last written about, and how they had fared by then."""
     pending: tuple[int, float, Callable[[], StepMetrics], Stopwatch] | None = None
 
     @property
@@ -99,6 +106,7 @@ class Training:
         batches = prefetch(self.plan, self.progress.step + 1, self.steps, 1 if loaders == AUTO else int(loaders))
         for number in range(self.progress.step + 1, self.steps + 1):
             self.step.touched = False  # until the optimiser begins, all is as the last step left it
+            taken = time.perf_counter()
             watch = Stopwatch(self.device.synchronise, on=measured(number))
             with watch.phase("load"):
                 batch = next(batches)
@@ -109,6 +117,9 @@ class Training:
 
             self._advance(step=number, training_seconds=before + time.perf_counter() - began)
             reason = self.ranks.agreed(self.stop_reason() or ("lapclip stop" if self.run.stop_asked() else None))
+            if self.ranks.many:
+                self.step_seconds.append(time.perf_counter() - taken)
+                self.record_ranks(number)
             if self.evaluation_due(number):
                 self.evaluate(number)
                 self.agree_on_progress()
@@ -178,6 +189,28 @@ class Training:
             self.log.append(events.Memory(step=number, process_bytes=now, peak_bytes=peak))
         if self.sensors.due() or number == self.steps:
             self.log.append(events.Sensors(step=number, **vars(self.sensors.sample())))
+
+    def record_ranks(self, number: int) -> None:
+        """Write down now and then how the ranks fare."""
+        seconds = time.perf_counter() - self._ranks_seen[0]
+        if seconds < RANKS_EVERY and number < self.steps:
+            return
+        before = self._ranks_seen[1] or [(0.0, 0)] * self.ranks.count
+        gained = [
+            (waited - old[0], sent - old[1]) for (waited, sent), old in zip(self.ranks.figures, before, strict=True)
+        ]
+        self._ranks_seen = time.perf_counter(), self.ranks.figures
+        shards = self.config.train.shards or self.ranks.count
+        self.log.append(
+            events.Ranks(
+                step=number,
+                hosts=list(self.ranks.hosts),
+                shards=[len(own_shards(self.ranks, shards, rank)) for rank in range(self.ranks.count)],
+                waited=[min(1.0, waited / seconds) for waited, _ in gained],
+                bytes_per_second=[sent / seconds for _, sent in gained],
+                writer=self.ranks.writer,
+            )
+        )
 
     def forget_pending(self) -> None:
         """Drop the metrics of a step that will be done again."""

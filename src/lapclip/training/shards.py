@@ -96,11 +96,14 @@ class GradientSum:
         ordered: bool = True,
         table: int | None = None,
         rows: Tensor | None = None,
+        dtype: torch.dtype = torch.float32,
     ) -> None:
         """`like` has the shapes of what a shard gives, in the order of the forward pass, and then of a number that is
         none where a rank has failed. `table` is the one of which only `rows` are not zero, on any rank. Without
-        `ordered` each rank has one shard, and the collective adds them up in the order that it likes."""
+        `ordered` each rank has one shard, and the collective adds them up in the order that it likes. Gradients travel
+        as `dtype`."""
         self._like, self._shards, self._ranks, self._ordered = like, shards, ranks, ordered
+        self._dtype = dtype
         few = table is not None and rows is not None and len(rows) < WORTH_ROWS * len(like[table])
         self._table, self._rows = (table, rows) if few else (None, None)
         self.own = own_shards(ranks, shards)
@@ -131,7 +134,8 @@ class GradientSum:
             if sum(self._like[one].numel() for one in small if one != self._table) >= TOGETHER:
                 groups.append(small)
                 small = []
-        return [*groups, small, [len(self._like) - 1]]  # the last one says whether this rank could do all before
+        groups += [small] if small else []
+        return [*groups, [len(self._like) - 1]]  # the last one says whether this rank could do all before
 
     def add(self, shard: int, gradients: Sequence[Tensor]) -> None:
         """Take all gradients of a shard. Shards come in their order."""
@@ -205,9 +209,9 @@ class GradientSum:
         flat = [_flat(tensors) for tensors in sums]
         summed = flat[0]
         if self._ordered:
-            sum_between(flat if self.own else [], summed, self._nodes, self._shards, self._ranks)
+            sum_between(flat if self.own else [], summed, self._nodes, self._shards, self._ranks, self._dtype)
         else:
-            self._ranks.reduce(summed)
+            self._ranks.reduce(summed, self._dtype)
         if len(sums[0]) > 1:
             for into, part in zip(sums[0], summed.split([tensor.numel() for tensor in sums[0]]), strict=True):
                 into.copy_(part.view_as(into))
@@ -215,20 +219,27 @@ class GradientSum:
             sums[0][0].copy_(summed.view_as(sums[0][0]))
 
 
-def sum_between(own: list[Tensor], into: Tensor, nodes: list[list[Node]], shards: int, ranks: Ranks) -> None:
+def sum_between(
+    own: list[Tensor],
+    into: Tensor,
+    nodes: list[list[Node]],
+    shards: int,
+    ranks: Ranks,
+    dtype: torch.dtype = torch.float32,
+) -> None:
     """The sum of all nodes of all ranks. Each rank adds up a share of the numbers, in the order of the tree, and gives
     it to the others: so every number crosses the network as often as in the best of collectives."""
     size = into.numel()
     shares = [slice(rank * size // ranks.count, (rank + 1) * size // ranks.count) for rank in range(ranks.count)]
     mine = shares[ranks.rank]
     length = mine.stop - mine.start
-    held = [ranks.ready(flat) for flat in own]
-    buffer = ranks.ready(into)
+    held = [ranks.ready(flat.to(dtype)) for flat in own]
+    buffer = ranks.ready(into.to(dtype))
     incoming = {rank: [buffer.new_empty(length) for _ in nodes[rank]] for rank in ranks.others}
     ranks.exchange({rank: [flat[shares[rank]] for flat in held] for rank in ranks.others}, incoming, "gradients")
-    known = dict(zip(nodes[ranks.rank], (flat[mine] for flat in held), strict=True))
+    known = dict(zip(nodes[ranks.rank], (flat[mine].to(into.dtype) for flat in held), strict=True))
     for rank in ranks.others:
-        known |= zip(nodes[rank], incoming[rank], strict=True)
+        known |= zip(nodes[rank], (flat.to(into.dtype) for flat in incoming[rank]), strict=True)
     total = add_in_tree((0, shards), known.get)
     buffer[mine].copy_(total)
     outgoing = {rank: [buffer[mine]] for rank in ranks.others}

@@ -175,10 +175,12 @@ class TrainStep:
         self.boundaries = {tower: boundary(model, tower) for tower in ("image", "text")}
         """The first block of each tower that learns: where features enter."""
         names, self._parameters = zip(*((n, p) for n, p in model.named_parameters() if p.requires_grad), strict=True)
-        self._in_towers = [p for n, p in zip(names, self._parameters, strict=True) if n.startswith(("image.", "text."))]
+        self.learnt_in_towers = [
+            p for n, p in zip(names, self._parameters, strict=True) if n.startswith(("image.", "text."))
+        ]
         """What learns in the towers. The rest, such as the scale, has its gradient from the loss alone."""
         table = model.text.token_embedding.weight if isinstance(model.text, TextTower) else None
-        self._table = next((at for at, found in enumerate(self._in_towers) if found is table), None)
+        self._table = next((at for at, found in enumerate(self.learnt_in_towers) if found is table), None)
         """Which of them has a row for each token, where it learns: a batch uses few."""
         part_of_name = parts_of(model)
         parts = [part_of_name[name] for name in names]
@@ -444,7 +446,7 @@ class TrainStep:
             *total, failed = summing.total(failed=bool(failures))
         if losses is None or (self.ranks.many and not failed.isfinite()):
             raise RankFailed("A rank could not take this step.") from (failures[0] if failures else None)
-        for parameter, gradient in zip(self._in_towers, total, strict=True):
+        for parameter, gradient in zip(self.learnt_in_towers, total, strict=True):
             parameter.grad = gradient
         return losses
 
@@ -454,9 +456,17 @@ class TrainStep:
         if self._table is not None:
             tokens = [found for found in (inputs.tokens_BL, inputs.phrase_tokens_BL) if found is not None]
             rows = torch.cat([found.reshape(-1) for found in tokens]).unique()
-        like = [*self._in_towers, torch.zeros(1, device=self.device.torch)]
+        like = [*self.learnt_in_towers, torch.zeros(1, device=self.device.torch)]
         ordered = self.config.shards > 0
-        return GradientSum(like, len(inputs.shards), self.ranks, ordered=ordered, table=self._table, rows=rows)
+        return GradientSum(
+            like,
+            len(inputs.shards),
+            self.ranks,
+            ordered=ordered,
+            table=self._table,
+            rows=rows,
+            dtype=DTYPES[self.config.exchange],
+        )
 
     def _carry_shard(
         self,
@@ -479,10 +489,10 @@ class TrainStep:
                 if self.rounded and not last:
                     self.rounded.hand_over()
         if not last:
-            found = [parameter.grad for parameter in self._in_towers if parameter.grad is not None]
-            assert len(found) == len(self._in_towers), "what learns has a gradient"
+            found = [parameter.grad for parameter in self.learnt_in_towers if parameter.grad is not None]
+            assert len(found) == len(self.learnt_in_towers), "what learns has a gradient"
             summing.add(number, [*found, torch.zeros(1, device=self.device.torch)])
-        for parameter in self._in_towers:
+        for parameter in self.learnt_in_towers:
             parameter.grad = None
 
     @contextmanager
@@ -502,7 +512,7 @@ class TrainStep:
             return take
 
         hooks = []
-        for at, parameter in enumerate(self._in_towers):
+        for at, parameter in enumerate(self.learnt_in_towers):
             leaf = self.rounded.leaf_of(parameter) if self.rounded else parameter
             hooks.append(leaf.register_post_accumulate_grad_hook(handed(at, parameter)))
         try:
