@@ -24,6 +24,8 @@ from typing import IO, Self
 ROOT = Path(__file__).parents[1]
 PROGRAMS = ("ip", "tc", "taskset", "unshare")
 INTERFACE, BRIDGE = "eth0", "switch"
+TORCHRUN = ("-m", "torch.distributed.run")
+"""What `torchrun` stands for, after the name of an interpreter."""
 PORT = 29510
 """Where ranks meet, on the first host. Every set of hosts has all ports to itself."""
 LEAST_BURST = 1 << 18
@@ -174,7 +176,7 @@ class Hosts:
         process = subprocess.Popen(
             [*enter, self.name(host), str(self._names), *pinned, *command],
             cwd=folder or self.folder(host),
-            env=self.variables(host) | (variables or {}),
+            env={**self.variables(host), **(variables or {})},
             stdin=subprocess.DEVNULL,
             stdout=stdout,
             stderr=stderr,
@@ -210,20 +212,19 @@ class Hosts:
 
     # Lines of torchrun
 
-    def torchrun(self, host: int, arguments: Iterable[str], *, count: int | None = None, each: int = 1) -> list[str]:
-        """What is typed on a host so that it and the others, `count` in all, run a module of Python together."""
+    def torchrun(
+        self, host: int, arguments: Iterable[str], *, count: int | None = None, python: str = sys.executable
+    ) -> list[str]:
+        """What is typed on a host so that it and the others, `count` in all, run a script, or `-m` and a module."""
         where = [f"--node-rank={host}", f"--master-addr={self.address(0)}", f"--master-port={PORT}"]
-        return [*TORCHRUN, f"--nnodes={count or self.count}", f"--nproc-per-node={each}", *where, "-m", *arguments]
+        return [python, *TORCHRUN, f"--nnodes={count or self.count}", "--nproc-per-node=1", *where, *arguments]
 
     def elastic_torchrun(self, host: int, arguments: Iterable[str], name: str) -> list[str]:
         """The same for hosts that come and go: one is enough, and the first keeps the rendezvous."""
         settings = f"is_host={int(host == 0)},last_call_timeout=3"  # how long those that are there wait for others
         meeting = ["--rdzv-backend=c10d", f"--rdzv-endpoint={self.address(0)}:{PORT}", f"--rdzv-conf={settings}"]
         own = [f"--local-addr={self.address(host)}", f"--rdzv-id={name}", "--max-restarts=100"]
-        return [*TORCHRUN, f"--nnodes=1:{self.count}", "--nproc-per-node=1", *meeting, *own, "-m", *arguments]
-
-
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
+        return [sys.executable, *TORCHRUN, f"--nnodes=1:{self.count}", "--nproc-per-node=1", *meeting, *own, *arguments]
 
 
 def _cores() -> set[int]:

@@ -31,7 +31,7 @@ def answers(hosts: Hosts, host: int, of: int) -> bool:
 
 
 def test_two_hosts_learn_what_one_process_does(two: Hosts, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    arguments = ["lapclip", "train", "--name", "run", *set_flags(*SMALL, *FEW)]
+    arguments = ["-m", "lapclip", "train", "--name", "run", *set_flags(*SMALL, *FEW)]
     started = [two.start(host, two.torchrun(host, arguments), stderr=subprocess.PIPE) for host in range(2)]
     train_small(*FEW)
     said = [process.communicate(timeout=60)[1] for process in started]
