@@ -13,10 +13,9 @@ import sys
 import time
 from pathlib import Path
 
-import open_clip
 import torch
 import torch.distributed as dist
-from openclip import NAME, PeerStep
+from openclip import NAME, PeerStep, open_clip  # which makes it importable beside a CPU torch
 from torch.nn.parallel import DistributedDataParallel
 
 from lapclip.model.clip import CLIP
@@ -40,6 +39,7 @@ def main() -> None:
         seconds.append(time.perf_counter() - began)
     if rank == 0:
         Path(out).write_text(json.dumps({"peer": NAME, "seconds": seconds}))
+    dist.barrier()  # where one rank left first, the other was seen to wait for ever in its own end
     dist.destroy_process_group()
 
 

@@ -197,9 +197,9 @@ def stop_at(hosts: Hosts, lines: dict[int, list[str]], step: int) -> None:
         lambda events: any(event["step"] >= step for event in steps_of(events)),
         list(processes.values()),
     )
-    hosts.start(0, alone(["-m", "lapclip", "stop", "run"])).wait(120)
+    hosts.start(0, alone(["-m", "lapclip", "stop", "run"])).wait(300)
     for process in processes.values():
-        process.wait(120)
+        process.wait(300)
 
 
 # Speed
@@ -322,10 +322,11 @@ def peer_pairs_a_second(hosts: Hosts, case: Case, python: str, steps: int) -> tu
 def features(wanted: argparse.Namespace) -> Iterator[Result]:
     """Features of frozen towers: two hosts against one."""
     model, images = ("tiny", 64) if wanted.quick else (wanted.tower, 1000)
+    shape = replace(SHAPES[model], vocabulary=SHAPES["vit-b-32"].vocabulary)
     seconds: dict[str, list[float]] = {"alone": [], "together": []}
     with tempfile.TemporaryDirectory() as folder, Hosts(2) as hosts:
         start = Path(folder) / "start"
-        save_model(Embedder(CLIP(SHAPES[model]).eval(), clip_tokenizer(), choose_device("cpu")[0]), start)
+        save_model(Embedder(CLIP(shape).eval(), clip_tokenizer(), choose_device("cpu")[0]), start)
         settings = [
             *PLAIN, "train.dtype=float32", f"train.start={start}", "train.image_blocks=0", "train.text_blocks=0",
             f"data.train_pairs={images}", "data.captions=1", "train.batch_size=16", "train.steps=1000",
@@ -452,7 +453,7 @@ def main() -> None:
     parser.add_argument("--tower", default="vit-b-32", help="of the row features")
     parser.add_argument("--device", choices=["cpu", "cuda"], help="of the row one_rank; all that are there without")
     parser.add_argument("--peers", type=Path, help="Python of the environment that has OpenCLIP")
-    parser.add_argument("--faults", type=int, default=50, help="of the row faults")
+    parser.add_argument("--faults", type=int, default=50, help="of the row faults; 0 is one run without any")
     parser.add_argument("--seed", type=int, default=0, help="of the faults")
     parser.add_argument("--case", type=int, help="one run of the row faults again")
     parser.add_argument("--keep", type=Path, help="where the folders of runs that faults did harm to are kept")

@@ -223,15 +223,16 @@ class DisturbedRun:
 
 
 def disturb(faults: int, seed: int, case: int | None, keep: Path | None) -> Iterator[Result]:
-    """So many faults, or all of one run again."""
+    """So many faults, or all of one run again. Without any, one run is undisturbed."""
     with Hosts(1) as hosts:
         to_end(hosts, {0: alone(train(SETTINGS))})
         expected = losses(run_of(hosts)), weights(run_of(hosts))
     made = lost = differing = hanging = gave_up = 0
-    longest, number = 0.0, case or 0
-    while made < faults:
+    longest, first = 0.0, case or 0
+    number = first
+    while number == first or made < faults:
         count, planned = plan(seed, number)
-        planned = planned if case is not None else planned[: faults - made]
+        planned = planned if case is not None else planned[: max(0, faults - made)]
         with Hosts(count) as hosts:
             run = DisturbedRun(hosts, number, planned)
             run.to_end()
@@ -258,6 +259,6 @@ def disturb(faults: int, seed: int, case: int | None, keep: Path | None) -> Iter
             print("a run without a fault was lost; the others would be, too", file=sys.stderr)
             break
     said = f"{lost} lost, {differing} differing, {hanging} silent for over {SILENCE:.0f} s (longest {longest:.0f} s)"
-    facts = {"runs": number - (case or 0), "faults": made, "longest_silence": longest, "agents_that_gave_up": gave_up}
+    facts = {"runs": number - first, "faults": made, "longest_silence": longest, "agents_that_gave_up": gave_up}
     met = not (lost or differing or hanging)
     yield Result(f"{made} faults in {facts['runs']} runs of 2 and 3 hosts", said, "0, 0 and 0", met, facts)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 import subprocess
 import sys
 import time
@@ -27,7 +28,7 @@ EXACT = [
 ]  # fmt: skip
 TINY = ["model.name=tiny", "data.train_pairs=64", "train.batch_size=16", "data.tokenizer=characters"]
 PATIENCE = 900.0
-"""Seconds without anything new in a run's folder after which a row gives up."""
+"""Seconds without anything new in a run's folder, or without an end, after which a row gives up."""
 SKIPPED = 2
 """Steps at the beginning that are not timed: they warm up."""
 
@@ -92,8 +93,11 @@ def words_of(hosts: Hosts, host: int) -> Path:
 def to_end(hosts: Hosts, lines: Mapping[int, Sequence[str]]) -> None:
     """Run lines on hosts until all have ended."""
     processes = started(hosts, lines)
-    for process in processes.values():
-        process.wait(PATIENCE)
+    try:
+        for process in processes.values():
+            process.wait(PATIENCE)
+    except subprocess.TimeoutExpired:
+        raise Ended(f"no end after {PATIENCE:.0f} s") from None
     for host, process in processes.items():
         if process.returncode:
             raise Ended(f"{hosts.name(host)} ended with {process.returncode}: {last_words(words_of(hosts, host))}")
@@ -134,8 +138,11 @@ def await_events(
     raise Ended(f"nothing new for {PATIENCE:.0f} s")
 
 
-def last_words(path: Path, count: int = 600) -> str:
-    return " ".join(path.read_text(encoding="utf-8", errors="replace")[-count:].split()) if path.exists() else ""
+def last_words(path: Path) -> str:
+    """What a program said before it ended: its last error, where torchrun has added a summary of its own."""
+    said = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []
+    errors = [line for line in said if re.match(r"[\w.]*(Error|Exception)\b", line) and "ChildFailedError" not in line]
+    return " ".join(errors[-1:] or said[-3:])[:600]
 
 
 def steps_of(events: Sequence[dict]) -> list[dict]:
