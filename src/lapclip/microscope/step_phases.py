@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
+import numpy as np
 import psutil
 import torch
 from torch import Tensor
@@ -197,7 +198,7 @@ class Batches(Dataset):
         if not 0 <= index < self.count:
             raise IndexError(index)
         arrays = vars(self.plan.batch(index + 1))
-        return {name: torch.from_numpy(array) for name, array in arrays.items() if array is not None}
+        return {name: torch.from_numpy(array) for name, array in arrays.items() if isinstance(array, np.ndarray)}
 
 
 def loader_times(

@@ -23,11 +23,6 @@ Node = tuple[int, int]
 """Shards that are added up to one sum: the first, and the one after the last."""
 
 
-def deal(rows: Tensor, shards: int) -> list[Tensor]:
-    """Rows for each shard in turn. They come sorted by the length of their captions, so all shards cost alike."""
-    return [rows[shard::shards] for shard in range(shards)]
-
-
 def own_shards(rank: int, ranks: int, shards: int) -> range:
     """The shards of a rank. Where there are fewer than ranks, some have none."""
     return range(rank * shards // ranks, (rank + 1) * shards // ranks)

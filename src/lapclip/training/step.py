@@ -31,10 +31,14 @@ from lapclip.seeding import derived_seed, generator
 from lapclip.training.fallback import cause_of
 from lapclip.training.optimizer import image_side, is_cheap, patches_seen
 from lapclip.training.precision import LossScale, RoundedCopy
-from lapclip.training.shards import deal, own_shards, sum_over_shards, total_of_ranks
+from lapclip.training.shards import own_shards, sum_over_shards, total_of_ranks
 
 SQUARE = ("positives_BB", "phrase_positives_BB")
 """Tensors of an update whose columns are pairs of the batch, as their rows are."""
+LARGE = ("pixels_BSSC", "image_features", "text_features", "phrase_features")
+"""Tensors of an update of which a rank may have the rows of its own shards alone."""
+ALIGNED = 64
+"""Bytes that the memory of a tensor is a multiple of where torch chooses it. Kernels may round otherwise elsewhere."""
 TEXT_CHUNKS, LEAST_CHUNK = 4, 16
 """Into how many chunks captions are cut, by length, and the fewest that are worth a chunk."""
 
@@ -58,6 +62,8 @@ class Inputs:
     """Pairs of each shard, which follow each other; empty where the batch is one."""
     shard_lengths: tuple[tuple[int, ...], ...] = ()
     """What `lengths` says, for each shard."""
+    first_loaded: int | None = None
+    """The row that the first of large tensors is, where only those of some shards are there; None where all are."""
     image_features: Tensor | None = None
     """What the frozen part of the image tower makes of the images, which are empty then."""
     text_features: Tensor | None = None
@@ -106,16 +112,29 @@ class Inputs:
         return replace(self, **{name: change(tensor) for name, tensor in self.tensors().items()})
 
     def in_order(self, rows_B: Tensor) -> Inputs:
-        """The same pairs in another order."""
-        square = {name: tensor[rows_B][:, rows_B] for name, tensor in self.tensors().items() if name in SQUARE}
-        # Images that features stand in for are empty.
-        return replace(self.each(lambda tensor: tensor[rows_B] if len(tensor) else tensor), **square)
+        """The same pairs in another order. What was loaded for some shards alone has their order already, and images
+        that features stand in for are empty."""
+        stay = () if self.first_loaded is None else LARGE
+        moved = {name: tensor[rows_B] for name, tensor in self.tensors().items() if len(tensor) and name not in stay}
+        square = {name: tensor[:, rows_B] for name, tensor in moved.items() if name in SQUARE}
+        return replace(self, **(moved | square))
 
     def shard(self, number: int) -> Inputs:
         """The pairs of one shard."""
         first, size = sum(self.shards[:number]), self.shards[number]
-        own = self.each(lambda tensor: tensor[first : first + size])
-        return replace(own, lengths=self.shard_lengths[number], shards=(), shard_lengths=())
+        at = first - (self.first_loaded or 0)
+        assert at >= 0, "a shard that another rank computes"
+        own = {
+            name: aligned(tensor[at : at + size]) if name in LARGE else tensor[first : first + size]
+            for name, tensor in self.tensors().items()
+        }
+        alone = replace(self, shards=(), shard_lengths=(), first_loaded=None)
+        return replace(alone, **own, lengths=self.shard_lengths[number])
+
+
+def aligned(tensor: Tensor) -> Tensor:
+    """A tensor whose memory begins where torch would have it begin, wherever it was cut from."""
+    return tensor if tensor.data_ptr() % ALIGNED == 0 else tensor.clone()
 
 
 @dataclass(frozen=True)
@@ -213,20 +232,21 @@ class TrainStep:
         )
         drawn = self._dropout.draw(len(batch.tokens_BL), step) | self._phrases(batch, step)
         inputs = replace(inputs, **drawn)
-        return self._dealt(inputs, batch.lengths_B) if self._shards != 1 else inputs
+        return self._dealt(inputs, batch) if self._shards != 1 else inputs
 
     @property
     def _shards(self) -> int:
         """How many parts of a batch go through the towers by themselves."""
         return self.config.shards or self.ranks.count
 
-    def _dealt(self, inputs: Inputs, lengths_B: np.ndarray | None) -> Inputs:
+    def _dealt(self, inputs: Inputs, batch: Batch) -> Inputs:
         """A batch in the order of its shards. All draws were made for the batch before."""
-        dealt = deal(torch.arange(len(inputs)), min(self._shards, len(inputs)))
-        longest = inputs.tokens_BL.shape[1]
-        lengths = [self._lengths(None if lengths_B is None else lengths_B[rows.numpy()], longest) for rows in dealt]
-        ordered = inputs.in_order(torch.cat(dealt))
-        return replace(ordered, lengths=(), shards=tuple(map(len, dealt)), shard_lengths=tuple(lengths))
+        dealt, lengths_B, longest = batch.dealt(self._shards), batch.lengths_B, inputs.tokens_BL.shape[1]
+        lengths = [self._lengths(None if lengths_B is None else lengths_B[rows], longest) for rows in dealt]
+        sizes, own = tuple(map(len, dealt)), batch.own_shards
+        inputs = replace(inputs, first_loaded=None if own is None else sum(sizes[: own.start]))
+        ordered = inputs.in_order(torch.from_numpy(np.concatenate(dealt)))
+        return replace(ordered, lengths=(), shards=sizes, shard_lengths=tuple(lengths))
 
     def _phrases(self, batch: Batch, step: int) -> dict[str, Tensor]:
         """What there is of phrases, by the names that `Inputs` has for it."""
