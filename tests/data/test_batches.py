@@ -9,6 +9,7 @@ from lapclip.data.dataset import Pairs
 from lapclip.data.sources.built_in import load_scenes
 from lapclip.data.tokenizers import CharacterTokenizer
 from lapclip.errors import DataError
+from lapclip.training.frozen_features import CachedFeatures, HeldOutFeatures, Ragged
 
 
 def plan_of(
@@ -203,6 +204,23 @@ def test_ranks_read_the_images_of_their_own_shards_and_together_the_batch(sequen
             assert np.array_equal(getattr(some, name), getattr(batch, name))
     first_epoch = [row for rows in whole[: plan.steps_per_epoch] for row in rows]
     assert len(set(first_epoch)) == len(first_epoch) == 200 // 18 * 18
+
+
+def test_features_are_read_of_own_shards_alone() -> None:
+    captions = [["a cab " + "a" * (at % 4), "a bed"] for at in range(30)]
+    plan = plan_of(captions, 9, phrases=True)
+    images = np.arange(30, dtype=np.float32)[None, :, None]  # one view
+    texts = Ragged(np.arange(60, dtype=np.float32)[:, None], None)
+    phrases = Ragged(np.arange(len(plan.phrases), dtype=np.float32)[:, None], None)
+    held_out = HeldOutFeatures(plan.pairs, None, None)
+    plan = plan.completed(CachedFeatures(images, texts, held_out, [], phrases), None)
+    whole, own = plan.batch(2), plan.for_shards(4, range(1, 3)).batch(2)
+    rows = np.concatenate(whole.dealt(4)[1:3])
+    assert 0 < len(rows) < 9
+    for name in ("image_features", "text_features", "phrase_features"):
+        assert np.array_equal(getattr(own, name), getattr(whole, name)[rows])
+    assert own.phrase_tokens_BL is not None
+    assert len(own.phrase_tokens_BL) == 9
 
 
 def test_each_shard_of_streamed_data_comes_from_files_of_its_own() -> None:

@@ -250,7 +250,8 @@ class BatchPlan:
         """A teacher's embeddings of every image, and of every caption in the order of `captions`."""
         self.steps_per_epoch = len(pairs) // batch_size
         self._sections = Sections.of(pairs, batch_size, shards)
-        self._shards, self._own_shards = shards, None
+        self._shards = shards
+        self._own_shards: range | None = None
         self._planned: dict[int, tuple[np.ndarray, np.ndarray]] = {}
 
     def completed(self, frozen: FrozenFeatures | None, teacher: tuple[np.ndarray, np.ndarray] | None) -> BatchPlan:

@@ -9,6 +9,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import psutil
@@ -246,4 +247,5 @@ def _as_batches(loader: Iterable[dict[str, Tensor]]) -> Iterator[Batch]:
         warnings.simplefilter("ignore", UserWarning)
         batches = iter(loader)
     for tensors in batches:
-        yield Batch(**{name: tensor.numpy() for name, tensor in tensors.items()})
+        arrays: dict[str, Any] = {name: tensor.numpy() for name, tensor in tensors.items()}
+        yield Batch(**arrays)

@@ -62,8 +62,8 @@ class Inputs:
     """Pairs of each shard, which follow each other; empty where the batch is one."""
     shard_lengths: tuple[tuple[int, ...], ...] = ()
     """What `lengths` says, for each shard."""
-    first_loaded: int | None = None
-    """The row that the first of large tensors is, where only those of some shards are there; None where all are."""
+    own_shards: range | None = None
+    """The shards whose rows large tensors have; None where they have all."""
     image_features: Tensor | None = None
     """What the frozen part of the image tower makes of the images, which are empty then."""
     text_features: Tensor | None = None
@@ -114,7 +114,7 @@ class Inputs:
     def in_order(self, rows_B: Tensor) -> Inputs:
         """The same pairs in another order. What was loaded for some shards alone has their order already, and images
         that features stand in for are empty."""
-        stay = () if self.first_loaded is None else LARGE
+        stay = () if self.own_shards is None else LARGE
         moved = {name: tensor[rows_B] for name, tensor in self.tensors().items() if len(tensor) and name not in stay}
         square = {name: tensor[:, rows_B] for name, tensor in moved.items() if name in SQUARE}
         return replace(self, **(moved | square))
@@ -122,13 +122,14 @@ class Inputs:
     def shard(self, number: int) -> Inputs:
         """The pairs of one shard."""
         first, size = sum(self.shards[:number]), self.shards[number]
-        at = first - (self.first_loaded or 0)
-        assert at >= 0, "a shard that another rank computes"
+        loaded = range(len(self.shards)) if self.own_shards is None else self.own_shards
+        assert number in loaded, "a shard that another rank computes"
+        at = first - sum(self.shards[: loaded.start])
         own = {
             name: aligned(tensor[at : at + size]) if name in LARGE else tensor[first : first + size]
             for name, tensor in self.tensors().items()
         }
-        alone = replace(self, shards=(), shard_lengths=(), first_loaded=None)
+        alone = replace(self, shards=(), shard_lengths=(), own_shards=None)
         return replace(alone, **own, lengths=self.shard_lengths[number])
 
 
@@ -243,10 +244,8 @@ class TrainStep:
         """A batch in the order of its shards. All draws were made for the batch before."""
         dealt, lengths_B, longest = batch.dealt(self._shards), batch.lengths_B, inputs.tokens_BL.shape[1]
         lengths = [self._lengths(None if lengths_B is None else lengths_B[rows], longest) for rows in dealt]
-        sizes, own = tuple(map(len, dealt)), batch.own_shards
-        inputs = replace(inputs, first_loaded=None if own is None else sum(sizes[: own.start]))
-        ordered = inputs.in_order(torch.from_numpy(np.concatenate(dealt)))
-        return replace(ordered, lengths=(), shards=sizes, shard_lengths=tuple(lengths))
+        ordered = replace(inputs, own_shards=batch.own_shards).in_order(torch.from_numpy(np.concatenate(dealt)))
+        return replace(ordered, lengths=(), shards=tuple(map(len, dealt)), shard_lengths=tuple(lengths))
 
     def _phrases(self, batch: Batch, step: int) -> dict[str, Tensor]:
         """What there is of phrases, by the names that `Inputs` has for it."""
