@@ -23,7 +23,7 @@ import numpy as np
 import pytest
 import torch
 
-from lapclip.commands.resume import follow, resume
+from lapclip.commands.resume import follow, resume, take_part
 from lapclip.commands.train import train
 from lapclip.data.batches import Batch, deal
 from lapclip.data.loading import StreamedPixels
@@ -272,15 +272,15 @@ def test_the_tree_does_not_depend_on_who_adds() -> None:
     for shards in (1, 2, 3, 5, 8, 13):
         leaves = [torch.rand(1000, generator=draw) * 10.0**shard for shard in range(shards)]
 
-        def leaf(node: tuple[int, int], leaves: list[torch.Tensor] = leaves) -> list[torch.Tensor] | None:
-            return [leaves[node[0]].clone()] if node[1] - node[0] == 1 else None
+        def leaf(node: tuple[int, int], leaves: list[torch.Tensor] = leaves) -> torch.Tensor | None:
+            return leaves[node[0]].clone() if node[1] - node[0] == 1 else None
 
-        alone = add_in_tree((0, shards), leaf)[0]
+        alone = add_in_tree((0, shards), leaf)
         for count in range(1, shards + 2):
-            owned = [own_shards(rank, count, shards) for rank in range(count)]
+            owned = [own_shards(Ranks(rank, count), shards) for rank in range(count)]
             assert [shard for own in owned for shard in own] == list(range(shards))
             known = {node: add_in_tree(node, leaf) for own in owned for node in whole_nodes((0, shards), own)}
-            assert torch.equal(add_in_tree((0, shards), known.get)[0], alone)
+            assert torch.equal(add_in_tree((0, shards), known.get), alone)
 
 
 def test_shards_cost_alike() -> None:
@@ -382,25 +382,24 @@ def _steps() -> None:
 
 
 def _runs(runs: dict[str, list[str]]) -> None:
-    if machine_ranks.follows():  # as on another computer
+    if os.environ["RANK"] != "0":  # as on another computer
         other = Path("other").absolute()
         other.mkdir(exist_ok=True)
         os.chdir(other)
         os.environ["LAPCLIP_CACHE"] = str(other / "cache")
     for name, settings in runs.items():
-        if machine_ranks.follows():
-            with out_of_memory(wanted=name == "memory"):
-                follow()
-        else:
-            train("first-run", settings, name=f"{name}-together")
+        with join() as ranks:
+            if ranks.writes:
+                train("first-run", settings, name=f"{name}-together", ranks=ranks)
+            else:
+                with out_of_memory(wanted=name == "memory"):
+                    follow(ranks)
 
 
 def _streamed() -> None:
-    folder = Path.cwd()
-    if not machine_ranks.follows():
-        train("first-run", streamed(folder), name="streamed-together")
-        return
-    os.environ["LAPCLIP_CACHE"] = str(folder / "other")  # as on another computer
+    folder, follows = Path.cwd(), os.environ["RANK"] != "0"
+    if follows:
+        os.environ["LAPCLIP_CACHE"] = str(folder / "other")  # as on another computer
     decoded, found = StreamedPixels._decoded, set()
 
     def decoding(pixels: StreamedPixels, row: int) -> np.ndarray:
@@ -409,15 +408,13 @@ def _streamed() -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(StreamedPixels, "_decoded", decoding)
-        follow()
-    Path("read.txt").write_text("\n".join(found))
+        take_part(lambda ranks: train("first-run", streamed(folder), name="streamed-together", ranks=ranks))
+    if follows:
+        Path("read.txt").write_text("\n".join(found))
 
 
 def _resume(last: int) -> None:
-    if machine_ranks.follows():
-        follow()
-    else:
-        resume(None, stop_after(last))
+    take_part(lambda ranks: resume(None, stop_after(last), ranks=ranks))
 
 
 if __name__ == "__main__":

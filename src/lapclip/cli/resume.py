@@ -37,15 +37,10 @@ def resume(
     detached
         This is the process in the background.
     """
-    from lapclip.machine.ranks import follows, under_torchrun
+    from lapclip.machine.ranks import under_torchrun
 
     if background and under_torchrun():
         raise ConfigError("--background cannot be had under torchrun.", hint="nohup torchrun ... &, or a terminal")
-    if follows():
-        from lapclip.commands.resume import follow
-
-        follow()
-        return 0
     if background and not detached:
         from lapclip.commands.background import resume_in_background
 
@@ -54,10 +49,17 @@ def resume(
         emit({"run": str(found.path), "name": found.name, "state": "starting"}, lines, common)
         return 0
     from lapclip.commands.resume import resume as resume_run
+    from lapclip.commands.resume import take_part
     from lapclip.commands.run_setup import Callbacks
 
     with display() as shown:
         # In the background log.txt has the run's lines already.
-        outcome = resume_run(run, Callbacks([] if detached else [shown], shown.data_progress), detached=detached)
+        callbacks = Callbacks([] if detached else [shown], shown.data_progress)
+        if under_torchrun():
+            outcome = take_part(lambda ranks: resume_run(run, callbacks, ranks=ranks), callbacks)
+        else:
+            outcome = resume_run(run, callbacks, detached=detached)
+    if outcome is None:
+        return 0
     emit(outcome.to_dict(), summary(outcome, "since it was resumed"), None if detached else common)
     return outcome.exit_status

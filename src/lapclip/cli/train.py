@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -94,28 +95,24 @@ def train(
         The key of the folder that a run in the background fills.
     """
     from lapclip.commands.background import reserved_run, train_in_background, wait_for
-    from lapclip.machine.ranks import follows, under_torchrun
+    from lapclip.machine.ranks import under_torchrun
 
     if background and under_torchrun():
         raise ConfigError("--background cannot be had under torchrun.", hint="nohup torchrun ... &, or a terminal")
-    if follows():
-        from lapclip.commands.resume import follow
-
-        follow()
-        return 0
     if barred := [caption for caption in ask if "|" in caption]:
         raise ConfigError(f"--ask {barred[0]!r}: a caption that is followed holds no vertical bar.", hint="--ask twice")
-    for model in (start, teacher):
-        have_model(model, yes=yes)
-    recipe = recipe_for(data, recipe, start)
-    settings = (
-        *source_setting(data),
-        *start_setting(start),
-        *teacher_setting(teacher),
-        *settings,
-        *["work.polite=true"] * polite,
-        *[f"work.ask={'|'.join(ask)}"] * bool(ask),
-    )
+
+    def asked() -> tuple[str, tuple[str, ...]]:
+        """The recipe, and all settings that differ from it."""
+        for model in (start, teacher):
+            have_model(model, yes=yes)
+        own = *["work.polite=true"] * polite, *[f"work.ask={'|'.join(ask)}"] * bool(ask)
+        named = *source_setting(data), *start_setting(start), *teacher_setting(teacher)
+        return recipe_for(data, recipe, start), (*named, *settings, *own)
+
+    if under_torchrun():
+        return _train_together(asked, minutes, name, common)
+    recipe, settings = asked()
     if background and not reserved:  # whoever knows the key is the process in the background
         from lapclip.commands.choose_recipe import check_early  # brings numpy
 
@@ -141,6 +138,23 @@ def train(
         callbacks = Callbacks([] if reserved else [shown], shown.data_progress, shown.tuning_progress)
         outcome = train_run(recipe, settings, minutes, name, callbacks, reserved)
     emit(outcome.to_dict(), summary(outcome), None if reserved else common)
+    return outcome.exit_status
+
+
+def _train_together(
+    asked: Callable[[], tuple[str, tuple[str, ...]]], minutes: float | None, name: str | None, common: Common | None
+) -> int:
+    """Train on one of the ranks that torchrun started. Only the one that writes looks at what was asked for."""
+    from lapclip.commands.resume import take_part
+    from lapclip.commands.run_setup import Callbacks
+    from lapclip.commands.train import train as train_run
+
+    with display() as shown:
+        callbacks = Callbacks([shown], shown.data_progress, shown.tuning_progress)
+        outcome = take_part(lambda ranks: train_run(*asked(), minutes, name, callbacks, ranks=ranks), callbacks)
+    if outcome is None:
+        return 0
+    emit(outcome.to_dict(), summary(outcome), common)
     return outcome.exit_status
 
 

@@ -6,6 +6,7 @@ The ranks of torchrun that do not write do the same with a copy of what the writ
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -13,6 +14,7 @@ from typing import Any
 
 from lapclip.commands.run_setup import (
     FEATURES_TOGETHER,
+    NOTHING_LEFT,
     Callbacks,
     Ingredients,
     RunSetup,
@@ -26,6 +28,7 @@ from lapclip.commands.run_setup import (
 from lapclip.commands.train import (
     Outcome,
     competitors,
+    note_job,
     recording,
     run_to_end,
     share_run,
@@ -42,12 +45,12 @@ from lapclip.data.tokenizers import load_tokenizer
 from lapclip.errors import ConfigError, RunError
 from lapclip.machine.choose_device import choose_compile, choose_device, prepare_device
 from lapclip.machine.device import Device
-from lapclip.machine.ranks import ALONE, Ranks, join
+from lapclip.machine.ranks import ALONE, Ranks, job, join
 from lapclip.model.shapes import SHAPES
 from lapclip.progress import DataProgress
 from lapclip.runs import events
 from lapclip.runs.events import read_events
-from lapclip.runs.folder import Run, find_run
+from lapclip.runs.folder import Run, find_run, run_of_job
 from lapclip.suggest import command
 from lapclip.text import counted
 from lapclip.training.initial_weights import restore_initial_weights
@@ -60,42 +63,63 @@ from lapclip.tuning.choose_kernels import check_kernels
 from lapclip.tuning.resolve import is_partly_frozen, refuse_what_cannot_fit
 
 
-def resume(name: str | None, callbacks: Callbacks = Callbacks(), *, detached: bool = False) -> Outcome:
+def take_part(begin: Callable[[Ranks], Outcome], callbacks: Callbacks = Callbacks()) -> Outcome | None:
+    """Under torchrun: begin on the rank that writes, and follow it on the others. Where this job has begun already and
+    was started again, go on with its run. None for ranks that follow, and where the run is over."""
+    run = run_of_job(job())
+    with join(holds_run=run is not None) as ranks:
+        if not ranks.writes:
+            follow(ranks)
+            return None
+        if run is None:
+            return begin(ranks)
+        if run.last_state() == "finished":  # and another rank failed after that
+            ranks.connect()
+            ranks.from_writer({"task": NOTHING_LEFT, "run": run.name}, "set-up")
+            return None
+        return resume(str(run.path), callbacks, ranks=ranks)
+
+
+def resume(
+    name: str | None, callbacks: Callbacks = Callbacks(), *, detached: bool = False, ranks: Ranks = ALONE
+) -> Outcome:
     """Go on with a run; without a name, with the newest. For a `detached` process an earlier request to stop was
     forgotten before it was started: one that is there is meant for it."""
     began = time.perf_counter()
-    with join() as ranks:
-        run = find_run(name)
-        saved = run.read_settings()
-        work = build_config([Layer(str(run.settings), {"work": saved.get("work", {})})], SHAPES).work
-        with working_on(run, work):
-            if not detached:
-                run.clear_stop()  # first of all: a request made from now on is meant for this process
-            if run.last_state() == "finished":
-                raise RunError(f"{run.path} is finished; there is nothing to resume.", hint=command("eval", run.typed))
-            try:
-                setup = set_up_again(run, saved, callbacks.data_progress, ranks)
-            except KeyboardInterrupt:
-                told = f"Interrupted before {run.name} went on; it is as it was. Go on: {command('resume', run.typed)}"
-                raise KeyboardInterrupt(told) from None
-            with stop_signals() as signals, recording(run, callbacks, setup.config) as log:
-                training = start_training(run, setup, log, ranks)
-                skipped = restore(training)
-                if skipped is None:
-                    log.append(started(training, setup, []))  # killed before its first step: it starts again
-                else:
-                    log.append(_resumed(training, skipped, saved["train"].get("shards", 1)))
-                del setup  # so that what a fallback replaces is gone
-                share_run(training)
-                return run_to_end(training, signals, began)
+    run = find_run(name)
+    saved = run.read_settings()
+    work = build_config([Layer(str(run.settings), {"work": saved.get("work", {})})], SHAPES).work
+    with working_on(run, work):
+        if not detached:
+            run.clear_stop()  # first of all: a request made from now on is meant for this process
+        if run.last_state() == "finished":
+            raise RunError(f"{run.path} is finished; there is nothing to resume.", hint=command("eval", run.typed))
+        note_job(run)
+        try:
+            setup = set_up_again(run, saved, callbacks.data_progress, ranks)
+        except KeyboardInterrupt:
+            told = f"Interrupted before {run.name} went on; it is as it was. Go on: {command('resume', run.typed)}"
+            raise KeyboardInterrupt(told) from None
+        with stop_signals() as signals, recording(run, callbacks, setup.config) as log:
+            training = start_training(run, setup, log, ranks)
+            skipped = restore(training)
+            if skipped is None:
+                log.append(started(training, setup, []))  # killed before its first step: it starts again
+            else:
+                log.append(_resumed(training, skipped, saved["train"].get("shards", 1)))
+            del setup  # so that what a fallback replaces is gone
+            share_run(training)
+            return run_to_end(training, signals, began)
 
 
-def follow() -> None:
+def follow(ranks: Ranks) -> None:
     """Train on a rank that does not write, from what the writer has set up, to the end of its run."""
-    with join() as ranks, TemporaryDirectory(prefix="lapclip-rank-") as folder:
+    with TemporaryDirectory(prefix="lapclip-rank-") as folder:
         ranks.connect()
         while True:
             named = ranks.from_writer(what="set-up")
+            if named["task"] == NOTHING_LEFT:
+                return
             run = Run(Path(folder) / Path(named["run"]).name)
             run.path.mkdir(exist_ok=True)
             share_run_files(run, (), ranks)
@@ -109,7 +133,8 @@ def follow() -> None:
             del setup
             training.agree_on_progress()
             training.stop_reason = signals.reason
-            persist(training, lambda training: {}, build_again)
+            if persist(training, lambda training: {}, build_again) is None:
+                ranks.check_stop(training.stopped_by)
 
 
 def set_up_again(

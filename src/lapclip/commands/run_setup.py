@@ -26,7 +26,6 @@ from lapclip.config import (
     CLOSED_FORM,
     Config,
     Layer,
-    TrainConfig,
     build_config,
     check_teacher,
     minutes_layer,
@@ -72,7 +71,7 @@ from lapclip.training.frozen_features import (
 from lapclip.training.initial_weights import InitialWeights, find_initial_weights, initialise_logits
 from lapclip.training.loop import Training, score
 from lapclip.training.recovery import memory_explained
-from lapclip.training.shards import UNDER_TORCHRUN, own_shards
+from lapclip.training.shards import UNDER_TORCHRUN
 from lapclip.training.step import TrainStep
 from lapclip.training.teacher import TeacherEmbeddings, compute_teacher_embeddings, open_teacher, teacher_paths
 from lapclip.training.trackers import check_tracker
@@ -421,7 +420,7 @@ def saved_settings(setup: Ingredients) -> dict[str, Any]:
     return {"run": about, **asdict(setup.config), "reasons": setup.reasons}
 
 
-FEATURES_TOGETHER, TRAIN_TOGETHER = "features", "train"
+FEATURES_TOGETHER, TRAIN_TOGETHER, NOTHING_LEFT = "features", "train", "nothing"
 """What the rank that writes has the others do with what it gives them."""
 
 
@@ -509,14 +508,6 @@ def shared_by(step: AnyStep, ranks: Ranks) -> None:
     """From here on a step is shared by these ranks: not before, while the one that writes tries settings alone."""
     if isinstance(step, TrainStep):  # a recorded one is never shared
         step.ranks = ranks
-
-
-def own_batches(plan: BatchPlan, train: TrainConfig, ranks: Ranks) -> BatchPlan:
-    """The batches as a rank reads them: the pixels and features of its own shards alone."""
-    if not ranks.many:
-        return plan
-    shards = min(train.shards or ranks.count, plan.batch_size)
-    return plan.for_shards(shards, own_shards(ranks.rank, ranks.count, shards))
 
 
 def add_notes(setup: RunSetup, notes: Sequence[str]) -> RunSetup:

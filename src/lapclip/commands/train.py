@@ -24,7 +24,6 @@ from lapclip.commands.run_setup import (
     RunSetup,
     build_again,
     cached_for_others,
-    own_batches,
     saved_settings,
     set_up,
     share_run_files,
@@ -42,10 +41,10 @@ from lapclip.loss import LOSSES
 from lapclip.machine import facts, system_memory
 from lapclip.machine.desktop import Signals, kept_awake, notify
 from lapclip.machine.polite import PolitePauses
-from lapclip.machine.ranks import ALONE, Ranks, join, under_torchrun
+from lapclip.machine.ranks import ALONE, Ranks, job, under_torchrun
 from lapclip.machine.system_memory import SwapWatch
 from lapclip.model.clip import count_parameters
-from lapclip.paths import open_own
+from lapclip.paths import open_own, write_atomic
 from lapclip.runs import events
 from lapclip.runs.events import EventLog, read_events
 from lapclip.runs.folder import RUNS, Run, check_name, create_run
@@ -67,37 +66,39 @@ def train(
     name: str | None = None,
     callbacks: Callbacks = Callbacks(),
     reserved: str = "",
+    ranks: Ranks = ALONE,
 ) -> Outcome:
     """Train from a recipe in a new run. `reserved` is the key of a folder that was made for it in the foreground.
 
-    Under torchrun this is for the rank that writes; `follow` in commands/resume.py is for the others.
+    Under torchrun this is for the rank that writes (`take_part` in commands/resume.py).
     """
     began = time.perf_counter()
-    with join() as ranks:
-        check_name(name, reserved)
-        # A run in the background has its folder already. This one has none until all is ready, and may yet be refused.
-        beats = nullcontext() if reserved else Pulse([at_work_path(PREPARING)], str((RUNS / (name or "")).absolute()))
-        try:
-            with beats:
-                setup = set_up(recipe, settings, minutes, callbacks, ranks)
-        except KeyboardInterrupt:
-            raise KeyboardInterrupt("Interrupted before the run began: there is nothing to resume.") from None
-        run = create_run(name, setup.recipe, saved_settings(setup), reserved, partial(save_start, setup=setup))
-        with (
-            working_on(run, setup.config.work),
-            stop_signals() as signals,
-            recording(run, callbacks, setup.config) as log,
-        ):
-            training = start_training(run, setup, log, ranks)
-            log.append(started(training, setup, [*setup.notes, *competitors()]))
-            del setup  # so that what a fallback replaces is gone
-            share_run(training)
-            return run_to_end(training, signals, began)
+    check_name(name, reserved)
+    # A run in the background has its folder already. This one has none until all is ready, and may yet be refused.
+    beats = nullcontext() if reserved else Pulse([at_work_path(PREPARING)], str((RUNS / (name or "")).absolute()))
+    try:
+        with beats:
+            setup = set_up(recipe, settings, minutes, callbacks, ranks)
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt("Interrupted before the run began: there is nothing to resume.") from None
+    run = create_run(name, setup.recipe, saved_settings(setup), reserved, partial(save_start, setup=setup))
+    with working_on(run, setup.config.work), stop_signals() as signals, recording(run, callbacks, setup.config) as log:
+        training = start_training(run, setup, log, ranks)
+        log.append(started(training, setup, [*setup.notes, *competitors()]))
+        del setup  # so that what a fallback replaces is gone
+        share_run(training)
+        return run_to_end(training, signals, began)
 
 
 def stop_signals() -> Signals:
     """Listens for signals that ask a run to stop."""
     return Signals(twice=under_torchrun())
+
+
+def note_job(run: Run) -> None:
+    """Leave word of which job of torchrun works on a run: one that it starts again goes on with it."""
+    if under_torchrun():
+        write_atomic(run.job, job())
 
 
 def share_run(training: Training) -> None:
@@ -123,6 +124,7 @@ def save_start(run: Run, setup: RunSetup) -> None:
     save_tokenizer(setup.tokenizer, run.tokenizer)
     save_seen(setup.data.train.identities, run.seen, setup.config.train.start)
     save_bank(bank_of(setup.data.train.captions), run.questions)
+    note_job(run)
     if setup.initial_weights:
         save_model(setup.embedder, run.start)
         setup.initial_weights.read_from(run.start)
@@ -202,7 +204,7 @@ def start_training(
         run=run,
         config=setup.config,
         data=setup.data,
-        plan=own_batches(setup.plan, setup.config.train, ranks),
+        plan=setup.plan,
         step=setup.step,
         embedder=setup.embedder,
         device=setup.device,
@@ -221,6 +223,8 @@ def run_to_end(training: Training, signals: Signals, began: float) -> Outcome:
     training.stop_reason = signals.reason
     try:
         evaluation = persist(training, finish, build_again)
+        if evaluation is None:
+            training.ranks.check_stop(training.stopped_by)
     except Exception as error:
         with suppress(LapclipError):
             training.log.append(events.Failed(step=training.progress.step, error=str(error) or type(error).__name__))

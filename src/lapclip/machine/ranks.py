@@ -1,8 +1,9 @@
 """Several processes that train one model together: who they are, and what they say to each other.
 
 `torchrun` starts them, on one computer or on several, and gives each its number, its rank, in its environment. One rank
-writes the run; the others follow it. All of it goes by exchanges between two ranks: so a rank that waits knows for
-whom, and sums have the order that is asked for, which a collective leaves open.
+writes the run, on the computer that began it, whatever its number; the others follow it. All of it goes by exchanges
+between two ranks: so a rank that waits knows for whom, and sums have the order that is asked for, which a collective
+leaves open.
 
 No other module imports `torch.distributed`, and this one not before ranks meet: a process alone does not pay for it.
 """
@@ -15,14 +16,19 @@ import math
 import os
 import platform
 import re
+import secrets
+import socket
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, TypeVar
+
+import psutil
 
 from lapclip.errors import LostRank, TrainingError, first_line
 from lapclip.paths import write_atomic
@@ -34,22 +40,29 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-WRITER = 0
-"""The rank that has the run's folder, chooses the settings and speaks to the user."""
-TIME_OUT = 1800.0
-"""Seconds that an exchange may take. The others wait as long for what the writer does alone, such as an evaluation."""
+TIME_OUT = timedelta(days=1)
+"""What the engine allows an exchange. The others wait as long for what the writer does alone, such as an evaluation; a
+rank that is gone is noticed by its silence."""
+MEET_WITHIN = timedelta(minutes=5)
+"""How long the processes that torchrun has started may take to find each other."""
 SAY_AFTER = 60.0
 """Seconds of waiting after which a rank says what it waits for, and again after as many."""
+SILENT_AFTER = 75.0
+"""Seconds without a sign of life after which a rank counts as gone. TCP tries again 51 s after a link went down, so one
+that is back after half a minute has carried something by then."""
 LOOK_EVERY = 2.0
-"""Seconds between two looks at whether the writer is ready or has failed, so that Ctrl-C is heard meanwhile."""
+"""Seconds between two signs of life."""
 WORD_COMES = 5.0
 """Seconds in which a rank that failed has told the others what to do."""
+LAST_WORDS = 1.0
+"""Seconds that the rank which keeps the words of all stays after a failure, so that they are read."""
 SHARES = 8
 """Items that a rank computes before it gives them to the others."""
 TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 """What torchrun puts into the environment of every process."""
+ENDPOINT = "PET_RDZV_ENDPOINT"
+"""Where torchrun takes the address of the rendezvous from, unless it is on its command line."""
 _FAILED, _BACKEND = "failed", "backend"
-_MEETINGS = itertools.count()
 
 
 def under_torchrun() -> bool:
@@ -57,19 +70,23 @@ def under_torchrun() -> bool:
     return all(os.environ.get(name) for name in TORCHRUN)
 
 
-def follows() -> bool:
-    """Whether this process follows another rank, which writes."""
-    return under_torchrun() and int(os.environ["RANK"]) != WRITER
+def job() -> str:
+    """What the processes of one start of torchrun have in common, those that it starts again included."""
+    given = os.environ.get("TORCHELASTIC_RUN_ID", "none")
+    if given == "none":  # nobody named it: then it is the agent that tells it from others
+        agent = psutil.Process().parent()
+        given = f"{agent.pid} {agent.create_time()}" if agent else str(os.getppid())
+    return json.dumps([given, *sys.argv[1:]])
 
 
 @contextmanager
-def join() -> Iterator[Ranks]:
+def join(*, holds_run: bool = False) -> Iterator[Ranks]:
     """This process among its ranks; one that torchrun did not start is alone. An error in here ends this rank, and the
-    others are told which and why."""
-    if not under_torchrun() or int(os.environ["WORLD_SIZE"]) == 1:
+    others are told which and why. `holds_run` says that this computer has the run that is gone on with."""
+    if not under_torchrun():
         yield ALONE
         return
-    ranks = _meet()
+    ranks = _meet(holds_run)
     try:
         yield ranks
     except BaseException as error:
@@ -79,9 +96,8 @@ def join() -> Iterator[Ranks]:
         ranks.close()
 
 
-def _meet() -> Ranks:
+def _meet(holds_run: bool) -> Ranks:
     import torch
-    import torch.distributed as dist
     from torch.distributed.rendezvous import rendezvous
 
     local = int(os.environ.get("LOCAL_RANK", "0"))
@@ -89,34 +105,94 @@ def _meet() -> Ranks:
         torch.accelerator.set_device_index(local)
     rank, count = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     address = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+    # Of several ranks of one computer the first one writes.
+    claim = 0 if local else 1 + 2 * _keeps_rendezvous() + 4 * holds_run
     try:
-        store, *_ = next(iter(rendezvous("env://", rank, count, timeout=timedelta(seconds=TIME_OUT))))
+        store, *_ = next(iter(rendezvous("env://", rank, count, timeout=MEET_WITHIN)))
+        part = _own_part(store, rank, count)
+        part.set(f"alive/{rank}", "0")
+        part.set(f"claim/{rank}", str(claim))
+        claims = [int(part.get(f"claim/{other}")) for other in range(count)]
     except (RuntimeError, ValueError, OSError) as error:
         raise TrainingError(
             f"Rank {rank} does not reach the others at {address}: {first_line(error)}.",
             hint="the same --master-addr on all hosts, and a firewall that lets its port through",
         ) from error
-    # A process that trains again, as a script may, does not read what was said the time before.
-    own = dist.PrefixStore(f"lapclip/{next(_MEETINGS)}", store)  # pyright: ignore[reportPrivateImportUsage]
-    return Ranks(rank, count, own)
+    return Ranks(rank, count, part, claims.index(max(claims)))
+
+
+def _own_part(store: Any, rank: int, count: int) -> Any:
+    """A part of the store that these processes alone know: it may have words of processes that were here before, and
+    torchrun gives no number to tell their time from this one. So everybody says something that nobody said before, and
+    rank 0 answers to that with the name of the part."""
+    import torch.distributed as dist
+
+    def part(name: str) -> Any:
+        return dist.PrefixStore(f"lapclip/{name}", store)  # pyright: ignore[reportPrivateImportUsage]
+
+    own = secrets.token_hex(8)
+    hello, welcome = "lapclip/hello/{}", "lapclip/welcome/{}"
+    if rank:
+        store.set(hello.format(rank), own)
+        while True:
+            said, name = json.loads(store.get(welcome.format(rank)))
+            if said == own:
+                return part(name)
+            time.sleep(0.02)
+    found = part(own)
+    while missing := [other for other in range(1, count) if not found.check([f"claim/{other}"])]:
+        for other in missing:
+            if store.check([hello.format(other)]):
+                said = store.get(hello.format(other)).decode()
+                store.set(welcome.format(other), json.dumps([said, own]))
+        time.sleep(0.02)
+    return found
+
+
+def _keeps_rendezvous() -> bool:
+    """Whether the computers that train together meet at this one."""
+    address = os.environ.get(ENDPOINT) or os.environ["MASTER_ADDR"]
+    with suppress(psutil.Error):
+        agent = psutil.Process().parent()
+        words = " ".join(agent.cmdline()) if agent else ""
+        asked = re.search(r"--rdzv[-_]endpoint[= ](\S+)", words)
+        address = asked[1] if asked else address
+    host = address.rsplit(":", 1)[0] if address.count(":") == 1 or "]" in address else address
+    try:
+        family, kind, number, _, found = socket.getaddrinfo(host.strip("[]"), 0, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind, number) as tried:
+            tried.bind(found)  # an address of another computer cannot be had
+    except OSError:
+        return False
+    return True
 
 
 class Ranks:
     """The processes that train one model, as one of them sees them."""
 
-    def __init__(self, rank: int = 0, count: int = 1, store: Any = None) -> None:
-        self.rank, self.count = rank, count
+    def __init__(self, rank: int = 0, count: int = 1, store: Any = None, writer: int = 0) -> None:
+        self.rank, self.count, self.writer = rank, count, writer
         self._store: Any = store
         """Where ranks leave words for each other before they are connected, and after one is lost."""
         self._changes = 0
         """How often the ranks have changed their settings."""
         self._open, self._by_gpu = True, False
         """Whether tensors go from GPU to GPU; else they take the way over the CPU."""
-        self._waiting: tuple[float, str] | None = None
+        self._waiting: dict[int, tuple[float, str]] = {}
+        """Since when each thread of this rank waits, and for what."""
+        self._heard = dict.fromkeys(range(count), time.monotonic())
+        """When each rank last gave a sign of life."""
+        self._thread: ThreadPoolExecutor | None = None
+        self._stream: Any = None
+        """What exchanges while this rank computes: a thread, or a queue of the GPU."""
+        self.speeds = [1] * count
+        """How many shards each rank has, in proportion to the others."""
+        self.connected = False
         self.sent_bytes, self.waited_seconds = 0, 0.0
         """What this rank has sent, and how long it has waited for others."""
-        if self.many:
-            threading.Thread(target=self._say, name="lapclip-ranks", daemon=True).start()
+        if self.many and store is not None:
+            for task in (self._live, self._look_after):
+                threading.Thread(target=task, name="lapclip-ranks", daemon=True).start()
 
     @property
     def many(self) -> bool:
@@ -125,7 +201,7 @@ class Ranks:
     @property
     def writes(self) -> bool:
         """Whether this rank has the run's folder."""
-        return self.rank == WRITER
+        return self.rank == self.writer
 
     @property
     def others(self) -> list[int]:
@@ -139,13 +215,15 @@ class Ranks:
         text = "interrupted" if isinstance(error, KeyboardInterrupt) else one_line(first_line(error, 300))
         with suppress(Exception):  # whoever keeps the words may be gone
             self._store.set(_FAILED, f"rank {self.rank} on {platform.node()} ended: {text}")
+            if self.many and self.rank == 0:
+                time.sleep(LAST_WORDS)
 
     def connect(self, *, cuda: bool = False) -> None:
         """Meet the others, when the writer is ready: it may have been at work for long. `cuda` is the writer's word."""
         import torch
         import torch.distributed as dist
 
-        if not self.many or dist.is_initialized():
+        if self is ALONE or dist.is_initialized():
             return
         if self.writes:
             alone = int(os.environ.get("LOCAL_WORLD_SIZE", "1")) <= torch.accelerator.device_count()
@@ -154,13 +232,14 @@ class Ranks:
             self._await(_BACKEND, "set-up")
         backend = self._store.get(_BACKEND).decode()
         self._by_gpu = "nccl" in backend
-        limit = timedelta(seconds=TIME_OUT)
-        self._waiting = time.monotonic(), "all ranks"
         try:
-            dist.init_process_group(backend, store=self._store, rank=self.rank, world_size=self.count, timeout=limit)
+            with self._waits("all ranks"):
+                dist.init_process_group(
+                    backend, store=self._store, rank=self.rank, world_size=self.count, timeout=TIME_OUT
+                )
         except RuntimeError as error:
-            raise self._lost(WRITER, "connection", error) from error
-        self._waiting = None
+            raise self._lost(self.writer, "connection", error) from error
+        self.connected = True
 
     def agree_on_change(self, change: Any) -> Any:
         """What all ranks do after one of them could not go on: what the first to fail says, or None where none says
@@ -178,42 +257,86 @@ class Ranks:
 
     def _await(self, key: str, what: str) -> None:
         """Wait for something that the writer will say, as long as it takes."""
-        self._waiting = time.monotonic(), f"the {what} of rank {WRITER}"
-        while True:
-            try:
-                if self._store.check([key]):
-                    break
-                if self._store.check([_FAILED]):
-                    raise self._lost(WRITER, what)
-            except RuntimeError as error:  # the agent that kept it has ended
-                raise self._lost(WRITER, what, error) from error
-            time.sleep(min(LOOK_EVERY, 0.05 + 0.1 * (time.monotonic() - self._waiting[0])))
-        self._waiting = None
+        began = time.monotonic()
+        with self._waits(f"the {what} of rank {self.writer}"):
+            while True:
+                try:
+                    if self._store.check([key]):
+                        return
+                    if self._store.check([_FAILED]):
+                        raise self._lost(self.writer, what)
+                except RuntimeError as error:  # whoever kept it has ended
+                    raise self._lost(self.writer, what, error) from error
+                time.sleep(min(LOOK_EVERY, 0.05 + 0.1 * (time.monotonic() - began)))
 
     # What ranks say to each other
 
-    def exchange(self, outgoing: Mapping[int, Tensor], incoming: Mapping[int, Tensor], what: str) -> None:
+    def exchange(
+        self, outgoing: Mapping[int, Sequence[Tensor]], incoming: Mapping[int, Sequence[Tensor]], what: str
+    ) -> None:
         """Send tensors to ranks and fill others with what ranks send, all at once. Empty ones are not sent."""
         import torch.distributed as dist
 
-        began = time.monotonic()
         # One order for all: a rank's receives are posted before its sends.
-        operations = [(dist.irecv, peer, tensor) for peer, tensor in incoming.items() if tensor.numel()]
-        operations += [(dist.isend, peer, tensor) for peer, tensor in outgoing.items() if tensor.numel()]
+        operations = [(dist.irecv, peer, t) for peer, tensors in incoming.items() for t in tensors if t.numel()]
+        operations += [(dist.isend, peer, t) for peer, tensors in outgoing.items() for t in tensors if t.numel()]
         if not operations:
             return
-        self._waiting = began, f"{what} of rank {operations[0][1]}"
         peers = [peer for _, peer, _ in operations]
         peer = peers[0]
         try:
-            works = dist.batch_isend_irecv([dist.P2POp(do, tensor, peer) for do, peer, tensor in operations])
+            with self._waits(f"{what} of rank {peer}"):
+                works = dist.batch_isend_irecv([dist.P2POp(do, tensor, peer) for do, peer, tensor in operations])
             for peer, work in zip(peers if len(works) == len(peers) else peers[:1], works, strict=False):
-                self._waiting = began, f"{what} of rank {peer}"
-                work.wait()
+                with self._waits(f"{what} of rank {peer}"):
+                    work.wait()
         except RuntimeError as error:
             raise self._lost(peer, what, error) from error
-        self._waiting = None
-        self.sent_bytes += sum(tensor.numel() * tensor.element_size() for tensor in outgoing.values())
+        self.sent_bytes += sum(t.numel() * t.element_size() for tensors in outgoing.values() for t in tensors)
+
+    @contextmanager
+    def _waits(self, what: str) -> Iterator[None]:
+        """While this rank can do nothing but wait."""
+        began, thread = time.monotonic(), threading.get_ident()
+        self._waiting[thread] = began, what
+        try:
+            yield
+        finally:
+            self._waiting.pop(thread, None)
+            if threading.current_thread() is threading.main_thread():
+                self.waited_seconds += time.monotonic() - began
+
+    def aside(self, task: Callable[[], None]) -> Future[None]:
+        """Do what sends and receives while this rank computes on. Tasks come one after the other."""
+        if self._by_gpu:  # nothing waits for it: the engine has its own queue on the GPU
+            done: Future[None] = Future()
+            with self._gpu_queue():
+                task()
+            done.set_result(None)
+            return done
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(1, thread_name_prefix="lapclip-exchange")
+        return self._thread.submit(task)
+
+    @contextmanager
+    def _gpu_queue(self) -> Iterator[None]:
+        import torch
+
+        current = torch.cuda.current_stream()
+        self._stream = self._stream or torch.cuda.Stream()
+        self._stream.wait_stream(current)
+        with torch.cuda.stream(self._stream):
+            yield
+
+    def wait_for(self, tasks: Sequence[Future[None]], what: str) -> None:
+        """Wait until what was begun aside is done."""
+        began = time.monotonic()
+        for task in tasks:
+            task.result()
+        if self._stream is not None:
+            import torch
+
+            torch.cuda.current_stream().wait_stream(self._stream)
         self.waited_seconds += time.monotonic() - began
 
     def gathered(self, own: Tensor, rows: Sequence[int], what: str) -> Tensor:
@@ -224,7 +347,7 @@ class Ranks:
 
         own = self.ready(own)
         found = [own if rank == self.rank else own.new_empty(n, *own.shape[1:]) for rank, n in enumerate(rows)]
-        self.exchange(dict.fromkeys(self.others, own), {rank: found[rank] for rank in self.others}, what)
+        self.exchange({rank: [own] for rank in self.others}, {rank: [found[rank]] for rank in self.others}, what)
         return torch.cat(found)
 
     def in_shares(self, items: Sequence[T], compute: Callable[[T], np.ndarray]) -> Iterator[np.ndarray]:
@@ -256,19 +379,19 @@ class Ranks:
             at += found[-1].nbytes
         return found
 
-    def reduced(self, tensor: Tensor) -> Tensor:
-        """The sum over all ranks, in whatever order the collective has."""
+    def reduce(self, tensor: Tensor) -> None:
+        """Replace a tensor by its sum over all ranks, in whatever order the collective has."""
         import torch.distributed as dist
 
-        tensor = self.ready(tensor)
-        self._waiting = time.monotonic(), "the gradients of all ranks"
+        held = self.ready(tensor)
         try:
-            dist.all_reduce(tensor)
+            with self._waits("the gradients of all ranks"):
+                dist.all_reduce(held)
         except RuntimeError as error:
             raise self._lost((self.rank + 1) % self.count, "gradients", error) from error
-        self._waiting = None
+        if held.data_ptr() != tensor.data_ptr():
+            tensor.copy_(held)
         self.sent_bytes += tensor.numel() * tensor.element_size()
-        return tensor
 
     def from_rank(self, source: int, value: Any = None, what: str = "word") -> Any:
         """What one rank says, as JSON says it: its own value there, that rank's everywhere else."""
@@ -278,7 +401,7 @@ class Ranks:
 
     def from_writer(self, value: Any = None, what: str = "word") -> Any:
         """What the writer says."""
-        return self.from_rank(WRITER, value, what)
+        return self.from_rank(self.writer, value, what)
 
     def agreed(self, wish: str | None) -> str | None:
         """The wish of the first rank that has one, for all; None where none has."""
@@ -292,7 +415,13 @@ class Ranks:
             return None
         rank = int(wishes.argmax())
         said = self.from_rank(rank, wish)
-        return said if rank == WRITER else f"{said} on rank {rank}"
+        return said if self.writes and rank == self.rank else f"{said} on rank {rank}"
+
+    def check_stop(self, reason: str) -> None:
+        """Raise where another rank was told to end by its own system, and not all of them by a person: then torchrun
+        starts again those that are left."""
+        if reason.startswith("SIGTERM on rank") and not reason.endswith(f" {self.rank}"):
+            raise LostRank(f"{reason}: it was told to end, so all have saved and ended.", hint="lapclip resume goes on")
 
     def share_files(self, folder: Path, files: Sequence[Path] = ()) -> None:
         """Give the others files of the writer's folder. They put them into a folder of their own, where they are not
@@ -302,11 +431,11 @@ class Ranks:
         listed = [path.relative_to(folder).as_posix() for path in files]
         for name in self.from_writer(listed, "list of files"):
             path = folder / PurePosixPath(name)
-            body = self._bytes_from(WRITER, path.read_bytes() if self.writes else b"", name)
+            body = self._bytes_from(self.writer, path.read_bytes() if self.writes else b"", name)
             if self.writes or path.exists():
                 continue
             if not path.resolve().is_relative_to(folder.resolve()):
-                raise TrainingError(f"Rank {WRITER} sent a file for another folder: {one_line(name)}.")
+                raise TrainingError(f"Rank {self.writer} sent a file for another folder: {one_line(name)}.")
             path.parent.mkdir(parents=True, exist_ok=True)
             write_atomic(path, body)
 
@@ -315,11 +444,11 @@ class Ranks:
 
         size = torch.tensor([len(body)], dtype=torch.int64)
         mine = self.rank == source
-        self.exchange(dict.fromkeys(self.others, size) if mine else {}, {} if mine else {source: size}, what)
+        self.exchange({rank: [size] for rank in self.others} if mine else {}, {} if mine else {source: [size]}, what)
         held = torch.frombuffer(bytearray(body), dtype=torch.uint8) if body and mine else None
         if held is None:
             held = torch.empty(int(size), dtype=torch.uint8)
-        self.exchange(dict.fromkeys(self.others, held) if mine else {}, {} if mine else {source: held}, what)
+        self.exchange({rank: [held] for rank in self.others} if mine else {}, {} if mine else {source: [held]}, what)
         return body if mine else held.numpy().tobytes()
 
     def ready(self, tensor: Tensor) -> Tensor:
@@ -344,26 +473,53 @@ class Ranks:
             hint="what that rank printed; then lapclip resume with the same torchrun line",
         )
 
-    def _say(self) -> None:
-        """Say now and then what is waited for."""
+    def _live(self) -> None:
+        """Give signs of life, and take note of those of the others. Where a link is down this waits with it."""
+        last: dict[int, bytes] = {}
+        names = [f"alive/{rank}" for rank in range(self.count)]
+        for beat in itertools.count(1):
+            if not self._open:
+                return
+            try:
+                self._store.set(names[self.rank], str(beat))
+                for rank, said in enumerate(self._store.multi_get(names)):
+                    if said != last.get(rank):
+                        last[rank], self._heard[rank] = said, time.monotonic()
+            except RuntimeError:  # whoever kept them is gone: then nothing is heard any more
+                return
+            time.sleep(LOOK_EVERY)
+
+    def _look_after(self) -> None:
+        """Say now and then what is waited for, and end this process where that will never come: nothing else can, while
+        it waits for the network."""
         said = 0.0
         while self._open:
             time.sleep(LOOK_EVERY)
-            waiting, now = self._waiting, time.monotonic()
-            if waiting and now - max(waiting[0], said) > SAY_AFTER:
-                said = now
+            waiting, now = min(list(self._waiting.values()), default=None), time.monotonic()
+            if waiting is None:
+                continue
+            who = f"rank {self.rank} of {counted(self.count, 'rank')}"
+            silent = [rank for rank in self.others if now - max(waiting[0], self._heard[rank]) > SILENT_AFTER]
+            if silent and self._open:
                 print(
-                    f"rank {self.rank} of {counted(self.count, 'rank')} waits for {waiting[1]}, "
-                    f"{duration(now - waiting[0])} so far",
+                    f"Error: {who} waited for {waiting[1]}, and has heard nothing of "
+                    f"{', '.join(f'rank {rank}' for rank in silent)} for {duration(SILENT_AFTER)}. It ends; torchrun "
+                    "starts it again if it may (--max-restarts), else lapclip resume goes on.",
                     file=sys.stderr,
                     flush=True,
                 )
+                os._exit(1)
+            if now - max(waiting[0], said) > SAY_AFTER:
+                said = now
+                print(f"{who} waits for {waiting[1]}, {duration(now - waiting[0])} so far", file=sys.stderr, flush=True)
 
     def close(self) -> None:
         """Part from the others."""
         import torch.distributed as dist
 
-        self._open = False
+        self._open = self.connected = False
+        if self._thread is not None:
+            self._thread.shutdown(wait=False, cancel_futures=True)
         if dist.is_initialized():
             with suppress(Exception):  # of a rank that is gone
                 dist.destroy_process_group()

@@ -16,6 +16,7 @@ from lapclip.errors import LapclipError
 from lapclip.machine.facts import python
 
 PHASES = ("load", "preprocess", "transfer", "forward", "backward", "optimizer")
+"""Of every step; where several ranks share it, they also wait for an "exchange"."""
 WORTH = 1.03
 """How many times as fast something has to be to count as faster: less is noise."""
 BUSY = 0.25
@@ -79,7 +80,7 @@ class Stopwatch:
         start = time.perf_counter()
         yield
         self._synchronise()
-        self._seconds[name] += time.perf_counter() - start
+        self._seconds[name] = self._seconds.get(name, 0.0) + time.perf_counter() - start
 
     def discard(self) -> None:
         """Forget what was measured: the step turned out to have no phases."""

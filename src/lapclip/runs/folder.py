@@ -14,6 +14,7 @@ questions.json  captions and phrases that stand for questions in general
 calibration.safetensors  what `lapclip eval` found of its scores, for search
 lock            held by the process that works on the run; the system frees it when that process dies
 pulse           which process that is, and when it last gave a sign of life
+job             which job of torchrun worked on it last, where one did
 stop            there while someone asks the run to save and end
 starting        in place of run.toml until a run in the background has chosen its settings; says what it waits for
 """
@@ -37,6 +38,7 @@ from lapclip import paths
 from lapclip.config import BY_NAME, SECTIONS
 from lapclip.errors import RunBusy, RunError, nearest
 from lapclip.paths import (
+    LARGEST_SETTINGS,
     first_link,
     has_second_name,
     hidden_path,
@@ -88,6 +90,8 @@ class Run:
         """Its question bank (`lapclip.evaluation.hubness`)."""
         self.calibration = path / "calibration.safetensors"
         """What held-out pairs say of its scores (`lapclip.evaluation.calibration`)."""
+        self.job = path / "job"
+        """Which job of torchrun worked on it last (`lapclip.machine.ranks.job`)."""
         self._stop = path / "stop"
         self._lock = path / "lock"
 
@@ -433,6 +437,15 @@ def find_run(name: str | None) -> Run:
     known = [run.name for run in runs]
     detail = nearest(name, known) if known else "There are none there."
     raise RunError(f"No run called {name} in {RUNS.absolute()}. {detail}", hint="lapclip runs")
+
+
+def run_of_job(job: str) -> Run | None:
+    """The newest run in this folder that a job of torchrun has worked on."""
+    for run in reversed(all_runs()):
+        with suppress(OSError):
+            if read_bytes(run.job, LARGEST_SETTINGS, own=True) == job.encode():
+                return run
+    return None
 
 
 def all_runs() -> list[Run]:

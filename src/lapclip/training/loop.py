@@ -35,6 +35,7 @@ from lapclip.training.frozen_features import CachedFeatures
 from lapclip.training.initial_weights import InitialWeights
 from lapclip.training.optimizer import cheap_steps, learning_rate
 from lapclip.training.probes import ProbeCaptions
+from lapclip.training.shards import own_batches
 from lapclip.training.step import StepMetrics
 
 MEMORY_EVERY = 50
@@ -71,6 +72,8 @@ class Training:
     stop_reason: Callable[[], str | None] = lambda: None
     swap: SwapWatch | None = field(default_factory=SwapWatch)
     """None where nothing is left that would help against swapping."""
+    stopped_by: str = ""
+    """Who or what stopped the run, where that was."""
     ended_early: str = ""
     """Why the run ended before its last step, where it did."""
     start_evaluation: dict[str, Any] | None = None
@@ -94,6 +97,7 @@ class Training:
         began, before = time.perf_counter(), self.progress.training_seconds
         last_saved = began
         loaders = self.config.train.loader_threads
+        self.plan = own_batches(self.plan, self.config.train.shards, self.ranks)
         batches = prefetch(self.plan, self.progress.step + 1, self.steps, 1 if loaders == AUTO else int(loaders))
         for number in range(self.progress.step + 1, self.steps + 1):
             self.step.touched = False  # until the optimiser begins, all is as the last step left it
@@ -117,6 +121,7 @@ class Training:
             if reason:
                 batches.close()
                 self.log.append(events.Stopped(step=number, reason=reason))
+                self.stopped_by = reason
                 return reason
             if self.out_of_patience(number):
                 batches.close()

@@ -40,6 +40,7 @@ class RoundedCopy:
                     self._rounded.append(rounded)
             else:
                 setattr(owner, last, parameter)
+        self._leaves = dict(zip(self._exact, self._rounded, strict=True))
 
     @torch.no_grad()
     def refresh(self) -> None:
@@ -72,6 +73,19 @@ class RoundedCopy:
             for total, (_, gradient) in zip(sums, pairs, strict=True):
                 total.add_(gradient.to(total.dtype))
         self.forget()
+
+    def leaf_of(self, parameter: Tensor) -> Tensor:
+        """Where the gradient of one of the original's parameters arrives."""
+        return self._leaves.get(parameter, parameter)
+
+    @torch.no_grad()
+    def hand_over_one(self, parameter: Tensor, leaf: Tensor) -> None:
+        """`hand_over` for a single parameter, as soon as the gradient of its leaf is there."""
+        if leaf is parameter or leaf.grad is None:
+            return
+        gradient = leaf.grad.to(parameter.dtype)
+        parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)
+        leaf.grad = None
 
 
 def enters_products(name: str) -> bool:

@@ -52,6 +52,7 @@ def persist(training: Training, finish: Callable[[Training], dict[str, Any]], bu
         try:
             if training.train():
                 return None
+            training.ranks.close()
             training.ranks = ALONE  # the others have done all there was for them to do
             return finish(training)
         except Exception as error:

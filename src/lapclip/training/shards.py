@@ -7,28 +7,45 @@ this order is the same on one rank and on many. A rank has whole shards that fol
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import math
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 
 import torch
 from torch import Tensor
 
+from lapclip.data.batches import BatchPlan
 from lapclip.machine.ranks import Ranks
 
 UNDER_TORCHRUN = 8
 """Shards of a run that torchrun starts, unless it asks for others: they can be shared by 2, 4 and 8 ranks equally."""
-BUCKET = 4_000_000
-"""Numbers that are exchanged at once."""
+LARGE = 1 << 18
+"""Numbers from which on a gradient travels from where it is; smaller ones are copied together first."""
+TOGETHER = 1 << 20
+"""Numbers of small gradients that travel together."""
+WORTH_ROWS = 0.5
+"""Share of a table's rows up to which only those that were used travel."""
 
 Node = tuple[int, int]
 """Shards that are added up to one sum: the first, and the one after the last."""
 
 
-def own_shards(rank: int, ranks: int, shards: int) -> range:
-    """The shards of a rank. Where there are fewer than ranks, some have none."""
-    return range(rank * shards // ranks, (rank + 1) * shards // ranks)
+def own_shards(ranks: Ranks, shards: int, rank: int | None = None) -> range:
+    """The shards of a rank, by default of this one. Where there are fewer than ranks, some have none."""
+    speeds, rank = ranks.speeds, ranks.rank if rank is None else rank
+    first, last = sum(speeds[:rank]), sum(speeds[: rank + 1])
+    return range(first * shards // sum(speeds), last * shards // sum(speeds))
 
 
-def add_in_tree(node: Node, value: Callable[[Node], list[Tensor] | None]) -> list[Tensor]:
+def own_batches(plan: BatchPlan, shards: int, ranks: Ranks) -> BatchPlan:
+    """The batches as a rank reads them: the pixels and features of its own shards alone."""
+    if not ranks.many:
+        return plan
+    shards = min(shards or ranks.count, plan.batch_size)
+    return plan.for_shards(shards, own_shards(ranks, shards))
+
+
+def add_in_tree(node: Node, value: Callable[[Node], Tensor | None]) -> Tensor:
     """The sum over the shards of a node: that of its first half, with that of the rest added in place.
 
     `value` gives a sum that is known, and None where it has to be made from halves.
@@ -37,9 +54,7 @@ def add_in_tree(node: Node, value: Callable[[Node], list[Tensor] | None]) -> lis
     if known is not None:
         return known
     first, second = halves(node)
-    total = add_in_tree(first, value)
-    torch._foreach_add_(total, add_in_tree(second, value))  # pyright: ignore[reportPrivateImportUsage]
-    return total
+    return add_in_tree(first, value).add_(add_in_tree(second, value))
 
 
 def halves(node: Node) -> tuple[Node, Node]:
@@ -59,69 +74,174 @@ def whole_nodes(node: Node, own: range) -> list[Node]:
     return [found for half in halves(node) for found in whole_nodes(half, own)]
 
 
-def sum_over_shards(
-    shards: int, of_shard: Callable[[int], list[Tensor]], like: Sequence[Tensor], ranks: Ranks
-) -> list[Tensor]:
-    """The sum of what each shard gives, the same on every rank. A rank computes its own shards, in their order.
+def nodes_ended(node: Node) -> dict[int, int]:
+    """How many sums of two are complete with each shard of a node."""
+    if node[1] - node[0] == 1:
+        return {node[0]: 0}
+    first, second = halves(node)
+    found = nodes_ended(first) | nodes_ended(second)
+    found[node[1] - 1] += 1
+    return found
 
-    `like` has the shapes of what a shard gives, for ranks without one.
+
+class GradientSum:
+    """The gradients of one batch, summed over its shards and over all ranks.
+
+    Those of a rank's last shard may come one by one, while the backward pass still runs: what is complete then travels
+    meanwhile. Every rank sends and receives in the same order.
     """
-    whole = (0, shards)
-    own = {
-        node: add_in_tree(node, lambda node: of_shard(node[0]) if node[1] - node[0] == 1 else None)
-        for node in whole_nodes(whole, own_shards(ranks.rank, ranks.count, shards))
-    }
-    if not ranks.many:
-        return own[whole]
-    total = next(iter(own.values())) if own else [torch.empty_like(tensor) for tensor in like]
-    for bucket in buckets(like):
-        flat = {node: _flat(tensors[bucket]) for node, tensors in own.items()}
-        summed = _sum_between(flat, shards, like[bucket], ranks)
-        views = summed.split([tensor.numel() for tensor in like[bucket]])
-        # Into tensors of their own: where numbers lie in memory may decide how a kernel rounds.
-        for into, view in zip(total[bucket], views, strict=True):
-            into.copy_(view.view_as(into))
-    return total
+
+    def __init__(
+        self,
+        like: Sequence[Tensor],
+        shards: int,
+        ranks: Ranks,
+        *,
+        ordered: bool = True,
+        table: int | None = None,
+        rows: Tensor | None = None,
+    ) -> None:
+        """`like` has the shapes of what a shard gives, in the order of the forward pass, and then of a number that is
+        none where a rank has failed. `table` is the one of which only `rows` are not zero, on any rank. Without
+        `ordered` each rank has one shard, and the collective adds them up in the order that it likes."""
+        self._like, self._shards, self._ranks, self._ordered = like, shards, ranks, ordered
+        few = table is not None and rows is not None and len(rows) < WORTH_ROWS * len(like[table])
+        self._table, self._rows = (table, rows) if few else (None, None)
+        self.own = own_shards(ranks, shards)
+        self._nodes = [whole_nodes((0, shards), own_shards(ranks, shards, rank)) for rank in range(ranks.count)]
+        self._ended = {shard: n for node in self._nodes[ranks.rank] for shard, n in nodes_ended(node).items()}
+        self._ends = {last - 1 for _, last in self._nodes[ranks.rank]}
+        self._begun: list[list[Tensor]] = []
+        """Sums that still miss a half, the largest first."""
+        self._sums: list[list[Tensor]] = []
+        """Of whole nodes."""
+        self._last: dict[int, Tensor] = {}
+        """Of the node that the last shard ends, as they come."""
+        self._dense: Tensor | None = None
+        self._groups = self._together()
+        self._missing = [len(group) for group in self._groups]
+        self._group_of = {at: number for number, group in enumerate(self._groups) for at in group}
+        self._sent: list[Future[None]] = []
+
+    def _together(self) -> list[list[int]]:
+        """Which gradients travel together, those that the backward pass makes first before the others."""
+        groups: list[list[int]] = []
+        small: list[int] = []
+        for at in reversed(range(len(self._like) - 1)):
+            if self._like[at].numel() >= LARGE and at != self._table:
+                groups.append([at])
+            else:
+                small.append(at)
+            if sum(self._like[one].numel() for one in small if one != self._table) >= TOGETHER:
+                groups.append(small)
+                small = []
+        return [*groups, small, [len(self._like) - 1]]  # the last one says whether this rank could do all before
+
+    def add(self, shard: int, gradients: Sequence[Tensor]) -> None:
+        """Take all gradients of a shard. Shards come in their order."""
+        self._begun.append([self._used_rows(at, gradient) for at, gradient in enumerate(gradients)])
+        for _ in range(self._ended[shard]):
+            second = self._begun.pop()
+            torch._foreach_add_(self._begun[-1], second)  # pyright: ignore[reportPrivateImportUsage]
+        if shard in self._ends:
+            self._sums.append(self._begun.pop())
+
+    def add_one(self, at: int, gradient: Tensor) -> None:
+        """Take one gradient of this rank's last shard."""
+        found = self._used_rows(at, gradient)
+        for begun in reversed(self._begun):
+            found = begun[at].add_(found)
+        self._last[at] = found
+        self._missing[self._group_of[at]] -= 1
+        while len(self._sent) < len(self._groups) and not self._missing[len(self._sent)]:
+            self._send(self._groups[len(self._sent)])
+
+    def total(self, *, failed: bool = False) -> list[Tensor]:
+        """The sum, the same on every rank. One that has failed gives no numbers for what it still owes the others, and
+        none for the last."""
+        if not self._ranks.connected:
+            return [self._with_zeros(at, summed) for at, summed in enumerate(self._sums[0])]
+        if failed:
+            self._fill(math.nan)
+        elif not self.own:
+            self._fill(0.0)
+        else:
+            self.add_one(len(self._like) - 1, torch.zeros_like(self._like[-1]))
+        for group in self._groups[len(self._sent) :]:
+            self._send(group)
+        self._ranks.wait_for(self._sent, "gradients")
+        sums = self._sums[0] if self._sums else [self._last[at] for at in range(len(self._like))]
+        return [self._with_zeros(at, summed) for at, summed in enumerate(sums)]
+
+    def _fill(self, value: float) -> None:
+        """Have something to send of all that has not been sent."""
+        self._begun.clear()
+        for group in self._groups[len(self._sent) :]:
+            for at in group:
+                filled = torch.full_like(self._like[at], value, requires_grad=False)
+                self._last[at] = self._used_rows(at, filled)
+        filled = [self._last[at] for at in range(len(self._like))]
+        self._sums = [filled] * (len(self._nodes[self._ranks.rank]) - 1)
+
+    def _used_rows(self, at: int, gradient: Tensor) -> Tensor:
+        if at != self._table:
+            return gradient
+        assert self._rows is not None
+        self._dense = gradient
+        return gradient.index_select(0, self._rows)
+
+    def _with_zeros(self, at: int, summed: Tensor) -> Tensor:
+        if at != self._table:
+            return summed
+        assert self._rows is not None
+        assert self._dense is not None
+        return self._dense.index_copy_(0, self._rows, summed)  # the other rows are zero in every shard
+
+    def _send(self, group: list[int]) -> None:
+        sums = [[summed[at] for at in group] for summed in self._sums]
+        if self._last:
+            sums.append([self._last[at] for at in group])
+        self._sent.append(self._ranks.aside(lambda: self._exchange(sums)))
+
+    def _exchange(self, sums: list[list[Tensor]]) -> None:
+        """Replace the sums of this rank by those of all ranks, in the tensors of the first of them. Gradients lie where
+        they lay: where numbers are in memory may decide how a kernel rounds."""
+        flat = [_flat(tensors) for tensors in sums]
+        summed = flat[0]
+        if self._ordered:
+            sum_between(flat if self.own else [], summed, self._nodes, self._shards, self._ranks)
+        else:
+            self._ranks.reduce(summed)
+        if len(sums[0]) > 1:
+            for into, part in zip(sums[0], summed.split([tensor.numel() for tensor in sums[0]]), strict=True):
+                into.copy_(part.view_as(into))
+        elif summed.data_ptr() != sums[0][0].data_ptr():
+            sums[0][0].copy_(summed.view_as(sums[0][0]))
 
 
-def buckets(tensors: Sequence[Tensor]) -> Iterator[slice]:
-    """Slices of a list of tensors that are exchanged together."""
-    first, held = 0, 0
-    for at, tensor in enumerate(tensors):
-        held += tensor.numel()
-        if held >= BUCKET or at == len(tensors) - 1:
-            yield slice(first, at + 1)
-            first, held = at + 1, 0
-
-
-def _sum_between(own: dict[Node, Tensor], shards: int, like: Sequence[Tensor], ranks: Ranks) -> Tensor:
+def sum_between(own: list[Tensor], into: Tensor, nodes: list[list[Node]], shards: int, ranks: Ranks) -> None:
     """The sum of all nodes of all ranks. Each rank adds up a share of the numbers, in the order of the tree, and gives
     it to the others: so every number crosses the network as often as in the best of collectives."""
-    size = sum(tensor.numel() for tensor in like)
+    size = into.numel()
     shares = [slice(rank * size // ranks.count, (rank + 1) * size // ranks.count) for rank in range(ranks.count)]
-    nodes = [whole_nodes((0, shards), own_shards(rank, ranks.count, shards)) for rank in range(ranks.count)]
-    empty, mine = ranks.ready(like[0].new_empty(0)), shares[ranks.rank]
-    held = {node: ranks.ready(flat) for node, flat in own.items()}
-    outgoing = {rank: torch.cat([empty, *(flat[shares[rank]] for flat in held.values())]) for rank in ranks.others}
+    mine = shares[ranks.rank]
     length = mine.stop - mine.start
-    incoming = {rank: empty.new_empty(len(nodes[rank]) * length) for rank in ranks.others}
-    ranks.exchange(outgoing, incoming, "gradients")
-    known: dict[Node, Tensor] = {node: flat[mine] for node, flat in held.items()}
+    held = [ranks.ready(flat) for flat in own]
+    buffer = ranks.ready(into)
+    incoming = {rank: [buffer.new_empty(length) for _ in nodes[rank]] for rank in ranks.others}
+    ranks.exchange({rank: [flat[shares[rank]] for flat in held] for rank in ranks.others}, incoming, "gradients")
+    known = dict(zip(nodes[ranks.rank], (flat[mine] for flat in held), strict=True))
     for rank in ranks.others:
-        known |= zip(nodes[rank], incoming[rank].split(length) if nodes[rank] else (), strict=True)
-    total = add_in_tree((0, shards), lambda node: [known[node]] if node in known else None)[0]
-    rows = [share.stop - share.start for share in shares]
-    return ranks.gathered(total, rows, "gradients").to(like[0].device)
+        known |= zip(nodes[rank], incoming[rank], strict=True)
+    total = add_in_tree((0, shards), known.get)
+    buffer[mine].copy_(total)
+    outgoing = {rank: [buffer[mine]] for rank in ranks.others}
+    ranks.exchange(outgoing, {rank: [buffer[shares[rank]]] for rank in ranks.others}, "gradients")
+    if buffer.data_ptr() != into.data_ptr():
+        into.copy_(buffer)
 
 
 def _flat(tensors: Sequence[Tensor]) -> Tensor:
+    if len(tensors) == 1 and tensors[0].is_contiguous():
+        return tensors[0].view(-1)
     return torch.cat([tensor.reshape(-1) for tensor in tensors])
-
-
-def total_of_ranks(tensors: list[Tensor], ranks: Ranks) -> list[Tensor]:
-    """The sum over ranks in any order, which `train.shards=0` leaves to the collective."""
-    for bucket in buckets(tensors):
-        flat = ranks.reduced(_flat(tensors[bucket])).to(tensors[0].device)
-        for into, view in zip(tensors[bucket], flat.split([t.numel() for t in tensors[bucket]]), strict=True):
-            into.copy_(view.view_as(into))
-    return tensors

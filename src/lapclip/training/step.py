@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -27,11 +27,12 @@ from lapclip.machine.timing import Stopwatch
 from lapclip.model.clip import CLIP
 from lapclip.model.freezing import boundary, parts_of
 from lapclip.model.pretrained_towers import Dropping, Head, PretrainedTower
+from lapclip.model.towers import TextTower
 from lapclip.seeding import derived_seed, generator
 from lapclip.training.fallback import cause_of
 from lapclip.training.optimizer import image_side, is_cheap, patches_seen
 from lapclip.training.precision import LossScale, RoundedCopy
-from lapclip.training.shards import own_shards, sum_over_shards, total_of_ranks
+from lapclip.training.shards import GradientSum, own_shards
 
 SQUARE = ("positives_BB", "phrase_positives_BB")
 """Tensors of an update whose columns are pairs of the batch, as their rows are."""
@@ -196,6 +197,9 @@ class TrainStep:
         names, self._parameters = zip(*((n, p) for n, p in model.named_parameters() if p.requires_grad), strict=True)
         self._in_towers = [p for n, p in zip(names, self._parameters, strict=True) if n.startswith(("image.", "text."))]
         """What learns in the towers. The rest, such as the scale, has its gradient from the loss alone."""
+        table = model.text.token_embedding.weight if isinstance(model.text, TextTower) else None
+        self._table = next((at for at, found in enumerate(self._in_towers) if found is table), None)
+        """Which of them has a row for each token, where it learns: a batch uses few."""
         part_of_name = parts_of(model)
         parts = [part_of_name[name] for name in names]
         self.parts = list(dict.fromkeys(parts))
@@ -404,14 +408,23 @@ class TrainStep:
         self._carry(inputs, found, watch)
         return losses
 
-    def _carry(self, inputs: Inputs, gradients: Sequence[Tensor], watch: Stopwatch) -> None:
-        """Carry the gradients of embeddings to the weights, a micro-batch at a time."""
+    def _carry(
+        self,
+        inputs: Inputs,
+        gradients: Sequence[Tensor],
+        watch: Stopwatch,
+        hand_on: Callable[[int, Tensor], None] | None = None,
+    ) -> None:
+        """Carry the gradients of embeddings to the weights, a micro-batch at a time; what the last one completes is
+        handed on, where someone wants it."""
+        micro_batches = list(self._micro_batches(inputs))
         by_micro_batch = zip(*(gradient.split(self.config.micro_batch) for gradient in gradients), strict=True)
-        for micro_batch, its_gradients in zip(self._micro_batches(inputs), by_micro_batch, strict=True):
+        for at, (micro_batch, its_gradients) in enumerate(zip(micro_batches, by_micro_batch, strict=True), 1):
             its_embeddings = self._encode(micro_batch, watch)
-            with watch.phase("backward"):
+            taker = hand_on if at == len(micro_batches) else None
+            with watch.phase("backward"), self._handing_on(taker):
                 torch.autograd.backward(its_embeddings, its_gradients)
-                if self.rounded:
+                if self.rounded and taker is None:
                     self.rounded.hand_over()
 
     def _in_shards(self, inputs: Inputs, watch: Stopwatch) -> Losses:
@@ -422,18 +435,18 @@ class TrainStep:
         of the scale and the bias, which every rank has, are never summed. Where the batch is cut in micro-batches, what
         was computed for the embeddings is computed again, as in gradient caching.
         """
-        own = own_shards(self.ranks.rank, self.ranks.count, len(inputs.shards))
         again = self._is_cut(inputs)
+        summing = self._gradient_sum(inputs)
         encoded: dict[int, tuple[Tensor, ...]] = {}
-        of_shards: list[tuple[Tensor, ...]] = []
         failures: list[Exception] = []
         with self._held_back(failures):
-            for number in own:
+            for number in summing.own:
                 with torch.set_grad_enabled(not again):
                     shard = inputs.shard(number)
                     parts = [self._encode(part, watch) for part in (self._micro_batches(shard) if again else [shard])]
                 encoded[number] = parts[0] if len(parts) == 1 else tuple(map(torch.cat, zip(*parts, strict=True)))
-        embeddings = self._gathered(inputs, {} if failures else encoded)
+        with watch.phase("exchange") if self.ranks.many else nullcontext():
+            embeddings = self._gathered(inputs, {} if failures else encoded)
         losses = None
         with self._held_back(failures):
             with watch.phase("forward"):
@@ -442,52 +455,80 @@ class TrainStep:
                 self._scaled(losses.learnt).backward()
             found = [embedding.grad for embedding in embeddings if embedding.grad is not None]
             assert len(found) == len(embeddings)
-            of_shards += zip(*(gradient.split(inputs.shards) for gradient in found), strict=True)
-        like = [*self._in_towers, torch.zeros(1, device=self.device.torch)]
-
-        def backward(number: int) -> list[Tensor]:
-            """The gradients of one shard, and a number that is none where this rank has failed."""
-            with self._held_back(failures):
-                if not failures:
-                    return [
-                        *self._of_shard(inputs, number, of_shards[number], encoded, watch),
-                        torch.zeros_like(like[-1]),
-                    ]
-            encoded.clear()
-            return [torch.full_like(tensor, math.nan, requires_grad=False) for tensor in like]
-
-        if self.config.shards or not self.ranks.many:
-            *total, failed = sum_over_shards(len(inputs.shards), backward, like, self.ranks)
-        else:
-            mine = backward(own[0]) if own else [torch.zeros_like(tensor) for tensor in like]
-            *total, failed = total_of_ranks(mine, self.ranks)
+            of_shards = list(zip(*(gradient.split(inputs.shards) for gradient in found), strict=True))
+            for number in summing.own:
+                self._carry_shard(inputs, number, of_shards[number], encoded, summing, watch)
+        encoded.clear()
+        with watch.phase("exchange") if self.ranks.many else nullcontext():
+            *total, failed = summing.total(failed=bool(failures))
         if losses is None or (self.ranks.many and not failed.isfinite()):
             raise RankFailed("A rank could not take this step.") from (failures[0] if failures else None)
         for parameter, gradient in zip(self._in_towers, total, strict=True):
             parameter.grad = gradient
         return losses
 
-    def _of_shard(
+    def _gradient_sum(self, inputs: Inputs) -> GradientSum:
+        """What adds up the gradients of the towers, and a number that is none where a rank has failed."""
+        rows = None
+        if self._table is not None:
+            tokens = [found for found in (inputs.tokens_BL, inputs.phrase_tokens_BL) if found is not None]
+            rows = torch.cat([found.reshape(-1) for found in tokens]).unique()
+        like = [*self._in_towers, torch.zeros(1, device=self.device.torch)]
+        ordered = self.config.shards > 0
+        return GradientSum(like, len(inputs.shards), self.ranks, ordered=ordered, table=self._table, rows=rows)
+
+    def _carry_shard(
         self,
         inputs: Inputs,
         number: int,
         gradients: tuple[Tensor, ...],
         encoded: dict[int, tuple[Tensor, ...]],
+        summing: GradientSum,
         watch: Stopwatch,
-    ) -> list[Tensor]:
-        """The gradients of one shard's weights, from those of its embeddings."""
+    ) -> None:
+        """Carry the gradients of one shard's embeddings to its weights. Those of the last shard are handed on as they
+        come, so that they travel while the others are still computed."""
+        last = self.ranks.connected and number == summing.own[-1]
+        hand_on = summing.add_one if last else None
         if self._is_cut(inputs):
-            self._carry(inputs.shard(number), gradients, watch)
+            self._carry(inputs.shard(number), gradients, watch, hand_on)
         else:
-            with watch.phase("backward"):
+            with watch.phase("backward"), self._handing_on(hand_on):
                 torch.autograd.backward(encoded.pop(number), gradients)
-                if self.rounded:
+                if self.rounded and not last:
                     self.rounded.hand_over()
-        found = [parameter.grad for parameter in self._in_towers if parameter.grad is not None]
-        assert len(found) == len(self._in_towers), "what learns has a gradient"
+        if not last:
+            found = [parameter.grad for parameter in self._in_towers if parameter.grad is not None]
+            assert len(found) == len(self._in_towers), "what learns has a gradient"
+            summing.add(number, [*found, torch.zeros(1, device=self.device.torch)])
         for parameter in self._in_towers:
             parameter.grad = None
-        return found
+
+    @contextmanager
+    def _handing_on(self, hand_on: Callable[[int, Tensor], None] | None) -> Iterator[None]:
+        """While a backward pass runs, give away each gradient as soon as it is there."""
+        if hand_on is None:
+            yield
+            return
+
+        def handed(at: int, parameter: Tensor) -> Callable[[Tensor], None]:
+            def take(leaf: Tensor) -> None:
+                if self.rounded:
+                    self.rounded.hand_over_one(parameter, leaf)
+                assert parameter.grad is not None
+                hand_on(at, parameter.grad)
+
+            return take
+
+        hooks = []
+        for at, parameter in enumerate(self._in_towers):
+            leaf = self.rounded.leaf_of(parameter) if self.rounded else parameter
+            hooks.append(leaf.register_post_accumulate_grad_hook(handed(at, parameter)))
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
 
     @contextmanager
     def _held_back(self, failures: list[Exception]) -> Iterator[None]:
@@ -503,7 +544,7 @@ class TrainStep:
     def _gathered(self, inputs: Inputs, encoded: Mapping[int, tuple[Tensor, ...]]) -> list[Tensor]:
         """The embeddings of all shards, of images, of captions, and of phrases where there are some, as leaves."""
         sides, ranks, width = (2 if inputs.phrase_tokens_BL is None else 3), self.ranks, self.model.shape.embedding
-        counts = [own_shards(rank, ranks.count, len(inputs.shards)) for rank in range(ranks.count)]
+        counts = [own_shards(ranks, len(inputs.shards), rank) for rank in range(ranks.count)]
         rows = [sum(inputs.shards[number] for number in numbers) for numbers in counts]
         shards = [torch.cat([side.detach() for side in embeddings], 1) for embeddings in encoded.values()]
         # No numbers where this rank has failed, nor where it has no shards.
