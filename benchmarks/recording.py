@@ -12,7 +12,7 @@ from __future__ import annotations
 import sys
 from dataclasses import asdict, replace
 
-from lapclip.compare import cells as compare
+from lapclip import compare
 from lapclip.compare.fits import MEASURED, Cell, Contestant, Rung
 from lapclip.machine.choose_device import available, default_threads
 

@@ -33,8 +33,8 @@ import numpy as np
 import psutil
 from PIL import Image
 
+from lapclip.data.scenes import captions, split_scenes
 from lapclip.data.scenes.drawing import draw
-from lapclip.data.scenes.scene import captions, split_scenes
 
 ENGINE_CORE, LOAD_CORE = 0, 1
 SIDE, QUALITY, NOISE = 500, 90, 24

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from PIL import Image
 
+from lapclip.data.scenes import split_scenes
 from lapclip.data.scenes.drawing import draw
-from lapclip.data.scenes.scene import split_scenes
 
 COLUMNS, ROWS, SIDE, GAP = 8, 3, 96, 4
 

@@ -23,8 +23,8 @@ from PIL import Image
 from playwright.sync_api import Browser, sync_playwright
 from rich.console import Console
 
+from lapclip.data.scenes import describe, split_scenes
 from lapclip.data.scenes.drawing import draw
-from lapclip.data.scenes.scene import describe, split_scenes
 from lapclip.watch import screen
 from lapclip.watch.panels import Canvas
 from lapclip.watch.terminal import WatchedRuns

@@ -25,7 +25,7 @@ from torch.utils._pytree import tree_leaves
 from lapclip.data.tokenizers import LENGTH_STEP
 from lapclip.machine.cpu import Cpu
 from lapclip.machine.device import UNTRUSTED
-from lapclip.machine.mps import Mps
+from lapclip.machine.gpus import Mps
 
 MAY_MIX = ("copy_", "_to_copy", "_foreach_copy_", "_scaled_dot_product_flash_attention_for_cpu_backward")
 """Operations whose business is to change the dtype, and a kernel of the CPU's own that keeps its sums in float32."""

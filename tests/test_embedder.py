@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 
 import lapclip
 from lapclip.data.dataset import Pairs
-from lapclip.data.scenes.scene import ALPHABET
+from lapclip.data.scenes import ALPHABET
 from lapclip.data.tokenizers import CharacterTokenizer
 from lapclip.embedder import Embedder
 from lapclip.machine.cpu import Cpu

@@ -23,7 +23,7 @@ from typing import Any
 
 from lapclip.config import SECTIONS, Config, DataConfig, Layer, build_config
 from lapclip.errors import RunError, closest
-from lapclip.machine.accelerators import accelerators
+from lapclip.machine.facts import accelerators
 from lapclip.machine.system_memory import available_bytes
 from lapclip.model.shapes import SHAPES
 from lapclip.paths import cache_folder

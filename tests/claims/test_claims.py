@@ -18,7 +18,7 @@ from lapclip.claims import judge, measured_claims, run_claims
 from lapclip.claims.judge import FAILS, HOLDS, UNKNOWN, Finding, all_claims, unknown
 from lapclip.claims.measured_claims import Bench, parameters
 from lapclip.commands.train import train
-from lapclip.data.scenes.scene import split_scenes
+from lapclip.data.scenes import split_scenes
 from lapclip.errors import ConfigError
 from lapclip.machine.cpu import Cpu
 from lapclip.microscope.device_speed import ManyProducts, ProductParts, TransferTimes

@@ -20,9 +20,8 @@ from lapclip.errors import ConfigError, TrainingError
 from lapclip.machine import system_memory
 from lapclip.machine.canary import Result
 from lapclip.machine.choose_device import choose_device
-from lapclip.machine.cuda import Cuda
 from lapclip.machine.device import KINDS
-from lapclip.machine.xpu import Xpu
+from lapclip.machine.gpus import Cuda, Xpu
 from lapclip.model.towers import ImageTower
 from lapclip.runs.events import read_events
 from lapclip.runs.folder import find_run

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from lapclip.data.phrases import cut_phrases, function_words, words
-from lapclip.data.scenes.scene import captions as scene_captions
-from lapclip.data.scenes.scene import split_scenes
+from lapclip.data.scenes import captions as scene_captions
+from lapclip.data.scenes import split_scenes
 
 ENGLISH = {"the": ["a", "the"], "and": ["and", "with", "near"], "in": ["in", "on", "at"]}
 GERMAN = {"the": ["ein", "der"], "and": ["und", "mit", "neben"], "in": ["in", "auf", "bei"]}

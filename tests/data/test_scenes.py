@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from lapclip.config import DataConfig
-from lapclip.data.scenes import scene as scenes
+from lapclip.data import scenes
 from lapclip.data.scenes.drawing import draw
 from lapclip.data.sources.built_in import SCENES_VERSION, PixelStore, load_scenes
 from lapclip.errors import ConfigError, DataError

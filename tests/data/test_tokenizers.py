@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lapclip.config import DataConfig
-from lapclip.data.scenes.scene import ALPHABET
+from lapclip.data.scenes import ALPHABET
 from lapclip.data.tokenizers import (
     BytePairTokenizer,
     CharacterTokenizer,

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from lapclip.config import ModelConfig
-from lapclip.data.scenes.scene import ALPHABET
+from lapclip.data.scenes import ALPHABET
 from lapclip.data.tokenizers import CharacterTokenizer
 from lapclip.embedder import Embedder
 from lapclip.errors import RunError

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from lapclip.machine.accelerators import (
+from lapclip.machine.facts import (
     accelerators,
     nvidia_driver,
     nvidia_gpus,

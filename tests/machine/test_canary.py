@@ -15,9 +15,8 @@ from lapclip.machine import canary
 from lapclip.machine.canary import ATTENTIONS, Result
 from lapclip.machine.choose_device import choose_device, trusts_is_causal
 from lapclip.machine.cpu import Cpu
-from lapclip.machine.cuda import Cuda
 from lapclip.machine.device import ESSENTIAL, EXAMINED, UNTRUSTED
-from lapclip.machine.mps import Mps
+from lapclip.machine.gpus import Cuda, Mps
 
 from ..small_runs import events, train_small
 from ..training.test_step import batch_of, step_of

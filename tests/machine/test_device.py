@@ -14,7 +14,7 @@ from lapclip.machine import choose_device as choosing
 from lapclip.machine.choose_device import accelerator_here, available, choose_device, device_of
 from lapclip.machine.cpu import Cpu
 from lapclip.machine.device import KINDS, Device, register
-from lapclip.machine.mps import Mps
+from lapclip.machine.gpus import Mps
 
 PACKAGE = Path(lapclip.__file__).parent
 NAMES = {"cpu", "cuda", "mps", "xpu"}

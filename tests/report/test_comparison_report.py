@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from lapclip.report import write_report
 from lapclip.report.comparison_report import comparison_file
-from lapclip.report.write import write_report
 
 from ..conftest import lapclip
 from .pages import Page

@@ -14,9 +14,9 @@ from PIL import Image
 
 from lapclip.data.dataset import Pairs
 from lapclip.evaluation.evaluation import evaluate_classes, evaluate_pairs
+from lapclip.report import to_markdown, write_files, write_report
 from lapclip.report.document import to_html
 from lapclip.report.evaluation_report import confusion, evaluation_report, evaluation_sections, sections
-from lapclip.report.write import to_markdown, write_files, write_report
 
 from ..browsing import needs_browser
 from ..evaluation.embeddings import noisy_pairs, unit

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from lapclip.report import to_markdown, write_files
 from lapclip.report.document import to_html
 from lapclip.report.gained_report import gained_report, gained_sections, sections
-from lapclip.report.write import to_markdown, write_files
 
 from ..browsing import needs_browser
 from .pages import Page

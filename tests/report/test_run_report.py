@@ -15,8 +15,8 @@ import pytest
 
 from lapclip import text as words
 from lapclip.errors import RunError
+from lapclip.report import write_report
 from lapclip.report.document import Cell, Headline, Plot, Report, Section, Sentences, Table, to_html
-from lapclip.report.write import write_report
 from lapclip.runs.folder import Run
 
 from ..conftest import lapclip

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from lapclip.data.scenes import split_scenes
 from lapclip.data.scenes.drawing import draw
-from lapclip.data.scenes.scene import split_scenes
 from lapclip.searching.library import Library, open_library
 
 from ..conftest import command

@@ -13,8 +13,8 @@ from lapclip.errors import SearchError
 from lapclip.searching.index import index_folder, thumbnail_path
 from lapclip.searching.indexes import indexes_of
 from lapclip.searching.library import open_library
+from lapclip.searching.web import Questions
 from lapclip.searching.web.images import Images
-from lapclip.searching.web.questions import Questions
 from tests.conftest import lapclip
 
 from .made import another_model, draw, draw_many

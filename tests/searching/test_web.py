@@ -22,8 +22,8 @@ from PIL import Image
 from lapclip.errors import DataError
 from lapclip.searching import web as application
 from lapclip.searching.library import open_library
+from lapclip.searching.web import Questions, serve
 from lapclip.searching.web import images as web_images
-from lapclip.searching.web import questions, serve
 
 from ..conftest import command
 from ..served import ending
@@ -83,8 +83,8 @@ def test_more_like_an_image_leaves_it_out(shown: Album) -> None:
 
 
 def test_parts_are_whole_and_do_not_overlap(shown: Album, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(questions, "PAGE", 7)
-    asked = questions.Questions(shown.library)
+    monkeypatch.setattr(application, "PAGE", 7)
+    asked = Questions(shown.library)
     pages = [asked.answer(asked.read({"words": "a house", "page": str(page)})) for page in range(5)]
     assert [len(page["results"]) for page in pages[:4]] == [7] * 4
     found = [number for page in pages for number in numbers(page)]
@@ -93,7 +93,7 @@ def test_parts_are_whole_and_do_not_overlap(shown: Album, monkeypatch: pytest.Mo
 
 
 def test_since_and_exclude_hold_for_the_whole_page(shown: Album) -> None:
-    asked = questions.Questions(shown.library, exclude=["scene*"])
+    asked = Questions(shown.library, exclude=["scene*"])
     for question in ({}, {"words": "a house"}, {"like": str(shown.number("turned.jpg"))}):
         answer = asked.answer(asked.read(question))
         assert answer["total"] == len(answer["results"]) > 0
@@ -101,7 +101,7 @@ def test_since_and_exclude_hold_for_the_whole_page(shown: Album) -> None:
     hidden = {"like": str(shown.number("scene 4.png"))}
     for page in ("0", "1"):
         assert not asked.answer(asked.read({**hidden, "page": page}))["results"]
-    nothing = questions.Questions(shown.library, since=4e9)
+    nothing = Questions(shown.library, since=4e9)
     assert nothing.answer(nothing.read({}))["total"] == nothing.count == 0
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import uvicorn
 
-from lapclip.web import connections
+from lapclip.web import security
 
 from ..served import Served, ending, start
 
@@ -26,8 +26,8 @@ MOST = 40
 def served(here: Path) -> Iterator[Served]:
     """With short deadlines, and room for few."""
     program = (
-        "import sys; from lapclip.web import connections; from lapclip.watch.web import serve; "
-        f"connections.SECONDS_TO_ASK = {SECONDS}; connections.Connection.most = {MOST}; sys.exit(serve([], port=0))"
+        "import sys; from lapclip.web import security; from lapclip.watch.web import serve; "
+        f"security.SECONDS_TO_ASK = {SECONDS}; security.Connection.most = {MOST}; sys.exit(serve([], port=0))"
     )
     with ending(start([sys.executable, "-c", program])) as found:
         yield found
@@ -89,7 +89,7 @@ def answering(content: bytes, connections_at_most: int = 3) -> Iterator[tuple[in
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": content})
 
-    class Limited(connections.Connection):
+    class Limited(security.Connection):
         most = connections_at_most
 
     config = uvicorn.Config(app, port=0, log_level="error", lifespan="off", ws="none", http=Limited, loop="asyncio")
@@ -124,7 +124,7 @@ def wait_until(condition: Callable[[], bool]) -> bool:
 
 @pytest.mark.parametrize("ending", [b"close", b"keep-alive"])
 def test_answers_that_nobody_reads_are_let_go(monkeypatch: pytest.MonkeyPatch, ending: bytes) -> None:
-    monkeypatch.setattr(connections, "SECONDS_TO_READ", 0.3)
+    monkeypatch.setattr(security, "SECONDS_TO_READ", 0.3)
     with answering(b"x" * 20_000_000) as (port, server), ExitStack() as stack:
         asking(port, ending, stack)
         assert wait_until(lambda: len(server.server_state.connections) == 1)
@@ -132,8 +132,8 @@ def test_answers_that_nobody_reads_are_let_go(monkeypatch: pytest.MonkeyPatch, e
 
 
 def test_slow_readers_get_all_of_their_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connections, "SECONDS_TO_READ", 0.3)
-    monkeypatch.setattr(connections, "LEAST_READ", 1000)
+    monkeypatch.setattr(security, "SECONDS_TO_READ", 0.3)
+    monkeypatch.setattr(security, "LEAST_READ", 1000)
     with answering(b"x" * 20_000_000) as (port, _), ExitStack() as stack:
         raw, got = asking(port, b"close", stack), 0
         while piece := raw.recv(500_000):
@@ -150,7 +150,7 @@ def test_unread_answers_make_room_for_others() -> None:
 
 
 def test_answers_that_wait_to_be_read_are_bounded_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connections, "MOST_UNREAD", 45_000_000)
+    monkeypatch.setattr(security, "MOST_UNREAD", 45_000_000)
     with answering(b"x" * 20_000_000, connections_at_most=100) as (port, server), ExitStack() as stack:
         readers = []
         for number in range(8):

@@ -18,7 +18,7 @@ import pytest
 import lapclip
 from lapclip.errors import RunError, WeightsError
 from lapclip.weights import is_hub_name
-from lapclip.weights.hub import confirmed_name
+from lapclip.weights.huggingface import confirmed_name
 
 from .made import embedder, save_openclip
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from lapclip.embedder import Embedder, load_torch
 from lapclip.errors import LapclipError, WeightsError
 from lapclip.weights import huggingface, openai, openclip
-from lapclip.weights.hub import choose_files
+from lapclip.weights.huggingface import choose_files
 from lapclip.weights.published import KNOWN
 from lapclip.weights.read_model import read_model
 

@@ -13,7 +13,7 @@ from lapclip.claims.judge import Finding, judged, unknown
 from lapclip.claims.measured_claims import Bench
 from lapclip.config import SECTIONS, DataConfig, build_config, read_recipe
 from lapclip.data.loading import load_data
-from lapclip.data.scenes.scene import Scene, split_scenes
+from lapclip.data.scenes import Scene, split_scenes
 from lapclip.embedder import load
 from lapclip.errors import LapclipError
 from lapclip.model.shapes import SHAPES

@@ -35,7 +35,7 @@ def report(
     out
         Folder for the files; without one, the run's own. Example: lapclip report --out shared
     """
-    from lapclip.report.write import write_report
+    from lapclip.report import write_report
 
     console = Console(stderr=True, highlight=False)
     with console.status("reading the run and drawing it"):

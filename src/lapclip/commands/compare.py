@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from lapclip import compare as comparison
 from lapclip import microscope
-from lapclip.compare import cells
 from lapclip.errors import ConfigError
 from lapclip.machine.choose_device import available, default_threads, prepare_device
 from lapclip.machine.device import Device
@@ -22,10 +22,10 @@ def compare(
     """Compare the devices here, save the result for `report` and to share, and put other machines' beside it."""
     if seconds is not None and seconds <= 0:
         raise ConfigError(f"--seconds must be more than 0, not {seconds:g}.", hint="lapclip compare --quick")
-    shared = [cells.read_shared(path) for path in others]  # first, so that a bad file costs nothing
+    shared = [comparison.read_shared(path) for path in others]  # first, so that a bad file costs nothing
     _save(share, {})
-    usual = cells.QUICK_SECONDS if quick else cells.SECONDS
-    found = {**cells.compare(seconds or usual, progress), "others": shared}
+    usual = comparison.QUICK_SECONDS if quick else comparison.SECONDS
+    found = {**comparison.compare(seconds or usual, progress), "others": shared}
     _save(share, found)  # before the rest: what took minutes is not to be lost
     if not quick:
         found["microscope"] = {device.kind: _examine(device, progress) for device in available()}

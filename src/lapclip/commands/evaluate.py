@@ -37,8 +37,8 @@ from lapclip.evaluation.zeroshot import TEMPLATES, class_embeddings, read_templa
 from lapclip.model.shapes import SHAPES
 from lapclip.paths import write_atomic
 from lapclip.progress import DataProgress, Progress
+from lapclip.report import write_files
 from lapclip.report.evaluation_report import EVALUATION, FOLDER, THUMBNAIL, evaluation_report
-from lapclip.report.write import write_files
 from lapclip.suggest import command
 from lapclip.which_model import NotAModel, WhichModel, which_model
 

@@ -45,8 +45,8 @@ from lapclip.evaluation.zeroshot import class_embeddings, sentences_of
 from lapclip.fingerprint import short_digest
 from lapclip.paths import CacheFile, digest_of_bytes, write_atomic
 from lapclip.progress import DataProgress, Progress
+from lapclip.report import write_files
 from lapclip.report.gained_report import GAINED, gained_report
-from lapclip.report.write import write_files
 from lapclip.runs.folder import Run
 from lapclip.training.checkpoint import save_model
 from lapclip.which_model import WhichModel, which_model

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import importlib
-
 import torch
 
-from lapclip.config import AUTO, TrainConfig
+from lapclip.config import AUTO
 from lapclip.errors import ConfigError, first_line
+from lapclip.machine import gpus  # noqa: F401 (its classes register themselves)
 from lapclip.machine.cpu import Cpu, keep_freed_memory
 from lapclip.machine.device import KINDS, UNTRUSTED, Device
 
 ACCELERATOR = "accelerator"
 """The value of train.device that takes whatever accelerator there is."""
-
-for _kind in TrainConfig.__dataclass_fields__["device"].metadata["choices"]:
-    if _kind not in (AUTO, ACCELERATOR):
-        importlib.import_module(f"lapclip.machine.{_kind}")  # the class in it registers itself
 
 _OWN_THREADS = torch.get_num_threads()  # before anything changes it
 

@@ -1,8 +1,8 @@
 """What every kind of device can be asked, and the table of the kinds there are.
 
-A kind is one class in a file that bears its name: `cpu.py`, `cuda.py`, `mps.py`, `xpu.py`. Code outside this folder
-asks the device and never compares kinds, so that a new kind is one more file. Run on CPU and CUDA; the classes for MPS
-and XPU are written from documentation and have not been run on such hardware.
+A kind is one class: the CPU's is in `cpu.py`, those of GPUs are in `gpus.py`. Code outside this folder asks the device
+and never compares kinds, so that a new kind is one more class. Run on CPU and CUDA; the classes for MPS and XPU are
+written from documentation and have not been run on such hardware.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from typing import Any, ClassVar, Protocol, TypeVar
 import torch
 
 from lapclip.machine import canary, facts
-from lapclip.machine.accelerators import accelerator
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -227,7 +226,7 @@ class Accelerator(Device):
             properties = self._module.get_device_properties(index)
             driver = torch.version.hip or getattr(properties, "driver_version", None)
             memory = getattr(properties, "total_memory", None)
-            found.append(accelerator(self.kind, properties.name, memory, driver=driver))
+            found.append(facts.accelerator(self.kind, properties.name, memory, driver=driver))
         return found
 
 

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from lapclip.machine.accelerators import accelerators
-from lapclip.machine.facts import machine_facts, processor
+from lapclip.machine.facts import accelerators, machine_facts, processor
 from lapclip.machine.sensors import Sensors, power
 from lapclip.machine.system_memory import available_bytes
 from lapclip.machine.timing import BUSY

@@ -20,8 +20,7 @@ from pathlib import Path
 
 import psutil
 
-from lapclip.machine.accelerators import nvidia_gpus, nvml_library
-from lapclip.machine.facts import number_in, output_of, program, text_of
+from lapclip.machine.facts import number_in, nvidia_gpus, nvml_library, output_of, program, text_of
 from lapclip.machine.system_memory import swap_bytes
 
 SYSFS = Path("/sys")

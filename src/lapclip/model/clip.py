@@ -24,8 +24,7 @@ from lapclip.model.pretrained_towers import (
     PretrainedTower,
     TowerSpec,
 )
-from lapclip.model.siglip import SiglipImageTower, SiglipTextTower
-from lapclip.model.towers import ImageTower, TextTower
+from lapclip.model.towers import ImageTower, SiglipImageTower, SiglipTextTower, TextTower
 
 EMPTY: Mapping[str, Network] = MappingProxyType({})
 

@@ -1,5 +1,5 @@
 """What a report is made of, and the HTML page that it becomes: one file that needs nothing else, with styles, charts
-and plotly.js inside. The parts are plain text; they are made safe for the page here, and for Markdown in write.py.
+and plotly.js inside. The parts are plain text; they are made safe for the page here, and for Markdown in `__init__.py`.
 """
 
 from __future__ import annotations

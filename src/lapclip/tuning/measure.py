@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 
 from lapclip.config import AUTO, Config, ModelConfig, TrainConfig
+from lapclip.data import scenes
 from lapclip.data.batches import Batch, BatchPlan
 from lapclip.data.dataset import Pairs
 from lapclip.data.scenes import drawing
-from lapclip.data.scenes import scene as scenes
 from lapclip.data.tokenizers import CharacterTokenizer
 from lapclip.machine.choose_device import choose_compile, choose_device, default_threads, device_of, prepare_device
 from lapclip.machine.cpu import Cpu

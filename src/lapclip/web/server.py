@@ -81,8 +81,7 @@ def serve_until_interrupted(
     import uvicorn
     import uvicorn.loops.asyncio
 
-    from lapclip.web.connections import Connection
-    from lapclip.web.security import Guard, door_for
+    from lapclip.web.security import Connection, Guard, door_for
 
     class Limited(Connection):
         most = connections or Connection.most

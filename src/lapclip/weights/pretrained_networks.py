@@ -38,7 +38,7 @@ from lapclip.model.pretrained_towers import FACTORY, HUGGING_FACE, TIMM, TowerSp
 from lapclip.paths import CacheFile, cache_folder, digest_of_file, parse_json, partial_path, read_bytes, remove, replace
 from lapclip.suggest import command, quoted
 from lapclip.weights import HUB, is_hub_name
-from lapclip.weights.hub import confirmed_name
+from lapclip.weights.huggingface import confirmed_name
 
 TRUSTED = CacheFile("trusted.json")
 """Factories that someone at this computer has named: what comes from elsewhere may not make us call others."""

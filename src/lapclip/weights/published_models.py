@@ -312,7 +312,7 @@ def _pinned_file(model: PublishedModel) -> RemoteFile:
 
 def _files_on_hub(model: PublishedModel) -> tuple[list[RemoteFile], str]:
     """The files of a repository that make a model, with the sizes and digests that the hub announces; its commit."""
-    from lapclip.weights.hub import choose_files  # brings torch
+    from lapclip.weights.huggingface import choose_files  # brings torch
 
     listing = fetch_json(f"{endpoint()}/api/models/{model.origin}?blobs=true")
     try:

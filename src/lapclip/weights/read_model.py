@@ -33,7 +33,6 @@ from lapclip.weights import (
     openclip,
     published_models,
 )
-from lapclip.weights.hub import download
 from lapclip.weights.published import check_depth
 from lapclip.weights.torch_files import read_safetensors, read_tensors
 
@@ -55,7 +54,7 @@ def read_model(path: str | os.PathLike) -> ReadModel:
         if (model := published_models.find(folder.as_posix())) is not None:
             return _read_published(model)
         if is_hub_name(folder.as_posix()):
-            folder = download(folder.as_posix())
+            folder = huggingface.download(folder.as_posix())
     if folder.is_file():
         return _read_file(folder)
     if is_exported(folder):

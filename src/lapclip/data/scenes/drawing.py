@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image, ImageDraw
 
-from lapclip.data.scenes.scene import Scene
+from lapclip.data.scenes import Scene
 from lapclip.data.scenes.things import BLACK, COLOURS, THINGS, WHITE, Colour, Pen, Point, mix
 
 

@@ -19,8 +19,8 @@ import numpy as np
 
 from lapclip.config import DataConfig
 from lapclip.data.dataset import DataSet, Pairs
+from lapclip.data.scenes import ALPHABET, Scene, captions, split_scenes
 from lapclip.data.scenes.drawing import draw
-from lapclip.data.scenes.scene import ALPHABET, Scene, captions, split_scenes
 from lapclip.data.sources.registry import Source, register
 from lapclip.data.table import ImageFile, RowCollector, Table
 from lapclip.errors import DataError

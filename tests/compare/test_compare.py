@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from lapclip.compare import cells
+from lapclip import compare
 from lapclip.compare.fits import MEASURED, Contestant, Rung
 from lapclip.errors import ConfigError
 from lapclip.machine.choose_device import default_threads
 from lapclip.machine.cpu import Cpu
-from lapclip.machine.cuda import Cuda
+from lapclip.machine.gpus import Cuda
 
 from .made import CPU, cells_of
 
@@ -21,7 +21,7 @@ TINY = (Rung(64, 1), Rung(64, 2))
 @pytest.fixture(autouse=True)
 def small_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """Kernels are chosen at a size that takes no time."""
-    monkeypatch.setattr(cells, "TYPICAL", (TINY[0], 4))
+    monkeypatch.setattr(compare, "TYPICAL", (TINY[0], 4))
 
 
 def silent(text: str) -> None:
@@ -29,8 +29,8 @@ def silent(text: str) -> None:
 
 
 def test_real_cells_are_measured_and_their_parts_agree() -> None:
-    found = cells.compare(30.0, silent, (Rung(192, 1), Rung(256, 1)), (1, 4))
-    assert len(found["cells"]) == len(cells.contestants()) * 4
+    found = compare.compare(30.0, silent, (Rung(192, 1), Rung(256, 1)), (1, 4))
+    assert len(found["cells"]) == len(compare.contestants()) * 4
     for cell in found["cells"]:
         assert cell["skipped"] is None
         assert cell["pairs_per_second"] == pytest.approx(cell["batch"] / cell["ms"] * 1e3)
@@ -44,21 +44,21 @@ def test_real_cells_are_measured_and_their_parts_agree() -> None:
 
 def test_a_model_too_large_for_memory_is_skipped_with_the_figure(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Cpu, "free_bytes", lambda self: 1e6)
-    found = cells.measure_cells([CPU], TINY[:1], (1,), 10.0, silent)
+    found = compare.measure_cells([CPU], TINY[:1], (1,), 10.0, silent)
     assert found[0].ms is None
     assert "GB of 0.0 GB free" in (found[0].skipped or "")
 
 
 def test_what_would_take_too_long_is_skipped() -> None:
     """A batch of 256 has 256 times the work of one pair, which is more than a thirtieth of ten seconds."""
-    first, second = cells.measure_cells([CPU], TINY[:1], (1, 256), 10.0, silent)
+    first, second = compare.measure_cells([CPU], TINY[:1], (1, 256), 10.0, silent)
     assert first.ms is not None
     assert second.ms is None
     assert "s a step is too long" in (second.skipped or "")
 
 
 def test_what_there_is_no_time_for_says_so() -> None:
-    (cell,) = cells.measure_cells([CPU], TINY[:1], (1,), 1e-9, silent)
+    (cell,) = compare.measure_cells([CPU], TINY[:1], (1,), 1e-9, silent)
     assert cell.skipped == "no time was left"
 
 
@@ -66,15 +66,15 @@ def test_a_step_that_fails_is_a_skipped_cell(monkeypatch: pytest.MonkeyPatch) ->
     def fails(*_: object) -> None:
         raise RuntimeError("no such kernel\nand more")
 
-    monkeypatch.setattr(cells, "make_step", fails)
-    assert cells.measure_cells([CPU], TINY[:1], (1,), 10.0, silent)[0].skipped == "does not run here (RuntimeError)"
+    monkeypatch.setattr(compare, "make_step", fails)
+    assert compare.measure_cells([CPU], TINY[:1], (1,), 10.0, silent)[0].skipped == "does not run here (RuntimeError)"
 
 
 def test_a_shared_file_is_read_back_and_names_nobody(tmp_path: Path) -> None:
-    found = cells.compare(10.0, silent, TINY[:1], (1,))
+    found = compare.compare(10.0, silent, TINY[:1], (1,))
     path = tmp_path / "mine.json"
     path.write_text(json.dumps(found))
-    assert cells.read_shared(path) == json.loads(json.dumps(found))
+    assert compare.read_shared(path) == json.loads(json.dumps(found))
     text = path.read_text()
     assert str(Path.home()) not in text
     assert socket.gethostname() not in text
@@ -85,9 +85,9 @@ def test_other_files_are_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "other.json"
     path.write_text(text)
     with pytest.raises(ConfigError, match="is not a comparison"):
-        cells.read_shared(path)
+        compare.read_shared(path)
     with pytest.raises(ConfigError, match="cannot be read"):
-        cells.read_shared(tmp_path / "missing.json")
+        compare.read_shared(tmp_path / "missing.json")
 
 
 @pytest.mark.parametrize(("start", "best"), [(4, 4), (4, 1), (4, 16), (1, 2), (16, 8)])
@@ -98,17 +98,17 @@ def test_the_best_number_of_threads_is_found_from_any_start(start: int, best: in
         tried.append(threads)
         return 0.01 * max(threads / best, best / threads), None
 
-    assert cells._best_threads(take, start, 16) == (best, (0.01, None))
+    assert compare._best_threads(take, start, 16) == (best, (0.01, None))
     assert len(tried) == len(set(tried))
 
 
 def test_a_long_step_with_all_threads_is_not_tried_with_fewer() -> None:
-    assert cells._best_threads(lambda threads: (threads, None), 16, 16)[0] == 16
+    assert compare._best_threads(lambda threads: (threads, None), 16, 16)[0] == 16
 
 
 def test_a_short_comparison_reaches_large_models_before_it_fills_in() -> None:
     steps: list[str] = []
-    found = cells.measure_cells([CPU], TINY, (1, 4, 16), 60.0, steps.append)
+    found = compare.measure_cells([CPU], TINY, (1, 4, 16), 60.0, steps.append)
     small, large = (f"{rung.parameters / 1e6:.3g} M" for rung in TINY)
     order = [(small, 1), (small, 16), (large, 1), (large, 16), (small, 4), (large, 4)]
     named = [f"{size} parameters, batch {batch}, {CPU.text()}" for size, batch in order]
@@ -119,11 +119,11 @@ def test_a_short_comparison_reaches_large_models_before_it_fills_in() -> None:
 
 
 def test_against_an_accelerator_the_cpu_may_choose_its_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cells, "available", lambda: [Cuda(), Cpu()])
-    assert [one.text() for one in cells.contestants()] == [
+    monkeypatch.setattr(compare, "available", lambda: [Cuda(), Cpu()])
+    assert [one.text() for one in compare.contestants()] == [
         "cuda float32", "cuda bfloat16", "cpu float32", "cpu bfloat16"
     ]  # fmt: skip
-    (cell,) = cells.measure_cells([Contestant("cpu", "float32", 0)], TINY[:1], (1,), 30.0, silent)
+    (cell,) = compare.measure_cells([Contestant("cpu", "float32", 0)], TINY[:1], (1,), 30.0, silent)
     assert cell.threads == 0
     assert cell.used_threads in range(1, default_threads() + 1)
 
@@ -133,5 +133,5 @@ def test_the_expected_time_grows_with_work_and_with_weights() -> None:
     for rung in MEASURED[:4]:
         for batch in (1, 16):
             (expected,) = [cell for cell in cells_of(CPU, 1.0, 1e11, [rung]) if cell.batch == batch]
-            assert (expected.ms or 0.0) / 1e3 == pytest.approx(cells._expected(expected, known), rel=4)
-    assert cells._expected(known[0], []) == 0.0
+            assert (expected.ms or 0.0) / 1e3 == pytest.approx(compare._expected(expected, known), rel=4)
+    assert compare._expected(known[0], []) == 0.0
