@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import csv
+import io
+import tarfile
 from pathlib import Path
 
 import numpy as np
@@ -61,6 +63,24 @@ def write_photos(folder: Path, splits: list[str]) -> Path:
         for at, split in enumerate(splits):
             Image.fromarray(draw.integers(0, 256, (70, 90, 3), dtype=np.uint8)).save(folder / f"{at}.png")
             writer.writerows([f"{at}.png", f"{words} number {at}", split] for words in ("a thing", "the thing"))
+    return folder
+
+
+def write_tars(folder: Path, files: int, each: int, held_out: int = 8) -> Path:
+    """Images with captions in so many tar files for training, and one to be scored on."""
+    folder.mkdir()
+    draw = np.random.default_rng(0)
+    counts = {f"photos-train-{at:05}.tar": each for at in range(files)} | {"photos-val-00000.tar": held_out}
+    for name, count in counts.items():
+        with tarfile.open(folder / name, "w") as tar:
+            for at in range(count):
+                image = io.BytesIO()
+                Image.fromarray(draw.integers(0, 256, (40, 50, 3), dtype=np.uint8)).save(image, "PNG")
+                caption = f"{'very ' * (at % 4)}small number {at} of {name[7:-4]}"
+                for ending, content in (("png", image.getvalue()), ("txt", caption.encode())):
+                    member = tarfile.TarInfo(f"{at:04}.{ending}")
+                    member.size = len(content)
+                    tar.addfile(member, io.BytesIO(content))
     return folder
 
 

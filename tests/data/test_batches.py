@@ -9,6 +9,7 @@ from lapclip.data.dataset import Pairs
 from lapclip.data.sources.built_in import load_scenes
 from lapclip.data.tokenizers import CharacterTokenizer
 from lapclip.errors import DataError
+from lapclip.training.frozen_features import CachedFeatures, HeldOutFeatures, Ragged
 
 
 def plan_of(
@@ -172,6 +173,103 @@ def test_neighbours_that_are_read_together_stay_close_and_are_still_shuffled() -
     blocks = [len({row // BLOCK for row in first[at : at + 100]}) for at in range(0, count, 5000)]
     assert max(blocks) <= (WINDOW + 2 * BLOCK) // BLOCK + 1  # a batch reads from the window alone
     assert min(blocks) > 8  # and from many places in it
+
+
+def streamed_plan(files: list[int], batch_size: int, shards: int, captions: list[list[str]] | None = None) -> BatchPlan:
+    """Images that lie in files of so many each, and carry their row number in each pixel."""
+    count = sum(files)
+    captions = captions or [["abcdefgh"[at % 8] * (1 + at % 15)] for at in range(count)]
+    rows = np.arange(count, dtype=np.uint8)[:, None, None, None] * np.ones((1, 2, 2, 3), dtype=np.uint8)
+    pairs = Pairs(rows, captions, sequential=True, files=np.repeat(np.arange(len(files)), files))
+    return BatchPlan(pairs, CharacterTokenizer("abcdefgh"), 20, batch_size, 0, shards=shards)
+
+
+def own_rows(plan: BatchPlan, count: int, step: int, shards: int = 4) -> list[list[int]]:
+    """What each of so many ranks reads of a batch, its shards one after the other."""
+    dealt = [range(rank * shards // count, (rank + 1) * shards // count) for rank in range(count)]
+    return [rows_of(plan.for_shards(shards, own).batch(step)) for own in dealt]
+
+
+@pytest.mark.parametrize("sequential", [False, True])
+def test_ranks_read_the_images_of_their_own_shards_and_together_the_batch(sequential: bool) -> None:
+    plan = streamed_plan([50] * 4, 18, 4) if sequential else plan_of([["a" * (1 + at % 9)] for at in range(200)], 18)
+    whole = [[row for rows in own_rows(plan, 1, step) for row in rows] for step in range(1, 25)]
+    for step, rows in enumerate(whole, start=1):
+        batch, some = plan.batch(step), plan.for_shards(4, range(1, 3)).batch(step)
+        assert rows == [rows_of(batch)[at] for shard in batch.dealt(4) for at in shard]
+        for count in (2, 3, 4, 7):
+            assert [row for own in own_rows(plan, count, step) for row in own] == rows
+        assert len(some.pixels_BSSC) == sum(len(batch.dealt(4)[number]) for number in (1, 2))
+        for name in ("tokens_BL", "positives_BB", "sided_B", "lengths_B"):  # the loss needs them of all
+            assert np.array_equal(getattr(some, name), getattr(batch, name))
+    first_epoch = [row for rows in whole[: plan.steps_per_epoch] for row in rows]
+    assert len(set(first_epoch)) == len(first_epoch) == 200 // 18 * 18
+
+
+def test_features_are_read_of_own_shards_alone() -> None:
+    captions = [["a cab " + "a" * (at % 4), "a bed"] for at in range(30)]
+    plan = plan_of(captions, 9, phrases=True)
+    images = np.arange(30, dtype=np.float32)[None, :, None]  # one view
+    texts = Ragged(np.arange(60, dtype=np.float32)[:, None], None)
+    phrases = Ragged(np.arange(len(plan.phrases), dtype=np.float32)[:, None], None)
+    held_out = HeldOutFeatures(plan.pairs, None, None)
+    plan = plan.completed(CachedFeatures(images, texts, held_out, [], phrases), None)
+    whole, own = plan.batch(2), plan.for_shards(4, range(1, 3)).batch(2)
+    rows = np.concatenate(whole.dealt(4)[1:3])
+    assert 0 < len(rows) < 9
+    for name in ("image_features", "text_features", "phrase_features"):
+        assert np.array_equal(getattr(own, name), getattr(whole, name)[rows])
+    assert own.phrase_tokens_BL is not None
+    assert len(own.phrase_tokens_BL) == 9
+
+
+def test_each_shard_of_streamed_data_comes_from_files_of_its_own() -> None:
+    plan = streamed_plan([50] * 4, 18, 4)
+    assert plan._sections.first == [0, 50, 100, 150, 200]
+    assert [plan._sections.sizes(at) for at in range(2)] == [[4, 4, 5, 5], [5, 5, 4, 4]]  # remainders go round
+    for step in range(1, 3 * plan.steps_per_epoch + 1):
+        batch = plan.batch(step)
+        rows = rows_of(batch)
+        assert batch.lengths_B is not None
+        for number, shard in enumerate(batch.shards):
+            assert {rows[at] // 50 for at in shard} == {number}
+            assert batch.lengths_B[shard].tolist() == sorted(batch.lengths_B[shard])
+
+
+def test_the_order_of_streamed_data_without_shards_stays_as_it_was() -> None:
+    plans = [streamed_plan([50] * 4, 18, shards) for shards in (0, 1, 4)]
+    orders = [plan._epoch(1)[0].tolist() for plan in plans]
+    assert orders[0] == orders[1] != orders[2]
+    assert plans[0].batch(1).shards == ()
+    assert sorted(orders[2]) == list(range(200))
+
+
+def test_a_file_is_divided_where_else_an_epoch_would_leave_out_more() -> None:
+    for files in ([3] * 40, [7, 90, 2, 1, 60], [120], [1] * 115 + [5], [30, 29, 31, 30]):
+        for batch_size, shards in ((8, 4), (11, 4), (30, 8), (120, 3), (5, 16)):
+            plan = streamed_plan(files, batch_size, shards)
+            sections = plan._sections
+            lengths = np.diff(sections.first)
+            assert sum(lengths) == sum(files)
+            assert max(lengths) - min(lengths) <= 1 + sum(files) % batch_size
+            epoch = [row for step in range(1, plan.steps_per_epoch + 1) for row in rows_of(plan.batch(step))]
+            assert len(set(epoch)) == len(epoch) == sum(files) // batch_size * batch_size
+    assert streamed_plan([30, 29, 31, 30], 11, 4)._sections.first == [0, 30, 59, 90, 120]
+    assert streamed_plan([31, 29, 30, 30], 12, 4)._sections.first == [0, 30, 60, 90, 120]  # no row to spare
+
+
+def test_equal_captions_of_streamed_data_are_separated_within_a_section() -> None:
+    captions = [["a"] if at % 10 < 2 else ["bcdefgh"[at % 7] * (1 + at % 13)] for at in range(200)]
+    plan = streamed_plan([50] * 4, 20, 4, captions)
+    plain = plan._order(1)
+    rows_N, captions_N = plan._epoch(1)
+    assert not np.array_equal(rows_N, plain)  # some were swapped
+    assert np.array_equal(rows_N // 50, plain // 50)
+    for step in range(1, 11):
+        rows = [row for shard in plan.batch(step).shards for row in shard]
+        assert sorted(rows) == list(range(20))
+    counts = [int((captions_N[at : at + 20] % 10 < 2).sum()) for at in range(0, 200, 20)]
+    assert max(counts) <= 6
 
 
 def test_captions_that_are_equal_once_cut_are_positives_of_each_other() -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import shutil
 from collections import Counter
 from collections.abc import Sequence
@@ -14,14 +15,18 @@ from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
 from lapclip.config import DataConfig
-from lapclip.data import loading
+from lapclip.data import loading, packed_store
+from lapclip.data.batches import BatchPlan
 from lapclip.data.dataset import DataSet, SelectedPixels, save_seen
-from lapclip.data.loading import StreamedPixels, list_data, load_data, load_to_score
-from lapclip.data.pixels import middle_square
+from lapclip.data.loading import StreamedPixels, checked_indexes, list_data, load_data, load_to_score
+from lapclip.data.pixels import as_view, middle_square
 from lapclip.data.sources import read_table
+from lapclip.data.table import ImageInTar
+from lapclip.data.tokenizers import CharacterTokenizer
 from lapclip.errors import DataError
 from lapclip.paths import cache_folder
 
+from ..small_runs import write_tars
 from .check.made import scene
 from .test_packed_store import draw
 
@@ -78,6 +83,62 @@ def test_streaming_gives_the_same_data(photos: Path) -> None:
     assert np.array_equal(streamed.train.pixels[:], plain.train.pixels[:])
     assert list(streamed.train.names) == list(plain.train.names)
     assert np.array_equal(streamed.held_out.pixels[:], plain.held_out.pixels[:])
+
+
+def files_read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Grows by the name of its tar file with each image that is read from one."""
+    read, names = ImageInTar.read, []
+    monkeypatch.setattr(ImageInTar, "read", lambda image: names.append(image.path.name) or read(image))
+    return names
+
+
+def test_a_rank_opens_the_files_of_its_own_shards_alone(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = DataConfig(source=str(write_tars(photos, files=8, each=6)), stream="always")
+    train = load_data(config, SIDE).train
+    assert isinstance(train.pixels, StreamedPixels)
+    assert train.files is not None
+    assert train.files.tolist() == [file for file in range(8) for _ in range(6)]
+    assert [train.select([at]).files for at in (5, 6)] == [[0], [1]]
+    plan = BatchPlan(
+        train, CharacterTokenizer.learn(caption for own in train.captions for caption in own), 40, 10, 0, shards=4
+    )
+    read = files_read(monkeypatch)
+    for own in (range(1), range(1, 4), range(4)):
+        read.clear()
+        some = plan.for_shards(4, own)
+        for step in range(1, 2 * plan.steps_per_epoch + 1):
+            some.batch(step)
+        assert sorted(set(read)) == [f"photos-train-{at:05}.tar" for at in range(2 * own.start, 2 * own.stop)]
+        assert len(read) == 2 * plan.steps_per_epoch * 10 * len(own) // 4
+    read.clear()
+    plan.for_shards(4, range(2, 2)).batch(1)
+    assert not read
+
+
+def test_images_that_another_computer_has_checked_are_read_and_not_decoded(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = str(write_tars(photos, files=2, each=6, held_out=3))
+    config, view = DataConfig(source=source, stream="always"), as_view(SIDE)
+    first = load_data(config, SIDE)
+    known = {path.relative_to(cache_folder()): path.read_bytes() for path in checked_indexes(config, view)}
+    assert len(known) == 2
+    for path in photos.iterdir():  # as a copy of the files has them
+        os.utime(path, ns=(1, 1))
+    monkeypatch.setenv("LAPCLIP_CACHE", str(tmp_path / "other"))
+    for path, lines in known.items():
+        (cache_folder() / path).parent.mkdir(parents=True)
+        (cache_folder() / path).write_bytes(lines)
+    decode, decoded = packed_store.decode, []
+    monkeypatch.setattr(
+        packed_store, "decode", lambda *given, **options: decoded.append(1) or decode(*given, **options)
+    )
+    read = files_read(monkeypatch)
+    assert load_data(config, SIDE).fingerprint == first.fingerprint
+    assert len(decoded) == 3  # held-out images are packed by each
+    assert read.count("photos-train-00001.tar") == 12  # in small, and whole
+    assert checked_indexes(DataConfig(source=source, stream="never"), view) == checked_indexes(config, view)[:1]
+    assert checked_indexes(DataConfig(), view) == []
 
 
 def disk_with(monkeypatch: pytest.MonkeyPatch) -> list[int]:

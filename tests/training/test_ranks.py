@@ -25,15 +25,16 @@ import torch
 
 from lapclip.commands.resume import follow, resume, take_part
 from lapclip.commands.train import train
-from lapclip.data.batches import Batch
+from lapclip.data.batches import Batch, deal
+from lapclip.data.loading import StreamedPixels
 from lapclip.errors import ConfigError, LostRank
 from lapclip.machine import ranks as machine_ranks
 from lapclip.machine.ranks import ALONE, Ranks, join
-from lapclip.training.shards import add_in_tree, deal, own_shards, whole_nodes
+from lapclip.training.shards import add_in_tree, own_shards, whole_nodes
 from lapclip.training.step import Losses, TrainStep
 
 from ..conftest import SMALL
-from ..small_runs import events, losses, stop_after, train_small
+from ..small_runs import events, losses, stop_after, train_small, write_tars
 from .test_step import batch_of, off, step_of
 
 ROWS, SHARDS = 10, 4
@@ -105,6 +106,11 @@ MORE: dict[str, list[str]] = {
     "lora": [*FROM, "train.lora_rank=2", "train.micro_batch=3", "train.teacher=start", "train.crop=0.6"],
     "unset": [*SMALL, *FEW[1:]],
 }
+
+
+def streamed(folder: Path) -> list[str]:
+    """Images of tar files that are decoded each time. Batches do not divide by their shards, nor images by batches."""
+    return [*SMALL, f"data.source={folder / 'tars'}", "data.stream=always", "train.shards=4", "train.batch_size=10"]
 
 
 def steps(case: str, ranks: Ranks = ALONE) -> dict[str, Any]:
@@ -278,11 +284,10 @@ def test_the_tree_does_not_depend_on_who_adds() -> None:
 
 
 def test_shards_cost_alike() -> None:
-    lengths = torch.arange(100)  # as a batch has them: sorted
-    dealt = deal(lengths, 8)
-    assert sorted(torch.cat(dealt).tolist()) == lengths.tolist()
+    dealt = deal(100, 8)
+    assert sorted(np.concatenate(dealt).tolist()) == list(range(100))
     assert {len(rows) for rows in dealt} == {12, 13}
-    means = [rows.float().mean().item() for rows in dealt]
+    means = [rows.mean() for rows in dealt]  # of rows that are sorted by length, as a batch has them
     assert max(means) - min(means) < 8
 
 
@@ -309,6 +314,31 @@ def test_a_run_goes_on_with_any_number_of_ranks(here: Path) -> None:
     resume(None)
     assert losses() == losses("alone")
     assert weights("run") == weights("alone")
+
+
+@pytest.mark.slow
+def test_streamed_runs_of_any_number_of_ranks_are_those_of_one_process(here: Path, empty_cache: Path) -> None:
+    write_tars(here / "tars", files=6, each=11)
+    torchrun(2, "tests.training.test_ranks", "streamed", folder=here)
+    train("first-run", streamed(here), name="streamed-alone")
+    same_runs("streamed")
+    # A rank that only follows reads for training alone. Of six files, the two last shards are in the second half.
+    assert sorted(Path("read.txt").read_text().split()) == [f"photos-train-0000{at}.tar" for at in (3, 4, 5)]
+
+    train("first-run", streamed(here), name="stopped", callbacks=stop_after(5, "stopped"))
+    torchrun(3, "tests.training.test_ranks", "resume", "100", folder=here)
+    assert losses("stopped") == losses("streamed-alone")
+    assert weights("stopped") == weights("streamed-alone")
+
+
+@pytest.mark.slow
+def test_a_streamed_run_without_shards_keeps_its_order_when_ranks_go_on(here: Path, empty_cache: Path) -> None:
+    write_tars(here / "tars", files=6, each=11)
+    whole = [*streamed(here), "train.shards=1"]
+    train("first-run", whole, name="alone")
+    train("first-run", whole, name="run", callbacks=stop_after(5))
+    torchrun(2, "lapclip", "resume", folder=here)
+    assert losses() == pytest.approx(losses("alone"), rel=1e-3)
 
 
 @pytest.mark.slow
@@ -366,6 +396,23 @@ def _runs(runs: dict[str, list[str]]) -> None:
                     follow(ranks)
 
 
+def _streamed() -> None:
+    folder, follows = Path.cwd(), os.environ["RANK"] != "0"
+    if follows:
+        os.environ["LAPCLIP_CACHE"] = str(folder / "other")  # as on another computer
+    decoded, found = StreamedPixels._decoded, set()
+
+    def decoding(pixels: StreamedPixels, row: int) -> np.ndarray:
+        found.add(pixels._images[row].name.partition(":")[0])
+        return decoded(pixels, row)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(StreamedPixels, "_decoded", decoding)
+        take_part(lambda ranks: train("first-run", streamed(folder), name="streamed-together", ranks=ranks))
+    if follows:
+        Path("read.txt").write_text("\n".join(found))
+
+
 def _resume(last: int) -> None:
     take_part(lambda ranks: resume(None, stop_after(last), ranks=ranks))
 
@@ -377,6 +424,7 @@ if __name__ == "__main__":
         "steps": _steps,
         "runs": lambda: _runs(RUNS),
         "more": lambda: _runs(MORE),
+        "streamed": _streamed,
         "resume": lambda: _resume(int(arguments[0])),
     }
     tasks[what]()

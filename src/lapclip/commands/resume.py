@@ -146,10 +146,11 @@ def set_up_again(
     compute `features` in shares; without, they are in this one's cache."""
     ingredients = gather_again(run, saved, progress)
     check_tracker(ingredients.config.work.track)
+    # As it began: the order of streamed data depends on the shards of then.
+    plan = make_plan(ingredients.config, ingredients.data, ingredients.tokenizer)
     config, device = restore_device(run, ingredients.config)
     if ranks.many:
         config = share_again(config)
-    plan = make_plan(config, ingredients.data, ingredients.tokenizer)
     return assemble(replace(ingredients, config=config), plan, device, progress, ranks if features else ALONE)
 
 

@@ -35,7 +35,7 @@ from lapclip.config import (
 )
 from lapclip.data.batches import BatchPlan, Views
 from lapclip.data.dataset import DataSet, count_seen, seen_by
-from lapclip.data.loading import load_data, split_rule
+from lapclip.data.loading import checked_indexes, load_data, split_rule
 from lapclip.data.pixels import View
 from lapclip.data.sources import find_source
 from lapclip.data.splits import TRAIN
@@ -220,6 +220,7 @@ def make_plan(config: Config, data: DataSet, tokenizer: Tokenizer) -> BatchPlan:
         views,
         with_phrases=train.phrases > 0,
         with_words=train.word_weight > 0,
+        shards=train.shards,
     )
 
 
@@ -435,13 +436,19 @@ def share_set_up(ingredients: Ingredients, embedder: Embedder, device: Device, r
         ranks.from_writer({"task": FEATURES_TOGETHER, "run": "features"}, "set-up")
         files = [path for path in sorted(run.path.rglob("*")) if path.is_file()]
         digest = ingredients.teacher.digest if ingredients.teacher else ""
-        share_run_files(run, files, ranks, teacher_paths(digest, ingredients.config, ingredients.data))
+        share_run_files(run, files, ranks, cached_for_others(digest, ingredients.config, ingredients.data))
 
 
-def share_run_files(run: Run, files: Sequence[Path], ranks: Ranks, taught: Sequence[Path] = ()) -> None:
-    """Give the others files of a run, and what a teacher makes of the pairs: it may be on this computer alone."""
+def share_run_files(run: Run, files: Sequence[Path], ranks: Ranks, cached: Sequence[Path] = ()) -> None:
+    """Give the others files of a run, and some of this computer's cache."""
     ranks.share_files(run.path, files)
-    ranks.share_files(cache_folder(), [path for path in taught if path.exists()])
+    ranks.share_files(cache_folder(), [path for path in cached if path.exists()])
+
+
+def cached_for_others(teacher_digest: str, config: Config, data: DataSet) -> list[Path]:
+    """What other ranks are given of this computer's cache: what a teacher makes of the pairs, because it may be here
+    alone, and which images can be used, because to decode all of them takes long."""
+    return [*teacher_paths(teacher_digest, config, data), *checked_indexes(config.data, View.of(config.model))]
 
 
 def assemble(

@@ -24,6 +24,7 @@ from lapclip.commands.run_setup import (
     Callbacks,
     RunSetup,
     build_again,
+    cached_for_others,
     saved_settings,
     set_up,
     share_run_files,
@@ -57,7 +58,6 @@ from lapclip.training.loop import Training, score_embeddings
 from lapclip.training.probes import ProbeCaptions, own_captions
 from lapclip.training.recovery import persist
 from lapclip.training.step import TrainStep
-from lapclip.training.teacher import teacher_paths
 from lapclip.training.trackers import trackers
 from lapclip.training.worth import measure_together
 
@@ -117,8 +117,8 @@ def share_run(training: Training) -> None:
     files = [run.settings, run.tokenizer, *(path for folder in folders for path in sorted(folder.iterdir()))]
     ranks.from_writer({"task": TRAIN_TOGETHER, "run": run.name}, "set-up")
     digest = str(run.read_settings()["run"].get("teacher_digest", ""))
-    taught = teacher_paths(digest, training.config, training.data)
-    share_run_files(run, [path for path in files if path.is_file()], ranks, taught)
+    cached = cached_for_others(digest, training.config, training.data)
+    share_run_files(run, [path for path in files if path.is_file()], ranks, cached)
     training.agree_on_progress()
     measure(training)
 

@@ -69,6 +69,21 @@ class Batch:
     """What the frozen part of the text tower makes of the phrases, where that was computed before."""
     words_BV: np.ndarray | None = None
     """The tokens of all captions of each image, as shares that add up to one; None where no words are predicted."""
+    shards: tuple[np.ndarray, ...] = ()
+    """The rows of each shard, where the plan has dealt them; empty leaves that to the step."""
+    own_shards: range | None = None
+    """The shards whose pixels and features are there, one shard's rows after the other's; None where those of all rows
+    are there, in the order of the batch."""
+
+    def dealt(self, shards: int) -> tuple[np.ndarray, ...]:
+        """The rows of each shard."""
+        return self.shards or deal(len(self.tokens_BL), shards)
+
+
+def deal(rows: int, shards: int) -> tuple[np.ndarray, ...]:
+    """The rows of a batch for each shard in turn, for at most as many shards as there are rows. They come sorted by the
+    length of their captions, so all shards cost alike."""
+    return tuple(np.arange(shard, rows, shards) for shard in range(min(shards, rows)))
 
 
 class FrozenFeatures(Protocol):
@@ -125,11 +140,85 @@ class EncodedWords:
     it from, or all."""
 
 
+@dataclass(frozen=True)
+class Sections:
+    """Data that is read in sequence, as one run of rows for each shard of a batch: who computes a shard reads the files
+    of its section and no others. Other data, and a batch that is one shard, have one section."""
+
+    batch_size: int
+    batches: int
+    """Of an epoch."""
+    first: Sequence[int]
+    """Where each section begins, and where the last one ends."""
+
+    @classmethod
+    def of(cls, pairs: Pairs, batch_size: int, shards: int) -> Sections:
+        """Sections of about equal length. They end where a file ends, if that leaves each of them enough rows for all
+        batches of an epoch; else a file is divided, so that an epoch leaves out no more rows than without sections."""
+        count, batches = len(pairs), len(pairs) // batch_size
+        sections = min(shards, batch_size) if pairs.sequential and shards > 1 else 1
+        needed = [_rows_before(number, batches, batch_size, sections) for number in range(sections)]
+        ends_of_files = np.arange(0) if pairs.files is None else np.flatnonzero(np.diff(pairs.files)) + 1
+        first = [0]
+        for number in range(1, sections):
+            least, most = first[-1] + needed[number - 1], count - sum(needed[number:])
+            even = min(max(count * number // sections, least), most)
+            near = ends_of_files[(ends_of_files >= least) & (ends_of_files <= most)]
+            first.append(int(near[np.abs(near - even).argmin()]) if len(near) else even)
+        return cls(batch_size, batches, [*first, count])
+
+    def __len__(self) -> int:
+        return len(self.first) - 1
+
+    def rows_before(self, section: int, batch: int) -> int:
+        """How many rows of a section the batches of an epoch have before one, which counts from 0."""
+        return _rows_before(section, batch, self.batch_size, len(self))
+
+    def sizes(self, batch: int) -> list[int]:
+        """How many rows of each section a batch has."""
+        return [self.rows_before(at, batch + 1) - self.rows_before(at, batch) for at in range(len(self))]
+
+    def numbers(self, batch: int) -> np.ndarray:
+        """The section of each row of a batch."""
+        return np.repeat(np.arange(len(self)), self.sizes(batch))
+
+    def arrange(self, orders: Sequence[np.ndarray]) -> np.ndarray:
+        """The rows of an epoch from those of each section in their order: batch after batch, in each of them section
+        after section, then what is left over."""
+        if len(self) == 1:
+            return orders[0]
+        batch_N = [self._batch_of(section, np.arange(len(order))) for section, order in enumerate(orders)]
+        return np.concatenate(orders)[np.argsort(np.concatenate(batch_N), kind="stable")]
+
+    def count_after(self, section: int, batch: int) -> int:
+        """How many rows of a section come after a batch, those left over included."""
+        return self.first[section + 1] - self.first[section] - self.rows_before(section, batch + 1)
+
+    def index_after(self, section: int, batch: int, number: int) -> int:
+        """Where `arrange` puts one of these rows."""
+        row = self.rows_before(section, batch + 1) + number
+        found = int(self._batch_of(section, row))
+        if found < self.batches:
+            before = sum(self.sizes(found)[:section])
+        else:
+            before = self.first[section] - sum(self.rows_before(at, found) for at in range(section))
+        return found * self.batch_size + before + row - self.rows_before(section, found)
+
+    def _batch_of(self, section: int, row: Any) -> Any:
+        """The batch that has a row of a section, by its number there; those left over come after the last batch."""
+        return np.minimum(-(-((row + 1) * len(self) - section) // self.batch_size) - 1, self.batches)
+
+
+def _rows_before(section: int, batch: int, batch_size: int, sections: int) -> int:
+    # Over all sections these add up to the rows of all batches before, and what does not divide evenly goes round.
+    return (batch * batch_size + section) // sections
+
+
 class BatchPlan:
     """Each epoch visits every image once in a new order, with one of its captions drawn at random.
 
     Two equal captions do not meet in a batch where that can be avoided: another caption of the image is taken, or the
-    image is swapped with one of a later batch. A last batch that would not be full is left out.
+    image is swapped with one of a later batch, and of its section. A last batch that would not be full is left out.
     """
 
     def __init__(
@@ -146,6 +235,7 @@ class BatchPlan:
         *,
         with_phrases: bool = False,
         with_words: bool = False,
+        shards: int = 1,
     ) -> None:
         if batch_size > len(pairs):
             raise DataError(
@@ -159,12 +249,23 @@ class BatchPlan:
         self._teacher = teacher
         """A teacher's embeddings of every image, and of every caption in the order of `captions`."""
         self.steps_per_epoch = len(pairs) // batch_size
+        self._sections = Sections.of(pairs, batch_size, shards)
+        self._shards = shards
+        self._own_shards: range | None = None
         self._planned: dict[int, tuple[np.ndarray, np.ndarray]] = {}
 
     def completed(self, frozen: FrozenFeatures | None, teacher: tuple[np.ndarray, np.ndarray] | None) -> BatchPlan:
         """The same plan with features and teacher embeddings in its batches. Captions are not encoded again."""
         plan = copy.copy(self)
         plan._frozen, plan._teacher = frozen, teacher
+        return plan
+
+    def for_shards(self, shards: int, own: range) -> BatchPlan:
+        """The same plan for a process that computes some of the shards: its batches have the pixels and the features of
+        these alone, and all else of every row."""
+        assert len(self._sections) in (1, min(shards, self.batch_size)), "sections that are other shards"
+        plan = copy.copy(self)
+        plan._shards, plan._own_shards = shards, own
         return plan
 
     def epoch(self, step: int) -> int:
@@ -174,7 +275,8 @@ class BatchPlan:
     def batch(self, step: int) -> Batch:
         """The batch of a step, counted from 1."""
         rows_N, captions_N = self._epoch(self.epoch(step))
-        first = (step - 1) % self.steps_per_epoch * self.batch_size
+        number = (step - 1) % self.steps_per_epoch
+        first = number * self.batch_size
         rows, captions = rows_N[first : first + self.batch_size], captions_N[first : first + self.batch_size]
         tokens = self._shortened([self._encoded.tokens[caption] for caption in captions], step)
         # The order within a batch changes nothing but the speed: short captions together need less padding.
@@ -182,12 +284,14 @@ class BatchPlan:
         rows, captions = rows[sorted_B], captions[sorted_B]
         tokens_BL = pad([tokens[at] for at in sorted_B], self.context, self.tokenizer.padding)
         views_B = self._turns(self.epoch(step))[rows]
-        image = self._frozen.of_images(rows, views_B) if self._frozen else None
+        shards = self._dealt(number, sorted_B)
+        loaded = self._loaded(shards)
+        image = self._frozen.of_images(rows[loaded], views_B[loaded]) if self._frozen else None
         taught_image, taught_text = (
             (self._teacher[0][rows], self._teacher[1][captions]) if self._teacher else (None, None)
         )
         return Batch(
-            pixels_BSSC=np.array(self.pairs.pixels[rows if image is None else rows[:0]]),
+            pixels_BSSC=np.array(self.pairs.pixels[rows[loaded] if image is None else rows[:0]]),
             tokens_BL=tokens_BL,
             positives_BB=self._positives(rows, captions),
             sided_B=self._encoded.sided[captions],
@@ -195,12 +299,28 @@ class BatchPlan:
             lengths_B=np.array([len(tokens[at]) for at in sorted_B]),
             boxes_B5=None if self._views is None or image is not None else self.boxes[views_B, rows],
             image_features=image,
-            text_features=self._frozen.of_captions(captions, tokens_BL.shape[1]) if self._frozen else None,
+            text_features=self._frozen.of_captions(captions[loaded], tokens_BL.shape[1]) if self._frozen else None,
             teacher_image=taught_image,
             teacher_text=taught_text,
             words_BV=self._words_of(rows) if self._with_words else None,
-            **self._draw_phrases(rows, step),
+            shards=shards,
+            own_shards=self._own_shards,
+            **self._draw_phrases(rows, step, loaded),
         )
+
+    def _dealt(self, batch: int, sorted_B: np.ndarray) -> tuple[np.ndarray, ...]:
+        """The rows of each shard of a batch that was sorted so: a section's, or dealt in turn where only some are
+        loaded."""
+        if len(self._sections) > 1:
+            sections_B = self._sections.numbers(batch)[sorted_B]
+            return tuple(np.flatnonzero(sections_B == section) for section in range(len(self._sections)))
+        return () if self._own_shards is None else deal(self.batch_size, self._shards)
+
+    def _loaded(self, shards: Sequence[np.ndarray]) -> slice | np.ndarray:
+        """The rows of a batch whose pixels and features are read."""
+        if self._own_shards is None:
+            return slice(None)
+        return np.concatenate([np.arange(0), *(shards[number] for number in self._own_shards)])
 
     @cached_property
     def boxes(self) -> np.ndarray:
@@ -244,9 +364,9 @@ class BatchPlan:
         tokens = self.tokenizer.encode_all(found.texts, self.context) if len(found) else []
         return found, tokens, np.concatenate([[0.0], np.cumsum(found.images_K[found.numbers] ** -RARER)])
 
-    def _draw_phrases(self, rows: np.ndarray, step: int) -> dict[str, Any]:
+    def _draw_phrases(self, rows: np.ndarray, step: int, loaded: slice | np.ndarray) -> dict[str, Any]:
         """A phrase for each image of a batch, and which images it is true of. An image that has none takes another's,
-        which is not true of it."""
+        which is not true of it. Features are those of the rows that are loaded."""
         if not self.phrases:
             return {}
         found, tokens, likely = self._phrases
@@ -267,7 +387,7 @@ class BatchPlan:
         return {
             "phrase_tokens_BL": tokens_BL,
             "phrase_positives_BB": has_BB,
-            "phrase_features": self._frozen.of_phrases(numbers_B, tokens_BL.shape[1]) if self._frozen else None,
+            "phrase_features": self._frozen.of_phrases(numbers_B[loaded], tokens_BL.shape[1]) if self._frozen else None,
         }
 
     @cached_property
@@ -315,8 +435,8 @@ class BatchPlan:
             draws_N = generator(self.seed, "captions", epoch).random(len(rows_N))
             captions_N = first_N[rows_N] + (draws_N * counts_N).astype(np.int64)
             draw = generator(self.seed, "partners", epoch)
-            for first in range(0, self.steps_per_epoch * self.batch_size, self.batch_size):
-                self._separate_duplicate_captions(rows_N, captions_N, first, draw)
+            for batch in range(self.steps_per_epoch):
+                self._separate_duplicate_captions(rows_N, captions_N, batch, draw)
             last = dict(list(planned.items())[-1:])
             planned = self._planned = {**last, epoch: (rows_N, captions_N)}
         return planned[epoch]
@@ -325,27 +445,29 @@ class BatchPlan:
         draw, count = generator(self.seed, "order", epoch), len(self.pairs)
         if not self.pairs.sequential:
             return draw.permutation(count)
-        # Blocks in a new order, then each row put off by a random number of rows: a buffer that is drawn from. What
-        # would come after the end comes first, so that the first and the last batches are as mixed as the others.
-        block_N = draw.permutation(-(-count // BLOCK))[np.arange(count) // BLOCK]
-        late_N = block_N * BLOCK + np.arange(count) % BLOCK + draw.random(count) * WINDOW
-        return np.argsort(late_N % count, kind="stable")
+        # All sections are drawn, whichever of them this process reads, so that all processes have the same order.
+        spans = pairwise(self._sections.first)
+        return self._sections.arrange([first + _by_blocks(last - first, draw) for first, last in spans])
 
     def _separate_duplicate_captions(
-        self, rows_N: np.ndarray, captions_N: np.ndarray, first: int, draw: np.random.Generator
+        self, rows_N: np.ndarray, captions_N: np.ndarray, batch: int, draw: np.random.Generator
     ) -> None:
         """Change the captions of one batch, in place, so that none is there more often than it must, and its images
-        where that must be: they are swapped with one drawn from the rest of the epoch, or stay after a few tries."""
-        last, same = first + self.batch_size, self._encoded.same
+        where that must be: they are swapped with one of their section that is drawn from the rest of the epoch, or stay
+        after a few tries."""
+        first, same, sections = batch * self.batch_size, self._encoded.same, self._sections
+        last = first + self.batch_size
         inside, counts = np.unique(same[captions_N[first:last]], return_counts=True)
         if (counts <= self._encoded.allowed[inside]).all():
             return
         used: Counter[int] = Counter()
-        for at in range(first, last):
+        for at, section in enumerate(sections.numbers(batch).tolist(), start=first):
             caption = self._unused(rows_N[at], captions_N[at], used)
-            tries = iter(draw.integers(last, len(rows_N), PARTNERS) if last < len(rows_N) else ())
+            later = sections.count_after(section, batch)
+            tries = iter(draw.integers(0, later, PARTNERS).tolist() if later else ())
             other = at
-            while caption is None and (other := next(tries, None)) is not None:
+            while caption is None and (number := next(tries, None)) is not None:
+                other = sections.index_after(section, batch, number)
                 caption = self._unused(rows_N[other], captions_N[other], used)
             if caption is not None:
                 for swapped_N in (rows_N, captions_N):
@@ -381,6 +503,15 @@ class BatchPlan:
         keep_mask[end:] = True
         kept = tokens[keep_mask]
         return np.pad(kept, (0, len(tokens) - len(kept)), constant_values=self.tokenizer.padding)
+
+
+def _by_blocks(count: int, draw: np.random.Generator) -> np.ndarray:
+    """An order of rows in which neighbours stay close."""
+    # Blocks in a new order, then each row put off by a random number of rows: a buffer that is drawn from. What would
+    # come after the end comes first, so that the first and the last batches are as mixed as the others.
+    block_N = draw.permutation(-(-count // BLOCK))[np.arange(count) // BLOCK]
+    late_N = block_N * BLOCK + np.arange(count) % BLOCK + draw.random(count) * WINDOW
+    return np.argsort(late_N % count, kind="stable")
 
 
 def _equal(*groups_B: np.ndarray) -> np.ndarray:

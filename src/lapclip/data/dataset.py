@@ -44,14 +44,16 @@ class Pairs:
     """A number for each image that equal bytes share and others do not, uint64; None where images are drawn."""
     labels: np.ndarray | None = None
     """The class of each image, as its index in the data set's `classes`; None where there are none."""
+    files: np.ndarray | None = None
+    """A number for each image that those of one file share, where they are read from files each time; else None."""
 
     def __len__(self) -> int:
         return len(self.captions)
 
     def select(self, rows: Sequence[int]) -> Pairs:
         """Some of the rows, in that order. No image is copied."""
-        every = (self.aspects, self.identities, self.labels)
-        aspects, identities, labels = (None if part is None else part[list(rows)] for part in every)
+        every = (self.aspects, self.identities, self.labels, self.files)
+        aspects, identities, labels, files = (None if part is None else part[list(rows)] for part in every)
         return Pairs(
             select_pixels(self.pixels, rows),
             [self.captions[row] for row in rows],
@@ -60,6 +62,7 @@ class Pairs:
             self.sequential,
             identities,
             labels,
+            files,
         )
 
     def repeats(self) -> dict[str, float]:

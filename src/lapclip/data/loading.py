@@ -19,8 +19,18 @@ from lapclip.config import AUTO, BY_CONTENT, BY_NAME, DataConfig
 from lapclip.data.copies import SIGNATURE_SIDE, copy_keys
 from lapclip.data.dataset import DataSet, Pairs, Pixels, count_seen, join_splits
 from lapclip.data.decode import NO_MEMORY
-from lapclip.data.packed_index import Entry, digest_of
-from lapclip.data.packed_store import MIDDLE, SIGNATURE, WHOLE, pack, prepare, room_left, room_needed, use_store
+from lapclip.data.packed_index import INDEX, Entry, digest_of
+from lapclip.data.packed_store import (
+    MIDDLE,
+    SIGNATURE,
+    WHOLE,
+    pack,
+    prepare,
+    room_left,
+    room_needed,
+    store_folder,
+    use_store,
+)
 from lapclip.data.pixels import View, as_view, whole_side
 from lapclip.data.sources import find_source, read_table
 from lapclip.data.splits import TRAIN, are_drawn, assign_splits, check_trainable
@@ -203,10 +213,9 @@ def load_data(
     training = [at for at in usable if splits[at] == TRAIN]
     held_out = sorted((at for at in usable if splits[at] != TRAIN), key=lambda at: splits[at])
 
-    larger = whole_side(view.resized)
-    whole = View(larger, colours=view.colours)
+    whole = _whole_view(view)
     folder, scored_folder = use_store(_source_key(config), whole, WHOLE), use_store(_source_key(config), view, MIDDLE)
-    needed = room_needed(folder, len(training), larger) + room_needed(scored_folder, len(held_out), side)
+    needed = room_needed(folder, len(training), whole.side) + room_needed(scored_folder, len(held_out), side)
     streamed, why = _streams(config, needed, room_left(folder))
     images = [row.image for row in table.rows]
     scored = pack([images[at] for at in held_out], scored_folder, view, MIDDLE, progress)
@@ -263,6 +272,21 @@ def load_data(
     )
 
 
+def _whole_view(view: View) -> View:
+    """How images are stored that are cropped later."""
+    return View(whole_side(view.resized), colours=view.colours)
+
+
+def checked_indexes(config: DataConfig, view: View) -> list[Path]:
+    """Where there is written what reading images showed that were not stored: in small, and before they are streamed.
+    A computer that is given these files decodes no image again whose bytes are the same there."""
+    if find_source(config.source).is_drawn:
+        return []
+    stores: list[tuple[View | int, str]] = [(SIGNATURE_SIDE, SIGNATURE)]
+    stores += [(_whole_view(view), WHOLE)] * (config.stream == "always")
+    return [store_folder(_source_key(config), view, fit) / INDEX for view, fit in stores]
+
+
 def load_as_seen(config: DataConfig, pairs: Pairs, view: View | int, progress: DataProgress | None = None) -> Pixels:
     """Training images as another model sees them, in the same order: their middles, decoded when they are asked for,
     or drawn at its size."""
@@ -286,7 +310,14 @@ def _pairs(
     names = [table.rows[at].image.name for at in chosen]
     labels = np.array([table.labels[at] for at in chosen], dtype=np.int64) if table.labels else None
     identities = np.array([int(entry.digest[:16], 16) for entry in chosen.values()], dtype=np.uint64)
-    return Pairs(pixels, captions, names, aspects, sequential, identities, labels)
+    files = _file_numbers([table.rows[at].image for at in chosen]) if sequential else None
+    return Pairs(pixels, captions, names, aspects, sequential, identities, labels, files)
+
+
+def _file_numbers(images: Sequence[StoredImage]) -> np.ndarray:
+    """A number for each image that those of one file share."""
+    numbers: dict[Path | None, int] = {}
+    return np.array([numbers.setdefault(image.path, len(numbers)) for image in images], dtype=np.int64)
 
 
 def _source_key(config: DataConfig) -> str:

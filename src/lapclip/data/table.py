@@ -34,6 +34,11 @@ class StoredImage(Protocol):
         """How a person finds it: the path below the data's folder, or `shard.tar:member`. Unique in a table."""
         ...
 
+    @property
+    def path(self) -> Path | None:
+        """The file that it lies in, perhaps with others; None where it is drawn."""
+        ...
+
     def stamp(self) -> str:
         """Changes when the image does, without reading it. Raises OSError where there is no such file."""
         ...
@@ -92,6 +97,7 @@ class DrawnImage:
 
     name: str
     pixels: np.ndarray
+    path: Path | None = None
 
     def stamp(self) -> str:
         return self.name

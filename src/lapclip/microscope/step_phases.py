@@ -9,7 +9,9 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import psutil
 import torch
 from torch import Tensor
@@ -197,7 +199,7 @@ class Batches(Dataset):
         if not 0 <= index < self.count:
             raise IndexError(index)
         arrays = vars(self.plan.batch(index + 1))
-        return {name: torch.from_numpy(array) for name, array in arrays.items() if array is not None}
+        return {name: torch.from_numpy(array) for name, array in arrays.items() if isinstance(array, np.ndarray)}
 
 
 def loader_times(
@@ -245,4 +247,5 @@ def _as_batches(loader: Iterable[dict[str, Tensor]]) -> Iterator[Batch]:
         warnings.simplefilter("ignore", UserWarning)
         batches = iter(loader)
     for tensors in batches:
-        yield Batch(**{name: tensor.numpy() for name, tensor in tensors.items()})
+        arrays: dict[str, Any] = {name: tensor.numpy() for name, tensor in tensors.items()}
+        yield Batch(**arrays)

@@ -35,7 +35,7 @@ from lapclip.training.frozen_features import CachedFeatures
 from lapclip.training.initial_weights import InitialWeights
 from lapclip.training.optimizer import cheap_steps, learning_rate
 from lapclip.training.probes import ProbeCaptions
-from lapclip.training.shards import own_shards
+from lapclip.training.shards import own_batches, own_shards
 from lapclip.training.step import StepMetrics
 
 MEMORY_EVERY = 50
@@ -103,6 +103,7 @@ class Training:
         began, before = time.perf_counter(), self.progress.training_seconds
         last_saved = began
         loaders = self.config.train.loader_threads
+        self.plan = own_batches(self.plan, self.config.train.shards, self.ranks)
         batches = prefetch(self.plan, self.progress.step + 1, self.steps, 1 if loaders == AUTO else int(loaders))
         for number in range(self.progress.step + 1, self.steps + 1):
             self.step.touched = False  # until the optimiser begins, all is as the last step left it

@@ -14,6 +14,7 @@ from concurrent.futures import Future
 import torch
 from torch import Tensor
 
+from lapclip.data.batches import BatchPlan
 from lapclip.machine.ranks import Ranks
 
 UNDER_TORCHRUN = 8
@@ -29,16 +30,19 @@ Node = tuple[int, int]
 """Shards that are added up to one sum: the first, and the one after the last."""
 
 
-def deal(rows: Tensor, shards: int) -> list[Tensor]:
-    """Rows for each shard in turn. They come sorted by the length of their captions, so all shards cost alike."""
-    return [rows[shard::shards] for shard in range(shards)]
-
-
 def own_shards(ranks: Ranks, shards: int, rank: int | None = None) -> range:
     """The shards of a rank, by default of this one. Where there are fewer than ranks, some have none."""
     speeds, rank = ranks.speeds, ranks.rank if rank is None else rank
     first, last = sum(speeds[:rank]), sum(speeds[: rank + 1])
     return range(first * shards // sum(speeds), last * shards // sum(speeds))
+
+
+def own_batches(plan: BatchPlan, shards: int, ranks: Ranks) -> BatchPlan:
+    """The batches as a rank reads them: the pixels and features of its own shards alone."""
+    if not ranks.many:
+        return plan
+    shards = min(shards or ranks.count, plan.batch_size)
+    return plan.for_shards(shards, own_shards(ranks, shards))
 
 
 def add_in_tree(node: Node, value: Callable[[Node], Tensor | None]) -> Tensor:

@@ -32,10 +32,14 @@ from lapclip.seeding import derived_seed, generator
 from lapclip.training.fallback import cause_of
 from lapclip.training.optimizer import image_side, is_cheap, patches_seen
 from lapclip.training.precision import LossScale, RoundedCopy
-from lapclip.training.shards import GradientSum, deal, own_shards
+from lapclip.training.shards import GradientSum, own_shards
 
 SQUARE = ("positives_BB", "phrase_positives_BB")
 """Tensors of an update whose columns are pairs of the batch, as their rows are."""
+LARGE = ("pixels_BSSC", "image_features", "text_features", "phrase_features")
+"""Tensors of an update of which a rank may have the rows of its own shards alone."""
+ALIGNED = 64
+"""Bytes that the memory of a tensor is a multiple of where torch chooses it. Kernels may round otherwise elsewhere."""
 TEXT_CHUNKS, LEAST_CHUNK = 4, 16
 """Into how many chunks captions are cut, by length, and the fewest that are worth a chunk."""
 
@@ -59,6 +63,8 @@ class Inputs:
     """Pairs of each shard, which follow each other; empty where the batch is one."""
     shard_lengths: tuple[tuple[int, ...], ...] = ()
     """What `lengths` says, for each shard."""
+    own_shards: range | None = None
+    """The shards whose rows large tensors have; None where they have all."""
     image_features: Tensor | None = None
     """What the frozen part of the image tower makes of the images, which are empty then."""
     text_features: Tensor | None = None
@@ -107,16 +113,30 @@ class Inputs:
         return replace(self, **{name: change(tensor) for name, tensor in self.tensors().items()})
 
     def in_order(self, rows_B: Tensor) -> Inputs:
-        """The same pairs in another order."""
-        square = {name: tensor[rows_B][:, rows_B] for name, tensor in self.tensors().items() if name in SQUARE}
-        # Images that features stand in for are empty.
-        return replace(self.each(lambda tensor: tensor[rows_B] if len(tensor) else tensor), **square)
+        """The same pairs in another order. What was loaded for some shards alone has their order already, and images
+        that features stand in for are empty."""
+        stay = () if self.own_shards is None else LARGE
+        moved = {name: tensor[rows_B] for name, tensor in self.tensors().items() if len(tensor) and name not in stay}
+        square = {name: tensor[:, rows_B] for name, tensor in moved.items() if name in SQUARE}
+        return replace(self, **(moved | square))
 
     def shard(self, number: int) -> Inputs:
         """The pairs of one shard."""
         first, size = sum(self.shards[:number]), self.shards[number]
-        own = self.each(lambda tensor: tensor[first : first + size])
-        return replace(own, lengths=self.shard_lengths[number], shards=(), shard_lengths=())
+        loaded = range(len(self.shards)) if self.own_shards is None else self.own_shards
+        assert number in loaded, "a shard that another rank computes"
+        at = first - sum(self.shards[: loaded.start])
+        own = {
+            name: aligned(tensor[at : at + size]) if name in LARGE else tensor[first : first + size]
+            for name, tensor in self.tensors().items()
+        }
+        alone = replace(self, shards=(), shard_lengths=(), own_shards=None)
+        return replace(alone, **own, lengths=self.shard_lengths[number])
+
+
+def aligned(tensor: Tensor) -> Tensor:
+    """A tensor whose memory begins where torch would have it begin, wherever it was cut from."""
+    return tensor if tensor.data_ptr() % ALIGNED == 0 else tensor.clone()
 
 
 @dataclass(frozen=True)
@@ -219,19 +239,18 @@ class TrainStep:
         )
         drawn = self._dropout.draw(len(batch.tokens_BL), step) | self._phrases(batch, step)
         inputs = replace(inputs, **drawn)
-        return self._dealt(inputs, batch.lengths_B) if self._shards != 1 else inputs
+        return self._dealt(inputs, batch) if self._shards != 1 else inputs
 
     @property
     def _shards(self) -> int:
         """How many parts of a batch go through the towers by themselves."""
         return self.config.shards or self.ranks.count
 
-    def _dealt(self, inputs: Inputs, lengths_B: np.ndarray | None) -> Inputs:
+    def _dealt(self, inputs: Inputs, batch: Batch) -> Inputs:
         """A batch in the order of its shards. All draws were made for the batch before."""
-        dealt = deal(torch.arange(len(inputs)), min(self._shards, len(inputs)))
-        longest = inputs.tokens_BL.shape[1]
-        lengths = [self._lengths(None if lengths_B is None else lengths_B[rows.numpy()], longest) for rows in dealt]
-        ordered = inputs.in_order(torch.cat(dealt))
+        dealt, lengths_B, longest = batch.dealt(self._shards), batch.lengths_B, inputs.tokens_BL.shape[1]
+        lengths = [self._lengths(None if lengths_B is None else lengths_B[rows], longest) for rows in dealt]
+        ordered = replace(inputs, own_shards=batch.own_shards).in_order(torch.from_numpy(np.concatenate(dealt)))
         return replace(ordered, lengths=(), shards=tuple(map(len, dealt)), shard_lengths=tuple(lengths))
 
     def _phrases(self, batch: Batch, step: int) -> dict[str, Tensor]:
