@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -49,6 +49,17 @@ class ContrastiveLoss(ABC):
         """The loss. A row of logits_BB is an image, a column a caption; positives_BB marks true pairs. `smoothing` is
         the share of the target that all pairs have, where the loss has a use for it."""
 
+    @abstractmethod
+    def of_rows(self, by_image: Rows, by_text: Rows, smoothing: float = 0.0) -> Tensor:
+        """What some of the images and captions of a batch add to its loss: summed over all of them it is the loss."""
+
+
+class Rows(NamedTuple):
+    """Some images of a batch with all its captions, or some captions with all images. R some of B."""
+
+    logits_RB: Tensor
+    positives_RB: Tensor
+
 
 class SoftmaxLoss(ContrastiveLoss):
     """CLIP's: each image chooses among all captions, and each caption among all images.
@@ -73,6 +84,14 @@ class SoftmaxLoss(ContrastiveLoss):
         image_loss = F.cross_entropy(logits_BB, by_image)
         text_loss = F.cross_entropy(logits_BB.T, by_text)
         return (image_loss + text_loss) / 2
+
+    def of_rows(self, by_image: Rows, by_text: Rows, smoothing: float = 0.0) -> Tensor:
+        size = by_image.logits_RB.shape[1]
+        sums = [
+            F.cross_entropy(logits_RB, _shares(positives_RB.to(logits_RB.dtype), smoothing), reduction="sum")
+            for logits_RB, positives_RB in (by_image, by_text)
+        ]
+        return (sums[0] + sums[1]) / (2 * size)
 
 
 def _shares(targets_BB: Tensor, smoothing: float) -> Tensor:
@@ -107,6 +126,10 @@ class SigmoidLoss(ContrastiveLoss):
     def __call__(self, logits_BB: Tensor, positives_BB: Tensor, smoothing: float = 0.0) -> Tensor:
         return F.softplus(torch.where(positives_BB, -logits_BB, logits_BB)).sum() / len(logits_BB)
 
+    def of_rows(self, by_image: Rows, by_text: Rows, smoothing: float = 0.0) -> Tensor:
+        logits_RB, positives_RB = by_image  # every pair is in the row of its image
+        return F.softplus(torch.where(positives_RB, -logits_RB, logits_RB)).sum() / logits_RB.shape[1]
+
 
 def contrastive_loss(
     image_BE: Tensor,
@@ -122,6 +145,25 @@ def contrastive_loss(
     if bias is not None:
         logits_BB = logits_BB + bias
     return loss(logits_BB, positives_BB, smoothing), logits_BB
+
+
+def contrastive_loss_of_rows(
+    image_BE: Tensor,
+    text_BE: Tensor,
+    rows: slice,
+    scale: Tensor,
+    positives_BB: Tensor,
+    bias: Tensor | None,
+    loss: ContrastiveLoss,
+    smoothing: float = 0.0,
+) -> tuple[Tensor, Rows, Rows]:
+    """What some rows of a batch add to a contrastive loss, with the logits of their images and of their captions: for
+    batches whose square of logits is too large for one process."""
+    by_image_RB, by_text_RB = scale * image_BE[rows] @ text_BE.T, scale * text_BE[rows] @ image_BE.T
+    if bias is not None:
+        by_image_RB, by_text_RB = by_image_RB + bias, by_text_RB + bias
+    by_image, by_text = Rows(by_image_RB, positives_BB[rows]), Rows(by_text_RB, positives_BB.T[rows])
+    return loss.of_rows(by_image, by_text, smoothing), by_image, by_text
 
 
 def distillation_loss(image_BE: Tensor, text_BE: Tensor, teacher_image_BE: Tensor, teacher_text_BE: Tensor) -> Tensor:
@@ -152,3 +194,13 @@ def batch_accuracy(logits_BB: Tensor, positives_BB: Tensor) -> tuple[Tensor, Ten
     t2i = positives_BB.gather(0, logits_BB.argmax(0, keepdim=True)).float().mean()
     i2t = positives_BB.gather(1, logits_BB.argmax(1, keepdim=True)).float().mean()
     return t2i, i2t
+
+
+@torch.no_grad()
+def accuracy_of_rows(by_image: Rows, by_text: Rows) -> tuple[Tensor, Tensor]:
+    """What some rows add to both."""
+    shares = [
+        rows.positives_RB.gather(1, rows.logits_RB.argmax(1, keepdim=True)).float().sum() / rows.logits_RB.shape[1]
+        for rows in (by_text, by_image)
+    ]
+    return shares[0], shares[1]

@@ -20,7 +20,15 @@ from lapclip.data.batches import Batch
 from lapclip.data.pixels import draw_boxes, normalise, view
 from lapclip.data.tokenizers import LENGTH_STEP
 from lapclip.errors import RankFailed
-from lapclip.loss import LOSSES, batch_accuracy, contrastive_loss, distillation_loss, word_loss
+from lapclip.loss import (
+    LOSSES,
+    accuracy_of_rows,
+    batch_accuracy,
+    contrastive_loss,
+    contrastive_loss_of_rows,
+    distillation_loss,
+    word_loss,
+)
 from lapclip.machine.device import DTYPES, Device
 from lapclip.machine.ranks import ALONE, Ranks
 from lapclip.machine.timing import Stopwatch
@@ -40,6 +48,8 @@ LARGE = ("pixels_BSSC", "image_features", "text_features", "phrase_features")
 """Tensors of an update of which a rank may have the rows of its own shards alone."""
 ALIGNED = 64
 """Bytes that the memory of a tensor is a multiple of where torch chooses it. Kernels may round otherwise elsewhere."""
+LARGE_BATCH = 4096
+"""Pairs from which on ranks may divide the loss: its logits then take 64 MB, several times over."""
 TEXT_CHUNKS, LEAST_CHUNK = 4, 16
 """Into how many chunks captions are cut, by length, and the fewest that are worth a chunk."""
 
@@ -172,8 +182,8 @@ class Losses(NamedTuple):
     """Of phrases; None without them."""
     words: Tensor
     """How badly words are predicted, before it is weighed; 0 where none are."""
-    logits_BB: Tensor
-    """Of whole captions."""
+    accuracies: tuple[Tensor, Tensor]
+    """Of whole captions, from text to image and back."""
 
 
 class TrainStep:
@@ -278,11 +288,19 @@ class TrainStep:
             losses = self._in_micro_batches(inputs, watch) if self._is_cut(inputs) else self._whole(inputs, watch)
         with watch.phase("optimizer"):
             grad_norm, part_norms = self._gradient_norms()
-            accuracies = batch_accuracy(losses.logits_BB, inputs.positives_BB)
             scale, bias = self.model.logit_scale.detach(), self.model.logit_bias
             bias = torch.zeros_like(scale) if bias is None else bias.detach()
             phrases = torch.zeros_like(bias) if losses.phrases is None else losses.phrases.detach()
-            shown = losses.captions.detach(), *accuracies, scale, grad_norm, losses.teacher, bias, phrases, losses.words
+            shown = (
+                losses.captions.detach(),
+                *losses.accuracies,
+                scale,
+                grad_norm,
+                losses.teacher,
+                bias,
+                phrases,
+                losses.words,
+            )
             scalars = torch.stack(shown)
             self._optimize(grad_norm)
             self.model.hold_temperature()
@@ -379,7 +397,17 @@ class TrainStep:
             words_VE = self.model.word_embedding
             words = word_loss(image_BE, words_VE, inputs.words_BV) + word_loss(text_BE, words_VE, inputs.words_BV)
             learnt = learnt + self.config.word_weight * words
-        return Losses(learnt, loss, taught.detach(), phrases, words.detach(), logits_BB)
+        accuracies = batch_accuracy(logits_BB, inputs.positives_BB)
+        return Losses(learnt, loss, taught.detach(), phrases, words.detach(), accuracies)
+
+    def _loss_of_rows(self, inputs: Inputs, rows: slice, image_BE: Tensor, text_BE: Tensor) -> Losses:
+        """What some rows of a batch add to its loss, in its parts."""
+        scale, bias = self.model.logit_scale.exp(), self.model.logit_bias
+        judge, smoothing = self._contrastive, self.config.label_smoothing
+        positives_BB = inputs.positives_BB
+        loss, *both = contrastive_loss_of_rows(image_BE, text_BE, rows, scale, positives_BB, bias, judge, smoothing)
+        none = torch.zeros_like(loss.detach())
+        return Losses(loss, loss, none, None, none, accuracy_of_rows(*both))
 
     def _whole(self, inputs: Inputs, watch: Stopwatch) -> Losses:
         """Losses and gradients of a batch that fits in memory."""
@@ -449,12 +477,13 @@ class TrainStep:
                 encoded[number] = parts[0] if len(parts) == 1 else tuple(map(torch.cat, zip(*parts, strict=True)))
         with watch.phase("exchange") if self.ranks.many else nullcontext():
             embeddings = self._gathered(inputs, {} if failures else encoded)
-        losses = None
+        losses = self._loss_in_shares(inputs, embeddings, summing.own, failures) if self._divides_loss(inputs) else None
         with self._held_back(failures):
-            with watch.phase("forward"):
-                losses = self._loss(inputs, *embeddings)
-            with watch.phase("backward"):
-                self._scaled(losses.learnt).backward()
+            if losses is None:
+                with watch.phase("forward"):
+                    losses = self._loss(inputs, *embeddings)
+                with watch.phase("backward"):
+                    self._scaled(losses.learnt).backward()
             found = [embedding.grad for embedding in embeddings if embedding.grad is not None]
             assert len(found) == len(embeddings)
             of_shards = list(zip(*(gradient.split(inputs.shards) for gradient in found), strict=True))
@@ -469,10 +498,39 @@ class TrainStep:
             parameter.grad = gradient
         return losses
 
+    def _divides_loss(self, inputs: Inputs) -> bool:
+        """Whether each rank computes only its own rows of the loss: where the order of sums is left open, and the
+        square of logits is large. What is learnt beside whole captions needs no such square, and stays as it is."""
+        more = inputs.phrase_tokens_BL, inputs.teacher_image, inputs.words_BV
+        open_order = self.config.shards == 0 and self.ranks.many
+        return open_order and len(inputs) >= LARGE_BATCH and all(found is None for found in more)
+
+    def _loss_in_shares(
+        self, inputs: Inputs, embeddings: list[Tensor], own: range, failures: list[Exception]
+    ) -> Losses | None:
+        """The loss and the gradients of the embeddings, scale and bias, each rank from its own rows, summed. A rank that
+        fails gives no numbers."""
+        first, size = sum(inputs.shards[: own.start]), sum(inputs.shards[number] for number in own)
+        outside = [found for found in (self.model.logit_scale, self.model.logit_bias) if found is not None]
+        leaves, losses = [*embeddings, *(found for found in outside if found.requires_grad)], None
+        flat = torch.full((3 + sum(leaf.numel() for leaf in leaves),), math.nan, device=self.device.torch)
+        with self._held_back(failures):
+            losses = self._loss_of_rows(inputs, slice(first, first + size), *embeddings)
+            self._scaled(losses.learnt).backward()
+            gradients = [leaf.grad for leaf in leaves if leaf.grad is not None]
+            numbers = torch.stack([losses.captions.detach(), *losses.accuracies])
+            flat = torch.cat([numbers, *(gradient.reshape(-1) for gradient in gradients)])
+        self.ranks.reduce(flat, flat.dtype)
+        numbers, *summed = flat.split([3, *(leaf.numel() for leaf in leaves)])
+        for leaf, gradient in zip(leaves, summed, strict=True):
+            leaf.grad = gradient.view_as(leaf).clone()
+        loss, t2i, i2t = numbers
+        return losses and losses._replace(learnt=loss, captions=loss, accuracies=(t2i, i2t))
+
     def _gradient_sum(self, inputs: Inputs) -> GradientSum:
         """What adds up the gradients of the towers, and a number that is none where a rank has failed."""
         rows = None
-        if self._table is not None:
+        if self._table is not None and (self.ranks.many or self.device.is_cpu):  # else nothing is gained by it
             tokens = [found for found in (inputs.tokens_BL, inputs.phrase_tokens_BL) if found is not None]
             rows = torch.cat([found.reshape(-1) for found in tokens]).unique()
         like = [*self.learnt_in_towers, torch.zeros(1, device=self.device.torch)]
