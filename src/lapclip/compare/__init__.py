@@ -173,7 +173,7 @@ def measure_cell(
     try:
         with device.watch_peak() as peak:
             step = make_step(copy.deepcopy(weights).to(device.torch), train, device)
-            take = functools.partial(_time_steps, step, _random_batch(rung, cell.batch), device, seconds)
+            take = functools.partial(_time_steps, step, random_batch(rung, cell.batch), device, seconds)
             if cell.threads:
                 threads, (spent, joules) = cell.threads, take(cell.threads)
             else:
@@ -240,7 +240,7 @@ def contestant_settings(contestant: Contestant, status: Status) -> TrainConfig:
     return replace(train, **forms)
 
 
-def _random_batch(rung: Rung, batch: int) -> Batch:
+def random_batch(rung: Rung, batch: int) -> Batch:
     draw = np.random.default_rng(0)
     tokens = draw.integers(1, rung.shape.vocabulary - 2, (batch, CAPTION_TOKENS))
     tokens[:, -1] = rung.shape.vocabulary - 1

@@ -108,7 +108,7 @@ class Worth:
         if max(self.speed_up, halved) < WORTH_IT:
             pays = self.pays_from()
             more = f"; it would pay from a batch of {round(batch_size * pays):,} on" if pays else ""
-            return f"alone is faster: lapclip resume on this machine{more}"
+            return f"alone is faster{more}"
         if halved > WORTH_IT * self.speed_up:
             return f"with gradients in half precision it would be {halved:.2f}x: --set train.exchange=bfloat16"
         return "worth it"

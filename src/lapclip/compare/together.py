@@ -1,0 +1,97 @@
+"""Several machines against one: what they make of training steps over sizes of model and batch, predicted and timed."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from lapclip.compare import random_batch
+from lapclip.compare.fits import CAPTION_TOKENS, Rung
+from lapclip.config import AUTO, TrainConfig
+from lapclip.machine.choose_device import choose_device, default_threads, prepare_device
+from lapclip.machine.ranks import Ranks
+from lapclip.machine.timing import Stopwatch
+from lapclip.model.clip import CLIP
+from lapclip.progress import Status
+from lapclip.training.memory import SHARE_OF_MEMORY, predict_bytes
+from lapclip.training.optimizer import make_optimizer
+from lapclip.training.shards import UNDER_TORCHRUN
+from lapclip.training.step import TrainStep
+from lapclip.training.worth import Worth, measure_together
+
+RUNGS = Rung(128, 2), Rung(192, 6), Rung(384, 8), Rung(512, 12), Rung(768, 12)
+BATCHES = 16, 64, 256
+SECONDS = 240.0
+"""For all cells; what would take longer is left out."""
+STEPS = 4
+"""Of which the first is slower."""
+PASSES = 14
+"""About how many passes of a batch through a model on one machine a cell takes, all timings together."""
+
+
+def compare_together(
+    ranks: Ranks, status: Status, rungs: Sequence[Rung] = RUNGS, batches: Sequence[int] = BATCHES
+) -> dict[str, Any]:
+    """Time every size that memory and time allow. The rank that writes chooses, and the others do the same."""
+    rows = []
+    for rung, batch in _cells(ranks, rungs, batches, rows):
+        status(f"{rung.parameters / 1e6:.3g} M parameters, batch {batch}, {ranks.count} machines")
+        worth, seconds = _time(ranks, rung, batch)
+        rows.append(
+            {
+                "model": rung.shape.name,
+                "parameters": rung.parameters,
+                "batch": batch,
+                "work": rung.work(batch),
+                "step_seconds": seconds,
+                "halved_step_seconds": worth.step_seconds(halved=True),
+                "advice": worth.advice(batch),
+                **worth.to_dict(),
+            }
+        )
+    return {"machines": list(ranks.hosts), "cells": rows}
+
+
+def _cells(
+    ranks: Ranks, rungs: Sequence[Rung], batches: Sequence[int], rows: list[dict[str, Any]]
+) -> Iterator[tuple[Rung, int]]:
+    """What to time next, as the rank that writes says."""
+    ends = time.perf_counter() + SECONDS
+    wanted = iter([(rung, batch) for rung in rungs for batch in batches])
+    while True:
+        chosen = next((cell for cell in wanted if _fits(*cell, rows, ends)), None) if ranks.writes else None
+        said = ranks.from_writer(chosen and [asdict(chosen[0]), chosen[1]], "choice of what is timed")
+        if said is None:
+            return
+        yield Rung(**said[0]), int(said[1])
+
+
+def _fits(rung: Rung, batch: int, rows: list[dict[str, Any]], ends: float) -> bool:
+    device, _ = choose_device(AUTO)
+    train = TrainConfig(batch_size=batch, steps=1)
+    if 2 * predict_bytes(rung.shape, train, CAPTION_TOKENS).total > SHARE_OF_MEMORY * device.free_bytes():
+        return False
+    expected = rows[-1]["alone_step_seconds"] * max(1.0, rung.work(batch) / rows[-1]["work"]) if rows else 0.0
+    return PASSES * expected < ends - time.perf_counter()
+
+
+def _time(ranks: Ranks, rung: Rung, batch: int) -> tuple[Worth, float]:
+    """What is predicted of one size, and what its steps take."""
+    device, _ = choose_device(AUTO)
+    prepare_device(device, default_threads())
+    train = TrainConfig(batch_size=batch, steps=1, device=device.kind, shards=min(UNDER_TORCHRUN, batch))
+    model = CLIP(rung.shape).to(device.torch)
+    step = TrainStep(model, make_optimizer(model, train, device), train, device)
+    pairs, off = random_batch(rung, batch), Stopwatch(device.synchronise, on=False)
+    ranks.speeds = [1] * ranks.count
+    worth = measure_together(step, pairs, train, device, ranks)
+    step.ranks, ranks.speeds = ranks, worth.shards
+    taken = []
+    for _ in range(STEPS):
+        began = time.perf_counter()
+        step(pairs, 1, 0.0, off)()
+        taken.append(time.perf_counter() - began)
+    return worth, ranks.from_writer(statistics.median(taken[1:]), "seconds")
