@@ -508,7 +508,7 @@ class TrainStep:
     def _loss_in_shares(
         self, inputs: Inputs, embeddings: list[Tensor], own: range, failures: list[Exception]
     ) -> Losses | None:
-        """The loss and the gradients of the embeddings, scale and bias, each rank from its own rows, summed. A rank that
+        """The loss and the gradients of the embeddings, scale and bias, each rank from its own rows, summed. One that
         fails gives no numbers."""
         first, size = sum(inputs.shards[: own.start]), sum(inputs.shards[number] for number in own)
         outside = [found for found in (self.model.logit_scale, self.model.logit_bias) if found is not None]
