@@ -9,6 +9,7 @@ No other module imports `torch.distributed`, and this one not before ranks meet:
 
 from __future__ import annotations
 
+import fnmatch
 import itertools
 import json
 import math
@@ -96,8 +97,8 @@ def _meet() -> Ranks:
             f"Rank {rank} does not reach the others at {address}: {first_line(error)}.",
             hint="the same --master-addr on all hosts, and a firewall that lets its port through",
         ) from error
-    # A process that trains again, as a script may, does not read what was said the time before.
-    own = dist.PrefixStore(f"lapclip/{next(_MEETINGS)}", store)  # pyright: ignore[reportPrivateImportUsage]
+    # A process that trains again, or that an agent started again, does not read what was said the time before.
+    own = dist.PrefixStore(f"lapclip/{os.environ.get('LAPCLIP_ROUND', '')}/{next(_MEETINGS)}", store)  # pyright: ignore[reportPrivateImportUsage]
     return Ranks(rank, count, own)
 
 
@@ -294,9 +295,9 @@ class Ranks:
         said = self.from_rank(rank, wish)
         return said if rank == WRITER else f"{said} on rank {rank}"
 
-    def share_files(self, folder: Path, files: Sequence[Path] = ()) -> None:
+    def share_files(self, folder: Path, files: Sequence[Path] = (), allowed: str = "*") -> None:
         """Give the others files of the writer's folder. They put them into a folder of their own, where they are not
-        there already: ranks of one computer may share a folder."""
+        there already: ranks of one computer may share a folder. They take only those whose names are `allowed`."""
         if not self.many:
             return
         listed = [path.relative_to(folder).as_posix() for path in files]
@@ -305,7 +306,7 @@ class Ranks:
             body = self._bytes_from(WRITER, path.read_bytes() if self.writes else b"", name)
             if self.writes or path.exists():
                 continue
-            if not path.resolve().is_relative_to(folder.resolve()):
+            if not path.resolve().is_relative_to(folder.resolve()) or not fnmatch.fnmatchcase(name, allowed):
                 raise TrainingError(f"Rank {WRITER} sent a file for another folder: {one_line(name)}.")
             path.parent.mkdir(parents=True, exist_ok=True)
             write_atomic(path, body)
