@@ -144,7 +144,8 @@ class Invitation:
                 f"{address[0]} cannot be listened on at port {address[1]}: {error.strerror or error}.",
                 hint="--address with another address or port, such as --address 192.168.1.20:29500",
             ) from None
-        threading.Thread(target=self._server.serve_forever, name="lapclip-invitation", daemon=True).start()
+        serve = self._server.serve_forever
+        threading.Thread(target=serve, args=(0.1,), name="lapclip-invitation", daemon=True).start()
 
     @property
     def port(self) -> int:
