@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from http.client import HTTPConnection
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -126,7 +127,7 @@ def test_a_request_that_was_overheard_is_no_use(invitation: Invitation) -> None:
     "changed",
     [{"signed": STATE}, {"byte_range": "bytes=0-4", "path": f"{FILES}0"}, {"path": f"{FILES}0", "signed": MANIFEST}],
 )
-def test_a_proof_is_good_for_one_request_alone(invitation: Invitation, changed: dict[str, str]) -> None:
+def test_a_proof_is_good_for_one_request_alone(invitation: Invitation, changed: dict[str, Any]) -> None:
     assert ask(invitation.port, **changed)[0] == 403
 
 

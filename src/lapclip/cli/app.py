@@ -38,7 +38,7 @@ from lapclip.cli.tune import tune
 from lapclip.cli.watch import watch
 from lapclip.errors import LapclipError
 from lapclip.text import printable, printable_lines
-from lapclip.together import tell_agent
+from lapclip.together import end_with_agent, is_restarted, tell_agent
 
 app = App(
     name="lapclip",
@@ -79,13 +79,15 @@ def main(arguments: list[str] | None = None) -> None:
     ARGUMENTS.set(tuple(arguments))
     debug, as_json = "--debug" in arguments, "--json" in arguments
     fault: BaseException | None = None
+    end_with_agent()
     try:
         with interrupts.in_command():
             status = app(arguments, exit_on_error=False, print_error=False, result_action="return_value")
             sys.stdout.flush()
     except LapclipError as error:
         fault = error
-        parts = (error.message, f"Try: {error.hint}" if error.hint else "")  # names in them may hold a line break
+        hint = "Starting again." if is_restarted(error) else f"Try: {error.hint}" if error.hint else ""
+        parts = (error.message, hint)  # names in them may hold a line break
         status = _report(2, "\n".join(printable(part) for part in parts if part), as_json, debug)
     except CycloptsError as error:
         command = f"{arguments[0]} " if arguments and arguments[0] in app else ""

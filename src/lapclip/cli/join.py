@@ -16,6 +16,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColum
 from lapclip.cli.output import ARGUMENTS, Common, emit, typed_in
 from lapclip.errors import ConfigError, JoinError, WrongKey
 from lapclip.text import duration, printable, size
+from lapclip.together import quiet_torch
 
 if TYPE_CHECKING:
     from lapclip.together.invitation import Guest
@@ -59,6 +60,7 @@ def join(
         Join from macOS to Linux or back, which is reported not to work. Example: lapclip join 192.168.1.20:29400
         --anyway
     """
+    quiet_torch()
     from lapclip.commands.join import GuestAtWork, split_place
     from lapclip.together.invitation import Host
 
@@ -116,6 +118,7 @@ def check_machines(machines: int | None, address: str | None, *, background: boo
         raise ConfigError(f"--machines {machines}: with this computer there are at least 2.", hint="--machines 2")
     if background:
         raise ConfigError("--machines shows a key, so it is not for the background.", hint="without --background")
+    quiet_torch()
     if under_torchrun():
         raise ConfigError("--machines is not for torchrun, which starts its processes itself.", hint="one or the other")
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import json
 import os
+import threading
+import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,8 @@ PORT = 29400
 """Where a host is joined, unless it is told otherwise. Its rendezvous has the port after that."""
 STATUS = "LAPCLIP_STATUS_FILE"
 """Names the file in which a process says to its agent how it ended."""
+AGENT = "LAPCLIP_AGENT"
+"""The number of the agent's process, for those that it starts."""
 ROUND = "LAPCLIP_ROUND"
 """How often the agents have met, for the processes that they start then."""
 AGREED = "LAPCLIP_AGREED"
@@ -30,12 +34,36 @@ LOST = {"DistError", "DistBackendError", "DistNetworkError", "DistStoreError"}
 """What torch raises where another computer is gone."""
 
 
+def quiet_torch() -> None:
+    """Keep torch's warnings about names and closed connections off the terminal. Before it is imported."""
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+
+
+def is_restarted(error: BaseException | None) -> bool:
+    """Whether an agent started this process, and starts it again after this error: another rank was lost."""
+    return STATUS in os.environ and (isinstance(error, LostRank) or type(error).__name__ in LOST)
+
+
 def tell_agent(status: int, error: BaseException | None = None) -> None:
-    """Leave the exit status for the agent that started this process, if one did. Where another rank was lost, nothing
-    is left: then the agent starts the process again."""
+    """Leave the exit status for the agent that started this process, if one did. Where there is none, the agent starts
+    the process again."""
     path = os.environ.get(STATUS)
-    if path and not isinstance(error, LostRank) and type(error).__name__ not in LOST:
+    if path and not is_restarted(error):
         write_atomic(Path(path), str(status))
+
+
+def end_with_agent() -> None:
+    """End this process when the agent that started it is gone, as if it had been killed, too: left alone it would go on
+    with a run that another process takes up again."""
+    agent = os.environ.get(AGENT)
+
+    def watch() -> None:
+        while os.getppid() == int(agent or 0):
+            time.sleep(1.0)
+        os._exit(1)
+
+    if agent and os.name != "nt":  # Windows does not tell
+        threading.Thread(target=watch, name="lapclip-agent", daemon=True).start()
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import DynamicRende
 
 from lapclip.errors import JoinError, NoAnswer, first_line
 from lapclip.machine.facts import python
-from lapclip.together import ROUND, STATUS
+from lapclip.together import AGENT, ROUND, STATUS
 
 LAST_CALL = 10
 """Seconds that the agents which have met wait for others, when they start again."""
@@ -95,7 +95,12 @@ def train_together(
         _reach(meeting)
     with TemporaryDirectory(prefix="lapclip-agent-") as folder, _signals_as_they_were():
         status = Path(folder) / "status"
-        about = {STATUS: str(status), "GLOO_SOCKET_IFNAME": interface_of(meeting.local), **variables}
+        about = {
+            STATUS: str(status),
+            AGENT: str(os.getpid()),
+            "GLOO_SOCKET_IFNAME": interface_of(meeting.local),
+            **variables,
+        }
         with _environment({**about, ROUND: "0", "TORCHELASTIC_SIGNALS_TO_HANDLE": ",".join(SIGNALS)}):
             return _run(meeting, arguments, status, met)
 
@@ -110,7 +115,7 @@ def _run(meeting: Meeting, arguments: Sequence[str], status: Path, met: Rounds) 
             local_world_size=1,
             rdzv_handler=handler,
             entrypoint=program,
-            args=tuple(rest),
+            args=tuple(word.replace("$", "$$") for word in rest),  # torch puts numbers in for words such as $local_rank
             max_restarts=RESTARTS,
             monitor_interval=0.2,
             local_addr=meeting.local,
