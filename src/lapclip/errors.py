@@ -10,6 +10,9 @@
         LostRank              another process that trains the same model has ended or does not answer
         RankFailed            one of them could not take a step; all know, and change their settings alike
       SearchError             an index of images, or a question to it, that cannot be used
+      JoinError               another computer that cannot be joined, or be let in
+        NoAnswer              it does not answer
+        WrongKey              it does not know the key that was given
       WeightsError            weights from elsewhere that cannot be read, or ours that cannot be written so
 
 Each error is one to three lines: the fault with its place, then, after "Try:", what to do next.
@@ -67,6 +70,18 @@ class RankFailed(TrainingError):
 
 class SearchError(LapclipError):
     """An index of images, or a question to it, that cannot be used."""
+
+
+class JoinError(LapclipError):
+    """Another computer that cannot be joined, or be let in."""
+
+
+class NoAnswer(JoinError):
+    """Another computer does not answer."""
+
+
+class WrongKey(JoinError):
+    """Another computer does not know the key that was given."""
 
 
 class WeightsError(LapclipError):

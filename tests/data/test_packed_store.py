@@ -358,6 +358,7 @@ class Held:
 
     name: str
     data: bytes
+    path: None = None
 
     def stamp(self) -> str:
         return digest_of(self.data)

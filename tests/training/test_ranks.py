@@ -28,7 +28,6 @@ from lapclip.commands.train import train
 from lapclip.data.batches import Batch, deal
 from lapclip.data.loading import StreamedPixels
 from lapclip.errors import ConfigError, LostRank
-from lapclip.machine import ranks as machine_ranks
 from lapclip.machine.ranks import ALONE, Ranks, join
 from lapclip.training import step as training_step
 from lapclip.training.shards import add_in_tree, own_shards, whole_nodes
@@ -299,16 +298,13 @@ def test_shards_cost_alike() -> None:
     assert max(means) - min(means) < 8
 
 
-def test_one_shard_for_several_ranks_is_refused(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_shard_for_several_ranks_is_refused(here: Path) -> None:
     from lapclip.commands.run_setup import fit_ranks, read_request
 
-    for name, value in zip(machine_ranks.TORCHRUN, ("0", "2", "localhost", "1"), strict=True):
-        monkeypatch.setenv(name, value)
-    together = Ranks(0, 2)  # not connected
-    assert fit_ranks(read_request("first-run", SMALL, None), together).config.train.shards == 8
-    assert fit_ranks(read_request("first-run", ["train.shards=4"], None), together).config.train.shards == 4
+    assert fit_ranks(read_request("first-run", SMALL, None), 2, together=True).config.train.shards == 8
+    assert fit_ranks(read_request("first-run", ["train.shards=4"], None), 2, together=True).config.train.shards == 4
     with pytest.raises(ConfigError, match=r"train\.shards"):
-        fit_ranks(read_request("first-run", ["train.shards=1"], None), together)
+        fit_ranks(read_request("first-run", ["train.shards=1"], None), 2, together=True)
 
 
 @pytest.mark.slow

@@ -22,6 +22,7 @@ from lapclip.cli.embed import embed
 from lapclip.cli.eval import evaluate
 from lapclip.cli.export import export
 from lapclip.cli.gained import gained
+from lapclip.cli.join import join
 from lapclip.cli.machine import machine
 from lapclip.cli.model import model, models
 from lapclip.cli.output import ARGUMENTS
@@ -37,6 +38,7 @@ from lapclip.cli.tune import tune
 from lapclip.cli.watch import watch
 from lapclip.errors import LapclipError
 from lapclip.text import printable, printable_lines
+from lapclip.together import end_with_agent, is_restarted, tell_agent
 
 app = App(
     name="lapclip",
@@ -49,6 +51,7 @@ app = App(
 app.command(train, sort_key=1)
 app.command(data)
 app.command(resume, sort_key=2)
+app.command(join, sort_key=2)
 app.command(stop, sort_key=3)
 app.command(runs, sort_key=4)
 app.command(watch, sort_key=5)
@@ -75,12 +78,16 @@ def main(arguments: list[str] | None = None) -> None:
     arguments = sys.argv[1:] if arguments is None else arguments
     ARGUMENTS.set(tuple(arguments))
     debug, as_json = "--debug" in arguments, "--json" in arguments
+    fault: BaseException | None = None
+    end_with_agent()
     try:
         with interrupts.in_command():
             status = app(arguments, exit_on_error=False, print_error=False, result_action="return_value")
             sys.stdout.flush()
     except LapclipError as error:
-        parts = (error.message, f"Try: {error.hint}" if error.hint else "")  # names in them may hold a line break
+        fault = error
+        hint = "Starting again." if is_restarted(error) else f"Try: {error.hint}" if error.hint else ""
+        parts = (error.message, hint)  # names in them may hold a line break
         status = _report(2, "\n".join(printable(part) for part in parts if part), as_json, debug)
     except CycloptsError as error:
         command = f"{arguments[0]} " if arguments and arguments[0] in app else ""
@@ -91,11 +98,13 @@ def main(arguments: list[str] | None = None) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         status = 0
     except Exception as error:
+        fault = error
         full = _disk_is_full(error)
         message = f"A fault in lapclip: {type(error).__name__}: {error}\nTry: the same command with --debug"
         if full:
             message = f"Nothing can be written any more: {error}\nTry: free some disk space, then the same command"
         status = _report(2 if full else 1, message, as_json, debug)
+    tell_agent(status, fault)
     sys.exit(status)
 
 

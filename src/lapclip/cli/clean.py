@@ -42,8 +42,8 @@ def clean(
     Parameters
     ----------
     kinds
-        What to remove: leftovers, checkpoints (of finished runs), packed, scenes, features, towers, models (published
-        ones), measurements, indexes.
+        What to remove: leftovers, checkpoints (of finished runs), packed, bundles, scenes, features, towers, models
+        (published ones), measurements, indexes.
     run
         Remove this whole run, with its model; may be repeated. Example: lapclip clean --run first-run-2
     yes

@@ -7,6 +7,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from lapclip.cli.display import display
+from lapclip.cli.join import TogetherDisplay, check_machines, own_arguments
 from lapclip.cli.output import ARGUMENTS, Common, emit, typed
 from lapclip.cli.train import summary
 from lapclip.errors import ConfigError
@@ -18,6 +19,8 @@ def resume(
     /,
     *,
     background: Annotated[bool, Parameter(negative="")] = False,
+    machines: int | None = None,
+    address: str | None = None,
     detached: Annotated[bool, Parameter(negative="", show=False)] = False,
     common: Common | None = None,
 ) -> int:
@@ -27,6 +30,7 @@ def resume(
 
     - `lapclip resume`
     - `lapclip resume first-run-2`
+    - `lapclip resume --machines 2`
 
     Parameters
     ----------
@@ -34,11 +38,17 @@ def resume(
         The run's name; without one, the newest.
     background
         Return at once; the run goes on without this terminal. Example: lapclip resume --background
+    machines
+        Go on with so many computers, this one among them. Example: lapclip resume --machines 2
+    address
+        The address or the interface of this computer at which others join, with or without a port. Example: lapclip
+        resume --machines 2 --address eth0:29500
     detached
         This is the process in the background.
     """
     from lapclip.machine.ranks import under_torchrun
 
+    check_machines(machines, address, background=background)
     if background and under_torchrun():
         raise ConfigError("--background cannot be had under torchrun.", hint="nohup torchrun ... &, or a terminal")
     if background and not detached:
@@ -52,6 +62,12 @@ def resume(
     from lapclip.commands.resume import take_part
     from lapclip.commands.run_setup import Callbacks
 
+    if machines is not None:
+        from lapclip.commands.join import host, offer_again
+
+        with display() as shown:
+            offer = offer_again(run, shown.data_progress)
+        return host(offer, machines, address, own_arguments(), run, TogetherDisplay())
     with display() as shown:
         # In the background log.txt has the run's lines already.
         callbacks = Callbacks([] if detached else [shown], shown.data_progress)

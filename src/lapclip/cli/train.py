@@ -11,6 +11,7 @@ from rich.markup import escape
 
 from lapclip.cli.display import display
 from lapclip.cli.eval import recall_table, short_question_lines, start_lines
+from lapclip.cli.join import TogetherDisplay, check_machines, own_arguments
 from lapclip.cli.model import have_model
 from lapclip.cli.output import ARGUMENTS, Common, emit, source_setting, start_setting, teacher_setting, typed
 from lapclip.config import recipe_for
@@ -39,6 +40,8 @@ def train(
     settings: Annotated[tuple[str, ...], Parameter(name="--set", negative="", show_default=False)] = (),
     reserved: Annotated[str, Parameter(show=False)] = "",
     yes: Annotated[bool, Parameter(negative="", show_default=False)] = False,
+    machines: int | None = None,
+    address: str | None = None,
     common: Common | None = None,
 ) -> int:
     """Train a model: on your images and captions or on ones that lapclip draws, from scratch or from weights.
@@ -58,6 +61,7 @@ def train(
     - `lapclip train --recipe seed --set train.epochs=3`
     - `lapclip train --background --polite`
     - `lapclip train photos/ --recipe distil --teacher heads`
+    - `lapclip train photos/ --machines 2`
 
     Parameters
     ----------
@@ -91,12 +95,19 @@ def train(
         Change a setting of the recipe; may be repeated. Example: lapclip train --set train.batch_size=64
     yes
         Fetch a published model without asking. Example: lapclip train photos/ --from vit-b-32-laion2b --yes
+    machines
+        Train with so many computers, this one among them; the line to type on the others is shown. Example: lapclip
+        train photos/ --machines 2
+    address
+        The address or the interface of this computer at which others join, with or without a port. Example: lapclip
+        train photos/ --machines 2 --address eth0:29500
     reserved
         The key of the folder that a run in the background fills.
     """
     from lapclip.commands.background import reserved_run, train_in_background, wait_for
     from lapclip.machine.ranks import under_torchrun
 
+    check_machines(machines, address, background=background)
     if background and under_torchrun():
         raise ConfigError("--background cannot be had under torchrun.", hint="nohup torchrun ... &, or a terminal")
     if barred := [caption for caption in ask if "|" in caption]:
@@ -131,6 +142,12 @@ def train(
         if own and own.stop_asked():
             own.give_up()
             return 0
+        if machines is not None:
+            from lapclip.commands.join import host, offer_new
+
+            offer = offer_new(recipe, settings, minutes, name, machines, shown.data_progress)
+            shown.close()
+            return host(offer, machines, address, own_arguments(), name, TogetherDisplay())
         from lapclip.commands.run_setup import Callbacks
         from lapclip.commands.train import train as train_run
 

@@ -31,6 +31,7 @@ KINDS = {
     "leftovers": "what killed processes left half-made, and damaged checkpoints",
     "checkpoints": "the checkpoints of finished runs, which nothing needs any more",
     "packed": "photos decoded for training; packed again when needed",
+    "bundles": "data brought over by lapclip join, whole or by half; brought over again when needed",
     "scenes": "drawn images; drawn again when needed",
     "features": "what frozen towers and teachers made of data; made again when needed, if the teacher is still there",
     "models": "published models; fetched again when needed",
@@ -46,6 +47,7 @@ MEASUREMENTS = ("tune.json", "kernels.json", "canary.json", "compare.json", "gai
 WORKS, WRITES = "a process works with it now", "a process writes to it now"
 CACHES = {
     "packed": "packed-*",
+    "bundles": "bundle-*",
     "scenes": "scenes-*",
     "features": "features-*.npy",
     "towers": "tower-*",

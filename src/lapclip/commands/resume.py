@@ -39,8 +39,6 @@ from lapclip.commands.train import (
     working_on,
 )
 from lapclip.config import AUTO, SECTIONS, Config, Layer, build_config, replace_in
-from lapclip.data.loading import load_data
-from lapclip.data.pixels import View
 from lapclip.data.sources import find_source
 from lapclip.data.tokenizers import load_tokenizer
 from lapclip.errors import ConfigError, RunError
@@ -54,11 +52,13 @@ from lapclip.runs.events import read_events
 from lapclip.runs.folder import Run, find_run, run_of_job
 from lapclip.suggest import command
 from lapclip.text import counted
+from lapclip.together import Agreement
+from lapclip.together.bundle import load_again
 from lapclip.training.initial_weights import restore_initial_weights
 from lapclip.training.loop import Follower, Training
 from lapclip.training.recovery import changes_so_far, persist, restore
 from lapclip.training.shards import UNDER_TORCHRUN
-from lapclip.training.teacher import restore_teacher_embeddings
+from lapclip.training.teacher import restore_teacher_embeddings, teacher_paths
 from lapclip.training.trackers import check_tracker
 from lapclip.tuning.choose_kernels import check_kernels
 from lapclip.tuning.resolve import is_partly_frozen, refuse_what_cannot_fit
@@ -121,7 +121,7 @@ def follow(ranks: Ranks) -> None:
             named = ranks.from_writer(what="set-up")
             if named["task"] == NOTHING_LEFT:
                 return
-            run = Run(Path(folder) / Path(named["run"]).name)
+            run = Run(Path(folder) / f"run-{Path(named['run']).name}")  # a name such as ".." leads nowhere else
             run.path.mkdir(exist_ok=True)
             share_run_files(run, (), ranks)
             features = named["task"] == FEATURES_TOGETHER
@@ -168,7 +168,7 @@ def gather_again(run: Run, saved: dict[str, Any], progress: DataProgress | None)
     layer = Layer(str(run.settings), {section: saved.get(section, {}) for section in SECTIONS})
     fallbacks = Layer(str(run.events), {"train": changes_so_far(read_events(run.events))})
     config = build_config([layer, fallbacks], SHAPES)
-    data = load_data(config.data, View.of(config.model), progress)
+    data = load_again(config, str(saved["run"].get("data_fingerprint")), progress)
     if data.fingerprint != saved["run"].get("data_fingerprint"):
         raise RunError(
             f"The data is not what {run.path} began with: {find_source(config.data.source).what_changed(config.data)}.",
@@ -182,6 +182,12 @@ def gather_again(run: Run, saved: dict[str, Any], progress: DataProgress | None)
         except ConfigError as error:
             raise RunError(f"{run.path} cannot go on: {error.message}", hint="more free memory") from None
     teacher_digest = saved["run"].get("teacher_digest", "")
+    if (
+        config.train.teacher
+        and Agreement.of_this_process()
+        and not all(path.exists() for path in teacher_paths(teacher_digest, config, data))
+    ):
+        raise RunError("The host did not send what its teacher makes of the pairs; a guest opens no teacher.")
     return Ingredients(
         recipe=str(saved["run"].get("recipe")),
         config=config,

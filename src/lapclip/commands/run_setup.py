@@ -121,18 +121,17 @@ def read_request(recipe: str, settings: Sequence[str], minutes: float | None) ->
     return request
 
 
-def fit_ranks(request: Request, ranks: Ranks) -> Request:
-    """Settings that follow from how many processes share the work."""
+def fit_ranks(request: Request, count: int, *, together: bool) -> Request:
+    """Settings that follow from how many processes share the work; one alone may be the rest of several."""
     train, notes = request.config.train, []
-    if under_torchrun() and not any("shards" in layer.values.get("train", {}) for layer in request.layers):
+    if together and not any("shards" in layer.values.get("train", {}) for layer in request.layers):
         train = replace(train, shards=UNDER_TORCHRUN)
-    if 0 < train.shards < ranks.count:
+    if 0 < train.shards < count:
         raise ConfigError(
-            f"train.shards {train.shards} gives {counted(ranks.count - train.shards, 'rank')} of {ranks.count} nothing "
-            "to compute.",
-            hint=f"--set train.shards={max(UNDER_TORCHRUN, ranks.count)}, or fewer ranks",
+            f"train.shards {train.shards} gives {counted(count - train.shards, 'rank')} of {count} nothing to compute.",
+            hint=f"--set train.shards={max(UNDER_TORCHRUN, count)}, or fewer ranks",
         )
-    if ranks.many and train.compile not in ("none", "compiled"):
+    if count > 1 and train.compile not in ("none", "compiled"):
         # What ranks exchange in the middle of a step is no part of a recording.
         rest = "compiled" if "compiled" in train.compile else "none"
         notes = [f"train.compile {train.compile} is not used by several ranks"] * (train.compile != AUTO)
@@ -340,7 +339,7 @@ def set_up(
 ) -> RunSetup:
     """A new run: read the settings, make the data, choose what is "auto", build the model. The rank that writes does so
     for all."""
-    request = fit_ranks(read_request(recipe, settings, minutes), ranks)
+    request = fit_ranks(read_request(recipe, settings, minutes), ranks.count, together=under_torchrun())
     if accelerator_here():
         callbacks.tuning_progress("whether the accelerator computes what the CPU computes")
     available(request.config.train.device)  # an unknown device is refused before images are drawn
@@ -439,10 +438,14 @@ def share_set_up(ingredients: Ingredients, embedder: Embedder, device: Device, r
         share_run_files(run, files, ranks, cached_for_others(digest, ingredients.config, ingredients.data))
 
 
+CACHED_FOR_OTHERS = "features-*.npy", "packed-*/index.jsonl"
+"""The names of what other ranks are given of this computer's cache."""
+
+
 def share_run_files(run: Run, files: Sequence[Path], ranks: Ranks, cached: Sequence[Path] = ()) -> None:
     """Give the others files of a run, and some of this computer's cache."""
     ranks.share_files(run.path, files)
-    ranks.share_files(cache_folder(), [path for path in cached if path.exists()])
+    ranks.share_files(cache_folder(), [path for path in cached if path.exists()], CACHED_FOR_OTHERS)
 
 
 def cached_for_others(teacher_digest: str, config: Config, data: DataSet) -> list[Path]:

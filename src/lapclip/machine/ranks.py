@@ -10,6 +10,7 @@ No other module imports `torch.distributed`, and this one not before ranks meet:
 
 from __future__ import annotations
 
+import fnmatch
 import itertools
 import json
 import math
@@ -433,9 +434,9 @@ class Ranks:
         if reason.startswith("SIGTERM on rank") and not reason.endswith(f" {self.rank}"):
             raise LostRank(f"{reason}: it was told to end, so all have saved and ended.", hint="lapclip resume goes on")
 
-    def share_files(self, folder: Path, files: Sequence[Path] = ()) -> None:
+    def share_files(self, folder: Path, files: Sequence[Path] = (), allowed: Sequence[str] = ("*",)) -> None:
         """Give the others files of the writer's folder. They put them into a folder of their own, where they are not
-        there already: ranks of one computer may share a folder."""
+        there already: ranks of one computer may share a folder. They take only those whose names are `allowed`."""
         if not self.many:
             return
         listed = [path.relative_to(folder).as_posix() for path in files]
@@ -444,7 +445,8 @@ class Ranks:
             body = self._bytes_from(self.writer, path.read_bytes() if self.writes else b"", name)
             if self.writes or path.exists():
                 continue
-            if not path.resolve().is_relative_to(folder.resolve()):
+            allowed_here = any(fnmatch.fnmatchcase(name, pattern) for pattern in allowed)
+            if not path.resolve().is_relative_to(folder.resolve()) or not allowed_here:
                 raise TrainingError(f"Rank {self.writer} sent a file for another folder: {one_line(name)}.")
             path.parent.mkdir(parents=True, exist_ok=True)
             write_atomic(path, body)
