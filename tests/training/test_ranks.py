@@ -286,16 +286,15 @@ def test_shards_cost_alike() -> None:
     assert max(means) - min(means) < 8
 
 
-def test_one_shard_for_several_ranks_is_refused(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_shard_for_several_ranks_is_refused(here: Path) -> None:
     from lapclip.commands.run_setup import fit_ranks, read_request
 
-    for name, value in zip(machine_ranks.TORCHRUN, ("0", "2", "localhost", "1"), strict=True):
-        monkeypatch.setenv(name, value)
-    together = Ranks(0, 2)  # not connected
-    assert fit_ranks(read_request("first-run", SMALL, None), together).config.train.shards == 8
-    assert fit_ranks(read_request("first-run", ["train.shards=4"], None), together).config.train.shards == 4
+    def shards(*settings: str) -> int:
+        return fit_ranks(read_request("first-run", settings, None), 2, together=True).config.train.shards
+
+    assert (shards(*SMALL), shards("train.shards=4")) == (8, 4)
     with pytest.raises(ConfigError, match=r"train\.shards"):
-        fit_ranks(read_request("first-run", ["train.shards=1"], None), together)
+        shards("train.shards=1")
 
 
 @pytest.mark.slow
