@@ -266,7 +266,7 @@ def test_a_run_that_prepares_its_data_ends_when_it_is_told_to(here: Path, monkey
     interrupts.install()
     try:
         with monkeypatch.context() as patch:
-            patch.setattr("lapclip.commands.resume.load_data", prepare)
+            patch.setattr("lapclip.together.bundle.load_data", prepare)
             done = command("resume", "mine")
         assert done.returncode == 143
         assert "lapclip resume mine" in done.stderr
