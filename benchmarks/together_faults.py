@@ -25,11 +25,11 @@ from random import Random
 from together_runs import EXACT, RUN, TINY, Result, alone, losses, run_of, started, to_end, train, weights, words_of
 
 from lapclip.runs.events import read_events
-from tests.hosts import Hosts
+from tests.hosts import ELASTIC, Hosts
 
-STEPS = 800
+STEPS = 300
 SETTINGS = [
-    *EXACT, *TINY, "train.shards=8", f"train.steps={STEPS}", "train.checkpoint_every_seconds=1",
+    *EXACT, *TINY, "train.shards=4", f"train.steps={STEPS}", "train.checkpoint_every_seconds=1",
     "train.evaluate_every_epochs=40",
 ]  # fmt: skip
 KINDS = ("rank", "agent", "host", "host without a word", "link")
@@ -146,7 +146,7 @@ class DisturbedRun:
             del self._due[host]
             if not self.finished:
                 line = self.hosts.elastic_torchrun(host, train(SETTINGS), f"{RUN}-{self.number}")
-                self._agents |= started(self.hosts, {host: line})
+                self._agents |= started(self.hosts, {host: line}, variables=ELASTIC)
 
     def _look(self, now: float) -> None:
         """Note signs of life."""

@@ -28,7 +28,9 @@ EXACT = [
 ]  # fmt: skip
 TINY = ["model.name=tiny", "data.train_pairs=64", "train.batch_size=16", "data.tokenizer=characters"]
 PATIENCE = 900.0
-"""Seconds without anything new in a run's folder, or without an end, after which a row gives up."""
+"""Seconds without anything new in a run's folder after which a row gives up."""
+LONGEST = 3600.0
+"""Seconds after which a row gives up on a run that it lets go to its end."""
 SKIPPED = 2
 """Steps at the beginning that are not timed: they warm up."""
 
@@ -95,9 +97,9 @@ def to_end(hosts: Hosts, lines: Mapping[int, Sequence[str]]) -> None:
     processes = started(hosts, lines)
     try:
         for process in processes.values():
-            process.wait(PATIENCE)
+            process.wait(LONGEST)
     except subprocess.TimeoutExpired:
-        raise Ended(f"no end after {PATIENCE:.0f} s") from None
+        raise Ended(f"no end after {LONGEST:.0f} s") from None
     for host, process in processes.items():
         if process.returncode:
             raise Ended(f"{hosts.name(host)} ended with {process.returncode}: {last_words(words_of(hosts, host))}")

@@ -26,6 +26,9 @@ PROGRAMS = ("ip", "tc", "taskset", "unshare")
 INTERFACE, BRIDGE = "eth0", "switch"
 TORCHRUN = ("-m", "torch.distributed.run")
 """What `torchrun` stands for, after the name of an interpreter."""
+ELASTIC = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+"""Variables for hosts that come and go. Without it the agent that leads (torch 2.13) tells its address in the first
+round only, and one that is started later waits a minute for it in vain."""
 PORT = 29510
 """Where ranks meet, on the first host. Every set of hosts has all ports to itself."""
 LEAST_BURST = 1 << 18
@@ -220,7 +223,7 @@ class Hosts:
         return [python, *TORCHRUN, f"--nnodes={count or self.count}", "--nproc-per-node=1", *where, *arguments]
 
     def elastic_torchrun(self, host: int, arguments: Iterable[str], name: str) -> list[str]:
-        """The same for hosts that come and go: one is enough, and the first keeps the rendezvous."""
+        """The same for hosts that come and go: one is enough, and the first keeps the rendezvous. Wants `ELASTIC`."""
         settings = f"is_host={int(host == 0)},last_call_timeout=3"  # how long those that are there wait for others
         meeting = ["--rdzv-backend=c10d", f"--rdzv-endpoint={self.address(0)}:{PORT}", f"--rdzv-conf={settings}"]
         own = [f"--local-addr={self.address(host)}", f"--rdzv-id={name}", "--max-restarts=100"]
