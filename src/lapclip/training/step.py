@@ -249,7 +249,9 @@ class TrainStep:
         )
         drawn = self._dropout.draw(len(batch.tokens_BL), step) | self._phrases(batch, step)
         inputs = replace(inputs, **drawn)
-        return self._dealt(inputs, batch) if self._shards != 1 else inputs
+        # A single rank that leaves sums to the collective does what it would do beside others.
+        together = self._shards != 1 or (self.ranks.connected and not self.config.shards)
+        return self._dealt(inputs, batch) if together else inputs
 
     @property
     def _shards(self) -> int:
