@@ -358,7 +358,7 @@ def feature_seconds(notes: Sequence[str]) -> float:
 
 @row
 def one_rank(wanted: argparse.Namespace) -> Iterator[Result]:
-    """torchrun with a single rank, whose gradients go through the collective, against no torchrun; on CUDA with nccl."""
+    """torchrun with one rank, whose gradients go through the collective, against no torchrun; on CUDA with nccl."""
     devices = ["cpu", *["cuda"] * torch.cuda.is_available()] if wanted.device is None else [wanted.device]
     for device in devices:
         case = Case("vit-b-32", 256, None, "bfloat16") if device == "cuda" else Case("mini", 128, None)

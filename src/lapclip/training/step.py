@@ -262,7 +262,9 @@ class TrainStep:
         """A batch in the order of its shards. All draws were made for the batch before."""
         dealt, lengths_B, longest = batch.dealt(self._shards), batch.lengths_B, inputs.tokens_BL.shape[1]
         lengths = [self._lengths(None if lengths_B is None else lengths_B[rows], longest) for rows in dealt]
-        ordered = replace(inputs, own_shards=batch.own_shards).in_order(torch.from_numpy(np.concatenate(dealt)))
+        ordered = replace(inputs, own_shards=batch.own_shards)
+        if len(dealt) > 1:
+            ordered = ordered.in_order(torch.from_numpy(np.concatenate(dealt)))
         return replace(ordered, lengths=(), shards=tuple(map(len, dealt)), shard_lengths=tuple(lengths))
 
     def _phrases(self, batch: Batch, step: int) -> dict[str, Tensor]:
