@@ -45,16 +45,17 @@ def own_batches(plan: BatchPlan, shards: int, ranks: Ranks) -> BatchPlan:
     return plan.for_shards(shards, own_shards(ranks, shards))
 
 
-def add_in_tree(node: Node, value: Callable[[Node], Tensor | None]) -> Tensor:
-    """The sum over the shards of a node: that of its first half, with that of the rest added in place.
+def add_in_tree(node: Node, value: Callable[[Node], Tensor | None], into: Tensor | None = None) -> Tensor:
+    """The sum over the shards of a node: that of its first half and that of the rest, added in place.
 
-    `value` gives a sum that is known, and None where it has to be made from halves.
+    `value` gives a sum that is known, and None where it has to be made from halves. `into` is the one of them whose
+    place the sum takes, where there is a choice: which of two numbers is added to which changes nothing.
     """
     known = value(node)
     if known is not None:
         return known
-    first, second = halves(node)
-    return add_in_tree(first, value).add_(add_in_tree(second, value))
+    first, second = (add_in_tree(half, value, into) for half in halves(node))
+    return second.add_(first) if second is into else first.add_(second)
 
 
 def halves(node: Node) -> tuple[Node, Node]:
@@ -244,8 +245,10 @@ def sum_between(
     known = dict(zip(nodes[ranks.rank], (flat[mine].to(into.dtype) for flat in held), strict=True))
     for rank in ranks.others:
         known |= zip(nodes[rank], (flat.to(into.dtype) for flat in incoming[rank]), strict=True)
-    total = add_in_tree((0, shards), known.get)
-    buffer[mine].copy_(total)
+    own_sum = known[nodes[ranks.rank][0]] if own else None
+    total = add_in_tree((0, shards), known.get, own_sum)
+    if total.data_ptr() != buffer[mine].data_ptr():
+        buffer[mine].copy_(total)
     outgoing = {rank: [buffer[mine]] for rank in ranks.others}
     ranks.exchange(outgoing, {rank: [buffer[shares[rank]]] for rank in ranks.others}, "gradients")
     if buffer.data_ptr() != into.data_ptr():
