@@ -202,7 +202,7 @@ def _exchange(ranks: Ranks, device: Device, numbers: int) -> tuple[float, float]
     ranks.gathered(torch.zeros(1), [1] * ranks.count, "answer")  # all begin at once
     began, worked = time.perf_counter(), time.process_time()
     summing = GradientSum([gradient, mark], ranks.count, ranks)
-    summing.add_one(0, gradient)
+    summing.add_group(0, [gradient])
     summing.total()
     device.synchronise()
     return time.perf_counter() - began, time.process_time() - worked
