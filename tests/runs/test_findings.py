@@ -443,6 +443,27 @@ def test_what_needs_another_machine(runs) -> None:
     assert "micro_batch = 16" in finding.evidence
 
 
+def ranks(*waited: float) -> dict[str, Any]:
+    return {"type": "ranks", "step": 100, "hosts": ["desktop", "laptop"], "shards": [4, 4], "waited": list(waited)}
+
+
+def test_machines_that_wait_more_than_half_of_their_time(runs) -> None:
+    events = list(read_events(runs("healthy").events))
+    around = replace(surroundings_of(runs("healthy")), state="running")
+    assert ids(summarise([*events, *[ranks(0.5, 0.1)] * 3])) == []
+    assert ids(summarise([*events, *[ranks(0.6, 0.1)] * 2])) == []  # too early to tell
+    summary = summarise([*events, *[ranks(0.6, 0.1)] * 3])
+    assert ids(summary) == ["waiting-for-others"]
+    assert "waiting-for-others" in examine(summarise(events)).checked  # alone, nobody waits
+    (finding,) = findings(summary, around)
+    assert "desktop waits 60% of its time, laptop 10%" in finding.evidence
+    assert [words[0] for words in commands_in(finding.next)] == ["stop", "resume", "train", "train"]
+    assert "train.batch_size=64" in finding.next
+    assert "train.exchange=bfloat16" in finding.next
+    (finding,) = findings(summary, replace(around, state="finished"))  # it cannot go on
+    assert [words[0] for words in commands_in(finding.next)] == ["train", "train"]
+
+
 def test_a_run_at_chance_is_an_alarm_from_half_of_its_steps_on(runs) -> None:
     """Whose training pairs are learnt, as where captions were shuffled: held-out recall alone tells."""
 
@@ -516,7 +537,8 @@ def test_the_gravest_come_first(runs) -> None:
 
 @pytest.mark.parametrize("name", ["healthy", "wild", "forgetful", "duplicates"])
 def test_fields_that_are_missing_or_odd_never_raise(runs, name: str) -> None:
-    events = list(read_events(runs(name).events))
+    together = {"type": "together", "step": 0, "worth": {"hosts": ["desktop", "laptop"]}, "text": "worth it"}
+    events = [*read_events(runs(name).events), together, *[ranks(0.9, 0.1)] * 3]
     fields = {field for event in events for field in event} - {"type"}
     fields |= {f"evaluation.{field}" for event in events for field in event.get("evaluation") or ()}
     for field in sorted(fields):
@@ -561,6 +583,7 @@ def _events_of_rare_faults(run: Run) -> Iterator[Summary]:
     fell = {"type": "fell_back", "step": 40, "cause": "out of memory", "change": {"micro_batch": 16}, "text": "smaller"}
     yield summarise([*events, *({**sensors, "step": at, "throttled": True} for at in range(9)), fell])
     yield summarise([{**event, "tuned_seconds": 1e-6, "logit_scale": math.log(100)} for event in events])
+    yield summarise([*events, *[ranks(0.9, 0.1)] * 3])
     yield summarise([*events[:-1], {"type": "memory", "step": 80, "process_bytes": 1, "peak_bytes": 10**15}])
     capped = [
         {**event, "logit_scale": min(math.log(100), 2.7 + 0.1 * event.get("step", 0)), "grad_norm": 2000.0}

@@ -135,9 +135,12 @@ def test_a_long_watch_does_not_grow(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     for number in range(1, 1001):
         write(path, step(number, float(number)), *([{"type": "evaluation", "time": float(number), "step": number,
               "evaluation": {}}] if number % 100 == 0 else []))  # fmt: skip
+        write(path, {"type": "ranks", "time": float(number), "step": number, "hosts": ["a", "b"], "waited": [0.1, 0.2]})
         found.refresh()
     kept = [event["step"] for event in found.events if event["type"] == "step"]
     assert len(kept) <= 41
     assert kept[-1] == 1000
     assert len(found.summary.evaluations) == 10
+    assert len(found.summary.ranks) <= 41
+    assert found.summary.ranks[-1]["step"] == 1000
     assert found.summary.steps[-1]["gap"] == pytest.approx(1.0)  # of one step, however many were left out

@@ -1,11 +1,12 @@
 from __future__ import annotations
 
+import json
 import math
 from typing import Any
 
 import pytest
 
-from lapclip.runs.summary import Summary, summarise
+from lapclip.runs.summary import MOST_RANKS, Machines, Rank, Summary, summarise
 
 
 def step(number: int, time: float, **fields: Any) -> dict[str, Any]:
@@ -169,3 +170,105 @@ def test_the_loss_of_guessing_is_what_the_run_recorded_and_else_that_of_its_batc
     assert summarise([{**started(), "chance_loss": None}]).chance_loss == pytest.approx(math.log(10))
     assert summarise([{**started(), "chance_loss": 6.93}]).chance_loss == 6.93
     assert summarise([{"type": "started", "time": 0.0}]).chance_loss is None
+
+
+def together(time: float = 0.0, **worth: Any) -> dict[str, Any]:
+    about = {"hosts": ["desktop", "laptop"], "shards": [6, 2], "predicted_step_seconds": 0.8, "alone_step_seconds": 3.0}
+    return {"type": "together", "time": time, "step": 0, "worth": {**about, **worth}, "text": "worth it"}
+
+
+def ranks(number: int, time: float, waited: list[float], **fields: Any) -> dict[str, Any]:
+    count = len(waited)
+    about = {"hosts": ["desktop", "laptop", "tower", "box"][:count], "shards": [6, 2, 4, 4][:count], "writer": 1}
+    sent = {"bytes_per_second": [2e7] * count}
+    return {"type": "ranks", "step": number, "time": time, "waited": waited, **about, **sent, **fields}
+
+
+def machines_of(*events: dict[str, Any]) -> Machines:
+    found = summarise([started(), *events]).machines()
+    assert found is not None
+    return found
+
+
+def test_ranks_are_told_with_their_share_their_waiting_and_what_was_predicted() -> None:
+    early = machines_of(together())
+    assert [(rank.name, rank.share, rank.waited) for rank in early.ranks] == [
+        ("desktop", 0.75, None),
+        ("laptop", 0.25, None),
+    ]
+    assert early.waiting == ""
+    assert "800 ms predicted" in early.speed
+    told = [ranks(number, number, [waited, 0.03]) for number, waited in ((1, 0.0), (2, 0.5), (3, 0.4))]
+    late = machines_of(together(), *(step(number, number) for number in range(1, 5)), *told)
+    assert late.ranks == [Rank("desktop", 0.75, 0.4, 2e7, False), Rank("laptop", 0.25, 0.03, 2e7, True)]
+    assert (late.predicted_step_seconds, late.step_seconds, late.speed_up) == (0.8, 1.0, 3.0)
+    assert "3.00x" in late.speed
+    assert late.prediction == "worth it"
+
+
+@pytest.mark.parametrize(
+    ("waited", "sentence"),
+    [
+        ([0.02, 0.09], "Nobody waits long"),
+        ([0.62, 0.6], "for the network"),
+        ([0.4, 0.02], "desktop waits for laptop"),
+        ([0.3, 0.02, 0.4, 0.04], "tower and desktop wait for laptop"),
+    ],
+)
+def test_who_waits_least_is_waited_for(waited: list[float], sentence: str) -> None:
+    assert sentence in machines_of(ranks(1, 1.0, waited)).waiting
+
+
+def test_ranks_of_one_computer_are_told_apart_by_number() -> None:
+    found = machines_of(ranks(1, 1.0, [0.1, 0.1, 0.1], hosts=["box", "laptop", "box"]))
+    assert [rank.name for rank in found.ranks] == ["box, rank 0", "laptop", "box, rank 2"]
+
+
+def test_a_run_that_goes_on_alone_has_no_machines_any_more() -> None:
+    events = [started(), together(), step(1, 1), ranks(1, 1, [0.4, 0.1])]
+    assert summarise(events).machines() is not None
+    assert summarise([*events, resumed(1, 10), step(2, 11)]).machines() is None
+    assert summarise([started(), step(1, 1)]).machines() is None
+    # With others again, what was measured of the first ones does not count.
+    again = summarise([*events, step(2, 2), resumed(2, 10), together(10, hosts=["laptop", "box"]), step(3, 11)])
+    found = again.machines()
+    assert found is not None
+    assert [rank.name for rank in found.ranks] == ["laptop", "box"]
+    assert found.step_seconds is None
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"hosts": None},
+        {"hosts": "desktop"},
+        {"hosts": ["desktop"]},
+        {"hosts": [None, {}, 3]},
+        {"hosts": ["", "\x1b[2J"]},
+        {"hosts": ["a"] * 100_000},
+        {"shards": None, "waited": None, "bytes_per_second": None, "writer": None},
+        {"shards": [1], "waited": [0.5], "bytes_per_second": []},
+        {"shards": [0, 0], "waited": [-1, math.nan], "bytes_per_second": [math.inf, "x"]},
+        {"shards": [10**400, 1e308], "waited": [True, 1e308], "bytes_per_second": [1e308, 1e308], "writer": "x"},
+        {"step": None},
+    ],
+)
+def test_odd_accounts_of_ranks_leave_gaps(fields: dict[str, Any]) -> None:
+    odd = [ranks(1, 1.0, [0.1, 0.2]) | fields, ranks(2, 2.0, [0.1, 0.2]) | fields]
+    found = summarise([started(), {"type": "together", "worth": [3], "text": {}}, *odd])
+    told = found.machines()
+    assert told is None or 2 <= len(told.ranks) <= MOST_RANKS
+    for rank in told.ranks if told else ():
+        assert rank.name.isprintable()
+        assert rank.waited is None or 0 <= rank.waited <= 1
+        assert rank.share is None or 0 <= rank.share <= 1
+    json.dumps(told.to_dict() if told else None, allow_nan=False)
+    assert len(found.waited()) <= MOST_RANKS
+
+
+@pytest.mark.parametrize(
+    "worth", [{"predicted_step_seconds": "x"}, {"predicted_step_seconds": -1.0}, {"alone_step_seconds": 1e308}]
+)
+def test_odd_predictions_leave_gaps(worth: dict[str, Any]) -> None:
+    found = machines_of(together(**worth), step(1, 1.0), step(2, 1.0 + 1e-9))
+    json.dumps(found.to_dict(), allow_nan=False)

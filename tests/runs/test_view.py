@@ -80,3 +80,16 @@ def test_the_logit_bias_is_there_where_the_loss_has_one() -> None:
     with_bias = RunView("mine", "died", summarise([{**event, "logit_bias": -10.0} for event in steps]))
     assert with_bias.logit_bias.y == [-10.0] * 4
     assert with_bias.to_dict(lambda _: [])["curves"]["logit_bias"]["value"][-1] == -10.0
+
+
+def test_machines_are_there_where_several_train() -> None:
+    steps: list[dict[str, Any]] = [{"type": "step", "step": at, "time": float(at), "loss": 1.0} for at in range(1, 5)]
+    ranks = {"type": "ranks", "step": 4, "time": 4.0, "hosts": ["a", "b"], "shards": [3, 1], "waited": [0.1, 0.5]}
+    alone, both = (RunView("mine", "died", summarise(events)) for events in (steps, [*steps, ranks]))
+    assert alone.to_dict(lambda _: [])["machines"] is None
+    told = both.to_dict(lambda _: [])["machines"]
+    assert [(rank["name"], rank["share"], rank["waited"]) for rank in told["ranks"]] == [
+        ("a", 0.75, 0.1),
+        ("b", 0.25, 0.5),
+    ]
+    assert "b waits for a" in told["waiting"]

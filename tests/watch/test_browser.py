@@ -14,7 +14,21 @@ import pytest
 
 from ..browsing import Look, needs_browser
 from ..conftest import SMALL, command, set_flags
-from .made import HOSTILE, Served, append, ended, evaluation, learning_run, looked, make_run, server, started, step
+from .made import (
+    HOSTILE,
+    Served,
+    append,
+    ended,
+    evaluation,
+    learning_run,
+    looked,
+    make_run,
+    ranks,
+    server,
+    started,
+    step,
+    together,
+)
 
 pytestmark = needs_browser
 
@@ -102,6 +116,28 @@ def test_runs_are_compared_on_one_axis(here: Path, look: Open) -> None:
         tab.wait_text("#comparison-table", "second")
         tab.page.locator("#comparison-table").get_by_role("button", name="first").click()
         tab.wait_text("#title", "first")
+
+
+def test_machines_that_train_together_are_shown_with_their_waiting(here: Path, look: Open) -> None:
+    make_run("alone", [*learning_run(20), ended(20)])
+    run = make_run("both", [started(30), together(text=HOSTILE), *(step(number) for number in range(1, 21))])
+    with run.lock(), server() as served:
+        tab = look(served, runs=("both",))
+        tab.wait_text("#together", "800 ms predicted")
+        append(run, [ranks(20, hosts=["desktop", HOSTILE]), step(21, seconds={"forward": 0.2, "exchange": 0.2})])
+        tab.until_awake("document.getElementById('together').innerText.includes('waits for')")
+        rows = tab.page.locator("#together tbody tr").all_inner_texts()
+        assert [row.split("\t")[1:] for row in rows] == [["75 %", "42 %", "20"], ["25 %", "3 %", "10"]]
+        assert "onerror" in rows[1]
+        assert tab.page.locator("#together img").count() == 0
+        assert tab.text("#machine-title") == "The machines at work"
+        tab.wait_text("#phases", "exchange")
+        tab.page.set_viewport_size({"width": 390, "height": 900})
+        assert tab.overflow == 0
+        tab.page.set_viewport_size({"width": 1280, "height": 900})
+        tab.page.get_by_role("button", name="alone").click()
+        tab.wait_text("#title", "alone")
+        assert tab.page.locator("#together").count() == 0
 
 
 def test_slider_shows_what_was_answered_at_each_evaluation(here: Path, look: Open) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -237,6 +238,9 @@ def test_no_state_and_no_gap_in_the_events_breaks_the_image(tmp_path: Path) -> N
         {"type": "sensors"},
         {"type": "memory", "step": 1},
         {"type": "fell_back", "step": 1},
+        {"type": "together"},
+        {"type": "ranks", "step": 1},
+        {"type": "ranks", "step": 1, "hosts": ["a" * 99, None], "shards": [1], "waited": "x"},
         {"type": "unheard_of"},
         {"type": "paused"},
         {"type": "step", "step": 2, "loss": float("nan"), "grad_norms": None, "seconds": {}},
@@ -248,6 +252,31 @@ def test_no_state_and_no_gap_in_the_events_breaks_the_image(tmp_path: Path) -> N
                 drawn(replace(view, state=state), width)
         assert "checks" not in [finding.id for finding in view.findings]
         view.to_dict(lambda _: [])
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_machines_that_train_together_are_shown(tmp_path: Path, width: int) -> None:
+    alone = drawn(view_of(tmp_path, "alone", trained(60), working=True), width)
+    assert "Machines" not in alone
+    told = {"type": "ranks", "time": 9e9, "step": 60, "hosts": ["desktop", "laptop"], "shards": [6, 2], "writer": 0}
+    told |= {"waited": [0.42, 0.03], "bytes_per_second": [2.5e7, 1e7]}
+    text = words(drawn(view_of(tmp_path, "both", [*trained(60), told], working=True), width))
+    assert "desktop 75% 42% 25" in text
+    assert "laptop 25% 3% 10" in text
+    assert "desktop waits for laptop" in text
+    many = told | {"hosts": [f"node-{number}" for number in range(64)], "waited": [0.1] * 64}
+    text = words(drawn(view_of(tmp_path, "many", [*trained(60), many], working=True), width))
+    assert "node-7" in text
+    assert "node-8" not in text
+    assert "and 56 more" in text
+
+
+def test_waiting_for_others_is_a_phase_of_its_own(tmp_path: Path) -> None:
+    at = time.time()
+    seconds = {"forward": 0.2, "backward": 0.5, "exchange": 0.3}
+    events = [started(at), *(step(number, at + number, seconds=seconds) for number in range(1, 12))]
+    assert "exchange 30%" in words(drawn(view_of(tmp_path, "mine", events), 80))
+    assert "E exchange 30%" in words(drawn(view_of(tmp_path, "plain", events), 80, plain=True))
 
 
 def test_hostile_words_stay_text(tmp_path: Path) -> None:

@@ -33,10 +33,12 @@ from .made import (
     evaluation,
     learning_run,
     make_run,
+    ranks,
     server,
     start_server,
     started,
     step,
+    together,
 )
 
 
@@ -111,6 +113,18 @@ def test_figures_hold_what_the_charts_need(here: Path) -> None:
         assert run["learning"]["answer"] == "It has learnt"
         tag = served.ask("/runs/mine").headers["etag"]
         assert served.ask("/runs/mine", If_None_Match=tag).status == 304
+
+
+def test_machines_are_told_where_several_train(here: Path) -> None:
+    make_run("alone", [*learning_run(20), ended(20)])
+    make_run("both", [started(20), together(), step(1), step(2), ranks(2), ended(2)])
+    with server() as served:
+        assert served.json("/runs/alone")["machines"] is None
+        told = served.json("/runs/both")["machines"]
+    assert [rank["name"] for rank in told["ranks"]] == ["desktop", "laptop"]
+    assert "desktop waits for laptop" in told["waiting"]
+    assert told["step_seconds"] == pytest.approx(1.0)
+    assert "800 ms predicted" in told["speed"]
 
 
 def test_long_run_is_thinned_for_the_charts(here: Path) -> None:

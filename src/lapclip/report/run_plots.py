@@ -14,6 +14,8 @@ from lapclip.text import duration, number, part_name, percent, significant, size
 COLUMNS = 120
 """Columns of a heat map."""
 WATT_HOUR = 3600.0
+MOST_LINES = 8
+"""Ranks whose waiting is drawn; more lines cannot be told apart."""
 PHASES = {
     "load": "--red",
     "preprocess": "--yellow",
@@ -21,6 +23,7 @@ PHASES = {
     "forward": "--blue",
     "backward": "--orange",
     "optimizer": "--green",
+    "exchange": "--sky",
 }
 """Colours that differ most where phases touch."""
 
@@ -169,8 +172,50 @@ def machine_sections(view: RunView) -> list[Section]:
     """What the machine did, and what it took; sections with nothing in them are left out."""
     at_work = [_speed(view), _phases(view), _memory(view), _cores(view)]
     energy = [*_power(view), *_heat(view)]
-    sections = [Section("The machine at work", [plot for plot in at_work if plot]), Section("Energy and heat", energy)]
+    sections = [
+        Section("Several machines", _machines(view)),
+        Section("The machine at work", [plot for plot in at_work if plot]),
+        Section("Energy and heat", energy),
+    ]
     return [section for section in sections if section.blocks]
+
+
+def _machines(view: RunView) -> list[Block]:
+    """Who does how much, who waits for whom, and how fast that was predicted to be; nothing of one machine alone."""
+    found = view.machines
+    if found is None:
+        return []
+    rows: list[list[Any]] = [
+        [
+            f"{rank.name}{' (has the run)' * rank.writer}",
+            percent(rank.share, 0),
+            percent(rank.waited, 0),
+            significant(None if rank.bytes_per_second is None else rank.bytes_per_second / 1e6),
+        ]
+        for rank in found.ranks
+    ]
+    if found.count > len(rows):
+        rows.append([f"and {found.count - len(rows):,} more", "", "", ""])
+    before = f"Before it began: {found.prediction}." if found.prediction else ""
+    sentences = [text for text in (found.waiting, found.speed, before) if text]
+    columns = ["machine", "share of a batch", "of its time it waits for others", "MB/s sent"]
+    blocks: list[Block] = [Table(columns, rows), Sentences(sentences)]
+    curves = {rank.name: points for rank, points in zip(found.ranks, view.summary.waited(), strict=False) if points}
+    shown = dict(list(curves.items())[:MOST_LINES])
+    if any(len(points) > 1 for points in shown.values()):
+        blocks.append(
+            Plot(
+                "Waiting for other machines",
+                [line(name, points, COLOURS[at % len(COLOURS)], share=True) for at, (name, points) in
+                 enumerate(shown.items())],
+                axes("step", "share of its time", share=True),
+                "The lowest line is the machine that the others wait for. Lines that are high together wait for the "
+                "network.",
+                table_of("step", shown, share=True),
+                height=260,
+            )
+        )  # fmt: skip
+    return blocks
 
 
 def _speed(view: RunView) -> Plot | None:

@@ -37,6 +37,7 @@ LINES_AT_ONCE = 200
 _NOT_STEPS = re.compile(rb'\n\{"v":\d+,"type":"(?!step")')
 MOST_STEPS = 5000
 """More steps than this are thinned to half as many: a page that is open for a day does not grow."""
+THINNED = ("step", "ranks")
 YOUNG = 60.0
 """Seconds in which a run without any event counts as starting, not as dead."""
 STATE_EVERY = 1.0
@@ -308,14 +309,15 @@ class FollowedRun(RunStatus):
 
 
 def thin_steps(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Leave out every other step, those with and without measured phases alike, but not the newest, and no other."""
-    chosen, odd = [], {True: False, False: False}
-    newest = next((event for event in reversed(events) if event["type"] == "step"), None)
+    """Leave out every other step, those with and without measured phases alike, and every other account of ranks, of
+    which there is one a step at most; but not the newest, and no other event."""
+    chosen, odd = [], dict[tuple[str, bool], bool]()
+    newest = [next((event for event in reversed(events) if event["type"] == kind), None) for kind in THINNED]
     for event in events:
-        if event["type"] == "step" and event is not newest:
-            measured = bool(event.get("seconds"))
-            odd[measured] = not odd[measured]
-            if odd[measured]:
+        if event["type"] in THINNED and not any(event is latest for latest in newest):
+            kind = event["type"], bool(event.get("seconds"))
+            odd[kind] = not odd.get(kind)
+            if odd[kind]:
                 continue
         chosen.append(event)
     return chosen

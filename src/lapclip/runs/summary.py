@@ -9,14 +9,14 @@ from __future__ import annotations
 import itertools
 import math
 import statistics
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from lapclip.runs.curves import Curve, curve, windows
 from lapclip.runs.events import mapping
-from lapclip.text import number
+from lapclip.text import milliseconds, number, one_line
 
 ENDINGS = ("finished", "stopped", "failed")
 RECENT = 50
@@ -26,6 +26,14 @@ MOST_PAIRS = 1e12
 INCIDENTS = ("started", "resumed", "fell_back", "paused", "went_on", "stopped", "failed")
 LEAST_PAUSE, PAUSE = 60.0, 10
 """Seconds without an event, and times the longest of the last gaps, from which on they count as a pause."""
+LONGEST_NAME, LONGEST_TEXT = 60, 400
+"""Letters of a computer's name, and of a prediction."""
+MOST_RANKS = 64
+"""Ranks that are told of each by itself; of more, the first."""
+RANK_STRETCH = 12
+"""Latest `ranks` events, five seconds apart, whose median is told."""
+WAITS_LITTLE, WAITS_ALIKE = 0.1, 0.1
+"""Share of its time below which no rank waits for long; difference of such shares below which all wait for the link."""
 
 
 @dataclass
@@ -69,6 +77,86 @@ class RunProgress:
 
 
 @dataclass(frozen=True)
+class Rank:
+    """One of the ranks that train a run together: a computer, or a process of one. What is not known is None."""
+
+    name: str
+    """The computer's, with the rank's number where several ranks are on one."""
+    share: float | None
+    """Of the shards of every batch."""
+    waited: float | None
+    """Share of its time that it waits for others, or for what they send."""
+    bytes_per_second: float | None
+    """What it sends."""
+    writer: bool
+    """Whether it has the run's folder."""
+
+
+@dataclass(frozen=True)
+class Machines:
+    """How the ranks of a run share its work, and how fast they are beside what was predicted before it began."""
+
+    count: int
+    ranks: list[Rank]
+    """All, or the first of very many."""
+    predicted_step_seconds: float | None
+    alone_step_seconds: float | None
+    """What the writer's computer alone was predicted to take."""
+    step_seconds: float | None
+    """What the latest steps took."""
+    prediction: str
+    """What was said before the run began."""
+
+    @property
+    def speed_up(self) -> float | None:
+        """How many times as fast as one computer alone."""
+        if not self.alone_step_seconds or not self.step_seconds:
+            return None
+        return number(self.alone_step_seconds / self.step_seconds)
+
+    @property
+    def timed(self) -> list[Rank]:
+        """Those whose waiting is known, who waits least first: that is the one that is waited for."""
+        known = [(rank.waited, at, rank) for at, rank in enumerate(self.ranks) if rank.waited is not None]
+        return [rank for *_, rank in sorted(known)]
+
+    @property
+    def waiting(self) -> str:
+        """Who waits for whom, in a sentence; nothing before that is known."""
+        if len(self.timed) < 2:
+            return ""
+        least, most = self.timed[0].waited or 0.0, self.timed[-1].waited or 0.0
+        if most < WAITS_LITTLE:
+            return "Nobody waits long for the others."
+        if most - least < WAITS_ALIKE:
+            return "All wait about as long: for the network, not for one of them."
+        names = [rank.name for rank in reversed(self.timed) if (rank.waited or 0.0) - least >= WAITS_ALIKE]
+        more = [f"{len(names) - 3:,} more"] if len(names) > 4 else []
+        *first, last = [*(names[:3] if more else names), *more]
+        waits = f"{', '.join(first)} and {last} wait" if first else f"{last} waits"
+        return f"{waits} for {self.timed[0].name}, which waits least itself."
+
+    @property
+    def speed(self) -> str:
+        """Predicted against measured seconds of a step, in a sentence; nothing before there are any."""
+        measured, predicted, alone = (
+            milliseconds(seconds * 1000) if seconds else ""
+            for seconds in (self.step_seconds, self.predicted_step_seconds, self.alone_step_seconds)
+        )
+        parts = [
+            f"{measured} a step" if measured else "",
+            f"{predicted} predicted" if predicted else "",
+            f"{alone} on one computer alone" if alone else "",
+        ]
+        times = f": {self.speed_up:.2f}x" if self.speed_up and self.speed_up < 1e4 else ""
+        return f"{', '.join(filter(None, parts))}{times}." if measured or predicted else ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """For scripts and the page: the fields, and the sentences."""
+        return {**asdict(self), "speed_up": self.speed_up, "waiting": self.waiting, "speed": self.speed}
+
+
+@dataclass(frozen=True)
 class Summary:
     """What is known of a run.
 
@@ -85,6 +173,10 @@ class Summary:
     resumes: list[dict[str, Any]] = field(default_factory=list)
     probes: list[dict[str, Any]] = field(default_factory=list)
     """What the model answered to a few fixed captions, at each evaluation."""
+    together: dict[str, Any] = field(default_factory=dict)
+    """What the ranks of the latest process that worked were predicted to make of the run; empty for one alone."""
+    ranks: list[dict[str, Any]] = field(default_factory=list)
+    """How these have fared since."""
     incidents: list[dict[str, Any]] = field(default_factory=list)
     """Starts, resumes, fallbacks, pauses and ends, in their order."""
     elapsed: float = 0.0
@@ -177,6 +269,46 @@ class Summary:
         values = {name: [v for s in measured if (v := number(s.get(name))) is not None] for name in names}
         return {name: statistics.median(found) for name, found in values.items() if found}
 
+    def machines(self) -> Machines | None:
+        """How several ranks share the work, told from their latest events; None of a run that one trains alone."""
+        worth = mapping(self.together.get("worth"))
+        latest = self.ranks[-1] if self.ranks else worth
+        hosts = latest.get("hosts")
+        if not isinstance(hosts, list) or len(hosts) < 2:
+            return None
+        recent = [event for event in self.ranks[-RANK_STRETCH:] if event.get("hosts") == hosts]
+        shards = [_of_rank(latest, "shards", rank) for rank in range(len(hosts))]
+        dealt = sum(found for found in shards if found is not None)
+        ranks, names = [], _rank_names(hosts)
+        for rank, own in enumerate(shards[:MOST_RANKS]):
+            waited = _median(_of_rank(event, "waited", rank) for event in recent)
+            ranks.append(
+                Rank(
+                    name=names[rank],
+                    share=own / dealt if own is not None and dealt else None,
+                    waited=None if waited is None else min(1.0, waited),
+                    bytes_per_second=number(_median(_of_rank(event, "bytes_per_second", rank) for event in recent)),
+                    writer=number(latest.get("writer")) == rank,
+                )
+            )
+        process = (self.ranks or [self.together])[-1]["process"]
+        latest_steps = [event for event in self.steps[-RECENT:] if event["process"] == process]
+        return Machines(
+            count=len(hosts),
+            ranks=ranks,
+            predicted_step_seconds=_positive(worth.get("predicted_step_seconds")),
+            alone_step_seconds=_positive(worth.get("alone_step_seconds")),
+            step_seconds=_positive(_median(event["gap"] for event in latest_steps)),
+            prediction=one_line(self.together.get("text") or "")[:LONGEST_TEXT],
+        )
+
+    def waited(self) -> list[Curve]:
+        """For each of the ranks that train now, the share of its time that it has waited, over the steps."""
+        hosts = self.ranks[-1].get("hosts") if self.ranks else None
+        events = [event for event in self.ranks if event.get("hosts") == hosts]
+        count = min(MOST_RANKS, len(hosts)) if isinstance(hosts, list) else 0
+        return [curve(events, lambda event, rank=rank: _of_rank(event, "waited", rank)) for rank in range(count)]
+
     def parts(self) -> list[str]:
         """The parts of the model that have gradient norms: tower by tower, from the input inwards."""
         found = {part for event in self.steps for part in _norms(event)}
@@ -221,6 +353,8 @@ def summarise(events: Iterable[dict[str, Any]]) -> Summary:
     by_step: dict[str, dict[int, dict[str, Any]]] = {"step": {}, "evaluation": {}, "memory": {}, "looked": {}}
     lists: dict[str, list[dict[str, Any]]] = {"fell_back": [], "resumed": [], "sensors": []}
     incidents: list[dict[str, Any]] = []
+    together: dict[str, Any] = {}
+    ranks: list[dict[str, Any]] = []
     progress = RunProgress()
     elapsed, before, process = 0.0, None, 0
     step_before: tuple[float, float] | None = None
@@ -232,6 +366,7 @@ def summarise(events: Iterable[dict[str, Any]]) -> Summary:
         if kind in ("started", "resumed"):
             before, step_before = None, None  # what lies between two processes is a pause, not work
             process += 1
+            together, ranks = {}, []  # others may train it now, or one alone
         if time is not None:
             passed = max(0.0, time - before) if before is not None else 0.0  # a clock may be set back
             if kind == "went_on" or usual.is_pause(passed, measured=number(event.get("seconds"))):
@@ -243,6 +378,10 @@ def summarise(events: Iterable[dict[str, Any]]) -> Summary:
         progress.take(known)
         if kind in INCIDENTS:
             incidents.append(known)
+        if kind == "together":
+            together = known
+        elif kind == "ranks" and step is not None:
+            ranks.append(known)
         if kind in lists:
             if kind == "sensors":
                 known["rested"], rested = rested, False
@@ -267,6 +406,8 @@ def summarise(events: Iterable[dict[str, Any]]) -> Summary:
         fallbacks=lists["fell_back"],
         resumes=lists["resumed"],
         probes=ordered["looked"],
+        together=together,
+        ranks=ranks,
         incidents=incidents,
         elapsed=elapsed,
         pauses=pauses,
@@ -326,6 +467,28 @@ class _UsualGap:
 def _norms(event: dict[str, Any]) -> dict[str, Any]:
     """Gradient norms by part; none where float16 overflowed."""
     return mapping(event.get("grad_norms"))
+
+
+def _of_rank(event: dict[str, Any], name: str, rank: int) -> float | None:
+    """What an event says of one rank; None where that is missing, or not possible."""
+    values = event.get(name)
+    found = number(values[rank]) if isinstance(values, list) and rank < len(values) else None
+    return float(found) if found is not None and found >= 0 else None
+
+
+def _rank_names(hosts: list[Any]) -> list[str]:
+    """The computers' names, with the rank's number where that alone would not tell."""
+    names = [one_line(host)[:LONGEST_NAME] if isinstance(host, str) else "" for host in hosts]
+    often = Counter(names)
+    return [
+        f"{name}, rank {rank}" if name and often[name] > 1 else name or f"rank {rank}"
+        for rank, name in enumerate(names)
+    ]
+
+
+def _positive(value: Any) -> float | None:
+    found = number(value)
+    return found if found and found > 0 else None
 
 
 def _median(values: Iterable[float | None]) -> float | None:

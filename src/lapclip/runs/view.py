@@ -14,7 +14,7 @@ from lapclip.runs.findings import Finding
 from lapclip.runs.folder import Run
 from lapclip.runs.forecast import Forecast, forecast
 from lapclip.runs.messages import NO_REASON, Notice, notices
-from lapclip.runs.summary import Summary, batch_accuracy, summarise
+from lapclip.runs.summary import Machines, Summary, batch_accuracy, summarise
 from lapclip.text import number, one_line
 
 WORKING = ("running", "paused", "starting", "waiting")
@@ -196,6 +196,11 @@ class RunView:
         """Held-out text-to-image R@1 of the best model so far."""
         return number(self.best_evaluation["evaluation"].get("t2i_r1")) if self.best_evaluation else None
 
+    @cached_property
+    def machines(self) -> Machines | None:
+        """How several ranks share the work; None of a run that one trains alone."""
+        return self.summary.machines()
+
     @property
     def machine_memory(self) -> float | None:
         """Bytes of memory that the machine has."""
@@ -304,6 +309,7 @@ class RunView:
             "evaluation": summary.scores or None,
             "evaluations": [_evaluation(event) for event in summary.evaluations],
             "phases": summary.phases(),
+            "machines": self.machines.to_dict() if self.machines else None,
             "memory": {"process_bytes": process, "peak_bytes": peak, "machine_bytes": whole},
             "waits_for": self.waits_for or None,
             "reason": self.error[0] or None if self.state == "failed" else None,

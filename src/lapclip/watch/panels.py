@@ -30,6 +30,7 @@ PHASE_COLOURS = {
     "forward": "blue",
     "backward": "cyan",
     "optimizer": "green",
+    "exchange": "bright_magenta",
 }
 OTHER_COLOURS = ("bright_blue", "bright_magenta", "bright_yellow", "bright_green")
 NOTABLE = 0.005
@@ -238,6 +239,22 @@ def machine(view: RunView, canvas: Canvas) -> RenderableType | None:
         if swap := number(view.sensors.get("swap_bytes")):
             rows.add_row("swap", Text(f"{size(swap)} in use"))
     return _section("Machine", rows, canvas) if rows.row_count else None
+
+
+def machines(view: RunView, canvas: Canvas, most: int = 8) -> RenderableType | None:
+    """Where several ranks train: the share of each, how long it waits for the others, and what it sends."""
+    found = view.machines
+    if found is None:
+        return None
+    grid = _table(("", "share", "waits", "MB/s sent" if canvas.inside > 44 else "MB/s"))
+    grid.columns[0].max_width = max(6, canvas.inside - 28)
+    grid.columns[0].overflow = "ellipsis"
+    for rank in found.ranks[:most]:
+        sent = None if rank.bytes_per_second is None else rank.bytes_per_second / 1e6
+        grid.add_row(Text(rank.name), percent(rank.share, 0), percent(rank.waited, 0), significant(sent))
+    more = [Text(f"and {found.count - most:,} more", style="dim")] if found.count > most else []
+    sentences = [Text(text, overflow="fold") for text in (found.waiting, found.speed) if text]
+    return _section("Machines", Group(grid, *more, *sentences), canvas)
 
 
 def _cores(use: list[float], room: int, canvas: Canvas) -> Text:

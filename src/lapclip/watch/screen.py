@@ -24,6 +24,7 @@ from lapclip.watch.panels import (
     happened,
     learning,
     machine,
+    machines,
     recall,
     step_phases,
 )
@@ -134,8 +135,9 @@ def _in_full(view: RunView, canvas: Canvas, typed: Typed) -> list[RenderableType
         grid.add_column(width=right.width)
         grid.add_row(*(Group(*(panel for panel in column if panel is not None)) for column in columns))
         body: list[RenderableType | None] = [grid if view.summary.steps or view.summary.evaluations else None]
+        body.append(machines(view, canvas))
     else:
-        body = [draw(view, canvas) for draw in (learning, recall, step_phases, machine)]
+        body = [draw(view, canvas) for draw in (learning, recall, step_phases, machine, machines)]
     return [panel for panel in (*top, *body, happened(view, canvas, most=canvas.curve_height)) if panel is not None]
 
 

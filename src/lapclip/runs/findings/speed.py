@@ -20,6 +20,9 @@ OVER_TIME = 1.5
 """Times the minutes asked for. A last evaluation and a slow spell make a fifth."""
 HELD_BACK, TIMES_HELD_BACK = 0.1, 3
 """Share of the readings of the sensors, ten seconds apart, and how often at least: one or two are a passing peak."""
+WAITING_FOR_OTHERS, TOLD_OF_RANKS = 0.5, 3
+"""Share of a rank's time; below half, it still adds more than it costs. How often ranks have told of it at least: the
+first time holds their start."""
 
 
 @check(
@@ -117,6 +120,39 @@ def throttled(summary: Summary, around: Surroundings) -> Found | Verdict:
 
 
 @check(
+    "waiting-for-others",
+    "warning",
+    "Machines that train together wait for each other",
+    f"one of them waits more than {WAITING_FOR_OTHERS:.0%} of its time",
+)
+def waiting_for_others(summary: Summary, around: Surroundings) -> Found | Verdict:
+    together = summary.machines()
+    if together is None:
+        return Verdict.CLEAR if summary.started else Verdict.UNKNOWN
+    if len(summary.ranks) < TOLD_OF_RANKS or not together.timed:
+        return Verdict.UNKNOWN
+    most = together.timed[-1]
+    if (most.waited or 0.0) <= WAITING_FOR_OTHERS:
+        return Verdict.CLEAR
+    advice = []
+    if around.state == "running":
+        advice.append(f"go on with this computer alone: {around.command('stop')}, then {around.command('resume')}")
+    if batch := summary.batch_size:
+        advice.append(
+            "another run, with --machines or torchrun as before: a larger batch gives each more to do: "
+            f"{around.train(f'train.batch_size={2 * batch}')}"
+        )
+    if summary.setting("train", "exchange") != "bfloat16":
+        advice.append(f"gradients in half precision are half as many bytes: {around.train('train.exchange=bfloat16')}")
+    least = together.timed[0]
+    return Found(
+        f"{most.name} waits {most.waited:.0%} of its time, {least.name} {least.waited:.0%}. {together.waiting} "
+        f"{together.speed}".strip(),
+        "\n".join(advice) or f"alone: {around.train()}",
+    )
+
+
+@check(
     "competing-runs",
     "warning",
     "Runs compete for the machine",
@@ -137,4 +173,4 @@ def competing_runs(summary: Summary, around: Surroundings) -> Found | Verdict:
     )
 
 
-CHECKS = (waiting_for_data, slower_than_tuned, over_time, throttled, competing_runs)
+CHECKS = (waiting_for_data, slower_than_tuned, over_time, throttled, waiting_for_others, competing_runs)

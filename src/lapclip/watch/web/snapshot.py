@@ -46,6 +46,7 @@ def snapshot(row: dict[str, Any], view: RunView) -> dict[str, Any]:
         "evaluations": [_evaluation(event) for event in summary.evaluations[-MOST_EVALUATIONS:]],
         "gradients": _gradients(view),
         "phases": {name: _short(seconds) for name, seconds in summary.phases().items()},
+        "machines": view.machines.to_dict() if view.machines else None,
         "memory": _memory(view),
         "cores": _cores(view),
         "energy": _energy(view),

@@ -1,7 +1,7 @@
 // The charts of one run.
 
 import { chart, plain } from "./charts.js";
-import { byId, make, show } from "./elements.js";
+import { byId, make, say, show, table } from "./elements.js";
 import { count, duration, significant, percent, size } from "./text.js";
 
 export const RANGES = { all: "All", half: "Last half", recent: "Last 200" };
@@ -128,6 +128,8 @@ function memory(run) {
     x: steps, y: { title: "GB", rangemode: "tozero" }, layout: {}, table: () => tableOf("step", { "now, GB": now, "peak, GB": peak }) };
 }
 
+const TONES = { load: 0, preprocess: 1, transfer: 2, forward: 3, backward: 4, optimizer: 5, exchange: 6 };
+
 function phases(parent, run) {
   const id = "phases";
   const total = Object.values(run.phases).reduce((a, b) => a + b, 0);
@@ -136,14 +138,34 @@ function phases(parent, run) {
   const bar = make("div", { class: "bar", "aria-hidden": "true" });
   const list = make("ul", { class: "legend" });
   Object.entries(run.phases).forEach(([name, seconds], at) => {
-    const block = make("span", { class: `block tone-${at % 6}`, title: name });
+    const tone = `tone-${Object.hasOwn(TONES, name) ? TONES[name] : at % 7}`;
+    const block = make("span", { class: `block ${tone}`, title: name });
     block.style.flexGrow = String(seconds / total);
     bar.append(block);
-    list.append(make("li", {}, make("span", { class: `dot tone-${at % 6}`, "aria-hidden": "true" }), `${name} `,
+    list.append(make("li", {}, make("span", { class: `dot ${tone}`, "aria-hidden": "true" }), `${name} `,
       make("strong", {}, percent(seconds / total, 0)), make("span", { class: "muted" }, ` ${significant(seconds * 1000)} ms`)));
   });
   parent.prepend(make("figure", { class: "card", id }, make("h3", {}, "Where the time of a step goes"),
     make("figcaption", { class: "muted small" }, "Forward and backward should fill the bar. A wide load means waiting for data."), bar, list));
+}
+
+// Where several ranks train: what each does of the work, and how much of its time it waits for the others.
+function together(parent, run) {
+  const id = "together";
+  byId(id)?.remove();
+  say("machine-title", run.machines ? "The machines at work" : "The machine at work");
+  if (!run.machines) return;
+  const { ranks, waiting, speed, prediction } = run.machines;
+  const more = run.machines.count - ranks.length;
+  const rows = ranks.map((rank) => [rank.writer ? `${rank.name} (has the run)` : rank.name, percent(rank.share, 0), percent(rank.waited, 0),
+    significant(rank.bytes_per_second === null ? null : rank.bytes_per_second / 1e6)]);
+  parent.prepend(make("figure", { class: "card", id }, make("h3", {}, "Machines"),
+    make("figcaption", { class: "muted small" }, "The share of each batch, and how much of its time each waits for the others."),
+    make("div", { class: "table", tabindex: "0", role: "region", "aria-label": "Machines as a table" },
+      table(["", "share", "waits", "MB/s sent"], rows, "Machines")),
+    more > 0 ? make("p", { class: "muted small" }, `and ${count(more)} more`) : null,
+    waiting ? make("p", {}, make("strong", {}, waiting)) : null, speed ? make("p", {}, speed) : null,
+    prediction ? make("p", { class: "muted small" }, `Before it began: ${prediction}.`) : null));
 }
 
 function energy(parent, run) {
@@ -166,6 +188,7 @@ export function drawRun(run, range) {
   put(learning, "temperature", single("Temperature", "How sharply the model compares: falling means surer. It cannot go below 0.01.", cut(run.curves.temperature, first), { height: twoColumns.matches ? heatHeight(run.gradients.names) : 220 }));
   if (run.curves.logit_bias) put(learning, "logit-bias", single("Logit bias", "The learnt bias of the sigmoid loss.", cut(run.curves.logit_bias, first)));
   else put(learning, "logit-bias", null);
+  together(machine, run);
   phases(machine, run);
   put(machine, "speed", single("Speed", "Pairs a second. A sag means heat, a battery, or another program.", run.curves.speed, { y: { rangemode: "tozero" } }));
   put(machine, "memory", memory(run));
