@@ -125,7 +125,7 @@ def test_machines_that_train_together_are_shown_with_their_waiting(here: Path, l
         tab = look(served, runs=("both",))
         tab.wait_text("#together", "800 ms predicted")
         append(run, [ranks(20, hosts=["desktop", HOSTILE]), step(21, seconds={"forward": 0.2, "exchange": 0.2})])
-        tab.until_awake("document.getElementById('together').innerText.includes('waits for')")
+        tab.until_awake("document.getElementById('together').innerText.includes('desktop waits for')")
         rows = tab.page.locator("#together tbody tr").all_inner_texts()
         assert [row.split("\t")[1:] for row in rows] == [["75 %", "42 %", "20"], ["25 %", "3 %", "10"]]
         assert "onerror" in rows[1]
