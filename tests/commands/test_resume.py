@@ -172,9 +172,9 @@ def test_a_run_resumed_before_its_second_checkpoint_keeps_its_first(
 def test_a_wish_to_stop_made_during_set_up_is_kept(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     train_small(callbacks=run_setup.Callbacks([_stop_at_once]))
 
-    def slow_set_up(run, saved, progress):
+    def slow_set_up(run, saved, progress, ranks):
         run.ask_to_stop()
-        return set_up_again(run, saved, progress)
+        return set_up_again(run, saved, progress, ranks)
 
     monkeypatch.setattr("lapclip.commands.resume.set_up_again", slow_set_up)
     assert resume("run").state == "stopped"

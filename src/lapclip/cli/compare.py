@@ -9,6 +9,7 @@ from cyclopts import Parameter
 from rich.markup import escape
 
 from lapclip.cli.display import display
+from lapclip.cli.join import TogetherDisplay, check_machines, own_arguments
 from lapclip.cli.output import Common, emit, typed
 
 NAME = 26
@@ -21,6 +22,8 @@ def compare(
     seconds: float | None = None,
     share: Path | None = None,
     others: Annotated[tuple[Path, ...], Parameter(name="--with", negative="", show_default=False)] = (),
+    machines: int | None = None,
+    address: str | None = None,
     common: Common | None = None,
 ) -> int:
     """Compare the CPU with every accelerator here, over sizes of model and batch, by whole training steps.
@@ -33,6 +36,7 @@ def compare(
     - `lapclip compare --quick`
     - `lapclip compare --share mine.json`
     - `lapclip compare --quick --with theirs.json`
+    - `lapclip compare --machines 2`
 
     Parameters
     ----------
@@ -44,7 +48,20 @@ def compare(
         Also write the result as a JSON file without personal data. Example: lapclip compare --share mine.json
     others
         Put other machines' files beside this one; may be repeated. Example: lapclip compare --with theirs.json
+    machines
+        Find out how much faster so many computers are together, this one among them; the line to type on the others is
+        shown. Example: lapclip compare --machines 2
+    address
+        The address or the interface of this computer at which others join, with or without a port. Example: lapclip
+        compare --machines 2 --address eth0:29500
     """
+    from lapclip.machine.ranks import under_torchrun
+
+    check_machines(machines, address, background=False)
+    if machines is not None:
+        return _invite(machines, address)
+    if under_torchrun():
+        return _compare_machines(common)
     from lapclip.commands.compare import compare as compare_devices
 
     with display() as shown:
@@ -52,6 +69,45 @@ def compare(
         found = compare_devices(quick=quick, seconds=seconds, share=share, others=others, progress=progress)
     emit(found, summary(found), common)
     return 0
+
+
+def _invite(machines: int, address: str | None) -> int:
+    from lapclip.commands.join import host, offer_comparison
+
+    with display() as shown:
+        offer = offer_comparison(machines, shown.data_progress)
+    return host(offer, machines, address, own_arguments(), None, TogetherDisplay())
+
+
+def _compare_machines(common: Common | None) -> int:
+    from lapclip.commands.compare import compare_machines
+
+    with display() as shown:
+        found = compare_machines(shown.tuning_progress)
+    if found is not None:
+        emit(found, machines_summary(found), common)
+    return 0
+
+
+def machines_summary(found: dict[str, Any]) -> list[str]:
+    """What several machines make of training steps, for people."""
+    cells = found["cells"]
+    if not cells:
+        return ["No size fits into memory and time on these machines."]
+    link = cells[-1]
+    lines = [
+        f"[bold]{escape(' and '.join(found['machines']))}[/bold]: {link['latency'] * 1e3:.2f} ms there and back, "
+        f"{link['bytes_per_second'] * 8 / 1e9:.2f} Gbit/s of gradients",
+        f"[dim]{'parameters':<11}{'batch':>6}{'alone':>10}{'predicted':>11}{'measured':>10}{'speed':>8}   shards[/dim]",
+    ]
+    for cell in cells:
+        seconds = (cell[name] for name in ("alone_step_seconds", "predicted_step_seconds", "step_seconds"))
+        alone, predicted, measured = (f"{each * 1e3:,.0f} ms" for each in seconds)
+        speed = f"{cell['alone_step_seconds'] / cell['step_seconds']:.2f}x"
+        shards = " + ".join(map(str, cell["shards"]))
+        size = f"{cell['parameters'] / 1e6:>7.3g} M  {cell['batch']:>6}"
+        lines.append(f"{size}{alone:>10}{predicted:>11}{measured:>10}{speed:>8}   {shards}; {cell['advice']}")
+    return lines
 
 
 def summary(found: dict[str, Any]) -> list[str]:

@@ -9,9 +9,14 @@ from typing import Any
 
 from lapclip import compare as comparison
 from lapclip import microscope
+from lapclip.commands.resume import follow
+from lapclip.commands.run_setup import COMPARE_TOGETHER
+from lapclip.compare.together import compare_together
+from lapclip.config import AUTO
 from lapclip.errors import ConfigError
-from lapclip.machine.choose_device import available, default_threads, prepare_device
+from lapclip.machine.choose_device import available, choose_device, default_threads, prepare_device
 from lapclip.machine.device import Device
+from lapclip.machine.ranks import join
 from lapclip.paths import CacheFile
 from lapclip.progress import Status
 
@@ -31,6 +36,17 @@ def compare(
         found["microscope"] = {device.kind: _examine(device, progress) for device in available()}
         _save(share, found)
     return found
+
+
+def compare_machines(progress: Status) -> dict[str, Any] | None:
+    """Under torchrun: time several machines together. None on ranks that follow the one that chooses what is timed."""
+    with join() as ranks:
+        if not ranks.writes:
+            follow(ranks)
+            return None
+        ranks.connect(choose_device(AUTO)[0].collectives)
+        ranks.from_writer({"task": COMPARE_TOGETHER, "run": ""}, "set-up")
+        return compare_together(ranks, progress)
 
 
 def _save(share: Path | None, found: dict[str, Any]) -> None:

@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
@@ -98,6 +98,13 @@ class Offer:
 
     config: Config
     data: DataSet
+    compares: bool = False
+    """Whether nothing is trained, and the computers only find out how fast they are together."""
+
+
+def offer_comparison(machines: int, data: DataProgress) -> Offer:
+    """A comparison, with the settings and the data of the first run: nothing has to be brought over."""
+    return replace(offer_new("first-run", (), None, None, machines, data), compares=True)
 
 
 def offer_new(
@@ -183,6 +190,7 @@ def _manifest(offer: Offer, machines: int, run_id: str, port: int, files: Sequen
         "fingerprint": offer.data.fingerprint,
         "pairs": len(offer.data.train),
         "files": [asdict(file) for file in files],
+        "compares": offer.compares,
     }
 
 
@@ -231,6 +239,8 @@ def _how_it_went(ended: Ended, name: str | None, offer: Offer) -> tuple[str, str
         return FAILED, f"the host ended with status {ended.status}"
     if ended.status is None:
         return FAILED, f"the host cannot go on: {ended.why}"
+    if offer.compares:
+        return FINISHED, "the comparison is finished; the host shows it"
     with suppress(LapclipError, LookupError):
         run = find_run(name)
         if run.read_settings()["run"]["data_fingerprint"] == offer.data.fingerprint:
@@ -271,6 +281,7 @@ class Invited:
     fingerprint: str
     pairs: int
     files: Sequence[FileDigests]
+    compares: bool = False
 
     @property
     def bytes(self) -> int:
@@ -359,7 +370,8 @@ def _checked(told: dict[str, Any]) -> Invited:
     if data != DRAWN and not FINGERPRINT.fullmatch(fingerprint):
         raise ValueError("its data has no fingerprint")
     digests = [FileDigests.of(file) for file in files]
-    return Invited(run_id, one_line(name)[:64], machines, port, config, data, fingerprint, pairs, digests)
+    compares = told.get("compares") is True
+    return Invited(run_id, one_line(name)[:64], machines, port, config, data, fingerprint, pairs, digests, compares)
 
 
 class GuestAtWork:
@@ -403,6 +415,12 @@ class GuestAtWork:
 
     def _say_plan(self, invited: Invited) -> None:
         config = invited.config
+        if invited.compares:
+            self._shown.say(
+                f"{invited.name} ({self._there.address}) finds out how fast {counted(invited.machines, 'machine')} are "
+                f"together; nothing is trained, and nothing is brought over. This one takes part as {self._own}."
+            )
+            return
         begins = [text for text in (config.train.start, config.model.image_from, config.model.text_from) if text]
         data = {
             DRAWN: "Its images are drawn here",

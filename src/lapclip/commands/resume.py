@@ -13,6 +13,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from lapclip.commands.run_setup import (
+    COMPARE_TOGETHER,
     FEATURES_TOGETHER,
     NOTHING_LEFT,
     Callbacks,
@@ -38,6 +39,7 @@ from lapclip.commands.train import (
     stop_signals,
     working_on,
 )
+from lapclip.compare.together import compare_together
 from lapclip.config import AUTO, SECTIONS, Config, Layer, build_config, replace_in
 from lapclip.data.sources import find_source
 from lapclip.data.tokenizers import load_tokenizer
@@ -119,7 +121,9 @@ def follow(ranks: Ranks) -> None:
         ranks.connect()
         while True:
             named = ranks.from_writer(what="set-up")
-            if named["task"] == NOTHING_LEFT:
+            if named["task"] == COMPARE_TOGETHER:
+                compare_together(ranks, lambda what: None)
+            if named["task"] in (COMPARE_TOGETHER, NOTHING_LEFT):
                 return
             run = Run(Path(folder) / f"run-{Path(named['run']).name}")  # a name such as ".." leads nowhere else
             run.path.mkdir(exist_ok=True)

@@ -419,7 +419,7 @@ def saved_settings(setup: Ingredients) -> dict[str, Any]:
     return {"run": about, **asdict(setup.config), "reasons": setup.reasons}
 
 
-FEATURES_TOGETHER, TRAIN_TOGETHER, NOTHING_LEFT = "features", "train", "nothing"
+FEATURES_TOGETHER, TRAIN_TOGETHER, COMPARE_TOGETHER, NOTHING_LEFT = "features", "train", "compare", "nothing"
 """What the rank that writes has the others do with what it gives them."""
 
 

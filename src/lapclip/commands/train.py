@@ -107,7 +107,10 @@ def note_job(run: Run) -> None:
 def share_run(training: Training) -> None:
     """Give the other ranks what a run is resumed from: `follow` has them go on from there as this one does."""
     run, ranks = training.run, training.ranks
+    if ranks is ALONE:
+        return
     if not ranks.many:
+        ranks.connect(training.device.collectives)
         return
     if not list_checkpoints(run.checkpoints):
         training.save()

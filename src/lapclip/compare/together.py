@@ -15,9 +15,10 @@ from lapclip.machine.choose_device import choose_device, default_threads, prepar
 from lapclip.machine.ranks import Ranks
 from lapclip.machine.timing import Stopwatch
 from lapclip.model.clip import CLIP
+from lapclip.model.kernels import Compute
 from lapclip.progress import Status
+from lapclip.training.cuda_graph import make_step
 from lapclip.training.memory import SHARE_OF_MEMORY, predict_bytes
-from lapclip.training.optimizer import make_optimizer
 from lapclip.training.shards import UNDER_TORCHRUN
 from lapclip.training.step import TrainStep
 from lapclip.training.worth import Worth, measure_together
@@ -82,9 +83,21 @@ def _time(ranks: Ranks, rung: Rung, batch: int) -> tuple[Worth, float]:
     """What is predicted of one size, and what its steps take."""
     device, _ = choose_device(AUTO)
     prepare_device(device, default_threads())
-    train = TrainConfig(batch_size=batch, steps=1, device=device.kind, shards=min(UNDER_TORCHRUN, batch))
-    model = CLIP(rung.shape).to(device.torch)
-    step = TrainStep(model, make_optimizer(model, train, device), train, device)
+    # The same kernels on all machines: what suits each best may differ.
+    kernels = Compute()
+    train = TrainConfig(
+        batch_size=batch,
+        steps=1,
+        device=device.kind,
+        shards=min(UNDER_TORCHRUN, batch),
+        dtype="float32",
+        compile="none",
+        image_attention=kernels.attention,
+        text_attention=kernels.attention,
+        linear=kernels.linear,
+    )
+    step = make_step(CLIP(rung.shape).to(device.torch), train, device)
+    assert isinstance(step, TrainStep)
     pairs, off = random_batch(rung, batch), Stopwatch(device.synchronise, on=False)
     ranks.speeds = [1] * ranks.count
     worth = measure_together(step, pairs, train, device, ranks)

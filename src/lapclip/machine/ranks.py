@@ -41,6 +41,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 T = TypeVar("T")
+Tensors = Mapping[int, Sequence["Tensor"]]
+"""Tensors for ranks, or from them."""
 
 TIME_OUT = timedelta(days=1)
 """What the engine allows an exchange. The others wait as long for what the writer does alone, such as an evaluation; a
@@ -280,28 +282,40 @@ class Ranks:
 
     # What ranks say to each other
 
-    def exchange(
-        self, outgoing: Mapping[int, Sequence[Tensor]], incoming: Mapping[int, Sequence[Tensor]], what: str
-    ) -> None:
+    def exchange(self, outgoing: Tensors, incoming: Tensors, what: str) -> None:
         """Send tensors to ranks and fill others with what ranks send, all at once. Empty ones are not sent."""
+        self.post(outgoing, incoming, what)()
+
+    def post(self, outgoing: Tensors, incoming: Tensors, what: str, tag: int = 0) -> Callable[[], None]:
+        """Begin an exchange; the function returned waits for its end. Between CPUs a `tag` tells it from others that
+        are under way; between GPUs they are taken in the order in which they were begun."""
         import torch.distributed as dist
 
         # One order for all: a rank's receives are posted before its sends.
         operations = [(dist.irecv, peer, t) for peer, tensors in incoming.items() for t in tensors if t.numel()]
         operations += [(dist.isend, peer, t) for peer, tensors in outgoing.items() for t in tensors if t.numel()]
-        if not operations:
-            return
         peers = [peer for _, peer, _ in operations]
-        peer = peers[0]
         try:
-            with self._waits(f"{what} of rank {peer}"):
+            if not operations:
+                works = []
+            elif operations[0][2].is_cpu:
+                works = [do(tensor, peer, tag=tag) for do, peer, tensor in operations]
+            else:
                 works = dist.batch_isend_irecv([dist.P2POp(do, tensor, peer) for do, peer, tensor in operations])
-            for peer, work in zip(peers if len(works) == len(peers) else peers[:1], works, strict=False):
-                with self._waits(f"{what} of rank {peer}"):
-                    work.wait()
         except RuntimeError as error:
-            raise self._lost(peer, what, error) from error
+            raise self._lost(peers[0], what, error) from error
         self.sent_bytes += sum(t.numel() * t.element_size() for tensors in outgoing.values() for t in tensors)
+
+        def wait() -> None:
+            for peer, work in zip(peers if len(works) == len(peers) else peers[:1], works, strict=False):
+                try:
+                    with self._waits(f"{what} of rank {peer}"):
+                        assert work is not None, "this process is one of the ranks"
+                        work.wait()
+                except RuntimeError as error:
+                    raise self._lost(peer, what, error) from error
+
+        return wait
 
     @contextmanager
     def _waits(self, what: str) -> Iterator[None]:
@@ -337,7 +351,7 @@ class Ranks:
         with torch.cuda.stream(self._stream):
             yield
 
-    def wait_for(self, tasks: Sequence[Future[None]], what: str) -> None:
+    def wait_for(self, tasks: Sequence[Future[None]]) -> None:
         """Wait until what was begun aside is done."""
         began = time.monotonic()
         for task in tasks:

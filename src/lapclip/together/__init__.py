@@ -17,6 +17,7 @@ from typing import Any
 
 from lapclip.config import Config
 from lapclip.errors import LostRank, RunError
+from lapclip.machine.ranks import under_torchrun
 from lapclip.paths import write_atomic
 from lapclip.text import printable
 
@@ -53,6 +54,8 @@ def tell_agent(status: int, error: BaseException | None = None) -> None:
 def end_with_agent() -> None:
     """End this process when the agent that started it is gone, as if it had been killed, too: left alone it would go on
     with a run that another process takes up again."""
+    if under_torchrun():
+        os.environ.setdefault(AGENT, str(os.getppid()))
     agent = os.environ.get(AGENT)
 
     def watch() -> None:

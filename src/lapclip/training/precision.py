@@ -7,6 +7,7 @@ same way is cheaper than rounding each where it is used.
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -53,14 +54,13 @@ class RoundedCopy:
         for parameter in self._rounded:
             parameter.grad = None
 
-    @torch.no_grad()
     def hand_over(self) -> None:
         """Add the gradients to the original's, in float32, so that those of many micro-batches do not lose digits."""
-        pairs = [
-            (exact, rounded.grad)
-            for exact, rounded in zip(self._exact, self._rounded, strict=True)
-            if rounded.grad is not None
-        ]
+        self._hand_over(list(zip(self._exact, self._rounded, strict=True)))
+
+    @torch.no_grad()
+    def _hand_over(self, both: Sequence[tuple[Tensor, Tensor]]) -> None:
+        pairs = [(exact, rounded.grad) for exact, rounded in both if rounded.grad is not None]
         first = any(exact.grad is None for exact, _ in pairs)  # of the micro-batches of this step
         sums: list[Tensor] = []
         for exact, _ in pairs:
@@ -72,20 +72,16 @@ class RoundedCopy:
         else:  # not every device adds two precisions; one at a time, because micro-batches are there to save memory
             for total, (_, gradient) in zip(sums, pairs, strict=True):
                 total.add_(gradient.to(total.dtype))
-        self.forget()
+        for _, rounded in both:
+            rounded.grad = None
 
     def leaf_of(self, parameter: Tensor) -> Tensor:
         """Where the gradient of one of the original's parameters arrives."""
         return self._leaves.get(parameter, parameter)
 
-    @torch.no_grad()
-    def hand_over_one(self, parameter: Tensor, leaf: Tensor) -> None:
-        """`hand_over` for a single parameter, as soon as the gradient of its leaf is there."""
-        if leaf is parameter or leaf.grad is None:
-            return
-        gradient = leaf.grad.to(parameter.dtype)
-        parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)
-        leaf.grad = None
+    def hand_over_some(self, parameters: Sequence[Tensor]) -> None:
+        """`hand_over` for some of the original's parameters, as soon as their gradients are there."""
+        self._hand_over([(one, self._leaves[one]) for one in parameters if one in self._leaves])
 
 
 def enters_products(name: str) -> bool:

@@ -21,8 +21,8 @@ UNDER_TORCHRUN = 8
 """Shards of a run that torchrun starts, unless it asks for others: they can be shared by 2, 4 and 8 ranks equally."""
 LARGE = 1 << 18
 """Numbers from which on a gradient travels from where it is; smaller ones are copied together first."""
-TOGETHER = 1 << 20
-"""Numbers of small gradients that travel together."""
+TOGETHER, MOST_TOGETHER = 1 << 20, 1 << 23
+"""Numbers of small gradients that travel together, on a CPU and on a GPU."""
 WORTH_ROWS = 0.5
 """Share of a table's rows up to which only those that were used travel."""
 
@@ -45,16 +45,17 @@ def own_batches(plan: BatchPlan, shards: int, ranks: Ranks) -> BatchPlan:
     return plan.for_shards(shards, own_shards(ranks, shards))
 
 
-def add_in_tree(node: Node, value: Callable[[Node], Tensor | None]) -> Tensor:
-    """The sum over the shards of a node: that of its first half, with that of the rest added in place.
+def add_in_tree(node: Node, value: Callable[[Node], Tensor | None], into: Tensor | None = None) -> Tensor:
+    """The sum over the shards of a node: that of its first half and that of the rest, added in place.
 
-    `value` gives a sum that is known, and None where it has to be made from halves.
+    `value` gives a sum that is known, and None where it has to be made from halves. `into` is the one of them whose
+    place the sum takes, where there is a choice: which of two numbers is added to which changes nothing.
     """
     known = value(node)
     if known is not None:
         return known
-    first, second = halves(node)
-    return add_in_tree(first, value).add_(add_in_tree(second, value))
+    first, second = (add_in_tree(half, value, into) for half in halves(node))
+    return second.add_(first) if second is into else first.add_(second)
 
 
 def halves(node: Node) -> tuple[Node, Node]:
@@ -121,21 +122,24 @@ class GradientSum:
         self._last: dict[int, Tensor] = {}
         """Of the node that the last shard ends, as they come."""
         self._dense: Tensor | None = None
-        self._groups = self._together()
-        self._missing = [len(group) for group in self._groups]
-        self._group_of = {at: number for number, group in enumerate(self._groups) for at in group}
+        self.groups = self._together()
+        """Which gradients travel together, those that the backward pass makes first before the others. The last group
+        is the number that says whether this rank has failed."""
+        self._complete: set[int] = set()
         self._sent: list[Future[None]] = []
+        self._under_way: list[tuple[SumBetween | None, list[Tensor], Tensor]] = []
 
     def _together(self) -> list[list[int]]:
-        """Which gradients travel together, those that the backward pass makes first before the others."""
+        # A GPU copies faster than it takes up work, a CPU does not.
+        large, together = (LARGE, TOGETHER) if self._like[0].is_cpu else (MOST_TOGETHER, MOST_TOGETHER)
         groups: list[list[int]] = []
         small: list[int] = []
         for at in reversed(range(len(self._like) - 1)):
-            if self._like[at].numel() >= LARGE and at != self._table:
+            if self._like[at].numel() >= large and at != self._table:
                 groups.append([at])
             else:
                 small.append(at)
-            if sum(self._like[one].numel() for one in small if one != self._table) >= TOGETHER:
+            if sum(self._like[one].numel() for one in small if one != self._table) >= together:
                 groups.append(small)
                 small = []
         groups += [small] if small else []
@@ -150,15 +154,16 @@ class GradientSum:
         if shard in self._ends:
             self._sums.append(self._begun.pop())
 
-    def add_one(self, at: int, gradient: Tensor) -> None:
-        """Take one gradient of this rank's last shard."""
-        found = self._used_rows(at, gradient)
-        for begun in reversed(self._begun):
-            found = begun[at].add_(found)
-        self._last[at] = found
-        self._missing[self._group_of[at]] -= 1
-        while len(self._sent) < len(self._groups) and not self._missing[len(self._sent)]:
-            self._send(self._groups[len(self._sent)])
+    def add_group(self, number: int, gradients: Sequence[Tensor]) -> None:
+        """Take those gradients of this rank's last shard that travel together."""
+        for at, gradient in zip(self.groups[number], gradients, strict=True):
+            found = self._used_rows(at, gradient)
+            for begun in reversed(self._begun):
+                found = begun[at].add_(found)
+            self._last[at] = found
+        self._complete.add(number)
+        while len(self._sent) in self._complete:
+            self._send(self.groups[len(self._sent)])
 
     def total(self, *, failed: bool = False) -> list[Tensor]:
         """The sum, the same on every rank. One that has failed gives no numbers for what it still owes the others, and
@@ -170,17 +175,17 @@ class GradientSum:
         elif not self.own:
             self._fill(0.0)
         else:
-            self.add_one(len(self._like) - 1, torch.zeros_like(self._like[-1]))
-        for group in self._groups[len(self._sent) :]:
+            self.add_group(len(self.groups) - 1, [torch.zeros_like(self._like[-1])])
+        for group in self.groups[len(self._sent) :]:
             self._send(group)
-        self._ranks.wait_for(self._sent, "gradients")
+        self._finish()
         sums = self._sums[0] if self._sums else [self._last[at] for at in range(len(self._like))]
         return [self._with_zeros(at, summed) for at, summed in enumerate(sums)]
 
     def _fill(self, value: float) -> None:
         """Have something to send of all that has not been sent."""
         self._begun.clear()
-        for group in self._groups[len(self._sent) :]:
+        for group in self.groups[len(self._sent) :]:
             for at in group:
                 filled = torch.full_like(self._like[at], value, requires_grad=False)
                 self._last[at] = self._used_rows(at, filled)
@@ -205,51 +210,78 @@ class GradientSum:
         sums = [[summed[at] for at in group] for summed in self._sums]
         if self._last:
             sums.append([self._last[at] for at in group])
-        self._sent.append(self._ranks.aside(lambda: self._exchange(sums)))
-
-    def _exchange(self, sums: list[list[Tensor]]) -> None:
-        """Replace the sums of this rank by those of all ranks, in the tensors of the first of them. Gradients lie where
-        they lay: where numbers are in memory may decide how a kernel rounds."""
         flat = [_flat(tensors) for tensors in sums]
-        summed = flat[0]
         if self._ordered:
-            sum_between(flat if self.own else [], summed, self._nodes, self._shards, self._ranks, self._dtype)
+            own = flat if self.own else []
+            under_way = SumBetween(own, flat[0], self._nodes, self._shards, self._ranks, self._dtype, len(self._sent))
+            self._sent.append(self._ranks.aside(under_way.add))
         else:
-            self._ranks.reduce(summed, self._dtype)
-        if len(sums[0]) > 1:
-            for into, part in zip(sums[0], summed.split([tensor.numel() for tensor in sums[0]]), strict=True):
-                into.copy_(part.view_as(into))
-        elif summed.data_ptr() != sums[0][0].data_ptr():
-            sums[0][0].copy_(summed.view_as(sums[0][0]))
+            under_way = None
+            self._sent.append(self._ranks.aside(lambda: self._ranks.reduce(flat[0], self._dtype)))
+        self._under_way.append((under_way, sums[0], flat[0]))
+
+    def _finish(self) -> None:
+        """Wait for what is under way, and put the sums where gradients lay: where numbers are in memory may decide how
+        a kernel rounds."""
+        self._ranks.wait_for(self._sent)
+        for under_way, tensors, summed in self._under_way:
+            if under_way is not None:
+                under_way.finish()
+            if len(tensors) > 1:
+                for into, part in zip(tensors, summed.split([tensor.numel() for tensor in tensors]), strict=True):
+                    into.copy_(part.view_as(into))
+            elif summed.data_ptr() != tensors[0].data_ptr():
+                tensors[0].copy_(summed.view_as(tensors[0]))
 
 
-def sum_between(
-    own: list[Tensor],
-    into: Tensor,
-    nodes: list[list[Node]],
-    shards: int,
-    ranks: Ranks,
-    dtype: torch.dtype = torch.float32,
-) -> None:
+class SumBetween:
     """The sum of all nodes of all ranks. Each rank adds up a share of the numbers, in the order of the tree, and gives
     it to the others: so every number crosses the network as often as in the best of collectives."""
-    size = into.numel()
-    shares = [slice(rank * size // ranks.count, (rank + 1) * size // ranks.count) for rank in range(ranks.count)]
-    mine = shares[ranks.rank]
-    length = mine.stop - mine.start
-    held = [ranks.ready(flat.to(dtype)) for flat in own]
-    buffer = ranks.ready(into.to(dtype))
-    incoming = {rank: [buffer.new_empty(length) for _ in nodes[rank]] for rank in ranks.others}
-    ranks.exchange({rank: [flat[shares[rank]] for flat in held] for rank in ranks.others}, incoming, "gradients")
-    known = dict(zip(nodes[ranks.rank], (flat[mine].to(into.dtype) for flat in held), strict=True))
-    for rank in ranks.others:
-        known |= zip(nodes[rank], (flat.to(into.dtype) for flat in incoming[rank]), strict=True)
-    total = add_in_tree((0, shards), known.get)
-    buffer[mine].copy_(total)
-    outgoing = {rank: [buffer[mine]] for rank in ranks.others}
-    ranks.exchange(outgoing, {rank: [buffer[shares[rank]]] for rank in ranks.others}, "gradients")
-    if buffer.data_ptr() != into.data_ptr():
-        into.copy_(buffer)
+
+    def __init__(
+        self,
+        own: list[Tensor],
+        into: Tensor,
+        nodes: list[list[Node]],
+        shards: int,
+        ranks: Ranks,
+        dtype: torch.dtype,
+        number: int,
+    ) -> None:
+        """Begin to give each rank its share. `number` tells sums apart that are under way at the same time."""
+        size = into.numel()
+        self._into, self._nodes, self._shards, self._ranks, self._number = into, nodes, shards, ranks, number
+        self._shares = [
+            slice(rank * size // ranks.count, (rank + 1) * size // ranks.count) for rank in range(ranks.count)
+        ]
+        mine = self._shares[ranks.rank]
+        self._held = [ranks.ready(flat.to(dtype)) for flat in own]
+        self._buffer = ranks.ready(into.to(dtype))
+        self._incoming = {
+            rank: [self._buffer.new_empty(mine.stop - mine.start) for _ in nodes[rank]] for rank in ranks.others
+        }
+        outgoing = {rank: [flat[self._shares[rank]] for flat in self._held] for rank in ranks.others}
+        self._wait = ranks.post(outgoing, self._incoming, "gradients", 2 * number + 1)
+
+    def add(self) -> None:
+        """Add up this rank's share as soon as it is there, and begin to give it to the others."""
+        self._wait()
+        ranks, mine, dtype = self._ranks, self._shares[self._ranks.rank], self._into.dtype
+        known = dict(zip(self._nodes[ranks.rank], (flat[mine].to(dtype) for flat in self._held), strict=True))
+        own_sum = known[self._nodes[ranks.rank][0]] if known else None
+        for rank in ranks.others:
+            known |= zip(self._nodes[rank], (flat.to(dtype) for flat in self._incoming[rank]), strict=True)
+        total, place = add_in_tree((0, self._shards), known.get, own_sum), self._buffer[mine]
+        if total.data_ptr() != place.data_ptr():
+            place.copy_(total)
+        incoming = {rank: [self._buffer[self._shares[rank]]] for rank in ranks.others}
+        self._wait = ranks.post({rank: [place] for rank in ranks.others}, incoming, "gradients", 2 * self._number + 2)
+
+    def finish(self) -> None:
+        """Wait for the shares of the others."""
+        self._wait()
+        if self._buffer.data_ptr() != self._into.data_ptr():
+            self._into.copy_(self._buffer)
 
 
 def _flat(tensors: Sequence[Tensor]) -> Tensor:

@@ -249,7 +249,9 @@ class TrainStep:
         )
         drawn = self._dropout.draw(len(batch.tokens_BL), step) | self._phrases(batch, step)
         inputs = replace(inputs, **drawn)
-        return self._dealt(inputs, batch) if self._shards != 1 else inputs
+        # A single rank that leaves sums to the collective does what it would do beside others.
+        together = self._shards != 1 or (self.ranks.connected and not self.config.shards)
+        return self._dealt(inputs, batch) if together else inputs
 
     @property
     def _shards(self) -> int:
@@ -260,7 +262,9 @@ class TrainStep:
         """A batch in the order of its shards. All draws were made for the batch before."""
         dealt, lengths_B, longest = batch.dealt(self._shards), batch.lengths_B, inputs.tokens_BL.shape[1]
         lengths = [self._lengths(None if lengths_B is None else lengths_B[rows], longest) for rows in dealt]
-        ordered = replace(inputs, own_shards=batch.own_shards).in_order(torch.from_numpy(np.concatenate(dealt)))
+        ordered = replace(inputs, own_shards=batch.own_shards)
+        if len(dealt) > 1:
+            ordered = ordered.in_order(torch.from_numpy(np.concatenate(dealt)))
         return replace(ordered, lengths=(), shards=tuple(map(len, dealt)), shard_lengths=tuple(lengths))
 
     def _phrases(self, batch: Batch, step: int) -> dict[str, Tensor]:
@@ -443,15 +447,15 @@ class TrainStep:
         inputs: Inputs,
         gradients: Sequence[Tensor],
         watch: Stopwatch,
-        hand_on: Callable[[int, Tensor], None] | None = None,
+        summing: GradientSum | None = None,
     ) -> None:
         """Carry the gradients of embeddings to the weights, a micro-batch at a time; what the last one completes is
-        handed on, where someone wants it."""
+        handed on, where they are summed."""
         micro_batches = list(self._micro_batches(inputs))
         by_micro_batch = zip(*(gradient.split(self.config.micro_batch) for gradient in gradients), strict=True)
         for at, (micro_batch, its_gradients) in enumerate(zip(micro_batches, by_micro_batch, strict=True), 1):
             its_embeddings = self._encode(micro_batch, watch)
-            taker = hand_on if at == len(micro_batches) else None
+            taker = summing if at == len(micro_batches) else None
             with watch.phase("backward"), self._handing_on(taker):
                 torch.autograd.backward(its_embeddings, its_gradients)
                 if self.rounded and taker is None:
@@ -557,11 +561,11 @@ class TrainStep:
         """Carry the gradients of one shard's embeddings to its weights. Those of the last shard are handed on as they
         come, so that they travel while the others are still computed."""
         last = self.ranks.connected and number == summing.own[-1]
-        hand_on = summing.add_one if last else None
+        taker = summing if last else None
         if self._is_cut(inputs):
-            self._carry(inputs.shard(number), gradients, watch, hand_on)
+            self._carry(inputs.shard(number), gradients, watch, taker)
         else:
-            with watch.phase("backward"), self._handing_on(hand_on):
+            with watch.phase("backward"), self._handing_on(taker):
                 torch.autograd.backward(encoded.pop(number), gradients)
                 if self.rounded and not last:
                     self.rounded.hand_over()
@@ -573,30 +577,47 @@ class TrainStep:
             parameter.grad = None
 
     @contextmanager
-    def _handing_on(self, hand_on: Callable[[int, Tensor], None] | None) -> Iterator[None]:
-        """While a backward pass runs, give away each gradient as soon as it is there."""
-        if hand_on is None:
+    def _handing_on(self, summing: GradientSum | None) -> Iterator[None]:
+        """While a backward pass runs, give away gradients that travel together as soon as all of them are there. On a
+        GPU, which may compute them in less time than it takes to be told of all, only the one that is made last of each
+        group is watched; gradients that micro-batches have begun are there from the start, so then all are."""
+        if summing is None:
             yield
             return
+        groups = summing.groups[:-1]
+        members = [[self.learnt_in_towers[at] for at in group] for group in groups]
+        leaves = [[self.rounded.leaf_of(one) if self.rounded else one for one in group] for group in members]
+        begun = any(leaf.grad is not None for group in leaves for leaf in group)
+        watched = leaves if begun or self.device.is_cpu else [group[-1:] for group in leaves]
+        missing, handed = [len(group) for group in watched], set[int]()
 
-        def handed(at: int, parameter: Tensor) -> Callable[[Tensor], None]:
-            def take(leaf: Tensor) -> None:
-                if self.rounded:
-                    self.rounded.hand_over_one(parameter, leaf)
-                assert parameter.grad is not None
-                hand_on(at, parameter.grad)
+        def hand_on(number: int) -> None:
+            handed.add(number)
+            if self.rounded:
+                self.rounded.hand_over_some(members[number])
+            found = [parameter.grad for parameter in members[number] if parameter.grad is not None]
+            summing.add_group(number, found)
 
-            return take
+        def when_there(number: int) -> Callable[[Tensor], None]:
+            def note(_: Tensor) -> None:
+                missing[number] -= 1
+                if not missing[number] and all(leaf.grad is not None for leaf in leaves[number]):
+                    hand_on(number)
 
-        hooks = []
-        for at, parameter in enumerate(self.learnt_in_towers):
-            leaf = self.rounded.leaf_of(parameter) if self.rounded else parameter
-            hooks.append(leaf.register_post_accumulate_grad_hook(handed(at, parameter)))
+            return note
+
+        hooks = [
+            leaf.register_post_accumulate_grad_hook(when_there(number))
+            for number, group in enumerate(watched)
+            for leaf in group
+        ]
         try:
             yield
         finally:
             for hook in hooks:
                 hook.remove()
+        for number in set(range(len(groups))) - handed:
+            hand_on(number)
 
     @contextmanager
     def _held_back(self, failures: list[Exception]) -> Iterator[None]:
