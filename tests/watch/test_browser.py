@@ -132,9 +132,10 @@ def test_machines_that_train_together_are_shown_with_their_waiting(here: Path, l
         assert tab.page.locator("#together img").count() == 0
         assert tab.text("#machine-title") == "The machines at work"
         tab.wait_text("#phases", "exchange")
-        tab.page.set_viewport_size({"width": 390, "height": 900})
-        assert tab.overflow == 0
-        tab.page.set_viewport_size({"width": 1280, "height": 900})
+        phone = look(served, width=390, runs=("both",))
+        phone.wait_text("#together", "desktop waits for")
+        assert phone.overflow == 0
+        phone.page.close()
         tab.page.get_by_role("button", name="alone").click()
         tab.wait_text("#title", "alone")
         assert tab.page.locator("#together").count() == 0
