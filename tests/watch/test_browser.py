@@ -125,16 +125,17 @@ def test_machines_that_train_together_are_shown_with_their_waiting(here: Path, l
         tab = look(served, runs=("both",))
         tab.wait_text("#together", "800 ms predicted")
         append(run, [ranks(20, hosts=["desktop", HOSTILE]), step(21, seconds={"forward": 0.2, "exchange": 0.2})])
-        tab.until_awake("document.getElementById('together').innerText.includes('waits for')")
+        tab.until_awake("document.getElementById('together').innerText.includes('desktop waits for')")
         rows = tab.page.locator("#together tbody tr").all_inner_texts()
         assert [row.split("\t")[1:] for row in rows] == [["75 %", "42 %", "20"], ["25 %", "3 %", "10"]]
         assert "onerror" in rows[1]
         assert tab.page.locator("#together img").count() == 0
         assert tab.text("#machine-title") == "The machines at work"
         tab.wait_text("#phases", "exchange")
-        tab.page.set_viewport_size({"width": 390, "height": 900})
-        assert tab.overflow == 0
-        tab.page.set_viewport_size({"width": 1280, "height": 900})
+        phone = look(served, width=390, runs=("both",))
+        phone.wait_text("#together", "desktop waits for")
+        assert phone.overflow == 0
+        phone.page.close()
         tab.page.get_by_role("button", name="alone").click()
         tab.wait_text("#title", "alone")
         assert tab.page.locator("#together").count() == 0
