@@ -21,7 +21,7 @@ from lapclip.config import TrainConfig
 from lapclip.data.batches import Batch
 from lapclip.machine.device import Device
 from lapclip.machine.ranks import Ranks
-from lapclip.text import counted, duration
+from lapclip.text import counted, milliseconds
 from lapclip.training.optimizer import make_optimizer
 from lapclip.training.shards import GradientSum
 from lapclip.training.step import TrainStep
@@ -116,8 +116,8 @@ class Worth:
     def line(self, batch_size: int) -> str:
         """What a user wants to know before the run."""
         return (
-            f"{counted(len(self.hosts), 'rank')}: {duration(self.predicted_step_seconds)} a step predicted, "
-            f"{duration(self.alone_step_seconds)} alone: {self.speed_up:.2f}x; link {self.latency * 1e3:.2f} ms and "
+            f"{counted(len(self.hosts), 'rank')}: {milliseconds(self.predicted_step_seconds * 1e3)} a step predicted, "
+            f"{milliseconds(self.alone_step_seconds * 1e3)} alone: {self.speed_up:.2f}x; link {self.latency * 1e3:.2f} ms and "
             f"{self.bytes_per_second * 8 / 1e9:.2f} Gbit/s of gradients; shards {' + '.join(map(str, self.shards))}; "
             f"{self.advice(batch_size)}"
         )
@@ -164,7 +164,7 @@ def measure_together(step: TrainStep, batch: Batch, train: TrainConfig, device: 
         cpu_share=link.cpu_share,
     )
     found = Worth(**ranks.from_writer(asdict(found), "prediction"))
-    speeds = ", ".join(duration(each) for each in found.shard_seconds)
+    speeds = ", ".join(milliseconds(each * 1e3) for each in found.shard_seconds)
     equal = max(found.shards) - min(found.shards) <= 1
     reason = f"{'equally' if equal else 'by speed'}: a shard takes the ranks {speeds}"
     return Worth(
