@@ -31,7 +31,7 @@ from lapclip.errors import ConfigError, LostRank
 from lapclip.machine.ranks import ALONE, Ranks, join
 from lapclip.training import step as training_step
 from lapclip.training.shards import add_in_tree, own_shards, whole_nodes
-from lapclip.training.step import Losses, TrainStep
+from lapclip.training.step import TrainStep
 
 from ..conftest import SMALL
 from ..small_runs import events, losses, stop_after, train_small, write_tars
@@ -215,17 +215,24 @@ def two(start_in_both_ways: Callable[..., Path]) -> Path:
 
 @contextmanager
 def out_of_memory(*, wanted: bool) -> Iterator[None]:
-    """The fifth step finds no memory, once."""
-    loss, taken = TrainStep._loss, itertools.count(1)
+    """The fifth step finds no memory for its first pass through the towers, once."""
+    update, encode, taken, failing = TrainStep.update, TrainStep._encode, itertools.count(1), []
 
-    def failing(self: TrainStep, *arguments: Any) -> Losses:
+    def fifth_update(self: TrainStep, *arguments: Any) -> torch.Tensor:
         if next(taken) == 5:
+            failing.append(self)
+        return update(self, *arguments)
+
+    def failing_encode(self: TrainStep, *arguments: Any) -> tuple[torch.Tensor, ...]:
+        if failing:
+            failing.clear()
             raise torch.OutOfMemoryError("no memory")
-        return loss(self, *arguments)
+        return encode(self, *arguments)
 
     with pytest.MonkeyPatch.context() as patch:
         if wanted:
-            patch.setattr(TrainStep, "_loss", failing)
+            patch.setattr(TrainStep, "update", fifth_update)
+            patch.setattr(TrainStep, "_encode", failing_encode)
         yield
 
 

@@ -146,8 +146,10 @@ def host(
             ended = train_together(meeting, arguments, met=lambda number: setattr(invitation, "round", number))
             invitation.tell(*_how_it_went(ended, name, offer))
         except KeyboardInterrupt:
-            invitation.tell(STOPPED, "the host was interrupted before the run began")
-            raise KeyboardInterrupt("Interrupted before the run began; there is nothing to resume.") from None
+            invitation.tell(STOPPED, "the host was interrupted")
+            began = f"Interrupted; what there is goes on with {command('resume')}."
+            before = "Interrupted before the run began; there is nothing to resume."
+            raise KeyboardInterrupt(began if invitation.is_complete else before) from None
         except LapclipError as error:
             invitation.tell(FAILED, error.message)
             raise

@@ -5,8 +5,10 @@ The ranks of torchrun that do not write do the same with a copy of what the writ
 
 from __future__ import annotations
 
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -28,6 +30,7 @@ from lapclip.commands.run_setup import (
 )
 from lapclip.commands.train import (
     Outcome,
+    check_same_weights,
     competitors,
     measure,
     note_job,
@@ -76,7 +79,8 @@ def take_part(begin: Callable[[Ranks], Outcome], callbacks: Callbacks = Callback
             return None
         if run is None:
             return begin(ranks)
-        if run.last_state() == "finished":  # and another rank failed after that
+        if run.last_state() == "finished":  # and another rank failed after that, or the same line was typed again
+            print(f"{run.path} is finished; this job has nothing left to do.", file=sys.stderr)
             ranks.connect()
             ranks.from_writer({"task": NOTHING_LEFT, "run": run.name}, "set-up")
             return None
@@ -115,9 +119,20 @@ def resume(
             return run_to_end(training, signals, began)
 
 
+@contextmanager
+def given_back() -> Iterator[list[Path]]:
+    """Files of the cache that another rank gave. A guest of `join` does not keep them: nobody vouches for them."""
+    taken: list[Path] = []
+    try:
+        yield taken
+    finally:
+        for path in taken if Agreement.of_this_process() else ():
+            path.unlink(missing_ok=True)
+
+
 def follow(ranks: Ranks) -> None:
     """Train on a rank that does not write, from what the writer has set up, to the end of its run."""
-    with TemporaryDirectory(prefix="lapclip-rank-") as folder:
+    with TemporaryDirectory(prefix="lapclip-rank-") as folder, given_back() as taken:
         ranks.connect()
         while True:
             named = ranks.from_writer(what="set-up")
@@ -127,9 +142,11 @@ def follow(ranks: Ranks) -> None:
                 return
             run = Run(Path(folder) / f"run-{Path(named['run']).name}")  # a name such as ".." leads nowhere else
             run.path.mkdir(exist_ok=True)
-            share_run_files(run, (), ranks)
+            taken += share_run_files(run, (), ranks)
             features = named["task"] == FEATURES_TOGETHER
-            setup = set_up_again(run, run.read_settings(), None, ranks, features=features)
+            saved = run.read_settings()
+            saved["train"] = named.get("train", saved["train"])
+            setup = set_up_again(run, saved, None, ranks, features=features)
             if not features:
                 break
         with stop_signals() as signals, recording(run, Callbacks(), setup.config) as log:
@@ -137,6 +154,7 @@ def follow(ranks: Ranks) -> None:
             restore(training)
             del setup
             training.agree_on_progress()
+            check_same_weights(training)
             measure(training)
             training.stop_reason = signals.reason
             if persist(training, lambda training: {}, build_again) is None:
@@ -153,16 +171,17 @@ def set_up_again(
     # As it began: the order of streamed data depends on the shards of then.
     plan = make_plan(ingredients.config, ingredients.data, ingredients.tokenizer)
     config, device = restore_device(run, ingredients.config)
-    if ranks.many:
-        config = share_again(config)
+    if ranks is not ALONE:  # one may be what is left of several
+        config = share_again(config, ranks)
     return assemble(replace(ingredients, config=config), plan, device, progress, ranks if features else ALONE)
 
 
-def share_again(config: Config) -> Config:
-    """The settings of a run that several ranks go on with, whoever began it."""
+def share_again(config: Config, ranks: Ranks) -> Config:
+    """The settings of a run that ranks go on with, whoever began it."""
     train = config.train
     shards = UNDER_TORCHRUN if train.shards == 1 else train.shards
-    return replace_in(config, "train", shards=shards, compile="compiled" if "compiled" in train.compile else "none")
+    plain = "compiled" if "compiled" in train.compile else "none"
+    return replace_in(config, "train", shards=shards, compile=plain if ranks.many else train.compile)
 
 
 def gather_again(run: Run, saved: dict[str, Any], progress: DataProgress | None) -> Ingredients:

@@ -365,7 +365,7 @@ def set_up(
         setup = add_notes(setup, start_notes(setup))
     asked_compile = request.config.train.compile
     if setup.config.train.shards != 1:
-        reasons = {"train.shards": "asked for" if setup.asked.get("train", {}).get("shards") else "under torchrun"}
+        reasons = {"train.shards": "asked for" if "shards" in setup.asked.get("train", {}) else "under torchrun"}
         setup = replace(setup, reasons=setup.reasons | reasons)
     not_compiled = [setup.reasons["train.compile"]] if asked_compile not in (AUTO, setup.config.train.compile) else []
     no_phrases = ["train.phrases is not used: no word is in the captions of two images, but not of most"]
@@ -442,10 +442,10 @@ CACHED_FOR_OTHERS = "features-*.npy", "packed-*/index.jsonl"
 """The names of what other ranks are given of this computer's cache."""
 
 
-def share_run_files(run: Run, files: Sequence[Path], ranks: Ranks, cached: Sequence[Path] = ()) -> None:
-    """Give the others files of a run, and some of this computer's cache."""
+def share_run_files(run: Run, files: Sequence[Path], ranks: Ranks, cached: Sequence[Path] = ()) -> list[Path]:
+    """Give the others files of a run, and some of this computer's cache. Gives back what came into the cache here."""
     ranks.share_files(run.path, files)
-    ranks.share_files(cache_folder(), [path for path in cached if path.exists()], CACHED_FOR_OTHERS)
+    return ranks.share_files(cache_folder(), [path for path in cached if path.exists()], CACHED_FOR_OTHERS)
 
 
 def cached_for_others(teacher_digest: str, config: Config, data: DataSet) -> list[Path]:

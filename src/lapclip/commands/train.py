@@ -5,6 +5,7 @@ The way from the first step to the end is the same for a run that is resumed: tr
 
 from __future__ import annotations
 
+import hashlib
 import importlib.metadata
 import statistics
 import time
@@ -34,7 +35,7 @@ from lapclip.config import Config, WorkConfig
 from lapclip.data.dataset import Pairs, save_seen
 from lapclip.data.tokenizers import save_tokenizer
 from lapclip.embedder import Embedder, load_torch
-from lapclip.errors import LapclipError
+from lapclip.errors import LapclipError, TrainingError
 from lapclip.evaluation.calibration import calibrate, keep_calibration
 from lapclip.evaluation.hubness import bank_of, read_bank, save_bank
 from lapclip.evaluation.short_questions import ShortQuestions, evaluate_short_questions, short_questions
@@ -118,12 +119,28 @@ def share_run(training: Training) -> None:
     newest = list_checkpoints(run.checkpoints)[-1]
     folders = [folder for folder in (run.start, newest) if folder.exists()]
     files = [run.settings, run.tokenizer, *(path for folder in folders for path in sorted(folder.iterdir()))]
-    ranks.from_writer({"task": TRAIN_TOGETHER, "run": run.name}, "set-up")
+    # With what fallbacks have changed since the run began, which run.toml does not have.
+    settings = asdict(training.config.train)
+    ranks.from_writer({"task": TRAIN_TOGETHER, "run": run.name, "train": settings}, "set-up")
     digest = str(run.read_settings()["run"].get("teacher_digest", ""))
     cached = cached_for_others(digest, training.config, training.data)
     share_run_files(run, [path for path in files if path.is_file()], ranks, cached)
     training.agree_on_progress()
+    check_same_weights(training)
     measure(training)
+
+
+def check_same_weights(training: Training) -> None:
+    """Ranks that began with other weights than the writer would train another model without anyone noticing."""
+    digest = hashlib.sha256()
+    for parameter in training.step.model.parameters():
+        digest.update(parameter.detach().float().cpu().numpy().tobytes())
+    own = digest.hexdigest()
+    if training.ranks.from_writer(own, "digest of the weights") != own:
+        raise TrainingError(
+            f"Rank {training.ranks.rank} has other weights than the rank that writes, after the same checkpoint.",
+            hint="the same releases of lapclip and torch on all computers",
+        )
 
 
 def measure(training: Training) -> None:
@@ -245,7 +262,7 @@ def start_training(
         initial_weights=setup.initial_weights,
         features=setup.features,
         probes=ProbeCaptions(setup.data.held_out, own_captions(work.ask), run.images),
-        polite_pauses=PolitePauses(work.battery) if work.polite else None,
+        polite_pauses=PolitePauses(work.battery) if work.polite and ranks.writes else None,
         ranks=ranks,
         swap=None if ranks.many else SwapWatch(),  # a fallback of one rank alone would part it from the others
     )

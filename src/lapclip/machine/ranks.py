@@ -22,11 +22,12 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path, PurePosixPath
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import psutil
@@ -47,7 +48,7 @@ Tensors = Mapping[int, Sequence["Tensor"]]
 TIME_OUT = timedelta(days=1)
 """What the engine allows an exchange. The others wait as long for what the writer does alone, such as an evaluation; a
 rank that is gone is noticed by its silence."""
-MEET_WITHIN = timedelta(minutes=5)
+MEET_WITHIN = timedelta(seconds=110)
 """How long the processes that torchrun has started may take to find each other."""
 SAY_AFTER = 60.0
 """Seconds of waiting after which a rank says what it waits for, and again after as many."""
@@ -118,7 +119,7 @@ def _meet(holds_run: bool) -> Ranks:
         part.set(f"claim/{rank}", json.dumps([claim, platform.node()]))
         claims, hosts = zip(*(json.loads(part.get(f"claim/{other}")) for other in range(count)), strict=True)
     except (RuntimeError, ValueError, OSError) as error:
-        raise TrainingError(
+        raise LostRank(
             f"Rank {rank} does not reach the others at {address}: {first_line(error)}.",
             hint="the same --master-addr on all hosts, and a firewall that lets its port through",
         ) from error
@@ -134,7 +135,13 @@ def _own_part(store: Any, rank: int, count: int) -> Any:
     def part(name: str) -> Any:
         return dist.PrefixStore(f"lapclip/{name}", store)  # pyright: ignore[reportPrivateImportUsage]
 
-    own = secrets.token_hex(8)
+    own, until = secrets.token_hex(8), time.monotonic() + MEET_WITHIN.total_seconds()
+
+    def wait_a_little(whom: str) -> None:
+        if time.monotonic() > until:
+            raise TimeoutError(f"{whom} did not come within {duration(MEET_WITHIN.total_seconds())}")
+        time.sleep(0.02)
+
     hello, welcome = "lapclip/hello/{}", "lapclip/welcome/{}"
     if rank:
         store.set(hello.format(rank), own)
@@ -142,14 +149,14 @@ def _own_part(store: Any, rank: int, count: int) -> Any:
             said, name = json.loads(store.get(welcome.format(rank)))
             if said == own:
                 return part(name)
-            time.sleep(0.02)
+            wait_a_little("rank 0")
     found = part(own)
     while missing := [other for other in range(1, count) if not found.check([f"claim/{other}"])]:
         for other in missing:
             if store.check([hello.format(other)]):
                 said = store.get(hello.format(other)).decode()
                 store.set(welcome.format(other), json.dumps([said, own]))
-        time.sleep(0.02)
+        wait_a_little(", ".join(f"rank {other}" for other in missing))
     return found
 
 
@@ -190,12 +197,13 @@ class Ranks:
         """Since when each thread of this rank waits, and for what."""
         self._heard = dict.fromkeys(range(count), time.monotonic())
         """When each rank last gave a sign of life."""
-        self._thread: ThreadPoolExecutor | None = None
+        self._tasks: SimpleQueue[Any] | None = None
         self._stream: Any = None
         """What exchanges while this rank computes: a thread, or a queue of the GPU."""
         self.speeds = [1] * count
         """How many shards each rank has, in proportion to the others."""
         self.connected = False
+        self._counting = threading.Lock()
         self.sent_bytes, self.waited_seconds = 0, 0.0
         """What this rank has sent, and how long it has waited for others."""
         self.figures: list[tuple[float, int]] = [(0.0, 0)] * count
@@ -304,7 +312,7 @@ class Ranks:
                 works = dist.batch_isend_irecv([dist.P2POp(do, tensor, peer) for do, peer, tensor in operations])
         except RuntimeError as error:
             raise self._lost(peers[0], what, error) from error
-        self.sent_bytes += sum(t.numel() * t.element_size() for tensors in outgoing.values() for t in tensors)
+        self._count(t for tensors in outgoing.values() for t in tensors)
 
         def wait() -> None:
             for peer, work in zip(peers if len(works) == len(peers) else peers[:1], works, strict=False):
@@ -316,6 +324,10 @@ class Ranks:
                     raise self._lost(peer, what, error) from error
 
         return wait
+
+    def _count(self, sent: Iterable[Tensor]) -> None:
+        with self._counting:  # two threads send
+            self.sent_bytes += sum(tensor.numel() * tensor.element_size() for tensor in sent)
 
     @contextmanager
     def _waits(self, what: str) -> Iterator[None]:
@@ -337,9 +349,20 @@ class Ranks:
                 task()
             done.set_result(None)
             return done
-        if self._thread is None:
-            self._thread = ThreadPoolExecutor(1, thread_name_prefix="lapclip-exchange")
-        return self._thread.submit(task)
+        if self._tasks is None:
+            self._tasks = SimpleQueue()
+            # Not a pool, whose threads the end of the process waits for: this one may wait for a rank that is gone.
+            threading.Thread(target=self._do, args=(self._tasks,), name="lapclip-exchange", daemon=True).start()
+        asked: Future[None] = Future()
+        self._tasks.put((task, asked))
+        return asked
+
+    def _do(self, tasks: SimpleQueue[Any]) -> None:
+        for task, asked in iter(tasks.get, None):
+            try:
+                asked.set_result(task())
+            except Exception as error:
+                asked.set_exception(error)
 
     @contextmanager
     def _gpu_queue(self) -> Iterator[None]:
@@ -414,7 +437,7 @@ class Ranks:
             raise self._lost((self.rank + 1) % self.count, "gradients", error) from error
         if held.data_ptr() != tensor.data_ptr():
             tensor.copy_(held)
-        self.sent_bytes += held.numel() * held.element_size()
+        self._count([held])
 
     def from_rank(self, source: int, value: Any = None, what: str = "word") -> Any:
         """What one rank says, as JSON says it: its own value there, that rank's everywhere else."""
@@ -448,22 +471,30 @@ class Ranks:
         if reason.startswith("SIGTERM on rank") and not reason.endswith(f" {self.rank}"):
             raise LostRank(f"{reason}: it was told to end, so all have saved and ended.", hint="lapclip resume goes on")
 
-    def share_files(self, folder: Path, files: Sequence[Path] = (), allowed: Sequence[str] = ("*",)) -> None:
+    def share_files(self, folder: Path, files: Sequence[Path] = (), allowed: Sequence[str] = ("*",)) -> list[Path]:
         """Give the others files of the writer's folder. They put them into a folder of their own, where they are not
-        there already: ranks of one computer may share a folder. They take only those whose names are `allowed`."""
+        there already: ranks of one computer may share a folder. They take only those whose names are `allowed`. Gives
+        back what was written here."""
+        written: list[Path] = []
         if not self.many:
-            return
+            return written
         listed = [path.relative_to(folder).as_posix() for path in files]
         for name in self.from_writer(listed, "list of files"):
             path = folder / PurePosixPath(name)
             body = self._bytes_from(self.writer, path.read_bytes() if self.writes else b"", name)
             if self.writes or path.exists():
                 continue
-            allowed_here = any(fnmatch.fnmatchcase(name, pattern) for pattern in allowed)
+            depth = name.count("/")
+            allowed_here = any(
+                pattern == "*" or (fnmatch.fnmatchcase(name, pattern) and depth == pattern.count("/"))
+                for pattern in allowed
+            )
             if not path.resolve().is_relative_to(folder.resolve()) or not allowed_here:
                 raise TrainingError(f"Rank {self.writer} sent a file for another folder: {one_line(name)}.")
             path.parent.mkdir(parents=True, exist_ok=True)
             write_atomic(path, body)
+            written.append(path)
+        return written
 
     def _bytes_from(self, source: int, body: bytes, what: str) -> bytes:
         import torch
@@ -544,8 +575,8 @@ class Ranks:
         import torch.distributed as dist
 
         self._open = self.connected = False
-        if self._thread is not None:
-            self._thread.shutdown(wait=False, cancel_futures=True)
+        if self._tasks is not None:
+            self._tasks.put(None)
         if dist.is_initialized():
             with suppress(Exception):  # of a rank that is gone
                 dist.destroy_process_group()

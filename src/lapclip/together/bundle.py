@@ -20,7 +20,7 @@ from typing import Any, Protocol
 import filelock
 import numpy as np
 
-from lapclip.config import Config
+from lapclip.config import Config, DataConfig
 from lapclip.data.dataset import DataSet, Pairs, Pixels
 from lapclip.data.loading import load_data
 from lapclip.data.packed_store import room_left
@@ -196,12 +196,15 @@ def load_again(config: Config, fingerprint: str, progress: DataProgress | None) 
     view, agreed = View.of(config.model), Agreement.of_this_process()
     if agreed:
         agreed.check(config, fingerprint)
-    if FINGERPRINT.fullmatch(fingerprint) and (found := read_bundle(fingerprint, view)):
+    # What a host called the data of that fingerprint is never taken for the user's own.
+    if agreed and FINGERPRINT.fullmatch(fingerprint) and (found := read_bundle(fingerprint, view)):
         return found
     if agreed and not find_source(config.data.source).is_drawn and not agreed.source:
         raise RunError("The data that was brought over is no longer in the cache.", hint="lapclip join again")
-    source = agreed.source if agreed and agreed.source else config.data.source
-    return load_data(dataclasses.replace(config.data, source=source), view, progress)
+    data = config.data
+    if agreed and agreed.source:
+        data = dataclasses.replace(data, source=agreed.source, pictures=DataConfig().pictures)
+    return load_data(data, view, progress)
 
 
 Read = Callable[[int, int, int], Iterable[bytes]]

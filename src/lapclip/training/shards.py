@@ -103,10 +103,9 @@ class GradientSum:
         rows: Tensor | None = None,
         dtype: torch.dtype = torch.float32,
     ) -> None:
-        """`like` has the shapes of what a shard gives, in the order of the forward pass, and then of a number that is
-        none where a rank has failed. `table` is the one of which only `rows` are not zero, on any rank. Without
-        `ordered` each rank has one shard, and the collective adds them up in the order that it likes. Gradients travel
-        as `dtype`."""
+        """`like` has the shapes of what a shard gives, in the order of the forward pass. `table` is the one of which
+        only `rows` are not zero, on any rank. Without `ordered` each rank has one shard, and the collective adds them
+        up in the order that it likes. Gradients travel as `dtype`."""
         self._like, self._shards, self._ranks, self._ordered = like, shards, ranks, ordered
         self._dtype = dtype
         few = table is not None and rows is not None and len(rows) < WORTH_ROWS * len(like[table])
@@ -123,8 +122,7 @@ class GradientSum:
         """Of the node that the last shard ends, as they come."""
         self._dense: Tensor | None = None
         self.groups = self._together()
-        """Which gradients travel together, those that the backward pass makes first before the others. The last group
-        is the number that says whether this rank has failed."""
+        """Which gradients travel together, those that the backward pass makes first before the others."""
         self._complete: set[int] = set()
         self._sent: list[Future[None]] = []
         self._under_way: list[tuple[SumBetween | None, list[Tensor], Tensor]] = []
@@ -134,7 +132,7 @@ class GradientSum:
         large, together = (LARGE, TOGETHER) if self._like[0].is_cpu else (MOST_TOGETHER, MOST_TOGETHER)
         groups: list[list[int]] = []
         small: list[int] = []
-        for at in reversed(range(len(self._like) - 1)):
+        for at in reversed(range(len(self._like))):
             if self._like[at].numel() >= large and at != self._table:
                 groups.append([at])
             else:
@@ -143,7 +141,7 @@ class GradientSum:
                 groups.append(small)
                 small = []
         groups += [small] if small else []
-        return [*groups, [len(self._like) - 1]]  # the last one says whether this rank could do all before
+        return groups
 
     def add(self, shard: int, gradients: Sequence[Tensor]) -> None:
         """Take all gradients of a shard. Shards come in their order."""
@@ -165,22 +163,19 @@ class GradientSum:
         while len(self._sent) in self._complete:
             self._send(self.groups[len(self._sent)])
 
-    def total(self, *, failed: bool = False) -> list[Tensor]:
-        """The sum, the same on every rank. One that has failed gives no numbers for what it still owes the others, and
-        none for the last."""
+    def total(self, *, failed: bool = False) -> tuple[list[Tensor], bool]:
+        """The sum, the same on every rank, and whether any rank has failed: what that one still owes the others is
+        not a number then."""
         if not self._ranks.connected:
-            return [self._with_zeros(at, summed) for at, summed in enumerate(self._sums[0])]
-        if failed:
-            self._fill(math.nan)
-        elif not self.own:
-            self._fill(0.0)
-        else:
-            self.add_group(len(self.groups) - 1, [torch.zeros_like(self._like[-1])])
+            return [self._with_zeros(at, summed) for at, summed in enumerate(self._sums[0])], failed
+        if failed or not self.own:
+            self._fill(math.nan if failed else 0.0)
         for group in self.groups[len(self._sent) :]:
             self._send(group)
         self._finish()
         sums = self._sums[0] if self._sums else [self._last[at] for at in range(len(self._like))]
-        return [self._with_zeros(at, summed) for at, summed in enumerate(sums)]
+        marks = self._ranks.gathered(torch.tensor([failed]), [1] * self._ranks.count, "word of how it went")
+        return [self._with_zeros(at, summed) for at, summed in enumerate(sums)], bool(marks.any())
 
     def _fill(self, value: float) -> None:
         """Have something to send of all that has not been sent."""

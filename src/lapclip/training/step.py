@@ -230,7 +230,13 @@ class TrainStep:
         return {} if self.loss_scale is None else {"loss_scale": self.loss_scale.state}
 
     def inputs(self, batch: Batch, step: int) -> Inputs:
-        """What an update needs, still on the CPU."""
+        """What an update needs, still on the CPU, by shards where there are several."""
+        inputs = self._whole_inputs(batch, step)
+        # A single rank that leaves sums to the collective does what it would do beside others.
+        together = self._shards != 1 or (self.ranks.connected and not self.config.shards)
+        return self._dealt(inputs, batch) if together else inputs
+
+    def _whole_inputs(self, batch: Batch, step: int) -> Inputs:
         config = self.config
         cheap = is_cheap(step, config.steps, config)
         inputs = Inputs(
@@ -248,10 +254,7 @@ class TrainStep:
             words_BV=None if batch.words_BV is None else torch.from_numpy(batch.words_BV),
         )
         drawn = self._dropout.draw(len(batch.tokens_BL), step) | self._phrases(batch, step)
-        inputs = replace(inputs, **drawn)
-        # A single rank that leaves sums to the collective does what it would do beside others.
-        together = self._shards != 1 or (self.ranks.connected and not self.config.shards)
-        return self._dealt(inputs, batch) if together else inputs
+        return replace(inputs, **drawn)
 
     @property
     def _shards(self) -> int:
@@ -321,10 +324,12 @@ class TrainStep:
 
     def rehearse(self, batch: Batch, pairs: int) -> None:
         """Take the first pairs through both towers and back, to see what that costs. The weights stay as they are."""
-        inputs = self.inputs(batch, max(1, self.config.steps)).each(lambda tensor: tensor[:pairs].to(self.device.torch))
+        inputs = self._whole_inputs(batch, max(1, self.config.steps))
+        lengths = inputs.lengths if pairs >= len(inputs) else ()
+        inputs = inputs.each(lambda tensor: tensor[:pairs].to(self.device.torch))
         if self.rounded:
             self.rounded.refresh()
-        embeddings = self._encode(replace(inputs, lengths=()), Stopwatch(self.device.synchronise, on=False))
+        embeddings = self._encode(replace(inputs, lengths=lengths), Stopwatch(self.device.synchronise, on=False))
         torch.autograd.backward(embeddings, [torch.ones_like(embedding) for embedding in embeddings])
         if self.rounded:
             self.rounded.hand_over()
@@ -483,6 +488,8 @@ class TrainStep:
             embeddings = self._gathered(inputs, {} if failures else encoded)
         losses = self._loss_in_shares(inputs, embeddings, summing.own, failures) if self._divides_loss(inputs) else None
         with self._held_back(failures):
+            if failures:  # the others need something of this rank, but not that
+                raise failures[0]
             if losses is None:
                 with watch.phase("forward"):
                     losses = self._loss(inputs, *embeddings)
@@ -495,8 +502,8 @@ class TrainStep:
                 self._carry_shard(inputs, number, of_shards[number], encoded, summing, watch)
         encoded.clear()
         with watch.phase("exchange") if self.ranks.many else nullcontext():
-            *total, failed = summing.total(failed=bool(failures))
-        if losses is None or (self.ranks.many and not failed.isfinite()):
+            total, failed = summing.total(failed=bool(failures))
+        if losses is None or failed:
             raise RankFailed("A rank could not take this step.") from (failures[0] if failures else None)
         for parameter, gradient in zip(self.learnt_in_towers, total, strict=True):
             parameter.grad = gradient
@@ -531,19 +538,25 @@ class TrainStep:
         loss, t2i, i2t = numbers
         return losses and losses._replace(learnt=loss, captions=loss, accuracies=(t2i, i2t))
 
+    def exchanged_numbers(self, batch: Batch) -> int:
+        """How many numbers of gradients ranks add up for such a batch."""
+        numbers = sum(parameter.numel() for parameter in self.learnt_in_towers)
+        if self._table is None:
+            return numbers
+        table = self.learnt_in_towers[self._table]
+        return numbers - table.numel() + len(np.unique(batch.tokens_BL)) * table.shape[1]
+
     def _gradient_sum(self, inputs: Inputs) -> GradientSum:
-        """What adds up the gradients of the towers, and a number that is none where a rank has failed."""
+        """What adds up the gradients of the towers."""
         rows = None
         if self._table is not None and (self.ranks.many or self.device.is_cpu):  # else nothing is gained by it
             tokens = [found for found in (inputs.tokens_BL, inputs.phrase_tokens_BL) if found is not None]
             rows = torch.cat([found.reshape(-1) for found in tokens]).unique()
-        like = [*self.learnt_in_towers, torch.zeros(1, device=self.device.torch)]
-        ordered = self.config.shards > 0
         return GradientSum(
-            like,
+            self.learnt_in_towers,
             len(inputs.shards),
             self.ranks,
-            ordered=ordered,
+            ordered=self.config.shards > 0,
             table=self._table,
             rows=rows,
             dtype=DTYPES[self.config.exchange],
@@ -572,7 +585,7 @@ class TrainStep:
         if not last:
             found = [parameter.grad for parameter in self.learnt_in_towers if parameter.grad is not None]
             assert len(found) == len(self.learnt_in_towers), "what learns has a gradient"
-            summing.add(number, [*found, torch.zeros(1, device=self.device.torch)])
+            summing.add(number, found)
         for parameter in self.learnt_in_towers:
             parameter.grad = None
 
@@ -584,7 +597,7 @@ class TrainStep:
         if summing is None:
             yield
             return
-        groups = summing.groups[:-1]
+        groups = summing.groups
         members = [[self.learnt_in_towers[at] for at in group] for group in groups]
         leaves = [[self.rounded.leaf_of(one) if self.rounded else one for one in group] for group in members]
         begun = any(leaf.grad is not None for group in leaves for leaf in group)

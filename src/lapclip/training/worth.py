@@ -22,6 +22,7 @@ from lapclip.data.batches import Batch
 from lapclip.machine.device import Device
 from lapclip.machine.ranks import Ranks
 from lapclip.text import counted, milliseconds
+from lapclip.training.fallback import MEMORY, cause_of
 from lapclip.training.optimizer import make_optimizer
 from lapclip.training.shards import GradientSum
 from lapclip.training.step import TrainStep
@@ -67,6 +68,9 @@ class Worth:
     """The writer's time for the batch as a whole, as it would be computed alone."""
     optimizer_seconds: float
     gradient_bytes: int
+    """In float32."""
+    exchange: str
+    """The precision in which they travel."""
     embedding_bytes: int
     latency: float
     bytes_per_second: float
@@ -82,6 +86,7 @@ class Worth:
 
     def exchange_seconds(self, halved: bool = False) -> float:
         """Seconds that gradients take when nothing else is done."""
+        halved = halved or self.exchange != "float32"
         return self.gradient_bytes / (1 + halved) / self.bytes_per_second + 2 * self.latency
 
     def step_seconds(self, halved: bool = False, batch: float = 1.0) -> float:
@@ -117,7 +122,8 @@ class Worth:
         """What a user wants to know before the run."""
         return (
             f"{counted(len(self.hosts), 'rank')}: {milliseconds(self.predicted_step_seconds * 1e3)} a step predicted, "
-            f"{milliseconds(self.alone_step_seconds * 1e3)} alone: {self.speed_up:.2f}x; link {self.latency * 1e3:.2f} ms and "
+            f"{milliseconds(self.alone_step_seconds * 1e3)} alone: {self.speed_up:.2f}x; "
+            f"link {self.latency * 1e3:.2f} ms and "
             f"{self.bytes_per_second * 8 / 1e9:.2f} Gbit/s of gradients; shards {' + '.join(map(str, self.shards))}; "
             f"{self.advice(batch_size)}"
         )
@@ -144,20 +150,22 @@ def measure_together(step: TrainStep, batch: Batch, train: TrainConfig, device: 
     shards = train.shards or ranks.count
     pairs = len(batch.tokens_BL)
     own = _pass_seconds(step, batch, -(-pairs // shards), train, device)
-    whole = _pass_seconds(step, batch, pairs, train, device) if ranks.writes else 0.0
-    optimizer = _optimizer_seconds(step, train, device) if ranks.writes else 0.0
+    whole = optimizer = 0.0
+    if ranks.writes:
+        whole = _if_it_fits(lambda: _pass_seconds(step, batch, pairs, train, device), own * shards)
+        optimizer = _if_it_fits(lambda: _optimizer_seconds(step, train, device), 0.0)
     shard_seconds = ranks.gathered(torch.tensor([own], dtype=torch.float64), [1] * ranks.count, "speed").tolist()
     link = measure_link(ranks, device)
     dealt = deal_by_speed(shard_seconds, shards) if train.shards else [1] * ranks.count
-    numbers = sum(parameter.numel() for parameter in step.learnt_in_towers)
-    size = 2 if train.exchange != "float32" else 4
+    numbers = step.exchanged_numbers(batch)
     found = Worth(
         hosts=list(ranks.hosts),
         shard_seconds=shard_seconds,
         shards=dealt,
         batch_seconds=whole,
         optimizer_seconds=optimizer,
-        gradient_bytes=numbers * size,
+        gradient_bytes=numbers * 4,
+        exchange=train.exchange,
         embedding_bytes=pairs * 2 * step.model.shape.embedding * 4,
         latency=link.latency,
         bytes_per_second=link.bytes_per_second,
@@ -198,10 +206,10 @@ def measure_link(ranks: Ranks, device: Device) -> Link:
 
 def _exchange(ranks: Ranks, device: Device, numbers: int) -> tuple[float, float]:
     """Seconds in which all ranks add up so many numbers, and those of a core at work."""
-    gradient, mark = torch.zeros(numbers, device=device.torch), torch.zeros(1, device=device.torch)
+    gradient = torch.zeros(numbers, device=device.torch)
     ranks.gathered(torch.zeros(1), [1] * ranks.count, "answer")  # all begin at once
     began, worked = time.perf_counter(), time.process_time()
-    summing = GradientSum([gradient, mark], ranks.count, ranks)
+    summing = GradientSum([gradient], ranks.count, ranks)
     summing.add_group(0, [gradient])
     summing.total()
     device.synchronise()
@@ -214,6 +222,16 @@ def _pass_seconds(step: TrainStep, batch: Batch, pairs: int, train: TrainConfig,
     seconds = _timed(lambda: step.rehearse(batch, at_once), device) * pairs / at_once
     again = 0 < train.micro_batch < len(batch.tokens_BL)  # gradient caching goes forward twice
     return seconds * (2 - BACKWARD if again else 1)
+
+
+def _if_it_fits(task: Callable[[], float], otherwise: float) -> float:
+    """What is only timed to compare with is left out where there is no memory for it."""
+    try:
+        return task()
+    except Exception as error:
+        if cause_of(error) != MEMORY:
+            raise
+    return otherwise
 
 
 def _timed(task: Callable[[], object], device: Device) -> float:
