@@ -86,9 +86,10 @@ def main(arguments: list[str] | None = None) -> None:
             sys.stdout.flush()
     except LapclipError as error:
         fault = error
-        hint = "Starting again." if is_restarted(error) else f"Try: {error.hint}" if error.hint else ""
+        again = is_restarted(error)  # then it is no result: the process that is started next will have one
+        hint = "Starting again." if again else f"Try: {error.hint}" if error.hint else ""
         parts = (error.message, hint)  # names in them may hold a line break
-        status = _report(2, "\n".join(printable(part) for part in parts if part), as_json, debug)
+        status = _report(2, "\n".join(printable(part) for part in parts if part), as_json and not again, debug)
     except CycloptsError as error:
         command = f"{arguments[0]} " if arguments and arguments[0] in app else ""
         status = _report(2, f"{str(error).strip()}\nTry: lapclip {command}--help", as_json, debug)

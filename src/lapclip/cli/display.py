@@ -108,7 +108,7 @@ class Display:
                 self._first = None  # the rate is another from here on
                 self._say(event)
                 self._update(event.step, "")
-            case events.Evaluation() | events.Paused() | events.WentOn():
+            case events.Evaluation() | events.Paused() | events.WentOn() | events.Together():
                 self._say(event)
             case events.Finished() | events.Failed() | events.Stopped():
                 self.close()

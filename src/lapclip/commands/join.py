@@ -455,6 +455,7 @@ class GuestAtWork:
                 self._fetch(invited)
                 continue
             if state == RUNNING and int(told.get("round") or 0) > done_round:
+                self._shown.say("Training with the host, whose screen shows how far it is. Ctrl-C ends the run on all.")
                 ended = self._train(invited)
                 if ended.interrupted:
                     raise KeyboardInterrupt("Interrupted; the host knows, and saves.")

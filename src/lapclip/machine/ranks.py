@@ -257,7 +257,9 @@ class Ranks:
                     backend, store=self._store, rank=self.rank, world_size=self.count, timeout=TIME_OUT
                 )
         except RuntimeError as error:
-            raise self._lost(self.writer, "connection", error) from error
+            lost = self._lost(self.writer, "connection", error)
+            lost.hint = "GLOO_SOCKET_IFNAME=eth0 on every computer, with the name of its network; a firewall may bar it"
+            raise lost from error
         self.connected = True
 
     def agree_on_change(self, change: Any) -> Any:
@@ -457,7 +459,7 @@ class Ranks:
         import torch
 
         own = torch.tensor([[bool(wish), self.waited_seconds, self.sent_bytes]], dtype=torch.float64)
-        wishes, *figures = self.gathered(own, [1] * self.count, "a sign to go on").T.tolist()
+        wishes, *figures = self.gathered(own, [1] * self.count, "sign to go on").T.tolist()
         self.figures = [(waited, int(sent)) for waited, sent in zip(*figures, strict=True)]
         if not any(wishes):
             return None
