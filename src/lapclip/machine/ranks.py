@@ -206,7 +206,7 @@ class Ranks:
         self._counting = threading.Lock()
         self.sent_bytes, self.waited_seconds = 0, 0.0
         """What this rank has sent, and how long it has waited for others."""
-        self.figures: list[tuple[float, int]] = [(0.0, 0)] * count
+        self.metrics: list[tuple[float, int]] = [(0.0, 0)] * count
         """Of each rank, as they last told each other: seconds of waiting, bytes sent."""
         if self.many and store is not None:
             for task in (self._live, self._look_after):
@@ -459,8 +459,8 @@ class Ranks:
         import torch
 
         own = torch.tensor([[bool(wish), self.waited_seconds, self.sent_bytes]], dtype=torch.float64)
-        wishes, *figures = self.gathered(own, [1] * self.count, "sign to go on").T.tolist()
-        self.figures = [(waited, int(sent)) for waited, sent in zip(*figures, strict=True)]
+        wishes, *metrics = self.gathered(own, [1] * self.count, "sign to go on").T.tolist()
+        self.metrics = [(waited, int(sent)) for waited, sent in zip(*metrics, strict=True)]
         if not any(wishes):
             return None
         rank = wishes.index(1.0)

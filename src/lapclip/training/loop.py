@@ -198,9 +198,9 @@ class Training:
             return
         before = self._ranks_seen[1] or [(0.0, 0)] * self.ranks.count
         gained = [
-            (waited - old[0], sent - old[1]) for (waited, sent), old in zip(self.ranks.figures, before, strict=True)
+            (waited - old[0], sent - old[1]) for (waited, sent), old in zip(self.ranks.metrics, before, strict=True)
         ]
-        self._ranks_seen = time.perf_counter(), self.ranks.figures
+        self._ranks_seen = time.perf_counter(), self.ranks.metrics
         shards = self.config.train.shards or self.ranks.count
         self.log.append(
             events.Ranks(
