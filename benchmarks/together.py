@@ -212,7 +212,7 @@ def speed(wanted: argparse.Namespace) -> Iterator[Result]:
         with Hosts(2) as hosts:
             kernels = chosen_kernels(hosts, case)
             sides = {"alone": alone_on([0]), "copies": alone_on([0, 1])}
-            sides |= {f"{shards} shards": shared_by_both(shards) for shards in dict.fromkeys([wanted.shards, 8, 0])}
+            sides |= {f"{shards} shards": shared_by_both(shards) for shards in dict.fromkeys([wanted.shards, *wanted.also])}
             found = in_turns(hosts, case, kernels, sides, wanted)
         rate = {name: statistics.median(each) for name, each in found.items()}
         for name in list(sides)[1:]:
@@ -448,6 +448,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, help="3, or 1 with --quick")
     parser.add_argument("--steps", type=int, default=4, help="that are timed in a round")
     parser.add_argument("--shards", type=int, default=2, help="of the rows speed and ddp")
+    parser.add_argument("--also", type=int, nargs="*", default=[8, 0], help="other numbers of shards for the row speed")
     parser.add_argument("--models", nargs="*", default=[], help="of the rows speed, ddp and prediction: all without")
     parser.add_argument("--dtypes", nargs="*", default=["float32", "bfloat16"], help="of the rows speed and ddp")
     parser.add_argument("--tower", default="vit-b-32", help="of the row features")
