@@ -212,7 +212,9 @@ def speed(wanted: argparse.Namespace) -> Iterator[Result]:
         with Hosts(2) as hosts:
             kernels = chosen_kernels(hosts, case)
             sides = {"alone": alone_on([0]), "copies": alone_on([0, 1])}
-            sides |= {f"{shards} shards": shared_by_both(shards) for shards in dict.fromkeys([wanted.shards, *wanted.also])}
+            sides |= {
+                f"{shards} shards": shared_by_both(shards) for shards in dict.fromkeys([wanted.shards, *wanted.also])
+            }
             found = in_turns(hosts, case, kernels, sides, wanted)
         rate = {name: statistics.median(each) for name, each in found.items()}
         for name in list(sides)[1:]:

@@ -195,8 +195,8 @@ class TrainConfig:
     shards: int = setting(1, least=0, most=4096)
     """Parts of a batch that go through the towers one at a time, and whose gradients are added in a fixed order, so
     that the result does not depend on how many ranks of `torchrun` share them; 1 is the batch as a whole, for one
-    process alone. Under `torchrun` it is 8 unless it is set. 0 gives each rank one part and leaves the order to the
-    network: faster, and equal up to rounding. docs/together.md"""
+    process alone. 0 gives each rank one part and leaves the order to the network: faster, and equal up to rounding.
+    Under `torchrun` it is 8 on CPUs and 0 on GPUs, unless it is set. docs/together.md"""
     exchange: str = setting("float32", choices=("float32", "bfloat16"))
     """The precision in which ranks of `torchrun` send each other gradients: `bfloat16` takes half as long on a slow
     network, and then what is learnt depends, in its last digits, on how many ranks there are. docs/together.md"""

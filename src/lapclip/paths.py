@@ -10,14 +10,16 @@ import json
 import os
 import platform
 import re
+import secrets
 import shutil
 import stat
 import sys
+import tempfile
 import threading
 import time
 import tomllib
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, cast
 
@@ -223,6 +225,20 @@ def sweep(folder: Path, name: str = "*") -> None:
     """Remove what killed processes left half-made there."""
     for path in leftovers(folder, name):
         remove(path)
+
+
+@contextmanager
+def temporary_folder(kind: str) -> Iterator[Path]:
+    """A folder that is gone afterwards. Where its process is killed, the next one that wants such a folder removes it:
+    it may have a model in it, and /tmp may be memory."""
+    around = Path(tempfile.gettempdir())
+    sweep(around, f".lapclip-{kind}-*")
+    folder = partial_path(around / f"lapclip-{kind}-{secrets.token_hex(4)}")
+    folder.mkdir(mode=0o700)
+    try:
+        yield folder
+    finally:
+        remove(folder)
 
 
 def remove(path: Path) -> None:

@@ -9,7 +9,7 @@ from cyclopts import Parameter
 from lapclip.cli.display import display
 from lapclip.cli.join import TogetherDisplay, check_machines, own_arguments
 from lapclip.cli.output import ARGUMENTS, Common, emit, typed
-from lapclip.cli.train import summary
+from lapclip.cli.train import report_outcome
 from lapclip.errors import ConfigError
 from lapclip.suggest import command
 
@@ -75,7 +75,4 @@ def resume(
             outcome = take_part(lambda ranks: resume_run(run, callbacks, ranks=ranks), callbacks)
         else:
             outcome = resume_run(run, callbacks, detached=detached)
-    if outcome is None:
-        return 0
-    emit(outcome.to_dict(), summary(outcome, "since it was resumed"), None if detached else common)
-    return outcome.exit_status
+    return 0 if outcome is None else report_outcome(outcome, None if detached else common, "since it was resumed")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -19,6 +21,7 @@ from lapclip.errors import ConfigError
 from lapclip.evaluation import note_on_chance, note_on_few
 from lapclip.suggest import command, train_command
 from lapclip.text import duration
+from lapclip.together import machines_wanted, resume_together
 
 if TYPE_CHECKING:
     from lapclip.commands.train import Outcome
@@ -154,8 +157,7 @@ def train(
         # In the background log.txt has the run's lines already.
         callbacks = Callbacks([] if reserved else [shown], shown.data_progress, shown.tuning_progress)
         outcome = train_run(recipe, settings, minutes, name, callbacks, reserved)
-    emit(outcome.to_dict(), summary(outcome), None if reserved else common)
-    return outcome.exit_status
+    return report_outcome(outcome, None if reserved else common)
 
 
 def _train_together(
@@ -169,9 +171,16 @@ def _train_together(
     with display() as shown:
         callbacks = Callbacks([shown], shown.data_progress, shown.tuning_progress)
         outcome = take_part(lambda ranks: train_run(*asked(), minutes, name, callbacks, ranks=ranks), callbacks)
-    if outcome is None:
-        return 0
-    emit(outcome.to_dict(), summary(outcome), common)
+    return 0 if outcome is None else report_outcome(outcome, common)
+
+
+def report_outcome(outcome: Outcome, common: Common | None, whole: str = "in all") -> int:
+    """Print how a run ended. One that is stopped only to meet other computers has no result yet: its agent starts it
+    again, or says why not."""
+    if outcome.stop_signal == signal.SIGTERM and machines_wanted():
+        print(f"Saved after step {outcome.steps:,} of {outcome.run}: the computers meet again.", file=sys.stderr)
+    else:
+        emit(outcome.to_dict(), summary(outcome, whole), common)
     return outcome.exit_status
 
 
@@ -181,7 +190,7 @@ def summary(outcome: Outcome, whole: str = "in all") -> list[str]:
     if outcome.evaluation is None:
         return [
             f"Stopped after step {outcome.steps:,} of {outcome.run}; everything is saved.",
-            f"Go on: {escape(typed(command('resume', name)))}",
+            f"Go on: {escape(typed(resume_together(name)))}",
         ]
     kinds = set(outcome.devices.values())
     where = kinds.pop() if len(kinds) == 1 else ", ".join(f"{tower} on {at}" for tower, at in outcome.devices.items())

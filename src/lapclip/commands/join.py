@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.metadata
 import platform
 import secrets
+import signal
 import socket
 import threading
 import time
@@ -34,7 +35,7 @@ from lapclip.runs.folder import check_name, find_run
 from lapclip.runs.messages import recall_text
 from lapclip.suggest import command
 from lapclip.text import counted, one_line, size
-from lapclip.together import PORT, Agreement
+from lapclip.together import PORT, Agreement, resume_together
 from lapclip.together.bundle import (
     FINGERPRINT,
     FileDigests,
@@ -145,9 +146,11 @@ def host(
             meeting = Meeting(run_id, own, port + 1, machines, own, listening)
             ended = train_together(meeting, arguments, met=lambda number: setattr(invitation, "round", number))
             invitation.tell(*_how_it_went(ended, name, offer))
+            if ended.status == 128 + signal.SIGTERM and not offer.compares:  # of Ctrl-C the process itself says it
+                shown.say(f"Ended by SIGTERM; what there is goes on with {resume_together(name, machines)}.")
         except KeyboardInterrupt:
             invitation.tell(STOPPED, "the host was interrupted")
-            began = f"Interrupted; what there is goes on with {command('resume')}."
+            began = f"Interrupted; what there is goes on with {resume_together(name, machines)}."
             before = "Interrupted before the run began; there is nothing to resume."
             raise KeyboardInterrupt(began if invitation.is_complete else before) from None
         except LapclipError as error:
@@ -158,7 +161,7 @@ def host(
             _part(invitation)
             invitation.close()
     if ended.status is None:
-        raise JoinError(f"The run cannot go on: {ended.why}.", hint="lapclip resume with the same --machines")
+        raise JoinError(f"The run cannot go on: {ended.why}.", hint=resume_together(name, machines))
     return ended.status
 
 
@@ -457,6 +460,8 @@ class GuestAtWork:
             if state == RUNNING and int(told.get("round") or 0) > done_round:
                 self._shown.say("Training with the host, whose screen shows how far it is. Ctrl-C ends the run on all.")
                 ended = self._train(invited)
+                if ended.status == 128 + signal.SIGTERM:
+                    return STOPPED, "this computer was told to end, and the others go on", ended.status
                 if ended.interrupted:
                     raise KeyboardInterrupt("Interrupted; the host knows, and saves.")
                 if ended.status:

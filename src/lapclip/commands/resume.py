@@ -5,13 +5,13 @@ The ranks of torchrun that do not write do the same with a copy of what the writ
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from lapclip.commands.run_setup import (
@@ -31,6 +31,7 @@ from lapclip.commands.run_setup import (
 from lapclip.commands.train import (
     Outcome,
     check_same_weights,
+    company,
     competitors,
     measure,
     note_job,
@@ -51,10 +52,12 @@ from lapclip.machine.choose_device import choose_compile, choose_device, prepare
 from lapclip.machine.device import Device
 from lapclip.machine.ranks import ALONE, Ranks, job, join
 from lapclip.model.shapes import SHAPES
+from lapclip.paths import temporary_folder
 from lapclip.progress import DataProgress
 from lapclip.runs import events
 from lapclip.runs.events import read_events
 from lapclip.runs.folder import Run, find_run, run_of_job
+from lapclip.runs.heartbeat import read_beat
 from lapclip.suggest import command
 from lapclip.text import counted
 from lapclip.together import Agreement
@@ -84,7 +87,10 @@ def take_part(begin: Callable[[Ranks], Outcome], callbacks: Callbacks = Callback
             ranks.connect()
             ranks.from_writer({"task": NOTHING_LEFT, "run": run.name}, "set-up")
             return None
-        return resume(str(run.path), callbacks, ranks=ranks)
+        # What the same agent starts again was asked to stop where someone asked for it meanwhile.
+        beat = read_beat(run.job)
+        again = beat is not None and beat.process == os.getppid() and beat.alive
+        return resume(str(run.path), callbacks, detached=again, ranks=ranks)
 
 
 def resume(
@@ -111,7 +117,7 @@ def resume(
             training = start_training(run, setup, log, ranks)
             skipped = restore(training)
             if skipped is None:
-                log.append(started(training, setup, []))  # killed before its first step: it starts again
+                log.append(started(training, setup, company(run, ranks)))  # killed before its first step
             else:
                 log.append(_resumed(training, skipped, saved["train"].get("shards", 1)))
             del setup  # so that what a fallback replaces is gone
@@ -132,7 +138,7 @@ def given_back() -> Iterator[list[Path]]:
 
 def follow(ranks: Ranks) -> None:
     """Train on a rank that does not write, from what the writer has set up, to the end of its run."""
-    with TemporaryDirectory(prefix="lapclip-rank-") as folder, given_back() as taken:
+    with temporary_folder("rank") as folder, given_back() as taken:
         ranks.connect()
         while True:
             named = ranks.from_writer(what="set-up")
@@ -140,7 +146,7 @@ def follow(ranks: Ranks) -> None:
                 compare_together(ranks, lambda what: None)
             if named["task"] in (COMPARE_TOGETHER, NOTHING_LEFT):
                 return
-            run = Run(Path(folder) / f"run-{Path(named['run']).name}")  # a name such as ".." leads nowhere else
+            run = Run(folder / f"run-{Path(named['run']).name}")  # a name such as ".." leads nowhere else
             run.path.mkdir(exist_ok=True)
             taken += share_run_files(run, (), ranks)
             features = named["task"] == FEATURES_TOGETHER
@@ -172,14 +178,14 @@ def set_up_again(
     plan = make_plan(ingredients.config, ingredients.data, ingredients.tokenizer)
     config, device = restore_device(run, ingredients.config)
     if ranks is not ALONE:  # one may be what is left of several
-        config = share_again(config, ranks)
+        config = share_again(config, ranks, device)
     return assemble(replace(ingredients, config=config), plan, device, progress, ranks if features else ALONE)
 
 
-def share_again(config: Config, ranks: Ranks) -> Config:
+def share_again(config: Config, ranks: Ranks, device: Device) -> Config:
     """The settings of a run that ranks go on with, whoever began it."""
     train = config.train
-    shards = UNDER_TORCHRUN if train.shards == 1 else train.shards
+    shards = (UNDER_TORCHRUN if device.is_cpu else 0) if train.shards == 1 else train.shards
     plain = "compiled" if "compiled" in train.compile else "none"
     return replace_in(config, "train", shards=shards, compile=plain if ranks.many else train.compile)
 
@@ -254,5 +260,5 @@ def _resumed(training: Training, skipped: list[str], shards: int) -> events.Resu
         batch_size=training.config.train.batch_size,
         checkpoint=f"step-{step:08d}",
         skipped=skipped,
-        notes=[*later, *competitors()],
+        notes=[*later, *company(training.run, training.ranks), *competitors()],
     )

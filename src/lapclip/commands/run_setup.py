@@ -12,7 +12,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -52,7 +51,7 @@ from lapclip.machine.timing import Stopwatch, timed
 from lapclip.model.clip import CLIP
 from lapclip.model.freezing import LowRank, freeze
 from lapclip.model.shapes import SHAPES
-from lapclip.paths import cache_folder, write_atomic
+from lapclip.paths import cache_folder, temporary_folder, write_atomic
 from lapclip.progress import DataProgress, Status
 from lapclip.runs.events import Listener
 from lapclip.runs.folder import FORMAT, Run
@@ -103,6 +102,10 @@ class Request:
         """The settings of a section that the user gave, without the recipe's."""
         return dict(self.layers[-1].values.get(section, {}))
 
+    def is_set(self, section: str, name: str) -> bool:
+        """Whether the user or the recipe gave this setting."""
+        return any(name in layer.values.get(section, {}) for layer in self.layers)
+
     @property
     def given(self) -> dict[str, dict[str, Any]]:
         """Everything that the user gave, --minutes included: what another run like it is to be given again."""
@@ -124,7 +127,7 @@ def read_request(recipe: str, settings: Sequence[str], minutes: float | None) ->
 def fit_ranks(request: Request, count: int, *, together: bool) -> Request:
     """Settings that follow from how many processes share the work; one alone may be the rest of several."""
     train, notes = request.config.train, []
-    if together and not any("shards" in layer.values.get("train", {}) for layer in request.layers):
+    if together and not request.is_set("train", "shards"):
         train = replace(train, shards=UNDER_TORCHRUN)
     if 0 < train.shards < count:
         raise ConfigError(
@@ -137,6 +140,17 @@ def fit_ranks(request: Request, count: int, *, together: bool) -> Request:
         notes = [f"train.compile {train.compile} is not used by several ranks"] * (train.compile != AUTO)
         train = replace(train, compile=rest)
     return replace(request, config=replace(request.config, train=train), notes=[*request.notes, *notes])
+
+
+def fit_shards(config: Config, device: Device, *, asked: bool) -> tuple[Config, dict[str, str]]:
+    """How many shards ranks share, now that their device is known. On a GPU, which promises no bits, eight small passes
+    take several times as long as one, so there each rank has one part of the batch."""
+    if config.train.shards == 1 or asked:
+        return config, {"train.shards": "asked for"} if asked else {}
+    if device.is_cpu:
+        return config, {"train.shards": "several ranks on CPUs: the result does not depend on how many"}
+    why = f"one part for each rank: on {device.kind} small passes take longer, and bits are not promised"
+    return replace_in(config, "train", shards=0), {"train.shards": why}
 
 
 def fit_views(config: Config) -> Config:
@@ -350,6 +364,10 @@ def set_up(
         plan = make_plan(ingredients.config, ingredients.data, ingredients.tokenizer)
         longest = longest_caption(ingredients.config, ingredients.data, ingredients.tokenizer, plan.phrases)
         config, device, reasons, seconds = resolve_auto(ingredients.config, plan, longest, callbacks.tuning_progress)
+        config, why_shards = fit_shards(config, device, asked=request.is_set("train", "shards"))
+        if config.train.shards != ingredients.config.train.shards:
+            plan = make_plan(config, ingredients.data, ingredients.tokenizer)
+        reasons |= why_shards
         settled = replace(ingredients, config=config, reasons=reasons | ingredients.reasons, tuned_seconds=seconds)
         device.release_memory()
         device.forget_peak()  # what was tried before the run is not the run's
@@ -364,9 +382,6 @@ def set_up(
             setup = fill_minutes(setup, asked_evaluations="evaluate_every_epochs" in request.asked("train"))
         setup = add_notes(setup, start_notes(setup))
     asked_compile = request.config.train.compile
-    if setup.config.train.shards != 1:
-        reasons = {"train.shards": "asked for" if "shards" in setup.asked.get("train", {}) else "under torchrun"}
-        setup = replace(setup, reasons=setup.reasons | reasons)
     not_compiled = [setup.reasons["train.compile"]] if asked_compile not in (AUTO, setup.config.train.compile) else []
     no_phrases = ["train.phrases is not used: no word is in the captions of two images, but not of most"]
     no_phrases *= setup.config.train.phrases > 0 and not setup.plan.phrases
@@ -425,8 +440,8 @@ FEATURES_TOGETHER, TRAIN_TOGETHER, COMPARE_TOGETHER, NOTHING_LEFT = "features", 
 
 def share_set_up(ingredients: Ingredients, embedder: Embedder, device: Device, ranks: Ranks) -> None:
     """Have the other ranks build the same, to compute the features of what is frozen with this one."""
-    with TemporaryDirectory(prefix="lapclip-rank-") as folder:
-        run = Run(Path(folder))
+    with temporary_folder("rank") as folder:
+        run = Run(folder)
         write_atomic(run.settings, tomli_w.dumps(saved_settings(ingredients)))
         save_tokenizer(ingredients.tokenizer, run.tokenizer)
         if ingredients.initial_weights:

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import hashlib
 import importlib.metadata
+import os
 import statistics
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass
@@ -46,13 +48,14 @@ from lapclip.machine.polite import PolitePauses
 from lapclip.machine.ranks import ALONE, Ranks, job, under_torchrun
 from lapclip.machine.system_memory import SwapWatch
 from lapclip.model.clip import count_parameters
-from lapclip.paths import open_own, write_atomic
+from lapclip.paths import open_own
 from lapclip.runs import events
-from lapclip.runs.events import EventLog, read_events
+from lapclip.runs.events import EventLog, mapping, read_events
 from lapclip.runs.folder import RUNS, Run, check_name, create_run
-from lapclip.runs.heartbeat import PREPARING, Pulse, at_work_path, others_at_work
+from lapclip.runs.heartbeat import PREPARING, Pulse, at_work_path, beat_of, others_at_work, write_beat
 from lapclip.runs.messages import LineWriter, recall_text
 from lapclip.runs.summary import tower_devices
+from lapclip.together import machines_wanted
 from lapclip.training.checkpoint import keep_newest, list_checkpoints, save_model
 from lapclip.training.frozen_features import with_features
 from lapclip.training.loop import Training, score_embeddings
@@ -88,7 +91,7 @@ def train(
     run = create_run(name, setup.recipe, saved_settings(setup), reserved, partial(save_start, setup=setup))
     with working_on(run, setup.config.work), stop_signals() as signals, recording(run, callbacks, setup.config) as log:
         training = start_training(run, setup, log, ranks)
-        log.append(started(training, setup, [*setup.notes, *competitors()]))
+        log.append(started(training, setup, [*setup.notes, *company(run, ranks), *competitors()]))
         del setup  # so that what a fallback replaces is gone
         share_run(training)
         return run_to_end(training, signals, began)
@@ -100,9 +103,25 @@ def stop_signals() -> Signals:
 
 
 def note_job(run: Run) -> None:
-    """Leave word of which job of torchrun works on a run: one that it starts again goes on with it."""
+    """Leave word of which job of torchrun works on a run, and which process starts it again: one that it starts again
+    goes on with the run, and until then someone may ask it to stop."""
     if under_torchrun():
-        write_atomic(run.job, job())
+        write_beat(run.job, beat_of(os.getppid(), job()))
+
+
+def company(run: Run, ranks: Ranks) -> list[str]:
+    """Who has gone or come since the run was last trained, and who is still missing, where several computers train."""
+    if ranks is ALONE:
+        return []
+    now, before = Counter(ranks.hosts), Counter(ranks.hosts)
+    for event in read_events(run.events):
+        if event["type"] == "together":
+            before = Counter(map(str, mapping(event.get("worth")).get("hosts") or []))
+    gone, come = sorted((before - now).elements()), sorted((now - before).elements())
+    notes = [f"goes on without {' and '.join(gone)}"] * bool(gone) + [f"{' and '.join(come)} joined"] * bool(come)
+    if ranks.count < machines_wanted():
+        notes.append(f"{ranks.count} of {machines_wanted()} computers are here; the others may join again")
+    return notes
 
 
 def share_run(training: Training) -> None:

@@ -89,7 +89,7 @@ def _time(ranks: Ranks, rung: Rung, batch: int) -> tuple[Worth, float]:
         batch_size=batch,
         steps=1,
         device=device.kind,
-        shards=min(UNDER_TORCHRUN, batch),
+        shards=min(UNDER_TORCHRUN, batch) if device.is_cpu else 0,
         dtype="float32",
         compile="none",
         image_attention=kernels.attention,

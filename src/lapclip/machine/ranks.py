@@ -24,7 +24,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from datetime import timedelta
 from pathlib import Path, PurePosixPath
 from queue import SimpleQueue
@@ -61,6 +61,8 @@ WORD_COMES = 5.0
 """Seconds in which a rank that failed has told the others what to do."""
 LAST_WORDS = 1.0
 """Seconds that the rank which keeps the words of all stays after a failure, so that they are read."""
+FILE_CHUNK = 1 << 24
+"""Bytes of a file that are sent at once."""
 SHARES = 8
 """Items that a rank computes before it gives them to the others."""
 TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -483,8 +485,9 @@ class Ranks:
         listed = [path.relative_to(folder).as_posix() for path in files]
         for name in self.from_writer(listed, "list of files"):
             path = folder / PurePosixPath(name)
-            body = self._bytes_from(self.writer, path.read_bytes() if self.writes else b"", name)
             if self.writes or path.exists():
+                for _ in self._file_from_writer(path, name):
+                    pass
                 continue
             depth = name.count("/")
             allowed_here = any(
@@ -494,9 +497,23 @@ class Ranks:
             if not path.resolve().is_relative_to(folder.resolve()) or not allowed_here:
                 raise TrainingError(f"Rank {self.writer} sent a file for another folder: {one_line(name)}.")
             path.parent.mkdir(parents=True, exist_ok=True)
-            write_atomic(path, body)
+
+            def write(partial: Path, path: Path = path, name: str = name) -> None:
+                with partial.open("wb") as file:
+                    file.writelines(self._file_from_writer(path, name))
+
+            write_atomic(path, write)
             written.append(path)
         return written
+
+    def _file_from_writer(self, path: Path, name: str) -> Iterator[bytes]:
+        """A file of the writer's in chunks, the last of which is short: it may be larger than what memory is left."""
+        with path.open("rb") if self.writes else nullcontext() as file:
+            while True:
+                chunk = self._bytes_from(self.writer, file.read(FILE_CHUNK) if file else b"", name)
+                yield chunk
+                if len(chunk) < FILE_CHUNK:
+                    return
 
     def _bytes_from(self, source: int, body: bytes, what: str) -> bytes:
         import torch

@@ -14,7 +14,7 @@ questions.json  captions and phrases that stand for questions in general
 calibration.safetensors  what `lapclip eval` found of its scores, for search
 lock            held by the process that works on the run; the system frees it when that process dies
 pulse           which process that is, and when it last gave a sign of life
-job             which job of torchrun worked on it last, where one did
+job             which job of torchrun worked on it last, where one did, and the process that starts it again
 stop            there while someone asks the run to save and end
 starting        in place of run.toml until a run in the background has chosen its settings; says what it waits for
 """
@@ -38,7 +38,6 @@ from lapclip import paths
 from lapclip.config import BY_NAME, SECTIONS
 from lapclip.errors import RunBusy, RunError, nearest
 from lapclip.paths import (
-    LARGEST_SETTINGS,
     first_link,
     has_second_name,
     hidden_path,
@@ -91,7 +90,7 @@ class Run:
         self.calibration = path / "calibration.safetensors"
         """What held-out pairs say of its scores (`lapclip.evaluation.calibration`)."""
         self.job = path / "job"
-        """Which job of torchrun worked on it last (`lapclip.machine.ranks.job`)."""
+        """Which job of torchrun worked on it last (`lapclip.machine.ranks.job`), and the process that starts it."""
         self._stop = path / "stop"
         self._lock = path / "lock"
 
@@ -210,6 +209,13 @@ class Run:
             return True
         except OSError:  # a folder of another computer may not know locks, or may not be written to
             return beat is not None and beat.alive
+
+    @property
+    def is_between_starts(self) -> bool:
+        """Whether no process works on it, but one of this computer will start it again: torchrun, or a host that other
+        computers have joined."""
+        beat = read_beat(self.job)
+        return beat is not None and beat.is_here and beat.alive and not self.running
 
     @property
     def typed(self) -> str:
@@ -446,9 +452,9 @@ def find_run(name: str | None) -> Run:
 def run_of_job(job: str) -> Run | None:
     """The newest run in this folder that a job of torchrun has worked on."""
     for run in reversed(all_runs()):
-        with suppress(OSError):
-            if read_bytes(run.job, LARGEST_SETTINGS, own=True) == job.encode():
-                return run
+        beat = read_beat(run.job)
+        if beat is not None and beat.about == job:
+            return run
     return None
 
 

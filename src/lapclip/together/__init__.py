@@ -19,6 +19,7 @@ from lapclip.config import Config
 from lapclip.errors import LostRank, RunError
 from lapclip.machine.ranks import under_torchrun
 from lapclip.paths import write_atomic
+from lapclip.suggest import command
 from lapclip.text import printable
 
 PORT = 29400
@@ -27,6 +28,8 @@ STATUS = "LAPCLIP_STATUS_FILE"
 """Names the file in which a process says to its agent how it ended."""
 AGENT = "LAPCLIP_AGENT"
 """The number of the agent's process, for those that it starts."""
+MACHINES = "LAPCLIP_MACHINES"
+"""How many computers the host was told to train with, for the processes that train."""
 AGREED = "LAPCLIP_AGREED"
 """What a guest agreed to, for the process that trains there."""
 LOST = {"DistError", "DistBackendError", "DistNetworkError", "DistStoreError"}
@@ -65,6 +68,19 @@ def end_with_agent() -> None:
 
     if agent and os.name != "nt":  # Windows does not tell
         threading.Thread(target=watch, name="lapclip-agent", daemon=True).start()
+
+
+def machines_wanted() -> int:
+    """With how many computers the host was told to train; 0 where no host invited others."""
+    wanted = os.environ.get(MACHINES, "")
+    return int(wanted) if wanted.isdigit() else 0
+
+
+def resume_together(run: str | None, machines: int | None = None) -> str:
+    """The command that goes on with a run, by default the newest, as it was trained: with as many computers, or
+    alone."""
+    machines = machines_wanted() if machines is None else machines
+    return command("resume", *([run] if run else []), *(["--machines", machines] if machines else []))
 
 
 @dataclass(frozen=True)

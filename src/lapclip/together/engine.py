@@ -18,7 +18,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import psutil
@@ -32,7 +31,8 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import DynamicRende
 
 from lapclip.errors import JoinError, NoAnswer, first_line
 from lapclip.machine.facts import python
-from lapclip.together import AGENT, STATUS
+from lapclip.paths import temporary_folder
+from lapclip.together import AGENT, MACHINES, STATUS
 
 LAST_CALL = 10
 """Seconds that the agents which have met wait for others, when they start again."""
@@ -93,11 +93,12 @@ def train_together(
     _quiet()
     if not meeting.hosts:
         _reach(meeting)
-    with TemporaryDirectory(prefix="lapclip-agent-") as folder, _signals_as_they_were():
-        status = Path(folder) / "status"
+    with temporary_folder("agent") as folder, _signals_as_they_were():
+        status = folder / "status"
         about = {
             STATUS: str(status),
             AGENT: str(os.getpid()),
+            MACHINES: str(meeting.machines),
             "GLOO_SOCKET_IFNAME": interface_of(meeting.local),
             **variables,
         }

@@ -49,8 +49,9 @@ PIECE = 256 * 1024
 """Bytes of the data that are sent and received at once."""
 SLOWEST = 5.0
 """Seconds that a request with a wrong key waits for its refusal, once there were some."""
-SILENT = 30.0
-"""Seconds after which a guest that has said nothing counts as gone."""
+SILENT, REPLACED = 30.0, 3.0
+"""Seconds after which a guest that has said nothing counts as gone, and after which another one of the same computer
+takes its place: it was killed, and the user has typed the line again."""
 WAITING, RUNNING, FULL = "waiting", "running", "full"
 FINISHED, STOPPED, FAILED = "finished", "stopped", "failed"
 """How the host stands: it waits for guests, trains, has as many as it asked for, or is done in one of three ways."""
@@ -118,7 +119,16 @@ class Guest:
 
     @property
     def is_here(self) -> bool:
-        return self.state != LEFT and time.monotonic() - self.heard < SILENT
+        return self.state != LEFT and self.silent_for < SILENT
+
+    @property
+    def silent_for(self) -> float:
+        """Seconds since it last said something."""
+        return time.monotonic() - self.heard
+
+    def is_replaced_by(self, other: Guest) -> bool:
+        """Whether another guest is the same computer, on which this one was killed."""
+        return (self.name, self.address) == (other.name, other.address) and self.silent_for > REPLACED
 
 
 class Invitation:
@@ -222,7 +232,8 @@ class Invitation:
                 raise ValueError("a guest says who it is and how far it is")
         guest = Guest(id[:64], one_line(name)[:64], address, state[:16], done, total)
         with self._lock:
-            here = [other for other in self._guests.values() if other.is_here and other.id != guest.id]
+            others = [other for other in self._guests.values() if other.id != guest.id]
+            here = [other for other in others if other.is_here and not other.is_replaced_by(guest)]
             if len(here) >= self.machines - 1 and state != LEFT:
                 return {"state": FULL, "message": f"the host was told --machines {self.machines}, and has them"}
             self._guests = {other.id: other for other in here} | {guest.id: guest}
