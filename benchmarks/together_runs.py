@@ -162,6 +162,11 @@ def losses(run: Path) -> dict[int, float]:
     return {event["step"]: event["loss"] for event in steps_of(list(read_events(run / "events.jsonl")))}
 
 
+def every_loss(run: Path) -> list[tuple[int, float]]:
+    """All losses that a run has written, those of steps that were computed again among them."""
+    return [(event["step"], event["loss"]) for event in steps_of(list(read_events(run / "events.jsonl")))]
+
+
 def weights(run: Path) -> str:
     """A digest of the finished model; empty where there is none."""
     path = run / "model" / "model.safetensors"

@@ -20,9 +20,12 @@ from lapclip.errors import ConfigError, DataError, JoinError, LostRank, RunError
 from lapclip.model.shapes import SHAPES
 from lapclip.together import AGREED, STATUS, Agreement, tell_agent
 from lapclip.together.bundle import bring_over, bundle_folder, digests_of, load_again, parts_of, read_bundle
+from lapclip.training.frozen_features import array_path
 
 from ..conftest import SMALL
 from ..small_runs import photos, write_classes
+
+HOST, OTHER_HOST = "0" * 16, "1" * 16
 
 
 def config_of(source: Path, *settings: str) -> Config:
@@ -31,7 +34,7 @@ def config_of(source: Path, *settings: str) -> Config:
 
 def bring(data: DataSet, config: Config) -> None:
     parts = parts_of(data)
-    folder = bundle_folder(data.fingerprint, View.of(config.model))
+    folder = bundle_folder(HOST, data.fingerprint, View.of(config.model))
     bring_over(folder, digests_of(parts), lambda at, first, last: [parts[at].read(first, last)])
 
 
@@ -54,7 +57,7 @@ def test_batches_of_what_was_brought_over_are_those_of_the_data(here: Path, empt
     config = config_of(make(here / "data"))
     data = load_data(config.data, View.of(config.model))
     bring(data, config)
-    brought = read_bundle(data.fingerprint, View.of(config.model))
+    brought = read_bundle(HOST, data.fingerprint, View.of(config.model))
     assert brought is not None
     for name in ("fingerprint", "alphabet", "notes", "classes", "how_split"):
         assert getattr(brought, name) == getattr(data, name)
@@ -74,8 +77,8 @@ def test_a_model_that_sees_otherwise_does_not_take_it(here: Path, empty_cache: P
     config = config_of(photos(here / "data", 24))
     data = load_data(config.data, View.of(config.model))
     bring(data, config)
-    assert read_bundle(data.fingerprint, View(64)) is None
-    assert read_bundle("0" * 16, View.of(config.model)) is None
+    assert read_bundle(HOST, data.fingerprint, View(64)) is None
+    assert read_bundle(HOST, "0" * 16, View.of(config.model)) is None
 
 
 def test_a_description_of_other_data_is_refused(here: Path, empty_cache: Path) -> None:
@@ -83,9 +86,9 @@ def test_a_description_of_other_data_is_refused(here: Path, empty_cache: Path) -
     data = load_data(config.data, View.of(config.model))
     bring(replace(data, fingerprint="0" * 16), config)
     view = View.of(config.model)
-    bundle_folder("0" * 16, view).rename(bundle_folder(data.fingerprint, view))
+    bundle_folder(HOST, "0" * 16, view).rename(bundle_folder(HOST, data.fingerprint, view))
     with pytest.raises(DataError, match="other data"):
-        read_bundle(data.fingerprint, view)
+        read_bundle(HOST, data.fingerprint, view)
 
 
 def test_a_guest_opens_no_path_that_the_host_names(
@@ -93,12 +96,25 @@ def test_a_guest_opens_no_path_that_the_host_names(
 ) -> None:
     config = config_of(photos(here / "data", 24))
     data = load_data(config.data, View.of(config.model))
-    agreed = Agreement.on(config, data.fingerprint)
+    agreed = Agreement.on(config, HOST, data.fingerprint)
     monkeypatch.setenv(AGREED, agreed.variables()[AGREED])
     with pytest.raises(RunError, match="no longer in the cache"):
         load_again(config, data.fingerprint, None)
     bring(data, config)
     assert load_again(config, data.fingerprint, None).fingerprint == data.fingerprint
+
+
+def test_what_one_host_gave_is_not_taken_for_the_users_own_nor_for_another_hosts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    config, paths = config_of(Path("photos")), [array_path("image", "data")]
+    for host in (HOST, OTHER_HOST):
+        monkeypatch.setenv(AGREED, Agreement.on(config, host, "12345678").variables()[AGREED])
+        paths.append(array_path("image", "data"))
+        assert paths[-1].match("features-*.npy")  # what `lapclip clean` looks for
+    assert len(set(paths)) == 3
+    view = View.of(config.model)
+    assert bundle_folder(HOST, "12345678", view) != bundle_folder(OTHER_HOST, "12345678", view)
 
 
 def test_a_guest_reads_a_copy_where_its_user_says(
@@ -107,7 +123,7 @@ def test_a_guest_reads_a_copy_where_its_user_says(
     own = photos(here / "copy", 24)
     config = config_of(here / "not here")
     fingerprint = load_data(config_of(own).data, View.of(config.model)).fingerprint
-    monkeypatch.setenv(AGREED, Agreement.on(config, fingerprint, str(own)).variables()[AGREED])
+    monkeypatch.setenv(AGREED, Agreement.on(config, HOST, fingerprint, str(own)).variables()[AGREED])
     assert load_again(config, fingerprint, None).fingerprint == fingerprint
 
 
@@ -116,7 +132,7 @@ def test_a_guest_reads_a_copy_where_its_user_says(
 )
 def test_a_run_other_than_agreed_is_refused(setting: str, monkeypatch: pytest.MonkeyPatch) -> None:
     plain = build_config([parse_settings(SMALL)], SHAPES)
-    monkeypatch.setenv(AGREED, Agreement.on(plain, "12345678").variables()[AGREED])
+    monkeypatch.setenv(AGREED, Agreement.on(plain, HOST, "12345678").variables()[AGREED])
     section, _, rest = setting.partition(".")
     name, _, value = rest.partition("=")
     other = replace(plain, **{section: replace(getattr(plain, section), **{name: value})})

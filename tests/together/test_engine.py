@@ -3,21 +3,35 @@
 from __future__ import annotations
 
 import os
+import pickle
 import signal
 import socket
 import subprocess
 import sys
 import time
+from base64 import b64encode
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+from torch.distributed.elastic.rendezvous import RendezvousStateError
+from torch.distributed.elastic.rendezvous.dynamic_rendezvous import _NodeDesc, _RendezvousState
 
 from lapclip.errors import JoinError, NoAnswer
 from lapclip.together import AGENT, STATUS, engine
-from lapclip.together.engine import Ended, Meeting, address_of, interface_of, listen, own_address, train_together
+from lapclip.together.engine import (
+    Ended,
+    Meeting,
+    SignedBackend,
+    address_of,
+    interface_of,
+    listen,
+    own_address,
+    train_together,
+)
 from lapclip.together.invitation import Invitation
 
 HERE = "127.0.0.1"
@@ -31,7 +45,7 @@ def listening() -> Iterator[socket.socket]:
 
 def meeting(listening: socket.socket, machines: int = 1, *, hosts: bool = True) -> Meeting:
     port = listening.getsockname()[1]
-    return Meeting("0123456789abcdef", HERE, port, machines, HERE, listening if hosts else None)
+    return Meeting("0123456789abcdef", HERE, port, machines, HERE, "ABCDEFGHIJKLMNOP", listening if hosts else None)
 
 
 def listening_at() -> set[tuple[str, int]]:
@@ -49,6 +63,47 @@ def test_a_host_listens_on_the_address_that_was_named_alone() -> None:
         assert {address for address, _ in found} == {HERE}
         del made
     invitation.close()
+
+
+class Planted:
+    """What a pickle makes of the one who reads it."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, ("planted",)
+
+
+def test_what_agents_meet_by_is_json_that_only_who_knows_the_key_can_change(
+    listening: socket.socket, here: Path
+) -> None:
+    made = engine._Meeting.create(meeting(listening))
+    store, run_id = made._shared_tcp_store_server, "0123456789abcdef"
+    one, two = (SignedBackend(store, run_id, "ABCDEFGHIJKLMNOP") for _ in range(2))
+    state, node = _RendezvousState(), _NodeDesc("guest-10.0.0.2", 7, 0)
+    state.round, state.deadline = 3, datetime.now(UTC)
+    state.participants, state.wait_list = {node: 1}, {node}
+    state.last_heartbeats = {node: datetime.now(UTC)}
+    written = one.set_state(pickle.dumps(state))
+    assert written is not None
+    assert written[2]
+    found = two.get_state()
+    assert found is not None
+    assert vars(pickle.loads(found[0])) == vars(state)
+    assert b"{" in store.get(f"torch.rendezvous.{run_id}")  # no pickle
+    again = two.set_state(pickle.dumps(_RendezvousState()), found[1])
+    assert again is not None
+    assert again[2]
+    late = one.set_state(pickle.dumps(state), written[1])  # somebody was quicker
+    assert late is not None
+    assert not late[2]
+
+    stranger = SignedBackend(store, run_id, "PONMLKJIHGFEDCBA")
+    with pytest.raises(RendezvousStateError):
+        stranger.get_state()
+    for planted in (b64encode(pickle.dumps(Planted())).decode(), "0" * 64 + ' {"round": 0}', "x"):
+        store.set(f"torch.rendezvous.{run_id}", planted)
+        with pytest.raises(RendezvousStateError):
+            one.get_state()
+    assert not Path("planted").exists()
 
 
 def test_a_process_that_is_done_ends_its_agent(listening: socket.socket, here: Path) -> None:
@@ -109,7 +164,7 @@ def test_a_guest_does_not_begin_without_the_host(
 def test_a_port_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, "REACH_SECONDS", 0.0)
     with pytest.raises(NoAnswer, match="port 9"):
-        train_together(Meeting("0123456789abcdef", HERE, 9, 2, HERE), ["--version"])
+        train_together(Meeting("0123456789abcdef", HERE, 9, 2, HERE, "ABCDEFGHIJKLMNOP"), ["--version"])
 
 
 def test_signals_and_variables_are_as_they_were(listening: socket.socket, here: Path) -> None:

@@ -19,6 +19,7 @@ import pytest
 from lapclip import __version__
 from lapclip.errors import JoinError, NoAnswer, WrongKey
 from lapclip.together import bundle
+from lapclip.together import invitation as invitation_module
 from lapclip.together.bundle import CHUNK, TextPart, bring_over, digests_of
 from lapclip.together.invitation import (
     FETCHING,
@@ -190,6 +191,18 @@ def test_the_host_knows_who_is_there_and_guests_hear_how_it_stands(invitation: I
     invitation.tell(FINISHED, "it went well")
     assert there.tell(LEFT) == {"state": FINISHED, "message": "it went well", "run_id": "12345678", "round": 3}
     assert invitation.guests == []
+
+
+def test_a_guest_that_was_killed_has_its_place_back(
+    invitation: Invitation, there: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there.tell(FETCHING, 5, 10)
+    again = Host("127.0.0.1", invitation.port, KEY)
+    assert again.tell(FETCHING)["state"] == FULL  # two of one computer are two
+    monkeypatch.setattr(invitation_module, "REPLACED", 0.2)
+    time.sleep(0.3)
+    assert again.tell(FETCHING)["state"] == WAITING
+    assert [guest.id for guest in invitation.guests] == [again.own.id]
 
 
 def test_a_transfer_that_breaks_off_goes_on_to_the_same_bytes(tmp_path: Path, relay: Relay) -> None:

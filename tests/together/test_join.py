@@ -19,8 +19,13 @@ import pytest
 from lapclip.cli.join import own_arguments
 from lapclip.cli.output import ARGUMENTS
 from lapclip.commands.join import split_place
+from lapclip.commands.resume import check_place, writer_invited
 from lapclip.commands.train import train
-from lapclip.errors import ConfigError
+from lapclip.config import build_config, parse_settings
+from lapclip.errors import ConfigError, LostRank
+from lapclip.machine.ranks import Ranks
+from lapclip.model.shapes import SHAPES
+from lapclip.together import AGREED, MACHINES, Agreement
 
 from ..conftest import SMALL, command, lapclip, set_flags
 from ..small_runs import losses, photos
@@ -213,6 +218,25 @@ def test_what_cannot_be_is_refused_in_a_line(
 def test_the_command_that_trains_is_given_all_but_the_invitation() -> None:
     ARGUMENTS.set(("train", "photos", "--machines", "2", "--address=eth0", "--set", "a=1", "--machines=3", "--json"))
     assert own_arguments() == ["train", "photos", "--set", "a=1", "--json"]
+
+
+@pytest.mark.parametrize(
+    ("rank", "guest", "right"), [(0, False, True), (1, True, True), (1, False, False), (0, True, False)]
+)
+def test_a_guest_never_writes_and_a_host_never_follows(
+    rank: int, guest: bool, right: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert writer_invited() is None  # under torchrun it follows from who has what
+    monkeypatch.setenv(MACHINES, "2")
+    if guest:
+        plain = build_config([parse_settings(SMALL)], SHAPES)
+        monkeypatch.setenv(AGREED, Agreement.on(plain, "0" * 16, "12345678").variables()[AGREED])
+    ranks = Ranks(rank, 2, writer=writer_invited() or 0)
+    if right:
+        check_place(ranks)
+    else:
+        with pytest.raises(LostRank):
+            check_place(ranks)
 
 
 @pytest.mark.parametrize(("place", "found"), [("127.0.0.1:29500", 29500), ("localhost", 29400)])

@@ -24,12 +24,20 @@ import pytest
 import torch
 
 from lapclip.commands.resume import follow, resume, take_part
-from lapclip.commands.train import train
+from lapclip.commands.run_setup import fit_ranks, fit_shards, fit_threads, read_request
+from lapclip.commands.train import company, train
 from lapclip.data.batches import Batch, deal
 from lapclip.data.loading import StreamedPixels
-from lapclip.errors import ConfigError, LostRank
+from lapclip.errors import ConfigError, LostRank, RankFailed
+from lapclip.machine import ranks as ranks_module
+from lapclip.machine.choose_device import device_of
 from lapclip.machine.ranks import ALONE, Ranks, join
+from lapclip.runs.folder import Run
+from lapclip.runs.heartbeat import beat_of, write_beat
+from lapclip.together import MACHINES
+from lapclip.training import shards as shards_module
 from lapclip.training import step as training_step
+from lapclip.training.fallback import smaller
 from lapclip.training.shards import add_in_tree, own_shards, whole_nodes
 from lapclip.training.step import TrainStep
 
@@ -39,6 +47,9 @@ from .test_step import batch_of, off, step_of
 
 ROWS, SHARDS = 10, 4
 """Pairs of a batch, which do not divide by its shards."""
+FAILING_SHARDS, FAILING_AT = (4, 7, 0), (-2, 12, 1)
+"""Shards of steps that fail, and the parameters whose gradient is the last that is found: rank 1 of four has two nodes
+of the tree of seven shards."""
 
 
 def unit(rows: int, width: int = 64) -> np.ndarray:
@@ -91,6 +102,9 @@ CASES: dict[str, tuple[Callable[[], Batch], dict[str, Any]]] = {
     "seven shards": (batch, {"shards": 7}),
     "fewer shards than ranks": (batch, {"shards": 2}),
     "captions in chunks": (large, {"shards": 2}),
+    "gradients travel when all are there": (batch, {"shards": 7}),
+    "gradients travel when all are there, in any order": (batch, {"shards": 0, "micro_batch": 2}),
+    "gradients travel when all are there, bfloat16": (batch, {"dtype": "bfloat16"}),
     "in any order": (batch, {"shards": 0}),
     "in any order and micro-batches": (batch, {"shards": 0, "micro_batch": 2}),
     "in any order, each its own rows": (batch, {"shards": 0, "label_smoothing": 0.1}),
@@ -121,6 +135,7 @@ def steps(case: str, ranks: Ranks = ALONE) -> dict[str, Any]:
     make, settings = CASES[case]
     step = step_of(**{"shards": SHARDS, **settings})
     step.ranks = ranks
+    ranks.overlaps = "when all are there" not in case
     training_step.LARGE_BATCH = ROWS if "own rows" in case else 4096
     found = [step(make(), number, 1e-3, off())() for number in (1, 2)]
     weights = b"".join(parameter.detach().numpy().tobytes() for parameter in step.model.parameters())
@@ -182,6 +197,20 @@ def test_a_rank_that_fails_is_named_by_those_that_wait_for_it(four: list[dict[st
     for rank in (0, 1, 3):
         assert "rank 2" in four[rank]["lost"]
         assert "no memory" in four[rank]["lost"]
+
+
+def test_a_step_that_fails_on_its_way_back_fails_on_all_ranks_and_the_next_is_that_of_one_process(
+    four: list[dict[str, Any]],
+) -> None:
+    for at, shards in enumerate(FAILING_SHARDS):
+        alone = step_of(shards=shards)(batch(), 1, 1e-3, off())().loss
+        for found in four:
+            assert [said for said, _ in found["failed"][at]] == ["failed"] * len(FAILING_AT)
+            assert [loss for _, loss in found["failed"][at]] == pytest.approx([alone] * len(FAILING_AT), rel=1e-5)
+
+
+def test_files_travel_in_chunks(four: list[dict[str, Any]]) -> None:
+    assert [found["files"] for found in four] == [[2 * 1000 + 1, 1000, 0]] * 4
 
 
 def test_all_stop_where_one_rank_is_asked_to(four: list[dict[str, Any]]) -> None:
@@ -306,12 +335,64 @@ def test_shards_cost_alike() -> None:
 
 
 def test_one_shard_for_several_ranks_is_refused(here: Path) -> None:
-    from lapclip.commands.run_setup import fit_ranks, read_request
-
     assert fit_ranks(read_request("first-run", SMALL, None), 2, together=True).config.train.shards == 8
     assert fit_ranks(read_request("first-run", ["train.shards=4"], None), 2, together=True).config.train.shards == 4
     with pytest.raises(ConfigError, match=r"train\.shards"):
         fit_ranks(read_request("first-run", ["train.shards=1"], None), 2, together=True)
+
+
+def test_shards_that_nobody_asked_for_follow_from_ranks_and_device(here: Path) -> None:
+    request = read_request("first-run", SMALL, None)
+    assert fit_ranks(request, 12, together=True).config.train.shards == 12
+    config = fit_ranks(request, 2, together=True).config
+    for kind, count, shards in (("cpu", 2, 8), ("cpu", 1, 8), ("cuda", 2, 0), ("cuda", 1, 1)):
+        settled, why = fit_shards(config, device_of(kind), Ranks(0, count), asked=False)
+        assert settled.train.shards == shards
+        assert "train.shards" in why
+    settled, _ = fit_shards(config, device_of("cuda"), Ranks(0, 2), asked=True)
+    assert settled.train.shards == 8
+
+
+def test_all_ranks_have_the_threads_of_the_smallest_computer(here: Path) -> None:
+    unset = read_request("first-run", ["train.threads=auto"], None)
+    ranks = Ranks(0, 2)
+    ranks.fewest_threads = 3
+    assert fit_threads(unset, ranks)[0].config.train.threads == 3
+    assert fit_threads(unset, Ranks())[0].config.train.threads == "auto"
+    asked = read_request("first-run", ["train.threads=2"], None)
+    assert fit_threads(asked, ranks)[0].config.train.threads == 2
+
+
+def test_memory_is_halved_from_what_a_shard_takes(here: Path) -> None:
+    train = read_request("first-run", ["train.batch_size=64", "train.shards=8"], None).config.train
+    assert smaller(train) == 32  # from then on a shard of 8 is what goes through the towers at once
+    assert smaller(replace(train, micro_batch=32)) == 4
+    assert smaller(replace(train, micro_batch=32, shards=1)) == 16
+
+
+def test_who_left_and_who_came_is_told(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Run(here / "run")
+    run.path.mkdir()
+    assert company(run, ALONE) == []
+    assert company(run, Ranks(0, 2, hosts=["desktop", "laptop"])) == []
+    together = {"v": 1, "type": "together", "time": 1.0, "step": 0, "worth": {"hosts": ["desktop", "laptop"]}}
+    run.events.write_text(json.dumps(together) + "\n")
+    assert company(run, Ranks(0, 1, hosts=["desktop"])) == ["goes on without laptop"]
+    assert company(run, Ranks(0, 2, hosts=["desktop", "tower"])) == ["goes on without laptop", "tower joined"]
+    monkeypatch.setenv(MACHINES, "3")
+    assert "2 of 3 computers" in company(run, Ranks(0, 2, hosts=["desktop", "laptop"]))[0]
+
+
+def test_a_run_that_its_agent_will_start_again_can_be_asked_to_stop(here: Path) -> None:
+    run = Run(here / "run")
+    run.path.mkdir()
+    assert not run.is_between_starts
+    write_beat(run.job, beat_of(os.getpid(), "a job"))
+    assert run.is_between_starts
+    with run.lock():
+        assert not run.is_between_starts  # a process works on it
+    write_beat(run.job, replace(beat_of(os.getpid(), "a job"), began=1.0))  # of a process that is gone
+    assert not run.is_between_starts
 
 
 @pytest.mark.slow
@@ -365,8 +446,49 @@ def test_a_run_without_shards_goes_on_to_rounding_and_says_so(here: Path) -> Non
 def test_an_error_before_the_run_ends_all_ranks_at_once(here: Path) -> None:
     done = torchrun(2, "lapclip", "train", "--recipe", "nonsense", folder=here, check=False)
     assert done.returncode == 1
-    assert done.stderr.count("Unknown recipe nonsense") >= 2  # rank 0's own words, and what it told rank 1
+    assert "Unknown recipe nonsense" in done.stderr
+    assert "Try: --recipe" in done.stderr  # rank 0's own words: the others leave it time for them
     assert not Path("runs").exists()
+
+
+def failed_steps(shards: int, ranks: Ranks) -> list[tuple[str, float]]:
+    """What becomes of a step in which rank 1 runs out of memory while it carries gradients back, early and late, when
+    some have travelled already; and the loss of the step after it."""
+    found = []
+    for at in FAILING_AT:
+        step = step_of(shards=shards)
+        step.ranks = ranks
+
+        def fail(_: torch.Tensor) -> None:
+            raise torch.OutOfMemoryError("no memory")
+
+        hook = step.learnt_in_towers[at].register_hook(fail) if ranks.rank == 1 else None
+        try:
+            step(batch(), 1, 1e-3, off())()
+            said = "taken"
+        except RankFailed:
+            said = "failed"
+        if hook:
+            hook.remove()
+        found.append((said, step(batch(), 1, 1e-3, off())().loss))
+    return found
+
+
+def shared_files(ranks: Ranks) -> list[int]:
+    """The sizes of files that the writer gives the others: some chunks and a byte, just one chunk, and nothing."""
+    folder = Path(f"files-{ranks.rank}")
+    folder.mkdir()
+    sizes = {"large": 2001, "whole": 1000, "empty": 0}
+    if ranks.writes:
+        for name, size in sizes.items():
+            (folder / name).write_bytes(bytes(range(250)) * 9 * (size > 0))
+            os.truncate(folder / name, size)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ranks_module, "FILE_CHUNK", 1000)
+        ranks.share_files(folder, [folder / name for name in sizes])
+    same = bytes(range(250)) * 9
+    assert all((folder / name).read_bytes() == same[:size] for name, size in sizes.items())
+    return [(folder / name).stat().st_size for name in sizes]
 
 
 def _write(rank: Ranks, found: dict[str, Any]) -> None:
@@ -377,6 +499,11 @@ def _steps() -> None:
     with join() as ranks:
         ranks.connect()
         found: dict[str, Any] = {case: steps(case, ranks) for case in CASES}
+        with pytest.MonkeyPatch.context() as patch:  # so that gradients of a small model travel in several groups
+            patch.setattr(shards_module, "TOGETHER", 4000)
+            patch.setattr(shards_module, "LARGE", 2000)
+            found["failed"] = [failed_steps(shards, ranks) for shards in FAILING_SHARDS]
+        found["files"] = shared_files(ranks)
         found["agreed"] = [ranks.agreed(None), ranks.agreed("SIGINT" if ranks.rank == 3 else None)]
         _write(ranks, found)
     try:

@@ -9,7 +9,7 @@ from typing import Any
 
 from lapclip import compare as comparison
 from lapclip import microscope
-from lapclip.commands.resume import follow
+from lapclip.commands.resume import check_place, follow, writer_invited
 from lapclip.commands.run_setup import COMPARE_TOGETHER
 from lapclip.compare.together import compare_together
 from lapclip.config import AUTO
@@ -40,7 +40,8 @@ def compare(
 
 def compare_machines(progress: Status) -> dict[str, Any] | None:
     """Under torchrun: time several machines together. None on ranks that follow the one that chooses what is timed."""
-    with join() as ranks:
+    with join(writer=writer_invited()) as ranks:
+        check_place(ranks)
         if not ranks.writes:
             follow(ranks)
             return None

@@ -28,8 +28,9 @@ from lapclip.data.pixels import View
 from lapclip.data.sources import absolute, find_source
 from lapclip.errors import ConfigError, JoinError, LapclipError, NoAnswer, RunError
 from lapclip.machine.choose_device import available
+from lapclip.machine.desktop import kept_awake
 from lapclip.model.shapes import SHAPES
-from lapclip.paths import cache_folder
+from lapclip.paths import cache_folder, digest_of_bytes
 from lapclip.progress import DataProgress
 from lapclip.runs.folder import check_name, find_run
 from lapclip.runs.messages import recall_text
@@ -143,7 +144,7 @@ def host(
             shown.invite(_invitation_lines(offer, invitation, own, machines))
             _await_guests(invitation, shown)
             invitation.tell(RUNNING)
-            meeting = Meeting(run_id, own, port + 1, machines, own, listening)
+            meeting = Meeting(run_id, own, port + 1, machines, own, invitation.key, listening)
             ended = train_together(meeting, arguments, met=lambda number: setattr(invitation, "round", number))
             invitation.tell(*_how_it_went(ended, name, offer))
             if ended.status == 128 + signal.SIGTERM and not offer.compares:  # of Ctrl-C the process itself says it
@@ -386,6 +387,7 @@ class GuestAtWork:
         self._there, self._shown, self._anyway = there, shown, anyway
         self._source = absolute(data) if data else ""
         self._own = own_address(there.address)
+        self._host = digest_of_bytes(f"lapclip host {there.key}".encode())[:16]
         self._agreed: Agreement | None = None
         self._fetched = 0
 
@@ -395,7 +397,8 @@ class GuestAtWork:
         invited = self._agree(self._there.manifest())
         self._say_plan(invited)
         try:
-            state, message, status = self._follow(invited)
+            with kept_awake(wanted=True):
+                state, message, status = self._follow(invited)
         finally:
             self._shown.close()
             with suppress(LapclipError):
@@ -412,7 +415,7 @@ class GuestAtWork:
                 hint="--data with the place of a copy on this computer",
             )
         source = self._source if invited.data == STREAMED else ""
-        agreed = Agreement.on(invited.config, invited.fingerprint, source)
+        agreed = Agreement.on(invited.config, self._host, invited.fingerprint, source)
         if self._agreed not in (None, agreed):
             raise JoinError("The host trains something else now.", hint="lapclip join again, and see what it shows")
         self._agreed = agreed
@@ -479,7 +482,7 @@ class GuestAtWork:
         """Bring the data over, and go on where it was when the host is away meanwhile."""
         if not invited.files:
             return
-        folder = bundle_folder(invited.fingerprint, View.of(invited.config.model))
+        folder = bundle_folder(self._host, invited.fingerprint, View.of(invited.config.model))
         if not folder.exists():
             self._fetched = invited.bytes
         self._patiently(lambda: bring_over(folder, invited.files, self._there.read, self._reporting()))
@@ -500,7 +503,8 @@ class GuestAtWork:
 
     def _train(self, invited: Invited) -> Ended:
         assert self._agreed is not None
-        meeting = Meeting(invited.run_id, self._there.address, invited.port, invited.machines, self._own)
+        there = self._there
+        meeting = Meeting(invited.run_id, there.address, invited.port, invited.machines, self._own, there.key)
         try:
             with self._signs_of_life():
                 return train_together(meeting, ["resume"], self._agreed.variables())

@@ -8,8 +8,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,7 +29,7 @@ from lapclip.commands.run_setup import (
 )
 from lapclip.commands.train import (
     Outcome,
-    check_same_weights,
+    check_same_start,
     company,
     competitors,
     measure,
@@ -47,7 +46,7 @@ from lapclip.compare.together import compare_together
 from lapclip.config import AUTO, SECTIONS, Config, Layer, build_config, replace_in
 from lapclip.data.sources import find_source
 from lapclip.data.tokenizers import load_tokenizer
-from lapclip.errors import ConfigError, RunError
+from lapclip.errors import ConfigError, LostRank, RunError
 from lapclip.machine.choose_device import choose_compile, choose_device, prepare_device
 from lapclip.machine.device import Device
 from lapclip.machine.ranks import ALONE, Ranks, job, join
@@ -60,7 +59,7 @@ from lapclip.runs.folder import Run, find_run, run_of_job
 from lapclip.runs.heartbeat import read_beat
 from lapclip.suggest import command
 from lapclip.text import counted
-from lapclip.together import Agreement
+from lapclip.together import Agreement, machines_wanted
 from lapclip.together.bundle import load_again
 from lapclip.training.initial_weights import restore_initial_weights
 from lapclip.training.loop import Follower, Training
@@ -76,7 +75,8 @@ def take_part(begin: Callable[[Ranks], Outcome], callbacks: Callbacks = Callback
     """Under torchrun: begin on the rank that writes, and follow it on the others. Where this job has begun already and
     was started again, go on with its run. None for ranks that follow, and where the run is over."""
     run = run_of_job(job())
-    with join(holds_run=run is not None) as ranks:
+    with join(holds_run=run is not None, writer=writer_invited()) as ranks:
+        check_place(ranks)
         if not ranks.writes:
             follow(ranks)
             return None
@@ -125,20 +125,21 @@ def resume(
             return run_to_end(training, signals, began)
 
 
-@contextmanager
-def given_back() -> Iterator[list[Path]]:
-    """Files of the cache that another rank gave. A guest of `join` does not keep them: nobody vouches for them."""
-    taken: list[Path] = []
-    try:
-        yield taken
-    finally:
-        for path in taken if Agreement.of_this_process() else ():
-            path.unlink(missing_ok=True)
+def writer_invited() -> int | None:
+    """The rank that writes where guests have joined a host: the host, which torch numbers first. Under torchrun it
+    follows from who has what."""
+    return 0 if machines_wanted() else None
+
+
+def check_place(ranks: Ranks) -> None:
+    """A guest never writes, and a host never follows: it would open what somebody else names."""
+    if machines_wanted() and ranks.writes == (Agreement.of_this_process() is not None):
+        raise LostRank("The computers have met without their host, or in another order.", hint="lapclip join again")
 
 
 def follow(ranks: Ranks) -> None:
     """Train on a rank that does not write, from what the writer has set up, to the end of its run."""
-    with temporary_folder("rank") as folder, given_back() as taken:
+    with temporary_folder("rank") as folder:
         ranks.connect()
         while True:
             named = ranks.from_writer(what="set-up")
@@ -148,10 +149,13 @@ def follow(ranks: Ranks) -> None:
                 return
             run = Run(folder / f"run-{Path(named['run']).name}")  # a name such as ".." leads nowhere else
             run.path.mkdir(exist_ok=True)
-            taken += share_run_files(run, (), ranks)
+            share_run_files(run, (), ranks)
             features = named["task"] == FEATURES_TOGETHER
             saved = run.read_settings()
-            saved["train"] = named.get("train", saved["train"])
+            # The order of streamed data depends on the shards that the run began with, which `share_again` changes.
+            shards = saved["train"].get("shards", 1)
+            saved["train"] = {**named.get("train", saved["train"]), "shards": shards}
+            saved.setdefault("work", {})["track"] = "none"  # only the writer has a run to show
             setup = set_up_again(run, saved, None, ranks, features=features)
             if not features:
                 break
@@ -160,7 +164,7 @@ def follow(ranks: Ranks) -> None:
             restore(training)
             del setup
             training.agree_on_progress()
-            check_same_weights(training)
+            check_same_start(training)
             measure(training)
             training.stop_reason = signals.reason
             if persist(training, lambda training: {}, build_again) is None:

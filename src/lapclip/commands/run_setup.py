@@ -57,6 +57,7 @@ from lapclip.runs.events import Listener
 from lapclip.runs.folder import FORMAT, Run
 from lapclip.seeding import derived_seed
 from lapclip.text import counted
+from lapclip.together import machines_wanted, name_here
 from lapclip.training.checkpoint import save_model
 from lapclip.training.cuda_graph import WARM_UP, AnyStep, make_step
 from lapclip.training.frozen_features import (
@@ -128,7 +129,7 @@ def fit_ranks(request: Request, count: int, *, together: bool) -> Request:
     """Settings that follow from how many processes share the work; one alone may be the rest of several."""
     train, notes = request.config.train, []
     if together and not request.is_set("train", "shards"):
-        train = replace(train, shards=UNDER_TORCHRUN)
+        train = replace(train, shards=max(UNDER_TORCHRUN, count))
     if 0 < train.shards < count:
         raise ConfigError(
             f"train.shards {train.shards} gives {counted(count - train.shards, 'rank')} of {count} nothing to compute.",
@@ -142,15 +143,23 @@ def fit_ranks(request: Request, count: int, *, together: bool) -> Request:
     return replace(request, config=replace(request.config, train=train), notes=[*request.notes, *notes])
 
 
-def fit_shards(config: Config, device: Device, *, asked: bool) -> tuple[Config, dict[str, str]]:
+def fit_threads(request: Request, ranks: Ranks) -> tuple[Request, dict[str, str]]:
+    """As many threads on every rank as the smallest computer has for one: results depend on the number."""
+    if not ranks.many or request.config.train.threads != AUTO:
+        return request, {}
+    config = replace_in(request.config, "train", threads=ranks.fewest_threads)
+    return replace(request, config=config), {"train.threads": "what the rank with the fewest cores has"}
+
+
+def fit_shards(config: Config, device: Device, ranks: Ranks, *, asked: bool) -> tuple[Config, dict[str, str]]:
     """How many shards ranks share, now that their device is known. On a GPU, which promises no bits, eight small passes
-    take several times as long as one, so there each rank has one part of the batch."""
+    take several times as long as one, so there each rank has one part of the batch, and a single rank all of it."""
     if config.train.shards == 1 or asked:
         return config, {"train.shards": "asked for"} if asked else {}
     if device.is_cpu:
         return config, {"train.shards": "several ranks on CPUs: the result does not depend on how many"}
     why = f"one part for each rank: on {device.kind} small passes take longer, and bits are not promised"
-    return replace_in(config, "train", shards=0), {"train.shards": why}
+    return replace_in(config, "train", shards=0 if ranks.many else 1), {"train.shards": why}
 
 
 def fit_views(config: Config) -> Config:
@@ -354,6 +363,7 @@ def set_up(
     """A new run: read the settings, make the data, choose what is "auto", build the model. The rank that writes does so
     for all."""
     request = fit_ranks(read_request(recipe, settings, minutes), ranks.count, together=under_torchrun())
+    request, why_threads = fit_threads(request, ranks)
     if accelerator_here():
         callbacks.tuning_progress("whether the accelerator computes what the CPU computes")
     available(request.config.train.device)  # an unknown device is refused before images are drawn
@@ -364,10 +374,10 @@ def set_up(
         plan = make_plan(ingredients.config, ingredients.data, ingredients.tokenizer)
         longest = longest_caption(ingredients.config, ingredients.data, ingredients.tokenizer, plan.phrases)
         config, device, reasons, seconds = resolve_auto(ingredients.config, plan, longest, callbacks.tuning_progress)
-        config, why_shards = fit_shards(config, device, asked=request.is_set("train", "shards"))
+        config, why_shards = fit_shards(config, device, ranks, asked=request.is_set("train", "shards"))
         if config.train.shards != ingredients.config.train.shards:
             plan = make_plan(config, ingredients.data, ingredients.tokenizer)
-        reasons |= why_shards
+        reasons |= why_shards | why_threads
         settled = replace(ingredients, config=config, reasons=reasons | ingredients.reasons, tuned_seconds=seconds)
         device.release_memory()
         device.forget_peak()  # what was tried before the run is not the run's
@@ -457,16 +467,18 @@ CACHED_FOR_OTHERS = "features-*.npy", "packed-*/index.jsonl"
 """The names of what other ranks are given of this computer's cache."""
 
 
-def share_run_files(run: Run, files: Sequence[Path], ranks: Ranks, cached: Sequence[Path] = ()) -> list[Path]:
-    """Give the others files of a run, and some of this computer's cache. Gives back what came into the cache here."""
+def share_run_files(run: Run, files: Sequence[Path], ranks: Ranks, cached: Sequence[Path] = ()) -> None:
+    """Give the others files of a run, and some of this computer's cache."""
     ranks.share_files(run.path, files)
-    return ranks.share_files(cache_folder(), [path for path in cached if path.exists()], CACHED_FOR_OTHERS)
+    there = [path for path in cached if path.exists()]
+    ranks.share_files(cache_folder(), there, CACHED_FOR_OTHERS, named=name_here)
 
 
 def cached_for_others(teacher_digest: str, config: Config, data: DataSet) -> list[Path]:
     """What other ranks are given of this computer's cache: what a teacher makes of the pairs, because it may be here
-    alone, and which images can be used, because to decode all of them takes long."""
-    return [*teacher_paths(teacher_digest, config, data), *checked_indexes(config.data, View.of(config.model))]
+    alone, and which images can be used, because to decode all of them takes long. Guests see for themselves."""
+    indexes = [] if machines_wanted() else checked_indexes(config.data, View.of(config.model))
+    return [*teacher_paths(teacher_digest, config, data), *indexes]
 
 
 def assemble(

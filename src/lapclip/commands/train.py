@@ -33,7 +33,8 @@ from lapclip.commands.run_setup import (
     share_run_files,
     shared_by,
 )
-from lapclip.config import Config, WorkConfig
+from lapclip.config import NEVER, Config, WorkConfig
+from lapclip.data.batches import Batch
 from lapclip.data.dataset import Pairs, save_seen
 from lapclip.data.tokenizers import save_tokenizer
 from lapclip.embedder import Embedder, load_torch
@@ -61,6 +62,7 @@ from lapclip.training.frozen_features import with_features
 from lapclip.training.loop import Training, score_embeddings
 from lapclip.training.probes import ProbeCaptions, own_captions
 from lapclip.training.recovery import persist
+from lapclip.training.shards import own_batches, own_shards
 from lapclip.training.step import TrainStep
 from lapclip.training.trackers import trackers
 from lapclip.training.worth import measure_together
@@ -140,26 +142,40 @@ def share_run(training: Training) -> None:
     files = [run.settings, run.tokenizer, *(path for folder in folders for path in sorted(folder.iterdir()))]
     # With what fallbacks have changed since the run began, which run.toml does not have.
     settings = asdict(training.config.train)
+    if training.features is None or training.features.is_empty:  # then the others take none, either
+        settings["features"] = NEVER
     ranks.from_writer({"task": TRAIN_TOGETHER, "run": run.name, "train": settings}, "set-up")
     digest = str(run.read_settings()["run"].get("teacher_digest", ""))
     cached = cached_for_others(digest, training.config, training.data)
     share_run_files(run, [path for path in files if path.is_file()], ranks, cached)
     training.agree_on_progress()
-    check_same_weights(training)
+    check_same_start(training)
     measure(training)
 
 
-def check_same_weights(training: Training) -> None:
-    """Ranks that began with other weights than the writer would train another model without anyone noticing."""
+def check_same_start(training: Training) -> None:
+    """Ranks that began with other weights or other batches than the writer would train another model without anyone
+    noticing."""
     digest = hashlib.sha256()
     for parameter in training.step.model.parameters():
         digest.update(parameter.detach().float().cpu().numpy().tobytes())
-    own = digest.hexdigest()
-    if training.ranks.from_writer(own, "digest of the weights") != own:
+    batch = next_batch(training)
+    tokens = hashlib.sha256(batch.tokens_BL.tobytes() + batch.positives_BB.tobytes())
+    own = {"weights": digest.hexdigest(), "batches": tokens.hexdigest()}
+    theirs = training.ranks.from_writer(own, "digest of weights and batches")
+    if other := [name for name in own if own[name] != theirs[name]]:
         raise TrainingError(
-            f"Rank {training.ranks.rank} has other weights than the rank that writes, after the same checkpoint.",
+            f"Rank {training.ranks.rank} has other {' and '.join(other)} than the rank that writes.",
             hint="the same releases of lapclip and torch on all computers",
         )
+
+
+def next_batch(training: Training) -> Batch:
+    """The batch of the next step, with the images of this rank's own shards alone: others need not be read here. A rank
+    without shards has them all, to be timed with."""
+    shards, ranks = training.config.train.shards, training.ranks
+    plan = own_batches(training.plan, shards, ranks) if own_shards(ranks, shards or ranks.count) else training.plan
+    return plan.batch(min(training.progress.step + 1, training.steps))
 
 
 def measure(training: Training) -> None:
@@ -167,9 +183,9 @@ def measure(training: Training) -> None:
     ranks, train, step = training.ranks, training.config.train, training.step
     if not isinstance(step, TrainStep):
         return
-    batch = training.plan.batch(min(training.progress.step + 1, train.steps))
+    batch = training.plan.batch(min(training.progress.step + 1, train.steps)) if ranks.writes else next_batch(training)
     worth = measure_together(step, batch, train, training.device, ranks)
-    ranks.speeds = worth.shards
+    ranks.speeds, ranks.overlaps = worth.shards, worth.overlaps
     ranks.sent_bytes, ranks.waited_seconds = 0, 0.0  # of what follows
     training.log.append(
         events.Together(step=training.progress.step, worth=worth.to_dict(), text=worth.line(train.batch_size))

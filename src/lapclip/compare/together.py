@@ -89,6 +89,7 @@ def _time(ranks: Ranks, rung: Rung, batch: int) -> tuple[Worth, float]:
         batch_size=batch,
         steps=1,
         device=device.kind,
+        threads=default_threads(),
         shards=min(UNDER_TORCHRUN, batch) if device.is_cpu else 0,
         dtype="float32",
         compile="none",
@@ -99,9 +100,9 @@ def _time(ranks: Ranks, rung: Rung, batch: int) -> tuple[Worth, float]:
     step = make_step(CLIP(rung.shape).to(device.torch), train, device)
     assert isinstance(step, TrainStep)
     pairs, off = random_batch(rung, batch), Stopwatch(device.synchronise, on=False)
-    ranks.speeds = [1] * ranks.count
+    ranks.speeds, ranks.overlaps = [1] * ranks.count, True
     worth = measure_together(step, pairs, train, device, ranks)
-    step.ranks, ranks.speeds = ranks, worth.shards
+    step.ranks, ranks.speeds, ranks.overlaps = ranks, worth.shards, worth.overlaps
     taken = []
     for _ in range(STEPS):
         began = time.perf_counter()

@@ -33,6 +33,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import psutil
 
 from lapclip.errors import LostRank, TrainingError, first_line
+from lapclip.machine.facts import logical_cores
 from lapclip.paths import write_atomic
 from lapclip.text import counted, duration, one_line
 
@@ -87,13 +88,14 @@ def job() -> str:
 
 
 @contextmanager
-def join(*, holds_run: bool = False) -> Iterator[Ranks]:
+def join(*, holds_run: bool = False, writer: int | None = None) -> Iterator[Ranks]:
     """This process among its ranks; one that torchrun did not start is alone. An error in here ends this rank, and the
-    others are told which and why. `holds_run` says that this computer has the run that is gone on with."""
+    others are told which and why. `holds_run` says that this computer has the run that is gone on with; who writes
+    follows from that, unless it is known before."""
     if not under_torchrun():
         yield ALONE
         return
-    ranks = _meet(holds_run)
+    ranks = _meet(holds_run, writer)
     try:
         yield ranks
     except BaseException as error:
@@ -103,8 +105,9 @@ def join(*, holds_run: bool = False) -> Iterator[Ranks]:
         ranks.close()
 
 
-def _meet(holds_run: bool) -> Ranks:
+def _meet(holds_run: bool, writer: int | None) -> Ranks:
     import torch
+    import torch.distributed as dist
     from torch.distributed.rendezvous import rendezvous
 
     local = int(os.environ.get("LOCAL_RANK", "0"))
@@ -112,20 +115,43 @@ def _meet(holds_run: bool) -> Ranks:
         torch.accelerator.set_device_index(local)
     rank, count = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     address = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
-    # Of several ranks of one computer the first one writes.
-    claim = 0 if local else 1 + 2 * _keeps_rendezvous() + 4 * holds_run
+    beside = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    own = {
+        "host": platform.node(),
+        # Of several ranks of one computer the first one writes.
+        "claim": 0 if local else 1 + 2 * _keeps_rendezvous() + 4 * holds_run,
+        "nccl": torch.cuda.is_available() and beside <= torch.cuda.device_count() and dist.is_nccl_available(),
+        "threads": _own_threads(beside),
+    }
     try:
         store, *_ = next(iter(rendezvous("env://", rank, count, timeout=MEET_WITHIN)))
         part = _own_part(store, rank, count)
         part.set(f"alive/{rank}", "0")
-        part.set(f"claim/{rank}", json.dumps([claim, platform.node()]))
-        claims, hosts = zip(*(json.loads(part.get(f"claim/{other}")) for other in range(count)), strict=True)
-    except (RuntimeError, ValueError, OSError) as error:
+        part.set(f"claim/{rank}", json.dumps(own))
+        found = [json.loads(part.get(f"claim/{other}")) for other in range(count)]
+        claims = [int(each["claim"]) for each in found]
+        writer = claims.index(max(claims)) if writer is None else writer
+        ranks = Ranks(rank, count, part, writer, [one_line(each["host"])[:64] for each in found])
+        ranks.all_nccl = all(each["nccl"] is True for each in found)
+        ranks.fewest_threads = min(int(each["threads"]) for each in found)
+        return ranks
+    except (RuntimeError, ValueError, LookupError, TypeError, OSError) as error:
         raise LostRank(
             f"Rank {rank} does not reach the others at {address}: {first_line(error)}.",
             hint="the same --master-addr on all hosts, and a firewall that lets its port through",
         ) from error
-    return Ranks(rank, count, part, claims.index(max(claims)), hosts)
+
+
+def _own_threads(beside: int) -> int:
+    """Threads for a rank of a computer that has so many of them: torch's own choice, or its share of the cores, because
+    torchrun leaves each of several ranks one thread where nobody says anything else."""
+    import torch
+
+    threads = torch.get_num_threads()
+    if beside > 1 and threads == 1:
+        cores = min(psutil.cpu_count(logical=False) or 1, logical_cores())
+        return max(1, cores // beside)
+    return threads
 
 
 def _own_part(store: Any, rank: int, count: int) -> Any:
@@ -204,6 +230,10 @@ class Ranks:
         """What exchanges while this rank computes: a thread, or a queue of the GPU."""
         self.speeds = [1] * count
         """How many shards each rank has, in proportion to the others."""
+        self.overlaps = True
+        """Whether gradients travel while others are still computed, and not when all are there."""
+        self.all_nccl, self.fewest_threads = False, 1
+        """Whether every rank has a GPU of its own that nccl knows, and the threads that the smallest computer has."""
         self.connected = False
         self._counting = threading.Lock()
         self.sent_bytes, self.waited_seconds = 0, 0.0
@@ -240,14 +270,12 @@ class Ranks:
 
     def connect(self, collectives: str = "gloo") -> None:
         """Meet the others, when the writer is ready: it may have been at work for long. `collectives` is its word."""
-        import torch
         import torch.distributed as dist
 
         if self is ALONE or dist.is_initialized():
             return
         if self.writes:
-            alone = int(os.environ.get("LOCAL_WORLD_SIZE", "1")) <= torch.accelerator.device_count()
-            by_gpu = collectives == "nccl" and alone and dist.is_nccl_available()
+            by_gpu = collectives == "nccl" and self.all_nccl
             self._store.set(_BACKEND, "cpu:gloo,cuda:nccl" if by_gpu else "gloo")
         else:
             self._await(_BACKEND, "set-up")
@@ -475,16 +503,21 @@ class Ranks:
         if reason.startswith("SIGTERM on rank") and not reason.endswith(f" {self.rank}"):
             raise LostRank(f"{reason}: it was told to end, so all have saved and ended.", hint="lapclip resume goes on")
 
-    def share_files(self, folder: Path, files: Sequence[Path] = (), allowed: Sequence[str] = ("*",)) -> list[Path]:
+    def share_files(
+        self,
+        folder: Path,
+        files: Sequence[Path] = (),
+        allowed: Sequence[str] = ("*",),
+        named: Callable[[str], str] = lambda name: name,
+    ) -> None:
         """Give the others files of the writer's folder. They put them into a folder of their own, where they are not
-        there already: ranks of one computer may share a folder. They take only those whose names are `allowed`. Gives
-        back what was written here."""
-        written: list[Path] = []
+        there already: ranks of one computer may share a folder. They take only those whose names are `allowed`, under
+        the names that `named` gives them."""
         if not self.many:
-            return written
+            return
         listed = [path.relative_to(folder).as_posix() for path in files]
         for name in self.from_writer(listed, "list of files"):
-            path = folder / PurePosixPath(name)
+            path = folder / PurePosixPath(name if self.writes else named(name))
             if self.writes or path.exists():
                 for _ in self._file_from_writer(path, name):
                     pass
@@ -503,8 +536,6 @@ class Ranks:
                     file.writelines(self._file_from_writer(path, name))
 
             write_atomic(path, write)
-            written.append(path)
-        return written
 
     def _file_from_writer(self, path: Path, name: str) -> Iterator[bytes]:
         """A file of the writer's in chunks, the last of which is short: it may be larger than what memory is left."""
@@ -540,6 +571,8 @@ class Ranks:
         with suppress(Exception):
             time.sleep(0.2)  # whoever ends says so first, but it may still be on its way
             said = self._store.get(_FAILED).decode(errors="replace") if self._store.check([_FAILED]) else ""
+        if said:  # torchrun ends all when one ends, so the one that failed gets time for its own words
+            time.sleep(LAST_WORDS + 0.5)
         # gloo puts the place in its source before what it says.
         words = re.sub(r"^(\[[^]]*\] ?)+", "", first_line(error, 300)) if error else ""
         reason = f": {one_line(words)[:100]}" if words else ""

@@ -70,6 +70,14 @@ def end_with_agent() -> None:
         threading.Thread(target=watch, name="lapclip-agent", daemon=True).start()
 
 
+def name_here(name: str) -> str:
+    """What a file of the cache is called here. A guest has some from its host, for which nobody here vouches: they have
+    names of their own, so that neither the user's own runs nor those of other hosts take them."""
+    agreed = Agreement.of_this_process()
+    stem, dot, ending = name.rpartition(".")
+    return f"{stem}-of-{agreed.host}{dot}{ending}" if agreed else name
+
+
 def machines_wanted() -> int:
     """With how many computers the host was told to train; 0 where no host invited others."""
     wanted = os.environ.get(MACHINES, "")
@@ -88,6 +96,8 @@ class Agreement:
     """What a guest agreed to when it joined. The settings of a run reach it once more by torch's engine, which knows no
     authentication, so they are compared with this."""
 
+    host: str
+    """A digest of the host's key, which tells it from others."""
     fingerprint: str
     """Of the data."""
     source: str
@@ -98,10 +108,10 @@ class Agreement:
     teacher: str
 
     @classmethod
-    def on(cls, config: Config, fingerprint: str, source: str = "") -> Agreement:
+    def on(cls, config: Config, host: str, fingerprint: str, source: str = "") -> Agreement:
         """The agreement to a run with these settings on this data."""
         model, train = config.model, config.train
-        return cls(fingerprint, source, model.image_from, model.text_from, train.start, train.teacher)
+        return cls(host, fingerprint, source, model.image_from, model.text_from, train.start, train.teacher)
 
     @classmethod
     def of_this_process(cls) -> Agreement | None:
@@ -115,7 +125,7 @@ class Agreement:
 
     def check(self, config: Config, fingerprint: Any) -> None:
         """Refuse a run that is another one than was agreed to, in what a guest would have to trust."""
-        found = asdict(Agreement.on(config, str(fingerprint), self.source))
+        found = asdict(Agreement.on(config, self.host, str(fingerprint), self.source))
         for name, agreed in asdict(self).items():
             if found[name] != agreed:
                 raise RunError(

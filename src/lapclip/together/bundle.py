@@ -143,14 +143,14 @@ def _description(data: DataSet) -> bytes:
     return json.dumps(whole).encode()
 
 
-def bundle_folder(fingerprint: str, view: View) -> Path:
-    """Where the cache has the data of that fingerprint, as a model with that view sees it."""
-    return cache_folder() / f"bundle-{digest_of_bytes(f'{fingerprint} {view.key}'.encode())[:24]}"
+def bundle_folder(host: str, fingerprint: str, view: View) -> Path:
+    """Where the cache has what a host calls the data of that fingerprint, as a model with that view sees it."""
+    return cache_folder() / f"bundle-{digest_of_bytes(f'{host} {fingerprint} {view.key}'.encode())[:24]}"
 
 
-def read_bundle(fingerprint: str, view: View) -> DataSet | None:
+def read_bundle(host: str, fingerprint: str, view: View) -> DataSet | None:
     """The data that was brought over, or None where it was not."""
-    folder = bundle_folder(fingerprint, view)
+    folder = bundle_folder(host, fingerprint, view)
     try:
         about = parse_json((folder / ABOUT).read_text(encoding="utf-8"))
         splits = {part["name"]: _pairs(folder / _name(at), part) for at, part in enumerate(about["splits"], start=1)}
@@ -197,7 +197,7 @@ def load_again(config: Config, fingerprint: str, progress: DataProgress | None) 
     if agreed:
         agreed.check(config, fingerprint)
     # What a host called the data of that fingerprint is never taken for the user's own.
-    if agreed and FINGERPRINT.fullmatch(fingerprint) and (found := read_bundle(fingerprint, view)):
+    if agreed and FINGERPRINT.fullmatch(fingerprint) and (found := read_bundle(agreed.host, fingerprint, view)):
         return found
     if agreed and not find_source(config.data.source).is_drawn and not agreed.source:
         raise RunError("The data that was brought over is no longer in the cache.", hint="lapclip join again")

@@ -1,22 +1,27 @@
 """Torch's elastic agent in this process: it starts the process that trains here, meets the agents of the other
 computers, and starts its process again when one of them is lost.
 
-Two things differ from what `torchrun` does. The host is always rank 0, which writes the run, because guests come after
-it in the order of names by which torch numbers them; a guest does not begin without it. And all that meets at the host
-meets at one port of one address: torch itself would listen on every interface, at a port of its choice.
+Three things differ from what `torchrun` does. What the agents meet by is signed with the key of the run. The host is
+always rank 0, which writes the run, because guests come after it in the order of names by which torch numbers them; a
+guest does not begin without it. And all that meets at the host meets at one port of one address: torch itself would
+listen on every interface, at a port of its choice.
 """
 
 from __future__ import annotations
 
+import hashlib
+import hmac
+import json
 import logging
 import os
+import pickle
 import signal
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +30,18 @@ from torch.distributed import DistError, TCPStore  # pyright: ignore[reportPriva
 from torch.distributed.elastic.agent.server.api import WorkerGroup, WorkerSpec
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
-from torch.distributed.elastic.rendezvous import RendezvousError, RendezvousStoreInfo
+from torch.distributed.elastic.rendezvous import RendezvousError, RendezvousStateError, RendezvousStoreInfo
 from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
-from torch.distributed.elastic.rendezvous.dynamic_rendezvous import DynamicRendezvousHandler, RendezvousTimeout
+from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
+    DynamicRendezvousHandler,
+    RendezvousTimeout,
+    _NodeDesc,
+    _RendezvousState,
+)
 
 from lapclip.errors import JoinError, NoAnswer, first_line
 from lapclip.machine.facts import python
-from lapclip.paths import temporary_folder
+from lapclip.paths import parse_json, temporary_folder
 from lapclip.together import AGENT, MACHINES, STATUS
 
 LAST_CALL = 10
@@ -60,6 +70,8 @@ class Meeting:
     machines: int
     local: str
     """This computer's address, in the same network."""
+    key: str
+    """What all computers of the run know, and nobody else."""
     listening: socket.socket | None = None
     """The port, on the host."""
 
@@ -177,7 +189,7 @@ class _Meeting(DynamicRendezvousHandler):
             store = TCPStore(**at, is_master=False)
         else:
             store = TCPStore(**at, is_master=True, master_listen_fd=os.dup(place.listening.fileno()))
-        backend = C10dRendezvousBackend(store, place.run_id)
+        backend = SignedBackend(store, place.run_id, place.key)
         # Torch numbers computers by the order of these names; an address begins with a digit.
         name = place.local if place.hosts else f"guest-{place.local}"
         timeout = RendezvousTimeout(last_call=timedelta(seconds=LAST_CALL))
@@ -197,6 +209,70 @@ class _Meeting(DynamicRendezvousHandler):
     def _create_tcp_store_server(self, master_addr: str, master_port: int) -> TCPStore:
         """Called on a rank 0 that has no store for the processes: on a guest that met others without the host."""
         raise RendezvousError("the host has not come back yet")
+
+
+class SignedBackend(C10dRendezvousBackend):
+    """Torch's rendezvous keeps its state as a pickle in a store that anybody in the network can write to, and whoever
+    reads a pickle runs what is in it. Here the store has JSON and an HMAC over it, with the key of the run; torch is
+    given a pickle that this process has made itself."""
+
+    def __init__(self, store: TCPStore, run_id: str, key: str) -> None:
+        super().__init__(store, run_id)
+        self._secret = hashlib.sha256(f"lapclip rendezvous {run_id} {key}".encode()).digest()
+
+    def set_state(self, state: bytes, token: Any = None) -> tuple[bytes, Any, bool] | None:
+        body = json.dumps(_state_as_json(pickle.loads(state)), sort_keys=True)  # made by this process just now
+        text = f"{self._proof(body)} {body}"
+        before = token.decode() if isinstance(token, bytes) else self._NULL_SENTINEL
+        found = self._decode_state(self._call_store("compare_set", self._key, before, text))
+        return None if found is None else (*found, found[1] == text.encode())
+
+    def _decode_state(self, base64_state: bytes) -> tuple[bytes, Any] | None:
+        """What the store has: the state as torch takes it, and as it is in the store."""
+        if base64_state == self._NULL_SENTINEL.encode():
+            return None
+        proof, _, body = base64_state.decode("utf-8", "replace").partition(" ")
+        if not hmac.compare_digest(self._proof(body).encode(), proof.encode()):
+            raise RendezvousStateError("someone without the key has changed what the computers meet by")
+        try:
+            return pickle.dumps(_state_of_json(parse_json(body))), base64_state
+        except (ValueError, TypeError, LookupError) as error:
+            raise RendezvousStateError("what the computers meet by cannot be read") from error
+
+    def _proof(self, body: str) -> str:
+        return hmac.new(self._secret, body.encode(), hashlib.sha256).hexdigest()
+
+
+def _state_as_json(state: _RendezvousState) -> dict[str, Any]:
+    return {
+        "round": state.round,
+        "complete": state.complete,
+        "deadline": state.deadline and state.deadline.isoformat(),
+        "closed": state.closed,
+        "participants": sorted([*_node_as_json(node), rank] for node, rank in state.participants.items()),
+        "wait_list": sorted(map(_node_as_json, state.wait_list)),
+        "redundancy_list": sorted(map(_node_as_json, state.redundancy_list)),
+        "last_heartbeats": sorted([*_node_as_json(n), when.isoformat()] for n, when in state.last_heartbeats.items()),
+    }
+
+
+def _state_of_json(told: dict[str, Any]) -> _RendezvousState:
+    state = _RendezvousState()
+    state.round, state.complete, state.closed = int(told["round"]), bool(told["complete"]), bool(told["closed"])
+    state.deadline = datetime.fromisoformat(told["deadline"]) if told["deadline"] else None
+    state.participants = {_node(*node): int(rank) for *node, rank in told["participants"]}
+    state.wait_list = {_node(*node) for node in told["wait_list"]}
+    state.redundancy_list = {_node(*node) for node in told["redundancy_list"]}
+    state.last_heartbeats = {_node(*node): datetime.fromisoformat(when) for *node, when in told["last_heartbeats"]}
+    return state
+
+
+def _node_as_json(node: _NodeDesc) -> list[Any]:
+    return [node.addr, node.pid, node.local_id]
+
+
+def _node(address: str, process: int, number: int) -> _NodeDesc:
+    return _NodeDesc(str(address), int(process), int(number))
 
 
 def _read_status(path: Path) -> int | None:

@@ -49,7 +49,7 @@ PIECE = 256 * 1024
 """Bytes of the data that are sent and received at once."""
 SLOWEST = 5.0
 """Seconds that a request with a wrong key waits for its refusal, once there were some."""
-SILENT, REPLACED = 30.0, 3.0
+SILENT, REPLACED = 30.0, 12.0
 """Seconds after which a guest that has said nothing counts as gone, and after which another one of the same computer
 takes its place: it was killed, and the user has typed the line again."""
 WAITING, RUNNING, FULL = "waiting", "running", "full"
@@ -370,7 +370,7 @@ class Host:
     """The host, as a guest reaches it."""
 
     def __init__(self, address: str, port: int, key: str) -> None:
-        self.address, self.port, self._key = address, port, key
+        self.address, self.port, self.key = address, port, key
         self.own = Guest(secrets.token_hex(8), platform.node() or "a guest", "")
         self._seconds = SECONDS
         self._ahead = 0.0
@@ -409,7 +409,7 @@ class Host:
             except (OSError, HTTPException) as error:
                 raise self._silent(error) from None
         proof = answer.headers.get(PROOF, "")
-        wanted = _proof(self._key, "answer", nonce, content)
+        wanted = _proof(self.key, "answer", nonce, content)
         if len(content) > LARGEST_ANSWER or not hmac.compare_digest(wanted.encode(), proof.encode()):
             raise JoinError(
                 f"What answers at {self._where} does not know the key.", hint="the line that the host shows"
@@ -426,7 +426,7 @@ class Host:
         self, method: str, path: str, body: bytes = b"", byte_range: str = "", *, again: bool = True
     ) -> tuple[HTTPResponse, Any, str]:
         nonce, when = secrets.token_hex(16), f"{time.time() + self._ahead:.3f}"
-        proof = _proof(self._key, "ask", method, path, byte_range, nonce, when, body)
+        proof = _proof(self.key, "ask", method, path, byte_range, nonce, when, body)
         headers = {NONCE: nonce, TIME: when, PROOF: proof, "Content-Length": str(len(body))}
         connection = HTTPConnection(self.address, self.port, timeout=self._seconds)
         try:

@@ -108,8 +108,11 @@ def decide(error: BaseException, train: TrainConfig, step: int) -> Change | None
 
 
 def smaller(train: TrainConfig) -> int | None:
-    """Half the micro-batch, or None where it is one pair already."""
+    """Half the micro-batch, or None where it is one pair already. A batch that is cut goes through the towers shard by
+    shard, so a micro-batch is never more than a shard then."""
     now = min(train.micro_batch or train.batch_size, train.batch_size)
+    if train.micro_batch and train.shards > 1:
+        now = min(now, -(-train.batch_size // train.shards))
     return now // 2 if now > 1 else None
 
 

@@ -38,6 +38,7 @@ from lapclip.paths import cache_folder, sweep, write_atomic
 from lapclip.progress import DataProgress, Progress
 from lapclip.text import duration
 from lapclip.text import size as size_text
+from lapclip.together import name_here
 from lapclip.training.cuda_graph import AnyStep
 
 IMAGES, CAPTIONS = 32, 64
@@ -83,6 +84,11 @@ class CachedFeatures:
     """What the user should know."""
     phrases: Ragged | None = None
     """None where only whole captions are learnt."""
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is cached, and what is frozen is computed at each step."""
+        return self.images is None and self.captions is None
 
     def of_images(self, rows: np.ndarray, views: np.ndarray) -> np.ndarray | None:
         return None if self.images is None else self.images[views, rows]
@@ -474,7 +480,7 @@ ROOM = 0.5
 def array_path(*about: object) -> Path:
     """The file of an array that depends on all that is given."""
     key = hashlib.sha256(repr(about).encode()).hexdigest()[:24]
-    return cache_folder() / f"features-{key}.npy"
+    return cache_folder() / name_here(f"features-{key}.npy")
 
 
 def has_room(path: Path, needed: int) -> bool:

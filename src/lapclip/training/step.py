@@ -572,8 +572,8 @@ class TrainStep:
         watch: Stopwatch,
     ) -> None:
         """Carry the gradients of one shard's embeddings to its weights. Those of the last shard are handed on as they
-        come, so that they travel while the others are still computed."""
-        last = self.ranks.connected and number == summing.own[-1]
+        come, so that they travel while the others are still computed, unless that would only get in the way."""
+        last = self.ranks.connected and self.ranks.overlaps and number == summing.own[-1]
         taker = summing if last else None
         if self._is_cut(inputs):
             self._carry(inputs.shard(number), gradients, watch, taker)

@@ -20,6 +20,7 @@ import torch
 from lapclip.config import TrainConfig
 from lapclip.data.batches import Batch
 from lapclip.machine.device import Device
+from lapclip.machine.facts import logical_cores
 from lapclip.machine.ranks import Ranks
 from lapclip.text import counted, milliseconds
 from lapclip.training.fallback import MEMORY, cause_of
@@ -35,6 +36,8 @@ LONG_ENOUGH = 0.3
 """Seconds that the last of these exchanges takes."""
 ROUNDS, LONG = 3, 1.0
 """How often each thing is timed, of which the median counts; and the seconds after which it is not timed again."""
+BUSY = 0.5
+"""Share of an exchange in which a core is at work, from which on the link is not what takes the time."""
 BACKWARD = 2 / 3
 """Share of a pass through the towers and back that is the way back."""
 UNEQUAL = 1.1
@@ -53,6 +56,11 @@ class Link:
     """Of gradients that all ranks add up."""
     cpu_share: float
     """Share of that time in which a core is at work, and so cannot compute."""
+
+    def overlaps(self, threads: int, device: Device) -> bool:
+        """Whether gradients are to travel while others are computed. A CPU that has no core left for it computes more
+        slowly meanwhile, and all its threads wait for the one that is disturbed: then only a slow link is worth it."""
+        return not device.is_cpu or threads < logical_cores() or self.cpu_share < BUSY
 
 
 @dataclass(frozen=True)
@@ -75,6 +83,8 @@ class Worth:
     latency: float
     bytes_per_second: float
     cpu_share: float
+    overlaps: bool = True
+    """Whether gradients travel while others are still computed."""
     predicted_step_seconds: float = 0.0
     alone_step_seconds: float = 0.0
     reasons: dict[str, str] = field(default_factory=dict)
@@ -91,11 +101,11 @@ class Worth:
 
     def step_seconds(self, halved: bool = False, batch: float = 1.0) -> float:
         """A step together; `batch` is how many times as large the batch is. Gradients travel while the last shard is
-        carried back, but for the work that this takes of the same cores."""
+        carried back, but for the work that this takes of the same cores, or after it."""
         computed = max(each * n for each, n in zip(self.shard_seconds, self.shards, strict=True)) * batch
         last = BACKWARD * max(each for each, n in zip(self.shard_seconds, self.shards, strict=True) if n) * batch
         exchanged = self.exchange_seconds(halved)
-        work = exchanged * self.cpu_share
+        work = exchanged * self.cpu_share if self.overlaps else exchanged
         embedded = self.embedding_bytes * batch / self.bytes_per_second + 2 * self.latency
         return computed + work + max(0.0, exchanged - work - last) + embedded + self.optimizer_seconds
 
@@ -170,17 +180,20 @@ def measure_together(step: TrainStep, batch: Batch, train: TrainConfig, device: 
         latency=link.latency,
         bytes_per_second=link.bytes_per_second,
         cpu_share=link.cpu_share,
+        overlaps=link.overlaps(int(train.threads), device),
     )
     found = Worth(**ranks.from_writer(asdict(found), "prediction"))
     speeds = ", ".join(milliseconds(each * 1e3) for each in found.shard_seconds)
     equal = max(found.shards) - min(found.shards) <= 1
     reason = f"{'equally' if equal else 'by speed'}: a shard takes the ranks {speeds}"
+    cores = f"the link keeps a core busy for {found.cpu_share:.0%} of an exchange"
+    travels = "while others are computed" if found.overlaps else "when all are there, because no core is left for it"
     return Worth(
         **asdict(found)
         | {
             "predicted_step_seconds": found.step_seconds(),
             "alone_step_seconds": found.batch_seconds + found.optimizer_seconds,
-            "reasons": {"shards": reason},
+            "reasons": {"shards": reason, "overlaps": f"gradients travel {travels}; {cores}"},
         }
     )
 
