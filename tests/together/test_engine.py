@@ -17,6 +17,7 @@ from typing import Any
 
 import psutil
 import pytest
+from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 from torch.distributed.elastic.rendezvous import RendezvousStateError
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import _NodeDesc, _RendezvousState
 
@@ -77,6 +78,7 @@ def test_what_agents_meet_by_is_json_that_only_who_knows_the_key_can_change(
 ) -> None:
     made = engine._Meeting.create(meeting(listening))
     store, run_id = made._shared_tcp_store_server, "0123456789abcdef"
+    assert isinstance(store, TCPStore)
     one, two = (SignedBackend(store, run_id, "ABCDEFGHIJKLMNOP") for _ in range(2))
     state, node = _RendezvousState(), _NodeDesc("guest-10.0.0.2", 7, 0)
     state.round, state.deadline = 3, datetime.now(UTC)

@@ -464,7 +464,7 @@ class GuestAtWork:
                 self._shown.say("Training with the host, whose screen shows how far it is. Ctrl-C ends the run on all.")
                 ended = self._train(invited)
                 if ended.status == 128 + signal.SIGTERM:
-                    return STOPPED, "this computer was told to end, and the others go on", ended.status
+                    return STOPPED, "this computer was told to end, and the others go on", 128 + signal.SIGTERM
                 if ended.interrupted:
                     raise KeyboardInterrupt("Interrupted; the host knows, and saves.")
                 if ended.status:

@@ -219,8 +219,10 @@ class Ranks:
         """Where ranks leave words for each other before they are connected, and after one is lost."""
         self._changes = 0
         """How often the ranks have changed their settings."""
-        self._open, self._by_gpu = True, False
+        self._by_gpu = False
         """Whether tensors go from GPU to GPU; else they take the way over the CPU."""
+        self._over = threading.Event()
+        self._watching: list[threading.Thread] = []
         self._waiting: dict[int, tuple[float, str]] = {}
         """Since when each thread of this rank waits, and for what."""
         self._heard = dict.fromkeys(range(count), time.monotonic())
@@ -242,7 +244,8 @@ class Ranks:
         """Of each rank, as they last told each other: seconds of waiting, bytes sent."""
         if self.many and store is not None:
             for task in (self._live, self._look_after):
-                threading.Thread(target=task, name="lapclip-ranks", daemon=True).start()
+                self._watching.append(threading.Thread(target=task, name="lapclip-ranks", daemon=True))
+                self._watching[-1].start()
 
     @property
     def many(self) -> bool:
@@ -587,8 +590,6 @@ class Ranks:
         last: dict[int, bytes] = {}
         names = [f"alive/{rank}" for rank in range(self.count)]
         for beat in itertools.count(1):
-            if not self._open:
-                return
             try:
                 self._store.set(names[self.rank], str(beat))
                 for rank, said in enumerate(self._store.multi_get(names)):
@@ -596,20 +597,20 @@ class Ranks:
                         last[rank], self._heard[rank] = said, time.monotonic()
             except RuntimeError:  # whoever kept them is gone: then nothing is heard any more
                 return
-            time.sleep(LOOK_EVERY)
+            if self._over.wait(LOOK_EVERY):
+                return
 
     def _look_after(self) -> None:
         """Say now and then what is waited for, and end this process where that will never come: nothing else can, while
         it waits for the network."""
         said = 0.0
-        while self._open:
-            time.sleep(LOOK_EVERY)
+        while not self._over.wait(LOOK_EVERY):
             waiting, now = min(list(self._waiting.values()), default=None), time.monotonic()
             if waiting is None:
                 continue
             who = f"rank {self.rank} of {counted(self.count, 'rank')}"
             silent = [rank for rank in self.others if now - max(waiting[0], self._heard[rank]) > SILENT_AFTER]
-            if silent and self._open:
+            if silent and not self._over.is_set():
                 print(
                     f"Error: {who} waited for {waiting[1]}, and has heard nothing of "
                     f"{', '.join(f'rank {rank}' for rank in silent)} for {duration(SILENT_AFTER)}. It ends; torchrun "
@@ -626,9 +627,12 @@ class Ranks:
         """Part from the others."""
         import torch.distributed as dist
 
-        self._open = self.connected = False
+        self._over.set()
+        self.connected = False
         if self._tasks is not None:
             self._tasks.put(None)
+        for thread in self._watching:  # one that is in torch's code when Python ends would abort the process
+            thread.join(LAST_WORDS)
         if dist.is_initialized():
             with suppress(Exception):  # of a rank that is gone
                 dist.destroy_process_group()
