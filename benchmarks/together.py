@@ -32,7 +32,6 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import psutil
 import torch
 from together_faults import disturb
 from together_runs import (
@@ -360,43 +359,33 @@ def feature_seconds(notes: Sequence[str]) -> float:
 
 @row
 def one_rank(wanted: argparse.Namespace) -> Iterator[Result]:
-    """torchrun with one rank, whose gradients go through the collective, against no torchrun; on CUDA with nccl."""
+    """A single rank whose gradients go through the collective, against the same step without; on CUDA nccl's."""
     devices = ["cpu", *["cuda"] * torch.cuda.is_available()] if wanted.device is None else [wanted.device]
-    for device in devices:
-        case = Case("vit-b-32", 256, None, "bfloat16") if device == "cuda" else Case("mini", 128, None)
-        case = replace(QUICK[0], dtype=case.dtype) if wanted.quick else case
-        arguments, by_rank = (train([*case.settings(n), f"train.device={device}"], "seed") for n in (1, 0))
-        single = alone([*TORCHRUN, "--standalone", "--nproc-per-node=1", *by_rank])
-        # Short rounds would be ruled by noise that is larger than the goal.
-        steps, rounds = (wanted.steps, wanted.rounds) if wanted.quick else (20, max(5, wanted.rounds))
-        found: dict[str, list[float]] = {"without": [], "one rank": []}
-        with tempfile.TemporaryDirectory() as folder:
-            for _ in range(rounds):
-                for side, line in {"without": alone(arguments), "one rank": single}.items():
-                    found[side].append(seconds_here(line, Path(folder), steps))
-        plain, ranked = (statistics.median(each) for each in found.values())
-        lost = ranked / plain - 1
-        said = f"{lost:+.1%}: {ranked * 1e3:.1f} ms a step against {plain * 1e3:.1f} ms (median of {rounds})"
-        met = None if wanted.quick else lost <= 0.02
-        yield Result(f"one rank, {case.name}, {device}", said, "within 2 %", met, found)
-
-
-def seconds_here(line: Sequence[str], folder: Path, steps: int) -> float:
-    """Seconds of a step of a run on this computer itself, which is ended then."""
-    variables = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "LAPCLIP_CACHE": str(folder / "cache")}
-    core = ["taskset", "-c", "0"] if sys.platform == "linux" and "train.device=cpu" in line else []
-    nowhere = subprocess.DEVNULL
-    process = subprocess.Popen([*core, *line], cwd=folder, env=variables, text=True, stdout=nowhere, stderr=nowhere)
-    run = folder / "runs" / "run"
-    try:
-        events = await_events(run, lambda events: len(steps_of(events)) >= SKIPPED + steps, [process])
-    finally:
-        tree = [*psutil.Process(process.pid).children(recursive=True), process] if process.poll() is None else []
-        for member in tree:
-            member.kill()
-        process.wait()
-        shutil.rmtree(run, ignore_errors=True)
-    return seconds_a_step(events, steps)
+    chosen = {
+        "cpu": [("mini", "128", "float32")],
+        "cuda": [
+            ("seed", "256", "bfloat16"),
+            ("vit-b-32", "1024", "bfloat16"),
+            ("vit-b-32", "1024", "bfloat16", "compiled"),
+            ("vit-b-16", "1024", "bfloat16", "compiled"),
+        ],
+    }
+    script = str(ROOT / "benchmarks" / "together_one_rank.py")
+    path = os.pathsep.join(filter(None, [str(ROOT / "src"), os.environ.get("PYTHONPATH", "")]))
+    for device, case in ((kind, case) for kind in devices for case in chosen[kind]):
+        case = ("tiny", "16", "float32") if wanted.quick else case
+        line = alone([*TORCHRUN, "--standalone", "--nproc-per-node=1", script, device, *case])
+        core = ["taskset", "-c", "0"] if sys.platform == "linux" and device == "cpu" else []
+        done = subprocess.run(
+            [*core, *line], env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=False
+        )
+        if done.returncode:
+            raise Ended(done.stderr[-300:])
+        what, lost, said = re.split(
+            r": (?=[+-]?[\d.]+%)|%: ", done.stdout.strip().splitlines()[-1].partition("; goal")[0]
+        )
+        met = None if wanted.quick else float(lost) <= 2
+        yield Result(what, f"{lost}%: {said}", "within 2 %", met)
 
 
 @row

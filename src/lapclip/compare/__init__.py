@@ -32,7 +32,7 @@ from lapclip.compare.fits import (
     predictions,
     recommendations,
 )
-from lapclip.config import TrainConfig
+from lapclip.config import ModelConfig, TrainConfig
 from lapclip.data.batches import Batch
 from lapclip.errors import ConfigError
 from lapclip.machine import facts
@@ -173,7 +173,7 @@ def measure_cell(
     try:
         with device.watch_peak() as peak:
             step = make_step(copy.deepcopy(weights).to(device.torch), train, device)
-            take = functools.partial(_time_steps, step, random_batch(rung, cell.batch), device, seconds)
+            take = functools.partial(_time_steps, step, random_batch(rung.shape, cell.batch), device, seconds)
             if cell.threads:
                 threads, (spent, joules) = cell.threads, take(cell.threads)
             else:
@@ -240,11 +240,11 @@ def contestant_settings(contestant: Contestant, status: Status) -> TrainConfig:
     return replace(train, **forms)
 
 
-def random_batch(rung: Rung, batch: int) -> Batch:
+def random_batch(shape: ModelConfig, batch: int) -> Batch:
     draw = np.random.default_rng(0)
-    tokens = draw.integers(1, rung.shape.vocabulary - 2, (batch, CAPTION_TOKENS))
-    tokens[:, -1] = rung.shape.vocabulary - 1
-    pixels = draw.integers(0, 256, (batch, rung.shape.image_size, rung.shape.image_size, 3), dtype=np.uint8)
+    tokens = draw.integers(1, shape.vocabulary - 2, (batch, CAPTION_TOKENS))
+    tokens[:, -1] = shape.vocabulary - 1
+    pixels = draw.integers(0, 256, (batch, shape.image_size, shape.image_size, 3), dtype=np.uint8)
     return Batch(pixels, tokens, np.eye(batch, dtype=bool), np.zeros(batch, dtype=bool))
 
 

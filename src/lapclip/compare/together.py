@@ -99,7 +99,7 @@ def _time(ranks: Ranks, rung: Rung, batch: int) -> tuple[Worth, float]:
     )
     step = make_step(CLIP(rung.shape).to(device.torch), train, device)
     assert isinstance(step, TrainStep)
-    pairs, off = random_batch(rung, batch), Stopwatch(device.synchronise, on=False)
+    pairs, off = random_batch(rung.shape, batch), Stopwatch(device.synchronise, on=False)
     ranks.speeds, ranks.overlaps = [1] * ranks.count, True
     worth = measure_together(step, pairs, train, device, ranks)
     step.ranks, ranks.speeds, ranks.overlaps = ranks, worth.shards, worth.overlaps
