@@ -223,8 +223,9 @@ class GradientSum:
             if under_way is not None:
                 under_way.finish()
             if len(tensors) > 1:
-                for into, part in zip(tensors, summed.split([tensor.numel() for tensor in tensors]), strict=True):
-                    into.copy_(part.view_as(into))
+                parts = summed.split([tensor.numel() for tensor in tensors])
+                shaped = [part.view_as(into) for into, part in zip(tensors, parts, strict=True)]
+                torch._foreach_copy_(tensors, shaped)  # pyright: ignore[reportPrivateImportUsage]
             elif summed.data_ptr() != tensors[0].data_ptr():
                 tensors[0].copy_(summed.view_as(tensors[0]))
 
