@@ -91,14 +91,16 @@ class Encoder(ABC):
     def encode_pixels(self, pixels_NSSC: Pixels, progress: Progress | None = None) -> np.ndarray:
         """One unit-length row per image, given as uint8 pixels of the model's size."""
         starts = range(0, len(pixels_NSSC), self.batch)
-        made = self.ranks.in_shares(starts, lambda at: self.embed_pixels(np.array(pixels_NSSC[at : at + self.batch])))
+        made = self.ranks.computed_in_shares(
+            starts, lambda at: self.embed_pixels(np.array(pixels_NSSC[at : at + self.batch]))
+        )
         return self._counted(made, len(pixels_NSSC), progress)
 
     def encode_text(self, captions: Sequence[str], progress: Progress | None = None) -> np.ndarray:
         """One unit-length row per caption."""
         if isinstance(captions, str):
             raise TypeError("encode_text takes a list of captions, not one string")
-        made = self.ranks.in_shares(
+        made = self.ranks.computed_in_shares(
             range(0, len(captions), self.batch),
             lambda at: self.embed_tokens(self.tokenizer.batch(captions[at : at + self.batch], self.context)),
         )

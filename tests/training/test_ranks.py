@@ -501,7 +501,7 @@ def _steps() -> None:
         found: dict[str, Any] = {case: steps(case, ranks) for case in CASES}
         with pytest.MonkeyPatch.context() as patch:  # so that gradients of a small model travel in several groups
             patch.setattr(shards_module, "TOGETHER", 4000)
-            patch.setattr(shards_module, "LARGE", 2000)
+            patch.setattr(shards_module, "LARGE_GRADIENT", 2000)
             found["failed"] = [failed_steps(shards, ranks) for shards in FAILING_SHARDS]
         found["files"] = shared_files(ranks)
         found["agreed"] = [ranks.agreed(None), ranks.agreed("SIGINT" if ranks.rank == 3 else None)]

@@ -376,7 +376,7 @@ class Ranks:
             if threading.current_thread() is threading.main_thread():
                 self.waited_seconds += time.monotonic() - began
 
-    def aside(self, task: Callable[[], None]) -> Future[None]:
+    def in_background(self, task: Callable[[], None]) -> Future[None]:
         """Do what sends and receives while this rank computes on. Tasks come one after the other."""
         if self._by_gpu:  # nothing waits for it: the engine has its own queue on the GPU
             done: Future[None] = Future()
@@ -410,7 +410,7 @@ class Ranks:
             yield
 
     def wait_for(self, tasks: Sequence[Future[None]]) -> None:
-        """Wait until what was begun aside is done."""
+        """Wait until what was begun in the background is done."""
         began = time.monotonic()
         for task in tasks:
             task.result()
@@ -426,12 +426,12 @@ class Ranks:
             return own
         import torch
 
-        own = self.ready(own)
+        own = self.sendable(own)
         found = [own if rank == self.rank else own.new_empty(n, *own.shape[1:]) for rank, n in enumerate(rows)]
         self.exchange({rank: [own] for rank in self.others}, {rank: [found[rank]] for rank in self.others}, what)
         return torch.cat(found)
 
-    def in_shares(self, items: Sequence[T], compute: Callable[[T], np.ndarray]) -> Iterator[np.ndarray]:
+    def computed_in_shares(self, items: Sequence[T], compute: Callable[[T], np.ndarray]) -> Iterator[np.ndarray]:
         """What is computed of each item, in order: each rank computes some of them and gives them to the others. All
         ranks have the same items, and each item is computed the same way wherever that is."""
         if not self.many:
@@ -464,7 +464,7 @@ class Ranks:
         """Replace a tensor by its sum over all ranks, in whatever order the collective has, sent as `dtype`."""
         import torch.distributed as dist
 
-        held = self.ready(tensor.to(dtype))
+        held = self.sendable(tensor.to(dtype))
         try:
             with self._waits("the gradients of all ranks"):
                 dist.all_reduce(held)
@@ -561,7 +561,7 @@ class Ranks:
         self.exchange({rank: [held] for rank in self.others} if mine else {}, {} if mine else {source: [held]}, what)
         return body if mine else held.numpy().tobytes()
 
-    def ready(self, tensor: Tensor) -> Tensor:
+    def sendable(self, tensor: Tensor) -> Tensor:
         """Where exchanges can take it from."""
         tensor = tensor.detach().contiguous()
         return tensor if self._by_gpu else tensor.cpu()

@@ -43,7 +43,7 @@ from lapclip.training.cuda_graph import AnyStep
 
 IMAGES, CAPTIONS = 32, 64
 """How many go through a tower at once."""
-LARGE = 1e4
+LARGE_FEATURE = 1e4
 """Features beyond which half precision is not trusted."""
 TOGETHER = 4096
 """Captions that are sorted by their length before they go through."""
@@ -327,7 +327,7 @@ class _FeatureMaker:
 
         def blocks() -> Iterator[np.ndarray]:
             chunks = [(at, rows) for at in range(views) for rows in _slices(count, IMAGES)]
-            for (at, rows), block in zip(chunks, self._ranks.in_shares(chunks, compute), strict=True):
+            for (at, rows), block in zip(chunks, self._ranks.computed_in_shares(chunks, compute), strict=True):
                 self._report(at * count + rows.stop, views * count, "the frozen tower reads images")
                 yield block
 
@@ -341,7 +341,9 @@ class _FeatureMaker:
 
         def blocks() -> Iterator[np.ndarray]:
             chunks = list(_slices(len(pixels), IMAGES))
-            made = self._ranks.in_shares(chunks, lambda rows: self._image_features(self._model, pixels[rows], None))
+            made = self._ranks.computed_in_shares(
+                chunks, lambda rows: self._image_features(self._model, pixels[rows], None)
+            )
             for rows, block in zip(chunks, made, strict=True):
                 self._report(rows.stop, len(pixels), "the frozen tower reads held-out images")
                 yield block
@@ -389,7 +391,7 @@ class _FeatureMaker:
                 together: dict[int, np.ndarray] = {}
                 order = sorted(range(rows.start, rows.stop), key=lengths.__getitem__)
                 chunks = [order[some] for some in _slices(len(order), CAPTIONS)]
-                for chosen, features in zip(chunks, self._ranks.in_shares(chunks, compute), strict=True):
+                for chosen, features in zip(chunks, self._ranks.computed_in_shares(chunks, compute), strict=True):
                     together |= {
                         at: row[None] if pooled else row[: lengths[at]]
                         for at, row in zip(chosen, features, strict=True)
@@ -439,7 +441,7 @@ class _TooLarge(Exception):
 
 
 def _fits_half(block: np.ndarray) -> bool:
-    return not block.size or bool(np.abs(block).max() < LARGE)  # not where one of them is no number, either
+    return not block.size or bool(np.abs(block).max() < LARGE_FEATURE)  # not where one of them is no number, either
 
 
 def _halves(blocks: Iterable[np.ndarray]) -> Iterator[np.ndarray]:

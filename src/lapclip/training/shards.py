@@ -19,7 +19,7 @@ from lapclip.machine.ranks import Ranks
 
 UNDER_TORCHRUN = 8
 """Shards of a run that torchrun starts, unless it asks for others: they can be shared by 2, 4 and 8 ranks equally."""
-LARGE = 1 << 18
+LARGE_GRADIENT = 1 << 18
 """Numbers from which on a gradient travels from where it is; smaller ones are copied together first."""
 TOGETHER, MOST_TOGETHER = 1 << 20, 1 << 23
 """Numbers of small gradients that travel together, on a CPU and on a GPU."""
@@ -129,7 +129,7 @@ class GradientSum:
 
     def _together(self) -> list[list[int]]:
         # A GPU copies faster than it takes up work, a CPU does not.
-        large, together = (LARGE, TOGETHER) if self._like[0].is_cpu else (MOST_TOGETHER, MOST_TOGETHER)
+        large, together = (LARGE_GRADIENT, TOGETHER) if self._like[0].is_cpu else (MOST_TOGETHER, MOST_TOGETHER)
         groups: list[list[int]] = []
         small: list[int] = []
         for at in reversed(range(len(self._like))):
@@ -209,10 +209,10 @@ class GradientSum:
         if self._ordered:
             own = flat if self.own else []
             under_way = SumBetween(own, flat[0], self._nodes, self._shards, self._ranks, self._dtype, len(self._sent))
-            self._sent.append(self._ranks.aside(under_way.add))
+            self._sent.append(self._ranks.in_background(under_way.add))
         else:
             under_way = None
-            self._sent.append(self._ranks.aside(lambda: self._ranks.reduce(flat[0], self._dtype)))
+            self._sent.append(self._ranks.in_background(lambda: self._ranks.reduce(flat[0], self._dtype)))
         self._under_way.append((under_way, sums[0], flat[0]))
 
     def _finish(self) -> None:
@@ -251,8 +251,8 @@ class SumBetween:
             slice(rank * size // ranks.count, (rank + 1) * size // ranks.count) for rank in range(ranks.count)
         ]
         mine = self._shares[ranks.rank]
-        self._held = [ranks.ready(flat.to(dtype)) for flat in own]
-        self._buffer = ranks.ready(into.to(dtype))
+        self._held = [ranks.sendable(flat.to(dtype)) for flat in own]
+        self._buffer = ranks.sendable(into.to(dtype))
         self._incoming = {
             rank: [self._buffer.new_empty(mine.stop - mine.start) for _ in nodes[rank]] for rank in ranks.others
         }

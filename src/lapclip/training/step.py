@@ -44,7 +44,7 @@ from lapclip.training.shards import GradientSum, own_shards
 
 SQUARE = ("positives_BB", "phrase_positives_BB")
 """Tensors of an update whose columns are pairs of the batch, as their rows are."""
-LARGE = ("pixels_BSSC", "image_features", "text_features", "phrase_features")
+LOADED_BY_SHARD = ("pixels_BSSC", "image_features", "text_features", "phrase_features")
 """Tensors of an update of which a rank may have the rows of its own shards alone."""
 ALIGNED = 64
 """Bytes that the memory of a tensor is a multiple of where torch chooses it. Kernels may round otherwise elsewhere."""
@@ -125,7 +125,7 @@ class Inputs:
     def in_order(self, rows_B: Tensor) -> Inputs:
         """The same pairs in another order. What was loaded for some shards alone has their order already, and images
         that features stand in for are empty."""
-        stay = () if self.own_shards is None else LARGE
+        stay = () if self.own_shards is None else LOADED_BY_SHARD
         moved = {name: tensor[rows_B] for name, tensor in self.tensors().items() if len(tensor) and name not in stay}
         square = {name: tensor[:, rows_B] for name, tensor in moved.items() if name in SQUARE}
         return replace(self, **(moved | square))
@@ -137,7 +137,7 @@ class Inputs:
         assert number in loaded, "a shard that another rank computes"
         at = first - sum(self.shards[: loaded.start])
         own = {
-            name: aligned(tensor[at : at + size]) if name in LARGE else tensor[first : first + size]
+            name: aligned(tensor[at : at + size]) if name in LOADED_BY_SHARD else tensor[first : first + size]
             for name, tensor in self.tensors().items()
         }
         alone = replace(self, shards=(), shard_lengths=(), own_shards=None)
