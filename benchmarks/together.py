@@ -302,7 +302,7 @@ def ddp(wanted: argparse.Namespace) -> Iterator[Result]:
 
 def peers_python(asked: Path | None) -> str | None:
     """An interpreter that has OpenCLIP."""
-    known = [asked] if asked else [ROOT / "benchmarks" / ".venv" / "bin" / "python", Path(sys.executable)]
+    known = [asked.absolute()] if asked else [ROOT / "benchmarks" / ".venv" / "bin" / "python", Path(sys.executable)]
     for python in known:
         looks = [str(python), "-c", "import importlib.util as u, sys; sys.exit(u.find_spec('open_clip') is None)"]
         if python.exists() and subprocess.run(looks, check=False).returncode == 0:
@@ -331,6 +331,7 @@ def features(wanted: argparse.Namespace) -> Iterator[Result]:
         settings = [
             *PLAIN, "train.dtype=float32", f"train.start={start}", "train.image_blocks=0", "train.text_blocks=0",
             f"data.train_pairs={images}", "data.captions=1", "train.batch_size=16", "train.steps=1000",
+            "train.crop=1.0", "train.flip=0.0",  # else images have new crops at each step, and nothing to cache
         ]  # fmt: skip
         arguments = train(settings, "full")
         for _ in range(wanted.rounds):
