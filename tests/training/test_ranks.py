@@ -13,6 +13,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -211,6 +212,11 @@ def test_a_step_that_fails_on_its_way_back_fails_on_all_ranks_and_the_next_is_th
 
 def test_files_travel_in_chunks(four: list[dict[str, Any]]) -> None:
     assert [found["files"] for found in four] == [[2 * 1000 + 1, 1000, 0]] * 4
+
+
+def test_every_item_is_computed_once_by_whoever_is_free(four: list[dict[str, Any]]) -> None:
+    assert [found["shared"][0] for found in four] == [[[at] * (at % 3) for at in range(70)]] * 4
+    assert sum(found["shared"][1] for found in four) == 70
 
 
 def test_all_stop_where_one_rank_is_asked_to(four: list[dict[str, Any]]) -> None:
@@ -491,6 +497,18 @@ def shared_files(ranks: Ranks) -> list[int]:
     return [(folder / name).stat().st_size for name in sizes]
 
 
+def shared_items(ranks: Ranks) -> tuple[list[list[int]], int]:
+    """What ranks, of which one is slow, compute of some items, and how many this one has computed."""
+    own = []
+
+    def compute(at: int) -> np.ndarray:
+        own.append(at)
+        time.sleep(0.02 if ranks.rank == 1 else 0.0)
+        return np.full(at % 3, at)
+
+    return [found.tolist() for found in ranks.computed_in_shares(range(70), compute)], len(own)
+
+
 def _write(rank: Ranks, found: dict[str, Any]) -> None:
     Path(f"{rank.rank}.json").write_text(json.dumps(found))
 
@@ -504,6 +522,7 @@ def _steps() -> None:
             patch.setattr(shards_module, "LARGE_GRADIENT", 2000)
             found["failed"] = [failed_steps(shards, ranks) for shards in FAILING_SHARDS]
         found["files"] = shared_files(ranks)
+        found["shared"] = shared_items(ranks)
         found["agreed"] = [ranks.agreed(None), ranks.agreed("SIGINT" if ranks.rank == 3 else None)]
         _write(ranks, found)
     try:

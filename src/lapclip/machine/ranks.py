@@ -65,7 +65,7 @@ LAST_WORDS = 1.0
 FILE_CHUNK = 1 << 24
 """Bytes of a file that are sent at once."""
 SHARES = 8
-"""Items that a rank computes before it gives them to the others."""
+"""Items for each rank that are computed before they are exchanged."""
 TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 """What torchrun puts into the environment of every process."""
 ENDPOINT = "PET_RDZV_ENDPOINT"
@@ -217,6 +217,8 @@ class Ranks:
         """The names of their computers."""
         self._store: Any = store
         """Where ranks leave words for each other before they are connected, and after one is lost."""
+        self._deals = 0
+        """How often the ranks have shared items."""
         self._changes = 0
         """How often the ranks have changed their settings."""
         self._by_gpu = False
@@ -433,7 +435,8 @@ class Ranks:
 
     def computed_in_shares(self, items: Sequence[T], compute: Callable[[T], np.ndarray]) -> Iterator[np.ndarray]:
         """What is computed of each item, in order: each rank computes some of them and gives them to the others. All
-        ranks have the same items, and each item is computed the same way wherever that is."""
+        ranks have the same items, and each item is computed the same way wherever that is. Whoever is done with one
+        takes the next, so a slow rank, or one that begins late, has fewer."""
         if not self.many:
             yield from map(compute, items)
             return
@@ -441,9 +444,24 @@ class Ranks:
 
         for first in range(0, len(items), SHARES * self.count):
             window = items[first : first + SHARES * self.count]
-            own = [compute(item) for item in window[self.rank :: self.count]]
-            found = [self._arrays_from(rank, own) for rank in range(self.count)]
-            yield from (np.asarray(found[at % self.count][at // self.count]) for at in range(len(window)))
+            own = {at: compute(window[at]) for at in self._taken(len(window))}
+            found: dict[int, np.ndarray] = {}
+            for rank in range(self.count):
+                taken = self.from_rank(rank, list(own), "share")
+                found |= zip(taken, self._arrays_from(rank, list(own.values())), strict=True)
+            yield from (np.asarray(found[at]) for at in range(len(window)))
+
+    def _taken(self, count: int) -> Iterator[int]:
+        """Those of so many items that this rank takes, one after the other."""
+        self._deals += 1  # as on every rank, because all compute the same
+        while True:
+            try:
+                at = self._store.add(f"deal/{self._deals}", 1) - 1
+            except RuntimeError as error:
+                raise self._lost(0, "next item", error) from error
+            if at >= count:
+                return
+            yield at
 
     def _arrays_from(self, source: int, arrays: list[np.ndarray]) -> list[np.ndarray]:
         import numpy as np
