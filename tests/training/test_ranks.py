@@ -536,6 +536,7 @@ def _steps() -> None:
         pass
     except LostRank as error:
         _write(ranks, found | {"lost": str(error)})
+    os._exit(0)  # as lapclip's own processes do: gloo may abort where a rank was lost while Python ends
 
 
 def _runs(runs: dict[str, list[str]]) -> None:

@@ -36,7 +36,7 @@ from lapclip.cli.stop import stop
 from lapclip.cli.train import train
 from lapclip.cli.tune import tune
 from lapclip.cli.watch import watch
-from lapclip.errors import LapclipError
+from lapclip.errors import LapclipError, LostRank
 from lapclip.text import printable, printable_lines
 from lapclip.together import end_with_agent, is_restarted, tell_agent
 
@@ -106,6 +106,10 @@ def main(arguments: list[str] | None = None) -> None:
             message = f"Nothing can be written any more: {error}\nTry: free some disk space, then the same command"
         status = _report(2 if full else 1, message, as_json, debug)
     tell_agent(status, fault)
+    if isinstance(fault, LostRank):  # what is left of torch's engine may abort or wait while Python ends
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
     sys.exit(status)
 
 
