@@ -29,7 +29,7 @@ from lapclip.commands.run_setup import fit_ranks, fit_shards, fit_threads, read_
 from lapclip.commands.train import company, train
 from lapclip.data.batches import Batch, deal
 from lapclip.data.loading import StreamedPixels
-from lapclip.errors import ConfigError, LostRank, RankFailed
+from lapclip.errors import ConfigError, LostRank, RankFailed, RunBusy
 from lapclip.machine import ranks as ranks_module
 from lapclip.machine.choose_device import device_of
 from lapclip.machine.ranks import ALONE, Ranks, join
@@ -386,7 +386,9 @@ def test_who_left_and_who_came_is_told(here: Path, monkeypatch: pytest.MonkeyPat
     assert company(run, Ranks(0, 1, hosts=["desktop"])) == ["goes on without laptop"]
     assert company(run, Ranks(0, 2, hosts=["desktop", "tower"])) == ["goes on without laptop", "tower joined"]
     monkeypatch.setenv(MACHINES, "3")
-    assert "2 of 3 computers" in company(run, Ranks(0, 2, hosts=["desktop", "laptop"]))[0]
+    here_again = company(run, Ranks(0, 2, hosts=["desktop", "laptop"]))
+    assert here_again[0] == "trained by desktop and laptop"
+    assert "2 of 3 computers" in here_again[1]
 
 
 def test_a_run_that_its_agent_will_start_again_can_be_asked_to_stop(here: Path) -> None:
@@ -395,9 +397,22 @@ def test_a_run_that_its_agent_will_start_again_can_be_asked_to_stop(here: Path) 
     assert not run.is_between_starts
     write_beat(run.job, beat_of(os.getpid(), "a job"))
     assert run.is_between_starts
+    assert run.state == "starting"
     with run.lock():
         assert not run.is_between_starts  # a process works on it
     write_beat(run.job, replace(beat_of(os.getpid(), "a job"), began=1.0))  # of a process that is gone
+    assert not run.is_between_starts
+
+
+def test_nobody_else_goes_on_with_a_run_that_its_agent_will_start_again(here: Path) -> None:
+    run = Run(here / "runs" / "run")
+    run.path.mkdir(parents=True)
+    run.settings.write_text("")
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as agent:
+        write_beat(run.job, beat_of(agent.pid, "a job"))
+        with pytest.raises(RunBusy, match="meet again"):
+            resume("run")
+        agent.communicate(b"\n")
     assert not run.is_between_starts
 
 

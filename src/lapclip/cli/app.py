@@ -77,7 +77,8 @@ def main(arguments: list[str] | None = None) -> None:
     """Run a command. Exit status: 0 done, 1 a fault of ours, 2 the user's input, 130 and 143 stopped by a signal."""
     arguments = sys.argv[1:] if arguments is None else arguments
     ARGUMENTS.set(tuple(arguments))
-    debug, as_json = "--debug" in arguments, "--json" in arguments
+    # Of several ranks one prints what scripts read.
+    debug, as_json = "--debug" in arguments, "--json" in arguments and os.environ.get("RANK", "0") == "0"
     fault: BaseException | None = None
     end_with_agent()
     try:

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import os
 import time
-from typing import TYPE_CHECKING
 
 from rich.console import Console
 
 from lapclip.cli.output import Common, emit, typed
 from lapclip.cli.runs import run_row
 from lapclip.errors import RunError
-
-if TYPE_CHECKING:
-    from lapclip.runs.folder import Run
 
 PATIENCE = 10.0
 """Seconds to wait for the end of a process that has saved: one in Python may go on with other things."""
@@ -38,13 +34,13 @@ def stop(run: str | None = None, /, *, common: Common | None = None) -> int:
     found = find_run(run)
     if found.state != "starting":
         found.read_settings()
-    if not _is_at_work(found):
+    if found.state not in ("running", "starting"):
         raise RunError(f"{found.path} is not running; it is {found.state}.", hint="lapclip runs")
     found.ask_to_stop()
     beat = None
     try:
         with Console(stderr=True).status(f"{found.name} finishes its step and saves"):
-            while _is_at_work(found):
+            while found.state in ("running", "starting"):
                 beat = read_beat(found.pulse) or read_beat(found.starting) or beat
                 time.sleep(0.2)
                 if found.path.exists() and not found.stop_asked():  # a process that began just now forgot it
@@ -64,8 +60,3 @@ def stop(run: str | None = None, /, *, common: Common | None = None) -> int:
     next_command = typed(f"resume {found.name}" if row["state"] == "stopped" else "runs")
     emit(result, [f"{found.path} is {row['state']} after step {row['step']:,}.", f"Next: {next_command}"], common)
     return 0
-
-
-def _is_at_work(run: Run) -> bool:
-    """Whether a process works on a run, or another will start one: several computers that lost one meet again first."""
-    return run.state in ("running", "starting") or (run.is_between_starts and run.state != "finished")

@@ -240,7 +240,7 @@ def _await_guests(invitation: Invitation, shown: HostDisplay) -> None:
 def _how_it_went(ended: Ended, name: str | None, offer: Offer) -> tuple[str, str]:
     """The end of a run, as guests are told."""
     if ended.interrupted:
-        return STOPPED, "the host was interrupted; everything is saved there"
+        return STOPPED, f"the host was interrupted{'' if offer.compares else '; what it has saved is there'}"
     if ended.status:
         return FAILED, f"the host ended with status {ended.status}"
     if ended.status is None:
@@ -260,7 +260,10 @@ def _how_it_went(ended: Ended, name: str | None, offer: Offer) -> tuple[str, str
 def _part(invitation: Invitation) -> None:
     """Answer guests until all have heard how it ended, but not for long."""
     until = time.monotonic() + FAREWELL
-    while invitation.guests and time.monotonic() < until:
+    while time.monotonic() < until:
+        # Those for whom there was no place ask now and then, and are to hear it, too.
+        if not invitation.guests and time.monotonic() - invitation.turned_away > 3 * ASK_EVERY:
+            return
         time.sleep(0.1)
 
 
@@ -461,7 +464,8 @@ class GuestAtWork:
                 self._fetch(invited)
                 continue
             if state == RUNNING and int(told.get("round") or 0) > done_round:
-                self._shown.say("Training with the host, whose screen shows how far it is. Ctrl-C ends the run on all.")
+                doing = "Timing steps" if invited.compares else "Training"
+                self._shown.say(f"{doing} with the host, whose screen shows how far it is. Ctrl-C ends it on all.")
                 ended = self._train(invited)
                 if ended.status == 128 + signal.SIGTERM:
                     return STOPPED, "this computer was told to end, and the others go on", 128 + signal.SIGTERM

@@ -46,7 +46,7 @@ from lapclip.compare.together import compare_together
 from lapclip.config import AUTO, SECTIONS, Config, Layer, build_config, replace_in
 from lapclip.data.sources import find_source
 from lapclip.data.tokenizers import load_tokenizer
-from lapclip.errors import ConfigError, LostRank, RunError
+from lapclip.errors import ConfigError, LostRank, RunBusy, RunError
 from lapclip.machine.choose_device import choose_compile, choose_device, prepare_device
 from lapclip.machine.device import Device
 from lapclip.machine.ranks import ALONE, Ranks, job, join
@@ -100,6 +100,11 @@ def resume(
     forgotten before it was started: one that is there is meant for it."""
     began = time.perf_counter()
     run = find_run(name)
+    beat = read_beat(run.job)
+    if run.is_between_starts and beat is not None and beat.process not in (os.getpid(), os.getppid()):
+        raise RunBusy(
+            f"{run.path} is about to go on: the computers that train it meet again.", hint=command("stop", run.typed)
+        )
     saved = run.read_settings()
     work = build_config([Layer(str(run.settings), {"work": saved.get("work", {})})], SHAPES).work
     with working_on(run, work):

@@ -38,7 +38,7 @@ from lapclip.data.batches import Batch
 from lapclip.data.dataset import Pairs, save_seen
 from lapclip.data.tokenizers import save_tokenizer
 from lapclip.embedder import Embedder, load_torch
-from lapclip.errors import LapclipError, TrainingError
+from lapclip.errors import LapclipError, LostRank, TrainingError
 from lapclip.evaluation.calibration import calibrate, keep_calibration
 from lapclip.evaluation.hubness import bank_of, read_bank, save_bank
 from lapclip.evaluation.short_questions import ShortQuestions, evaluate_short_questions, short_questions
@@ -56,7 +56,7 @@ from lapclip.runs.folder import RUNS, Run, check_name, create_run
 from lapclip.runs.heartbeat import PREPARING, Pulse, at_work_path, beat_of, others_at_work, write_beat
 from lapclip.runs.messages import LineWriter, recall_text
 from lapclip.runs.summary import tower_devices
-from lapclip.together import machines_wanted
+from lapclip.together import is_restarted, machines_wanted
 from lapclip.training.checkpoint import keep_newest, list_checkpoints, save_model
 from lapclip.training.frozen_features import with_features
 from lapclip.training.loop import Training, score_embeddings
@@ -121,6 +121,8 @@ def company(run: Run, ranks: Ranks) -> list[str]:
             before = Counter(map(str, mapping(event.get("worth")).get("hosts") or []))
     gone, come = sorted((before - now).elements()), sorted((now - before).elements())
     notes = [f"goes on without {' and '.join(gone)}"] * bool(gone) + [f"{' and '.join(come)} joined"] * bool(come)
+    if ranks.many and not notes and run.events.exists():
+        notes = [f"trained by {' and '.join(ranks.hosts)}"]
     if ranks.count < machines_wanted():
         notes.append(f"{ranks.count} of {machines_wanted()} computers are here; the others may join again")
     return notes
@@ -311,8 +313,12 @@ def run_to_end(training: Training, signals: Signals, began: float) -> Outcome:
         if evaluation is None:
             training.ranks.check_stop(training.stopped_by)
     except Exception as error:
+        if isinstance(error, LostRank):  # ranks wait for each other before an update or after it: it is never half-done
+            with suppress(Exception):
+                training.save()
+        text = error.message if is_restarted(error) and isinstance(error, LostRank) else str(error)
         with suppress(LapclipError):
-            training.log.append(events.Failed(step=training.progress.step, error=str(error) or type(error).__name__))
+            training.log.append(events.Failed(step=training.progress.step, error=text or type(error).__name__))
         _notify(training, "failed", began)
         raise
     record_truth(training)

@@ -20,6 +20,7 @@ import re
 import secrets
 import socket
 import sys
+import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -596,7 +597,7 @@ class Ranks:
             time.sleep(LAST_WORDS + 0.5)
         # gloo puts the place in its source before what it says.
         words = re.sub(r"^(\[[^]]*\] ?)+", "", first_line(error, 300)) if error else ""
-        reason = f": {one_line(words)[:100]}" if words else ""
+        reason = f": {textwrap.shorten(one_line(words), 100, placeholder=' ...')}" if words else ""
         fault = said or f"rank {peer} did not answer{reason}"
         return LostRank(
             f"Rank {self.rank} waited for the {what} of rank {peer}, in vain: {one_line(fault)}",

@@ -137,7 +137,8 @@ class Run:
             return "running"
         if self.is_starting:
             return "starting"
-        return last_state() if self.settings.exists() else "failed"
+        state = last_state() if self.settings.exists() else "failed"
+        return "starting" if state != "finished" and self.is_between_starts else state
 
     @property
     def is_starting(self) -> bool:

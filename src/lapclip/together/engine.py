@@ -30,7 +30,12 @@ from torch.distributed import DistError, TCPStore  # pyright: ignore[reportPriva
 from torch.distributed.elastic.agent.server.api import WorkerGroup, WorkerSpec
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
-from torch.distributed.elastic.rendezvous import RendezvousError, RendezvousStateError, RendezvousStoreInfo
+from torch.distributed.elastic.rendezvous import (
+    RendezvousConnectionError,
+    RendezvousError,
+    RendezvousStateError,
+    RendezvousStoreInfo,
+)
 from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
     DynamicRendezvousHandler,
@@ -139,6 +144,8 @@ def _run(meeting: Meeting, arguments: Sequence[str], status: Path, met: Rounds) 
         return Ended(128 + interrupt.sigval, interrupted=True)
     except _Final as final:
         return Ended(final.status)
+    except RendezvousConnectionError:
+        return Ended(None, "it does not answer")
     except (RendezvousError, DistError, RuntimeError, TimeoutError, OSError) as error:
         return Ended(None, first_line(error))
     finally:
@@ -166,14 +173,11 @@ class _Agent(LocalElasticAgent):
         self._status.unlink(missing_ok=True)
 
     def _restart_workers(self, worker_group: WorkerGroup) -> None:  # pyright: ignore[reportIncompatibleVariableOverride]
+        # What it has said by now it said by itself: where a computer came, it is told to end in the next line.
         status = _read_status(self._status)
-        if status is not None and not self._has_company(worker_group):
+        if status is not None:
             raise _Final(status)
         super()._restart_workers(worker_group)  # pyright: ignore[reportCallIssue]
-
-    def _has_company(self, worker_group: WorkerGroup) -> bool:
-        """Whether the process was stopped because a computer came, and not by itself."""
-        return worker_group.state.name == "HEALTHY"
 
 
 class _Meeting(DynamicRendezvousHandler):
@@ -309,8 +313,8 @@ def listen(address: str, port: int) -> socket.socket:
     except OSError as error:
         listening.close()
         raise JoinError(
-            f"{address} cannot be listened on at port {port}: {error.strerror or error}.",
-            hint="--address with another port, such as --address 192.168.1.20:29500",
+            f"{address} cannot be listened on at port {port}, where computers are to meet: {error.strerror or error}.",
+            hint=f"--address {address}:{port + 99}; another lapclip may be waiting here",
         ) from None
     return listening
 

@@ -43,6 +43,8 @@ MOST_CONNECTIONS, MOST_OF_ONE = 32, 8
 """Connections at once: of all, and of one address."""
 SECONDS = 15.0
 """How long either end waits for the next bytes of the other."""
+ASKING = 10.0
+"""Seconds that a whole request may take to come."""
 LARGEST_REQUEST, LARGEST_ANSWER = 4_096, 64_000_000
 """Bytes of JSON."""
 PIECE = 256 * 1024
@@ -147,6 +149,8 @@ class Invitation:
         self._wrong: dict[str, int] = {}
         self._lock = threading.Lock()
         self._connections: dict[str, int] = {}
+        self.turned_away = -SILENT
+        """When someone last asked for whom there was no place."""
         try:
             self._server = _Server(address, self)
         except OSError as error:
@@ -234,8 +238,10 @@ class Invitation:
         with self._lock:
             others = [other for other in self._guests.values() if other.id != guest.id]
             here = [other for other in others if other.is_here and not other.is_replaced_by(guest)]
-            if len(here) >= self.machines - 1 and state != LEFT:
-                return {"state": FULL, "message": f"the host was told --machines {self.machines}, and has them"}
+            if len(here) >= self.machines - 1 and state != LEFT and self._state not in ENDED:
+                self.turned_away = time.monotonic()
+                taken = f"the host was told --machines {self.machines}, and has them; that of a guest that was killed"
+                return {"state": FULL, "message": f"{taken} is free within half a minute"}
             self._guests = {other.id: other for other in here} | {guest.id: guest}
             about = {"run_id": self._manifest.get("run_id"), "round": self.round}
             return {"state": self._state, "message": self._message, **about}
@@ -288,6 +294,18 @@ class _Handler(BaseHTTPRequestHandler):
     def invitation(self) -> Invitation:
         return cast(_Server, self.server).invitation
 
+    def setup(self) -> None:
+        """Whoever sends a request byte by byte is cut off: others want the connection."""
+        super().setup()
+        self._asking = threading.Timer(ASKING, lambda: self.connection.shutdown(socket.SHUT_RDWR))
+        self._asking.daemon = True
+        self._asking.start()
+
+    def finish(self) -> None:
+        self._asking.cancel()
+        with suppress(OSError):  # of a connection that was cut off
+            super().finish()
+
     def do_GET(self) -> None:
         self._answer()
 
@@ -321,6 +339,7 @@ class _Handler(BaseHTTPRequestHandler):
         if not re.fullmatch(r"[0-9]{1,5}", length) or int(length) > LARGEST_REQUEST:
             raise _Refusal(413, "the request is too long")
         body = self.rfile.read(int(length))
+        self._asking.cancel()
         asked = ("ask", self.command, self.path, self.headers.get("Range", ""), nonce, when, body)
         wanted = _proof(self.invitation.key, *asked)
         if not hmac.compare_digest(wanted.encode(), proof.encode("utf-8", "replace")):
@@ -333,7 +352,10 @@ class _Handler(BaseHTTPRequestHandler):
         return body, nonce
 
     def _send_file(self) -> None:
-        part = self.invitation.parts[int(self.path.removeprefix(FILES)[:6])]
+        number = self.path.removeprefix(FILES)
+        if not re.fullmatch(r"[0-9]{1,6}", number):
+            raise _Refusal(404, "there is nothing here")
+        part = self.invitation.parts[int(number)]
         asked = re.fullmatch(r"bytes=([0-9]{1,18})-([0-9]{1,18})", self.headers.get("Range", ""))
         if not asked:
             raise _Refusal(416, "a file is read by ranges")
@@ -437,8 +459,12 @@ class Host:
             raise self._silent(error) from None
         if answer.status in (200, 206):
             return answer, closing(connection), nonce
-        reason, told = one_line(answer.read(200).decode("utf-8", "replace")), answer.headers.get(TIME, "")
-        connection.close()
+        try:
+            reason, told = one_line(answer.read(200).decode("utf-8", "replace")), answer.headers.get(TIME, "")
+        except (OSError, HTTPException) as error:
+            raise self._silent(error) from None
+        finally:
+            connection.close()
         if answer.status == 401 and again and re.fullmatch(r"[0-9]{1,12}(\.[0-9]{1,6})?", told):
             self._ahead = float(told) - time.time()
             return self._send(method, path, body, byte_range, again=False)
@@ -459,5 +485,5 @@ class Host:
         why = getattr(error, "strerror", None) or first_line(error)
         return NoAnswer(
             f"{self._where} does not answer: {why}.",
-            hint="the line that the host shows, and a firewall there that lets this port through",
+            hint="the line that the host shows, once it shows its key; a firewall there that lets this port through",
         )

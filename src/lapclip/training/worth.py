@@ -34,7 +34,7 @@ FIRST_NUMBERS, MOST_NUMBERS = 1 << 16, 1 << 23
 """Of how many the bandwidth is measured with: more and more, until it takes long enough."""
 LONG_ENOUGH = 0.3
 """Seconds that the last of these exchanges takes."""
-ROUNDS, LONG = 3, 1.0
+ROUNDS, LONG = 7, 1.0
 """How often each thing is timed, of which the median counts; and the seconds after which it is not timed again."""
 BUSY = 0.5
 """Share of an exchange in which a core is at work, from which on the link is not what takes the time."""
