@@ -231,7 +231,8 @@ def _exchange(ranks: Ranks, device: Device, numbers: int) -> tuple[float, float]
 
 def _pass_seconds(step: TrainStep, batch: Batch, pairs: int, train: TrainConfig, device: Device) -> float:
     """Seconds that some pairs take through the towers and back, in micro-batches where the run has them."""
-    at_once = min(pairs, train.micro_batch or pairs)
+    images = batch.pixels_BSSC if batch.image_features is None else batch.image_features
+    at_once = min(pairs, train.micro_batch or pairs, len(images))  # a rank may have those of its own shards alone
     seconds = _timed(lambda: step.rehearse(batch, at_once), device) * pairs / at_once
     again = 0 < train.micro_batch < len(batch.tokens_BL)  # gradient caching goes forward twice
     return seconds * (2 - BACKWARD if again else 1)
