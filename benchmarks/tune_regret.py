@@ -25,8 +25,8 @@ from lapclip.config import Config, DataConfig, TrainConfig
 from lapclip.data.batches import Batch
 from lapclip.machine import facts
 from lapclip.machine.choose_device import available, default_threads
-from lapclip.model.kernels import ATTENTION, LINEAR
 from lapclip.model.shapes import SHAPES
+from lapclip.tuning.choose_kernels import forms_here
 from lapclip.tuning.measure import Setting, Workshop
 from lapclip.tuning.search import Search
 
@@ -89,15 +89,17 @@ def sweep(config: Config, batch: Batch) -> dict[Setting, float]:
     for device in available():
         dtypes = ("float32", "bfloat16") if device.is_cpu else ("float32", "bfloat16", "float16")
         plain = Setting(device.kind, compile="graph" if device.records_graphs else "none")
-        linears = LINEAR if device.is_cpu else ("torch",)
-        for dtype, count, image, words, linear in itertools.product(dtypes, counts, ATTENTION, ATTENTION, linears):
-            setting = replace(
-                plain, dtype=dtype, threads=count, image_attention=image, text_attention=words, linear=linear
-            )
-            contender = workshop.contender(setting)
-            contender.warm_up()
-            times[setting] = contender.take()
-            print(f"  {text(setting)}: {times[setting] * 1e3:.1f} ms", file=sys.stderr)
+        for dtype, count in itertools.product(dtypes, counts):
+            kernels = {
+                name: forms_here(name, device, dtype) for name in ("image_attention", "text_attention", "linear")
+            }
+            for forms in itertools.product(*kernels.values()):
+                chosen = dict(zip(kernels, forms, strict=True))
+                setting = replace(plain, dtype=dtype, threads=count, **chosen)
+                contender = workshop.contender(setting)
+                contender.warm_up()
+                times[setting] = contender.take()
+                print(f"  {text(setting)}: {times[setting] * 1e3:.1f} ms", file=sys.stderr)
     return times
 
 

@@ -292,12 +292,14 @@ class TrainConfig:
     the run is too short for that, plainly: the accelerator where there is one, float32."""
     dtype: str = setting(AUTO, choices=(AUTO, "float32", "bfloat16", "float16"))
     """Precision of the products. The weights that are kept and updated stay float32."""
-    image_attention: str = setting(AUTO, choices=(AUTO, "fused", "products"))
-    """How the image tower computes attention: by torch's own kernel, or as two products with a softmax between them."""
-    text_attention: str = setting(AUTO, choices=(AUTO, "fused", "products"))
+    image_attention: str = setting(AUTO, choices=(AUTO, "fused", "products", "triton"))
+    """How the image tower computes attention: by torch's own kernel, as two products with a softmax between them, or by
+    our own kernel for short sequences (CUDA, half precision)."""
+    text_attention: str = setting(AUTO, choices=(AUTO, "fused", "products", "triton"))
     """The same for the text tower."""
-    linear: str = setting(AUTO, choices=(AUTO, "torch", "onednn"))
-    """Which library computes the linear layers on the CPU: torch's choice, or oneDNN."""
+    linear: str = setting(AUTO, choices=(AUTO, "torch", "onednn", "triton"))
+    """What computes the linear layers: torch's choice, or oneDNN (CPU); `triton` has our own kernel compute GELU and
+    the gradient of the bias before it (CUDA, half precision)."""
     recompute: bool = setting(False)
     """Compute blocks again in the backward pass instead of keeping what they computed: less memory, more time."""
     compile: str = setting(AUTO, choices=(AUTO, "none", "compiled", "graph", "compiled-graph"))

@@ -8,7 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from lapclip.model.kernels import ATTENTION, LINEAR, attention, has_onednn, layer_norm, linear
+from lapclip.machine.cpu import Cpu
+from lapclip.model.kernels import attention, has_onednn, layer_norm, linear, linear_gelu, one_query_attention
+from lapclip.tuning.choose_kernels import forms_here
+
+ATTENTION, LINEAR = (forms_here(name, Cpu(), "float32") for name in ("image_attention", "linear"))
+"""What a CPU has; `test_triton_kernels.py` has what CUDA has."""
 
 TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 2e-2}
 """Of the norm of the difference, relative to the norm."""
@@ -76,6 +81,39 @@ def test_linear(form: str, inputs: int, outputs: int, dtype: torch.dtype) -> Non
         lambda x, weight, bias, added: added + (x @ weight.T + bias),
         [draw(3, 5, inputs), draw(outputs, inputs), draw(outputs), draw(3, 5, outputs)],
         dtype,
+    )
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("masked", [False, True])
+def test_one_query_sees_what_it_would_see_with_keys_and_values(masked: bool, dtype: torch.dtype) -> None:
+    width, heads, length = 32, 4, 9
+    mask = (torch.arange(length) <= torch.tensor([[8], [3], [0]]))[:, None, None, :] if masked else None
+
+    def plain(x: Tensor, query: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        key, value = (x @ weight.T + torch.cat([torch.ones_like(bias), bias])).chunk(2, dim=-1)
+        query, key, value = (
+            part.unflatten(-1, (heads, -1)).transpose(1, 2) for part in (query.to(x.dtype)[:, None], key, value)
+        )
+        scores = query @ key.mT / (width // heads) ** 0.5
+        scores = scores if mask is None else scores.masked_fill(~mask, -torch.inf)
+        return (scores.softmax(-1) @ value).transpose(1, 2).flatten(1)
+
+    assert_same(
+        lambda x, query, weight, bias: one_query_attention(x, query.to(x.dtype), weight, bias, heads, mask),
+        plain,
+        [draw(3, length, width), draw(3, width), draw(2 * width, width), draw(width)],
+        dtype,
+    )
+
+
+@pytest.mark.parametrize("form", LINEAR)
+def test_linear_gelu(form: str) -> None:
+    assert_same(
+        lambda x, weight, bias: linear_gelu(x, weight, bias, form),
+        lambda x, weight, bias: torch.nn.functional.gelu(x @ weight.T + bias),
+        [draw(3, 5, 32), draw(64, 32), draw(64)],
+        torch.float32,
     )
 
 

@@ -121,3 +121,8 @@ def norms_mixed_dtypes(device: torch.device) -> bool:
 def runs_onednn(device: torch.device) -> bool:
     """Whether oneDNN's kernels compute there, in builds of torch that carry the library."""
     return KINDS.get(device.type, Device).runs_onednn
+
+
+def runs_triton(device: torch.device) -> bool:
+    """Whether kernels written in Triton can be compiled for it here."""
+    return KINDS.get(device.type, Device).runs_triton

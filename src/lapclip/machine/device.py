@@ -73,6 +73,8 @@ class Device(ABC):
     """Whether layer norm takes half-precision inputs with float32 weights, and sums in float32 itself."""
     runs_onednn: ClassVar[bool] = False
     """Whether oneDNN's kernels compute there, in builds of torch that carry the library."""
+    runs_triton: ClassVar[bool] = False
+    """Whether kernels written in Triton can be compiled for it here."""
     untrusted: ClassVar[frozenset[str]] = frozenset()
     """Operations of the canary known to have been silently wrong there. The canary checks few shapes, so passing it
     does not lift these."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
+from importlib.util import find_spec
 from typing import Any, TypeVar
 
 import torch
@@ -27,6 +28,7 @@ class Cuda(Accelerator):
     collectives = "nccl"
     records_graphs = True
     pins_memory = True
+    runs_triton = find_spec("triton") is not None  # it comes with torch's builds for CUDA on Linux
 
     def read_later(self, values: torch.Tensor) -> Callable[[], list[float]]:
         arrived = torch.empty_like(values, device="cpu", pin_memory=True)

@@ -10,7 +10,18 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from lapclip.model.kernels import Compute, attention, layer_norm, linear, merge_heads, split_heads
+from lapclip.model.kernels import (
+    Compute,
+    attention,
+    is_exported,
+    layer_norm,
+    linear,
+    linear_gelu,
+    merge_heads,
+    one_query_attention,
+    projected_attention,
+    split_heads,
+)
 
 
 def quick_gelu(x: Tensor) -> Tensor:
@@ -59,13 +70,22 @@ class Attention(nn.Module):
         self.out = Linear(width, width)
 
     def forward(self, x_BLD: Tensor, added_BLD: Tensor) -> Tensor:
-        seen_BLD = attention(self.qkv(x_BLD), self.heads, self.compute.attention, causal=self.causal)
+        if isinstance(self.qkv, Linear):
+            weight, bias = self.qkv.weight, self.qkv.bias
+            seen_BLD = projected_attention(x_BLD, weight, bias, self.heads, self.compute, causal=self.causal)
+        else:  # with an addition of low rank
+            seen_BLD = attention(self.qkv(x_BLD), self.heads, self.compute.attention, causal=self.causal)
         return self.out(seen_BLD, added_BLD)
 
     def one_query(self, x_BLD: Tensor, query_BD: Tensor, added_BD: Tensor | None, mask: Tensor | None) -> Tensor:
         """Attention of a single token per sequence over all tokens; the mask is (B, 1, 1, L)."""
         width = x_BLD.shape[-1]
-        query = self.qkv.rows(query_BD, 0, width).unsqueeze(1)
+        query_BD = self.qkv.rows(query_BD, 0, width)
+        # Additions of low rank have no weight to go through, and exports keep the layers that int8 rounds.
+        if isinstance(self.qkv, Linear) and not is_exported():
+            weight, bias = self.qkv.weight[width:], self.qkv.bias[2 * width :]
+            return self.out(one_query_attention(x_BLD, query_BD, weight, bias, self.heads, mask), added_BD)
+        query = query_BD.unsqueeze(1)
         key, value = self.qkv.rows(x_BLD, width, 3 * width).chunk(2, dim=-1)
         query, key, value = (split_heads(part, self.heads) for part in (query, key, value))
         seen_B1D = merge_heads(F.scaled_dot_product_attention(query, key, value, attn_mask=mask))
@@ -119,6 +139,9 @@ class Block(nn.Module):
         return self._mlp(self.ln_2(x_BD), x_BD)
 
     def _mlp(self, x: Tensor, added: Tensor) -> Tensor:
+        if self.activation is F.gelu:
+            layer = self.mlp_in
+            return self.mlp_out(linear_gelu(x, layer.weight, layer.bias, layer.compute.linear), added)
         return self.mlp_out(self.activation(self.mlp_in(x)), added)
 
 

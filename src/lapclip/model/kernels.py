@@ -16,10 +16,13 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from lapclip.machine.choose_device import norms_mixed_dtypes, ready_for_attention, runs_onednn, trusts_is_causal
-
-ATTENTION = ("fused", "products")
-LINEAR = ("torch", "onednn")
+from lapclip.machine.choose_device import (
+    norms_mixed_dtypes,
+    ready_for_attention,
+    runs_onednn,
+    runs_triton,
+    trusts_is_causal,
+)
 
 
 @dataclass(frozen=True)
@@ -29,9 +32,11 @@ class Compute:
     dtype: torch.dtype | None = None
     """Precision of activations and products; None is the weights' own."""
     attention: str = "fused"
-    """`fused` is torch's own attention; `products` writes it as two products with a softmax between them."""
+    """`fused` is torch's own attention; `products` writes it as two products with a softmax between them; `triton` is
+    our own kernel for short sequences on CUDA."""
     linear: str = "torch"
-    """`torch` takes the library torch prefers; `onednn` asks for oneDNN, which is often faster on AMD processors."""
+    """`torch` takes the library torch prefers; `onednn` asks for oneDNN, which is often faster on AMD processors;
+    `triton` has our own kernel compute GELU, and the gradient of the bias before it, on CUDA."""
     recompute: bool = False
     """Compute each block but the last again in the backward pass instead of keeping what it computed."""
 
@@ -44,6 +49,17 @@ def has_onednn(device: torch.device, dtype: torch.dtype = torch.float32) -> bool
     if not runs_onednn(device) or not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
         return False
     return dtype == torch.float32 or (dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
+def has_triton(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether the `triton` form of an operation can be had: on CUDA, in half precision."""
+    return dtype in (torch.bfloat16, torch.float16) and runs_triton(device)
+
+
+def is_exported() -> bool:
+    """Whether a model is being written down for other programs. `torch.compile` claims that too while it looks on."""
+    traced = torch.jit.is_tracing()  # pyright: ignore[reportPrivateImportUsage]
+    return traced or (torch.compiler.is_exporting() and not torch.compiler.is_dynamo_compiling())
 
 
 def layer_norm(x_BLD: Tensor, weight_D: Tensor, bias_D: Tensor, eps: float) -> Tensor:
@@ -63,15 +79,70 @@ def linear(x: Tensor, weight_OI: Tensor, bias_O: Tensor | None, form: str, added
     return y if added is None else added + y
 
 
-def attention(qkv_BLD: Tensor, heads: int, form: str, *, causal: bool) -> Tensor:
-    """Multi-head self-attention of fused queries, keys and values (B, L, 3 D) to (B, L, D)."""
+def linear_gelu(x: Tensor, weight_OI: Tensor, bias_O: Tensor, form: str) -> Tensor:
+    """GELU of a linear layer's result."""
+    if form == "triton" and has_triton(x.device, x.dtype):
+        from lapclip.model.triton_kernels import Gelu
+
+        return Gelu.apply(linear(x, weight_OI, bias_O.detach(), form), bias_O)  # pyright: ignore[reportReturnType]
+    return F.gelu(linear(x, weight_OI, bias_O, form))
+
+
+def projected_attention(
+    x_BLD: Tensor, weight: Tensor, bias: Tensor, heads: int, compute: Compute, *, causal: bool
+) -> Tensor:
+    """Attention of what a projection (3 D, D) makes of x."""
+    if compute.attention == "triton" and fits_triton(x_BLD, heads):  # which takes the gradient of the bias as well
+        qkv_BLD = linear(x_BLD, weight, bias.detach(), compute.linear)
+        return attention(qkv_BLD, heads, compute.attention, causal=causal, bias=bias)
+    return attention(linear(x_BLD, weight, bias, compute.linear), heads, compute.attention, causal=causal)
+
+
+def fits_triton(x_BLD: Tensor, heads: int) -> bool:
+    """Whether the `triton` form of attention can be had for sequences like these."""
+    if not has_triton(x_BLD.device, x_BLD.dtype):
+        return False
+    from lapclip.model.triton_kernels import HEAD_SIZES, LONGEST
+
+    return x_BLD.shape[1] <= LONGEST and x_BLD.shape[2] / heads in HEAD_SIZES
+
+
+def attention(qkv_BLD: Tensor, heads: int, form: str, *, causal: bool, bias: Tensor | None = None) -> Tensor:
+    """Multi-head self-attention of fused queries, keys and values (B, L, 3 D) to (B, L, D).
+
+    The bias is one that was added to them without a gradient, which `triton` then takes on the way.
+    """
     if form == "products":
         return _ProductAttention.apply(qkv_BLD, heads, causal)  # pyright: ignore[reportReturnType]
+    if form == "triton" and fits_triton(qkv_BLD, 3 * heads):
+        from lapclip.model.triton_kernels import ShortAttention
+
+        return ShortAttention.apply(qkv_BLD, bias, heads, causal)  # pyright: ignore[reportReturnType]
     query, key, value = (split_heads(part, heads) for part in qkv_BLD.chunk(3, dim=-1))
     if causal and not trusts_is_causal(qkv_BLD.device):
         mask_LL = torch.ones(qkv_BLD.shape[1], qkv_BLD.shape[1], dtype=torch.bool, device=qkv_BLD.device).tril()
         return merge_heads(F.scaled_dot_product_attention(query, key, value, attn_mask=mask_LL))
     return merge_heads(F.scaled_dot_product_attention(query, key, value, is_causal=causal))
+
+
+def one_query_attention(
+    x_BLD: Tensor, query_BD: Tensor, key_value_weight: Tensor, value_bias_D: Tensor, heads: int, mask: Tensor | None
+) -> Tensor:
+    """Attention of one query of each sequence over all its tokens, without computing keys and values (B, D).
+
+    q (W x) is (q W) x, and the sum of p (W x) is W times the sum of p x: so each head's query goes through the weights
+    of the keys once, and what it sees goes through those of the values, instead of every token through both. The bias
+    of the keys adds the same to all scores of a query, which a softmax does not see, so it is not asked for.
+    key_value_weight is (2 D, D); the mask is (B, 1, 1, L).
+    """
+    key_HdD, value_HdD = key_value_weight.to(x_BLD.dtype).unflatten(0, (2, heads, -1)).unbind(0)
+    size = key_HdD.shape[1]
+    query_HBd = (query_BD * size**-0.5).unflatten(-1, (heads, size)).transpose(0, 1)
+    scores_BHL = torch.bmm(torch.bmm(query_HBd, key_HdD).transpose(0, 1), x_BLD.mT)
+    if mask is not None:
+        scores_BHL = scores_BHL.masked_fill(~mask.squeeze(1), -torch.inf)
+    seen_HBD = torch.bmm(scores_BHL.softmax(-1), x_BLD).transpose(0, 1)
+    return torch.bmm(seen_HBD, value_HdD.mT).transpose(0, 1).flatten(1) + value_bias_D.to(x_BLD.dtype)
 
 
 def split_heads(x_BLD: Tensor, heads: int) -> Tensor:

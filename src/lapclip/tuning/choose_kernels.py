@@ -18,7 +18,7 @@ from lapclip.config import AUTO, ModelConfig, TrainConfig
 from lapclip.errors import ConfigError, first_line
 from lapclip.machine.device import DTYPES, Device
 from lapclip.machine.timing import WORTH, in_turns
-from lapclip.model.kernels import ATTENTION, LINEAR, attention, has_onednn, linear
+from lapclip.model.kernels import attention, has_onednn, has_triton, linear, linear_gelu
 from lapclip.paths import CacheFile
 
 CACHE = CacheFile("kernels.json")
@@ -64,17 +64,18 @@ def choose_kernels(
     if model.image_tower == "convolutions":
         image = text  # it has neither attention nor large linear layers, so the text tower decides
     check_kernels(train, device)
-    comparisons = {
-        "image_attention": (ATTENTION, _attention(image, causal=False)),
-        "text_attention": (ATTENTION, _attention(text, causal=model.architecture == "clip")),
-        "linear": (LINEAR, _linear((image, text))),
+    operations = {
+        "image_attention": _attention(image, causal=False),
+        "text_attention": _attention(text, causal=model.architecture == "clip"),
+        "linear": _linear((image, text)),
     }
     choices, reasons = {}, {}
-    for name, (forms, operation) in comparisons.items():
+    for name, operation in operations.items():
+        forms = forms_here(name, device, train.dtype)
         if getattr(train, name) != AUTO:
             choice = getattr(train, name), "asked for"
-        elif name == "linear" and not has_onednn(device.torch, DTYPES[train.dtype]):
-            choice = "torch", "the only form here"
+        elif len(forms) == 1:
+            choice = forms[0], "the only form here"
         else:
             sizes = f"{batch} {image} {text} {train.dtype} {torch.get_num_threads()}"
             key = f"{name} {sizes} {device.key} lapclip {__version__}"
@@ -87,12 +88,23 @@ def choose_kernels(
     return choices, reasons
 
 
+def forms_here(name: str, device: Device, dtype: str) -> tuple[str, ...]:
+    """The forms that can be had here of what a setting is about, torch's own first."""
+    forms = ("torch",) if name == "linear" else ("fused", "products")
+    if name == "linear" and has_onednn(device.torch, DTYPES[dtype]):
+        forms = (*forms, "onednn")
+    return (*forms, "triton") if has_triton(device.torch, DTYPES[dtype]) else forms
+
+
 def check_kernels(train: TrainConfig, device: Device) -> None:
     """Refuse what was asked for and cannot be had here."""
-    if train.linear == "onednn" and not has_onednn(device.torch, DTYPES[train.dtype]):
-        raise ConfigError(
-            f"train.linear onednn cannot be had on {device.kind} in {train.dtype}.", hint="--set train.linear=auto"
-        )
+    for name in ("image_attention", "text_attention", "linear"):
+        asked = getattr(train, name)
+        if asked != AUTO and asked not in forms_here(name, device, train.dtype):
+            raise ConfigError(
+                f"train.{name} {asked} cannot be had on {device.kind} in {train.dtype}.",
+                hint=f"--set train.{name}=auto",
+            )
 
 
 Run = Callable[[str], list[Tensor]]
@@ -106,12 +118,15 @@ def _attention(sizes: Sizes, *, causal: bool) -> Operation:
         qkv_BLD, grad_BLD = (
             _numbers((batch, sizes.tokens, width), device, dtype) for width in (3 * sizes.width, sizes.width)
         )
+        bias_D = torch.zeros(3 * sizes.width, device=device, dtype=dtype, requires_grad=True)
 
         def run(form: str) -> list[Tensor]:
-            qkv_BLD.grad = None  # as a step does; adding to an old gradient would be timed too
-            y_BLD = attention(qkv_BLD, sizes.heads, form, causal=causal)
+            qkv_BLD.grad = bias_D.grad = None  # as a step does; adding to an old gradient would be timed too
+            y_BLD = attention(qkv_BLD, sizes.heads, form, causal=causal, bias=bias_D)
             y_BLD.backward(grad_BLD.detach())
-            return _results(y_BLD, qkv_BLD)
+            if bias_D.grad is None and qkv_BLD.grad is not None:  # what the projection has to do for the other forms
+                bias_D.grad = qkv_BLD.grad.sum((0, 1))
+            return _results(y_BLD, qkv_BLD, bias_D)
 
         return run
 
@@ -121,24 +136,29 @@ def _attention(sizes: Sizes, *, causal: bool) -> Operation:
 def _linear(towers: tuple[Sizes, ...]) -> Operation:
     def make(batch: int, device: torch.device, dtype: torch.dtype) -> Run:
         layers = [
-            [_numbers(shape, device, dtype) for shape in ((batch, sizes.tokens, inputs), (outputs, inputs), (outputs,))]
+            (
+                layer,
+                [
+                    _numbers(shape, device, dtype)
+                    for shape in ((batch, sizes.tokens, inputs), (outputs, inputs), (outputs,))
+                ],
+            )
             for sizes in towers
-            for inputs, outputs in (
-                (sizes.width, 3 * sizes.width),
-                (sizes.width, sizes.width),
-                (sizes.width, sizes.hidden),
-                (sizes.hidden, sizes.width),
+            for layer, inputs, outputs in (
+                (linear, sizes.width, 3 * sizes.width),
+                (linear, sizes.width, sizes.width),
+                (linear_gelu, sizes.width, sizes.hidden),
+                (linear, sizes.hidden, sizes.width),
             )
         ]
 
         def run(form: str) -> list[Tensor]:
             results = []
-            for layer in layers:
-                for part in layer:
-                    part.grad = None
-                y = linear(layer[0], layer[1], layer[2], form)
+            for layer, (x, weight_OI, bias_O) in layers:
+                x.grad = weight_OI.grad = bias_O.grad = None
+                y = layer(x, weight_OI, bias_O, form)
                 y.backward(y.detach())
-                results += _results(y, *layer)
+                results += _results(y, x, weight_OI, bias_O)
             return results
 
         return run
@@ -179,7 +199,12 @@ def _fastest(
     if not good:
         return own, "; ".join(rejected.values())
     run = operation(batch, device.torch, DTYPES[dtype])
-    runs = {form: lambda form=form: run(form) for form in (own, *good)}
+    runs: dict[str, Callable[[], object]] = {form: lambda form=form: run(form) for form in (own, *good)}
+    if device.records_graphs:  # steps are recorded or keep the device busy, so launches are not to count
+        recorder = device.graph_recorder()
+        for each in runs.values():
+            recorder.warm_up(each)
+        runs = {form: recorder.record(each)[0] for form, each in runs.items()}
     medians = in_turns(runs, device.synchronise, ROUNDS, seconds, least_rounds=2)
     best = min(good, key=medians.__getitem__)
     chosen, other = (best, own) if medians[own] > WORTH * medians[best] else (own, best)

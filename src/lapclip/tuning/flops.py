@@ -1,8 +1,8 @@
 """How many multiply-adds a training step must do, and how fast this machine does products of those shapes.
 
 Counted: every matrix product of the towers, forward once and backward twice (for the input and for the weights;
-pixels need no gradient, so patches count once), as our step does them: captions trimmed, the last block's query,
-projection and MLP for the pooled token alone (a SigLIP pools images after it, which costs as much as one more such
+pixels need no gradient, so patches count once), as our step does them: captions trimmed, the last block for the pooled
+token alone and without its keys and values (a SigLIP pools images after it, which costs as much as one more such
 block), causal attention for the keys a query may see. Not counted: norms, softmax, GELU, the loss, the optimiser. A
 product of (m, k) and (k, n) counts 2 m k n operations.
 """
@@ -54,18 +54,27 @@ def step_products(shape: ModelConfig, batch: int, caption_tokens: int) -> list[P
         layers, tokens = shape.image_layers + siglip, shape.class_tokens + patches
         towers.insert(0, (shape.image_width, layers, shape.image_heads, shape.image_hidden, tokens, 1.0))
     for width, layers, heads, hidden, tokens, seen in towers:
-        rows, head = batch * tokens, width // heads
+        rows = batch * tokens
         for layer in range(layers):
-            pooled = layer == layers - 1
-            queries, keys_seen = (1, 1.0) if pooled else (tokens, seen)
+            if layer < layers - 1:
+                queries, size = batch * tokens, width // heads
+                attention = [
+                    Product(1, rows, width, 3 * width),
+                    Product(batch * heads, tokens, size, tokens, times=3 * seen),
+                    Product(batch * heads, tokens, tokens, size, times=3 * seen),
+                ]
+            else:  # keys and values are not computed (`one_query_attention`)
+                queries = batch
+                attention = [
+                    *[Product(1, batch, width, width)] * 3,
+                    Product(batch, heads, width, tokens),
+                    Product(batch, heads, tokens, width),
+                ]
             products += [
-                Product(1, rows, width, 2 * width),
-                Product(1, batch * queries, width, width),
-                Product(batch * heads, queries, head, tokens, times=3 * keys_seen),
-                Product(batch * heads, queries, tokens, head, times=3 * keys_seen),
-                Product(1, batch * queries, width, width),
-                Product(1, batch * queries, width, hidden),
-                Product(1, batch * queries, hidden, width),
+                *attention,
+                Product(1, queries, width, width),
+                Product(1, queries, width, hidden),
+                Product(1, queries, hidden, width),
             ]
         products.append(Product(1, batch, width, shape.embedding))
     return products
