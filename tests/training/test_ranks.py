@@ -23,10 +23,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 
-from lapclip.commands.resume import follow, resume, take_part
-from lapclip.commands.run_setup import fit_ranks, fit_shards, fit_threads, read_request
+from lapclip.commands.resume import follow, load_early, resume, take_part
+from lapclip.commands.run_setup import fit_ranks, fit_shards, fit_threads, gather, read_request
 from lapclip.commands.train import company, train
+from lapclip.config import replace_in
 from lapclip.data.batches import Batch, deal
 from lapclip.data.loading import StreamedPixels
 from lapclip.errors import ConfigError, LostRank, RankFailed, RunBusy
@@ -314,6 +316,32 @@ def test_memory_that_runs_out_on_one_rank_changes_all(two: Path, monkeypatch: py
 def test_features_are_computed_in_shares(two: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(two)
     assert any("computed in" in note for note in events("started", "frozen-together")[0]["notes"])
+
+
+@pytest.fixture
+def unconnected() -> Iterator[list[Ranks]]:
+    """Two ranks that can leave words for each other, and no more."""
+    store = dist.HashStore()  # pyright: ignore[reportPrivateImportUsage]
+    ranks = [Ranks(rank, 2, store) for rank in range(2)]
+    yield ranks
+    for rank in ranks:
+        rank.close()
+
+
+def test_a_rank_that_follows_loads_the_data_while_the_writer_does(here: Path, unconnected: list[Ranks]) -> None:
+    made = gather(read_request("first-run", SMALL, None), None, unconnected[0])
+    loaded = load_early(unconnected[1])
+    assert loaded is not None
+    assert loaded.data.fingerprint == made.data.fingerprint
+    assert loaded.fits(made.config)
+    assert not loaded.fits(replace_in(made.config, "data", seed=1))
+    assert not loaded.fits(replace_in(made.config, "model", image_size=64))
+
+
+def test_a_rank_that_fails_before_all_are_connected_is_named(unconnected: list[Ranks]) -> None:
+    unconnected[1].tell_failure(MemoryError("no memory"))
+    with pytest.raises(LostRank, match=r"set-up of rank 1.*no memory"):
+        unconnected[0].connect()
 
 
 def test_the_tree_does_not_depend_on_who_adds() -> None:

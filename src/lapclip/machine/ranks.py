@@ -59,6 +59,8 @@ SILENT_AFTER = 75.0
 that is back after half a minute has carried something by then."""
 LOOK_EVERY = 2.0
 """Seconds between two signs of life."""
+ASK_EVERY = 0.2
+"""Seconds between two looks for a word of another rank, at most: whoever waits sets up the later by them."""
 WORD_COMES = 5.0
 """Seconds in which a rank that failed has told the others what to do."""
 LAST_WORDS = 1.0
@@ -71,7 +73,7 @@ TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 """What torchrun puts into the environment of every process."""
 ENDPOINT = "PET_RDZV_ENDPOINT"
 """Where torchrun takes the address of the rendezvous from, unless it is on its command line."""
-_FAILED, _BACKEND = "failed", "backend"
+_FAILED, _BACKEND, _EARLY = "failed", "backend", "early"
 
 
 def under_torchrun() -> bool:
@@ -274,8 +276,19 @@ class Ranks:
             if self.many and self.rank == 0:
                 time.sleep(LAST_WORDS)
 
+    def announce(self, word: Any) -> None:
+        """Tell the others, before all are connected, what they can begin with while this rank sets up."""
+        if self.many:
+            self._store.set(_EARLY, json.dumps(word))
+
+    def announced(self) -> Any:
+        """What the writer has announced; None where it is ready to connect and has announced nothing."""
+        self._await((_EARLY, _BACKEND), "set-up", self.writer)
+        return json.loads(self._store.get(_EARLY)) if self._store.check([_EARLY]) else None
+
     def connect(self, collectives: str = "gloo") -> None:
-        """Meet the others, when the writer is ready: it may have been at work for long. `collectives` is its word."""
+        """Meet the others, when all are ready: they may have been at work for long. `collectives` is the writer's
+        word."""
         import torch.distributed as dist
 
         if self is ALONE or dist.is_initialized():
@@ -284,7 +297,11 @@ class Ranks:
             by_gpu = collectives == "nccl" and self.all_nccl
             self._store.set(_BACKEND, "cpu:gloo,cuda:nccl" if by_gpu else "gloo")
         else:
-            self._await(_BACKEND, "set-up")
+            self._await((_BACKEND,), "set-up", self.writer)
+        # The engine would wait for a rank that has failed, and say nothing.
+        self._store.set(f"ready/{self.rank}", "1")
+        for peer in self.others:
+            self._await((f"ready/{peer}",), "set-up", peer)
         backend = self._store.get(_BACKEND).decode()
         self._by_gpu = "nccl" in backend
         try:
@@ -312,19 +329,19 @@ class Ranks:
             time.sleep(0.05)
         return json.loads(self._store.get(key))
 
-    def _await(self, key: str, what: str) -> None:
-        """Wait for something that the writer will say, as long as it takes."""
+    def _await(self, keys: Sequence[str], what: str, peer: int) -> None:
+        """Wait until a rank has said one of these words, as long as it takes."""
         began = time.monotonic()
-        with self._waits(f"the {what} of rank {self.writer}"):
+        with self._waits(f"the {what} of rank {peer}"):
             while True:
                 try:
-                    if self._store.check([key]):
+                    if any(self._store.check([key]) for key in keys):
                         return
                     if self._store.check([_FAILED]):
-                        raise self._lost(self.writer, what)
+                        raise self._lost(peer, what)
                 except RuntimeError as error:  # whoever kept it has ended
-                    raise self._lost(self.writer, what, error) from error
-                time.sleep(min(LOOK_EVERY, 0.05 + 0.1 * (time.monotonic() - began)))
+                    raise self._lost(peer, what, error) from error
+                time.sleep(min(ASK_EVERY, 0.05 + 0.1 * (time.monotonic() - began)))
 
     # What ranks say to each other
 
