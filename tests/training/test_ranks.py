@@ -27,7 +27,7 @@ import torch.distributed as dist
 
 from lapclip.commands.resume import follow, load_early, resume, take_part
 from lapclip.commands.run_setup import fit_ranks, fit_shards, fit_threads, gather, read_request
-from lapclip.commands.train import company, train
+from lapclip.commands.train import Final, company, embed_final, train
 from lapclip.config import replace_in
 from lapclip.data.batches import Batch, deal
 from lapclip.data.loading import StreamedPixels
@@ -41,6 +41,7 @@ from lapclip.together import MACHINES
 from lapclip.training import shards as shards_module
 from lapclip.training import step as training_step
 from lapclip.training.fallback import smaller
+from lapclip.training.loop import Training, score_embeddings
 from lapclip.training.shards import add_in_tree, own_shards, whole_nodes
 from lapclip.training.step import TrainStep
 
@@ -221,6 +222,12 @@ def test_every_item_is_computed_once_by_whoever_is_free(four: list[dict[str, Any
     assert sum(found["shared"][1] for found in four) == 70
 
 
+def test_a_share_that_fails_on_one_rank_fails_on_all(four: list[dict[str, Any]]) -> None:
+    for rank, found in enumerate(four):
+        assert "no memory" in found["failed share"][0]
+        assert found["failed share"][1] is (rank == 1)  # who knows why can say what would help
+
+
 def test_all_stop_where_one_rank_is_asked_to(four: list[dict[str, Any]]) -> None:
     assert [found["agreed"] for found in four] == [[None, "SIGINT on rank 3"]] * 4
 
@@ -299,6 +306,16 @@ def same_runs(name: str) -> None:
     ended = [events("finished", f"{name}-{how}")[0] for how in ("together", "alone")]
     assert ended[0]["evaluation"] == ended[1]["evaluation"]
     assert ended[0]["step"] == ended[1]["step"]
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_all_ranks_compute_the_last_evaluation(name: str, two: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(two)
+    (ended,) = events("finished", f"{name}-alone")
+    scored = json.loads((two / "other" / "cache" / f"{name}-final.json").read_text())
+    assert scored["evaluation"].items() <= ended["evaluation"].items()
+    assert scored["start"] is None or scored["start"].items() <= ended["start_evaluation"].items()
+    assert (scored["start"] is None) == (name == "memory")
 
 
 def test_only_the_rank_that_writes_leaves_files(two: Path) -> None:
@@ -552,6 +569,22 @@ def shared_items(ranks: Ranks) -> tuple[list[list[int]], int]:
     return [found.tolist() for found in ranks.computed_in_shares(range(70), compute)], len(own)
 
 
+def failed_share(ranks: Ranks) -> tuple[str, bool]:
+    """What a rank says where one has no memory for its share, and whether it knows the error itself."""
+
+    def compute(at: int) -> np.ndarray:
+        if ranks.rank == 1:
+            raise torch.OutOfMemoryError("no memory")
+        time.sleep(0.02)
+        return np.zeros(at)
+
+    try:
+        list(ranks.computed_in_shares(range(20), compute))
+    except RankFailed as error:
+        return str(error), isinstance(error.__cause__, torch.OutOfMemoryError)
+    return "", False
+
+
 def _write(rank: Ranks, found: dict[str, Any]) -> None:
     Path(f"{rank.rank}.json").write_text(json.dumps(found))
 
@@ -566,6 +599,7 @@ def _steps() -> None:
             found["failed"] = [failed_steps(shards, ranks) for shards in FAILING_SHARDS]
         found["files"] = shared_files(ranks)
         found["shared"] = shared_items(ranks)
+        found["failed share"] = failed_share(ranks)
         found["agreed"] = [ranks.agreed(None), ranks.agreed("SIGINT" if ranks.rank == 3 else None)]
         _write(ranks, found)
     try:
@@ -593,8 +627,25 @@ def _runs(runs: dict[str, list[str]]) -> None:
             if ranks.writes:
                 train("first-run", settings, name=f"{name}-together", ranks=ranks)
             else:
-                with out_of_memory(wanted=name == "memory"):
+                with out_of_memory(wanted=name == "memory"), last_embeddings(Path("cache", f"{name}-final.json")):
                     follow(ranks)
+
+
+@contextmanager
+def last_embeddings(path: Path) -> Iterator[None]:
+    """What a rank that follows has of the last evaluation, as scores in a file."""
+
+    def embed(training: Training) -> Final:
+        final, batch_size = embed_final(training), training.config.train.batch_size
+        start = final.start_embedded and score_embeddings(*final.start_embedded, batch_size)
+        scored = {"evaluation": score_embeddings(*final.embedded, batch_size), "start": start}
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(json.dumps(scored))
+        return final
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("lapclip.commands.resume.embed_final", embed)
+        yield
 
 
 def _streamed() -> None:

@@ -33,6 +33,7 @@ from lapclip.commands.train import (
     check_same_start,
     company,
     competitors,
+    embed_final,
     measure,
     note_job,
     recording,
@@ -178,7 +179,7 @@ def follow(ranks: Ranks) -> None:
             check_same_start(training)
             measure(training)
             training.stop_reason = signals.reason
-            if persist(training, lambda training: {}, build_again) is None:
+            if persist(training, _finish_with_writer, build_again) is None:
                 ranks.check_stop(training.stopped_by)
 
 
@@ -193,6 +194,12 @@ class Loaded:
         """Whether complete settings mean the same data, seen alike."""
         settled, _ = fit_data(self.config, self.data, asked_batch=True)
         return settled.data == config.data and View.of(settled.model) == View.of(config.model)
+
+
+def _finish_with_writer(training: Training) -> dict[str, Any]:
+    """A share of the last evaluation; the writer has its scores."""
+    embed_final(training)
+    return {}
 
 
 def load_early(ranks: Ranks) -> Loaded | None:

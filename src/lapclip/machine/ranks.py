@@ -27,13 +27,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, nullcontext, suppress
 from datetime import timedelta
+from functools import partial
 from pathlib import Path, PurePosixPath
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import psutil
 
-from lapclip.errors import LostRank, TrainingError, first_line
+from lapclip.errors import LapclipError, LostRank, RankFailed, TrainingError, first_line
 from lapclip.machine.facts import logical_cores
 from lapclip.paths import write_atomic
 from lapclip.text import counted, duration, one_line
@@ -454,7 +455,7 @@ class Ranks:
     def computed_in_shares(self, items: Sequence[T], compute: Callable[[T], np.ndarray]) -> Iterator[np.ndarray]:
         """What is computed of each item, in order: each rank computes some of them and gives them to the others. All
         ranks have the same items, and each item is computed the same way wherever that is. Whoever is done with one
-        takes the next, so a slow rank, or one that begins late, has fewer."""
+        takes the next, so a slow rank, or one that begins late, has fewer. Where one fails, all do."""
         if not self.many:
             yield from map(compute, items)
             return
@@ -462,12 +463,33 @@ class Ranks:
 
         for first in range(0, len(items), SHARES * self.count):
             window = items[first : first + SHARES * self.count]
-            own = {at: compute(window[at]) for at in self._taken(len(window))}
+            own = self.all_or_none(partial(self._share_of, window, compute))
             found: dict[int, np.ndarray] = {}
             for rank in range(self.count):
                 taken = self.from_rank(rank, list(own), "share")
                 found |= zip(taken, self._arrays_from(rank, list(own.values())), strict=True)
             yield from (np.asarray(found[at]) for at in range(len(window)))
+
+    def _share_of(self, items: Sequence[T], compute: Callable[[T], np.ndarray]) -> dict[int, np.ndarray]:
+        return {at: compute(items[at]) for at in self._taken(len(items))}
+
+    def all_or_none(self, task: Callable[[], T]) -> T:
+        """Do what each rank does by itself. Where it fails on one, all raise the same, so that they can change their
+        settings alike; but an error that has been explained stays what it is where it occurred."""
+        if not self.many:
+            return task()
+        try:
+            found = task()
+        except LostRank:
+            raise
+        except Exception as error:
+            said = self.agreed(first_line(error) or type(error).__name__)
+            if isinstance(error, LapclipError):
+                raise
+            raise RankFailed(f"A rank could not go on: {one_line(said or '')}.") from error
+        if said := self.agreed(None):
+            raise RankFailed(f"A rank could not go on: {one_line(said)}.")
+        return found
 
     def _taken(self, count: int) -> Iterator[int]:
         """Those of so many items that this rank takes, one after the other."""
