@@ -25,6 +25,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from lapclip.cli.doctor import doctor
+from lapclip.cli.runs import runs
 from lapclip.commands.resume import follow, load_early, resume, take_part
 from lapclip.commands.run_setup import fit_ranks, fit_shards, fit_threads, gather, read_request
 from lapclip.commands.train import Final, company, embed_final, train
@@ -434,6 +436,18 @@ def test_who_left_and_who_came_is_told(here: Path, monkeypatch: pytest.MonkeyPat
     here_again = company(run, Ranks(0, 2, hosts=["desktop", "laptop"]))
     assert here_again[0] == "trained by desktop and laptop"
     assert "2 of 3 computers" in here_again[1]
+
+
+def test_who_lists_a_run_of_several_computers_is_told_to_go_on_with_them(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train_small(callbacks=stop_after(2))
+    runs()
+    assert "resume run\n" in capsys.readouterr().out
+    Run(Path("runs/run")).record("together", {"machines": 2})
+    runs()
+    doctor("run")
+    assert capsys.readouterr().out.count("resume run --machines 2") == 2
 
 
 def test_a_run_that_its_agent_will_start_again_can_be_asked_to_stop(here: Path) -> None:

@@ -120,7 +120,7 @@ def resume(
         try:
             setup = set_up_again(run, saved, callbacks.data_progress, ranks)
         except KeyboardInterrupt:
-            told = f"Interrupted before {run.name} went on; it is as it was. Go on: {command('resume', run.typed)}"
+            told = f"Interrupted before {run.name} went on; it is as it was. Go on: {run.resume_command()}"
             raise KeyboardInterrupt(told) from None
         with stop_signals() as signals, recording(run, callbacks, setup.config) as log:
             training = start_training(run, setup, log, ranks)

@@ -194,7 +194,8 @@ def measure(training: Training) -> None:
         events.Together(step=training.progress.step, worth=worth.to_dict(), text=worth.line(train.batch_size))
     )
     if ranks.writes:
-        training.run.record("together", worth.to_dict())
+        wanted = machines_wanted()  # so that others know how the run is gone on with
+        training.run.record("together", worth.to_dict() | ({"machines": wanted} if wanted else {}))
 
 
 def record_truth(training: Training) -> None:
