@@ -1,7 +1,8 @@
 """Commands that lapclip suggests: with all that the user gave, and quoted, so that they can be typed as they stand.
 
-`command` makes any of them. `train_command` makes that of another run from the settings of one that was there: the
-same data, recipe, model to start from, teacher and settings, with some of them changed.
+`command` makes any of them, `resume_command` the one that goes on with a run. `train_command` makes that of another run
+from the settings of one that was there: the same data, recipe, model to start from, teacher and settings, with some of
+them changed.
 """
 
 from __future__ import annotations
@@ -88,6 +89,13 @@ def train_command(saved: Mapping[str, Any], *changes: str, recipe: str = "", nam
     data = [source_word(source)] if source != DRAWN else []
     flagged = [word for flag, value in flags.items() if value for word in (flag, value)]
     return command("train", *data, *flagged, *set_words(settings))
+
+
+def resume_command(name: str, saved: Mapping[str, Any]) -> str:
+    """The command that goes on with a run as its run.toml says that it was trained: with as many computers, or
+    alone."""
+    machines = number(_section(saved, "together").get("machines")) or 0
+    return command("resume", name, *(["--machines", f"{machines:.0f}"] if machines > 1 else []))
 
 
 def tune_command(saved: Mapping[str, Any]) -> str:

@@ -23,10 +23,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 
-from lapclip.commands.resume import follow, resume, take_part
-from lapclip.commands.run_setup import fit_ranks, fit_shards, fit_threads, read_request
-from lapclip.commands.train import company, train
+from lapclip.cli.doctor import doctor
+from lapclip.cli.runs import runs
+from lapclip.commands.resume import follow, load_early, resume, take_part
+from lapclip.commands.run_setup import fit_ranks, fit_shards, fit_threads, gather, read_request
+from lapclip.commands.train import Final, company, embed_final, train
+from lapclip.config import replace_in
 from lapclip.data.batches import Batch, deal
 from lapclip.data.loading import StreamedPixels
 from lapclip.errors import ConfigError, LostRank, RankFailed, RunBusy
@@ -39,6 +43,7 @@ from lapclip.together import MACHINES
 from lapclip.training import shards as shards_module
 from lapclip.training import step as training_step
 from lapclip.training.fallback import smaller
+from lapclip.training.loop import Training, score_embeddings
 from lapclip.training.shards import add_in_tree, own_shards, whole_nodes
 from lapclip.training.step import TrainStep
 
@@ -219,6 +224,12 @@ def test_every_item_is_computed_once_by_whoever_is_free(four: list[dict[str, Any
     assert sum(found["shared"][1] for found in four) == 70
 
 
+def test_a_share_that_fails_on_one_rank_fails_on_all(four: list[dict[str, Any]]) -> None:
+    for rank, found in enumerate(four):
+        assert "no memory" in found["failed share"][0]
+        assert found["failed share"][1] is (rank == 1)  # who knows why can say what would help
+
+
 def test_all_stop_where_one_rank_is_asked_to(four: list[dict[str, Any]]) -> None:
     assert [found["agreed"] for found in four] == [[None, "SIGINT on rank 3"]] * 4
 
@@ -299,6 +310,16 @@ def same_runs(name: str) -> None:
     assert ended[0]["step"] == ended[1]["step"]
 
 
+@pytest.mark.parametrize("name", RUNS)
+def test_all_ranks_compute_the_last_evaluation(name: str, two: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(two)
+    (ended,) = events("finished", f"{name}-alone")
+    scored = json.loads((two / "other" / "cache" / f"{name}-final.json").read_text())
+    assert scored["evaluation"].items() <= ended["evaluation"].items()
+    assert scored["start"] is None or scored["start"].items() <= ended["start_evaluation"].items()
+    assert (scored["start"] is None) == (name == "memory")
+
+
 def test_only_the_rank_that_writes_leaves_files(two: Path) -> None:
     assert sorted(path.name for path in two.iterdir()) == ["other", "runs", "start"]
     assert [path.name for path in (two / "other").iterdir()] == ["cache"]
@@ -314,6 +335,32 @@ def test_memory_that_runs_out_on_one_rank_changes_all(two: Path, monkeypatch: py
 def test_features_are_computed_in_shares(two: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(two)
     assert any("computed in" in note for note in events("started", "frozen-together")[0]["notes"])
+
+
+@pytest.fixture
+def unconnected() -> Iterator[list[Ranks]]:
+    """Two ranks that can leave words for each other, and no more."""
+    store = dist.HashStore()  # pyright: ignore[reportPrivateImportUsage]
+    ranks = [Ranks(rank, 2, store) for rank in range(2)]
+    yield ranks
+    for rank in ranks:
+        rank.close()
+
+
+def test_a_rank_that_follows_loads_the_data_while_the_writer_does(here: Path, unconnected: list[Ranks]) -> None:
+    made = gather(read_request("first-run", SMALL, None), None, unconnected[0])
+    loaded = load_early(unconnected[1])
+    assert loaded is not None
+    assert loaded.data.fingerprint == made.data.fingerprint
+    assert loaded.fits(made.config)
+    assert not loaded.fits(replace_in(made.config, "data", seed=1))
+    assert not loaded.fits(replace_in(made.config, "model", image_size=64))
+
+
+def test_a_rank_that_fails_before_all_are_connected_is_named(unconnected: list[Ranks]) -> None:
+    unconnected[1].tell_failure(MemoryError("no memory"))
+    with pytest.raises(LostRank, match=r"set-up of rank 1.*no memory"):
+        unconnected[0].connect()
 
 
 def test_the_tree_does_not_depend_on_who_adds() -> None:
@@ -389,6 +436,18 @@ def test_who_left_and_who_came_is_told(here: Path, monkeypatch: pytest.MonkeyPat
     here_again = company(run, Ranks(0, 2, hosts=["desktop", "laptop"]))
     assert here_again[0] == "trained by desktop and laptop"
     assert "2 of 3 computers" in here_again[1]
+
+
+def test_who_lists_a_run_of_several_computers_is_told_to_go_on_with_them(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train_small(callbacks=stop_after(2))
+    runs()
+    assert "resume run\n" in capsys.readouterr().out
+    Run(Path("runs/run")).record("together", {"machines": 2})
+    runs()
+    doctor("run")
+    assert capsys.readouterr().out.count("resume run --machines 2") == 2
 
 
 def test_a_run_that_its_agent_will_start_again_can_be_asked_to_stop(here: Path) -> None:
@@ -524,6 +583,22 @@ def shared_items(ranks: Ranks) -> tuple[list[list[int]], int]:
     return [found.tolist() for found in ranks.computed_in_shares(range(70), compute)], len(own)
 
 
+def failed_share(ranks: Ranks) -> tuple[str, bool]:
+    """What a rank says where one has no memory for its share, and whether it knows the error itself."""
+
+    def compute(at: int) -> np.ndarray:
+        if ranks.rank == 1:
+            raise torch.OutOfMemoryError("no memory")
+        time.sleep(0.02)
+        return np.zeros(at)
+
+    try:
+        list(ranks.computed_in_shares(range(20), compute))
+    except RankFailed as error:
+        return str(error), isinstance(error.__cause__, torch.OutOfMemoryError)
+    return "", False
+
+
 def _write(rank: Ranks, found: dict[str, Any]) -> None:
     Path(f"{rank.rank}.json").write_text(json.dumps(found))
 
@@ -538,6 +613,7 @@ def _steps() -> None:
             found["failed"] = [failed_steps(shards, ranks) for shards in FAILING_SHARDS]
         found["files"] = shared_files(ranks)
         found["shared"] = shared_items(ranks)
+        found["failed share"] = failed_share(ranks)
         found["agreed"] = [ranks.agreed(None), ranks.agreed("SIGINT" if ranks.rank == 3 else None)]
         _write(ranks, found)
     try:
@@ -565,8 +641,25 @@ def _runs(runs: dict[str, list[str]]) -> None:
             if ranks.writes:
                 train("first-run", settings, name=f"{name}-together", ranks=ranks)
             else:
-                with out_of_memory(wanted=name == "memory"):
+                with out_of_memory(wanted=name == "memory"), last_embeddings(Path("cache", f"{name}-final.json")):
                     follow(ranks)
+
+
+@contextmanager
+def last_embeddings(path: Path) -> Iterator[None]:
+    """What a rank that follows has of the last evaluation, as scores in a file."""
+
+    def embed(training: Training) -> Final:
+        final, batch_size = embed_final(training), training.config.train.batch_size
+        start = final.start_embedded and score_embeddings(*final.start_embedded, batch_size)
+        scored = {"evaluation": score_embeddings(*final.embedded, batch_size), "start": start}
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(json.dumps(scored))
+        return final
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("lapclip.commands.resume.embed_final", embed)
+        yield
 
 
 def _streamed() -> None:

@@ -73,7 +73,7 @@ def _run(name: str | None, *, every: bool) -> tuple[dict[str, Any], list[str]]:
     lines += _checked_lines(done.checked, "Not checked, because it is too early or was not recorded", rest, every=every)
     next_command = around.command("report" if done.findings or around.state != "finished" else "eval")
     if around.state in ("died", "stopped"):
-        next_command = around.command("resume")
+        next_command = around.resume()
     if not summary.started and around.state in ("starting", "failed"):  # there is nothing to report on
         next_command = around.command("watch") if around.state == "starting" else "runs"
     result = {**_result(str(run.path), done.findings, done.checked), "not_checked": rest}

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 from rich.markup import escape
 
 from lapclip.cli.output import Common, emit, typed
-from lapclip.suggest import command
 from lapclip.text import moment, printable
 
 if TYPE_CHECKING:
@@ -20,7 +19,7 @@ def runs(*, common: Common | None = None) -> int:
 
     Example: `lapclip runs`
     """
-    from lapclip.runs.folder import all_runs
+    from lapclip.runs.folder import RUNS, Run, all_runs
     from lapclip.runs.follow import preparing_rows
 
     rows = [*map(run_row, all_runs()), *({**row, "age_seconds": None} for row in preparing_rows())]
@@ -37,7 +36,7 @@ def runs(*, common: Common | None = None) -> int:
         why = f"for {row['waits_for']} to end" if row["waits_for"] else paused or row["reason"]
         lines += [f"{'':<24}{escape(printable(why))}"] if why else []
     unfinished = [row["name"] for row in rows if row["steps"] and row["state"] in ("died", "stopped", "failed")]
-    ending = [f"Next: {escape(typed(command('resume', unfinished[-1])))}"] if unfinished else []
+    ending = [f"Next: {escape(typed(Run(RUNS / unfinished[-1]).resume_command()))}"] if unfinished else []
     emit({"runs": rows}, [*lines, *ending] if rows else ["No runs here yet.", f"Next: {typed('train')}"], common)
     return 0
 

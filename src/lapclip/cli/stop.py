@@ -6,6 +6,7 @@ import os
 import time
 
 from rich.console import Console
+from rich.markup import escape
 
 from lapclip.cli.output import Common, emit, typed
 from lapclip.cli.runs import run_row
@@ -57,6 +58,7 @@ def stop(run: str | None = None, /, *, common: Common | None = None) -> int:
         return 0
     row = run_row(found)
     result = {"run": str(found.path), "state": row["state"], "step": row["step"]}
-    next_command = typed(f"resume {found.name}" if row["state"] == "stopped" else "runs")
-    emit(result, [f"{found.path} is {row['state']} after step {row['step']:,}.", f"Next: {next_command}"], common)
+    next_command = typed(found.resume_command() if row["state"] == "stopped" else "runs")
+    ending = [f"{found.path} is {row['state']} after step {row['step']:,}.", f"Next: {escape(next_command)}"]
+    emit(result, ending, common)
     return 0

@@ -9,7 +9,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from lapclip.commands.run_setup import (
     RunSetup,
     assemble,
     build_again,
+    fit_data,
     fit_vocabulary,
     longest_caption,
     make_plan,
@@ -32,6 +33,7 @@ from lapclip.commands.train import (
     check_same_start,
     company,
     competitors,
+    embed_final,
     measure,
     note_job,
     recording,
@@ -44,6 +46,8 @@ from lapclip.commands.train import (
 )
 from lapclip.compare.together import compare_together
 from lapclip.config import AUTO, SECTIONS, Config, Layer, build_config, replace_in
+from lapclip.data.dataset import DataSet
+from lapclip.data.pixels import View
 from lapclip.data.sources import find_source
 from lapclip.data.tokenizers import load_tokenizer
 from lapclip.errors import ConfigError, LostRank, RunBusy, RunError
@@ -116,7 +120,7 @@ def resume(
         try:
             setup = set_up_again(run, saved, callbacks.data_progress, ranks)
         except KeyboardInterrupt:
-            told = f"Interrupted before {run.name} went on; it is as it was. Go on: {command('resume', run.typed)}"
+            told = f"Interrupted before {run.name} went on; it is as it was. Go on: {run.resume_command()}"
             raise KeyboardInterrupt(told) from None
         with stop_signals() as signals, recording(run, callbacks, setup.config) as log:
             training = start_training(run, setup, log, ranks)
@@ -145,6 +149,7 @@ def check_place(ranks: Ranks) -> None:
 def follow(ranks: Ranks) -> None:
     """Train on a rank that does not write, from what the writer has set up, to the end of its run."""
     with temporary_folder("rank") as folder:
+        loaded = load_early(ranks)
         ranks.connect()
         while True:
             named = ranks.from_writer(what="set-up")
@@ -161,9 +166,11 @@ def follow(ranks: Ranks) -> None:
             shards = saved["train"].get("shards", 1)
             saved["train"] = {**named.get("train", saved["train"]), "shards": shards}
             saved.setdefault("work", {})["track"] = "none"  # only the writer has a run to show
-            setup = set_up_again(run, saved, None, ranks, features=features)
+            setup = set_up_again(run, saved, None, ranks, features=features, loaded=loaded)
             if not features:
                 break
+            del setup  # before it is made once more: there may not be room for both
+        del loaded
         with stop_signals() as signals, recording(run, Callbacks(), setup.config) as log:
             training = start_training(run, setup, log, ranks, Follower)
             restore(training)
@@ -172,16 +179,54 @@ def follow(ranks: Ranks) -> None:
             check_same_start(training)
             measure(training)
             training.stop_reason = signals.reason
-            if persist(training, lambda training: {}, build_again) is None:
+            if persist(training, _finish_with_writer, build_again) is None:
                 ranks.check_stop(training.stopped_by)
 
 
+@dataclass(frozen=True)
+class Loaded:
+    """Data that was loaded before the settings of its run were complete."""
+
+    config: Config
+    data: DataSet
+
+    def fits(self, config: Config) -> bool:
+        """Whether complete settings mean the same data, seen alike."""
+        settled, _ = fit_data(self.config, self.data, asked_batch=True)
+        return settled.data == config.data and View.of(settled.model) == View.of(config.model)
+
+
+def _finish_with_writer(training: Training) -> dict[str, Any]:
+    """A share of the last evaluation; the writer has its scores."""
+    embed_final(training)
+    return {}
+
+
+def load_early(ranks: Ranks) -> Loaded | None:
+    """On a rank that follows, load the data while the writer does and chooses its settings, instead of after it. Where
+    images are streamed the writer will say which of them can be used: then that is waited for."""
+    announced = ranks.announced()
+    if announced is None:
+        return None
+    config = build_config([Layer(f"what rank {ranks.writer} announced", announced)], SHAPES)
+    if config.data.stream == "always":
+        return None
+    agreed = Agreement.of_this_process()
+    return Loaded(config, load_again(config, agreed.fingerprint if agreed else "", None))
+
+
 def set_up_again(
-    run: Run, saved: dict[str, Any], progress: DataProgress | None, ranks: Ranks = ALONE, *, features: bool = True
+    run: Run,
+    saved: dict[str, Any],
+    progress: DataProgress | None,
+    ranks: Ranks = ALONE,
+    *,
+    features: bool = True,
+    loaded: Loaded | None = None,
 ) -> RunSetup:
     """What a run is made of, as it began: with the settings, the data, the tokenizer and the device of then. All ranks
-    compute `features` in shares; without, they are in this one's cache."""
-    ingredients = gather_again(run, saved, progress)
+    compute `features` in shares; without, they are in this one's cache. `loaded` is what this rank has of the data."""
+    ingredients = gather_again(run, saved, progress, ranks, loaded)
     check_tracker(ingredients.config.work.track)
     # As it began: the order of streamed data depends on the shards of then.
     plan = make_plan(ingredients.config, ingredients.data, ingredients.tokenizer)
@@ -199,15 +244,24 @@ def share_again(config: Config, ranks: Ranks, device: Device) -> Config:
     return replace_in(config, "train", shards=shards, compile=plain if ranks.many else train.compile)
 
 
-def gather_again(run: Run, saved: dict[str, Any], progress: DataProgress | None) -> Ingredients:
+def gather_again(
+    run: Run,
+    saved: dict[str, Any],
+    progress: DataProgress | None,
+    ranks: Ranks = ALONE,
+    loaded: Loaded | None = None,
+) -> Ingredients:
     """The configuration a run goes on with, its data, its tokenizer, its initial weights and teacher embeddings."""
     if "reasons" not in saved:  # what is written last
         raise RunError(f"{run.settings} is cut off: it has no [reasons].", hint=f"a new run: {run.train_again()}")
     layer = Layer(str(run.settings), {section: saved.get(section, {}) for section in SECTIONS})
     fallbacks = Layer(str(run.events), {"train": changes_so_far(read_events(run.events))})
     config = build_config([layer, fallbacks], SHAPES)
-    data = load_again(config, str(saved["run"].get("data_fingerprint")), progress)
-    if data.fingerprint != saved["run"].get("data_fingerprint"):
+    if ranks.writes:
+        ranks.announce(asdict(config))
+    fingerprint = str(saved["run"].get("data_fingerprint"))
+    data = loaded.data if loaded and loaded.fits(config) else load_again(config, fingerprint, progress)
+    if data.fingerprint != fingerprint:
         raise RunError(
             f"The data is not what {run.path} began with: {find_source(config.data.source).what_changed(config.data)}.",
             hint=f"the images and captions as they were, or a new run: {run.train_again()}",

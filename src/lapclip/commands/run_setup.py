@@ -368,7 +368,7 @@ def set_up(
         callbacks.tuning_progress("whether the accelerator computes what the CPU computes")
     available(request.config.train.device)  # an unknown device is refused before images are drawn
     check_tracker(request.config.work.track)
-    ingredients = gather(request, callbacks.data_progress)
+    ingredients = gather(request, callbacks.data_progress, ranks)
     request = replace(request, table=None)  # its memory is the run's
     with memory_explained(ingredients.config):
         plan = make_plan(ingredients.config, ingredients.data, ingredients.tokenizer)
@@ -399,12 +399,14 @@ def set_up(
     return add_notes(setup, [*cached, *no_phrases, *not_compiled, *device.warnings()])
 
 
-def gather(request: Request, progress: DataProgress | None) -> Ingredients:
-    """The data, the tokenizer, the weights to start from and the teacher's embeddings, and settings that follow."""
+def gather(request: Request, progress: DataProgress | None, ranks: Ranks = ALONE) -> Ingredients:
+    """The data, the tokenizer, the weights to start from and the teacher's embeddings, and settings that follow. Other
+    ranks load the data at the same time."""
     config, initial = find_initial_weights(request.config, request.layers)
     config = fit_views(config)
     config, slower = fit_rate(config, asked="learning_rate" in request.asked("train"))
     teacher = open_teacher(config)  # before the data: a teacher that cannot be used costs no time
+    ranks.announce(asdict(config))
     data = load_data(config.data, View.of(config.model), progress, request.table)
     embeddings = compute_teacher_embeddings(teacher, config, data, progress) if teacher else None
     del teacher  # its memory is the run's
@@ -491,10 +493,11 @@ def assemble(
     """Build the model, cache the features of what is frozen, and put all that a run is made of together. `ranks` are
     those that compute features in shares."""
     config, data = ingredients.config, ingredients.data
+    began = time.perf_counter()
     step, embedder = build(config, ingredients.tokenizer, device, ingredients.initial_weights)
     if ranks.many and ranks.writes and towers_to_cache(step.model, step.boundaries, config)[0]:
         share_set_up(ingredients, embedder, device, ranks)
-    features = cache_features(step, embedder, plan, data, config, progress, ranks)
+    features = cache_features(step, embedder, plan, data, config, progress, ranks, began)
     return RunSetup(
         **vars(ingredients),
         device=device,

@@ -66,6 +66,7 @@ from lapclip.training.shards import own_batches, own_shards
 from lapclip.training.step import TrainStep
 from lapclip.training.trackers import trackers
 from lapclip.training.worth import measure_together
+from lapclip.weights import CONFIG, WEIGHTS
 
 
 def train(
@@ -193,7 +194,8 @@ def measure(training: Training) -> None:
         events.Together(step=training.progress.step, worth=worth.to_dict(), text=worth.line(train.batch_size))
     )
     if ranks.writes:
-        training.run.record("together", worth.to_dict())
+        wanted = machines_wanted()  # so that others know how the run is gone on with
+        training.run.record("together", worth.to_dict() | ({"machines": wanted} if wanted else {}))
 
 
 def record_truth(training: Training) -> None:
@@ -344,16 +346,51 @@ def run_to_end(training: Training, signals: Signals, began: float) -> Outcome:
     )
 
 
+Vectors = tuple[np.ndarray, np.ndarray, np.ndarray]
+"""Embeddings of images and of captions, and each caption's image."""
+
+
+@dataclass(frozen=True)
+class Final:
+    """The best model, and what is scored at the end of a run."""
+
+    best: Embedder
+    embedded: Vectors
+    questions: ShortQuestions | None
+    asked_QE: np.ndarray | None
+    """The embeddings of the questions."""
+    start_embedded: Vectors | None
+    """What a trained start makes of the same pairs; None for a run that began with new heads."""
+
+
+def embed_final(training: Training) -> Final:
+    """Embed the split that chose nothing with the best model, and with a trained start as well. Several ranks do so in
+    shares, for which the one that writes gives the best model to the others."""
+    run, ranks, pairs = training.run, training.ranks, training.data.final[1]
+    ranks.share_files(run.path, [run.model / WEIGHTS, run.model / CONFIG])
+    best = ranks.all_or_none(lambda: _load(training, run.path))
+    best.ranks = ranks
+    embedded, asked = best.encode_pairs(pairs), _short_questions(training, best, pairs)
+    best.ranks, start_embedded = ALONE, None
+    if training.config.train.start:
+        start = ranks.all_or_none(lambda: _load(training, run.start))
+        start = with_features(start, training.features, training.step)
+        start.ranks = ranks
+        start_embedded = start.encode_pairs(pairs)
+    return Final(best, embedded, *asked, start_embedded)
+
+
 def finish(training: Training) -> dict[str, Any]:
-    """Score the best model on the split that chose nothing, and a trained start as well; record the end."""
-    best, (split, pairs) = _load(training, training.run.path), training.data.final
-    embedded, (questions, asked_QE) = best.encode_pairs(pairs), _short_questions(training, best, pairs)
+    """Score the best model, and a trained start as well; record the end."""
+    final, split = embed_final(training), training.data.final[0]
+    training.ranks.close()
+    training.ranks = ALONE  # the others have done all there was for them to do
+    best, embedded, questions, asked_QE = final.best, final.embedded, final.questions, final.asked_QE
     evaluation = _scores(training, embedded)
     if questions and asked_QE is not None:
         training.short_questions = evaluate_short_questions(embedded[0], asked_QE, questions)
-    if training.config.train.start:  # not where it began with new heads
-        start = with_features(_load(training, training.run.start), training.features, training.step)
-        training.start_evaluation = _scores(training, start.encode_pairs(pairs))
+    if final.start_embedded:
+        training.start_evaluation = _scores(training, final.start_embedded)
     training.log.append(
         events.Finished(
             step=training.progress.step,
@@ -382,7 +419,7 @@ def _load(training: Training, folder: Path) -> Embedder:
     return embedder
 
 
-def _scores(training: Training, embedded: tuple[np.ndarray, np.ndarray, np.ndarray]) -> dict[str, Any]:
+def _scores(training: Training, embedded: Vectors) -> dict[str, Any]:
     return {"split": training.data.final[0], **score_embeddings(*embedded, training.config.train.batch_size)}
 
 
@@ -402,7 +439,7 @@ def _is_to_be_calibrated(training: Training) -> bool:
 def _calibrate(
     training: Training,
     best: Embedder,
-    embedded: tuple[np.ndarray, np.ndarray, np.ndarray],
+    embedded: Vectors,
     questions: ShortQuestions | None,
     asked_QE: np.ndarray | None,
 ) -> None:

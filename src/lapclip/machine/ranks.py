@@ -27,13 +27,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, nullcontext, suppress
 from datetime import timedelta
+from functools import partial
 from pathlib import Path, PurePosixPath
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import psutil
 
-from lapclip.errors import LostRank, TrainingError, first_line
+from lapclip.errors import LapclipError, LostRank, RankFailed, TrainingError, first_line
 from lapclip.machine.facts import logical_cores
 from lapclip.paths import write_atomic
 from lapclip.text import counted, duration, one_line
@@ -59,6 +60,8 @@ SILENT_AFTER = 75.0
 that is back after half a minute has carried something by then."""
 LOOK_EVERY = 2.0
 """Seconds between two signs of life."""
+ASK_EVERY = 0.2
+"""Seconds between two looks for a word of another rank, at most: whoever waits sets up the later by them."""
 WORD_COMES = 5.0
 """Seconds in which a rank that failed has told the others what to do."""
 LAST_WORDS = 1.0
@@ -71,7 +74,7 @@ TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 """What torchrun puts into the environment of every process."""
 ENDPOINT = "PET_RDZV_ENDPOINT"
 """Where torchrun takes the address of the rendezvous from, unless it is on its command line."""
-_FAILED, _BACKEND = "failed", "backend"
+_FAILED, _BACKEND, _EARLY = "failed", "backend", "early"
 
 
 def under_torchrun() -> bool:
@@ -274,8 +277,19 @@ class Ranks:
             if self.many and self.rank == 0:
                 time.sleep(LAST_WORDS)
 
+    def announce(self, word: Any) -> None:
+        """Tell the others, before all are connected, what they can begin with while this rank sets up."""
+        if self.many:
+            self._store.set(_EARLY, json.dumps(word))
+
+    def announced(self) -> Any:
+        """What the writer has announced; None where it is ready to connect and has announced nothing."""
+        self._await((_EARLY, _BACKEND), "set-up", self.writer)
+        return json.loads(self._store.get(_EARLY)) if self._store.check([_EARLY]) else None
+
     def connect(self, collectives: str = "gloo") -> None:
-        """Meet the others, when the writer is ready: it may have been at work for long. `collectives` is its word."""
+        """Meet the others, when all are ready: they may have been at work for long. `collectives` is the writer's
+        word."""
         import torch.distributed as dist
 
         if self is ALONE or dist.is_initialized():
@@ -284,7 +298,11 @@ class Ranks:
             by_gpu = collectives == "nccl" and self.all_nccl
             self._store.set(_BACKEND, "cpu:gloo,cuda:nccl" if by_gpu else "gloo")
         else:
-            self._await(_BACKEND, "set-up")
+            self._await((_BACKEND,), "set-up", self.writer)
+        # The engine would wait for a rank that has failed, and say nothing.
+        self._store.set(f"ready/{self.rank}", "1")
+        for peer in self.others:
+            self._await((f"ready/{peer}",), "set-up", peer)
         backend = self._store.get(_BACKEND).decode()
         self._by_gpu = "nccl" in backend
         try:
@@ -312,19 +330,19 @@ class Ranks:
             time.sleep(0.05)
         return json.loads(self._store.get(key))
 
-    def _await(self, key: str, what: str) -> None:
-        """Wait for something that the writer will say, as long as it takes."""
+    def _await(self, keys: Sequence[str], what: str, peer: int) -> None:
+        """Wait until a rank has said one of these words, as long as it takes."""
         began = time.monotonic()
-        with self._waits(f"the {what} of rank {self.writer}"):
+        with self._waits(f"the {what} of rank {peer}"):
             while True:
                 try:
-                    if self._store.check([key]):
+                    if any(self._store.check([key]) for key in keys):
                         return
                     if self._store.check([_FAILED]):
-                        raise self._lost(self.writer, what)
+                        raise self._lost(peer, what)
                 except RuntimeError as error:  # whoever kept it has ended
-                    raise self._lost(self.writer, what, error) from error
-                time.sleep(min(LOOK_EVERY, 0.05 + 0.1 * (time.monotonic() - began)))
+                    raise self._lost(peer, what, error) from error
+                time.sleep(min(ASK_EVERY, 0.05 + 0.1 * (time.monotonic() - began)))
 
     # What ranks say to each other
 
@@ -437,7 +455,7 @@ class Ranks:
     def computed_in_shares(self, items: Sequence[T], compute: Callable[[T], np.ndarray]) -> Iterator[np.ndarray]:
         """What is computed of each item, in order: each rank computes some of them and gives them to the others. All
         ranks have the same items, and each item is computed the same way wherever that is. Whoever is done with one
-        takes the next, so a slow rank, or one that begins late, has fewer."""
+        takes the next, so a slow rank, or one that begins late, has fewer. Where one fails, all do."""
         if not self.many:
             yield from map(compute, items)
             return
@@ -445,12 +463,33 @@ class Ranks:
 
         for first in range(0, len(items), SHARES * self.count):
             window = items[first : first + SHARES * self.count]
-            own = {at: compute(window[at]) for at in self._taken(len(window))}
+            own = self.all_or_none(partial(self._share_of, window, compute))
             found: dict[int, np.ndarray] = {}
             for rank in range(self.count):
                 taken = self.from_rank(rank, list(own), "share")
                 found |= zip(taken, self._arrays_from(rank, list(own.values())), strict=True)
             yield from (np.asarray(found[at]) for at in range(len(window)))
+
+    def _share_of(self, items: Sequence[T], compute: Callable[[T], np.ndarray]) -> dict[int, np.ndarray]:
+        return {at: compute(items[at]) for at in self._taken(len(items))}
+
+    def all_or_none(self, task: Callable[[], T]) -> T:
+        """Do what each rank does by itself. Where it fails on one, all raise the same, so that they can change their
+        settings alike; but an error that has been explained stays what it is where it occurred."""
+        if not self.many:
+            return task()
+        try:
+            found = task()
+        except LostRank:
+            raise
+        except Exception as error:
+            said = self.agreed(first_line(error) or type(error).__name__)
+            if isinstance(error, LapclipError):
+                raise
+            raise RankFailed(f"A rank could not go on: {one_line(said or '')}.") from error
+        if said := self.agreed(None):
+            raise RankFailed(f"A rank could not go on: {one_line(said)}.")
+        return found
 
     def _taken(self, count: int) -> Iterator[int]:
         """Those of so many items that this rank takes, one after the other."""

@@ -52,7 +52,7 @@ from lapclip.paths import (
 from lapclip.runs.events import read_events
 from lapclip.runs.heartbeat import LATE, beat_elsewhere, beat_of, read_beat, write_beat
 from lapclip.runs.summary import RunProgress
-from lapclip.suggest import command, train_command
+from lapclip.suggest import command, resume_command, train_command
 from lapclip.text import one_line, printable
 
 FORMAT = 1
@@ -226,6 +226,13 @@ class Run:
     def train_again(self, *changes: str) -> str:
         """The command for another run with the same data, recipe and settings, but for these (`train.epochs=3`)."""
         return train_command(self.read_settings(), *changes, name=self.next_name())
+
+    def resume_command(self) -> str:
+        """The command that goes on with it."""
+        try:
+            return resume_command(self.typed, self.read_settings())
+        except RunError:
+            return command("resume", self.typed)
 
     def next_name(self) -> str:
         """A free name after this one, where the user chose it; empty where the recipe did, which names the next too."""

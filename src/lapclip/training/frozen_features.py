@@ -158,9 +158,11 @@ def cache_features(
     config: Config,
     progress: DataProgress | None,
     ranks: Ranks = ALONE,
+    asked: float | None = None,
 ) -> CachedFeatures | None:
     """Compute what is frozen, or find it in the cache. None where nothing is frozen, or nothing is to be cached.
-    Several ranks compute it in shares, and each has all of it."""
+    Several ranks compute it in shares, and each has all of it. `asked` is when that began: by `time.perf_counter`, with
+    what ranks need to compute together."""
     model, boundaries = step.model, step.boundaries
     chosen, notes = towers_to_cache(model, boundaries, config)
     if not chosen:
@@ -203,7 +205,7 @@ def cache_features(
         # An epoch looks at each image once, through one view, and at one of its captions.
         saved = (after_images - began) / len(images) if images is not None else 0.0
         saved += (after_captions - after_images) * len(data.train) / max(1, len(plan.captions)) * bool(captions)
-        took = duration(time.perf_counter() - began)
+        took = duration(time.perf_counter() - (began if asked is None else asked))
         how = f"computed in {took}, which saves about {duration(saved)} an epoch"
     notes.append(f"cached what is frozen of {' and '.join(covered)}: {size_text(size)}, {how}")
     return CachedFeatures(images, captions, frozen, notes, phrases)

@@ -17,7 +17,6 @@ from lapclip.data.tokenizers import Tokenizer
 from lapclip.embedder import Embedder
 from lapclip.errors import ConfigError, RankFailed, RunError, TrainingError
 from lapclip.machine.choose_device import device_of, prepare_device
-from lapclip.machine.ranks import ALONE
 from lapclip.runs import events
 from lapclip.runs.events import mapping, read_events
 from lapclip.suggest import command
@@ -37,11 +36,12 @@ def memory_explained(config: Config) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if cause_of(error) != MEMORY:
+        failed = _failure_here(error)
+        if failed is None or cause_of(failed) != MEMORY:
             raise
         half = smaller(config.train)
         raise ConfigError(
-            f"{config.model.name} ran out of memory before its first step ({brief(error)}).",
+            f"{config.model.name} ran out of memory before its first step ({brief(failed)}).",
             hint=f"--set train.micro_batch={half}, which gives the same result" if half else "a smaller model",
         ) from error
 
@@ -52,8 +52,6 @@ def persist(training: Training, finish: Callable[[Training], dict[str, Any]], bu
         try:
             if training.train():
                 return None
-            training.ranks.close()
-            training.ranks = ALONE  # the others have done all there was for them to do
             return finish(training)
         except Exception as error:
             change = _decided(error, training)
@@ -61,8 +59,8 @@ def persist(training: Training, finish: Callable[[Training], dict[str, Any]], bu
                 change = Change(SWAP, {}, f"{error}; micro_batch is 1 already, so the run goes on, slowly")
                 training.swap = None
             if change is None:
-                failed = error.__cause__ if isinstance(error, RankFailed) else error
-                if isinstance(failed, Exception) and cause_of(failed) == MEMORY:
+                failed = _failure_here(error)
+                if failed and cause_of(failed) == MEMORY:
                     raise _explained(failed, training) from error
                 raise
             if change.cause == DEVICE:  # its memory is not to be trusted, nor to be freed: the error's frames hold some
@@ -78,8 +76,14 @@ def persist(training: Training, finish: Callable[[Training], dict[str, Any]], bu
             raise
 
 
+def _failure_here(error: BaseException) -> BaseException | None:
+    """What went wrong on this rank; None where that was on another one."""
+    return error.__cause__ if isinstance(error, RankFailed) else error
+
+
 def _decided(error: Exception, training: Training) -> Change | None:
-    """What to change. All ranks change the same, and only after a failure that all know of, in the middle of a step."""
+    """What to change. All ranks change the same, and only after a failure that all know of: in the middle of a step, or
+    in what they compute in shares."""
     train, number, ranks = training.config.train, training.progress.step + 1, training.ranks
     if not ranks.many:
         return decide(error, train, number)
@@ -158,7 +162,7 @@ def changes_so_far(events_so_far: Iterable[dict[str, Any]]) -> dict[str, Any]:
     return changes
 
 
-def _explained(error: Exception, training: Training) -> TrainingError:
+def _explained(error: BaseException, training: Training) -> TrainingError:
     """Out of memory where nothing more can be halved, or not even the weights fit, with numbers."""
     train, model = training.config.train, training.config.model
     parts = predict_bytes(model, train, caption_tokens=training.plan.batch(1).tokens_BL.shape[1])

@@ -14,7 +14,7 @@ from lapclip.errors import RunError
 from lapclip.runs.events import mapping, read_events
 from lapclip.runs.folder import Run, all_runs
 from lapclip.runs.summary import Summary
-from lapclip.suggest import DRAWN, command, data_command, source_of, train_command, tune_command
+from lapclip.suggest import DRAWN, command, data_command, resume_command, source_of, train_command, tune_command
 from lapclip.text import number
 
 TOO_GENTLE, USUAL_RATE, TOO_WILD = 1e-5, 5e-4, 3e-3
@@ -49,6 +49,10 @@ class Surroundings:
     def command(self, name: str, *words: str) -> str:
         """The command of this name for the run."""
         return command(name, self.name, *words)
+
+    def resume(self) -> str:
+        """The command that goes on with the run, with as many computers as before."""
+        return resume_command(self.name, self.settings)
 
     def train(self, *changes: str, recipe: str = "") -> str:
         """The command for another run like it with these settings changed, or with another recipe on the same data."""

@@ -96,7 +96,7 @@ def died(summary: Summary, around: Surroundings) -> Found | Verdict:
         return Verdict.CLEAR
     limit, peak = number(summary.started.get("memory_limit_bytes")), summary.peak_memory_bytes
     memory = f"; it held up to {peak / 1e9:.2f} GB" if peak else ""
-    again = f"{around.command('resume')}, which goes on from the last checkpoint, to the same result"
+    again = f"{around.resume()}, which goes on from the last checkpoint, to the same result"
     if not summary.step or (limit and peak and peak > SUSPECT * limit):
         memory += "; a system that runs out of memory ends processes this way"
         again += f"; if it dies again, {_less_memory(summary, around)}"
@@ -115,7 +115,7 @@ def failed(summary: Summary, around: Surroundings) -> Found | Verdict:
     if NOT_A_NUMBER in error:
         return Verdict.CLEAR  # a finding of its own
     text, _, hint = error.partition("\nTry: ")
-    return Found(f"after step {summary.step:,} of {summary.total_steps:,}: {text}", hint or around.command("resume"))
+    return Found(f"after step {summary.step:,} of {summary.total_steps:,}: {text}", hint or around.resume())
 
 
 @check("paused", "note", "The run is or was paused", "it waits for the machine, or the machine slept")
