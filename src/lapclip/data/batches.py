@@ -539,7 +539,8 @@ def _equal(*groups_B: np.ndarray) -> np.ndarray:
 def prefetch(plan: BatchPlan, first: int, last: int, threads: int = 1) -> Generator[Batch]:
     """The batches of steps first to last, in order, prepared by threads while the model works on earlier ones."""
     ahead = 1 + threads
-    with ThreadPoolExecutor(threads, thread_name_prefix="lapclip-batches") as pool:
+    pool = ThreadPoolExecutor(threads, thread_name_prefix="lapclip-batches")
+    try:
         waiting: deque[Future[Batch]] = deque()
         for step in range(first, last + 1):
             waiting.append(pool.submit(plan.batch, step))
@@ -547,3 +548,5 @@ def prefetch(plan: BatchPlan, first: int, last: int, threads: int = 1) -> Genera
                 yield waiting.popleft().result()
         while waiting:
             yield waiting.popleft().result()
+    finally:
+        pool.shutdown(cancel_futures=True)  # whoever stops early does not wait for batches that nobody has begun
