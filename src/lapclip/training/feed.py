@@ -23,6 +23,12 @@ def feed(plan: BatchPlan, step: AnyStep, first: int, last: int, threads: int = 1
             yield sent
 
 
+def ready(step: AnyStep, batch: Batch, number: int) -> Batch | Sent:
+    """A batch to be timed with, again and again: as training hands it over, which is on the device where batches are
+    sent ahead."""
+    return step.send(batch, number) if step.sends_ahead else batch
+
+
 def _sent_ahead(batches: Iterator[Batch], step: AnyStep, first: int, last: int) -> Generator[Sent]:
     """The next batch is sent by another thread while the loop launches the step before it."""
     pool = ThreadPoolExecutor(1, thread_name_prefix="lapclip-sending")
