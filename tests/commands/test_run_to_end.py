@@ -9,6 +9,7 @@ import sys
 import weakref
 from collections.abc import Callable
 from pathlib import Path
+from random import Random
 
 import pytest
 import torch
@@ -22,6 +23,7 @@ from lapclip.machine.canary import Result
 from lapclip.machine.choose_device import choose_device
 from lapclip.machine.device import KINDS
 from lapclip.machine.gpus import Cuda, Xpu
+from lapclip.machine.transfer import PinnedTransfer, Transfer
 from lapclip.model.towers import ImageTower
 from lapclip.runs.events import read_events
 from lapclip.runs.folder import find_run
@@ -29,6 +31,7 @@ from lapclip.training import step
 from lapclip.training.fallback import DEVICE, OPERATION
 
 from ..conftest import SMALL, lapclip, set_flags
+from ..late_streams import LateRuntime
 from ..small_runs import events, losses, stop_after, train_small
 
 
@@ -226,6 +229,9 @@ class Pretended(Xpu):
     @property
     def label(self) -> str:
         return "a pretended accelerator"
+
+    def transfer(self) -> Transfer:
+        return PinnedTransfer(self.torch, LateRuntime(Random(0)))
 
     def synchronise(self) -> None:
         """Nothing is ever under way."""

@@ -20,6 +20,7 @@ from safetensors.torch import load_file
 import lapclip
 from lapclip.commands.resume import resume
 from lapclip.commands.train import Outcome, train
+from lapclip.data.ragged import Ragged
 from lapclip.embedder import load_torch
 from lapclip.errors import ConfigError, DataError, RunError
 from lapclip.machine.ranks import ALONE
@@ -27,7 +28,7 @@ from lapclip.model.shapes import SHAPES
 from lapclip.runs.events import read_events
 from lapclip.training import frozen_features as features
 from lapclip.training.checkpoint import WEIGHTS
-from lapclip.training.frozen_features import CachedFeatures, Ragged, array_path, read_array, start_heads, write_array
+from lapclip.training.frozen_features import CachedFeatures, array_path, read_array, start_heads, write_array
 from lapclip.training.initial_weights import open_towers
 from lapclip.weights.pretrained_networks import trust
 

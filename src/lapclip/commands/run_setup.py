@@ -60,6 +60,7 @@ from lapclip.text import counted
 from lapclip.together import machines_wanted, name_here
 from lapclip.training.checkpoint import save_model
 from lapclip.training.cuda_graph import WARM_UP, AnyStep, make_step
+from lapclip.training.feed import ready
 from lapclip.training.frozen_features import (
     CachedFeatures,
     cache_features,
@@ -625,7 +626,8 @@ def time_step_and_evaluation(trial: RunSetup, cheap_share: float) -> tuple[float
 def time_step(trial: RunSetup, number: int) -> float:
     """The median time of one kind of step; the first ones warm up, compile and record."""
     times: list[float] = []
-    device, batch = trial.device, trial.plan.batch(1)  # the same for all: a recording is made once for each shape
+    # The same for all: a recording is made once for each shape.
+    device, batch = trial.device, ready(trial.step, trial.plan.batch(1), number)
     off = Stopwatch(device.synchronise, on=False)
     while len(times) < 12 and (sum(times) < 10 or len(times) < WARM_UP + 2):
         times.append(timed(lambda: trial.step(batch, number, 0.0, off)(), device.synchronise))

@@ -19,7 +19,8 @@ import numpy as np
 from lapclip.data.dataset import Pairs
 from lapclip.data.phrases import Phrases, cut_phrases
 from lapclip.data.pixels import draw_views, names_sides
-from lapclip.data.tokenizers import Tokenizer, pad
+from lapclip.data.ragged import Ragged
+from lapclip.data.tokenizers import Tokenizer, padded_length
 from lapclip.errors import DataError
 from lapclip.seeding import generator
 
@@ -115,8 +116,8 @@ class Views:
 class EncodedCaptions:
     """All captions of a split as tokens, encoded once."""
 
-    tokens: list[np.ndarray]
-    """Of each caption, one image's after the other's."""
+    tokens: Ragged
+    """Of each caption, one image's captions after the other's."""
     first_N: np.ndarray
     """Where the captions of each image begin, and where the last one's end."""
     same: np.ndarray
@@ -131,10 +132,7 @@ class EncodedCaptions:
 class EncodedWords:
     """The tokens that the captions of each image have, each once."""
 
-    tokens: np.ndarray
-    """One image's after the other's."""
-    first_N: np.ndarray
-    """Where those of each image begin, and where the last one's end."""
+    tokens: Ragged
     weights_V: np.ndarray
     """What each token of the vocabulary counts: more the fewer images have it, nothing where too few have it to learn
     it from, or all."""
@@ -278,12 +276,12 @@ class BatchPlan:
         number = (step - 1) % self.steps_per_epoch
         first = number * self.batch_size
         rows, captions = rows_N[first : first + self.batch_size], captions_N[first : first + self.batch_size]
-        tokens = self._shortened([self._encoded.tokens[caption] for caption in captions], step)
+        tokens_BL, lengths_B = self._shortened(*self._tokens_of(self._encoded.tokens, captions), step)
         # The order within a batch changes nothing but the speed: short captions together need less padding.
-        sorted_B = np.argsort([len(caption) for caption in tokens], kind="stable")
-        rows, captions = rows[sorted_B], captions[sorted_B]
-        tokens_BL = pad([tokens[at] for at in sorted_B], self.context, self.tokenizer.padding)
-        views_B = self._turns(self.epoch(step))[rows]
+        sorted_B = np.argsort(lengths_B, kind="stable")
+        rows, captions, lengths_B = rows[sorted_B], captions[sorted_B], lengths_B[sorted_B]
+        tokens_BL = tokens_BL[sorted_B, : padded_length(lengths_B[-1], self.context)]
+        views_B = self._turns(rows, self.epoch(step))
         shards = self._dealt(number, sorted_B)
         loaded = self._loaded(shards)
         image = self._frozen.of_images(rows[loaded], views_B[loaded]) if self._frozen else None
@@ -291,12 +289,12 @@ class BatchPlan:
             (self._teacher[0][rows], self._teacher[1][captions]) if self._teacher else (None, None)
         )
         return Batch(
-            pixels_BSSC=np.array(self.pairs.pixels[rows[loaded] if image is None else rows[:0]]),
+            pixels_BSSC=np.ascontiguousarray(self.pairs.pixels[rows[loaded] if image is None else rows[:0]]),
             tokens_BL=tokens_BL,
             positives_BB=self._positives(rows, captions),
             sided_B=self._encoded.sided[captions],
             aspects_B=None if self.pairs.aspects is None else self.pairs.aspects[rows],
-            lengths_B=np.array([len(tokens[at]) for at in sorted_B]),
+            lengths_B=lengths_B,
             boxes_B5=None if self._views is None or image is not None else self.boxes[views_B, rows],
             image_features=image,
             text_features=self._frozen.of_captions(captions[loaded], tokens_BL.shape[1]) if self._frozen else None,
@@ -343,10 +341,16 @@ class BatchPlan:
         """Every phrase of the captions as tokens; empty where only whole captions are learnt."""
         return self._phrases[1] if self._with_phrases else ()
 
-    def _turns(self, epoch: int) -> np.ndarray:
-        """Which view of each image an epoch uses: each in its turn, and not the same one for all images."""
+    def _turns(self, rows: np.ndarray, epoch: int) -> np.ndarray:
+        """Which view of some images an epoch uses: each in its turn, and not the same one for all images."""
         count = self._views.count if self._views else 1
-        return (generator(self.seed, "turns").integers(0, count, len(self.pairs)) + epoch) % count
+        return (self._first_turns[rows] + epoch) % count
+
+    @cached_property
+    def _first_turns(self) -> np.ndarray:
+        """The view of each image that comes first."""
+        count = self._views.count if self._views else 1
+        return generator(self.seed, "turns").integers(0, count, len(self.pairs))
 
     def _positives(self, rows: np.ndarray, captions: np.ndarray) -> np.ndarray:
         """Which images and captions belong together: with equal captions, of copies of an image, of one class."""
@@ -357,12 +361,12 @@ class BatchPlan:
         return [group[rows] for group in (self.pairs.identities, self.pairs.labels) if group is not None]
 
     @cached_property
-    def _phrases(self) -> tuple[Phrases, list[np.ndarray], np.ndarray]:
+    def _phrases(self) -> tuple[Phrases, Ragged, np.ndarray]:
         """The phrases of all captions, as tokens, and how likely each phrase of each image is to be drawn: summed up
         over all images, from 0."""
         found = cut_phrases(self.pairs.captions, LEAST_IMAGES)
         tokens = self.tokenizer.encode_all(found.texts, self.context) if len(found) else []
-        return found, tokens, np.concatenate([[0.0], np.cumsum(found.images_K[found.numbers] ** -RARER)])
+        return found, Ragged.of(tokens), np.concatenate([[0.0], np.cumsum(found.images_K[found.numbers] ** -RARER)])
 
     def _draw_phrases(self, rows: np.ndarray, step: int, loaded: slice | np.ndarray) -> dict[str, Any]:
         """A phrase for each image of a batch, and which images it is true of. An image that has none takes another's,
@@ -383,7 +387,7 @@ class BatchPlan:
         groups = self._groups(rows)
         if groups:
             has_BB = _equal(*groups).astype(np.float32) @ has_BB > 0
-        tokens_BL = pad([tokens[number] for number in numbers_B], self.context, self.tokenizer.padding)
+        tokens_BL, _ = self._tokens_of(tokens, numbers_B)
         return {
             "phrase_tokens_BL": tokens_BL,
             "phrase_positives_BB": has_BB,
@@ -404,26 +408,30 @@ class BatchPlan:
         only = np.bincount(same[first_N[:-1][alone_N]], minlength=len(numbers))
         allowed = np.maximum(1, -(-only // self.steps_per_epoch))
         sided = np.array([names_sides(caption) for caption in captions])
-        return EncodedCaptions(tokens, first_N, same, sided, allowed)
+        return EncodedCaptions(Ragged.of(tokens), first_N, same, sided, allowed)
 
     def _words_of(self, rows: np.ndarray) -> np.ndarray:
         """The tokens that the captions of each image have, as shares that add up to one: the rarer, the more. (B, V)"""
         words = self._words
-        tokens = [words.tokens[words.first_N[row] : words.first_N[row + 1]] for row in rows]
-        at_B = np.repeat(np.arange(len(rows)), [len(some) for some in tokens])
+        tokens = words.tokens.joined(rows)
         shares_BV = np.zeros((len(rows), len(words.weights_V)), dtype=np.float32)
-        shares_BV[at_B, np.concatenate(tokens)] = words.weights_V[np.concatenate(tokens)]
-        return shares_BV / np.maximum(shares_BV.sum(1, keepdims=True), 1e-6)
+        shares_BV[np.repeat(np.arange(len(rows)), words.tokens.lengths(rows)), tokens] = words.weights_V[tokens]
+        shares_BV /= np.maximum(shares_BV.sum(1, keepdims=True), 1e-6)
+        return shares_BV
 
     @cached_property
     def _words(self) -> EncodedWords:
-        first_N, marks = self._encoded.first_N, (self.tokenizer.start, self.tokenizer.end)
-        each = [
-            np.setdiff1d(np.concatenate(self._encoded.tokens[first:last]), marks) for first, last in pairwise(first_N)
-        ]
-        counts_V = np.bincount(np.concatenate(each), minlength=self.tokenizer.vocabulary)
-        weights_V = np.sqrt(np.log(len(each) / np.maximum(counts_V, 1))) * (counts_V >= OFTEN)
-        return EncodedWords(np.concatenate(each), np.cumsum([0, *map(len, each)]), weights_V.astype(np.float32))
+        captions, first_N, size = self._encoded.tokens, self._encoded.first_N, self.tokenizer.vocabulary
+        images_T = np.repeat(
+            np.repeat(np.arange(len(self.pairs)), np.diff(first_N)), captions.lengths(np.arange(len(captions)))
+        )
+        is_word_T = ~np.isin(captions.values, (self.tokenizer.start, self.tokenizer.end))
+        # Each token of an image once: as one number with the image's, so that all are sorted out together.
+        images, tokens = np.divmod(np.unique((images_T * size + captions.values)[is_word_T]), size)
+        counts_V = np.bincount(tokens, minlength=size)
+        weights_V = np.sqrt(np.log(len(self.pairs) / np.maximum(counts_V, 1))) * (counts_V >= OFTEN)
+        each = Ragged(tokens, np.searchsorted(images, np.arange(len(self.pairs) + 1)))
+        return EncodedWords(each, weights_V.astype(np.float32))
 
     def _epoch(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
         """The rows of an epoch in order, and the caption of each."""
@@ -482,27 +490,36 @@ class BatchPlan:
         turned = (*range(drawn, last), *range(first, drawn))
         return next((caption for caption in turned if used[int(same[caption])] < allowed[same[caption]]), None)
 
-    def _shortened(self, captions: list[np.ndarray], step: int) -> list[np.ndarray]:
-        """Captions with some of their tokens left out at random: never the first and the last, and never all."""
-        if not self.symbol_dropout:
-            return captions
-        draw = generator(self.seed, "words", step)
-        found = []
-        for tokens in captions:
-            keep_mask = draw.random(len(tokens)) >= self.symbol_dropout
-            keep_mask[[0, -1]] = True
-            if self.tokenizer.fills:
-                found.append(self._refilled(tokens, keep_mask))
-            else:
-                found.append(tokens[keep_mask] if keep_mask.sum() > 2 else tokens)
-        return found
+    def _tokens_of(self, texts: Ragged, chosen: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The tokens of some texts as rows of one length, and how many each has."""
+        lengths_B = texts.lengths(chosen)
+        return self._filled(texts.joined(chosen), lengths_B, padded_length(lengths_B.max(), self.context)), lengths_B
 
-    def _refilled(self, tokens: np.ndarray, keep_mask: np.ndarray) -> np.ndarray:
-        """What is kept of a caption, never without its end, filled to the length that it had."""
-        end = int(np.argmax(tokens == self.tokenizer.end))
-        keep_mask[end:] = True
-        kept = tokens[keep_mask]
-        return np.pad(kept, (0, len(tokens) - len(kept)), constant_values=self.tokenizer.padding)
+    def _filled(self, tokens: np.ndarray, lengths_B: np.ndarray, length: int) -> np.ndarray:
+        """Rows of a length from their tokens, one row's after the other's."""
+        tokens_BL = np.full((len(lengths_B), length), self.tokenizer.padding, dtype=np.int64)
+        tokens_BL[np.arange(length) < lengths_B[:, None]] = tokens
+        return tokens_BL
+
+    def _shortened(self, tokens_BL: np.ndarray, lengths_B: np.ndarray, step: int) -> tuple[np.ndarray, np.ndarray]:
+        """Captions with some of their tokens left out at random: never the first and the last, and never all. Those
+        that are filled keep their end, and are filled again."""
+        if not self.symbol_dropout:
+            return tokens_BL, lengths_B
+        length = tokens_BL.shape[1]
+        there_BL = np.arange(length) < lengths_B[:, None]
+        keep_mask = np.zeros(tokens_BL.shape, dtype=bool)
+        keep_mask[there_BL] = generator(self.seed, "words", step).random(lengths_B.sum()) >= self.symbol_dropout
+        keep_mask[:, 0] = True
+        keep_mask[np.arange(len(lengths_B)), lengths_B - 1] = True
+        if self.tokenizer.fills:
+            ends_B = np.argmax(tokens_BL == self.tokenizer.end, axis=1)
+            keep_mask |= there_BL & (np.arange(length) >= ends_B[:, None])
+            return self._filled(tokens_BL[keep_mask], keep_mask.sum(1), length), lengths_B
+        nothing_B = keep_mask.sum(1) <= 2  # but the first and the last
+        keep_mask[nothing_B] = there_BL[nothing_B]
+        lengths_B = keep_mask.sum(1)
+        return self._filled(tokens_BL[keep_mask], lengths_B, length), lengths_B
 
 
 def _by_blocks(count: int, draw: np.random.Generator) -> np.ndarray:
@@ -522,7 +539,8 @@ def _equal(*groups_B: np.ndarray) -> np.ndarray:
 def prefetch(plan: BatchPlan, first: int, last: int, threads: int = 1) -> Generator[Batch]:
     """The batches of steps first to last, in order, prepared by threads while the model works on earlier ones."""
     ahead = 1 + threads
-    with ThreadPoolExecutor(threads, thread_name_prefix="lapclip-batches") as pool:
+    pool = ThreadPoolExecutor(threads, thread_name_prefix="lapclip-batches")
+    try:
         waiting: deque[Future[Batch]] = deque()
         for step in range(first, last + 1):
             waiting.append(pool.submit(plan.batch, step))
@@ -530,3 +548,5 @@ def prefetch(plan: BatchPlan, first: int, last: int, threads: int = 1) -> Genera
                 yield waiting.popleft().result()
         while waiting:
             yield waiting.popleft().result()
+    finally:
+        pool.shutdown(cancel_futures=True)  # whoever stops early does not wait for batches that nobody has begun

@@ -83,10 +83,14 @@ class Tokenizer(Protocol):
         return pad([self.encode(caption, context) for caption in captions], context, self.padding)
 
 
+def padded_length(longest: int, context: int) -> int:
+    """The length that rows are padded to where the longest has so many tokens."""
+    return min(context, -(-longest // LENGTH_STEP) * LENGTH_STEP)
+
+
 def pad(rows: Sequence[Sequence[int] | np.ndarray], context: int, padding: int) -> np.ndarray:
     """Rows of one length: the longest one's, rounded up so that shapes repeat, at most `context`."""
-    longest = max(len(row) for row in rows)
-    length = min(context, -(-longest // LENGTH_STEP) * LENGTH_STEP)
+    length = padded_length(max(len(row) for row in rows), context)
     padded = np.full((len(rows), length), padding, dtype=np.int64)
     for index, row in enumerate(rows):
         padded[index, : len(row)] = row

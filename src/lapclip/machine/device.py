@@ -18,6 +18,7 @@ from typing import Any, ClassVar, Protocol, TypeVar
 import torch
 
 from lapclip.machine import canary, facts
+from lapclip.machine.transfer import PinnedTransfer, Transfer
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -130,7 +131,11 @@ class Device(ABC):
             f"{self.kind} fails a check, so this is avoided where it can be: {r.sentence()}" for r in self.failures()
         ]
 
-    # Waiting for results
+    # Sending batches and waiting for results
+
+    def transfer(self) -> Transfer:
+        """What brings batches here."""
+        return Transfer(self.torch)
 
     @abstractmethod
     def synchronise(self) -> None:
@@ -200,6 +205,9 @@ class Accelerator(Device):
     @property
     def label(self) -> str:
         return self._module.get_device_name()
+
+    def transfer(self) -> Transfer:
+        return PinnedTransfer(self.torch, self._module) if self.pins_memory else super().transfer()
 
     def synchronise(self) -> None:
         torch.accelerator.synchronize()

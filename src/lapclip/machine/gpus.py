@@ -14,6 +14,7 @@ import torch
 
 from lapclip.machine import facts, system_memory
 from lapclip.machine.device import Accelerator, Compute, GraphRecorder, register
+from lapclip.machine.transfer import RECORDING
 
 Result = TypeVar("Result")
 
@@ -78,7 +79,7 @@ class CudaGraphs:
 
     def record(self, run: Callable[[], Result]) -> tuple[Callable[[], None], Result]:
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
+        with RECORDING, torch.cuda.graph(graph, pool=self._pool):
             result = run()
         return graph.replay, result
 

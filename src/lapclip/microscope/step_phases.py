@@ -23,6 +23,7 @@ from lapclip.errors import first_line
 from lapclip.machine.choose_device import default_threads
 from lapclip.machine.device import DTYPES, Device
 from lapclip.machine.timing import PHASES, Stopwatch, in_turns, timed
+from lapclip.training.feed import feed
 from lapclip.tuning.measure import Rehearsal, make_workload
 
 
@@ -64,15 +65,14 @@ class ThreadTimes:
 def batch_phases(rehearsal: Rehearsal, turns: int = 5, warm_up: int = 1) -> BatchPhases:
     """Steps with batches prepared ahead, as training takes them."""
     taken: list[dict[str, float]] = []
-    batches = prefetch(rehearsal.plan, 1, warm_up + turns)
-    for turn in range(warm_up + turns):
-        watch = Stopwatch(rehearsal.device.synchronise, on=True)
-        with watch.phase("load"):
-            batch = next(batches)
-        rehearsal.watched(watch, batch)
-        if turn >= warm_up and watch.seconds is not None:
-            taken.append(watch.seconds)
-    batches.close()
+    with feed(rehearsal.plan, rehearsal.step, 1, warm_up + turns) as batches:
+        for turn in range(warm_up + turns):
+            watch = Stopwatch(rehearsal.device.synchronise, on=True)
+            with watch.phase("load"):
+                batch = next(batches)
+            rehearsal.watched(watch, batch)
+            if turn >= warm_up and watch.seconds is not None:
+                taken.append(watch.seconds)
     return BatchPhases({name: statistics.median(seconds[name] for seconds in taken) for name in PHASES})
 
 

@@ -11,10 +11,11 @@ from lapclip.config import TrainConfig
 from lapclip.data.batches import Batch
 from lapclip.machine.device import DTYPES, Device
 from lapclip.machine.timing import Stopwatch
+from lapclip.machine.transfer import Delivered, Layout
 from lapclip.model.clip import CLIP
 from lapclip.model.kernels import Compute
 from lapclip.training.optimizer import make_optimizer
-from lapclip.training.step import Inputs, StepMetrics, TrainStep
+from lapclip.training.step import Inputs, Sent, StepMetrics, TrainStep
 
 WARM_UP = 3
 """Real steps taken without a recording first, so that libraries have set themselves up."""
@@ -38,7 +39,7 @@ class Recording:
     """A graph with the memory it reads from and writes to."""
 
     replay: Callable[[], None]
-    inputs: Inputs
+    batch: Delivered
     metrics: Tensor
 
 
@@ -54,24 +55,31 @@ class GraphedStep:
         self._recordings: dict[tuple, Recording] = {}
         self._off = Stopwatch(step.device.synchronise, on=False)
 
-    def __call__(self, batch: Batch, step: int, lr: float, watch: Stopwatch) -> Callable[[], StepMetrics]:
+    def __call__(self, batch: Batch | Sent, step: int, lr: float, watch: Stopwatch) -> Callable[[], StepMetrics]:
         """Update the model, as TrainStep does. A recording has no inside, so there are no phases to measure."""
         self._taken += 1
         if self._taken <= WARM_UP:
             return self._recorder.warm_up(lambda: self.step(batch, step, lr, watch))
         watch.discard()
-        inputs = self.step.inputs(batch, step)
-        key = (inputs.side, *((name, tensor.shape) for name, tensor in inputs.tensors().items()))
-        if key not in self._recordings:
-            self._recordings[key] = self._record(inputs)
-        recording = self._recordings[key]
-        targets = recording.inputs.tensors()
-        for name, source in inputs.tensors().items():
-            targets[name].copy_(source.pin_memory(), non_blocking=True)
+        with self.step.received(batch, step) as (inputs, delivered):
+            key = inputs.side, Layout.of(delivered.tensors)
+            if key not in self._recordings:
+                self._recordings[key] = self._record(inputs, delivered)
+            recording = self._recordings[key]
+            recording.batch.fill(delivered)  # behind the replay that still reads the batch before
         self.step.set_learning_rate(lr)
         self.step.touched = True
         recording.replay()
         return self.step.reader(recording.metrics)
+
+    @property
+    def sends_ahead(self) -> bool:
+        """Whether another thread may `send` a batch while the device works on the one before."""
+        return self.step.sends_ahead
+
+    def send(self, batch: Batch, step: int) -> Sent:
+        """Start to bring a batch to the device, as TrainStep does."""
+        return self.step.send(batch, step)
 
     @property
     def touched(self) -> bool:
@@ -82,11 +90,11 @@ class GraphedStep:
     def touched(self, touched: bool) -> None:
         self.step.touched = touched
 
-    def _record(self, inputs: Inputs) -> Recording:
+    def _record(self, inputs: Inputs, delivered: Delivered) -> Recording:
         """Recording computes nothing, so the weights are as they were."""
-        held = inputs.each(lambda tensor: tensor.to(self.step.device.torch))
+        held = delivered.copy()
         self.step.optimizer.zero_grad(set_to_none=True)  # gradients are to live in the graph's own memory
-        replay, metrics = self._recorder.record(lambda: self.step.update(held, self._off))
+        replay, metrics = self._recorder.record(lambda: self.step.update(replace(inputs, **held.tensors), self._off))
         return Recording(replay, held, metrics)
 
 

@@ -24,6 +24,7 @@ from lapclip.data.batches import BatchPlan
 from lapclip.data.dataset import DataSet, Pairs
 from lapclip.data.packed_store import UNUSED, room_left
 from lapclip.data.pixels import normalise, view
+from lapclip.data.ragged import Ragged
 from lapclip.data.tokenizers import pad
 from lapclip.embedder import Embedder, distinct_captions
 from lapclip.errors import DataError
@@ -51,25 +52,6 @@ TOGETHER = 4096
 
 class NoRoom(Exception):
     """The disk has no room for features."""
-
-
-@dataclass(frozen=True)
-class Ragged:
-    """One row for each token of each caption, or one row for each caption."""
-
-    values: np.ndarray
-    first_N: np.ndarray | None
-    """Where each caption's rows begin, and where the last one's end; None where each has one."""
-
-    def padded(self, captions: np.ndarray, length: int) -> np.ndarray:
-        """Some captions, padded with zeros to a length where they have rows of their own."""
-        if self.first_N is None:
-            return self.values[captions]
-        found = np.zeros((len(captions), length, self.values.shape[1]), dtype=self.values.dtype)
-        for at, caption in enumerate(captions):
-            rows = self.values[self.first_N[caption] : self.first_N[caption + 1]]
-            found[at, : len(rows)] = rows
-        return found
 
 
 @dataclass(frozen=True)
@@ -174,7 +156,7 @@ def cache_features(
         images = maker.images() if "image" in chosen else None
         after_images = time.perf_counter()
         captions = maker.captions() if "text" in chosen else None
-        phrases = maker.phrases() if captions and plan.phrases else None
+        phrases = maker.phrases() if captions is not None and plan.phrases else None
         after_captions = time.perf_counter()
         frozen = HeldOutFeatures(
             data.held_out,
@@ -186,10 +168,10 @@ def cache_features(
         return CachedFeatures(None, None, HeldOutFeatures(data.held_out, None, None), notes)
     arrays = [
         images,
-        captions and captions.values,
-        phrases and phrases.values,
+        None if captions is None else captions.values,
+        None if phrases is None else phrases.values,
         frozen.image,
-        frozen.text and frozen.text.values,
+        None if frozen.text is None else frozen.text.values,
     ]
     size = sum(array.nbytes for array in arrays if array is not None)
     covered = []
@@ -197,14 +179,14 @@ def cache_features(
         views = f" in {len(images)} views" if len(images) > 1 else ""
         covered.append(f"{len(data.train):,} images{views} up to {_boundary_text(model, 'image', boundaries)}")
     if captions is not None:
-        cut = f" and {len(plan.phrases):,} phrases of them" if phrases else ""
+        cut = f" and {len(plan.phrases):,} phrases of them" if phrases is not None else ""
         covered.append(f"{len(plan.captions):,} captions{cut} up to {_boundary_text(model, 'text', boundaries)}")
     if maker.found:
         how = "found in the cache"
     else:
         # An epoch looks at each image once, through one view, and at one of its captions.
         saved = (after_images - began) / len(images) if images is not None else 0.0
-        saved += (after_captions - after_images) * len(data.train) / max(1, len(plan.captions)) * bool(captions)
+        saved += (after_captions - after_images) * len(data.train) / max(1, len(plan.captions)) * (captions is not None)
         took = duration(time.perf_counter() - (began if asked is None else asked))
         how = f"computed in {took}, which saves about {duration(saved)} an epoch"
     notes.append(f"cached what is frozen of {' and '.join(covered)}: {size_text(size)}, {how}")

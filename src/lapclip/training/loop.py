@@ -5,14 +5,14 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from lapclip.config import AUTO, Config, TrainConfig
-from lapclip.data.batches import BatchPlan, prefetch
+from lapclip.data.batches import Batch, BatchPlan
 from lapclip.data.dataset import DataSet, Pairs
 from lapclip.embedder import Embedder
 from lapclip.errors import TrainingError
@@ -31,12 +31,13 @@ from lapclip.runs.folder import Run
 from lapclip.training.checkpoint import Progress, list_checkpoints, save_checkpoint, save_model
 from lapclip.training.cuda_graph import AnyStep
 from lapclip.training.fallback import SwapGrew
+from lapclip.training.feed import feed
 from lapclip.training.frozen_features import CachedFeatures
 from lapclip.training.initial_weights import InitialWeights
 from lapclip.training.optimizer import cheap_steps, learning_rate
 from lapclip.training.probes import ProbeCaptions
 from lapclip.training.shards import own_batches, own_shards
-from lapclip.training.step import StepMetrics
+from lapclip.training.step import Sent, StepMetrics
 
 MEMORY_EVERY = 50
 RANKS_EVERY = 5.0
@@ -100,11 +101,16 @@ class Training:
         if self.progress.step == self.steps and not self.progress.best_step:
             self.evaluate(self.steps)  # its best model is gone
             self.agree_on_progress()
+        loaders = self.config.train.loader_threads
+        threads = 1 if loaders == AUTO else int(loaders)
+        self.plan = own_batches(self.plan, self.config.train.shards, self.ranks)
+        with feed(self.plan, self.step, self.progress.step + 1, self.steps, threads) as batches:
+            return self._take_steps(batches)
+
+    def _take_steps(self, batches: Iterator[Batch | Sent]) -> str | None:
+        """Take a step with each batch, and do all that is due after it. Returns why it ended early, or None."""
         began, before = time.perf_counter(), self.progress.training_seconds
         last_saved = began
-        loaders = self.config.train.loader_threads
-        self.plan = own_batches(self.plan, self.config.train.shards, self.ranks)
-        batches = prefetch(self.plan, self.progress.step + 1, self.steps, 1 if loaders == AUTO else int(loaders))
         for number in range(self.progress.step + 1, self.steps + 1):
             self.step.touched = False  # until the optimiser begins, all is as the last step left it
             taken = time.perf_counter()
@@ -129,12 +135,10 @@ class Training:
                 self.save()
                 last_saved = time.perf_counter()
             if reason:
-                batches.close()
                 self.log.append(events.Stopped(step=number, reason=reason))
                 self.stopped_by = reason
                 return reason
             if self.out_of_patience(number):
-                batches.close()
                 self.ended_early = f"no better score since step {self.progress.better_step:,}"
                 break
             self.check_swap(number)

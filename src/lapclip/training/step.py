@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -32,6 +32,7 @@ from lapclip.loss import (
 from lapclip.machine.device import DTYPES, Device
 from lapclip.machine.ranks import ALONE, Ranks
 from lapclip.machine.timing import Stopwatch
+from lapclip.machine.transfer import Delivered, OnItsWay
 from lapclip.model.clip import CLIP
 from lapclip.model.freezing import boundary, parts_of
 from lapclip.model.pretrained_towers import Dropping, Head, PretrainedTower
@@ -144,6 +145,14 @@ class Inputs:
         return replace(alone, **own, lengths=self.shard_lengths[number])
 
 
+@dataclass(frozen=True)
+class Sent:
+    """What an update works on, on its way to the device."""
+
+    inputs: Inputs
+    on_its_way: OnItsWay
+
+
 def aligned(tensor: Tensor) -> Tensor:
     """A tensor whose memory begins where torch would have it begin, wherever it was cut from."""
     return tensor if tensor.data_ptr() % ALIGNED == 0 else tensor.clone()
@@ -201,6 +210,7 @@ class TrainStep:
         self.loss_scale = LossScale(device.torch) if config.dtype == "float16" else None
         self.touched = False
         """Whether the weights may have changed since the loop last checked."""
+        self._transfer = device.transfer()
         self._towers = device.side_by_side(at_once="graph" in config.compile)
         self.boundaries = {tower: boundary(model, tower) for tower in ("image", "text")}
         """The first block of each tower that learns: where features enter."""
@@ -217,12 +227,32 @@ class TrainStep:
         self.parts = list(dict.fromkeys(parts))
         self._part_index = torch.tensor([self.parts.index(part) for part in parts], device=device.torch)
 
-    def __call__(self, batch: Batch, step: int, lr: float, watch: Stopwatch) -> Callable[[], StepMetrics]:
+    def __call__(self, batch: Batch | Sent, step: int, lr: float, watch: Stopwatch) -> Callable[[], StepMetrics]:
         """Update the model. The function returned reads the metrics: at once, that would make a device wait."""
-        with watch.phase("transfer"):
-            inputs = self.inputs(batch, step).each(lambda tensor: tensor.to(self.device.torch))
-        self.set_learning_rate(lr)
-        return self.reader(self.update(inputs, watch))
+        with ExitStack() as receiving:
+            with watch.phase("transfer"):
+                inputs, _ = receiving.enter_context(self.received(batch, step))
+            self.set_learning_rate(lr)
+            metrics = self.update(inputs, watch)
+        return self.reader(metrics)
+
+    @property
+    def sends_ahead(self) -> bool:
+        """Whether another thread may `send` a batch while the device works on the one before."""
+        return self._transfer.ahead
+
+    def send(self, batch: Batch, step: int) -> Sent:
+        """Draw what is random in an update, and start to bring all that it needs to the device."""
+        inputs = self.inputs(batch, step)
+        on_its_way = self._transfer.send(inputs.tensors())
+        return Sent(replace(inputs, **on_its_way.tensors), on_its_way)
+
+    @contextmanager
+    def received(self, batch: Batch | Sent, step: int) -> Iterator[tuple[Inputs, Delivered]]:
+        """Inside it, an update may be sent to the device that works on a batch. One that was not sent before is now."""
+        sent = self.send(batch, step) if isinstance(batch, Batch) else batch
+        with sent.on_its_way.received() as delivered:
+            yield replace(sent.inputs, **delivered.tensors), delivered
 
     @property
     def others(self) -> dict[str, Tensor]:

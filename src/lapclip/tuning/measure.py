@@ -28,8 +28,9 @@ from lapclip.machine.device import Device
 from lapclip.machine.timing import Stopwatch, timed
 from lapclip.model.clip import CLIP
 from lapclip.training.cuda_graph import WARM_UP, AnyStep, GraphedStep, make_step
+from lapclip.training.feed import ready
 from lapclip.training.initial_weights import initialise_logits
-from lapclip.training.step import StepMetrics
+from lapclip.training.step import Sent, StepMetrics
 from lapclip.tuning.choose_kernels import choose_kernels
 
 FEW = 4
@@ -165,8 +166,12 @@ class Contender:
         gradients = [p.grad.flatten().cpu() for p in self.step.model.parameters() if p.grad is not None]
         return Answer(metrics.loss, gradients, self._embeddings())
 
+    @cached_property
+    def _ready(self) -> Batch | Sent:
+        return ready(self.step, self.batch, 1)
+
     def _step(self):
-        return self.step(self.batch, 1, 0.0, Stopwatch(self.device.synchronise, on=False))()
+        return self.step(self._ready, 1, 0.0, Stopwatch(self.device.synchronise, on=False))()
 
     @torch.no_grad()
     def _embeddings(self) -> Tensor:
@@ -265,16 +270,16 @@ class Rehearsal:
         self.step: AnyStep = make_step(CLIP(workload.shape, seed=1).to(device.torch), train, device)
         self.taken = 0
 
-    def __call__(self, batch: Batch | None = None) -> StepMetrics:
+    def __call__(self, batch: Batch | Sent | None = None) -> StepMetrics:
         """One update on the given batch, or on the next of the plan. Reading its metrics waits for it."""
         return self.watched(Stopwatch(self.device.synchronise, on=False), batch)
 
-    def watched(self, watch: Stopwatch, batch: Batch | None = None) -> StepMetrics:
+    def watched(self, watch: Stopwatch, batch: Batch | Sent | None = None) -> StepMetrics:
         """The same, with its phases on a stopwatch."""
         self.taken += 1
         return self.step(batch or self.plan.batch(self.taken), self.taken, LEARNING_RATE, watch)()
 
     def repeated(self) -> Callable[[], StepMetrics]:
         """A step on one batch again and again, for timing: no shape changes and nothing is loaded."""
-        batch = self.plan.batch(1)
+        batch = ready(self.step, self.plan.batch(1), 1)
         return lambda: self(batch)
