@@ -79,6 +79,7 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--rows", nargs="*", default=[], help="parts of row names, such as seed-bfloat16")
+    parser.add_argument("--peer", nargs="*", help="only these of the peer's ways, such as 'pure_bf16 compiled'")
     options = parser.parse_args()
     device, _ = choose_device(options.device)
     prepare_device(device, default_threads())
@@ -88,7 +89,7 @@ def main() -> None:
         parser.error(f"no such row; there are {', '.join(row.name for row in rows)}")
     with tempfile.TemporaryDirectory() as folder:
         os.environ["LAPCLIP_CACHE"] = folder  # kernels are chosen in this run, not remembered from another
-        print(json.dumps({"rows": [compare(row, device, options.rounds) for row in chosen]}))
+        print(json.dumps({"rows": [compare(row, device, options.rounds, options.peer) for row in chosen]}))
 
 
 def best_rate(products: list[Product], device: Device, dtype: torch.dtype) -> float:
@@ -114,7 +115,7 @@ def best_rate(products: list[Product], device: Device, dtype: torch.dtype) -> fl
     return best
 
 
-def compare(row: Row, device: Device, rounds: int) -> dict:
+def compare(row: Row, device: Device, rounds: int, ways: list[str] | None = None) -> dict:
     """Time a row and say how it went."""
     from openclip import NAME, PeerStep
 
@@ -132,8 +133,10 @@ def compare(row: Row, device: Device, rounds: int) -> dict:
     sides: dict[str, Callable[[], Callable[[], object]]] = {"ours": sending(ours, batch, off)}
     for precision in ["float32"] if row.dtype == "float32" else ["amp_bf16", "pure_bf16"]:
         for compiled in (False,) if device.is_cpu else (False, True):
-            step = PeerStep(CLIP(shape), precision, place, compiled=compiled)
             name = f"{precision}{' compiled' if compiled else ''}"
+            if ways and name not in ways:
+                continue
+            step = PeerStep(CLIP(shape), precision, place, compiled=compiled)
             sides[name] = lambda step=step: step(pixels, padded).item
     times = interleave(sides, device, rounds)
     medians = {name: statistics.median(seconds) for name, seconds in times.items()}
