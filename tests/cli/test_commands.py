@@ -153,7 +153,7 @@ def test_model_counts_parameters() -> None:
     assert counted.keys() == {"name", "parameters", "image_parameters", "text_parameters"}
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["train", "--help"], ["runs"]])
+@pytest.mark.parametrize("arguments", [["--help"], ["train", "--help"], ["runs"], ["model", "vit-b-16"]])
 def test_help_and_runs_never_load_torch(here: Path, arguments: list[str]) -> None:
     program = (
         "import sys\nfrom lapclip.cli import main\n"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import threading
 import tomllib
 from pathlib import Path
 
@@ -13,6 +14,9 @@ from lapclip.commands import run_setup
 from lapclip.commands.run_setup import RunSetup, set_up
 from lapclip.commands.train import train
 from lapclip.errors import ConfigError
+from lapclip.machine.choose_device import choose_device
+from lapclip.machine.cpu import Cpu
+from lapclip.runs.events import read_events
 from lapclip.training.step import TrainStep
 
 from ..conftest import SMALL
@@ -87,3 +91,34 @@ def test_minutes_count_the_cheap_part_at_its_own_price(
 
     monkeypatch.setattr(run_setup, "time_step", price)
     assert run_setup.time_step_and_evaluation(trial, share)[0] == pytest.approx(seconds)
+
+
+def test_a_run_says_how_long_each_phase_took(here: Path) -> None:
+    outcome = train("first-run", SMALL, name="run")
+    phases = outcome.phase_seconds
+    assert list(phases) == ["settings", "data", "device", "model", "folder", "training", "last evaluation"]
+    assert all(seconds >= 0 for seconds in phases.values())
+    assert sum(phases.values()) == pytest.approx(outcome.seconds, abs=0.2)
+    (begun,) = [event for event in read_events(here / "runs/run/events.jsonl") if event["type"] == "started"]
+    assert begun["set_up_seconds"] == {phase: phases[phase] for phase in list(phases)[:5]}
+
+
+def test_an_accelerator_is_examined_beside_the_making_of_data(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: dict[str, str] = {}
+
+    class Found(Cpu):
+        is_cpu = False
+
+        def warm_up(self) -> None:
+            threads["device"] = threading.current_thread().name
+
+    def find(asked: str) -> Found:
+        return Found()
+
+    monkeypatch.setattr(run_setup, "find_device", find)
+    monkeypatch.setattr(run_setup, "available", lambda asked: [Found()])
+    set_up("first-run", SMALL, None)
+    assert threads["device"].startswith("lapclip-device")
+    monkeypatch.setattr(run_setup, "available", lambda asked: choose_device("nonesuch"))
+    with pytest.raises(ConfigError, match="is not here"):
+        set_up("first-run", SMALL, None)

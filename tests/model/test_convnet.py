@@ -13,11 +13,12 @@ from lapclip.errors import ConfigError
 from lapclip.machine.cpu import Cpu
 from lapclip.machine.timing import Stopwatch
 from lapclip.model.clip import CLIP, count_parameters
-from lapclip.model.convnet import ConvolutionTower, convolution_sizes, standardised
+from lapclip.model.convnet import ConvolutionTower, standardised
 from lapclip.model.freezing import part_of
 from lapclip.model.shapes import SHAPES
+from lapclip.model.sizes import convolution_sizes, count_weights
 from lapclip.training.cuda_graph import make_step
-from lapclip.training.memory import count_weights, predict_bytes
+from lapclip.training.memory import predict_bytes
 from lapclip.training.step import TrainStep
 
 SMALL = replace(

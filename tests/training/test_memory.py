@@ -13,7 +13,8 @@ from lapclip.machine import system_memory
 from lapclip.machine.cpu import Cpu
 from lapclip.model.clip import CLIP
 from lapclip.model.shapes import SHAPES
-from lapclip.training.memory import check_memory, count_weights, largest_micro_batch, predict_bytes
+from lapclip.model.sizes import count_image, count_text, count_weights
+from lapclip.training.memory import check_memory, largest_micro_batch, predict_bytes
 from lapclip.training.precision import enters_products
 
 CPU = Cpu()
@@ -26,6 +27,9 @@ def test_weights_are_counted_without_building_the_model(name: str) -> None:
     every = sum(parameter.numel() for parameter in named.values())
     products = sum(parameter.numel() for name, parameter in named.items() if enters_products(name))
     assert count_weights(SHAPES[name]) == (every, products)
+    for tower, count in (("image.", count_image), ("text.", count_text)):
+        own = sum(parameter.numel() for name, parameter in named.items() if name.startswith(tower))
+        assert count(SHAPES[name]).every == own
 
 
 def test_parts_follow_the_settings() -> None:

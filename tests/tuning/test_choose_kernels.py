@@ -55,7 +55,7 @@ def test_a_choice_is_remembered_until_it_is_timed_anew(tmp_path: Path) -> None:
 
 
 def test_what_is_timed_at_a_bad_moment_is_not_remembered(tmp_path: Path) -> None:
-    choose_kernels(SHAPES["tiny"], TRAIN, 16, CPU, remember=False)
+    choose_kernels(SHAPES["tiny"], TRAIN, 16, CPU, remember=lambda: False)
     assert not (tmp_path / "kernels.json").exists()
 
 

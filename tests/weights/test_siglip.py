@@ -23,7 +23,7 @@ from lapclip.errors import DataError, WeightsError
 from lapclip.exporting.tokenizer_files import others_tokenizer
 from lapclip.model.clip import CLIP, count_parameters
 from lapclip.model.shapes import named_shape
-from lapclip.training.memory import count_weights
+from lapclip.model.sizes import count_weights
 from lapclip.weights import openclip
 from lapclip.weights.huggingface import shape_of
 from lapclip.weights.read_model import read_model

@@ -17,6 +17,7 @@ from lapclip.text import UNKNOWN, parameters, percent, size
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from lapclip.config import ModelConfig
     from lapclip.weights.published_models import PublishedModel
 
 
@@ -34,23 +35,10 @@ def model(name: str, /, *, common: Common | None = None) -> int:
         mini, tiny, photos, photos-large, seed, seed-as-written, vit-b-32, vit-b-16, siglip-base-patch16-224,
         siglip-so400m-patch14-384, siglip2-base-patch16-224, siglip2-base-patch32-256 or towers (two pretrained ones).
     """
-    import torch
-
-    from lapclip.model.clip import CLIP, count_parameters
     from lapclip.model.shapes import named_shape
-    from lapclip.training.initial_weights import open_towers
 
     shape = named_shape(name)
-    if shape.image_from or shape.text_from:
-        built = open_towers(shape)[0]
-    else:
-        with torch.device("meta"):  # counts without filling memory
-            built = CLIP(shape)
-    counts = {
-        "parameters": count_parameters(built),
-        "image_parameters": count_parameters(built.image),
-        "text_parameters": count_parameters(built.text),
-    }
+    counts = count_parameters(shape)
     lines = [f"[bold]{name}[/bold]  {counts['parameters']:,} parameters"]
     lines += [f"  {what:<18}{counts[f'{what}_parameters']:>14,}" for what in ("image", "text")]
     lines += [
@@ -59,6 +47,23 @@ def model(name: str, /, *, common: Common | None = None) -> int:
     how = {"mini": "train", "tiny": "train --set model.name=tiny", "seed": "train --recipe seed"}
     emit({"name": name, **counts}, [*lines, f"Next: {typed(how.get(name, 'model mini'))}"], common)
     return 0
+
+
+def count_parameters(shape: ModelConfig) -> dict[str, int]:
+    """How many parameters a model and its towers have: from its shape, which takes no torch; where pretrained towers
+    make the model, by opening them."""
+    if shape.image_from or shape.text_from:
+        from lapclip.model import clip
+        from lapclip.training.initial_weights import open_towers
+
+        built = open_towers(shape)[0]
+        whole, image, text = map(clip.count_parameters, (built, built.image, built.text))
+    else:
+        from lapclip.model import sizes
+
+        counts = sizes.count_weights(shape), sizes.count_image(shape), sizes.count_text(shape)
+        whole, image, text = (count.every for count in counts)
+    return {"parameters": whole, "image_parameters": image, "text_parameters": text}
 
 
 def models(

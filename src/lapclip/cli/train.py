@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -181,7 +182,17 @@ def report_outcome(outcome: Outcome, common: Common | None, whole: str = "in all
         print(f"Saved after step {outcome.steps:,} of {outcome.run}: the computers meet again.", file=sys.stderr)
     else:
         emit(outcome.to_dict(), summary(outcome, whole), common)
+    if common and common.debug:
+        phases = ", ".join(f"{phase} {seconds:.2f} s" for phase, seconds in outcome.phase_seconds.items())
+        print(f"Phases: imports and end {_process_seconds() - outcome.seconds:.2f} s, {phases}", file=sys.stderr)
     return outcome.exit_status
+
+
+def _process_seconds() -> float:
+    """How long this process has lived."""
+    import psutil
+
+    return time.time() - psutil.Process().create_time()
 
 
 def summary(outcome: Outcome, whole: str = "in all") -> list[str]:

@@ -54,6 +54,7 @@ from lapclip.errors import ConfigError, LostRank, RunBusy, RunError
 from lapclip.machine.choose_device import choose_compile, choose_device, prepare_device
 from lapclip.machine.device import Device
 from lapclip.machine.ranks import ALONE, Ranks, job, join
+from lapclip.machine.timing import Laps
 from lapclip.model.shapes import SHAPES
 from lapclip.paths import temporary_folder
 from lapclip.progress import DataProgress
@@ -102,7 +103,7 @@ def resume(
 ) -> Outcome:
     """Go on with a run; without a name, with the newest. For a `detached` process an earlier request to stop was
     forgotten before it was started: one that is there is meant for it."""
-    began = time.perf_counter()
+    began, laps = time.perf_counter(), Laps()
     run = find_run(name)
     beat = read_beat(run.job)
     if run.is_between_starts and beat is not None and beat.process not in (os.getpid(), os.getppid()):
@@ -125,13 +126,14 @@ def resume(
         with stop_signals() as signals, recording(run, callbacks, setup.config) as log:
             training = start_training(run, setup, log, ranks)
             skipped = restore(training)
+            laps.lap("set-up")
             if skipped is None:
-                log.append(started(training, setup, company(run, ranks)))  # killed before its first step
+                log.append(started(training, setup, company(run, ranks), laps))  # killed before its first step
             else:
                 log.append(_resumed(training, skipped, saved["train"].get("shards", 1)))
             del setup  # so that what a fallback replaces is gone
             share_run(training)
-            return run_to_end(training, signals, began)
+            return run_to_end(training, signals, began, laps)
 
 
 def writer_invited() -> int | None:

@@ -10,6 +10,7 @@ import math
 import statistics
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -44,10 +45,10 @@ from lapclip.embedder import Embedder
 from lapclip.errors import ConfigError
 from lapclip.evaluation import note_on_held_out
 from lapclip.loss import LOSSES
-from lapclip.machine.choose_device import accelerator_here, available
+from lapclip.machine.choose_device import available, find_device
 from lapclip.machine.device import Device
 from lapclip.machine.ranks import ALONE, Ranks, under_torchrun
-from lapclip.machine.timing import Stopwatch, timed
+from lapclip.machine.timing import Laps, Stopwatch, timed
 from lapclip.model.clip import CLIP
 from lapclip.model.freezing import LowRank, freeze
 from lapclip.model.shapes import SHAPES
@@ -360,16 +361,28 @@ def set_up(
     minutes: float | None,
     callbacks: Callbacks = Callbacks(),
     ranks: Ranks = ALONE,
+    laps: Laps | None = None,
 ) -> RunSetup:
     """A new run: read the settings, make the data, choose what is "auto", build the model. The rank that writes does so
-    for all."""
+    for all. `laps` is told how long each of that takes."""
+    laps = laps or Laps()
     request = fit_ranks(read_request(recipe, settings, minutes), ranks.count, together=under_torchrun())
     request, why_threads = fit_threads(request, ranks)
-    if accelerator_here():
-        callbacks.tuning_progress("whether the accelerator computes what the CPU computes")
-    available(request.config.train.device)  # an unknown device is refused before images are drawn
+    found = find_device(request.config.train.device)  # one that is not here is refused before images are drawn
     check_tracker(request.config.work.track)
-    ingredients = gather(request, callbacks.data_progress, ranks)
+    with ThreadPoolExecutor(1, thread_name_prefix="lapclip-device") as beside:
+        if not found.is_cpu:
+            callbacks.tuning_progress("whether the accelerator computes what the CPU computes")
+        examined = beside.submit(examine_device, request.config.train.device) if not found.is_cpu else None
+        # Each thread of a rank would have to be told its device, and a teacher needs the device itself.
+        if examined and (ranks is not ALONE or request.config.train.teacher):
+            examined.result()
+        laps.lap("settings")
+        ingredients = gather(request, callbacks.data_progress, ranks)
+        laps.lap("data")
+        if examined:
+            examined.result()
+    laps.lap("device")
     request = replace(request, table=None)  # its memory is the run's
     with memory_explained(ingredients.config):
         plan = make_plan(ingredients.config, ingredients.data, ingredients.tokenizer)
@@ -379,6 +392,7 @@ def set_up(
         if config.train.shards != ingredients.config.train.shards:
             plan = make_plan(config, ingredients.data, ingredients.tokenizer)
         reasons |= why_shards | why_threads
+        laps.lap("settings")
         settled = replace(ingredients, config=config, reasons=reasons | ingredients.reasons, tuned_seconds=seconds)
         device.release_memory()
         device.forget_peak()  # what was tried before the run is not the run's
@@ -392,12 +406,19 @@ def set_up(
         if setup.config.train.minutes:
             setup = fill_minutes(setup, asked_evaluations="evaluate_every_epochs" in request.asked("train"))
         setup = add_notes(setup, start_notes(setup))
+    laps.lap("model")
     asked_compile = request.config.train.compile
     not_compiled = [setup.reasons["train.compile"]] if asked_compile not in (AUTO, setup.config.train.compile) else []
     no_phrases = ["train.phrases is not used: no word is in the captions of two images, but not of most"]
     no_phrases *= setup.config.train.phrases > 0 and not setup.plan.phrases
     cached = [*(setup.features.notes if setup.features else []), *([setup.teacher.note] if setup.teacher else [])]
     return add_notes(setup, [*cached, *no_phrases, *not_compiled, *device.warnings()])
+
+
+def examine_device(asked: str) -> None:
+    """Check what a device computes, and have its libraries set up, while the data is made."""
+    for device in available(asked):
+        device.warm_up()
 
 
 def gather(request: Request, progress: DataProgress | None, ranks: Ranks = ALONE) -> Ingredients:

@@ -13,7 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -48,6 +48,7 @@ from lapclip.machine.desktop import Signals, kept_awake, notify
 from lapclip.machine.polite import PolitePauses
 from lapclip.machine.ranks import ALONE, Ranks, job, under_torchrun
 from lapclip.machine.system_memory import SwapWatch
+from lapclip.machine.timing import Laps
 from lapclip.model.clip import count_parameters
 from lapclip.paths import open_own
 from lapclip.runs import events
@@ -82,22 +83,24 @@ def train(
 
     Under torchrun this is for the rank that writes (`take_part` in commands/resume.py).
     """
-    began = time.perf_counter()
+    began, laps = time.perf_counter(), Laps()
     check_name(name, reserved)
     # A run in the background has its folder already. This one has none until all is ready, and may yet be refused.
     beats = nullcontext() if reserved else Pulse([at_work_path(PREPARING)], str((RUNS / (name or "")).absolute()))
     try:
         with beats:
-            setup = set_up(recipe, settings, minutes, callbacks, ranks)
+            setup = set_up(recipe, settings, minutes, callbacks, ranks, laps)
     except KeyboardInterrupt:
         raise KeyboardInterrupt("Interrupted before the run began: there is nothing to resume.") from None
     run = create_run(name, setup.recipe, saved_settings(setup), reserved, partial(save_start, setup=setup))
     with working_on(run, setup.config.work), stop_signals() as signals, recording(run, callbacks, setup.config) as log:
         training = start_training(run, setup, log, ranks)
-        log.append(started(training, setup, [*setup.notes, *company(run, ranks), *competitors()]))
+        notes = [*setup.notes, *company(run, ranks), *competitors()]
+        laps.lap("folder")
+        log.append(started(training, setup, notes, laps))
         del setup  # so that what a fallback replaces is gone
         share_run(training)
-        return run_to_end(training, signals, began)
+        return run_to_end(training, signals, began, laps)
 
 
 def stop_signals() -> Signals:
@@ -246,6 +249,8 @@ class Outcome:
     """How the trained model that it began with scores; None where there was none."""
     short_questions: dict[str, Any] | None = None
     """How well words and phrases find their images; None where there are too few."""
+    phase_seconds: dict[str, float] = field(default_factory=dict)
+    """How long each phase of the command took, from its settings to its last evaluation."""
     stop_signal: int | None = None
 
     @property
@@ -307,11 +312,11 @@ def start_training(
     )
 
 
-def run_to_end(training: Training, signals: Signals, began: float) -> Outcome:
+def run_to_end(training: Training, signals: Signals, began: float, laps: Laps) -> Outcome:
     """Train to the end or to a signal, then score the best model."""
     training.stop_reason = signals.reason
     try:
-        evaluation = persist(training, finish, build_again)
+        evaluation = persist(training, partial(finish, laps=laps), build_again)
         if evaluation is None:
             training.ranks.check_stop(training.stopped_by)
     except Exception as error:
@@ -325,6 +330,7 @@ def run_to_end(training: Training, signals: Signals, began: float) -> Outcome:
         raise
     record_truth(training)
     done = training.progress
+    laps.lap("training" if evaluation is None else "last evaluation")
     if evaluation is not None:
         _notify(training, f"finished: {recall_text(evaluation)}", began)
     return Outcome(
@@ -342,6 +348,7 @@ def run_to_end(training: Training, signals: Signals, began: float) -> Outcome:
         evaluation=evaluation,
         start_evaluation=training.start_evaluation,
         short_questions=training.short_questions,
+        phase_seconds=laps.seconds,
         stop_signal=signals.received if evaluation is None else None,
     )
 
@@ -380,8 +387,9 @@ def embed_final(training: Training) -> Final:
     return Final(best, embedded, *asked, start_embedded)
 
 
-def finish(training: Training) -> dict[str, Any]:
+def finish(training: Training, laps: Laps) -> dict[str, Any]:
     """Score the best model, and a trained start as well; record the end."""
+    laps.lap("training")
     final, split = embed_final(training), training.data.final[0]
     training.ranks.close()
     training.ranks = ALONE  # the others have done all there was for them to do
@@ -461,7 +469,7 @@ def competitors() -> list[str]:
     ]
 
 
-def started(training: Training, setup: RunSetup, notes: list[str]) -> events.Started:
+def started(training: Training, setup: RunSetup, notes: list[str], laps: Laps) -> events.Started:
     """The event that begins a run."""
     device, train = training.device, training.config.train
     held = system_memory.memory_bytes() if device.is_cpu else device.peak_memory_bytes()
@@ -482,6 +490,7 @@ def started(training: Training, setup: RunSetup, notes: list[str]) -> events.Sta
         memory_limit_bytes=held + device.free_bytes(),
         chance_loss=LOSSES[train.loss].chance(train.batch_size),
         closed_form=setup.closed_form,
+        set_up_seconds=dict(laps.seconds),
     )
 
 

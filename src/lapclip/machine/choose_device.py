@@ -28,18 +28,25 @@ def accelerator_here() -> Device | None:
     return device_of(found.type) if found is not None and found.type in KINDS else None
 
 
-def choose_device(asked: str) -> tuple[Device, str]:
-    """The device to train on, and why."""
-    if asked == Cpu.kind:
-        return Cpu(), "asked for"
-    device = accelerator_here()
+def find_device(asked: str) -> Device:
+    """The device that a setting of train.device names, before anything is computed there; one that is not here is
+    refused."""
+    device = Cpu() if asked == Cpu.kind else accelerator_here()
     if asked == AUTO and device is None:
-        return Cpu(), "torch finds no accelerator here"
+        return Cpu()
     if device is None or asked not in (AUTO, ACCELERATOR, device.kind):
         here = device.kind if device else "none"
         raise ConfigError(
             f"train.device {asked} is not here (accelerator found: {here}).", hint="--set train.device=auto"
         )
+    return device
+
+
+def choose_device(asked: str) -> tuple[Device, str]:
+    """The device to train on, and why."""
+    device = find_device(asked)
+    if device.is_cpu:
+        return device, "asked for" if asked == Cpu.kind else "torch finds no accelerator here"
     device.examine()
     unfit = device.unfit()
     if asked != AUTO:

@@ -105,6 +105,9 @@ class Device(ABC):
             UNTRUSTED.update((self.kind, result.operation) for result in self.failures())
         return EXAMINED[self.kind]
 
+    def warm_up(self) -> None:  # noqa: B027 (the CPU has nothing to do)
+        """Have libraries set themselves up there, which takes seconds and can be done beside other work."""
+
     def failures(self, *precisions: str) -> list[canary.Result]:
         """The checks that failed here, in some precisions or in all."""
         found = [result for result in EXAMINED.get(self.kind, []) if not result.ok]
@@ -205,6 +208,12 @@ class Accelerator(Device):
     @property
     def label(self) -> str:
         return self._module.get_device_name()
+
+    def warm_up(self) -> None:
+        for dtype in (torch.float32, DTYPES[self.half]):
+            ones = torch.ones(64, 64, device=self.torch, dtype=dtype)
+            torch.mm(ones, ones)
+        self.synchronise()
 
     def transfer(self) -> Transfer:
         return PinnedTransfer(self.torch, self._module) if self.pins_memory else super().transfer()

@@ -92,6 +92,20 @@ class Stopwatch:
         return self._seconds
 
 
+class Laps:
+    """Seconds of what happens once, one phase after the other: where the time of a command goes beside its steps."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._last = time.perf_counter()
+
+    def lap(self, phase: str) -> None:
+        """What has happened since the last call was this phase."""
+        now = time.perf_counter()
+        self.seconds[phase] = self.seconds.get(phase, 0.0) + now - self._last
+        self._last = now
+
+
 def other_load(seconds: float = LOAD_SECONDS) -> float | None:
     """The share of all cores that others use while this process waits; None where the system does not say."""
     try:

@@ -10,8 +10,6 @@ Shapes: B batch, C channels, S image side, O outputs, I inputs, K kernel side.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -19,18 +17,10 @@ from torch.utils.checkpoint import checkpoint
 
 from lapclip.config import STAGES, ModelConfig
 from lapclip.model.kernels import Compute, linear
+from lapclip.model.sizes import block_widths, last_width
 
 GROUP = 16
 """Channels that a norm takes together, or more where that does not divide them."""
-
-
-class Size(NamedTuple):
-    """A convolution's channels in and out, the side of its kernel, and the side of what it gives."""
-
-    inputs: int
-    outputs: int
-    kernel: int
-    side: int
 
 
 class Convolution(nn.Module):
@@ -72,7 +62,7 @@ class ConvolutionTower(nn.Module):
         super().__init__()
         width = shape.image_width
         self.stem = nn.ModuleList([Convolution(3, width // 2, stride=2), Convolution(width // 2, width)])
-        self.blocks = nn.ModuleList(Residual(inputs, outputs) for inputs, outputs in _widths(shape))
+        self.blocks = nn.ModuleList(Residual(inputs, outputs) for inputs, outputs in block_widths(shape))
         self.blocks_per_stage = shape.image_layers // STAGES
         self.projection = nn.Parameter(torch.empty(last_width(shape), shape.embedding))
 
@@ -136,27 +126,3 @@ def standardised(weight_OIKK: Tensor) -> Tensor:
 def groups_of(channels: int) -> int:
     """Into how many groups a norm takes channels."""
     return max(count for count in range(1, max(1, channels // GROUP) + 1) if channels % count == 0)
-
-
-def last_width(shape: ModelConfig) -> int:
-    """Channels that leave the last block; each stage has twice those of the one before."""
-    return shape.image_width * 2 ** (STAGES - 1)
-
-
-def convolution_sizes(shape: ModelConfig, side: int) -> list[Size]:
-    """Every convolution of the tower, for images of that side."""
-    side = -(-side // 2)
-    sizes = [Size(3, shape.image_width // 2, 3, side), Size(shape.image_width // 2, shape.image_width, 3, side)]
-    for number, (inputs, outputs) in enumerate(_widths(shape)):
-        if number % (shape.image_layers // STAGES) == 0:
-            side = -(-side // 2)
-        sizes += [Size(inputs, outputs, 3, side), Size(outputs, outputs, 3, side)]
-        sizes += [Size(inputs, outputs, 1, side)] * (inputs != outputs)
-    return sizes
-
-
-def _widths(shape: ModelConfig) -> list[tuple[int, int]]:
-    """Channels into and out of each block."""
-    per_stage = shape.image_layers // STAGES
-    outputs = [shape.image_width * 2 ** (number // per_stage) for number in range(shape.image_layers)]
-    return list(zip([shape.image_width, *outputs], outputs, strict=False))

@@ -75,6 +75,8 @@ class Started(Event):
     """The loss of guessing: ln(batch size) for the softmax loss."""
     closed_form: dict[str, float] | None = None
     """Where heads alone learn: recall on val that linear heads have in closed form, without any training."""
+    set_up_seconds: dict[str, float] = field(default_factory=dict)
+    """How long each phase took before the first step."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,7 +21,7 @@ from lapclip.config import AUTO, ModelConfig, TrainConfig
 from lapclip.errors import ConfigError
 from lapclip.machine.choose_device import ACCELERATOR, device_of
 from lapclip.machine.device import Device
-from lapclip.model.convnet import convolution_sizes, last_width
+from lapclip.model.sizes import convolution_sizes, count_weights
 from lapclip.training.optimizer import image_side, patches_seen
 
 CPU_BASE, ACCELERATOR_BASE = 350_000_000, 100_000_000
@@ -69,35 +69,6 @@ def predict_bytes(model: ModelConfig, train: TrainConfig, caption_tokens: int) -
         activations=activations,
         base=CPU_BASE if _on_cpu(train) else ACCELERATOR_BASE,
     )
-
-
-def count_weights(model: ModelConfig) -> tuple[int, int]:
-    """How many numbers the model learns, and how many of them enter products."""
-
-    def blocks(width: int, layers: int, hidden: int) -> tuple[int, int]:
-        products = layers * (4 * width * width + 2 * width * hidden + 5 * width + hidden)
-        return products + layers * 4 * width, products
-
-    text, text_products = blocks(model.text_width, model.text_layers, model.text_hidden)
-    text += (model.vocabulary + model.context + 2 + model.embedding) * model.text_width
-    text_products += model.text_width * model.embedding
-    if model.image_tower == "convolutions":
-        image_products = last_width(model) * model.embedding
-        sizes = convolution_sizes(model, model.image_size)
-        image_products += sum(size.outputs * size.inputs * size.kernel**2 for size in sizes)
-        image = image_products + 2 * sum(size.outputs for size in sizes)
-    else:
-        image, image_products = blocks(model.image_width, model.image_layers, model.image_hidden)
-        patches = (model.image_size // model.patch) ** 2
-        ends = (3 * model.patch**2 + model.embedding) * model.image_width
-        others = (2 + patches + 4) * model.image_width
-        if model.architecture == "siglip":  # a head that pools by attention instead of a projection, and more biases
-            ends = blocks(model.image_width, 1, model.image_hidden)[1] + (3 * model.patch**2 + 1) * model.image_width
-            others = (patches + 1 + 4) * model.image_width
-            text, text_products = text + model.embedding + 1, text_products + model.embedding
-        image += others + ends
-        image_products += ends
-    return image + text + 1, image_products + text_products
 
 
 def check_memory(model: ModelConfig, train: TrainConfig, caption_tokens: int, device: Device) -> None:

@@ -50,12 +50,13 @@ def choose_kernels(
     device: Device,
     *,
     anew: bool = False,
-    remember: bool = True,
+    remember: Callable[[], bool] = lambda: True,
     seconds: float = SECONDS,
 ) -> tuple[dict[str, str], dict[str, str]]:
     """Settings of TrainConfig that are "auto", decided, and the reason for each.
 
-    `anew` ignores earlier timings; `remember` stores these; each comparison takes so many seconds at most.
+    `anew` ignores earlier timings; `remember` is asked before the first of these whether they are to be stored, because
+    looking for other programs takes time; each comparison takes so many seconds at most.
     """
     batch = min(train.batch_size, train.micro_batch or train.batch_size)
     patches = max(1, round((model.image_size // model.patch) ** 2 * (1 - train.patch_dropout)))
@@ -69,7 +70,7 @@ def choose_kernels(
         "text_attention": _attention(text, causal=model.architecture == "clip"),
         "linear": _linear((image, text)),
     }
-    choices, reasons = {}, {}
+    choices, reasons, stored = {}, {}, None
     for name, operation in operations.items():
         forms = forms_here(name, device, train.dtype)
         if getattr(train, name) != AUTO:
@@ -78,11 +79,12 @@ def choose_kernels(
             choice = forms[0], "the only form here"
         else:
             sizes = f"{batch} {image} {text} {train.dtype} {torch.get_num_threads()}"
-            key = f"{name} {sizes} {device.key} lapclip {__version__}"
+            key = f"{name} {forms} {sizes} {device.key} lapclip {__version__}"
             choice = None if anew else _remembered(key, forms)
             if choice is None:
+                stored = remember() if stored is None else stored
                 choice = _fastest(operation, batch, forms, train.dtype, device, seconds)
-                if remember:
+                if stored:
                     CACHE.write(key, choice)
         choices[name], reasons[f"train.{name}"] = choice
     return choices, reasons

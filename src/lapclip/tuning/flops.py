@@ -17,8 +17,8 @@ import torch
 
 from lapclip.config import ModelConfig
 from lapclip.machine.device import Device
-from lapclip.model.convnet import Size, convolution_sizes, last_width
 from lapclip.model.kernels import has_onednn, linear
+from lapclip.model.sizes import Size, convolution_sizes, last_width
 
 
 class Product(NamedTuple):

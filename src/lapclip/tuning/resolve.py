@@ -81,6 +81,11 @@ def resolve_auto(
     return replace_in(config, "train", loader_threads=loaders), device, reasons, timed
 
 
+def are_idle() -> bool:
+    """Whether what is timed now is worth remembering."""
+    return busy_cores() is None
+
+
 def is_partly_frozen(config: Config) -> bool:
     """Whether steps are not those of a whole model of ours, so that neither arithmetic nor tuning knows them."""
     train, model = config.train, config.model
@@ -103,7 +108,7 @@ def resolve_frozen(config: Config, longest_caption: int) -> tuple[Config, Device
     resolved = replace(train, device=device.kind, threads=threads, dtype=dtype, compile="none", loader_threads=loaders)
     forms = {"image_attention": "fused", "text_attention": "fused", "linear": "torch"}
     if not (model.image_from or model.text_from):
-        forms, why_forms = choose_kernels(model, resolved, longest_caption, device, remember=busy_cores() is None)
+        forms, why_forms = choose_kernels(model, resolved, longest_caption, device, remember=are_idle)
         reasons |= why_forms
     return replace(config, train=replace(resolved, **forms)), device, reasons, None
 
@@ -129,8 +134,7 @@ def resolve_untimed(config: Config, batch: Batch, longest_caption: int) -> tuple
     how, reasons["train.compile"] = choose_compile(train.compile, device)
     dtype = "float32" if train.dtype == AUTO else train.dtype
     resolved = replace(train, device=device.kind, threads=threads, dtype=dtype, compile=how)
-    quiet = busy_cores() is None
-    forms, why_forms = choose_kernels(config.model, resolved, batch.tokens_BL.shape[1], device, remember=quiet)
+    forms, why_forms = choose_kernels(config.model, resolved, batch.tokens_BL.shape[1], device, remember=are_idle)
     resolved = replace(resolved, **forms)
     check_memory(config.model, resolved, longest_caption, device)  # again: some forms take more than others
     return replace(config, train=resolved), device, reasons | why_forms

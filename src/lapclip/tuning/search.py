@@ -162,7 +162,7 @@ class Search:
                 self.caption_tokens,
                 device,
                 anew=not self._briefly,
-                remember=not self.warnings,
+                remember=lambda: not self.warnings,
                 seconds=max(0.0, min(KERNEL_SECONDS, self.left / 10)),
             )
             # Some forms take more memory than others.
