@@ -14,6 +14,7 @@ import pytest
 
 from lapclip.config import DataConfig
 from lapclip.data import scenes
+from lapclip.data.scenes import draw_all
 from lapclip.data.scenes.drawing import draw
 from lapclip.data.sources.built_in import SCENES_VERSION, PixelStore, load_scenes
 from lapclip.errors import ConfigError, DataError
@@ -190,3 +191,15 @@ def test_drawings_do_not_change_without_their_version() -> None:
         drawn.append((draw(scene, 32, at) @ np.array([1, 2, 3]) / 6).mean())
     # Other releases of Pillow may round a pixel otherwise.
     assert drawn == pytest.approx(DRAWN_AS[SCENES_VERSION], abs=0.1), "raise SCENES_VERSION"
+
+
+@pytest.mark.parametrize("dies", [False, True])
+def test_several_processes_draw_what_one_draws(monkeypatch: pytest.MonkeyPatch, dies: bool) -> None:
+    rows = scenes.split_scenes(11, 0)["train"]
+    if dies:  # whatever a process does not deliver is drawn here
+        monkeypatch.setattr(draw_all, "python", lambda *_: [sys.executable, "-c", "import sys; sys.stdout.write('x')"])
+    alone, shared = (list(draw_all.draw_all(rows, 24, 5, processes)) for processes in (1, 3))
+    assert len(alone) == len(shared) == 11
+    for at, (one, other) in enumerate(zip(alone, shared, strict=True)):
+        assert np.array_equal(one, other)
+        assert np.array_equal(one, draw(rows[at], 24, 5 + at))

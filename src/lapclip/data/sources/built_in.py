@@ -20,7 +20,7 @@ import numpy as np
 from lapclip.config import DataConfig
 from lapclip.data.dataset import DataSet, Pairs
 from lapclip.data.scenes import ALPHABET, Scene, captions, split_scenes
-from lapclip.data.scenes.drawing import draw
+from lapclip.data.scenes.draw_all import draw_all
 from lapclip.data.sources.registry import Source, register
 from lapclip.data.table import ImageFile, RowCollector, Table
 from lapclip.errors import DataError
@@ -79,8 +79,8 @@ def load_scenes(config: DataConfig, side: int, progress: DataProgress | None = N
 
 
 def _images(rows: list[Scene], side: int, seed: int, progress: DataProgress | None) -> Iterator[np.ndarray]:
-    for index, scene in enumerate(rows):
-        yield draw(scene, side, seed * len(rows) + index)
+    for index, image in enumerate(draw_all(rows, side, seed * len(rows))):
+        yield image
         if progress:
             progress(index + 1, len(rows))
 
