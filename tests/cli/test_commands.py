@@ -56,7 +56,7 @@ def test_json_is_one_object_and_nothing_else_on_stdout(here: Path, capfd: pytest
     outcome = json.loads(trained.stdout)
     assert outcome.keys() == {
         "run", "state", "seconds", "training_seconds", "steps", "pairs_per_second", "peak_memory_bytes", "devices",
-        "data", "early", "evaluation", "start_evaluation", "short_questions", "places",
+        "data", "early", "evaluation", "start_evaluation", "short_questions", "places", "phase_seconds",
     }  # fmt: skip
     evaluated = json.loads(lapclip("eval", "--json").stdout)
     assert capfd.readouterr().out == ""  # from libraries neither, which know nothing of Python's stdout

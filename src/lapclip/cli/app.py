@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
 import errno
 import json
 import os
 import sys
 import traceback
+from typing import NoReturn
 
 from cyclopts import App
 from cyclopts.exceptions import CycloptsError
@@ -36,7 +38,8 @@ from lapclip.cli.stop import stop
 from lapclip.cli.train import train
 from lapclip.cli.tune import tune
 from lapclip.cli.watch import watch
-from lapclip.errors import LapclipError, LostRank
+from lapclip.errors import LapclipError
+from lapclip.machine.ranks import under_torchrun
 from lapclip.text import printable, printable_lines
 from lapclip.together import end_with_agent, is_restarted, tell_agent
 
@@ -107,11 +110,18 @@ def main(arguments: list[str] | None = None) -> None:
             message = f"Nothing can be written any more: {error}\nTry: free some disk space, then the same command"
         status = _report(2 if full else 1, message, as_json, debug)
     tell_agent(status, fault)
-    if isinstance(fault, LostRank):  # what is left of torch's engine may abort or wait while Python ends
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(status)
+    if under_torchrun():
+        _leave_at_once(status)
     sys.exit(status)
+
+
+def _leave_at_once(status: int) -> NoReturn:
+    """End a rank, with all that is due at an end but without taking Python apart: a thread that is in the code of
+    torch's engine meanwhile, because a link or another rank is slow, would abort the process (signal 6)."""
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
 
 
 def _disk_is_full(error: Exception) -> bool:
