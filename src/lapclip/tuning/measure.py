@@ -113,7 +113,7 @@ class Workshop:
         device, _ = choose_device(setting.device)
         prepare_device(device, setting.threads)
         gc.collect()  # the one before is gone, but not what refers to itself
-        model = copy.deepcopy(self._model).to(device.torch)
+        model = copy.deepcopy(self._model).place(device)
         return Contender(make_step(model, setting.applied(self.config.train), device), self.batch, device)
 
     def agreement(self, setting: Setting) -> Agreement:
@@ -262,7 +262,7 @@ class Rehearsal:
         self.plan = BatchPlan(
             chosen, CharacterTokenizer(scenes.ALPHABET), workload.shape.context, train.batch_size, seed=0
         )
-        self.step: AnyStep = make_step(CLIP(workload.shape, seed=1).to(device.torch), train, device)
+        self.step: AnyStep = make_step(CLIP(workload.shape, seed=1).place(device), train, device)
         self.taken = 0
 
     def __call__(self, batch: Batch | None = None) -> StepMetrics:
