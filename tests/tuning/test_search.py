@@ -11,6 +11,7 @@ from lapclip.errors import ConfigError
 from lapclip.machine.cpu import Cpu
 from lapclip.model import block as transformer
 from lapclip.model import kernels
+from lapclip.training.memory import predict_bytes
 from lapclip.tuning import search
 from lapclip.tuning.compiling import Compiling
 from lapclip.tuning.measure import Setting
@@ -65,9 +66,9 @@ def test_a_setting_that_computes_something_else_is_rejected_with_its_error(monke
 
 
 def test_a_batch_too_large_for_memory_goes_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = search.predict_bytes(CONFIG.model, replace_in(CONFIG, "train", dtype="float32").train, 16).total
+    whole = predict_bytes(CONFIG.model, replace_in(CONFIG, "train", dtype="float32").train, 16).total
     part = dataclasses.replace(CONFIG.train, dtype="float32", micro_batch=4)
-    needed = search.predict_bytes(CONFIG.model, part, 16).total
+    needed = predict_bytes(CONFIG.model, part, 16).total
     assert needed < whole
     monkeypatch.setattr(Cpu, "free_bytes", lambda self: (needed + 1) / search.SHARE_OF_MEMORY)
     tuning = tuned(device="cpu", dtype="float32", threads=1)

@@ -25,6 +25,7 @@ from lapclip.config import (
     CLOSED_FORM,
     Config,
     Layer,
+    TrainConfig,
     build_config,
     check_teacher,
     minutes_layer,
@@ -44,7 +45,7 @@ from lapclip.embedder import Embedder
 from lapclip.errors import ConfigError
 from lapclip.evaluation import note_on_held_out
 from lapclip.loss import LOSSES
-from lapclip.machine.choose_device import accelerator_here, available
+from lapclip.machine.choose_device import accelerator_here, asks_for_towers, candidates
 from lapclip.machine.device import Device
 from lapclip.machine.ranks import ALONE, Ranks, under_torchrun
 from lapclip.machine.timing import Stopwatch, timed
@@ -128,6 +129,7 @@ def read_request(recipe: str, settings: Sequence[str], minutes: float | None) ->
 def fit_ranks(request: Request, count: int, *, together: bool) -> Request:
     """Settings that follow from how many processes share the work; one alone may be the rest of several."""
     train, notes = request.config.train, []
+    refuse_shards_of_towers(train, together=together or count > 1)
     if together and not request.is_set("train", "shards"):
         train = replace(train, shards=max(UNDER_TORCHRUN, count))
     if 0 < train.shards < count:
@@ -141,6 +143,15 @@ def fit_ranks(request: Request, count: int, *, together: bool) -> Request:
         notes = [f"train.compile {train.compile} is not used by several ranks"] * (train.compile != AUTO)
         train = replace(train, compile=rest)
     return replace(request, config=replace(request.config, train=train), notes=[*request.notes, *notes])
+
+
+def refuse_shards_of_towers(train: TrainConfig, *, together: bool) -> None:
+    """Towers on two devices take a batch as a whole, in one process."""
+    if asks_for_towers(train) and (together or train.shards != 1):
+        raise ConfigError(
+            f"Towers on devices of their own are for one process{'' if together else ' and train.shards=1'}.",
+            hint="--set train.image_device=auto --set train.text_device=auto" if together else "--set train.shards=1",
+        )
 
 
 def fit_threads(request: Request, ranks: Ranks) -> tuple[Request, dict[str, str]]:
@@ -366,7 +377,7 @@ def set_up(
     request, why_threads = fit_threads(request, ranks)
     if accelerator_here():
         callbacks.tuning_progress("whether the accelerator computes what the CPU computes")
-    available(request.config.train.device)  # an unknown device is refused before images are drawn
+    candidates(request.config.train)  # an unknown device is refused before images are drawn
     check_tracker(request.config.work.track)
     ingredients = gather(request, callbacks.data_progress)
     request = replace(request, table=None)  # its memory is the run's

@@ -44,7 +44,7 @@ from lapclip.model.clip import CLIP
 from lapclip.paths import read_json
 from lapclip.progress import Status
 from lapclip.training.cuda_graph import WARM_UP, AnyStep, make_step
-from lapclip.training.memory import SHARE_OF_MEMORY, predict_bytes
+from lapclip.training.memory import SHARE_OF_MEMORY, demands
 from lapclip.tuning.choose_kernels import choose_kernels
 
 FORMAT = 1
@@ -129,11 +129,13 @@ def measure_cells(
 
 def _too_large(cell: Cell, rung: Rung, train: TrainConfig) -> str | None:
     """Why a cell does not fit into memory, if so."""
-    device = device_of(cell.device)
-    free = device.free_bytes()
-    needed = predict_bytes(rung.shape, train, CAPTION_TOKENS).total
-    needed += 4 * rung.parameters if device.shares_memory else 0  # the weights that all contestants begin with
-    return f"predicted {needed / 1e9:.1f} GB of {free / 1e9:.1f} GB free" if needed > SHARE_OF_MEMORY * free else None
+    for device, parts in demands(rung.shape, train, CAPTION_TOKENS, device_of(cell.device)):
+        free = device.free_bytes()
+        needed = parts.total
+        needed += 4 * rung.parameters if device.shares_memory else 0  # the weights that all contestants begin with
+        if needed > SHARE_OF_MEMORY * free:
+            return f"predicted {needed / 1e9:.1f} GB of {free / 1e9:.1f} GB free"
+    return None
 
 
 def _too_long(cell: Cell, cells: Sequence[Cell], seconds: float, ends: float) -> str | None:

@@ -8,7 +8,7 @@ Shapes: B batch, L tokens, D width.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -17,6 +17,7 @@ from lapclip import __version__
 from lapclip.config import AUTO, ModelConfig, TrainConfig
 from lapclip.errors import ConfigError, first_line
 from lapclip.machine.device import DTYPES, Device
+from lapclip.machine.device_pair import DevicePair
 from lapclip.machine.timing import WORTH, in_turns
 from lapclip.model.kernels import ATTENTION, LINEAR, attention, has_onednn, linear
 from lapclip.paths import CacheFile
@@ -55,8 +56,21 @@ def choose_kernels(
 ) -> tuple[dict[str, str], dict[str, str]]:
     """Settings of TrainConfig that are "auto", decided, and the reason for each.
 
-    `anew` ignores earlier timings; `remember` stores these; each comparison takes so many seconds at most.
+    `anew` ignores earlier timings; `remember` stores these; each comparison takes so many seconds at most. Of a pair of
+    devices each decides for its own tower, and the CPU about the linear layers, which have one form elsewhere.
     """
+    if isinstance(device, DevicePair):
+        choices, reasons = {}, {}
+        for tower in sorted(("image", "text"), key=lambda tower: device.of(tower).is_cpu):
+            alone = device.of(tower)
+            asked = train if has_onednn(alone.torch, DTYPES[train.dtype]) else replace(train, linear=AUTO)
+            own, why = choose_kernels(
+                model, asked, caption_tokens, alone, anew=anew, remember=remember, seconds=seconds
+            )
+            names = (f"{tower}_attention", "linear")
+            choices |= {name: own[name] for name in names}
+            reasons |= {f"train.{name}": why[f"train.{name}"] for name in names}
+        return choices, reasons
     batch = min(train.batch_size, train.micro_batch or train.batch_size)
     patches = max(1, round((model.image_size // model.patch) ** 2 * (1 - train.patch_dropout)))
     text = Sizes(caption_tokens, model.text_width, model.text_heads, model.text_hidden)
@@ -89,7 +103,8 @@ def choose_kernels(
 
 def check_kernels(train: TrainConfig, device: Device) -> None:
     """Refuse what was asked for and cannot be had here."""
-    if train.linear == "onednn" and not has_onednn(device.torch, DTYPES[train.dtype]):
+    each = device.each if isinstance(device, DevicePair) else (device,)
+    if train.linear == "onednn" and not any(has_onednn(found.torch, DTYPES[train.dtype]) for found in each):
         raise ConfigError(
             f"train.linear onednn cannot be had on {device.kind} in {train.dtype}.", hint="--set train.linear=auto"
         )

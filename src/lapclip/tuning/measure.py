@@ -22,9 +22,16 @@ from lapclip.data.batches import Batch, BatchPlan
 from lapclip.data.dataset import Pairs
 from lapclip.data.scenes import drawing
 from lapclip.data.tokenizers import CharacterTokenizer
-from lapclip.machine.choose_device import choose_compile, choose_device, default_threads, device_of, prepare_device
+from lapclip.machine.choose_device import (
+    choose_compile,
+    choose_devices,
+    default_threads,
+    prepare_device,
+    settled_device,
+)
 from lapclip.machine.cpu import Cpu
 from lapclip.machine.device import Device
+from lapclip.machine.device_pair import DevicePair
 from lapclip.machine.timing import Stopwatch, timed
 from lapclip.model.clip import CLIP
 from lapclip.training.cuda_graph import WARM_UP, AnyStep, GraphedStep, make_step
@@ -48,14 +55,36 @@ class Setting:
     image_attention: str = "fused"
     text_attention: str = "fused"
     linear: str = "torch"
+    image_device: str = AUTO
+    """Of the image tower, where each tower has a device of its own; `auto` is `device`."""
+    text_device: str = AUTO
 
     def applied(self, train: TrainConfig) -> TrainConfig:
         return replace(train, **asdict(self))
 
+    @classmethod
+    def on(cls, device: Device, dtype: str, threads: int = 1) -> Setting:
+        """A setting that names a device, or two."""
+        alone = cls(device.of("loss").kind, dtype, threads)
+        return replace(alone, **device.settings) if isinstance(device, DevicePair) else alone
+
+    @property
+    def where(self) -> Device:
+        """The device that it names, or the pair of them."""
+        return settled_device(self.applied(TrainConfig()))
+
+    @property
+    def uses_cpu(self) -> bool:
+        """Whether a tower is on the CPU, so that the number of threads matters."""
+        where = self.where
+        return any(where.of(tower).is_cpu for tower in ("image", "text"))
+
     def text(self) -> str:
         """For people: what stands out."""
-        parts = [self.device, self.dtype]
-        parts += [f"{self.threads} thread{'s' * (self.threads > 1)}"] if device_of(self.device).is_cpu else []
+        where = self.where
+        both = isinstance(where, DevicePair)
+        parts = [f"images on {where.image.kind}, captions on {where.text.kind}" if both else self.device, self.dtype]
+        parts += [f"{self.threads} thread{'s' * (self.threads > 1)}"] if self.uses_cpu else []
         parts += [f"micro-batches of {self.micro_batch}"] if self.micro_batch else []
         parts += [self.compile] if self.compile != "none" else []
         return ", ".join(parts)
@@ -110,7 +139,7 @@ class Workshop:
 
     def contender(self, setting: Setting) -> Contender:
         """A fresh copy of the model, ready to step under a setting."""
-        device, _ = choose_device(setting.device)
+        device, _ = choose_devices(setting.applied(self.config.train))
         prepare_device(device, setting.threads)
         gc.collect()  # the one before is gone, but not what refers to itself
         model = copy.deepcopy(self._model).place(device)
