@@ -16,7 +16,8 @@ from lapclip.errors import LapclipError
 from lapclip.machine.facts import python
 
 PHASES = ("load", "preprocess", "transfer", "forward", "backward", "optimizer")
-"""Of every step; where several ranks share it, they also wait for an "exchange"."""
+"""Of every step; where several ranks share it, they also wait for an "exchange", and where towers are on two devices,
+that is what crosses over and the loss."""
 WORTH = 1.03
 """How many times as fast something has to be to count as faster: less is noise."""
 BUSY = 0.25

@@ -30,9 +30,11 @@ from lapclip.machine.device_pair import DevicePair
 from lapclip.machine.timing import Stopwatch
 from lapclip.model.clip import CLIP
 from lapclip.training.optimizer import TowerOptimizers, apply_gradients, belongs_to
-from lapclip.training.step import Inputs, StepMetrics, TrainStep, norms_of
+from lapclip.training.step import Inputs, Losses, StepMetrics, TrainStep, norms_of
 
 TOWERS = ("image", "text")
+Embeddings = dict[str, tuple[Tensor, ...]]
+"""Of each tower: of images; of captions, and of phrases where there are some."""
 
 Result = TypeVar("Result")
 
@@ -78,26 +80,32 @@ class SplitStep(TrainStep):
     def update(self, inputs: Inputs, watch: Stopwatch) -> Tensor:
         """Gradients, clipping and the optimisers."""
         assert not inputs.shards, "towers on two devices take a batch as a whole"
-        home = self.device.of("loss").torch
-        for parameter in self._outside:
-            parameter.grad = None
         with watch.phase("forward"):
-            sides = self._at_once(watch, lambda half: half.forward(inputs))
-            embeddings = {
-                tower: [found.to(home).detach().requires_grad_() for found in side] for tower, side in sides.items()
-            }
-            losses = self._loss(inputs, *embeddings["image"], *embeddings["text"])
+            embeddings = self._at_once(watch, lambda half: half.forward(inputs))
+        with watch.phase("exchange"):
+            losses, gradients = self.judge(inputs, embeddings)
         with watch.phase("backward"):
-            self._scaled(losses.learnt).backward()
-            crossed = {tower: self._crossed(tower, leaves) for tower, leaves in embeddings.items()}
-            norms = self._at_once(watch, lambda half: half.backward(inputs, crossed[half.tower]))
+            norms = self._at_once(watch, lambda half: half.backward(inputs, gradients[half.tower]))
         with watch.phase("optimizer"):
-            # In the order of the model's parameters: what is outside both towers comes first.
-            both = [norms_of(self._outside), *(norms[tower].to(home) for tower in TOWERS)]
-            grad_norm, part_norms = self._by_part(torch.cat(both))
+            grad_norm, part_norms = self._by_part(self._all_norms(norms))
             scalars = self._scalars(losses, grad_norm)
             self._update_all(grad_norm, watch)
         return torch.cat([scalars, part_norms])
+
+    def judge(self, inputs: Inputs, embeddings: Embeddings) -> tuple[Losses, dict[str, list[Tensor]]]:
+        """The loss, with what crosses over for it, and the gradients of each tower's embeddings, on its device."""
+        home = self.device.of("loss").torch
+        for parameter in self._outside:
+            parameter.grad = None
+        leaves = {tower: [one.to(home).detach().requires_grad_() for one in own] for tower, own in embeddings.items()}
+        losses = self._loss(inputs, *leaves["image"], *leaves["text"])
+        self._scaled(losses.learnt).backward()
+        return losses, {tower: self._crossed(tower, own) for tower, own in leaves.items()}
+
+    def _all_norms(self, norms: dict[str, Tensor]) -> Tensor:
+        """The length of each gradient, in the order of the model's parameters: what is outside both towers is first."""
+        home = self.device.of("loss").torch
+        return torch.cat([norms_of(self._outside), *(norms[tower].to(home) for tower in TOWERS)])
 
     def encode_tower(self, tower: str, inputs: Inputs) -> tuple[Tensor, ...]:
         """Embeddings of images, or of captions and of phrases where there are some, on the tower's device."""
@@ -154,6 +162,10 @@ class SplitStep(TrainStep):
         if watch.on:
             watch.add_towers({tower: seconds for tower, (_, seconds) in done.items()})
         return {tower: result for tower, (result, _) in done.items()}
+
+    def alone(self, tower: str, work: Callable[[AnyHalf], Result]) -> Result:
+        """Let one tower do something in its thread while the other rests."""
+        return self._threads[tower].begin(torch.get_num_threads(), lambda: work(self.halves[tower])).result()
 
 
 class TowerThread:

@@ -37,6 +37,7 @@ from lapclip.model.clip import CLIP
 from lapclip.training.cuda_graph import WARM_UP, AnyStep, GraphedStep, make_step
 from lapclip.training.initial_weights import initialise_logits
 from lapclip.training.step import StepMetrics
+from lapclip.training.two_devices import SplitStep
 from lapclip.tuning.choose_kernels import choose_kernels
 
 FEW = 4
@@ -184,7 +185,7 @@ class Contender:
 
     def answer(self) -> Answer:
         """What the step computes. float16's first scales may overflow; it then halves them, so it may try again."""
-        if isinstance(self.step, GraphedStep):
+        if isinstance(self.step, GraphedStep | SplitStep):  # so that what is compared is what was recorded
             self.warm_up()
         metrics = self._step()
         for _ in range(20):

@@ -32,11 +32,13 @@ from lapclip.machine.timing import WORTH, busy_cores
 from lapclip.progress import Status
 from lapclip.training.fallback import MEMORY, cause_of, smaller
 from lapclip.training.memory import SHARE_OF_MEMORY, check_memory, demands
+from lapclip.training.two_devices import SplitStep
 from lapclip.tuning.choose_kernels import SECONDS as KERNEL_SECONDS
 from lapclip.tuning.choose_kernels import choose_kernels
 from lapclip.tuning.compiling import predict_compiling, time_compiling
 from lapclip.tuning.flops import larger_share, least_seconds, operations, step_products, tower_products
 from lapclip.tuning.measure import Setting, Workshop
+from lapclip.tuning.predict_towers import predict_step
 
 ROUNDS = 5
 HOPELESS = 1.25
@@ -94,6 +96,8 @@ class Search:
         self.devices = candidates(self.train)
         self._rates: dict[tuple[str, str], float] = {}
         """Operations a second of products of the model's size, by device and precision."""
+        self._predicted: dict[Setting, str] = {}
+        """What was predicted of a tower on each of two devices, in words."""
         self.threads = default_threads() if self.train.threads == AUTO else int(self.train.threads)
         self._began, self._budget = time.perf_counter(), seconds
         self.times: dict[Setting, float] = {}
@@ -219,6 +223,11 @@ class Search:
         times: list[float] = []
         contender = self.workshop.contender(setting)
         contender.warm_up()
+        if isinstance(contender.step, SplitStep):
+            predicted = predict_step(contender.step, contender.batch, rounds=2)
+            self._predicted[setting] = predicted.text(setting.where)
+            if rival and predicted.seconds > limit:
+                return self._reject(setting, self._predicted[setting], bound=predicted.seconds)
         while len(times) < ROUNDS or (sum(times) < ENOUGH and len(times) < 50):
             times.append(contender.take())
             if (sum(times) > MOMENT and min(times) > limit) or self.left < sum(times):
@@ -301,9 +310,9 @@ class Search:
             found = [setting for setting in self.times if setting.where == pair]
             if found and self.times[found[0]] * WORTH < self.times[best]:
                 best = found[0]
-            known = [seconds for setting, _, seconds in self._known() if setting.where == pair]
-            why = f"{_ms(known[0])} a step" if known else self.rejected[-1]["reason"]
-            tried.append(f"{_placed(pair)}: {why}")
+            known = {setting: seconds for setting, _, seconds in self._known() if setting.where == pair}
+            timed = [f"{_ms(seconds)} a step, {self._predicted[setting]}" for setting, seconds in known.items()]
+            tried.append(f"{_placed(pair)}: {timed[0] if timed else self.rejected[-1]['reason']}")
         outcome = f"{_ms(alone)} on {chosen.device} alone; {'; '.join(tried)}"
         if best == chosen:
             text = f"left: {ceiling}; {outcome}"
