@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import tomllib
 import weakref
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,22 +12,19 @@ import torch
 
 from lapclip.commands import run_setup
 from lapclip.commands.resume import resume
-from lapclip.commands.run_setup import Callbacks
 from lapclip.commands.train import train
-from lapclip.commands.tune import tune
 from lapclip.errors import ConfigError
 from lapclip.model.towers import ImageTower, TextTower
 from lapclip.runs.folder import find_run
 from lapclip.runs.view import view_of
 from lapclip.training.fallback import DEVICE, MEMORY
-from lapclip.tuning import flops, search
 
 from ..conftest import SMALL
 from ..second_device import Pretended, pretend
 from ..small_runs import events, losses, stop_after
 from .test_run_to_end import failing, keep_torch
 
-SHORT = [*SMALL, "train.steps=6"]
+SHORT = [*SMALL, "train.steps=5"]
 OPEN = [setting for setting in SHORT if "train.device" not in setting]
 SPLIT = [*OPEN, "train.image_device=xpu", "train.text_device=cpu"]
 
@@ -148,6 +144,7 @@ def test_an_accelerator_that_fails_is_left_for_the_cpu_with_both_towers(
     assert losses() == close_to(whole)
 
 
+@pytest.mark.slow  # the step itself is compared in tests/training/test_two_devices.py
 def test_frozen_blocks_lora_and_cached_features_go_on_working(trained: Path) -> None:
     for at, learns in enumerate((("train.image_blocks=1", "train.text_blocks=0"), ("train.lora_rank=2",))):
         settings = [f"train.start={trained}", "train.learning_rate=1e-4", "train.steps=3", *learns]
@@ -181,42 +178,3 @@ def test_compiling_is_left_out_with_the_reason() -> None:
     split_run("train.steps=2", "train.compile=compiled")
     assert saved()["train"]["compile"] == "none"
     assert "not compiled" in saved()["reasons"]["train.compile"]
-
-
-def tuned(monkeypatch: pytest.MonkeyPatch, change: Callable[[pytest.MonkeyPatch], None] = lambda patch: None) -> dict:
-    monkeypatch.setattr(search, "ENOUGH", 0.05)
-    monkeypatch.setattr(search, "HOPELESS", 1e6)
-    change(monkeypatch)
-    monkeypatch.setattr(flops, "QUICK_SECONDS", 0.02)
-    return tune("first-run", OPEN, 20.0, Callbacks())
-
-
-def test_tune_tries_two_devices_and_says_the_ceiling_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = tuned(monkeypatch)
-    why = found["reasons"]["image_device"]
-    assert "x at most, because the" in why
-    assert "images on xpu and captions on cpu" in why
-    every = [*found["tried"], *(entry["choices"] for entry in found["rejected"])]
-    assert any((entry["image_device"], entry["text_device"]) == ("xpu", "cpu") for entry in every)
-    assert "xpu" in found["reasons"]["device"] or "cpu" in found["reasons"]["device"]
-
-
-def test_tune_takes_two_devices_where_they_are_faster_and_the_run_uses_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = search.Search._race
-
-    def race(self: search.Search, setting: search.Setting) -> None:
-        real(self, setting)
-        if setting in self.times and setting.image_device == "xpu":
-            self.times[setting] = min(self.times.values()) / 2
-
-    found = tuned(monkeypatch, lambda patch: patch.setattr(search.Search, "_race", race))
-    assert [found["choices"][name] for name in ("device", "image_device", "text_device")] == ["xpu", "xpu", "cpu"]
-    assert "x xpu alone here; two devices can be" in found["reasons"]["image_device"].replace("x cpu", "x xpu")
-    assert found["reasons"]["compile"]
-
-
-def test_devices_too_far_apart_are_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = tuned(monkeypatch, lambda patch: patch.setattr(search, "WITHIN", 0.5))
-    assert "multiplies" in found["reasons"]["text_device"]
-    every = [*found["tried"], *(entry["choices"] for entry in found["rejected"])]
-    assert all(entry["image_device"] == "auto" for entry in every)

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from lapclip.config import TrainConfig
+from lapclip.config import AUTO, TrainConfig
 from lapclip.errors import LapclipError
 from lapclip.machine.choose_device import settled_device
 from lapclip.machine.cpu import Cpu
@@ -106,7 +106,8 @@ def decide(error: BaseException, train: TrainConfig, step: int) -> Change | None
     what = "lacks an operation" if cause == OPERATION else "failed"
     # float32 and torch's own forms are what every CPU computes, and no less exact than what the device did.
     settings = {**Cpu().settings, "dtype": "float32", "compile": "none", "linear": "torch"}
-    changed = {name: value for name, value in settings.items() if getattr(train, name) != value}
+    # A tower whose device is "auto" follows `device`.
+    changed = {name: value for name, value in settings.items() if getattr(train, name) not in (value, AUTO)}
     return Change(cause, changed, f"{failed} {what} at step {step:,} ({brief(error)}); the CPU takes over")
 
 

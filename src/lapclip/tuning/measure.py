@@ -262,13 +262,13 @@ def make_workload(
     train = TrainConfig(
         batch_size=batch_size,
         dtype=dtype,
-        device=device.kind,
         threads=default_threads(),
         loader_threads=1,
         compile=how,
         learning_rate=LEARNING_RATE,
     )
     captions = [row[0] for row in some_pairs(batch_size, shape.image_size).captions]
+    train = replace(train, **device.settings)
     forms, _ = choose_kernels(shape, train, tokenizer.batch(captions, shape.context).shape[1], device)
     return Workload(shape, replace(train, **forms))  # pyright: ignore[reportArgumentType]
 
