@@ -9,7 +9,6 @@ import sys
 import weakref
 from collections.abc import Callable
 from pathlib import Path
-from random import Random
 
 import pytest
 import torch
@@ -19,11 +18,8 @@ from lapclip.commands.resume import resume
 from lapclip.commands.train import train
 from lapclip.errors import ConfigError, TrainingError
 from lapclip.machine import system_memory
-from lapclip.machine.canary import Result
 from lapclip.machine.choose_device import choose_device
-from lapclip.machine.device import KINDS
-from lapclip.machine.gpus import Cuda, Xpu
-from lapclip.machine.transfer import PinnedTransfer, Transfer
+from lapclip.machine.gpus import Cuda
 from lapclip.model.towers import ImageTower
 from lapclip.runs.events import read_events
 from lapclip.runs.folder import find_run
@@ -31,7 +27,7 @@ from lapclip.training import step
 from lapclip.training.fallback import DEVICE, OPERATION
 
 from ..conftest import SMALL, lapclip, set_flags
-from ..late_streams import LateRuntime
+from ..second_device import pretend
 from ..small_runs import events, losses, stop_after, train_small
 
 
@@ -219,33 +215,6 @@ def test_a_run_killed_after_a_fallback_resumes_to_the_same_losses_bit_for_bit(
     assert "micro_batch = 0" in began_with
 
 
-class Pretended(Xpu):
-    """Says that it is an accelerator, and computes on the CPU: everything but the hardware is real."""
-
-    @property
-    def torch(self) -> torch.device:
-        return torch.device("cpu")
-
-    @property
-    def label(self) -> str:
-        return "a pretended accelerator"
-
-    def transfer(self) -> Transfer:
-        return PinnedTransfer(self.torch, LateRuntime(Random(0)))
-
-    def synchronise(self) -> None:
-        """Nothing is ever under way."""
-
-    def peak_memory_bytes(self) -> int:
-        return system_memory.peak_memory_bytes()
-
-    def free_bytes(self) -> int:
-        return system_memory.available_bytes()
-
-    def examine(self) -> list[Result]:
-        return []
-
-
 @pytest.mark.parametrize(
     ("error", "cause", "dtype"),
     [
@@ -268,8 +237,7 @@ def test_a_device_that_fails_is_left_for_the_cpu_from_the_newest_checkpoint(
     accelerated += ["train.checkpoint_every_epochs=1", f"train.dtype={dtype}"]
     with monkeypatch.context() as patched:
         keep_torch(patched)
-        patched.setitem(KINDS, "xpu", Pretended)
-        patched.setattr("lapclip.machine.choose_device.accelerator_here", Pretended)
+        pretend(patched)
         train("first-run", accelerated, name="whole")
         broken = failing(ImageTower.forward, 7, fail=break_down, counts=torch.is_grad_enabled)
         patched.setattr(ImageTower, "forward", broken)

@@ -12,7 +12,7 @@ from lapclip.cli.output import Common, emit, source_setting, typed
 from lapclip.config import recipe_from_nothing
 from lapclip.suggest import command
 
-SHOWN = ("device", "dtype", "attention", "linear", "micro_batch", "threads", "loader_threads", "compile")
+SHOWN = ("device", "towers", "dtype", "attention", "linear", "micro_batch", "threads", "loader_threads", "compile")
 
 
 def tune(
@@ -65,12 +65,13 @@ def tune(
 def summary(found: dict[str, Any], train: str) -> list[str]:
     """What was chosen and why, and what was not."""
     lines = []
+    towers, why = [found["choices"][f"{tower}_device"] for tower in ("image", "text")], found["reasons"]
+    both = f"image on {towers[0]}, text on {towers[1]}" if towers[0] != towers[1] else "on one device"
+    choices, reasons = found["choices"] | {"towers": both}, why | {"towers": why["image_device"]}
     for name in SHOWN:
-        choice = found["choices"][name]
+        choice = choices[name]
         shown = "whole batch" if name == "micro_batch" and not choice else str(choice)
-        lines.append(
-            f"[bold]{name.replace('_', ' '):<16}{shown}[/bold]\n{'':16}[dim]{escape(found['reasons'][name])}[/dim]"
-        )
+        lines.append(f"[bold]{name.replace('_', ' '):<16}{shown}[/bold]\n{'':16}[dim]{escape(reasons[name])}[/dim]")
     lines.append("")
     lines.append(f"{found['pairs_per_second']:,.1f} pairs/s, {found['seconds_a_step'] * 1e3:,.1f} ms a step")
     lines += [f"[dim]not chosen: {escape(entry['reason'])}[/dim]" for entry in found["rejected"]]

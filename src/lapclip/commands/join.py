@@ -27,7 +27,7 @@ from lapclip.data.dataset import DataSet
 from lapclip.data.pixels import View
 from lapclip.data.sources import absolute, find_source
 from lapclip.errors import ConfigError, JoinError, LapclipError, NoAnswer, RunError
-from lapclip.machine.choose_device import available
+from lapclip.machine.choose_device import candidates
 from lapclip.machine.desktop import kept_awake
 from lapclip.model.shapes import SHAPES
 from lapclip.paths import cache_folder, digest_of_bytes
@@ -115,7 +115,7 @@ def offer_new(
     """A new run. What cannot be trained is refused here, before anyone is invited."""
     check_name(name)
     request = fit_ranks(read_request(recipe, settings, minutes), machines, together=True)
-    available(request.config.train.device)
+    candidates(request.config.train)
     made = gather(request, data)
     return Offer(made.config, made.data)
 

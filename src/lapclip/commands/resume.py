@@ -51,8 +51,9 @@ from lapclip.data.pixels import View
 from lapclip.data.sources import find_source
 from lapclip.data.tokenizers import load_tokenizer
 from lapclip.errors import ConfigError, LostRank, RunBusy, RunError
-from lapclip.machine.choose_device import choose_compile, choose_device, prepare_device
+from lapclip.machine.choose_device import choose_compile, choose_devices, prepare_device
 from lapclip.machine.device import Device
+from lapclip.machine.device_pair import DevicePair
 from lapclip.machine.ranks import ALONE, Ranks, job, join
 from lapclip.machine.timing import Laps
 from lapclip.model.shapes import SHAPES
@@ -234,6 +235,11 @@ def set_up_again(
     plan = make_plan(ingredients.config, ingredients.data, ingredients.tokenizer)
     config, device = restore_device(run, ingredients.config)
     if ranks is not ALONE:  # one may be what is left of several
+        if isinstance(device, DevicePair):
+            raise RunError(
+                f"{run.path} has its towers on two devices, {device.kind}, which one process alone can go on with.",
+                hint=command("resume", run.typed),
+            )
         config = share_again(config, ranks, device)
     return assemble(replace(ingredients, config=config), plan, device, progress, ranks if features else ALONE)
 
@@ -297,7 +303,7 @@ def gather_again(
 def restore_device(run: Run, config: Config) -> tuple[Config, Device]:
     """The device, threads and kernels a run began with: never chosen anew, because results depend on them."""
     try:
-        device, _ = choose_device(config.train.device)
+        device, _ = choose_devices(config.train)
         check_kernels(config.train, device)
     except ConfigError as error:
         raise RunError(

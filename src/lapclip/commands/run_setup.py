@@ -26,6 +26,7 @@ from lapclip.config import (
     CLOSED_FORM,
     Config,
     Layer,
+    TrainConfig,
     build_config,
     check_teacher,
     minutes_layer,
@@ -45,7 +46,7 @@ from lapclip.embedder import Embedder
 from lapclip.errors import ConfigError
 from lapclip.evaluation import note_on_held_out
 from lapclip.loss import LOSSES
-from lapclip.machine.choose_device import available, find_device
+from lapclip.machine.choose_device import asks_for_towers, candidates, find_devices
 from lapclip.machine.device import Device
 from lapclip.machine.ranks import ALONE, Ranks, under_torchrun
 from lapclip.machine.timing import Laps, Stopwatch, timed
@@ -130,6 +131,7 @@ def read_request(recipe: str, settings: Sequence[str], minutes: float | None) ->
 def fit_ranks(request: Request, count: int, *, together: bool) -> Request:
     """Settings that follow from how many processes share the work; one alone may be the rest of several."""
     train, notes = request.config.train, []
+    refuse_shards_of_towers(train, together=together or count > 1)
     if together and not request.is_set("train", "shards"):
         train = replace(train, shards=max(UNDER_TORCHRUN, count))
     if 0 < train.shards < count:
@@ -143,6 +145,15 @@ def fit_ranks(request: Request, count: int, *, together: bool) -> Request:
         notes = [f"train.compile {train.compile} is not used by several ranks"] * (train.compile != AUTO)
         train = replace(train, compile=rest)
     return replace(request, config=replace(request.config, train=train), notes=[*request.notes, *notes])
+
+
+def refuse_shards_of_towers(train: TrainConfig, *, together: bool) -> None:
+    """Towers on two devices take a batch as a whole, in one process."""
+    if asks_for_towers(train) and (together or train.shards != 1):
+        raise ConfigError(
+            f"Towers on devices of their own are for one process{'' if together else ' and train.shards=1'}.",
+            hint="--set train.image_device=auto --set train.text_device=auto" if together else "--set train.shards=1",
+        )
 
 
 def fit_threads(request: Request, ranks: Ranks) -> tuple[Request, dict[str, str]]:
@@ -368,12 +379,13 @@ def set_up(
     laps = laps or Laps()
     request = fit_ranks(read_request(recipe, settings, minutes), ranks.count, together=under_torchrun())
     request, why_threads = fit_threads(request, ranks)
-    found = find_device(request.config.train.device)  # one that is not here is refused before images are drawn
+    # One that is not here is refused before images are drawn.
+    accelerated = any(not device.is_cpu for device in find_devices(request.config.train))
     check_tracker(request.config.work.track)
     with ThreadPoolExecutor(1, thread_name_prefix="lapclip-device") as beside:
-        if not found.is_cpu:
+        if accelerated:
             callbacks.tuning_progress("whether the accelerator computes what the CPU computes")
-        examined = beside.submit(examine_device, request.config.train.device) if not found.is_cpu else None
+        examined = beside.submit(examine_devices, request.config.train) if accelerated else None
         # Each thread of a rank would have to be told its device, and a teacher needs the device itself.
         if examined and (ranks is not ALONE or request.config.train.teacher):
             examined.result()
@@ -415,9 +427,9 @@ def set_up(
     return add_notes(setup, [*cached, *no_phrases, *not_compiled, *device.warnings()])
 
 
-def examine_device(asked: str) -> None:
-    """Check what a device computes, and have its libraries set up, while the data is made."""
-    for device in available(asked):
+def examine_devices(train: TrainConfig) -> None:
+    """Check what devices compute, and have their libraries set up, while the data is made."""
+    for device in candidates(train):
         device.warm_up()
 
 
@@ -538,7 +550,7 @@ def build(
     initialise_logits(model, config.train, new=not config.train.start)
     if config.train.word_weight:
         model.start_words(derived_seed(config.train.seed, "words"))
-    model = model.to(device.torch)
+    model.place(device)
     freeze(model, config.train)
     step = make_step(model, config.train, device)
     embedder = Embedder(model, tokenizer, device)

@@ -422,7 +422,7 @@ def finish(training: Training, laps: Laps) -> dict[str, Any]:
 
 
 def _load(training: Training, folder: Path) -> Embedder:
-    embedder = load_torch(folder, training.device.kind)
+    embedder = load_torch(folder, training.device.of("loss").kind)
     embedder.batch = training.embedder.batch
     return embedder
 

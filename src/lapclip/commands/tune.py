@@ -10,7 +10,7 @@ from lapclip.config import build_config, parse_settings, read_recipe
 from lapclip.data.loading import load_data
 from lapclip.data.pixels import View
 from lapclip.errors import ConfigError
-from lapclip.machine.choose_device import available
+from lapclip.machine.choose_device import candidates
 from lapclip.model.shapes import SHAPES
 from lapclip.suggest import train_command
 from lapclip.tuning.resolve import choose_loader_threads, is_partly_frozen, remember
@@ -27,7 +27,7 @@ def tune(recipe: str, settings: Sequence[str], seconds: float, callbacks: Callba
             "There is nothing to tune where only part of a model learns, or where its towers are not ours.",
             hint=train_command({"run": {"recipe": recipe, "asked": parse_settings(list(settings)).values}}),
         )
-    available(config.train.device)  # an unknown device is refused before images are drawn
+    candidates(config.train)  # an unknown device is refused before images are drawn
     data = load_data(config.data, View.of(config.model), callbacks.data_progress)
     config, _ = fit_data(config, data, asked_batch=False)
     config, tokenizer, _ = fit_vocabulary(config, data)

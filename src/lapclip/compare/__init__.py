@@ -36,7 +36,7 @@ from lapclip.config import ModelConfig, TrainConfig
 from lapclip.data.batches import Batch
 from lapclip.errors import ConfigError
 from lapclip.machine import facts
-from lapclip.machine.choose_device import available, default_threads, device_of, prepare_device
+from lapclip.machine.choose_device import available, default_threads, device_of, pair_of, prepare_device
 from lapclip.machine.device import Device
 from lapclip.machine.sensors import Energy, of_device
 from lapclip.machine.timing import Stopwatch, busy_cores, timed
@@ -44,7 +44,7 @@ from lapclip.model.clip import CLIP
 from lapclip.paths import read_json
 from lapclip.progress import Status
 from lapclip.training.cuda_graph import WARM_UP, AnyStep, make_step
-from lapclip.training.memory import SHARE_OF_MEMORY, predict_bytes
+from lapclip.training.memory import SHARE_OF_MEMORY, demands
 from lapclip.tuning.choose_kernels import choose_kernels
 
 FORMAT = 1
@@ -63,18 +63,20 @@ MOST_OF_EACH, CELLS = 1.0, 500
 
 
 def contestants() -> list[Contestant]:
-    """CPU and accelerators in float32 and half precision; a CPU alone also with fewer threads."""
+    """CPU and accelerators in float32 and half precision, and both together; a CPU alone also with fewer threads."""
     threads, here = default_threads(), available()
     if len(here) == 1:
         alone = here[0]
         fewer = [Contestant(alone.kind, "float32", threads // 2)] if threads > 1 else []
         return [Contestant(alone.kind, "float32", threads), Contestant(alone.kind, alone.half, threads), *fewer]
     # Against an accelerator the CPU is to do its best: at small sizes, fewer threads are faster.
-    return [
+    alone = [
         Contestant(device.kind, dtype, 0 if device.is_cpu else threads)
         for device in here
         for dtype in ("float32", device.half)
     ]
+    # Together: the image tower, which has more to do on this ladder, on the accelerator, and the text tower on the CPU.
+    return [*alone, Contestant(pair_of(here[0], here[1]).kind, here[0].half, threads)]
 
 
 def compare(
@@ -129,11 +131,13 @@ def measure_cells(
 
 def _too_large(cell: Cell, rung: Rung, train: TrainConfig) -> str | None:
     """Why a cell does not fit into memory, if so."""
-    device = device_of(cell.device)
-    free = device.free_bytes()
-    needed = predict_bytes(rung.shape, train, CAPTION_TOKENS).total
-    needed += 4 * rung.parameters if device.shares_memory else 0  # the weights that all contestants begin with
-    return f"predicted {needed / 1e9:.1f} GB of {free / 1e9:.1f} GB free" if needed > SHARE_OF_MEMORY * free else None
+    for device, parts in demands(rung.shape, train, CAPTION_TOKENS, device_of(cell.device)):
+        free = device.free_bytes()
+        needed = parts.total
+        needed += 4 * rung.parameters if device.shares_memory else 0  # the weights that all contestants begin with
+        if needed > SHARE_OF_MEMORY * free:
+            return f"predicted {needed / 1e9:.1f} GB of {free / 1e9:.1f} GB free"
+    return None
 
 
 def _too_long(cell: Cell, cells: Sequence[Cell], seconds: float, ends: float) -> str | None:
@@ -172,7 +176,7 @@ def measure_cell(
     device, weights = device_of(cell.device), _model(rung)
     try:
         with device.watch_peak() as peak:
-            step = make_step(copy.deepcopy(weights).to(device.torch), train, device)
+            step = make_step(copy.deepcopy(weights).place(device), train, device)
             take = functools.partial(_time_steps, step, random_batch(rung.shape, cell.batch), device, seconds)
             if cell.threads:
                 threads, (spent, joules) = cell.threads, take(cell.threads)
@@ -223,7 +227,7 @@ def _time_steps(step: AnyStep, batch: Batch, device: Device, seconds: float, thr
     energy = Energy()
     while len(times) < 2 or sum(times) < seconds:
         times.append(take())
-    joules = of_device(energy.joules(), device.kind) if sum(times) > LONG else None
+    joules = of_device(energy.joules(), device.of("loss").kind) if sum(times) > LONG else None
     joules = None if energy.at_least else joules  # known to be less than was used
     return statistics.median(times), None if joules is None else joules / len(times)
 
@@ -235,7 +239,8 @@ def contestant_settings(contestant: Contestant, status: Status) -> TrainConfig:
     prepare_device(device, contestant.threads or default_threads())
     rung, batch = TYPICAL
     how = "graph" if device.records_graphs else "none"
-    train = TrainConfig(batch_size=batch, dtype=contestant.dtype, compile=how, steps=1, device=contestant.device)
+    train = TrainConfig(batch_size=batch, dtype=contestant.dtype, compile=how, steps=1)
+    train = replace(train, **device.settings)
     forms, _ = choose_kernels(rung.shape, train, CAPTION_TOKENS, device)
     return replace(train, **forms)
 

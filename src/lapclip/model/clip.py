@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lapclip.config import ModelConfig
+from lapclip.machine.device import Device
 from lapclip.model.convnet import ConvolutionTower
 from lapclip.model.kernels import Compute
 from lapclip.model.pretrained_towers import (
@@ -74,6 +75,14 @@ class CLIP(nn.Module):
     def tower_devices(self) -> dict[str, str]:
         """The kind of device that each tower really is on."""
         return {tower: next(getattr(self, tower).parameters()).device.type for tower in ("image", "text")}
+
+    def place(self, device: Device) -> CLIP:
+        """Move it to a device; where each tower has its own, what is outside both goes where the loss is computed."""
+        self.image.to(device.of("image").torch)
+        self.text.to(device.of("text").torch)
+        for parameter in self.parameters(recurse=False):
+            parameter.data = parameter.data.to(device.of("loss").torch)
+        return self
 
     def compute_with(self, image: Compute, text: Compute) -> None:
         """Change how each tower computes; what it computes stays the same, up to rounding."""

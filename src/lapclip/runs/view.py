@@ -15,7 +15,7 @@ from lapclip.runs.folder import Run
 from lapclip.runs.forecast import Forecast, forecast
 from lapclip.runs.messages import NO_REASON, Notice, notices
 from lapclip.runs.summary import Machines, Summary, batch_accuracy, summarise
-from lapclip.text import number, one_line
+from lapclip.text import number, one_line, significant
 
 WORKING = ("running", "paused", "starting", "waiting")
 """States after which more is to come."""
@@ -38,6 +38,18 @@ STEP_VALUES: dict[str, Callable[[dict[str, Any]], Any]] = {
 }
 NOISY = ("loss", "accuracy", "gradient")
 """Values whose small curve is smoothed."""
+
+
+@dataclass(frozen=True)
+class TowerAtWork:
+    """A tower on a device of its own, in a typical step."""
+
+    name: str
+    device: str
+    computed: float
+    """Seconds that it computes."""
+    waited: float
+    """Seconds that it waits for the other tower."""
 
 
 @dataclass(frozen=True)
@@ -201,6 +213,24 @@ class RunView:
         """How several ranks share the work; None of a run that one trains alone."""
         return self.summary.machines()
 
+    @cached_property
+    def towers(self) -> list[TowerAtWork] | None:
+        """Who waits for whom in a typical step, where the towers are on two devices; else None."""
+        seconds = self.summary.tower_seconds()
+        if not seconds:
+            return None
+        return [TowerAtWork(tower, self.devices.get(tower, ""), *found) for tower, found in seconds.items()]
+
+    @staticmethod
+    def towers_text(towers: list[TowerAtWork]) -> str:
+        """The same in words: what both compute, and who waits."""
+        computed = ", ".join(
+            f"{tower.name}{f' on {tower.device}' if tower.device else ''} {significant(tower.computed * 1e3)} ms"
+            for tower in towers
+        )
+        waiting = max(towers, key=lambda tower: tower.waited)
+        return f"{computed}; {waiting.name} waits {significant(waiting.waited * 1e3)} ms for the other"
+
     @property
     def machine_memory(self) -> float | None:
         """Bytes of memory that the machine has."""
@@ -310,6 +340,7 @@ class RunView:
             "evaluations": [_evaluation(event) for event in summary.evaluations],
             "phases": summary.phases(),
             "machines": self.machines.to_dict() if self.machines else None,
+            "towers": [asdict(tower) for tower in self.towers] if self.towers else None,
             "memory": {"process_bytes": process, "peak_bytes": peak, "machine_bytes": whole},
             "waits_for": self.waits_for or None,
             "reason": self.error[0] or None if self.state == "failed" else None,

@@ -29,6 +29,7 @@ from lapclip.model.freezing import load_trainable_state, merged_state, trainable
 from lapclip.paths import digest_of_file, digest_of_json
 from lapclip.suggest import command
 from lapclip.training.fallback import cause_of
+from lapclip.training.optimizer import AnyOptimizer
 
 CHECKPOINTS = 2
 """How many a run has: the newest, and the one before it."""
@@ -57,7 +58,7 @@ class Progress:
 def save_checkpoint(
     folder: Path,
     model: CLIP,
-    optimizer: torch.optim.Optimizer,
+    optimizer: AnyOptimizer,
     progress: Progress,
     others: Mapping[str, torch.Tensor] = MappingProxyType({}),
 ) -> Path:
@@ -156,7 +157,7 @@ def list_checkpoints(folder: Path) -> list[Path]:
 def load_newest(
     folder: Path,
     model: CLIP,
-    optimizer: torch.optim.Optimizer,
+    optimizer: AnyOptimizer,
     others: Mapping[str, torch.Tensor] = MappingProxyType({}),
 ) -> tuple[Progress | None, list[str]]:
     """Restore the newest good checkpoint. Damaged ones are skipped; what was wrong with each comes back too.
@@ -199,7 +200,7 @@ def _cannot_write(path: Path, error: OSError) -> CheckpointError:
     )
 
 
-def _load(path: Path, model: CLIP, optimizer: torch.optim.Optimizer, others: Mapping[str, torch.Tensor]) -> Progress:
+def _load(path: Path, model: CLIP, optimizer: AnyOptimizer, others: Mapping[str, torch.Tensor]) -> Progress:
     saved = paths.read_json(path / STATE)
     body = saved["body"]
     if saved["sha256"] != digest_of_json(body):
@@ -215,7 +216,7 @@ def _load(path: Path, model: CLIP, optimizer: torch.optim.Optimizer, others: Map
     return Progress(**body["progress"])
 
 
-def _optimizer_tensors(model: CLIP, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
+def _optimizer_tensors(model: CLIP, optimizer: AnyOptimizer) -> dict[str, torch.Tensor]:
     """AdamW's state by the name of the parameter; empty before the first step."""
     return {
         f"{key}/{name}": value
@@ -224,14 +225,15 @@ def _optimizer_tensors(model: CLIP, optimizer: torch.optim.Optimizer) -> dict[st
     }
 
 
-def _restore_optimizer(model: CLIP, optimizer: torch.optim.Optimizer, tensors: dict[str, torch.Tensor]) -> None:
+def _restore_optimizer(model: CLIP, optimizer: AnyOptimizer, tensors: dict[str, torch.Tensor]) -> None:
     named = dict(model.named_parameters())
+    fused = {parameter: group["fused"] for group in optimizer.param_groups for parameter in group["params"]}
     optimizer.state.clear()
     for key, value in tensors.items():
         kind, _, name = key.partition("/")
         if not name:  # float16's loss scale, in a run that went on in float32
             continue
         # AdamW counts steps on the CPU, except in its fused form, which wants the count beside the parameter.
-        on_device = kind != "step" or optimizer.defaults["fused"]
+        on_device = kind != "step" or fused[named[name]]
         # Copied, because the file's own memory is unaligned, and results may depend on that in the last bit.
         optimizer.state[named[name]][kind] = value.to(named[name].device if on_device else "cpu", copy=True)

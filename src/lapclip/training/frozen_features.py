@@ -113,7 +113,7 @@ class FeatureEmbedder(Embedder):
             return self.encode_pixels(pairs.pixels)
         blocks = []
         for at in range(0, len(cached), self.batch):
-            features = torch.from_numpy(np.array(cached[at : at + self.batch])).to(self.device.torch)
+            features = torch.from_numpy(np.array(cached[at : at + self.batch])).to(self.device.of("image").torch)
             blocks.append(self.model.finish_image(features, self._boundaries["image"]).cpu().numpy())
         return np.concatenate(blocks)
 
@@ -126,8 +126,9 @@ class FeatureEmbedder(Embedder):
         for at in range(0, len(captions), self.batch):
             tokens_BL = self.tokenizer.batch(captions[at : at + self.batch], self.model.shape.context)
             numbers = np.arange(at, at + len(tokens_BL))
-            features = torch.from_numpy(cached.padded(numbers, tokens_BL.shape[1])).to(self.device.torch)
-            tokens = torch.from_numpy(tokens_BL).to(self.device.torch)
+            device = self.device.of("text").torch
+            features = torch.from_numpy(cached.padded(numbers, tokens_BL.shape[1])).to(device)
+            tokens = torch.from_numpy(tokens_BL).to(device)
             blocks.append(self.model.finish_text(features, tokens, self._boundaries["text"]).cpu().numpy())
         return np.concatenate(blocks)
 
@@ -350,7 +351,7 @@ class _FeatureMaker:
 
     @torch.inference_mode()
     def _image_features(self, model: CLIP, pixels_BSSC: np.ndarray, boxes_B5: np.ndarray | None) -> np.ndarray:
-        device = self._device.torch
+        device = self._device.of("image").torch
         pixels = normalise(torch.from_numpy(np.array(pixels_BSSC)).to(device), self._config.model)
         if boxes_B5 is not None:
             pixels = view(pixels, torch.from_numpy(boxes_B5).to(device), self._config.model.image_size)
@@ -366,7 +367,7 @@ class _FeatureMaker:
             tokens_BL = pad(
                 [token_lists[at] for at in chosen], self._config.model.context, self._plan.tokenizer.padding
             )
-            tokens = torch.from_numpy(tokens_BL).to(self._device.torch)
+            tokens = torch.from_numpy(tokens_BL).to(self._device.of("text").torch)
             return _as_array(model.text.begin(tokens, self._boundaries["text"]))
 
         def blocks() -> Iterator[np.ndarray]:

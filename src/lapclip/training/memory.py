@@ -21,7 +21,8 @@ from lapclip.config import AUTO, ModelConfig, TrainConfig
 from lapclip.errors import ConfigError
 from lapclip.machine.choose_device import ACCELERATOR, device_of
 from lapclip.machine.device import Device
-from lapclip.model.sizes import convolution_sizes, count_weights
+from lapclip.machine.device_pair import DevicePair
+from lapclip.model.sizes import convolution_sizes, count_image, count_text, count_weights
 from lapclip.training.optimizer import image_side, patches_seen
 
 CPU_BASE, ACCELERATOR_BASE = 350_000_000, 100_000_000
@@ -51,16 +52,18 @@ class MemoryParts:
         return sum(asdict(self).values())
 
 
-def predict_bytes(model: ModelConfig, train: TrainConfig, caption_tokens: int) -> MemoryParts:
-    """The memory of a training run on the device and in the precision that `train` names, "auto" being float32."""
-    exact, products = count_weights(model)
+def predict_bytes(model: ModelConfig, train: TrainConfig, caption_tokens: int, tower: str = "") -> MemoryParts:
+    """The memory of a training run, or of one tower of it, on the device and in the precision that `train` names,
+    "auto" being float32."""
+    count = {"image": count_image, "text": count_text}.get(tower, count_weights)
+    exact, products = count(model)
     micro = min(train.micro_batch or train.batch_size, train.batch_size)
     half = train.dtype in ("float16", "bfloat16")
     kinds = [cheap for cheap, share in ((True, train.cheap_share), (False, 1 - train.cheap_share)) if share > 0]
-    activations = micro * max(_pair_bytes(model, train, caption_tokens, cheap=cheap) for cheap in kinds)
+    activations = micro * max(_pair_bytes(model, train, caption_tokens, tower, cheap=cheap) for cheap in kinds)
     gradients = 4 * exact
     if micro >= train.batch_size:  # they take the place of activations; while one tower goes back, the other's stay
-        gradients = max(0, gradients - activations // 2)
+        gradients = max(0, gradients - (activations if tower else activations // 2))
     return MemoryParts(
         parameters=4 * exact,
         gradients=gradients,
@@ -71,37 +74,58 @@ def predict_bytes(model: ModelConfig, train: TrainConfig, caption_tokens: int) -
     )
 
 
+def demands(
+    model: ModelConfig, train: TrainConfig, caption_tokens: int, device: Device
+) -> list[tuple[Device, MemoryParts]]:
+    """What a run needs of a device; of two with a tower on each what it needs of either, or of both at once where they
+    work in the same memory."""
+    if not isinstance(device, DevicePair):
+        return [(device, predict_bytes(model, replace(train, device=device.kind), caption_tokens))]
+    if device.image.shares_memory and device.text.shares_memory:
+        return [(device.loss, predict_bytes(model, replace(train, device=device.loss.kind), caption_tokens))]
+    own = {tower: device.of(tower) for tower in ("image", "text")}
+    return [
+        (found, predict_bytes(model, replace(train, device=found.kind), caption_tokens, tower))
+        for tower, found in own.items()
+    ]
+
+
 def check_memory(model: ModelConfig, train: TrainConfig, caption_tokens: int, device: Device) -> None:
     """Refuse what cannot fit into the memory that is free, before any of it is taken."""
-    train = replace(train, device=device.kind)
-    free = device.free_bytes()
-    parts = predict_bytes(model, train, caption_tokens)
-    if _still_needed(parts, device) <= MARGIN * free:
+    needed = [(where, parts, where.free_bytes()) for where, parts in demands(model, train, caption_tokens, device)]
+    short = next((found for found in needed if _still_needed(found[1], found[0]) > MARGIN * found[2]), None)
+    if short is None:
         return
+    where, parts, free = short
     micro = min(train.micro_batch or train.batch_size, train.batch_size)
-    fitting = largest_micro_batch(model, train, caption_tokens, device, free)
-    recomputed = largest_micro_batch(model, replace(train, recompute=True), caption_tokens, device, free)
+    fitting = largest_micro_batch(model, train, caption_tokens, device)
+    recomputed = largest_micro_batch(model, replace(train, recompute=True), caption_tokens, device)
     if fitting:
         hint = f"--set train.micro_batch={fitting}, which gives the same result in less memory"
     elif recomputed:
         hint = f"--set train.recompute=true --set train.micro_batch={recomputed}, which gives the same result, slowly"
     else:
         hint = "a smaller model, such as --set model.name=mini"
+    what = "image" if where is device.of("image") else "text"
+    part = model.name if len(needed) == 1 else f"the {what} tower of {model.name}"
     raise ConfigError(
-        f"{model.name} with {micro:,} pairs at once needs about {describe(parts)}; {free / 1e9:.1f} GB are free on "
-        f"{device.kind}{'' if fitting else ', and one pair at once does not fit either'}.",
+        f"{part} with {micro:,} pairs at once needs about {describe(parts)}; {free / 1e9:.1f} GB are free on "
+        f"{where.kind}{'' if fitting else ', and one pair at once does not fit either'}.",
         hint=hint,
     )
 
 
 def largest_micro_batch(
-    model: ModelConfig, train: TrainConfig, caption_tokens: int, device: Device, free: int
+    model: ModelConfig, train: TrainConfig, caption_tokens: int, device: Device, free: int | None = None
 ) -> int | None:
-    """The most pairs at once that fit, as the batch halved again and again; None if one does not fit."""
+    """The most pairs at once that fit, as the batch halved again and again; None if one does not fit. `free` is asked
+    of the device, unless it is given."""
     micro = train.batch_size
     while micro:
-        parts = predict_bytes(model, replace(train, micro_batch=micro, device=device.kind), caption_tokens)
-        if _still_needed(parts, device) <= free:
+        needed = demands(model, replace(train, micro_batch=micro), caption_tokens, device)
+        if all(
+            _still_needed(parts, where) <= (where.free_bytes() if free is None else free) for where, parts in needed
+        ):
             return micro
         micro //= 2
     return None
@@ -123,10 +147,14 @@ def _still_needed(parts: MemoryParts, device: Device) -> int:
     return parts.total - (parts.base if device.is_cpu else 0)
 
 
-def _pair_bytes(model: ModelConfig, train: TrainConfig, caption_tokens: int, *, cheap: bool) -> int:
-    """What a pair needs in both towers."""
-    side = image_side(cheap, train, model)
-    text = _tower_bytes(
+def _pair_bytes(model: ModelConfig, train: TrainConfig, caption_tokens: int, tower: str = "", *, cheap: bool) -> int:
+    """What a pair needs in both towers, or in one."""
+    image = _image_bytes(model, train, cheap=cheap) if tower != "text" else 0
+    return image + (_text_bytes(model, train, caption_tokens) if tower != "image" else 0)
+
+
+def _text_bytes(model: ModelConfig, train: TrainConfig, caption_tokens: int) -> int:
+    return _tower_bytes(
         caption_tokens,
         model.text_width,
         model.text_layers,
@@ -135,9 +163,13 @@ def _pair_bytes(model: ModelConfig, train: TrainConfig, caption_tokens: int, *, 
         train.text_attention,
         train,
     )
+
+
+def _image_bytes(model: ModelConfig, train: TrainConfig, *, cheap: bool) -> int:
+    side = image_side(cheap, train, model)
     pixels = 4 * 3 * side * side
     if model.image_tower == "convolutions":
-        return _convolution_bytes(model, train, side) + text + pixels
+        return _convolution_bytes(model, train, side) + pixels
     patches, _ = patches_seen(cheap, train, model)
     image = _tower_bytes(
         model.class_tokens + patches,
@@ -150,7 +182,7 @@ def _pair_bytes(model: ModelConfig, train: TrainConfig, caption_tokens: int, *, 
         pooled=model.architecture == "clip",
     )
     cut = (3 * model.patch**2) * patches * _size(train)  # patches, which the first product keeps
-    return image + text + pixels + cut
+    return image + pixels + cut
 
 
 def _convolution_bytes(model: ModelConfig, train: TrainConfig, side: int) -> int:

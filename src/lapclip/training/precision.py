@@ -44,14 +44,15 @@ class RoundedCopy:
         self._leaves = dict(zip(self._exact, self._rounded, strict=True))
 
     @torch.no_grad()
-    def refresh(self) -> None:
-        """Round the weights as they are now, and forget the last gradients."""
-        torch._foreach_copy_(self._rounded, self._exact)  # pyright: ignore[reportPrivateImportUsage]
-        self.forget()
-
-    def forget(self) -> None:
-        """Drop the gradients of the copy."""
-        for parameter in self._rounded:
+    def refresh(self, parameters: Sequence[Tensor] | None = None) -> None:
+        """Round the weights as they are now, all or some of the original's, and forget the last gradients."""
+        exact, rounded = self._exact, self._rounded
+        if parameters is not None:
+            exact = [parameter for parameter in parameters if parameter in self._leaves]
+            rounded = [self._leaves[parameter] for parameter in exact]
+        if exact:
+            torch._foreach_copy_(rounded, exact)  # pyright: ignore[reportPrivateImportUsage]
+        for parameter in rounded:
             parameter.grad = None
 
     def hand_over(self) -> None:

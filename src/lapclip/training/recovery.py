@@ -16,7 +16,7 @@ from lapclip.config import Config, replace_in
 from lapclip.data.tokenizers import Tokenizer
 from lapclip.embedder import Embedder
 from lapclip.errors import ConfigError, RankFailed, RunError, TrainingError
-from lapclip.machine.choose_device import device_of, prepare_device
+from lapclip.machine.choose_device import prepare_device, settled_device
 from lapclip.runs import events
 from lapclip.runs.events import mapping, read_events
 from lapclip.suggest import command
@@ -114,7 +114,8 @@ def change_settings(training: Training, change: Change, build: Build) -> None:
         before.release_memory()
     training.config = replace_in(training.config, "train", **change.settings)
     train = training.config.train
-    training.device = before if train.device == before.kind else device_of(train.device)
+    named = settled_device(train)
+    training.device = before if named.kind == before.kind else named
     prepare_device(training.device, int(train.threads))
     training.step, training.embedder = build(training, tokenizer)
     skipped = restore_together(training) or []
@@ -168,7 +169,7 @@ def _explained(error: BaseException, training: Training) -> TrainingError:
     parts = predict_bytes(model, train, caption_tokens=training.plan.batch(1).tokens_BL.shape[1])
     micro, free = train.micro_batch or train.batch_size, ""
     with suppress(Exception):  # a number less is better than another error
-        free = f", {training.device.free_bytes() / 1e9:.1f} GB were free on {train.device}"
+        free = f", {training.device.free_bytes() / 1e9:.1f} GB were free on {training.device.kind}"
     return TrainingError(
         f"Out of memory at step {training.progress.step + 1:,} of {training.run.path}, with micro_batch {micro:,} "
         f"({brief(error)}). {model.name} needs about {describe(parts)}{free}.",

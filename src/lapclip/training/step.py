@@ -39,7 +39,7 @@ from lapclip.model.pretrained_towers import Dropping, Head, PretrainedTower
 from lapclip.model.towers import TextTower
 from lapclip.seeding import derived_seed, generator
 from lapclip.training.fallback import cause_of
-from lapclip.training.optimizer import image_side, is_cheap, patches_seen
+from lapclip.training.optimizer import AnyOptimizer, apply_gradients, image_side, is_cheap, patches_seen
 from lapclip.training.precision import LossScale, RoundedCopy
 from lapclip.training.shards import GradientSum, own_shards
 
@@ -49,6 +49,9 @@ LOADED_BY_SHARD = ("pixels_BSSC", "image_features", "text_features", "phrase_fea
 """Tensors of an update of which a rank may have the rows of its own shards alone."""
 ALIGNED = 64
 """Bytes that the memory of a tensor is a multiple of where torch chooses it. Kernels may round otherwise elsewhere."""
+OF_IMAGES = ("pixels_", "patches_", "boxes_", "image_")
+OF_CAPTIONS = ("tokens_", "text_", "phrase_tokens_", "phrase_features", "phrase_hidden_")
+"""How the names of tensors of an update begin that one tower alone sees; the loss sees the rest."""
 LARGE_BATCH = 4096
 """Pairs from which on ranks may divide the loss: its logits then take 64 MB, several times over."""
 TEXT_CHUNKS, LEAST_CHUNK = 4, 16
@@ -123,6 +126,12 @@ class Inputs:
         """The same change made to every tensor."""
         return replace(self, **{name: change(tensor) for name, tensor in self.tensors().items()})
 
+    def on(self, device: Device) -> Inputs:
+        """All of it on a device; where towers have devices of their own, what each sees on its own."""
+        return replace(
+            self, **{name: tensor.to(device.of(seen_by(name)).torch) for name, tensor in self.tensors().items()}
+        )
+
     def in_order(self, rows_B: Tensor) -> Inputs:
         """The same pairs in another order. What was loaded for some shards alone has their order already, and images
         that features stand in for are empty."""
@@ -151,6 +160,13 @@ class Sent:
 
     inputs: Inputs
     on_its_way: OnItsWay
+
+
+def seen_by(name: str) -> str:
+    """Who sees a tensor of an update: the "image" tower, the "text" tower, or the "loss"."""
+    if name.startswith(OF_IMAGES):
+        return "image"
+    return "text" if name.startswith(OF_CAPTIONS) else "loss"
 
 
 def aligned(tensor: Tensor) -> Tensor:
@@ -198,8 +214,9 @@ class Losses(NamedTuple):
 class TrainStep:
     """The model, its optimiser and the device, ready to take batches."""
 
-    def __init__(self, model: CLIP, optimizer: torch.optim.Optimizer, config: TrainConfig, device: Device) -> None:
-        self.model, self.optimizer, self.config, self.device = model, optimizer, config, device
+    def __init__(self, model: CLIP, optimizer: AnyOptimizer, config: TrainConfig, device: Device) -> None:
+        self.model, self.config, self.device = model, config, device
+        self.optimizer: AnyOptimizer = optimizer
         self.ranks: Ranks = ALONE
         """Who shares the work: nobody, while settings are tried."""
         self.rounded = None if config.dtype == "float32" else RoundedCopy(model, DTYPES[config.dtype])
@@ -322,13 +339,21 @@ class TrainStep:
         if inputs.shards:
             losses = self._in_shards(inputs, watch)
         else:
-            losses = self._in_micro_batches(inputs, watch) if self._is_cut(inputs) else self._whole(inputs, watch)
+            losses = self._in_micro_batches(inputs, watch) if self.is_cut(inputs) else self._whole(inputs, watch)
         with watch.phase("optimizer"):
             grad_norm, part_norms = self._gradient_norms()
-            scale, bias = self.model.logit_scale.detach(), self.model.logit_bias
-            bias = torch.zeros_like(scale) if bias is None else bias.detach()
-            phrases = torch.zeros_like(bias) if losses.phrases is None else losses.phrases.detach()
-            shown = (
+            scalars = self._scalars(losses, grad_norm)
+            self._optimize(grad_norm)
+            self.model.hold_temperature()
+        return torch.cat([scalars, part_norms])
+
+    def _scalars(self, losses: Losses, grad_norm: Tensor) -> Tensor:
+        """The metrics of an update as one tensor, made before the weights change."""
+        scale, bias = self.model.logit_scale.detach(), self.model.logit_bias
+        bias = torch.zeros_like(scale) if bias is None else bias.detach()
+        phrases = torch.zeros_like(bias) if losses.phrases is None else losses.phrases.detach()
+        return torch.stack(
+            (
                 losses.captions.detach(),
                 *losses.accuracies,
                 scale,
@@ -338,25 +363,22 @@ class TrainStep:
                 phrases,
                 losses.words,
             )
-            scalars = torch.stack(shown)
-            self._optimize(grad_norm)
-            self.model.hold_temperature()
-        return torch.cat([scalars, part_norms])
+        )
 
     @torch.no_grad()
     def embed(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Embeddings of images and captions as the step computes them, but without a graph."""
         if self.rounded:
             self.rounded.refresh()
-        inputs = self.inputs(batch, self.config.steps).each(lambda tensor: tensor.to(self.device.torch))
+        inputs = self.inputs(batch, self.config.steps).on(self.device)
         image_BE, text_BE, *_ = self._encode(inputs, Stopwatch(self.device.synchronise, on=False))
-        return image_BE, text_BE
+        return image_BE.to(self.device.torch), text_BE.to(self.device.torch)
 
     def rehearse(self, batch: Batch, pairs: int) -> None:
         """Take the first pairs through both towers and back, to see what that costs. The weights stay as they are."""
         inputs = self._whole_inputs(batch, max(1, self.config.steps))
         lengths = inputs.lengths if pairs >= len(inputs) else ()
-        inputs = inputs.each(lambda tensor: tensor[:pairs].to(self.device.torch))
+        inputs = inputs.each(lambda tensor: tensor[:pairs]).on(self.device)
         if self.rounded:
             self.rounded.refresh()
         embeddings = self._encode(replace(inputs, lengths=lengths), Stopwatch(self.device.synchronise, on=False))
@@ -405,7 +427,7 @@ class TrainStep:
         """On the CPU captions that are computed at once are cut in chunks; elsewhere more launches would cost more, and
         a compiler wants few shapes."""
         config = self.config
-        whole = not self.device.is_cpu or config.micro_batch or "compiled" in config.compile
+        whole = not self.device.of("text").is_cpu or config.micro_batch or "compiled" in config.compile
         if whole or lengths_B is None or len(lengths_B) < 2 * TEXT_CHUNKS * LEAST_CHUNK:
             return ()
         found = [int(chunk.max()) for chunk in torch.from_numpy(lengths_B).chunk(TEXT_CHUNKS)]
@@ -413,10 +435,11 @@ class TrainStep:
 
     def _view_images(self, inputs: Inputs) -> Tensor:
         """The images as the tower sees them; made on the CPU where the device would get them wrong."""
-        if self.device.trusted("crops"):
+        device = self.device.of("image")
+        if device.trusted("crops"):
             return view(normalise(inputs.pixels_BSSC, self.model.shape), inputs.boxes_B5, inputs.side)
         there = inputs.each(Tensor.cpu)
-        return view(normalise(there.pixels_BSSC, self.model.shape), there.boxes_B5, there.side).to(self.device.torch)
+        return view(normalise(there.pixels_BSSC, self.model.shape), there.boxes_B5, there.side).to(device.torch)
 
     def _loss(self, inputs: Inputs, image_BE: Tensor, text_BE: Tensor, phrase_BE: Tensor | None = None) -> Losses:
         """The loss in its parts."""
@@ -466,7 +489,7 @@ class TrainStep:
         each embedding; then the towers run again, a micro-batch at a time, and carry those gradients to the weights.
         """
         with torch.no_grad():
-            encoded = [self._encode(micro_batch, watch) for micro_batch in self._micro_batches(inputs)]
+            encoded = [self._encode(micro_batch, watch) for micro_batch in self.micro_batches(inputs)]
         embeddings = [torch.cat(side).requires_grad_() for side in zip(*encoded, strict=True)]
         with watch.phase("forward"):
             losses = self._loss(inputs, *embeddings)
@@ -486,7 +509,7 @@ class TrainStep:
     ) -> None:
         """Carry the gradients of embeddings to the weights, a micro-batch at a time; what the last one completes is
         handed on, where they are summed."""
-        micro_batches = list(self._micro_batches(inputs))
+        micro_batches = list(self.micro_batches(inputs))
         by_micro_batch = zip(*(gradient.split(self.config.micro_batch) for gradient in gradients), strict=True)
         for at, (micro_batch, its_gradients) in enumerate(zip(micro_batches, by_micro_batch, strict=True), 1):
             its_embeddings = self._encode(micro_batch, watch)
@@ -504,7 +527,7 @@ class TrainStep:
         of the scale and the bias, which every rank has, are never summed. Where the batch is cut in micro-batches, what
         was computed for the embeddings is computed again, as in gradient caching.
         """
-        again = self._is_cut(inputs)
+        again = self.is_cut(inputs)
         summing = self._gradient_sum(inputs)
         encoded: dict[int, tuple[Tensor, ...]] = {}
         failures: list[Exception] = []
@@ -512,7 +535,7 @@ class TrainStep:
             for number in summing.own:
                 with torch.set_grad_enabled(not again):
                     shard = inputs.shard(number)
-                    parts = [self._encode(part, watch) for part in (self._micro_batches(shard) if again else [shard])]
+                    parts = [self._encode(part, watch) for part in (self.micro_batches(shard) if again else [shard])]
                 encoded[number] = parts[0] if len(parts) == 1 else tuple(map(torch.cat, zip(*parts, strict=True)))
         with watch.phase("exchange") if self.ranks.many else nullcontext():
             embeddings = self._gathered(inputs, {} if failures else encoded)
@@ -605,7 +628,7 @@ class TrainStep:
         come, so that they travel while the others are still computed, unless that would only get in the way."""
         last = self.ranks.connected and self.ranks.overlaps and number == summing.own[-1]
         taker = summing if last else None
-        if self._is_cut(inputs):
+        if self.is_cut(inputs):
             self._carry(inputs.shard(number), gradients, watch, taker)
         else:
             with watch.phase("backward"), self._handing_on(taker):
@@ -685,7 +708,7 @@ class TrainStep:
         together = ranks.gathered(own, rows, "embeddings").to(self.device.torch)
         return [side.clone(memory_format=torch.contiguous_format).requires_grad_() for side in together.split(width, 1)]
 
-    def _is_cut(self, inputs: Inputs) -> bool:
+    def is_cut(self, inputs: Inputs) -> bool:
         """Whether a batch is too large for memory, so that only micro-batches of it have a graph at once."""
         return 0 < self.config.micro_batch < len(inputs)
 
@@ -693,7 +716,7 @@ class TrainStep:
         """The loss as the backward pass takes it: larger in float16, whose small numbers are coarse."""
         return loss if self.loss_scale is None else loss * self.loss_scale.scale
 
-    def _micro_batches(self, inputs: Inputs) -> Iterator[Inputs]:
+    def micro_batches(self, inputs: Inputs) -> Iterator[Inputs]:
         """Slices of a micro-batch each. What was drawn for the batch, such as dropped patches, is sliced with it."""
         size = self.config.micro_batch
         for at in range(0, len(inputs), size):
@@ -704,8 +727,10 @@ class TrainStep:
 
     def _gradient_norms(self) -> tuple[Tensor, Tensor]:
         """Length of the gradients, in all and by part."""
-        assert all(parameter.grad is not None for parameter in self._parameters), "what learns has a gradient"
-        norms = torch.stack(torch._foreach_norm(self._gradients()))  # pyright: ignore[reportPrivateImportUsage]
+        return self._by_part(norms_of(self._parameters))
+
+    def _by_part(self, norms: Tensor) -> tuple[Tensor, Tensor]:
+        """The same from the length of the gradient of each parameter."""
         squares = (norms if self.loss_scale is None else norms / self.loss_scale.scale) ** 2
         part_norms = torch.zeros(len(self.parts), device=squares.device).index_add_(0, self._part_index, squares).sqrt()
         return squares.sum().sqrt(), part_norms
@@ -714,16 +739,8 @@ class TrainStep:
         """Update the weights: gradients that are too long are shortened, float16's that overflowed are left out."""
         self.touched = True
         overflowed = ~grad_norm.isfinite() if self.loss_scale is not None else None
-        divisor = self._divisor(grad_norm)
-        if self.device.fused_adamw:
-            # The kernel divides and looks at the mark itself, which saves a pass over the gradients and a wait.
-            setattr(self.optimizer, "grad_scale", divisor)  # noqa: B010 (where torch's own GradScaler puts them)
-            setattr(self.optimizer, "found_inf", None if overflowed is None else overflowed.float())  # noqa: B010
-            self.optimizer.step()
-        elif overflowed is None or not overflowed:
-            if divisor is not None:
-                torch._foreach_div_(self._gradients(), divisor)  # pyright: ignore[reportPrivateImportUsage]
-            self.optimizer.step()
+        assert isinstance(self.optimizer, torch.optim.Optimizer)
+        apply_gradients(self.optimizer, self._gradients(), self.device, self._divisor(grad_norm), overflowed)
         if self.loss_scale is not None and overflowed is not None:
             self.loss_scale.update(overflowed)
 
@@ -764,6 +781,13 @@ class TrainStep:
         return torch.rand(batch_size, patches, generator=draw).argsort(dim=1)[:, :count].sort(dim=1).values
 
 
+def norms_of(parameters: Sequence[Tensor]) -> Tensor:
+    """The length of the gradient of each parameter."""
+    found = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    assert len(found) == len(parameters), "what learns has a gradient"
+    return torch.stack(torch._foreach_norm(found))  # pyright: ignore[reportPrivateImportUsage]
+
+
 class HeadDropout:
     """Draws what is not dropped, and gives it to the heads of pretrained networks, where a model has some."""
 
@@ -799,16 +823,17 @@ class HeadDropout:
         return found
 
     @contextmanager
-    def applied(self, drawn: Mapping[str, Tensor]) -> Iterator[None]:
-        """Let the heads leave out what was drawn."""
-        for tower, head in self._heads.items():
+    def applied(self, drawn: Mapping[str, Tensor], *towers: str) -> Iterator[None]:
+        """Let the heads, of some towers or of both, leave out what was drawn."""
+        heads = {tower: head for tower, head in self._heads.items() if not towers or tower in towers}
+        for tower, head in heads.items():
             head.dropping = {
                 what: Dropping(share, drawn[f"{tower}_{what}_mask"]) for what, share in self._shares(tower).items()
             }
         try:
             yield
         finally:
-            for head in self._heads.values():
+            for head in heads.values():
                 head.dropping = {}
 
     def _shares(self, tower: str) -> dict[str, float]:

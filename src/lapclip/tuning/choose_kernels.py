@@ -8,7 +8,7 @@ Shapes: B batch, L tokens, D width.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -17,11 +17,14 @@ from lapclip import __version__
 from lapclip.config import AUTO, ModelConfig, TrainConfig
 from lapclip.errors import ConfigError, first_line
 from lapclip.machine.device import DTYPES, Device
+from lapclip.machine.device_pair import DevicePair
 from lapclip.machine.timing import WORTH, in_turns
 from lapclip.model.kernels import attention, has_onednn, has_triton, linear, linear_gelu
 from lapclip.paths import CacheFile
 
 CACHE = CacheFile("kernels.json")
+KERNELS = ("image_attention", "text_attention", "linear")
+"""The settings of TrainConfig that say in which form something is computed."""
 
 ROUNDS = 5
 SECONDS = 4.0
@@ -56,15 +59,29 @@ def choose_kernels(
     """Settings of TrainConfig that are "auto", decided, and the reason for each.
 
     `anew` ignores earlier timings; `remember` is asked before the first of these whether they are to be stored, because
-    looking for other programs takes time; each comparison takes so many seconds at most.
+    looking for other programs takes time; each comparison takes so many seconds at most. Of a pair of devices each
+    decides for its own tower, and the CPU about the linear layers.
     """
+    check_kernels(train, device)
+    if isinstance(device, DevicePair):
+        choices, reasons = {}, {}
+        for tower in sorted(("image", "text"), key=lambda tower: device.of(tower).is_cpu):
+            alone, names = device.of(tower), (f"{tower}_attention", "linear")
+            not_there = [name for name in KERNELS if getattr(train, name) not in forms_here(name, alone, train.dtype)]
+            asked = replace(train, **dict.fromkeys(not_there, AUTO))
+            options = {"anew": anew, "remember": remember, "seconds": seconds}
+            own, why = choose_kernels(model, asked, caption_tokens, alone, **options)
+            choices |= {name: own[name] for name in names}
+            reasons |= {f"train.{name}": why[f"train.{name}"] for name in names}
+        if train.linear != AUTO:
+            choices["linear"], reasons["train.linear"] = train.linear, "asked for"
+        return choices, reasons
     batch = min(train.batch_size, train.micro_batch or train.batch_size)
     patches = max(1, round((model.image_size // model.patch) ** 2 * (1 - train.patch_dropout)))
     text = Sizes(caption_tokens, model.text_width, model.text_heads, model.text_hidden)
     image = Sizes(model.class_tokens + patches, model.image_width, model.image_heads, model.image_hidden)
     if model.image_tower == "convolutions":
         image = text  # it has neither attention nor large linear layers, so the text tower decides
-    check_kernels(train, device)
     operations = {
         "image_attention": _attention(image, causal=False),
         "text_attention": _attention(text, causal=model.architecture == "clip"),
@@ -100,9 +117,12 @@ def forms_here(name: str, device: Device, dtype: str) -> tuple[str, ...]:
 
 def check_kernels(train: TrainConfig, device: Device) -> None:
     """Refuse what was asked for and cannot be had here."""
-    for name in ("image_attention", "text_attention", "linear"):
+    for name in KERNELS:
         asked = getattr(train, name)
-        if asked != AUTO and asked not in forms_here(name, device, train.dtype):
+        computing = (device,)
+        if isinstance(device, DevicePair):
+            computing = device.each if name == "linear" else (device.of(name.partition("_")[0]),)
+        if asked != AUTO and not any(asked in forms_here(name, found, train.dtype) for found in computing):
             raise ConfigError(
                 f"train.{name} {asked} cannot be had on {device.kind} in {train.dtype}.",
                 hint=f"--set train.{name}=auto",

@@ -17,6 +17,7 @@ import torch
 
 from lapclip.config import ModelConfig
 from lapclip.machine.device import Device
+from lapclip.machine.device_pair import DevicePair
 from lapclip.model.kernels import has_onednn, linear
 from lapclip.model.sizes import Size, convolution_sizes, last_width
 
@@ -41,20 +42,27 @@ QUICK_SECONDS = 0.2
 
 def step_products(shape: ModelConfig, batch: int, caption_tokens: int) -> list[Product]:
     """The forward products of a step, as (matrices, m, k, n)."""
+    return [product for own in tower_products(shape, batch, caption_tokens).values() for product in own]
+
+
+def tower_products(shape: ModelConfig, batch: int, caption_tokens: int) -> dict[str, list[Product]]:
+    """The same for each tower."""
     siglip = shape.architecture == "siglip"
     seen = 1.0 if siglip else (caption_tokens + 1) / 2 / caption_tokens
-    towers = [(shape.text_width, shape.text_layers, shape.text_heads, shape.text_hidden, caption_tokens, seen)]
+    found: dict[str, list[Product]] = {"image": [], "text": []}
+    text = (shape.text_width, shape.text_layers, shape.text_heads, shape.text_hidden, caption_tokens, seen)
+    towers = {"text": text}
     if shape.image_tower == "convolutions":
         first, *others = convolution_sizes(shape, shape.image_size)
-        products = [_as_product(first, batch, times=2.0), *(_as_product(size, batch) for size in others)]
-        products.append(Product(1, batch, last_width(shape), shape.embedding))
+        found["image"] = [_as_product(first, batch, times=2.0), *(_as_product(size, batch) for size in others)]
+        found["image"].append(Product(1, batch, last_width(shape), shape.embedding))
     else:
         patches = (shape.image_size // shape.patch) ** 2
-        products = [Product(1, batch * patches, 3 * shape.patch**2, shape.image_width, times=2.0)]
+        found["image"] = [Product(1, batch * patches, 3 * shape.patch**2, shape.image_width, times=2.0)]
         layers, tokens = shape.image_layers + siglip, shape.class_tokens + patches
-        towers.insert(0, (shape.image_width, layers, shape.image_heads, shape.image_hidden, tokens, 1.0))
-    for width, layers, heads, hidden, tokens, seen in towers:
-        rows = batch * tokens
+        towers["image"] = (shape.image_width, layers, shape.image_heads, shape.image_hidden, tokens, 1.0)
+    for tower, (width, layers, heads, hidden, tokens, seen) in towers.items():
+        products, rows = found[tower], batch * tokens
         for layer in range(layers):
             if layer < layers - 1:
                 queries, size = batch * tokens, width // heads
@@ -77,7 +85,25 @@ def step_products(shape: ModelConfig, batch: int, caption_tokens: int) -> list[P
                 Product(1, queries, hidden, width),
             ]
         products.append(Product(1, batch, width, shape.embedding))
-    return products
+    return found
+
+
+def larger_share(shape: ModelConfig, batch: int, caption_tokens: int) -> tuple[str, float]:
+    """The tower with more arithmetic, and its share of both's: with a device for each tower, a step is never more than
+    one over it times as fast."""
+    work = {tower: operations(own) for tower, own in tower_products(shape, batch, caption_tokens).items()}
+    larger = max(work, key=work.__getitem__)
+    return larger, work[larger] / sum(work.values())
+
+
+def least_seconds(shape: ModelConfig, batch: int, caption_tokens: int, device: Device, dtype: torch.dtype) -> float:
+    """About what the products of a step take on a device; of a pair, the slower tower's, because both compute at
+    once."""
+    if not isinstance(device, DevicePair):
+        products = step_products(shape, batch, caption_tokens)
+        return operations(products) / quick_rate(products, device, dtype)
+    towers = tower_products(shape, batch, caption_tokens)
+    return max(operations(own) / quick_rate(own, device.of(tower), dtype) for tower, own in towers.items())
 
 
 def _as_product(size: Size, batch: int, times: float = 3.0) -> Product:

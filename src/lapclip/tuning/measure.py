@@ -22,15 +22,23 @@ from lapclip.data.batches import Batch, BatchPlan
 from lapclip.data.dataset import Pairs
 from lapclip.data.scenes import drawing
 from lapclip.data.tokenizers import CharacterTokenizer
-from lapclip.machine.choose_device import choose_compile, choose_device, default_threads, device_of, prepare_device
+from lapclip.machine.choose_device import (
+    choose_compile,
+    choose_devices,
+    default_threads,
+    prepare_device,
+    settled_device,
+)
 from lapclip.machine.cpu import Cpu
 from lapclip.machine.device import Device
+from lapclip.machine.device_pair import DevicePair
 from lapclip.machine.timing import Stopwatch, timed
 from lapclip.model.clip import CLIP
 from lapclip.training.cuda_graph import WARM_UP, AnyStep, GraphedStep, make_step
 from lapclip.training.feed import ready
 from lapclip.training.initial_weights import initialise_logits
 from lapclip.training.step import Sent, StepMetrics
+from lapclip.training.two_devices import SplitStep
 from lapclip.tuning.choose_kernels import choose_kernels
 
 FEW = 4
@@ -49,14 +57,36 @@ class Setting:
     image_attention: str = "fused"
     text_attention: str = "fused"
     linear: str = "torch"
+    image_device: str = AUTO
+    """Of the image tower, where each tower has a device of its own; `auto` is `device`."""
+    text_device: str = AUTO
 
     def applied(self, train: TrainConfig) -> TrainConfig:
         return replace(train, **asdict(self))
 
+    @classmethod
+    def on(cls, device: Device, dtype: str, threads: int = 1) -> Setting:
+        """A setting that names a device, or two."""
+        alone = cls(device.of("loss").kind, dtype, threads)
+        return replace(alone, **device.settings) if isinstance(device, DevicePair) else alone
+
+    @property
+    def where(self) -> Device:
+        """The device that it names, or the pair of them."""
+        return settled_device(self.applied(TrainConfig()))
+
+    @property
+    def uses_cpu(self) -> bool:
+        """Whether a tower is on the CPU, so that the number of threads matters."""
+        where = self.where
+        return any(where.of(tower).is_cpu for tower in ("image", "text"))
+
     def text(self) -> str:
         """For people: what stands out."""
-        parts = [self.device, self.dtype]
-        parts += [f"{self.threads} thread{'s' * (self.threads > 1)}"] if device_of(self.device).is_cpu else []
+        where = self.where
+        both = isinstance(where, DevicePair)
+        parts = [f"images on {where.image.kind}, captions on {where.text.kind}" if both else self.device, self.dtype]
+        parts += [f"{self.threads} thread{'s' * (self.threads > 1)}"] if self.uses_cpu else []
         parts += [f"micro-batches of {self.micro_batch}"] if self.micro_batch else []
         parts += [self.compile] if self.compile != "none" else []
         return ", ".join(parts)
@@ -111,10 +141,10 @@ class Workshop:
 
     def contender(self, setting: Setting) -> Contender:
         """A fresh copy of the model, ready to step under a setting."""
-        device, _ = choose_device(setting.device)
+        device, _ = choose_devices(setting.applied(self.config.train))
         prepare_device(device, setting.threads)
         gc.collect()  # the one before is gone, but not what refers to itself
-        model = copy.deepcopy(self._model).to(device.torch)
+        model = copy.deepcopy(self._model).place(device)
         return Contender(make_step(model, setting.applied(self.config.train), device), self.batch, device)
 
     def agreement(self, setting: Setting) -> Agreement:
@@ -156,7 +186,7 @@ class Contender:
 
     def answer(self) -> Answer:
         """What the step computes. float16's first scales may overflow; it then halves them, so it may try again."""
-        if isinstance(self.step, GraphedStep):
+        if isinstance(self.step, GraphedStep | SplitStep):  # so that what is compared is what was recorded
             self.warm_up()
         metrics = self._step()
         for _ in range(20):
@@ -237,13 +267,13 @@ def make_workload(
     train = TrainConfig(
         batch_size=batch_size,
         dtype=dtype,
-        device=device.kind,
         threads=default_threads(),
         loader_threads=1,
         compile=how,
         learning_rate=LEARNING_RATE,
     )
     captions = [row[0] for row in some_pairs(batch_size, shape.image_size).captions]
+    train = replace(train, **device.settings)
     forms, _ = choose_kernels(shape, train, tokenizer.batch(captions, shape.context).shape[1], device)
     return Workload(shape, replace(train, **forms))  # pyright: ignore[reportArgumentType]
 
@@ -267,7 +297,7 @@ class Rehearsal:
         self.plan = BatchPlan(
             chosen, CharacterTokenizer(scenes.ALPHABET), workload.shape.context, train.batch_size, seed=0
         )
-        self.step: AnyStep = make_step(CLIP(workload.shape, seed=1).to(device.torch), train, device)
+        self.step: AnyStep = make_step(CLIP(workload.shape, seed=1).place(device), train, device)
         self.taken = 0
 
     def __call__(self, batch: Batch | Sent | None = None) -> StepMetrics:

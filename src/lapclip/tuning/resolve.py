@@ -11,11 +11,10 @@ from lapclip import __version__
 from lapclip.config import ALL, AUTO, Config, TrainConfig, replace_in
 from lapclip.data.batches import Batch, BatchPlan, prefetch
 from lapclip.machine.choose_device import (
-    available,
+    candidates,
     choose_compile,
-    choose_device,
+    choose_devices,
     default_threads,
-    device_of,
     prepare_device,
 )
 from lapclip.machine.device import DTYPES, Device
@@ -25,7 +24,7 @@ from lapclip.paths import CacheFile
 from lapclip.progress import Status
 from lapclip.training.memory import check_memory, largest_micro_batch
 from lapclip.tuning.choose_kernels import check_kernels, choose_kernels
-from lapclip.tuning.flops import operations, quick_rate, step_products
+from lapclip.tuning.flops import least_seconds
 from lapclip.tuning.measure import Setting
 from lapclip.tuning.search import NothingWorks, Search, Tuning, fitting_micro_batch, planned_steps
 
@@ -62,9 +61,11 @@ def resolve_auto(
     if tuning is None:
         config, device, reasons = resolve_untimed(config, batch, longest_caption)
     else:
-        device = device_of(tuning.setting.device)
+        device = tuning.setting.where
         prepare_device(device, tuning.setting.threads)
-        asked = replace(config.train, **{**asdict(tuning.setting), "micro_batch": config.train.micro_batch})
+        asked = replace(
+            config.train, **{**asdict(tuning.setting), **device.settings, "micro_batch": config.train.micro_batch}
+        )
         why = "; tuned before" if recalled else "".join(f"; {warning}" for warning in tuning.warnings)
         reasons = {f"train.{name}": f"{text}{why}" for name, text in tuning.reasons.items()}
         # Again: less memory may be free than there was, and other batches have longer captions.
@@ -96,8 +97,8 @@ def is_partly_frozen(config: Config) -> bool:
 def resolve_frozen(config: Config, longest_caption: int) -> tuple[Config, Device, dict[str, str], None]:
     """As `resolve_untimed`, without what is computed from a whole model that trains."""
     train, model = config.train, config.model
-    device, why = choose_device(train.device)
-    reasons = {"train.device": why, "train.loader_threads": "one is enough for what is not frozen"}
+    device, reasons = choose_devices(train)
+    reasons["train.loader_threads"] = "one is enough for what is not frozen"
     reasons["train.threads"] = "torch's own choice" if train.threads == AUTO else "asked for"
     reasons["train.dtype"] = "what pretrained weights are kept in" if train.dtype == AUTO else "asked for"
     reasons["train.compile"] = "only part of the model learns"
@@ -105,7 +106,7 @@ def resolve_frozen(config: Config, longest_caption: int) -> tuple[Config, Device
     prepare_device(device, threads)
     dtype = "float32" if train.dtype == AUTO else train.dtype
     loaders = 1 if train.loader_threads == AUTO else train.loader_threads
-    resolved = replace(train, device=device.kind, threads=threads, dtype=dtype, compile="none", loader_threads=loaders)
+    resolved = replace(train, **device.settings, threads=threads, dtype=dtype, compile="none", loader_threads=loaders)
     forms = {"image_attention": "fused", "text_attention": "fused", "linear": "torch"}
     if not (model.image_from or model.text_from):
         forms, why_forms = choose_kernels(model, resolved, longest_caption, device, remember=are_idle)
@@ -115,25 +116,24 @@ def resolve_frozen(config: Config, longest_caption: int) -> tuple[Config, Device
 
 def refuse_what_cannot_fit(config: Config, longest_caption: int) -> None:
     """A model of which one pair does not fit on any device is refused before anything takes memory."""
-    here = available(config.train.device)
+    here = candidates(config.train)
     arguments = (config.model, config.train, longest_caption)
-    if all(largest_micro_batch(*arguments, device, device.free_bytes()) is None for device in here):
+    if all(largest_micro_batch(*arguments, device) is None for device in here):
         check_memory(*arguments, here[0])
 
 
 def resolve_untimed(config: Config, batch: Batch, longest_caption: int) -> tuple[Config, Device, dict[str, str]]:
     """Without timing steps: the accelerator where there is one, float32, torch's threads; kernels are timed alone."""
     train = config.train
-    device, why = choose_device(train.device)
+    device, reasons = choose_devices(train)
     check_memory(config.model, train, longest_caption, device)
-    reasons = {"train.device": why}
     reasons["train.threads"] = "torch's own choice" if train.threads == AUTO else "asked for"
     reasons["train.dtype"] = "the run is too short to time others" if train.dtype == AUTO else "asked for"
     threads = default_threads() if train.threads == AUTO else int(train.threads)
     prepare_device(device, threads)
     how, reasons["train.compile"] = choose_compile(train.compile, device)
     dtype = "float32" if train.dtype == AUTO else train.dtype
-    resolved = replace(train, device=device.kind, threads=threads, dtype=dtype, compile=how)
+    resolved = replace(train, **device.settings, threads=threads, dtype=dtype, compile=how)
     forms, why_forms = choose_kernels(config.model, resolved, batch.tokens_BL.shape[1], device, remember=are_idle)
     resolved = replace(resolved, **forms)
     check_memory(config.model, resolved, longest_caption, device)  # again: some forms take more than others
@@ -165,11 +165,10 @@ def time_batches(plan: BatchPlan, threads: int) -> float:
 
 def seconds_to_spend(config: Config, batch: Batch) -> float:
     """A small share of the run, whose length is estimated from what its products cost; 0 where that is too little."""
-    device = available(config.train.device)[0]
+    device = candidates(config.train)[0]
     prepare_device(device, default_threads() if config.train.threads == AUTO else int(config.train.threads))
-    products = step_products(config.model, config.train.batch_size, batch.tokens_BL.shape[1])
-    rate = quick_rate(products, device, DTYPES["float32"])
-    step = operations(products) / rate
+    tokens = batch.tokens_BL.shape[1]
+    step = least_seconds(config.model, config.train.batch_size, tokens, device, DTYPES["float32"])
     seconds = min(MOST_SECONDS, SHARE_OF_RUN * (60 * config.train.minutes or config.train.steps * step))
     return seconds if seconds >= LEAST_SECONDS + LEAST_STEPS * step else 0.0
 
@@ -190,7 +189,7 @@ def recall(config: Config, batch: Batch, seconds: float = 0.0) -> Tuning | None:
         setting = Setting(**entry["setting"])
         rest = {field.name: entry[field.name] for field in fields(Tuning) if field.name != "setting"}
         tuning = Tuning(setting=setting, **rest)
-        check_kernels(setting.applied(config.train), device_of(setting.device))
+        check_kernels(setting.applied(config.train), setting.where)
         if entry["budget"] < seconds / 2:
             return None
         if "compiled" in setting.compile and planned_steps(config.train, tuning.seconds_a_step) < entry["steps"]:
@@ -208,6 +207,6 @@ def _key(config: Config, batch: Batch) -> str:
     names = [*(field.name for field in fields(Setting)), "recompute", "patch_dropout", "cheap_size", "shards"]
     asked: dict[str, Any] = {name: getattr(config.train, name) for name in names}
     sizes = f"batch {config.train.batch_size} captions of {batch.tokens_BL.shape[1]}"
-    machines = " and ".join(device.key for device in available(config.train.device))
+    machines = " and ".join(device.key for device in candidates(config.train))
     cores = f"{default_threads()} threads of {logical_cores()}"
     return f"{config.model} {sizes} {asked} on {machines} {cores} lapclip {__version__}"

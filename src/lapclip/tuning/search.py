@@ -10,23 +10,35 @@ from __future__ import annotations
 import statistics
 import time
 from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 from lapclip.config import AUTO, Config, ModelConfig, TrainConfig
 from lapclip.data.batches import Batch
 from lapclip.errors import ConfigError, LapclipError, first_line
 from lapclip.machine import facts
-from lapclip.machine.choose_device import available, choose_compile, default_threads, device_of, prepare_device
+from lapclip.machine.choose_device import (
+    asks_for_towers,
+    candidates,
+    choose_compile,
+    choose_devices,
+    default_threads,
+    pair_of,
+    prepare_device,
+)
 from lapclip.machine.device import DTYPES, Device
+from lapclip.machine.device_pair import DevicePair
 from lapclip.machine.timing import WORTH, busy_cores
 from lapclip.progress import Status
 from lapclip.training.fallback import MEMORY, cause_of, smaller
-from lapclip.training.memory import SHARE_OF_MEMORY, check_memory, predict_bytes
+from lapclip.training.memory import SHARE_OF_MEMORY, check_memory, demands
+from lapclip.training.two_devices import SplitStep
 from lapclip.tuning.choose_kernels import SECONDS as KERNEL_SECONDS
 from lapclip.tuning.choose_kernels import choose_kernels
 from lapclip.tuning.compiling import predict_compiling, time_compiling
-from lapclip.tuning.flops import operations, quick_rate, step_products
+from lapclip.tuning.flops import larger_share, least_seconds, operations, step_products, tower_products
 from lapclip.tuning.measure import Setting, Workshop
+from lapclip.tuning.predict_towers import predict_step
 
 ROUNDS = 5
 HOPELESS = 1.25
@@ -37,6 +49,9 @@ MOMENT = 0.1
 """Seconds of steps without which nothing is called hopeless: a single step of a millisecond says little."""
 CERTAIN = 1.5
 """A setting whose products alone are measured to take this many times the best one's whole step is not tried."""
+WITHIN = 10.0
+"""How many times as fast one device may multiply as the other for a tower on each to be tried: beyond that, even the
+smaller tower keeps the slow one busy for longer than the fast one needs for both."""
 TIME_TO_COMPILE = 300.0
 """Compiling takes a minute or two, so it is measured only with a budget of this many seconds, else predicted."""
 
@@ -78,8 +93,11 @@ class Search:
         self.model, self.train, self.status = config.model, config.train, status
         self.workshop = Workshop(config, batch)
         self.caption_tokens = batch.tokens_BL.shape[1]
-        self.products = step_products(self.model, self.train.batch_size, self.caption_tokens)
-        self.devices = available(self.train.device)
+        self.devices = candidates(self.train)
+        self._rates: dict[tuple[str, str], float] = {}
+        """Operations a second of products of the model's size, by device and precision."""
+        self._predicted: dict[Setting, str] = {}
+        """What was predicted of a tower on each of two devices, in words."""
         self.threads = default_threads() if self.train.threads == AUTO else int(self.train.threads)
         self._began, self._budget = time.perf_counter(), seconds
         self.times: dict[Setting, float] = {}
@@ -99,6 +117,7 @@ class Search:
             )
         chosen, reasons = self._choose_precision()
         chosen, reasons["threads"] = self._choose_threads(chosen)
+        chosen, reasons = self._choose_towers(chosen, reasons)
         chosen, reasons["compile"] = self._choose_compiling(chosen)
         return Tuning(
             setting=chosen,
@@ -123,23 +142,27 @@ class Search:
     def _by_promise(self) -> list[tuple[Device, str, float]]:
         """Devices and precisions with the seconds that a step's products take at least, most promising first."""
         self.status("products of the model's size")
-        found, work = [], operations(self.products)
+        found = []
+        sizes = (self.model, self.train.batch_size, self.caption_tokens)
+        work = operations(step_products(*sizes))
         for device in self.devices:
             prepare_device(device, self.threads)
             for dtype in DTYPES if self.train.dtype == AUTO else [self.train.dtype]:
                 if self.train.dtype == AUTO and (fault := device.unfit(dtype)):
-                    self._reject(Setting(device.kind, dtype), fault)
+                    self._reject(Setting.on(device, dtype), fault)
                     continue
                 try:
-                    rate = quick_rate(self.products, device, DTYPES[dtype])
-                    found.append((device, dtype, work / rate))
+                    found.append((device, dtype, least_seconds(*sizes, device, DTYPES[dtype])))
+                    self._rates[device.kind, dtype] = work / found[-1][2]
                 except Exception as error:  # a library's own error: this machine cannot do it
-                    self._reject(Setting(device.kind, dtype), f"does not compute here ({first_line(error)})")
+                    self._reject(Setting.on(device, dtype), f"does not compute here ({first_line(error)})")
         return sorted(found, key=lambda entry: entry[2])
 
-    def _enter(self, device: Device, dtype: str, least: float, micro_batch: int | None = None) -> None:
+    def _enter(
+        self, device: Device, dtype: str, least: float, micro_batch: int | None = None, threads: int | None = None
+    ) -> None:
         """Let a device and precision race, if it has a chance, fits into memory and computes the right thing."""
-        setting = Setting(device.kind, dtype, self.threads)
+        setting = Setting.on(device, dtype, self.threads if threads is None else threads)
         if self.times and least > CERTAIN * self.times[self._fastest]:
             rival = f"a whole step takes {_ms(self.times[self._fastest])} with {self._fastest.text()}"
             return self._reject(setting, f"its products alone take {_ms(least)}, {rival}", bound=least)
@@ -189,7 +212,7 @@ class Search:
         """Out of memory is tried again with half of the pairs at once, as in training; other failures are final."""
         half = smaller(setting.applied(self.train))
         if cause_of(error) == MEMORY and half and not self.train.micro_batch:
-            return self._enter(device, setting.dtype, least, half)
+            return self._enter(device, setting.dtype, least, half, setting.threads)
         return self._reject(setting, f"does not run here ({first_line(error)})")
 
     def _race(self, setting: Setting) -> None:
@@ -200,6 +223,11 @@ class Search:
         times: list[float] = []
         contender = self.workshop.contender(setting)
         contender.warm_up()
+        if isinstance(contender.step, SplitStep):
+            predicted = predict_step(contender.step, contender.batch, rounds=2)
+            self._predicted[setting] = predicted.text(setting.where)
+            if rival and predicted.seconds > limit:
+                return self._reject(setting, self._predicted[setting], bound=predicted.seconds)
         while len(times) < ROUNDS or (sum(times) < ENOUGH and len(times) < 50):
             times.append(contender.take())
             if (sum(times) > MOMENT and min(times) > limit) or self.left < sum(times):
@@ -225,6 +253,8 @@ class Search:
         return chosen, reasons
 
     def _why_device(self, chosen: Setting) -> str:
+        if asks_for_towers(self.train):
+            return choose_devices(self.train)[1]["train.device"]
         if self.train.device == chosen.device:
             return "asked for"
         if len(self.devices) == 1:
@@ -238,7 +268,7 @@ class Search:
         """Other numbers of CPU threads than torch's own. An accelerator is fed by one."""
         if self.train.threads != AUTO:
             return chosen, "asked for"
-        if not device_of(chosen.device).is_cpu:
+        if not chosen.uses_cpu:
             return chosen, "torch's own choice; the accelerator does the work"
         rivals: dict[str, float] = {}
         best = chosen
@@ -257,10 +287,76 @@ class Search:
         rivals[_threads(chosen.threads)] = self.times[chosen]
         return best, self._against(best, rivals, "threads")
 
+    def _choose_towers(self, chosen: Setting, reasons: dict[str, str]) -> tuple[Setting, dict[str, str]]:
+        """A tower on each of two devices, where both are here and the faster one does not multiply too much faster."""
+        names = ("image_device", "text_device")
+        if asks_for_towers(self.train):
+            why = choose_devices(self.train)[1]
+            return chosen, {**reasons, **{name: why[f"train.{name}"] for name in names}}
+        if why_not := self._why_no_two_devices(chosen.dtype):
+            return chosen, {**reasons, **dict.fromkeys(names, why_not)}
+        larger, share = larger_share(self.model, self.train.batch_size, self.caption_tokens)
+        ceiling = f"two devices can be {1 / share:.2f}x at most, because the {larger} tower is {share:.0%} of the work"
+        best, alone, tried = chosen, self.times[chosen], []
+        one, other = self.devices
+        for pair in (pair_of(one, other), pair_of(other, one)):
+            least = self._least_of_pair(pair, chosen.dtype)
+            if least * WORTH > alone:
+                why = f"its products alone take {_ms(least)}"
+                tried.append(f"{_placed(pair)}: {why}")
+                self._reject(Setting.on(pair, chosen.dtype, chosen.threads), why, bound=least)
+                continue
+            self._enter(pair, chosen.dtype, least, threads=chosen.threads)
+            found = [setting for setting in self.times if setting.where == pair]
+            if found and self.times[found[0]] * WORTH < self.times[best]:
+                best = found[0]
+            known = {setting: seconds for setting, _, seconds in self._known() if setting.where == pair}
+            timed = [f"{_ms(seconds)} a step, {self._predicted[setting]}" for setting, seconds in known.items()]
+            tried.append(f"{_placed(pair)}: {timed[0] if timed else self.rejected[-1]['reason']}")
+        outcome = f"{_ms(alone)} on {chosen.device} alone; {'; '.join(tried)}"
+        if best == chosen:
+            text = f"left: {ceiling}; {outcome}"
+            return chosen, {**reasons, **dict.fromkeys(names, text)}
+        text = f"{alone / self.times[best]:.2f}x {chosen.device} alone here; {ceiling}; {outcome}"
+        own = {name: why for name, why in self._reasons[best].items() if name != "agreement"}
+        loss = choose_devices(best.applied(self.train))[1]["train.device"]
+        return best, {**reasons, **own, "device": loss, **dict.fromkeys(names, text)}
+
+    def _why_no_two_devices(self, dtype: str) -> str | None:
+        """Why a tower on each of two devices is not tried, if so."""
+        if self.train.device != AUTO:
+            return "as train.device"
+        if len(self.devices) < 2:
+            return f"as train.device: {self.devices[0].kind} is what there is"
+        if self.train.shards != 1:
+            return "left: towers on two devices are for one process"
+        rates = {device.kind: self._rates.get((device.kind, dtype), 0.0) for device in self.devices}
+        slow, fast = sorted(rates, key=rates.__getitem__)
+        if not rates[slow]:
+            return f"left: {slow} does not train in {dtype} here"
+        factor = rates[fast] / rates[slow]
+        if factor <= WITHIN:
+            return None
+        larger, share = larger_share(self.model, self.train.batch_size, self.caption_tokens)
+        return (
+            f"left: two devices can be {1 / share:.2f}x at most, because the {larger} tower is {share:.0%} of the "
+            f"work, and {fast} multiplies {factor:.0f} times as fast as {slow}; up to {WITHIN:.0f} times it is tried"
+        )
+
+    @cached_property
+    def _work(self) -> dict[str, float]:
+        """Operations of each tower in a step."""
+        products = tower_products(self.model, self.train.batch_size, self.caption_tokens)
+        return {tower: operations(own) for tower, own in products.items()}
+
+    def _least_of_pair(self, pair: DevicePair, dtype: str) -> float:
+        """Seconds that the products of the slower tower take."""
+        return max(work / self._rates[pair.of(tower).kind, dtype] for tower, work in self._work.items())
+
     def _choose_compiling(self, chosen: Setting) -> tuple[Setting, str]:
         """Compile only where that was measured and the run is long enough to pay it back."""
-        device, before = device_of(chosen.device), self.times[chosen]
-        if self.train.compile != AUTO:
+        device, before = chosen.where, self.times[chosen]
+        if self.train.compile != AUTO or isinstance(device, DevicePair):
             return chosen, choose_compile(self.train.compile, device)[1]
         steps = planned_steps(self.train, before)
         if self._briefly:
@@ -313,16 +409,18 @@ def planned_steps(train: TrainConfig, seconds_a_step: float) -> int:
 
 def fitting_micro_batch(model: ModelConfig, train: TrainConfig, caption_tokens: int, device: Device) -> tuple[int, str]:
     """The largest that is predicted to fit; 0, the whole batch, where that fits: micro-batches cost a second pass."""
-    train = replace(train, device=device.kind)
     if train.micro_batch:
         check_memory(model, train, caption_tokens, device)
         return train.micro_batch, "asked for"
-    free, size = device.free_bytes(), train.batch_size
+    free = {where: where.free_bytes() for where, _ in demands(model, train, caption_tokens, device)}
+    size = train.batch_size
     while True:
         micro_batch = 0 if size == train.batch_size else size
-        needed = predict_bytes(model, replace(train, micro_batch=micro_batch), caption_tokens).total
-        memory = f"predicted {needed / 1e9:.1f} GB of {free / 1e9:.1f} GB free"
-        if needed <= SHARE_OF_MEMORY * free:
+        parts = demands(model, replace(train, micro_batch=micro_batch), caption_tokens, device)
+        needed, where = max(((found.total, where) for where, found in parts), key=lambda one: one[0] / free[one[1]])
+        on = f" on {where.kind}" if len(parts) > 1 else ""
+        memory = f"predicted {needed / 1e9:.1f} GB of {free[where] / 1e9:.1f} GB free{on}"
+        if needed <= SHARE_OF_MEMORY * free[where]:
             return micro_batch, f"{'a part of the batch' if micro_batch else 'the whole batch'} fits: {memory}"
         if size == 1:
             raise LapclipError(f"too large for memory: {memory}, one pair at a time")
@@ -338,6 +436,10 @@ def describe(tuning: Tuning, loader_threads: int, why_loader_threads: str) -> di
     choices["loader_threads"], reasons["loader_threads"] = loader_threads, why_loader_threads
     rest = {name: value for name, value in asdict(tuning).items() if name not in ("setting", "reasons")}
     return {"choices": choices, "reasons": reasons, **rest}
+
+
+def _placed(pair: DevicePair) -> str:
+    return f"images on {pair.image.kind} and captions on {pair.text.kind}"
 
 
 def _threads(count: int) -> str:
