@@ -23,8 +23,8 @@ def batch_of(rows: int = 8) -> Batch:
     return Batch(pixels, tokens, np.eye(rows, dtype=bool), np.zeros(rows, dtype=bool))
 
 
-def tuned(seconds: float = 3.0, **train) -> Tuning:
-    return Search(replace_in(CONFIG, "train", **train), batch_of(), seconds).run()
+def tuned(seconds: float = 3.0, *, briefly: bool = False, **train) -> Tuning:
+    return Search(replace_in(CONFIG, "train", **train), batch_of(), seconds, briefly=briefly).run()
 
 
 PLAIN = TrainConfig(

@@ -9,7 +9,6 @@ from torch import Tensor
 from lapclip.config import replace_in
 from lapclip.errors import ConfigError
 from lapclip.machine.cpu import Cpu
-from lapclip.model import block as transformer
 from lapclip.model import kernels
 from lapclip.training.memory import predict_bytes
 from lapclip.tuning import search
@@ -53,10 +52,12 @@ def test_the_batch_and_the_updates_stay_the_recipes() -> None:
 def wrong_attention(monkeypatch: pytest.MonkeyPatch, wrong: torch.dtype) -> None:
     """Attention that looks at the future in one precision, as MPS's has done."""
 
-    def attention(qkv_BLD: Tensor, heads: int, form: str, *, causal: bool) -> Tensor:
-        return kernels.attention(qkv_BLD, heads, form, causal=causal and qkv_BLD.dtype != wrong)
+    right = kernels.attention
 
-    monkeypatch.setattr(transformer, "attention", attention)
+    def attention(qkv_BLD: Tensor, heads: int, form: str, *, causal: bool, bias: Tensor | None = None) -> Tensor:
+        return right(qkv_BLD, heads, form, causal=causal and qkv_BLD.dtype != wrong, bias=bias)
+
+    monkeypatch.setattr(kernels, "attention", attention)
 
 
 def test_a_setting_that_computes_something_else_is_rejected_with_its_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,15 +88,34 @@ def test_a_model_too_large_for_memory_is_refused_with_the_figures(monkeypatch: p
 
 def test_compiling_is_chosen_only_where_it_was_measured_and_pays() -> None:
     compiling = Compiling("compiled", cost=10.0, before=0.2, after=0.1, measured=True)
-    assert compiling.break_even == pytest.approx(100)
-    assert compiling.pays(101)
-    assert not compiling.pays(99)
-    assert "pays from step 100 on; the run has 99" in compiling.text(99)
+    assert compiling.break_even == pytest.approx(200)
+    assert compiling.pays(201)
+    assert not compiling.pays(199)
+    assert "pays from step 200 on; the run has 199" in compiling.text(199)
+    assert compiling.saved(1400) == pytest.approx(120)
+    assert "2 min" in compiling.text(1400)
     predicted = dataclasses.replace(compiling, measured=False)
     assert not predicted.pays(10_000)
     assert "predicted" in predicted.text(10_000)
     assert "gains nothing" in dataclasses.replace(compiling, after=0.2).text(10)
     assert not dataclasses.replace(compiling, fault="its loss is off").pays(10_000)
+
+
+KNOWN = {"dtype": "float32", "threads": 1, "image_attention": "fused", "text_attention": "fused", "linear": "torch"}
+
+
+def test_a_short_run_does_not_try_to_compile() -> None:
+    tuning = tuned(2.0, briefly=True, **KNOWN, steps=20)
+    assert tuning.setting.compile == "none"
+    assert "tune --seconds 300" in tuning.reasons["compile"]
+
+
+@pytest.mark.slow
+def test_a_long_run_measures_compiling_by_itself() -> None:
+    tuning = tuned(2.0, briefly=True, **KNOWN, steps=100_000_000)
+    reason = tuning.reasons["compile"]
+    assert "measured" in reason or "compiled here" in reason  # where there is no compiler
+    assert (tuning.setting.compile == "compiled") == ("less" in reason)
 
 
 def two_devices(monkeypatch: pytest.MonkeyPatch) -> None:

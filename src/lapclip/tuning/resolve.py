@@ -26,7 +26,7 @@ from lapclip.training.memory import check_memory, largest_micro_batch
 from lapclip.tuning.choose_kernels import check_kernels, choose_kernels
 from lapclip.tuning.flops import least_seconds
 from lapclip.tuning.measure import Setting
-from lapclip.tuning.search import NothingWorks, Search, Tuning, fitting_micro_batch, planned_steps
+from lapclip.tuning.search import NothingWorks, Search, Tuning, fitting_micro_batch, is_long, planned_steps
 
 CACHE = CacheFile("tune.json")
 SHARE_OF_RUN = 0.05
@@ -192,8 +192,11 @@ def recall(config: Config, batch: Batch, seconds: float = 0.0) -> Tuning | None:
         check_kernels(setting.applied(config.train), setting.where)
         if entry["budget"] < seconds / 2:
             return None
-        if "compiled" in setting.compile and planned_steps(config.train, tuning.seconds_a_step) < entry["steps"]:
+        steps, seconds_a_step = planned_steps(config.train, tuning.seconds_a_step), tuning.seconds_a_step
+        if "compiled" in setting.compile and steps < entry["steps"]:
             return None  # compiling was worth it for a longer run
+        if is_long(steps, seconds_a_step) and not is_long(entry["steps"], seconds_a_step):
+            return None  # and was not tried for a shorter one
     except (TypeError, KeyError, ValueError):
         return None
     return tuning

@@ -54,6 +54,8 @@ WITHIN = 10.0
 smaller tower keeps the slow one busy for longer than the fast one needs for both."""
 TIME_TO_COMPILE = 300.0
 """Compiling takes a minute or two, so it is measured only with a budget of this many seconds, else predicted."""
+LONG_RUN = 2400.0
+"""Seconds of a run from which on it is measured in any case: that takes a twentieth of them at most."""
 
 
 @dataclass(frozen=True)
@@ -359,9 +361,10 @@ class Search:
         if self.train.compile != AUTO or isinstance(device, DevicePair):
             return chosen, choose_compile(self.train.compile, device)[1]
         steps = planned_steps(self.train, before)
-        if self._briefly:
+        long = is_long(steps, before)
+        if self._briefly and not long:
             return chosen, f"{chosen.compile}; lapclip tune --seconds 300 tries compiling"
-        if self._budget >= TIME_TO_COMPILE:
+        if long or self._budget >= TIME_TO_COMPILE:
             compiling = time_compiling(self.workshop, chosen, device, before, self.status)
         else:
             self.status("does compiling pay")
@@ -405,6 +408,11 @@ class Search:
 def planned_steps(train: TrainConfig, seconds_a_step: float) -> int:
     """How many updates a run has; minutes become steps only once a step has been timed."""
     return train.steps or int(60 * train.minutes / seconds_a_step)
+
+
+def is_long(steps: int, seconds_a_step: float) -> bool:
+    """Whether a run is so long that it is worth the time to try compiling."""
+    return steps * seconds_a_step >= LONG_RUN
 
 
 def fitting_micro_batch(model: ModelConfig, train: TrainConfig, caption_tokens: int, device: Device) -> tuple[int, str]:
