@@ -102,7 +102,8 @@ def decide(error: BaseException, train: TrainConfig, step: int) -> Change | None
         return None
     what = "lacks an operation" if cause == OPERATION else "failed"
     # float32 and torch's own forms are what every CPU computes, and no less exact than what the device did.
-    settings = {"device": Cpu.kind, "dtype": "float32", "compile": "none", "linear": "torch"}
+    forms = {"image_attention": "fused", "text_attention": "fused", "linear": "torch"}
+    settings = {"device": Cpu.kind, "dtype": "float32", "compile": "none", **forms}
     changed = {name: value for name, value in settings.items() if getattr(train, name) != value}
     return Change(cause, changed, f"{train.device} {what} at step {step:,} ({brief(error)}); the CPU takes over")
 
