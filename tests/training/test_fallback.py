@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 
 from lapclip.config import TrainConfig
 from lapclip.errors import TrainingError
+from lapclip.machine.cpu import Cpu
 from lapclip.training.fallback import DEVICE, MEMORY, OPERATION, SWAP, SwapGrew, cause_of, decide
+from lapclip.tuning.choose_kernels import check_kernels
 
 AcceleratorError = getattr(torch, "AcceleratorError", RuntimeError)
 
@@ -109,8 +113,19 @@ def test_nothing_is_left_to_change_for_one_pair_or_on_the_cpu() -> None:
 
 
 def test_a_device_that_fails_is_left_for_the_cpu_in_float32() -> None:
-    train = TrainConfig(device="cuda", dtype="float16", compile="graph", linear="torch")
+    train = TrainConfig(
+        device="cuda", dtype="float16", compile="graph", image_attention="fused", text_attention="fused", linear="torch"
+    )
     change = decide(AcceleratorError("CUDA error: device-side assert triggered\nmore"), train, step=1200)
     assert change is not None
     assert change.settings == {"device": "cpu", "dtype": "float32", "compile": "none"}
     assert change.text == ("cuda failed at step 1,200 (CUDA error: device-side assert triggered); the CPU takes over")
+
+
+def test_forms_that_only_the_device_has_are_left_with_it() -> None:
+    """A run that goes on on the CPU can be stopped and resumed there, which refuses forms that cannot be had."""
+    forms = dict.fromkeys(("image_attention", "text_attention", "linear"), "triton")
+    own = TrainConfig(device="cuda", dtype="bfloat16", **forms)
+    change = decide(AcceleratorError("CUDA error: unspecified launch failure"), own, step=7)
+    assert change is not None
+    check_kernels(replace(own, **change.settings), Cpu())

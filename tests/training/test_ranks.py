@@ -16,7 +16,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +39,7 @@ from lapclip.machine.choose_device import device_of
 from lapclip.machine.ranks import ALONE, Ranks, join
 from lapclip.runs.folder import Run
 from lapclip.runs.heartbeat import beat_of, write_beat
-from lapclip.together import MACHINES
+from lapclip.together import MACHINES, Agreement
 from lapclip.training import shards as shards_module
 from lapclip.training import step as training_step
 from lapclip.training.fallback import smaller
@@ -355,6 +355,18 @@ def test_a_rank_that_follows_loads_the_data_while_the_writer_does(here: Path, un
     assert loaded.fits(made.config)
     assert not loaded.fits(replace_in(made.config, "data", seed=1))
     assert not loaded.fits(replace_in(made.config, "model", image_size=64))
+
+
+def test_a_guest_does_not_pack_its_copy_of_what_the_host_streams(
+    here: Path, unconnected: list[Ranks], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether images are streamed is not settled when the writer announces its settings, but a guest knows."""
+    config = read_request("first-run", SMALL, None).config
+    assert config.data.stream == "auto"
+    for name, value in Agreement.on(config, "host", "", source=str(here / "copy")).variables().items():
+        monkeypatch.setenv(name, value)
+    unconnected[0].announce(asdict(config))
+    assert load_early(unconnected[1]) is None
 
 
 def test_a_rank_that_fails_before_all_are_connected_is_named(unconnected: list[Ranks]) -> None:

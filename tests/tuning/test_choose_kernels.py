@@ -126,3 +126,26 @@ def test_a_quick_form_that_is_wrong_or_fails_is_not_taken() -> None:
     assert Forms(own=slow, other=lambda: float("nan")).choose() == ("own", "other is off by inf here")
     assert Forms(own=slow, other=fail).choose() == ("own", "other does not run here (could not create a primitive)")
     assert Forms(own=slow, other=fail, third=quick).choose()[0] == "third"
+
+
+def test_a_form_that_fails_for_the_longest_sequences_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run meets them after it was chosen: whole images where patches were dropped before, and longer captions."""
+    asked = []
+
+    def attention(qkv: torch.Tensor, heads: int, form: str, *, causal: bool, bias: torch.Tensor) -> torch.Tensor:
+        asked.append((causal, qkv.shape[1]))
+        if form == "products" and qkv.shape[1] > 16:
+            raise RuntimeError("too long")
+        return right(qkv, heads, form, causal=causal, bias=bias)
+
+    right = kernels.attention
+    monkeypatch.setattr(kernels, "attention", attention)
+    shape, train = SHAPES["tiny"], dataclasses.replace(TRAIN, patch_dropout=0.75, linear="torch")
+    choices, reasons = choose_kernels(shape, train, 8, CPU)
+    patches = (shape.image_size // shape.patch) ** 2
+    assert {(False, shape.class_tokens + patches // 4), (True, 8)} < set(asked)
+    assert {(False, shape.class_tokens + patches), (True, shape.context)} < set(asked)
+    assert (choices["image_attention"], choices["text_attention"]) == ("fused", "fused")
+    assert (
+        reasons["train.image_attention"] == reasons["train.text_attention"] == "products does not run here (too long)"
+    )

@@ -212,9 +212,9 @@ def load_early(ranks: Ranks) -> Loaded | None:
     if announced is None:
         return None
     config = build_config([Layer(f"what rank {ranks.writer} announced", announced)], SHAPES)
-    if config.data.stream == "always":
-        return None
     agreed = Agreement.of_this_process()
+    if config.data.stream == "always" or (agreed and agreed.source):  # a copy of what the host streams
+        return None
     return Loaded(config, load_again(config, agreed.fingerprint if agreed else "", None))
 
 

@@ -206,7 +206,7 @@ def attention_backward(
 def _(
     grad_BLC: Tensor, qkv_BLC: Tensor, out_BLC: Tensor, log_sums: Tensor, heads: int, causal: bool
 ) -> tuple[Tensor, Tensor]:
-    return torch.empty_like(qkv_BLC), qkv_BLC.new_empty(qkv_BLC.shape[0], qkv_BLC.shape[2], dtype=torch.float32)
+    return qkv_BLC.new_empty(qkv_BLC.shape), qkv_BLC.new_empty(qkv_BLC.shape[0], qkv_BLC.shape[2], dtype=torch.float32)
 
 
 @torch.library.custom_op("lapclip::gelu", mutates_args=())
@@ -222,7 +222,7 @@ def gelu_forward(x: Tensor) -> Tensor:
 
 @gelu_forward.register_fake
 def _(x: Tensor) -> Tensor:
-    return torch.empty_like(x)
+    return x.new_empty(x.shape)
 
 
 @torch.library.custom_op("lapclip::gelu_backward", mutates_args=())
@@ -241,7 +241,7 @@ def gelu_backward(grad: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
 @gelu_backward.register_fake
 def _(grad: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
     blocks = -(-(x.numel() // x.shape[-1]) // ROWS)
-    return torch.empty_like(x), x.new_empty(blocks, x.shape[-1], dtype=torch.float32)
+    return x.new_empty(x.shape), x.new_empty(blocks, x.shape[-1], dtype=torch.float32)
 
 
 class ShortAttention(torch.autograd.Function):

@@ -192,7 +192,7 @@ class _Meeting(DynamicRendezvousHandler):
         if place.listening is None:
             store = TCPStore(**at, is_master=False)
         else:
-            store = TCPStore(**at, is_master=True, master_listen_fd=os.dup(place.listening.fileno()))
+            store = TCPStore(**at, is_master=True, master_listen_fd=place.listening.dup().detach())
         backend = SignedBackend(store, place.run_id, place.key)
         # Torch numbers computers by the order of these names; an address begins with a digit.
         name = place.local if place.hosts else f"guest-{place.local}"

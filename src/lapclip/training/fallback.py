@@ -105,7 +105,8 @@ def decide(error: BaseException, train: TrainConfig, step: int) -> Change | None
     failed = device.accelerator.kind if isinstance(device, DevicePair) else device.kind
     what = "lacks an operation" if cause == OPERATION else "failed"
     # float32 and torch's own forms are what every CPU computes, and no less exact than what the device did.
-    settings = {**Cpu().settings, "dtype": "float32", "compile": "none", "linear": "torch"}
+    forms = {"image_attention": "fused", "text_attention": "fused", "linear": "torch"}
+    settings = {**Cpu().settings, "dtype": "float32", "compile": "none", **forms}
     # A tower whose device is "auto" follows `device`.
     changed = {name: value for name, value in settings.items() if getattr(train, name) not in (value, AUTO)}
     return Change(cause, changed, f"{failed} {what} at step {step:,} ({brief(error)}); the CPU takes over")

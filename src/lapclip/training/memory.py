@@ -210,8 +210,8 @@ def _tower_bytes(
 
     A block keeps 8 widths a token: the inputs of its two norms (1 each), of the projection of queries, keys and values
     (1), these (3), the input of the output projection (1) and of the MLP (1); and the MLP's hidden layer before and
-    after its activation. The last block runs for one token, and keeps 4: the norm's input and output, keys, values.
-    Where it runs for all, a head comes after it that keeps as much.
+    after its activation. The last block runs for one token, and keeps 2: the norm's input and output; 4 with additions
+    of low rank, which need keys and values. 4 counts. Where it runs for all, a head comes after it that keeps as much.
     """
     layers += not pooled
     block = 8 * width + 2 * hidden

@@ -44,6 +44,8 @@ class Sizes:
     heads: int
     hidden: int
     """Width inside the MLPs."""
+    most_tokens: int
+    """Those of the longest caption there may be, or of a whole image where the run drops patches."""
 
 
 def choose_kernels(
@@ -77,15 +79,28 @@ def choose_kernels(
             choices["linear"], reasons["train.linear"] = train.linear, "asked for"
         return choices, reasons
     batch = min(train.batch_size, train.micro_batch or train.batch_size)
-    patches = max(1, round((model.image_size // model.patch) ** 2 * (1 - train.patch_dropout)))
-    text = Sizes(caption_tokens, model.text_width, model.text_heads, model.text_hidden)
-    image = Sizes(model.class_tokens + patches, model.image_width, model.image_heads, model.image_hidden)
+    all_patches = (model.image_size // model.patch) ** 2
+    patches = max(1, round(all_patches * (1 - train.patch_dropout)))
+    text = Sizes(caption_tokens, model.text_width, model.text_heads, model.text_hidden, model.context)
+    image = Sizes(
+        model.class_tokens + patches,
+        model.image_width,
+        model.image_heads,
+        model.image_hidden,
+        model.class_tokens + all_patches,
+    )
     if model.image_tower == "convolutions":
         image = text  # it has neither attention nor large linear layers, so the text tower decides
+    causal = model.architecture == "clip"
     operations = {
         "image_attention": _attention(image, causal=False),
-        "text_attention": _attention(text, causal=model.architecture == "clip"),
+        "text_attention": _attention(text, causal=causal),
         "linear": _linear((image, text)),
+    }
+    # A form may be other kernels for longer sequences, which the run meets later.
+    longest = {
+        "image_attention": _attention(replace(image, tokens=image.most_tokens), causal=False),
+        "text_attention": _attention(replace(text, tokens=text.most_tokens), causal=causal),
     }
     choices, reasons, stored = {}, {}, None
     for name, operation in operations.items():
@@ -100,7 +115,7 @@ def choose_kernels(
             choice = None if anew else _remembered(key, forms)
             if choice is None:
                 stored = remember() if stored is None else stored
-                choice = _fastest(operation, batch, forms, train.dtype, device, seconds)
+                choice = _fastest(operation, batch, forms, train.dtype, device, seconds, longest.get(name))
                 if stored:
                     CACHE.write(key, choice)
         choices[name], reasons[f"train.{name}"] = choice
@@ -198,25 +213,32 @@ def _results(y: Tensor, *inputs: Tensor) -> list[Tensor]:
 
 
 def _fastest(
-    operation: Operation, batch: int, forms: tuple[str, ...], dtype: str, device: Device, seconds: float
+    operation: Operation,
+    batch: int,
+    forms: tuple[str, ...],
+    dtype: str,
+    device: Device,
+    seconds: float,
+    longest: Operation | None = None,
 ) -> tuple[str, str]:
     """The quickest form that computes the right thing, and why.
 
     The first form is torch's own, and is kept unless another is clearly faster. Others count only if their results and
-    gradients agree with float32 on the CPU, for a few pairs.
+    gradients agree with float32 on the CPU, for a few pairs; those of the `longest` sequences too, which are not timed.
     """
     own, *others = forms
     few = min(batch, FEW)
-    right = operation(few, torch.device("cpu"), torch.float32)(own)
-    here = operation(few, device.torch, DTYPES[dtype])
     rejected: dict[str, str] = {}
-    for form in others:
-        try:
-            error = _difference(here(form), right)
-            if error > TOLERANCE[dtype]:
-                rejected[form] = f"{form} is off by {error:.1e} here"
-        except Exception as error:  # a library's own error: this machine cannot do it
-            rejected[form] = f"{form} does not run here ({first_line(error)})"
+    for checked in (operation, longest) if longest else (operation,):
+        right = checked(few, torch.device("cpu"), torch.float32)(own)
+        here = checked(few, device.torch, DTYPES[dtype])
+        for form in others:
+            try:
+                error = _difference(here(form), right)
+                if error > TOLERANCE[dtype]:
+                    rejected[form] = f"{form} is off by {error:.1e} here"
+            except Exception as error:  # a library's own error: this machine cannot do it
+                rejected[form] = f"{form} does not run here ({first_line(error)})"
     good = [form for form in others if form not in rejected]
     if not good:
         return own, "; ".join(rejected.values())
