@@ -33,11 +33,11 @@ from lapclip.commands.train import Final, company, embed_final, train
 from lapclip.config import replace_in
 from lapclip.data.batches import Batch, deal
 from lapclip.data.loading import StreamedPixels
-from lapclip.errors import ConfigError, LostRank, RankFailed, RunBusy
+from lapclip.errors import ConfigError, LostRank, RankFailed, RunBusy, RunError
 from lapclip.machine import ranks as ranks_module
 from lapclip.machine.choose_device import device_of
 from lapclip.machine.ranks import ALONE, Ranks, join
-from lapclip.runs.folder import Run
+from lapclip.runs.folder import Run, check_name
 from lapclip.runs.heartbeat import beat_of, write_beat
 from lapclip.together import MACHINES, Agreement
 from lapclip.training import shards as shards_module
@@ -460,6 +460,9 @@ def test_who_lists_a_run_of_several_computers_is_told_to_go_on_with_them(
     runs()
     doctor("run")
     assert capsys.readouterr().out.count("resume run --machines 2") == 2
+    with pytest.raises(RunError) as taken:
+        check_name("run")
+    assert "resume run --machines 2" in (taken.value.hint or "")
 
 
 def test_a_run_that_its_agent_will_start_again_can_be_asked_to_stop(here: Path) -> None:

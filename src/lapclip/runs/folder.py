@@ -331,8 +331,9 @@ def check_name(name: str | None, reserved: str = "") -> None:
     if name is None or is_reserved(name, reserved) or Run(RUNS / name).never_began:
         return
     if (RUNS / name).exists():
-        over = Run(RUNS / name).last_state() == "finished"
-        hint = f"--name {name}-2" if over else f"{command('resume', name)}, or another --name"
+        run = Run(RUNS / name)
+        over = run.last_state() == "finished"
+        hint = f"--name {name}-2" if over else f"{run.resume_command()}, or another --name"
         raise RunError(f"{RUNS / name} exists.", hint=hint)
 
 

@@ -19,7 +19,6 @@ from lapclip.errors import ConfigError, RankFailed, RunError, TrainingError
 from lapclip.machine.choose_device import prepare_device, settled_device
 from lapclip.runs import events
 from lapclip.runs.events import mapping, read_events
-from lapclip.suggest import command
 from lapclip.training.checkpoint import list_checkpoints, load_newest, with_best_of
 from lapclip.training.cuda_graph import AnyStep
 from lapclip.training.fallback import DEVICE, MEMORY, SWAP, Change, brief, cause_of, decide, smaller
@@ -173,6 +172,6 @@ def _explained(error: BaseException, training: Training) -> TrainingError:
     return TrainingError(
         f"Out of memory at step {training.progress.step + 1:,} of {training.run.path}, with micro_batch {micro:,} "
         f"({brief(error)}). {model.name} needs about {describe(parts)}{free}.",
-        hint=f"close other programs and {command('resume', training.run.typed)}; or a new run, which takes longer: "
+        hint=f"close other programs and {training.run.resume_command()}; or a new run, which takes longer: "
         f"{training.run.train_again('train.recompute=true')}",
     )
