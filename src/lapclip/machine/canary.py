@@ -27,7 +27,7 @@ from lapclip.errors import first_line
 from lapclip.paths import CacheFile
 
 CACHE = CacheFile("canary.json")
-VERSION = 1
+VERSION = 2
 """Rises when the checks change, so that they are made again."""
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 3e-2, torch.float16: 5e-3}
 """How far a result may be from the formula, relative to its norm. Rounding alone stays below half of it."""
@@ -105,6 +105,7 @@ def checks(device: torch.device, dtype: torch.dtype) -> Iterator[tuple[str, Call
         ending = f"{precision}, gradients" if gradients else precision
         for name, form in ATTENTIONS.items():
             yield f"{name}, {ending}", partial(_attention, device, dtype, form, gradients)
+        yield f"one query without keys, {ending}", partial(_one_query_without_keys, device, dtype, gradients)
         yield f"layer norm, {ending}", partial(_layer_norm, device, dtype, gradients)
         yield f"gelu, {ending}", partial(_gelu, device, dtype, gradients)
     yield f"embedding, {precision}, gradients", partial(_embedding, device, dtype)
@@ -183,6 +184,29 @@ def _attention(device: torch.device, dtype: torch.dtype, form: AttentionForm, gr
         return scores.masked_fill(hidden, -math.inf).softmax(-1) @ value
 
     return _with_gradients(device, [qkv], on_device, formula, gradients=gradients)
+
+
+def _one_query_without_keys(device: torch.device, dtype: torch.dtype, gradients: bool) -> Answer:
+    """As the last block of a tower has it (`model/kernels.py`): batched products of views that do not lie in order."""
+    width = HEADS * SIZE
+    shapes = {"x": (BATCH, LENGTH, width), "query": (BATCH, width), "weight": (2 * width, width)}
+    inputs = [_numbers(name, *shape, dtype=dtype) for name, shape in shapes.items()]
+    inputs[2] = inputs[2] / SIZE  # so that a softmax of its scores is not all at one key
+    visible = torch.ones(LENGTH, LENGTH, dtype=torch.bool).tril()[[LENGTH - 1, LENGTH // 2, 0]][:, None, :]
+
+    def on_device(x: Tensor, query: Tensor, weight: Tensor) -> Tensor:
+        key, value = weight.unflatten(0, (2, HEADS, SIZE)).unbind(0)
+        asked = torch.bmm((query * SIZE**-0.5).unflatten(-1, (HEADS, SIZE)).transpose(0, 1), key).transpose(0, 1)
+        scores = torch.bmm(asked, x.mT).masked_fill(~visible.to(x.device), -math.inf)
+        seen = torch.bmm(scores.softmax(-1), x).transpose(0, 1)
+        return torch.bmm(seen, value.mT).transpose(0, 1).flatten(1)
+
+    def formula(x: Tensor, query: Tensor, weight: Tensor) -> Tensor:
+        key, value = ((x @ part.T).unflatten(-1, (HEADS, SIZE)).transpose(1, 2) for part in weight.chunk(2))
+        scores = query.unflatten(-1, (HEADS, SIZE))[:, :, None] @ key.mT / SIZE**0.5
+        return (scores.masked_fill(~visible[:, None], -math.inf).softmax(-1) @ value).flatten(1)
+
+    return _with_gradients(device, inputs, on_device, formula, gradients=gradients)
 
 
 def _layer_norm(device: torch.device, dtype: torch.dtype, gradients: bool) -> Answer:

@@ -186,6 +186,11 @@ def trusts_is_causal(device: torch.device) -> bool:
     return (device.type, "causal attention") not in UNTRUSTED
 
 
+def trusts_one_query_without_keys(device: torch.device) -> bool:
+    """Whether the attention of one query may be computed there without keys and values."""
+    return (device.type, "one query without keys") not in UNTRUSTED
+
+
 def norms_mixed_dtypes(device: torch.device) -> bool:
     """Whether layer norm takes half-precision inputs with float32 weights, and sums in float32 itself."""
     return KINDS.get(device.type, Device).norms_mixed_dtypes

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from lapclip.machine.choose_device import trusts_one_query_without_keys
 from lapclip.model.kernels import (
     Compute,
     attention,
@@ -82,7 +83,7 @@ class Attention(nn.Module):
         width = x_BLD.shape[-1]
         query_BD = self.qkv.rows(query_BD, 0, width)
         # Additions of low rank have no weight to go through, and exports keep the layers that int8 rounds.
-        if isinstance(self.qkv, Linear) and not is_exported():
+        if isinstance(self.qkv, Linear) and not is_exported() and trusts_one_query_without_keys(x_BLD.device):
             weight, bias = self.qkv.weight[width:], self.qkv.bias[2 * width :]
             return self.out(one_query_attention(x_BLD, query_BD, weight, bias, self.heads, mask), added_BD)
         query = query_BD.unsqueeze(1)

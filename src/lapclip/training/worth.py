@@ -159,7 +159,7 @@ def measure_together(step: TrainStep, batch: Batch, train: TrainConfig, device: 
     """Time machines and link, deal the shards, and predict. All ranks do this together, and find the same."""
     shards = train.shards or ranks.count
     pairs = len(batch.tokens_BL)
-    own = _pass_seconds(step, batch, -(-pairs // shards), train, device)
+    own = ranks.all_or_none(lambda: _pass_seconds(step, batch, -(-pairs // shards), train, device))
     whole = optimizer = 0.0
     if ranks.writes:
         whole = _if_it_fits(lambda: _pass_seconds(step, batch, pairs, train, device), own * shards)

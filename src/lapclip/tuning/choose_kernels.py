@@ -244,15 +244,24 @@ def _fastest(
         return own, "; ".join(rejected.values())
     run = operation(batch, device.torch, DTYPES[dtype])
     runs: dict[str, Callable[[], object]] = {form: lambda form=form: run(form) for form in (own, *good)}
-    if device.records_graphs:  # steps are recorded or keep the device busy, so launches are not to count
-        recorder = device.graph_recorder()
-        for each in runs.values():
-            recorder.warm_up(each)
-        runs = {form: recorder.record(each)[0] for form, each in runs.items()}
-    medians = in_turns(runs, device.synchronise, ROUNDS, seconds, least_rounds=2)
+    medians = in_turns(_recorded(runs, device), device.synchronise, ROUNDS, seconds, least_rounds=2)
     best = min(good, key=medians.__getitem__)
     chosen, other = (best, own) if medians[own] > WORTH * medians[best] else (own, best)
     return chosen, f"{medians[chosen] * 1e3:.1f} ms against {medians[other] * 1e3:.1f} ms {other}, timed here"
+
+
+def _recorded(runs: dict[str, Callable[[], object]], device: Device) -> dict[str, Callable[[], object]]:
+    """What replays each, where that can be had: steps are recorded or keep the device busy, so launches are not to
+    count."""
+    if not device.records_graphs:
+        return runs
+    try:
+        recorder = device.graph_recorder()
+        for run in runs.values():
+            recorder.warm_up(run)
+        return {form: recorder.record(run)[0] for form, run in runs.items()}
+    except Exception:  # one of them cannot be recorded here: then all are timed as they are launched
+        return runs
 
 
 def _difference(results: list[Tensor], right: list[Tensor]) -> float:
