@@ -86,7 +86,7 @@ def main(arguments: list[str] | None = None) -> None:
     end_with_agent()
     try:
         with interrupts.in_command():
-            status = app(arguments, exit_on_error=False, print_error=False, result_action="return_value")
+            status = app(arguments, exit_on_error=False, print_error=False, result_action="return_value") or 0
             sys.stdout.flush()
     except LapclipError as error:
         fault = error
