@@ -106,8 +106,12 @@ def test_a_run_that_was_stopped_goes_on_to_the_losses_it_would_have_had(before: 
     now = {str(event["step"]): event["loss"] for event in steps}
     losses = {step: float(loss) for step, loss in then["losses"].items()}
     if same_processor():
-        assert now == losses
-        assert {name: ended["evaluation"][name] for name in then["evaluation"]} == then["evaluation"]
+        # The last block adds up in another order since then (`one_query_attention`): the last digits may differ.
+        assert now == pytest.approx(losses, rel=1e-6)
+        scores = dict(then["evaluation"])
+        similarities = scores.pop("similarities")
+        assert {name: ended["evaluation"][name] for name in scores} == scores
+        assert ended["evaluation"]["similarities"] == pytest.approx(similarities, rel=1e-4)
     assert now == pytest.approx(losses, abs=TOLERANCE)
     assert ended["evaluation"].keys() >= then["evaluation"].keys()  # later versions add to it
     if name == "scenes":

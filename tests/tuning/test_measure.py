@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from lapclip.machine.cpu import Cpu
-from lapclip.model import block as transformer
 from lapclip.model import kernels
 from lapclip.model.shapes import SHAPES
 from lapclip.tuning.measure import Rehearsal, Setting, Workshop, make_workload, some_pairs
@@ -40,10 +39,12 @@ def test_wrong_gradients_are_noticed_where_the_loss_is_right(monkeypatch: pytest
         def backward(ctx, grad: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
             return 0.5 * grad
 
-    def attention(qkv_BLD: Tensor, heads: int, form: str, *, causal: bool) -> Tensor:
-        return kernels.attention(Leaky.apply(qkv_BLD), heads, form, causal=causal)  # pyright: ignore[reportArgumentType]
+    exact = kernels.attention
 
-    monkeypatch.setattr(transformer, "attention", attention)
+    def attention(qkv_BLD: Tensor, heads: int, form: str, *, causal: bool) -> Tensor:
+        return exact(Leaky.apply(qkv_BLD), heads, form, causal=causal)  # pyright: ignore[reportArgumentType]
+
+    monkeypatch.setattr(kernels, "attention", attention)
     wrong = workshop.agreement(Setting("cpu"))
     assert wrong.loss < 1e-6
     fault = wrong.fault("float32")

@@ -105,7 +105,8 @@ def test_a_few_pairs_tell_what_many_take(kind: str, here: Path, text_folder: Pat
     ledger = Ledger()
     with ledger.following(step):
         step.rehearse(batch, 64)
-    assert needs.pair * 64 == pytest.approx(ledger.most_passing, rel=0.25)
+    # What does not grow with the pairs, such as gradients of weights, shows in a model as small as this.
+    assert needs.pair * 64 == pytest.approx(ledger.most_passing, rel=0.3)
     assert needs.trainable == 4 * sum(each.numel() for each in step.model.parameters() if each.requires_grad)
     assert all((tensor == before[name]).all() for name, tensor in step.model.state_dict().items())
     assert all(parameter.grad is None for parameter in step.worker.parameters())
