@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shutil
 import signal
 import sys
@@ -19,6 +20,7 @@ from lapclip.cli import interrupts
 from lapclip.commands import run_setup
 from lapclip.commands.resume import resume, set_up_again
 from lapclip.errors import CheckpointError, RunError
+from lapclip.machine import choose_device
 from lapclip.machine.desktop import Signals
 from lapclip.runs.folder import all_runs, find_run
 from lapclip.training import checkpoint
@@ -199,6 +201,29 @@ def test_a_run_from_before_kernels_were_chosen_goes_on_with_the_plain_ones(here:
     settings.write_text("".join(line for line in lines if not line.startswith(new)))
     assert resume("run").state == "finished"
     assert losses() == losses("whole")
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "refused"),
+    [
+        ("device", "mps", "train.device mps is not here"),
+        ("text_device", "xpu", "train.text_device xpu is not here"),
+        ("linear", "triton", "train.linear triton cannot be had"),
+    ],
+)
+def test_a_run_of_another_machine_is_refused_with_a_command_that_works_here(
+    here: Path, monkeypatch: pytest.MonkeyPatch, setting: str, value: str, refused: str
+) -> None:
+    monkeypatch.setattr(choose_device, "accelerator_here", lambda: None)
+    train_small("train.text_device=cpu", name="mine", callbacks=stop_after(3))
+    settings = here / "runs" / "mine" / "run.toml"
+    changed = re.sub(rf'^{setting} = ".*"$', f'{setting} = "{value}"', settings.read_text(), flags=re.MULTILINE)
+    settings.write_text(changed)
+    with pytest.raises(RunError, match=f"mine began on another machine: {refused}") as caught:
+        resume("mine")
+    assert caught.value.hint.startswith("a new run: ")
+    for chosen_anew in ("device", "text_device", "linear"):
+        assert f"--set train.{chosen_anew}=auto" in caught.value.hint
 
 
 def test_a_finished_run_is_not_resumed(here: Path, trained: Path) -> None:

@@ -8,7 +8,8 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -51,7 +52,7 @@ from lapclip.data.pixels import View
 from lapclip.data.sources import find_source
 from lapclip.data.tokenizers import load_tokenizer
 from lapclip.errors import ConfigError, LostRank, RunBusy, RunError
-from lapclip.machine.choose_device import choose_compile, choose_devices, prepare_device
+from lapclip.machine.choose_device import choose_compile, choose_devices, find_devices, prepare_device
 from lapclip.machine.device import Device
 from lapclip.machine.device_pair import DevicePair
 from lapclip.machine.ranks import ALONE, Ranks, job, join
@@ -60,7 +61,7 @@ from lapclip.model.shapes import SHAPES
 from lapclip.paths import temporary_folder
 from lapclip.progress import DataProgress
 from lapclip.runs import events
-from lapclip.runs.events import read_events
+from lapclip.runs.events import mapping, read_events
 from lapclip.runs.folder import Run, find_run, run_of_job
 from lapclip.runs.heartbeat import read_beat
 from lapclip.suggest import command
@@ -73,7 +74,7 @@ from lapclip.training.recovery import changes_so_far, persist, restore
 from lapclip.training.shards import UNDER_TORCHRUN
 from lapclip.training.teacher import restore_teacher_embeddings, teacher_paths
 from lapclip.training.trackers import check_tracker
-from lapclip.tuning.choose_kernels import check_kernels
+from lapclip.tuning.choose_kernels import KERNELS, check_kernels
 from lapclip.tuning.resolve import is_partly_frozen, refuse_what_cannot_fit
 
 
@@ -276,6 +277,8 @@ def gather_again(
         )
     # Learnt once: another release of what learns it might number the tokens otherwise.
     tokenizer = load_tokenizer(run.tokenizer) or fit_vocabulary(config, data)[1]
+    with _elsewhere(run):
+        find_devices(config.train)
     if not is_partly_frozen(config):
         try:
             refuse_what_cannot_fit(config, longest_caption(config, data, tokenizer))
@@ -300,15 +303,23 @@ def gather_again(
     )
 
 
+@contextmanager
+def _elsewhere(run: Run) -> Iterator[None]:
+    """What settings name and this machine has not means that the run began on another one. A new run chooses anew."""
+    try:
+        yield
+    except ConfigError as error:
+        asked = mapping(mapping(run.read_settings()["run"].get("asked")).get("train"))
+        machines_own = ("device", "image_device", "text_device", *KERNELS)
+        again = run.train_again(*(f"train.{name}={AUTO}" for name in machines_own if name in asked))
+        raise RunError(f"{run.path} began on another machine: {error.message}", hint=f"a new run: {again}") from error
+
+
 def restore_device(run: Run, config: Config) -> tuple[Config, Device]:
     """The device, threads and kernels a run began with: never chosen anew, because results depend on them."""
-    try:
+    with _elsewhere(run):
         device, _ = choose_devices(config.train)
         check_kernels(config.train, device)
-    except ConfigError as error:
-        raise RunError(
-            f"{run.path} began on another machine: {error.message}", hint=f"a new run: {run.train_again()}"
-        ) from error
     prepare_device(device, int(config.train.threads))
     # Runs from before there was a choice had torch's own forms. What can no longer be compiled runs uncompiled.
     plain = {"image_attention": "fused", "text_attention": "fused", "linear": "torch"}
