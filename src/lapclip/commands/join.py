@@ -32,11 +32,12 @@ from lapclip.machine.desktop import kept_awake
 from lapclip.model.shapes import SHAPES
 from lapclip.paths import cache_folder, digest_of_bytes
 from lapclip.progress import DataProgress
+from lapclip.runs.events import mapping
 from lapclip.runs.folder import check_name, find_run
 from lapclip.runs.messages import recall_text
 from lapclip.suggest import command
 from lapclip.text import counted, one_line, size
-from lapclip.together import PORT, Agreement, resume_together
+from lapclip.together import ADDRESS, PORT, Agreement, resume_together
 from lapclip.together.bundle import (
     FINGERPRINT,
     FileDigests,
@@ -102,6 +103,8 @@ class Offer:
     data: DataSet
     compares: bool = False
     """Whether nothing is trained, and the computers only find out how fast they are together."""
+    address: str | None = None
+    """What the run was joined at before, where that was asked for."""
 
 
 def offer_comparison(machines: int, data: DataProgress) -> Offer:
@@ -127,13 +130,14 @@ def offer_again(name: str | None, data: DataProgress) -> Offer:
     if run.state in ("running", "finished"):
         raise RunError(f"{run.path} is {run.state}; there is nothing to resume.", hint="lapclip runs")
     made = gather_again(run, saved, data)
-    return Offer(made.config, made.data)
+    return Offer(made.config, made.data, address=str(mapping(saved.get("together")).get("address") or "") or None)
 
 
 def host(
     offer: Offer, machines: int, address: str | None, arguments: Sequence[str], name: str | None, shown: HostDisplay
 ) -> int:
     """Invite guests, and train with them when all are there. `arguments` are those of the command that trains."""
+    address = address or offer.address
     own, port = _place(address)
     parts = parts_of(offer.data) if _kind(offer) == BUNDLED else []
     run_id = secrets.token_hex(8)
@@ -145,7 +149,8 @@ def host(
             _await_guests(invitation, shown)
             invitation.tell(RUNNING)
             meeting = Meeting(run_id, own, port + 1, machines, own, invitation.key, listening)
-            ended = train_together(meeting, arguments, met=lambda number: setattr(invitation, "round", number))
+            told = {ADDRESS: address} if address else {}
+            ended = train_together(meeting, arguments, told, lambda number: setattr(invitation, "round", number))
             invitation.tell(*_how_it_went(ended, name, offer))
             if ended.status == 128 + signal.SIGTERM and not offer.compares:  # of Ctrl-C the process itself says it
                 shown.say(f"Ended by SIGTERM; what there is goes on with {resume_together(name, machines)}.")

@@ -46,7 +46,7 @@ from lapclip.embedder import Embedder
 from lapclip.errors import ConfigError
 from lapclip.evaluation import note_on_held_out
 from lapclip.loss import LOSSES
-from lapclip.machine.choose_device import asks_for_towers, candidates, find_devices
+from lapclip.machine.choose_device import candidates, find_devices
 from lapclip.machine.device import Device
 from lapclip.machine.ranks import ALONE, Ranks, under_torchrun
 from lapclip.machine.timing import Laps, Stopwatch, timed
@@ -149,7 +149,8 @@ def fit_ranks(request: Request, count: int, *, together: bool) -> Request:
 
 def refuse_shards_of_towers(train: TrainConfig, *, together: bool) -> None:
     """Towers on two devices take a batch as a whole, in one process."""
-    if asks_for_towers(train) and (together or train.shards != 1):
+    image, text = (train.device if name == AUTO else name for name in (train.image_device, train.text_device))
+    if image != text and (together or train.shards != 1):
         raise ConfigError(
             f"Towers on devices of their own are for one process{'' if together else ' and train.shards=1'}.",
             hint="--set train.image_device=auto --set train.text_device=auto" if together else "--set train.shards=1",

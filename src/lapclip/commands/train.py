@@ -57,7 +57,7 @@ from lapclip.runs.folder import RUNS, Run, check_name, create_run
 from lapclip.runs.heartbeat import PREPARING, Pulse, at_work_path, beat_of, others_at_work, write_beat
 from lapclip.runs.messages import LineWriter, recall_text
 from lapclip.runs.summary import tower_devices
-from lapclip.together import is_restarted, machines_wanted
+from lapclip.together import invited_at, is_restarted, machines_wanted
 from lapclip.training.checkpoint import keep_newest, list_checkpoints, save_model
 from lapclip.training.frozen_features import with_features
 from lapclip.training.loop import Training, score_embeddings
@@ -198,7 +198,8 @@ def measure(training: Training) -> None:
     )
     if ranks.writes:
         wanted = machines_wanted()  # so that others know how the run is gone on with
-        training.run.record("together", worth.to_dict() | ({"machines": wanted} if wanted else {}))
+        invited = {"machines": wanted, "address": invited_at()} if wanted else {}
+        training.run.record("together", worth.to_dict() | invited)
 
 
 def record_truth(training: Training) -> None:

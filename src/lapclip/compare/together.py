@@ -21,7 +21,7 @@ from lapclip.training.cuda_graph import make_step
 from lapclip.training.memory import SHARE_OF_MEMORY, predict_bytes
 from lapclip.training.shards import UNDER_TORCHRUN
 from lapclip.training.step import TrainStep
-from lapclip.training.worth import Worth, measure_together
+from lapclip.training.worth import WORTH_IT, Worth, measure_together
 
 RUNGS = Rung(128, 2), Rung(192, 6), Rung(384, 8), Rung(512, 12), Rung(768, 12)
 BATCHES = 16, 64, 256
@@ -49,11 +49,19 @@ def compare_together(
                 "work": rung.work(batch),
                 "step_seconds": seconds,
                 "halved_step_seconds": worth.step_seconds(halved=True),
-                "advice": worth.advice(batch),
+                "advice": _advice(worth, batch, seconds),
                 **worth.to_dict(),
             }
         )
     return {"machines": list(ranks.hosts), "cells": rows}
+
+
+def _advice(worth: Worth, batch: int, seconds: float) -> str:
+    """What to do: as predicted, unless what was measured says otherwise."""
+    pays, advice = worth.alone_step_seconds >= WORTH_IT * seconds, worth.advice(batch)
+    if pays == (not advice.startswith("alone")):
+        return advice
+    return "worth it, as measured" if pays else "alone is faster, as measured"
 
 
 def _cells(

@@ -92,6 +92,10 @@ class Rank:
     """Whether it has the run's folder."""
 
 
+FAR_OFF = 2.0
+"""Steps that are this many times as fast as was predicted show that other programs were at work before."""
+
+
 @dataclass(frozen=True)
 class Machines:
     """How the ranks of a run share its work, and how fast they are beside what was predicted before it began."""
@@ -148,7 +152,9 @@ class Machines:
             f"{predicted} predicted" if predicted else "",
             f"{alone} on one computer alone" if alone else "",
         ]
-        times = f": {self.speed_up:.2f}x" if self.speed_up and self.speed_up < 1e4 else ""
+        times = f": {self.speed_up:.2f}x" if self.speed_up else ""
+        if self.step_seconds and (self.predicted_step_seconds or 0.0) > FAR_OFF * self.step_seconds:
+            times = "; what was timed before the run was disturbed, so nothing follows from it"
         return f"{', '.join(filter(None, parts))}{times}." if measured or predicted else ""
 
     def to_dict(self) -> dict[str, Any]:

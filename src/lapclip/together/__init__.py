@@ -30,6 +30,8 @@ AGENT = "LAPCLIP_AGENT"
 """The number of the agent's process, for those that it starts."""
 MACHINES = "LAPCLIP_MACHINES"
 """How many computers the host was told to train with, for the processes that train."""
+ADDRESS = "LAPCLIP_ADDRESS"
+"""What the host was told to be joined at, for the processes that train; not there where it chose by itself."""
 AGREED = "LAPCLIP_AGREED"
 """What a guest agreed to, for the process that trains there."""
 LOST = {"DistError", "DistBackendError", "DistNetworkError", "DistStoreError"}
@@ -82,6 +84,11 @@ def machines_wanted() -> int:
     """With how many computers the host was told to train; 0 where no host invited others."""
     wanted = os.environ.get(MACHINES, "")
     return int(wanted) if wanted.isdigit() else 0
+
+
+def invited_at() -> str:
+    """The address that the host was told to be joined at; empty where it chose by itself."""
+    return os.environ.get(ADDRESS, "")
 
 
 def resume_together(run: str | None, machines: int | None = None) -> str:

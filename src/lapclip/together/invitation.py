@@ -485,5 +485,5 @@ class Host:
         why = getattr(error, "strerror", None) or first_line(error)
         return NoAnswer(
             f"{self._where} does not answer: {why}.",
-            hint="the line that the host shows, once it shows its key; a firewall there that lets this port through",
+            hint="the line that the host shows, once it shows its key (a run that is over has none); a firewall there",
         )

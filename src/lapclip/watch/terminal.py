@@ -136,7 +136,10 @@ class LiveScreen:
             self._size, self._shown, clear = (size.width, size.height), [], "\x1b[1;1H\x1b[J"
         lines = self._lines(*self._size)
         changes = [
-            f"\x1b[{at};1H{line}\x1b[K" for at, line in enumerate(lines, 1) if self._shown[at - 1 : at] != [line]
+            # Erased before it is written: behind a full line the cursor still stands on its last character.
+            f"\x1b[{at};1H\x1b[K{line}"
+            for at, line in enumerate(lines, 1)
+            if self._shown[at - 1 : at] != [line]
         ]
         rest = (
             f"\x1b[{len(lines) + 1};1H\x1b[J" if len(lines) < self._size[1] and len(lines) != len(self._shown) else ""
