@@ -112,13 +112,10 @@ def test_an_accelerator_is_examined_beside_the_making_of_data(here: Path, monkey
         def warm_up(self) -> None:
             threads["device"] = threading.current_thread().name
 
-    def find(asked: str) -> Found:
-        return Found()
-
-    monkeypatch.setattr(run_setup, "find_device", find)
-    monkeypatch.setattr(run_setup, "available", lambda asked: [Found()])
+    monkeypatch.setattr(run_setup, "find_devices", lambda train: [Found()])
+    monkeypatch.setattr(run_setup, "candidates", lambda train: [Found()])
     set_up("first-run", SMALL, None)
     assert threads["device"].startswith("lapclip-device")
-    monkeypatch.setattr(run_setup, "available", lambda asked: choose_device("nonesuch"))
+    monkeypatch.setattr(run_setup, "candidates", lambda train: choose_device("nonesuch"))
     with pytest.raises(ConfigError, match="is not here"):
         set_up("first-run", SMALL, None)
