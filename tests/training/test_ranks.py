@@ -36,7 +36,7 @@ from lapclip.data.loading import StreamedPixels
 from lapclip.errors import ConfigError, LostRank, RankFailed, RunBusy, RunError
 from lapclip.machine import ranks as ranks_module
 from lapclip.machine.choose_device import device_of
-from lapclip.machine.ranks import ALONE, Ranks, join
+from lapclip.machine.ranks import ALONE, Ranks, join, leave_at_once
 from lapclip.runs.folder import Run, check_name
 from lapclip.runs.heartbeat import beat_of, write_beat
 from lapclip.together import MACHINES, Agreement
@@ -709,3 +709,4 @@ if __name__ == "__main__":
         "resume": lambda: _resume(int(arguments[0])),
     }
     tasks[what]()
+    leave_at_once(0)

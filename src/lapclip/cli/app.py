@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import atexit
 import errno
 import json
 import os
 import sys
 import traceback
-from typing import NoReturn
 
 from cyclopts import App
 from cyclopts.exceptions import CycloptsError
@@ -39,7 +37,7 @@ from lapclip.cli.train import train
 from lapclip.cli.tune import tune
 from lapclip.cli.watch import watch
 from lapclip.errors import LapclipError
-from lapclip.machine.ranks import under_torchrun
+from lapclip.machine.ranks import leave_at_once, under_torchrun
 from lapclip.text import printable, printable_lines
 from lapclip.together import end_with_agent, is_restarted, tell_agent
 
@@ -111,17 +109,8 @@ def main(arguments: list[str] | None = None) -> None:
         status = _report(2 if full else 1, message, as_json, debug)
     tell_agent(status, fault)
     if under_torchrun():
-        _leave_at_once(status)
+        leave_at_once(status)
     sys.exit(status)
-
-
-def _leave_at_once(status: int) -> NoReturn:
-    """End a rank, with all that is due at an end but without taking Python apart: a thread that is in the code of
-    torch's engine meanwhile, because a link or another rank is slow, would abort the process (signal 6)."""
-    atexit._run_exitfuncs()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(status)
 
 
 def _disk_is_full(error: Exception) -> bool:

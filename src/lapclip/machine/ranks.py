@@ -10,6 +10,7 @@ No other module imports `torch.distributed`, and this one not before ranks meet:
 
 from __future__ import annotations
 
+import atexit
 import fnmatch
 import itertools
 import json
@@ -30,7 +31,7 @@ from datetime import timedelta
 from functools import partial
 from pathlib import Path, PurePosixPath
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import psutil
 
@@ -80,6 +81,15 @@ _FAILED, _BACKEND, _EARLY = "failed", "backend", "early"
 def under_torchrun() -> bool:
     """Whether torchrun, or what stands in for it, started this process."""
     return all(os.environ.get(name) for name in TORCHRUN)
+
+
+def leave_at_once(status: int) -> NoReturn:
+    """End a rank's process, with all that is due at an end but without taking Python apart: a thread that is in the
+    code of torch's engine meanwhile, because a link or another rank is slow, would abort the process (signal 6)."""
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
 
 
 def job() -> str:
