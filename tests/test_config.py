@@ -121,3 +121,10 @@ def test_errors_say_which_layer_was_wrong() -> None:
 def test_colours_are_three_numbers(field: str, text: str) -> None:
     with pytest.raises(ConfigError, match=f"model.{field} must be three numbers"):
         build_config([parse_settings([f"model.{field}={text}"])], SHAPES)
+
+
+def test_a_number_that_no_float_can_hold_is_refused(tmp_path: Path) -> None:
+    recipe = tmp_path / "r.toml"
+    recipe.write_text(f"[train]\nlearning_rate = {10**400}\n")
+    with pytest.raises(ConfigError, match="learning_rate must be a number"):
+        build_config([read_recipe(str(recipe))], SHAPES)

@@ -519,7 +519,10 @@ def _checked(origin: str, section: str, kind: type, name: str, value: Any) -> An
     annotation = typing.get_type_hints(kind)[name]
     accepted = typing.get_args(annotation) if isinstance(annotation, types.UnionType) else (annotation,)
     if float in accepted and type(value) is int:
-        value = float(value)
+        try:
+            value = float(value)
+        except OverflowError:
+            raise ConfigError(f"{where} must be a number that is not as large as that.") from None
     if accepted == (str,) and type(value) in (int, float):
         value = str(value)  # a folder, a column or a list of one may look like a number
     if type(value) not in accepted:
