@@ -39,24 +39,24 @@ off a recording when another thread asks it for memory or waits for an event."""
 class Layout:
     """Where each tensor of a batch lies in one block of memory."""
 
-    places: tuple[tuple[str, torch.dtype, tuple[int, ...], int], ...]
+    offsets: tuple[tuple[str, torch.dtype, tuple[int, ...], int], ...]
     """Name, type, shape, and the byte at which it begins."""
     size: int
     """Bytes of all."""
 
     @classmethod
     def of(cls, tensors: Mapping[str, Tensor]) -> Layout:
-        places, at = [], 0
+        offsets, at = [], 0
         for name, tensor in tensors.items():
-            places.append((name, tensor.dtype, tuple(tensor.shape), at))
+            offsets.append((name, tensor.dtype, tuple(tensor.shape), at))
             at += -(-tensor.nbytes // ALIGNED) * ALIGNED
-        return cls(tuple(places), at)
+        return cls(tuple(offsets), at)
 
     def tensors(self, memory: Tensor) -> dict[str, Tensor]:
         """The tensors in a block of bytes."""
         return {
             name: memory[first : first + math.prod(shape) * dtype.itemsize].view(dtype).view(shape)
-            for name, dtype, shape, first in self.places
+            for name, dtype, shape, first in self.offsets
         }
 
 
@@ -130,8 +130,8 @@ class PinnedTransfer(Transfer):
         with RECORDING, self._module.device(self._index):
             block.copied.synchronize()
             pinned = block.pinned_memory(layout.size)
-        for name, place in layout.tensors(pinned).items():
-            np.copyto(place.numpy(), tensors[name].numpy())  # torch would start threads of its own in this one
+        for name, target in layout.tensors(pinned).items():
+            np.copyto(target.numpy(), tensors[name].numpy())  # torch would start threads of its own in this one
         with RECORDING, self._module.device(self._index), self._module.stream(self._stream):
             self._stream.wait_event(block.read)
             if block.failed:
