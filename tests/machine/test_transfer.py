@@ -39,7 +39,7 @@ def test_a_layout_gives_back_what_was_put_into_one_block() -> None:
     for name, place in layout.tensors(memory).items():
         place.copy_(tensors[name])
         assert place.data_ptr() % 8 == 0
-    assert all(first % ALIGNED == 0 for *_, first in layout.places)
+    assert all(first % ALIGNED == 0 for *_, first in layout.offsets)
     for name, found in layout.tensors(memory).items():
         assert found.dtype == tensors[name].dtype
         assert torch.equal(found, tensors[name])
