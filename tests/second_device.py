@@ -39,7 +39,7 @@ class Pretended(Xpu):
     def free_bytes(self) -> int:
         return system_memory.available_bytes()
 
-    def examine(self) -> list[Result]:
+    def examine(self, *precisions: str) -> list[Result]:
         return []
 
 

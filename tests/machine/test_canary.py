@@ -12,6 +12,7 @@ import torch.nn.functional as F
 
 from lapclip.errors import ConfigError
 from lapclip.machine import canary
+from lapclip.machine.adamw import AdamW
 from lapclip.machine.canary import ATTENTIONS, Result
 from lapclip.machine.choose_device import choose_device, trusts_is_causal
 from lapclip.machine.cpu import Cpu
@@ -36,12 +37,16 @@ def forgetful(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
     UNTRUSTED.update(known)
 
 
+def examine_all() -> list[Result]:
+    return [result for precision in canary.PRECISIONS for result in canary.examine(CPU, precision)]
+
+
 def failed(results: list[Result]) -> set[str]:
     return {result.operation for result in results if not result.ok}
 
 
 def test_the_cpu_computes_what_the_formulas_say() -> None:
-    results = canary.examine(CPU)
+    results = examine_all()
     assert failed(results) == set(), [result.sentence() for result in results if not result.ok]
     operations = {result.operation for result in results}
     assert operations >= {*ATTENTIONS, *ESSENTIAL, "fused adamw", "crops", "interpolate"}
@@ -87,7 +92,7 @@ def wrong_backward(query, key, value, **options):
 )
 def test_a_wrong_attention_kernel_is_found(kernel, silent: set[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(F, "scaled_dot_product_attention", kernel)
-    results = canary.examine(CPU)
+    results = examine_all()
     assert failed(results) == silent
     if kernel is wrong_backward:
         assert all(("gradients" in result.name) == (not result.ok) for result in results if result.operation in silent)
@@ -96,14 +101,14 @@ def test_a_wrong_attention_kernel_is_found(kernel, silent: set[str], monkeypatch
 
 
 def test_an_optimiser_that_ignores_overflows_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = torch.optim.AdamW.step
+    real = AdamW.step
 
     def step(self, *arguments):
         self.found_inf = None if getattr(self, "found_inf", None) is None else torch.zeros(())
         return real(self, *arguments)
 
-    monkeypatch.setattr(torch.optim.AdamW, "step", step)
-    assert failed(canary.examine(CPU)) == {"fused adamw with an overflow"}
+    monkeypatch.setattr(AdamW, "step", step)
+    assert failed(examine_all()) == {"fused adamw with an overflow"}
 
 
 def test_what_does_not_run_fails_with_its_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,7 +116,7 @@ def test_what_does_not_run_fails_with_its_error(monkeypatch: pytest.MonkeyPatch)
         raise NotImplementedError("gelu is not implemented here\nmore words")
 
     monkeypatch.setattr(F, "gelu", missing)
-    silent = [result for result in canary.examine(CPU) if not result.ok]
+    silent = [result for result in examine_all() if not result.ok]
     assert {result.operation for result in silent} == {"gelu"}
     assert silent[0].error is None
     assert "does not run (gelu is not implemented here)" in silent[0].sentence()
@@ -120,18 +125,19 @@ def test_what_does_not_run_fails_with_its_error(monkeypatch: pytest.MonkeyPatch)
 def test_results_are_remembered_for_this_torch_and_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[torch.device] = []
     monkeypatch.setattr(
-        canary, "examine", lambda device: made.append(device) or [Result("gelu, float32", True, 0.0, 1e-4)]
+        canary, "examine", lambda device, *_: made.append(device) or [Result("gelu, float32", True, 0.0, 1e-4)]
     )
-    first = canary.consult(CPU, "a chip")
-    assert canary.consult(CPU, "a chip") == first
+    first = canary.consult(CPU, "a chip", "float32")
+    assert canary.consult(CPU, "a chip", "float32") == first
     assert len(made) == 1
     (key,) = json.loads((tmp_path / "canary.json").read_text())
     assert torch.__version__ in key
-    canary.consult(CPU, "another chip")
+    canary.consult(CPU, "another chip", "float32")
+    canary.consult(CPU, "a chip", "bfloat16")
     monkeypatch.setattr(torch, "__version__", "9.9")
-    canary.consult(CPU, "a chip")
-    assert len(made) == 3
-    assert len(json.loads((tmp_path / "canary.json").read_text())) == 3
+    canary.consult(CPU, "a chip", "float32")
+    assert len(made) == 4
+    assert len(json.loads((tmp_path / "canary.json").read_text())) == 4
 
 
 @pytest.mark.parametrize("text", ["{", "[]"])
@@ -139,10 +145,10 @@ def test_a_damaged_cache_is_ignored_with_a_warning(
     text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "canary.json").write_text(text)
-    monkeypatch.setattr(canary, "examine", lambda device: [Result("gelu, float32", True, 0.0, 1e-4)])
-    assert canary.consult(CPU, "a chip")[0].ok
+    monkeypatch.setattr(canary, "examine", lambda *_: [Result("gelu, float32", True, 0.0, 1e-4)])
+    assert canary.consult(CPU, "a chip", "float32")[0].ok
     assert "canary.json is damaged" in capsys.readouterr().err
-    assert canary.consult(CPU, "a chip")[0].ok
+    assert canary.consult(CPU, "a chip", "float32")[0].ok
     assert capsys.readouterr().err == ""  # it is whole again
 
 
@@ -150,18 +156,20 @@ def test_a_damaged_cache_is_ignored_with_a_warning(
 def test_a_page_that_says_something_else_is_written_anew(
     page: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(canary, "examine", lambda device: [Result("gelu, float32", True, 0.0, 1e-4)])
-    canary.consult(CPU, "a chip")
+    monkeypatch.setattr(canary, "examine", lambda *_: [Result("gelu, float32", True, 0.0, 1e-4)])
+    canary.consult(CPU, "a chip", "float32")
     (key,) = json.loads((tmp_path / "canary.json").read_text())
     (tmp_path / "canary.json").write_text(json.dumps({key: page}))
-    assert canary.consult(CPU, "a chip")[0].ok
+    assert canary.consult(CPU, "a chip", "float32")[0].ok
     assert json.loads((tmp_path / "canary.json").read_text())[key][0]["name"] == "gelu, float32"
 
 
 def with_results(monkeypatch: pytest.MonkeyPatch, *results: Result) -> None:
     """A machine whose torch finds an accelerator of which the canary says this."""
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available=True: torch.device("mps"))
-    monkeypatch.setattr(canary, "examine", lambda device: list(results))
+    monkeypatch.setattr(
+        canary, "examine", lambda device, precision, run: [r for r in results if r.precision == precision]
+    )
 
 
 def result(name: str, *, ok: bool) -> Result:
@@ -214,7 +222,7 @@ def test_attention_on_mps_is_guarded_whatever_the_canary_says(monkeypatch: pytes
 
 
 def test_a_run_tells_what_failed(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(EXAMINED, "cpu", [result("causal attention, float16", ok=False)])
+    monkeypatch.setitem(EXAMINED, "cpu", {"float16": [result("causal attention, float16", ok=False)]})
     train_small("train.steps=1")
     (started,) = events("started")
     assert started["notes"] == [

@@ -42,7 +42,7 @@ def test_a_new_kind_is_one_class(monkeypatch: pytest.MonkeyPatch) -> None:
         is_cpu = False
         untrusted = frozenset({"causal attention"})
 
-        def examine(self) -> list:
+        def examine(self, *precisions: str) -> list:
             return []
 
     try:

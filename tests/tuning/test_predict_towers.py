@@ -19,12 +19,14 @@ from .made import batch_of
 def test_a_step_takes_the_longer_of_both_in_each_stretch_and_what_is_between_them() -> None:
     parts = {
         "transfer": 1.0, "exchange": 2.0, "image forward": 10.0, "image backward": 20.0, "image update": 1.0,
-        "text forward": 30.0, "text backward": 15.0, "text update": 4.0,
+        "text forward": 30.0, "text backward": 15.0, "text update": 4.0, "forward at once": 27.0,
     }  # fmt: skip
     predicted = predicted_from([parts, {name: seconds * 2 for name, seconds in parts.items()}, parts])
     assert predicted.seconds == 1.0 + 2.0 + 30.0 + 20.0 + 4.0
     assert predicted.waits == "image"
     assert "text 49000.0 ms on cpu" in predicted.text(Cpu())
+    slowed = predicted_from([parts | {"forward at once": 45.0}])
+    assert slowed.seconds == 1.0 + 2.0 + 1.5 * (30.0 + 20.0 + 4.0)
 
 
 @pytest.mark.parametrize("settings", [{}, {"dtype": "float16", "micro_batch": 3}], ids=str)

@@ -127,6 +127,7 @@ def two_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(search.Search, "_least_of_pair", lambda *_: 0.0)
 
 
+@pytest.mark.slow  # the next one tunes the same, to where two devices are taken
 def test_a_tower_on_each_of_two_devices_is_tried_and_the_ceiling_is_said_first(monkeypatch: pytest.MonkeyPatch) -> None:
     two_devices(monkeypatch)
     tuning = tuned(60.0, dtype="float32", threads=1)

@@ -14,16 +14,18 @@ from __future__ import annotations
 
 import math
 import platform
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from lapclip.errors import first_line
+from lapclip.machine.adamw import AdamW
 from lapclip.paths import CacheFile
 
 CACHE = CacheFile("canary.json")
@@ -32,8 +34,12 @@ VERSION = 2
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 3e-2, torch.float16: 5e-3}
 """How far a result may be from the formula, relative to its norm. Rounding alone stays below half of it."""
 
+PRECISIONS = tuple(str(dtype).removeprefix("torch.") for dtype in TOLERANCE)
+
 BATCH, HEADS, LENGTH, SIZE = 3, 4, 24, 32
 
+Run = Callable[..., Iterable[Any]]
+"""Gives back what a function makes of each of some things, in their order, as `map` does."""
 Answer = tuple[list[Tensor], list[Tensor]]
 """What the device computed, and what is right."""
 
@@ -67,17 +73,19 @@ class Result:
         return f"{self.name}: {off}, tolerance {self.tolerance:.0e}"
 
 
-def examine(device: torch.device) -> list[Result]:
-    """Every check on one device, in every precision it has."""
-    return [_judged(name, dtype, check) for dtype in TOLERANCE for name, check in checks(device, dtype)]
+def examine(device: torch.device, precision: str, run: Run = map) -> list[Result]:
+    """Every check on one device in one precision."""
+    dtype = getattr(torch, precision)
+    return list(run(lambda check: _judged(check[0], dtype, check[1]), list(checks(device, dtype))))
 
 
-def consult(device: torch.device, label: str) -> list[Result]:
-    """What is known of a device with this torch and this system; examined now where nothing is."""
-    key = f"{device.type} {label}, torch {torch.__version__}, {platform.platform()}, checks {VERSION}"
+def consult(device: torch.device, label: str, precision: str, run: Run = map) -> list[Result]:
+    """What is known of a device in a precision, with this torch and this system; examined now where nothing is. `run`
+    may make several checks at once."""
+    key = f"{device.type} {label}, {precision}, torch {torch.__version__}, {platform.platform()}, checks {VERSION}"
     with suppress(TypeError):  # another release wrote other fields, or nothing is known
         return [Result(**known) for known in CACHE.read(key)]
-    results = examine(device)
+    results = examine(device, precision, run)
     CACHE.write(key, [asdict(result) for result in results])
     return results
 
@@ -287,7 +295,7 @@ def _adamw(device: torch.device, *, fused: bool, overflow: bool = False) -> Answ
     divisor = 8.0 if fused else 1.0
     weights, gradients = [_numbers("weights", 33, 7), _numbers("bias", 5)], [_numbers("a", 33, 7), _numbers("b", 5)]
     parameters = [weight.to(device).requires_grad_() for weight in weights]
-    optimizer = torch.optim.AdamW(
+    optimizer = AdamW(
         parameters, lr=rate, betas=(beta1, beta2), eps=epsilon, weight_decay=decay, fused=fused, foreach=False
     )
     if fused:  # where torch's own GradScaler puts them

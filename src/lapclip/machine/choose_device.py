@@ -67,7 +67,7 @@ def choose_device(asked: str, setting: str = "train.device") -> tuple[Device, st
     device = find_device(asked, setting)
     if device.is_cpu:
         return device, "asked for" if asked == Cpu.kind else "torch finds no accelerator here"
-    device.examine()
+    device.examine("float32", device.half)
     unfit = device.unfit()
     if asked != AUTO:
         return device, f"asked for, although {unfit}" if unfit else "asked for"
@@ -154,7 +154,8 @@ def fault_in_compiling(device: Device) -> str | None:
 def prepare_device(device: Device, threads: int) -> None:
     """Set what results depend on: the thread count, and deterministic algorithms where the device is to have them."""
     torch.set_num_threads(threads)
-    torch.use_deterministic_algorithms(device.is_deterministic)
+    # As `use_deterministic_algorithms`, which would load torch's compiler too: seconds, for runs that compile nothing.
+    torch.set_deterministic_debug_mode("error" if device.is_deterministic else "default")
     # Filling every new tensor is for finding bugs; it costs time and changes no result.
     setattr(torch.utils.deterministic, "fill_uninitialized_memory", False)  # noqa: B010 (unknown to its type stubs)
     device.limit_memory()

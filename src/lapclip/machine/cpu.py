@@ -23,7 +23,7 @@ class Cpu(Device):
     norms_mixed_dtypes = True
     runs_onednn = True
 
-    def examine(self) -> list[canary.Result]:
+    def examine(self, *precisions: str) -> list[canary.Result]:
         """Nothing: the CPU is trusted, and the canary compares with it."""
         return []
 

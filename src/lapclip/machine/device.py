@@ -20,7 +20,13 @@ import torch
 from lapclip.machine import canary, facts
 from lapclip.machine.transfer import PinnedTransfer, Transfer
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+DTYPES = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "float8": torch.bfloat16,  # around the products of blocks, which are rounded further
+}
+"""What activations are in, by the precision of a run, the plainest first."""
 
 ESSENTIAL = ("attention", "masked attention", "attention of one query", "layer norm", "gelu", "embedding", "adamw")
 """Operations of the canary that training cannot do without. The others have a slower form to fall back on."""
@@ -29,8 +35,8 @@ KINDS: dict[str, type[Device]] = {}
 """The class of each kind of device, by torch's name for it."""
 UNTRUSTED: set[tuple[str, str]] = set()
 """Kinds of device with operations to avoid there: those known to have been wrong, and those that fail the canary."""
-EXAMINED: dict[str, list[canary.Result]] = {}
-"""The results of the canary in this process, by kind of device."""
+EXAMINED: dict[str, dict[str, list[canary.Result]]] = {}
+"""The results of the canary in this process, by kind of device and precision."""
 
 Result = TypeVar("Result")
 Compute = Callable[[], torch.Tensor]
@@ -74,6 +80,8 @@ class Device(ABC):
     """Whether layer norm takes half-precision inputs with float32 weights, and sums in float32 itself."""
     runs_onednn: ClassVar[bool] = False
     """Whether oneDNN's kernels compute there, in builds of torch that carry the library."""
+    multiplies_float8: ClassVar[bool] = False
+    """Whether products in float8 can be had."""
     runs_triton: ClassVar[bool] = False
     """Whether kernels written in Triton can be compiled for it here."""
     untrusted: ClassVar[frozenset[str]] = frozenset()
@@ -114,24 +122,27 @@ class Device(ABC):
 
     # Which operations can be trusted
 
-    def examine(self) -> list[canary.Result]:
-        """The results of the canary here: from memory, or by a few seconds of checks."""
-        if self.kind not in EXAMINED:
-            EXAMINED[self.kind] = canary.consult(self.torch, self.label)
-            UNTRUSTED.update((self.kind, result.operation) for result in self.failures())
-        return EXAMINED[self.kind]
+    def examine(self, *precisions: str) -> list[canary.Result]:
+        """The results of the canary here, in some precisions or in all: from memory, or by a few seconds of checks."""
+        known = EXAMINED.setdefault(self.kind, {})
+        known |= self._consult([precision for precision in precisions or canary.PRECISIONS if precision not in known])
+        UNTRUSTED.update((self.kind, result.operation) for result in self.failures())
+        return [result for results in known.values() for result in results]
+
+    def _consult(self, precisions: list[str]) -> dict[str, list[canary.Result]]:
+        return {precision: canary.consult(self.torch, self.label, precision) for precision in precisions}
 
     def warm_up(self) -> None:  # noqa: B027 (the CPU has nothing to do)
         """Have libraries set themselves up there, which takes seconds and can be done beside other work."""
 
     def failures(self, *precisions: str) -> list[canary.Result]:
         """The checks that failed here, in some precisions or in all."""
-        found = [result for result in EXAMINED.get(self.kind, []) if not result.ok]
-        return [result for result in found if not precisions or result.precision in precisions]
+        known = EXAMINED.get(self.kind, {})
+        return [r for name, found in known.items() for r in found if not r.ok and name in (precisions or known)]
 
     def trusted(self, operation: str) -> bool:
         """Whether an operation of the canary is to be used here."""
-        seen = {result.operation for result in EXAMINED.get(self.kind, ())}
+        seen = {result.operation for found in EXAMINED.get(self.kind, {}).values() for result in found}
         return (self.kind, operation) not in UNTRUSTED and operation not in self.trusted_once_seen - seen
 
     @property
@@ -141,6 +152,7 @@ class Device(ABC):
 
     def unfit(self, dtype: str = "float32") -> str | None:
         """Why this device must not be chosen to train in a precision, if so."""
+        self.examine(dtype)
         wrong = [result for result in self.failures(dtype) if result.operation in ESSENTIAL]
         return f"{self.kind} computes wrongly here: {wrong[0].sentence()}" if wrong else None
 

@@ -67,8 +67,8 @@ class DevicePair(Device):
     def key(self) -> str:
         return " and ".join(device.key for device in (self.image, self.text))
 
-    def examine(self) -> list[canary.Result]:
-        return [result for device in self.each for result in device.examine()]
+    def examine(self, *precisions: str) -> list[canary.Result]:
+        return [result for device in self.each for result in device.examine(*precisions)]
 
     def failures(self, *precisions: str) -> list[canary.Result]:
         return [result for device in self.each for result in device.failures(*precisions)]

@@ -6,17 +6,20 @@ MPS and XPU are written from documentation; they were not run on such hardware.
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from importlib.util import find_spec
 from typing import Any, TypeVar
 
 import torch
 
-from lapclip.machine import facts, system_memory
+from lapclip.machine import canary, facts, system_memory
 from lapclip.machine.device import Accelerator, Compute, GraphRecorder, register
 from lapclip.machine.transfer import RECORDING
 
 Result = TypeVar("Result")
+
+CHECKS_AT_ONCE = 6
 
 _streams: dict[str, torch.cuda.Stream] = {}
 
@@ -30,6 +33,22 @@ class Cuda(Accelerator):
     records_graphs = True
     pins_memory = True
     runs_triton = find_spec("triton") is not None  # it comes with torch's builds for CUDA on Linux
+
+    @property
+    def multiplies_float8(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """NVIDIA's since Ada and Hopper; our kernel that rounds is written in Triton."""
+        return self.runs_triton and torch.version.hip is None and torch.cuda.get_device_capability() >= (8, 9)
+
+    def _consult(self, precisions: list[str]) -> dict[str, list[canary.Result]]:
+        """Several checks at once: where nothing is known yet, most of the time goes into libraries that choose and
+        build kernels, on one core each."""
+        index = torch.cuda.current_device()
+
+        def begin() -> None:
+            torch.cuda.set_device(index)  # which every thread has to be told
+
+        with ThreadPoolExecutor(CHECKS_AT_ONCE, initializer=begin) as threads:
+            return {p: canary.consult(self.torch, self.label, p, threads.map) for p in precisions}
 
     def read_later(self, values: torch.Tensor) -> Callable[[], list[float]]:
         arrived = torch.empty_like(values, device="cpu", pin_memory=True)

@@ -42,10 +42,12 @@ class Linear(nn.Linear):
     """A linear layer that takes the precision of its input."""
 
     compute = Compute()
+    float8: int | None = None
+    """Its number in `model/float8.py` where it multiplies in float8."""
 
     def forward(self, input: Tensor, added: Tensor | None = None) -> Tensor:
         """What is to be added to the result, if anything, is added on the way."""
-        return linear(input, self.weight, self.bias, self.compute.linear, added)
+        return linear(input, self.weight, self.bias, self.compute.linear, added, self.float8)
 
     def rows(self, x: Tensor, first: int, last: int) -> Tensor:
         """Some of the outputs alone."""
@@ -72,8 +74,8 @@ class Attention(nn.Module):
 
     def forward(self, x_BLD: Tensor, added_BLD: Tensor) -> Tensor:
         if isinstance(self.qkv, Linear):
-            weight, bias = self.qkv.weight, self.qkv.bias
-            seen_BLD = projected_attention(x_BLD, weight, bias, self.heads, self.compute, causal=self.causal)
+            layer, how = self.qkv, {"causal": self.causal, "float8": self.qkv.float8}
+            seen_BLD = projected_attention(x_BLD, layer.weight, layer.bias, self.heads, self.compute, **how)
         else:  # with an addition of low rank
             seen_BLD = attention(self.qkv(x_BLD), self.heads, self.compute.attention, causal=self.causal)
         return self.out(seen_BLD, added_BLD)
@@ -142,7 +144,7 @@ class Block(nn.Module):
     def _mlp(self, x: Tensor, added: Tensor) -> Tensor:
         if self.activation is F.gelu:
             layer = self.mlp_in
-            return self.mlp_out(linear_gelu(x, layer.weight, layer.bias, layer.compute.linear), added)
+            return self.mlp_out(linear_gelu(x, layer.weight, layer.bias, layer.compute.linear, layer.float8), added)
         return self.mlp_out(self.activation(self.mlp_in(x)), added)
 
 

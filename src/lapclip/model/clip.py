@@ -49,7 +49,8 @@ class CLIP(nn.Module):
         """Vectors that embeddings predict words with, (vocabulary, E), while training with `train.word_weight`; no part
         of a saved model."""
         self.register_parameter(WORDS, None)
-        initialise(self, torch.Generator().manual_seed(seed))
+        if not self.logit_scale.is_meta:  # which has no values; drawing them there loads torch's compiler all the same
+            initialise(self, torch.Generator().manual_seed(seed))
 
     def encode_image(self, pixels_BCSS: Tensor, patches_BK: Tensor | None = None) -> Tensor:
         """Unit-length embeddings of images."""

@@ -23,6 +23,7 @@ from lapclip.machine.choose_device import (
     runs_triton,
     trusts_is_causal,
 )
+from lapclip.model.float8 import linear as float8_linear
 
 
 @dataclass(frozen=True)
@@ -69,9 +70,20 @@ def layer_norm(x_BLD: Tensor, weight_D: Tensor, bias_D: Tensor, eps: float) -> T
     return F.layer_norm(x_BLD.to(weight_D.dtype), weight_D.shape, weight_D, bias_D, eps).to(x_BLD.dtype)
 
 
-def linear(x: Tensor, weight_OI: Tensor, bias_O: Tensor | None, form: str, added: Tensor | None = None) -> Tensor:
-    """x times the transposed weight, plus the bias and what is to be added, in the precision of x."""
+def linear(
+    x: Tensor,
+    weight_OI: Tensor,
+    bias_O: Tensor | None,
+    form: str,
+    added: Tensor | None = None,
+    float8: int | None = None,
+) -> Tensor:
+    """x times the transposed weight, plus the bias and what is to be added, in the precision of x. `float8` is the
+    number of a layer that multiplies in it (`model/float8.py`)."""
     added = None if added is None else added.to(x.dtype)
+    if float8 is not None:
+        y = float8_linear(x, weight_OI, bias_O, float8)
+        return y if added is None else added + y
     # A compiler takes torch's form: it chooses the library itself, and cannot look into the other.
     if form == "onednn" and has_onednn(x.device, x.dtype) and not torch.compiler.is_compiling():
         return _OneDnnLinear.apply(x, weight_OI, bias_O, added)  # pyright: ignore[reportReturnType]
@@ -79,23 +91,32 @@ def linear(x: Tensor, weight_OI: Tensor, bias_O: Tensor | None, form: str, added
     return y if added is None else added + y
 
 
-def linear_gelu(x: Tensor, weight_OI: Tensor, bias_O: Tensor, form: str) -> Tensor:
+def linear_gelu(x: Tensor, weight_OI: Tensor, bias_O: Tensor, form: str, float8: int | None = None) -> Tensor:
     """GELU of a linear layer's result."""
     if form == "triton" and has_triton(x.device, x.dtype):
         from lapclip.model.triton_kernels import Gelu
 
-        return Gelu.apply(linear(x, weight_OI, bias_O.detach(), form), bias_O)  # pyright: ignore[reportReturnType]
-    return F.gelu(linear(x, weight_OI, bias_O, form))
+        y = linear(x, weight_OI, bias_O.detach(), form, float8=float8)
+        return Gelu.apply(y, bias_O)  # pyright: ignore[reportReturnType]
+    return F.gelu(linear(x, weight_OI, bias_O, form, float8=float8))
 
 
 def projected_attention(
-    x_BLD: Tensor, weight: Tensor, bias: Tensor, heads: int, compute: Compute, *, causal: bool
+    x_BLD: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    heads: int,
+    compute: Compute,
+    *,
+    causal: bool,
+    float8: int | None = None,
 ) -> Tensor:
     """Attention of what a projection (3 D, D) makes of x."""
     if compute.attention == "triton" and fits_triton(x_BLD, heads):  # which takes the gradient of the bias as well
-        qkv_BLD = linear(x_BLD, weight, bias.detach(), compute.linear)
+        qkv_BLD = linear(x_BLD, weight, bias.detach(), compute.linear, float8=float8)
         return attention(qkv_BLD, heads, compute.attention, causal=causal, bias=bias)
-    return attention(linear(x_BLD, weight, bias, compute.linear), heads, compute.attention, causal=causal)
+    qkv_BLD = linear(x_BLD, weight, bias, compute.linear, float8=float8)
+    return attention(qkv_BLD, heads, compute.attention, causal=causal)
 
 
 def fits_triton(x_BLD: Tensor, heads: int) -> bool:

@@ -129,7 +129,8 @@ class TextTower(nn.Module):
     def __init__(self, shape: ModelConfig, *, causal: bool = True, epsilon: float = 1e-5) -> None:
         super().__init__()
         width = shape.text_width
-        self.token_embedding = nn.Embedding(shape.vocabulary, width)
+        # Without torch's first values: `initialise` draws them, and where a model is loaded nobody needs any.
+        self.token_embedding = nn.Embedding.from_pretrained(torch.empty(shape.vocabulary, width), freeze=False)
         self.position_embedding = nn.Parameter(torch.empty(shape.context, width))
         self.transformer = Transformer(
             width,

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from lapclip.config import TrainConfig
@@ -34,6 +35,8 @@ def make_step(model: CLIP, config: TrainConfig, device: Device) -> AnyStep:
         return _record_towers(SplitStep(model, TowerOptimizers(model, config, device), config, device))
     step = TrainStep(model, make_optimizer(model, config, device), config, device)
     if "compiled" in config.compile:
+        if device.is_deterministic:
+            torch.use_deterministic_algorithms(True)  # as `prepare_device` did, and the compiler is told too
         step.worker.image.compile()
         step.worker.text.compile()
     return GraphedStep(step) if "graph" in config.compile else step

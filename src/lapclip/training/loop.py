@@ -17,7 +17,7 @@ from lapclip.data.dataset import DataSet, Pairs
 from lapclip.embedder import Embedder
 from lapclip.errors import TrainingError
 from lapclip.evaluation.retrieval import RANKS, in_batches, retrieval
-from lapclip.evaluation.zeroshot import accuracy, class_embeddings, read_templates
+from lapclip.evaluation.zeroshot import accuracy
 from lapclip.machine import system_memory
 from lapclip.machine.device import Device
 from lapclip.machine.polite import PolitePauses
@@ -25,6 +25,7 @@ from lapclip.machine.ranks import ALONE, Ranks
 from lapclip.machine.sensors import Sensors
 from lapclip.machine.system_memory import SwapWatch
 from lapclip.machine.timing import Stopwatch, measured
+from lapclip.prompts import class_embeddings, read_templates
 from lapclip.runs import events
 from lapclip.runs.events import EventLog
 from lapclip.runs.folder import Run

@@ -28,6 +28,8 @@ from lapclip.training.optimizer import image_side, patches_seen
 CPU_BASE, ACCELERATOR_BASE = 350_000_000, 100_000_000
 """Measured on the CPU: a process that has imported torch and taken a step of a tiny model. On accelerators an estimate
 of what libraries take for themselves; the driver's own part is not among what is free."""
+HALF = ("bfloat16", "float16", "float8")
+"""Precisions whose activations have two bytes."""
 GAPS = 1.1
 """Measured: what an allocator cannot use between activations of different sizes."""
 SHARE_OF_MEMORY = 0.8
@@ -58,7 +60,7 @@ def predict_bytes(model: ModelConfig, train: TrainConfig, caption_tokens: int, t
     count = {"image": count_image, "text": count_text}.get(tower, count_weights)
     exact, products = count(model)
     micro = min(train.micro_batch or train.batch_size, train.batch_size)
-    half = train.dtype in ("float16", "bfloat16")
+    half = train.dtype in HALF
     kinds = [cheap for cheap, share in ((True, train.cheap_share), (False, 1 - train.cheap_share)) if share > 0]
     activations = micro * max(_pair_bytes(model, train, caption_tokens, tower, cheap=cheap) for cheap in kinds)
     gradients = 4 * exact
@@ -68,7 +70,7 @@ def predict_bytes(model: ModelConfig, train: TrainConfig, caption_tokens: int, t
         parameters=4 * exact,
         gradients=gradients,
         optimizer=8 * exact,
-        rounded=4 * products if half else 0,
+        rounded=(6 if train.dtype == "float8" else 4) * products if half else 0,
         activations=activations,
         base=CPU_BASE if _on_cpu(train) else ACCELERATOR_BASE,
     )
@@ -235,4 +237,4 @@ def _on_cpu(train: TrainConfig) -> bool:
 
 def _size(train: TrainConfig) -> int:
     """Bytes of a number that is saved for the backward pass."""
-    return 2 if train.dtype in ("float16", "bfloat16") else 4
+    return 2 if train.dtype in HALF else 4

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from lapclip.config import ModelConfig, TrainConfig
+from lapclip.machine.adamw import AdamW
 from lapclip.machine.device import Device
 from lapclip.model.clip import CLIP
 from lapclip.model.freezing import depth_of, parts_of
@@ -71,7 +72,7 @@ def make_optimizer(model: CLIP, config: TrainConfig, device: Device, part: str =
             muon = config.optimizer == "muon" and is_matrix_of_block(name, parameter)
             share = shares[name] * (of_matrices if muon else 1.0)
             groups.setdefault((share, is_decayed(name, parameter), muon), []).append(parameter)
-    kind = Muon if config.optimizer == "muon" else torch.optim.AdamW
+    kind = Muon if config.optimizer == "muon" else AdamW
     return kind(
         [
             {
@@ -162,7 +163,7 @@ def is_matrix_of_block(name: str, parameter: Tensor) -> bool:
     return inside and parameter.ndim in (2, 4) and "backbone." not in name
 
 
-class Muon(torch.optim.AdamW):
+class Muon(AdamW):
     """AdamW, except for groups marked `muon`: their matrices take steps of equal size in every direction.
 
     Muon (K. Jordan et al. 2024, https://kellerjordan.github.io/posts/muon): the momentum of a matrix, which a few

@@ -219,7 +219,8 @@ class TrainStep:
         self.optimizer: AnyOptimizer = optimizer
         self.ranks: Ranks = ALONE
         """Who shares the work: nobody, while settings are tried."""
-        self.rounded = None if config.dtype == "float32" else RoundedCopy(model, DTYPES[config.dtype])
+        float8 = config.dtype == "float8"
+        self.rounded = None if config.dtype == "float32" else RoundedCopy(model, DTYPES[config.dtype], float8=float8)
         self.worker = self.rounded.model if self.rounded else model
         """The model that computes: the model itself, or its copy in half precision."""
         self._contrastive = LOSSES[config.loss]

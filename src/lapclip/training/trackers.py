@@ -7,6 +7,7 @@ from pathlib import Path
 from lapclip.errors import ConfigError
 from lapclip.runs import events
 from lapclip.runs.events import Event, Listener
+from lapclip.suggest import install
 
 
 def check_tracker(track: str) -> None:
@@ -16,7 +17,7 @@ def check_tracker(track: str) -> None:
             import torch.utils.tensorboard  # noqa: F401
         except ImportError:
             raise ConfigError(
-                "work.track tensorboard needs the package tensorboard.", hint="pip install 'lapclip[tensorboard]'"
+                "work.track tensorboard needs the package tensorboard.", hint=install("tensorboard")
             ) from None
 
 

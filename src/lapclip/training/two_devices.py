@@ -82,7 +82,7 @@ class SplitStep(TrainStep):
         """Gradients, clipping and the optimisers."""
         assert not inputs.shards, "towers on two devices take a batch as a whole"
         with watch.phase("forward"):
-            embeddings = self._at_once(watch, lambda half: half.forward(inputs))
+            embeddings = self.forward(inputs, watch)
         with watch.phase("exchange"):
             losses, gradients = self.judge(inputs, embeddings)
         with watch.phase("backward"):
@@ -92,6 +92,10 @@ class SplitStep(TrainStep):
             scalars = self._scalars(losses, grad_norm)
             self._update_all(grad_norm, watch)
         return torch.cat([scalars, part_norms])
+
+    def forward(self, inputs: Inputs, watch: Stopwatch) -> Embeddings:
+        """The embeddings of a batch, by both towers at once."""
+        return self._at_once(watch, lambda half: half.forward(inputs))
 
     def judge(self, inputs: Inputs, embeddings: Embeddings) -> tuple[Losses, dict[str, list[Tensor]]]:
         """The loss, with what crosses over for it, and the gradients of each tower's embeddings, on its device."""

@@ -29,7 +29,7 @@ KERNELS = ("image_attention", "text_attention", "linear")
 ROUNDS = 5
 SECONDS = 4.0
 """The most a comparison may take; it has two rounds at least."""
-TOLERANCE = {"float32": 1e-4, "bfloat16": 3e-2, "float16": 5e-3}
+TOLERANCE = {"float32": 1e-4, "bfloat16": 3e-2, "float16": 5e-3, "float8": 3e-2}
 """How far a form may be from float32 on the CPU, relative to the norm; rounding alone stays below a third of it."""
 FEW = 4
 """Pairs that show whether a form is right."""
@@ -95,7 +95,7 @@ def choose_kernels(
     operations = {
         "image_attention": _attention(image, causal=False),
         "text_attention": _attention(text, causal=causal),
-        "linear": _linear((image, text)),
+        "linear": _linear((image, text), all_layers="onednn" in forms_here("linear", device, train.dtype)),
     }
     # A form may be other kernels for longer sequences, which the run meets later.
     longest = {
@@ -132,6 +132,8 @@ def forms_here(name: str, device: Device, dtype: str) -> tuple[str, ...]:
 
 def check_kernels(train: TrainConfig, device: Device) -> None:
     """Refuse what was asked for and cannot be had here."""
+    if train.dtype == "float8" and not device.multiplies_float8:
+        raise ConfigError(f"train.dtype float8 cannot be had on {device.label}.", hint="--set train.dtype=auto")
     for name in KERNELS:
         asked = getattr(train, name)
         computing = (device,)
@@ -170,7 +172,10 @@ def _attention(sizes: Sizes, *, causal: bool) -> Operation:
     return make
 
 
-def _linear(towers: tuple[Sizes, ...]) -> Operation:
+def _linear(towers: tuple[Sizes, ...], *, all_layers: bool) -> Operation:
+    """The layers of a block, or the one before GELU alone, where forms differ in nothing else: the products of the
+    others would hide the difference."""
+
     def make(batch: int, device: torch.device, dtype: torch.dtype) -> Run:
         layers = [
             (
@@ -187,6 +192,7 @@ def _linear(towers: tuple[Sizes, ...]) -> Operation:
                 (linear_gelu, sizes.width, sizes.hidden),
                 (linear, sizes.hidden, sizes.width),
             )
+            if all_layers or layer is linear_gelu
         ]
 
         def run(form: str) -> list[Tensor]:

@@ -30,6 +30,7 @@ from lapclip.machine.device import DTYPES, Device
 from lapclip.machine.device_pair import DevicePair
 from lapclip.machine.timing import WORTH, busy_cores
 from lapclip.progress import Status
+from lapclip.text import short_duration
 from lapclip.training.fallback import MEMORY, cause_of, smaller
 from lapclip.training.memory import SHARE_OF_MEMORY, check_memory, demands
 from lapclip.training.two_devices import SplitStep
@@ -40,6 +41,10 @@ from lapclip.tuning.flops import larger_share, least_seconds, operations, step_p
 from lapclip.tuning.measure import Setting, Workshop
 from lapclip.tuning.predict_towers import predict_step
 
+CHOSEN_FROM = ("float32", "bfloat16", "float16")
+"""The precisions that a run may get by itself. Float8 is offered, not chosen."""
+WORTH_OFFERING = 1.05
+"""How many times as fast as bfloat16 float8 has to be: its gradients agree less."""
 ROUNDS = 5
 HOPELESS = 1.25
 """A setting whose step takes this many times the best one's stops at once."""
@@ -92,7 +97,7 @@ class Search:
     ) -> None:
         """Briefly leaves out what would not change the choice."""
         self._briefly = briefly
-        self.model, self.train, self.status = config.model, config.train, status
+        self.model, self.train, self._status = config.model, config.train, status
         self.workshop = Workshop(config, batch)
         self.caption_tokens = batch.tokens_BL.shape[1]
         self.devices = candidates(self.train)
@@ -121,6 +126,7 @@ class Search:
         chosen, reasons["threads"] = self._choose_threads(chosen)
         chosen, reasons = self._choose_towers(chosen, reasons)
         chosen, reasons["compile"] = self._choose_compiling(chosen)
+        reasons["dtype"] += self._offer_float8(chosen)
         return Tuning(
             setting=chosen,
             reasons=reasons,
@@ -131,6 +137,11 @@ class Search:
             seconds=time.perf_counter() - self._began,
             warnings=self.warnings,
         )
+
+    def status(self, what: str) -> None:
+        """Say what is being tried, and how much of the budget is left."""
+        left = f"; about {short_duration(self.left)} left" if self.left > 0 and not self._briefly else ""
+        self._status(f"{what}{left}")
 
     @property
     def left(self) -> float:
@@ -149,7 +160,7 @@ class Search:
         work = operations(step_products(*sizes))
         for device in self.devices:
             prepare_device(device, self.threads)
-            for dtype in DTYPES if self.train.dtype == AUTO else [self.train.dtype]:
+            for dtype in CHOSEN_FROM if self.train.dtype == AUTO else [self.train.dtype]:
                 if self.train.dtype == AUTO and (fault := device.unfit(dtype)):
                     self._reject(Setting.on(device, dtype), fault)
                     continue
@@ -365,7 +376,7 @@ class Search:
         if self._briefly and not long:
             return chosen, f"{chosen.compile}; lapclip tune --seconds 300 tries compiling"
         if long or self._budget >= TIME_TO_COMPILE:
-            compiling = time_compiling(self.workshop, chosen, device, before, self.status)
+            compiling = time_compiling(self.workshop, chosen, device, before, self._status)
         else:
             self.status("does compiling pay")
             compiling = predict_compiling(self.workshop, chosen, device, before, self.left)
@@ -373,6 +384,27 @@ class Search:
             chosen = replace(chosen, compile=compiling.compile)
             self.times[chosen] = compiling.after
         return chosen, compiling.text(steps)
+
+    def _offer_float8(self, chosen: Setting) -> str:
+        """What to say of float8 in place of bfloat16: nothing where it cannot be had, or where the search is brief."""
+        device, before = chosen.where, self.times[chosen]
+        wanted = self.train.dtype == AUTO and chosen.dtype == "bfloat16" and not self._briefly
+        if not wanted or not device.multiplies_float8:
+            return ""
+        other = replace(chosen, dtype="float8")
+        self.status(f"is it right, {other.text()}")
+        try:
+            if fault := self.workshop.agreement(other).fault(other.dtype):
+                self._reject(other, f"{fault}, compared with float32 on the CPU")
+                return ""
+            self._race(other)
+        except Exception as error:
+            self._reject(other, f"does not run here ({first_line(error)})")
+            return ""
+        after = self.times.get(other)
+        if after is None or before < WORTH_OFFERING * after:
+            return f"; float8 is not {WORTH_OFFERING - 1:.0%} faster here"
+        return f"; float8 takes {_ms(after)} where this takes {_ms(before)}, and agrees less: --set train.dtype=float8"
 
     def _known(self) -> list[tuple[Setting, str, float]]:
         """Every setting that was timed, also those that stopped early."""
