@@ -1,8 +1,10 @@
 """lapclip: train, understand and ship CLIP on the computer you own.
 
     import lapclip
+    run = lapclip.train(minutes=2)
+    run.plot()
     model = lapclip.load("runs/first-run")
-    model.encode_text(["a red cat on the left, at night."])
+    model.encode_text("a red cat on the left, at night.")
 
 Names load on first use, so that `import lapclip` is quick.
 """
@@ -14,30 +16,65 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from lapclip.client import connect
-    from lapclip.embedder import Embedder, load
+    from lapclip.api import Evaluation, Interrupted, evaluate, export, open_run, resume, search, train, tune
+    from lapclip.api.callbacks import Callback, StopTraining
+    from lapclip.api.folder_search import FolderSearch, Found
+    from lapclip.api.training_run import TrainingRun
+    from lapclip.client import Client, connect
+    from lapclip.embedder import Embedder, Encoder, load
     from lapclip.errors import LapclipError
+    from lapclip.runs import events
 
 __version__ = "0.1.0"
-__all__ = ["Embedder", "LapclipError", "__version__", "connect", "load"]
+__all__ = [
+    "Callback",
+    "Client",
+    "Embedder",
+    "Encoder",
+    "Evaluation",
+    "FolderSearch",
+    "Found",
+    "Interrupted",
+    "LapclipError",
+    "StopTraining",
+    "TrainingRun",
+    "__version__",
+    "connect",
+    "evaluate",
+    "events",
+    "export",
+    "load",
+    "open_run",
+    "resume",
+    "search",
+    "train",
+    "tune",
+]
 
 # Here, because torch reads it when it is imported. With torch's own fallback an operation that MPS lacks would run on
 # the CPU without a word, and a run would not know where it ran; without, it is an error that is handled and named.
 os.environ["PYTORCH_ENABLE_MPS_FALLBACK"] = "0"
 
 _HOMES = {
-    "Embedder": "lapclip.embedder",
-    "LapclipError": "lapclip.errors",
-    "connect": "lapclip.client",
-    "load": "lapclip.embedder",
+    "lapclip.api": ("Evaluation", "Interrupted", "evaluate", "export", "open_run", "resume", "search", "train", "tune"),
+    "lapclip.api.callbacks": ("Callback", "StopTraining"),
+    "lapclip.api.folder_search": ("FolderSearch", "Found"),
+    "lapclip.api.training_run": ("TrainingRun",),
+    "lapclip.client": ("Client", "connect"),
+    "lapclip.embedder": ("Embedder", "Encoder", "load"),
+    "lapclip.errors": ("LapclipError",),
+    "lapclip.runs": ("events",),
 }
+"""The names that each module is the home of."""
 
 
 def __getattr__(name: str) -> "Any":
-    if name in _HOMES:
-        import importlib
+    for home, names in _HOMES.items():
+        if name in names:
+            import importlib
 
-        return getattr(importlib.import_module(_HOMES[name]), name)
+            module = importlib.import_module(home)
+            return importlib.import_module(f"{home}.{name}") if name == "events" else getattr(module, name)
     raise AttributeError(f"module 'lapclip' has no attribute {name!r}")
 
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import base64
 import http.client
-import io
 import json
 import os
 import re
@@ -23,12 +22,15 @@ from urllib.parse import urlsplit
 
 import numpy as np
 
-from lapclip.errors import ConfigError, DataError, RunError, first_line
+from lapclip.errors import ConfigError, DataError, RunError
 from lapclip.paths import read_bytes
 from lapclip.progress import Progress
+from lapclip.progress_bar import counted
 
 if TYPE_CHECKING:
     from PIL import Image
+
+    from lapclip.data.any_image import ManyImages, OneImage
 
 BATCH = 32
 """Images or captions of one request."""
@@ -43,7 +45,17 @@ SECONDS = 120.0
 
 
 def connect(url: str, key: str | None = None, fingerprint: str | None = None) -> Client:
-    """A client of `lapclip serve` at an address. `key` is its API key; with a `fingerprint` no other model will do."""
+    """A model that `lapclip serve` has at an address, asked as if it were loaded here. No torch is needed.
+
+    Parameters
+    ----------
+    url
+        The address, such as `http://127.0.0.1:8871`.
+    key
+        The server's API key, where it wants one.
+    fingerprint
+        The model that it has to be: with another one nothing is answered.
+    """
     return Client(url, key, fingerprint)
 
 
@@ -77,17 +89,25 @@ class Client:
         """The model that all vectors of this client are of."""
         return self._fingerprint
 
-    def encode_image(self, images: Sequence[str | os.PathLike | Image.Image]) -> np.ndarray:
-        """One unit-length row per image, given as paths or as PIL images."""
-        if isinstance(images, (str, os.PathLike)) or not isinstance(images, Sequence):
-            raise TypeError("encode_image takes a list of images, not one image")
-        return self._encode(images, lambda image: {"image": base64.b64encode(_bytes_of(image)).decode()})
+    def encode_image(self, images: OneImage | ManyImages, *, progress: bool | Progress = False) -> np.ndarray:
+        """A unit-length row for each image, or one vector for a single image, in any form that a loaded model takes."""
+        from lapclip.data.any_image import as_list, is_one_image
 
-    def encode_text(self, captions: Sequence[str], progress: Progress | None = None) -> np.ndarray:
-        """One unit-length row per caption."""
-        if isinstance(captions, str):
-            raise TypeError("encode_text takes a list of captions, not one string")
-        return self._encode(captions, lambda caption: {"text": caption}, progress)
+        with counted(progress, "embedding images") as bar:
+            rows = self._encode(
+                as_list(images), lambda image: {"image": base64.b64encode(_bytes_of(image)).decode()}, bar
+            )
+        return rows[0] if is_one_image(images) else rows
+
+    def encode_text(self, captions: str | Sequence[str], progress: bool | Progress | None = None) -> np.ndarray:
+        """A unit-length row for each caption, or one vector for a single caption."""
+        given = [captions] if isinstance(captions, str) else captions
+        with counted(progress, "embedding captions") as bar:
+            rows = self._encode(given, lambda caption: {"text": caption}, bar)
+        return rows[0] if isinstance(captions, str) else rows
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}: {self.name} at {self._url}, gives vectors of {self.embedding} numbers>"
 
     def close(self) -> None:
         self._connection.close()
@@ -178,10 +198,14 @@ def _batches(items: Iterator[dict[str, str]]) -> Iterator[list[dict[str, str]]]:
         yield batch
 
 
-def _bytes_of(image: str | os.PathLike | Image.Image) -> bytes:
+def _bytes_of(image: Any) -> bytes:
     """A file that the server sees as `load(...).encode_image` sees the image: of a path the file itself."""
     if not isinstance(image, (str, os.PathLike)):
-        return _as_file(image)
+        from lapclip.data.any_image import as_image
+
+        opened = as_image(image)
+        assert not isinstance(opened, (str, os.PathLike))
+        return _as_file(opened)
     try:
         data = read_bytes(image)
     except FileNotFoundError:
@@ -197,22 +221,14 @@ def _bytes_of(image: str | os.PathLike | Image.Image) -> bytes:
 
 
 def _as_file(image: Image.Image) -> bytes:
-    """An open image, upright and in RGB, as a PNG. Where that is too large a JPEG, whose vectors differ a little."""
-    from lapclip.data.decode import as_decoded  # here: files are sent without Pillow
+    """An open image as a PNG. Where that is too large a JPEG, whose vectors differ a little."""
+    from lapclip.data.decode import as_file  # here: files are sent without Pillow
 
-    try:
-        decoded = as_decoded(image)
-    except DataError as error:
-        raise DataError(f"An image cannot be used: {error.message}.") from None
-    except (OSError, ValueError, SyntaxError) as error:
-        raise DataError(f"An image cannot be used: {first_line(error)}.") from None
-    profile = image.info.get("icc_profile") if decoded.transform else None  # colours that are still to be converted
     for form in ({"format": "PNG", "compress_level": 1}, {"format": "JPEG", "quality": 95, "subsampling": 0}):
-        file = io.BytesIO()
-        decoded.image.save(file, icc_profile=profile, exif=b"", **form)  # it is upright
-        if file.tell() <= LARGEST_IMAGE:
-            return file.getvalue()
-    width, height = decoded.image.size
+        content = as_file(image, **form)
+        if len(content) <= LARGEST_IMAGE:
+            return content
+    width, height = image.size
     raise DataError(
         f"An image of {width:,} x {height:,} pixels has more than the {LARGEST_IMAGE // 10**6} MB that a server takes.",
         hint="a smaller one: image.resize((WIDTH, HEIGHT))",

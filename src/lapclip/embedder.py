@@ -5,39 +5,51 @@ model = lapclip.load("runs/first-run")
 images = model.encode_image(["cat.jpg", "dog.jpg"])
 captions = model.encode_text(["a cat", "a dog"])
 similarity = images @ captions.T
+model.classify("cat.jpg", ["cat", "dog"])
 """
 
 from __future__ import annotations
 
+import html
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
 import numpy as np
 import torch
 from PIL import Image
 
+from lapclip.data.any_image import as_image, as_list, is_one_image
 from lapclip.data.dataset import Pairs, Pixels
 from lapclip.data.pixels import View, middle_square, normalise
 from lapclip.data.tokenizers import PretrainedTokenizer, Tokenizer, load_tokenizer
-from lapclip.errors import DataError, RunError, WeightsError, first_line
+from lapclip.errors import ConfigError, DataError, RunError, WeightsError, first_line
 from lapclip.fingerprint import fingerprint, image_fingerprint, short_digest
 from lapclip.machine.choose_device import choose_device
 from lapclip.machine.cpu import keep_freed_memory
 from lapclip.machine.device import Device
 from lapclip.machine.ranks import ALONE
-from lapclip.model.clip import CLIP
+from lapclip.model.clip import CLIP, count_parameters
 from lapclip.paths import check_plain, digest_of_file, read_json
 from lapclip.progress import Progress
+from lapclip.progress_bar import counted
+from lapclip.prompts import TEMPLATES, class_embeddings, class_shares
+from lapclip.suggest import install
+from lapclip.text import parameters
 from lapclip.weights import DESCRIPTION, OWN_TOKENIZER, is_exported
 from lapclip.weights.pretrained_networks import build_network
 from lapclip.weights.read_model import read_model
 
+if TYPE_CHECKING:
+    from lapclip.data.any_image import ManyImages, OneImage
+
 BATCH = 64
+USUAL_SCALE = 100.0
+"""What published CLIPs learnt to multiply similarities by; for an exported model that does not say its own."""
 
 
 class Logits(NamedTuple):
@@ -54,6 +66,8 @@ class Encoder(ABC):
     """Images or captions at once."""
     ranks = ALONE
     """Who computes with this one, while several processes embed the same."""
+    source = ""
+    """Where it was loaded from; empty where it was made here."""
 
     def __init__(self, view: View, tokenizer: Tokenizer, context: int, embedding: int) -> None:
         self.view, self.tokenizer, self.context, self.embedding = view, tokenizer, context, embedding
@@ -78,15 +92,43 @@ class Encoder(ABC):
         """The learnt scale and bias, where they are known."""
         return None
 
-    def encode_image(self, images: Sequence[str | os.PathLike | Image.Image]) -> np.ndarray:
-        """One unit-length row per image, given as paths or as PIL images."""
-        if isinstance(images, (str, os.PathLike, Image.Image)):
-            raise TypeError("encode_image takes a list of images, not one image")
-        batches = [
-            self.embed_pixels(np.stack([middle_square(image, self.view) for image in images[at : at + self.batch]]))
-            for at in range(0, len(images), self.batch)
-        ]
-        return self._joined(batches)
+    def encode_image(
+        self,
+        images: OneImage | ManyImages,
+        *,
+        batch_size: int | None = None,
+        device: str | None = None,
+        progress: bool | Progress = False,
+    ) -> np.ndarray:
+        """A unit-length row for each image, float32 of shape (images, embedding); for a single image one vector.
+
+        An image may be a path, the bytes of a file, a PIL image, an array (height, width, colours) or a tensor
+        (colours, height, width); several are a list of any of these, or an array or a tensor with one more dimension in
+        front. Numbers are from 0 to 255, or from 0 to 1 where they are floating-point, and not normalised: the model
+        resizes, crops and normalises as it learnt to see.
+
+        Parameters
+        ----------
+        images
+            One image or several.
+        batch_size
+            Images at once; without it 64.
+        device
+            Move the model there first (`auto`, `cpu`, `cuda`, `mps`, `xpu`); it stays there.
+        progress
+            True shows a bar; a function is called with how many are done and how many there are.
+        """
+        if device is not None:
+            self.to(device)
+        given, size = as_list(images), _checked_size(batch_size) or self.batch
+
+        def embed(at: int) -> np.ndarray:
+            squares = [middle_square(as_image(image), self.view) for image in given[at : at + size]]
+            return self.embed_pixels(np.stack(squares))
+
+        with counted(progress, "embedding images") as bar:
+            rows = self._counted(map(embed, range(0, len(given), size)), len(given), bar)
+        return rows[0] if is_one_image(images) else rows
 
     def encode_pixels(self, pixels_NSSC: Pixels, progress: Progress | None = None) -> np.ndarray:
         """One unit-length row per image, given as uint8 pixels of the model's size."""
@@ -96,15 +138,124 @@ class Encoder(ABC):
         )
         return self._counted(made, len(pixels_NSSC), progress)
 
-    def encode_text(self, captions: Sequence[str], progress: Progress | None = None) -> np.ndarray:
-        """One unit-length row per caption."""
-        if isinstance(captions, str):
-            raise TypeError("encode_text takes a list of captions, not one string")
+    def encode_text(
+        self,
+        captions: str | Sequence[str],
+        progress: bool | Progress | None = None,
+        *,
+        batch_size: int | None = None,
+        device: str | None = None,
+    ) -> np.ndarray:
+        """A unit-length row for each caption, float32 of shape (captions, embedding); for a single one a vector.
+
+        Parameters
+        ----------
+        captions
+            One caption or several. What is longer than the model reads is cut off.
+        progress
+            True shows a bar; a function is called with how many are done and how many there are.
+        batch_size
+            Captions at once; without it 64.
+        device
+            Move the model there first (`auto`, `cpu`, `cuda`, `mps`, `xpu`); it stays there.
+        """
+        if device is not None:
+            self.to(device)
+        given = [captions] if isinstance(captions, str) else list(captions)
+        size = _checked_size(batch_size) or self.batch
         made = self.ranks.computed_in_shares(
-            range(0, len(captions), self.batch),
-            lambda at: self.embed_tokens(self.tokenizer.batch(captions[at : at + self.batch], self.context)),
+            range(0, len(given), size),
+            lambda at: self.embed_tokens(self.tokenizer.batch(given[at : at + size], self.context)),
         )
-        return self._counted(made, len(captions), progress)
+        with counted(progress, "embedding captions") as bar:
+            rows = self._counted(made, len(given), bar)
+        return rows[0] if isinstance(captions, str) else rows
+
+    @overload
+    def classify(
+        self,
+        images: str | os.PathLike[str] | bytes | Image.Image,
+        labels: Sequence[str],
+        *,
+        templates: Sequence[str] = ...,
+        batch_size: int | None = ...,
+        device: str | None = ...,
+        progress: bool | Progress = ...,
+    ) -> dict[str, float]: ...
+
+    @overload
+    def classify(
+        self,
+        images: list[Any] | tuple[Any, ...],
+        labels: Sequence[str],
+        *,
+        templates: Sequence[str] = ...,
+        batch_size: int | None = ...,
+        device: str | None = ...,
+        progress: bool | Progress = ...,
+    ) -> list[dict[str, float]]: ...
+
+    @overload
+    def classify(
+        self,
+        images: OneImage | ManyImages,
+        labels: Sequence[str],
+        *,
+        templates: Sequence[str] = ...,
+        batch_size: int | None = ...,
+        device: str | None = ...,
+        progress: bool | Progress = ...,
+    ) -> Any: ...
+
+    def classify(
+        self,
+        images: OneImage | ManyImages,
+        labels: Sequence[str],
+        *,
+        templates: Sequence[str] = TEMPLATES,
+        batch_size: int | None = None,
+        device: str | None = None,
+        progress: bool | Progress = False,
+    ) -> dict[str, float] | list[dict[str, float]]:
+        """What share of its belief the model gives each label, the likeliest label first: a dictionary for one image, a
+        list of them for several.
+
+        The labels need not be among what the model learnt. Shares sum to 1, unless the model learnt with the sigmoid
+        loss: then each label is a question of its own.
+
+        Parameters
+        ----------
+        images
+            One image or several, in any form that `encode_image` takes.
+        labels
+            The names to choose among, such as `["cat", "dog"]`.
+        templates
+            Sentences with {} for the label, whose embeddings are averaged; `["{}"]` takes labels as they are.
+        batch_size, device, progress
+            As for `encode_image`.
+        """
+        if isinstance(labels, str) or not len(labels):
+            raise ConfigError("classify takes a list of labels to choose among.", hint='["cat", "dog"]')
+        if isinstance(templates, str) or not len(templates) or not all("{}" in template for template in templates):
+            raise ConfigError("classify takes a list of templates with {} for the label.", hint='["a photo of a {}."]')
+        names = [str(label) for label in labels]
+        image_NE = self.encode_image(as_list(images), batch_size=batch_size, device=device, progress=progress)
+        scale, bias = self.logits() or Logits(USUAL_SCALE, None)
+        similarity_NC = image_NE @ class_embeddings(self.encode_text, names, list(templates)).T
+        shares_NC = class_shares(similarity_NC, scale, bias)
+        told = [
+            {names[at]: float(shares_C[at]) for at in np.argsort(-shares_C, kind="stable").tolist()}
+            for shares_C in shares_NC
+        ]
+        return told[0] if is_one_image(images) else told
+
+    def to(self, device: str) -> Encoder:
+        """Move the model to a device: `auto`, `cpu`, `cuda`, `mps` or `xpu`. Gives back the model."""
+        if device not in ("auto", "cpu"):
+            raise ConfigError(
+                f"This model was exported for the CPU; it cannot be moved to {device}.", hint="lapclip.load(RUN)"
+            )
+        return self
 
     def encode_pairs(self, pairs: Pairs, progress: Progress | None = None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Embeddings of all images, of all captions, and each caption's image."""
@@ -128,6 +279,31 @@ class Encoder(ABC):
     def _joined(self, batches: list[np.ndarray]) -> np.ndarray:
         return np.concatenate(batches) if batches else np.zeros((0, self.embedding), dtype=np.float32)
 
+    def summary(self) -> dict[str, str]:
+        """What a person wants to know of it at a glance."""
+        about = {"from": self.source} if self.source else {}
+        return about | {
+            "sees": f"{self.view.side} x {self.view.side} pixels",
+            "reads": f"captions of up to {self.context} tokens",
+            "gives": f"vectors of {self.embedding} numbers",
+        }
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}: {', '.join(f'{name} {text}' for name, text in self.summary().items())}>"
+
+    def _repr_html_(self) -> str:
+        rows = "".join(
+            f"<tr><th style='text-align:left'>{name}</th><td style='text-align:left'>{html.escape(text)}</td></tr>"
+            for name, text in self.summary().items()
+        )
+        return f"<table><caption>{type(self).__name__}</caption>{rows}</table>"
+
+
+def _checked_size(batch_size: int | None) -> int | None:
+    if batch_size is not None and batch_size < 1:
+        raise ConfigError(f"batch_size must be 1 or more, not {batch_size}.")
+    return batch_size
+
 
 class Embedder(Encoder):
     """A model in torch."""
@@ -145,6 +321,16 @@ class Embedder(Encoder):
     def embed_tokens(self, tokens_BL: np.ndarray) -> np.ndarray:
         tokens = torch.from_numpy(tokens_BL).to(self.device.of("text").torch)
         return self.model.encode_text(tokens).cpu().numpy()
+
+    def to(self, device: str) -> Embedder:
+        chosen = choose_device(device, "device")[0]
+        self.model.place(chosen)
+        self.device = chosen
+        return self
+
+    def summary(self) -> dict[str, str]:
+        count = f"{parameters(count_parameters(self.model))} parameters"
+        return {**super().summary(), "has": count, "on": self.device.kind}
 
     def fingerprint(self) -> str:
         return fingerprint(self.model, self.tokenizer)
@@ -242,14 +428,23 @@ def distinct_captions(pairs: Pairs) -> tuple[list[str], list[int], np.ndarray]:
     return list(rows), [rows[caption] for caption in every], owner
 
 
-def load(path: str | os.PathLike, device: str = "cpu") -> Encoder:
-    """The model in a run's folder, in a model folder, in an exported folder, in a file of published weights, of a short
-    name that `lapclip models` lists, or of a name on the Hugging Face hub. What was exported for ONNX Runtime runs on
-    the CPU."""
-    return open_exported(path) if is_exported(Path(path)) else load_torch(path, device)
+def load(path: str | os.PathLike[str], device: str = "cpu") -> Encoder:
+    """A trained model, ready to embed images and captions.
+
+    Parameters
+    ----------
+    path
+        A run's folder, a folder with a model, an exported folder, a file of published weights, a short name that
+        `lapclip models` lists, or a name on the Hugging Face hub (`hf:org/name`).
+    device
+        Where to compute: `auto`, `cpu`, `cuda`, `mps` or `xpu`. What was exported for ONNX Runtime runs on the CPU.
+    """
+    found = open_exported(path) if is_exported(Path(path)) else load_torch(path, device)
+    found.source = os.fspath(path)
+    return found
 
 
-def load_torch(path: str | os.PathLike, device: str = "cpu") -> Embedder:
+def load_torch(path: str | os.PathLike[str], device: str = "cpu") -> Embedder:
     """The same, for what needs the model in torch; folders exported for another engine are refused."""
     shape, tensors, tokenizer, towers = read_model(path)
     networks = {tower: (build_network(spec), spec) for tower, spec in towers.items()}
@@ -273,7 +468,7 @@ def open_exported(folder: str | os.PathLike, threads: int = 0) -> OnnxEmbedder:
     if not made_for.startswith("onnx"):
         raise WeightsError(f"{folder} is for {made_for}, which ONNX Runtime does not read.", hint="--to onnx")
     if find_spec("onnxruntime") is None:
-        raise WeightsError("This needs onnxruntime.", hint='pip install "lapclip[export]"')
+        raise WeightsError("This needs onnxruntime.", hint=install("export"))
     try:
         return OnnxEmbedder(folder, threads)
     except (ValueError, KeyError, TypeError, AttributeError, ArithmeticError, DataError) as error:

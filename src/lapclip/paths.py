@@ -329,6 +329,10 @@ def digest_of_json(content: Any) -> str:
     return digest_of_bytes(json.dumps(content, sort_keys=True).encode())
 
 
+_WRITING = threading.Lock()
+"""So that of two threads that store something neither overwrites what the other stored."""
+
+
 class CacheFile:
     """A JSON file of entries in the cache folder. A damaged one is ignored with a warning; one that cannot be written
     remembers nothing."""
@@ -346,7 +350,8 @@ class CacheFile:
 
     def write(self, key: str, value: Any) -> None:
         """Store a value beside the others."""
-        self.replace({**self.entries(), key: value})
+        with _WRITING:
+            self.replace({**self.entries(), key: value})
 
     def replace(self, entries: dict[str, Any]) -> None:
         """Store these entries alone. Other processes may read and write at the same time."""

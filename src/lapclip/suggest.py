@@ -10,18 +10,19 @@ from __future__ import annotations
 import json
 import os
 import re
-import shlex
+import sys
 from collections.abc import Mapping
 from dataclasses import fields
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 from lapclip.config import DataConfig, parse_settings
+from lapclip.shell import quoted
 from lapclip.text import number, path_from_here
 
 DRAWN = DataConfig().source
 """The data of who names none: drawn by lapclip, so that a command need not name it."""
-PLAIN = re.compile(r"[\w+=:,./\\-]+", re.ASCII)
-"""What neither cmd nor PowerShell takes for anything but letters."""
 FACTORY = "MODULE:FUNCTION"
 LENGTHS = ("train.epochs", "train.steps", "train.minutes")
 """How long a run is: one of them decides, so that a new one replaces what was given before."""
@@ -33,19 +34,21 @@ RECORDED = ("train.start", "train.teacher", "train.minutes")
 
 
 def command(*words: object) -> str:
-    """`lapclip` and these words, as they are typed."""
-    return " ".join(("lapclip", *(quoted(str(word)) for word in words)))
+    """`lapclip` and these words, as they are typed. A `Path` forgets the `./` by which it was no option."""
+    texts = (
+        f"{os.curdir}{os.sep}{word}" if isinstance(word, Path) and str(word)[0] == "-" else str(word) for word in words
+    )
+    return " ".join(("lapclip", *map(quoted, texts)))
 
 
-def quoted(word: str, *, windows: bool = os.name == "nt") -> str:
-    """A word as the shell takes it for one word and changes nothing in it."""
-    if windows:  # double quotes are what cmd and PowerShell have in common; a backslash before one would escape it
-        escaped = re.sub(r'(\\+)("|$)', r"\1\1\2", word).replace('"', r"\"")
-        return word if PLAIN.fullmatch(word) else f'"{escaped}"'
-    if word.isprintable():
-        return shlex.quote(word)
-    letters = (chr(byte) if 32 <= byte < 127 and byte not in b"\\'" else f"\\x{byte:02x}" for byte in os.fsencode(word))
-    return f"$'{''.join(letters)}'"  # a name may hold a line break, or what would steer a terminal
+def install(extra: str) -> str:
+    """The command that brings the packages of an extra to where lapclip is installed."""
+    wanted = f'"lapclip[{extra}]"'  # double quotes suit every shell
+    if os.path.exists(os.path.join(sys.prefix, "uv-receipt.toml")):
+        return f"uv tool install {wanted}"
+    if os.path.exists(os.path.join(sys.prefix, "pipx_metadata.json")):
+        return f"pipx runpip lapclip install {wanted}"
+    return f"{'pip' if find_spec('pip') else 'uv pip'} install {wanted}"
 
 
 def source_word(source: str) -> str:

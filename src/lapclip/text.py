@@ -51,10 +51,12 @@ def counted(count: float, name: str) -> str:
 
 
 def size(value: Any) -> str:
-    """Bytes, as gigabytes or megabytes."""
+    """Bytes, as gigabytes, megabytes or, where that would be less than one, kilobytes."""
     found = number(value)
     if found is None:
         return UNKNOWN
+    if 0 < found < 1e6:
+        return f"{found / 1e3:.0f} kB"
     return f"{found / 1e9:.{2 if found < 1e10 else 1}f} GB" if found >= 1e9 else f"{found / 1e6:.0f} MB"
 
 

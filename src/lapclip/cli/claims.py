@@ -10,7 +10,7 @@ from cyclopts import Parameter
 from rich.markup import escape
 from rich.table import Table
 
-from lapclip.cli.display import display
+from lapclip.cli.display import display, loading
 from lapclip.cli.output import Common, emit, typed
 from lapclip.errors import ConfigError
 
@@ -42,10 +42,10 @@ def claims(
     markdown
         Write the table to this file as well. Example: lapclip claims --markdown claims.md
     """
-    with display() as shown:
-        shown.doing("loading torch")
+    with loading():
         from lapclip import claims as published
 
+    with display() as shown:
         rows = published.measure_claims(only, progress=shown.stage)
     if markdown is not None:
         try:

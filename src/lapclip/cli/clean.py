@@ -6,11 +6,10 @@ import sys
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
+from rich.console import Console
 from rich.markup import escape
-from rich.prompt import Confirm
 
-from lapclip.cli.output import Common, emit, typed
-from lapclip.errors import ConfigError
+from lapclip.cli.output import Common, confirmed, emit, typed
 from lapclip.text import counted, printable, size
 
 if TYPE_CHECKING:
@@ -43,7 +42,7 @@ def clean(
     ----------
     kinds
         What to remove: leftovers, checkpoints (of finished runs), packed, bundles, scenes, features, towers, models
-        (published ones), measurements, indexes.
+        (published ones), measurements, indexes, data (that Python code gave and no run here learnt from).
     run
         Remove this whole run, with its model; may be repeated. Example: lapclip clean --run first-run-2
     yes
@@ -51,7 +50,8 @@ def clean(
     """
     from lapclip.commands import clean as work
 
-    items = work.list_items()
+    with Console(stderr=True).status("looking at what takes room"):
+        items = work.list_items()
     doomed = work.chosen(items, kinds, run)
     if doomed and not yes and not _confirmed(doomed, common):
         doomed = []
@@ -62,16 +62,12 @@ def clean(
 
 
 def _confirmed(doomed: list[Item], common: Common | None) -> bool:
-    """Ask a person; a script has to say --yes."""
-    total = sum(item.bytes for item in doomed)
-    if not sys.stdin.isatty() or (common and common.json):
-        raise ConfigError(
-            f"Nothing was removed: {counted(len(doomed), 'item')}, {size(total)}, would go, and nobody can be asked.",
-            hint="the same command with --yes",
-        )
-    for item in doomed:
-        print(f"  {size(item.bytes):>9}  {printable(item.path)}")
-    return Confirm.ask(f"Remove {counted(len(doomed), 'item')}, {size(total)}?", default=False)
+    """Show a person what would go, and ask."""
+    what = f"{counted(len(doomed), 'item')}, {size(sum(item.bytes for item in doomed))}"
+    if sys.stdin.isatty() and not (common and common.json):
+        for item in doomed:
+            print(f"  {size(item.bytes):>9}  {printable(item.path)}")
+    return confirmed(f"Remove {what}?", f"Nothing was removed: {what}, would go, and nobody can be asked.", common)
 
 
 def _overview(items: list[Item], kinds: dict[str, str]) -> list[str]:

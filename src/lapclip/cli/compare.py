@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 from rich.markup import escape
 
-from lapclip.cli.display import display
+from lapclip.cli.display import display, loading
 from lapclip.cli.join import TogetherDisplay, check_machines, own_arguments
 from lapclip.cli.output import Common, emit, typed
 
@@ -62,7 +62,8 @@ def compare(
         return _invite(machines, address)
     if under_torchrun():
         return _compare_machines(common)
-    from lapclip.commands.compare import compare as compare_devices
+    with loading():
+        from lapclip.commands.compare import compare as compare_devices
 
     with display() as shown:
         progress = shown.tuning_progress

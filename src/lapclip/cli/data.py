@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from cyclopts import App, Parameter
 from rich.markup import escape
 
-from lapclip.cli.display import display
+from lapclip.cli.display import display, loading
 from lapclip.cli.output import Common, emit, typed
 from lapclip.config import DataConfig
 from lapclip.evaluation import note_on_held_out
@@ -58,10 +58,12 @@ def check(
     settings
         Change a setting; may be repeated. Example: --set model.context=32
     """
-    from lapclip.commands.data import check_data
+    with loading():
+        from lapclip.commands.data import check_data
 
     with display() as shown:
-        found = check_data(source, recipe, settings, shown.counting("checking images"))
+        counted = shown.counting("checking images")
+        found = check_data(source, recipe, settings, counted, shown.doing, shown.data_progress)
     emit(found, summary(found, recipe, settings), common)
     return 0
 
@@ -98,7 +100,8 @@ def describe(
     settings
         Change a setting; may be repeated. Example: --set data.caption_column=title
     """
-    from lapclip.commands.data import describe_data
+    with loading():
+        from lapclip.commands.data import describe_data
 
     with display() as shown:
         found = describe_data(
@@ -144,7 +147,8 @@ def _set_words(settings: Sequence[str]) -> list[str]:
 
 def rows(found: dict[str, Any]) -> list[tuple[str, str]]:
     """The facts, one a line."""
-    counts = {split: each["images"] for split, each in found["splits"].items()}
+    ordered = sorted(found["splits"], key="train val test".find)
+    counts = {split: found["splits"][split]["images"] for split in ordered}
     how_drawn = f"; drawn by {found['split_rule']}" if found["split_rule"] else ""
     needs, tokens, sizes = found["needs"], found["caption_symbols"], found["picture_pixels"]
     cut = f"{tokens['cut']:,} would be cut" if tokens["cut"] else "none is cut"

@@ -34,7 +34,7 @@ class Display:
 
     def data_progress(self, done: int, total: int, what: str = "drawing", /) -> None:
         """Called while images are made; `what` is being done to them, or to captions, if it says so."""
-        of = what if "captions" in what or "images" in what else f"{what} images"
+        of = what if any(noun in what for noun in ("captions", "phrases", "images")) else f"{what} images"
         if self._lines:
             if (what, total) != self._doing:
                 first, last = of.rsplit(" ", 1)
@@ -153,6 +153,7 @@ class Display:
         self._update(done, "")
         if done == total:
             self.close()
+            self._show_status(f"{what}: all {total:,} done; computing")  # what follows may take long, and say nothing
 
     def _start(self, what: str, total: int, completed: int = 0) -> None:
         columns = (
@@ -172,6 +173,17 @@ class Display:
         if self._bar is not None:
             bar, task = self._bar
             bar.update(task, completed=completed, metrics=metrics)
+
+
+@contextmanager
+def loading() -> Iterator[None]:
+    """Say on a terminal that torch is being loaded: that takes seconds, and shows nothing by itself."""
+    console = Console(stderr=True, highlight=False)
+    if "torch" in sys.modules or not console.is_terminal:
+        yield
+        return
+    with console.status("loading torch", spinner="line"):
+        yield
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 from rich.markup import escape
 
-from lapclip.cli.display import display
+from lapclip.cli.display import display, loading
 from lapclip.cli.model import have_model
 from lapclip.cli.output import Common, emit
 from lapclip.text import counted, duration, printable
@@ -66,8 +66,9 @@ def embed(
         Fetch a published model without asking. Example: lapclip embed photos/ --model vit-b-32-laion2b --out a.npz
         --yes
     """
-    from lapclip.commands.embed import Callbacks, EmbedOptions
-    from lapclip.commands.embed import embed as embed_data
+    with loading():
+        from lapclip.commands.embed import Callbacks, EmbedOptions
+        from lapclip.commands.embed import embed as embed_data
 
     have_model(model, yes=yes)
     request = EmbedOptions(data, out, model, device, split, settings)

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 from rich.markup import escape
 
-from lapclip.cli.display import display
+from lapclip.cli.display import display, loading
 from lapclip.cli.model import have_model
 from lapclip.cli.output import Common, emit, typed
 from lapclip.evaluation import QUESTIONS, RANKS, WAYS
@@ -64,8 +64,9 @@ def evaluate(
     yes
         Fetch a published model without asking. Example: lapclip eval vit-b-32-laion2b photos/ --yes
     """
-    from lapclip.commands.evaluate import EvaluationRequest
-    from lapclip.commands.evaluate import evaluate as evaluate_model
+    with loading():
+        from lapclip.commands.evaluate import EvaluationRequest
+        from lapclip.commands.evaluate import evaluate as evaluate_model
 
     have_model(model if data else None, yes=yes)
     request = EvaluationRequest(model, data, split, templates, device, out, settings)

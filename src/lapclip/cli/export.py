@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import Parameter
 from rich.markup import escape
 
-from lapclip.cli.display import display
+from lapclip.cli.display import display, loading
 from lapclip.cli.model import have_model
 from lapclip.cli.output import Common, emit, typed
 from lapclip.exporting import find_format, known_formats
@@ -56,8 +56,9 @@ def export(
     yes
         Fetch a published model without asking. Example: lapclip export vit-b-32-laion2b --to onnx --yes
     """
-    from lapclip.commands.export import Callbacks
-    from lapclip.commands.export import export as write_export
+    with loading():
+        from lapclip.commands.export import Callbacks
+        from lapclip.commands.export import export as write_export
 
     have_model(model, yes=yes)
     with display() as shown:

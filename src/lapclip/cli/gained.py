@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 from rich.markup import escape
 
-from lapclip.cli.display import display
+from lapclip.cli.display import display, loading
 from lapclip.cli.output import Common, emit, typed
 from lapclip.evaluation import RANKS, WAYS
 from lapclip.runs.events import mapping
@@ -53,8 +53,9 @@ def gained(
     out
         Folder for the result and its page; without one, the run's own. Example: lapclip gained --out shared
     """
-    from lapclip.commands.gained import GainedRequest
-    from lapclip.commands.gained import gained as find_gained
+    with loading():
+        from lapclip.commands.gained import GainedRequest
+        from lapclip.commands.gained import gained as find_gained
 
     request = GainedRequest(run, check, alpha, device, out)
     with display() as shown:

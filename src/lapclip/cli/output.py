@@ -16,9 +16,11 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 from rich.console import Console
+from rich.prompt import Confirm
 from rich.table import Table
 
-from lapclip.suggest import quoted
+from lapclip import shell
+from lapclip.errors import ConfigError
 from lapclip.text import without_controls
 
 ARGUMENTS: ContextVar[tuple[str, ...]] = ContextVar("arguments")
@@ -51,7 +53,7 @@ def _program() -> str:
     program = Path(sys.argv[0])
     with suppress(ValueError):
         program = program.relative_to(Path.cwd())
-    return quoted(str(program)) if program.stem == "lapclip" else "python -m lapclip"
+    return shell.program(str(program)) if program.stem == "lapclip" else "python -m lapclip"
 
 
 def emit(result: dict[str, Any], summary: Sequence[str | Table], common: Common | None) -> None:
@@ -64,6 +66,13 @@ def emit(result: dict[str, Any], summary: Sequence[str | Table], common: Common 
         # Names of files may hold what steers a terminal.
         text = without_controls(text) if isinstance(text, str) else text
         console.print(text, soft_wrap=isinstance(text, str))
+
+
+def confirmed(question: str, refusal: str, common: Common | None) -> bool:
+    """Ask a person; a script has to say --yes, and is told what was not done."""
+    if not (sys.stdin and sys.stdin.isatty()) or (common and common.json):
+        raise ConfigError(refusal, hint="the same command with --yes")
+    return Confirm.ask(question, default=False, console=Console(stderr=True, highlight=False))
 
 
 def source_setting(data: str | None) -> list[str]:

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 from rich.markup import escape
 
-from lapclip.cli.display import display
+from lapclip.cli.display import display, loading
 from lapclip.cli.output import Common, emit, typed
 from lapclip.text import duration, parameters, percent, printable, size
 
@@ -53,8 +53,9 @@ def probe(
         A setting that heads would be trained with; may be repeated. Example: lapclip probe a.csv --set
         data.caption_column=title
     """
-    from lapclip.commands.probe import IMAGES, Callbacks, ProbeRequest
-    from lapclip.commands.probe import probe as probe_data
+    with loading():
+        from lapclip.commands.probe import IMAGES, Callbacks, ProbeRequest
+        from lapclip.commands.probe import probe as probe_data
 
     request = ProbeRequest(data, _names(towers), _names(texts), IMAGES if images is None else images, device, settings)
     with display() as shown:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from lapclip.cli.display import display
+from lapclip.cli.display import display, loading
 from lapclip.cli.join import TogetherDisplay, check_machines, own_arguments
 from lapclip.cli.output import ARGUMENTS, Common, emit, typed
 from lapclip.cli.train import report_outcome
@@ -58,9 +58,10 @@ def resume(
         lines = [f"{found.path} goes on in the background.", f"Next: {typed(command('watch', found.typed))}"]
         emit({"run": str(found.path), "name": found.name, "state": "starting"}, lines, common)
         return 0
-    from lapclip.commands.resume import resume as resume_run
-    from lapclip.commands.resume import take_part
-    from lapclip.commands.run_setup import Callbacks
+    with loading():
+        from lapclip.commands.resume import resume as resume_run
+        from lapclip.commands.resume import take_part
+        from lapclip.commands.run_setup import Callbacks
 
     if machines is not None:
         from lapclip.commands.join import host, offer_again

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 from rich.markup import escape
 
-from lapclip.cli.display import display
+from lapclip.cli.display import display, loading
 from lapclip.cli.model import have_model
 from lapclip.cli.output import Common, emit, typed
 from lapclip.errors import SearchError
@@ -139,9 +139,10 @@ def search(
     if query is not None and is_image(query):
         raise SearchError(f"There is no image {query}.", hint="an image's path, or words without such an ending")
 
-    from lapclip.searching.library import Answer, open_library
-    from lapclip.searching.update_index import check_folder
-    from lapclip.which_model import NoModel, for_photos
+    with loading():
+        from lapclip.searching.library import Answer, open_library
+        from lapclip.searching.update_index import check_folder
+        from lapclip.which_model import NoModel, for_photos
 
     check_folder(folder.absolute())
     have_model(model, yes=yes)
@@ -298,12 +299,14 @@ def _words(options: list[tuple[str, object]]) -> list[object]:
 
 def _ending(library: Library, folder: Path, same: list[object], *, question: bool, hits: list[Hit]) -> list[str]:
     """What to do next, with the same options as were given."""
+    from lapclip.text import path_from_here
+
     if not question:
         example = typed(command("search", folder, "a dog on a beach", *same))
         return [f"Next: {escape(example)}"]
     if not hits:
         return ["No image is left by --since and --exclude." if library.count else "There are no images to find."]
-    return [f"Next: {escape(typed(command('search', folder, '--like', hits[0].path, *same)))}"]
+    return [f"Next: {escape(typed(command('search', folder, '--like', path_from_here(hits[0].path), *same)))}"]
 
 
 def _print_hits(hits: list[Hit], wanted: bool | None) -> None:

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from lapclip.cli.display import display
+from lapclip.cli.display import display, loading
 from lapclip.cli.model import have_model
 from lapclip.cli.output import Common, emit
 from lapclip.errors import ConfigError
@@ -102,7 +102,8 @@ def serve(
     yes
         Fetch a published model without asking. Example: lapclip serve vit-b-32-laion2b --yes
     """
-    from lapclip.commands import serve as command
+    with loading():
+        from lapclip.commands import serve as command
 
     if reload:
         given = {"--port": port, "--api-key-file": api_key_file, "--name": name, "--engine": engine, "--follow": follow}

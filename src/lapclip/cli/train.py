@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 from rich.markup import escape
 
-from lapclip.cli.display import display
+from lapclip.cli.display import display, loading
 from lapclip.cli.eval import recall_table, short_question_lines, start_lines
 from lapclip.cli.join import TogetherDisplay, check_machines, own_arguments
 from lapclip.cli.model import have_model
@@ -152,8 +152,9 @@ def train(
             offer = offer_new(recipe, settings, minutes, name, machines, shown.data_progress)
             shown.close()
             return host(offer, machines, address, own_arguments(), name, TogetherDisplay())
-        from lapclip.commands.run_setup import Callbacks
-        from lapclip.commands.train import train as train_run
+        with loading():
+            from lapclip.commands.run_setup import Callbacks
+            from lapclip.commands.train import train as train_run
 
         # In the background log.txt has the run's lines already.
         callbacks = Callbacks([] if reserved else [shown], shown.data_progress, shown.tuning_progress)

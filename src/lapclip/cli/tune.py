@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 from rich.markup import escape
 
-from lapclip.cli.display import display
+from lapclip.cli.display import display, loading
 from lapclip.cli.output import Common, emit, source_setting, typed
 from lapclip.config import recipe_from_nothing
 from lapclip.suggest import command
@@ -48,8 +48,9 @@ def tune(
     settings
         Fix a setting instead of tuning it; may be repeated. Example: lapclip tune --set train.dtype=float32
     """
-    from lapclip.commands.run_setup import Callbacks
-    from lapclip.commands.tune import tune as tune_recipe
+    with loading():
+        from lapclip.commands.run_setup import Callbacks
+        from lapclip.commands.tune import tune as tune_recipe
 
     with display() as shown:
         callbacks = Callbacks(data_progress=shown.data_progress, tuning_progress=shown.tuning_progress)

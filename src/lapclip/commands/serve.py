@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import io
 import ipaddress
 import math
@@ -24,7 +25,8 @@ from lapclip.errors import ConfigError, RunError
 from lapclip.paths import LARGEST_SETTINGS, read_bytes
 from lapclip.progress import Progress, Status
 from lapclip.runs.events import mapping
-from lapclip.suggest import command, quoted
+from lapclip.shell import Shell, quoted, users_shell
+from lapclip.suggest import command, install
 from lapclip.text import duration, printable
 from lapclip.web.server import check_port
 from lapclip.which_model import WhichModel, which_model
@@ -186,7 +188,7 @@ def serve(opened: Opened, as_json: Callable[[dict[str, Any]], None] | None = Non
         print(said.getvalue() if shows_token else said.getvalue().replace(link, f"{url}/"), end="", file=output)
         if not shows_token and not as_json:
             print("The page's address needs a token, which is printed in a terminal and by --json.", file=output)
-        print(f"Try: {_curl(url, options.api_key_file)}", file=output, flush=True)
+        print(f"Try: {curl_command(url, options.api_key_file, users_shell())}", file=output, flush=True)
         if as_json:
             as_json({"url": url, "page": link, **opened.facts})
         swapper.server = this_server(url, opened.name, which.reference, service.model.fingerprint)
@@ -274,7 +276,7 @@ def check_packages() -> None:
     """Refuse where the extra is not installed."""
     missing = [name for name in PACKAGES if find_spec(name) is None]
     if missing:
-        raise ConfigError(f"lapclip serve needs {', '.join(missing)}.", hint='pip install "lapclip[serve]"')
+        raise ConfigError(f"lapclip serve needs {', '.join(missing)}.", hint=install("serve"))
 
 
 def _check_numbers(options: ServeOptions) -> None:
@@ -339,7 +341,9 @@ def _is_this_computer(host: str) -> bool:
 def read_key(path: Path) -> tuple[str, list[str]]:
     """The API key in a file, and a warning where other accounts can read it."""
     try:
-        key = read_bytes(path, LARGEST_SETTINGS, own=True).decode("utf-8-sig").strip()
+        content = read_bytes(path, LARGEST_SETTINGS, own=True)
+        # Windows PowerShell 5.1 writes what a program prints as UTF-16.
+        key = content.decode("utf-16" if content.startswith(codecs.BOM_UTF16_LE) else "utf-8-sig").strip()
         mode = path.stat().st_mode
     except FileNotFoundError:
         raise ConfigError(f"There is no file {path}.", hint=MAKE_KEY.replace("key.txt", quoted(str(path)))) from None
@@ -388,16 +392,27 @@ def _who_can_ask(key: str | None, shows_token: bool) -> str:
     return "Whoever has the key, or this address, can ask." if shows_token else "Whoever has the key can ask."
 
 
-def _curl(url: str, key_file: Path | None) -> str:
+BODY = '{"items": [{"text": "a red bicycle"}]}'
+
+
+def curl_command(url: str, key_file: Path | None, shell: Shell) -> str:
     """A request that can be pasted."""
-    windows = os.name == "nt"
-    body = '{"items": [{"text": "a red bicycle"}]}'
-    data = f'"{body}"'.replace(body, body.replace('"', '\\"')) if windows else f"'{body}'"
-    words = ["curl", f"{url}/embed", "-H", '"Content-Type: application/json"', "-d", data]
+    # In Windows PowerShell `curl` is another program.
+    words = ["curl.exe" if shell in ("cmd", "powershell") else "curl", quoted(f"{url}/embed", shell)]
     if key_file is not None:
-        key = "KEY" if windows else f"$(cat {quoted(str(key_file))})"
-        words[2:2] = ["-H", f'"Authorization: Bearer {key}"']
+        words += ["-H", f'"Authorization: Bearer {_KEY_IN[shell].format(quoted(str(key_file), shell))}"']
+    words += ["-H", quoted("Content-Type: application/json", shell), "-d", quoted(BODY, shell)]
     return " ".join(words)
+
+
+_KEY_IN: dict[Shell, str] = {
+    "sh": "$(cat {})",
+    "fish": "$(cat {})",
+    "cmd": "KEY",  # it has no way to put a file's content into a word
+    "powershell": "$(Get-Content {})",
+    "pwsh": "$(Get-Content {})",
+}
+"""A file's content inside double quotes."""
 
 
 @contextmanager

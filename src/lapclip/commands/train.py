@@ -100,7 +100,7 @@ def train(
         log.append(started(training, setup, notes, laps))
         del setup  # so that what a fallback replaces is gone
         share_run(training)
-        return run_to_end(training, signals, began, laps)
+        return run_to_end(training, signals, began, laps, callbacks)
 
 
 def stop_signals() -> Signals:
@@ -313,9 +313,9 @@ def start_training(
     )
 
 
-def run_to_end(training: Training, signals: Signals, began: float, laps: Laps) -> Outcome:
+def run_to_end(training: Training, signals: Signals, began: float, laps: Laps, callbacks: Callbacks) -> Outcome:
     """Train to the end or to a signal, then score the best model."""
-    training.stop_reason = signals.reason
+    training.stop_reason = lambda: signals.reason() or callbacks.stop_reason()
     try:
         evaluation = persist(training, partial(finish, laps=laps), build_again)
         if evaluation is None:
@@ -492,6 +492,7 @@ def started(training: Training, setup: RunSetup, notes: list[str], laps: Laps) -
         chance_loss=LOSSES[train.loss].chance(train.batch_size),
         closed_form=setup.closed_form,
         set_up_seconds=dict(laps.seconds),
+        hardware={(own := device.of(tower)).kind: own.label for tower in ("image", "text")},
     )
 
 

@@ -27,6 +27,7 @@ import numpy as np
 from lapclip.data.table import Row
 from lapclip.errors import DataError, RunBusy, first_line
 from lapclip.paths import parse_json, sweep, write_atomic
+from lapclip.suggest import install
 from lapclip.text import size
 
 ABOUT, FINGERPRINT = "lapclip", "fingerprint"
@@ -133,7 +134,7 @@ class ParquetFile(VectorFile):
         if find_spec("pyarrow") is None:
             raise DataError(
                 f"{self.path} is a parquet file, and writing those needs pyarrow.",
-                hint="pip install 'lapclip[parquet]', or --out with a name that ends in .npz",
+                hint=f"{install('parquet')}, or --out with a name that ends in .npz",
             )
 
     def read_about(self) -> Any:

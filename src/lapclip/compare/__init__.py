@@ -12,7 +12,6 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -34,20 +33,19 @@ from lapclip.compare.fits import (
 )
 from lapclip.config import ModelConfig, TrainConfig
 from lapclip.data.batches import Batch
-from lapclip.errors import ConfigError
 from lapclip.machine import facts
 from lapclip.machine.choose_device import available, default_threads, device_of, pair_of, prepare_device
 from lapclip.machine.device import Device
 from lapclip.machine.sensors import Energy, of_device
 from lapclip.machine.timing import Stopwatch, busy_cores, timed
 from lapclip.model.clip import CLIP
-from lapclip.paths import read_json
 from lapclip.progress import Status
+from lapclip.results import FORMAT
+from lapclip.text import short_duration
 from lapclip.training.cuda_graph import WARM_UP, AnyStep, make_step
 from lapclip.training.memory import SHARE_OF_MEMORY, demands
 from lapclip.tuning.choose_kernels import choose_kernels
 
-FORMAT = 1
 QUICK_SECONDS, SECONDS = 70.0, 600.0
 SHARE_OF_BUDGET = 30
 """A single cell may take one part in so many of the budget."""
@@ -113,11 +111,14 @@ def measure_cells(
     of_each = min(MOST_OF_EACH, seconds / CELLS)
     cells: list[Cell] = []
     trains = {contestant: contestant_settings(contestant, status) for contestant in among}
-    for rung, batch in [(rung, batch) for some in (batches[::2], batches[1::2]) for rung in rungs for batch in some]:
+    sizes = [(rung, batch) for some in (batches[::2], batches[1::2]) for rung in rungs for batch in some]
+    for rung, batch in sizes:
         for contestant in among:
             cell = Cell(**asdict(contestant), model=rung.shape.name, parameters=rung.parameters,
                         work=rung.work(batch), batch=batch, layers=rung.layers)  # fmt: skip
-            status(f"{rung.parameters / 1e6:.3g} M parameters, batch {batch}, {contestant.text()}")
+            left = short_duration(max(0.0, ends - time.perf_counter()))
+            what = f"{rung.parameters / 1e6:.3g} M parameters, batch {batch}, {contestant.text()}"
+            status(f"{what}; cell {len(cells) + 1} of {len(sizes) * len(among)}, at most {left} left for them")
             train = replace(trains[contestant], batch_size=batch)
             if reason := _too_large(cell, rung, train):
                 cells.append(replace(cell, skipped=reason, too_large=True))
@@ -251,22 +252,3 @@ def random_batch(shape: ModelConfig, batch: int) -> Batch:
     tokens[:, -1] = shape.vocabulary - 1
     pixels = draw.integers(0, 256, (batch, shape.image_size, shape.image_size, 3), dtype=np.uint8)
     return Batch(pixels, tokens, np.eye(batch, dtype=bool), np.zeros(batch, dtype=bool))
-
-
-def read_shared(path: Path) -> dict[str, Any]:
-    """Another machine's comparison."""
-    try:
-        found = read_json(path)
-        if found["format"] != FORMAT or not all(
-            key in found for key in ("machine", "cells", "fits", "crossover", "recommendations")
-        ):
-            raise ValueError("it has another format")
-        [Cell(**cell) for cell in found["cells"]]
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}.") from None
-    except (ValueError, KeyError, TypeError) as error:
-        raise ConfigError(
-            f"{path} is not a comparison written by lapclip compare --share: {error}.",
-            hint="lapclip compare --share FILE on the other machine",
-        ) from None
-    return found

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import cache, lru_cache
+from typing import Any
 
 import numpy as np
 from PIL import Image, ImageCms
@@ -22,6 +23,7 @@ from PIL import Image, ImageCms
 from lapclip.data.av1_sizes import av1_sizes
 from lapclip.data.copies import SCAN, jpeg_segments
 from lapclip.errors import DataError, first_line
+from lapclip.suggest import install
 
 DECODING_VERSION = 2
 """Part of the key of packed stores: raise it with every change that decodes some image to other pixels."""
@@ -227,10 +229,26 @@ def decode(source: bytes | Header, short_side: int | None = None, *, put_off: bo
 
 def as_decoded(image: Image.Image) -> Decoded:
     """An open image, as `decode` gives it with its colours put off."""
+    if 0 in image.size:
+        raise DataError("it has no pixels")
     image = image.copy()  # a copy is loaded, and a TIFF is turned while that is done
     transform = _transform_later(image)
     upright_image, marks = upright(image, convert=transform is None)
     return Decoded(upright_image, *upright_image.size, frozenset(marks), transform)
+
+
+def as_file(image: Image.Image, **form: Any) -> bytes:
+    """An open image as the file that it could be, upright and in RGB; `form` is as Pillow's `save` takes it."""
+    try:
+        decoded = as_decoded(image)
+    except DataError as error:
+        raise DataError(f"An image cannot be used: {error.message}.") from None
+    except (OSError, ValueError, SyntaxError) as error:
+        raise DataError(f"An image cannot be used: {first_line(error)}.") from None
+    profile = image.info.get("icc_profile") if decoded.transform else None  # colours that are still to be converted
+    file = io.BytesIO()
+    decoded.image.save(file, icc_profile=profile, exif=b"", **form)  # it is upright
+    return file.getvalue()
 
 
 def upright(image: Image.Image, *, convert: bool = True) -> tuple[Image.Image, set[str]]:
@@ -516,5 +534,5 @@ def _unknown(data: bytes) -> DataError:
     if not data:
         return DataError("it is empty")
     if data[4:8] == b"ftyp" and data[8:12] in HEIC_BRANDS and "HEIF" not in _formats():
-        return MayPass("HEIC needs the package pillow-heif", hint='pip install "lapclip[heic]"')
+        return MayPass("HEIC needs the package pillow-heif", hint=install("heic"))
     return DataError("it is not an image of a known form")

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from lapclip.errors import ConfigError, WeightsError
 from lapclip.progress import Status
-from lapclip.suggest import command
+from lapclip.suggest import command, install
 
 if TYPE_CHECKING:
     from lapclip.data.dataset import Pairs
@@ -143,4 +143,4 @@ def require_packages(packages: tuple[str, ...], extra: str) -> None:
     """Refuse, in one line that says what to install, where a package is missing."""
     missing = [package for package in packages if find_spec(package) is None]
     if missing:
-        raise WeightsError(f"This needs {' and '.join(missing)}.", hint=f'pip install "lapclip[{extra}]"')
+        raise WeightsError(f"This needs {' and '.join(missing)}.", hint=install(extra))

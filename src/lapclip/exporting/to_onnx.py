@@ -6,7 +6,6 @@ Batch and caption length are free, nothing else is; where the text tower wants t
 from __future__ import annotations
 
 import logging
-import shlex
 import shutil
 import warnings
 from collections.abc import Iterator
@@ -19,6 +18,7 @@ from lapclip.errors import WeightsError, first_line
 from lapclip.exporting import OUTPUT, ExportFormat, Job, Written, register
 from lapclip.exporting.export_folder import copy_example, describe, write_json, write_readme
 from lapclip.progress import Status
+from lapclip.shell import quoted
 from lapclip.weights import DESCRIPTION
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ class Onnx(ExportFormat):
         write_readme(job.folder, job.title, USE, result)
 
     def next_step(self, folder: Path) -> str:
-        return f"python {shlex.quote(str(folder / 'example.py'))} IMAGE CAPTION ..."
+        return f"python {quoted(str(folder / 'example.py'))} IMAGE CAPTION ..."
 
 
 class OnnxInt8(Onnx):

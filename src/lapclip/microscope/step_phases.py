@@ -21,7 +21,7 @@ from lapclip.config import ModelConfig
 from lapclip.data.batches import Batch, BatchPlan, prefetch
 from lapclip.errors import first_line
 from lapclip.machine.choose_device import default_threads
-from lapclip.machine.device import DTYPES, Device
+from lapclip.machine.device import Device
 from lapclip.machine.timing import PHASES, Stopwatch, in_turns, timed
 from lapclip.training.feed import feed
 from lapclip.tuning.measure import Rehearsal, make_workload
@@ -147,7 +147,7 @@ def precisions(
     batch_size: int,
     device: Device,
     steps: int = 50,
-    dtypes: tuple[str, ...] = tuple(DTYPES),
+    dtypes: tuple[str, ...] = ("float32", "bfloat16", "float16"),
     rounds: int = 5,
 ) -> dict[str, Precision]:
     """Each precision from the same weights on the same batches; then single steps timed in turns."""

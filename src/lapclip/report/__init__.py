@@ -56,7 +56,7 @@ def to_markdown(report: Report) -> str:
     lines = [f"# {safe(report.title)}", "", safe(report.subtitle), ""]
     if report.headlines:
         rows: list[list[str | Cell]] = [[line.name, line.value, line.detail] for line in report.headlines]
-        lines += [*_table(Table(["", "", ""], rows)), ""]
+        lines += [*table_lines(Table(["", "", ""], rows)), ""]
     for section in report.sections:
         lines += [f"## {safe(section.title)}", ""]
         for block in section.blocks:
@@ -75,14 +75,20 @@ def _block(block: Block) -> list[str]:
         case Sentences():
             return [f"- {safe(line)}" for line in block.lines]
         case Table():
-            return [*([f"**{safe(block.folded)}**", ""] if block.folded else []), *_table(block)]
+            return [*([f"**{safe(block.folded)}**", ""] if block.folded else []), *table_lines(block)]
         case Plot():
-            return [f"### {safe(block.title)}", "", safe(block.explanation), "", *_table(block.table)]
+            return [f"### {safe(block.title)}", "", safe(block.explanation), "", *table_lines(block.table)]
         case Gallery():
             rows: list[list[str | Cell]] = [
                 [text, "; ".join(_image(image) for image in images)] for text, images in block.rows
             ]
-            return [f"### {safe(block.title)}", "", safe(block.explanation), "", *_table(Table(["", "images"], rows))]
+            return [
+                f"### {safe(block.title)}",
+                "",
+                safe(block.explanation),
+                "",
+                *table_lines(Table(["", "images"], rows)),
+            ]
 
 
 def _image(image: ReportImage) -> str:
@@ -90,7 +96,8 @@ def _image(image: ReportImage) -> str:
     return f"{image.text}{RIGHT[image.right]}"
 
 
-def _table(table: Table) -> list[str]:
+def table_lines(table: Table) -> list[str]:
+    """A table in Markdown."""
     head = f"| {' | '.join(safe(column) for column in table.columns)} |"
     rows = (" | ".join(safe(cell.text if isinstance(cell, Cell) else cell) for cell in row) for row in table.rows)
     return [head, "|---" * len(table.columns) + "|", *(f"| {row} |" for row in rows)]

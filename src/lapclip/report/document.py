@@ -183,9 +183,9 @@ def _block(block: Block, names: dict[int, str]) -> str:
         case Sentences():
             return f"<ul>{''.join(f'<li>{escaped(line)}</li>' for line in block.lines)}</ul>"
         case Table() if block.folded:
-            return f"<details><summary>{escaped(block.folded)}</summary>{_table(block)}</details>"
+            return f"<details><summary>{escaped(block.folded)}</summary>{table_html(block)}</details>"
         case Table():
-            return _table(block)
+            return table_html(block)
         case Plot():
             name = names[id(block)]
             return (
@@ -193,7 +193,7 @@ def _block(block: Block, names: dict[int, str]) -> str:
                 f'<div class="plot" id="{name}" role="img" style="height:{block.height}px" '
                 f'aria-labelledby="{name}-title" aria-describedby="{name}-caption"></div>'
                 f'<figcaption id="{name}-caption">{escaped(block.explanation)}</figcaption>'
-                f"<details><summary>As a table</summary>{_table(block.table)}</details></figure>"
+                f"<details><summary>As a table</summary>{table_html(block.table)}</details></figure>"
             )
         case Gallery():
             rows = "".join(
@@ -219,7 +219,8 @@ def _image(image: ReportImage) -> str:
     return f'<div class="image {tone}">{shown}<span>{label}{escaped(image.text)}</span></div>'
 
 
-def _table(table: Table) -> str:
+def table_html(table: Table) -> str:
+    """A table alone, as it is in a page."""
     head = "".join(f'<th scope="col">{escaped(column)}</th>' for column in table.columns)
     head = f"<thead><tr>{head}</tr></thead>" if any(table.columns) else ""
     rows = "".join(f"<tr>{''.join(_cell(cell, at) for at, cell in enumerate(row))}</tr>" for row in table.rows)

@@ -52,7 +52,7 @@ def sections(evaluation: dict[str, Any], folder: Path) -> list[Section]:
     scores, classes = mapping(evaluation.get("evaluation")), mapping(evaluation.get("zeroshot"))
     blocks: list[Block | None] = [Sentences(about)]
     if scores:
-        blocks += [_recall_table(evaluation, scores), recall_plot(scores), rank_plot(evaluation, scores)]
+        blocks += [recall_table(evaluation, scores), recall_plot(scores), rank_plot(evaluation, scores)]
         blocks += short_question_blocks(mapping(evaluation.get("short_questions")))
         blocks += [_hubness(mapping(evaluation.get("hubness"))), _verdicts(mapping(evaluation.get("verdict")))]
         blocks.append(_fits(mapping(evaluation.get("fits"))))
@@ -63,7 +63,7 @@ def sections(evaluation: dict[str, Any], folder: Path) -> list[Section]:
         blocks += [_confused(evaluation, folder), _examples(evaluation, folder)]
     if classes:
         templates = ", ".join(f'"{text}"' for text in _list(evaluation.get("templates")))
-        blocks += [Sentences([f"Sentences for each class: {templates}."]), _class_table(classes)]
+        blocks += [Sentences([f"Sentences for each class: {templates}."]), class_table(classes)]
         blocks += [per_class(classes), confusion(classes), _mistaken(evaluation, folder)]
     blocks.append(_geometry(mapping(evaluation.get("geometry"))))
     return [Section(f"Evaluation: {evaluation.get('data')}, split {evaluation.get('split')}", [b for b in blocks if b])]
@@ -101,7 +101,7 @@ def _headlines(evaluation: dict[str, Any]) -> list[Headline]:
     return lines
 
 
-def _recall_table(evaluation: dict[str, Any], scores: dict[str, Any]) -> Table:
+def recall_table(evaluation: dict[str, Any], scores: dict[str, Any]) -> Table:
     chances, ceilings = mapping(scores.get("chances")), mapping(evaluation.get("ceilings"))
     rows: list[list[Any]] = []
     for way, name in WAYS.items():
@@ -143,7 +143,7 @@ def _between(low_high: Any, text: Callable[[Any], str]) -> str:
     return ""
 
 
-def _class_table(classes: dict[str, Any]) -> Table:
+def class_table(classes: dict[str, Any]) -> Table:
     sure, chance = mapping(classes.get("intervals")), mapping(classes.get("chance"))
     names = {"top1": "top-1", "top5": "top-5", "mean_per_class": "mean recall of the classes"}
     rows: list[list[Any]] = [

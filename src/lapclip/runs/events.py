@@ -77,6 +77,8 @@ class Started(Event):
     """Where heads alone learn: recall on val that linear heads have in closed form, without any training."""
     set_up_seconds: dict[str, float] = field(default_factory=dict)
     """How long each phase took before the first step."""
+    hardware: dict[str, str] = field(default_factory=dict)
+    """The name of each kind of device that it trains on, as `{"cuda": "NVIDIA H200"}`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,6 +90,8 @@ class Resumed(Event):
     checkpoint: str
     skipped: list[str]
     notes: list[str] = field(default_factory=list)
+    machine: dict[str, Any] = field(default_factory=dict)
+    """As `started` has it; another one where the run was moved."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -58,6 +58,8 @@ from lapclip.text import one_line, printable
 FORMAT = 1
 """Rises when an older lapclip could not resume the run."""
 RUNS = Path("runs")
+GIVEN = RUNS / ".data"
+"""Data that Python code had in memory, written down for the runs beside it (`lapclip.data.in_memory`)."""
 LAST_BYTES = 4000
 """Of a log, to find the last words in."""
 _WAITING = "waiting for "
@@ -324,9 +326,10 @@ class Run:
 def check_name(name: str | None, reserved: str = "") -> None:
     """Refuse a name that cannot be a folder or is taken, unless it was reserved with this key. A run that never began
     does not hold its name."""
-    if name is not None and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
+    if name is not None and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", name):
         raise RunError(
-            f"{name!r} cannot name a run: letters, digits, dots, dashes and underscores.", hint="--name my-run"
+            f"{name[:120]!r} cannot name a run: at most 100 letters, digits, dots, dashes and underscores.",
+            hint="--name my-run",
         )
     if name is None or is_reserved(name, reserved) or Run(RUNS / name).never_began:
         return

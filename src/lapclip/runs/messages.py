@@ -115,7 +115,9 @@ def _log_line(values: dict[str, Any]) -> str:
     notes = "".join(f"\n{note}" for note in values.get("notes") or [])
     match values["type"]:
         case "started":
-            towers = " and ".join(f"{tower} tower on {device}" for tower, device in values["devices"].items())
+            devices = values["devices"]
+            towers = " and ".join(f"{tower} tower on {device}" for tower, device in devices.items())
+            towers = towers if len(set(devices.values())) > 1 else f"on {next(iter(devices.values()))}"
             images = f"{values['pairs']['train']:,} images"
             size = f"{values['parameters']:,} parameters, {images}, {values['steps']:,} steps"
             return f"{size}; {towers} ({values['reasons']['train.device']}){notes}"

@@ -26,13 +26,13 @@ from lapclip.searching.index import COLUMNS, Entry, Index, entry_of
 from lapclip.searching.indexes import note_use
 from lapclip.searching.read_images import Read, heic_is_unknown, in_batches, made_ahead, read_image
 from lapclip.searching.search_model import SearchModel
-from lapclip.suggest import command
+from lapclip.suggest import command, install
 
 SAVED_EVERY = 1.0
 """Seconds of work that a killed process may lose."""
 AHEAD = 3
 """Batches that are read ahead of the model."""
-NO_HEIC = 'HEIC needs the package pillow-heif: pip install "lapclip[heic]"'
+NO_HEIC = f"HEIC needs the package pillow-heif: {install('heic')}"
 PAGE = 5000
 """Rows at once."""
 COMPARED = 20_000

@@ -11,10 +11,11 @@ from rich.text import Text
 
 from lapclip.errors import nearest
 from lapclip.runs.folder import all_runs
+from lapclip.runs.follow import preparing_rows
 from lapclip.runs.messages import stopped_by
 from lapclip.runs.view import RunView
-from lapclip.suggest import quoted
-from lapclip.text import UNKNOWN, duration, duration_range, one_line, percent, short_duration, significant
+from lapclip.shell import quoted
+from lapclip.text import UNKNOWN, duration, duration_range, one_line, percent, printable, short_duration, significant
 from lapclip.watch.panels import (
     SEVERITIES,
     Canvas,
@@ -69,6 +70,8 @@ def next_commands(view: RunView, typed: Typed) -> list[str]:
 
 def draw(views: list[RunView], focus: int, canvas: Canvas, typed: Typed) -> RenderableType:
     """Everything, from top to bottom."""
+    if not views and (names := [row["name"] or "a run" for row in preparing_rows()]):
+        return Text(f"Being prepared: {', '.join(map(printable, names))}. It appears here when it begins.")
     if not views:
         return Text(f"There are no runs here yet. One that starts will appear.\nStart one: {typed('train')}")
     listed = [_table(views, focus, canvas), Text("")] if len(views) > 1 else []

@@ -23,7 +23,7 @@ from rich.text import Text
 
 from lapclip.errors import RunError
 from lapclip.runs.folder import RUNS, Run, all_runs, find_run
-from lapclip.runs.follow import FollowedRun
+from lapclip.runs.follow import FollowedRun, preparing_rows
 from lapclip.runs.messages import watch_line
 from lapclip.runs.view import RunView
 from lapclip.text import one_line
@@ -302,9 +302,9 @@ class WatchedRuns:
         if names:
             paths = [_path_of(name, wait) for name in dict.fromkeys(names)]
         else:
-            if not wait:
-                find_run(None)
             runs = all_runs()
+            if not wait and not runs and not preparing_rows():
+                find_run(None)
             paths = [run.path for run in [run for run in runs if run.running] or runs[-1:]]
         self.runs = [FollowedRun(Run(path)) for path in paths]
         self.focus = max(0, len(self.runs) - 1) if self._every else 0

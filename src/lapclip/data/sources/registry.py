@@ -3,7 +3,7 @@
 Each file of this folder holds one source and registers it. A built-in source is known by its name: it says how its
 images and captions are read, or drawn, and what to tell people about it. Everything else is files, in a format that is
 recognised by the ending of a file or by the names in a folder; a format says how its files are read. Adding a source
-or a format adds a file here and touches no other.
+or a format adds a file here and touches no other, unless folders are recognised by it: then it has a rank below.
 """
 
 from __future__ import annotations
@@ -105,7 +105,8 @@ class Form:
 
 @dataclass(frozen=True)
 class Files:
-    """Files to read: their paths below a folder, and the split that each path says, or an empty text."""
+    """Files to read: their paths below a folder, and the split that each path says, or an empty text. Where a format
+    reads a whole folder together, no path says one."""
 
     root: Path
     names: Sequence[str]
@@ -113,7 +114,8 @@ class Files:
 
     def paths(self) -> list[tuple[Path, str]]:
         """Each file with its split."""
-        return [(self.root / name, split) for name, split in zip(self.names, self.splits, strict=True)]
+        splits = self.splits or [""] * len(self.names)
+        return [(self.root / name, split) for name, split in zip(self.names, splits, strict=True)]
 
 
 class FileFormat:

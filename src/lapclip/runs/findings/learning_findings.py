@@ -347,13 +347,15 @@ def small_validation(summary: Summary, around: Surroundings) -> Found | Verdict:
     needed = math.ceil(0.25 * (1.96 / UNSURE) ** 2)
     total = sum(numbers(mapping(summary.started.get("pairs")).values()))
     share = math.ceil(110 * needed / total) / 100 if total else 1.0  # a tenth more: they are drawn by chance
-    more = f"gather more images: {needed} held-out ones of {total:,.0f} would leave too few to learn from"
+    more = (
+        f"gather more images: holding out the {needed} that it takes would leave too few of {total:,.0f} to learn from"
+    )
     if share <= MOST_HELD_OUT:
         more = f"hold out {needed} pairs or more, unless the data names its splits: "
         more += around.train(f"data.held_out={share:g}")
     return Found(
-        f"{count:,.0f} pairs tell a recall near 50 % to {margin:.0%} only{recall}",
-        f"trust no smaller difference between two runs than {2 * margin:.0%}; {more}",
+        f"with {count:,.0f} held-out pairs a recall near 50 % is only known to within {margin:.0%}{recall}",
+        f"trust no difference between two runs below {2 * margin:.0%}; {more}",
     )
 
 

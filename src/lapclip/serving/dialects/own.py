@@ -10,7 +10,7 @@ from pydantic_core import PydanticCustomError
 from starlette.responses import Response
 
 from lapclip.embedder import Encoder, Logits
-from lapclip.evaluation.zeroshot import TEMPLATES, class_embeddings, class_shares, sentences_of
+from lapclip.prompts import TEMPLATES, class_embeddings, class_shares, sentences_of
 from lapclip.serving.dialects import LONGEST_LIST, Dialect, InTurns, json_answer, plain_error
 from lapclip.serving.items import Item, Text, image_from_text
 from lapclip.serving.refusals import BadItem, Refusal, TooLarge

@@ -1,0 +1,439 @@
+"""What `import lapclip` offers beside models: the commands as functions.
+
+They are the same code as the commands, with the same files, checks and refusals; what a command refuses is an error of
+`lapclip.errors` here. Nothing is asked, unless in a terminal whether a published model may be fetched, which `yes=True`
+allows; nothing is printed but progress, which `progress=False` leaves out.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import torch
+
+from lapclip.api.callbacks import Callback, CallbackListener
+from lapclip.api.folder_search import FolderSearch
+from lapclip.api.notebook_display import NotebookDisplay
+from lapclip.api.training_run import TrainingRun
+from lapclip.cli.display import Display, display
+from lapclip.cli.model import have_model
+from lapclip.cli.output import start_setting, teacher_setting
+from lapclip.commands import evaluate as evaluating
+from lapclip.commands import export as exporting
+from lapclip.commands import resume as resuming
+from lapclip.commands import train as training
+from lapclip.commands import tune as tuning
+from lapclip.commands.run_setup import Callbacks
+from lapclip.config import recipe_for, recipe_from_nothing
+from lapclip.data.in_memory import write_data
+from lapclip.data.sources import absolute
+from lapclip.errors import ConfigError, RunBusy
+from lapclip.machine.ranks import under_torchrun
+from lapclip.machine.torch_settings import plain_thread, torch_kept
+from lapclip.progress_bar import in_notebook
+from lapclip.report.document import table_html
+from lapclip.report.evaluation_report import class_table, recall_table
+from lapclip.runs.folder import GIVEN, find_run
+from lapclip.searching.library import open_library
+from lapclip.suggest import command
+from lapclip.text import path_from_here, percent
+
+if TYPE_CHECKING:
+    from lapclip.data.any_image import OneImage
+
+    Data: TypeAlias = (
+        str
+        | os.PathLike[str]
+        | Sequence[tuple[OneImage, str | Sequence[str]]]
+        | Mapping[str, Any]
+        | Any  # frames and data sets of other libraries, none of which is needed here
+        | None
+    )
+    """Images with captions, in any form that `lapclip.train` takes."""
+    Model: TypeAlias = str | os.PathLike[str] | TrainingRun
+    """A run's name or folder, a folder or file with a model, a published model's name, or a `TrainingRun`."""
+    Settings: TypeAlias = Mapping[str, Any]
+    """Settings by their names, as `--set` takes them: `{"train.batch_size": 64}` (docs/settings.md)."""
+
+__all__ = ["Evaluation", "Interrupted", "evaluate", "export", "open_run", "resume", "search", "train", "tune"]
+
+_at_work = threading.Lock()
+"""Held while this process trains or tunes: both change how many threads torch has, which results depend on."""
+
+
+class Interrupted(KeyboardInterrupt):
+    """Raised where a run was interrupted (Ctrl-C, or a notebook's stop button), after everything was saved.
+
+    `run` is the run as it stands; `lapclip.resume(error.run)` goes on with it, and so does `lapclip.resume()` while it
+    is the newest run.
+    """
+
+    def __init__(self, run: TrainingRun, step: int) -> None:
+        again = f"lapclip.resume({path_from_here(run.path)!r})"
+        super().__init__(
+            f"Stopped after step {step:,} of {path_from_here(run.path)}; everything is saved. Go on: {again}"
+        )
+        self.run, self.step = run, step
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """An exception is otherwise made again from its message, which breaks a pool of processes it was raised in."""
+        return type(self), (self.run, self.step)
+
+    def _render_traceback_(self) -> list[str]:
+        """What a notebook shows: there is no fault to look for."""
+        return [str(self)]
+
+
+def train(
+    data: Data = None,
+    *,
+    recipe: str | None = None,
+    minutes: float | None = None,
+    name: str | None = None,
+    start: Model | None = None,
+    teacher: Model | None = None,
+    ask: Sequence[str] = (),
+    polite: bool = False,
+    settings: Settings | None = None,
+    callbacks: Sequence[Callback] = (),
+    progress: bool = True,
+    yes: bool = False,
+) -> TrainingRun:
+    """Train a model, as `lapclip train` does: with checkpoints, and so that a run that ends early is resumed exactly.
+
+    Works in scripts, in notebooks and in threads, and needs no worker processes. An interrupt saves and raises
+    `lapclip.Interrupted`; in a thread that is not the main one, where Python has no interrupts, `lapclip stop` and
+    `lapclip.StopTraining` end a run. One run at a time is trained in a process.
+
+    Parameters
+    ----------
+    data
+        What to learn from; None for the scenes that lapclip draws. Either a path as `lapclip train` takes it: a folder,
+        a table, shards. Or what a program has in memory: a list of pairs (image, caption); a data set of torch that
+        gives such pairs; a frame of pandas or polars, or a dictionary of columns; a `Dataset` of Hugging Face; or a
+        dictionary of splits with one of these each, such as `{"train": ..., "val": ...}` or a `DatasetDict`. An image
+        is a path, bytes, a PIL image, an array or a tensor; a caption is a text or a list of texts. What is in memory
+        is first written to `runs/.data/`, once, from where the run reads it, also when it is resumed; images that are
+        named by their paths are not copied.
+    recipe
+        A recipe's name or a TOML file; without it, the one that fits the data. See `lapclip train --help`.
+    minutes
+        Fill this many minutes; the schedule is fitted to them.
+    name
+        Name of the run's folder under `runs/` in the current folder; without it, the recipe's.
+    start
+        The model to go on from: a run, published weights, a short name that `lapclip models` lists.
+    teacher
+        A model that this one learns from, too.
+    ask
+        Captions of your own to follow while it learns.
+    polite
+        Pause while others need the machine.
+    settings
+        Changes of the recipe's settings: `{"train.batch_size": 64, "data.caption_column": "title"}`.
+    callbacks
+        Functions that are called with each event of the run (`lapclip.Callback`).
+    progress
+        Show how far it is, in a terminal, in a notebook or as lines.
+    yes
+        Fetch a published model without asking.
+
+    For example:
+
+        run = lapclip.train(minutes=2)
+        run.metrics["t2i_r1"], run.history[-1]["loss"]
+        run.plot()
+        run.model.classify("cat.jpg", ["cat", "dog"])
+        run = lapclip.train([("cat.jpg", "a cat asleep"), ("dog.jpg", "a dog")], recipe="heads")
+    """
+    with _working(progress) as shown:
+        for model in (start, teacher):
+            have_model(None if model is None else os.fspath(model), yes=yes)
+        asked = _asked(data, settings, shown)
+        source = asked.get("data.source")
+        own: dict[str, Any] = {"work.polite": True} if polite else {}
+        if ask:
+            own["work.ask"] = _followed(ask)
+        named = [
+            *start_setting(None if start is None else os.fspath(start)),
+            *teacher_setting(None if teacher is None else os.fspath(teacher)),
+        ]
+        chosen = recipe_for(source, recipe, None if start is None else os.fspath(start))
+        listener = CallbackListener(callbacks)
+        outcome = training.train(chosen, [*named, *_texts(asked | own)], minutes, name, _callbacks(shown, listener))
+    return _ended(outcome)
+
+
+def resume(run: Model | None = None, *, callbacks: Sequence[Callback] = (), progress: bool = True) -> TrainingRun:
+    """Go on with a run that was stopped, interrupted or killed; it ends with the result it would have had.
+
+    Parameters
+    ----------
+    run
+        A run's name or folder, or a `TrainingRun`; without one, the newest.
+    callbacks, progress
+        As for `lapclip.train`.
+    """
+    with _working(progress) as shown:
+        listener = CallbackListener(callbacks)
+        outcome = resuming.resume(None if run is None else os.fspath(run), _callbacks(shown, listener))
+    return _ended(outcome)
+
+
+def open_run(run: str | os.PathLike[str] | None = None) -> TrainingRun:
+    """A run that is there, by its name or folder; without one, the newest. Commands and Python see the same runs."""
+    return TrainingRun(find_run(None if run is None else os.fspath(run)).path)
+
+
+class Evaluation(dict[str, Any]):
+    """What `lapclip eval --json` prints, as a dictionary that a notebook shows as a table."""
+
+    @property
+    def metrics(self) -> dict[str, Any]:
+        """The numbers alone: recall of pairs, or how many images of classes get the right one."""
+        return self["evaluation"] if "evaluation" in self else self["zeroshot"]
+
+    def __repr__(self) -> str:
+        found = self.metrics
+        key, text = ("t2i_r1", "text to image R@1") if "t2i_r1" in found else ("top1", "top-1")
+        return f"<Evaluation of {self['run']} on {self['data']}, split {self['split']}: {text} {percent(found[key])}>"
+
+    def _repr_html_(self) -> str:
+        return table_html(recall_table(self, self.metrics) if "evaluation" in self else class_table(self.metrics))
+
+
+def evaluate(
+    model: Model | None = None,
+    data: Data = None,
+    *,
+    split: str | None = None,
+    templates: Sequence[str] = (),
+    device: str = "auto",
+    out: str | os.PathLike[str] | None = None,
+    settings: Settings | None = None,
+    progress: bool = True,
+    yes: bool = False,
+) -> Evaluation:
+    """Score a model on images it was not trained on, as `lapclip eval` does: recall both ways with intervals, chance
+    and more. The evaluation is saved in the run's folder with a page.
+
+    Parameters
+    ----------
+    model
+        A run's name or folder, a `TrainingRun`, a folder or file with a model, or a published model's name; without
+        one, the newest run.
+    data
+        Other images to score on, in any form that `lapclip.train` takes; without it, the run's own held-out ones.
+    split
+        `train`, `val`, `test` or `all`; without it test, else val, else all.
+    templates
+        Sentences for folders of classes, with {} for the name.
+    device
+        `auto`, `cpu`, `cuda`, `mps` or `xpu`.
+    out
+        Folder for the evaluation and its page; without one, the run's own.
+    settings
+        How to read the data: `{"data.caption_column": "title"}`.
+    progress
+        Show how far it is.
+    yes
+        Fetch a published model without asking.
+    """
+    with plain_thread(), _shown(progress) as shown:
+        named = None if model is None else os.fspath(model)
+        have_model(named if data is not None else None, yes=yes)
+        asked = _asked(data, settings, shown)
+        source = asked.pop("data.source", None)
+        request = evaluating.EvaluationRequest(
+            named, source, split, "|".join(templates), device, None if out is None else Path(out), _texts(asked)
+        )
+        counting = shown.counting("embedding images and captions") if shown else None
+        return Evaluation(evaluating.evaluate(request, shown.data_progress if shown else None, counting))
+
+
+def tune(
+    data: Data = None,
+    *,
+    recipe: str | None = None,
+    seconds: float = 60.0,
+    settings: Settings | None = None,
+    progress: bool = True,
+) -> dict[str, Any]:
+    """Find the fastest correct settings for a recipe on this machine, as `lapclip tune` does, and remember them for
+    `lapclip.train`. Gives back what `lapclip tune --json` prints: `choices`, `reasons`, `pairs_per_second`.
+
+    Parameters
+    ----------
+    data
+        What to train on, in any form that `lapclip.train` takes.
+    recipe
+        A recipe's name or a TOML file; without it, the one that trains from nothing.
+    seconds
+        Time to spend. From 300 on, compiling is tried too.
+    settings
+        Settings that are not to be tuned: `{"train.device": "cpu"}`.
+    progress
+        Show what is being timed.
+    """
+    with _working(progress) as shown:
+        asked = _asked(data, settings, shown)
+        chosen = recipe or recipe_from_nothing(asked.get("data.source"))
+        return tuning.tune(chosen, _texts(asked), seconds, _callbacks(shown, CallbackListener(())))
+
+
+def export(
+    model: Model | None = None,
+    to: str = "onnx",
+    *,
+    out: str | os.PathLike[str] | None = None,
+    force: bool = False,
+    progress: bool = True,
+    yes: bool = False,
+) -> dict[str, Any]:
+    """Write a model as other programs load it, as `lapclip export` does, and check what that cost. Gives back what
+    `lapclip export --json` prints: `files`, `bytes`, `recall_before`, `recall_after` and more.
+
+    Parameters
+    ----------
+    model
+        As for `lapclip.evaluate`.
+    to
+        The format: `onnx`, `onnx-int8`, `openclip` and others that `lapclip export --help` lists.
+    out
+        The folder to write; without one, `exported/FORMAT` in the run's folder.
+    force
+        Replace an earlier export there.
+    progress
+        Show how far it is.
+    yes
+        Fetch a published model without asking.
+    """
+    named = None if model is None else os.fspath(model)
+    have_model(named, yes=yes)
+    with plain_thread(), _shown(progress) as shown:
+        callbacks = exporting.Callbacks(shown.doing, shown.data_progress, shown.counting) if shown else None
+        return exporting.export(
+            named, to, None if out is None else Path(out), force=force, callbacks=callbacks or exporting.Callbacks()
+        )
+
+
+def search(
+    folder: str | os.PathLike[str],
+    model: Model | None = None,
+    *,
+    device: str = "auto",
+    progress: bool = True,
+    yes: bool = False,
+) -> FolderSearch:
+    """Images on your own disk, to be asked what is on them. What is new or changed in the folder is indexed first, as
+    `lapclip search` does, into the same index; nothing is written into the folder.
+
+    Parameters
+    ----------
+    folder
+        The images to search, with all folders in it.
+    model
+        As for `lapclip.evaluate`; without one, the model that made the index of this folder, else the finished run with
+        the best recall on images.
+    device
+        `auto`, `cpu`, `cuda`, `mps` or `xpu`.
+    progress
+        Show how far it is.
+    yes
+        Fetch a published model without asking.
+
+    For example:
+
+        photos = lapclip.search("photos/")
+        photos.ask("a red bicycle in the snow")
+        photos.like("cat.jpg", limit=5)
+    """
+    named = None if model is None else os.fspath(model)
+    have_model(named, yes=yes)
+    with _shown(progress) as shown:
+        counting = shown.counting("indexing") if shown else None
+        waiting = shown.waiting if shown else None
+        return FolderSearch(open_library(Path(folder), named, counting, device=device, waiting=waiting))
+
+
+def _asked(data: Data, settings: Settings | None, shown: Display | NotebookDisplay | None) -> dict[str, Any]:
+    """All settings that were given, the data among them; what is in memory is written down for it."""
+    asked = dict(settings or {})
+    if data is None:
+        return asked
+    if isinstance(data, (str, os.PathLike)):
+        return {**asked, "data.source": absolute(os.fspath(data))}
+    return write_data(data, GIVEN, asked, shown.data_progress if shown else None)
+
+
+def _texts(settings: Mapping[str, Any]) -> list[str]:
+    """Settings as --set takes them. Values may be paths, and numbers of numpy."""
+
+    def plain(value: Any) -> Any:
+        return value.item() if hasattr(value, "item") else os.fspath(value)
+
+    return [f"{name}={json.dumps(value, ensure_ascii=False, default=plain)}" for name, value in settings.items()]
+
+
+def _followed(ask: Sequence[str]) -> str:
+    captions = [ask] if isinstance(ask, str) else list(ask)
+    if barred := [caption for caption in captions if "|" in caption]:
+        raise ConfigError(f"ask: {barred[0]!r} holds a vertical bar.", hint="captions without one")
+    return "|".join(captions)
+
+
+def _callbacks(shown: Display | NotebookDisplay | None, listener: CallbackListener) -> Callbacks:
+    if shown is None:
+        return Callbacks([listener], stop_reason=listener.stop_reason)
+    return Callbacks([shown, listener], shown.data_progress, shown.tuning_progress, listener.stop_reason)
+
+
+def _ended(outcome: training.Outcome) -> TrainingRun:
+    """The run, where nobody has asked this process to end."""
+    run = TrainingRun(outcome.run)
+    if outcome.stop_signal == signal.SIGINT:
+        raise Interrupted(run, outcome.steps)
+    if outcome.stop_signal:
+        raise SystemExit(outcome.exit_status)
+    return run
+
+
+@contextmanager
+def _shown(progress: bool) -> Iterator[Display | NotebookDisplay | None]:
+    """Where progress is shown, if anywhere."""
+    if not progress:
+        yield None
+    elif in_notebook():
+        shown = NotebookDisplay()
+        try:
+            yield shown
+        finally:
+            shown.close()
+    else:
+        with display() as shown:
+            yield shown
+
+
+@contextmanager
+def _working(progress: bool) -> Iterator[Display | NotebookDisplay | None]:
+    """Train or tune alone in this process, and leave torch as it was: a notebook goes on with other things."""
+    if under_torchrun():
+        raise ConfigError("lapclip.train is for one process.", hint="torchrun ... -m lapclip train")
+    if not _at_work.acquire(blocking=False):
+        raise RunBusy(
+            "Another thread of this process trains or tunes already, and torch has one number of threads for all.",
+            hint=f"one after the other, or {command('train')} in a process of its own",
+        )
+    try:
+        with torch_kept(), plain_thread(), _shown(progress) as shown:
+            torch.set_default_dtype(torch.float32)
+            yield shown
+    finally:
+        _at_work.release()

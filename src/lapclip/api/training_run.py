@@ -1,0 +1,157 @@
+"""A run that was trained, as Python code looks at it: what it learnt, how it went, and its model."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lapclip.config import SECTIONS
+from lapclip.paths import write_atomic
+from lapclip.report import write_report
+from lapclip.report.document import Plot, escaped
+from lapclip.report.run_plots import learning_sections
+from lapclip.report.svg_plots import to_svg
+from lapclip.runs.events import mapping, read_events
+from lapclip.runs.folder import Run
+from lapclip.runs.summary import Summary, summarise
+from lapclip.runs.view import RunView, view_of
+from lapclip.text import count, path_from_here, percent
+
+if TYPE_CHECKING:
+    from lapclip.embedder import Encoder
+
+PLOTS = {"loss": "Loss", "recall": "Accuracy and recall", "temperature": "Temperature"}
+"""What `TrainingRun.plot` draws, and the title that reports give it."""
+
+
+class TrainingRun:
+    """A run's folder, seen from Python: given by `lapclip.train`, `lapclip.resume` and `lapclip.open_run`.
+
+    Everything is read from the folder when it is asked for, so a run that is still being trained shows how far it is.
+    Wherever lapclip takes a model by its path, it takes such a run as well.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(os.path.abspath(path))
+        """The run's folder."""
+        self.name = self.path.name
+
+    def __fspath__(self) -> str:
+        return str(self.path)
+
+    @property
+    def state(self) -> str:
+        """running, finished, stopped, failed, or died: ended without a word."""
+        return Run(self.path).state
+
+    @property
+    def metrics(self) -> dict[str, Any]:
+        """Recall on held-out pairs, with intervals and chance: of the finished model on the split that chose nothing,
+        before that of the latest evaluation. Empty before the first."""
+        summary = self._summary()
+        if found := mapping(summary.ending.get("evaluation")):
+            return found
+        last = summary.evaluations[-1] if summary.evaluations else {}
+        return {"split": last.get("split"), **last["evaluation"]} if last else {}
+
+    @property
+    def history(self) -> list[dict[str, Any]]:
+        """A dictionary for each step with `step`, `epoch`, `loss`, `t2i_accuracy`, `i2t_accuracy`, `temperature`, `lr`,
+        `grad_norm` and more (docs/events.md). `pandas.DataFrame(run.history)` makes a table of it."""
+        return [_plain(event) for event in self._summary().steps]
+
+    @property
+    def evaluations(self) -> list[dict[str, Any]]:
+        """A dictionary for each evaluation while it was trained: `step`, `epoch`, `best` and the metrics."""
+        return [{**_plain(event), **event["evaluation"]} for event in self._summary().evaluations]
+
+    @property
+    def events(self) -> list[dict[str, Any]]:
+        """All events so far, as events.jsonl has them (docs/events.md)."""
+        return list(read_events(Run(self.path).events))
+
+    @property
+    def settings(self) -> dict[str, dict[str, Any]]:
+        """Every setting that the run has, by section; `settings["reasons"]` says why each automatic choice was made."""
+        saved = Run(self.path).read_settings()
+        return {section: saved.get(section, {}) for section in (*SECTIONS, "reasons")}
+
+    @cached_property
+    def model(self) -> Encoder:
+        """The best model so far, on the CPU, as `lapclip.load(run)` gives it. Loaded once: `lapclip.load` again takes
+        another device, or what a run that goes on has learnt since."""
+        from lapclip.embedder import load  # here: nothing else needs torch
+
+        return load(self.path)
+
+    def plot(self, *names: str) -> RunPlot:
+        """Curves of the run, which a notebook shows: `loss`, `recall`, `temperature`; without names the first two.
+        `run.plot().save("run.svg")` writes them, and `run.report()` has more."""
+        if unknown := [name for name in names if name not in PLOTS]:
+            raise ValueError(f"There is no plot {unknown[0]!r}. Known: {', '.join(PLOTS)}.")
+        titles = [PLOTS[name] for name in names or ("loss", "recall")]
+        sections = learning_sections(self._view())
+        found = {block.title: block for section in sections for block in section.blocks if isinstance(block, Plot)}
+        return RunPlot(self.name, [found[title] for title in titles if title in found])
+
+    def report(self, out: str | os.PathLike[str] | None = None) -> list[Path]:
+        """Write the whole report, as `lapclip report` does: a page and Markdown, into the run's folder or another."""
+        return write_report(str(self.path), Path(out) if out is not None else None)[0]
+
+    def __repr__(self) -> str:
+        return f"<TrainingRun {path_from_here(self.path)}: {', '.join(self._facts().values())}>"
+
+    def _repr_html_(self) -> str:
+        rows = "".join(
+            f'<tr><th style="text-align:left">{escaped(name)}</th><td style="text-align:left">{escaped(text)}</td></tr>'
+            for name, text in {"run": path_from_here(self.path), **self._facts()}.items()
+        )
+        return f"<table>{rows}</table>{self.plot()._repr_html_()}"
+
+    def _facts(self) -> dict[str, str]:
+        view = self._view()
+        steps = f"{count(view.summary.step)} of {count(view.summary.total_steps)} steps"
+        facts = {"state": view.status, "progress": steps}
+        metrics = self.metrics
+        if (found := metrics.get("t2i_r1")) is not None:
+            among = f"among {count(metrics.get('candidates'))} of {metrics.get('split')}"
+            facts["recall"] = f"text to image R@1 {percent(found)} {among} (chance {percent(metrics.get('chance'))})"
+        return facts
+
+    def _view(self) -> RunView:
+        return view_of(Run(self.path))
+
+    def _summary(self) -> Summary:
+        return summarise(read_events(Run(self.path).events))
+
+
+class RunPlot:
+    """Curves that a notebook shows below its cell, without any script and without a network."""
+
+    def __init__(self, name: str, plots: Sequence[Plot]) -> None:
+        self.name, self._plots = name, plots
+
+    @property
+    def svg(self) -> str:
+        """The picture itself."""
+        return to_svg(self._plots)
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write the picture as an SVG file."""
+        write_atomic(Path(path), self.svg)
+        return Path(path)
+
+    def __repr__(self) -> str:
+        titles = " and ".join(plot.title.lower() for plot in self._plots) or "nothing yet"
+        return f"<RunPlot of {self.name}: {titles}; a notebook shows it, save(PATH) writes it as SVG>"
+
+    def _repr_html_(self) -> str:
+        return self.svg if self._plots else "<p>There is nothing to draw before the first step.</p>"
+
+
+def _plain(event: dict[str, Any]) -> dict[str, Any]:
+    """An event without what only its file needs."""
+    return {name: value for name, value in event.items() if name not in ("v", "type", "evaluation", "process")}
