@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,11 +14,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from filelock import FileLock
 
 from lapclip.machine import timing
 
 # One thread a test process: two of them share two cores, and results are compared bit for bit.
 os.environ["OMP_NUM_THREADS"] = "1"
+
+# Many tests start processes. Where no bytecode is written, each of them would compile all of lapclip anew.
+os.environ["PYTHONDONTWRITEBYTECODE"] = ""
 
 # A shell that starts the tests in the background has SIGINT ignored, and every process that they start inherits that:
 # those that are to end by Ctrl-C never would.
@@ -61,6 +66,22 @@ def trained(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Path:
         patch.chdir(folder)
         train("first-run", SMALL, name="mine")
     return folder / "runs" / "mine"
+
+
+@pytest.fixture(scope="session")
+def exported(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same with its export as ONNX in float32, to copy from: one process of the tests makes it for all of them."""
+    from lapclip.commands.export import export
+
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "exported"
+    with FileLock(f"{folder}.lock"):
+        if not folder.exists():
+            made = tmp_path_factory.mktemp("exporting") / "mine"
+            shutil.copytree(trained, made)
+            export(str(made), "onnx")
+            made.parent.rename(folder)
+    return folder / "mine"
 
 
 @pytest.fixture(autouse=True)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 from safetensors.torch import save_file
 
@@ -62,11 +63,89 @@ def test_nothing_in_nothing_out(embedder: Embedder) -> None:
     assert embedder.encode_text([]).shape == (0, 64)
 
 
-def test_one_string_is_a_mistake_that_is_named(embedder: Embedder) -> None:
-    with pytest.raises(TypeError, match="takes a list of captions"):
-        embedder.encode_text("a cat")
-    with pytest.raises(TypeError, match="takes a list of images"):
-        embedder.encode_image("cat.png")
+def test_a_single_item_gives_a_single_vector(embedder: Embedder, tmp_path: Path) -> None:
+    image = Image.new("RGB", (50, 40), "orange")
+    image.save(tmp_path / "a.png")
+    rows = embedder.encode_image([image])
+    for one in (image, tmp_path / "a.png", str(tmp_path / "a.png"), (tmp_path / "a.png").read_bytes()):
+        np.testing.assert_array_equal(embedder.encode_image(one), rows[0])
+    np.testing.assert_array_equal(embedder.encode_text("a cat"), embedder.encode_text(["a cat"])[0])
+
+
+def test_arrays_and_tensors_are_seen_as_the_image_they_are(embedder: Embedder) -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (5, 40, 60, 3), dtype=np.uint8)
+    rows = embedder.encode_image([Image.fromarray(each) for each in pixels])
+    first = torch.from_numpy(pixels).permute(0, 3, 1, 2)
+    for many in (pixels, list(pixels), pixels / 255, first, list(first), first / 255, (first / 255).double()):
+        np.testing.assert_allclose(embedder.encode_image(many, batch_size=2), rows, atol=1e-6)
+    for one in (pixels[0], first[0], pixels[0].transpose(2, 0, 1)):  # the last: an array that was a tensor
+        np.testing.assert_allclose(embedder.encode_image(one), rows[0], atol=1e-6)
+    grey = embedder.encode_image(Image.fromarray(pixels[0, :, :, 0]))
+    for one in (pixels[0, :, :, 0], pixels[0, :, :, :1], first[0, :1]):
+        np.testing.assert_array_equal(embedder.encode_image(one), grey)
+
+
+def test_what_is_no_image_is_refused_in_words(embedder: Embedder) -> None:
+    normalised = torch.randn(3, 20, 20)
+    for value, why in [
+        (normalised, "from 0 to 1"),
+        (np.full((20, 20, 3), 300), "from 0 to 255"),
+        (np.zeros((20, 20, 7), np.uint8), "no image"),
+        (np.zeros(20, np.uint8), "no image"),
+        (np.zeros((1, 2, 20, 20, 3), np.uint8), "neither"),
+        ([None], "no image"),
+        (17, "no image"),
+        (b"not a file", "no image file"),
+    ]:
+        with pytest.raises(lapclip.LapclipError, match=why):
+            embedder.encode_image(value)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(lapclip.LapclipError, match="batch_size"):
+        embedder.encode_text(["a"], batch_size=0)
+
+
+def test_progress_is_a_callback_or_a_bar(
+    embedder: Embedder, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    images, told = [Image.new("RGB", (9, 9))] * 5, []
+    embedder.encode_image(images, batch_size=2, progress=lambda done, total: told.append((done, total)))
+    assert told == [(2, 5), (4, 5), (5, 5)]
+    embedder.encode_text(["a"] * 5, progress=True)
+    assert capsys.readouterr().err == ""  # nobody looks
+    monkeypatch.setenv("FORCE_COLOR", "1")  # rich takes it for a terminal
+    embedder.encode_text(["a"] * 5, progress=True)
+    assert "embedding captions" in capsys.readouterr().err
+
+
+def test_classify_orders_the_labels_and_follows_the_model(embedder: Embedder) -> None:
+    image = Image.new("RGB", (50, 40), "orange")
+    shares = embedder.classify(image, ["cat", "dog", "red_owl"])
+    assert sum(shares.values()) == pytest.approx(1)
+    assert list(shares.values()) == sorted(shares.values(), reverse=True)
+    plain = embedder.classify([image], ["cat", "dog"], templates=["{}"])
+    similarity = embedder.encode_text(["cat", "dog"]) @ embedder.encode_image(image)
+    scale = embedder.logits().scale
+    wanted = np.exp(scale * similarity) / np.exp(scale * similarity).sum()
+    assert [plain[0][name] for name in ("cat", "dog")] == pytest.approx(wanted.tolist(), rel=1e-4)
+    with pytest.raises(lapclip.LapclipError, match="list of labels"):
+        embedder.classify(image, "cat")
+    for templates in ("a {}", ["a photo"], []):
+        with pytest.raises(lapclip.LapclipError, match="list of templates"):
+            embedder.classify(image, ["cat", "dog"], templates=templates)
+
+
+def test_a_model_moves_to_a_device_or_says_that_it_is_not_here(embedder: Embedder) -> None:
+    before = embedder.encode_text("a cat")
+    np.testing.assert_array_equal(embedder.to("cpu").encode_text("a cat", device="cpu"), before)
+    with pytest.raises(lapclip.LapclipError, match="not here"):
+        embedder.encode_text("a cat", device="abacus")
+
+
+def test_a_model_shows_what_it_is(trained: Path) -> None:
+    model = lapclip.load(trained)
+    for text in (repr(model), model._repr_html_()):
+        assert str(trained) in text
+        assert "32 x 32" in text
+        assert "cpu" in text
 
 
 def test_a_saved_model_loads_and_gives_the_same_rows(embedder: Embedder, tmp_path: Path) -> None:

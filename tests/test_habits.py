@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from lapclip.commands.results import read_results
+
 ROOT = Path(__file__).parent.parent
 
 
@@ -16,14 +18,45 @@ ROOT = Path(__file__).parent.parent
 def generated(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The pages made afresh, as `make docs` makes them: in a process of its own, because help names its caller."""
     folder = tmp_path_factory.mktemp("docs")
-    subprocess.run([sys.executable, str(ROOT / "docs" / "generate.py"), str(folder)], check=True, capture_output=True)
+    for script in ("generate.py", "plots.py"):
+        subprocess.run([sys.executable, str(ROOT / "docs" / script), str(folder)], check=True, capture_output=True)
     return folder
 
 
-@pytest.mark.parametrize("name", ["commands.md", "settings.md", "events.md", "doctor.md"])
+GENERATED = [
+    "commands.md",
+    "settings.md",
+    "events.md",
+    "doctor.md",
+    "results.md",
+    "python.md",
+    "glossary.md",
+    "llms.txt",
+]
+
+
+@pytest.mark.parametrize("name", GENERATED)
 def test_generated_docs_are_fresh(name: str, generated: Path) -> None:
     fresh = (generated / name).read_text(encoding="utf-8")
     assert (ROOT / "docs" / name).read_text(encoding="utf-8") == fresh, "run: make docs"
+
+
+FROM_RUNS = {"learning.svg", "pairs.svg", "batches.svg", "draws.svg"}
+"""Figures of runs that docs/figures.py trains, which takes minutes; all others show a table."""
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "docs").glob("*.svg")), ids=lambda path: path.name)
+def test_plots_show_what_the_tables_beside_them_say(path: Path, generated: Path) -> None:
+    if path.name not in FROM_RUNS:
+        assert path.read_text(encoding="utf-8") == (generated / path.name).read_text(encoding="utf-8"), "run: make docs"
+    shown = [page for page in (ROOT / "docs").glob("*.md") if f"]({path.name})" in page.read_text(encoding="utf-8")]
+    assert shown, f"no page shows {path.name}"
+
+
+def test_shared_results_are_valid_and_each_is_there_once() -> None:
+    shared = read_results([ROOT / "results"])
+    assert shared.results
+    assert not shared.duplicates
 
 
 def test_every_setting_has_a_meaning_in_the_docs(generated: Path) -> None:
@@ -42,7 +75,7 @@ def test_imports_point_down() -> None:
 @pytest.mark.parametrize("page", ["README.md", *(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))])
 def test_files_and_targets_that_the_docs_name_exist(page: str) -> None:
     text = (ROOT / page).read_text(encoding="utf-8")
-    for path in re.findall(r"`((?:src|tests|docs|benchmarks|dev)/[\w./-]+)`", text):
+    for path in re.findall(r"`((?:src|tests|docs|benchmarks|dev|examples)/[\w./-]+)`", text):
         assert (ROOT / path).exists(), path
     targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE)
     for target in re.findall(r"\bmake ([a-z-]+)", text):

@@ -175,7 +175,13 @@ def test_a_model_and_its_exports_give_the_same_embeddings(before: Path, name: st
     np.testing.assert_allclose(images, then[name]["image"], rtol=0, atol=close)
 
 
-@pytest.mark.parametrize("name", sorted(path.stem for path in MADE.glob("json/*.json")))
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.slow] if name.startswith("export_onnx") else [])
+        for name in sorted(path.stem for path in MADE.glob("json/*.json"))
+    ],
+)
 def test_what_a_command_prints_for_scripts_keeps_its_keys(before: Path, name: str) -> None:
     if name.startswith("export_onnx"):
         pytest.importorskip("onnxruntime", reason="needs the extra export")

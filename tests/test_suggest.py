@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,8 @@ from typing import Any
 import pytest
 
 from lapclip.runs.folder import Run, create_run
-from lapclip.suggest import command, model_word, quoted, source_word, train_command
+from lapclip.shell import quoted
+from lapclip.suggest import command, install, model_word, source_word, train_command
 
 GIVEN = {
     "run": {
@@ -33,6 +33,12 @@ def test_another_run_is_given_all_that_the_first_was_given() -> None:
         *("--set", "data.caption_column=a title", "--set", "train.batch_size=64"),
         *("--set", "work.ask=a cat|it's", "--set", "work.polite=true", "--set", "train.learning_rate=0.001"),
     ]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="shlex reads as sh does")
+def test_a_path_with_a_dash_in_front_is_no_option() -> None:
+    words = shlex.split(command("search", Path("-photos"), "--like", Path("a.png"), "-word"))
+    assert words == ["lapclip", "search", "./-photos", "--like", "a.png", "-word"]
 
 
 def test_a_change_replaces_what_was_given_and_a_length_replaces_the_others() -> None:
@@ -68,31 +74,6 @@ def test_a_value_is_read_as_the_one_it_was(value: Any, text: str) -> None:
     assert made[-1] == f"data.caption_column={text}"
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="bash is asked")
-@pytest.mark.parametrize(
-    "word", ["plain", "two words", "it's", "$HOME `x` *", "a\nb\x1b[31m", "caf\udce9", "[red]", ""]
-)
-def test_a_shell_takes_a_quoted_word_as_it_is(word: str) -> None:
-    said = subprocess.run(["bash", "-c", f"printf %s {quoted(word, windows=False)}"], capture_output=True, check=True)
-    assert said.stdout == word.encode("utf-8", "surrogateescape")
-    assert quoted(word, windows=False).isprintable()
-
-
-@pytest.mark.parametrize(
-    ("word", "typed"),
-    [
-        ("C:\\photos\\2024", "C:\\photos\\2024"),
-        ("C:\\my photos", '"C:\\my photos"'),
-        ("C:\\my photos\\", '"C:\\my photos\\\\"'),
-        ("a|b & c", '"a|b & c"'),
-        ('say "x"', '"say \\"x\\""'),
-        ("", '""'),
-    ],
-)
-def test_windows_gets_double_quotes(word: str, typed: str) -> None:
-    assert quoted(word, windows=True) == typed
-
-
 def test_paths_are_named_from_here_and_are_never_taken_for_names_or_options(here: Path) -> None:
     for folder in ("photos", "scenes", "-odd", "a/b"):
         (here / folder).mkdir(parents=True)
@@ -122,3 +103,22 @@ def test_code_that_a_saved_run_names_is_not_part_of_a_suggestion() -> None:
     assert "evil" not in train_command(saved)
     assert "--set model.image_from=MODULE:FUNCTION" in train_command(saved)
     assert "--set model.text_from=timm:x" in train_command(saved)
+
+
+@pytest.mark.parametrize(
+    ("file", "has_pip", "started"),
+    [
+        ("", True, "pip"),
+        ("", False, "uv pip"),  # uv makes environments without pip
+        ("uv-receipt.toml", False, "uv tool"),
+        ("pipx_metadata.json", True, "pipx runpip lapclip"),
+    ],
+)
+def test_an_extra_is_installed_as_lapclip_was(
+    file: str, has_pip: bool, started: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if file:
+        (tmp_path / file).touch()
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    monkeypatch.setattr("lapclip.suggest.find_spec", lambda name: has_pip or None)
+    assert install("hub") == f'{started} install "lapclip[hub]"'

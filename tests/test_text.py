@@ -24,7 +24,7 @@ def test_numbers_as_a_person_reads_them() -> None:
         "0.5 steps",
     ]
     assert [text.parameters(value) for value in (900, 1.3e6, 1.04e9)] == ["900", "1.3 M", "1.0 B"]
-    assert [size(value) for value in (7e8, 1.5e9, 2.5e10)] == ["700 MB", "1.50 GB", "25.0 GB"]
+    assert [size(value) for value in (2.4e5, 7e8, 1.5e9, 2.5e10)] == ["240 kB", "700 MB", "1.50 GB", "25.0 GB"]
     assert [text.milliseconds(value) for value in (1.234, 2500)] == ["1.23 ms", "2.5 s"]
     assert [text.times(ratio) for ratio in (1.04, 1.43)] == ["a tie", "1.4 times"]
     assert [text.interval(ends) for ends in ([0.1, 0.25], None, [0.1, None])] == ["10.0% to 25.0%", "", ""]

@@ -50,6 +50,7 @@ def test_images_being_drawn_have_a_bar_of_their_own() -> None:
     display = Display(Console(file=screen, force_terminal=True, width=80))
     for done in (1, 50, 100):
         display.data_progress(done, 100)
+    display.close()
     assert "drawing images" in screen.getvalue()
 
 
@@ -72,10 +73,13 @@ def test_what_is_done_to_images_is_said_by_its_name(capsys) -> None:
 def test_what_is_counted_has_a_bar_or_a_line_now_and_then(capsys) -> None:
     screen = io.StringIO()
     for terminal in (True, False):
-        tell = Display(Console(file=screen, force_terminal=terminal, width=80)).counting("looking at images")
+        display = Display(Console(file=screen, force_terminal=terminal, width=80))
+        tell = display.counting("looking at images")
         for done in (512, 1024, 1500):
             tell(done, 1500)
+        display.close()
     assert "looking at images" in screen.getvalue()
+    assert "all 1,500 done; computing" in screen.getvalue()  # a terminal is never left without a sign of life
     assert "1,500/1,500" in screen.getvalue()
     assert capsys.readouterr().err == "looking at images: 512 of 1,500\n"
 

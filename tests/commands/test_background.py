@@ -507,6 +507,7 @@ def test_a_run_that_is_made_ready_in_the_foreground_is_listed(
         ("", "preparing", 0),
     ]
     assert "mine                    preparing" in lapclip("runs").stdout
+    assert "mine" in lapclip("watch", "--once").stdout
 
 
 def test_a_polite_run_waits_and_goes_on_by_itself_with_the_same_result(

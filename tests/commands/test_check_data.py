@@ -23,10 +23,13 @@ from lapclip.paths import CacheFile
 from tests.conftest import counted_reads
 from tests.data.check.made import encoded, odd_folder, odd_images, scene, write_csv
 
+TINY = "model.name=tiny"
+"""Steps of the model are timed, and here nothing hangs on which model that is."""
+
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict:
-    return check_data(str(odd_folder(tmp_path_factory.mktemp("odd"))), "first-run", ["data.tokenizer=clip"])
+    return check_data(str(odd_folder(tmp_path_factory.mktemp("odd"))), "first-run", [TINY, "data.tokenizer=clip"])
 
 
 def finding(found: dict, kind: str) -> dict:
@@ -94,7 +97,7 @@ def test_needs_leave_out_what_cannot_be_read(found: dict) -> None:
 def test_clean_data_has_no_findings_and_a_ceiling_of_one(tmp_path: Path) -> None:
     images = {f"{seed}.jpg": encoded(scene(seed)) for seed in range(12)}
     rows = [(name, f"{'very ' * at}good", "val" if at in (3, 4) else "train") for at, name in enumerate(images)]
-    found = check_data(str(write_csv(tmp_path, images, rows)), "first-run", [])
+    found = check_data(str(write_csv(tmp_path, images, rows)), "first-run", [TINY])
     assert found["findings"] == []
     assert found["ceilings"] == {"val": {"t2i_r1": 1.0, "i2t_r1": 1.0, "told_apart": 1.0}}
     assert found["tokenizer"]["kind"] == "bpe"
@@ -103,7 +106,7 @@ def test_clean_data_has_no_findings_and_a_ceiling_of_one(tmp_path: Path) -> None
 def test_characters_that_training_never_shows_are_named(tmp_path: Path) -> None:
     images = {"a.jpg": encoded(scene(1)), "b.jpg": encoded(scene(2)), "c.jpg": encoded(scene(3))}
     rows = [("a.jpg", "a dog", "train"), ("b.jpg", "a god", "train"), ("c.jpg", "a dög", "val")]
-    found = check_data(str(write_csv(tmp_path, images, rows)), "photos", ["data.tokenizer=characters"])
+    found = check_data(str(write_csv(tmp_path, images, rows)), "first-run", ["data.tokenizer=characters", TINY])
     assert finding(found, "unknown_characters")["examples"] == ["ö (in 1 captions)"]
 
 
@@ -117,7 +120,7 @@ def test_the_time_of_an_epoch_comes_from_the_notebook_where_steps_were_timed(emp
 def test_copies_are_on_one_side_where_splits_are_drawn(tmp_path: Path, empty_cache: Path) -> None:
     images = {f"{seed}{which}.jpg": encoded(scene(seed), comment=which) for seed in range(20) for which in "ab"}
     rows = [(name, f"the thing {name[:-4]}", "") for name in images] + [("0a.jpg", "", ""), ("gone.jpg", "x", "")]
-    found = check_data(str(write_csv(tmp_path, images, rows)), "first-run", [])
+    found = check_data(str(write_csv(tmp_path, images, rows)), "first-run", [TINY])
     assert finding(found, "copies_on_one_side")["count"] == 40
     assert finding(found, "duplicate_images")["count"] == 20
     assert not [each for each in found["findings"] if each["kind"] == "image_in_two_splits"]
@@ -191,7 +194,7 @@ def test_the_outlook_is_honest_about_few_images() -> None:
 
 
 def test_the_built_in_scenes_can_be_checked() -> None:
-    found = check_data("scenes", None, ["data.train_pairs=64", "model.name=tiny"])
+    found = check_data("scenes", None, ["data.train_pairs=64", TINY])
     assert found["splits"]["train"]["images"] == 64
     assert found["tokenizer"]["kind"] == "bpe"
     assert "made for learning from nothing" in found["outlook"]
@@ -217,7 +220,7 @@ def test_check_and_train_agree_on_what_is_too_much(tmp_path: Path, empty_cache: 
     rows = [(name, f"thing {name[:-4]}", "val" if name == "1.jpg" else "train") for name in images]
     source = str(write_csv(tmp_path, images, [*rows, ("gone.jpg", "nothing", "train")]))
     for share, severity in ((0.05, "alarm"), (0.1, "warning")):
-        found = check_data(source, "first-run", [f"data.broken_share={share}"])
+        found = check_data(source, "first-run", [TINY, f"data.broken_share={share}"])
         assert finding(found, "skipped_rows")["severity"] == severity
         refused = pytest.raises(DataError, match="1 of 13 rows") if severity == "alarm" else nullcontext()
         with refused:

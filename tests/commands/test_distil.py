@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -186,8 +187,8 @@ def write_file(path: Path, teacher: Embedder, data: Path, **changes) -> None:
         "text": teacher.encode_text(captions),
     }
     arrays |= {name: change(arrays[name]) for name, change in changes.items()}
-    kept = {name: array for name, array in arrays.items() if array is not None}
-    np.savez(path, allow_pickle=True, **kept)
+    kept: dict[str, Any] = {name: array for name, array in arrays.items() if array is not None}
+    np.savez(path, **kept)
 
 
 def test_a_file_of_embeddings_teaches_as_the_model_that_made_it(data: Path, here: Path) -> None:

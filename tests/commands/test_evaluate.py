@@ -33,7 +33,7 @@ from lapclip.evaluation import note_on_chance
 from lapclip.evaluation.calibration import calibration_of
 from lapclip.evaluation.hubness import OWN, read_bank
 from lapclip.evaluation.retrieval import retrieval
-from lapclip.evaluation.zeroshot import TEMPLATES, class_embeddings
+from lapclip.prompts import TEMPLATES, class_embeddings
 from lapclip.which_model import which_model
 
 from ..small_runs import train_small, write_classes, write_photos

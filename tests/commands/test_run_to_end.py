@@ -18,6 +18,7 @@ from lapclip.commands.resume import resume
 from lapclip.commands.train import train
 from lapclip.errors import ConfigError, TrainingError
 from lapclip.machine import system_memory
+from lapclip.machine.adamw import AdamW
 from lapclip.machine.choose_device import choose_device
 from lapclip.machine.gpus import Cuda
 from lapclip.model.towers import ImageTower
@@ -146,7 +147,7 @@ def test_a_half_made_update_is_undone_from_the_newest_checkpoint(
             group["params"][0].data.add_(1.0)
         no_memory()
 
-    monkeypatch.setattr(torch.optim.AdamW, "step", failing(torch.optim.AdamW.step, 7, fail=spoil))
+    monkeypatch.setattr(AdamW, "step", failing(AdamW.step, 7, fail=spoil))
     train_small("train.checkpoint_every_epochs=1")
     (fell_back,) = events("fell_back")
     assert (fell_back["step"], fell_back["change"]) == (4, {"micro_batch": 8})
@@ -177,7 +178,7 @@ def test_one_pair_at_a_time_ends_with_the_figures(here: Path, monkeypatch: pytes
     )
     message = r"at step 1 of .*with micro_batch 1 .*about 0\.4 GB.*were free on cpu"
     with pytest.raises(TrainingError, match=message) as caught:
-        train_small()
+        train_small("train.steps=3")
     assert len(str(caught.value).splitlines()) == 2
     assert [event["change"]["micro_batch"] for event in events("fell_back")] == [8, 4, 2, 1]
     assert find_run("run").state == "failed"

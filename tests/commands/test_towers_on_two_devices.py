@@ -84,12 +84,10 @@ def test_a_resumed_run_on_two_devices_goes_on_to_the_bit(whole: dict[int, float]
     assert losses() == whole
 
 
+@pytest.mark.slow  # the step itself is compared in tests/training/test_two_devices.py
 @pytest.mark.parametrize(
     "settings",
-    [
-        ("train.dtype=bfloat16", "train.micro_batch=5"),
-        pytest.param(("train.dtype=float16", "train.optimizer=muon"), marks=pytest.mark.slow),
-    ],
+    [("train.dtype=bfloat16", "train.micro_batch=5"), ("train.dtype=float16", "train.optimizer=muon")],
     ids=str,
 )
 def test_so_does_one_in_half_precision(settings: tuple[str, ...]) -> None:
@@ -110,6 +108,7 @@ def test_memory_that_runs_out_on_one_of_them_halves_the_micro_batch_on_both(
     assert losses() == close_to(whole)
 
 
+@pytest.mark.slow  # tests/commands/test_run_to_end.py has the same of one device
 def test_what_failed_on_two_devices_is_gone_before_it_is_built_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """There may be no room for two models, and threads hold on to nothing."""
     real, models = run_setup.build, []

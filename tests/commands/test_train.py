@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,7 @@ import lapclip
 from lapclip.commands import run_setup
 from lapclip.commands.evaluate import EvaluationRequest, evaluate
 from lapclip.commands.train import recording, train
-from lapclip.config import DataConfig, build_config, parse_settings, read_recipe
+from lapclip.config import DataConfig, TrainConfig, build_config, parse_settings, read_recipe
 from lapclip.data.sources.built_in import load_scenes
 from lapclip.errors import ConfigError, DataError, TrainingError
 from lapclip.evaluation.retrieval import linear_baseline
@@ -27,6 +28,7 @@ from lapclip.runs.folder import Run, find_run
 from lapclip.training import checkpoint
 
 from ..conftest import SMALL, command, set_flags
+from ..second_device import Pretended
 from ..small_runs import events, losses, train_small
 
 
@@ -186,6 +188,24 @@ def test_what_cannot_be_compiled_runs_uncompiled_and_says_so_once(here: Path) ->
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("compiled was asked for, but nothing can be compiled here") == 1
     assert tomllib.loads(Path("runs/run/run.toml").read_text())["train"]["compile"] == "none"
+
+
+@pytest.mark.parametrize("setting", ["train.dtype=float8", "train.linear=triton"])
+def test_what_the_cpu_cannot_compute_is_refused_before_images_are_drawn(setting: str, here: Path) -> None:
+    drawn: list[str] = []
+    callbacks = run_setup.Callbacks(data_progress=lambda *told: drawn.append(str(told)))
+    settings = ["train.device=cpu", "train.dtype=float32", setting]
+    with pytest.raises(ConfigError, match="cannot be had on"):
+        run_setup.set_up("first-run", settings, None, callbacks)
+    assert not drawn
+
+
+def test_kernels_that_only_the_cpu_has_are_not_refused_because_of_an_accelerator_that_nobody_named() -> None:
+    asked, found = TrainConfig(dtype="float32", linear="triton"), [Pretended()]
+    run_setup.check_kernels_early(asked, found)
+    for named in (replace(asked, device="xpu"), replace(asked, dtype="float8", linear="auto")):
+        with pytest.raises(ConfigError, match="cannot be had on"):
+            run_setup.check_kernels_early(named, found)
 
 
 def test_a_graph_is_refused_where_none_can_be_recorded(here: Path) -> None:

@@ -13,6 +13,7 @@ from lapclip.errors import ConfigError
 from lapclip.machine.choose_device import default_threads
 from lapclip.machine.cpu import Cpu
 from lapclip.machine.gpus import Cuda
+from lapclip.results import COMPARISON, read_result, sealed, write_result
 
 from ..second_device import pretend
 from .made import CPU, cells_of
@@ -73,10 +74,10 @@ def test_a_step_that_fails_is_a_skipped_cell(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_shared_file_is_read_back_and_names_nobody(tmp_path: Path) -> None:
-    found = compare.compare(10.0, silent, TINY[:1], (1,))
+    found = sealed({**compare.compare(10.0, silent, TINY[:1], (1,)), "kind": COMPARISON})
     path = tmp_path / "mine.json"
-    path.write_text(json.dumps(found))
-    assert compare.read_shared(path) == json.loads(json.dumps(found))
+    write_result(path, found)
+    assert read_result(path, COMPARISON) == json.loads(json.dumps(found))
     text = path.read_text()
     assert str(Path.home()) not in text
     assert socket.gethostname() not in text
@@ -86,10 +87,10 @@ def test_a_shared_file_is_read_back_and_names_nobody(tmp_path: Path) -> None:
 def test_other_files_are_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "other.json"
     path.write_text(text)
-    with pytest.raises(ConfigError, match="is not a comparison"):
-        compare.read_shared(path)
+    with pytest.raises(ConfigError, match="cannot be used"):
+        read_result(path, COMPARISON)
     with pytest.raises(ConfigError, match="cannot be read"):
-        compare.read_shared(tmp_path / "missing.json")
+        read_result(tmp_path / "missing.json", COMPARISON)
 
 
 @pytest.mark.parametrize(("start", "best"), [(4, 4), (4, 1), (4, 16), (1, 2), (16, 8)])
@@ -127,7 +128,9 @@ def test_a_short_comparison_reaches_large_models_before_it_fills_in() -> None:
     small, large = (f"{rung.parameters / 1e6:.3g} M" for rung in TINY)
     order = [(small, 1), (small, 16), (large, 1), (large, 16), (small, 4), (large, 4)]
     named = [f"{size} parameters, batch {batch}, {CPU.text()}" for size, batch in order]
-    assert [step for step in steps if "parameters" in step] == named
+    cells = [step for step in steps if "parameters" in step]
+    assert [step.split(";")[0] for step in cells] == named
+    assert "cell 6 of 6" in cells[-1]
     assert [(cell.parameters, cell.batch) for cell in found] == [
         (rung.parameters, batch) for rung in TINY for batch in (1, 4, 16)
     ]

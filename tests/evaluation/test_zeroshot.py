@@ -10,14 +10,8 @@ import pytest
 from lapclip.errors import ConfigError
 from lapclip.evaluation import ranks
 from lapclip.evaluation.intervals import wilson_interval
-from lapclip.evaluation.zeroshot import (
-    TEMPLATES,
-    accuracy,
-    class_answers,
-    class_embeddings,
-    read_templates,
-    zeroshot_of,
-)
+from lapclip.evaluation.zeroshot import accuracy, class_answers, zeroshot_of
+from lapclip.prompts import TEMPLATES, class_embeddings, read_templates
 
 from .embeddings import unit
 

@@ -105,6 +105,7 @@ def test_paths_and_captions_are_taken_as_by_the_model_itself(exported: tuple[Emb
     assert there.encode_text([]).shape == (0, ours.embedding)
 
 
+@pytest.mark.slow  # `test_export_command.py` has a run in int8
 def test_int8_is_smaller_and_close(exported: tuple[Embedder, Path], tmp_path: Path) -> None:
     ours, plain = exported
     captions = [(WORDS[at % 4],) for at in range(32)]

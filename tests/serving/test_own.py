@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 
 from lapclip.embedder import Embedder, Encoder, Logits, open_exported
-from lapclip.evaluation.zeroshot import TEMPLATES, class_embeddings
+from lapclip.prompts import TEMPLATES, class_embeddings
 from lapclip.serving import app
 from lapclip.serving.dialects import TURNS, json_answer
 

@@ -27,7 +27,7 @@ from safetensors.torch import load_file, save_file
 
 from lapclip.cli.app import main
 from lapclip.commands import serve
-from lapclip.commands.serve import Opened, Prepared, ServeOptions, prepare, read_key
+from lapclip.commands.serve import Opened, Prepared, ServeOptions, curl_command, prepare, read_key
 from lapclip.errors import ConfigError
 from lapclip.machine.facts import python
 from lapclip.serving import swap
@@ -37,6 +37,7 @@ from lapclip.serving.metrics import Metrics
 from lapclip.serving.refusals import Unavailable
 from lapclip.serving.service import ServedModel, Service
 from lapclip.serving.swap import Swapper
+from lapclip.shell import Shell
 from lapclip.which_model import WhichModel, which_model
 
 from .conftest import Serving, engine_of, jpeg, serving
@@ -117,11 +118,28 @@ def test_a_key_is_read_and_who_else_can_read_it_is_said(here: Path) -> None:
             read_key(here / "pipe")
 
 
+def test_a_key_that_powershell_wrote_is_read(here: Path) -> None:
+    (here / "key.txt").write_bytes("0123456789abcdef\r\n".encode("utf-16"))
+    assert read_key(here / "key.txt")[0] == "0123456789abcdef"
+
+
+@pytest.mark.parametrize(
+    ("shell", "typed"),
+    [
+        ("sh", """curl http://a:1/embed -H "Authorization: Bearer $(cat 'my key')" -H 'Content-Type: """),
+        ("powershell", """curl.exe http://a:1/embed -H "Authorization: Bearer $(Get-Content 'my key')" -H 'Content-"""),
+        ("cmd", 'curl.exe http://a:1/embed -H "Authorization: Bearer KEY" -H "Content-Type: application/json" -d ^"'),
+    ],
+)
+def test_a_request_to_paste_suits_the_shell(shell: Shell, typed: str) -> None:
+    assert curl_command("http://a:1", Path("my key"), shell).startswith(typed)
+
+
 def test_a_missing_extra_is_named(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(serve, "find_spec", lambda name: None)
     with pytest.raises(ConfigError) as error:
         prepare(ServeOptions())
-    assert error.value.hint == 'pip install "lapclip[serve]"'
+    assert error.value.hint.endswith('install "lapclip[serve]"')
     assert "python_multipart" in error.value.message  # as it is imported; `multipart` is another package
 
 

@@ -30,6 +30,7 @@ def answers(hosts: Hosts, host: int, of: int) -> bool:
     return hosts.start(host, [*command()[:1], "-c", program], stderr=subprocess.DEVNULL).wait(20) == 0
 
 
+@pytest.mark.slow  # tests/training/test_ranks.py compares two ranks of one computer with one process each time
 def test_two_hosts_learn_what_one_process_does(two: Hosts, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     arguments = ["-m", "lapclip", "train", "--name", "run", *set_flags(*SMALL, *FEW)]
     started = [two.start(host, two.torchrun(host, arguments), stderr=subprocess.PIPE) for host in range(2)]

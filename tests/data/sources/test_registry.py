@@ -75,6 +75,28 @@ def test_a_format_of_files_needs_its_own_class_and_nothing_else(tmp_path: Path) 
 
 
 @pytest.mark.usefixtures("registry")
+def test_a_format_that_no_pattern_names_reads_the_same_from_its_folder_and_by_its_file(tmp_path: Path) -> None:
+    @register
+    class Notes(FileFormat):
+        label = "notes"
+        endings = (".notes",)
+
+        def recognise(self, names: Sequence[str]) -> Iterable[Form]:
+            yield Form(Specificity.TEXT_FILES, [name for name in names if name.endswith(self.endings)], format=self)
+
+        def read(self, files: Files, config: DataConfig, collector: RowCollector) -> str:
+            for path, split in files.paths():
+                for name in path.read_text().split():
+                    collector.add(ImageFile(path.parent / name, name), f"this is {name}", split, name)
+            return "names of images"
+
+    make_images(tmp_path, "a.png", "b.png")
+    (tmp_path / "album.notes").write_text("a.png b.png")
+    assert [row.image.name for row in read_table(DataConfig(source=str(tmp_path))).rows] == ["a.png", "b.png"]
+    assert [row.split for row in read_table(DataConfig(source=str(tmp_path / "album.notes"))).rows] == ["", ""]
+
+
+@pytest.mark.usefixtures("registry")
 def test_a_built_in_source_needs_its_own_class_and_nothing_else(tmp_path: Path) -> None:
     @register
     class Squares(Source):

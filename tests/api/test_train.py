@@ -1,0 +1,231 @@
+"""Training from Python: the same as the command, in threads, with callbacks, interrupted and resumed."""
+
+from __future__ import annotations
+
+import pickle
+import signal
+import threading
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import lapclip
+from lapclip.errors import ConfigError, DataError, RunBusy, RunError
+from lapclip.runs.events import Event, read_events
+
+from ..conftest import SMALL
+from ..conftest import lapclip as run_command
+from ..small_runs import losses, photos
+
+SETTINGS: dict[str, Any] = {
+    name: float(value) if value.replace(".", "").isdigit() else value
+    for name, value in (setting.split("=") for setting in SMALL)
+}
+SETTINGS |= {name: int(value) for name, value in SETTINGS.items() if value in (1, 12, 16, 64)}
+
+
+def of_scenes(**options: Any) -> lapclip.TrainingRun:
+    return lapclip.train(settings=SETTINGS, progress=False, **options)
+
+
+def of_pairs(data: Any, **options: Any) -> lapclip.TrainingRun:
+    return lapclip.train(data, recipe="first-run", settings=SETTINGS, progress=False, **options)
+
+
+def wall_pairs(folder: Path) -> list[tuple[Image.Image, list[str]]]:
+    paths = sorted(photos(folder).glob("*.png"))
+    return [(Image.open(path), path.with_suffix(".txt").read_text().splitlines()) for path in paths]
+
+
+def in_thread(work) -> Any:
+    """What a function gives or raises in a thread that is not the main one."""
+    found: list[Any] = []
+
+    def call() -> None:
+        try:
+            found.append(work())
+        except BaseException as error:
+            found.append(error)
+
+    thread = threading.Thread(target=call)
+    thread.start()
+    thread.join(60)
+    return found[0]
+
+
+def test_a_run_from_a_thread_gives_the_losses_of_the_command(here: Path, trained: Path) -> None:
+    done = run_command("train", "--name", "typed", *(word for setting in SMALL for word in ("--set", setting)))
+    assert done.returncode == 0, done.stderr
+    before = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
+    seen: list[Event] = []
+    settings = SETTINGS | {"train.batch_size": np.int64(16)}
+    run = in_thread(lambda: lapclip.train(name="called", settings=settings, progress=False, callbacks=[seen.append]))
+    assert isinstance(run, lapclip.TrainingRun), run
+    assert losses("called") == losses("typed") != {}
+    assert (torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()) == before
+
+    # The run, as Python sees it.
+    assert run.state == "finished"
+    assert [row["loss"] for row in run.history] == list(losses("typed").values())
+    ending = list(read_events(run.path / "events.jsonl"))[-1]
+    assert run.metrics == ending["evaluation"]
+    assert run.evaluations[-1]["step"] == 12
+    assert run.settings["train"]["steps"] == 12
+    assert run.model.encode_text("a red cat").shape == (64,)
+    # Callbacks get what the file gets, in that order.
+    written = [{name: value for name, value in event.items() if name != "time"} for event in run.events]
+    told = [{name: value for name, value in event.to_dict(0).items() if name != "time"} for event in seen]
+    assert told == written
+    # Wherever a model is named, the run itself will do.
+    assert lapclip.open_run("called").path == run.path == Path(lapclip.load(run).source)
+    assert "finished" in repr(run)
+    assert "12 of 12 steps" in run._repr_html_()
+
+
+def test_an_interrupt_saves_and_the_run_goes_on_to_the_same_losses(here: Path, trained: Path) -> None:
+    def interrupt(event: Event) -> None:
+        if isinstance(event, lapclip.events.Step) and event.step == 4:
+            signal.raise_signal(signal.SIGINT)
+
+    handler = signal.getsignal(signal.SIGINT)
+    with pytest.raises(lapclip.Interrupted, match=r"lapclip\.resume") as caught:
+        of_scenes(name="cut", callbacks=[interrupt])
+    assert signal.getsignal(signal.SIGINT) is handler
+    run = caught.value.run
+    assert run.state == "stopped"
+    assert 4 <= len(run.history) < 12
+    assert not run.metrics  # there was no evaluation yet
+    assert "lapclip.resume" in caught.value._render_traceback_()[0]
+    steps: list[int] = []
+
+    def broken(event: Event) -> None:
+        steps.append(getattr(event, "step", 0))
+        raise ZeroDivisionError("my own fault")
+
+    with pytest.warns(RuntimeWarning, match="my own fault"):
+        resumed = lapclip.resume(run, callbacks=[broken], progress=False)
+    assert len(steps) == 1, "it is not called again, and the run goes on"
+    assert steps[0] >= 4
+    assert resumed.state == "finished"
+    assert resumed.history[-1]["loss"] == losses_of(trained)[12]
+    assert losses("cut") == losses_of(trained)
+    with pytest.raises(RunError, match="finished"):
+        lapclip.resume(progress=False)
+
+
+def losses_of(folder: Path) -> dict[int, float]:
+    return {event["step"]: event["loss"] for event in read_events(folder / "events.jsonl") if event["type"] == "step"}
+
+
+def test_data_in_memory_is_found_again_by_a_run_that_is_resumed(here: Path) -> None:
+    pairs = wall_pairs(here / "walls")
+    for image, _ in pairs:
+        image.load()  # as in memory as can be
+
+    def stop(event: Event) -> None:
+        if event.type == "evaluation":
+            raise lapclip.StopTraining("enough")
+
+    whole = of_pairs(pairs, name="whole")
+    tensors = [(torch.from_numpy(np.array(image)), captions) for image, captions in pairs]
+    cut = of_pairs(tensors, name="cut", callbacks=[stop])
+    assert cut.state == "stopped"
+    assert cut.events[-1]["reason"] == "a callback: enough"
+    assert cut.settings["data"]["source"] == whole.settings["data"]["source"], "the same data is written once"
+    del pairs, tensors
+    for path in (here / "walls").iterdir():
+        path.unlink()
+    other = Path(cut.settings["data"]["source"]).with_name("other")
+    other.mkdir()
+    assert run_command("clean", "data", "--yes").returncode == 0
+    assert not other.exists()
+    lapclip.resume(cut, progress=False)  # what a run learnt from is there still
+    assert losses("cut") == losses("whole") != {}
+    (Path(cut.settings["data"]["source"]) / "captions.jsonl").write_text("")
+    with pytest.raises(DataError):
+        lapclip.evaluate(cut, progress=False)
+
+
+def test_what_a_program_has_set_in_torch_neither_changes_a_run_nor_is_lost(here: Path, trained: Path) -> None:
+    def careless(event: Event) -> None:
+        if isinstance(event, lapclip.events.Step) and getattr(event, "step", 0) == 3:
+            torch.set_grad_enabled(False)
+            torch.set_num_threads(2)
+            torch.set_default_dtype(torch.float64)
+
+    torch.set_default_dtype(torch.float64)
+    torch.set_default_device("meta")
+    try:
+        with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16):
+            run = of_scenes(name="set", callbacks=[careless])
+            assert torch.is_inference_mode_enabled()
+            assert not torch.is_grad_enabled()
+            assert torch.is_autocast_enabled("cpu")
+            found = lapclip.evaluate(run, progress=False)
+        assert torch.get_default_dtype() == torch.float64
+        assert torch.get_default_device().type == "meta"
+    finally:
+        torch.set_default_dtype(torch.float32)
+        torch.set_default_device(None)
+    plain = lapclip.open_run(trained)
+    assert [row["loss"] for row in run.history] == [row["loss"] for row in plain.history]
+    assert run.metrics == plain.metrics
+    assert found.metrics["t2i_r1"] == run.metrics["t2i_r1"]
+
+
+def test_an_interrupt_reaches_another_process_whole(trained: Path) -> None:
+    interrupted = pickle.loads(pickle.dumps(lapclip.Interrupted(lapclip.open_run(trained), 3)))
+    assert interrupted.run.path == trained
+    assert "after step 3" in str(interrupted)
+
+
+def test_one_run_at_a_time_is_trained_in_a_process(here: Path) -> None:
+    refused: list[Any] = []
+
+    def second(event: Event) -> None:
+        if event.type == "started":
+            refused.append(in_thread(lambda: of_scenes(name="second")))
+            raise lapclip.StopTraining
+
+    run = of_scenes(name="first", callbacks=[second])
+    assert run.state == "stopped"
+    assert isinstance(refused[0], RunBusy)
+
+
+@pytest.mark.parametrize(
+    ("options", "kind", "why"),
+    [
+        ({"minutes": -1}, ConfigError, "minutes"),
+        ({"recipe": "nothing"}, ConfigError, "nothing"),
+        ({"settings": {"train.batch": 1}}, ConfigError, "unknown field"),
+        ({"data": "nowhere"}, DataError, "nowhere"),
+        ({"data": []}, DataError, "no rows"),
+        ({"start": "nowhere/at/all"}, RunError, "nowhere"),
+        ({"ask": ["a|b"]}, ConfigError, "vertical bar"),
+        ({"name": "a b"}, RunError, "a b"),
+        ({"name": "a" * 300}, RunError, "at most 100"),
+    ],
+)
+def test_what_the_command_refuses_is_an_error_of_ours(options: Any, kind: type, why: str, here: Path) -> None:
+    with warnings.catch_warnings(), pytest.raises(kind, match=why):
+        lapclip.train(progress=False, **options)
+    assert not list((here / "runs").glob("*/run.toml"))
+
+
+def test_curves_are_drawn_as_one_picture(trained: Path, tmp_path: Path) -> None:
+    from xml.etree import ElementTree
+
+    run = lapclip.open_run(trained)
+    picture = ElementTree.fromstring(run.plot().save(tmp_path / "run.svg").read_text())
+    texts = [element.text for element in picture.iter("{http://www.w3.org/2000/svg}text")]
+    assert {"Loss", "Accuracy and recall", "smoothed", "chance, R@1"} <= set(texts)
+    lines = [element.get("points", "").split() for element in picture.iter("{http://www.w3.org/2000/svg}polyline")]
+    assert max(map(len, lines)) == 12  # a point for each step
+    assert "Temperature" in run.plot("temperature").svg
+    with pytest.raises(ValueError, match="recall"):
+        run.plot("nothing")
