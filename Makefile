@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help install train test test-all lint docs bench bench-peers clean
+.PHONY: help install train test test-all lint style docs site bench bench-peers package clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "make %-12s %s\n", $$1, $$2}' Makefile
@@ -16,29 +16,44 @@ install: $(VENV)/ready ## set up the environment, and nothing else
 train: $(VENV)/ready ## train on the built-in images, in a few minutes
 	@$(BIN)/lapclip train
 
-test: $(VENV)/ready-to-test lint ## check the code and run all tests
-	@$(BIN)/python -m pytest -n 2 --dist worksteal
+# Types are checked beside the tests, because that takes one core for a minute. The bytecode is kept for the next time.
+test: $(VENV)/ready-to-test style ## check the code and run all tests
+	@$(BIN)/pyright >$(VENV)/types.txt & types=$$!; \
+	  PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 2 --dist worksteal; status=$$?; \
+	  wait $$types || status=1; cat $(VENV)/types.txt; exit $$status
 
 # Each soak is one line: a short form of what the docs have the figures of.
-test-all: test ## the same, then slow tests, soaks and the wheel in a fresh environment
+test-all: test $(VENV)/ready-to-test-all ## the same, then slow tests (the packages in a fresh environment among them) and soaks
 	@$(BIN)/python -m pytest -m slow
 	@$(BIN)/python benchmarks/chaos.py --faults 30
 	@$(BIN)/python benchmarks/hostile_requests.py --requests 2000
 	@$(BIN)/python benchmarks/hostile_files.py
-	@$(BIN)/python benchmarks/fresh_install.py $(TORCH)
 
-lint: $(VENV)/ready-to-test ## check style and types
-	@$(BIN)/ruff check .
-	@$(BIN)/ruff format --check .
+lint: style ## check style and types
 	@$(BIN)/pyright
 
-docs: $(VENV)/ready ## write the generated pages of docs/
+style: $(VENV)/ready-to-test
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+
+docs: $(VENV)/ready ## write the generated pages and plots of docs/
 	@$(BIN)/python docs/generate.py
+	@$(BIN)/python docs/plots.py
+
+site: $(VENV)/ready-for-site ## build the web site into site/; a dead link is an error
+	@$(BIN)/zensical build --clean --strict
+	@$(BIN)/python docs/check_site.py site
+	@cp docs/*.md site
+	@echo "Look at it: $(BIN)/python -m http.server --directory site, then http://127.0.0.1:8000 in a browser."
 
 bench: benchmarks/.venv/ready ## time our training step against OpenCLIP's (6 minutes on two cores)
 	@benchmarks/.venv/bin/python benchmarks/steps.py
 
 bench-peers: benchmarks/.venv/ready ## set up the environment with the other trainers
+
+package: $(VENV)/ready ## build the wheel and the sdist into dist/
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check build
+	@$(BIN)/python -m build --outdir dist .
 
 clean: ## remove the environment
 	rm -rf $(VENV)
@@ -55,6 +70,16 @@ $(VENV)/ready: pyproject.toml
 $(VENV)/ready-to-test: $(VENV)/ready
 	@echo "Installing the test tools (once)"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[test]'
+	@touch $@
+
+$(VENV)/ready-to-test-all: $(VENV)/ready-to-test
+	@echo "Installing what slow tests need (once)"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[test-slow]'
+	@touch $@
+
+$(VENV)/ready-for-site: $(VENV)/ready
+	@echo "Installing the site's builder (once)"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[docs]'
 	@touch $@
 
 benchmarks/.venv/ready: pyproject.toml

@@ -29,7 +29,8 @@ from clip_benchmark.metrics import zeroshot_classification, zeroshot_retrieval
 from torch import Tensor
 
 from lapclip.evaluation.retrieval import RANKS, retrieval
-from lapclip.evaluation.zeroshot import class_answers, class_embeddings, zeroshot_of
+from lapclip.evaluation.zeroshot import class_answers, zeroshot_of
+from lapclip.prompts import class_embeddings
 
 TOLERANCE = 1e-6
 NEAR = 2e-7

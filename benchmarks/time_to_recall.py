@@ -18,9 +18,11 @@ import tempfile
 import time
 from pathlib import Path
 
+from lapclip.report.results_report import GOALS
+from lapclip.results import SCENES
 from lapclip.runs.events import read_events
 
-GOAL = 0.6
+GOAL = GOALS[SCENES].recall
 
 
 def main() -> None:
