@@ -9,7 +9,16 @@ import torch
 from torch import Tensor
 
 from lapclip.machine.cpu import Cpu
-from lapclip.model.kernels import attention, has_onednn, layer_norm, linear, linear_gelu, one_query_attention
+from lapclip.model.block import Block
+from lapclip.model.kernels import (
+    Compute,
+    attention,
+    has_onednn,
+    layer_norm,
+    linear,
+    linear_gelu,
+    one_query_attention,
+)
 from lapclip.tuning.choose_kernels import forms_here
 
 ATTENTION, LINEAR = (forms_here(name, Cpu(), "float32") for name in ("image_attention", "linear"))
@@ -136,3 +145,15 @@ def test_layer_norm_keeps_the_precision_of_its_input(dtype: torch.dtype) -> None
         [draw(3, 5, 64), draw(64), draw(64)],
         dtype,
     )
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+def test_a_compiler_sees_a_block_as_one_graph(dtype: torch.dtype) -> None:
+    """Where it cannot look into a layer, it compiles what lies between layers by itself, and soon gives up."""
+    block = Block(64, 2, causal=False)
+    for module in block.modules():
+        if hasattr(module, "compute"):
+            module.compute = Compute(attention="products", linear=LINEAR[-1])
+    x = draw(2, 5, 64).to(dtype).requires_grad_()
+    torch.compile(block, backend="eager", fullgraph=True)(x).float().sum().backward()
+    assert x.grad is not None

@@ -84,8 +84,9 @@ def linear(
     if float8 is not None:
         y = float8_linear(x, weight_OI, bias_O, float8)
         return y if added is None else added + y
-    # A compiler takes torch's form: it chooses the library itself, and cannot look into the other.
-    if form == "onednn" and has_onednn(x.device, x.dtype) and not torch.compiler.is_compiling():
+    # A compiler takes torch's form: it chooses the library itself, and cannot look into the other. It is asked first,
+    # because it cannot look into `has_onednn`, either, and would compile what is before and after each layer by itself.
+    if form == "onednn" and not torch.compiler.is_compiling() and has_onednn(x.device, x.dtype):
         return _OneDnnLinear.apply(x, weight_OI, bias_O, added)  # pyright: ignore[reportReturnType]
     y = F.linear(x, weight_OI.to(x.dtype), None if bias_O is None else bias_O.to(x.dtype))
     return y if added is None else added + y
