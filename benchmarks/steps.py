@@ -3,6 +3,7 @@
     make bench                                                   # CPU rows
     python benchmarks/steps.py --device cuda [--rows vit-b-16]   # on an accelerator, from source alone
     python benchmarks/steps.py --share steps.json                # also a file for others (docs/results.md)
+    python benchmarks/steps.py --profile [--rows mini]           # where our step goes on the CPU; needs no peer
 
 Rounds are interleaved (ours, peer, ours, peer, ...), so that a machine that drifts drifts for both; medians are shown.
 Both sides get the same pixels and the same ids; the peer's captions are padded to 77, because that is what it does.
@@ -86,6 +87,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--rows", nargs="*", default=[], help="parts of row names, such as seed-bfloat16")
     parser.add_argument("--peer", nargs="*", help="only these of the peer's ways, such as 'pure_bf16 compiled'")
+    parser.add_argument("--profile", action="store_true", help="only say which operations our step spends its time in")
     parser.add_argument("--share", type=Path, help="also write a file for `lapclip results` (docs/results.md)")
     options = parser.parse_args()
     if options.share:
@@ -98,6 +100,10 @@ def main() -> None:
         parser.error(f"no such row; there are {', '.join(row.name for row in rows)}")
     with tempfile.TemporaryDirectory() as folder:
         os.environ["LAPCLIP_CACHE"] = folder  # kernels are chosen in this run, not remembered from another
+        if options.profile:
+            for row in chosen:
+                print_profile(row, device, options.rounds)
+            return
         found = [compare(row, device, options.rounds, options.peer) for row in chosen]
     print(json.dumps({"rows": found}))
     if options.share:
@@ -208,6 +214,26 @@ def compare(row: Row, device: Device, rounds: int, ways: list[str] | None = None
         "limit_ms": limit * 1e3,
         "of_limit": limit / ours_seconds,
     }
+
+
+def print_profile(row: Row, device: Device, steps: int) -> None:
+    """Which operations our step spends its time in, by their own time on the CPU. Those that they call count apart."""
+    from torch.profiler import ProfilerActivity, profile
+
+    if not device.is_cpu:
+        sys.exit("A profile is of the CPU alone: a recorded step has no operations of its own.")
+    step, batch, off = our_step(row, device), random_batch(row), Stopwatch(device.synchronise, on=False)
+    for _ in range(2):
+        step(batch, 1, 1e-5, off)()
+    began = time.perf_counter()
+    with profile(activities=[ProfilerActivity.CPU]) as found:
+        for _ in range(steps):
+            step(batch, 1, 1e-5, off)()
+    seconds = time.perf_counter() - began
+    spent = sorted(((entry.self_cpu_time_total, entry.key) for entry in found.key_averages()), reverse=True)
+    whole = sum(microseconds for microseconds, _ in spent)
+    shares = "; ".join(f"{name} {microseconds / whole:.1%}" for microseconds, name in spent[:12])
+    print(f"{row.name}, {seconds / steps * 1e3:.1f} ms a step with the profiler: {shares}", flush=True)
 
 
 def interleave(

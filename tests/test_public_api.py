@@ -1,9 +1,13 @@
 from __future__ import annotations
 
 import inspect
+import os
 import pkgutil
 import subprocess
 import sys
+from pathlib import Path
+
+import pytest
 
 import lapclip
 
@@ -34,3 +38,17 @@ def test_importing_lapclip_loads_nothing_heavy() -> None:
 
 def test_an_unknown_name_is_an_attribute_error() -> None:
     assert not hasattr(lapclip, "nothing")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="large pages are asked for on Linux alone")
+def test_large_tensors_have_large_pages_where_linux_gives_them_to_who_asks() -> None:
+    setting = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+    offered = setting.exists() and "[madvise]" in setting.read_text(encoding="ascii")
+    program = (
+        "import torch, lapclip; numbers = torch.ones(64_000_000); "
+        "print(sum(int(line.split()[1]) for line in open('/proc/self/smaps') if line.startswith('AnonHugePages')))"
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "THP_MEM_ALLOC_ENABLE"}
+    done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True, env=environment)
+    assert done.stderr == ""
+    assert not offered or int(done.stdout) > 0

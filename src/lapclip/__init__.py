@@ -54,6 +54,14 @@ __all__ = [
 # Here, because torch reads it when it is imported. With torch's own fallback an operation that MPS lacks would run on
 # the CPU without a word, and a run would not know where it ran; without, it is an error that is handled and named.
 os.environ["PYTORCH_ENABLE_MPS_FALLBACK"] = "0"
+# Also read once. Linux gives large pages to programs that ask for them, and with them the processor looks up fewer
+# addresses: a step takes up to 5 % less time (docs/speed.md). Kernels that do not offer it would have torch warn.
+try:
+    with open("/sys/kernel/mm/transparent_hugepage/enabled", encoding="ascii") as _setting:
+        if "[madvise]" in _setting.read():
+            os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
+except (OSError, ValueError):
+    pass
 
 _HOMES = {
     "lapclip.api": ("Evaluation", "Interrupted", "evaluate", "export", "open_run", "resume", "search", "train", "tune"),

@@ -26,7 +26,7 @@ NOT_SHARED = "not shared"
 """Stands for a value that could tell something about a person, such as a path."""
 LARGEST_RESULT = 2_000_000
 """Bytes of a file. A run has some thousand, a whole comparison some ten thousand."""
-LONGEST_TEXT, MOST_ROWS, LARGEST_NUMBER = 300, 5_000, 1e18
+LONGEST_TEXT, LONGEST_SENTENCE, MOST_ROWS, LARGEST_NUMBER = 300, 2_000, 5_000, 1e18
 
 Check = Callable[[Any], bool]
 Shape = Any
@@ -37,6 +37,11 @@ Shape = Any
 def text(value: Any) -> bool:
     """a short text that can be printed"""
     return isinstance(value, str) and 0 < len(value) <= LONGEST_TEXT and value.isprintable()
+
+
+def sentence(value: Any) -> bool:
+    """a text that can be printed"""
+    return isinstance(value, str) and 0 < len(value) <= LONGEST_SENTENCE and value.isprintable()
 
 
 def amount(value: Any) -> bool:
@@ -55,7 +60,7 @@ def positive(value: Any) -> bool:
     return amount(value) and value > 0
 
 
-def share(value: Any) -> bool:
+def fraction(value: Any) -> bool:
     """a number from 0 to 1"""
     return amount(value) and value <= 1
 
@@ -98,8 +103,8 @@ ABOUT: Shape = {
     "lapclip": text,
     "torch": text,
 }
-RECALLS: Shape = {f"{way}_r{rank}": share for way in ("t2i", "i2t") for rank in (1, 5, 10)}
-SHAPES: dict[str, Shape] = {
+RECALLS: Shape = {f"{way}_r{rank}": fraction for way in ("t2i", "i2t") for rank in (1, 5, 10)}
+RESULTS: dict[str, Shape] = {
     RUN: {
         **ABOUT,
         "kind": one_of(RUN),
@@ -123,13 +128,13 @@ SHAPES: dict[str, Shape] = {
         "pairs_per_second": (amount, None),
         "peak_memory_bytes": (amount, None),
         "joules": (amount, None),
-        "evaluations": [{"seconds": amount, "step": whole, "t2i_r1": share, "t2i_r10": share}],
-        "evaluation": {"split": text, "candidates": whole, "chance": (share, None), **RECALLS},
+        "evaluations": [{"seconds": amount, "step": whole, "t2i_r1": fraction, "t2i_r10": fraction}],
+        "evaluation": {"split": text, "candidates": whole, "chance": (fraction, None), **RECALLS},
     },
     COMPARISON: {
         **ABOUT,
-        "kind": (one_of(COMPARISON), None),
-        "warnings": [text],
+        "kind": one_of(COMPARISON),
+        "warnings": [sentence],
         "cells": [
             {
                 **dict.fromkeys(("device", "dtype", "model"), text),
@@ -151,7 +156,7 @@ SHAPES: dict[str, Shape] = {
                 "error": amount,
             }
         ],
-        "crossover": {"text": text, "points": (anything, None)},
+        "crossover": {"text": sentence, "points": (anything, None)},
         "predictions": anything,
         "recommendations": [
             {
@@ -248,7 +253,7 @@ def read_result(path: Path, wanted: str = "") -> dict[str, Any]:
             raise ValueError("its checksum does not fit, so it was edited or damaged")
         if found.get("format") != FORMAT:
             raise ValueError(f"it has another format; this lapclip reads {FORMAT}")
-        check_shape({name: value for name, value in found.items() if name != "checksum"}, SHAPES[kind])
+        check_shape({name: value for name, value in found.items() if name != "checksum"}, RESULTS[kind])
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror or error}.") from None
     except UnicodeDecodeError:
@@ -264,8 +269,8 @@ def kind_of(found: Any) -> str:
     """Which kind of result something is that was read; empty where it is none."""
     if not isinstance(found, dict):
         return ""
-    kind = found.get("kind", COMPARISON if "cells" in found else "")  # comparisons once had no kind
-    return kind if isinstance(kind, str) and kind in SHAPES else ""
+    kind = found.get("kind")
+    return kind if isinstance(kind, str) and kind in RESULTS else ""
 
 
 def check_shape(value: Any, shape: Shape, name: str = "") -> None:
@@ -294,4 +299,4 @@ def check_shape(value: Any, shape: Shape, name: str = "") -> None:
             for field, inner in fields.items():
                 check_shape(value.get(field), inner, f"{before}{field}")
         case _ if not shape(value):
-            raise ValueError(f"{name} is not {shape.__doc__}")
+            raise ValueError(f"{name} is not {shape.__doc__ or 'as it should be'}")

@@ -18,8 +18,6 @@ from collections.abc import Iterable
 from functools import cache
 from typing import Literal
 
-import psutil
-
 Shell = Literal["sh", "fish", "cmd", "powershell", "pwsh"]
 
 PROGRAMS: dict[str, Shell] = {
@@ -86,6 +84,8 @@ def shell_of(programs: Iterable[str], *, windows: bool, unix_tools: bool = False
 
 
 def _ancestors() -> list[str]:
+    import psutil  # not for a command that only prints its help
+
     try:
         return [parent.name() for parent in psutil.Process().parents()]
     except (psutil.Error, OSError):  # a process of somebody else, or one that has just ended

@@ -157,8 +157,10 @@ def test_what_a_program_has_set_in_torch_neither_changes_a_run_nor_is_lost(here:
             torch.set_grad_enabled(False)
             torch.set_num_threads(2)
             torch.set_default_dtype(torch.float64)
+            torch.set_float32_matmul_precision("medium")
 
     torch.set_default_dtype(torch.float64)
+    torch.set_float32_matmul_precision("medium")
     torch.set_default_device("meta")
     try:
         with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16):
@@ -169,7 +171,9 @@ def test_what_a_program_has_set_in_torch_neither_changes_a_run_nor_is_lost(here:
             found = lapclip.evaluate(run, progress=False)
         assert torch.get_default_dtype() == torch.float64
         assert torch.get_default_device().type == "meta"
+        assert torch.get_float32_matmul_precision() == "medium"
     finally:
+        torch.set_float32_matmul_precision("highest")
         torch.set_default_dtype(torch.float32)
         torch.set_default_device(None)
     plain = lapclip.open_run(trained)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,10 +12,19 @@ import torch
 import lapclip
 from lapclip.config import TrainConfig
 from lapclip.machine import choose_device as choosing
-from lapclip.machine.choose_device import accelerator_here, available, choose_device, device_of
+from lapclip.machine.choose_device import (
+    accelerator_here,
+    available,
+    candidates,
+    choose_device,
+    choose_devices,
+    device_of,
+)
 from lapclip.machine.cpu import Cpu
 from lapclip.machine.device import KINDS, Device, register
 from lapclip.machine.gpus import Mps
+
+from ..second_device import Pretended, pretend
 
 PACKAGE = Path(lapclip.__file__).parent
 NAMES = {"cpu", "cuda", "mps", "xpu"}
@@ -69,6 +79,19 @@ def test_an_accelerator_of_an_unknown_kind_is_left_alone(monkeypatch: pytest.Mon
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available: Beads())
     assert accelerator_here() is None
     assert choose_device("auto")[0].is_cpu
+
+
+@pytest.mark.parametrize("choose", [choose_devices, candidates])
+@pytest.mark.parametrize("changes", [{}, {"text_device": "cpu"}])
+def test_what_a_run_asks_for_is_examined_in_its_own_precision(
+    choose: Callable, changes: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A resumed run chooses its device in a new process, which has examined nothing."""
+    examined: set[str] = set()
+    pretend(monkeypatch)
+    monkeypatch.setattr(Pretended, "examine", lambda self, *precisions: examined.update(precisions) or [])
+    choose(TrainConfig(device="accelerator", dtype="float16", **changes))
+    assert examined == {"float32", Pretended.half, "float16"} != {"float32", Pretended.half}
 
 
 def test_the_cpu_can_always_be_asked_for() -> None:

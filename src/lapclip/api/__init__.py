@@ -16,8 +16,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-import torch
-
 from lapclip.api.callbacks import Callback, CallbackListener
 from lapclip.api.folder_search import FolderSearch
 from lapclip.api.notebook_display import NotebookDisplay
@@ -36,7 +34,7 @@ from lapclip.data.in_memory import write_data
 from lapclip.data.sources import absolute
 from lapclip.errors import ConfigError, RunBusy
 from lapclip.machine.ranks import under_torchrun
-from lapclip.machine.torch_settings import plain_thread, torch_kept
+from lapclip.machine.torch_settings import compute_in_float32, plain_thread, torch_kept
 from lapclip.progress_bar import in_notebook
 from lapclip.report.document import table_html
 from lapclip.report.evaluation_report import class_table, recall_table
@@ -433,7 +431,7 @@ def _working(progress: bool) -> Iterator[Display | NotebookDisplay | None]:
         )
     try:
         with torch_kept(), plain_thread(), _shown(progress) as shown:
-            torch.set_default_dtype(torch.float32)
+            compute_in_float32()
             yield shown
     finally:
         _at_work.release()

@@ -230,8 +230,9 @@ def _further(outcome: Outcome, name: str) -> list[str]:
     from lapclip.runs.folder import Run
 
     if not find_source(outcome.data).is_drawn:
+        find = [command("search", outcome.data, "--model", name, "--web")] if Path(outcome.data).is_dir() else []
         return [
-            f"      {escape(typed(command('report', name)))}",
+            *(f"      {escape(typed(each))}" for each in [*find, command("report", name)]),
             f"      or, in Python: lapclip.load({outcome.run!r})",
         ]
     run = Run(Path(outcome.run))

@@ -47,7 +47,7 @@ from lapclip.errors import ConfigError
 from lapclip.evaluation import note_on_held_out
 from lapclip.loss import LOSSES
 from lapclip.machine.choose_device import candidates, find_devices
-from lapclip.machine.device import DTYPES, Device
+from lapclip.machine.device import Device
 from lapclip.machine.ranks import ALONE, Ranks, under_torchrun
 from lapclip.machine.timing import Laps, Stopwatch, timed
 from lapclip.model.clip import CLIP
@@ -444,8 +444,6 @@ def check_kernels_early(train: TrainConfig, found: Sequence[Device]) -> None:
 def examine_devices(train: TrainConfig) -> None:
     """Check what devices compute, and have their libraries set up, while the data is made."""
     for device in candidates(train):
-        if train.dtype != AUTO:
-            device.examine(str(DTYPES[train.dtype]).removeprefix("torch."))
         device.warm_up()
 
 

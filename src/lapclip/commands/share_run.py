@@ -19,13 +19,13 @@ from lapclip.results import (
     LONGEST_TEXT,
     NOT_SHARED,
     OWN,
+    RESULTS,
     RUN,
     SCENES,
     check_shape,
     sealed,
     shared_machine,
 )
-from lapclip.results import SHAPES as RESULTS
 from lapclip.runs.events import mapping
 from lapclip.runs.folder import find_run
 from lapclip.runs.summary import Summary

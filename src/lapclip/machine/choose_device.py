@@ -8,7 +8,7 @@ from lapclip.config import AUTO, TrainConfig
 from lapclip.errors import ConfigError, first_line
 from lapclip.machine import gpus  # noqa: F401 (its classes register themselves)
 from lapclip.machine.cpu import Cpu, keep_freed_memory
-from lapclip.machine.device import KINDS, UNTRUSTED, Device
+from lapclip.machine.device import DTYPES, KINDS, UNTRUSTED, Device
 from lapclip.machine.device_pair import PLUS, DevicePair
 
 ACCELERATOR = "accelerator"
@@ -98,6 +98,8 @@ def choose_devices(train: TrainConfig) -> tuple[Device, dict[str, str]]:
         else:
             found[name], reasons[name] = choose_device(kind, name)
     image, text = found.values()
+    for device in {image, text}:
+        examine_precision(device, train.dtype)
     if image == text:
         why = "what both towers are on" if AUTO not in asked.values() else choose_device(train.device)[1]
         return image, {"train.device": why, **reasons}
@@ -108,7 +110,19 @@ def choose_devices(train: TrainConfig) -> tuple[Device, dict[str, str]]:
 
 def candidates(train: TrainConfig) -> list[Device]:
     """The devices that settings allow here, the accelerator first: one where towers are asked to be somewhere."""
-    return [choose_devices(train)[0]] if asks_for_towers(train) else available(train.device)
+    if asks_for_towers(train):
+        return [choose_devices(train)[0]]
+    devices = available(train.device)
+    for device in devices:
+        examine_precision(device, train.dtype)
+    return devices
+
+
+def examine_precision(device: Device, dtype: str) -> None:
+    """Check what a device computes in the precision that a run asks for, so that it avoids what is wrong there from its
+    first step on, and again when it is resumed."""
+    if dtype != AUTO:
+        device.examine(str(DTYPES[dtype]).removeprefix("torch."))
 
 
 def choose_compile(asked: str, device: Device) -> tuple[str, str]:

@@ -11,17 +11,20 @@ from contextlib import ExitStack, contextmanager
 
 import torch
 
+PRODUCTS = (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul)
+"""Where torch can be told to round the factors of float32 products, which many programs do for speed."""
 AUTOCAST = ("cpu", "cuda", "mps", "xpu")
 """Devices on which torch can be told to compute in half precision by itself."""
 
 
 @contextmanager
 def torch_kept() -> Iterator[None]:
-    """Afterwards torch has as many threads as before, and is as deterministic; its default precision is the same, and
-    so is whether this thread computes gradients."""
+    """Afterwards torch has as many threads as before, and is as deterministic; its default precision is the same, that
+    of float32 products too, and so is whether this thread computes gradients."""
     threads, how = torch.get_num_threads(), torch.get_deterministic_debug_mode()
     filled = torch.utils.deterministic.fill_uninitialized_memory  # pyright: ignore[reportAttributeAccessIssue]
     dtype, gradients = torch.get_default_dtype(), torch.is_grad_enabled()
+    products = _product_precision()
     try:
         yield
     finally:
@@ -29,7 +32,31 @@ def torch_kept() -> Iterator[None]:
         torch.set_deterministic_debug_mode(how)
         setattr(torch.utils.deterministic, "fill_uninitialized_memory", filled)  # noqa: B010 (unknown to its stubs)
         torch.set_default_dtype(dtype)
+        _set_product_precision(*products)
         torch.set_grad_enabled(gradients)
+
+
+def compute_in_float32() -> None:
+    """New tensors are float32, and products of float32 are not rounded further."""
+    torch.set_default_dtype(torch.float32)
+    torch.set_float32_matmul_precision("highest")
+
+
+def _product_precision() -> tuple[str | None, list[str]]:
+    """Torch has two ways to set it: one word for all devices, which cannot be read once the other way was taken, and a
+    word for each kind."""
+    each = [found.fp32_precision for found in PRODUCTS]
+    try:
+        return torch.get_float32_matmul_precision(), each
+    except RuntimeError:
+        return None, each
+
+
+def _set_product_precision(of_all: str | None, each: list[str]) -> None:
+    if of_all is not None:
+        torch.set_float32_matmul_precision(of_all)
+    for found, precision in zip(PRODUCTS, each, strict=True):
+        found.fp32_precision = precision
 
 
 @contextmanager
