@@ -3,11 +3,14 @@
     make bench                                                   # CPU rows
     python benchmarks/steps.py --device cuda [--rows vit-b-16]   # on an accelerator, from source alone
     python benchmarks/steps.py --share steps.json                # also a file for others (docs/results.md)
+    python benchmarks/steps.py --apart                           # the peer in a process of its own, set up by nobody
     python benchmarks/steps.py --profile [--rows mini]           # where our step goes on the CPU; needs no peer
 
 Rounds are interleaved (ours, peer, ours, peer, ...), so that a machine that drifts drifts for both; medians are shown.
 Both sides get the same pixels and the same ids; the peer's captions are padded to 77, because that is what it does.
-Before timing, both sides must give the same loss in float32 to 1e-4. The peer has fused AdamW, the same threads and, in
+Both sides share a process, so the peer gains from how we set up memory; with `--apart` (on the CPU) it has a process of
+its own with torch's defaults, as somebody who trains with it has. Before timing, both sides must give the same loss in
+float32 to 1e-4. The peer has fused AdamW, the same threads and, in
 bfloat16, the faster of amp_bf16 and pure_bf16; on an accelerator the faster of eager and compiled. Our kernels are
 timed anew, as `lapclip train` does; on an accelerator our step is compiled too (`train.compile=compiled-graph`).
 `of_limit` is the arithmetic of our step (`lapclip.tuning.flops` says how it is counted) at the best rate its own
@@ -18,6 +21,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import os
 import statistics
 import sys
@@ -26,6 +30,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import numpy as np
@@ -77,6 +82,8 @@ ACCELERATOR_ROWS = [
 ]
 
 
+LARGE_PAGES = "THP_MEM_ALLOC_ENABLE"
+"""The variable by which torch asks Linux for large pages; importing lapclip sets it."""
 LARGEST = 6
 """Shapes to time: the smaller ones never run faster."""
 
@@ -87,6 +94,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--rows", nargs="*", default=[], help="parts of row names, such as seed-bfloat16")
     parser.add_argument("--peer", nargs="*", help="only these of the peer's ways, such as 'pure_bf16 compiled'")
+    parser.add_argument("--apart", action="store_true", help="the peer in a process of its own (CPU)")
     parser.add_argument("--profile", action="store_true", help="only say which operations our step spends its time in")
     parser.add_argument("--share", type=Path, help="also write a file for `lapclip results` (docs/results.md)")
     options = parser.parse_args()
@@ -95,6 +103,8 @@ def main() -> None:
     device, _ = choose_device(options.device)
     prepare_device(device, default_threads())
     rows = CPU_ROWS if device.is_cpu else ACCELERATOR_ROWS
+    if options.apart and not device.is_cpu:
+        parser.error("--apart is for the CPU")
     chosen = [row for row in rows if not options.rows or any(part in row.name for part in options.rows)]
     if not chosen:
         parser.error(f"no such row; there are {', '.join(row.name for row in rows)}")
@@ -104,7 +114,7 @@ def main() -> None:
             for row in chosen:
                 print_profile(row, device, options.rounds)
             return
-        found = [compare(row, device, options.rounds, options.peer) for row in chosen]
+        found = [compare(row, device, options.rounds, options.peer, apart=options.apart) for row in chosen]
     print(json.dumps({"rows": found}))
     if options.share:
         content = shared(found, device, options.rounds)
@@ -162,7 +172,7 @@ def best_rate(products: list[Product], device: Device, dtype: torch.dtype) -> fl
     return best
 
 
-def compare(row: Row, device: Device, rounds: int, ways: list[str] | None = None) -> dict:
+def compare(row: Row, device: Device, rounds: int, ways: list[str] | None = None, *, apart: bool = False) -> dict:
     """Time a row and say how it went."""
     from openclip import NAME, PeerStep
 
@@ -173,15 +183,16 @@ def compare(row: Row, device: Device, rounds: int, ways: list[str] | None = None
     ours = our_step(row, device)
     check_same_loss(row, batch, device)
     place = device.torch
-    pixels = normalise(torch.from_numpy(batch.pixels_BSSC).to(place), shape).contiguous()
-    tokens = torch.from_numpy(batch.tokens_BL).to(place)
-    padded = torch.nn.functional.pad(tokens, (0, shape.context - tokens.shape[1]), value=0)
+    pixels, padded = peers_inputs(row, batch, place)
     off = Stopwatch(device.synchronise, on=False)
     sides: dict[str, Callable[[], Callable[[], object]]] = {"ours": sending(ours, batch, off)}
     for precision in ["float32"] if row.dtype == "float32" else ["amp_bf16", "pure_bf16"]:
         for compiled in (False,) if device.is_cpu else (False, True):
             name = f"{precision}{' compiled' if compiled else ''}"
             if ways and name not in ways:
+                continue
+            if apart:
+                sides[f"{name}, apart"] = PeerApart(row, precision)
                 continue
             step = PeerStep(CLIP(shape), precision, place, compiled=compiled)
             sides[name] = lambda step=step: step(pixels, padded).item
@@ -234,6 +245,47 @@ def print_profile(row: Row, device: Device, steps: int) -> None:
     whole = sum(microseconds for microseconds, _ in spent)
     shares = "; ".join(f"{name} {microseconds / whole:.1%}" for microseconds, name in spent[:12])
     print(f"{row.name}, {seconds / steps * 1e3:.1f} ms a step with the profiler: {shares}", flush=True)
+
+
+def peers_inputs(row: Row, batch: Batch, place: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """Pixels as floats, and captions padded to the context."""
+    shape = SHAPES[row.model]
+    pixels = normalise(torch.from_numpy(batch.pixels_BSSC).to(place), shape).contiguous()
+    tokens = torch.from_numpy(batch.tokens_BL).to(place)
+    return pixels, torch.nn.functional.pad(tokens, (0, shape.context - tokens.shape[1]), value=0)
+
+
+class PeerApart:
+    """The peer's step in a process of its own. It rests while the other side has its turn."""
+
+    def __init__(self, row: Row, precision: str) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._here, there = context.Pipe()
+        asked = os.environ.pop(LARGE_PAGES, None)
+        os.environ[LARGE_PAGES] = "0"  # torch's default; importing lapclip would ask for them there too
+        try:
+            context.Process(target=take_steps, args=(there, row, precision), daemon=True).start()
+        finally:
+            os.environ.pop(LARGE_PAGES)
+            if asked is not None:
+                os.environ[LARGE_PAGES] = asked
+        self._here.recv()
+
+    def __call__(self) -> Callable[[], object]:
+        self._here.send("step")
+        return self._here.recv
+
+
+def take_steps(told: Connection, row: Row, precision: str) -> None:
+    """Take a step whenever told to, and give back its loss."""
+    from openclip import PeerStep
+
+    torch.set_num_threads(default_threads())
+    pixels, padded = peers_inputs(row, random_batch(row), torch.device("cpu"))
+    step = PeerStep(CLIP(SHAPES[row.model]), precision, torch.device("cpu"))
+    told.send("ready")
+    while told.recv():
+        told.send(step(pixels, padded).item())
 
 
 def interleave(
