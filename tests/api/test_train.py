@@ -240,6 +240,10 @@ def test_the_settings_of_a_run_are_settings_of_the_next(trained: Path) -> None:
     for section in ("model", "data", "train"):
         assert vars(getattr(again, section)) == run.settings[section]
     assert again.work.polite
+    started = {**run.settings, "train": {**run.settings["train"], "start": "runs/first"}}
+    for settings, start in ((run.settings, "runs/first"), (started, None)):  # then the shape is that model's
+        sections = {name.partition(".")[0] for name in asked_settings(None, settings, start=start)}
+        assert sections == {"data", "train", "work"}
 
 
 def test_curves_are_drawn_as_one_picture(trained: Path, tmp_path: Path) -> None:

@@ -145,7 +145,7 @@ def train(
         start_name, teacher_name = model_name(start), model_name(teacher)
         for model in (start_name, teacher_name):
             _have(model, shown, yes=yes)
-        asked = asked_settings(data, settings, shown.data_progress if shown else None)
+        asked = asked_settings(data, settings, shown.data_progress if shown else None, start=start_name)
         named = *start_setting(start_name), *teacher_setting(teacher_name)  # they win over a whole run's settings
         chosen = recipe_for(asked.get("data.source"), recipe, start_name)
         listener = CallbackListener(callbacks)

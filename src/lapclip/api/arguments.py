@@ -36,11 +36,19 @@ if TYPE_CHECKING:
     `TrainingRun.settings` has them."""
 
 EXAMPLE = 'settings={"train.batch_size": 64}'
+REASONS = "reasons"
+"""What the settings of a run have beside the sections: why each was chosen."""
 
 
-def asked_settings(data: Data, settings: Settings | None, progress: DataProgress | None = None) -> dict[str, Any]:
-    """All settings that were given by their whole names, the data among them; what is in memory is written down."""
+def asked_settings(
+    data: Data, settings: Settings | None, progress: DataProgress | None = None, *, start: str | None = None
+) -> dict[str, Any]:
+    """All settings that were given by their whole names, the data among them; what is in memory is written down.
+    `start` is the model to start from, where it was named beside them."""
     asked = _by_whole_names(settings)
+    # The settings of a whole run have a shape, which is else that of the model to start from, and not to be asked for.
+    if settings and REASONS in settings and (start or asked.get("train.start")):
+        asked = {name: value for name, value in asked.items() if not name.startswith("model.")}
     if data is None:
         return asked
     if isinstance(data, (str, os.PathLike)):
@@ -63,7 +71,7 @@ def _by_whole_names(settings: Settings | None) -> dict[str, Any]:
     for name, value in settings.items():
         if not isinstance(name, str):
             raise ConfigError(f"A setting is named by a text, not by {name!r:.60}.", hint=EXAMPLE)
-        if name == "reasons":  # a run's settings have it: why each was chosen
+        if name == REASONS:
             continue
         if isinstance(value, Mapping) and name not in SECTIONS:
             raise ConfigError(f"settings: unknown section {name}. {nearest(name, SECTIONS)}", hint=EXAMPLE)

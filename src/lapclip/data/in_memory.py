@@ -269,9 +269,10 @@ def _write(
     if len(absent) > most_absent * total:
         where = [f"item {_number(parts, at)}" + (f" ({printable(paths[at])})" if at in paths else "") for at in absent]
         share = math.ceil(100 * len(absent) / total) / 100
+        others = f', or settings={{"data.broken_share": {share:g}}} to go on with the others' if share < 1 else ""
         raise DataError(
             f"{len(absent):,} of {total:,} images cannot be found or read: {some(where)}.",
-            hint=f'other paths, or settings={{"data.broken_share": {share:g}}} to go on with the others',
+            hint=f"paths that lead there from this folder, or whole ones{others}",
         )
     return records, pictures
 
