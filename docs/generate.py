@@ -189,11 +189,13 @@ lapclip.search("holiday/", run).ask("a boat at sunset")
 own. `import lapclip` takes milliseconds: torch is loaded by what needs it.
 
 **Data in memory.** Pairs, frames and data sets are first written to `runs/.data/`, as a folder with a `captions.jsonl`
-that every command reads. It is named after its content, so the same data is written once, however often a cell is run,
-and a run that is resumed in another process, days later, finds what it began with: its losses are those of a run that
-was never interrupted. Images that are given as paths are not copied, and have to stay where they are. All others are
-copied: as the files they are where they come as bytes or from Hugging Face, else as PNG, which loses nothing.
-`lapclip clean data` removes what no run there learnt from.
+that every command reads. It is named after its content, so the same data is kept once, however often a cell is run; a
+data set that changes its images at random is other data each time. A run that is resumed in another process, days
+later, finds what it began with, also where the folder around `runs/` was moved meanwhile: its losses are those of a run
+that was never interrupted. Where all images are given as paths they are not copied, and have to stay where they are;
+they are copied where some are in memory, or where they lie on two drives of Windows. Images in memory are copied as the
+files they are where they come as bytes or from Hugging Face, else as PNG, which loses nothing. `lapclip clean data`
+removes what no run there learnt from.
 
 **Interrupts.** Ctrl-C and a notebook's stop button let the step end, save, and raise `lapclip.Interrupted`, so that the
 cells after it do not run; `lapclip.resume()` goes on. A second one ends at once; then the run goes on from its last
@@ -218,18 +220,22 @@ lapclip.train(callbacks=[tell])
 A callback that raises anything else does not cost you the run: there is a `RuntimeWarning` with the traceback, and it
 is not called any more.
 
-**Threads and processes.** A process trains one run at a time; a second one is refused (`lapclip.errors.RunBusy`). After
-a run, torch has as many threads as before and is as deterministic as before. Nothing uses `multiprocessing`, so
-scripts need no `if __name__ == "__main__":` on Windows and macOS. Notebooks need no extension.
+**Threads and processes.** A process trains one run at a time; a second one is refused (`lapclip.errors.RunBusy`). While
+`lapclip.train` runs in another thread, what torch has for the whole process is the run's: the number of threads, the
+default precision (float32) and whether algorithms are deterministic. After a run, all of it is as before. The current
+folder must stay the same until a run has ended, because `runs/` is in it. Nothing uses `multiprocessing`, so scripts
+need no `if __name__ == "__main__":` on Windows and macOS. Notebooks need no extension.
 
 **Errors** are those of the commands (`lapclip.errors`, all of them `lapclip.LapclipError`): what is wrong and where,
 and after "Try:" what to do, in the words of the command line. `--set train.batch_size=64` there is
-`settings={"train.batch_size": 64}` here, and other options are arguments of the same name.
+`settings={"train.batch_size": 64}` here, or `settings={"train": {"batch_size": 64}}`, and other options are arguments
+of the same name.
 
 **Types.** The package is typed (`py.typed`). In what follows `Data` is any form of data that `lapclip.train` lists;
-`Model` is a run's name or folder, a `TrainingRun`, a folder or file with a model, or a published model's name;
-`Settings` is a dictionary of settings by their names ([settings](settings.md)); `OneImage` is an image in any form that
-`encode_image` lists, and `ManyImages` are several.
+`Model` is a run's name or folder, a `TrainingRun`, a folder or file with a model, a published model's name, or a model
+that `lapclip.load` gave and that has not changed since; `Settings` is a dictionary of settings by their names or by
+section ([settings](settings.md)); `OneImage` is an image in any form that `encode_image` lists, and `ManyImages` are
+several.
 """
 
 

@@ -128,6 +128,8 @@ def test_classify_orders_the_labels_and_follows_the_model(embedder: Embedder) ->
     assert [plain[0][name] for name in ("cat", "dog")] == pytest.approx(wanted.tolist(), rel=1e-4)
     with pytest.raises(lapclip.LapclipError, match="list of labels"):
         embedder.classify(image, "cat")
+    with pytest.raises(lapclip.LapclipError, match="'cat' is there twice"):
+        embedder.classify(image, ["cat", "dog", "cat"])
     for templates in ("a {}", ["a photo"], []):
         with pytest.raises(lapclip.LapclipError, match="list of templates"):
             embedder.classify(image, ["cat", "dog"], templates=templates)

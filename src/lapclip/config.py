@@ -402,13 +402,13 @@ def read_layer(path: Path) -> Layer:
 
 
 def parse_settings(settings: list[str]) -> Layer:
-    """`section.field=value`, as given to --set. A field name that is unique may stand alone."""
+    """`section.field=value`, as given to --set. Names are as `locate` takes them."""
     values: dict[str, dict[str, Any]] = {}
     for setting in settings:
         name, equals, text = setting.partition("=")
         if not equals:
             raise ConfigError(f"--set {setting} has no value.", hint=f"--set {name}=VALUE")
-        section, field_name = _locate(name.strip())
+        section, field_name = locate(name.strip())
         values.setdefault(section, {})[field_name] = _parse_text(text.strip())
     return Layer("--set", values)
 
@@ -440,7 +440,7 @@ def build_config(layers: Sequence[Layer], shapes: Mapping[str, ModelConfig]) -> 
             if not isinstance(values, Mapping):
                 raise ConfigError(f"{layer.origin}: {section} is a section, so it takes fields.", hint=f"[{section}]")
             for name, value in values.items():
-                chosen[section][name] = _checked(layer.origin, section, SECTIONS[section], name, value)
+                chosen[section][name] = checked(layer.origin, section, name, value)
     shape_name = chosen["model"].get("name", DEFAULT_MODEL)
     whole = all(one.name in chosen["model"] for one in dataclasses.fields(ModelConfig) if _is_required(one))
     if shape_name not in shapes and not whole:
@@ -484,7 +484,8 @@ OLDER_WORDS = {"token": "symbol", "image": "picture", "images": "pictures"}
 """Words of today that some settings, whose names stay, have older ones for."""
 
 
-def _locate(name: str) -> tuple[str, str]:
+def locate(name: str) -> tuple[str, str]:
+    """The section and the field that a setting's name means; a field name that is unique may stand alone."""
     fields = {
         f"{section}.{f.name}": (section, f.name) for section, kind in SECTIONS.items() for f in dataclasses.fields(kind)
     }
@@ -511,8 +512,9 @@ def _parse_text(text: str) -> Any:
         return text
 
 
-def _checked(origin: str, section: str, kind: type, name: str, value: Any) -> Any:
-    """The value of a field of a section, which is of that kind, or ConfigError where it may not be that."""
+def checked(origin: str, section: str, name: str, value: Any) -> Any:
+    """The value of a field of a section, or ConfigError where it may not be that."""
+    kind = SECTIONS[section]
     known = {f.name: f for f in dataclasses.fields(kind)}
     if name not in known:
         raise ConfigError(f"{origin}: unknown field {section}.{name}. {nearest(name, known)}")

@@ -38,11 +38,13 @@ from lapclip.paths import check_plain, digest_of_file, read_json
 from lapclip.progress import Progress
 from lapclip.progress_bar import counted
 from lapclip.prompts import TEMPLATES, class_embeddings, class_shares
+from lapclip.runs.folder import RUNS
 from lapclip.suggest import install
 from lapclip.text import parameters
 from lapclip.weights import DESCRIPTION, OWN_TOKENIZER, is_exported
 from lapclip.weights.pretrained_networks import build_network
 from lapclip.weights.read_model import read_model
+from lapclip.which_model import which_model
 
 if TYPE_CHECKING:
     from lapclip.data.any_image import ManyImages, OneImage
@@ -239,6 +241,8 @@ class Encoder(ABC):
         if isinstance(templates, str) or not len(templates) or not all("{}" in template for template in templates):
             raise ConfigError("classify takes a list of templates with {} for the label.", hint='["a photo of a {}."]')
         names = [str(label) for label in labels]
+        if twice := [name for at, name in enumerate(names) if name in names[:at]]:
+            raise ConfigError(f"classify: the label {twice[0]!r} is there twice.", hint="each label once")
         image_NE = self.encode_image(as_list(images), batch_size=batch_size, device=device, progress=progress)
         scale, bias = self.logits() or Logits(USUAL_SCALE, None)
         similarity_NC = image_NE @ class_embeddings(self.encode_text, names, list(templates)).T
@@ -434,14 +438,25 @@ def load(path: str | os.PathLike[str], device: str = "cpu") -> Encoder:
     Parameters
     ----------
     path
-        A run's folder, a folder with a model, an exported folder, a file of published weights, a short name that
-        `lapclip models` lists, or a name on the Hugging Face hub (`hf:org/name`).
+        A run's name or folder, a folder with a model, an exported folder, a file of published weights, a short name
+        that `lapclip models` lists, or a name on the Hugging Face hub (`hf:org/name`).
     device
         Where to compute: `auto`, `cpu`, `cuda`, `mps` or `xpu`. What was exported for ONNX Runtime runs on the CPU.
     """
+    path = _path_of(os.fspath(path))
     found = open_exported(path) if is_exported(Path(path)) else load_torch(path, device)
-    found.source = os.fspath(path)
+    found.source = path
     return found
+
+
+def _path_of(name: str) -> str:
+    """Where the model of that name is: a run's name comes first, as the rule of `lapclip.which_model` is. All else is
+    read as it is named, whatever it ends with."""
+    path = Path(name)
+    in_runs, is_plain_name = (RUNS / path).exists(), path.parent == Path()
+    if not path.is_absolute() and (in_runs or (is_plain_name and not path.exists())):
+        return str(which_model(name).path)
+    return name
 
 
 def load_torch(path: str | os.PathLike[str], device: str = "cpu") -> Embedder:

@@ -17,3 +17,12 @@ class DataProgress(Protocol):
     """Called with how many images are done, how many there are, and what is being done to them."""
 
     def __call__(self, done: int, total: int, what: str = "drawing", /) -> None: ...
+
+
+NOUNS = ("captions", "phrases", "images")
+"""What data is made of, as work on it names it."""
+
+
+def work_on_data(what: str) -> str:
+    """What is being done, with what it is done to: to images, unless it says so itself."""
+    return what if any(noun in what for noun in NOUNS) else f"{what} images"

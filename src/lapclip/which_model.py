@@ -12,6 +12,7 @@ index the model that finds photos best (`best_on_photos`). `embed` does the same
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from collections.abc import Callable
@@ -27,6 +28,7 @@ from lapclip.machine.facts import accelerators
 from lapclip.machine.system_memory import available_bytes
 from lapclip.model.shapes import SHAPES
 from lapclip.paths import cache_folder
+from lapclip.progress import Progress
 from lapclip.runs.events import mapping
 from lapclip.runs.folder import RUNS, Run, all_runs, find_run
 from lapclip.text import number, path_from_here, percent, size
@@ -130,6 +132,36 @@ def named_published(name: str | None) -> PublishedModel | None:
     if name is None or (RUNS / name).exists() or Path(name).exists():
         return None
     return published_models.find(name)
+
+
+def have_model(name: str | None, *, yes: bool, counting: Callable[[str], Progress] | None = None) -> None:
+    """Fetch the published model that a name means, where it is not here yet, before a command begins with anything."""
+    if (model := named_published(name)) is not None:
+        fetch_once(model, yes=yes, counting=counting)
+
+
+def fetch_once(model: PublishedModel, *, yes: bool, counting: Callable[[str], Progress] | None = None) -> None:
+    """Fetch a published model, where it is not here yet. `counting` is given what is fetched, and gives the callback
+    that is told how much of it has come; without it nothing is shown."""
+    if not model.in_cache:
+        published_models.fetch(model, yes=yes, progress=counting(f"fetching {model.name}, MB") if counting else None)
+
+
+def start_setting(start: str | None) -> list[str]:
+    """The model to start from as a setting."""
+    return [] if start is None else [f"train.start={_quoted(which_model(start).reference)}"]
+
+
+def teacher_setting(teacher: str | None) -> list[str]:
+    """The teacher as a setting: a model, or a file of embeddings."""
+    if teacher is None:
+        return []
+    is_file = teacher.endswith(".npz")
+    return [f"train.teacher={_quoted(os.path.abspath(teacher) if is_file else which_model(teacher).reference)}"]
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
 
 
 def published_for_here() -> PublishedModel | None:

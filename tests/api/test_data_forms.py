@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import os
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -15,8 +17,9 @@ import pytest
 import torch
 from PIL import Image
 
-from lapclip.api import _asked
+from lapclip.api.arguments import asked_settings
 from lapclip.config import DataConfig
+from lapclip.data import in_memory
 from lapclip.data.in_memory import write_data
 from lapclip.data.sources import read_table
 from lapclip.data.table import Table
@@ -39,7 +42,10 @@ def paths(tmp_path: Path) -> list[Path]:
 
 def written(data: Any, folder: Path, **settings: Any) -> Table:
     """The table that a run would read."""
-    found = write_data(data, folder / "given", {f"data.{name}": value for name, value in settings.items()})
+    return table_of(write_data(data, folder / "given", {f"data.{name}": value for name, value in settings.items()}))
+
+
+def table_of(found: dict[str, Any]) -> Table:
     return read_table(DataConfig(**{name.removeprefix("data."): value for name, value in found.items()}))
 
 
@@ -71,6 +77,9 @@ FORMS: dict[str, Callable[[list[Path]], Any]] = {
     ],
     "pairs of bytes": lambda paths: [(path.read_bytes(), text) for path, text in zip(paths, CAPTIONS, strict=True)],
     "paths and images, mixed": lambda paths: list(zip([*paths[:3], *IMAGES[3:]], CAPTIONS, strict=True)),
+    "pairs with an array of captions": lambda paths: [
+        (path, np.array([text])) for path, text in zip(paths, CAPTIONS, strict=True)
+    ],
     "a torch data set of tensors": lambda paths: OwnDataset(
         lambda at: (torch.from_numpy(PIXELS[at]).permute(2, 0, 1) / 255, CAPTIONS[at])
     ),
@@ -129,25 +138,79 @@ def test_paths_are_relative_to_the_folder_that_is_named(
     below = [f"photos/{path.name}" for path in paths]
     opened = [Image.open(path) for path in below]  # these know where they are
     for images, folder in ((below, tmp_path), ([*below[:3], *IMAGES[3:]], tmp_path), (opened, tmp_path / "elsewhere")):
-        asked = _asked(list(zip(images, CAPTIONS, strict=True)), {"data.pictures": str(folder)}, None)
-        check(read_table(DataConfig(**{name.removeprefix("data."): value for name, value in asked.items()})))
+        check(table_of(asked_settings(list(zip(images, CAPTIONS, strict=True)), {"data.pictures": str(folder)})))
+
+
+@pytest.mark.parametrize("form", ["whole name", "field alone", "section"])
+def test_settings_say_how_data_in_memory_is_read_however_they_are_named(
+    form: str, paths: list[Path], here: Path
+) -> None:
+    def named(field: str, value: Any) -> dict[str, Any]:
+        if form == "section":
+            return {"data": {field: value}}
+        return {f"data.{field}" if form == "whole name" else field: value}
+
+    right = [str(path) for path in paths]
+    frame = {"small": right[::-1], "img": right, "text": CAPTIONS}
+    check(table_of(asked_settings(frame, named("picture_column", "img"))))
+    below = {"file": [path.name for path in paths], "text": CAPTIONS}
+    check(table_of(asked_settings(below, named("pictures", paths[0].parent))))
+    check(table_of(asked_settings(below | {"file": right}, named("picture_column", "auto"))))
+    with pytest.raises(DataError, match="no column nothing"):
+        asked_settings(frame, named("picture_column", "nothing"))
 
 
 def test_a_path_that_leads_nowhere_is_counted_and_named(paths: list[Path], tmp_path: Path) -> None:
     for data in (
         [*FORMS["pairs of paths"](paths), ("gone.png", "x")],
         [*zip(IMAGES, CAPTIONS, strict=True), ("gone.png", "x")],
+        {"image": [*IMAGES, None], "caption": [*CAPTIONS, "x"]},
     ):
-        table = written(data, tmp_path)
+        table = written(data, tmp_path, broken_share=0.15)
         assert len(table.rows) == COUNT
         assert "no such image" in table.skipped[0].why
+        with pytest.raises(DataError, match=rf"1 of 7 images .* item {COUNT}( \(.*gone.png\))?\.") as refused:
+            written(data, tmp_path)
+        assert '"data.broken_share": 0.15' in refused.value.hint
+    with pytest.raises(DataError, match=r"item 1 of val \("):
+        written({"train": FORMS["pairs of paths"](paths), "val": [(paths[0], "x"), ("gone.png", "x")]}, tmp_path)
+
+
+def test_a_full_disk_is_no_missing_image(paths: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    copied, write = paths[0].read_bytes(), Path.write_bytes
+
+    def write_half(path: Path, content: bytes) -> int:
+        if content == copied:
+            write(path, content[:9])
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(path, content)
+
+    monkeypatch.setattr(Path, "write_bytes", write_half)
+    with pytest.raises(DataError, match="No space left"):
+        written(FORMS["paths and images, mixed"](paths), tmp_path)
+    assert not list((tmp_path / "given").iterdir())
+
+
+def test_two_processes_that_write_the_same_data_both_have_it(
+    paths: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replace = in_memory.replace
+
+    def beaten(source: Path, target: Path) -> None:
+        if source.is_dir():
+            shutil.copytree(source, target)  # the other process was a moment earlier
+        replace(source, target)
+
+    monkeypatch.setattr(in_memory, "replace", beaten)
+    check(written(FORMS["pairs of PIL images"](paths), tmp_path))
+    assert len(list((tmp_path / "given").iterdir())) == 1
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such files")
 def test_a_path_to_what_is_no_file_is_counted_and_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(pipe := tmp_path / "pipe.png")
     for path in (pipe, "/dev/zero", "a\0b.png", "~nobody-of-this-name/a.png"):
-        table = written([*zip(IMAGES, CAPTIONS, strict=True), (path, "x")], tmp_path)
+        table = written([*zip(IMAGES, CAPTIONS, strict=True), (path, "x")], tmp_path, broken_share=0.5)
         assert len(table.rows) == COUNT, path
         assert len(table.skipped) == 1, path
 

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from PIL import Image
 
 import lapclip
-from lapclip.errors import RunError, SearchError
+from lapclip.api.notebook_display import NotebookDisplay
+from lapclip.errors import ConfigError, RunError, SearchError
+from lapclip.progress_bar import LiveHtml
+from lapclip.weights import published_models
 
 from ..conftest import lapclip as run_command
 from .test_train import SETTINGS, wall_pairs
@@ -33,6 +39,73 @@ def test_an_evaluation_is_what_the_command_prints(run: lapclip.TrainingRun, here
     assert other.metrics["candidates"] == 40
     with pytest.raises(RunError, match="nowhere"):
         lapclip.evaluate("nowhere", progress=False)
+
+
+def test_a_model_that_was_loaded_is_taken_where_a_name_is(run: lapclip.TrainingRun, here: Path) -> None:
+    model = lapclip.load("mine")
+    assert Path(model.source) == Path("runs/mine")
+    by_name = lapclip.evaluate("mine", split="val", progress=False)
+    assert lapclip.evaluate(model, split="val", progress=False).metrics == by_name.metrics
+    assert isinstance(model, lapclip.Embedder)
+    with torch.no_grad():
+        model.model.logit_scale.add_(1)
+    with pytest.raises(ConfigError, match="has changed"):  # the file would be scored, not this
+        lapclip.export(model, progress=False)
+    model.source = ""
+    with pytest.raises(ConfigError, match="in no file"):
+        lapclip.search(here, model, progress=False)
+    calls: list[Callable[[Any], Any]] = [lapclip.evaluate, lapclip.export, lapclip.open_run, lapclip.resume]
+    for call in calls:
+        with pytest.raises(ConfigError, match="int is no"):
+            call(3)
+    with pytest.raises(RunError, match="Did you mean mine"):
+        lapclip.load("mime")
+
+
+@pytest.mark.parametrize("templates", ["a {} | a photo of a {}.", ["a {}", "b|{}"], [3]])
+def test_templates_are_sentences(templates: Any, run: lapclip.TrainingRun, here: Path) -> None:
+    with pytest.raises(ConfigError, match=r"templates: .*(vertical bar|no text)"):
+        lapclip.evaluate(run, templates=templates, progress=False)
+
+
+def test_one_template_is_a_sentence_and_not_its_letters(run: lapclip.TrainingRun, here: Path) -> None:
+    for name in ("red", "blue"):
+        (here / "photos" / name).mkdir(parents=True)
+        for at in range(2):
+            Image.new("RGB", (40, 30 + at), name).save(here / "photos" / name / f"{at}.png")
+    one, listed = (lapclip.evaluate(run, "photos", templates=t, progress=False) for t in ("a {}.", ["a {}."]))
+    assert one.metrics == listed.metrics
+
+
+def test_without_progress_nothing_is_printed_while_a_model_is_fetched(
+    here: Path, empty_cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told: list[bool] = []
+
+    def fetch(model: Any, *, yes: bool, progress: Any) -> None:
+        told.append(progress is not None)
+        if progress:
+            progress(1, 2)
+        raise SearchError("no network here")
+
+    monkeypatch.setattr(published_models, "fetch", fetch)
+    for progress in (False, True):
+        with pytest.raises(SearchError):
+            lapclip.search(here, "vit-b-32-openai", progress=progress, yes=True)
+        assert ("fetching" in capsys.readouterr().err) == progress
+    assert told == [False, True]
+
+
+def test_a_notebook_shows_what_a_terminal_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[str] = []
+    monkeypatch.setattr(LiveHtml, "show", lambda self, markup, *, now=False: shown.append(markup))
+    display = NotebookDisplay()
+    for what in ("reads phrases", "packing"):
+        display.data_progress(1, 2, what)
+    display.stage(0, 2, "the first")
+    assert "reads phrases  1 of 2" in shown[0]
+    assert "packing images  1 of 2" in shown[1]
+    assert "1/2  the first" in shown[2]
 
 
 def test_a_folder_is_asked_and_answers_with_images(

@@ -15,7 +15,10 @@ import torch
 from PIL import Image
 
 import lapclip
+from lapclip.api.arguments import as_texts, asked_settings
+from lapclip.config import build_config, parse_settings
 from lapclip.errors import ConfigError, DataError, RunBusy, RunError
+from lapclip.model.shapes import SHAPES
 from lapclip.runs.events import Event, read_events
 
 from ..conftest import SMALL
@@ -122,7 +125,7 @@ def losses_of(folder: Path) -> dict[int, float]:
     return {event["step"]: event["loss"] for event in read_events(folder / "events.jsonl") if event["type"] == "step"}
 
 
-def test_data_in_memory_is_found_again_by_a_run_that_is_resumed(here: Path) -> None:
+def test_data_in_memory_is_found_again_by_a_run_that_is_resumed(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pairs = wall_pairs(here / "walls")
     for image, _ in pairs:
         image.load()  # as in memory as can be
@@ -140,6 +143,10 @@ def test_data_in_memory_is_found_again_by_a_run_that_is_resumed(here: Path) -> N
     del pairs, tensors
     for path in (here / "walls").iterdir():
         path.unlink()
+    (here / "moved").mkdir()
+    (here / "runs").rename(here / "moved" / "runs")
+    monkeypatch.chdir(here / "moved")
+    cut = lapclip.open_run("cut")
     other = Path(cut.settings["data"]["source"]).with_name("other")
     other.mkdir()
     assert run_command("clean", "data", "--yes").returncode == 0
@@ -207,9 +214,18 @@ def test_one_run_at_a_time_is_trained_in_a_process(here: Path) -> None:
         ({"minutes": -1}, ConfigError, "minutes"),
         ({"recipe": "nothing"}, ConfigError, "nothing"),
         ({"settings": {"train.batch": 1}}, ConfigError, "unknown field"),
+        ({"settings": {"train": {"batch": 1}}}, ConfigError, "unknown field"),
+        ({"settings": {"trian": {"batch_size": 4}}}, ConfigError, "unknown section trian"),
+        ({"settings": {"batch_size": None}}, ConfigError, "not None"),
+        ({"settings": {"batch_size": np.arange(3)}}, ConfigError, "whole number"),
+        ({"settings": {"batch_size": object()}}, ConfigError, "whole number"),
+        ({"settings": {3: 4}}, ConfigError, "named by a text"),
+        ({"settings": ["train.batch_size=4"]}, ConfigError, "a dictionary"),
+        ({"data": [], "settings": {"broken_share": "all"}}, ConfigError, "a number"),
         ({"data": "nowhere"}, DataError, "nowhere"),
         ({"data": []}, DataError, "no rows"),
         ({"start": "nowhere/at/all"}, RunError, "nowhere"),
+        ({"teacher": 3}, ConfigError, "int is no model"),
         ({"ask": ["a|b"]}, ConfigError, "vertical bar"),
         ({"name": "a b"}, RunError, "a b"),
         ({"name": "a" * 300}, RunError, "at most 100"),
@@ -219,6 +235,19 @@ def test_what_the_command_refuses_is_an_error_of_ours(options: Any, kind: type, 
     with warnings.catch_warnings(), pytest.raises(kind, match=why):
         lapclip.train(progress=False, **options)
     assert not list((here / "runs").glob("*/run.toml"))
+
+
+def test_the_settings_of_a_run_are_settings_of_the_next(trained: Path) -> None:
+    run = lapclip.open_run(trained)
+    asked = asked_settings(None, {**run.settings, "work": {"polite": True}})
+    again = build_config([parse_settings(as_texts(asked))], SHAPES)
+    for section in ("model", "data", "train"):
+        assert vars(getattr(again, section)) == run.settings[section]
+    assert again.work.polite
+    started = {**run.settings, "train": {**run.settings["train"], "start": "runs/first"}}
+    for settings, start in ((run.settings, "runs/first"), (started, None)):  # then the shape is that model's
+        sections = {name.partition(".")[0] for name in asked_settings(None, settings, start=start)}
+        assert sections == {"data", "train", "work"}
 
 
 def test_curves_are_drawn_as_one_picture(trained: Path, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ import pytest
 from lapclip.commands.clean import REMOVABLE, chosen, list_items, remove
 from lapclip.paths import leftovers, partial_path, sweep
 from lapclip.runs.folder import Run
-from lapclip.runs.heartbeat import beat_of, write_beat
+from lapclip.runs.heartbeat import PREPARING, at_work_path, beat_of, write_beat
 from lapclip.searching.indexes import note_use
 from lapclip.weights import WEIGHTS
 
@@ -197,6 +197,27 @@ def test_what_is_shown_tells_whose_it_is(disk: Path, empty_cache: Path) -> None:
     assert shown["photos-1"]["about"] == "my photos, with hf:some/model"
     assert shown["gained.json"]["kind"] == "measurements"
     assert set(shown["photos-1"]) == {"kind", "path", "bytes", "about", "kept"}
+
+
+def test_given_data_stays_as_long_as_a_run_may_need_it(disk: Path, empty_cache: Path) -> None:
+    for name in ("learnt", "other"):
+        fill(disk / "runs/.data" / name / "captions.jsonl")
+    settings = disk / "runs/died/run.toml"
+    recorded = os.path.join(os.sep, "before it was moved", "runs", ".data", "learnt")
+    settings.write_text(settings.read_text().replace('source = "scenes"', f"source = {json.dumps(recorded)}"))
+    assert Run(Path("runs/died")).data_source() == str(disk / "runs/.data/learnt")
+
+    def removable() -> list[str]:
+        return [item.path.name for item in list_items() if item.kind == "data" and not item.kept]
+
+    assert removable() == ["other"]
+    listed = list_items()
+    preparing = at_work_path(PREPARING).with_name("another.json")
+    write_beat(preparing, beat_of(os.getppid(), str(disk / "runs")))
+    assert removable() == []
+    assert remove(chosen(listed, ["data"], []))[0] == []  # it began while a person was asked
+    write_beat(preparing, beat_of(os.getppid(), str(disk / "elsewhere/runs")))
+    assert [item.path.name for item in remove(chosen(listed, ["data"], []))[0]] == ["other"]
 
 
 def test_kinds_are_told_and_others_refused(disk: Path) -> None:

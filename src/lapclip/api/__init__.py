@@ -7,22 +7,20 @@ allows; nothing is printed but progress, which `progress=False` leaves out.
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
+from lapclip.api.arguments import as_texts, asked_settings, joined, model_name, path_name
 from lapclip.api.callbacks import Callback, CallbackListener
 from lapclip.api.folder_search import FolderSearch
 from lapclip.api.notebook_display import NotebookDisplay
 from lapclip.api.training_run import TrainingRun
-from lapclip.cli.display import Display, display
-from lapclip.cli.model import have_model
-from lapclip.cli.output import start_setting, teacher_setting
+from lapclip.cli.display import RunDisplay, display
 from lapclip.commands import evaluate as evaluating
 from lapclip.commands import export as exporting
 from lapclip.commands import resume as resuming
@@ -30,38 +28,24 @@ from lapclip.commands import train as training
 from lapclip.commands import tune as tuning
 from lapclip.commands.run_setup import Callbacks
 from lapclip.config import recipe_for, recipe_from_nothing
-from lapclip.data.in_memory import write_data
-from lapclip.data.sources import absolute
 from lapclip.errors import ConfigError, RunBusy
 from lapclip.machine.ranks import under_torchrun
 from lapclip.machine.torch_settings import compute_in_float32, plain_thread, torch_kept
 from lapclip.progress_bar import in_notebook
 from lapclip.report.document import table_html
 from lapclip.report.evaluation_report import class_table, recall_table
-from lapclip.runs.folder import GIVEN, find_run
+from lapclip.runs.folder import find_run
 from lapclip.searching.library import open_library
 from lapclip.suggest import command
 from lapclip.text import path_from_here, percent
+from lapclip.which_model import have_model, start_setting, teacher_setting
 
 if TYPE_CHECKING:
-    from lapclip.data.any_image import OneImage
-
-    Data: TypeAlias = (
-        str
-        | os.PathLike[str]
-        | Sequence[tuple[OneImage, str | Sequence[str]]]
-        | Mapping[str, Any]
-        | Any  # frames and data sets of other libraries, none of which is needed here
-        | None
-    )
-    """Images with captions, in any form that `lapclip.train` takes."""
-    Model: TypeAlias = str | os.PathLike[str] | TrainingRun
-    """A run's name or folder, a folder or file with a model, a published model's name, or a `TrainingRun`."""
-    Settings: TypeAlias = Mapping[str, Any]
-    """Settings by their names, as `--set` takes them: `{"train.batch_size": 64}` (docs/settings.md)."""
+    from lapclip.api.arguments import Data, Model, Settings
 
 __all__ = ["Evaluation", "Interrupted", "evaluate", "export", "open_run", "resume", "search", "train", "tune"]
 
+A_RUN = "a run's name or folder, or a lapclip.TrainingRun"
 _at_work = threading.Lock()
 """Held while this process trains or tunes: both change how many threads torch has, which results depend on."""
 
@@ -97,7 +81,7 @@ def train(
     name: str | None = None,
     start: Model | None = None,
     teacher: Model | None = None,
-    ask: Sequence[str] = (),
+    ask: str | Sequence[str] = (),
     polite: bool = False,
     settings: Settings | None = None,
     callbacks: Sequence[Callback] = (),
@@ -118,8 +102,8 @@ def train(
         gives such pairs; a frame of pandas or polars, or a dictionary of columns; a `Dataset` of Hugging Face; or a
         dictionary of splits with one of these each, such as `{"train": ..., "val": ...}` or a `DatasetDict`. An image
         is a path, bytes, a PIL image, an array or a tensor; a caption is a text or a list of texts. What is in memory
-        is first written to `runs/.data/`, once, from where the run reads it, also when it is resumed; images that are
-        named by their paths are not copied.
+        is first written to `runs/.data/`, from where the run reads it, also when it is resumed; where all images are
+        paths, they stay where they are and are not copied.
     recipe
         A recipe's name or a TOML file; without it, the one that fits the data. See `lapclip train --help`.
     minutes
@@ -135,7 +119,8 @@ def train(
     polite
         Pause while others need the machine.
     settings
-        Changes of the recipe's settings: `{"train.batch_size": 64, "data.caption_column": "title"}`.
+        Changes of the recipe's settings: `{"train.batch_size": 64, "data.caption_column": "title"}`, or all settings of
+        another run, `run.settings`.
     callbacks
         Functions that are called with each event of the run (`lapclip.Callback`).
     progress
@@ -152,24 +137,23 @@ def train(
         run = lapclip.train([("cat.jpg", "a cat asleep"), ("dog.jpg", "a dog")], recipe="heads")
     """
     with _working(progress) as shown:
-        for model in (start, teacher):
-            have_model(None if model is None else os.fspath(model), yes=yes)
-        asked = _asked(data, settings, shown)
-        source = asked.get("data.source")
         own: dict[str, Any] = {"work.polite": True} if polite else {}
         if ask:
-            own["work.ask"] = _followed(ask)
-        named = [
-            *start_setting(None if start is None else os.fspath(start)),
-            *teacher_setting(None if teacher is None else os.fspath(teacher)),
-        ]
-        chosen = recipe_for(source, recipe, None if start is None else os.fspath(start))
+            own["work.ask"] = joined("ask", ask)
+        start_name, teacher_name = model_name(start), model_name(teacher)
+        for model in (start_name, teacher_name):
+            _have(model, shown, yes=yes)
+        asked = asked_settings(data, settings, shown.data_progress if shown else None, start=start_name)
+        named = *start_setting(start_name), *teacher_setting(teacher_name)  # they win over a whole run's settings
+        chosen = recipe_for(asked.get("data.source"), recipe, start_name)
         listener = CallbackListener(callbacks)
-        outcome = training.train(chosen, [*named, *_texts(asked | own)], minutes, name, _callbacks(shown, listener))
+        outcome = training.train(chosen, [*as_texts(asked | own), *named], minutes, name, _callbacks(shown, listener))
     return _ended(outcome)
 
 
-def resume(run: Model | None = None, *, callbacks: Sequence[Callback] = (), progress: bool = True) -> TrainingRun:
+def resume(
+    run: str | os.PathLike[str] | None = None, *, callbacks: Sequence[Callback] = (), progress: bool = True
+) -> TrainingRun:
     """Go on with a run that was stopped, interrupted or killed; it ends with the result it would have had.
 
     Parameters
@@ -181,13 +165,13 @@ def resume(run: Model | None = None, *, callbacks: Sequence[Callback] = (), prog
     """
     with _working(progress) as shown:
         listener = CallbackListener(callbacks)
-        outcome = resuming.resume(None if run is None else os.fspath(run), _callbacks(shown, listener))
+        outcome = resuming.resume(path_name(run, "run", A_RUN), _callbacks(shown, listener))
     return _ended(outcome)
 
 
 def open_run(run: str | os.PathLike[str] | None = None) -> TrainingRun:
     """A run that is there, by its name or folder; without one, the newest. Commands and Python see the same runs."""
-    return TrainingRun(find_run(None if run is None else os.fspath(run)).path)
+    return TrainingRun(find_run(path_name(run, "run", A_RUN)).path)
 
 
 class Evaluation(dict[str, Any]):
@@ -212,7 +196,7 @@ def evaluate(
     data: Data = None,
     *,
     split: str | None = None,
-    templates: Sequence[str] = (),
+    templates: str | Sequence[str] = (),
     device: str = "auto",
     out: str | os.PathLike[str] | None = None,
     settings: Settings | None = None,
@@ -225,8 +209,8 @@ def evaluate(
     Parameters
     ----------
     model
-        A run's name or folder, a `TrainingRun`, a folder or file with a model, or a published model's name; without
-        one, the newest run.
+        A run's name or folder, a `TrainingRun`, a folder or file with a model, a published model's name, or a model
+        that `lapclip.load` gave; without one, the newest run.
     data
         Other images to score on, in any form that `lapclip.train` takes; without it, the run's own held-out ones.
     split
@@ -245,12 +229,12 @@ def evaluate(
         Fetch a published model without asking.
     """
     with plain_thread(), _shown(progress) as shown:
-        named = None if model is None else os.fspath(model)
-        have_model(named if data is not None else None, yes=yes)
-        asked = _asked(data, settings, shown)
+        sentences, named = joined("templates", templates), model_name(model)
+        _have(named if data is not None else None, shown, yes=yes)
+        asked = asked_settings(data, settings, shown.data_progress if shown else None)
         source = asked.pop("data.source", None)
         request = evaluating.EvaluationRequest(
-            named, source, split, "|".join(templates), device, None if out is None else Path(out), _texts(asked)
+            named, source, split, sentences, device, None if out is None else Path(out), as_texts(asked)
         )
         counting = shown.counting("embedding images and captions") if shown else None
         return Evaluation(evaluating.evaluate(request, shown.data_progress if shown else None, counting))
@@ -281,9 +265,9 @@ def tune(
         Show what is being timed.
     """
     with _working(progress) as shown:
-        asked = _asked(data, settings, shown)
+        asked = asked_settings(data, settings, shown.data_progress if shown else None)
         chosen = recipe or recipe_from_nothing(asked.get("data.source"))
-        return tuning.tune(chosen, _texts(asked), seconds, _callbacks(shown, CallbackListener(())))
+        return tuning.tune(chosen, as_texts(asked), seconds, _callbacks(shown, CallbackListener(())))
 
 
 def export(
@@ -313,9 +297,9 @@ def export(
     yes
         Fetch a published model without asking.
     """
-    named = None if model is None else os.fspath(model)
-    have_model(named, yes=yes)
     with plain_thread(), _shown(progress) as shown:
+        named = model_name(model)
+        _have(named, shown, yes=yes)
         callbacks = exporting.Callbacks(shown.doing, shown.data_progress, shown.counting) if shown else None
         return exporting.export(
             named, to, None if out is None else Path(out), force=force, callbacks=callbacks or exporting.Callbacks()
@@ -353,41 +337,22 @@ def search(
         photos.ask("a red bicycle in the snow")
         photos.like("cat.jpg", limit=5)
     """
-    named = None if model is None else os.fspath(model)
-    have_model(named, yes=yes)
     with _shown(progress) as shown:
+        named = model_name(model)
+        _have(named, shown, yes=yes)
         counting = shown.counting("indexing") if shown else None
         waiting = shown.waiting if shown else None
         return FolderSearch(open_library(Path(folder), named, counting, device=device, waiting=waiting))
 
 
-def _asked(data: Data, settings: Settings | None, shown: Display | NotebookDisplay | None) -> dict[str, Any]:
-    """All settings that were given, the data among them; what is in memory is written down for it."""
-    asked = dict(settings or {})
-    if data is None:
-        return asked
-    if isinstance(data, (str, os.PathLike)):
-        return {**asked, "data.source": absolute(os.fspath(data))}
-    return write_data(data, GIVEN, asked, shown.data_progress if shown else None)
+def _have(model: str | None, shown: RunDisplay | None, *, yes: bool) -> None:
+    """Fetch the published model of that name, where it is not here yet."""
+    have_model(model, yes=yes, counting=shown.counting if shown else None)
+    if shown:
+        shown.close()  # what was fetched is over, and there may be a question about the next one
 
 
-def _texts(settings: Mapping[str, Any]) -> list[str]:
-    """Settings as --set takes them. Values may be paths, and numbers of numpy."""
-
-    def plain(value: Any) -> Any:
-        return value.item() if hasattr(value, "item") else os.fspath(value)
-
-    return [f"{name}={json.dumps(value, ensure_ascii=False, default=plain)}" for name, value in settings.items()]
-
-
-def _followed(ask: Sequence[str]) -> str:
-    captions = [ask] if isinstance(ask, str) else list(ask)
-    if barred := [caption for caption in captions if "|" in caption]:
-        raise ConfigError(f"ask: {barred[0]!r} holds a vertical bar.", hint="captions without one")
-    return "|".join(captions)
-
-
-def _callbacks(shown: Display | NotebookDisplay | None, listener: CallbackListener) -> Callbacks:
+def _callbacks(shown: RunDisplay | None, listener: CallbackListener) -> Callbacks:
     if shown is None:
         return Callbacks([listener], stop_reason=listener.stop_reason)
     return Callbacks([shown, listener], shown.data_progress, shown.tuning_progress, listener.stop_reason)
@@ -404,7 +369,7 @@ def _ended(outcome: training.Outcome) -> TrainingRun:
 
 
 @contextmanager
-def _shown(progress: bool) -> Iterator[Display | NotebookDisplay | None]:
+def _shown(progress: bool) -> Iterator[RunDisplay | None]:
     """Where progress is shown, if anywhere."""
     if not progress:
         yield None
@@ -420,7 +385,7 @@ def _shown(progress: bool) -> Iterator[Display | NotebookDisplay | None]:
 
 
 @contextmanager
-def _working(progress: bool) -> Iterator[Display | NotebookDisplay | None]:
+def _working(progress: bool) -> Iterator[RunDisplay | None]:
     """Train or tune alone in this process, and leave torch as it was: a notebook goes on with other things."""
     if under_torchrun():
         raise ConfigError("lapclip.train is for one process.", hint="torchrun ... -m lapclip train")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
+from lapclip.progress import work_on_data
 from lapclip.progress_bar import LiveHtml, bar_html
 from lapclip.runs import events
 from lapclip.runs.events import Event
@@ -15,7 +16,7 @@ LINES = 6
 
 
 class NotebookDisplay:
-    """Follows a run through its events. The same calls as `lapclip.cli.display.Display`, which is for terminals."""
+    """Follows a run through its events: a `lapclip.cli.display.RunDisplay`."""
 
     def __init__(self) -> None:
         self._html = LiveHtml()
@@ -23,13 +24,17 @@ class NotebookDisplay:
         self._steps = 0
 
     def data_progress(self, done: int, total: int, what: str = "drawing", /) -> None:
-        self._bar(what if "captions" in what or "images" in what else f"{what} images", done, total)
+        self._bar(work_on_data(what), done, total)
 
     def counting(self, what: str) -> Callable[[int, int], None]:
         return lambda done, total: self._bar(what, done, total)
 
     def doing(self, what: str) -> None:
         self._bar(what, 0, 0)
+
+    def stage(self, done: int, total: int, what: str, /) -> None:
+        if what:
+            self.doing(f"{done + 1}/{total}  {what}")
 
     def waiting(self, what: str) -> None:
         self._bar(what, 0, 0)

@@ -6,11 +6,13 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Protocol
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.status import Status
 
+from lapclip.progress import work_on_data
 from lapclip.runs import events
 from lapclip.runs.events import Event
 from lapclip.runs.messages import LineWriter, log_line
@@ -19,8 +21,37 @@ EVERY = 10.0
 """Seconds between two lines about what is being done, where there is no terminal."""
 
 
+class RunDisplay(Protocol):
+    """Where a run and other work are shown: in a terminal, or below a notebook's cell."""
+
+    def data_progress(self, done: int, total: int, what: str = "drawing", /) -> None:
+        """Called while images are made; `what` is being done to them, or to captions, if it says so."""
+
+    def counting(self, what: str) -> Callable[[int, int], None]:
+        """A callback for how much is done and how much there is, while images are embedded or examined."""
+        ...
+
+    def doing(self, what: str) -> None:
+        """Called with each thing that takes a moment, before it is begun."""
+
+    def stage(self, done: int, total: int, what: str, /) -> None:
+        """Called with the number of things done and the name of the next, where there are several."""
+
+    def waiting(self, what: str) -> None:
+        """Called while another run is waited for."""
+
+    def tuning_progress(self, what: str) -> None:
+        """Called while settings are tried."""
+
+    def __call__(self, event: Event) -> None:
+        """Called with each event of the run."""
+
+    def close(self) -> None:
+        """Leave nothing behind that is over."""
+
+
 class Display:
-    """Follows a run through its events."""
+    """Follows a run through its events, in a terminal."""
 
     def __init__(self, console: Console | None = None) -> None:
         self._console = console or Console(stderr=True, highlight=False)
@@ -34,7 +65,7 @@ class Display:
 
     def data_progress(self, done: int, total: int, what: str = "drawing", /) -> None:
         """Called while images are made; `what` is being done to them, or to captions, if it says so."""
-        of = what if any(noun in what for noun in ("captions", "phrases", "images")) else f"{what} images"
+        of = work_on_data(what)
         if self._lines:
             if (what, total) != self._doing:
                 first, last = of.rsplit(" ", 1)

@@ -95,13 +95,14 @@ def models(
         Do not ask. Example: lapclip models vit-b-32-laion2b --yes
     """
     from lapclip.weights.published_models import MODELS, RECALL_SOURCE
-    from lapclip.which_model import published_for_here
+    from lapclip.which_model import fetch_once, published_for_here
 
     for name in names:
         if name not in MODELS:
             raise ConfigError(f"There is no published model {name}. {nearest(name, MODELS)}", hint="lapclip models")
     for name in names:
-        _fetch(MODELS[name], yes=yes)
+        with display() as bar:
+            fetch_once(MODELS[name], yes=yes, counting=bar.counting)
     best = published_for_here()
     shown = [MODELS[name] for name in dict.fromkeys(names)] or sorted(MODELS.values(), key=lambda one: one.parameters)
     lines: list[str | Table] = [_table(shown)]
@@ -116,21 +117,13 @@ def models(
 
 
 def have_model(name: str | None, *, yes: bool) -> None:
-    """Fetch the published model that a name means, where it is not here yet, before a command begins with anything."""
+    """`lapclip.which_model.have_model`, with a bar."""
     if name is None:
         return
-    from lapclip.which_model import named_published
+    from lapclip import which_model
 
-    if (model := named_published(name)) is not None:
-        _fetch(model, yes=yes)
-
-
-def _fetch(model: PublishedModel, *, yes: bool) -> None:
-    from lapclip.weights.published_models import fetch
-
-    if not model.in_cache:
-        with display() as shown:
-            fetch(model, yes=yes, progress=shown.counting(f"fetching {model.name}, MB"))
+    with display() as shown:
+        which_model.have_model(name, yes=yes, counting=shown.counting)
 
 
 def _table(shown: list[PublishedModel]) -> Table:

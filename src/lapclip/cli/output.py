@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 import sys
@@ -81,25 +80,4 @@ def source_setting(data: str | None) -> list[str]:
         return []
     from lapclip.data.sources import absolute  # brings numpy
 
-    return [f"data.source={_quoted(absolute(data))}"]
-
-
-def start_setting(start: str | None) -> list[str]:
-    """The model to start from as a setting."""
-    from lapclip.which_model import which_model
-
-    return [] if start is None else [f"train.start={_quoted(which_model(start).reference)}"]
-
-
-def teacher_setting(teacher: str | None) -> list[str]:
-    """The teacher as a setting: a model, or a file of embeddings."""
-    if teacher is None:
-        return []
-    is_file = teacher.endswith(".npz")
-    from lapclip.which_model import which_model
-
-    return [f"train.teacher={_quoted(os.path.abspath(teacher) if is_file else which_model(teacher).reference)}"]
-
-
-def _quoted(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)
+    return [f"data.source={json.dumps(absolute(data), ensure_ascii=False)}"]

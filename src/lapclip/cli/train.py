@@ -16,7 +16,7 @@ from lapclip.cli.display import display, loading
 from lapclip.cli.eval import recall_table, short_question_lines, start_lines
 from lapclip.cli.join import TogetherDisplay, check_machines, own_arguments
 from lapclip.cli.model import have_model
-from lapclip.cli.output import ARGUMENTS, Common, emit, source_setting, start_setting, teacher_setting, typed
+from lapclip.cli.output import ARGUMENTS, Common, emit, source_setting, typed
 from lapclip.config import recipe_for
 from lapclip.errors import ConfigError
 from lapclip.evaluation import note_on_chance, note_on_few
@@ -110,6 +110,7 @@ def train(
     """
     from lapclip.commands.background import reserved_run, train_in_background, wait_for
     from lapclip.machine.ranks import under_torchrun
+    from lapclip.which_model import start_setting, teacher_setting
 
     check_machines(machines, address, background=background)
     if background and under_torchrun():

@@ -21,7 +21,8 @@ from lapclip import paths
 from lapclip.data.packed_index import LOCK as PACKED_LOCK
 from lapclip.errors import ConfigError, LapclipError, RunError, nearest
 from lapclip.paths import cache_folder, data_folder
-from lapclip.runs.folder import GIVEN, RUNS, Run, all_runs
+from lapclip.runs.folder import GIVEN, RUNS, Run, all_runs, given_name
+from lapclip.runs.heartbeat import PREPARING, others_at_work
 from lapclip.searching.index import LOCK
 from lapclip.searching.indexes import databases_in, what_is_indexed
 from lapclip.suggest import command
@@ -155,6 +156,8 @@ def _alone(item: Item) -> Iterator[None]:
             raise OSError("it is starting")
         if item.run and item.kind == "checkpoints" and item.run.last_state() != "finished":
             raise OSError("its run is not finished any more")
+        if item.kind == "data" and (why := _why_given_stays([item.path.name])[item.path.name]):
+            raise OSError(why)
         if os.name == "nt":  # no folder with an open file can be renamed there, so that a lock taken now keeps it too
             held.close()
         yield
@@ -189,11 +192,21 @@ def _given() -> Iterator[Item]:
         return
     for path in paths.leftovers(GIVEN):
         yield Item("leftovers", path, _size(path))
-    learnt = {run.data_source(): run.name for run in all_runs()}
-    for path in GIVEN.glob("[!.]*"):
-        if path.is_dir() and not path.is_symlink():
-            run = learnt.get(str(path.absolute()))
-            yield Item("data", path, _size(path), kept=f"{run} learnt from it" if run else "")
+    found = [path for path in GIVEN.glob("[!.]*") if path.is_dir() and not path.is_symlink()]
+    kept = _why_given_stays([path.name for path in found])
+    for path in found:
+        yield Item("data", path, _size(path), kept=kept[path.name])
+
+
+def _why_given_stays(names: Sequence[str]) -> dict[str, str]:
+    """Why data that Python code gave has to stay, by its name; empty where it can go. Names tell it, not paths: the
+    folder around the runs may have been moved."""
+    runs = all_runs()
+    learnt = {given_name(run.data_source() or ""): run.name for run in runs}
+    preparing = [Path(beat.about) for beat in others_at_work(PREPARING)]
+    begins = any(run.is_starting for run in runs) or any(path.is_relative_to(RUNS.absolute()) for path in preparing)
+    otherwise = "a run begins here, perhaps with it" if begins else ""
+    return {name: f"{learnt[name]} learnt from it" if name in learnt else otherwise for name in names}
 
 
 def _caches() -> Iterator[Item]:

@@ -1,16 +1,17 @@
 """Data that a program has in memory, written down as files, so that a run finds it again when it is resumed.
 
 Pairs, frames and data sets of other libraries are known by what they can do, not by their type: none of these libraries
-is needed. What they hold becomes a folder with a captions.jsonl, as any other folder of data. Images that are named by
-their paths stay where they are; all others become files in that folder, with their own bytes where they have some, else
-as PNG, which loses nothing. The folder is named after its content: the same data is written once, and other data never
-takes its place.
+is needed. What they hold becomes a folder with a captions.jsonl, as any other folder of data. Where all images are
+named by their paths they stay where they are, unless no one folder holds them, as on two drives of Windows. All others
+become files in that folder, with their own bytes where they have some, else as PNG, which loses nothing. The folder is
+named after its content: the same data is kept once, and other data never takes its place.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -20,16 +21,20 @@ from typing import Any
 
 from PIL import Image
 
+from lapclip.config import AUTO, DataConfig
 from lapclip.data.any_image import as_image, is_array
 from lapclip.data.decode import as_file
-from lapclip.data.find_images import is_image
+from lapclip.data.find_images import ImageFinder, is_image
 from lapclip.data.splits import split_named
-from lapclip.errors import DataError, first_line
+from lapclip.data.table import some
+from lapclip.errors import DataError, first_line, nearest
 from lapclip.machine.facts import logical_cores
-from lapclip.paths import digest_of_bytes, partial_path, read_bytes, remove, sweep
+from lapclip.paths import digest_of_bytes, partial_path, read_bytes, remove, replace, sweep, write_atomic
 from lapclip.progress import DataProgress
+from lapclip.text import printable
 
-TABLE, IMAGES = "captions.jsonl", "images"
+TABLE, IMAGES, ABSENT = "captions.jsonl", "images", "missing"
+"""The table; the folder of images, and one that is not there, in which images lie that are not there either."""
 IMAGE, CAPTION, SPLIT = "image", "caption", "split"
 """The columns of pairs, and that of the splits which a dictionary of data names."""
 SAMPLE = 20
@@ -60,37 +65,47 @@ def write_data(
     """Write data into a folder of its own below `folder`. Gives back the settings by which a run reads it, with all
     others that were given.
 
-    `settings` are the user's own: `data.picture_column` names the images' column, `data.pictures` the folder that their
-    paths are relative to.
+    `settings` are the user's own by their whole names: `data.picture_column` names the images' column, `data.pictures`
+    the folder that their paths are relative to.
     """
     asked = dict(settings or {})
     base = str(asked.pop("data.pictures", None) or "")  # the table has paths of its own
     parts = _parts(data)
     if not sum(part.count for part in parts):
         raise DataError("The data has no rows.", hint="pairs of an image and a caption")
-    column = asked.get("data.picture_column") or _image_column(parts)
+    column = _image_column(parts, asked.get("data.picture_column", AUTO))
+    most_absent = asked.get("data.broken_share", DataConfig().broken_share)
     folder = Path(os.path.abspath(folder))
     partial = partial_path(folder / "new")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         sweep(folder)
         (partial / IMAGES).mkdir(parents=True)
-        records, pictures = _write(parts, column, partial / IMAGES, base, progress)
+        records, pictures = _write(parts, column, partial / IMAGES, base, most_absent, progress)
         table = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
         (partial / TABLE).write_text(table, encoding="utf-8", errors="replace", newline="\n")
         digest = hashlib.sha256(f"{pictures}\n{table}".encode("utf-8", "replace")).hexdigest()[:16]
-        if not (folder / digest / TABLE).exists():
-            os.rename(partial, folder / digest)
+        _settle(partial, folder / digest)
     except OSError as error:
         raise DataError(
             f"The data cannot be written to {folder}: {error.strerror or error}.",
-            hint="free some disk space, or give paths, which are not copied",
+            hint="free some disk space, or give all images as paths, which are not copied",
         ) from error
     finally:
         remove(partial)
     found = asked | {"data.source": str(folder / digest), "data.picture_column": column}
     found |= {"data.pictures": pictures} if pictures else {}
     return found | ({"data.caption_column": CAPTION} if all(part.pairs for part in parts) else {})
+
+
+def _settle(partial: Path, path: Path) -> None:
+    """Give a whole folder its name, unless the same data is there, perhaps since a moment ago by another process."""
+    if not (path / TABLE).exists():
+        try:
+            replace(partial, path)
+        except OSError:
+            if not (path / TABLE).exists():
+                raise
 
 
 def _parts(data: Any) -> list[Records]:
@@ -170,22 +185,26 @@ def _pair(item: Any, at: int) -> Mapping[str, Any]:
     if isinstance(item, Mapping):
         return item
     if isinstance(item, (tuple, list)) and len(item) == 2:
-        image, captions = item
+        image, captions = item[0], _plain(item[1])
         if not _texts(captions):
             raise DataError(
-                f"Item {at} has {captions!r:.60} in place of a caption.",
+                f"Item {at} has {item[1]!r:.60} in place of a caption.",
                 hint="a text, or a list of texts; names of classes as f'a photo of a {NAME}'",
             )
         return {IMAGE: image, CAPTION: captions}
     raise DataError(f"Item {at} is a {type(item).__name__}.", hint="a pair (image, caption), or a dictionary of both")
 
 
-def _image_column(parts: Sequence[Records]) -> str:
-    """The column with the images, told by what it holds."""
+def _image_column(parts: Sequence[Records], asked: str) -> str:
+    """The column with the images: the one that was asked for, else told by what it holds."""
     if all(part.pairs for part in parts):
         return IMAGE
     sample = [part.row(at) for part in parts for at in range(min(part.count, SAMPLE))]
     names = list(dict.fromkeys(name for row in sample for name in row))
+    if asked != AUTO:
+        if asked not in names:
+            raise DataError(f"The data has no column {asked}. {nearest(asked, names)}", hint="data.picture_column")
+        return asked
     for fits in (_holds_image, _names_image):
         for name in names:
             values = [row[name] for row in sample if not _is_missing(row.get(name))]
@@ -214,10 +233,16 @@ def _names_image(value: Any) -> bool:
 
 
 def _write(
-    parts: Sequence[Records], column: str, images: Path, base: str, progress: DataProgress | None
+    parts: Sequence[Records],
+    column: str,
+    images: Path,
+    base: str,
+    most_absent: float,
+    progress: DataProgress | None,
 ) -> tuple[list[dict[str, Any]], str]:
     """Write the images that are in memory. Gives back the rows of the table, and the folder that their names are
-    relative to; empty where that is the folder itself."""
+    relative to; empty where that is the folder itself. Refuses data of which more than a share of the images is
+    absent."""
     total = sum(part.count for part in parts)
     base = os.path.expanduser(base)
     records: list[dict[str, Any]] = []
@@ -239,7 +264,33 @@ def _write(
     pictures = _common(list(paths.values())) if len(paths) == len(records) else ""
     for at, path in paths.items():
         records[at][column] = Path(os.path.relpath(path, pictures)).as_posix() if pictures else _copied(path, images)
+    finder = ImageFinder(Path(pictures)) if pictures else None
+    absent = [at for at, record in enumerate(records) if _is_absent(record[column], paths.get(at), finder)]
+    if len(absent) > most_absent * total:
+        where = [f"item {_number(parts, at)}" + (f" ({printable(paths[at])})" if at in paths else "") for at in absent]
+        share = math.ceil(100 * len(absent) / total) / 100
+        others = f', or settings={{"data.broken_share": {share:g}}} to go on with the others' if share < 1 else ""
+        raise DataError(
+            f"{len(absent):,} of {total:,} images cannot be found or read: {some(where)}.",
+            hint=f"paths that lead there from this folder, or whole ones{others}",
+        )
     return records, pictures
+
+
+def _is_absent(name: str, path: str | None, finder: ImageFinder | None) -> bool:
+    """Whether the table names an image that will not be found. One may be found by a name that is only similar."""
+    if finder is None or path is None:
+        return name.startswith(f"{ABSENT}/")
+    return not os.path.exists(path) and isinstance(finder.find(name), str)
+
+
+def _number(parts: Sequence[Records], at: int) -> str:
+    """A row as its user counts it: from 0 in its own part of the data."""
+    for part in parts:
+        if at < part.count:
+            return f"{at} of {part.split}" if part.split else str(at)
+        at -= part.count
+    raise IndexError(at)
 
 
 def _common(paths: list[str]) -> str:
@@ -252,9 +303,10 @@ def _common(paths: list[str]) -> str:
 
 def _copied(path: str, images: Path) -> str:
     try:
-        return _file(read_bytes(path, own=True), images, Path(path).suffix[1:])
+        content = read_bytes(path, own=True)
     except OSError:
-        return f"missing/{Path(path).name}"  # where the table is read it is counted and named
+        return f"{ABSENT}/{Path(path).name}"  # where the table is read it is counted and named
+    return _file(content, images, Path(path).suffix[1:])
 
 
 def _stored(value: Any, at: int, images: Path) -> Path | str:
@@ -262,9 +314,9 @@ def _stored(value: Any, at: int, images: Path) -> Path | str:
     if isinstance(value, Mapping):  # as Hugging Face has images that are not decoded
         value = value.get("bytes") or value.get("path")
     if isinstance(value, (str, os.PathLike)):
-        return Path(value) if "\0" not in os.fspath(value) else f"missing/{at}"
+        return Path(value) if "\0" not in os.fspath(value) else f"{ABSENT}/{at}"
     if _is_missing(value):
-        return f"missing/{at}"
+        return f"{ABSENT}/{at}"
     if isinstance(value, (bytes, bytearray, memoryview)):
         return _file(bytes(value), images)
     unread = isinstance(value, Image.Image) and getattr(value, "tile", None) and not value.tell()
@@ -283,7 +335,7 @@ def _file(content: bytes, images: Path, ending: str = "") -> str:
     ending = ending or next((name for begin, name in ENDINGS.items() if content.startswith(begin)), "image")
     path = images / f"{digest_of_bytes(content)[:32]}.{ending}"
     if not path.exists():
-        path.write_bytes(content)
+        write_atomic(path, content)
     return f"{IMAGES}/{path.name}"
 
 

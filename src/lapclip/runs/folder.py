@@ -285,9 +285,13 @@ class Run:
             raise RunError(
                 f"{self.settings} has format {found!r}; this lapclip reads {FORMAT}.", hint="the release that wrote it"
             )
-        # A run made before there was a choice is scored on the pairs it always had.
         if isinstance(data := values.get("data"), dict):
+            # A run made before there was a choice is scored on the pairs it always had.
             data.setdefault("split_rule", BY_NAME)
+            # The folder around the runs may have been moved, and the data that was given to them with it.
+            if (name := given_name(str(data.get("source")))) and not os.path.exists(data["source"]):
+                beside = Path(os.path.abspath(self.path)).parent / GIVEN.name / name
+                data["source"] = str(beside) if beside.is_dir() else data["source"]
         return values
 
     def ask_to_stop(self) -> None:
@@ -321,6 +325,13 @@ class Run:
     def clear_stop(self) -> None:
         """Forget an earlier request."""
         self._stop.unlink(missing_ok=True)
+
+
+def given_name(source: str) -> str:
+    """The name of data that Python code gave to a run, whatever folder its runs lay in; empty for other data. It tells
+    the data, because it is made from the content."""
+    path = Path(source)
+    return path.name if path.parts[-3:-1] == GIVEN.parts else ""
 
 
 def check_name(name: str | None, reserved: str = "") -> None:

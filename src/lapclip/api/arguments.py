@@ -1,0 +1,128 @@
+"""What callers give to the functions of `lapclip`, as the commands take it: data, settings, models, texts."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from lapclip.api.training_run import TrainingRun
+from lapclip.config import SECTIONS, checked, locate
+from lapclip.data.in_memory import write_data
+from lapclip.data.sources import absolute
+from lapclip.embedder import Embedder, Encoder, load_torch
+from lapclip.errors import ConfigError, nearest
+from lapclip.progress import DataProgress
+from lapclip.runs.folder import GIVEN
+
+if TYPE_CHECKING:
+    from lapclip.data.any_image import OneImage
+
+    Data: TypeAlias = (
+        str
+        | os.PathLike[str]
+        | Sequence[tuple[OneImage, str | Sequence[str]]]
+        | Mapping[str, Any]
+        | Any  # frames and data sets of other libraries, none of which is needed here
+        | None
+    )
+    """Images with captions, in any form that `lapclip.train` takes."""
+    Model: TypeAlias = str | os.PathLike[str] | TrainingRun | Encoder
+    """A run's name or folder, a folder or file with a model, a published model's name, a `TrainingRun`, or a model that
+    `lapclip.load` gave."""
+    Settings: TypeAlias = Mapping[str, Any]
+    """Settings by their names, as `--set` takes them: `{"train.batch_size": 64}` (docs/settings.md), or by section, as
+    `TrainingRun.settings` has them."""
+
+EXAMPLE = 'settings={"train.batch_size": 64}'
+REASONS = "reasons"
+"""What the settings of a run have beside the sections: why each was chosen."""
+
+
+def asked_settings(
+    data: Data, settings: Settings | None, progress: DataProgress | None = None, *, start: str | None = None
+) -> dict[str, Any]:
+    """All settings that were given by their whole names, the data among them; what is in memory is written down.
+    `start` is the model to start from, where it was named beside them."""
+    asked = _by_whole_names(settings)
+    # The settings of a whole run have a shape, which is else that of the model to start from, and not to be asked for.
+    if settings and REASONS in settings and (start or asked.get("train.start")):
+        asked = {name: value for name, value in asked.items() if not name.startswith("model.")}
+    if data is None:
+        return asked
+    if isinstance(data, (str, os.PathLike)):
+        return {**asked, "data.source": absolute(os.fspath(data))}
+    return write_data(data, GIVEN, asked, progress)
+
+
+def as_texts(settings: Mapping[str, Any]) -> list[str]:
+    """Settings as --set takes them."""
+    return [f"{name}={json.dumps(value, ensure_ascii=False)}" for name, value in settings.items()]
+
+
+def _by_whole_names(settings: Settings | None) -> dict[str, Any]:
+    """Settings as `section.field`, each checked before anything is done."""
+    if settings is None:
+        return {}
+    if not isinstance(settings, Mapping):
+        raise ConfigError(f"Settings are a dictionary, not a {type(settings).__name__}.", hint=EXAMPLE)
+    found: dict[str, Any] = {}
+    for name, value in settings.items():
+        if not isinstance(name, str):
+            raise ConfigError(f"A setting is named by a text, not by {name!r:.60}.", hint=EXAMPLE)
+        if name == REASONS:
+            continue
+        if isinstance(value, Mapping) and name not in SECTIONS:
+            raise ConfigError(f"settings: unknown section {name}. {nearest(name, SECTIONS)}", hint=EXAMPLE)
+        below = {f"{name}.{field}": each for field, each in value.items()} if isinstance(value, Mapping) else {}
+        for whole, each in (below or {name: value}).items():
+            section, field = locate(whole)
+            found[f"{section}.{field}"] = checked("settings", section, field, _plain(each))
+    return found
+
+
+def _plain(value: Any) -> Any:
+    """A path, or a number of numpy or torch, as a plain value."""
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if isinstance(value, str):
+        return str.__str__(value)
+    try:
+        return value.item()
+    except (AttributeError, TypeError, ValueError, RuntimeError):  # it is none, or has several numbers
+        return value
+
+
+def joined(what: str, texts: str | Sequence[str]) -> str:
+    """Several texts as one setting, which has a vertical bar between them. One text is one, not its letters."""
+    each = [texts] if isinstance(texts, str) else list(texts)
+    for text in each:
+        if not isinstance(text, str):
+            raise ConfigError(f"{what}: {text!r:.60} is no text.", hint=f'{what}=["..."]')
+        if "|" in text:
+            raise ConfigError(f"{what}: {text!r} holds a vertical bar.", hint="texts without one")
+    return "|".join(each)
+
+
+def model_name(model: Model | None) -> str | None:
+    """The path or name by which a command finds a model. A model that was loaded has to be what lies there still."""
+    if not isinstance(model, Encoder):
+        return path_name(model, "model", "a run, its name, a model's path, or what lapclip.load gave")
+    save = "lapclip.parts.save_model(MODEL, FOLDER), and that folder"
+    if not model.source:
+        raise ConfigError("This model was made here, and its weights lie in no file.", hint=save)
+    if isinstance(model, Embedder) and load_torch(model.source).fingerprint() != model.fingerprint():
+        raise ConfigError(f"The model is not what {model.source} holds: one of them has changed.", hint=save)
+    return model.source
+
+
+def path_name(value: Any, what: str, hint: str) -> str | None:
+    """What was given as a path or by its name; None where nothing was."""
+    try:
+        name = None if value is None else os.fspath(value)
+    except TypeError:
+        name = b""
+    if isinstance(name, bytes):
+        raise ConfigError(f"A {type(value).__name__} is no {what}.", hint=hint)
+    return name
