@@ -173,7 +173,5 @@ def test_an_extra_comes_from_where_lapclip_came_from(
 def test_installers_note_where_a_package_came_from(
     told: str | None, origin: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        "lapclip.suggest.distribution", lambda name: SimpleNamespace(read_text=lambda file: told)
-    )
+    monkeypatch.setattr("lapclip.suggest.distribution", lambda name: SimpleNamespace(read_text=lambda file: told))
     assert _origin() == origin
