@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
+from lapclip.commands.join import Joined
 from lapclip.machine.canary import PRECISIONS, checks
 
 from .conftest import SMALL, lapclip, set_flags
@@ -101,11 +102,11 @@ def promises() -> dict[str, Promise]:
             for clause in plain.split(";"):
                 key = f"{command} with classes" if clause.strip().startswith("for classes") else command
                 promise = found.setdefault(key, Promise(set(), []))
-                before, joint, after = re.fullmatch(r"(.*?)(?:(,? each with|:| with) (.*))?", clause.strip()).groups()  # type: ignore[union-attr]
-                names = re.findall(r"`(\w+)`", before)
-                promise.names.update(names)
-                if joint:
-                    promise.within.append((names[-1], "each" in joint, set(re.findall(r"`(\w+)`", after))))
+                before, joint, after = [*re.split(r"(,? each with|:| with) ", clause, maxsplit=1), "", ""][:3]
+                names, inside = (re.findall(r"`(\w+)`", part) for part in (before, after))
+                promise.names.update(names or inside)
+                if names and inside:
+                    promise.within.append((names[-1], "each" in joint, set(inside)))
     return found
 
 
@@ -145,13 +146,16 @@ DEAR = {
     "export": ["export", "mine", "--to", "onnx"],
     "gained": ["gained", "tuned", "--device", "cpu"],
 }
-ELSEWHERE = {"stop", "join", "serve", "watch --web", "search --web"}
-"""What works until it is stopped, or with another computer: tests/commands/test_background.py, tests/together,
-tests/serving and those of the pages."""
+ELSEWHERE = {"stop", "serve", "watch --web", "search --web"}
+"""What works until it is stopped: tests/commands/test_background.py, tests/serving and the tests of the pages."""
 
 
 def test_every_json_object_of_the_page_is_tried() -> None:
-    assert {*CHEAP, *DEAR, *ELSEWHERE} == set(promises())
+    assert {*CHEAP, *DEAR, *ELSEWHERE, "join"} == set(promises())
+
+
+def test_what_a_guest_reports_has_the_names_that_the_page_promises() -> None:
+    check_promise("join", Joined("192.168.1.20", "finished", "the run is done", 1.0, 2).to_dict())
 
 
 @pytest.fixture
