@@ -166,6 +166,8 @@ def with_a_run(here: Path, trained: Path) -> Path:
         folder = here / "classes" / ("red", "green", "blue")[at % 3]
         folder.mkdir(parents=True, exist_ok=True)
         shutil.copy(image, folder)
+    for ending in ("png", "txt"):  # something for `data check` to find
+        shutil.copy(here / "photos" / f"000.{ending}", here / "photos" / f"copy.{ending}")
     return here
 
 
@@ -182,7 +184,8 @@ def test_json_objects_of_commands_that_take_a_while(command: str, with_a_run: Pa
     if command == "resume":
         train_small(name="stopped", callbacks=stop_after(4, "stopped"))
     if command == "gained":
-        done = lapclip("train", "--from", "mine", "--name", "tuned", *set_flags(*SMALL))
+        kept = [setting for setting in SMALL if not setting.startswith(("model.", "data.tokenizer"))]
+        done = lapclip("train", "--from", "mine", "--name", "tuned", *set_flags(*kept))
         assert done.returncode == 0, done.stderr
     done = lapclip(*DEAR[command], "--json")
     assert done.returncode == 0, done.stderr
