@@ -8,11 +8,16 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
+import torch
+
+from lapclip.commands.join import Joined
+from lapclip.machine.canary import PRECISIONS, checks
 
 from .conftest import SMALL, lapclip, set_flags
+from .small_runs import photos, stop_after, train_small
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -78,30 +83,127 @@ def test_the_site_builds_without_a_warning_and_asks_no_other_computer(tmp_path: 
     assert {path.stem for path in DOCS.glob("*.md")} <= {path.stem for path in (tmp_path / "site").glob("*.html")}
 
 
-def names_in(value: Any) -> set[str]:
-    """All names in an object, at any depth."""
-    if isinstance(value, dict):
-        return set(value).union(*map(names_in, value.values()))
-    return set().union(*map(names_in, value)) if isinstance(value, list) else set()
+class Promise(NamedTuple):
+    """What docs/json.md says of the object of one command."""
+
+    names: set[str]
+    """Of the object itself."""
+    within: list[tuple[str, bool, set[str]]]
+    """Names of it that hold objects: the name, whether there are several of them, and what each has."""
+
+
+def promises() -> dict[str, Promise]:
+    """The rows of docs/json.md by command. What holds for data with classes only is under its own key."""
+    found: dict[str, Promise] = {}
+    rows = re.findall(r"^\| (`.+?) \| (.+) \|$", (DOCS / "json.md").read_text(encoding="utf-8"), re.MULTILINE)
+    for commands, text in rows:
+        plain = re.sub(r"\([^()]*\)", "", re.sub(r"\[[^]]*\]\([^)]*\)", "", text))
+        for command in re.findall(r"`([a-z -]+?)(?: [A-Z]+)?`", commands):
+            for clause in plain.split(";"):
+                key = f"{command} with classes" if clause.strip().startswith("for classes") else command
+                promise = found.setdefault(key, Promise(set(), []))
+                before, joint, after = [*re.split(r"(,? each with|:| with) ", clause, maxsplit=1), "", ""][:3]
+                names, inside = (re.findall(r"`(\w+)`", part) for part in (before, after))
+                promise.names.update(names or inside)
+                if names and inside:
+                    promise.within.append((names[-1], "each" in joint, set(inside)))
+    return found
+
+
+def check_promise(command: str, result: dict[str, Any]) -> None:
+    names, within = promises()[command]
+    assert names - set(result) == set(), command
+    for name, several, inside in within:
+        elements = result[name] if several else [result[name]]
+        assert elements, f"{command}: {name} is empty, so nothing in it was looked at"
+        for element in elements:
+            assert inside - set(element) == set(), f"{command}: {name}"
+
+
+CHEAP = {
+    "model": ["model", "mini"],
+    "runs": ["runs"],
+    "watch": ["watch", "mine", "--once"],
+    "doctor": ["doctor", "mine"],
+    "machine": ["machine"],
+    "claims": ["claims", "--only", "19", "28"],
+    "data check": ["data", "check", "photos", "--recipe", "first-run", *set_flags("model.name=tiny")],
+    "report": ["report", "mine"],
+    "results": ["results", str(ROOT / "results"), "--out", "shared"],
+    "search": ["search", "photos", "a red wall", "--model", "mine"],
+    "embed": ["embed", "photos", "--model", "mine", "--out", "vectors.npz"],
+    "models": ["models"],
+    "clean": ["clean"],
+    "eval": ["eval", "mine", "--device", "cpu"],
+    "eval with classes": ["eval", "mine", "classes", "--device", "cpu"],
+}
+DEAR = {
+    "train": ["train", "--name", "other", *set_flags(*SMALL)],
+    "resume": ["resume", "stopped"],
+    "tune": ["tune", "--seconds", "5", *set_flags(*SMALL)],
+    "compare": ["compare", "--seconds", "5"],
+    "probe": ["probe", "scenes", "--images", "40", *set_flags("data.train_pairs=64")],
+    "export": ["export", "mine", "--to", "onnx"],
+    "gained": ["gained", "tuned", "--device", "cpu"],
+}
+ELSEWHERE = {"stop", "serve", "watch --web", "search --web"}
+"""What works until it is stopped: tests/commands/test_background.py, tests/serving and the tests of the pages."""
+
+
+def test_every_json_object_of_the_page_is_tried() -> None:
+    assert {*CHEAP, *DEAR, *ELSEWHERE, "join"} == set(promises())
+
+
+def test_what_a_guest_reports_has_the_names_that_the_page_promises() -> None:
+    check_promise("join", Joined("192.168.1.20", "finished", "the run is done", 1.0, 2).to_dict())
+
+
+@pytest.fixture
+def with_a_run(here: Path, trained: Path) -> Path:
+    shutil.copytree(trained, here / "runs" / "mine")
+    photos(here / "photos")
+    for at, image in enumerate(sorted((here / "photos").glob("*.png"))):
+        folder = here / "classes" / ("red", "green", "blue")[at % 3]
+        folder.mkdir(parents=True, exist_ok=True)
+        shutil.copy(image, folder)
+    for ending in ("png", "txt"):  # something for `data check` to find
+        shutil.copy(here / "photos" / f"000.{ending}", here / "photos" / f"copy.{ending}")
+    return here
+
+
+@pytest.mark.parametrize("command", CHEAP)
+def test_json_objects_have_the_names_that_the_page_promises(command: str, with_a_run: Path) -> None:
+    done = lapclip(*CHEAP[command], "--json")
+    assert done.returncode == 0, done.stderr
+    check_promise(command, json.loads(done.stdout))
 
 
 @pytest.mark.slow
-def test_json_objects_have_the_names_that_the_page_promises(here: Path) -> None:
-    trained = lapclip("train", "--name", "mine", "--json", *set_flags(*SMALL))
-    results = {"train": json.loads(trained.stdout)}
-    for command in (
-        ["model", "mini"], ["eval", "mine"], ["runs"], ["watch", "mine", "--once"], ["doctor", "mine"], ["machine"],
-        ["tune", "--seconds", "5", *set_flags(*SMALL)], ["data", "check", "scenes"], ["report", "mine"], ["models"],
-        ["clean"], ["export", "mine", "--to", "onnx"],
-    ):  # fmt: skip
-        results[command[0]] = json.loads(lapclip(*command, "--json").stdout)
-    rows = re.findall(r"^\| (`.+?) \| (.+) \|$", (DOCS / "json.md").read_text(encoding="utf-8"), re.MULTILINE)
-    checked = 0
-    for commands, names in rows:
-        for command in re.findall(r"`(\w+)[^`]*`", commands):
-            if command in results and "--web" not in commands:
-                names = re.sub(r"; (for classes|short).*", "", names)
-                promised = set(re.findall(r"`(\w+)`", names))
-                assert promised - names_in(results[command]) == set(), command
-                checked += 1
-    assert checked == len(results)
+@pytest.mark.parametrize("command", DEAR)
+def test_json_objects_of_commands_that_take_a_while(command: str, with_a_run: Path) -> None:
+    if command == "resume":
+        train_small(name="stopped", callbacks=stop_after(4, "stopped"))
+    if command == "gained":
+        kept = [setting for setting in SMALL if not setting.startswith(("model.", "data.tokenizer"))]
+        done = lapclip("train", "--from", "mine", "--name", "tuned", *set_flags(*kept))
+        assert done.returncode == 0, done.stderr
+    done = lapclip(*DEAR[command], "--json")
+    assert done.returncode == 0, done.stderr
+    check_promise(command, json.loads(done.stdout))
+
+
+def test_the_canary_makes_as_many_checks_as_the_page_says() -> None:
+    made = {name: len(list(checks(torch.device("cpu"), getattr(torch, name)))) for name in PRECISIONS}
+    text = " ".join((DOCS / "machine.md").read_text(encoding="utf-8").split())
+    full, half = made["float32"], made["bfloat16"]
+    assert made["float16"] == half
+    assert f"{full} checks in float32 and {half} in each half precision" in text
+    assert f"{full + half} in all" in text
+    assert f"all {full + 2 * half}" in text
+    assert f"{full} checks in float32 and {half} in float16" in (DOCS / "platforms.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("page", [*PAGES, "dev/CONTRIBUTING.md", "deploy/README.md", "examples/first_run.ipynb"])
+def test_extras_are_in_double_quotes_which_every_shell_takes(page: str) -> None:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    assert not re.search(r"'(?:[\w./-]*lapclip|\.)\[", text)

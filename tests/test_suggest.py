@@ -5,13 +5,14 @@ from __future__ import annotations
 import shlex
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from lapclip.runs.folder import Run, create_run
-from lapclip.shell import quoted
-from lapclip.suggest import command, install, model_word, source_word, train_command
+from lapclip.shell import program, quoted
+from lapclip.suggest import _origin, command, install, model_word, source_word, train_command
 
 GIVEN = {
     "run": {
@@ -105,20 +106,72 @@ def test_code_that_a_saved_run_names_is_not_part_of_a_suggestion() -> None:
     assert "--set model.text_from=timm:x" in train_command(saved)
 
 
+@pytest.fixture
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An environment with lapclip in it, from the registry, as this process sees itself."""
+    package = tmp_path / "lib" / "python3.11" / "site-packages" / "lapclip"
+    monkeypatch.setattr("lapclip.suggest.__file__", str(package / "suggest.py"))
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "bin" / "python"))
+    monkeypatch.setattr("lapclip.suggest._origin", lambda: "")
+    monkeypatch.setattr("lapclip.suggest.version", lambda name: "2.13.0+cpu")
+    return tmp_path
+
+
+@pytest.mark.parametrize("has_pip", [True, False])  # uv makes environments without pip
+def test_an_extra_is_installed_for_the_interpreter_that_runs(
+    has_pip: bool, installed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lapclip.suggest.find_spec", lambda name: has_pip or None)
+    python = str(installed / "bin" / "python")
+    started = f"{program(python)} -m pip install" if has_pip else f"uv pip install --python {quoted(python)}"
+    assert install("hub") == f'{started} "lapclip[hub]"'
+    monkeypatch.chdir(installed)
+    assert str(Path("bin/python")) in install("hub")
+    assert str(installed) not in install("hub")
+    monkeypatch.setattr("lapclip.suggest.shutil.which", lambda name: python)  # the environment is active
+    assert install("hub").startswith("python -m pip install" if has_pip else "uv pip install --python python ")
+
+
+def test_a_tool_of_uv_is_installed_anew_with_the_extras_and_the_torch_that_it_had(installed: Path) -> None:
+    asked = '[tool]\nrequirements = [{ name = "lapclip", extras = ["serve", "heic"] }, { name = "other" }]\n'
+    (installed / "uv-receipt.toml").write_text(asked)
+    assert install("hub") == 'uv tool install --torch-backend cpu "lapclip[heic,hub,serve]"'
+    (installed / "uv-receipt.toml").write_text("not [toml")
+    assert install("hub") == 'uv tool install --torch-backend cpu "lapclip[hub]"'
+
+
+def test_in_an_environment_of_pipx_its_own_pip_is_used(installed: Path) -> None:
+    (installed / "pipx_metadata.json").touch()
+    assert install("hub") == 'pipx runpip lapclip install "lapclip[hub]"'
+
+
+def test_an_extra_comes_from_where_lapclip_came_from(
+    installed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wheel = "file:///home/me/dist/lapclip-0.1.0-py3-none-any.whl"
+    monkeypatch.setattr("lapclip.suggest._origin", lambda: wheel)
+    assert install("hub").endswith(f' "lapclip[hub] @ {wheel}"')
+    clone = tmp_path / "clone"
+    (clone / "src" / "lapclip").mkdir(parents=True)
+    (clone / "pyproject.toml").touch()
+    monkeypatch.setattr("lapclip.suggest.__file__", str(clone / "src" / "lapclip" / "suggest.py"))
+    assert install("hub").endswith(f' --editable "{clone}[hub]"')
+    monkeypatch.chdir(clone)
+    assert install("hub").endswith(' --editable ".[hub]"')
+
+
 @pytest.mark.parametrize(
-    ("file", "has_pip", "started"),
+    ("told", "origin"),
     [
-        ("", True, "pip"),
-        ("", False, "uv pip"),  # uv makes environments without pip
-        ("uv-receipt.toml", False, "uv tool"),
-        ("pipx_metadata.json", True, "pipx runpip lapclip"),
+        (None, ""),
+        ("{", ""),
+        ('{"url": "file:///a.whl", "archive_info": {}}', "file:///a.whl"),
+        ('{"url": "https://a/b", "vcs_info": {"vcs": "git", "commit_id": "c0"}}', "git+https://a/b@c0"),
     ],
 )
-def test_an_extra_is_installed_as_lapclip_was(
-    file: str, has_pip: bool, started: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_installers_note_where_a_package_came_from(
+    told: str | None, origin: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if file:
-        (tmp_path / file).touch()
-    monkeypatch.setattr(sys, "prefix", str(tmp_path))
-    monkeypatch.setattr("lapclip.suggest.find_spec", lambda name: has_pip or None)
-    assert install("hub") == f'{started} install "lapclip[hub]"'
+    monkeypatch.setattr("lapclip.suggest.distribution", lambda name: SimpleNamespace(read_text=lambda file: told))
+    assert _origin() == origin

@@ -10,15 +10,18 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import sys
+import tomllib
 from collections.abc import Mapping
 from dataclasses import fields
+from importlib.metadata import PackageNotFoundError, distribution, version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from lapclip.config import DataConfig, parse_settings
-from lapclip.shell import quoted
+from lapclip.shell import program, quoted
 from lapclip.text import number, path_from_here
 
 DRAWN = DataConfig().source
@@ -42,13 +45,71 @@ def command(*words: object) -> str:
 
 
 def install(extra: str) -> str:
-    """The command that brings the packages of an extra to where lapclip is installed."""
-    wanted = f'"lapclip[{extra}]"'  # double quotes suit every shell
-    if os.path.exists(os.path.join(sys.prefix, "uv-receipt.toml")):
-        return f"uv tool install {wanted}"
+    """The command that brings the packages of an extra to where lapclip is installed: with the program that installed
+    it, and from where it came, which is a clone, a file, an address, or else the registry."""
+    if os.path.exists(receipt := os.path.join(sys.prefix, "uv-receipt.toml")):
+        # uv makes a tool's environment anew: what is not named again is gone, and torch would be the registry's.
+        extras, build = {*_extras_of_tool(receipt), extra}, _torch_build()
+        backend = f"--torch-backend {build} " if build else ""
+        return f"uv tool install {backend}{_itself(','.join(sorted(extras)))}"
     if os.path.exists(os.path.join(sys.prefix, "pipx_metadata.json")):
-        return f"pipx runpip lapclip install {wanted}"
-    return f"{'pip' if find_spec('pip') else 'uv pip'} install {wanted}"
+        return f"pipx runpip lapclip install {_itself(extra)}"
+    return f"{_installer()} {_itself(extra)}"
+
+
+def _installer() -> str:
+    """How packages are installed for this very interpreter, which need not be the one that `pip` belongs to."""
+    python = sys.executable or "python"
+    named = shutil.which("python")
+    if named and os.path.dirname(named) == os.path.dirname(python):
+        python = "python"
+    elif os.sep in (near := path_from_here(python)):
+        python = near
+    if find_spec("pip"):
+        return f"{program(python)} -m pip install"
+    return f"uv pip install --python {quoted(python)}"
+
+
+def _itself(extras: str) -> str:
+    """lapclip with these extras, as pip and uv take it."""
+    clone = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    if os.path.exists(os.path.join(clone, "pyproject.toml")):
+        return f"--editable {_double_quoted(f'{os.curdir if path_from_here(clone) == os.curdir else clone}[{extras}]')}"
+    origin = _origin()
+    return _double_quoted(f"lapclip[{extras}] @ {origin}" if origin else f"lapclip[{extras}]")
+
+
+def _origin() -> str:
+    """The address of the file or repository that lapclip was installed from; empty for what a registry gave."""
+    try:
+        told = json.loads(distribution("lapclip").read_text("direct_url.json") or "{}")
+        commit = told.get("vcs_info")
+        return f"{commit['vcs']}+{told['url']}@{commit['commit_id']}" if commit else told.get("url", "")
+    except (PackageNotFoundError, OSError, ValueError, KeyError, TypeError, AttributeError):
+        return ""
+
+
+def _extras_of_tool(receipt: str) -> list[str]:
+    try:
+        with open(receipt, "rb") as file:
+            asked = tomllib.load(file)["tool"]["requirements"]
+        return [extra for each in asked if each["name"] == "lapclip" for extra in each.get("extras", ())]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return []
+
+
+def _torch_build() -> str:
+    """What uv calls the build of torch that is here, as `cpu` or `cu130`; empty for the registry's own."""
+    try:
+        build = version("torch").partition("+")[2]
+    except PackageNotFoundError:
+        return ""
+    return build if re.fullmatch(r"cpu|cu\d+|rocm[\d.]+|xpu", build) else ""
+
+
+def _double_quoted(word: str) -> str:
+    """In double quotes, which every shell takes, unless it holds what some shell would read inside them."""
+    return quoted(word) if re.search(r'["$`%!^]', word) else f'"{word}"'
 
 
 def source_word(source: str) -> str:

@@ -329,7 +329,7 @@ def test_mistakes_are_told_before_any_work(trained: Path, here: Path, monkeypatc
     assert "--out out.npz" in said("--out", "photos/out.npz")
     assert "--device auto" in said("--out", "out.npz", "--device", "cuda:7")
     monkeypatch.setattr(vector_files, "find_spec", lambda name: None)
-    assert "lapclip[parquet]" in said("--out", "out.parquet")
+    assert '[parquet]"' in said("--out", "out.parquet")
     monkeypatch.setattr(vector_files, "LARGEST_TEXTS", 10)
     assert ".parquet" in said("--out", "out.npz")
 

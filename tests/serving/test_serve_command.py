@@ -139,7 +139,7 @@ def test_a_missing_extra_is_named(here: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(serve, "find_spec", lambda name: None)
     with pytest.raises(ConfigError) as error:
         prepare(ServeOptions())
-    assert error.value.hint.endswith('install "lapclip[serve]"')
+    assert error.value.hint.endswith('[serve]"')
     assert "python_multipart" in error.value.message  # as it is imported; `multipart` is another package
 
 
