@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -84,7 +85,7 @@ def test_an_accelerator_of_an_unknown_kind_is_left_alone(monkeypatch: pytest.Mon
 @pytest.mark.parametrize("choose", [choose_devices, candidates])
 @pytest.mark.parametrize("changes", [{}, {"text_device": "cpu"}])
 def test_what_a_run_asks_for_is_examined_in_its_own_precision(
-    choose: Callable, changes: dict[str, str], monkeypatch: pytest.MonkeyPatch
+    choose: Callable, changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A resumed run chooses its device in a new process, which has examined nothing."""
     examined: set[str] = set()

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from typing import Any
 
 import torch
 
-PRODUCTS = (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul)
+PRODUCTS: tuple[Any, ...] = (torch.backends.cuda.matmul, getattr(torch.backends.mkldnn, "matmul"))  # noqa: B009
 """Where torch can be told to round the factors of float32 products, which many programs do for speed."""
 AUTOCAST = ("cpu", "cuda", "mps", "xpu")
 """Devices on which torch can be told to compute in half precision by itself."""
