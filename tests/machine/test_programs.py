@@ -32,7 +32,7 @@ def test_one_place_builds_the_command_line_of_python() -> None:
     assert sorted(with_executable) == [
         "facts.py",
         "suggest.py",
-    ]  # the second only names it, in hints to install something
+    ]  # which only names it in hints
 
 
 def test_a_program_is_never_one_of_the_current_folder(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
