@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help install train test test-all lint style docs site bench bench-peers package clean
+.PHONY: help install train towers test test-all lint style docs site bench bench-peers package clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "make %-12s %s\n", $$1, $$2}' Makefile
@@ -15,6 +15,10 @@ install: $(VENV)/ready ## set up the environment, and nothing else
 
 train: $(VENV)/ready ## train on the built-in images, in a few minutes
 	@$(BIN)/lapclip train
+
+towers: $(VENV)/ready ## add the two small pretrained networks that training on photos starts from
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[small-towers]'
+	@echo "Ready: $(BIN)/lapclip train PHOTOS/"
 
 # Types are checked beside the tests, because that takes one core for a minute. The bytecode is kept for the next time.
 test: $(VENV)/ready-to-test style ## check the code and run all tests

@@ -371,11 +371,16 @@ def rank_plot(evaluation: dict[str, Any], scores: dict[str, Any]) -> Plot | None
     return Plot(
         "Rank of the right answer",
         traces,
-        {**axes("", "share of questions", share=True), "barmode": "group"},
+        _with_names({**axes("", "share of questions", share=True), "barmode": "group"}),
         f"Near the left is good. The median rank: {', '.join(medians)}. Bars on the right are questions that the "
         "model cannot answer.",
         Table(["", "share"], rows),
     ) if traces else None  # fmt: skip
+
+
+def _with_names(layout: dict[str, Any]) -> dict[str, Any]:
+    """Plotly takes an axis for one of numbers when its first name is one, and then leaves out the bars of the others."""
+    return {**layout, "xaxis": {**layout.get("xaxis", {}), "type": "category"}}
 
 
 def similarity_plot(histograms: dict[str, Any]) -> Plot | None:
