@@ -27,6 +27,8 @@ NOT_SHARED = "not shared"
 LARGEST_RESULT = 2_000_000
 """Bytes of a file. A run has some thousand, a whole comparison some ten thousand."""
 LONGEST_TEXT, LONGEST_SENTENCE, MOST_ROWS, LARGEST_NUMBER = 300, 2_000, 5_000, 1e18
+SMALLEST_NUMBER = 1e-9
+"""What a number that others are divided by has to be above, so that all that is shown is finite."""
 
 Check = Callable[[Any], bool]
 Shape = Any
@@ -57,7 +59,7 @@ def whole(value: Any) -> bool:
 
 def positive(value: Any) -> bool:
     """a number above 0"""
-    return amount(value) and value > 0
+    return amount(value) and value > SMALLEST_NUMBER
 
 
 def fraction(value: Any) -> bool:

@@ -297,6 +297,7 @@ def resealed(**changes: Any) -> str:
         (resealed(training_seconds=float("inf")), "training_seconds"),
         (resealed(training_seconds=10**400), "training_seconds"),
         (resealed(training_seconds=-1), "training_seconds"),
+        (to_text(sealed(steps(rows=[{**steps()["rows"][0], "ours_ms": 5e-324}]))), "ours_ms"),  # a ratio of infinity
         (resealed(training_seconds=True), "training_seconds"),
         (resealed(step=1.5), "step"),
         (resealed(torch="x" * 1000), "torch"),
