@@ -240,6 +240,8 @@ def test_a_later_image_of_a_file_is_that_one_and_not_the_first(tmp_path: Path) -
         ({"image": IMAGES, "label": list(range(COUNT))}, "holds captions"),
         ({"a": CAPTIONS, "b": CAPTIONS}, "holds images"),
         ({"image": IMAGES, "text": CAPTIONS[1:]}, "equally long"),
+        ({"image": 3, "text": CAPTIONS}, "image is 3, no list"),
+        ({"image": "a.jpg", "text": "a cat"}, "image is 'a.jpg', no list"),
         (torch.utils.data.DataLoader(OwnDataset(lambda at: 0)), "by number"),
         (OwnDataset(lambda at: Path("nowhere.png").read_bytes()), "Item 0 .*FileNotFoundError"),  # no fault of our disk
         (OwnDataset(lambda at: (IMAGES[at], CAPTIONS[at]), COUNT + 1), f"Item {COUNT} .*IndexError"),

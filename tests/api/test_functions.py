@@ -136,6 +136,24 @@ def test_a_folder_is_asked_and_answers_with_images(
     assert "closed" in repr(photos)
     with pytest.raises(SearchError, match="closed"):
         photos.ask("a cat")
+    for folder in (None, 17):
+        with pytest.raises(ConfigError):
+            lapclip.search(folder, run, progress=False)  # pyright: ignore[reportArgumentType]
+
+
+def test_an_index_does_not_depend_on_what_a_program_does_around_the_call(
+    run: lapclip.TrainingRun, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (here / "photos").mkdir()
+    Image.linear_gradient("L").save(here / "photos" / "one.png")
+    scores = []
+    for how in (False, True):
+        monkeypatch.setenv("LAPCLIP_DATA", str(here / f"indexes-{how}"))
+        with torch.autocast("cpu", torch.bfloat16, enabled=how):
+            photos = lapclip.search("photos", run, progress=False)
+        scores.append(photos.ask("a red cat")[0].score)
+        photos.close()
+    assert scores[0] == scores[1]
 
 
 @pytest.mark.slow

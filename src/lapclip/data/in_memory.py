@@ -13,7 +13,7 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -121,6 +121,9 @@ def _parts(data: Any) -> list[Records]:
 
 def _rows(data: Any) -> Records:
     if isinstance(data, Mapping):
+        for name, values in data.items():
+            if isinstance(values, (str, bytes)) or not isinstance(values, Iterable):
+                raise DataError(f"The column {name} is {values!r:.60}, no list of values.", hint="a value for each row")
         return _columns({str(name): list(values) for name, values in data.items()})
     if isinstance(getattr(data, "column_names", None), list) and hasattr(data, "features"):  # a Dataset of Hugging Face
         data = _undecoded(data)
@@ -314,7 +317,8 @@ def _stored(value: Any, at: int, images: Path) -> Path | str:
     if isinstance(value, Mapping):  # as Hugging Face has images that are not decoded
         value = value.get("bytes") or value.get("path")
     if isinstance(value, (str, os.PathLike)):
-        return Path(value) if "\0" not in os.fspath(value) else f"{ABSENT}/{at}"
+        value = os.fsdecode(value)  # a path may be one of bytes
+        return Path(value) if "\0" not in value else f"{ABSENT}/{at}"
     if _is_missing(value):
         return f"{ABSENT}/{at}"
     if isinstance(value, (bytes, bytearray, memoryview)):
