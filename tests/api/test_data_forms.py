@@ -206,6 +206,19 @@ def test_two_processes_that_write_the_same_data_both_have_it(
     assert len(list((tmp_path / "given").iterdir())) == 1
 
 
+def test_data_that_lost_files_is_whole_again_when_it_is_given_again(tmp_path: Path) -> None:
+    pairs = list(zip(IMAGES, CAPTIONS, strict=True))
+    folder = Path(write_data(pairs, tmp_path / "given")["data.source"])
+    whole = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    first, second, *_ = sorted((folder / "images").iterdir())
+    first.unlink()
+    second.write_bytes(b"")  # as a crash of the computer leaves it
+    (folder / "captions.jsonl").unlink()
+    assert write_data(pairs, tmp_path / "given")["data.source"] == str(folder)
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == whole
+    assert [path.name for path in (tmp_path / "given").iterdir()] == [folder.name]
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such files")
 def test_a_path_to_what_is_no_file_is_counted_and_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(pipe := tmp_path / "pipe.png")

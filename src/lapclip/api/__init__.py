@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from lapclip.api.arguments import as_number, as_path, as_texts, asked_settings, joined, model_name, path_name
+from lapclip.api.arguments import as_number, as_path, as_texts, asked_settings, held, joined, model_name, path_name
 from lapclip.api.callbacks import Callback, CallbackListener
 from lapclip.api.folder_search import FolderSearch
 from lapclip.api.notebook_display import NotebookDisplay
@@ -149,7 +149,9 @@ def train(
         asked = asked_settings(data, settings, shown.data_progress if shown else None, start=start_name)
         named = *start_setting(start_name), *teacher_setting(teacher_name)  # they win over a whole run's settings
         chosen = recipe_for(asked.get("data.source"), recipe, start_name)
-        outcome = training.train(chosen, [*as_texts(asked | own), *named], minutes, name, _callbacks(shown, listener))
+        given, following = [*as_texts(asked | own), *named], _callbacks(shown, listener)
+        with held(asked):
+            outcome = training.train(chosen, given, minutes, name, following)
     return _ended(outcome)
 
 
@@ -238,10 +240,12 @@ def evaluate(
         split = path_name(split, "split", "train, val, test or all")
         _have(named if data is not None else None, shown, yes=yes)
         asked = asked_settings(data, settings, shown.data_progress if shown else None)
-        source = asked.pop("data.source", None)
-        request = evaluating.EvaluationRequest(named, source, split, sentences, device, where, as_texts(asked))
+        source = asked.get("data.source")
+        others = as_texts({name: value for name, value in asked.items() if name != "data.source"})
+        request = evaluating.EvaluationRequest(named, source, split, sentences, device, where, others)
         counting = shown.counting("embedding images and captions") if shown else None
-        return Evaluation(evaluating.evaluate(request, shown.data_progress if shown else None, counting))
+        with held(asked):
+            return Evaluation(evaluating.evaluate(request, shown.data_progress if shown else None, counting))
 
 
 def tune(
@@ -272,7 +276,8 @@ def tune(
         recipe, seconds = path_name(recipe, "recipe", A_RECIPE), as_number(seconds, "seconds") or 0.0
         asked = asked_settings(data, settings, shown.data_progress if shown else None)
         chosen = recipe or recipe_from_nothing(asked.get("data.source"))
-        return tuning.tune(chosen, as_texts(asked), seconds, _callbacks(shown, CallbackListener(())))
+        with held(asked):
+            return tuning.tune(chosen, as_texts(asked), seconds, _callbacks(shown, CallbackListener(())))
 
 
 def export(

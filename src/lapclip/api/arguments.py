@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from lapclip.api.training_run import TrainingRun
 from lapclip.config import SECTIONS, checked, locate
-from lapclip.data.in_memory import write_data
+from lapclip.data.in_memory import TABLE, write_data
 from lapclip.data.sources import absolute
 from lapclip.embedder import Embedder, Encoder, load_torch
 from lapclip.errors import ConfigError, nearest
+from lapclip.paths import open_own
 from lapclip.progress import DataProgress
-from lapclip.runs.folder import GIVEN
+from lapclip.runs.folder import GIVEN, given_name
 
 if TYPE_CHECKING:
     from lapclip.data.any_image import OneImage
@@ -57,6 +59,17 @@ def asked_settings(
     if isinstance(data, (str, os.PathLike)):
         return {**asked, "data.source": absolute(os.fspath(data))}
     return write_data(data, GIVEN, asked, progress)
+
+
+@contextmanager
+def held(asked: Mapping[str, Any]) -> Iterator[None]:
+    """Keep a file of data that was written down open: `lapclip clean` leaves what a process works with."""
+    source = str(asked.get("data.source", ""))
+    with ExitStack() as stack:
+        if given_name(source):
+            with suppress(OSError):  # where it is gone, whoever reads it says so
+                stack.enter_context(open_own(Path(source, TABLE)))
+        yield
 
 
 def _is_whole(settings: Settings | None) -> bool:

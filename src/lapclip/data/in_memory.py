@@ -99,13 +99,20 @@ def write_data(
 
 
 def _settle(partial: Path, path: Path) -> None:
-    """Give a whole folder its name, unless the same data is there, perhaps since a moment ago by another process."""
-    if not (path / TABLE).exists():
+    """Give a whole folder its name. Where the same data is there, perhaps since a moment ago by another process, only
+    what that has lost is put back: a computer that crashes may leave files that are empty."""
+    if not path.exists():
         try:
             replace(partial, path)
+            return
         except OSError:
-            if not (path / TABLE).exists():
+            if not path.exists():
                 raise
+    for file in sorted(file for file in partial.rglob("*") if file.is_file()):
+        there = path / file.relative_to(partial)
+        if not there.is_file() or there.stat().st_size != file.stat().st_size:
+            there.parent.mkdir(exist_ok=True)
+            replace(file, there)
 
 
 def _parts(data: Any) -> list[Records]:
@@ -154,7 +161,8 @@ def _columns(columns: Mapping[str, list[Any]]) -> Records:
     lengths = {len(values) for values in columns.values()}
     if len(lengths) > 1:
         raise DataError(
-            f"Columns have to be equally long, not {' and '.join(f'{size:,}' for size in sorted(lengths))}."
+            f"Columns have to be equally long, not {' and '.join(f'{size:,}' for size in sorted(lengths))}.",
+            hint="a value for each row; splits are called train, val and test",
         )
     return Records(max(lengths, default=0), lambda at: {name: values[at] for name, values in columns.items()})
 
