@@ -8,7 +8,9 @@ every field before anything is shown of it.
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -227,9 +229,15 @@ def write_result(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def check_writable(path: Path) -> None:
-    """Raise ConfigError where a result could not be written, before minutes are spent on it."""
+    """Raise ConfigError where a result could not be written, before minutes are spent on it. What is there stays as it
+    is, and where nothing is nothing stays: the command may yet be interrupted."""
+    there = path.exists()
     try:
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
         path.touch()
+        if not there:
+            path.unlink()
     except OSError as error:
         raise _cannot_write(path, error) from None
 

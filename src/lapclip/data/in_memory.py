@@ -138,6 +138,9 @@ def _rows(data: Any) -> Records:
     if isinstance(getattr(data, "column_names", None), list) and hasattr(data, "to_pylist"):  # a table of Arrow
         return _columns({name: data[name].to_pylist() for name in data.column_names})
     if hasattr(data, "columns") and hasattr(data, "shape"):  # a frame of pandas or polars
+        names = [str(name) for name in data.columns]
+        if twice := [name for at, name in enumerate(names) if name in names[:at]]:
+            raise DataError(f"The data has two columns called {twice[0]}.", hint="other names, or one of them alone")
         return _columns({str(name): list(data[name]) for name in data.columns})
     if not hasattr(data, "__getitem__"):
         told = type(data).__name__
@@ -155,6 +158,9 @@ def _length(data: Any) -> int:
             f"A {type(data).__name__} does not say how many rows it has.",
             hint="data that is not streamed, or list(DATA)",
         ) from None
+    except Exception as error:  # it may be code of the user's own, as `_item`
+        why = f"{type(error).__name__}, {first_line(error)}"
+        raise DataError(f"A {type(data).__name__} does not say how many rows it has: {why}.") from error
 
 
 def _columns(columns: Mapping[str, list[Any]]) -> Records:
