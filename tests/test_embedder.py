@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from safetensors.torch import save_file
 
 import lapclip
 from lapclip.data.dataset import Pairs
+from lapclip.data.pixels import _mean_and_std
 from lapclip.data.scenes import ALPHABET
 from lapclip.data.tokenizers import CharacterTokenizer
 from lapclip.embedder import Embedder
@@ -95,12 +97,53 @@ def test_what_is_no_image_is_refused_in_words(embedder: Embedder) -> None:
         (np.zeros((1, 2, 20, 20, 3), np.uint8), "neither"),
         ([None], "no image"),
         (17, "no image"),
-        (b"not a file", "no image file"),
+        (b"not a file", "10 bytes cannot be read as an image: it is not an image"),
     ]:
         with pytest.raises(lapclip.LapclipError, match=why):
             embedder.encode_image(value)  # pyright: ignore[reportArgumentType]
-    with pytest.raises(lapclip.LapclipError, match="batch_size"):
-        embedder.encode_text(["a"], batch_size=0)
+    for size in (0, 2.5, "8"):
+        with pytest.raises(lapclip.LapclipError, match="batch_size"):
+            embedder.encode_text(["a"], batch_size=size)  # pyright: ignore[reportArgumentType]
+
+
+def test_what_is_no_text_is_refused_in_words(embedder: Embedder) -> None:
+    for captions, why in [(17, "a int"), (None, "a NoneType"), (b"a cat", "a bytes"), (["a", None], "item 1 is None")]:
+        with pytest.raises(lapclip.LapclipError, match=why):
+            embedder.encode_text(captions)  # pyright: ignore[reportArgumentType]
+    image = Image.new("RGB", (40, 40))
+    for labels, templates in [(None, ["{}"]), (17, ["{}"]), (["a"], None), (["a"], [17]), ([], ["{}"])]:
+        with pytest.raises(lapclip.LapclipError, match="classify"):
+            embedder.classify(image, labels, templates=templates)  # pyright: ignore[reportArgumentType, reportCallIssue]
+    drawn: Any = (label for label in "ab")
+    assert set(embedder.classify(image, drawn)) == {"a", "b"}
+    with pytest.raises(lapclip.LapclipError, match="NoneType is no path"):
+        lapclip.load(None)  # pyright: ignore[reportArgumentType]
+
+
+def test_bytes_are_read_as_their_file_is(embedder: Embedder, tmp_path: Path) -> None:
+    Image.linear_gradient("L").resize((7000, 5000)).save(tmp_path / "large.jpg")  # which is decoded at half its size
+    content = (tmp_path / "large.jpg").read_bytes()
+    row = embedder.encode_image(tmp_path / "large.jpg")
+    for form in (bytes, bytearray, memoryview):
+        np.testing.assert_array_equal(embedder.encode_image(form(content)), row)
+    with Image.new("1", (14000, 13000)) as huge:
+        huge.save(tmp_path / "huge.png")
+    postscript = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\nshowpage\n"
+    for hostile, why in [((tmp_path / "huge.png").read_bytes(), "million|megapixels"), (postscript, "known form")]:
+        with pytest.raises(lapclip.LapclipError, match=why):  # PostScript would start a program
+            embedder.encode_image(hostile)
+
+
+def test_what_is_kept_of_a_model_does_not_depend_on_the_default_precision(embedder: Embedder) -> None:
+    image = Image.linear_gradient("L")
+    row = embedder.encode_image(image)
+    _mean_and_std.cache_clear()
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        embedder.encode_image(image)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    np.testing.assert_array_equal(embedder.encode_image(image), row)
 
 
 def test_progress_is_a_callback_or_a_bar(

@@ -199,22 +199,24 @@ def _batches(items: Iterator[dict[str, str]]) -> Iterator[list[dict[str, str]]]:
 
 
 def _bytes_of(image: Any) -> bytes:
-    """A file that the server sees as `load(...).encode_image` sees the image: of a path the file itself."""
+    """A file that the server sees as `load(...).encode_image` sees the image: of a path or of bytes the file itself."""
+    named = image
     if not isinstance(image, (str, os.PathLike)):
         from lapclip.data.any_image import as_image
 
-        opened = as_image(image)
-        assert not isinstance(opened, (str, os.PathLike))
-        return _as_file(opened)
+        image = as_image(image)
+        if not isinstance(image, bytes):
+            return _as_file(image)
+        named = "A file in memory"
     try:
-        data = read_bytes(image)
+        data = image if isinstance(image, bytes) else read_bytes(image)
     except FileNotFoundError:
         raise DataError(f"No such image: {image}.") from None
     except (OSError, ValueError) as error:
         raise DataError(f"{image} cannot be read: {error}.") from None
     if len(data) > LARGEST_IMAGE:
         raise DataError(
-            f"{image} has more than the {LARGEST_IMAGE // 10**6} MB that a server takes.",
+            f"{named} has more than the {LARGEST_IMAGE // 10**6} MB that a server takes.",
             hint="PIL.Image.open(PATH) in place of the path, which sends its pixels",
         )
     return data

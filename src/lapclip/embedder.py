@@ -163,7 +163,7 @@ class Encoder(ABC):
         """
         if device is not None:
             self.to(device)
-        given = [captions] if isinstance(captions, str) else list(captions)
+        given = _texts("encode_text", captions, "a caption")
         size = _checked_size(batch_size) or self.batch
         made = self.ranks.computed_in_shares(
             range(0, len(given), size),
@@ -236,16 +236,17 @@ class Encoder(ABC):
         batch_size, device, progress
             As for `encode_image`.
         """
-        if isinstance(labels, str) or not len(labels):
+        names = [] if isinstance(labels, str) or not isinstance(labels, Iterable) else [str(label) for label in labels]
+        if not names:
             raise ConfigError("classify takes a list of labels to choose among.", hint='["cat", "dog"]')
-        if isinstance(templates, str) or not len(templates) or not all("{}" in template for template in templates):
+        sentences = _texts("classify", [] if isinstance(templates, str) else templates, "a template")
+        if not sentences or not all("{}" in sentence for sentence in sentences):
             raise ConfigError("classify takes a list of templates with {} for the label.", hint='["a photo of a {}."]')
-        names = [str(label) for label in labels]
         if twice := [name for at, name in enumerate(names) if name in names[:at]]:
             raise ConfigError(f"classify: the label {twice[0]!r} is there twice.", hint="each label once")
         image_NE = self.encode_image(as_list(images), batch_size=batch_size, device=device, progress=progress)
         scale, bias = self.logits() or Logits(USUAL_SCALE, None)
-        similarity_NC = image_NE @ class_embeddings(self.encode_text, names, list(templates)).T
+        similarity_NC = image_NE @ class_embeddings(self.encode_text, names, sentences).T
         shares_NC = class_shares(similarity_NC, scale, bias)
         told = [
             {names[at]: float(shares_C[at]) for at in np.argsort(-shares_C, kind="stable").tolist()}
@@ -303,9 +304,22 @@ class Encoder(ABC):
         return f"<table><caption>{type(self).__name__}</caption>{rows}</table>"
 
 
+def _texts(where: str, given: Any, each: str) -> list[str]:
+    """One text or several, as a list. A file may have numbers or nothing where a text should be."""
+    texts = [given] if isinstance(given, str) else list(given) if isinstance(given, Iterable) else None
+    if texts is None or isinstance(given, bytes):
+        raise ConfigError(
+            f"{where}: a {type(given).__name__} is neither a text nor several.", hint='["a cat", "a dog"]'
+        )
+    for at, text in enumerate(texts):
+        if not isinstance(text, str):
+            raise ConfigError(f"{where}: item {at} is {text!r:.60}, and {each} is a text.", hint="str(ITEM)")
+    return texts
+
+
 def _checked_size(batch_size: int | None) -> int | None:
-    if batch_size is not None and batch_size < 1:
-        raise ConfigError(f"batch_size must be 1 or more, not {batch_size}.")
+    if batch_size is not None and (not isinstance(batch_size, (int, np.integer)) or batch_size < 1):
+        raise ConfigError(f"batch_size must be a whole number from 1 up, not {batch_size!r:.60}.")
     return batch_size
 
 
@@ -443,7 +457,10 @@ def load(path: str | os.PathLike[str], device: str = "cpu") -> Encoder:
     device
         Where to compute: `auto`, `cpu`, `cuda`, `mps` or `xpu`. What was exported for ONNX Runtime runs on the CPU.
     """
-    path = _path_of(os.fspath(path))
+    try:
+        path = _path_of(os.fspath(path))
+    except TypeError:
+        raise ConfigError(f"A {type(path).__name__} is no path of a model.", hint='"runs/first-run"') from None
     found = open_exported(path) if is_exported(Path(path)) else load_torch(path, device)
     found.source = path
     return found

@@ -8,7 +8,9 @@ every field before anything is shown of it.
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -27,6 +29,8 @@ NOT_SHARED = "not shared"
 LARGEST_RESULT = 2_000_000
 """Bytes of a file. A run has some thousand, a whole comparison some ten thousand."""
 LONGEST_TEXT, LONGEST_SENTENCE, MOST_ROWS, LARGEST_NUMBER = 300, 2_000, 5_000, 1e18
+SMALLEST_NUMBER = 1e-9
+"""What a number that others are divided by has to be above, so that all that is shown is finite."""
 
 Check = Callable[[Any], bool]
 Shape = Any
@@ -57,7 +61,7 @@ def whole(value: Any) -> bool:
 
 def positive(value: Any) -> bool:
     """a number above 0"""
-    return amount(value) and value > 0
+    return amount(value) and value > SMALLEST_NUMBER
 
 
 def fraction(value: Any) -> bool:
@@ -225,9 +229,15 @@ def write_result(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def check_writable(path: Path) -> None:
-    """Raise ConfigError where a result could not be written, before minutes are spent on it."""
+    """Raise ConfigError where a result could not be written, before minutes are spent on it. What is there stays as it
+    is, and where nothing is nothing stays: the command may yet be interrupted."""
+    there = path.exists()
     try:
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
         path.touch()
+        if not there:
+            path.unlink()
     except OSError as error:
         raise _cannot_write(path, error) from None
 

@@ -20,9 +20,10 @@ from PIL import Image
 from lapclip.api.arguments import asked_settings
 from lapclip.config import DataConfig
 from lapclip.data import in_memory
+from lapclip.data.find_images import ImageFinder
 from lapclip.data.in_memory import write_data
 from lapclip.data.sources import read_table
-from lapclip.data.table import Table
+from lapclip.data.table import ImageFile, Table
 from lapclip.errors import DataError
 
 COUNT = 6
@@ -106,6 +107,8 @@ def test_frames_of_pandas_are_known_by_their_columns(paths: list[Path], tmp_path
     relative = pandas.DataFrame({"name": [f"photos/{path.name}" for path in paths], "caption": CAPTIONS})
     check(written(relative, tmp_path, pictures=str(tmp_path)))
     check(written(several, tmp_path, pictures=str(tmp_path)), [(caption, "a thing") for caption in CAPTIONS])
+    with pytest.raises(DataError, match="two columns called caption"):
+        write_data(pandas.concat([named, named[["caption"]]], axis=1), tmp_path / "given")
 
 
 def test_data_sets_of_hugging_face_keep_their_files_and_splits(paths: list[Path], tmp_path: Path) -> None:
@@ -206,6 +209,30 @@ def test_two_processes_that_write_the_same_data_both_have_it(
     assert len(list((tmp_path / "given").iterdir())) == 1
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows leaves out spaces at the end of a name")
+def test_spaces_around_a_name_are_part_of_it(tmp_path: Path) -> None:
+    names = ["one.png", " one.png", "one.png "]
+    for name, image in zip(names, IMAGES, strict=False):
+        image.save(tmp_path / name, "PNG")
+    finder = ImageFinder(tmp_path)
+    assert [found.path.name for name in names if isinstance(found := finder.find(name), ImageFile)] == names
+    assert isinstance(found := finder.find("  one.png\t"), ImageFile)  # a table may have some of its own
+    assert found.path.name == "one.png"
+
+
+def test_data_that_lost_files_is_whole_again_when_it_is_given_again(tmp_path: Path) -> None:
+    pairs = list(zip(IMAGES, CAPTIONS, strict=True))
+    folder = Path(write_data(pairs, tmp_path / "given")["data.source"])
+    whole = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    first, second, *_ = sorted((folder / "images").iterdir())
+    first.unlink()
+    second.write_bytes(b"")  # as a crash of the computer leaves it
+    (folder / "captions.jsonl").unlink()
+    assert write_data(pairs, tmp_path / "given")["data.source"] == str(folder)
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == whole
+    assert [path.name for path in (tmp_path / "given").iterdir()] == [folder.name]
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such files")
 def test_a_path_to_what_is_no_file_is_counted_and_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(pipe := tmp_path / "pipe.png")
@@ -240,9 +267,12 @@ def test_a_later_image_of_a_file_is_that_one_and_not_the_first(tmp_path: Path) -
         ({"image": IMAGES, "label": list(range(COUNT))}, "holds captions"),
         ({"a": CAPTIONS, "b": CAPTIONS}, "holds images"),
         ({"image": IMAGES, "text": CAPTIONS[1:]}, "equally long"),
+        ({"image": 3, "text": CAPTIONS}, "image is 3, no list"),
+        ({"image": "a.jpg", "text": "a cat"}, "image is 'a.jpg', no list"),
         (torch.utils.data.DataLoader(OwnDataset(lambda at: 0)), "by number"),
         (OwnDataset(lambda at: Path("nowhere.png").read_bytes()), "Item 0 .*FileNotFoundError"),  # no fault of our disk
         (OwnDataset(lambda at: (IMAGES[at], CAPTIONS[at]), COUNT + 1), f"Item {COUNT} .*IndexError"),
+        (OwnDataset(lambda at: (IMAGES[at], CAPTIONS[at]), -1), "how many rows it has: ValueError"),
         ([(Image.new("RGB", (0, 5)), "x")], "no pixels"),
         ([(torch.zeros(3, 8, 8, device="meta"), "x")], "cannot be read"),
     ],

@@ -19,6 +19,7 @@ from lapclip.progress_bar import LiveHtml
 from lapclip.weights import published_models
 
 from ..conftest import lapclip as run_command
+from ..conftest import lapclip_process
 from .test_train import SETTINGS, wall_pairs
 
 
@@ -136,6 +137,43 @@ def test_a_folder_is_asked_and_answers_with_images(
     assert "closed" in repr(photos)
     with pytest.raises(SearchError, match="closed"):
         photos.ask("a cat")
+    for folder in (None, 17):
+        with pytest.raises(ConfigError):
+            lapclip.search(folder, run, progress=False)  # pyright: ignore[reportArgumentType]
+
+
+def test_data_in_memory_stays_while_it_is_scored(
+    run: lapclip.TrainingRun, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pairs, left = wall_pairs(here / "walls"), []
+    for image, _ in pairs:
+        image.load()  # else its path would do
+
+    def cleaned(request: Any, *rest: Any) -> dict[str, Any]:
+        lapclip_process("clean", "data", "--yes")
+        left.append(Path(request.data).is_dir())
+        return {"evaluation": {"t2i_r1": 0.5}, "run": "run", "data": request.data, "split": "all"}
+
+    monkeypatch.setattr("lapclip.commands.evaluate.evaluate", cleaned)
+    found = lapclip.evaluate(run, pairs, progress=False)
+    assert left == [True]
+    assert run_command("clean", "data", "--yes").returncode == 0
+    assert not Path(found["data"]).exists(), "nobody works with it any more"
+
+
+def test_an_index_does_not_depend_on_what_a_program_does_around_the_call(
+    run: lapclip.TrainingRun, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (here / "photos").mkdir()
+    Image.linear_gradient("L").save(here / "photos" / "one.png")
+    scores = []
+    for how in (False, True):
+        monkeypatch.setenv("LAPCLIP_DATA", str(here / f"indexes-{how}"))
+        with torch.autocast("cpu", torch.bfloat16, enabled=how):
+            photos = lapclip.search("photos", run, progress=False)
+        scores.append(photos.ask("a red cat")[0].score)
+        photos.close()
+    assert scores[0] == scores[1]
 
 
 @pytest.mark.slow

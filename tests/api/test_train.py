@@ -121,6 +121,18 @@ def test_an_interrupt_saves_and_the_run_goes_on_to_the_same_losses(here: Path, t
         lapclip.resume(progress=False)
 
 
+def test_an_interrupt_while_the_finished_run_is_scored_is_not_lost(here: Path) -> None:
+    def interrupt(event: Event) -> None:
+        if event.type == "finished":
+            signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(lapclip.Interrupted, match="finished") as caught:
+        of_scenes(name="late", callbacks=interrupt)
+    assert caught.value.finished
+    assert caught.value.run.state == "finished"
+    assert pickle.loads(pickle.dumps(caught.value)).finished
+
+
 def losses_of(folder: Path) -> dict[int, float]:
     return {event["step"]: event["loss"] for event in read_events(folder / "events.jsonl") if event["type"] == "step"}
 
@@ -165,11 +177,15 @@ def test_what_a_program_has_set_in_torch_neither_changes_a_run_nor_is_lost(here:
             torch.set_num_threads(2)
             torch.set_default_dtype(torch.float64)
             torch.set_float32_matmul_precision("medium")
+            torch.set_autocast_enabled("cpu", True)
+            torch.backends.cuda.enable_flash_sdp(False)
 
     torch.set_default_dtype(torch.float64)
+    torch.backends.cuda.enable_flash_sdp(False)  # attention on the CPU takes another kernel then
     torch.set_float32_matmul_precision("medium")
     torch.set_default_device("meta")
     try:
+        lapclip.load(trained).encode_image(Image.new("RGB", (40, 40)))  # what that keeps must not be float64
         with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16):
             run = of_scenes(name="set", callbacks=[careless])
             assert torch.is_inference_mode_enabled()
@@ -179,7 +195,9 @@ def test_what_a_program_has_set_in_torch_neither_changes_a_run_nor_is_lost(here:
         assert torch.get_default_dtype() == torch.float64
         assert torch.get_default_device().type == "meta"
         assert torch.get_float32_matmul_precision() == "medium"
+        assert not torch.backends.cuda.flash_sdp_enabled()
     finally:
+        torch.backends.cuda.enable_flash_sdp(True)
         torch.set_float32_matmul_precision("highest")
         torch.set_default_dtype(torch.float32)
         torch.set_default_device(None)
@@ -228,6 +246,12 @@ def test_one_run_at_a_time_is_trained_in_a_process(here: Path) -> None:
         ({"teacher": 3}, ConfigError, "int is no model"),
         ({"ask": ["a|b"]}, ConfigError, "vertical bar"),
         ({"name": "a b"}, RunError, "a b"),
+        ({"name": 3}, ConfigError, "int is no name"),
+        ({"recipe": 3}, ConfigError, "int is no recipe"),
+        ({"minutes": "3"}, ConfigError, "minutes: '3' is no number"),
+        ({"ask": 3}, ConfigError, "ask: 3 is no list"),
+        ({"callbacks": [3]}, ConfigError, "callbacks: 3 is no function"),
+        ({"callbacks": 3}, ConfigError, "callbacks: 3 is no function"),
         ({"name": "a" * 300}, RunError, "at most 100"),
     ],
 )
@@ -248,6 +272,36 @@ def test_the_settings_of_a_run_are_settings_of_the_next(trained: Path) -> None:
     for settings, start in ((run.settings, "runs/first"), (started, None)):  # then the shape is that model's
         sections = {name.partition(".")[0] for name in asked_settings(None, settings, start=start)}
         assert sections == {"data", "train", "work"}
+
+
+def test_the_folder_of_a_runs_images_is_not_that_of_other_data(trained: Path, tmp_path: Path) -> None:
+    settings = {**lapclip.open_run(trained).settings, "work": {}}
+    settings["data"] = {**settings["data"], "pictures": str(tmp_path)}
+    assert asked_settings(None, settings)["data.pictures"] == str(tmp_path), "the same data"
+    assert "data.pictures" not in asked_settings("photos", settings)
+    named = {**settings, "data.pictures": "mine"}
+    assert asked_settings("photos", named)["data.pictures"] == "mine"
+
+
+def test_images_by_path_move_with_the_folder_around_their_run(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stop(event: Event) -> None:
+        if getattr(event, "step", 0) == 2:
+            raise lapclip.StopTraining
+
+    (here / "before").mkdir()
+    monkeypatch.chdir(here / "before")
+    walls = photos(Path("walls"))
+    pairs = [(path, path.with_suffix(".txt").read_text().splitlines()) for path in sorted(walls.glob("*.png"))]
+    whole = of_pairs(pairs, name="whole")
+    of_pairs(pairs, name="cut", callbacks=[stop])
+    monkeypatch.chdir(here)
+    (here / "before").rename(here / "after")
+    monkeypatch.chdir(here / "after")
+    assert lapclip.resume("cut", progress=False).settings["data"]["pictures"] == str(here / "after" / "walls")
+    assert losses("cut") == losses("whole") != {}
+    assert not whole.path.exists()
+    with pytest.raises(RunError, match="is not a run"):
+        lapclip.open_run("walls")
 
 
 def test_curves_are_drawn_as_one_picture(trained: Path, tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from lapclip.errors import ConfigError, RunError
 from lapclip.report import to_markdown
 from lapclip.report.document import to_html
 from lapclip.report.results_report import GOALS, results_report
-from lapclip.results import SCENES, read_result, sealed, to_text, write_result
+from lapclip.results import SCENES, check_writable, read_result, sealed, to_text, write_result
 
 from ..conftest import lapclip
 from .conftest import Events
@@ -297,6 +297,7 @@ def resealed(**changes: Any) -> str:
         (resealed(training_seconds=float("inf")), "training_seconds"),
         (resealed(training_seconds=10**400), "training_seconds"),
         (resealed(training_seconds=-1), "training_seconds"),
+        (to_text(sealed(steps(rows=[{**steps()["rows"][0], "ours_ms": 5e-324}]))), "ours_ms"),  # a ratio of infinity
         (resealed(training_seconds=True), "training_seconds"),
         (resealed(step=1.5), "step"),
         (resealed(torch="x" * 1000), "torch"),
@@ -332,6 +333,17 @@ def test_what_is_no_file_is_refused(here: Path) -> None:
     if hasattr(os, "mkfifo"):
         os.mkfifo("pipe.json")
         assert "no plain file" in lapclip("results", "pipe.json").stderr
+
+
+def test_that_a_file_can_be_written_is_asked_without_leaving_one(tmp_path: Path) -> None:
+    check_writable(tmp_path / "new.json")
+    assert not list(tmp_path.iterdir())
+    (tmp_path / "mine.json").write_text("mine")
+    check_writable(tmp_path / "mine.json")
+    assert (tmp_path / "mine.json").read_text() == "mine"
+    for path in (tmp_path, tmp_path / "nowhere" / "new.json"):
+        with pytest.raises(ConfigError, match="cannot be written"):
+            check_writable(path)
 
 
 def test_markup_in_a_file_stays_text(here: Path) -> None:

@@ -12,10 +12,10 @@ import signal
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from lapclip.api.arguments import as_texts, asked_settings, joined, model_name, path_name
+from lapclip.api.arguments import as_number, as_path, as_texts, asked_settings, held, joined, model_name, path_name
 from lapclip.api.callbacks import Callback, CallbackListener
 from lapclip.api.folder_search import FolderSearch
 from lapclip.api.notebook_display import NotebookDisplay
@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 __all__ = ["Evaluation", "Interrupted", "evaluate", "export", "open_run", "resume", "search", "train", "tune"]
 
 A_RUN = "a run's name or folder, or a lapclip.TrainingRun"
+A_RECIPE = "a recipe's name, or a TOML file"
 _at_work = threading.Lock()
 """Held while this process trains or tunes: both change how many threads torch has, which results depend on."""
 
@@ -54,19 +55,19 @@ class Interrupted(KeyboardInterrupt):
     """Raised where a run was interrupted (Ctrl-C, or a notebook's stop button), after everything was saved.
 
     `run` is the run as it stands; `lapclip.resume(error.run)` goes on with it, and so does `lapclip.resume()` while it
-    is the newest run.
+    is the newest run. Where `finished` is true the interrupt came after the last step, and there is nothing to go on
+    with.
     """
 
-    def __init__(self, run: TrainingRun, step: int) -> None:
-        again = f"lapclip.resume({path_from_here(run.path)!r})"
-        super().__init__(
-            f"Stopped after step {step:,} of {path_from_here(run.path)}; everything is saved. Go on: {again}"
-        )
-        self.run, self.step = run, step
+    def __init__(self, run: TrainingRun, step: int, *, finished: bool = False) -> None:
+        named = path_from_here(run.path)
+        told = f"Stopped after step {step:,} of {named}; everything is saved. Go on: lapclip.resume({named!r})"
+        super().__init__(f"Interrupted at the end of {named}; it is finished and saved." if finished else told)
+        self.run, self.step, self.finished = run, step, finished
 
     def __reduce__(self) -> tuple[Any, ...]:
         """An exception is otherwise made again from its message, which breaks a pool of processes it was raised in."""
-        return type(self), (self.run, self.step)
+        return partial(type(self), finished=self.finished), (self.run, self.step)
 
     def _render_traceback_(self) -> list[str]:
         """What a notebook shows: there is no fault to look for."""
@@ -137,6 +138,8 @@ def train(
         run = lapclip.train([("cat.jpg", "a cat asleep"), ("dog.jpg", "a dog")], recipe="heads")
     """
     with _working(progress) as shown:
+        listener, minutes = CallbackListener(callbacks), as_number(minutes, "minutes")
+        recipe, name = path_name(recipe, "recipe", A_RECIPE), path_name(name, "name", 'name="my-run"')
         own: dict[str, Any] = {"work.polite": True} if polite else {}
         if ask:
             own["work.ask"] = joined("ask", ask)
@@ -146,8 +149,9 @@ def train(
         asked = asked_settings(data, settings, shown.data_progress if shown else None, start=start_name)
         named = *start_setting(start_name), *teacher_setting(teacher_name)  # they win over a whole run's settings
         chosen = recipe_for(asked.get("data.source"), recipe, start_name)
-        listener = CallbackListener(callbacks)
-        outcome = training.train(chosen, [*as_texts(asked | own), *named], minutes, name, _callbacks(shown, listener))
+        given, following = [*as_texts(asked | own), *named], _callbacks(shown, listener)
+        with held(asked):
+            outcome = training.train(chosen, given, minutes, name, following)
     return _ended(outcome)
 
 
@@ -171,7 +175,10 @@ def resume(
 
 def open_run(run: str | os.PathLike[str] | None = None) -> TrainingRun:
     """A run that is there, by its name or folder; without one, the newest. Commands and Python see the same runs."""
-    return TrainingRun(find_run(path_name(run, "run", A_RUN)).path)
+    found = find_run(path_name(run, "run", A_RUN))
+    if not found.starting.exists() and not found.settings.exists():
+        found.read_settings()  # says that it is no run
+    return TrainingRun(found.path)
 
 
 class Evaluation(dict[str, Any]):
@@ -229,15 +236,16 @@ def evaluate(
         Fetch a published model without asking.
     """
     with plain_thread(), _shown(progress) as shown:
-        sentences, named = joined("templates", templates), model_name(model)
+        sentences, named, where = joined("templates", templates), model_name(model), as_path(out, "out")
+        split = path_name(split, "split", "train, val, test or all")
         _have(named if data is not None else None, shown, yes=yes)
         asked = asked_settings(data, settings, shown.data_progress if shown else None)
-        source = asked.pop("data.source", None)
-        request = evaluating.EvaluationRequest(
-            named, source, split, sentences, device, None if out is None else Path(out), as_texts(asked)
-        )
+        source = asked.get("data.source")
+        others = as_texts({name: value for name, value in asked.items() if name != "data.source"})
+        request = evaluating.EvaluationRequest(named, source, split, sentences, device, where, others)
         counting = shown.counting("embedding images and captions") if shown else None
-        return Evaluation(evaluating.evaluate(request, shown.data_progress if shown else None, counting))
+        with held(asked):
+            return Evaluation(evaluating.evaluate(request, shown.data_progress if shown else None, counting))
 
 
 def tune(
@@ -265,9 +273,11 @@ def tune(
         Show what is being timed.
     """
     with _working(progress) as shown:
+        recipe, seconds = path_name(recipe, "recipe", A_RECIPE), as_number(seconds, "seconds") or 0.0
         asked = asked_settings(data, settings, shown.data_progress if shown else None)
         chosen = recipe or recipe_from_nothing(asked.get("data.source"))
-        return tuning.tune(chosen, as_texts(asked), seconds, _callbacks(shown, CallbackListener(())))
+        with held(asked):
+            return tuning.tune(chosen, as_texts(asked), seconds, _callbacks(shown, CallbackListener(())))
 
 
 def export(
@@ -298,12 +308,10 @@ def export(
         Fetch a published model without asking.
     """
     with plain_thread(), _shown(progress) as shown:
-        named = model_name(model)
+        named, where = model_name(model), as_path(out, "out")
         _have(named, shown, yes=yes)
         callbacks = exporting.Callbacks(shown.doing, shown.data_progress, shown.counting) if shown else None
-        return exporting.export(
-            named, to, None if out is None else Path(out), force=force, callbacks=callbacks or exporting.Callbacks()
-        )
+        return exporting.export(named, to, where, force=force, callbacks=callbacks or exporting.Callbacks())
 
 
 def search(
@@ -337,12 +345,14 @@ def search(
         photos.ask("a red bicycle in the snow")
         photos.like("cat.jpg", limit=5)
     """
-    with _shown(progress) as shown:
-        named = model_name(model)
+    with plain_thread(), _shown(progress) as shown:  # what is computed here stays in the index
+        where, named = as_path(folder, "folder"), model_name(model)
+        if where is None:
+            raise ConfigError("No folder to search is named.", hint='lapclip.search("photos/")')
         _have(named, shown, yes=yes)
         counting = shown.counting("indexing") if shown else None
         waiting = shown.waiting if shown else None
-        return FolderSearch(open_library(Path(folder), named, counting, device=device, waiting=waiting))
+        return FolderSearch(open_library(where, named, counting, device=device, waiting=waiting))
 
 
 def _have(model: str | None, shown: RunDisplay | None, *, yes: bool) -> None:
@@ -361,6 +371,10 @@ def _callbacks(shown: RunDisplay | None, listener: CallbackListener) -> Callback
 def _ended(outcome: training.Outcome) -> TrainingRun:
     """The run, where nobody has asked this process to end."""
     run = TrainingRun(outcome.run)
+    if outcome.late_signal == signal.SIGINT:
+        raise Interrupted(run, outcome.steps, finished=True)
+    if outcome.late_signal:
+        raise SystemExit(128 + outcome.late_signal)
     if outcome.stop_signal == signal.SIGINT:
         raise Interrupted(run, outcome.steps)
     if outcome.stop_signal:

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from lapclip.api.training_run import TrainingRun
 from lapclip.config import SECTIONS, checked, locate
-from lapclip.data.in_memory import write_data
+from lapclip.data.in_memory import TABLE, write_data
 from lapclip.data.sources import absolute
 from lapclip.embedder import Embedder, Encoder, load_torch
 from lapclip.errors import ConfigError, nearest
+from lapclip.paths import open_own
 from lapclip.progress import DataProgress
-from lapclip.runs.folder import GIVEN
+from lapclip.runs.folder import GIVEN, given_name
 
 if TYPE_CHECKING:
     from lapclip.data.any_image import OneImage
@@ -46,6 +49,8 @@ def asked_settings(
     """All settings that were given by their whole names, the data among them; what is in memory is written down.
     `start` is the model to start from, where it was named beside them."""
     asked = _by_whole_names(settings)
+    if data is not None and _is_whole(settings):  # the folder of that run's images says nothing about other data
+        asked = {name: value for name, value in asked.items() if name != "data.pictures" or name in (settings or ())}
     # The settings of a whole run have a shape, which is else that of the model to start from, and not to be asked for.
     if settings and REASONS in settings and (start or asked.get("train.start")):
         asked = {name: value for name, value in asked.items() if not name.startswith("model.")}
@@ -54,6 +59,23 @@ def asked_settings(
     if isinstance(data, (str, os.PathLike)):
         return {**asked, "data.source": absolute(os.fspath(data))}
     return write_data(data, GIVEN, asked, progress)
+
+
+@contextmanager
+def held(asked: Mapping[str, Any]) -> Iterator[None]:
+    """Keep a file of data that was written down open: `lapclip clean` leaves what a process works with."""
+    source = str(asked.get("data.source", ""))
+    with ExitStack() as stack:
+        if given_name(source):
+            with suppress(OSError):  # where it is gone, whoever reads it says so
+                stack.enter_context(open_own(Path(source, TABLE)))
+        yield
+
+
+def _is_whole(settings: Settings | None) -> bool:
+    """Whether these are all the settings of a run, its data among them."""
+    section = settings.get("data") if settings and REASONS in settings else None
+    return isinstance(section, Mapping) and "source" in section
 
 
 def as_texts(settings: Mapping[str, Any]) -> list[str]:
@@ -75,8 +97,8 @@ def _by_whole_names(settings: Settings | None) -> dict[str, Any]:
             continue
         if isinstance(value, Mapping) and name not in SECTIONS:
             raise ConfigError(f"settings: unknown section {name}. {nearest(name, SECTIONS)}", hint=EXAMPLE)
-        below = {f"{name}.{field}": each for field, each in value.items()} if isinstance(value, Mapping) else {}
-        for whole, each in (below or {name: value}).items():
+        section = {f"{name}.{field}": each for field, each in value.items()} if isinstance(value, Mapping) else None
+        for whole, each in ({name: value} if section is None else section).items():
             section, field = locate(whole)
             found[f"{section}.{field}"] = checked("settings", section, field, _plain(each))
     return found
@@ -96,7 +118,10 @@ def _plain(value: Any) -> Any:
 
 def joined(what: str, texts: str | Sequence[str]) -> str:
     """Several texts as one setting, which has a vertical bar between them. One text is one, not its letters."""
-    each = [texts] if isinstance(texts, str) else list(texts)
+    try:
+        each = [texts] if isinstance(texts, str) else list(texts)
+    except TypeError:
+        raise ConfigError(f"{what}: {texts!r:.60} is no list of texts.", hint=f'{what}=["..."]') from None
     for text in each:
         if not isinstance(text, str):
             raise ConfigError(f"{what}: {text!r:.60} is no text.", hint=f'{what}=["..."]')
@@ -115,6 +140,19 @@ def model_name(model: Model | None) -> str | None:
     if isinstance(model, Embedder) and load_torch(model.source).fingerprint() != model.fingerprint():
         raise ConfigError(f"The model is not what {model.source} holds: one of them has changed.", hint=save)
     return model.source
+
+
+def as_number(value: Any, what: str) -> float | None:
+    """A number that was given; None where none was."""
+    if value is not None and (isinstance(value, bool) or not isinstance(_plain(value), (int, float))):
+        raise ConfigError(f"{what}: {value!r:.60} is no number.", hint=f"{what}=5")
+    return _plain(value)
+
+
+def as_path(value: Any, what: str) -> Path | None:
+    """A path that was given; None where none was."""
+    named = path_name(value, "path", f'{what}="..."')
+    return None if named is None else Path(named)
 
 
 def path_name(value: Any, what: str, hint: str) -> str | None:

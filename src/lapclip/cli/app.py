@@ -87,7 +87,8 @@ def main(arguments: list[str] | None = None) -> None:
     try:
         with interrupts.in_command():
             status = app(arguments, exit_on_error=False, print_error=False, result_action="return_value") or 0
-            sys.stdout.flush()
+            if sys.stdout is not None:  # nobody listens
+                sys.stdout.flush()
     except LapclipError as error:
         fault = error
         again = is_restarted(error)  # then it is no result: the process that is started next will have one

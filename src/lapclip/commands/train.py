@@ -253,6 +253,8 @@ class Outcome:
     phase_seconds: dict[str, float] = field(default_factory=dict)
     """How long each phase of the command took, from its settings to its last evaluation."""
     stop_signal: int | None = None
+    late_signal: int | None = None
+    """The signal that came when nothing was left to stop, and the run was finished."""
 
     @property
     def exit_status(self) -> int:
@@ -260,7 +262,7 @@ class Outcome:
         return 128 + self.stop_signal if self.stop_signal else 0
 
     def to_dict(self) -> dict[str, Any]:
-        return {name: value for name, value in asdict(self).items() if name != "stop_signal"}
+        return {name: value for name, value in asdict(self).items() if name not in ("stop_signal", "late_signal")}
 
 
 @contextmanager
@@ -351,6 +353,7 @@ def run_to_end(training: Training, signals: Signals, began: float, laps: Laps, c
         short_questions=training.short_questions,
         phase_seconds=laps.seconds,
         stop_signal=signals.received if evaluation is None else None,
+        late_signal=signals.received if evaluation is not None else None,
     )
 
 

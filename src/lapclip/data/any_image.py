@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -15,12 +14,15 @@ from lapclip.errors import DataError, first_line
 if TYPE_CHECKING:
     import torch
 
-    OneImage: TypeAlias = str | os.PathLike[str] | bytes | Image.Image | np.ndarray | torch.Tensor
+    OneImage: TypeAlias = (
+        str | os.PathLike[str] | bytes | bytearray | memoryview | Image.Image | np.ndarray | torch.Tensor
+    )
     """An image: its path, the bytes of its file, a PIL image, an array (height, width, colours) or a tensor (colours,
     height, width), with values from 0 to 255, or from 0 to 1 where they are floating-point numbers."""
     ManyImages: TypeAlias = Iterable[OneImage] | np.ndarray | torch.Tensor
     """A list of images, or an array or a tensor with one more dimension in front."""
 
+BYTES = (bytes, bytearray, memoryview)
 CHANNELS = (1, 3, 4)
 """Grey, colours, and colours with transparency."""
 
@@ -32,7 +34,7 @@ def is_array(value: Any) -> bool:
 
 def is_one_image(value: Any) -> bool:
     """Whether a value is a single image, not many."""
-    if isinstance(value, (str, os.PathLike, bytes, Image.Image)):
+    if isinstance(value, (str, os.PathLike, *BYTES, Image.Image)):
         return True
     return is_array(value) and str(value.dtype) != "object" and len(value.shape) in (2, 3)
 
@@ -49,15 +51,12 @@ def as_list(images: Any) -> list[Any]:
         raise DataError(f"A {type(images).__name__} is no image.", hint="a path, a PIL image, an array") from None
 
 
-def as_image(value: Any) -> str | os.PathLike[str] | Image.Image:
-    """An image as the rest of lapclip takes it: a path, or a PIL image."""
+def as_image(value: Any) -> str | os.PathLike[str] | bytes | Image.Image:
+    """An image as the rest of lapclip takes it: a path, the bytes of a file, or a PIL image."""
     if isinstance(value, (str, os.PathLike, Image.Image)):
         return value
-    if isinstance(value, (bytes, bytearray, memoryview)):
-        try:
-            return Image.open(io.BytesIO(value))
-        except (OSError, ValueError, SyntaxError) as error:
-            raise DataError(f"{len(value):,} bytes are no image file: {first_line(error)}.") from None
+    if isinstance(value, BYTES):
+        return bytes(value)  # opened where files are: with the readers and the limits that those have
     if is_array(value):
         return Image.fromarray(_pixels(value))
     raise DataError(f"A {type(value).__name__} is no image.", hint="a path, a PIL image, an array or a tensor")

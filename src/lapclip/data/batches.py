@@ -238,7 +238,7 @@ class BatchPlan:
         if batch_size > len(pairs):
             raise DataError(
                 f"train.batch_size {batch_size} is more than the {len(pairs)} training images.",
-                hint=f"--set train.batch_size={len(pairs)}",
+                hint=f"--set train.batch_size={len(pairs)}" if len(pairs) > 1 else "more images",
             )
         self.pairs, self.batch_size, self.seed, self.symbol_dropout = pairs, batch_size, seed, symbol_dropout
         self.tokenizer, self.context = tokenizer, context

@@ -125,7 +125,10 @@ class ImageFinder:
         """The image of that name, or why there is none."""
         found = self._found.get(name)
         if found is None:
-            found = self._found[name] = self._find(name.strip())
+            found = self._find(name)
+            if isinstance(found, str) and name != name.strip():  # spaces may be the table's, or a part of the name
+                found = self._find(name.strip())
+            self._found[name] = found
         return found
 
     def _find(self, name: str) -> ImageFile | str:

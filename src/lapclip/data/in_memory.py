@@ -13,7 +13,7 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -99,13 +99,20 @@ def write_data(
 
 
 def _settle(partial: Path, path: Path) -> None:
-    """Give a whole folder its name, unless the same data is there, perhaps since a moment ago by another process."""
-    if not (path / TABLE).exists():
+    """Give a whole folder its name. Where the same data is there, perhaps since a moment ago by another process, only
+    what that has lost is put back: a computer that crashes may leave files that are empty."""
+    if not path.exists():
         try:
             replace(partial, path)
+            return
         except OSError:
-            if not (path / TABLE).exists():
+            if not path.exists():
                 raise
+    for file in sorted(file for file in partial.rglob("*") if file.is_file()):
+        there = path / file.relative_to(partial)
+        if not there.is_file() or there.stat().st_size != file.stat().st_size:
+            there.parent.mkdir(exist_ok=True)
+            replace(file, there)
 
 
 def _parts(data: Any) -> list[Records]:
@@ -121,6 +128,9 @@ def _parts(data: Any) -> list[Records]:
 
 def _rows(data: Any) -> Records:
     if isinstance(data, Mapping):
+        for name, values in data.items():
+            if isinstance(values, (str, bytes)) or not isinstance(values, Iterable):
+                raise DataError(f"The column {name} is {values!r:.60}, no list of values.", hint="a value for each row")
         return _columns({str(name): list(values) for name, values in data.items()})
     if isinstance(getattr(data, "column_names", None), list) and hasattr(data, "features"):  # a Dataset of Hugging Face
         data = _undecoded(data)
@@ -128,6 +138,9 @@ def _rows(data: Any) -> Records:
     if isinstance(getattr(data, "column_names", None), list) and hasattr(data, "to_pylist"):  # a table of Arrow
         return _columns({name: data[name].to_pylist() for name in data.column_names})
     if hasattr(data, "columns") and hasattr(data, "shape"):  # a frame of pandas or polars
+        names = [str(name) for name in data.columns]
+        if twice := [name for at, name in enumerate(names) if name in names[:at]]:
+            raise DataError(f"The data has two columns called {twice[0]}.", hint="other names, or one of them alone")
         return _columns({str(name): list(data[name]) for name in data.columns})
     if not hasattr(data, "__getitem__"):
         told = type(data).__name__
@@ -145,13 +158,17 @@ def _length(data: Any) -> int:
             f"A {type(data).__name__} does not say how many rows it has.",
             hint="data that is not streamed, or list(DATA)",
         ) from None
+    except Exception as error:  # it may be code of the user's own, as `_item`
+        why = f"{type(error).__name__}, {first_line(error)}"
+        raise DataError(f"A {type(data).__name__} does not say how many rows it has: {why}.") from error
 
 
 def _columns(columns: Mapping[str, list[Any]]) -> Records:
     lengths = {len(values) for values in columns.values()}
     if len(lengths) > 1:
         raise DataError(
-            f"Columns have to be equally long, not {' and '.join(f'{size:,}' for size in sorted(lengths))}."
+            f"Columns have to be equally long, not {' and '.join(f'{size:,}' for size in sorted(lengths))}.",
+            hint="a value for each row; splits are called train, val and test",
         )
     return Records(max(lengths, default=0), lambda at: {name: values[at] for name, values in columns.items()})
 
@@ -314,7 +331,8 @@ def _stored(value: Any, at: int, images: Path) -> Path | str:
     if isinstance(value, Mapping):  # as Hugging Face has images that are not decoded
         value = value.get("bytes") or value.get("path")
     if isinstance(value, (str, os.PathLike)):
-        return Path(value) if "\0" not in os.fspath(value) else f"{ABSENT}/{at}"
+        value = os.fsdecode(value)  # a path may be one of bytes
+        return Path(value) if "\0" not in value else f"{ABSENT}/{at}"
     if _is_missing(value):
         return f"{ABSENT}/{at}"
     if isinstance(value, (bytes, bytearray, memoryview)):

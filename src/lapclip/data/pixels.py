@@ -67,24 +67,28 @@ def as_view(view: View | int) -> View:
     return View(view) if isinstance(view, int) else view
 
 
-def middle_square(image: str | os.PathLike | Image.Image, view: View | int) -> np.ndarray:
-    """What a model sees of an image, from a path or as it is: its middle, uint8 of shape (side, side, 3)."""
+def middle_square(image: str | os.PathLike | bytes | Image.Image, view: View | int) -> np.ndarray:
+    """What a model sees of an image, from a path, bytes or as it is: its middle, uint8 of shape (side, side, 3)."""
     decoded, view = open_image(image), as_view(view)
     return view.finish(decoded, fit_image(decoded.image, view))
 
 
-def open_image(image: str | os.PathLike | Image.Image) -> Decoded:
-    """An image from a path or as it is, upright and in RGB; its colour profile may be left for later."""
+def open_image(image: str | os.PathLike | bytes | Image.Image) -> Decoded:
+    """An image from a path, from the bytes of a file or as it is, upright and in RGB; its colour profile may be left
+    for later."""
+    named = image
+    if isinstance(image, (bytes, Image.Image)):
+        named = f"A file of {len(image):,} bytes" if isinstance(image, bytes) else "An open image"
     try:
         if isinstance(image, Image.Image):
             return as_decoded(image)
-        return decode(read_bytes(image), put_off=True)
+        return decode(image if isinstance(image, bytes) else read_bytes(image), put_off=True)
     except FileNotFoundError:
         raise DataError(f"No such image: {image}.") from None
     except DataError as error:
-        raise DataError(f"{image} cannot be read as an image: {error.message}.", hint=error.hint) from None
+        raise DataError(f"{named} cannot be read as an image: {error.message}.", hint=error.hint) from None
     except (OSError, ValueError, SyntaxError) as error:
-        raise DataError(f"{image} cannot be read as an image: {first_line(error)}.") from None
+        raise DataError(f"{named} cannot be read as an image: {first_line(error)}.") from None
 
 
 def fit_image(image: Image.Image, view: View | int) -> np.ndarray:
@@ -147,7 +151,9 @@ def normalise(pixels_BSSC: Tensor, shape: ModelConfig) -> Tensor:
 @cache
 def _mean_and_std(mean: str, std: str, device: torch.device) -> tuple[Tensor, Tensor]:
     """Cached on the device: sending them each step would make it wait."""
-    first, second = (torch.tensor([float(number) for number in text.split()], device=device) for text in (mean, std))
+    given = ([float(number) for number in text.split()] for text in (mean, std))
+    # Kept for the whole process, so whatever a program has as its default precision at this moment must not count.
+    first, second = (torch.tensor(numbers, dtype=torch.float32, device=device) for numbers in given)
     return first * 255, second * 255
 
 

@@ -14,6 +14,8 @@ import torch
 
 PRODUCTS: tuple[Any, ...] = (torch.backends.cuda.matmul, getattr(torch.backends.mkldnn, "matmul"))  # noqa: B009
 """Where torch can be told to round the factors of float32 products, which many programs do for speed."""
+ATTENTION = ("flash", "mem_efficient", "math", "cudnn")
+"""Kernels of attention that a program can forbid torch, on the CPU too; another one rounds otherwise."""
 AUTOCAST = ("cpu", "cuda", "mps", "xpu")
 """Devices on which torch can be told to compute in half precision by itself."""
 
@@ -21,11 +23,12 @@ AUTOCAST = ("cpu", "cuda", "mps", "xpu")
 @contextmanager
 def torch_kept() -> Iterator[None]:
     """Afterwards torch has as many threads as before, and is as deterministic; its default precision is the same, that
-    of float32 products too, and so is whether this thread computes gradients."""
+    of float32 products too, and so is whether this thread computes gradients, and in half precision by itself."""
     threads, how = torch.get_num_threads(), torch.get_deterministic_debug_mode()
     filled = torch.utils.deterministic.fill_uninitialized_memory  # pyright: ignore[reportAttributeAccessIssue]
     dtype, gradients = torch.get_default_dtype(), torch.is_grad_enabled()
-    products = _product_precision()
+    kernels = {name: getattr(torch.backends.cuda, f"{name}_sdp_enabled")() for name in ATTENTION}
+    products, halves = _product_precision(), {kind: torch.is_autocast_enabled(kind) for kind in AUTOCAST}
     try:
         yield
     finally:
@@ -35,12 +38,21 @@ def torch_kept() -> Iterator[None]:
         torch.set_default_dtype(dtype)
         _set_product_precision(*products)
         torch.set_grad_enabled(gradients)
+        _allow_attention(kernels)
+        for kind, enabled in halves.items():
+            torch.set_autocast_enabled(kind, enabled)
 
 
 def compute_in_float32() -> None:
-    """New tensors are float32, and products of float32 are not rounded further."""
+    """New tensors are float32, products of float32 are not rounded further, and attention may take any kernel."""
     torch.set_default_dtype(torch.float32)
     torch.set_float32_matmul_precision("highest")
+    _allow_attention(dict.fromkeys(ATTENTION, True))
+
+
+def _allow_attention(kernels: dict[str, bool]) -> None:
+    for name, allowed in kernels.items():
+        getattr(torch.backends.cuda, f"enable_{name}_sdp")(allowed)
 
 
 def _product_precision() -> tuple[str | None, list[str]]:

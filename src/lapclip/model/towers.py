@@ -188,7 +188,7 @@ def resampling(grid: int, smaller: int, device: torch.device) -> Tensor:
     Kept on the device: a recorded step must not fetch it from elsewhere.
     """
     with torch.inference_mode(False):  # training may use what an evaluation made
-        units = torch.eye(grid * grid).view(grid * grid, 1, grid, grid)
+        units = torch.eye(grid * grid, dtype=torch.float32, device="cpu").view(grid * grid, 1, grid, grid)
         small = F.interpolate(units, (smaller, smaller), mode="bicubic", antialias=True)
         return small.flatten(1).T.contiguous().to(device)
 

@@ -291,7 +291,8 @@ class Run:
             # The folder around the runs may have been moved, and the data that was given to them with it.
             if (name := given_name(str(data.get("source")))) and not os.path.exists(data["source"]):
                 beside = Path(os.path.abspath(self.path)).parent / GIVEN.name / name
-                data["source"] = str(beside) if beside.is_dir() else data["source"]
+                if beside.is_dir():
+                    _move_along(data, beside)
         return values
 
     def ask_to_stop(self) -> None:
@@ -325,6 +326,16 @@ class Run:
     def clear_stop(self) -> None:
         """Forget an earlier request."""
         self._stop.unlink(missing_ok=True)
+
+
+def _move_along(data: dict[str, Any], source: Path) -> None:
+    """Where the folder around the runs was moved, the data that was given to a run lies there, and so do images that
+    were in it."""
+    before, now = Path(data["source"]).parents[2], source.parents[2]
+    data["source"] = str(source)
+    images = Path(str(data.get("pictures") or ""))
+    if images.is_relative_to(before) and not images.exists() and (moved := now / images.relative_to(before)).is_dir():
+        data["pictures"] = str(moved)
 
 
 def given_name(source: str) -> str:

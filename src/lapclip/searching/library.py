@@ -133,7 +133,7 @@ class Library:
 
     def like_image(
         self,
-        image: str | os.PathLike | Image.Image,
+        image: str | os.PathLike | bytes | Image.Image,
         limit: int = 20,
         offset: int = 0,
         since: float | None = None,
