@@ -230,8 +230,10 @@ def write_result(path: Path, content: Mapping[str, Any]) -> None:
 
 def check_writable(path: Path) -> None:
     """Raise ConfigError where a result could not be written, before minutes are spent on it. What is there stays as it
-    is, and where nothing is nothing stays: the command may yet be interrupted."""
+    is, and where nothing is nothing stays: the command may yet be interrupted. Only another result is replaced."""
     there = path.exists()
+    if path.is_file() and path.stat().st_size and not _is_result(path):
+        raise ConfigError(f"{path} is there already, and is no result of lapclip.", hint="--share another.json")
     try:
         if path.is_dir():
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
@@ -240,6 +242,14 @@ def check_writable(path: Path) -> None:
             path.unlink()
     except OSError as error:
         raise _cannot_write(path, error) from None
+
+
+def _is_result(path: Path) -> bool:
+    try:
+        read_result(path)
+    except ConfigError:
+        return False
+    return True
 
 
 def _cannot_write(path: Path, error: OSError) -> ConfigError:

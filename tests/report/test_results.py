@@ -195,6 +195,17 @@ def test_a_person_is_asked(run_with: Make, answer: str) -> None:
     assert ("mine.json" in output) == (answer == "y")
 
 
+def test_a_file_that_is_no_result_is_not_replaced(run_with: Make) -> None:
+    run_with()
+    Path("note.txt").write_text("hello")
+    done = lapclip("report", "--share", "note.txt", "--yes")
+    assert done.returncode == 2
+    assert "no result of lapclip" in done.stderr
+    assert Path("note.txt").read_text() == "hello"
+    for _ in range(2):  # a result is replaced by another
+        assert lapclip("report", "--share", "mine.json", "--yes").returncode == 0
+
+
 def test_a_run_that_was_never_scored_or_goes_on_is_not_shared(run_with: Make) -> None:
     run_with(lambda events: [event for event in events if event["type"] not in ("evaluation", "finished")], "unscored")
     done = lapclip("report", "unscored", "--share", "mine.json", "--yes")
@@ -338,9 +349,10 @@ def test_what_is_no_file_is_refused(here: Path) -> None:
 def test_that_a_file_can_be_written_is_asked_without_leaving_one(tmp_path: Path) -> None:
     check_writable(tmp_path / "new.json")
     assert not list(tmp_path.iterdir())
-    (tmp_path / "mine.json").write_text("mine")
-    check_writable(tmp_path / "mine.json")
-    assert (tmp_path / "mine.json").read_text() == "mine"
+    for text in ("", to_text(sealed(shared()))):
+        (tmp_path / "mine.json").write_text(text)
+        check_writable(tmp_path / "mine.json")
+        assert (tmp_path / "mine.json").read_text() == text
     for path in (tmp_path, tmp_path / "nowhere" / "new.json"):
         with pytest.raises(ConfigError, match="cannot be written"):
             check_writable(path)

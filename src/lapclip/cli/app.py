@@ -101,7 +101,7 @@ def main(arguments: list[str] | None = None) -> None:
     except KeyboardInterrupt as interrupt:
         status = _report(interrupts.exit_status(), str(interrupt) or "Interrupted.", as_json, debug)
     except BrokenPipeError:  # whoever read has gone away, as `| head` does; the rest goes nowhere, without a word
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # stdout, by its number
         status = 0
     except Exception as error:
         fault = error

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from lapclip.cli.output import Common, confirmed, emit, typed
-from lapclip.results import to_text, write_result
+from lapclip.results import check_writable, to_text, write_result
 from lapclip.suggest import command
 from lapclip.text import printable
 
@@ -70,6 +70,7 @@ def _shared(run: str | None, path: Path, yes: bool, common: Common | None) -> di
     """What of a run is to be written for others, shown to whoever is asked; None where they would rather not."""
     from lapclip.commands.share_run import share_run
 
+    check_writable(path)
     content = share_run(run)
     print(f"{printable(path)} will hold this and nothing else:", file=sys.stderr)
     print(to_text(content), end="", file=sys.stderr, flush=True)

@@ -379,7 +379,7 @@ def rank_plot(evaluation: dict[str, Any], scores: dict[str, Any]) -> Plot | None
 
 
 def _with_names(layout: dict[str, Any]) -> dict[str, Any]:
-    """Plotly takes an axis for one of numbers when its first name is one, and then leaves out the bars of the others."""
+    """Plotly takes an axis for one of numbers when its first name is one, and then leaves out the other bars."""
     return {**layout, "xaxis": {**layout.get("xaxis", {}), "type": "category"}}
 
 

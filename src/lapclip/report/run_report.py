@@ -74,7 +74,8 @@ def _happened(view: RunView) -> list[Section]:
             changes += 1  # the charts mark where it was
             texts = [f"change {changes}, after step {count(event.get('step'))}: {message(event)}"]
         if event["type"] not in ("paused", "went_on"):
-            sentences += [text[:1].upper() + text[1:] for text in texts]
+            # The name of a file or a setting stays as it is written.
+            sentences += [text[:1].upper() + text[1:] if text.split(" ")[0].isalpha() else text for text in texts]
     if view.state == "died":
         sentences.append(
             f"It ended without a word after step {count(summary.step)}. Go on: {command('resume', view.name)}"
