@@ -478,7 +478,8 @@ def _path_of(name: str) -> str:
 
 def load_torch(path: str | os.PathLike[str], device: str = "cpu") -> Embedder:
     """The same, for what needs the model in torch; folders exported for another engine are refused."""
-    shape, tensors, tokenizer, towers = read_model(path)
+    with torch.device("cpu"):  # a program may have another default, to which earlier releases of safetensors read
+        shape, tensors, tokenizer, towers = read_model(path)
     networks = {tower: (build_network(spec), spec) for tower, spec in towers.items()}
     # No first values: the saved ones take their place. A foreign network has to run once to be known.
     try:
