@@ -4,7 +4,7 @@
     python benchmarks/steps.py --device cuda [--rows vit-b-16]   # on an accelerator, from source alone
     python benchmarks/steps.py --share steps.json                # also a file for others (docs/results.md)
     python benchmarks/steps.py --apart                           # the peer in a process of its own, set up by nobody
-    python benchmarks/steps.py --profile [--rows mini]           # where our step goes on the CPU; needs no peer
+    python benchmarks/steps.py --profile [--rows mini]           # where our step goes; needs no peer
 
 Rounds are interleaved (ours, peer, ours, peer, ...), so that a machine that drifts drifts for both; medians are shown.
 Both sides get the same pixels and the same ids; the peer's captions are padded to 77, because that is what it does.
@@ -20,9 +20,11 @@ products reach here, divided by the time it took.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import multiprocessing
 import os
+import re
 import statistics
 import sys
 import tempfile
@@ -86,6 +88,17 @@ LARGE_PAGES = "THP_MEM_ALLOC_ENABLE"
 """The variable by which torch asks Linux for large pages; importing lapclip sets it."""
 LARGEST = 6
 """Shapes to time: the smaller ones never run faster."""
+FEWEST_WARM_UP, WARM_UP_SECONDS = 3, 5.0
+"""Steps before a profile, and the seconds that they take at least."""
+KERNEL_KINDS = {
+    "copies": r"memcpy|memset",
+    "attention": r"attention|fmha|flash|cudnn_generated|sdpa",
+    "products": r"gemm|nvjet|cutlass|xmma|splitk|_mm_",
+    "GELU": r"gelu",
+    "norms": r"norm",
+    "optimiser": r"multi_tensor|adam",
+}
+"""Kinds of kernels on an accelerator, and what their names have; the first that fits counts."""
 
 
 def main() -> None:
@@ -228,23 +241,55 @@ def compare(row: Row, device: Device, rounds: int, ways: list[str] | None = None
 
 
 def print_profile(row: Row, device: Device, steps: int) -> None:
-    """Which operations our step spends its time in, by their own time on the CPU. Those that they call count apart."""
+    """Which operations our step spends its time in, by their own time; on an accelerator, which kinds of kernels.
+
+    Operations that others call count apart. A step on an accelerator is compiled but not recorded: a recording is one
+    operation, and replays the same kernels.
+    """
     from torch.profiler import ProfilerActivity, profile
 
-    if not device.is_cpu:
-        sys.exit("A profile is of the CPU alone: a recorded step has no operations of its own.")
-    step, batch, off = our_step(row, device), random_batch(row), Stopwatch(device.synchronise, on=False)
-    for _ in range(2):
-        step(batch, 1, 1e-5, off)()
+    changes = {} if device.is_cpu else {"compile": "compiled"}
+    step, off = our_step(row, device, **changes), Stopwatch(device.synchronise, on=False)
+    take = sending(step, random_batch(row), off)
+    # Memory that a step takes for the first time is slow, and it is a few steps until none of it is.
     began = time.perf_counter()
-    with profile(activities=[ProfilerActivity.CPU]) as found:
-        for _ in range(steps):
-            step(batch, 1, 1e-5, off)()
-    seconds = time.perf_counter() - began
-    spent = sorted(((entry.self_cpu_time_total, entry.key) for entry in found.key_averages()), reverse=True)
-    whole = sum(microseconds for microseconds, _ in spent)
-    shares = "; ".join(f"{name} {microseconds / whole:.1%}" for microseconds, name in spent[:12])
-    print(f"{row.name}, {seconds / steps * 1e3:.1f} ms a step with the profiler: {shares}", flush=True)
+    for taken in itertools.count(1):
+        take()()
+        if taken >= FEWEST_WARM_UP and time.perf_counter() - began > WARM_UP_SECONDS:
+            break
+    activity = ProfilerActivity.CPU if device.is_cpu else ProfilerActivity.CUDA
+    own_time = "self_cpu_time_total" if device.is_cpu else "self_device_time_total"
+    spent: dict[str, float] = {}
+    seconds = 0.0
+    for _ in range(steps):
+        take()()
+        device.synchronise()
+        # What the profiler keeps of a step lies between the tensors' blocks of memory, so that the next step would have
+        # to take new ones, which is slow: each profile is of one step.
+        with profile(activities=[activity]) as found:
+            began = time.perf_counter()
+            take()()
+            device.synchronise()
+            seconds += time.perf_counter() - began
+        for entry in found.key_averages():
+            spent[entry.key] = spent.get(entry.key, 0.0) + getattr(entry, own_time)
+    whole = sum(spent.values())
+    head = f"{row.name}, {seconds / steps * 1e3:.1f} ms a step with the profiler"
+    if not device.is_cpu:
+        kinds: dict[str, float] = {}
+        for name, microseconds in spent.items():
+            kind = next((kind for kind, part in KERNEL_KINDS.items() if re.search(part, name, re.IGNORECASE)), "other")
+            kinds[kind] = kinds.get(kind, 0) + microseconds
+        each = "; ".join(f"{kind} {kinds[kind] / steps / 1e3:.1f} ms" for kind in most_first(kinds))
+        print(f"{head}, kernels {whole / steps / 1e3:.1f} ms: {each}", flush=True)
+        head = "  the longest"
+    shares = "; ".join(f"{name[:90]} {spent[name] / whole:.1%}" for name in most_first(spent)[:12])
+    print(f"{head}: {shares}", flush=True)
+
+
+def most_first(spent: dict[str, float]) -> list[str]:
+    """The names, from the one with the largest value on."""
+    return sorted(spent, key=lambda name: -spent[name])
 
 
 def peers_inputs(row: Row, batch: Batch, place: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
