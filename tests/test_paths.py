@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import threading
@@ -161,6 +162,8 @@ def test_digests(tmp_path: Path) -> None:
     known = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"  # FIPS 180-2
     assert digest_of_bytes(b"abc") == digest_of_file(tmp_path / "file") == known
     assert digest_of_json({"a": 1, "b": [2]}) == digest_of_json({"b": [2], "a": 1}) != digest_of_json({"a": 1})
+    numbered = {2: "two", 16: "sixteen"}
+    assert digest_of_json(numbered) == digest_of_json(json.loads(json.dumps(numbered)))
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="a file with a hole takes a setting there")

@@ -14,6 +14,7 @@ from lapclip.machine.choose_device import default_threads
 from lapclip.machine.cpu import Cpu
 from lapclip.machine.gpus import Cuda
 from lapclip.results import COMPARISON, read_result, sealed, write_result
+from lapclip.training.step import TrainStep
 
 from ..second_device import pretend
 from .made import CPU, cells_of
@@ -71,6 +72,16 @@ def test_a_step_that_fails_is_a_skipped_cell(monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr(compare, "make_step", fails)
     assert compare.measure_cells([CPU], TINY[:1], (1,), 10.0, silent)[0].skipped == "does not run here (RuntimeError)"
+
+
+def test_where_batches_are_sent_ahead_no_step_waits_for_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on CUDA, where training sends the next batch while a step computes; each number of threads begins anew."""
+    sent, send = [], TrainStep.send
+    monkeypatch.setattr(TrainStep, "sends_ahead", True)
+    monkeypatch.setattr(TrainStep, "send", lambda step, batch, number: sent.append(batch) or send(step, batch, number))
+    (cell,) = compare.measure_cells([CPU], TINY[:1], (1,), 10.0, silent)
+    assert cell.ms is not None
+    assert len(sent) == 1
 
 
 def test_a_shared_file_is_read_back_and_names_nobody(tmp_path: Path) -> None:

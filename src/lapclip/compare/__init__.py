@@ -43,6 +43,7 @@ from lapclip.progress import Status
 from lapclip.results import FORMAT
 from lapclip.text import short_duration
 from lapclip.training.cuda_graph import WARM_UP, AnyStep, make_step
+from lapclip.training.feed import ready
 from lapclip.training.memory import SHARE_OF_MEMORY, demands
 from lapclip.tuning.choose_kernels import choose_kernels
 
@@ -220,8 +221,8 @@ def _best_threads(take: Callable[[int], Taken], start: int, most: int, ends: flo
 def _time_steps(step: AnyStep, batch: Batch, device: Device, seconds: float, threads: int) -> Taken:
     """The median seconds of a step, after those that set things up; so many seconds of steps, two at least."""
     prepare_device(device, threads)
-    off = Stopwatch(device.synchronise, on=False)
-    take = functools.partial(timed, lambda: step(batch, 1, 0.0, off)(), device.synchronise)
+    off, handed_over = Stopwatch(device.synchronise, on=False), ready(step, batch, 1)
+    take = functools.partial(timed, lambda: step(handed_over, 1, 0.0, off)(), device.synchronise)
     for _ in range(1 if device.is_cpu else WARM_UP + 2):
         take()
     times: list[float] = []
