@@ -306,8 +306,8 @@ class TrainConfig:
     text_attention: str = setting(AUTO, choices=(AUTO, "fused", "products", "triton"))
     """The same for the text tower."""
     linear: str = setting(AUTO, choices=(AUTO, "torch", "onednn", "triton"))
-    """What computes the linear layers: torch's choice, or oneDNN (CPU); `triton` has our own kernel compute GELU and
-    the gradient of the bias before it (CUDA, half precision)."""
+    """What computes the linear layers: torch's choice, or oneDNN (CPU); `triton` has our own kernels compute
+    GELU and norms, with the gradients of the biases beside them (CUDA, half precision)."""
     recompute: bool = setting(False)
     """Compute blocks again in the backward pass instead of keeping what they computed: less memory, more time."""
     compile: str = setting(AUTO, choices=(AUTO, "none", "compiled", "graph", "compiled-graph"))

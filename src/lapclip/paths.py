@@ -325,7 +325,7 @@ def digest_of_file(path: Path) -> str:
 
 
 def digest_of_json(content: Any) -> str:
-    """SHA-256 of plain data, whatever the order of its keys: the same before it is written as JSON and after it is read."""
+    """SHA-256 of plain data, whatever the order of its keys; the same before it is written as JSON and afterwards."""
     # JSON makes texts of keys that are numbers, which sort otherwise: 2 is before 16, "16" before "2".
     as_read = json.loads(json.dumps(content))
     return digest_of_bytes(json.dumps(as_read, sort_keys=True).encode())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 
 import pytest
@@ -9,7 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lapclip.model.kernels import Compute, attention, has_triton, linear_gelu, projected_attention
+from lapclip.model.block import Block
+from lapclip.model.kernels import Compute, attention, has_triton, linear_gelu, norm_beside, projected_attention
 
 pytestmark = pytest.mark.skipif(
     not (torch.cuda.is_available() and has_triton(torch.device("cuda"), torch.bfloat16)),
@@ -74,6 +76,58 @@ def test_gelu_with_the_gradient_of_the_bias(width: int, rows: int, dtype: torch.
         [(rows, 64), (width, 64), (width,)],
         dtype,
     )
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("rows", [1, 129, 1000])
+@pytest.mark.parametrize("width", [96, 512, 768])
+def test_norm_with_what_goes_past_it_and_the_gradient_of_the_branch_s_bias(
+    width: int, rows: int, dtype: torch.dtype
+) -> None:
+    def run(x: Tensor, weight: Tensor, bias: Tensor, branch_bias: Tensor) -> Tensor:
+        normed, x, learns_bias = norm_beside(x, weight, bias, 1e-5, branch_bias, "triton")
+        assert not learns_bias
+        return x + (3 * normed + branch_bias.detach())
+
+    assert_same(
+        run,
+        lambda x, weight, bias, branch_bias: x + 3 * F.layer_norm(x, (width,), weight, bias) + branch_bias,
+        [(2, rows, width), (width,), (width,), (width,)],
+        dtype,
+    )
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("frozen", ["", "ln_1", "attention.out.bias", "mlp_out"])
+def test_a_block_has_the_gradients_of_the_plain_one(frozen: str, compiled: bool) -> None:
+    """All our kernels at once, in the precision of training: products in bfloat16, norms with weights in float32."""
+    torch.manual_seed(0)
+    block = Block(256, 4, causal=True)
+    block.initialise(2, torch.Generator().manual_seed(0))
+    for name, parameter in block.named_parameters():
+        if parameter.ndim == 1:
+            torch.nn.init.normal_(parameter)
+        parameter.requires_grad_(not (frozen and name.startswith(frozen)))
+    exact = copy.deepcopy(block).double()
+    block.to("cuda")
+    for name, parameter in block.named_parameters():
+        parameter.data = parameter.data if "ln_" in name else parameter.data.bfloat16()
+    for module in block.modules():
+        if hasattr(module, "compute"):
+            setattr(module, "compute", Compute(torch.bfloat16, attention="triton", linear="triton"))  # noqa: B010
+    x, gradient = torch.randn(2, 3, 77, 256).bfloat16().unbind(0)
+    mine, plain = x.cuda().requires_grad_(), x.double().requires_grad_()
+    if compiled:
+        block.compile()
+    got, wanted = block(mine), exact(plain)
+    got.backward(gradient.cuda())
+    wanted.backward(gradient.double())
+    pairs = [(got, wanted), (mine.grad, plain.grad)]
+    for (name, one), other in zip(block.named_parameters(), exact.parameters(), strict=True):
+        assert (one.grad is None) == (not one.requires_grad), name
+        pairs += [(one.grad, other.grad)] if one.requires_grad else []
+    for one, other in pairs:
+        assert (one.cpu().double() - other).norm() <= TOLERANCE[torch.bfloat16] * other.norm()
 
 
 def test_longer_sequences_take_torchs_own_form() -> None:

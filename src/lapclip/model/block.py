@@ -19,6 +19,7 @@ from lapclip.model.kernels import (
     linear,
     linear_gelu,
     merge_heads,
+    norm_beside,
     one_query_attention,
     projected_attention,
     split_heads,
@@ -45,9 +46,11 @@ class Linear(nn.Linear):
     float8: int | None = None
     """Its number in `model/float8.py` where it multiplies in float8."""
 
-    def forward(self, input: Tensor, added: Tensor | None = None) -> Tensor:
-        """What is to be added to the result, if anything, is added on the way."""
-        return linear(input, self.weight, self.bias, self.compute.linear, added, self.float8)
+    def forward(self, input: Tensor, added: Tensor | None = None, *, learns_bias: bool = True) -> Tensor:
+        """What is to be added to the result, if anything, is added on the way. The gradient of the bias may be taken
+        elsewhere."""
+        bias_O = self.bias if learns_bias else self.bias.detach()
+        return linear(input, self.weight, bias_O, self.compute.linear, added, self.float8)
 
     def rows(self, x: Tensor, first: int, last: int) -> Tensor:
         """Some of the outputs alone."""
@@ -57,8 +60,16 @@ class Linear(nn.Linear):
 class LayerNorm(nn.LayerNorm):
     """A norm that takes the precision of its input."""
 
+    compute = Compute()
+
     def forward(self, input: Tensor) -> Tensor:
         return layer_norm(input, self.weight, self.bias, self.eps)
+
+    def beside(self, x_BLD: Tensor, last: nn.Module) -> tuple[Tensor, Tensor, bool]:
+        """The norm of x, which enters a branch; x, which the branch is added to; and whether the last layer of the
+        branch has to take the gradient of its bias itself."""
+        bias_D = last.bias if isinstance(last, Linear) else None
+        return norm_beside(x_BLD, self.weight, self.bias, self.eps, bias_D, self.compute.linear)
 
 
 class Attention(nn.Module):
@@ -72,13 +83,14 @@ class Attention(nn.Module):
         self.qkv = Linear(width, 3 * width)
         self.out = Linear(width, width)
 
-    def forward(self, x_BLD: Tensor, added_BLD: Tensor) -> Tensor:
+    def forward(self, x_BLD: Tensor, added_BLD: Tensor, *, learns_bias: bool = True) -> Tensor:
+        """Added to something. The gradient of the last bias may be taken elsewhere."""
         if isinstance(self.qkv, Linear):
             layer, how = self.qkv, {"causal": self.causal, "float8": self.qkv.float8}
             seen_BLD = projected_attention(x_BLD, layer.weight, layer.bias, self.heads, self.compute, **how)
         else:  # with an addition of low rank
             seen_BLD = attention(self.qkv(x_BLD), self.heads, self.compute.attention, causal=self.causal)
-        return self.out(seen_BLD, added_BLD)
+        return self.out(seen_BLD, added_BLD, learns_bias=learns_bias)
 
     def one_query(self, x_BLD: Tensor, query_BD: Tensor, added_BD: Tensor | None, mask: Tensor | None) -> Tensor:
         """Attention of a single token per sequence over all tokens; the mask is (B, 1, 1, L)."""
@@ -118,8 +130,10 @@ class Block(nn.Module):
         self.activation = ACTIVATIONS[activation]
 
     def forward(self, x_BLD: Tensor) -> Tensor:
-        x_BLD = self.attention(self.ln_1(x_BLD), x_BLD)
-        return self._mlp(self.ln_2(x_BLD), x_BLD)
+        normed_BLD, x_BLD, learns_bias = self.ln_1.beside(x_BLD, self.attention.out)
+        x_BLD = self.attention(normed_BLD, x_BLD, learns_bias=learns_bias)
+        normed_BLD, x_BLD, learns_bias = self.ln_2.beside(x_BLD, self.mlp_out)
+        return self._mlp(normed_BLD, x_BLD, learns_bias=learns_bias)
 
     def initialise(self, depth: int, generator: torch.Generator) -> None:
         """CLIP's initial values: what is added to the residual stream shrinks with the depth of the stack."""
@@ -141,11 +155,14 @@ class Block(nn.Module):
         x_BD = self.attention.one_query(normed_BLD, normed_BLD[rows_B, token_B], x_BLD[rows_B, token_B], mask)
         return self._mlp(self.ln_2(x_BD), x_BD)
 
-    def _mlp(self, x: Tensor, added: Tensor) -> Tensor:
+    def _mlp(self, x: Tensor, added: Tensor, *, learns_bias: bool = True) -> Tensor:
+        """Added to something. The gradient of the last bias may be taken elsewhere."""
         if self.activation is F.gelu:
             layer = self.mlp_in
-            return self.mlp_out(linear_gelu(x, layer.weight, layer.bias, layer.compute.linear, layer.float8), added)
-        return self.mlp_out(self.activation(self.mlp_in(x)), added)
+            hidden = linear_gelu(x, layer.weight, layer.bias, layer.compute.linear, layer.float8)
+        else:
+            hidden = self.activation(self.mlp_in(x))
+        return self.mlp_out(hidden, added, learns_bias=learns_bias)
 
 
 class Transformer(nn.Module):

@@ -37,7 +37,7 @@ class Compute:
     our own kernel for short sequences on CUDA."""
     linear: str = "torch"
     """`torch` takes the library torch prefers; `onednn` asks for oneDNN, which is often faster on AMD processors;
-    `triton` has our own kernel compute GELU, and the gradient of the bias before it, on CUDA."""
+    `triton` has our own kernels compute GELU and norms, with the gradients of biases beside them, on CUDA."""
     recompute: bool = False
     """Compute each block but the last again in the backward pass instead of keeping what it computed."""
 
@@ -68,6 +68,20 @@ def layer_norm(x_BLD: Tensor, weight_D: Tensor, bias_D: Tensor, eps: float) -> T
     if x_BLD.dtype == weight_D.dtype or norms_mixed_dtypes(x_BLD.device):
         return F.layer_norm(x_BLD, weight_D.shape, weight_D, bias_D, eps)
     return F.layer_norm(x_BLD.to(weight_D.dtype), weight_D.shape, weight_D, bias_D, eps).to(x_BLD.dtype)
+
+
+def norm_beside(
+    x_BLD: Tensor, weight_D: Tensor, bias_D: Tensor, eps: float, branch_bias_D: Tensor | None, form: str
+) -> tuple[Tensor, Tensor, bool]:
+    """The norm of x, which enters a branch; x itself, which the branch is added to; and whether the gradient of the
+    branch's last bias is left to the branch. `triton` takes it here: the gradient of a sum is that of both its terms.
+    """
+    if form == "triton" and branch_bias_D is not None and has_triton(x_BLD.device, x_BLD.dtype):
+        from lapclip.model.triton_kernels import WIDEST, Norm
+
+        if x_BLD.shape[-1] <= WIDEST:
+            return *Norm.apply(x_BLD, weight_D, bias_D, branch_bias_D, eps), False  # pyright: ignore[reportReturnType]
+    return layer_norm(x_BLD, weight_D, bias_D, eps), x_BLD, True
 
 
 def linear(

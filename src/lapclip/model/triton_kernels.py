@@ -3,7 +3,8 @@
 Attention of short sequences: one program has a whole head of a sequence, so that nothing is added up between programs;
 queries, keys and values are read where the projection left them, and their gradients are written the same way. The
 gradient of the projection's bias is the sum of those rows, and is summed while they are written: torch would read them
-all once more. GELU does the same for the bias of the layer before it.
+all once more. GELU does the same for the bias of the layer before it, and a norm, backward, for its own weight and bias
+and for the bias of the branch that it leads into.
 
 They take half precision, and compute in float32 between two products. Imported only where Triton is there
 (`machine/choose_device.py`: `runs_triton`).
@@ -28,6 +29,13 @@ HEAD_SIZES = (16, 32, 64)
 LOG2_E = tl.constexpr(1.4426950408889634)
 ROWS, COLUMNS, STEP = 256, 128, 16
 """Of what one program of GELU works on, and how many rows of it at a time."""
+NORM_ROWS = 2
+"""Rows that one program of a norm works on, forward; it has all columns."""
+NORM_PROGRAMS, NORM_STAGES = 1056, 4
+"""Backward, the programs that share all rows, eight for each multiprocessor of an H200; and how many rows of a program
+are on their way at once."""
+WIDEST = 2048
+"""Columns up to which a program of a norm has them all."""
 
 
 @triton.jit
@@ -59,11 +67,36 @@ def _attention_forward(
 
 
 @triton.jit
-def _attention_backward(
-    qkv, out, grad, log_sums, grad_qkv, sums, tokens, scale, HEADS: tl.constexpr, SIZE: tl.constexpr,
-    PADDED: tl.constexpr, KEYS: tl.constexpr, CAUSAL: tl.constexpr
+def _some_keys(
+    base, grad_base, key_at, tokens, query, query_at, grad_out, shared, log_sum, grad_query, key_sum, value_sum, scale,
+    WIDTH: tl.constexpr, SIZE: tl.constexpr, CAUSAL: tl.constexpr
 ):  # fmt: skip
-    """All queries of one head of a sequence, some keys at a time."""
+    """What some keys of a head add to the gradients of its queries; the gradients of keys and values are written."""
+    there = key_at < tokens
+    key_rows = key_at[:, None] * 3 * WIDTH + tl.arange(0, SIZE)[None, :]
+    key = tl.load(base + key_rows + WIDTH, mask=there[:, None], other=0.0)
+    value = tl.load(base + key_rows + 2 * WIDTH, mask=there[:, None], other=0.0)
+    scores = tl.dot(query, tl.trans(key)) * (scale * LOG2_E)
+    allowed = there[None, :]
+    if CAUSAL:
+        allowed = allowed & (key_at[None, :] <= query_at[:, None])
+    weights = tl.where(allowed, tl.exp2(scores - log_sum[:, None]), 0.0)
+    grad_value = tl.dot(tl.trans(weights.to(query.dtype)), grad_out)
+    tl.store(grad_base + key_rows + 2 * WIDTH, grad_value.to(query.dtype), mask=there[:, None])
+    grad_scores = (weights * (tl.dot(grad_out, tl.trans(value)) - shared[:, None])).to(query.dtype)
+    grad_query = tl.dot(grad_scores, key, grad_query)
+    grad_key = tl.dot(tl.trans(grad_scores), query) * scale
+    tl.store(grad_base + key_rows + WIDTH, grad_key.to(query.dtype), mask=there[:, None])
+    return grad_query, key_sum + tl.sum(grad_key, 0), value_sum + tl.sum(grad_value, 0)
+
+
+@triton.jit
+def _attention_backward(
+    qkv, out, grad, log_sums, grad_qkv, sums, tokens, whole, scale, HEADS: tl.constexpr, SIZE: tl.constexpr,
+    PADDED: tl.constexpr, KEYS: tl.constexpr, REST: tl.constexpr, CAUSAL: tl.constexpr
+):  # fmt: skip
+    """All queries of one head of a sequence, KEYS keys at a time as far as there are that many, up to `whole`;
+    those that are left are REST with their padding."""
     head, sequence = tl.program_id(0) % HEADS, (tl.program_id(0) // HEADS).to(tl.int64)
     width: tl.constexpr = HEADS * SIZE
     column, query_at = tl.arange(0, SIZE), tl.arange(0, PADDED)
@@ -80,25 +113,16 @@ def _attention_backward(
     log_sum = tl.load(log_sums + tl.program_id(0) * tokens + query_at, mask=seen, other=float("inf"))
     grad_query = tl.zeros([PADDED, SIZE], tl.float32)
     key_sum, value_sum = tl.zeros([SIZE], tl.float32), tl.zeros([SIZE], tl.float32)
-    for first in range(0, tokens, KEYS):
-        key_at = first + tl.arange(0, KEYS)
-        there = key_at < tokens
-        key_rows = key_at[:, None] * 3 * width + column[None, :]
-        key = tl.load(base + key_rows + width, mask=there[:, None], other=0.0)
-        value = tl.load(base + key_rows + 2 * width, mask=there[:, None], other=0.0)
-        scores = tl.dot(query, tl.trans(key)) * (scale * LOG2_E)
-        allowed = there[None, :]
-        if CAUSAL:
-            allowed = allowed & (key_at[None, :] <= query_at[:, None])
-        weights = tl.where(allowed, tl.exp2(scores - log_sum[:, None]), 0.0)
-        grad_value = tl.dot(tl.trans(weights.to(query.dtype)), grad_out)
-        tl.store(grad_base + key_rows + 2 * width, grad_value.to(query.dtype), mask=there[:, None])
-        grad_scores = (weights * (tl.dot(grad_out, tl.trans(value)) - shared[:, None])).to(query.dtype)
-        grad_query = tl.dot(grad_scores, key, grad_query)
-        grad_key = tl.dot(tl.trans(grad_scores), query) * scale
-        tl.store(grad_base + key_rows + width, grad_key.to(query.dtype), mask=there[:, None])
-        key_sum += tl.sum(grad_key, 0)
-        value_sum += tl.sum(grad_value, 0)
+    for first in range(0, whole, KEYS):
+        grad_query, key_sum, value_sum = _some_keys(
+            base, grad_base, first + tl.arange(0, KEYS), tokens, query, query_at, grad_out, shared, log_sum, grad_query,
+            key_sum, value_sum, scale, width, SIZE, CAUSAL
+        )  # fmt: skip
+    if REST:
+        grad_query, key_sum, value_sum = _some_keys(
+            base, grad_base, whole + tl.arange(0, REST), tokens, query, query_at, grad_out, shared,
+            log_sum, grad_query, key_sum, value_sum, scale, width, SIZE, CAUSAL
+        )  # fmt: skip
     grad_query *= scale
     tl.store(grad_base + rows, grad_query.to(query.dtype), mask=seen[:, None])
     sums_at = sums + sequence * 3 * width + head * SIZE + column
@@ -155,6 +179,61 @@ def _gelu_backward(
         tl.store(grad_x + at, gradient.to(grad_x.dtype.element_ty), mask=here)
         total += gradient
     tl.store(sums + tl.program_id(0) * columns + column, tl.sum(total, 0), mask=inside)
+
+
+@triton.jit
+def _norm_forward(
+    x, weight, bias, out, mean, inverse, rows, columns, epsilon, PADDED: tl.constexpr, ROWS: tl.constexpr
+):  # fmt: skip
+    """Some rows."""
+    column = tl.arange(0, PADDED)
+    inside = column < columns
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    at = row[:, None].to(tl.int64) * columns + column[None, :]
+    here = (row < rows)[:, None] & inside[None, :]
+    value = tl.load(x + at, mask=here, other=0.0).to(tl.float32)
+    middle = tl.sum(value, 1) / columns
+    centred = tl.where(here, value - middle[:, None], 0.0)
+    scale = 1.0 / tl.sqrt(tl.sum(centred * centred, 1) / columns + epsilon)
+    factor = tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
+    added = tl.load(bias + column, mask=inside, other=0.0).to(tl.float32)
+    normed = centred * scale[:, None] * factor[None, :] + added[None, :]
+    tl.store(out + at, normed.to(out.dtype.element_ty), mask=here)
+    tl.store(mean + row, middle, mask=row < rows)
+    tl.store(inverse + row, scale, mask=row < rows)
+
+
+@triton.jit
+def _norm_backward(
+    x, grad, beside, mean, inverse, weight, grad_x, sums, rows, times, columns, PADDED: tl.constexpr,
+    STAGES: tl.constexpr
+):  # fmt: skip
+    """Every row that is a multiple of the number of programs away from this one's first. Their sums go to rows of their
+    own, so that the order of sums is fixed."""
+    column = tl.arange(0, PADDED)
+    inside = column < columns
+    factor = tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
+    of_weight, of_bias = tl.zeros([PADDED], tl.float32), tl.zeros([PADDED], tl.float32)
+    of_branch = tl.zeros([PADDED], tl.float32)
+    for step in tl.range(0, times, num_stages=STAGES):  # the next rows are on their way meanwhile
+        row = (step * tl.num_programs(0) + tl.program_id(0)).to(tl.int64)
+        at, here = row * columns + column, inside & (row < rows)
+        gradient = tl.load(grad + at, mask=here, other=0.0).to(tl.float32)
+        passing = tl.load(beside + at, mask=here, other=0.0).to(tl.float32)
+        value = tl.load(x + at, mask=here, other=0.0).to(tl.float32)
+        scale = tl.load(inverse + row, mask=row < rows, other=0.0)
+        normed = tl.where(here, (value - tl.load(mean + row, mask=row < rows, other=0.0)) * scale, 0.0)
+        scaled = gradient * factor
+        along = tl.sum(scaled * normed, 0) / columns
+        found = scale * (scaled - tl.sum(scaled, 0) / columns - normed * along) + passing
+        tl.store(grad_x + at, found.to(grad_x.dtype.element_ty), mask=here)
+        of_weight += gradient * normed
+        of_bias += gradient
+        of_branch += passing
+    sums_at = sums + tl.program_id(0) * 3 * columns + column
+    tl.store(sums_at, of_weight, mask=inside)
+    tl.store(sums_at + columns, of_bias, mask=inside)
+    tl.store(sums_at + 2 * columns, of_branch, mask=inside)
 
 
 @triton.jit
@@ -219,9 +298,10 @@ def attention_backward(
     qkv_BLC, grad_BLC, size, padded = qkv_BLC.contiguous(), grad_BLC.contiguous(), width // heads, _padded(tokens)
     grad_qkv, sums = torch.empty_like(qkv_BLC), qkv_BLC.new_empty(batch, 3 * width, dtype=torch.float32)
     keys, warps = (min(padded, 32), 4) if padded <= 64 else (64, 8)
+    left = tokens % keys
     _attention_backward[(batch * heads,)](
-        qkv_BLC, out_BLC, grad_BLC, log_sums, grad_qkv, sums, tokens, size**-0.5, heads, size, padded, keys, causal,
-        num_warps=warps,
+        qkv_BLC, out_BLC, grad_BLC, log_sums, grad_qkv, sums, tokens, tokens - left, size**-0.5, heads, size, padded,
+        keys, _padded(left) if left else 0, causal, num_warps=warps,
     )  # fmt: skip
     return grad_qkv, sums
 
@@ -268,6 +348,50 @@ def _(grad: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
     return x.new_empty(x.shape), x.new_empty(blocks, x.shape[-1], dtype=torch.float32)
 
 
+@torch.library.custom_op("lapclip::norm", mutates_args=())
+def norm_forward(x: Tensor, weight_C: Tensor, bias_C: Tensor, epsilon: float) -> tuple[Tensor, Tensor, Tensor]:
+    """A layer norm, the means of its rows, and the inverse of their standard deviations."""
+    x, columns = x.contiguous(), x.shape[-1]
+    rows = x.numel() // columns
+    out, mean, inverse = torch.empty_like(x), *(x.new_empty(rows, dtype=torch.float32) for _ in range(2))
+    _norm_forward[(triton.cdiv(rows, NORM_ROWS),)](
+        x, weight_C, bias_C, out, mean, inverse, rows, columns, epsilon, triton.next_power_of_2(columns), NORM_ROWS,
+        num_warps=4,
+    )  # fmt: skip
+    return out, mean, inverse
+
+
+@norm_forward.register_fake
+def _(x: Tensor, weight_C: Tensor, bias_C: Tensor, epsilon: float) -> tuple[Tensor, Tensor, Tensor]:
+    mean, inverse = (x.new_empty(x.numel() // x.shape[-1], dtype=torch.float32) for _ in range(2))
+    return x.new_empty(x.shape), mean, inverse
+
+
+@torch.library.custom_op("lapclip::norm_backward", mutates_args=())
+def norm_backward(
+    grad: Tensor, beside: Tensor, x: Tensor, mean: Tensor, inverse: Tensor, weight_C: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The gradient of what a norm was given and what went past it, together; and the sums that each program has of the
+    gradients of its weight, of its bias, and of what went past."""
+    grad, beside, x, columns = grad.contiguous(), beside.contiguous(), x.contiguous(), x.shape[-1]
+    rows = x.numel() // columns
+    programs = min(rows, NORM_PROGRAMS)
+    grad_x, sums = torch.empty_like(x), x.new_empty(programs, 3, columns, dtype=torch.float32)
+    _norm_backward[(programs,)](
+        x, grad, beside, mean, inverse, weight_C, grad_x, sums, rows, triton.cdiv(rows, programs), columns,
+        triton.next_power_of_2(columns), NORM_STAGES, num_warps=4,
+    )  # fmt: skip
+    return grad_x, sums
+
+
+@norm_backward.register_fake
+def _(
+    grad: Tensor, beside: Tensor, x: Tensor, mean: Tensor, inverse: Tensor, weight_C: Tensor
+) -> tuple[Tensor, Tensor]:
+    programs = min(x.numel() // x.shape[-1], NORM_PROGRAMS)
+    return x.new_empty(x.shape), x.new_empty(programs, 3, x.shape[-1], dtype=torch.float32)
+
+
 class ShortAttention(torch.autograd.Function):
     """Multi-head self-attention of queries, keys and values, (B, L, 3 H D).
 
@@ -302,3 +426,40 @@ class Gelu(torch.autograd.Function):
         (x,) = ctx.saved_tensors
         grad_x, sums = gelu_backward(grad, x)
         return grad_x, sums.sum(0).to(ctx.bias_dtype) if ctx.needs_input_grad[1] else None
+
+
+class Norm(torch.autograd.Function):
+    """A layer norm that leads into a branch, and what goes past it, to which the branch is added.
+
+    The gradient of what goes past is that of the branch's result too, so the gradient of the branch's last bias, which
+    is added without one, is taken here.
+    """
+
+    @staticmethod
+    def forward(
+        ctx, x: Tensor, weight_C: Tensor, bias_C: Tensor, branch_bias_C: Tensor, epsilon: float
+    ) -> tuple[Tensor, Tensor]:
+        if torch.compiler.is_compiling():  # a compiler computes it together with the sum that x is
+            normed, mean, inverse = torch.native_layer_norm(
+                x.float(), weight_C.shape, weight_C.float(), bias_C.float(), epsilon
+            )
+            normed = normed.to(x.dtype)
+        else:
+            normed, mean, inverse = norm_forward(x, weight_C, bias_C, epsilon)
+        ctx.save_for_backward(x, mean, inverse, weight_C)
+        ctx.bias_dtype, ctx.branch_dtype = bias_C.dtype, branch_bias_C.dtype
+        return normed, x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, grad: Tensor, beside: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        x, mean, inverse, weight_C = ctx.saved_tensors
+        grad_x, sums = norm_backward(grad, beside, x, mean, inverse, weight_C)
+        of_weight, of_bias, of_branch = sums.sum(0).unbind(0)
+        _, weight, bias, branch, _ = ctx.needs_input_grad
+        return (
+            grad_x,
+            of_weight.to(weight_C.dtype) if weight else None,
+            of_bias.to(ctx.bias_dtype) if bias else None,
+            of_branch.to(ctx.branch_dtype) if branch else None,
+            None,
+        )

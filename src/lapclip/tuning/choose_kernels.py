@@ -19,7 +19,7 @@ from lapclip.errors import ConfigError, first_line
 from lapclip.machine.device import DTYPES, Device
 from lapclip.machine.device_pair import DevicePair
 from lapclip.machine.timing import WORTH, in_turns
-from lapclip.model.kernels import attention, has_onednn, has_triton, linear, linear_gelu
+from lapclip.model.kernels import attention, has_onednn, has_triton, linear, linear_gelu, norm_beside
 from lapclip.paths import CacheFile
 
 CACHE = CacheFile("kernels.json")
@@ -173,11 +173,11 @@ def _attention(sizes: Sizes, *, causal: bool) -> Operation:
 
 
 def _linear(towers: tuple[Sizes, ...], *, all_layers: bool) -> Operation:
-    """The layers of a block, or the one before GELU alone, where forms differ in nothing else: the products of the
-    others would hide the difference."""
+    """The layers of a block, or the one before GELU and a norm alone, where forms differ in nothing else: the products
+    of the others would hide the difference."""
 
     def make(batch: int, device: torch.device, dtype: torch.dtype) -> Run:
-        layers = [
+        layers: list[tuple[Callable[..., Tensor], list[Tensor]]] = [
             (
                 layer,
                 [
@@ -195,18 +195,36 @@ def _linear(towers: tuple[Sizes, ...], *, all_layers: bool) -> Operation:
             if all_layers or layer is linear_gelu
         ]
 
+        if not all_layers:
+            layers += [
+                (
+                    _norm_and_sum,
+                    [_numbers((batch, sizes.tokens, sizes.width), device, dtype)]
+                    + [_numbers((sizes.width,), device, torch.float32) for _ in range(3)],
+                )
+                for sizes in towers
+            ]
+
         def run(form: str) -> list[Tensor]:
             results = []
-            for layer, (x, weight_OI, bias_O) in layers:
-                x.grad = weight_OI.grad = bias_O.grad = None
-                y = layer(x, weight_OI, bias_O, form)
+            for layer, inputs in layers:
+                for part in inputs:
+                    part.grad = None
+                y = layer(*inputs, form)
                 y.backward(y.detach())
-                results += _results(y, x, weight_OI, bias_O)
+                results += _results(y, *inputs)
             return results
 
         return run
 
     return make
+
+
+def _norm_and_sum(x: Tensor, weight_D: Tensor, bias_D: Tensor, branch_bias_D: Tensor, form: str) -> Tensor:
+    """A norm as blocks have it, its branch being a bias alone."""
+    normed, x, learns_bias = norm_beside(x, weight_D, bias_D, 1e-5, branch_bias_D, form)
+    branch_bias_D = branch_bias_D if learns_bias else branch_bias_D.detach()
+    return x + (normed + branch_bias_D.to(x.dtype))
 
 
 def _numbers(shape: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> Tensor:
