@@ -17,6 +17,8 @@ from lapclip.model.kernels import (
     layer_norm,
     linear,
     linear_gelu,
+    mlp,
+    norm_beside,
     one_query_attention,
 )
 from lapclip.tuning.choose_kernels import forms_here
@@ -124,6 +126,55 @@ def test_linear_gelu(form: str) -> None:
         [draw(3, 5, 32), draw(64, 32), draw(64)],
         torch.float32,
     )
+
+
+def plain_mlp(
+    x: Tensor, added: Tensor, weight_in: Tensor, bias_in: Tensor, weight_out: Tensor, bias_out: Tensor
+) -> Tensor:
+    hidden = torch.nn.functional.gelu(x @ weight_in.T + bias_in)
+    return added + hidden @ weight_out.T + bias_out
+
+
+MLP = [(3, 5, 32), (3, 5, 32), (64, 32), (64,), (32, 64), (32,)]
+"""The shapes of what an MLP is given."""
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("form", LINEAR)
+def test_mlp(form: str, dtype: torch.dtype) -> None:
+    assert_same(
+        lambda x, added, *layers: mlp(x, *layers, added, form),
+        plain_mlp,
+        [draw(*shape) for shape in MLP],
+        dtype,
+    )
+
+
+@pytest.mark.parametrize("form", LINEAR)
+@pytest.mark.parametrize("frozen", range(6))
+def test_mlp_gives_what_learns_its_gradient_and_keeps_no_activation(frozen: int, form: str) -> None:
+    mine = [draw(*shape).float().requires_grad_(at != frozen) for at, shape in enumerate(MLP)]
+    exact = [part.detach().double().requires_grad_(part.requires_grad) for part in mine]
+    saved: list[Tensor] = []
+    x, added, *layers = mine
+    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: saved.append(tensor) or tensor, lambda tensor: tensor):
+        got = mlp(x, *layers, added, form)
+    assert [tensor.shape for tensor in saved].count((15, 64)) == 1
+    got.sum().backward()
+    plain_mlp(*exact).sum().backward()
+    for at, (one, other) in enumerate(zip(mine, exact, strict=True)):
+        assert (one.grad is None) == (at == frozen)
+        if one.grad is not None and other.grad is not None:
+            assert_close(one.grad, other.grad, torch.float32)
+
+
+@pytest.mark.parametrize("form", LINEAR)
+def test_a_norm_leaves_the_gradient_of_a_bias_to_the_branch_where_no_kernel_of_ours_takes_it(form: str) -> None:
+    x, weight, bias = draw(3, 5, 32).float(), draw(32).float(), draw(32).float()
+    normed, beside, learns_bias = norm_beside(x, weight, bias, 1e-5, bias, form)
+    assert learns_bias
+    assert beside is x
+    assert torch.equal(normed, layer_norm(x, weight, bias, 1e-5))
 
 
 def test_forms_are_really_different_code() -> None:

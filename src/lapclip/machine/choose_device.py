@@ -216,6 +216,11 @@ def runs_onednn(device: torch.device) -> bool:
     return KINDS.get(device.type, Device).runs_onednn
 
 
+def computes_gelu_again(device: torch.device) -> bool:
+    """Whether the backward pass computes GELU again sooner than it reads what the forward pass would have to keep."""
+    return KINDS.get(device.type, Device).computes_gelu_again
+
+
 def runs_triton(device: torch.device) -> bool:
     """Whether kernels written in Triton can be compiled for it here."""
     return KINDS.get(device.type, Device).runs_triton

@@ -14,11 +14,13 @@ from lapclip.machine.choose_device import trusts_one_query_without_keys
 from lapclip.model.kernels import (
     Compute,
     attention,
+    fits_mlp,
     is_exported,
     layer_norm,
     linear,
     linear_gelu,
     merge_heads,
+    mlp,
     norm_beside,
     one_query_attention,
     projected_attention,
@@ -157,12 +159,14 @@ class Block(nn.Module):
 
     def _mlp(self, x: Tensor, added: Tensor, *, learns_bias: bool = True) -> Tensor:
         """Added to something. The gradient of the last bias may be taken elsewhere."""
+        layer, last = self.mlp_in, self.mlp_out
+        if self.activation is F.gelu and learns_bias and layer.float8 is None and fits_mlp(x.device):
+            return mlp(x, layer.weight, layer.bias, last.weight, last.bias, added, layer.compute.linear)
         if self.activation is F.gelu:
-            layer = self.mlp_in
             hidden = linear_gelu(x, layer.weight, layer.bias, layer.compute.linear, layer.float8)
         else:
-            hidden = self.activation(self.mlp_in(x))
-        return self.mlp_out(hidden, added, learns_bias=learns_bias)
+            hidden = self.activation(layer(x))
+        return last(hidden, added, learns_bias=learns_bias)
 
 
 class Transformer(nn.Module):

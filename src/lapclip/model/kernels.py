@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from lapclip.machine.choose_device import (
+    computes_gelu_again,
     norms_mixed_dtypes,
     ready_for_attention,
     runs_onednn,
@@ -116,6 +117,20 @@ def linear_gelu(x: Tensor, weight_OI: Tensor, bias_O: Tensor, form: str, float8:
     return F.gelu(linear(x, weight_OI, bias_O, form, float8=float8))
 
 
+def mlp(
+    x: Tensor, weight_HI: Tensor, bias_H: Tensor, weight_OH: Tensor, bias_O: Tensor, added: Tensor, form: str
+) -> Tensor:
+    """Two linear layers with GELU between them, added to something; for devices that compute GELU again (`fits_mlp`).
+    H is the width inside."""
+    form = "onednn" if form == "onednn" and has_onednn(x.device, x.dtype) else "torch"
+    return _Mlp.apply(x, weight_HI, bias_H, weight_OH, bias_O, added.to(x.dtype), form)  # pyright: ignore[reportReturnType]
+
+
+def fits_mlp(device: torch.device) -> bool:
+    """Whether `mlp` is the way to compute one there. Compilers and exports are to look inside."""
+    return not torch.compiler.is_compiling() and not is_exported() and computes_gelu_again(device)
+
+
 def projected_attention(
     x_BLD: Tensor,
     weight: Tensor,
@@ -212,14 +227,67 @@ class _OneDnnLinear(torch.autograd.Function):
     def backward(ctx, grad: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         x_NI, weight_OI = ctx.saved_tensors
         grad_NO = grad.reshape(-1, grad.shape[-1])
-        grad_x = grad_weight = grad_bias = None
-        if ctx.needs_input_grad[0]:
-            grad_x = _onednn_product(grad_NO, weight_OI.T).view(ctx.x_shape)
-        if ctx.needs_input_grad[1]:
-            grad_weight = _weight_gradient(x_NI, grad_NO).to(ctx.weight_dtype)
-        if ctx.needs_input_grad[2]:
-            grad_bias = grad_NO.sum(0, dtype=ctx.weight_dtype)
-        return grad_x, grad_weight, grad_bias, grad if ctx.needs_input_grad[3] else None
+        wants_x, wants_weight, wants_bias, wants_added = ctx.needs_input_grad
+        return (
+            _onednn_product(grad_NO, weight_OI.T).view(ctx.x_shape) if wants_x else None,
+            _weight_gradient(x_NI, grad_NO, "onednn").to(ctx.weight_dtype) if wants_weight else None,
+            grad_NO.sum(0, dtype=ctx.weight_dtype) if wants_bias else None,
+            grad if wants_added else None,
+        )
+
+
+class _Mlp(torch.autograd.Function):
+    """Two linear layers with GELU between them, added to something.
+
+    What GELU made is not kept: to write it into memory and to read it back takes longer than to compute it again from
+    its input, which has to be read in any case. Backward, GELU's gradient is written over the one it is made from.
+    """
+
+    @staticmethod
+    def forward(
+        ctx,
+        x: Tensor,
+        weight_HI: Tensor,
+        bias_H: Tensor,
+        weight_OH: Tensor,
+        bias_O: Tensor,
+        added: Tensor,
+        form: str,
+    ) -> Tensor:
+        x_NI, added_NO = x.reshape(-1, x.shape[-1]), added.reshape(-1, added.shape[-1])
+        rounded_HI, rounded_OH = weight_HI.to(x.dtype), weight_OH.to(x.dtype)
+        inner_NH = _product(x_NI, rounded_HI.T, form, bias_H.to(x.dtype))
+        ctx.save_for_backward(x_NI, inner_NH, rounded_HI, rounded_OH)
+        ctx.form, ctx.x_shape, ctx.weight_dtypes = form, x.shape, (weight_HI.dtype, weight_OH.dtype)
+        return _product(F.gelu(inner_NH), rounded_OH.T, form, bias_O.to(x.dtype), added_NO).view(added.shape)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        x_NI, inner_NH, weight_HI, weight_OH = ctx.saved_tensors
+        form, (in_dtype, out_dtype) = ctx.form, ctx.weight_dtypes
+        grad_NO = grad.reshape(-1, grad.shape[-1])
+        x, weight_in, bias_in, weight_out, bias_out, added, _ = ctx.needs_input_grad
+        out_weight = _weight_gradient(F.gelu(inner_NH), grad_NO, form).to(out_dtype) if weight_out else None
+        out_bias = grad_NO.sum(0, dtype=out_dtype) if bias_out else None
+        grad_x = in_weight = in_bias = None
+        if x or weight_in or bias_in:
+            grad_NH = _product(grad_NO, weight_OH, form)
+            torch.ops.aten.gelu_backward.grad_input(grad_NH, inner_NH, grad_input=grad_NH)
+            grad_x = _product(grad_NH, weight_HI, form).view(ctx.x_shape) if x else None
+            in_weight = _weight_gradient(x_NI, grad_NH, form).to(in_dtype) if weight_in else None
+            in_bias = grad_NH.sum(0, dtype=in_dtype) if bias_in else None
+        return grad_x, in_weight, in_bias, out_weight, out_bias, grad if added else None, None
+
+
+def _product(
+    left_NK: Tensor, right_KM: Tensor, form: str, bias_M: Tensor | None = None, added_NM: Tensor | None = None
+) -> Tensor:
+    """left times right, plus what is to be added."""
+    if form == "onednn":
+        return _onednn_product(left_NK, right_KM.T, bias_M, added_NM)
+    found_NM = F.linear(left_NK, right_KM.T, bias_M)
+    return found_NM if added_NM is None else found_NM.add_(added_NM)
 
 
 def _onednn_product(
@@ -231,10 +299,10 @@ def _onednn_product(
     return torch.ops.mkldnn._linear_pointwise(left_NK, right_MK, bias_M, "none", [], "")
 
 
-def _weight_gradient(x_NI: Tensor, grad_NO: Tensor) -> Tensor:
+def _weight_gradient(x_NI: Tensor, grad_NO: Tensor, form: str) -> Tensor:
     """(O, I). oneDNN is quick when the result is wide, so that way round, and not when it is square."""
     inputs, outputs = x_NI.shape[1], grad_NO.shape[1]
-    if x_NI.dtype != torch.float32 or inputs == outputs:
+    if form != "onednn" or x_NI.dtype != torch.float32 or inputs == outputs:
         return grad_NO.T @ x_NI
     if inputs > outputs:
         return _onednn_product(grad_NO.T, x_NI.T)

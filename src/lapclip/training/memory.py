@@ -163,6 +163,7 @@ def _text_bytes(model: ModelConfig, train: TrainConfig, caption_tokens: int) -> 
         model.text_heads,
         model.text_hidden,
         train.text_attention,
+        model.text_activation or model.activation,
         train,
     )
 
@@ -180,6 +181,7 @@ def _image_bytes(model: ModelConfig, train: TrainConfig, *, cheap: bool) -> int:
         model.image_heads,
         model.image_hidden,
         train.image_attention,
+        model.activation,
         train,
         pooled=model.architecture == "clip",
     )
@@ -204,6 +206,7 @@ def _tower_bytes(
     heads: int,
     hidden: int,
     attention: str,
+    activation: str,
     train: TrainConfig,
     *,
     pooled: bool = True,
@@ -211,12 +214,14 @@ def _tower_bytes(
     """What the blocks keep, and the largest results of the backward pass beside them.
 
     A block keeps 8 widths a token: the inputs of its two norms (1 each), of the projection of queries, keys and values
-    (1), these (3), the input of the output projection (1) and of the MLP (1); and the MLP's hidden layer before and
-    after its activation. The last block runs for one token, and keeps 2: the norm's input and output; 4 with additions
-    of low rank, which need keys and values. 4 counts. Where it runs for all, a head comes after it that keeps as much.
+    (1), these (3), the input of the output projection (1) and of the MLP (1); and the MLP's hidden layer before its
+    activation, and after it unless that is computed again. The last block runs for one token, and keeps 2: the norm's
+    input and output; 4 with additions of low rank, which need keys and values. 4 counts. Where it runs for all, a head
+    comes after it that keeps as much.
     """
     layers += not pooled
-    block = 8 * width + 2 * hidden
+    again = activation == "gelu" and _on_cpu(train) and "compiled" not in train.compile
+    block = 8 * width + (1 if again else 2) * hidden
     if _size(train) == 2 and not _on_cpu(train):
         block += 2 * width  # the inputs of the norms, which accelerators take in float32
     if attention == "products":

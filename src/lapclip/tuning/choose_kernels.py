@@ -19,7 +19,7 @@ from lapclip.errors import ConfigError, first_line
 from lapclip.machine.device import DTYPES, Device
 from lapclip.machine.device_pair import DevicePair
 from lapclip.machine.timing import WORTH, in_turns
-from lapclip.model.kernels import attention, has_onednn, has_triton, linear, linear_gelu, norm_beside
+from lapclip.model.kernels import attention, has_onednn, has_triton, linear, linear_gelu, mlp, norm_beside
 from lapclip.paths import CacheFile
 
 CACHE = CacheFile("kernels.json")
@@ -173,37 +173,25 @@ def _attention(sizes: Sizes, *, causal: bool) -> Operation:
 
 
 def _linear(towers: tuple[Sizes, ...], *, all_layers: bool) -> Operation:
-    """The layers of a block, or the one before GELU and a norm alone, where forms differ in nothing else: the products
-    of the others would hide the difference."""
+    """The layers of a block, or what lies between their products alone, where forms differ in nothing else: products
+    would hide the difference."""
 
     def make(batch: int, device: torch.device, dtype: torch.dtype) -> Run:
-        layers: list[tuple[Callable[..., Tensor], list[Tensor]]] = [
-            (
-                layer,
-                [
-                    _numbers(shape, device, dtype)
-                    for shape in ((batch, sizes.tokens, inputs), (outputs, inputs), (outputs,))
-                ],
-            )
-            for sizes in towers
-            for layer, inputs, outputs in (
-                (linear, sizes.width, 3 * sizes.width),
-                (linear, sizes.width, sizes.width),
-                (linear_gelu, sizes.width, sizes.hidden),
-                (linear, sizes.hidden, sizes.width),
-            )
-            if all_layers or layer is linear_gelu
-        ]
-
-        if not all_layers:
+        layers: list[tuple[Callable[..., Tensor], list[Tensor]]] = []
+        for sizes in towers:
+            width, hidden, rows = sizes.width, sizes.hidden, (batch, sizes.tokens)
+            projection = [(*rows, width), (3 * width, width), (3 * width,)]
+            out = [(*rows, width), (width, width), (width,), (*rows, width)]
+            inside = [(*rows, width), (hidden, width), (hidden,)]
+            both = [*inside, (width, hidden), (width,), (*rows, width)]
+            of_block = [(linear, projection), (_linear_added, out), (mlp, both)]
             layers += [
-                (
-                    _norm_and_sum,
-                    [_numbers((batch, sizes.tokens, sizes.width), device, dtype)]
-                    + [_numbers((sizes.width,), device, torch.float32) for _ in range(3)],
-                )
-                for sizes in towers
+                (layer, [_numbers(shape, device, dtype) for shape in shapes])
+                for layer, shapes in (of_block if all_layers else [(linear_gelu, inside)])
             ]
+            if not all_layers:
+                of_norm = [_numbers((width,), device, torch.float32) for _ in range(3)]
+                layers.append((_norm_and_sum, [_numbers((*rows, width), device, dtype), *of_norm]))
 
         def run(form: str) -> list[Tensor]:
             results = []
@@ -218,6 +206,10 @@ def _linear(towers: tuple[Sizes, ...], *, all_layers: bool) -> Operation:
         return run
 
     return make
+
+
+def _linear_added(x: Tensor, weight_OI: Tensor, bias_O: Tensor, added: Tensor, form: str) -> Tensor:
+    return linear(x, weight_OI, bias_O, form, added)
 
 
 def _norm_and_sum(x: Tensor, weight_D: Tensor, bias_D: Tensor, branch_bias_D: Tensor, form: str) -> Tensor:
