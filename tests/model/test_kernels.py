@@ -143,7 +143,7 @@ MLP = [(3, 5, 32), (3, 5, 32), (64, 32), (64,), (32, 64), (32,)]
 @pytest.mark.parametrize("form", LINEAR)
 def test_mlp(form: str, dtype: torch.dtype) -> None:
     assert_same(
-        lambda x, added, *layers: mlp(x, *layers, added, form),
+        lambda x, added, *layers: mlp(x, *layers, added=added, form=form),
         plain_mlp,
         [draw(*shape) for shape in MLP],
         dtype,
@@ -158,8 +158,8 @@ def test_mlp_gives_what_learns_its_gradient_and_keeps_no_activation(frozen: int,
     saved: list[Tensor] = []
     x, added, *layers = mine
     with torch.autograd.graph.saved_tensors_hooks(lambda tensor: saved.append(tensor) or tensor, lambda tensor: tensor):
-        got = mlp(x, *layers, added, form)
-    assert [tensor.shape for tensor in saved].count((15, 64)) == 1
+        got = mlp(x, *layers, added=added, form=form)
+    assert sum(tuple(tensor.shape) == (15, 64) for tensor in saved) == 1
     got.sum().backward()
     plain_mlp(*exact).sum().backward()
     for at, (one, other) in enumerate(zip(mine, exact, strict=True)):
