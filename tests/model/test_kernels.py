@@ -18,8 +18,8 @@ from lapclip.model.kernels import (
     linear,
     linear_gelu,
     mlp,
-    norm_beside,
     one_query_attention,
+    residual_norm,
 )
 from lapclip.tuning.choose_kernels import forms_here
 
@@ -168,11 +168,19 @@ def test_mlp_gives_what_learns_its_gradient_and_keeps_no_activation(frozen: int,
             assert_close(one.grad, other.grad, torch.float32)
 
 
-@pytest.mark.parametrize("form", LINEAR)
+def test_a_block_keeps_its_hidden_layer_once() -> None:
+    block, saved = Block(32, 2, causal=False), list[tuple[int, ...]]()
+    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: saved.append(tuple(tensor.shape)), lambda _: None):
+        block(draw(3, 5, 32).float())
+    assert saved.count((15, 128)) == 1
+    assert (3, 5, 128) not in saved
+
+
+@pytest.mark.parametrize("form", [*LINEAR, "triton"])
 def test_a_norm_leaves_the_gradient_of_a_bias_to_the_branch_where_no_kernel_of_ours_takes_it(form: str) -> None:
     x, weight, bias = draw(3, 5, 32).float(), draw(32).float(), draw(32).float()
-    normed, beside, learns_bias = norm_beside(x, weight, bias, 1e-5, bias, form)
-    assert learns_bias
+    normed, beside, takes_bias_gradient = residual_norm(x, weight, bias, 1e-5, bias, form)
+    assert takes_bias_gradient
     assert beside is x
     assert torch.equal(normed, layer_norm(x, weight, bias, 1e-5))
 

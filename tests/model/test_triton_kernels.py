@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lapclip.model.block import Block
-from lapclip.model.kernels import Compute, attention, has_triton, linear_gelu, norm_beside, projected_attention
+from lapclip.model.kernels import Compute, attention, has_triton, linear_gelu, projected_attention, residual_norm
 
 pytestmark = pytest.mark.skipif(
     not (torch.cuda.is_available() and has_triton(torch.device("cuda"), torch.bfloat16)),
@@ -48,7 +48,8 @@ def plain_attention(qkv: Tensor, heads: int, causal: bool) -> Tensor:
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize(("tokens", "heads", "size"), [(2, 2, 32), (17, 4, 32), (24, 8, 64), (50, 12, 64), (64, 2, 16),
-                                                       (77, 8, 64), (197, 12, 64), (256, 2, 64)])  # fmt: skip
+                                                       (77, 8, 64), (90, 2, 64), (100, 2, 32), (197, 12, 64),
+                                                       (256, 2, 64)])  # fmt: skip
 def test_attention(tokens: int, heads: int, size: int, causal: bool, dtype: torch.dtype) -> None:
     width = heads * size
     assert_same(
@@ -80,13 +81,13 @@ def test_gelu_with_the_gradient_of_the_bias(width: int, rows: int, dtype: torch.
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @pytest.mark.parametrize("rows", [1, 129, 1000])
-@pytest.mark.parametrize("width", [96, 512, 768])
+@pytest.mark.parametrize("width", [96, 512, 768, 1664, 2048])
 def test_norm_with_what_goes_past_it_and_the_gradient_of_the_branch_s_bias(
     width: int, rows: int, dtype: torch.dtype
 ) -> None:
     def run(x: Tensor, weight: Tensor, bias: Tensor, branch_bias: Tensor) -> Tensor:
-        normed, x, learns_bias = norm_beside(x, weight, bias, 1e-5, branch_bias, "triton")
-        assert not learns_bias
+        normed, x, takes_bias_gradient = residual_norm(x, weight, bias, 1e-5, branch_bias, "triton")
+        assert not takes_bias_gradient
         return x + (3 * normed + branch_bias.detach())
 
     assert_same(

@@ -216,9 +216,9 @@ def runs_onednn(device: torch.device) -> bool:
     return KINDS.get(device.type, Device).runs_onednn
 
 
-def computes_gelu_again(device: torch.device) -> bool:
+def recomputes_gelu(device: torch.device) -> bool:
     """Whether the backward pass computes GELU again sooner than it reads what the forward pass would have to keep."""
-    return KINDS.get(device.type, Device).computes_gelu_again
+    return KINDS.get(device.type, Device).recomputes_gelu
 
 
 def runs_triton(device: torch.device) -> bool:

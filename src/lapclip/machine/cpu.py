@@ -22,7 +22,7 @@ class Cpu(Device):
     is_deterministic = True
     norms_mixed_dtypes = True
     runs_onednn = True
-    computes_gelu_again = True  # cores that share a memory wait for it
+    recomputes_gelu = True  # cores that share a memory wait for it
 
     def examine(self, *precisions: str) -> list[canary.Result]:
         """Nothing: the CPU is trusted, and the canary compares with it."""

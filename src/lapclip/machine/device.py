@@ -80,7 +80,7 @@ class Device(ABC):
     """Whether layer norm takes half-precision inputs with float32 weights, and sums in float32 itself."""
     runs_onednn: ClassVar[bool] = False
     """Whether oneDNN's kernels compute there, in builds of torch that carry the library."""
-    computes_gelu_again: ClassVar[bool] = False
+    recomputes_gelu: ClassVar[bool] = False
     """Whether the backward pass computes GELU again sooner than it reads what the forward pass would have to keep."""
     multiplies_float8: ClassVar[bool] = False
     """Whether products in float8 can be had."""

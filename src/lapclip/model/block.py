@@ -14,16 +14,14 @@ from lapclip.machine.choose_device import trusts_one_query_without_keys
 from lapclip.model.kernels import (
     Compute,
     attention,
-    fits_mlp,
     is_exported,
     layer_norm,
     linear,
-    linear_gelu,
     merge_heads,
     mlp,
-    norm_beside,
     one_query_attention,
     projected_attention,
+    residual_norm,
     split_heads,
 )
 
@@ -48,10 +46,10 @@ class Linear(nn.Linear):
     float8: int | None = None
     """Its number in `model/float8.py` where it multiplies in float8."""
 
-    def forward(self, input: Tensor, added: Tensor | None = None, *, learns_bias: bool = True) -> Tensor:
+    def forward(self, input: Tensor, added: Tensor | None = None, *, takes_bias_gradient: bool = True) -> Tensor:
         """What is to be added to the result, if anything, is added on the way. The gradient of the bias may be taken
         elsewhere."""
-        bias_O = self.bias if learns_bias else self.bias.detach()
+        bias_O = self.bias if takes_bias_gradient else self.bias.detach()
         return linear(input, self.weight, bias_O, self.compute.linear, added, self.float8)
 
     def rows(self, x: Tensor, first: int, last: int) -> Tensor:
@@ -67,11 +65,11 @@ class LayerNorm(nn.LayerNorm):
     def forward(self, input: Tensor) -> Tensor:
         return layer_norm(input, self.weight, self.bias, self.eps)
 
-    def beside(self, x_BLD: Tensor, last: nn.Module) -> tuple[Tensor, Tensor, bool]:
-        """The norm of x, which enters a branch; x, which the branch is added to; and whether the last layer of the
-        branch has to take the gradient of its bias itself."""
+    def with_residual(self, x_BLD: Tensor, last: nn.Module) -> tuple[Tensor, Tensor, bool]:
+        """The norm of x, which enters a branch; x, the residual that the branch is added to; and whether the last layer
+        of the branch takes the gradient of its bias."""
         bias_D = last.bias if isinstance(last, Linear) else None
-        return norm_beside(x_BLD, self.weight, self.bias, self.eps, bias_D, self.compute.linear)
+        return residual_norm(x_BLD, self.weight, self.bias, self.eps, bias_D, self.compute.linear)
 
 
 class Attention(nn.Module):
@@ -85,14 +83,14 @@ class Attention(nn.Module):
         self.qkv = Linear(width, 3 * width)
         self.out = Linear(width, width)
 
-    def forward(self, x_BLD: Tensor, added_BLD: Tensor, *, learns_bias: bool = True) -> Tensor:
-        """Added to something. The gradient of the last bias may be taken elsewhere."""
+    def forward(self, x_BLD: Tensor, added_BLD: Tensor, *, takes_bias_gradient: bool = True) -> Tensor:
+        """What the tokens see plus the residual. The gradient of the last bias may be taken elsewhere."""
         if isinstance(self.qkv, Linear):
             layer, how = self.qkv, {"causal": self.causal, "float8": self.qkv.float8}
             seen_BLD = projected_attention(x_BLD, layer.weight, layer.bias, self.heads, self.compute, **how)
         else:  # with an addition of low rank
             seen_BLD = attention(self.qkv(x_BLD), self.heads, self.compute.attention, causal=self.causal)
-        return self.out(seen_BLD, added_BLD, learns_bias=learns_bias)
+        return self.out(seen_BLD, added_BLD, takes_bias_gradient=takes_bias_gradient)
 
     def one_query(self, x_BLD: Tensor, query_BD: Tensor, added_BD: Tensor | None, mask: Tensor | None) -> Tensor:
         """Attention of a single token per sequence over all tokens; the mask is (B, 1, 1, L)."""
@@ -132,10 +130,10 @@ class Block(nn.Module):
         self.activation = ACTIVATIONS[activation]
 
     def forward(self, x_BLD: Tensor) -> Tensor:
-        normed_BLD, x_BLD, learns_bias = self.ln_1.beside(x_BLD, self.attention.out)
-        x_BLD = self.attention(normed_BLD, x_BLD, learns_bias=learns_bias)
-        normed_BLD, x_BLD, learns_bias = self.ln_2.beside(x_BLD, self.mlp_out)
-        return self._mlp(normed_BLD, x_BLD, learns_bias=learns_bias)
+        normed_BLD, x_BLD, takes_bias_gradient = self.ln_1.with_residual(x_BLD, self.attention.out)
+        x_BLD = self.attention(normed_BLD, x_BLD, takes_bias_gradient=takes_bias_gradient)
+        normed_BLD, x_BLD, takes_bias_gradient = self.ln_2.with_residual(x_BLD, self.mlp_out)
+        return self._mlp(normed_BLD, x_BLD, takes_bias_gradient=takes_bias_gradient)
 
     def initialise(self, depth: int, generator: torch.Generator) -> None:
         """CLIP's initial values: what is added to the residual stream shrinks with the depth of the stack."""
@@ -157,16 +155,13 @@ class Block(nn.Module):
         x_BD = self.attention.one_query(normed_BLD, normed_BLD[rows_B, token_B], x_BLD[rows_B, token_B], mask)
         return self._mlp(self.ln_2(x_BD), x_BD)
 
-    def _mlp(self, x: Tensor, added: Tensor, *, learns_bias: bool = True) -> Tensor:
-        """Added to something. The gradient of the last bias may be taken elsewhere."""
+    def _mlp(self, x: Tensor, added: Tensor, *, takes_bias_gradient: bool = True) -> Tensor:
+        """The MLP's result plus the residual. The gradient of the last bias may be taken elsewhere."""
         layer, last = self.mlp_in, self.mlp_out
-        if self.activation is F.gelu and learns_bias and layer.float8 is None and fits_mlp(x.device):
-            return mlp(x, layer.weight, layer.bias, last.weight, last.bias, added, layer.compute.linear)
-        if self.activation is F.gelu:
-            hidden = linear_gelu(x, layer.weight, layer.bias, layer.compute.linear, layer.float8)
-        else:
-            hidden = self.activation(layer(x))
-        return last(hidden, added, learns_bias=learns_bias)
+        if self.activation is not F.gelu:
+            return last(self.activation(layer(x)), added, takes_bias_gradient=takes_bias_gradient)
+        bias_O, float8 = last.bias if takes_bias_gradient else last.bias.detach(), (layer.float8, last.float8)
+        return mlp(x, layer.weight, layer.bias, last.weight, bias_O, added, layer.compute.linear, float8)
 
 
 class Transformer(nn.Module):

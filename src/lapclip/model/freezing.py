@@ -138,9 +138,9 @@ class LowRank(nn.Module):
     def in_features(self) -> int:
         return self.base.in_features
 
-    def forward(self, input: Tensor, added: Tensor | None = None, *, learns_bias: bool = True) -> Tensor:
+    def forward(self, input: Tensor, added: Tensor | None = None, *, takes_bias_gradient: bool = True) -> Tensor:
         """As the layer itself, with the addition."""
-        y = self.base(input) if added is None else self.base(input, added, learns_bias=learns_bias)
+        y = self.base(input) if added is None else self.base(input, added, takes_bias_gradient=takes_bias_gradient)
         return y + self._addition(input, 0, self.parts).to(y.dtype)
 
     def rows(self, x: Tensor, first: int, last: int) -> Tensor:

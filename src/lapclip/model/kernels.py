@@ -4,7 +4,7 @@ Which form is fastest depends on the machine, the precision and the sizes, so it
 assumed. A weight that is kept in another precision than the input's is rounded on its way into a product, and its
 gradient comes back in the weight's own.
 
-Shapes: B batch, L tokens, D width, H heads, N rows, I inputs, O outputs.
+Shapes: B batch, L tokens, D width, H heads, N rows, I inputs, O outputs, F width inside an MLP; K is summed over.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from lapclip.machine.choose_device import (
-    computes_gelu_again,
     norms_mixed_dtypes,
     ready_for_attention,
+    recomputes_gelu,
     runs_onednn,
     runs_triton,
     trusts_is_causal,
@@ -71,17 +71,17 @@ def layer_norm(x_BLD: Tensor, weight_D: Tensor, bias_D: Tensor, eps: float) -> T
     return F.layer_norm(x_BLD.to(weight_D.dtype), weight_D.shape, weight_D, bias_D, eps).to(x_BLD.dtype)
 
 
-def norm_beside(
+def residual_norm(
     x_BLD: Tensor, weight_D: Tensor, bias_D: Tensor, eps: float, branch_bias_D: Tensor | None, form: str
 ) -> tuple[Tensor, Tensor, bool]:
-    """The norm of x, which enters a branch; x itself, which the branch is added to; and whether the gradient of the
-    branch's last bias is left to the branch. `triton` takes it here: the gradient of a sum is that of both its terms.
-    """
-    if form == "triton" and branch_bias_D is not None and has_triton(x_BLD.device, x_BLD.dtype):
+    """The norm of x, which enters a branch; x itself, the residual that the branch is added to; and whether the branch
+    takes the gradient of its last bias. `triton` takes it here: the gradient of a sum is that of both its terms."""
+    if form == "triton" and has_triton(x_BLD.device, x_BLD.dtype):
         from lapclip.model.triton_kernels import WIDEST, Norm
 
         if x_BLD.shape[-1] <= WIDEST:
-            return *Norm.apply(x_BLD, weight_D, bias_D, branch_bias_D, eps), False  # pyright: ignore[reportReturnType]
+            normed_BLD, residual_BLD = Norm.apply(x_BLD, weight_D, bias_D, branch_bias_D, eps)  # pyright: ignore[reportGeneralTypeIssues]
+            return normed_BLD, residual_BLD, branch_bias_D is None
     return layer_norm(x_BLD, weight_D, bias_D, eps), x_BLD, True
 
 
@@ -118,17 +118,23 @@ def linear_gelu(x: Tensor, weight_OI: Tensor, bias_O: Tensor, form: str, float8:
 
 
 def mlp(
-    x: Tensor, weight_HI: Tensor, bias_H: Tensor, weight_OH: Tensor, bias_O: Tensor, added: Tensor, form: str
+    x: Tensor,
+    weight_FI: Tensor,
+    bias_F: Tensor,
+    weight_OF: Tensor,
+    bias_O: Tensor,
+    added: Tensor,
+    form: str,
+    float8: tuple[int | None, int | None] = (None, None),
 ) -> Tensor:
-    """Two linear layers with GELU between them, added to something; for devices that compute GELU again (`fits_mlp`).
-    H is the width inside."""
+    """Two linear layers with GELU between them, plus what is to be added. `float8` has their numbers."""
+    # Compilers and exports are to look inside, and without gradients nothing is kept anyway.
+    plain = torch.compiler.is_compiling() or is_exported() or not torch.is_grad_enabled()
+    if plain or float8 != (None, None) or not recomputes_gelu(x.device):
+        hidden = linear_gelu(x, weight_FI, bias_F, form, float8[0])
+        return linear(hidden, weight_OF, bias_O, form, added, float8[1])
     form = "onednn" if form == "onednn" and has_onednn(x.device, x.dtype) else "torch"
-    return _Mlp.apply(x, weight_HI, bias_H, weight_OH, bias_O, added.to(x.dtype), form)  # pyright: ignore[reportReturnType]
-
-
-def fits_mlp(device: torch.device) -> bool:
-    """Whether `mlp` is the way to compute one there. Compilers and exports are to look inside."""
-    return not torch.compiler.is_compiling() and not is_exported() and computes_gelu_again(device)
+    return _Mlp.apply(x, weight_FI, bias_F, weight_OF, bias_O, added.to(x.dtype), form)  # pyright: ignore[reportReturnType]
 
 
 def projected_attention(
@@ -245,48 +251,41 @@ class _Mlp(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx,
-        x: Tensor,
-        weight_HI: Tensor,
-        bias_H: Tensor,
-        weight_OH: Tensor,
-        bias_O: Tensor,
-        added: Tensor,
-        form: str,
+        ctx, x: Tensor, weight_FI: Tensor, bias_F: Tensor, weight_OF: Tensor, bias_O: Tensor, added: Tensor, form: str
     ) -> Tensor:
         x_NI, added_NO = x.reshape(-1, x.shape[-1]), added.reshape(-1, added.shape[-1])
-        rounded_HI, rounded_OH = weight_HI.to(x.dtype), weight_OH.to(x.dtype)
-        inner_NH = _product(x_NI, rounded_HI.T, form, bias_H.to(x.dtype))
-        ctx.save_for_backward(x_NI, inner_NH, rounded_HI, rounded_OH)
-        ctx.form, ctx.x_shape, ctx.weight_dtypes = form, x.shape, (weight_HI.dtype, weight_OH.dtype)
-        return _product(F.gelu(inner_NH), rounded_OH.T, form, bias_O.to(x.dtype), added_NO).view(added.shape)
+        rounded_FI, rounded_OF = weight_FI.to(x.dtype), weight_OF.to(x.dtype)
+        inner_NF = _product(x_NI, rounded_FI, form, bias_F.to(x.dtype))
+        ctx.save_for_backward(x_NI if ctx.needs_input_grad[1] else None, inner_NF, rounded_FI, rounded_OF)
+        ctx.form, ctx.x_shape, ctx.weight_dtypes = form, x.shape, (weight_FI.dtype, weight_OF.dtype)
+        return _product(F.gelu(inner_NF), rounded_OF, form, bias_O.to(x.dtype), added_NO).view(added.shape)
 
     @staticmethod
     @once_differentiable
     def backward(ctx, grad: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        x_NI, inner_NH, weight_HI, weight_OH = ctx.saved_tensors
+        x_NI, inner_NF, weight_FI, weight_OF = ctx.saved_tensors
         form, (in_dtype, out_dtype) = ctx.form, ctx.weight_dtypes
         grad_NO = grad.reshape(-1, grad.shape[-1])
-        x, weight_in, bias_in, weight_out, bias_out, added, _ = ctx.needs_input_grad
-        out_weight = _weight_gradient(F.gelu(inner_NH), grad_NO, form).to(out_dtype) if weight_out else None
-        out_bias = grad_NO.sum(0, dtype=out_dtype) if bias_out else None
+        wants_x, wants_in, wants_in_bias, wants_out, wants_out_bias, wants_added, _ = ctx.needs_input_grad
+        out_weight = _weight_gradient(F.gelu(inner_NF), grad_NO, form).to(out_dtype) if wants_out else None
+        out_bias = grad_NO.sum(0, dtype=out_dtype) if wants_out_bias else None
         grad_x = in_weight = in_bias = None
-        if x or weight_in or bias_in:
-            grad_NH = _product(grad_NO, weight_OH, form)
-            torch.ops.aten.gelu_backward.grad_input(grad_NH, inner_NH, grad_input=grad_NH)
-            grad_x = _product(grad_NH, weight_HI, form).view(ctx.x_shape) if x else None
-            in_weight = _weight_gradient(x_NI, grad_NH, form).to(in_dtype) if weight_in else None
-            in_bias = grad_NH.sum(0, dtype=in_dtype) if bias_in else None
-        return grad_x, in_weight, in_bias, out_weight, out_bias, grad if added else None, None
+        if wants_x or wants_in or wants_in_bias:
+            grad_NF = _product(grad_NO, weight_OF.T, form)
+            torch.ops.aten.gelu_backward.grad_input(grad_NF, inner_NF, grad_input=grad_NF)
+            grad_x = _product(grad_NF, weight_FI.T, form).view(ctx.x_shape) if wants_x else None
+            in_weight = _weight_gradient(x_NI, grad_NF, form).to(in_dtype) if wants_in else None
+            in_bias = grad_NF.sum(0, dtype=in_dtype) if wants_in_bias else None
+        return grad_x, in_weight, in_bias, out_weight, out_bias, grad if wants_added else None, None
 
 
 def _product(
-    left_NK: Tensor, right_KM: Tensor, form: str, bias_M: Tensor | None = None, added_NM: Tensor | None = None
+    left_NK: Tensor, right_MK: Tensor, form: str, bias_M: Tensor | None = None, added_NM: Tensor | None = None
 ) -> Tensor:
-    """left times right, plus what is to be added."""
+    """left times the transposed right, plus what is to be added."""
     if form == "onednn":
-        return _onednn_product(left_NK, right_KM.T, bias_M, added_NM)
-    found_NM = F.linear(left_NK, right_KM.T, bias_M)
+        return _onednn_product(left_NK, right_MK, bias_M, added_NM)
+    found_NM = F.linear(left_NK, right_MK, bias_M)
     return found_NM if added_NM is None else found_NM.add_(added_NM)
 
 

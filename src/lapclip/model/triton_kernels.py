@@ -4,7 +4,7 @@ Attention of short sequences: one program has a whole head of a sequence, so tha
 queries, keys and values are read where the projection left them, and their gradients are written the same way. The
 gradient of the projection's bias is the sum of those rows, and is summed while they are written: torch would read them
 all once more. GELU does the same for the bias of the layer before it, and a norm, backward, for its own weight and bias
-and for the bias of the branch that it leads into.
+and for the last bias of the branch that it leads into.
 
 They take half precision, and compute in float32 between two products. Imported only where Triton is there
 (`machine/choose_device.py`: `runs_triton`).
@@ -185,7 +185,7 @@ def _gelu_backward(
 def _norm_forward(
     x, weight, bias, out, mean, inverse, rows, columns, epsilon, PADDED: tl.constexpr, ROWS: tl.constexpr
 ):  # fmt: skip
-    """Some rows."""
+    """Each program has a few rows."""
     column = tl.arange(0, PADDED)
     inside = column < columns
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
@@ -205,7 +205,7 @@ def _norm_forward(
 
 @triton.jit
 def _norm_backward(
-    x, grad, beside, mean, inverse, weight, grad_x, sums, rows, times, columns, PADDED: tl.constexpr,
+    x, grad, residual, mean, inverse, weight, grad_x, sums, rows, times, columns, PADDED: tl.constexpr,
     STAGES: tl.constexpr
 ):  # fmt: skip
     """Every row that is a multiple of the number of programs away from this one's first. Their sums go to rows of their
@@ -219,7 +219,7 @@ def _norm_backward(
         row = (step * tl.num_programs(0) + tl.program_id(0)).to(tl.int64)
         at, here = row * columns + column, inside & (row < rows)
         gradient = tl.load(grad + at, mask=here, other=0.0).to(tl.float32)
-        passing = tl.load(beside + at, mask=here, other=0.0).to(tl.float32)
+        passing = tl.load(residual + at, mask=here, other=0.0).to(tl.float32)
         value = tl.load(x + at, mask=here, other=0.0).to(tl.float32)
         scale = tl.load(inverse + row, mask=row < rows, other=0.0)
         normed = tl.where(here, (value - tl.load(mean + row, mask=row < rows, other=0.0)) * scale, 0.0)
@@ -369,16 +369,16 @@ def _(x: Tensor, weight_C: Tensor, bias_C: Tensor, epsilon: float) -> tuple[Tens
 
 @torch.library.custom_op("lapclip::norm_backward", mutates_args=())
 def norm_backward(
-    grad: Tensor, beside: Tensor, x: Tensor, mean: Tensor, inverse: Tensor, weight_C: Tensor
+    grad: Tensor, residual: Tensor, x: Tensor, mean: Tensor, inverse: Tensor, weight_C: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """The gradient of what a norm was given and what went past it, together; and the sums that each program has of the
-    gradients of its weight, of its bias, and of what went past."""
-    grad, beside, x, columns = grad.contiguous(), beside.contiguous(), x.contiguous(), x.shape[-1]
+    """The gradient of what a norm was given and of the residual, together; and the sums that each program has of the
+    gradients of its weight, of its bias, and of the residual."""
+    grad, residual, x, columns = grad.contiguous(), residual.contiguous(), x.contiguous(), x.shape[-1]
     rows = x.numel() // columns
-    programs = min(rows, NORM_PROGRAMS)
+    programs = max(1, min(rows, NORM_PROGRAMS))
     grad_x, sums = torch.empty_like(x), x.new_empty(programs, 3, columns, dtype=torch.float32)
     _norm_backward[(programs,)](
-        x, grad, beside, mean, inverse, weight_C, grad_x, sums, rows, triton.cdiv(rows, programs), columns,
+        x, grad, residual, mean, inverse, weight_C, grad_x, sums, rows, triton.cdiv(rows, programs), columns,
         triton.next_power_of_2(columns), NORM_STAGES, num_warps=4,
     )  # fmt: skip
     return grad_x, sums
@@ -386,9 +386,9 @@ def norm_backward(
 
 @norm_backward.register_fake
 def _(
-    grad: Tensor, beside: Tensor, x: Tensor, mean: Tensor, inverse: Tensor, weight_C: Tensor
+    grad: Tensor, residual: Tensor, x: Tensor, mean: Tensor, inverse: Tensor, weight_C: Tensor
 ) -> tuple[Tensor, Tensor]:
-    programs = min(x.numel() // x.shape[-1], NORM_PROGRAMS)
+    programs = max(1, min(x.numel() // x.shape[-1], NORM_PROGRAMS))
     return x.new_empty(x.shape), x.new_empty(programs, 3, x.shape[-1], dtype=torch.float32)
 
 
@@ -429,15 +429,15 @@ class Gelu(torch.autograd.Function):
 
 
 class Norm(torch.autograd.Function):
-    """A layer norm that leads into a branch, and what goes past it, to which the branch is added.
+    """A layer norm that leads into a branch, and its input again: the residual that the branch is added to.
 
-    The gradient of what goes past is that of the branch's result too, so the gradient of the branch's last bias, which
-    is added without one, is taken here.
+    The gradient of the residual is that of the branch's result too, so the gradient of the branch's last bias, which is
+    added without one, is taken here.
     """
 
     @staticmethod
     def forward(
-        ctx, x: Tensor, weight_C: Tensor, bias_C: Tensor, branch_bias_C: Tensor, epsilon: float
+        ctx, x: Tensor, weight_C: Tensor, bias_C: Tensor, branch_bias_C: Tensor | None, epsilon: float
     ) -> tuple[Tensor, Tensor]:
         if torch.compiler.is_compiling():  # a compiler computes it together with the sum that x is
             normed, mean, inverse = torch.native_layer_norm(
@@ -447,13 +447,13 @@ class Norm(torch.autograd.Function):
         else:
             normed, mean, inverse = norm_forward(x, weight_C, bias_C, epsilon)
         ctx.save_for_backward(x, mean, inverse, weight_C)
-        ctx.bias_dtype, ctx.branch_dtype = bias_C.dtype, branch_bias_C.dtype
+        ctx.bias_dtype, ctx.branch_dtype = bias_C.dtype, None if branch_bias_C is None else branch_bias_C.dtype
         return normed, x.view_as(x)
 
     @staticmethod
-    def backward(ctx, grad: Tensor, beside: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def backward(ctx, grad: Tensor, residual: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         x, mean, inverse, weight_C = ctx.saved_tensors
-        grad_x, sums = norm_backward(grad, beside, x, mean, inverse, weight_C)
+        grad_x, sums = norm_backward(grad, residual, x, mean, inverse, weight_C)
         of_weight, of_bias, of_branch = sums.sum(0).unbind(0)
         _, weight, bias, branch, _ = ctx.needs_input_grad
         return (

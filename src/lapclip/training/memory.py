@@ -84,7 +84,9 @@ def demands(
     if not isinstance(device, DevicePair):
         return [(device, predict_bytes(model, replace(train, device=device.kind), caption_tokens))]
     if device.image.shares_memory and device.text.shares_memory:
-        return [(device.loss, predict_bytes(model, replace(train, device=device.loss.kind), caption_tokens))]
+        # A tower on the accelerator may keep more, so that it is predicted as if both were there.
+        there = replace(train, device=device.accelerator.kind)
+        return [(device.loss, predict_bytes(model, there, caption_tokens))]
     own = {tower: device.of(tower) for tower in ("image", "text")}
     return [
         (found, predict_bytes(model, replace(train, device=found.kind), caption_tokens, tower))
@@ -220,19 +222,27 @@ def _tower_bytes(
     comes after it that keeps as much.
     """
     layers += not pooled
-    again = activation == "gelu" and _on_cpu(train) and "compiled" not in train.compile
-    block = 8 * width + (1 if again else 2) * hidden
-    if _size(train) == 2 and not _on_cpu(train):
-        block += 2 * width  # the inputs of the norms, which accelerators take in float32
+    hidden_kept = 1 if _recomputes_gelu(train, activation) else 2
+    block = 8 * width + hidden_kept * hidden
+    if _size(train) == 2 and not _on_cpu(train) and train.linear != "triton":
+        block += 2 * width  # the inputs of the norms, which torch takes in float32 on accelerators
     if attention == "products":
         block += heads * tokens
     saved = (layers - 1) * width + block if train.recompute else (layers - 1) * block
     saved += 4 * width  # the last block
-    passing = width + 2 * hidden  # gradients of the hidden layer before and after its activation, and of its input
+    # Gradients of the hidden layer before and after its activation, which may share their memory, and of its input.
+    passing = width + hidden_kept * hidden
     if attention == "products":
         passing += 7 * width + 3 * heads * tokens  # gradients of queries, keys, values and weights
     embeddings = 2 * width * 4  # and the first norm, in float32
     return int(GAPS * tokens * (embeddings + (saved + passing) * _size(train)))
+
+
+def _recomputes_gelu(train: TrainConfig, activation: str) -> bool:
+    """Whether what GELU made is computed again backward instead of kept. A compiler decides for itself."""
+    if activation != "gelu" or "compiled" in train.compile or train.device == ACCELERATOR:
+        return False
+    return device_of("cpu" if train.device == AUTO else train.device).recomputes_gelu
 
 
 def _on_cpu(train: TrainConfig) -> bool:

@@ -668,8 +668,11 @@ class TrainStep:
         def when_there(number: int) -> Callable[[Tensor], None]:
             def note(_: Tensor) -> None:
                 missing[number] -= 1
-                if not missing[number] and all(leaf.grad is not None for leaf in leaves[number]):
-                    hand_on(number)
+                # A bias whose gradient a later kernel takes may complete its group after the one that is watched.
+                for earlier in range(number + 1):
+                    there = not missing[earlier] and all(leaf.grad is not None for leaf in leaves[earlier])
+                    if there and earlier not in handed:
+                        hand_on(earlier)
 
             return note
 
