@@ -262,7 +262,7 @@ def _fastest(
         return own, "; ".join(rejected.values())
     run = operation(batch, device.torch, DTYPES[dtype])
     runs: dict[str, Callable[[], object]] = {form: lambda form=form: run(form) for form in (own, *good)}
-    medians = in_turns(_recorded(runs, device), device.synchronise, ROUNDS, seconds, least_rounds=2)
+    medians = in_turns(_recorded(runs, device), device.synchronise, ROUNDS, seconds, warm_up=2, least_rounds=2)
     best = min(good, key=medians.__getitem__)
     chosen, other = (best, own) if medians[own] > WORTH * medians[best] else (own, best)
     return chosen, f"{medians[chosen] * 1e3:.1f} ms against {medians[other] * 1e3:.1f} ms {other}, timed here"
