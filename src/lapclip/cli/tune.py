@@ -44,7 +44,8 @@ def tune(
         A recipe's name or a TOML file; without it, the one that `lapclip train` would take. Example: lapclip tune
         --recipe seed
     seconds
-        Time to spend. From 300 on, compiling is tried too. Example: lapclip tune --seconds 300
+        Time to spend. From 300 on, or for a run of 40 minutes or more, compiling is tried too. Example: lapclip tune
+        --seconds 300
     settings
         Fix a setting instead of tuning it; may be repeated. Example: lapclip tune --set train.dtype=float32
     """

@@ -28,6 +28,8 @@ KERNELS = ("image_attention", "text_attention", "linear")
 
 REVISION = 2
 """Of what is timed: choices that were made by another timing are made again."""
+NEEDS = {"onednn": "the CPU, and a build of torch with oneDNN", "triton": "CUDA, Triton and half precision"}
+"""What forms need that cannot be had everywhere."""
 ROUNDS = 5
 SECONDS = 4.0
 """The most a comparison may take; it has two rounds at least."""
@@ -135,7 +137,10 @@ def forms_here(name: str, device: Device, dtype: str) -> tuple[str, ...]:
 def check_kernels(train: TrainConfig, device: Device) -> None:
     """Refuse what was asked for and cannot be had here."""
     if train.dtype == "float8" and not device.multiplies_float8:
-        raise ConfigError(f"train.dtype float8 cannot be had on {device.label}.", hint="--set train.dtype=auto")
+        raise ConfigError(
+            f"train.dtype float8 cannot be had on {device.label}: it needs an NVIDIA GPU, Ada, Hopper or later.",
+            hint="--set train.dtype=auto",
+        )
     for name in KERNELS:
         asked = getattr(train, name)
         computing = (device,)
@@ -143,7 +148,7 @@ def check_kernels(train: TrainConfig, device: Device) -> None:
             computing = device.each if name == "linear" else (device.of(name.partition("_")[0]),)
         if asked != AUTO and not any(asked in forms_here(name, found, train.dtype) for found in computing):
             raise ConfigError(
-                f"train.{name} {asked} cannot be had on {device.kind} in {train.dtype}.",
+                f"train.{name} {asked} cannot be had on {device.kind} in {train.dtype}: it needs {NEEDS[asked]}.",
                 hint=f"--set train.{name}=auto",
             )
 

@@ -60,7 +60,7 @@ smaller tower keeps the slow one busy for longer than the fast one needs for bot
 TIME_TO_COMPILE = 300.0
 """Compiling takes a minute or two, so it is measured only with a budget of this many seconds, else predicted."""
 LONG_RUN = 2400.0
-"""Seconds of a run from which on it is measured in any case: that takes a twentieth of them at most."""
+"""Seconds of a run from which on it is measured whatever the budget: that takes a twentieth of them at most."""
 
 
 @dataclass(frozen=True)
@@ -372,7 +372,7 @@ class Search:
         if self.train.compile != AUTO or isinstance(device, DevicePair):
             return chosen, choose_compile(self.train.compile, device)[1]
         steps = planned_steps(self.train, before)
-        long = is_long(steps, before)
+        long = is_long(steps, before) and not self.warnings  # other programs make any run look long
         if self._briefly and not long:
             return chosen, f"{chosen.compile}; lapclip tune --seconds 300 tries compiling"
         if long or self._budget >= TIME_TO_COMPILE:
