@@ -3,10 +3,10 @@
     python benchmarks/memory_prediction.py [--rows seed mini-bfloat16]
 
 Each row is measured in a fresh process: three steps on random pixels and captions, then the most memory it has held.
-Seen on two cores (torch 2.13, Linux): mini, since GELU is computed again on the CPU, from 1 % to 17 % too high (float32,
-products); before that, all rows but the last, which was not reached, from 7 % too low (tiny, float32, batches of 1,024 in
-parts of 128) to 10 % too high. A whole run also evaluates and loads its best model once more, which is not among what is
-predicted.
+Seen on two cores (torch 2.13, Linux): mini, since GELU is computed again on the CPU, from 1 % to 17 % too high (the
+latter in float32 with products); before that, all rows but the last, which was not reached, from 7 % too low (tiny,
+float32, batches of 1,024 in parts of 128) to 10 % too high. A whole run also evaluates and loads its best model once
+more, which is not among what is predicted.
 """
 
 from __future__ import annotations
