@@ -195,6 +195,7 @@ def test_dark_follows_the_system_and_a_switch_is_remembered(here: Path, look: Op
         assert switch.get_attribute("aria-pressed") == "false"
         switch.click()
         assert tab.page.evaluate(colour) == dark
+        tab.page.locator("#loss").scroll_into_view_if_needed()  # a chart out of sight is drawn when it is seen again
         tab.until(f"{ticks} === '{before}'")
         tab.page.reload()
         assert tab.page.evaluate(colour) == dark
