@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 
 import lapclip
 from lapclip.data.dataset import Pairs
-from lapclip.data.pixels import _mean_and_std
+from lapclip.data.pixels import mean_and_std
 from lapclip.data.scenes import ALPHABET
 from lapclip.data.tokenizers import CharacterTokenizer
 from lapclip.embedder import Embedder
@@ -137,7 +137,7 @@ def test_bytes_are_read_as_their_file_is(embedder: Embedder, tmp_path: Path) -> 
 def test_what_is_kept_of_a_model_does_not_depend_on_the_default_precision(embedder: Embedder) -> None:
     image = Image.linear_gradient("L")
     row = embedder.encode_image(image)
-    _mean_and_std.cache_clear()
+    mean_and_std.cache_clear()
     torch.set_default_dtype(torch.bfloat16)
     try:
         embedder.encode_image(image)

@@ -10,8 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from lapclip.data.pixels import mean_and_std, normalise
 from lapclip.model.block import Block
 from lapclip.model.kernels import Compute, attention, has_triton, linear_gelu, projected_attention, residual_norm
+from lapclip.model.shapes import SHAPES
 
 pytestmark = pytest.mark.skipif(
     not (torch.cuda.is_available() and has_triton(torch.device("cuda"), torch.bfloat16)),
@@ -96,6 +98,17 @@ def test_norm_with_what_goes_past_it_and_the_gradient_of_the_branch_s_bias(
         [(2, rows, width), (width,), (width,), (width,)],
         dtype,
     )
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize(("batch", "side"), [(1, 1), (3, 37), (2, 224)])
+def test_pixels_are_normalised_to_the_bit(batch: int, side: int, dtype: torch.dtype) -> None:
+    pixels = torch.randint(0, 256, (batch, side, side, 3), dtype=torch.uint8, device="cuda")
+    shape = SHAPES["seed"]
+    statistics = mean_and_std(shape.pixel_mean, shape.pixel_std, 1, pixels.device)
+    from lapclip.model import triton_kernels
+
+    assert torch.equal(triton_kernels.normalise(pixels, *statistics, dtype), normalise(pixels, shape).to(dtype))
 
 
 @pytest.mark.parametrize("compiled", [False, True])

@@ -146,13 +146,13 @@ def normalise(pixels_BSSC: Tensor, shape: ModelConfig) -> Tensor:
     """uint8 images, channels last, to what the image tower sees: float32, channels first, the model's own scale."""
     # A whole row at once: over three channels alone, a CPU takes forty times as long.
     rows_BSR = pixels_BSSC.flatten(2).to(torch.float32)
-    mean_R, std_R = _mean_and_std(shape.pixel_mean, shape.pixel_std, pixels_BSSC.shape[2], pixels_BSSC.device)
+    mean_R, std_R = mean_and_std(shape.pixel_mean, shape.pixel_std, pixels_BSSC.shape[2], pixels_BSSC.device)
     return ((rows_BSR - mean_R) / std_R).view(pixels_BSSC.shape).permute(0, 3, 1, 2)
 
 
 @cache
-def _mean_and_std(mean: str, std: str, width: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Those of a row of pixels. Cached on the device: sending them each step would make it wait."""
+def mean_and_std(mean: str, std: str, width: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Those of a row of `width` pixels. Cached on the device: sending them each step would make it wait."""
     given = ([float(number) for number in text.split()] for text in (mean, std))
     # Kept for the whole process, so whatever a program has as its default precision at this moment must not count.
     first, second = (torch.tensor(numbers, dtype=torch.float32, device=device) for numbers in given)

@@ -195,10 +195,15 @@ def one_query_attention(
     key_HdD, value_HdD = key_value_weight.to(x_BLD.dtype).unflatten(0, (2, heads, -1)).unbind(0)
     size = key_HdD.shape[1]
     query_HBd = (query_BD * size**-0.5).unflatten(-1, (heads, size)).transpose(0, 1)
-    scores_BHL = torch.bmm(torch.bmm(query_HBd, key_HdD).transpose(0, 1), x_BLD.mT)
+    query_BHD = torch.bmm(query_HBd, key_HdD).transpose(0, 1)
+    # Products in half precision are slow where rows have an odd number of tokens, so there each token has a row.
+    by_head = x_BLD.dtype == torch.float32
+    scores = torch.bmm(query_BHD, x_BLD.mT) if by_head else torch.bmm(x_BLD, query_BHD.mT)
     if mask is not None:
-        scores_BHL = scores_BHL.masked_fill(~mask.squeeze(1), -torch.inf)
-    seen_HBD = torch.bmm(scores_BHL.softmax(-1), x_BLD).transpose(0, 1)
+        visible_B1L = mask.squeeze(1)
+        scores = scores.masked_fill(~(visible_B1L if by_head else visible_B1L.mT), -torch.inf)
+    weights_BHL = scores.softmax(-1) if by_head else scores.softmax(1).mT
+    seen_HBD = torch.bmm(weights_BHL, x_BLD).transpose(0, 1)
     return torch.bmm(seen_HBD, value_HdD.mT).transpose(0, 1).flatten(1) + value_bias_D.to(x_BLD.dtype)
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from lapclip.config import TrainConfig
 from lapclip.data.batches import Batch
-from lapclip.data.pixels import draw_boxes, normalise, view
+from lapclip.data.pixels import draw_boxes, mean_and_std, normalise, view
 from lapclip.data.tokenizers import LENGTH_STEP
 from lapclip.errors import RankFailed
 from lapclip.loss import (
@@ -35,6 +35,7 @@ from lapclip.machine.timing import Stopwatch
 from lapclip.machine.transfer import Delivered, OnItsWay
 from lapclip.model.clip import CLIP
 from lapclip.model.freezing import boundary, parts_of
+from lapclip.model.kernels import has_triton
 from lapclip.model.pretrained_towers import Dropping, Head, PretrainedTower
 from lapclip.model.towers import TextTower
 from lapclip.seeding import derived_seed, generator
@@ -436,11 +437,18 @@ class TrainStep:
 
     def _view_images(self, inputs: Inputs) -> Tensor:
         """The images as the tower sees them; made on the CPU where the device would get them wrong."""
-        device = self.device.of("image")
+        device, shape = self.device.of("image"), self.model.shape
+        dtype, whole = DTYPES[self.config.dtype], inputs.boxes_B5 is None and inputs.side == inputs.pixels_BSSC.shape[1]
+        ours = whole and self.config.linear == "triton" and not shape.image_from  # foreign networks round by themselves
+        if ours and has_triton(device.torch, dtype):
+            from lapclip.model import triton_kernels
+
+            statistics = mean_and_std(shape.pixel_mean, shape.pixel_std, 1, device.torch)
+            return triton_kernels.normalise(inputs.pixels_BSSC, *statistics, dtype)
         if device.trusted("crops"):
-            return view(normalise(inputs.pixels_BSSC, self.model.shape), inputs.boxes_B5, inputs.side)
+            return view(normalise(inputs.pixels_BSSC, shape), inputs.boxes_B5, inputs.side)
         there = inputs.each(Tensor.cpu)
-        return view(normalise(there.pixels_BSSC, self.model.shape), there.boxes_B5, there.side).to(device.torch)
+        return view(normalise(there.pixels_BSSC, shape), there.boxes_B5, there.side).to(device.torch)
 
     def _loss(self, inputs: Inputs, image_BE: Tensor, text_BE: Tensor, phrase_BE: Tensor | None = None) -> Losses:
         """The loss in its parts."""
