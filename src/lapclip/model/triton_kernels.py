@@ -4,7 +4,7 @@ Attention of short sequences: one program has a whole head of a sequence, so tha
 queries, keys and values are read where the projection left them, and their gradients are written the same way. The
 gradient of the projection's bias is the sum of those rows, and is summed while they are written: torch would read them
 all once more. GELU does the same for the bias of the layer before it, and a norm, backward, for its own weight and bias
-and for the last bias of the branch that it leads into.
+and for the last bias of the branch that it leads into. Pixels are normalised and rounded in one pass.
 
 They take half precision, and compute in float32 between two products. Imported only where Triton is there
 (`machine/choose_device.py`: `runs_triton`).
@@ -36,8 +36,6 @@ NORM_ROWS = 2
 NORM_PROGRAMS, NORM_STAGES = 1056, 4
 """Backward, the programs that share all rows, eight for each multiprocessor of an H200; and how many rows of a program
 are on their way at once."""
-SUM_STEP, SUM_COLUMNS = 128, 16
-"""Rows that are summed at a time, and columns of one program, where sums of programs are added up."""
 WIDEST = 2048
 """Columns up to which a program of a norm has them all."""
 
@@ -67,7 +65,7 @@ def _attention_forward(
     found = tl.dot(weights.to(value.dtype), value) / total[:, None]
     out_rows = out + (sequence * tokens + at[:, None]) * width + head * SIZE + column[None, :]
     tl.store(out_rows, found.to(value.dtype), mask=there[:, None])
-    tl.store(log_sums + tl.program_id(0) * tokens + at, highest / LOG2_E + tl.log(total), mask=there)
+    tl.store(log_sums + tl.program_id(0) * tokens + at, highest + tl.log2(total), mask=there)
 
 
 @triton.jit
@@ -114,7 +112,7 @@ def _attention_backward(
     found = tl.load(out + out_rows, mask=seen[:, None], other=0.0)
     shared = tl.sum(found.to(tl.float32) * grad_out.to(tl.float32), 1)
     # Rows that are only padding have weights of zero.
-    log_sum = tl.load(log_sums + tl.program_id(0) * tokens + query_at, mask=seen, other=float("inf")) * LOG2_E
+    log_sum = tl.load(log_sums + tl.program_id(0) * tokens + query_at, mask=seen, other=float("inf"))
     grad_query = tl.zeros([PADDED, SIZE], tl.float32)
     key_sum, value_sum = tl.zeros([SIZE], tl.float32), tl.zeros([SIZE], tl.float32)
     for first in range(0, whole, KEYS):
@@ -238,34 +236,6 @@ def _norm_backward(
 
 
 @triton.jit
-def _sum_columns(
-    sums, first, rest, rows, columns, split, STEP: tl.constexpr, COLUMNS: tl.constexpr
-):  # fmt: skip
-    """Some columns. Those before `split` go to `first`, the others to `rest`, which may be of another precision."""
-    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
-    inside = column < columns
-    total = tl.zeros([STEP, COLUMNS], tl.float32)
-    for step in range(0, rows, STEP):
-        row = step + tl.arange(0, STEP)
-        here = (row < rows)[:, None] & inside[None, :]
-        total += tl.load(sums + row[:, None] * columns + column[None, :], mask=here, other=0.0)
-    found = tl.sum(total, 0)
-    tl.store(first + column, found.to(first.dtype.element_ty), mask=column < split)
-    tl.store(rest + column - split, found.to(rest.dtype.element_ty), mask=inside & (column >= split))
-
-
-def _column_sums(sums_RC: Tensor, split: int, first: torch.dtype, rest: torch.dtype) -> tuple[Tensor, Tensor]:
-    """What programs have summed, rows added up in a fixed order: the columns before `split`, and the others, each in
-    their precision. torch would take a kernel for each of them, and another one for each precision."""
-    rows, columns = sums_RC.shape
-    first_C, rest_C = sums_RC.new_empty(split, dtype=first), sums_RC.new_empty(columns - split, dtype=rest)
-    _sum_columns[(triton.cdiv(columns, SUM_COLUMNS),)](
-        sums_RC, first_C, rest_C, rows, columns, split, SUM_STEP, SUM_COLUMNS, num_warps=8
-    )  # fmt: skip
-    return first_C, rest_C
-
-
-@triton.jit
 def _normalise(pixels, mean, std, out, area, PIXELS: tl.constexpr, CHANNELS: tl.constexpr):
     """Some pixels of an image, one colour channel after the other."""
     pixel, image = tl.program_id(0) * PIXELS + tl.arange(0, PIXELS), tl.program_id(1).to(tl.int64)
@@ -319,7 +289,7 @@ def _padded(tokens: int) -> int:
 
 @torch.library.custom_op("lapclip::attention", mutates_args=())
 def attention_forward(qkv_BLC: Tensor, heads: int, causal: bool) -> tuple[Tensor, Tensor]:
-    """What the queries see, (B, L, H D), and the logarithms of the sums of their weights, (B H, L)."""
+    """What the queries see, (B, L, H D), and the logarithms of the sums of their weights, to base 2, (B H, L)."""
     batch, tokens, width = qkv_BLC.shape[0], qkv_BLC.shape[1], qkv_BLC.shape[2] // 3
     qkv_BLC, size, padded = qkv_BLC.contiguous(), width // heads, _padded(tokens)
     if padded > OWN_FORWARD:
@@ -327,7 +297,7 @@ def attention_forward(qkv_BLC: Tensor, heads: int, causal: bool) -> tuple[Tensor
         found, log_sums, *_ = torch.ops.aten._scaled_dot_product_cudnn_attention(
             query, key, value, None, True, 0.0, causal, False
         )
-        return found.transpose(1, 2).contiguous().flatten(2), log_sums.reshape(-1, tokens)
+        return found.transpose(1, 2).contiguous().flatten(2), log_sums.reshape(-1, tokens) * LOG2_E.value
     out = qkv_BLC.new_empty(batch, tokens, width)
     log_sums = qkv_BLC.new_empty(batch * heads, tokens, dtype=torch.float32)
     _attention_forward[(batch * heads,)](
@@ -344,10 +314,9 @@ def _(qkv_BLC: Tensor, heads: int, causal: bool) -> tuple[Tensor, Tensor]:
 
 @torch.library.custom_op("lapclip::attention_backward", mutates_args=())
 def attention_backward(
-    grad_BLC: Tensor, qkv_BLC: Tensor, out_BLC: Tensor, log_sums: Tensor, heads: int, causal: bool, of_bias: torch.dtype
+    grad_BLC: Tensor, qkv_BLC: Tensor, out_BLC: Tensor, log_sums: Tensor, heads: int, causal: bool
 ) -> tuple[Tensor, Tensor]:
-    """The gradients of queries, keys and values, as they came, and their sum, which is that of a bias, in its
-    precision."""
+    """The gradients of queries, keys and values, as they came, and their sum over the tokens of each sequence."""
     batch, tokens, width = grad_BLC.shape
     qkv_BLC, grad_BLC, size, padded = qkv_BLC.contiguous(), grad_BLC.contiguous(), width // heads, _padded(tokens)
     grad_qkv, sums = torch.empty_like(qkv_BLC), qkv_BLC.new_empty(batch, 3 * width, dtype=torch.float32)
@@ -357,14 +326,14 @@ def attention_backward(
         qkv_BLC, out_BLC, grad_BLC, log_sums, grad_qkv, sums, tokens, tokens - left, size**-0.5, heads, size, padded,
         keys, _padded(left) if left else 0, causal, num_warps=warps,
     )  # fmt: skip
-    return grad_qkv, _column_sums(sums, 0, of_bias, of_bias)[1]
+    return grad_qkv, sums
 
 
 @attention_backward.register_fake
 def _(
-    grad_BLC: Tensor, qkv_BLC: Tensor, out_BLC: Tensor, log_sums: Tensor, heads: int, causal: bool, of_bias: torch.dtype
+    grad_BLC: Tensor, qkv_BLC: Tensor, out_BLC: Tensor, log_sums: Tensor, heads: int, causal: bool
 ) -> tuple[Tensor, Tensor]:
-    return qkv_BLC.new_empty(qkv_BLC.shape), qkv_BLC.new_empty(qkv_BLC.shape[2], dtype=of_bias)
+    return qkv_BLC.new_empty(qkv_BLC.shape), qkv_BLC.new_empty(qkv_BLC.shape[0], qkv_BLC.shape[2], dtype=torch.float32)
 
 
 @torch.library.custom_op("lapclip::gelu", mutates_args=())
@@ -374,7 +343,7 @@ def gelu_forward(x: Tensor) -> Tensor:
     out, rows = torch.empty_like(x), x.numel() // columns
     _gelu_forward[triton.cdiv(rows, GELU_ROWS), triton.cdiv(columns, GELU_COLUMNS)](
         x, out, rows, columns, GELU_ROWS, GELU_COLUMNS, num_warps=4
-    )
+    )  # fmt: skip
     return out
 
 
@@ -384,8 +353,8 @@ def _(x: Tensor) -> Tensor:
 
 
 @torch.library.custom_op("lapclip::gelu_backward", mutates_args=())
-def gelu_backward(grad: Tensor, x: Tensor, of_bias: torch.dtype) -> tuple[Tensor, Tensor]:
-    """The gradient of what GELU was given, and its sum, which is that of a bias, in its precision."""
+def gelu_backward(grad: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    """The gradient of what GELU was given, and its sums over blocks of rows."""
     grad, x, columns = grad.contiguous(), x.contiguous(), x.shape[-1]
     rows = x.numel() // columns
     blocks = triton.cdiv(rows, GELU_BACKWARD_ROWS)
@@ -393,12 +362,13 @@ def gelu_backward(grad: Tensor, x: Tensor, of_bias: torch.dtype) -> tuple[Tensor
     _gelu_backward[blocks, triton.cdiv(columns, GELU_COLUMNS)](
         x, grad, grad_x, sums, rows, columns, GELU_BACKWARD_ROWS, GELU_COLUMNS, GELU_STEP, GELU_STAGES, num_warps=4
     )  # fmt: skip
-    return grad_x, _column_sums(sums, 0, of_bias, of_bias)[1]
+    return grad_x, sums
 
 
 @gelu_backward.register_fake
-def _(grad: Tensor, x: Tensor, of_bias: torch.dtype) -> tuple[Tensor, Tensor]:
-    return x.new_empty(x.shape), x.new_empty(x.shape[-1], dtype=of_bias)
+def _(grad: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    blocks = -(-(x.numel() // x.shape[-1]) // GELU_BACKWARD_ROWS)
+    return x.new_empty(x.shape), x.new_empty(blocks, x.shape[-1], dtype=torch.float32)
 
 
 @torch.library.custom_op("lapclip::norm", mutates_args=())
@@ -422,10 +392,10 @@ def _(x: Tensor, weight_C: Tensor, bias_C: Tensor, epsilon: float) -> tuple[Tens
 
 @torch.library.custom_op("lapclip::norm_backward", mutates_args=())
 def norm_backward(
-    grad: Tensor, residual: Tensor, x: Tensor, mean: Tensor, inverse: Tensor, weight_C: Tensor, of_branch: torch.dtype
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradient of what a norm was given and of the residual, together; those of its weight and its bias, (2 C); and
-    that of the branch's last bias, in its precision."""
+    grad: Tensor, residual: Tensor, x: Tensor, mean: Tensor, inverse: Tensor, weight_C: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The gradient of what a norm was given and of the residual, together; and the sums that each program has of the
+    gradients of its weight, of its bias, and of the residual."""
     grad, residual, x, columns = grad.contiguous(), residual.contiguous(), x.contiguous(), x.shape[-1]
     rows = x.numel() // columns
     programs = max(1, min(rows, NORM_PROGRAMS))
@@ -434,15 +404,15 @@ def norm_backward(
         x, grad, residual, mean, inverse, weight_C, grad_x, sums, rows, triton.cdiv(rows, programs), columns,
         triton.next_power_of_2(columns), NORM_STAGES, num_warps=4,
     )  # fmt: skip
-    return grad_x, *_column_sums(sums.flatten(1), 2 * columns, weight_C.dtype, of_branch)
+    return grad_x, sums
 
 
 @norm_backward.register_fake
 def _(
-    grad: Tensor, residual: Tensor, x: Tensor, mean: Tensor, inverse: Tensor, weight_C: Tensor, of_branch: torch.dtype
-) -> tuple[Tensor, Tensor, Tensor]:
-    columns = x.shape[-1]
-    return x.new_empty(x.shape), weight_C.new_empty(2 * columns), x.new_empty(columns, dtype=of_branch)
+    grad: Tensor, residual: Tensor, x: Tensor, mean: Tensor, inverse: Tensor, weight_C: Tensor
+) -> tuple[Tensor, Tensor]:
+    programs = max(1, min(x.numel() // x.shape[-1], NORM_PROGRAMS))
+    return x.new_empty(x.shape), x.new_empty(programs, 3, x.shape[-1], dtype=torch.float32)
 
 
 class ShortAttention(torch.autograd.Function):
@@ -455,14 +425,14 @@ class ShortAttention(torch.autograd.Function):
     def forward(ctx, qkv_BLC: Tensor, bias_C: Tensor | None, heads: int, causal: bool) -> Tensor:
         out, log_sums = attention_forward(qkv_BLC, heads, causal)
         ctx.save_for_backward(qkv_BLC, out, log_sums)
-        ctx.heads, ctx.causal, ctx.of_bias = heads, causal, (qkv_BLC if bias_C is None else bias_C).dtype
+        ctx.heads, ctx.causal, ctx.bias_dtype = heads, causal, None if bias_C is None else bias_C.dtype
         return out
 
     @staticmethod
     def backward(ctx, grad: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         qkv_BLC, out, log_sums = ctx.saved_tensors
-        grad_qkv, grad_bias = attention_backward(grad, qkv_BLC, out, log_sums, ctx.heads, ctx.causal, ctx.of_bias)
-        return grad_qkv, grad_bias if ctx.needs_input_grad[1] else None, None, None
+        grad_qkv, sums = attention_backward(grad, qkv_BLC, out, log_sums, ctx.heads, ctx.causal)
+        return grad_qkv, sums.sum(0).to(ctx.bias_dtype) if ctx.needs_input_grad[1] else None, None, None
 
 
 class Gelu(torch.autograd.Function):
@@ -471,14 +441,14 @@ class Gelu(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x: Tensor, bias_C: Tensor) -> Tensor:
         ctx.save_for_backward(x)
-        ctx.of_bias = bias_C.dtype
+        ctx.bias_dtype = bias_C.dtype
         return gelu_forward(x)
 
     @staticmethod
     def backward(ctx, grad: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         (x,) = ctx.saved_tensors
-        grad_x, grad_bias = gelu_backward(grad, x, ctx.of_bias)
-        return grad_x, grad_bias if ctx.needs_input_grad[1] else None
+        grad_x, sums = gelu_backward(grad, x)
+        return grad_x, sums.sum(0).to(ctx.bias_dtype) if ctx.needs_input_grad[1] else None
 
 
 class Norm(torch.autograd.Function):
@@ -500,13 +470,19 @@ class Norm(torch.autograd.Function):
         else:
             normed, mean, inverse = norm_forward(x, weight_C, bias_C, epsilon)
         ctx.save_for_backward(x, mean, inverse, weight_C)
-        ctx.of_branch = (x if branch_bias_C is None else branch_bias_C).dtype
+        ctx.bias_dtype, ctx.branch_dtype = bias_C.dtype, None if branch_bias_C is None else branch_bias_C.dtype
         return normed, x.view_as(x)
 
     @staticmethod
     def backward(ctx, grad: Tensor, residual: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         x, mean, inverse, weight_C = ctx.saved_tensors
-        grad_x, own, of_branch = norm_backward(grad, residual, x, mean, inverse, weight_C, ctx.of_branch)
-        of_weight, of_bias = own.chunk(2)
+        grad_x, sums = norm_backward(grad, residual, x, mean, inverse, weight_C)
+        of_weight, of_bias, of_branch = sums.sum(0).unbind(0)
         _, weight, bias, branch, _ = ctx.needs_input_grad
-        return grad_x, of_weight if weight else None, of_bias if bias else None, of_branch if branch else None, None
+        return (
+            grad_x,
+            of_weight.to(weight_C.dtype) if weight else None,
+            of_bias.to(ctx.bias_dtype) if bias else None,
+            of_branch.to(ctx.branch_dtype) if branch else None,
+            None,
+        )
