@@ -16,6 +16,7 @@ from lapclip.commands.train import train
 from lapclip.errors import ConfigError
 from lapclip.machine.choose_device import choose_device
 from lapclip.machine.cpu import Cpu
+from lapclip.machine.timing import OtherPrograms
 from lapclip.runs.events import read_events
 from lapclip.training.step import TrainStep
 
@@ -91,6 +92,15 @@ def test_minutes_count_the_cheap_part_at_its_own_price(
 
     monkeypatch.setattr(run_setup, "time_step", price)
     assert run_setup.time_step_and_evaluation(trial, share)[0] == pytest.approx(seconds)
+
+
+def test_a_start_beside_other_programs_says_so(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    quiet = set_up("first-run", [*SMALL, "train.threads=2"], None)
+    monkeypatch.setattr(OtherPrograms, "__call__", lambda self: 0.6)
+    busy = set_up("first-run", [*SMALL, "train.threads=2"], None)
+    (note,) = set(busy.notes) - set(quiet.notes)
+    assert "60%" in note
+    assert "train.threads=1" in note
 
 
 def test_a_run_says_how_long_each_phase_took(here: Path) -> None:

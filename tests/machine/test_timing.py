@@ -1,12 +1,16 @@
 from __future__ import annotations
 
+from collections import namedtuple
+from types import SimpleNamespace
+
 import psutil
 import pytest
 
 from lapclip.errors import LapclipError
 from lapclip.machine import timing
 
-REAL_LOAD = timing.other_load  # the tests of a session take other programs for absent
+REAL_LOAD, REAL_OTHERS = timing.other_load, timing.OtherPrograms.__call__
+"""The tests of a session take other programs for absent."""
 
 
 def test_turns_alternate_and_the_first_round_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -50,6 +54,35 @@ def test_busy_cores_are_named(share: float, text: str | None, monkeypatch: pytes
     monkeypatch.setattr(timing, "other_load", lambda: share)
     assert (timing.busy_cores() or "").startswith(text or "")
     assert (timing.busy_cores() is None) == (text is None)
+
+
+def test_what_others_use_is_told_from_what_this_process_and_its_children_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    cores = SimpleNamespace(user=100.0, system=50.0, idle=1000.0)
+    own = SimpleNamespace(user=10.0, system=0.0, children_user=0.0, children_system=0.0)
+    monkeypatch.setattr(psutil, "cpu_count", lambda: 2)
+    monkeypatch.setattr(psutil, "cpu_times", lambda: tuple_of(cores))
+    monkeypatch.setattr(psutil.Process, "cpu_times", lambda self: own)
+    monkeypatch.setattr(psutil.Process, "children", lambda self, recursive: [])
+    others = timing.OtherPrograms()
+    assert REAL_OTHERS(others) is None  # no time has passed
+    cores.user, cores.idle, own.user, own.children_user = 114.0, 1006.0, 15.0, 4.0
+    assert REAL_OTHERS(others) == pytest.approx(0.25)  # 20 seconds, 14 of them busy, 9 of those for this process
+    cores.idle += 10.0
+    assert REAL_OTHERS(others) == 0.0
+
+
+def tuple_of(times: SimpleNamespace) -> tuple:
+    return namedtuple("Times", vars(times))(**vars(times))
+
+
+def test_a_system_that_hides_its_cores_from_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuses() -> None:
+        raise psutil.AccessDenied
+
+    others = timing.OtherPrograms()
+    monkeypatch.setattr(psutil, "cpu_times", refuses)
+    assert REAL_OTHERS(others) is None
+    assert REAL_OTHERS(timing.OtherPrograms()) is None
 
 
 def test_a_process_that_fails_says_why() -> None:

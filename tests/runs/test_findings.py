@@ -439,6 +439,17 @@ def test_what_needs_another_machine(runs) -> None:
     assert ids(summarise([*events, *hot])) == ["throttled"]
     assert "at 3 of 9 readings" in findings(summarise([*events, *hot]))[0].evidence
     assert ids(summarise([*events, hot[0], *({**look, "throttled": False} for look in hot)])) == []  # once is nothing
+    busy = [{**sensors, "step": at, "others": 0.5 if at % 3 == 0 else 0.1} for at in range(9)]
+    assert ids(summarise([*events, *busy])) == ["busy-cores"]
+    (finding,) = findings(summarise([*events, *busy]))
+    assert "at 3 of" in finding.evidence
+    assert "50%" in finding.evidence
+    assert ids(summarise([*events, *busy[:6]])) == []  # twice is nothing
+    on_gpu = [
+        {**event, "devices": {"image": "cuda", "text": "cuda"}} if event["type"] == "started" else event
+        for event in events
+    ]
+    assert ids(summarise([*on_gpu, *busy])) == []
     swapped = [{**sensors, "swap_bytes": sensors["swap_bytes"] + grown} for grown in (0, 2_000_000_000)]
     assert ids(summarise([*events, *swapped])) == ["swapping"]
     full = {"type": "memory", "step": 80, "process_bytes": 1, "peak_bytes": round(0.95 * limit)}
@@ -589,7 +600,7 @@ def _events_of_rare_faults(run: Run) -> Iterator[Summary]:
     events = list(read_events(run.events))
     sensors = next(event for event in events if event["type"] == "sensors")
     fell = {"type": "fell_back", "step": 40, "cause": "out of memory", "change": {"micro_batch": 16}, "text": "smaller"}
-    yield summarise([*events, *({**sensors, "step": at, "throttled": True} for at in range(9)), fell])
+    yield summarise([*events, *({**sensors, "step": at, "throttled": True, "others": 0.5} for at in range(9)), fell])
     yield summarise([{**event, "tuned_seconds": 1e-6, "logit_scale": math.log(100)} for event in events])
     yield summarise([*events, *[ranks(0.9, 0.1)] * 3])
     yield summarise([*events[:-1], {"type": "memory", "step": 80, "process_bytes": 1, "peak_bytes": 10**15}])

@@ -49,7 +49,7 @@ from lapclip.loss import LOSSES
 from lapclip.machine.choose_device import candidates, find_devices
 from lapclip.machine.device import Device
 from lapclip.machine.ranks import ALONE, Ranks, under_torchrun
-from lapclip.machine.timing import Laps, Stopwatch, timed
+from lapclip.machine.timing import BUSY, Laps, OtherPrograms, Stopwatch, timed
 from lapclip.model.clip import CLIP
 from lapclip.model.freezing import LowRank, freeze
 from lapclip.model.shapes import SHAPES
@@ -380,7 +380,7 @@ def set_up(
 ) -> RunSetup:
     """A new run: read the settings, make the data, choose what is "auto", build the model. The rank that writes does so
     for all. `laps` is told how long each of that takes."""
-    laps = laps or Laps()
+    laps, other_programs = laps or Laps(), OtherPrograms()
     request = fit_ranks(read_request(recipe, settings, minutes), ranks.count, together=under_torchrun())
     request, why_threads = fit_threads(request, ranks)
     # One that is not here is refused before images are drawn, and so is what it cannot compute.
@@ -410,6 +410,7 @@ def set_up(
         if config.train.shards != ingredients.config.train.shards:
             plan = make_plan(config, ingredients.data, ingredients.tokenizer)
         reasons |= why_shards | why_threads
+        busy = busy_notes(config.train, device, other_programs()) if ranks is ALONE else []
         laps.lap("settings")
         settled = replace(ingredients, config=config, reasons=reasons | ingredients.reasons, tuned_seconds=seconds)
         device.release_memory()
@@ -430,7 +431,18 @@ def set_up(
     no_phrases = ["train.phrases is not used: no word is in the captions of two images, but not of most"]
     no_phrases *= setup.config.train.phrases > 0 and not setup.plan.phrases
     cached = [*(setup.features.notes if setup.features else []), *([setup.teacher.note] if setup.teacher else [])]
-    return add_notes(setup, [*cached, *no_phrases, *not_compiled, *device.warnings()])
+    return add_notes(setup, [*cached, *no_phrases, *not_compiled, *busy, *device.warnings()])
+
+
+def busy_notes(train: TrainConfig, device: Device, others: float | None) -> list[str]:
+    """That other programs have used so much of the cores while a run was set up that the CPU will train slowly."""
+    if others is None or others <= BUSY or not any(device.of(tower).is_cpu for tower in ("image", "text")):
+        return []
+    threads = int(train.threads)
+    fewer = f", or leave them a core: --set train.threads={threads - 1}" if threads > 1 else ""
+    return [
+        f"other programs use {others:.0%} of the cores, which can make steps several times as long: close them{fewer}"
+    ]
 
 
 def check_kernels_early(train: TrainConfig, found: Sequence[Device]) -> None:

@@ -7,11 +7,9 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import psutil
-
 from lapclip.machine.sensors import power, throttling
 from lapclip.machine.system_memory import swap_bytes
-from lapclip.machine.timing import BUSY
+from lapclip.machine.timing import BUSY, OtherPrograms
 
 EVERY = 5.0
 """Seconds between two readings."""
@@ -31,26 +29,22 @@ class Reading:
     throttled: bool | None
     swap_bytes: int
     others: float
-    """The share of the cores that other programs use."""
+    """The share of the cores that other programs use; 0 where it is not known."""
 
 
 class MachineReader:
     """Reads the state of this machine. The shares are those since the reading before."""
 
     def __init__(self) -> None:
-        self._throttling = throttling()
-        self._own = psutil.Process()
-        self._own.cpu_percent()
-        psutil.cpu_percent()
+        self._throttling, self._others = throttling(), OtherPrograms()
 
     def __call__(self) -> Reading:
         found = power()
-        own = self._own.cpu_percent() / 100 / (psutil.cpu_count() or 1)  # of all cores, as the whole is
         return Reading(
             battery_percent=found.battery_percent if found.source == "battery" else None,
             throttled=self._throttling(),
             swap_bytes=swap_bytes(),
-            others=max(0.0, psutil.cpu_percent() / 100 - own),
+            others=self._others() or 0.0,
         )
 
 

@@ -22,6 +22,7 @@ import psutil
 
 from lapclip.machine.facts import number_in, nvidia_gpus, nvml_library, output_of, program, text_of
 from lapclip.machine.system_memory import swap_bytes
+from lapclip.machine.timing import OtherPrograms
 
 SYSFS = Path("/sys")
 PROCESSOR_SENSORS = ("coretemp", "k10temp", "zenpower", "cpu_thermal", "cpu-thermal", "soc_thermal", "fam15h_power")
@@ -53,6 +54,8 @@ class Sample:
     """Why the energy of some part is not known."""
     at_least: bool = False
     """Whether more joules may have been used than were counted."""
+    others: float | None = None
+    """Share of all cores that other programs used since the sample before."""
 
 
 class Sensors:
@@ -64,7 +67,7 @@ class Sensors:
         self._counted = clock()
         self._energy = Energy()
         self._temperature, self._megahertz, self._throttling = thermometer(), processor_clock(), throttling()
-        self._gpus = nvidia_gpus()
+        self._gpus, self._others = nvidia_gpus(), OtherPrograms()
         psutil.cpu_percent(percpu=True)  # the first answer of a process means nothing
 
     def due(self) -> bool:
@@ -85,6 +88,7 @@ class Sensors:
             throttled=any(throttled) if any(known is not None for known in throttled) else None,
             reason=self._energy.reason,
             at_least=self._energy.at_least,
+            others=self._others(),
         )
 
     def keep_counting(self) -> None:

@@ -7,7 +7,7 @@ import statistics
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
 import psutil
@@ -146,6 +146,40 @@ def busy_cores() -> str | None:
     if share is None or share < BUSY:
         return None
     return f"other programs use {share:.0%} of the cores, so what is timed now is off"
+
+
+class OtherPrograms:
+    """The share of all cores that other programs use, each time since it was asked before. Does not wait."""
+
+    def __init__(self) -> None:
+        self._own = psutil.Process()
+        self._before = self._seconds()
+
+    def __call__(self) -> float | None:
+        """None where the system does not say, or where too little time has passed to tell."""
+        before, now = self._before, self._seconds()
+        if before is None or now is None:
+            self._before = now
+            return None
+        passed, busy = (after - earlier for earlier, after in zip(before, now, strict=True))
+        if passed < LOAD_SECONDS * (psutil.cpu_count() or 1):
+            return None
+        self._before = now
+        return min(1.0, max(0.0, busy / passed))
+
+    def _seconds(self) -> tuple[float, float] | None:
+        """Seconds of all cores since the system began, and those in which they worked for others."""
+        try:
+            cores, own = psutil.cpu_times(), self._own.cpu_times()
+            spent = own.user + own.system + own.children_user + own.children_system
+            for child in self._own.children(recursive=True):
+                with suppress(psutil.Error):
+                    times = child.cpu_times()
+                    spent += times.user + times.system
+        except (OSError, RuntimeError, psutil.Error):
+            return None
+        passed = sum(cores) - getattr(cores, "guest", 0.0) - getattr(cores, "guest_nice", 0.0)  # which user holds too
+        return passed, passed - cores.idle - getattr(cores, "iowait", 0.0) - spent
 
 
 def in_fresh_process(module: str, request: dict[str, Any], timeout: float = 300.0) -> dict[str, Any]:

@@ -146,6 +146,9 @@ class Sensors(Event):
     """Why some of the energy is not known."""
     at_least: bool = False
     """Whether more joules may have been used than were counted: a counter was not read for too long."""
+    others: float | None = None
+    """Share of all cores that programs other than the run used since the sensors event before; null where the system
+    does not say, or where too little time has passed to tell."""
 
 
 @dataclass(frozen=True, kw_only=True)

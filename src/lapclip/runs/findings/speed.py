@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import statistics
 
+from lapclip.machine.timing import BUSY
+from lapclip.runs.events import mapping
 from lapclip.runs.findings.checks import Found, Surroundings, Verdict, check, numbers, recent
 from lapclip.runs.summary import Summary
 from lapclip.suggest import command
@@ -20,6 +22,8 @@ OVER_TIME = 1.5
 """Times the minutes asked for. A last evaluation and a slow spell make a fifth."""
 HELD_BACK, TIMES_HELD_BACK = 0.1, 3
 """Share of the readings of the sensors, ten seconds apart, and how often at least: one or two are a passing peak."""
+DISTURBED, TIMES_DISTURBED = 0.25, 3
+"""The same where other programs use the cores."""
 WAITING_FOR_OTHERS, TOLD_OF_RANKS = 0.5, 3
 """Share of a rank's time; below half, it still adds more than it costs. How often ranks have told of it at least: the
 first time holds their start."""
@@ -120,6 +124,32 @@ def throttled(summary: Summary, around: Surroundings) -> Found | Verdict:
 
 
 @check(
+    "busy-cores",
+    "warning",
+    "Other programs use the cores",
+    f"while the CPU trains, more than {BUSY:.0%} of them at {DISTURBED:.0%} of the readings of the sensors, "
+    f"{TIMES_DISTURBED} at least",
+)
+def busy_cores(summary: Summary, around: Surroundings) -> Found | Verdict:
+    known = [event for event in summary.sensors if number(event.get("others")) is not None]
+    if not known:
+        return Verdict.UNKNOWN
+    if "cpu" not in mapping(summary.started.get("devices")).values() or summary.machines() is not None:
+        return Verdict.CLEAR  # an accelerator needs little of them; ranks of one run are programs of their own
+    disturbed = [event for event in known if event["others"] > BUSY]
+    if len(disturbed) < max(TIMES_DISTURBED, DISTURBED * len(known)):
+        return Verdict.CLEAR
+    threads = int(number(summary.setting("train", "threads")) or 1)
+    fewer = f"; or leave them a core: {around.train(f'train.threads={threads - 1}')}" if threads > 1 else ""
+    return Found(
+        f"at {len(disturbed)} of {len(known)} readings of the sensors, first at step {disturbed[0].get('step', 0):,}, "
+        f"they used {statistics.median(event['others'] for event in disturbed):.0%} of the cores; a step waits for the "
+        "slowest of its threads, so that it can take several times as long",
+        f"close them{fewer}",
+    )
+
+
+@check(
     "waiting-for-others",
     "warning",
     "Machines that train together wait for each other",
@@ -173,4 +203,4 @@ def competing_runs(summary: Summary, around: Surroundings) -> Found | Verdict:
     )
 
 
-CHECKS = (waiting_for_data, slower_than_tuned, over_time, throttled, waiting_for_others, competing_runs)
+CHECKS = (waiting_for_data, slower_than_tuned, over_time, throttled, busy_cores, waiting_for_others, competing_runs)
