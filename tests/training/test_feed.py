@@ -27,7 +27,7 @@ from lapclip.model.shapes import SHAPES
 from lapclip.training.cuda_graph import WARM_UP, AnyStep, GraphedStep, make_step
 from lapclip.training.feed import feed
 from lapclip.training.initial_weights import initialise_logits
-from lapclip.training.step import Sent
+from lapclip.training.inputs import Sent
 
 from ..late_streams import LateRuntime
 

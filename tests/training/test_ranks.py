@@ -40,8 +40,8 @@ from lapclip.machine.ranks import ALONE, Ranks, join, leave_at_once
 from lapclip.runs.folder import Run, check_name
 from lapclip.runs.heartbeat import beat_of, write_beat
 from lapclip.together import MACHINES, Agreement
+from lapclip.training import sharded_update
 from lapclip.training import shards as shards_module
-from lapclip.training import step as training_step
 from lapclip.training.fallback import smaller
 from lapclip.training.loop import Training, score_embeddings
 from lapclip.training.shards import add_in_tree, own_shards, whole_nodes
@@ -142,7 +142,7 @@ def steps(case: str, ranks: Ranks = ALONE) -> dict[str, Any]:
     step = step_of(**{"shards": SHARDS, **settings})
     step.ranks = ranks
     ranks.overlaps = "when all are there" not in case
-    training_step.LARGE_BATCH = ROWS if "own rows" in case else 4096
+    sharded_update.LARGE_BATCH = ROWS if "own rows" in case else 4096
     found = [step(make(), number, 1e-3, off())() for number in (1, 2)]
     weights = b"".join(parameter.detach().numpy().tobytes() for parameter in step.model.parameters())
     return {
@@ -262,7 +262,7 @@ def two(start_in_both_ways: Callable[..., Path]) -> Path:
 @contextmanager
 def out_of_memory(*, wanted: bool) -> Iterator[None]:
     """The fifth step finds no memory for its first pass through the towers, once."""
-    update, encode, taken, failing = TrainStep.update, TrainStep._encode, itertools.count(1), []
+    update, encode, taken, failing = TrainStep.update, TrainStep.encode, itertools.count(1), []
 
     def fifth_update(self: TrainStep, *arguments: Any) -> torch.Tensor:
         if next(taken) == 5:
@@ -278,7 +278,7 @@ def out_of_memory(*, wanted: bool) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         if wanted:
             patch.setattr(TrainStep, "update", fifth_update)
-            patch.setattr(TrainStep, "_encode", failing_encode)
+            patch.setattr(TrainStep, "encode", failing_encode)
         yield
 
 

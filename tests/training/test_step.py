@@ -21,6 +21,7 @@ from lapclip.training.cuda_graph import make_step
 from lapclip.training.initial_weights import initialise_logits
 from lapclip.training.optimizer import make_optimizer
 from lapclip.training.precision import FIRST_SCALE, GROW_AFTER, LossScale
+from lapclip.training.sharded_update import handing_on
 from lapclip.training.shards import GradientSum
 from lapclip.training.step import LEAST_CHUNK, TEXT_CHUNKS, TrainStep
 
@@ -349,6 +350,6 @@ def test_a_group_that_a_late_gradient_completes_is_handed_on_during_the_backward
     handed: list[int] = []
     summing = SimpleNamespace(groups=[[0, 1], [2]], add_group=lambda number, _: handed.append(number))
     step = SimpleNamespace(learnt_in_towers=[first, second, third], rounded=None, device=SimpleNamespace(is_cpu=False))
-    with TrainStep._handing_on(cast("TrainStep", step), cast("GradientSum", summing)):
+    with handing_on(cast("TrainStep", step), cast("GradientSum", summing)):
         (2 * third * first * second).backward()  # the gradient of `second`, which is watched, comes first
         assert handed == [0, 1]

@@ -17,8 +17,9 @@ from lapclip.machine.timing import Stopwatch
 from lapclip.machine.transfer import Delivered, Layout
 from lapclip.model.clip import CLIP
 from lapclip.model.kernels import Compute
+from lapclip.training.inputs import Inputs, Sent, seen_by
 from lapclip.training.optimizer import TowerOptimizers, make_optimizer
-from lapclip.training.step import Inputs, Sent, StepMetrics, TrainStep, seen_by
+from lapclip.training.step import StepMetrics, TrainStep
 from lapclip.training.two_devices import AnyHalf, SplitStep
 
 WARM_UP = 3

@@ -9,7 +9,7 @@ from contextlib import closing, contextmanager
 
 from lapclip.data.batches import Batch, BatchPlan, prefetch
 from lapclip.training.cuda_graph import AnyStep
-from lapclip.training.step import Sent
+from lapclip.training.inputs import Sent
 
 
 @contextmanager

@@ -35,10 +35,11 @@ from lapclip.training.fallback import SwapGrew
 from lapclip.training.feed import feed
 from lapclip.training.frozen_features import CachedFeatures
 from lapclip.training.initial_weights import InitialWeights
+from lapclip.training.inputs import Sent
 from lapclip.training.optimizer import cheap_steps, learning_rate
 from lapclip.training.probes import ProbeCaptions
 from lapclip.training.shards import own_batches, own_shards
-from lapclip.training.step import Sent, StepMetrics
+from lapclip.training.step import StepMetrics
 
 MEMORY_EVERY = 50
 RANKS_EVERY = 5.0

@@ -5,9 +5,8 @@ Shapes: B batch, P patches, K patches that are not dropped.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -19,7 +18,6 @@ from lapclip.config import TrainConfig
 from lapclip.data.batches import Batch
 from lapclip.data.pixels import draw_boxes, mean_and_std, normalise, view
 from lapclip.data.tokenizers import LENGTH_STEP
-from lapclip.errors import RankFailed
 from lapclip.loss import (
     LOSSES,
     accuracy_of_rows,
@@ -32,147 +30,20 @@ from lapclip.loss import (
 from lapclip.machine.device import DTYPES, Device
 from lapclip.machine.ranks import ALONE, Ranks
 from lapclip.machine.timing import Stopwatch
-from lapclip.machine.transfer import Delivered, OnItsWay
+from lapclip.machine.transfer import Delivered
 from lapclip.model.clip import CLIP
 from lapclip.model.freezing import boundary, parts_of
 from lapclip.model.kernels import has_triton
-from lapclip.model.pretrained_towers import Dropping, Head, PretrainedTower
-from lapclip.model.towers import TextTower
+from lapclip.model.pretrained_towers import PretrainedTower
 from lapclip.seeding import derived_seed, generator
-from lapclip.training.fallback import cause_of
+from lapclip.training.head_dropout import HeadDropout
+from lapclip.training.inputs import Inputs, Sent
 from lapclip.training.optimizer import AnyOptimizer, apply_gradients, image_side, is_cheap, patches_seen
 from lapclip.training.precision import LossScale, RoundedCopy
-from lapclip.training.shards import GradientSum, own_shards
+from lapclip.training.sharded_update import take_by_shards
 
-SQUARE = ("positives_BB", "phrase_positives_BB")
-"""Tensors of an update whose columns are pairs of the batch, as their rows are."""
-LOADED_BY_SHARD = ("pixels_BSSC", "image_features", "text_features", "phrase_features")
-"""Tensors of an update of which a rank may have the rows of its own shards alone."""
-ALIGNED = 64
-"""Bytes that the memory of a tensor is a multiple of where torch chooses it. Kernels may round otherwise elsewhere."""
-OF_IMAGES = ("pixels_", "patches_", "boxes_", "image_")
-OF_CAPTIONS = ("tokens_", "text_", "phrase_tokens_", "phrase_features", "phrase_hidden_")
-"""How the names of tensors of an update begin that one tower alone sees; the loss sees the rest."""
-LARGE_BATCH = 4096
-"""Pairs from which on ranks may divide the loss: its logits then take 64 MB, several times over."""
 TEXT_CHUNKS, LEAST_CHUNK = 4, 16
 """Into how many chunks captions are cut, by length, and the fewest that are worth a chunk."""
-
-
-@dataclass(frozen=True)
-class Inputs:
-    """What an update works on. Images stay uint8 until they are on the device."""
-
-    pixels_BSSC: Tensor
-    tokens_BL: Tensor
-    positives_BB: Tensor
-    patches_BK: Tensor | None
-    """The patches each image keeps; None keeps all."""
-    boxes_B5: Tensor | None
-    """The box of each image that is seen (`data/pixels.py`); None is all of it."""
-    side: int
-    """The side of the images that the tower sees, in pixels."""
-    lengths: tuple[int, ...] = ()
-    """Tokens of the longest caption in each of so many equal parts of the batch; empty takes them all as one."""
-    shards: tuple[int, ...] = ()
-    """Pairs of each shard, which follow each other; empty where the batch is one."""
-    shard_lengths: tuple[tuple[int, ...], ...] = ()
-    """What `lengths` says, for each shard."""
-    own_shards: range | None = None
-    """The shards whose rows large tensors have; None where they have all."""
-    image_features: Tensor | None = None
-    """What the frozen part of the image tower makes of the images, which are empty then."""
-    text_features: Tensor | None = None
-    """What the frozen part of the text tower makes of the captions."""
-    teacher_image: Tensor | None = None
-    """What a teacher makes of the images; None where there is none."""
-    teacher_text: Tensor | None = None
-    """What it makes of the captions."""
-    words_BV: Tensor | None = None
-    """The tokens of all captions of each image, as shares; None where no words are predicted."""
-    image_features_mask: Tensor | None = None
-    """What the head of a pretrained image network does not leave out of its features; None keeps all."""
-    image_hidden_mask: Tensor | None = None
-    """The same for its hidden layer."""
-    text_hidden_mask: Tensor | None = None
-    """The same for a pretrained text network."""
-    phrase_tokens_BL: Tensor | None = None
-    """A phrase for each image; None where only whole captions are learnt."""
-    phrase_positives_BB: Tensor | None = None
-    phrase_features: Tensor | None = None
-    """What the frozen part of the text tower makes of the phrases."""
-    phrase_hidden_mask: Tensor | None = None
-    """What the head of a pretrained text network does not leave out of its hidden layer for them."""
-
-    def __len__(self) -> int:
-        return len(self.tokens_BL)
-
-    def tensors(self) -> dict[str, Tensor]:
-        """Every tensor that is there."""
-        return {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
-
-    def of_phrases(self) -> Inputs | None:
-        """The phrases in the place of the captions; None where there are none."""
-        if self.phrase_tokens_BL is None:
-            return None
-        return replace(
-            self,
-            tokens_BL=self.phrase_tokens_BL,
-            text_features=self.phrase_features,
-            text_hidden_mask=self.phrase_hidden_mask,
-            lengths=(),
-        )
-
-    def each(self, change: Callable[[Tensor], Tensor]) -> Inputs:
-        """The same change made to every tensor."""
-        return replace(self, **{name: change(tensor) for name, tensor in self.tensors().items()})
-
-    def on(self, device: Device) -> Inputs:
-        """All of it on a device; where towers have devices of their own, what each sees on its own."""
-        return replace(
-            self, **{name: tensor.to(device.of(seen_by(name)).torch) for name, tensor in self.tensors().items()}
-        )
-
-    def in_order(self, rows_B: Tensor) -> Inputs:
-        """The same pairs in another order. What was loaded for some shards alone has their order already, and images
-        that features stand in for are empty."""
-        stay = () if self.own_shards is None else LOADED_BY_SHARD
-        moved = {name: tensor[rows_B] for name, tensor in self.tensors().items() if len(tensor) and name not in stay}
-        square = {name: tensor[:, rows_B] for name, tensor in moved.items() if name in SQUARE}
-        return replace(self, **(moved | square))
-
-    def shard(self, number: int) -> Inputs:
-        """The pairs of one shard."""
-        first, size = sum(self.shards[:number]), self.shards[number]
-        loaded = range(len(self.shards)) if self.own_shards is None else self.own_shards
-        assert number in loaded, "a shard that another rank computes"
-        at = first - sum(self.shards[: loaded.start])
-        own = {
-            name: aligned(tensor[at : at + size]) if name in LOADED_BY_SHARD else tensor[first : first + size]
-            for name, tensor in self.tensors().items()
-        }
-        alone = replace(self, shards=(), shard_lengths=(), own_shards=None)
-        return replace(alone, **own, lengths=self.shard_lengths[number])
-
-
-@dataclass(frozen=True)
-class Sent:
-    """What an update works on, on its way to the device."""
-
-    inputs: Inputs
-    on_its_way: OnItsWay
-
-
-def seen_by(name: str) -> str:
-    """Who sees a tensor of an update: the "image" tower, the "text" tower, or the "loss"."""
-    if name.startswith(OF_IMAGES):
-        return "image"
-    return "text" if name.startswith(OF_CAPTIONS) else "loss"
-
-
-def aligned(tensor: Tensor) -> Tensor:
-    """A tensor whose memory begins where torch would have it begin, wherever it was cut from."""
-    return tensor if tensor.data_ptr() % ALIGNED == 0 else tensor.clone()
 
 
 @dataclass(frozen=True)
@@ -238,9 +109,6 @@ class TrainStep:
             p for n, p in zip(names, self._parameters, strict=True) if n.startswith(("image.", "text."))
         ]
         """What learns in the towers. The rest, such as the scale, has its gradient from the loss alone."""
-        table = model.text.token_embedding.weight if isinstance(model.text, TextTower) else None
-        self._table = next((at for at, found in enumerate(self.learnt_in_towers) if found is table), None)
-        """Which of them has a row for each token, where it learns: a batch uses few."""
         part_of_name = parts_of(model)
         parts = [part_of_name[name] for name in names]
         self.parts = list(dict.fromkeys(parts))
@@ -339,7 +207,7 @@ class TrainStep:
         if self.rounded:
             self.rounded.refresh()
         if inputs.shards:
-            losses = self._in_shards(inputs, watch)
+            losses = take_by_shards(self, inputs, watch)
         else:
             losses = self._in_micro_batches(inputs, watch) if self.is_cut(inputs) else self._whole(inputs, watch)
         with watch.phase("optimizer"):
@@ -373,7 +241,7 @@ class TrainStep:
         if self.rounded:
             self.rounded.refresh()
         inputs = self.inputs(batch, self.config.steps).on(self.device)
-        image_BE, text_BE, *_ = self._encode(inputs, Stopwatch(self.device.synchronise, on=False))
+        image_BE, text_BE, *_ = self.encode(inputs, Stopwatch(self.device.synchronise, on=False))
         return image_BE.to(self.device.torch), text_BE.to(self.device.torch)
 
     def rehearse(self, batch: Batch, pairs: int) -> None:
@@ -383,7 +251,7 @@ class TrainStep:
         inputs = inputs.each(lambda tensor: tensor[:pairs]).on(self.device)
         if self.rounded:
             self.rounded.refresh()
-        embeddings = self._encode(replace(inputs, lengths=lengths), Stopwatch(self.device.synchronise, on=False))
+        embeddings = self.encode(replace(inputs, lengths=lengths), Stopwatch(self.device.synchronise, on=False))
         torch.autograd.backward(embeddings, [torch.ones_like(embedding) for embedding in embeddings])
         if self.rounded:
             self.rounded.hand_over()
@@ -394,7 +262,7 @@ class TrainStep:
         read = self.device.read_later(metrics)
         return lambda: self._step_metrics(read())
 
-    def _encode(self, inputs: Inputs, watch: Stopwatch) -> tuple[Tensor, ...]:
+    def encode(self, inputs: Inputs, watch: Stopwatch) -> tuple[Tensor, ...]:
         """Embeddings of images, which stay uint8 until here, of captions, and of phrases where there are some."""
         with watch.phase("preprocess"):
             pixels_BCSS = self._view_images(inputs) if inputs.image_features is None else None
@@ -450,7 +318,7 @@ class TrainStep:
         there = inputs.each(Tensor.cpu)
         return view(normalise(there.pixels_BSSC, shape), there.boxes_B5, there.side).to(device.torch)
 
-    def _loss(self, inputs: Inputs, image_BE: Tensor, text_BE: Tensor, phrase_BE: Tensor | None = None) -> Losses:
+    def loss(self, inputs: Inputs, image_BE: Tensor, text_BE: Tensor, phrase_BE: Tensor | None = None) -> Losses:
         """The loss in its parts."""
         scale, bias, judge = self.model.logit_scale.exp(), self.model.logit_bias, self._contrastive
         smoothing = self.config.label_smoothing
@@ -471,7 +339,7 @@ class TrainStep:
         accuracies = batch_accuracy(logits_BB, inputs.positives_BB)
         return Losses(learnt, loss, taught.detach(), phrases, words.detach(), accuracies)
 
-    def _loss_of_rows(self, inputs: Inputs, rows: slice, image_BE: Tensor, text_BE: Tensor) -> Losses:
+    def loss_of_rows(self, inputs: Inputs, rows: slice, image_BE: Tensor, text_BE: Tensor) -> Losses:
         """What some rows of a batch add to its loss, in its parts."""
         scale, bias = self.model.logit_scale.exp(), self.model.logit_bias
         judge, smoothing = self._contrastive, self.config.label_smoothing
@@ -482,11 +350,11 @@ class TrainStep:
 
     def _whole(self, inputs: Inputs, watch: Stopwatch) -> Losses:
         """Losses and gradients of a batch that fits in memory."""
-        embeddings = self._encode(inputs, watch)
+        embeddings = self.encode(inputs, watch)
         with watch.phase("forward"):
-            losses = self._loss(inputs, *embeddings)
+            losses = self.loss(inputs, *embeddings)
         with watch.phase("backward"):
-            self._scaled(losses.learnt).backward()
+            self.scaled(losses.learnt).backward()
             if self.rounded:
                 self.rounded.hand_over()
         return losses
@@ -498,233 +366,41 @@ class TrainStep:
         each embedding; then the towers run again, a micro-batch at a time, and carry those gradients to the weights.
         """
         with torch.no_grad():
-            encoded = [self._encode(micro_batch, watch) for micro_batch in self.micro_batches(inputs)]
+            encoded = [self.encode(micro_batch, watch) for micro_batch in self.micro_batches(inputs)]
         embeddings = [torch.cat(side).requires_grad_() for side in zip(*encoded, strict=True)]
         with watch.phase("forward"):
-            losses = self._loss(inputs, *embeddings)
+            losses = self.loss(inputs, *embeddings)
         with watch.phase("backward"):
-            self._scaled(losses.learnt).backward()
+            self.scaled(losses.learnt).backward()
         found = [embedding.grad for embedding in embeddings if embedding.grad is not None]
         assert len(found) == len(embeddings)
-        self._carry(inputs, found, watch)
+        self.carry(inputs, found, watch)
         return losses
 
-    def _carry(
+    def carry(
         self,
         inputs: Inputs,
         gradients: Sequence[Tensor],
         watch: Stopwatch,
-        summing: GradientSum | None = None,
+        around_last: AbstractContextManager[None] | None = None,
     ) -> None:
-        """Carry the gradients of embeddings to the weights, a micro-batch at a time; what the last one completes is
-        handed on, where they are summed."""
+        """Carry the gradients of embeddings to the weights, a micro-batch at a time. What is around the last one hands
+        on the gradients that it completes."""
         micro_batches = list(self.micro_batches(inputs))
         by_micro_batch = zip(*(gradient.split(self.config.micro_batch) for gradient in gradients), strict=True)
         for at, (micro_batch, its_gradients) in enumerate(zip(micro_batches, by_micro_batch, strict=True), 1):
-            its_embeddings = self._encode(micro_batch, watch)
-            taker = summing if at == len(micro_batches) else None
-            with watch.phase("backward"), self._handing_on(taker):
+            its_embeddings = self.encode(micro_batch, watch)
+            around = around_last if at == len(micro_batches) else None
+            with watch.phase("backward"), around or nullcontext():
                 torch.autograd.backward(its_embeddings, its_gradients)
-                if self.rounded and taker is None:
+                if self.rounded and around is None:
                     self.rounded.hand_over()
-
-    def _in_shards(self, inputs: Inputs, watch: Stopwatch) -> Losses:
-        """Losses and gradients by shards, of which each rank computes its own.
-
-        The embeddings of all shards are gathered as leaves; every rank computes the loss over all pairs and takes the
-        gradients of its own shards, which it carries through their towers. So no gradient crosses the gather, and those
-        of the scale and the bias, which every rank has, are never summed. Where the batch is cut in micro-batches, what
-        was computed for the embeddings is computed again, as in gradient caching.
-        """
-        again = self.is_cut(inputs)
-        summing = self._gradient_sum(inputs)
-        encoded: dict[int, tuple[Tensor, ...]] = {}
-        failures: list[Exception] = []
-        with self._held_back(failures):
-            for number in summing.own:
-                with torch.set_grad_enabled(not again):
-                    shard = inputs.shard(number)
-                    parts = [self._encode(part, watch) for part in (self.micro_batches(shard) if again else [shard])]
-                encoded[number] = parts[0] if len(parts) == 1 else tuple(map(torch.cat, zip(*parts, strict=True)))
-        with watch.phase("exchange") if self.ranks.many else nullcontext():
-            embeddings = self._gathered(inputs, {} if failures else encoded)
-        losses = self._loss_in_shares(inputs, embeddings, summing.own, failures) if self._divides_loss(inputs) else None
-        with self._held_back(failures):
-            if failures:  # the others need something of this rank, but not that
-                raise failures[0]
-            if losses is None:
-                with watch.phase("forward"):
-                    losses = self._loss(inputs, *embeddings)
-                with watch.phase("backward"):
-                    self._scaled(losses.learnt).backward()
-            found = [embedding.grad for embedding in embeddings if embedding.grad is not None]
-            assert len(found) == len(embeddings)
-            of_shards = list(zip(*(gradient.split(inputs.shards) for gradient in found), strict=True))
-            for number in summing.own:
-                self._carry_shard(inputs, number, of_shards[number], encoded, summing, watch)
-        encoded.clear()
-        with watch.phase("exchange") if self.ranks.many else nullcontext():
-            total, failed = summing.total(failed=bool(failures))
-        if losses is None or failed:
-            raise RankFailed("A rank could not take this step.") from (failures[0] if failures else None)
-        for parameter, gradient in zip(self.learnt_in_towers, total, strict=True):
-            parameter.grad = gradient
-        return losses
-
-    def _divides_loss(self, inputs: Inputs) -> bool:
-        """Whether each rank computes only its own rows of the loss: where the order of sums is left open, and the
-        square of logits is large. What is learnt beside whole captions needs no such square, and stays as it is."""
-        more = inputs.phrase_tokens_BL, inputs.teacher_image, inputs.words_BV
-        open_order = self.config.shards == 0 and self.ranks.many
-        return open_order and len(inputs) >= LARGE_BATCH and all(found is None for found in more)
-
-    def _loss_in_shares(
-        self, inputs: Inputs, embeddings: list[Tensor], own: range, failures: list[Exception]
-    ) -> Losses | None:
-        """The loss and the gradients of the embeddings, scale and bias, each rank from its own rows, summed. One that
-        fails gives no numbers."""
-        first, size = sum(inputs.shards[: own.start]), sum(inputs.shards[number] for number in own)
-        outside = [found for found in (self.model.logit_scale, self.model.logit_bias) if found is not None]
-        leaves, losses = [*embeddings, *(found for found in outside if found.requires_grad)], None
-        flat = torch.full((3 + sum(leaf.numel() for leaf in leaves),), math.nan, device=self.device.torch)
-        with self._held_back(failures):
-            losses = self._loss_of_rows(inputs, slice(first, first + size), *embeddings)
-            self._scaled(losses.learnt).backward()
-            gradients = [leaf.grad for leaf in leaves if leaf.grad is not None]
-            numbers = torch.stack([losses.captions.detach(), *losses.accuracies])
-            flat = torch.cat([numbers, *(gradient.reshape(-1) for gradient in gradients)])
-        self.ranks.reduce(flat, flat.dtype)
-        numbers, *summed = flat.split([3, *(leaf.numel() for leaf in leaves)])
-        for leaf, gradient in zip(leaves, summed, strict=True):
-            leaf.grad = gradient.view_as(leaf).clone()
-        loss, t2i, i2t = numbers
-        return losses and losses._replace(learnt=loss, captions=loss, accuracies=(t2i, i2t))
-
-    def exchanged_numbers(self, batch: Batch) -> int:
-        """How many numbers of gradients ranks add up for such a batch."""
-        numbers = sum(parameter.numel() for parameter in self.learnt_in_towers)
-        if self._table is None:
-            return numbers
-        table = self.learnt_in_towers[self._table]
-        return numbers - table.numel() + len(np.unique(batch.tokens_BL)) * table.shape[1]
-
-    def _gradient_sum(self, inputs: Inputs) -> GradientSum:
-        """What adds up the gradients of the towers."""
-        rows = None
-        if self._table is not None and (self.ranks.many or self.device.is_cpu):  # else nothing is gained by it
-            tokens = [found for found in (inputs.tokens_BL, inputs.phrase_tokens_BL) if found is not None]
-            rows = torch.cat([found.reshape(-1) for found in tokens]).unique()
-        return GradientSum(
-            self.learnt_in_towers,
-            len(inputs.shards),
-            self.ranks,
-            ordered=self.config.shards > 0,
-            table=self._table,
-            rows=rows,
-            dtype=DTYPES[self.config.exchange],
-        )
-
-    def _carry_shard(
-        self,
-        inputs: Inputs,
-        number: int,
-        gradients: tuple[Tensor, ...],
-        encoded: dict[int, tuple[Tensor, ...]],
-        summing: GradientSum,
-        watch: Stopwatch,
-    ) -> None:
-        """Carry the gradients of one shard's embeddings to its weights. Those of the last shard are handed on as they
-        come, so that they travel while the others are still computed, unless that would only get in the way."""
-        last = self.ranks.connected and self.ranks.overlaps and number == summing.own[-1]
-        taker = summing if last else None
-        if self.is_cut(inputs):
-            self._carry(inputs.shard(number), gradients, watch, taker)
-        else:
-            with watch.phase("backward"), self._handing_on(taker):
-                torch.autograd.backward(encoded.pop(number), gradients)
-                if self.rounded and not last:
-                    self.rounded.hand_over()
-        if not last:
-            found = [parameter.grad for parameter in self.learnt_in_towers if parameter.grad is not None]
-            assert len(found) == len(self.learnt_in_towers), "what learns has a gradient"
-            summing.add(number, found)
-        for parameter in self.learnt_in_towers:
-            parameter.grad = None
-
-    @contextmanager
-    def _handing_on(self, summing: GradientSum | None) -> Iterator[None]:
-        """While a backward pass runs, give away gradients that travel together as soon as all of them are there. On a
-        GPU, which may compute them in less time than it takes to be told of all, only the one that is made last of each
-        group is watched; gradients that micro-batches have begun are there from the start, so then all are."""
-        if summing is None:
-            yield
-            return
-        groups = summing.groups
-        members = [[self.learnt_in_towers[at] for at in group] for group in groups]
-        leaves = [[self.rounded.leaf_of(one) if self.rounded else one for one in group] for group in members]
-        begun = any(leaf.grad is not None for group in leaves for leaf in group)
-        watched = leaves if begun or self.device.is_cpu else [group[-1:] for group in leaves]
-        missing, handed = [len(group) for group in watched], set[int]()
-
-        def hand_on(number: int) -> None:
-            handed.add(number)
-            if self.rounded:
-                self.rounded.hand_over_some(members[number])
-            found = [parameter.grad for parameter in members[number] if parameter.grad is not None]
-            summing.add_group(number, found)
-
-        def when_there(number: int) -> Callable[[Tensor], None]:
-            def note(_: Tensor) -> None:
-                missing[number] -= 1
-                # A bias whose gradient a later kernel takes may complete its group after the one that is watched.
-                for earlier in range(number + 1):
-                    there = not missing[earlier] and all(leaf.grad is not None for leaf in leaves[earlier])
-                    if there and earlier not in handed:
-                        hand_on(earlier)
-
-            return note
-
-        hooks = [
-            leaf.register_post_accumulate_grad_hook(when_there(number))
-            for number, group in enumerate(watched)
-            for leaf in group
-        ]
-        try:
-            yield
-        finally:
-            for hook in hooks:
-                hook.remove()
-        for number in set(range(len(groups))) - handed:
-            hand_on(number)
-
-    @contextmanager
-    def _held_back(self, failures: list[Exception]) -> Iterator[None]:
-        """A failure that other settings may cure is raised only when all ranks know of it: until then they wait for
-        what this one has to give."""
-        try:
-            yield
-        except Exception as error:
-            if not self.ranks.many or cause_of(error) is None:
-                raise
-            failures.append(error.with_traceback(None))  # whose frames hold memory
-
-    def _gathered(self, inputs: Inputs, encoded: Mapping[int, tuple[Tensor, ...]]) -> list[Tensor]:
-        """The embeddings of all shards, of images, of captions, and of phrases where there are some, as leaves."""
-        sides, ranks, width = (2 if inputs.phrase_tokens_BL is None else 3), self.ranks, self.model.shape.embedding
-        counts = [own_shards(ranks, len(inputs.shards), rank) for rank in range(ranks.count)]
-        rows = [sum(inputs.shards[number] for number in numbers) for numbers in counts]
-        shards = [torch.cat([side.detach() for side in embeddings], 1) for embeddings in encoded.values()]
-        # No numbers where this rank has failed, nor where it has no shards.
-        none = torch.full((rows[ranks.rank], sides * width), math.nan, device=self.device.torch)
-        own = torch.cat(shards) if shards else none
-        together = ranks.gathered(own, rows, "embeddings").to(self.device.torch)
-        return [side.clone(memory_format=torch.contiguous_format).requires_grad_() for side in together.split(width, 1)]
 
     def is_cut(self, inputs: Inputs) -> bool:
         """Whether a batch is too large for memory, so that only micro-batches of it have a graph at once."""
         return 0 < self.config.micro_batch < len(inputs)
 
-    def _scaled(self, loss: Tensor) -> Tensor:
+    def scaled(self, loss: Tensor) -> Tensor:
         """The loss as the backward pass takes it: larger in float16, whose small numbers are coarse."""
         return loss if self.loss_scale is None else loss * self.loss_scale.scale
 
@@ -798,58 +474,3 @@ def norms_of(parameters: Sequence[Tensor]) -> Tensor:
     found = [parameter.grad for parameter in parameters if parameter.grad is not None]
     assert len(found) == len(parameters), "what learns has a gradient"
     return torch.stack(torch._foreach_norm(found))  # pyright: ignore[reportPrivateImportUsage]
-
-
-class HeadDropout:
-    """Draws what is not dropped, and gives it to the heads of pretrained networks, where a model has some."""
-
-    def __init__(self, model: CLIP, config: TrainConfig) -> None:
-        towers = {"image": model.image, "text": model.text}
-        self._config = config
-        self._heads: dict[str, Head] = {
-            name: tower.head for name, tower in towers.items() if isinstance(tower, PretrainedTower)
-        }
-
-    def draw(self, rows: int, step: int) -> dict[str, Tensor]:
-        """What is not left out of so many rows, by the names that `Inputs` has for it."""
-        found = {}
-        for tower in self._heads:
-            found |= self._of_tower(tower, rows, derived_seed(self._config.seed, "dropout", step))
-        return found
-
-    def draw_for_phrases(self, rows: int, step: int) -> dict[str, Tensor]:
-        """The same for phrases, which only the text tower sees."""
-        drawn = self._of_tower("text", rows, derived_seed(self._config.seed, "phrase dropout", step))
-        return {name.replace("text", "phrase"): mask for name, mask in drawn.items()}
-
-    def _of_tower(self, tower: str, rows: int, seed: int) -> dict[str, Tensor]:
-        if tower not in self._heads:
-            return {}
-        head = self._heads[tower]
-        seed = derived_seed(seed, "head", list(self._heads).index(tower))
-        widths: dict[str, int] = dict(zip(("features", "hidden"), head.hidden_in.shape, strict=True))
-        found = {}
-        for what, share in self._shares(tower).items():
-            draw = torch.Generator().manual_seed(derived_seed(seed, what))
-            found[f"{tower}_{what}_mask"] = torch.rand(rows, widths[what], generator=draw) >= share
-        return found
-
-    @contextmanager
-    def applied(self, drawn: Mapping[str, Tensor], *towers: str) -> Iterator[None]:
-        """Let the heads, of some towers or of both, leave out what was drawn."""
-        heads = {tower: head for tower, head in self._heads.items() if not towers or tower in towers}
-        for tower, head in heads.items():
-            head.dropping = {
-                what: Dropping(share, drawn[f"{tower}_{what}_mask"]) for what, share in self._shares(tower).items()
-            }
-        try:
-            yield
-        finally:
-            for head in heads.values():
-                head.dropping = {}
-
-    def _shares(self, tower: str) -> dict[str, float]:
-        """The share that a tower's head leaves out of its features and of its hidden layer, where it is not nothing."""
-        of_features = self._config.feature_dropout if tower == "image" else 0.0
-        shares = {"features": of_features, "hidden": self._config.head_dropout}
-        return {what: share for what, share in shares.items() if share}

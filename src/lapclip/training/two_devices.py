@@ -29,8 +29,9 @@ from lapclip.machine.device import Device
 from lapclip.machine.device_pair import DevicePair
 from lapclip.machine.timing import Stopwatch
 from lapclip.model.clip import CLIP
+from lapclip.training.inputs import Inputs, Sent
 from lapclip.training.optimizer import TowerOptimizers, apply_gradients, belongs_to
-from lapclip.training.step import Inputs, Losses, Sent, StepMetrics, TrainStep, norms_of
+from lapclip.training.step import Losses, StepMetrics, TrainStep, norms_of
 
 TOWERS = ("image", "text")
 Embeddings = dict[str, tuple[Tensor, ...]]
@@ -103,8 +104,8 @@ class SplitStep(TrainStep):
         for parameter in self._outside:
             parameter.grad = None
         leaves = {tower: [one.to(home).detach().requires_grad_() for one in own] for tower, own in embeddings.items()}
-        losses = self._loss(inputs, *leaves["image"], *leaves["text"])
-        self._scaled(losses.learnt).backward()
+        losses = self.loss(inputs, *leaves["image"], *leaves["text"])
+        self.scaled(losses.learnt).backward()
         return losses, {tower: self._crossed(tower, own) for tower, own in leaves.items()}
 
     def _all_norms(self, norms: dict[str, Tensor]) -> Tensor:

@@ -25,6 +25,7 @@ from lapclip.machine.ranks import Ranks
 from lapclip.text import counted, milliseconds
 from lapclip.training.fallback import MEMORY, cause_of
 from lapclip.training.optimizer import make_optimizer
+from lapclip.training.sharded_update import exchanged_numbers
 from lapclip.training.shards import GradientSum
 from lapclip.training.step import TrainStep
 
@@ -167,7 +168,7 @@ def measure_together(step: TrainStep, batch: Batch, train: TrainConfig, device: 
     shard_seconds = ranks.gathered(torch.tensor([own], dtype=torch.float64), [1] * ranks.count, "speed").tolist()
     link = measure_link(ranks, device)
     dealt = deal_by_speed(shard_seconds, shards) if train.shards else [1] * ranks.count
-    numbers = step.exchanged_numbers(batch)
+    numbers = exchanged_numbers(step, batch)
     found = Worth(
         hosts=list(ranks.hosts),
         shard_seconds=shard_seconds,

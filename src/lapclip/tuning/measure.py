@@ -37,7 +37,8 @@ from lapclip.model.clip import CLIP
 from lapclip.training.cuda_graph import WARM_UP, AnyStep, GraphedStep, make_step
 from lapclip.training.feed import ready
 from lapclip.training.initial_weights import initialise_logits
-from lapclip.training.step import Sent, StepMetrics
+from lapclip.training.inputs import Sent
+from lapclip.training.step import StepMetrics
 from lapclip.training.two_devices import SplitStep
 from lapclip.tuning.choose_kernels import choose_kernels
 

@@ -22,7 +22,7 @@ from lapclip.data.batches import Batch
 from lapclip.machine.device import Device
 from lapclip.machine.timing import Stopwatch
 from lapclip.training.cuda_graph import WARM_UP
-from lapclip.training.step import Inputs
+from lapclip.training.inputs import Inputs
 from lapclip.training.two_devices import TOWERS, AnyHalf, SplitStep
 
 ROUNDS = 5
