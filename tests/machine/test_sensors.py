@@ -6,6 +6,7 @@ import pytest
 
 from lapclip.machine import sensors
 from lapclip.machine.sensors import EVERY_SECONDS, Sensors
+from lapclip.machine.timing import OtherPrograms
 
 from .test_facts import write
 
@@ -73,13 +74,15 @@ def test_macos_speed_limit() -> None:
     assert sensors.parse_thermal_limit("Note: No thermal warning level has been recorded\n") is None
 
 
-def test_sensors_are_due_at_once_and_then_every_ten_seconds() -> None:
+def test_sensors_are_due_at_once_and_then_every_ten_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(OtherPrograms, "__call__", lambda self: 0.33333)
     now = 0.0
     sensors = Sensors(clock=lambda: now)
     assert sensors.due()
     sample = sensors.sample()
     assert all(0 <= share <= 1 for share in sample.core_use)
     assert len(sample.core_use) >= 1
+    assert sample.others == 0.3333
     assert sample.swap_bytes >= 0
     assert sample.joules is not None or sample.reason is not None
     now = EVERY_SECONDS - 0.1

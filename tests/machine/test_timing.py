@@ -59,16 +59,32 @@ def test_busy_cores_are_named(share: float, text: str | None, monkeypatch: pytes
 def test_what_others_use_is_told_from_what_this_process_and_its_children_use(monkeypatch: pytest.MonkeyPatch) -> None:
     cores = SimpleNamespace(user=100.0, system=50.0, idle=1000.0)
     own = SimpleNamespace(user=10.0, system=0.0, children_user=0.0, children_system=0.0)
+    children: list[SimpleNamespace] = []
     monkeypatch.setattr(psutil, "cpu_count", lambda: 2)
     monkeypatch.setattr(psutil, "cpu_times", lambda: tuple_of(cores))
-    monkeypatch.setattr(psutil.Process, "cpu_times", lambda self: own)
-    monkeypatch.setattr(psutil.Process, "children", lambda self, recursive: [])
+    monkeypatch.setattr(timing.os, "times", lambda: own)
+    monkeypatch.setattr(psutil.Process, "children", lambda self, recursive: children)
     others = timing.OtherPrograms()
     assert REAL_OTHERS(others) is None  # no time has passed
-    cores.user, cores.idle, own.user, own.children_user = 114.0, 1006.0, 15.0, 4.0
-    assert REAL_OTHERS(others) == pytest.approx(0.25)  # 20 seconds, 14 of them busy, 9 of those for this process
+    cores.user, cores.idle, own.user, own.children_user = 114.0, 1006.0, 13.0, 2.0
+    children += [SimpleNamespace(cpu_times=lambda: SimpleNamespace(**{**vars(own), "user": 1.0})), gone()]
+    assert REAL_OTHERS(others) == pytest.approx(0.3)  # 20 seconds, 14 of them busy, 8 for this process and its children
     cores.idle += 10.0
     assert REAL_OTHERS(others) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("share", "cores", "threads"), [(0.5, 2, 1), (0.52, 2, 1), (0.3, 8, 5), (1.0, 4, 1), (0.0, 4, 4)]
+)
+def test_threads_that_find_a_core_beside_others(share: float, cores: int, threads: int) -> None:
+    assert timing.free_cores(share, cores) == threads
+
+
+def gone() -> SimpleNamespace:
+    def cpu_times() -> None:
+        raise psutil.NoSuchProcess(1)
+
+    return SimpleNamespace(cpu_times=cpu_times)
 
 
 def tuple_of(times: SimpleNamespace) -> tuple:

@@ -439,17 +439,26 @@ def test_what_needs_another_machine(runs) -> None:
     assert ids(summarise([*events, *hot])) == ["throttled"]
     assert "at 3 of 9 readings" in findings(summarise([*events, *hot]))[0].evidence
     assert ids(summarise([*events, hot[0], *({**look, "throttled": False} for look in hot)])) == []  # once is nothing
-    busy = [{**sensors, "step": at, "others": 0.5 if at % 3 == 0 else 0.1} for at in range(9)]
-    assert ids(summarise([*events, *busy])) == ["busy-cores"]
-    (finding,) = findings(summarise([*events, *busy]))
-    assert "at 3 of" in finding.evidence
+    busy = [{**sensors, "step": at, "core_use": [1.0, 1.0], "others": 0.5 if at % 3 == 0 else 0.1} for at in range(9)]
+    assert ids(summarise([*events, *busy])) == []  # one thread finds a core
+    config = events[0]["config"]
+    two = [{**events[0], "config": {**config, "train": {**config["train"], "threads": 2}}}, *events[1:]]
+    assert ids(summarise([*two, *busy])) == ["busy-cores"]
+    (finding,) = findings(summarise([*two, *busy]))
+    assert f"at 3 of {9 + sum(event['type'] == 'sensors' for event in events)}" in finding.evidence
+    assert "train.threads=1" in finding.next
     assert "50%" in finding.evidence
-    assert ids(summarise([*events, *busy[:6]])) == []  # twice is nothing
-    on_gpu = [
-        {**event, "devices": {"image": "cuda", "text": "cuda"}} if event["type"] == "started" else event
-        for event in events
-    ]
+    assert ids(summarise([*two, *busy[:6]])) == []  # twice is nothing
+    on_gpu = [{**two[0], "devices": {"image": "cuda", "text": "cuda"}}, *two[1:]]
     assert ids(summarise([*on_gpu, *busy])) == []
+    lost = {
+        "type": "fell_back",
+        "step": 1,
+        "cause": "device",
+        "devices": two[0]["devices"],
+        "text": "on the CPU",
+    }
+    assert "busy-cores" in ids(summarise([*on_gpu, lost, *busy]))
     swapped = [{**sensors, "swap_bytes": sensors["swap_bytes"] + grown} for grown in (0, 2_000_000_000)]
     assert ids(summarise([*events, *swapped])) == ["swapping"]
     full = {"type": "memory", "step": 80, "process_bytes": 1, "peak_bytes": round(0.95 * limit)}
@@ -600,7 +609,10 @@ def _events_of_rare_faults(run: Run) -> Iterator[Summary]:
     events = list(read_events(run.events))
     sensors = next(event for event in events if event["type"] == "sensors")
     fell = {"type": "fell_back", "step": 40, "cause": "out of memory", "change": {"micro_batch": 16}, "text": "smaller"}
-    yield summarise([*events, *({**sensors, "step": at, "throttled": True, "others": 0.5} for at in range(9)), fell])
+    hot = {**sensors, "throttled": True, "others": 0.5, "core_use": [1.0, 1.0]}
+    config = events[0]["config"]
+    two = {**events[0], "config": {**config, "train": {**config["train"], "threads": 2}}}
+    yield summarise([two, *events[1:], *({**hot, "step": at} for at in range(9)), fell])
     yield summarise([{**event, "tuned_seconds": 1e-6, "logit_scale": math.log(100)} for event in events])
     yield summarise([*events, *[ranks(0.9, 0.1)] * 3])
     yield summarise([*events[:-1], {"type": "memory", "step": 80, "process_bytes": 1, "peak_bytes": 10**15}])

@@ -98,7 +98,8 @@ def test_a_full_queue_refuses_at_once_and_recovers(trained: Path) -> None:
         items = [{"image": base64.b64encode(jpeg(seed)).decode()} for seed in range(10)]
         with ThreadPoolExecutor(8) as pool:
             answers = [pool.submit(found.post, "/embed", {"items": items}) for _ in range(8)]
-            time.sleep(0.3)
+            while not any(answer.done() for answer in answers):  # one that was refused, as nothing is answered yet
+                time.sleep(0.01)
             refused = found.post("/embed", {"items": items})
             hold.set()
             statuses = sorted(answer.result().status for answer in answers)

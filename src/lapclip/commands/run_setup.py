@@ -48,8 +48,9 @@ from lapclip.evaluation import note_on_held_out
 from lapclip.loss import LOSSES
 from lapclip.machine.choose_device import candidates, find_devices
 from lapclip.machine.device import Device
+from lapclip.machine.facts import logical_cores
 from lapclip.machine.ranks import ALONE, Ranks, under_torchrun
-from lapclip.machine.timing import BUSY, Laps, OtherPrograms, Stopwatch, timed
+from lapclip.machine.timing import BUSY, Laps, OtherPrograms, Stopwatch, free_cores, timed
 from lapclip.model.clip import CLIP
 from lapclip.model.freezing import LowRank, freeze
 from lapclip.model.shapes import SHAPES
@@ -380,7 +381,7 @@ def set_up(
 ) -> RunSetup:
     """A new run: read the settings, make the data, choose what is "auto", build the model. The rank that writes does so
     for all. `laps` is told how long each of that takes."""
-    laps, other_programs = laps or Laps(), OtherPrograms()
+    laps = laps or Laps()
     request = fit_ranks(read_request(recipe, settings, minutes), ranks.count, together=under_torchrun())
     request, why_threads = fit_threads(request, ranks)
     # One that is not here is refused before images are drawn, and so is what it cannot compute.
@@ -401,6 +402,7 @@ def set_up(
         if examined:
             examined.result()
     laps.lap("device")
+    other_programs = OtherPrograms()  # not before: images are drawn by processes of our own, which have ended by now
     request = replace(request, table=None)  # its memory is the run's
     with memory_explained(ingredients.config):
         plan = make_plan(ingredients.config, ingredients.data, ingredients.tokenizer)
@@ -438,10 +440,12 @@ def busy_notes(train: TrainConfig, device: Device, others: float | None) -> list
     """That other programs have used so much of the cores while a run was set up that the CPU will train slowly."""
     if others is None or others <= BUSY or not any(device.of(tower).is_cpu for tower in ("image", "text")):
         return []
-    threads = int(train.threads)
-    fewer = f", or leave them a core: --set train.threads={threads - 1}" if threads > 1 else ""
+    free = free_cores(others, logical_cores())
+    if free >= int(train.threads):
+        return []
     return [
-        f"other programs use {others:.0%} of the cores, which can make steps several times as long: close them{fewer}"
+        f"other programs use {others:.0%} of the cores, which can make steps several times as long: close them, or "
+        f"leave them what they use: --set train.threads={free}"
     ]
 
 

@@ -28,8 +28,8 @@ class Reading:
     """None on mains."""
     throttled: bool | None
     swap_bytes: int
-    others: float
-    """The share of the cores that other programs use; 0 where it is not known."""
+    others: float | None
+    """The share of the cores that other programs use."""
 
 
 class MachineReader:
@@ -44,7 +44,7 @@ class MachineReader:
             battery_percent=found.battery_percent if found.source == "battery" else None,
             throttled=self._throttling(),
             swap_bytes=swap_bytes(),
-            others=self._others() or 0.0,
+            others=self._others(),
         )
 
 
@@ -83,6 +83,6 @@ class PolitePauses:
             return "the processor is held back because of heat"
         if reading.swap_bytes - min(self._swap) > SWAP:
             return "memory is short, the system swaps"
-        if reading.others > BUSY:
+        if reading.others is not None and reading.others > BUSY:
             return f"other programs use {reading.others:.0%} of the cores"
         return None

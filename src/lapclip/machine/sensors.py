@@ -55,7 +55,7 @@ class Sample:
     at_least: bool = False
     """Whether more joules may have been used than were counted."""
     others: float | None = None
-    """Share of all cores that other programs used since the sample before."""
+    """Share of all cores that other programs used since the sample before, or since a pause."""
 
 
 class Sensors:
@@ -88,11 +88,13 @@ class Sensors:
             throttled=any(throttled) if any(known is not None for known in throttled) else None,
             reason=self._energy.reason,
             at_least=self._energy.at_least,
-            others=self._others(),
+            others=None if (others := self._others()) is None else round(others, 4),
         )
 
     def keep_counting(self) -> None:
-        """Read the counters of energy, which start again when they are full, while there is nothing to record."""
+        """Read the counters of energy, which start again when they are full, while there is nothing to record; what
+        others do meanwhile disturbs nobody."""
+        self._others()
         if self._clock() - self._counted >= EVERY_SECONDS:
             self._counted = self._clock()
             self._energy.joules()

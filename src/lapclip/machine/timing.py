@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import os
 import statistics
 import subprocess
 import time
@@ -148,8 +150,17 @@ def busy_cores() -> str | None:
     return f"other programs use {share:.0%} of the cores, so what is timed now is off"
 
 
+def free_cores(others: float, cores: int) -> int:
+    """How many threads find a core of their own beside other programs; one at least."""
+    return max(1, math.floor(cores * (1 - others) + 0.25))  # what they use is not exact
+
+
 class OtherPrograms:
-    """The share of all cores that other programs use, each time since it was asked before. Does not wait."""
+    """The share of all cores that other programs use, each time since the last answer. Does not wait.
+
+    What this process has started is not other, nor what that has started. Windows does not say what processes used that
+    have ended, and macOS says it of this one's alone; so there, what ended since the last answer counts as other.
+    """
 
     def __init__(self) -> None:
         self._own = psutil.Process()
@@ -170,16 +181,17 @@ class OtherPrograms:
     def _seconds(self) -> tuple[float, float] | None:
         """Seconds of all cores since the system began, and those in which they worked for others."""
         try:
-            cores, own = psutil.cpu_times(), self._own.cpu_times()
+            cores, own = psutil.cpu_times(), os.times()  # which macOS fills for ended children, where psutil does not
             spent = own.user + own.system + own.children_user + own.children_system
             for child in self._own.children(recursive=True):
                 with suppress(psutil.Error):
                     times = child.cpu_times()
-                    spent += times.user + times.system
+                    spent += times.user + times.system + times.children_user + times.children_system
         except (OSError, RuntimeError, psutil.Error):
             return None
-        passed = sum(cores) - getattr(cores, "guest", 0.0) - getattr(cores, "guest_nice", 0.0)  # which user holds too
-        return passed, passed - cores.idle - getattr(cores, "iowait", 0.0) - spent
+        # Guests' time is part of the user's already; stolen time is another virtual machine's, which nobody can close.
+        passed = sum(cores) - getattr(cores, "guest", 0.0) - getattr(cores, "guest_nice", 0.0)
+        return passed, passed - cores.idle - getattr(cores, "iowait", 0.0) - getattr(cores, "steal", 0.0) - spent
 
 
 def in_fresh_process(module: str, request: dict[str, Any], timeout: float = 300.0) -> dict[str, Any]:

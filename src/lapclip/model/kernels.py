@@ -197,7 +197,7 @@ def one_query_attention(
     query_HBd = (query_BD * size**-0.5).unflatten(-1, (heads, size)).transpose(0, 1)
     query_BHD = torch.bmm(query_HBd, key_HdD).transpose(0, 1)
     # Products in half precision are slow where rows have an odd number of tokens, so there each token has a row.
-    by_head = x_BLD.dtype == torch.float32
+    by_head = x_BLD.dtype not in (torch.bfloat16, torch.float16)  # (B, H, L), else (B, L, H)
     scores = torch.bmm(query_BHD, x_BLD.mT) if by_head else torch.bmm(x_BLD, query_BHD.mT)
     if mask is not None:
         visible_B1L = mask.squeeze(1)

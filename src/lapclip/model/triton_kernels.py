@@ -6,10 +6,10 @@ gradient of the projection's bias is the sum of those rows, and is summed while 
 all once more. GELU does the same for the bias of the layer before it, and a norm, backward, for its own weight and bias
 and for the last bias of the branch that it leads into. Pixels are normalised and rounded in one pass.
 
-They take half precision, and compute in float32 between two products. Imported only where Triton is there
+They give half precision, and compute in float32 between two products. Imported only where Triton is there
 (`machine/choose_device.py`: `runs_triton`).
 
-Shapes: B batch, L tokens, H heads, D size of a head, C columns.
+Shapes: B batch, L tokens, H heads, D size of a head, C columns (of images: colour channels), S image side.
 """
 
 # pyright: reportMissingImports=false, reportIndexIssue=false
@@ -28,9 +28,9 @@ OWN_FORWARD = 64
 HEAD_SIZES = (16, 32, 64)
 LOG2_E = tl.constexpr(1.4426950408889634)
 GELU_COLUMNS, GELU_ROWS = 128, 32
-"""Of what one program of GELU works on, forward."""
+"""Columns of a program of GELU, and its rows forward."""
 GELU_BACKWARD_ROWS, GELU_STEP, GELU_STAGES = 256, 16, 2
-"""Rows of it backward; how many of them at a time; and how many times as many are on their way at once."""
+"""Its rows backward, how many of them it takes at a time, and how many such steps are loaded ahead."""
 NORM_ROWS = 2
 """Rows that one program of a norm works on, forward; it has all columns."""
 NORM_PROGRAMS, NORM_STAGES = 1056, 4
@@ -238,7 +238,7 @@ def _norm_backward(
 @triton.jit
 def _normalise(pixels, mean, std, out, area, PIXELS: tl.constexpr, CHANNELS: tl.constexpr):
     """Some pixels of an image, one colour channel after the other."""
-    pixel, image = tl.program_id(0) * PIXELS + tl.arange(0, PIXELS), tl.program_id(1).to(tl.int64)
+    pixel, image = tl.program_id(1) * PIXELS + tl.arange(0, PIXELS), tl.program_id(0).to(tl.int64)
     here = pixel < area
     for channel in tl.static_range(CHANNELS):
         value = tl.load(pixels + (image * area + pixel) * CHANNELS + channel, mask=here, other=0).to(tl.float32)
@@ -253,7 +253,7 @@ def normalise(pixels_BSSC: Tensor, mean_C: Tensor, std_C: Tensor, dtype: torch.d
     batch, height, width, channels = pixels_BSSC.shape
     out_BCSS = pixels_BSSC.new_empty(batch, channels, height, width, dtype=dtype)
     block = 1024
-    _normalise[triton.cdiv(height * width, block), batch](
+    _normalise[batch, triton.cdiv(height * width, block)](  # CUDA has no limit to the first that matters
         pixels_BSSC, mean_C, std_C, out_BCSS, height * width, block, channels, num_warps=4
     )
     return out_BCSS

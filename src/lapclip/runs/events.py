@@ -147,8 +147,8 @@ class Sensors(Event):
     at_least: bool = False
     """Whether more joules may have been used than were counted: a counter was not read for too long."""
     others: float | None = None
-    """Share of all cores that programs other than the run used since the sensors event before; null where the system
-    does not say, or where too little time has passed to tell."""
+    """Share of all cores that programs other than the run used since the sensors event before, or since a pause; null
+    where the system does not say, or where too little time has passed to tell."""
 
 
 @dataclass(frozen=True, kw_only=True)

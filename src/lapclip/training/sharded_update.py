@@ -1,6 +1,9 @@
 """The gradients of a batch that is cut in shards, of which each rank computes its own.
 
-How gradients are added up is `training/shards.py`; what goes through the towers, and the loss, are the step's.
+A part of `training/step.py`, which calls `take_by_shards`: what goes through the towers, and the loss, are the step's.
+How gradients are added up is `training/shards.py`.
+
+Shapes: B batch, L tokens.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """One update: a batch in, a better model and what there is to know about the update out.
 
-Shapes: B batch, P patches, K patches that are not dropped.
+Shapes: B batch, S image side, C colour channels, K patches that are not dropped, L tokens, E embedding.
 """
 
 from __future__ import annotations
@@ -384,8 +384,9 @@ class TrainStep:
         watch: Stopwatch,
         around_last: AbstractContextManager[None] | None = None,
     ) -> None:
-        """Carry the gradients of embeddings to the weights, a micro-batch at a time. What is around the last one hands
-        on the gradients that it completes."""
+        """Carry the gradients of embeddings to the weights, a micro-batch at a time. `around_last` is entered for the
+        last backward pass, and takes over its gradients itself, those of the rounded copy too
+        (`sharded_update.handing_on`)."""
         micro_batches = list(self.micro_batches(inputs))
         by_micro_batch = zip(*(gradient.split(self.config.micro_batch) for gradient in gradients), strict=True)
         for at, (micro_batch, its_gradients) in enumerate(zip(micro_batches, by_micro_batch, strict=True), 1):

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import statistics
 
-from lapclip.machine.timing import BUSY
-from lapclip.runs.events import mapping
+from lapclip.machine.timing import BUSY, free_cores
 from lapclip.runs.findings.checks import Found, Surroundings, Verdict, check, numbers, recent
 from lapclip.runs.summary import Summary
 from lapclip.suggest import command
@@ -127,25 +126,27 @@ def throttled(summary: Summary, around: Surroundings) -> Found | Verdict:
     "busy-cores",
     "warning",
     "Other programs use the cores",
-    f"while the CPU trains, more than {BUSY:.0%} of them at {DISTURBED:.0%} of the readings of the sensors, "
-    f"{TIMES_DISTURBED} at least",
+    f"at {DISTURBED:.0%} of the readings of the sensors, {TIMES_DISTURBED} at least, more than {BUSY:.0%} of them, and "
+    "so many that not every thread of a run on the CPU has one",
 )
-def busy_cores(summary: Summary, around: Surroundings) -> Found | Verdict:
+def too_few_cores(summary: Summary, around: Surroundings) -> Found | Verdict:
     known = [event for event in summary.sensors if number(event.get("others")) is not None]
     if not known:
         return Verdict.UNKNOWN
-    if "cpu" not in mapping(summary.started.get("devices")).values() or summary.machines() is not None:
+    devices = summary.tower_devices[-1] if summary.tower_devices else {}
+    if "cpu" not in devices.values() or summary.machines() is not None:
         return Verdict.CLEAR  # an accelerator needs little of them; ranks of one run are programs of their own
-    disturbed = [event for event in known if event["others"] > BUSY]
+    threads = number(summary.setting("train", "threads")) or 1
+    cores = [len(used) if isinstance(used := event.get("core_use"), list) else 1 for event in known]
+    free = [free_cores(event["others"], count) for event, count in zip(known, cores, strict=True)]
+    disturbed = [event for event, left in zip(known, free, strict=True) if event["others"] > BUSY and left < threads]
     if len(disturbed) < max(TIMES_DISTURBED, DISTURBED * len(known)):
         return Verdict.CLEAR
-    threads = int(number(summary.setting("train", "threads")) or 1)
-    fewer = f"; or leave them a core: {around.train(f'train.threads={threads - 1}')}" if threads > 1 else ""
     return Found(
         f"at {len(disturbed)} of {len(known)} readings of the sensors, first at step {disturbed[0].get('step', 0):,}, "
         f"they used {statistics.median(event['others'] for event in disturbed):.0%} of the cores; a step waits for the "
         "slowest of its threads, so that it can take several times as long",
-        f"close them{fewer}",
+        f"close them, or leave them what they use: {around.train(f'train.threads={min(free)}')}",
     )
 
 
@@ -203,4 +204,4 @@ def competing_runs(summary: Summary, around: Surroundings) -> Found | Verdict:
     )
 
 
-CHECKS = (waiting_for_data, slower_than_tuned, over_time, throttled, busy_cores, waiting_for_others, competing_runs)
+CHECKS = (waiting_for_data, slower_than_tuned, over_time, throttled, too_few_cores, waiting_for_others, competing_runs)
