@@ -105,6 +105,7 @@ def take_steps(name: str, device_name: str, settings: dict[str, str]) -> None:
 
     from lapclip.machine.choose_device import choose_device, default_threads, prepare_device
     from lapclip.machine.timing import Stopwatch
+    from lapclip.training.cuda_graph import GraphedStep
 
     device, _ = choose_device(device_name)
     prepare_device(device, default_threads())
@@ -113,7 +114,7 @@ def take_steps(name: str, device_name: str, settings: dict[str, str]) -> None:
     take = sending(step, random_batch(row), off)
     for _ in range(3 if device.is_cpu else 8):
         take()()
-    config = getattr(step, "step", step).config  # a recorded step holds the one that it records
+    config = step.step.config if isinstance(step, GraphedStep) else step.config
     print(json.dumps({setting: getattr(config, setting) for setting in CHOSEN}), flush=True)
     steps = 1 if device.is_cpu else 10  # an accelerator works on one while the next is sent
     for _ in sys.stdin:

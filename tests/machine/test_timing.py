@@ -74,7 +74,7 @@ def test_what_others_use_is_told_from_what_this_process_and_its_children_use(mon
 
 
 @pytest.mark.parametrize(
-    ("share", "cores", "threads"), [(0.5, 2, 1), (0.52, 2, 1), (0.3, 8, 5), (1.0, 4, 1), (0.0, 4, 4)]
+    ("share", "cores", "threads"), [(0.5, 2, 1), (0.52, 2, 1), (0.3, 8, 5), (1.0, 4, 0), (0.7, 2, 0), (0.0, 4, 4)]
 )
 def test_threads_that_find_a_core_beside_others(share: float, cores: int, threads: int) -> None:
     assert timing.free_cores(share, cores) == threads
@@ -92,13 +92,15 @@ def tuple_of(times: SimpleNamespace) -> tuple:
 
 
 def test_a_system_that_hides_its_cores_from_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuses() -> None:
-        raise psutil.AccessDenied
+    def refuses(*_: object, **__: object) -> None:
+        raise ValueError("proc")
 
-    others = timing.OtherPrograms()
-    monkeypatch.setattr(psutil, "cpu_times", refuses)
-    assert REAL_OTHERS(others) is None
-    assert REAL_OTHERS(timing.OtherPrograms()) is None
+    for owner, name in ((psutil, "cpu_times"), (psutil.Process, "children"), (psutil, "Process"), (timing.os, "times")):
+        others = timing.OtherPrograms()
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, name, refuses)
+            assert REAL_OTHERS(others) is None
+            assert REAL_OTHERS(timing.OtherPrograms()) is None
 
 
 def test_a_process_that_fails_says_why() -> None:

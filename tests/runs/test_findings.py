@@ -459,6 +459,8 @@ def test_what_needs_another_machine(runs) -> None:
         "text": "on the CPU",
     }
     assert "busy-cores" in ids(summarise([*on_gpu, lost, *busy]))
+    for odd in ({"others": 1e308}, {"others": -(10**308)}, {"step": "five"}, {"step": None}, {"core_use": 3}):
+        examine(summarise([*two, *({**event, **odd} for event in [*busy, *hot])]))
     swapped = [{**sensors, "swap_bytes": sensors["swap_bytes"] + grown} for grown in (0, 2_000_000_000)]
     assert ids(summarise([*events, *swapped])) == ["swapping"]
     full = {"type": "memory", "step": 80, "process_bytes": 1, "peak_bytes": round(0.95 * limit)}

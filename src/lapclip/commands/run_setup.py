@@ -48,7 +48,6 @@ from lapclip.evaluation import note_on_held_out
 from lapclip.loss import LOSSES
 from lapclip.machine.choose_device import candidates, find_devices
 from lapclip.machine.device import Device
-from lapclip.machine.facts import logical_cores
 from lapclip.machine.ranks import ALONE, Ranks, under_torchrun
 from lapclip.machine.timing import BUSY, Laps, OtherPrograms, Stopwatch, free_cores, timed
 from lapclip.model.clip import CLIP
@@ -412,7 +411,6 @@ def set_up(
         if config.train.shards != ingredients.config.train.shards:
             plan = make_plan(config, ingredients.data, ingredients.tokenizer)
         reasons |= why_shards | why_threads
-        busy = busy_notes(config.train, device, other_programs()) if ranks is ALONE else []
         laps.lap("settings")
         settled = replace(ingredients, config=config, reasons=reasons | ingredients.reasons, tuned_seconds=seconds)
         device.release_memory()
@@ -433,6 +431,7 @@ def set_up(
     no_phrases = ["train.phrases is not used: no word is in the captions of two images, but not of most"]
     no_phrases *= setup.config.train.phrases > 0 and not setup.plan.phrases
     cached = [*(setup.features.notes if setup.features else []), *([setup.teacher.note] if setup.teacher else [])]
+    busy = busy_notes(setup.config.train, device, other_programs()) if ranks is ALONE else []
     return add_notes(setup, [*cached, *no_phrases, *not_compiled, *busy, *device.warnings()])
 
 
@@ -440,12 +439,12 @@ def busy_notes(train: TrainConfig, device: Device, others: float | None) -> list
     """That other programs have used so much of the cores while a run was set up that the CPU will train slowly."""
     if others is None or others <= BUSY or not any(device.of(tower).is_cpu for tower in ("image", "text")):
         return []
-    free = free_cores(others, logical_cores())
-    if free >= int(train.threads):
+    free, threads = free_cores(others), int(train.threads)
+    if free >= threads:
         return []
+    fewer = f", or leave them what they use: --set train.threads={max(1, free)}" if threads > 1 else ""
     return [
-        f"other programs use {others:.0%} of the cores, which can make steps several times as long: close them, or "
-        f"leave them what they use: --set train.threads={free}"
+        f"other programs use {others:.0%} of the cores, which can make steps several times as long: close them{fewer}"
     ]
 
 

@@ -150,48 +150,58 @@ def busy_cores() -> str | None:
     return f"other programs use {share:.0%} of the cores, so what is timed now is off"
 
 
-def free_cores(others: float, cores: int) -> int:
-    """How many threads find a core of their own beside other programs; one at least."""
-    return max(1, math.floor(cores * (1 - others) + 0.25))  # what they use is not exact
+def free_cores(others: float, cores: int | None = None) -> int:
+    """How many threads find a core of their own beside other programs, of so many, or of this computer's."""
+    cores = cores or psutil.cpu_count() or 1
+    return math.floor(cores * (1 - others) + 0.25)  # what they use is not exact
 
 
 class OtherPrograms:
     """The share of all cores that other programs use, each time since the last answer. Does not wait.
 
     What this process has started is not other, nor what that has started. Windows does not say what processes used that
-    have ended, and macOS says it of this one's alone; so there, what ended since the last answer counts as other.
+    have ended, and macOS says it of this one's alone; so there, one that has ended counts as other once, with all that
+    it ever used.
     """
 
     def __init__(self) -> None:
-        self._own = psutil.Process()
-        self._before = self._seconds()
+        self._before = _seconds_of_cores()
 
     def __call__(self) -> float | None:
         """None where the system does not say, or where too little time has passed to tell."""
-        before, now = self._before, self._seconds()
+        before, now = self._before, _seconds_of_cores()
         if before is None or now is None:
             self._before = now
             return None
-        passed, busy = (after - earlier for earlier, after in zip(before, now, strict=True))
-        if passed < LOAD_SECONDS * (psutil.cpu_count() or 1):
+        if now.passed - before.passed < LOAD_SECONDS * now.cores:
             return None
         self._before = now
-        return min(1.0, max(0.0, busy / passed))
+        return min(1.0, max(0.0, (now.others - before.others) / (now.passed - before.passed)))
 
-    def _seconds(self) -> tuple[float, float] | None:
-        """Seconds of all cores since the system began, and those in which they worked for others."""
-        try:
-            cores, own = psutil.cpu_times(), os.times()  # which macOS fills for ended children, where psutil does not
-            spent = own.user + own.system + own.children_user + own.children_system
-            for child in self._own.children(recursive=True):
-                with suppress(psutil.Error):
-                    times = child.cpu_times()
-                    spent += times.user + times.system + times.children_user + times.children_system
-        except (OSError, RuntimeError, psutil.Error):
-            return None
+
+class CoreSeconds(NamedTuple):
+    """Seconds of all cores since the system began."""
+
+    passed: float
+    others: float
+    """Of those, in which they worked for others."""
+    cores: int
+
+
+def _seconds_of_cores() -> CoreSeconds | None:
+    try:
+        cores, own = psutil.cpu_times(), os.times()  # which macOS fills for ended children, where psutil does not
+        spent = own.user + own.system + own.children_user + own.children_system
+        for child in psutil.Process().children(recursive=True):
+            with suppress(psutil.Error):
+                times = child.cpu_times()
+                spent += times.user + times.system + times.children_user + times.children_system
         # Guests' time is part of the user's already; stolen time is another virtual machine's, which nobody can close.
         passed = sum(cores) - getattr(cores, "guest", 0.0) - getattr(cores, "guest_nice", 0.0)
-        return passed, passed - cores.idle - getattr(cores, "iowait", 0.0) - getattr(cores, "steal", 0.0) - spent
+        idle = cores.idle + getattr(cores, "iowait", 0.0) + getattr(cores, "steal", 0.0)
+        return CoreSeconds(passed, passed - idle - spent, psutil.cpu_count() or 1)
+    except Exception:  # whatever a system answers, a reading never ends a run
+        return None
 
 
 def in_fresh_process(module: str, request: dict[str, Any], timeout: float = 300.0) -> dict[str, Any]:

@@ -32,7 +32,11 @@ class Curve:
 
 def curve(events: Iterable[dict[str, Any]], read: Callable[[dict[str, Any]], Any], x: str = "step") -> Curve:
     """One figure over the events that have it."""
-    points = [(event[x], value) for event in events if (value := number(read(event))) is not None]
+    points = [
+        (at, value)
+        for event in events
+        if (at := number(event.get(x))) is not None and (value := number(read(event))) is not None
+    ]
     return Curve([point[0] for point in points], [point[1] for point in points])
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import statistics
+from typing import Any
 
 from lapclip.machine.timing import BUSY, free_cores
 from lapclip.runs.findings.checks import Found, Surroundings, Verdict, check, numbers, recent
 from lapclip.runs.summary import Summary
 from lapclip.suggest import command
-from lapclip.text import counted, duration, number
+from lapclip.text import count, counted, duration, number
 
 WAITING = 0.1
 """Share of a step. Below a tenth, more loader threads would gain next to nothing."""
@@ -65,7 +66,7 @@ def slower_than_tuned(summary: Summary, around: Surroundings) -> Found | Verdict
     seconds = statistics.median(gaps)
     if seconds <= SLOWER * tuned:
         return Verdict.CLEAR
-    used = [number(share) or 0.0 for event in summary.sensors[-1:] for share in event.get("core_use") or []]
+    used = [number(share) or 0.0 for event in summary.sensors[-1:] for share in _core_use(event)]
     cores = f"; the cores are {sum(used) / len(used):.0%} in use, by all programs" if used else ""
     return Found(
         f"{seconds * 1e3:.0f} ms a step, {tuned * 1e3:.0f} ms when tuned ({seconds / tuned:.1f} times){cores}",
@@ -115,7 +116,7 @@ def throttled(summary: Summary, around: Surroundings) -> Found | Verdict:
     clock = f", clock down to {min(clocks):,.0f} MHz" if clocks else ""
     threads = int(number(summary.setting("train", "threads")) or 2)
     return Found(
-        f"at {len(held)} of {len(known)} readings of the sensors, first at step {held[0].get('step', 0):,}"
+        f"at {len(held)} of {len(known)} readings of the sensors, first at step {count(held[0].get('step'))}"
         f"{heat}{clock}",
         "free the vents, raise the machine from the table, cool the room; fewer threads make less heat: "
         f"{around.train(f'train.threads={max(1, threads // 2)}')}",
@@ -130,23 +131,25 @@ def throttled(summary: Summary, around: Surroundings) -> Found | Verdict:
     "so many that not every thread of a run on the CPU has one",
 )
 def too_few_cores(summary: Summary, around: Surroundings) -> Found | Verdict:
-    known = [event for event in summary.sensors if number(event.get("others")) is not None]
+    known = [event for event in summary.sensors if _share_of_others(event) is not None]
     if not known:
         return Verdict.UNKNOWN
     devices = summary.tower_devices[-1] if summary.tower_devices else {}
     if "cpu" not in devices.values() or summary.machines() is not None:
         return Verdict.CLEAR  # an accelerator needs little of them; ranks of one run are programs of their own
     threads = number(summary.setting("train", "threads")) or 1
-    cores = [len(used) if isinstance(used := event.get("core_use"), list) else 1 for event in known]
-    free = [free_cores(event["others"], count) for event, count in zip(known, cores, strict=True)]
+    free = [free_cores(event["others"], len(_core_use(event)) or 1) for event in known]
     disturbed = [event for event, left in zip(known, free, strict=True) if event["others"] > BUSY and left < threads]
     if len(disturbed) < max(TIMES_DISTURBED, DISTURBED * len(known)):
         return Verdict.CLEAR
+    first, used = count(disturbed[0].get("step")), statistics.median(event["others"] for event in disturbed)
+    fewer = (
+        f", or leave them what they use: {around.train(f'train.threads={max(1, min(free))}')}" if threads > 1 else ""
+    )
     return Found(
-        f"at {len(disturbed)} of {len(known)} readings of the sensors, first at step {disturbed[0].get('step', 0):,}, "
-        f"they used {statistics.median(event['others'] for event in disturbed):.0%} of the cores; a step waits for the "
-        "slowest of its threads, so that it can take several times as long",
-        f"close them, or leave them what they use: {around.train(f'train.threads={min(free)}')}",
+        f"at {len(disturbed)} of {len(known)} readings of the sensors, first at step {first}, they used {used:.0%} of "
+        "the cores; a step waits for the slowest of its threads, so that it can take several times as long",
+        f"close them{fewer}",
     )
 
 
@@ -202,6 +205,18 @@ def competing_runs(summary: Summary, around: Surroundings) -> Found | Verdict:
         f"one after the other is faster: {command('stop', first)}, and when {around.name} is done, "
         f"{command('resume', first)}",
     )
+
+
+def _share_of_others(event: dict[str, Any]) -> float | None:
+    """What a sensors event says of other programs, where it is a share."""
+    found = number(event.get("others"))
+    return found if found is not None and 0 <= found <= 1 else None
+
+
+def _core_use(event: dict[str, Any]) -> list[Any]:
+    """What a sensors event says of each core; nothing where it says something else."""
+    found = event.get("core_use")
+    return found if isinstance(found, list) else []
 
 
 CHECKS = (waiting_for_data, slower_than_tuned, over_time, throttled, too_few_cores, waiting_for_others, competing_runs)
