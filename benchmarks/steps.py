@@ -336,28 +336,30 @@ def take_steps(told: Connection, row: Row, precision: str) -> None:
 def interleave(
     sides: dict[str, Callable[[], Callable[[], object]]], device: Device, rounds: int
 ) -> dict[str, list[float]]:
-    """Seconds a step of each side, taken in turns after a warm-up of each.
-
-    A turn is one step on the CPU; on an accelerator ten, after one that is not timed because memory changes hands
-    there, with the loss read at the end, as a trainer reads it while the next step runs.
-    """
-    steps = 1 if device.is_cpu else 10
+    """Seconds a step of each side, taken in turns after a warm-up of each."""
     for run in sides.values():
         for _ in range(2 if device.is_cpu else 5):
             run()()
     times: dict[str, list[float]] = {name: [] for name in sides}
     for _ in range(rounds):
         for name, run in sides.items():
-            if not device.is_cpu:
-                run()()
-            device.synchronise()
-            began = time.perf_counter()
-            for _ in range(steps - 1):
-                run()
-            run()()
-            device.synchronise()
-            times[name].append((time.perf_counter() - began) / steps)
+            times[name].append(take_turn(run, device))
     return times
+
+
+def take_turn(run: Callable[[], Callable[[], object]], device: Device) -> float:
+    """Seconds a step of a turn: one step on the CPU; on an accelerator ten, after one that is not timed because memory
+    changes hands there, with the loss read at the end, as a trainer reads it while the next step runs."""
+    steps = 1 if device.is_cpu else 10
+    if not device.is_cpu:
+        run()()
+    device.synchronise()
+    began = time.perf_counter()
+    for _ in range(steps - 1):
+        run()
+    run()()
+    device.synchronise()
+    return (time.perf_counter() - began) / steps
 
 
 def our_step(row: Row, device: Device, **changes) -> AnyStep:

@@ -18,7 +18,6 @@ import os
 import statistics
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 OWN = Path(__file__).parent.parent / "src"
@@ -101,7 +100,7 @@ def answer(process: subprocess.Popen[str]) -> str:
 
 def take_steps(name: str, device_name: str, settings: dict[str, str]) -> None:
     """Say which forms were chosen, then take a turn for each line that comes, and say the seconds of a step."""
-    from steps import ACCELERATOR_ROWS, CPU_ROWS, our_step, random_batch, sending
+    from steps import ACCELERATOR_ROWS, CPU_ROWS, our_step, random_batch, sending, take_turn
 
     from lapclip.machine.choose_device import choose_device, default_threads, prepare_device
     from lapclip.machine.timing import Stopwatch
@@ -116,17 +115,8 @@ def take_steps(name: str, device_name: str, settings: dict[str, str]) -> None:
         take()()
     config = step.step.config if isinstance(step, GraphedStep) else step.config
     print(json.dumps({setting: getattr(config, setting) for setting in CHOSEN}), flush=True)
-    steps = 1 if device.is_cpu else 10  # an accelerator works on one while the next is sent
     for _ in sys.stdin:
-        if steps > 1:  # memory changes hands between two processes
-            take()()
-        device.synchronise()
-        began = time.perf_counter()
-        for _ in range(steps - 1):
-            take()
-        take()()
-        device.synchronise()
-        print((time.perf_counter() - began) / steps, flush=True)
+        print(take_turn(take, device), flush=True)
 
 
 if __name__ == "__main__":

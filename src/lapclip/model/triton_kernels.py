@@ -253,7 +253,7 @@ def normalise(pixels_BSSC: Tensor, mean_C: Tensor, std_C: Tensor, dtype: torch.d
     batch, height, width, channels = pixels_BSSC.shape
     out_BCSS = pixels_BSSC.new_empty(batch, channels, height, width, dtype=dtype)
     block = 1024
-    _normalise[batch, triton.cdiv(height * width, block)](  # CUDA has no limit to the first that matters
+    _normalise[batch, triton.cdiv(height * width, block)](  # CUDA limits the second to 65,535
         pixels_BSSC, mean_C, std_C, out_BCSS, height * width, block, channels, num_warps=4
     )
     return out_BCSS

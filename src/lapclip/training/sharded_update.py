@@ -58,10 +58,7 @@ def take_by_shards(step: TrainStep, inputs: Inputs, watch: Stopwatch) -> Losses:
         if failures:  # the others need something of this rank, but not that
             raise failures[0]
         if losses is None:
-            with watch.phase("forward"):
-                losses = step.loss(inputs, *embeddings)
-            with watch.phase("backward"):
-                step.scaled(losses.learnt).backward()
+            losses = step.take_loss(inputs, embeddings, watch)
         found = [embedding.grad for embedding in embeddings if embedding.grad is not None]
         assert len(found) == len(embeddings)
         of_shards = list(zip(*(gradient.split(inputs.shards) for gradient in found), strict=True))

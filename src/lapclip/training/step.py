@@ -350,11 +350,8 @@ class TrainStep:
 
     def _whole(self, inputs: Inputs, watch: Stopwatch) -> Losses:
         """Losses and gradients of a batch that fits in memory."""
-        embeddings = self.encode(inputs, watch)
-        with watch.phase("forward"):
-            losses = self.loss(inputs, *embeddings)
+        losses = self.take_loss(inputs, self.encode(inputs, watch), watch)
         with watch.phase("backward"):
-            self.scaled(losses.learnt).backward()
             if self.rounded:
                 self.rounded.hand_over()
         return losses
@@ -368,13 +365,17 @@ class TrainStep:
         with torch.no_grad():
             encoded = [self.encode(micro_batch, watch) for micro_batch in self.micro_batches(inputs)]
         embeddings = [torch.cat(side).requires_grad_() for side in zip(*encoded, strict=True)]
+        losses = self.take_loss(inputs, embeddings, watch)
+        self.carry(inputs, gradients_of(embeddings), watch)
+        return losses
+
+    def take_loss(self, inputs: Inputs, embeddings: Sequence[Tensor], watch: Stopwatch) -> Losses:
+        """The loss of embeddings, and its gradients as far as it reaches: to the towers, or to embeddings that are
+        leaves."""
         with watch.phase("forward"):
             losses = self.loss(inputs, *embeddings)
         with watch.phase("backward"):
             self.scaled(losses.learnt).backward()
-        found = [embedding.grad for embedding in embeddings if embedding.grad is not None]
-        assert len(found) == len(embeddings)
-        self.carry(inputs, found, watch)
         return losses
 
     def carry(
@@ -470,8 +471,13 @@ class TrainStep:
         return torch.rand(batch_size, patches, generator=draw).argsort(dim=1)[:, :count].sort(dim=1).values
 
 
+def gradients_of(leaves: Sequence[Tensor]) -> list[Tensor]:
+    """The gradients of tensors that all have one."""
+    found = [leaf.grad for leaf in leaves if leaf.grad is not None]
+    assert len(found) == len(leaves), "what learns has a gradient"
+    return found
+
+
 def norms_of(parameters: Sequence[Tensor]) -> Tensor:
     """The length of the gradient of each parameter."""
-    found = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    assert len(found) == len(parameters), "what learns has a gradient"
-    return torch.stack(torch._foreach_norm(found))  # pyright: ignore[reportPrivateImportUsage]
+    return torch.stack(torch._foreach_norm(gradients_of(parameters)))  # pyright: ignore[reportPrivateImportUsage]
