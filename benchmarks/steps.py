@@ -2,7 +2,6 @@
 
     make bench                                                   # CPU rows
     python benchmarks/steps.py --device cuda [--rows vit-b-16]   # on an accelerator, from source alone
-    python benchmarks/steps.py --share steps.json                # also a file for others (docs/results.md)
     python benchmarks/steps.py --apart                           # the peer in a process of its own, set up by nobody
     python benchmarks/steps.py --profile [--rows mini]           # where our step goes; needs no peer
 
@@ -26,29 +25,24 @@ import multiprocessing
 import os
 import re
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
-from pathlib import Path
 
 import numpy as np
 import torch
 
-from lapclip import __version__
 from lapclip.config import TrainConfig
 from lapclip.data.batches import Batch
 from lapclip.data.pixels import normalise
-from lapclip.machine import facts
 from lapclip.machine.choose_device import choose_device, default_threads, prepare_device
 from lapclip.machine.device import DTYPES, Device
 from lapclip.machine.timing import Stopwatch
 from lapclip.model.clip import CLIP
 from lapclip.model.shapes import SHAPES
-from lapclip.results import FORMAT, STEPS, check_writable, sealed, shared_machine, to_text, write_result
 from lapclip.training.cuda_graph import AnyStep, make_step
 from lapclip.tuning.choose_kernels import choose_kernels
 from lapclip.tuning.flops import Product, multipliers, operations, step_products
@@ -109,10 +103,7 @@ def main() -> None:
     parser.add_argument("--peer", nargs="*", help="only these of the peer's ways, such as 'pure_bf16 compiled'")
     parser.add_argument("--apart", action="store_true", help="the peer in a process of its own (CPU)")
     parser.add_argument("--profile", action="store_true", help="only say which operations our step spends its time in")
-    parser.add_argument("--share", type=Path, help="also write a file for `lapclip results` (docs/results.md)")
     options = parser.parse_args()
-    if options.share:
-        check_writable(options.share)
     device, _ = choose_device(options.device)
     prepare_device(device, default_threads())
     rows = CPU_ROWS if device.is_cpu else ACCELERATOR_ROWS
@@ -129,37 +120,6 @@ def main() -> None:
             return
         found = [compare(row, device, options.rounds, options.peer, apart=options.apart) for row in chosen]
     print(json.dumps({"rows": found}))
-    if options.share:
-        content = shared(found, device, options.rounds)
-        print(f"{options.share} holds this and nothing else:\n{to_text(content)}", file=sys.stderr)
-        write_result(options.share, content)
-
-
-def shared(rows: list[dict], device: Device, rounds: int) -> dict:
-    """What was measured on which machine, for others."""
-    measured = (
-        "model",
-        "device",
-        "dtype",
-        "batch",
-        "caption_tokens",
-        "ours_ms",
-        "peer_ms",
-        "peer_settings",
-        "limit_ms",
-    )
-    about = {"format": FORMAT, "kind": STEPS, "machine": shared_machine(facts.machine_facts())}
-    releases = {"lapclip": __version__, "torch": str(torch.__version__), "commit": facts.source_commit()}
-    return sealed(
-        {
-            **about,
-            "devices": {device.kind: device.label},
-            **releases,
-            "peer": rows[0]["peer"],
-            "rounds": rounds,
-            "rows": [{name: row[name] for name in measured} for row in rows],
-        }
-    )
 
 
 def best_rate(products: list[Product], device: Device, dtype: torch.dtype) -> float:

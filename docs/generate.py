@@ -17,15 +17,10 @@ from pathlib import Path
 import lapclip
 from lapclip import config
 from lapclip.cli.app import app
-from lapclip.commands.results import read_results
-from lapclip.report import table_lines
-from lapclip.report.results_report import result_tables
 from lapclip.runs import events as recorded
 from lapclip.runs.findings import CHECKS
 
 HERE = Path(__file__).parent
-RESULTS = ("<!-- Made by docs/generate.py from results/ -->", "<!-- The end of what is made -->")
-"""What the tables of shared results stand between."""
 
 
 EVENTS = f"""\
@@ -155,17 +150,6 @@ for finding in findings(view_of(run).summary, surroundings_of(run)):
     print(finding.severity, finding.title, finding.evidence, finding.next, sep="\\n")
 ```
 """
-
-
-def results() -> str:
-    """The page about shared results, with the tables of those that lie in results/."""
-    before, begin, rest = (HERE / "results.md").read_text(encoding="utf-8").partition(RESULTS[0])
-    _, end, after = rest.partition(RESULTS[1])
-    assert begin, f"docs/results.md has no {RESULTS[0]}"
-    assert end, f"docs/results.md has no {RESULTS[1]}"
-    tables = result_tables(read_results([HERE.parent / "results"]).results)
-    text = "\n\n".join("\n".join([f"### {title}", "", *table_lines(table)]) for title, table in tables)
-    return f"{before}{begin}\n\n{text}\n\n{end}{after}"
 
 
 PYTHON = """\
@@ -381,7 +365,6 @@ PAGES = {
     "events.md": events,
     "doctor.md": doctor,
     "glossary.md": glossary,
-    "results.md": results,
     "python.md": lambda: linked(python()),
 }
 

@@ -15,10 +15,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from lapclip.commands.results import read_results
-from lapclip.report.results_report import GOALS, machine_name
-from lapclip.results import RUN, SCENES, kind_of
-
 HERE = Path(__file__).parent
 WIDTH, HEIGHT = 720, 380
 LEFT, RIGHT, TOP, BOTTOM = 84, 28, 20, 64
@@ -201,29 +197,11 @@ def predicted_steps() -> str:
     return draw("Steps of two computers, predicted and measured", x, y, series, tie=True)
 
 
-def time_to_recall() -> str:
-    """Recall of the default run over time, on each machine of results/."""
-    goal = GOALS[SCENES]
-    found = read_results([HERE.parent / "results"]).results
-    runs = [result for result in found if kind_of(result) == RUN and goal.fits(result)]
-    series = [
-        Series(machine_name(run), [Point(each["seconds"], 100 * each[goal.metric]) for each in run["evaluations"]])
-        for run in sorted(runs, key=lambda run: run["training_seconds"])
-    ]
-    ends = [point.x for one in series for point in one.points]
-    low, high = 10 ** math.floor(math.log10(min(ends))), 10 ** math.ceil(math.log10(max(ends)))
-    ticks = [tick for power in range(-2, 7) for tick in (10.0**power, 3 * 10.0**power) if low <= tick <= high]
-    x = numbered("seconds of training", low, high, ticks, log=True)
-    y = numbered(goal.metric_name, 0, 100, range(0, 101, 20), " %")
-    return draw("Recall of the default run over time, on each machine", x, y, series)
-
-
 PLOTS: dict[str, Callable[[], str]] = {
     "how-many-photos.svg": how_many_photos,
     "how-hard.svg": how_hard,
     "probed-and-trained.svg": probed_and_trained,
     "predicted-steps.svg": predicted_steps,
-    "time-to-recall.svg": time_to_recall,
 }
 
 if __name__ == "__main__":

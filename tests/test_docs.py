@@ -129,7 +129,6 @@ CHEAP = {
     "claims": ["claims", "--only", "19", "28"],
     "data check": ["data", "check", "photos", "--recipe", "first-run", *set_flags("model.name=tiny")],
     "report": ["report", "mine"],
-    "results": ["results", str(ROOT / "results"), "--out", "shared"],
     "search": ["search", "photos", "a red wall", "--model", "mine"],
     "embed": ["embed", "photos", "--model", "mine", "--out", "vectors.npz"],
     "models": ["models"],

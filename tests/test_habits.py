@@ -9,8 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from lapclip.commands.results import read_results
-
 ROOT = Path(__file__).parent.parent
 
 
@@ -28,7 +26,6 @@ GENERATED = [
     "settings.md",
     "events.md",
     "doctor.md",
-    "results.md",
     "python.md",
     "glossary.md",
     "llms.txt",
@@ -51,12 +48,6 @@ def test_plots_show_what_the_tables_beside_them_say(path: Path, generated: Path)
         assert path.read_text(encoding="utf-8") == (generated / path.name).read_text(encoding="utf-8"), "run: make docs"
     shown = [page for page in (ROOT / "docs").glob("*.md") if f"]({path.name})" in page.read_text(encoding="utf-8")]
     assert shown, f"no page shows {path.name}"
-
-
-def test_shared_results_are_valid_and_each_is_there_once() -> None:
-    shared = read_results([ROOT / "results"])
-    assert shared.results
-    assert not shared.duplicates
 
 
 def test_every_setting_has_a_meaning_in_the_docs(generated: Path) -> None:

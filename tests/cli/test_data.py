@@ -34,15 +34,6 @@ def test_check_says_the_gravest_first_and_ends_with_the_next_command(here: Path)
     assert f"train . {kept} --set data.broken_share=0.13, or mend" in lines[-1]  # two of sixteen cannot be read
 
 
-def test_describe_writes_an_image_and_a_page(here: Path) -> None:
-    odd_folder(here)
-    done = lapclip("data", "describe", ".", "--out", "sheet", "--images", "6", "--json")
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["shown"] == 6
-    assert (here / "sheet" / "contact-sheet.png").read_bytes().startswith(b"\x89PNG")
-    assert "<figure" in (here / "sheet" / "contact-sheet.html").read_text(encoding="utf-8")
-
-
 def test_data_that_is_not_there_is_the_users_input(here: Path) -> None:
     done = lapclip("data", "check", "nowhere")
     assert done.returncode == 2

@@ -1,19 +1,15 @@
 from __future__ import annotations
 
 import json
-import socket
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 from lapclip import compare
 from lapclip.compare.fits import MEASURED, Contestant, Rung, crossover
-from lapclip.errors import ConfigError
 from lapclip.machine.choose_device import default_threads
 from lapclip.machine.cpu import Cpu
 from lapclip.machine.gpus import Cuda
-from lapclip.results import COMPARISON, read_result, sealed, write_result
 from lapclip.training.step import TrainStep
 
 from ..second_device import pretend
@@ -82,26 +78,6 @@ def test_where_batches_are_sent_ahead_no_step_waits_for_its_own(monkeypatch: pyt
     (cell,) = compare.measure_cells([CPU], TINY[:1], (1,), 10.0, silent)
     assert cell.ms is not None
     assert len(sent) == 1
-
-
-def test_a_shared_file_is_read_back_and_names_nobody(tmp_path: Path) -> None:
-    found = sealed({**compare.compare(10.0, silent, TINY[:1], (1,)), "kind": COMPARISON})
-    path = tmp_path / "mine.json"
-    write_result(path, found)
-    assert read_result(path, COMPARISON) == json.loads(json.dumps(found))
-    text = path.read_text()
-    assert str(Path.home()) not in text
-    assert socket.gethostname() not in text
-
-
-@pytest.mark.parametrize("text", ["", "{}", "[]", '{"format": 99}', '{"format": 1, "machine": {}, "cells": [{}]}'])
-def test_other_files_are_refused(tmp_path: Path, text: str) -> None:
-    path = tmp_path / "other.json"
-    path.write_text(text)
-    with pytest.raises(ConfigError, match="cannot be used"):
-        read_result(path, COMPARISON)
-    with pytest.raises(ConfigError, match="cannot be read"):
-        read_result(tmp_path / "missing.json", COMPARISON)
 
 
 @pytest.mark.parametrize(("start", "best"), [(4, 4), (4, 1), (4, 16), (1, 2), (16, 8)])

@@ -57,8 +57,6 @@ def comparison(places: list[tuple[str, str]] | None = None) -> dict[str, Any]:
         "recommendations": [
             {"parameters": 10**6, "batch": 1, "device": "cpu", "dtype": "bfloat16", "text": "20 times the GPU"}
         ],
-        "others": [{"machine": {"chip": "Another chip"}, "cells": [
-            {**cell, "ms": cell["ms"] * 3} for cell in cells([("cpu", "bfloat16")])]}],
     }  # fmt: skip
 
 
@@ -138,12 +136,6 @@ def test_curves_have_dots_a_fit_and_dashed_predictions(save: Callable[[Any], Pat
     assert figure["layout"]["xaxis"]["type"] == figure["layout"]["yaxis"]["type"] == "log"
 
 
-def test_other_machines_stand_beside_this_one(save: Callable[[Any], Path]) -> None:
-    save(comparison([("cpu", "bfloat16")]))
-    (path, _), _ = write_report(None, None)
-    assert "This machine is 3 times as fast as Another chip (median; 3 to 3)." in Page(path).text
-
-
 def test_a_run_s_report_holds_the_comparison(run_with: Callable[..., Path], empty_cache: Path) -> None:
     run_with()
     comparison_file().write_text(json.dumps(comparison()), encoding="utf-8")
@@ -165,7 +157,7 @@ def test_a_damaged_comparison_is_left_out_with_a_warning(run_with: Callable[...,
     assert len(json.loads(done.stdout)["files"]) == 2
 
 
-@pytest.mark.parametrize("key", ["machine", "torch", "fits", "crossover", "predictions", "recommendations", "others"])
+@pytest.mark.parametrize("key", ["machine", "torch", "fits", "crossover", "predictions", "recommendations"])
 @pytest.mark.parametrize("value", [None, "missing", 3, [], {}, [None], [{}]])
 def test_parts_that_are_missing_or_odd_are_left_out(save: Callable[[Any], Path], key: str, value: Any) -> None:
     saved = comparison()

@@ -28,7 +28,6 @@ from lapclip.cli.model import model, models
 from lapclip.cli.output import ARGUMENTS
 from lapclip.cli.probe import probe
 from lapclip.cli.report import report
-from lapclip.cli.results import results
 from lapclip.cli.resume import resume
 from lapclip.cli.runs import runs
 from lapclip.cli.search import search
@@ -61,7 +60,6 @@ app.command(doctor, sort_key=6)
 app.command(evaluate, name="eval", sort_key=7)
 app.command(gained, sort_key=8)
 app.command(report, sort_key=8)
-app.command(results, sort_key=12)
 app.command(export, sort_key=8)
 app.command(search, sort_key=8)
 app.command(serve, sort_key=8)

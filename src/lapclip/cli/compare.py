@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated, Any
 
 from cyclopts import Parameter
@@ -20,8 +19,6 @@ def compare(
     *,
     quick: Annotated[bool, Parameter(negative="")] = False,
     seconds: float | None = None,
-    share: Path | None = None,
-    others: Annotated[tuple[Path, ...], Parameter(name="--with", negative="", show_default=False)] = (),
     machines: int | None = None,
     address: str | None = None,
     common: Common | None = None,
@@ -34,8 +31,6 @@ def compare(
     For example:
 
     - `lapclip compare --quick`
-    - `lapclip compare --share mine.json`
-    - `lapclip compare --quick --with theirs.json`
     - `lapclip compare --machines 2`
 
     Parameters
@@ -44,10 +39,6 @@ def compare(
         End within 90 seconds: fewer cells, and not what the parts of a step cost. Example: lapclip compare --quick
     seconds
         Time for the cells; 600 by default. Example: lapclip compare --seconds 120
-    share
-        Also write the result as a JSON file without personal data. Example: lapclip compare --share mine.json
-    others
-        Put other machines' files beside this one; may be repeated. Example: lapclip compare --with theirs.json
     machines
         Find out how much faster so many computers are together, this one among them; the line to type on the others is
         shown. Example: lapclip compare --machines 2
@@ -66,8 +57,7 @@ def compare(
         from lapclip.commands.compare import compare as compare_devices
 
     with display() as shown:
-        progress = shown.tuning_progress
-        found = compare_devices(quick=quick, seconds=seconds, share=share, others=others, progress=progress)
+        found = compare_devices(quick=quick, seconds=seconds, progress=shown.tuning_progress)
     emit(found, summary(found), common)
     return 0
 
@@ -130,13 +120,9 @@ def summary(found: dict[str, Any]) -> list[str]:
     lines += prediction_table(found["predictions"])
     lines += ["", "what to use, by size"]
     lines += [f"  {one['parameters'] / 1e6:>6.3g} M  {one['text']}" for one in found["recommendations"]]
-    for other in found.get("others", []):
-        lines += ["", f"[bold]{escape(str(other['machine']['chip']))}[/bold], torch {other.get('torch', 'unknown')}"]
-        lines += [f"  {one['parameters'] / 1e6:>6.3g} M  {one['text']}" for one in other["recommendations"]]
-        lines.append(f"  {other['crossover']['text']}")
     for kind, inside in found.get("microscope", {}).items():
         lines += ["", f"[bold]inside a step, {kind}[/bold]", *map(escape, inside["in_words"])]
-    return [*lines, f"Next: {typed('report')}, or {typed('compare --share mine.json')}"]
+    return [*lines, f"Next: {typed('report')}"]
 
 
 def cell_table(cells: list[dict[str, Any]]) -> list[str]:

@@ -1,9 +1,8 @@
-"""`lapclip data check` and `lapclip data describe`."""
+"""`lapclip data check`."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Annotated, Any
 
 from cyclopts import App, Parameter
@@ -68,52 +67,6 @@ def check(
     return 0
 
 
-@data.command
-def describe(
-    source: str,
-    /,
-    *,
-    out: Path | None = None,
-    images: Annotated[int, Parameter(name="--images")] = 48,
-    pictures: Annotated[int | None, Parameter(show=False)] = None,
-    settings: Settings = (),
-    common: Common | None = None,
-) -> int:
-    """Make a contact sheet: some images with their captions, as a PNG and as a page that needs nothing else.
-
-    For example:
-
-    - `lapclip data describe photos/`
-    - `lapclip data describe photos/ --out sheet.html --images 200`
-    - `lapclip data describe scenes --out scenes.png`
-
-    Parameters
-    ----------
-    source
-        A folder, a CSV, TSV or JSON file, a pattern of tar shards, or `scenes`.
-    out
-        A name ending in .png or .html for one of them; any other name is a folder for both. Example: --out sheet.png
-    images
-        How many to show; they are drawn at random, the same ones each time. Example: --images 100
-    pictures
-        What --images was called before.
-    settings
-        Change a setting; may be repeated. Example: --set data.caption_column=title
-    """
-    with loading():
-        from lapclip.commands.data import describe_data
-
-    with display() as shown:
-        found = describe_data(
-            source, out, images if pictures is None else pictures, settings, shown.counting("reading images")
-        )
-    lines = [f"[bold]{escape(source)}[/bold]  {found['images']:,} images, {found['captions']:,} captions"]
-    lines += [f"  {escape(path)}" for path in found["files"]]
-    check_command = command("data", "check", source, *_set_words(settings))
-    emit(found, [*lines, f"Next: {escape(typed(check_command))}"], common)
-    return 0
-
-
 def summary(found: dict[str, Any], recipe: str | None = None, settings: Sequence[str] = ()) -> list[str]:
     """What was found, for people, and how to train on it with what they gave."""
     lines = [f"[bold]{escape(found['source'])}[/bold]  {found['images']:,} images, {found['captions']:,} captions"]
@@ -136,8 +89,7 @@ def summary(found: dict[str, Any], recipe: str | None = None, settings: Sequence
     words = [*[found["source"]] * (found["source"] != DataConfig().source), *["--recipe", recipe or ""] * bool(recipe)]
     train = command("train", *words, *_set_words(settings))
     if any(finding["kind"] in UNRELATED for finding in found["findings"]):
-        look = command("data", "describe", *words[:1], *_set_words(settings))
-        return [*lines, f"Next: {escape(typed(look))} shows images with their captions; mend the table, then train"]
+        return [*lines, "Next: mend the table, then check it again"]
     return [*lines, f"Next: {escape(typed(train))}{anyway}"]
 
 

@@ -1,9 +1,7 @@
-"""`lapclip compare`: the devices of this machine side by side, and other machines' results beside them."""
+"""`lapclip compare`: the devices of this machine side by side."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from lapclip import compare as comparison
@@ -18,24 +16,19 @@ from lapclip.machine.device import Device
 from lapclip.machine.ranks import join
 from lapclip.paths import CacheFile
 from lapclip.progress import Status
-from lapclip.results import COMPARISON, check_writable, read_result, sealed, shared_machine, write_result
 
 
-def compare(
-    *, quick: bool, seconds: float | None, share: Path | None, others: Sequence[Path], progress: Status
-) -> dict[str, Any]:
-    """Compare the devices here, save the result for `report` and to share, and put other machines' beside it."""
+def compare(*, quick: bool, seconds: float | None, progress: Status) -> dict[str, Any]:
+    """Compare the devices of this machine and save the result for `report`."""
     if seconds is not None and seconds <= 0:
         raise ConfigError(f"--seconds must be more than 0, not {seconds:g}.", hint="lapclip compare --quick")
-    shared = [read_result(path, COMPARISON) for path in others]  # first, so that a bad file costs nothing
-    if share:
-        check_writable(share)
     usual = comparison.QUICK_SECONDS if quick else comparison.SECONDS
-    found = {**comparison.compare(seconds or usual, progress), "others": shared}
-    _save(share, found)  # before the rest: what took minutes is not to be lost
+    found = comparison.compare(seconds or usual, progress)
+    saved = CacheFile("compare.json")
+    saved.replace(found)  # before the rest: what took minutes is not to be lost
     if not quick:
         found["microscope"] = {device.kind: _examine(device, progress) for device in available()}
-        _save(share, found)
+        saved.replace(found)
     return found
 
 
@@ -49,14 +42,6 @@ def compare_machines(progress: Status) -> dict[str, Any] | None:
         ranks.connect(choose_device(AUTO)[0].collectives)
         ranks.from_writer({"task": COMPARE_TOGETHER, "run": ""}, "set-up")
         return compare_together(ranks, progress)
-
-
-def _save(share: Path | None, found: dict[str, Any]) -> None:
-    """Write a comparison for `report`, and this machine's own part to share."""
-    CacheFile("compare.json").replace(found)
-    if share:
-        own = {key: value for key, value in found.items() if key != "others"}
-        write_result(share, sealed({**own, "kind": COMPARISON, "machine": shared_machine(found["machine"])}))
 
 
 def _examine(device: Device, progress: Status) -> dict[str, Any]:

@@ -40,13 +40,13 @@ from lapclip.machine.sensors import Energy, of_device
 from lapclip.machine.timing import Stopwatch, busy_cores, timed
 from lapclip.model.clip import CLIP
 from lapclip.progress import Status
-from lapclip.results import FORMAT
 from lapclip.text import short_duration
 from lapclip.training.cuda_graph import WARM_UP, AnyStep, make_step
 from lapclip.training.feed import ready
 from lapclip.training.memory import SHARE_OF_MEMORY, demands
 from lapclip.tuning.choose_kernels import choose_kernels
 
+FORMAT = 1  # of the JSON object
 QUICK_SECONDS, SECONDS = 70.0, 600.0
 SHARE_OF_BUDGET = 30
 """A single cell may take one part in so many of the budget."""

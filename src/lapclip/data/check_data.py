@@ -29,7 +29,7 @@ from lapclip.data.decode import MARKS, NO_MEMORY, decode, read_header
 from lapclip.data.loading import split_rule
 from lapclip.data.packed_index import digest_of
 from lapclip.data.table import Row, Skipped, StoredImage, Table, reasons
-from lapclip.data.tokenizers import CharacterTokenizer, Tokenizer, count_words
+from lapclip.data.tokenizers import CharacterTokenizer, Tokenizer
 from lapclip.errors import DataError
 from lapclip.machine.facts import logical_cores
 from lapclip.progress import Progress
@@ -105,22 +105,6 @@ def ceilings(
         "i2t_r1": sum(best.values()) / images,
         "told_apart": own / images,
     }
-
-
-def frequent_words(captions: Sequence[str], most: int) -> list[tuple[str, int]]:
-    """The most frequent words, without those that are shorter than three letters or carry little."""
-    counts = count_words(captions)
-    return [(word, count) for word, count in counts.most_common(most + 200) if len(word) > 2 and word not in SMALL][
-        :most
-    ]
-
-
-SMALL = {
-    "the", "and", "with", "are", "his", "her", "its", "their", "there", "this", "that", "has", "have", "had", "for",
-    "from", "into", "onto", "out", "off", "over", "under", "while", "who", "whom", "which", "was", "were", "been",
-    "being", "not", "but", "you", "your", "our", "they", "them", "she", "him", "one", "two",
-}  # fmt: skip
-"""English words that say nothing about images."""
 
 
 @cache

@@ -5,7 +5,6 @@ Read with care: what is missing or odd is left out.
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -122,7 +121,6 @@ def comparison_sections(saved: dict[str, Any]) -> list[Section]:
         blocks.append(Sentences(["What to use, by model and batch:"]))
         blocks.append(Table(["model", "batch", "device", "precision", "why"], advice))
     blocks += _predictions(saved)
-    blocks += _others(saved, cells)
     blocks += _all_cells(saved)
     return [Section("What is fastest here", blocks)] if blocks else []
 
@@ -261,35 +259,6 @@ def _predictions(saved: dict[str, Any]) -> list[Block]:
     if rows:
         blocks.append(Table(["model", "batch", "device", "predicted step"], rows, folded="Predicted, not measured"))
     return blocks
-
-
-def _others(saved: dict[str, Any], cells: list[TimedCell]) -> list[Block]:
-    """The fastest step of each machine at the sizes they share with this one."""
-    others = mappings(saved.get("others"))
-    if not others:
-        return []
-    names = [
-        "this machine",
-        *(str(mapping(other.get("machine")).get("chip", "another machine")) for other in others),
-    ]
-    bests = [fastest(cells), *(fastest(timed_cells(other)) for other in others)]
-    shared = [cell for cell in sorted(bests[0]) if any(cell in best for best in bests[1:])]
-    rows: list[list[Any]] = [
-        [parameters(cell[0]), count(cell[1]), *(milliseconds(best.get(cell)) for best in bests)] for cell in shared
-    ]
-    if not rows:
-        return []
-    ratios_text = []
-    for name, best in zip(names[1:], bests[1:], strict=True):
-        ratios = sorted(best[cell] / bests[0][cell] for cell in shared if cell in best)
-        if ratios:
-            low, middle, high = (
-                significant(ratios[0], 2),
-                significant(statistics.median(ratios), 2),
-                significant(ratios[-1], 2),
-            )
-            ratios_text.append(f"This machine is {middle} times as fast as {name} (median; {low} to {high}).")
-    return [Sentences(ratios_text), Table(["model", "batch", *names], rows, folded="The fastest step of each machine")]
 
 
 def _all_cells(saved: dict[str, Any]) -> list[Block]:

@@ -5,7 +5,6 @@ import pytest
 from lapclip.data.check_data import (
     ceilings,
     count_scripts,
-    frequent_words,
     tokens_per_character,
     unknown_characters,
 )
@@ -52,7 +51,3 @@ def test_clip_needs_more_tokens_for_chinese_than_for_english() -> None:
 def test_only_characters_can_be_unknown() -> None:
     assert unknown_characters(["a dög", "ö"], CharacterTokenizer("adg ")) == {"ö": 2}
     assert unknown_characters(["a dög"], CLIP) == {}
-
-
-def test_frequent_words_leave_out_small_ones() -> None:
-    assert frequent_words(["The dog and the dogs", "a dog"], 2) == [("dog", 2), ("dogs", 1)]

@@ -71,9 +71,9 @@ class Surroundings:
         """The command that times its settings afresh."""
         return tune_command(self.settings)
 
-    def describe_data(self) -> str:
-        """The command that shows its images with their captions."""
-        return data_command("describe", self.settings)
+    def check_data(self) -> str:
+        """The command that checks its images and captions."""
+        return data_command("check", self.settings)
 
     def train_gentler(self, summary: Summary) -> str:
         """The command for another run with a lower learning rate, or with a usual one where it was far off."""

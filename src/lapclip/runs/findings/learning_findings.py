@@ -107,7 +107,7 @@ def _causes(summary: Summary, around: Surroundings, *, learnt: bool) -> list[str
     training pairs and nothing else has others than one that has learnt nothing."""
     per_epoch = number(summary.started.get("steps_per_epoch")) or summary.total_steps
     longer = around.train(f"train.epochs={math.ceil(4 * summary.total_steps / per_epoch)}")
-    mismatch = f"the captions may belong to other images; a sheet shows them together: {around.describe_data()}"
+    mismatch = f"the captions may belong to other images; to find out: {around.check_data()}"
     few = f"the pairs may be too few to learn from nothing; pretrained towers need fewer: {around.train(recipe=HEADS)}"
     short = f"it may have seen too little yet: {longer}"
     rate = f"the learning rate may not suit the model: {around.train_gentler(summary)}"
