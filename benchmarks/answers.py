@@ -1,8 +1,8 @@
 """How well do models answer: whole captions, short questions, with and without the correction for hubness?
 
-    python benchmarks/answers.py --data ../shared/data/flickr8k                       # every row, each with its goal
-    python benchmarks/answers.py heads last_blocks --data ../shared/data/flickr8k     # some
-    python benchmarks/answers.py verdict --data ../shared/data/flickr8k --model lora  # of another run
+    python benchmarks/answers.py --data flickr8k                       # every row, each with its goal
+    python benchmarks/answers.py heads last_blocks --data flickr8k     # some
+    python benchmarks/answers.py verdict --data flickr8k --model lora  # of another run
     python benchmarks/answers.py --list
 
 Scores are of the split val. Rows that need a trained model take runs/NAME where it is (heads, last-blocks, photos), and

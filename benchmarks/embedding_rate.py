@@ -1,6 +1,6 @@
 """How much of the image tower's own rate does `lapclip embed` reach, from JPEG files to the finished file?
 
-    python benchmarks/embedding_rate.py ../shared/data/flickr8k/images [--model vit-b-32] [--images 1000] [--rounds 3]
+    python benchmarks/embedding_rate.py flickr8k/images [--model vit-b-32] [--images 1000] [--rounds 3]
 
 A model is a shape with random weights, or what `--model` of `lapclip embed` takes. In turns in one run, with the same
 threads: the tower alone on squares that are ready in memory, in batches as `lapclip embed` takes them; and the whole

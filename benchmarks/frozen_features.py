@@ -1,6 +1,6 @@
 """How much faster an epoch is when what is frozen is computed once: cached features against computing them each time.
 
-python benchmarks/frozen_features.py ../shared/data/flickr8k [--recipe heads] [--start runs/heads]
+python benchmarks/frozen_features.py flickr8k [--recipe heads] [--start runs/heads]
 
 Both ways take the same steps of the same run, in turns, in one process; packing and computing the features are not
 counted, and told beside it. Needs the extra `small-towers`.

@@ -1,6 +1,6 @@
 """How many photos with captions does a person need? The recipe heads on more and more of them, scored on the same ones.
 
-    python benchmarks/how_many_photos.py ../shared/data/flickr8k/captions.csv [--counts 50 200 1000 3000]
+    python benchmarks/how_many_photos.py flickr8k/captions.csv [--counts 50 200 1000 3000]
 
 The table has the columns filepath, caption and split. Of its training images some are drawn (seed 0); all of val is
 scored, with the correction for hubness and without. Runs are named count-N; those that are there are taken. The last

@@ -1,7 +1,7 @@
 """Softmax against sigmoid: the same recipe with each loss, three seeds each, scored on the same held-out pairs.
 
     python benchmarks/losses.py                                        # the recipe first-run, on drawn scenes
-    python benchmarks/losses.py ../shared/data/flickr8k --recipe heads  # photos
+    python benchmarks/losses.py flickr8k --recipe heads  # photos
     python benchmarks/losses.py --losses sigmoid --set train.initial_bias=-10
 
 Runs go to a temporary folder. The last line is JSON.

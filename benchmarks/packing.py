@@ -1,6 +1,6 @@
 """Packing photos against OpenCLIP's CSV data set with its own transforms: photos a second, in one run, in turns.
 
-    PYTHONPATH=src benchmarks/.venv/bin/python benchmarks/packing.py ../shared/data/photos
+    PYTHONPATH=src benchmarks/.venv/bin/python benchmarks/packing.py photos
 
 The photos are repeated under many names, each with a comment of its own so that no two files are the same bytes. Our
 side packs them as `lapclip train` would: `whole` is what training reads, `middle` what held-out scores are made from.

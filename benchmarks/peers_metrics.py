@@ -1,7 +1,7 @@
 """Do our scores agree with CLIP_benchmark's on the same embeddings? Run in the peers' environment (`make bench-peers`):
 
     benchmarks/.venv/bin/python benchmarks/peers_metrics.py
-    benchmarks/.venv/bin/python benchmarks/peers_metrics.py --run runs/mine --data ../shared/data/flickr8k --split val
+    benchmarks/.venv/bin/python benchmarks/peers_metrics.py --run runs/mine --data flickr8k --split val
 
 Retrieval with one and with several captions an image, both ways; zero-shot classification with templates. Embeddings
 are random ones, and those of a real model on real images where they are named. CLIP_benchmark's own `evaluate` is
@@ -168,7 +168,7 @@ def quiet() -> Iterator[None]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--run", help="a run or a model to embed real images with")
-    parser.add_argument("--data", default="../shared/data/flickr8k")
+    parser.add_argument("--data", default="flickr8k")
     parser.add_argument("--split", default="val")
     asked = parser.parse_args()
     worst = [

@@ -1,6 +1,6 @@
 """Does CLIP's tokenizer here give OpenCLIP's ids? Run it in the peers' environment:
 
-    PYTHONPATH=src benchmarks/.venv/bin/python benchmarks/peers_tokens.py ../shared/data/flickr8k/captions.csv
+    PYTHONPATH=src benchmarks/.venv/bin/python benchmarks/peers_tokens.py flickr8k/captions.csv
     PYTHONPATH=src benchmarks/.venv/bin/python benchmarks/peers_tokens.py --write   # the table that the tests check
 
 It compares real captions, the hard ones of tests/data/hard_captions.py, every assigned character between others, and
@@ -124,5 +124,7 @@ def write() -> None:
 if __name__ == "__main__":
     if sys.argv[1:] == ["--write"]:
         write()
+    elif len(sys.argv) == 2:
+        main(sys.argv[1])
     else:
-        main(sys.argv[1] if len(sys.argv) > 1 else "../shared/data/flickr8k/captions.csv")
+        sys.exit(__doc__)

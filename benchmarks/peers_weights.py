@@ -1,7 +1,7 @@
 """Are published weights read and written as the libraries that made them do? Run it in the peers' environment:
 
-    PYTHONPATH=src benchmarks/.venv/bin/python benchmarks/peers_weights.py ../shared/data/photos
-    PYTHONPATH=src benchmarks/.venv/bin/python benchmarks/peers_weights.py ../shared/data/photos --only tiny,ViT-B-32
+    PYTHONPATH=src benchmarks/.venv/bin/python benchmarks/peers_weights.py photos
+    PYTHONPATH=src benchmarks/.venv/bin/python benchmarks/peers_weights.py photos --only tiny,ViT-B-32
     PYTHONPATH=src benchmarks/.venv/bin/python benchmarks/peers_weights.py --blocks 2
 
 For each shape: random weights, saved by OpenCLIP (safetensors and bin), by transformers, and as a TorchScript archive

@@ -1,7 +1,7 @@
 """Is `lapclip probe` right, and does `lapclip data check` find captions that do not belong to their images?
 
-    python benchmarks/probe_towers.py towers ../shared/data/flickr8k
-    python benchmarks/probe_towers.py belonging ../shared/data/flickr8k ../shared/data/clothing10 scenes
+    python benchmarks/probe_towers.py towers flickr8k
+    python benchmarks/probe_towers.py belonging flickr8k clothing10 scenes
 
 `towers` probes every pair of installed towers, trains heads on each (about 7 minutes a pair on two cores; runs that are
 there already are taken: runs/probe-IMAGE-TEXT), and compares. The gain of trained heads over the closed form is

@@ -117,11 +117,16 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture(scope="session")
 def real_data() -> Path:
-    """Real photos with captions, where they lie beside the repository. Tests that want them are marked `real_data`."""
-    folder = Path(__file__).parents[2] / "shared" / "data"
-    if not folder.is_dir():
-        pytest.skip("../shared/data is not there")
-    return folder
+    """Return the folder of real photos, `flickr8k/`, `photos/` and `clothing10/`, or skip the test.
+
+    Tests that use it are marked `real_data`. docs/data.md says where the photos come from.
+    """
+    folder = os.environ.get("LAPCLIP_TEST_DATA")
+    if not folder:
+        pytest.skip("LAPCLIP_TEST_DATA names no folder of real photos (docs/data.md)")
+    if not Path(folder).is_dir():
+        pytest.fail(f"LAPCLIP_TEST_DATA={folder} is no folder")
+    return Path(folder)
 
 
 def counted_reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:

@@ -50,6 +50,20 @@ def test_plots_show_what_the_tables_beside_them_say(path: Path, generated: Path)
     assert shown, f"no page shows {path.name}"
 
 
+def test_no_file_needs_data_that_a_stranger_does_not_have() -> None:
+    """Only .ci/run may know a folder outside of the repository. All others take it from an argument."""
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True)
+    if listed.returncode:
+        pytest.skip("no git checkout")
+    folder = "shared" + "/data"
+    naming = [
+        name
+        for name in listed.stdout.split("\0")[:-1]
+        if (ROOT / name).is_file() and folder.encode() in (ROOT / name).read_bytes()
+    ]
+    assert naming == [".ci/run"]
+
+
 def test_every_setting_has_a_meaning_in_the_docs(generated: Path) -> None:
     text = (generated / "settings.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| `(\w+\.\w+)` \| .+ \| (.+) \|$", text, flags=re.MULTILINE)

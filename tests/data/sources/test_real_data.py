@@ -16,18 +16,14 @@ from lapclip.data.splits import assign_splits
 from lapclip.data.table import ImageFile, Row
 from tests.data.sources.made import captions_in, check_account, found, read, splits
 
-SHARED = Path(__file__).parents[3].parent / "shared" / "data"
-pytestmark = [
-    pytest.mark.real_data,
-    pytest.mark.skipif(not SHARED.is_dir(), reason="the real photos of ../shared/data are not here"),
-]
+pytestmark = pytest.mark.real_data
 
 
-def test_flickr8k_as_it_lies() -> None:
+def test_flickr8k_as_it_lies(real_data: Path) -> None:
     from lapclip.config import DataConfig
     from lapclip.data.sources import read_table
 
-    table = read_table(DataConfig(source=str(SHARED / "flickr8k")))
+    table = read_table(DataConfig(source=str(real_data / "flickr8k")))
     check_account(table)
     assert Counter(assign_splits(table.rows, 0)) == {"train": 6000, "val": 1000}
     assert captions_in(table) + table.repeated == table.records == 35_000
@@ -35,16 +31,16 @@ def test_flickr8k_as_it_lies() -> None:
     assert all(part in table.how for part in ("in filepath", "in caption", "in split", "by comma"))
 
 
-def test_clothing_as_it_lies() -> None:
-    table = read(SHARED / "clothing10")
+def test_clothing_as_it_lies(real_data: Path) -> None:
+    table = read(real_data / "clothing10")
     assert len(table.rows) == 713
     assert len(table.classes) == 10
     assert "t-shirt" in table.classes
 
 
 @pytest.fixture(scope="module")
-def some() -> list[Row]:
-    table = read(SHARED / "flickr8k")
+def some(real_data: Path) -> list[Row]:
+    table = read(real_data / "flickr8k")
     own = {split: [row for row in table.rows if row.split == split] for split in ("train", "val")}
     return own["train"][:12] + own["val"][:6]
 
