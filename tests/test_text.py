@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from lapclip import text
@@ -89,3 +91,17 @@ def test_paths_are_short_where_they_lie_below_the_current_folder(
 def test_a_page_shows_joined_emoji_and_wide_spaces_but_no_controls() -> None:
     farmer = "\U0001f469\u200d\U0001f33e\u3000"
     assert text.without_controls(f"{farmer}\x1b[2J\x9b\r\n") == f"{farmer}\\x1b[2J\\x9b\\r\n"
+
+
+def test_json_is_valid_whatever_is_in_it() -> None:
+    values = {"a": [float("nan"), (1.5, float("-inf"))], "b": {"c": float("inf"), "d": "NaN", "e": 10**400}}
+    assert text.to_json(values) == f'{{"a": [null, [1.5, null]], "b": {{"c": null, "d": "NaN", "e": {10**400}}}}}'
+    assert text.to_json({"a": np.array([1.0, np.nan]), "b": np.float32(0.5)}) == '{"a": [1.0, null], "b": 0.5}'
+    assert text.to_json({"a": 1, "b": [2]}, compact=True) == '{"a":1,"b":[2]}'
+
+
+def test_all_json_that_others_read_is_written_by_one_function() -> None:
+    package = Path(text.__file__).parent
+    for folder in ("cli", "watch", "report", "searching/web", "serving/dialects"):
+        for path in (package / folder).rglob("*.py"):
+            assert not re.search(r"(print|Response|\.write)\(json\.dumps?\(", path.read_text()), path

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import re
@@ -170,6 +171,30 @@ def printable_lines(text: object) -> str:
 def one_line(text: object) -> str:
     """Foreign prose, such as a caption, on one line: white space of any kind becomes one space."""
     return printable(" ".join(str(text).split()))
+
+
+def to_json(values: Any, *, compact: bool = False) -> str:
+    """Return valid JSON: NaN and infinity, which Python would write as such, become null.
+
+    Arrays and numbers of numpy are written as plain ones.
+    """
+    separators = (",", ":") if compact else None
+    try:
+        return json.dumps(values, allow_nan=False, separators=separators)
+    except (TypeError, ValueError):
+        return json.dumps(_plain(values), allow_nan=False, separators=separators)
+
+
+def _plain(values: Any) -> Any:
+    if hasattr(values, "tolist"):
+        values = values.tolist()
+    if isinstance(values, dict):
+        return {key: _plain(value) for key, value in values.items()}
+    if isinstance(values, list | tuple):
+        return [_plain(value) for value in values]
+    if isinstance(values, float) and not math.isfinite(values):
+        return None
+    return values
 
 
 def path_from_here(path: str | os.PathLike) -> str:

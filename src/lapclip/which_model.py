@@ -16,6 +16,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -31,6 +32,7 @@ from lapclip.paths import cache_folder
 from lapclip.progress import Progress
 from lapclip.runs.events import mapping
 from lapclip.runs.folder import RUNS, Run, all_runs, find_run
+from lapclip.runs.heartbeat import using
 from lapclip.text import number, path_from_here, percent, size
 from lapclip.weights import is_model, published_models
 from lapclip.weights.published_models import PublishedModel
@@ -79,6 +81,10 @@ class WhichModel:
             return self.run
         above = self.path.absolute().parents[:2]
         return next((Run(folder) for folder in above if (folder / "run.toml").exists()), None)
+
+    def in_use(self) -> AbstractContextManager[object]:
+        """Mark the run that it comes from as used, so that `lapclip clean` does not remove it."""
+        return using(self.made_by.path) if self.made_by else nullcontext()
 
     @property
     def reference(self) -> str:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import filelock
 import pytest
+from PIL import Image
 
 from lapclip.commands.clean import REMOVABLE, chosen, list_items, remove
 from lapclip.paths import leftovers, partial_path, sweep
@@ -21,7 +22,7 @@ from lapclip.runs.heartbeat import PREPARING, at_work_path, beat_of, write_beat
 from lapclip.searching.indexes import note_use
 from lapclip.weights import WEIGHTS
 
-from ..conftest import lapclip
+from ..conftest import command, lapclip
 
 
 def dead_process() -> int:
@@ -257,3 +258,42 @@ def test_names_that_only_look_half_made_and_what_a_link_leads_to_stay(tmp_path: 
     sweep(tmp_path)
     assert all(path.exists() for path in kept)
     assert not ours.exists()
+
+
+@pytest.mark.parametrize("arguments", [("serve", "mine"), ("search", "photos", "--web", "--model", "mine")])
+def test_a_run_whose_model_is_served_stays_until_its_server_has_died(disk: Path, arguments: tuple[str, ...]) -> None:
+    (disk / "photos").mkdir()
+    Image.new("RGB", (32, 32), "red").save(disk / "photos/a.png")
+    process = subprocess.Popen(
+        command(*arguments, "--json", "--port", "0"), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    )
+    try:
+        assert process.stdout
+        assert json.loads(process.stdout.readline())["url"]
+        done = lapclip("clean", "--run", "mine", "--yes")
+        assert done.returncode == 2
+        assert "mine stays: another process uses its model now" in done.stderr
+        kept = {Path(item["path"]).name: item["kept"] for item in cleaned()["items"]}
+        assert kept["mine"]
+        assert not kept["died"]
+        assert (disk / "runs/mine/model").exists()
+    finally:
+        process.kill()
+        process.wait()
+    done = lapclip("clean", "--run", "mine", "--yes")
+    assert done.returncode == 0, done.stderr
+    assert not (disk / "runs/mine").exists()
+
+
+def test_a_run_that_comes_into_use_while_a_person_is_asked_stays(disk: Path, empty_cache: Path) -> None:
+    doomed = chosen(list_items(), [], ["mine", "died"])
+    code = "import sys; from pathlib import Path; from lapclip.which_model import which_model\n"
+    code += "with which_model('mine/model').in_use(): print('ready', flush=True); sys.stdin.read()"
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout
+        process.stdout.readline()
+        removed, failed = remove(doomed)
+        process.communicate()
+    assert [item.path.name for item in removed] == ["died"]
+    assert ["uses its model" in item.kept for item in failed] == [True]
+    assert [item.path.name for item in remove(failed)[0]] == ["mine"]

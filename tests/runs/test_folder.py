@@ -12,6 +12,8 @@ from lapclip.errors import RunBusy, RunError
 from lapclip.runs.events import EventLog, Failed, Stopped
 from lapclip.runs.folder import Run, all_runs, create_run, find_run
 
+from ..conftest import lapclip
+
 SETTINGS = {"run": {"format": 1}}
 
 
@@ -197,3 +199,20 @@ def test_a_pipe_in_a_run_is_not_waited_for(here: Path) -> None:
     asked = [sys.executable, "-c", PIPES, *(str(run.path) for run in (*runs.values(), whole))]
     done = subprocess.run(asked, capture_output=True, text=True, timeout=20)
     assert done.stdout.split() == ["died", "died", "failed", "died", "died"], done.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["stop"], ["resume"], ["resume", "--background"], ["watch", "--once"], ["watch", "--json"], ["doctor"],
+     ["report"], ["eval"], ["clean", "--yes", "--run"]],
+)  # fmt: skip
+def test_a_folder_that_is_no_run_is_refused_and_left_as_it_was(here: Path, arguments: list[str]) -> None:
+    folder = here / "photos"
+    folder.mkdir()
+    (folder / "a.txt").write_text("mine")
+    for name in ("photos", str(folder)):
+        done = lapclip(*arguments, name)
+        assert done.returncode == 2, done.stdout
+        assert "Traceback" not in done.stderr
+        assert len(done.stderr.splitlines()) <= 3
+    assert [path.name for path in folder.iterdir()] == ["a.txt"]

@@ -10,6 +10,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 
 from lapclip.errors import RunBusy
@@ -33,6 +34,17 @@ def test_a_process_that_lives_is_known_by_number_and_beginning() -> None:
     assert not there.alive
     child.wait()
     assert not there.alive
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the boot time is read from /proc")
+@pytest.mark.parametrize("jump", [-86_400, -3, 1, 3600])
+def test_a_process_is_known_after_the_clock_was_set(monkeypatch: pytest.MonkeyPatch, jump: float) -> None:
+    beat, boot_time, now = beat_of(os.getpid()), psutil._pslinux.boot_time, time.time
+    monkeypatch.setattr(psutil._pslinux, "boot_time", lambda: boot_time() + jump)
+    monkeypatch.setattr(time, "time", lambda: now() + jump)
+    assert psutil.Process().create_time() == pytest.approx(psutil.boot_time() + beat.began, abs=2)
+    assert beat.alive
+    assert not replace(beat, began=beat.began - 10).alive
 
 
 def test_on_another_computer_the_heartbeat_decides() -> None:

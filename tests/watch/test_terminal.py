@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import filelock
 import psutil
@@ -261,6 +262,30 @@ def test_json_is_one_object_with_everything(here: Path) -> None:
     assert mine["next"][0].endswith("resume mine")
     assert other["evaluation"]["split"] == "test"
     assert other["state"] == "finished"
+
+
+def with_value(values: Any, value: float) -> Any:
+    """The same events with this value in place of each measured number."""
+    if isinstance(values, dict):
+        return {name: part if name == "time" else with_value(part, value) for name, part in values.items()}
+    if isinstance(values, list):
+        return [with_value(part, value) for part in values]
+    return value if isinstance(values, float) else values
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("arguments", [["watch", "--once"], ["runs"]])
+def test_json_of_a_run_that_broke_down_has_no_nan_and_no_infinity(
+    here: Path, arguments: list[str], value: float
+) -> None:
+    write(here, "mine", [*trained(100), *with_value(trained(170)[100:], value)])
+    done = lapclip(*arguments, "--json")
+    assert done.returncode == 0, done.stderr
+
+    def refuse(constant: str) -> None:
+        raise AssertionError(constant)
+
+    assert json.loads(done.stdout, parse_constant=refuse)
 
 
 @pytest.mark.parametrize("arguments", [["watch"], ["watch", "nothing", "--once"], ["watch", "nothing", "--json"]])

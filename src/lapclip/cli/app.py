@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 import sys
 import traceback
@@ -38,7 +37,7 @@ from lapclip.cli.tune import tune
 from lapclip.cli.watch import watch
 from lapclip.errors import LapclipError
 from lapclip.machine.ranks import leave_at_once, under_torchrun
-from lapclip.text import printable, printable_lines
+from lapclip.text import printable, printable_lines, to_json
 from lapclip.together import end_with_agent, is_restarted, tell_agent
 
 app = App(
@@ -127,5 +126,5 @@ def _report(status: int, message: str, as_json: bool, debug: bool) -> int:
         traceback.print_exc()
     print(printable_lines(message), file=sys.stderr)  # it may hold names of files and words out of them
     if as_json:
-        print(json.dumps({"error": message}))
+        print(to_json({"error": message}))
     return status

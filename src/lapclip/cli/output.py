@@ -20,7 +20,7 @@ from rich.table import Table
 
 from lapclip import shell
 from lapclip.errors import ConfigError
-from lapclip.text import without_controls
+from lapclip.text import to_json, without_controls
 
 ARGUMENTS: ContextVar[tuple[str, ...]] = ContextVar("arguments")
 """The arguments that this process was given after `lapclip`."""
@@ -58,7 +58,7 @@ def _program() -> str:
 def emit(result: dict[str, Any], summary: Sequence[str | Table], common: Common | None) -> None:
     """Print the result: as JSON for scripts, or as a few lines for people."""
     if common and common.json:
-        print(json.dumps(result))
+        print(to_json(result))
         return
     console = Console(highlight=False)
     for text in summary:

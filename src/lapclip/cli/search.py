@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from pathlib import Path
@@ -16,6 +15,7 @@ from lapclip.cli.model import have_model
 from lapclip.cli.output import Common, emit, typed
 from lapclip.errors import SearchError
 from lapclip.suggest import command
+from lapclip.text import to_json
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -265,7 +265,7 @@ def _serve(library: Library, host: str, port: int | None, common: Common | None,
 
     def ready(address: str) -> None:
         if common and common.json:
-            print(json.dumps({"url": address, "address": address, "indexed": library.count}), flush=True)
+            print(to_json({"url": address, "address": address, "indexed": library.count}), flush=True)
 
     serve(library, host, port, output=output, ready=ready, **asked)
     return 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -12,6 +11,7 @@ from lapclip.cli.display import display, loading
 from lapclip.cli.model import have_model
 from lapclip.cli.output import Common, emit
 from lapclip.errors import ConfigError
+from lapclip.text import to_json
 
 EngineName = Literal["torch-float32", "torch-bfloat16", "torch-float16", "onnx-float32", "onnx-int8"]
 
@@ -133,7 +133,7 @@ def serve(
         immich=immich,
         immich_upstream=immich_upstream,
     )
-    as_json = (lambda line: print(json.dumps(line), flush=True)) if common and common.json else None
+    as_json = (lambda line: print(to_json(line), flush=True)) if common and common.json else None
     with display() as shown:
         # No name here for what is prepared: it would keep the first model in memory after a swap.
         opened = command.open_service(command.prepare(options, shown.doing), shown.counting("indexing"), shown.waiting)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from typing import Annotated
 
 from cyclopts import Parameter
 
 from lapclip.cli.output import Common, typed
+from lapclip.text import to_json
 
 
 def watch(
@@ -50,7 +50,7 @@ def watch(
 
         if common and common.json:
             return serve(
-                runs, host, port, output=sys.stderr, ready=lambda url: print(json.dumps({"url": url}), flush=True)
+                runs, host, port, output=sys.stderr, ready=lambda url: print(to_json({"url": url}), flush=True)
             )
         return serve(runs, host, port)
     from lapclip.watch import terminal

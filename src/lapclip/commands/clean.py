@@ -22,7 +22,7 @@ from lapclip.data.packed_index import LOCK as PACKED_LOCK
 from lapclip.errors import ConfigError, LapclipError, RunError, nearest
 from lapclip.paths import cache_folder, data_folder
 from lapclip.runs.folder import GIVEN, RUNS, Run, all_runs, given_name
-from lapclip.runs.heartbeat import PREPARING, others_at_work
+from lapclip.runs.heartbeat import PREPARING, others_at_work, runs_in_use
 from lapclip.searching.index import LOCK
 from lapclip.searching.indexes import databases_in, what_is_indexed
 from lapclip.suggest import command
@@ -47,6 +47,7 @@ AT_WORK = ("running", "starting")
 MEASUREMENTS = ("tune.json", "kernels.json", "canary.json", "compare.json", "gained.json", "calibration-*.safetensors")
 """Not trusted.json: what the user has agreed to is no measurement."""
 WORKS, WRITES = "a process works with it now", "a process writes to it now"
+USES = "another process uses its model now, for example to serve it"
 CACHES = {
     "packed": "packed-*",
     "bundles": "bundle-*",
@@ -154,6 +155,8 @@ def _alone(item: Item) -> Iterator[None]:
             held.enter_context(lock)
         if item.run and item.run.is_starting:
             raise OSError("it is starting")
+        if item.kind == "runs" and os.path.realpath(item.path) in runs_in_use():
+            raise OSError(USES)
         if item.run and item.kind == "checkpoints" and item.run.last_state() != "finished":
             raise OSError("its run is not finished any more")
         if item.kind == "data" and (why := _why_given_stays([item.path.name])[item.path.name]):
@@ -168,12 +171,14 @@ def _runs() -> Iterator[Item]:
         return
     for path in paths.leftovers(RUNS):
         yield Item("leftovers", path, _size(path))
+    in_use = runs_in_use()
     for run in all_runs():
         if run.path.is_symlink():
             continue
         state = run.state
         busy = f"it is {state}" if state in AT_WORK else ""
-        yield Item("runs", run.path, _size(run.path), state, busy, run)
+        used = USES if os.path.realpath(run.path) in in_use else ""
+        yield Item("runs", run.path, _size(run.path), state, busy or used, run)
         if run.checkpoints.is_symlink():
             continue
         if state == "finished" and run.checkpoints.is_dir():

@@ -133,7 +133,8 @@ def embed(request: EmbedOptions, callbacks: Callbacks = Callbacks()) -> dict[str
             notes += _begin(saved, about)
             before = saved.counts["image"]
             _check_room(file, found.rows, saved.rows, model)
-            _Work(saved, found, model, captions=file.embeds_captions).to_the_end(callbacks.counting)
+            with which.in_use():
+                _Work(saved, found, model, captions=file.embeds_captions).to_the_end(callbacks.counting)
             callbacks.status(f"writing {request.out}")
             about = _write(file, found, saved, about)
             saved.done()

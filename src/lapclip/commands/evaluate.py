@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import re
 from collections.abc import Sequence
@@ -40,6 +39,7 @@ from lapclip.prompts import TEMPLATES, class_embeddings, read_templates
 from lapclip.report import write_files
 from lapclip.report.evaluation_report import EVALUATION, FOLDER, THUMBNAIL, evaluation_report
 from lapclip.suggest import command
+from lapclip.text import to_json
 from lapclip.which_model import NotAModel, WhichModel, which_model
 
 ALL = "all"
@@ -89,6 +89,16 @@ def evaluate(
 ) -> dict[str, Any]:
     """Score a model on images, save the evaluation with its images and its page, and return it."""
     model = find_model(request)
+    with model.in_use():
+        return _evaluate(model, request, data_progress, encoding_progress)
+
+
+def _evaluate(
+    model: WhichModel,
+    request: EvaluationRequest,
+    data_progress: DataProgress | None,
+    encoding_progress: Progress | None,
+) -> dict[str, Any]:
     if model.run and not request.out:
         model.run.check_links()
     config, own = choose_data(model, request)
@@ -314,7 +324,7 @@ def save_evaluation(result: dict[str, Any], pairs: Pairs, folder: Path) -> list[
             path = folder / THUMBNAIL.format(image)
             path.parent.mkdir(0o700, exist_ok=True)  # small copies of what may be private photos
             thumbnail.save(path, quality=85)
-        write_atomic(folder / EVALUATION, json.dumps(result))
+        write_atomic(folder / EVALUATION, to_json(result))
     except OSError as error:
         raise RunError(f"Cannot write to {folder}: {error.strerror or error}.", hint="--out FOLDER") from error
     return [*write_files(evaluation_report(result, folder), folder, "evaluation"), folder / EVALUATION]

@@ -43,6 +43,13 @@ def export(
 ) -> dict[str, Any]:
     """Write a run's model, or any other that can be loaded, as a folder, and check it before it is called done."""
     format, which = find_format(to), which_model(model)
+    with which.in_use():
+        return _export(format, which, to, out, force=force, callbacks=callbacks)
+
+
+def _export(
+    format: ExportFormat, which: WhichModel, to: str, out: Path | None, *, force: bool, callbacks: Callbacks
+) -> dict[str, Any]:
     path = out or default_path(which, to)
     check_free(path, force=force)  # before what takes time
     format.check_packages()

@@ -3,7 +3,6 @@ models between its start and its end, and the one to take."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -48,6 +47,7 @@ from lapclip.prompts import class_embeddings, sentences_of
 from lapclip.report import write_files
 from lapclip.report.gained_report import GAINED, gained_report
 from lapclip.runs.folder import Run
+from lapclip.text import to_json
 from lapclip.training.checkpoint import save_model
 from lapclip.which_model import WhichModel, which_model
 
@@ -310,7 +310,7 @@ def save_gained(result: dict[str, Any], folder: Path) -> list[Path]:
     """Write what was found and its page."""
     files = write_files(gained_report(result), folder, "gained")
     try:
-        write_atomic(folder / GAINED, json.dumps(result))
+        write_atomic(folder / GAINED, to_json(result))
     except OSError as error:
         raise RunError(f"Cannot write to {folder}: {error.strerror or error}.", hint="--out FOLDER") from error
     return [*files, folder / GAINED]

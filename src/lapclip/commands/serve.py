@@ -213,7 +213,7 @@ def serve(opened: Opened, as_json: Callable[[dict[str, Any]], None] | None = Non
         notes=opened.notes,
     )
     try:
-        with _taking_hangups(swapper):
+        with which.in_use(), _taking_hangups(swapper):
             all_answered = serve_until_interrupted(
                 make_app(service, search, options.immich_upstream),
                 announcement,

@@ -6,14 +6,13 @@ from __future__ import annotations
 
 import base64
 import html
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from lapclip.paths import read_bytes
-from lapclip.text import without_controls
+from lapclip.text import to_json, without_controls
 from lapclip.web.server import plotly_file
 
 
@@ -125,10 +124,7 @@ def html_page(
     """
     style = "".join(path.read_text(encoding="utf-8") for path in (STATIC / "page.css", *styles))
     # "<" written as an escape: no text inside can end the script that holds it.
-    encoded = {
-        name: json.dumps(value, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
-        for name, value in (data or {}).items()
-    }
+    encoded = {name: to_json(value, compact=True).replace("<", "\\u003c") for name, value in (data or {}).items()}
     values = "".join(f'<script type="application/json" id="{name}">{text}</script>' for name, text in encoded.items())
     programs = "".join(f"<script>{_script(path.read_text(encoding='utf-8'))}</script>" for path in scripts)
     attribute = f' class="{body_class}"' if body_class else ""

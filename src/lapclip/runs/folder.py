@@ -60,6 +60,8 @@ FORMAT = 1
 RUNS = Path("runs")
 GIVEN = RUNS / ".data"
 """Data that Python code had in memory, written down for the runs beside it (`lapclip.data.in_memory`)."""
+RUN_FILES = ("run.toml", "events.jsonl", "starting", "starting.key")
+"""Files of which each run has one at least."""
 LAST_BYTES = 4000
 """Of a log, to find the last words in."""
 _WAITING = "waiting for "
@@ -199,9 +201,9 @@ class Run:
     @property
     def running(self) -> bool:
         """Whether a process works on it."""
-        if not self.path.is_dir():
-            return False  # asking for the lock would make the folder
         beat = read_beat(self.pulse)
+        if not self._lock.exists():  # acquiring it would create it, even in a folder that is no run
+            return beat is not None and not beat.is_here and beat.alive
         if is_link(self._lock) or has_second_name(self._lock):  # asking might write where it leads
             return beat is not None and beat.alive
         try:
@@ -476,8 +478,10 @@ def find_run(name: str | None) -> Run:
             raise RunError(f"There are no runs in {RUNS.absolute()}.", hint="lapclip train")
         return runs[-1]
     for path in (RUNS / name, Path(name)):
-        if path.is_dir():
+        if any((path / file).exists() for file in RUN_FILES):
             return Run(path)
+        if path.is_dir():
+            raise RunError(f"{path} is not a run: it has no run.toml.", hint="lapclip runs")
     known = [run.name for run in runs]
     detail = nearest(name, known) if known else "There are none there."
     raise RunError(f"No run called {name} in {RUNS.absolute()}. {detail}", hint="lapclip runs")

@@ -20,7 +20,7 @@ from typing import Any
 
 import psutil
 
-from lapclip.paths import LARGEST_SETTINGS, cache_folder, parse_json, read_bytes, write_atomic
+from lapclip.paths import LARGEST_SETTINGS, cache_folder, digest_of_bytes, parse_json, read_bytes, write_atomic
 from lapclip.text import number, printable
 
 EVERY = 5.0
@@ -29,9 +29,11 @@ LATE = 60.0
 """Seconds without a beat after which a process on another computer counts as dead."""
 BEATS_WATCHED = 2
 """Beats that a process on another computer may miss while it is watched: its disk may be slow."""
-AT_WORK, PREPARING = "at-work", "preparing"
-"""What a process says of itself to others of this computer: that it trains, or that it makes a run ready in the
-foreground, which has no folder yet."""
+AT_WORK, PREPARING, USING = "at-work", "preparing", "using"
+"""What a process says of itself to others of this computer: that it trains, that it makes a run ready in the
+foreground, which has no folder yet, or that it uses the model of a run."""
+CLOCK_STEP = 2.5
+"""Seconds by which two readings of when a process began may differ: the boot time has whole seconds."""
 LONG_DEAD = 86_400.0
 """Seconds without a beat by which no two clocks differ."""
 
@@ -59,7 +61,7 @@ class Beat:
             return abs(time.time() - self.time) < LATE
         try:
             process = psutil.Process(self.process)
-            same = abs(process.create_time() - self.began) < 1.0
+            same = abs(_began(process) - self.began) < CLOCK_STEP
             return same and process.status() != psutil.STATUS_ZOMBIE  # dead, and nobody has looked yet
         except psutil.Error:
             return False
@@ -67,7 +69,16 @@ class Beat:
 
 def beat_of(process: int, about: str = "") -> Beat:
     """The beat of a process of this computer, now."""
-    return Beat(process, psutil.Process(process).create_time(), platform.node(), time.time(), about)
+    return Beat(process, _began(psutil.Process(process)), platform.node(), time.time(), about)
+
+
+def _began(process: psutil.Process) -> float:
+    """Return when a process began, on a scale that does not move when the clock is set.
+
+    psutil adds the boot time to what Linux and macOS report, and the boot time moves with the clock.
+    """
+    created = process.create_time()
+    return created if sys.platform == "win32" else created - psutil.boot_time()
 
 
 def read_beat(path: Path) -> Beat | None:
@@ -136,9 +147,21 @@ class Pulse:
                 return
 
 
-def at_work_path(kind: str = AT_WORK) -> Path:
+def at_work_path(kind: str = AT_WORK, about: str = "") -> Path:
     """Where this process writes what it does, for commands in any other folder of this computer."""
-    return cache_folder() / kind / f"{platform.node()} {os.getpid()}.json"
+    part = f" {digest_of_bytes(os.fsencode(about))[:16]}" if about else ""
+    return cache_folder() / kind / f"{platform.node()} {os.getpid()}{part}.json"
+
+
+def using(run: Path) -> Pulse:
+    """Mark a run as used by this process while the `with` block lasts, so that `clean` leaves it alone."""
+    about = os.path.realpath(run)
+    return Pulse([at_work_path(USING, about)], about)
+
+
+def runs_in_use() -> set[str]:
+    """Return the real paths of runs whose models other processes of this computer use."""
+    return {beat.about for beat in others_at_work(USING)}
 
 
 def others_at_work(kind: str = AT_WORK) -> list[Beat]:

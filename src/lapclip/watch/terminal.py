@@ -7,7 +7,6 @@ Keys are read as they are pressed, without Enter, on POSIX and on Windows. The t
 from __future__ import annotations
 
 import errno
-import json
 import os
 import signal
 import sys
@@ -26,7 +25,7 @@ from lapclip.runs.folder import RUNS, Run, all_runs, find_run
 from lapclip.runs.follow import FollowedRun, preparing_rows
 from lapclip.runs.messages import watch_line
 from lapclip.runs.view import RunView
-from lapclip.text import one_line
+from lapclip.text import one_line, to_json
 from lapclip.watch.panels import Canvas
 from lapclip.watch.screen import Typed, draw, next_commands
 
@@ -49,7 +48,7 @@ def watch(names: Sequence[str], typed: Typed, once: bool = False, as_json: bool 
         watching = WatchedRuns(names, wait=False)
         watching.refresh()
         views = [view.to_dict(lambda view: next_commands(view, typed)) for view in watching.views]
-        print(json.dumps({"runs": views}))
+        print(to_json({"runs": views}))
         return 0
     live = not once and _can_draw()
     watching = WatchedRuns(names, wait=not once)

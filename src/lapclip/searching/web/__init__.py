@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import asyncio
 import html
-import json
 import os
 import time
 from collections import OrderedDict
@@ -46,6 +45,7 @@ from lapclip.paths import digest_of_bytes, read_bytes
 from lapclip.searching.library import Answer, Entry, Library
 from lapclip.searching.query import excluded, parse
 from lapclip.searching.web.images import Images, Sent, as_jpeg, shrunk
+from lapclip.text import to_json
 from lapclip.web.server import Announcement, answer_file, page_files, serve_until_interrupted
 
 PORT = 8865
@@ -101,7 +101,8 @@ def serve(
         ending="Ctrl-C ends the page; the index stays.",
         fragment=urlencode(first),
     )
-    serve_until_interrupted(application.routed(), words, host, port, PORT, output=output, ready=ready)
+    with library.model.which.in_use():
+        serve_until_interrupted(application.routed(), words, host, port, PORT, output=output, ready=ready)
 
 
 def _remember(application: Application, image: Path) -> str:
@@ -265,7 +266,7 @@ class Application:
         folder = self._library.folder
         facts: dict[str, Any] = {"name": folder.name or folder.anchor, "count": self.questions.count}
         facts["notes"] = self._library.model_notes()
-        text = (STATIC / "page.html").read_text(encoding="utf-8").replace("{{facts}}", html.escape(json.dumps(facts)))
+        text = (STATIC / "page.html").read_text(encoding="utf-8").replace("{{facts}}", html.escape(to_json(facts)))
         return Response(text.encode(), media_type="text/html; charset=utf-8")
 
     async def _search(self, request: Request) -> Response:
@@ -351,7 +352,7 @@ def _or_refuse(work: Callable[[], Result]) -> Result:
 
 
 def _as_json(values: Any) -> Response:
-    return Response(json.dumps(values, allow_nan=False), media_type="application/json")
+    return Response(to_json(values), media_type="application/json")
 
 
 async def _body(request: Request) -> bytes:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import base64
 import importlib
-import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from starlette.types import Scope
 
 from lapclip.serving.items import Item
 from lapclip.serving.refusals import Refusal, TooLarge
+from lapclip.text import to_json
 
 if TYPE_CHECKING:
     from fastapi import APIRouter
@@ -98,7 +98,7 @@ def json_answer(content: Any, status: int = 200, headers: dict[str, str] | None 
     try:
         written = orjson.dumps(content, option=orjson.OPT_SERIALIZE_NUMPY)
     except orjson.JSONEncodeError:  # half a character, as in names of files that are no text
-        written = json.dumps(content, default=lambda array: array.tolist()).encode()
+        written = to_json(content).encode()
     return Response(written, status, headers, "application/json")
 
 

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import asyncio
 import html
-import json
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -32,7 +31,8 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from lapclip.paths import read_bytes
-from lapclip.watch.web.feed import Feed, Feeds, RunList, run_named, to_json, wait
+from lapclip.text import to_json
+from lapclip.watch.web.feed import Feed, Feeds, RunList, run_named, wait
 from lapclip.web.server import Announcement, answer_file, page_files, plotly_file, serve_until_interrupted
 
 STATIC = Path(__file__).parent / "static"
@@ -127,7 +127,7 @@ class Application:
 def _page(names: Sequence[str]) -> bytes:
     """The page. It opens on the runs that were named."""
     text = (STATIC / "page.html").read_text(encoding="utf-8")
-    return text.replace("{{runs}}", html.escape(json.dumps(list(names)))).encode()
+    return text.replace("{{runs}}", html.escape(to_json(list(names)))).encode()
 
 
 def _read_image(run: Path, number: int) -> bytes:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import json
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Iterable
@@ -17,6 +16,7 @@ from typing import Any
 from lapclip.runs.folder import Run, all_runs
 from lapclip.runs.follow import FollowedRun, RunStatus
 from lapclip.runs.view import WORKING, RunView
+from lapclip.text import to_json
 from lapclip.watch.web.snapshot import snapshot
 
 SHARE = 0.005
@@ -224,27 +224,9 @@ async def wait(closing: asyncio.Event, seconds: float) -> None:
         pass
 
 
-def to_json(values: Any) -> str:
-    """JSON that a browser reads: Python would write NaN and infinity, which are not part of it."""
-    try:
-        return json.dumps(values, allow_nan=False, separators=(",", ":"))
-    except ValueError:
-        return json.dumps(_finite(values), allow_nan=False, separators=(",", ":"))
-
-
-def _finite(values: Any) -> Any:
-    if isinstance(values, dict):
-        return {key: _finite(value) for key, value in values.items()}
-    if isinstance(values, list | tuple):
-        return [_finite(value) for value in values]
-    if isinstance(values, float) and (values != values or values in (float("inf"), float("-inf"))):
-        return None
-    return values
-
-
 def _message(event: dict[str, Any], number: str | None = None) -> bytes:
     name = f"id: {number}\n" if number else ""
-    return f"{name}data: {to_json(event)}\n\n".encode()
+    return f"{name}data: {to_json(event, compact=True)}\n\n".encode()
 
 
 def _thinned(new: list[tuple[int, dict[str, Any]]]) -> Iterable[tuple[int, dict[str, Any]]]:
