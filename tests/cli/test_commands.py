@@ -34,7 +34,7 @@ def test_train_prints_a_summary_that_ends_with_the_next_command(here: Path) -> N
     ):
         assert words in done.stdout
     assert "lapclip eval mine" in done.stdout
-    assert "step 12  epoch 3  val t2i R@1/5/10" in done.stderr
+    assert "step 12  epoch 3  val text to image R@1/5/10" in done.stderr
     listed = json.loads(lapclip("runs", "--json").stdout)["runs"]
     assert [(row["name"], row["state"], row["step"], row["steps"]) for row in listed] == [("mine", "finished", 12, 12)]
     known = {"name", "state", "step", "steps", "best", "best_split", "started", "age_seconds"}

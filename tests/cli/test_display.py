@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import io
+import re
 
 from rich.console import Console
 
@@ -27,6 +28,22 @@ def test_a_terminal_shows_loss_accuracy_rate_and_time_left() -> None:
     assert "step-9: short" in shown
     for words in ("7/1,200", "loss 2.500", "accuracy 50%", "pairs/s", "left"):
         assert words in shown, words
+
+
+def test_the_rate_after_a_resume_counts_the_steps_since_then() -> None:
+    """A step is recorded one step late, but at once before an evaluation: two events may come together."""
+    screen, now = io.StringIO(), 100.0
+    display = Display(Console(file=screen, force_terminal=True, width=160, highlight=False), lambda: now)
+    display(events.Resumed(step=10, steps=40, batch_size=300, checkpoint="step-00000010", skipped=[]))
+    now = 103.0
+    display(step(11))
+    now = 103.001
+    display(step(12))
+    display(events.Stopped(step=12, reason="SIGINT"))
+    shown = screen.getvalue()
+    assert "100 pairs/s" in shown
+    assert "200 pairs/s  42 s left" in shown
+    assert max(int(rate.replace(",", "")) for rate in re.findall(r"([\d,]+) pairs/s", shown)) == 200
 
 
 def test_a_fallback_is_said_above_the_bar_and_the_bar_goes_back() -> None:

@@ -86,7 +86,7 @@ def test_training_ends_with_the_score_of_the_start_beside_its_own(tuned: tuple[P
     assert outcome.start_evaluation["t2i_mean_reciprocal_rank"] != outcome.evaluation["t2i_mean_reciprocal_rank"]
     last = list(read_events(folder / "runs/mine/events.jsonl"))[-1]
     assert last["start_evaluation"] == json.loads(json.dumps(outcome.start_evaluation))
-    assert "; at the start test t2i R@1/5/10" in (folder / "runs/mine/log.txt").read_text(encoding="utf-8")
+    assert "; at the start test text to image R@1/5/10" in (folder / "runs/mine/log.txt").read_text(encoding="utf-8")
 
 
 def test_the_ends_of_the_curves_are_the_scores_of_start_and_end(mine: Path, tuned: tuple[Path, Any]) -> None:

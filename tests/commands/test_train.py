@@ -47,7 +47,7 @@ def test_a_run_leaves_everything_it_promises(here: Path) -> None:
     settings = tomllib.loads((run / "run.toml").read_text())
     assert settings["train"]["threads"] == 1
     assert settings["reasons"]["train.steps"] == "asked for"
-    assert "finished: test t2i R@1/5/10" in (run / "log.txt").read_text()
+    assert "finished: test text to image R@1/5/10" in (run / "log.txt").read_text()
 
 
 def test_events_are_named_as_the_contract_says(here: Path) -> None:

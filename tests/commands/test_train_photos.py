@@ -140,6 +140,30 @@ def test_a_run_ends_early_where_nothing_gets_better(here: Path, monkeypatch: pyt
     assert "no better score since" in Path("runs/run/log.txt").read_text(encoding="utf-8")
 
 
+def test_a_run_that_reaches_its_last_step_did_not_end_early(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    photos(here / "photos")
+    monkeypatch.setattr(Training, "merit", lambda training, scores, images: 0.5)
+    settings = ("train.patience=1", "train.evaluate_every_epochs=1", "train.cheap_share=0", "train.cheap_size=0")
+    per_epoch = train_on_photos("train.steps=60", *settings, name="first").steps // 2
+    outcome = train_on_photos(f"train.steps={2 * per_epoch}", *settings, name="second")
+    assert (outcome.steps, outcome.early) == (2 * per_epoch, "")
+
+
+def test_one_of_many_equal_scores_is_marked_and_the_measure_is_named(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    photos(here / "photos")
+    monkeypatch.setattr(Training, "merit", lambda training, scores, images: 0.5)
+    outcome = train_on_photos("train.evaluate_every_epochs=1", "train.patience=0")
+    found = list(read_events(Path("runs/run/events.jsonl")))
+    marked = [event["step"] for event in found if event["type"] == "evaluation" and event["best"]]
+    assert marked == [outcome.best_step] == [found[-1]["best_step"]]
+    log = Path("runs/run/log.txt").read_text(encoding="utf-8")
+    assert log.count("best so far (mean recall ") == 1
+    assert f"the model of step {outcome.best_step} is kept" in log
+    assert f"model kept    step {outcome.best_step}, the best of {outcome.steps} on held-out pairs" in summary(outcome)
+
+
 def test_the_best_model_of_classes_is_the_one_that_tells_most_of_them_apart(here: Path) -> None:
     photos(here / "flat")
     for at, path in enumerate(sorted((here / "flat").glob("*.png"))):

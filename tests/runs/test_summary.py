@@ -272,3 +272,11 @@ def test_odd_accounts_of_ranks_leave_gaps(fields: dict[str, Any]) -> None:
 def test_odd_predictions_leave_gaps(worth: dict[str, Any]) -> None:
     found = machines_of(together(**worth), step(1, 1.0), step(2, 1.0 + 1e-9))
     json.dumps(found.to_dict(), allow_nan=False)
+
+
+def test_the_speed_after_a_resume_is_that_of_the_process_at_work() -> None:
+    before = [started(), *(step(at, at / 1000) for at in range(1, 40))]
+    assert summarise(before).pairs_per_second == pytest.approx(10_000)
+    assert summarise([*before, resumed(39, 1000)]).pairs_per_second is None
+    after = [*before, resumed(39, 1000), step(40, 1002), step(41, 1004)]
+    assert summarise(after).pairs_per_second == pytest.approx(5)

@@ -105,7 +105,7 @@ def test_a_model_that_saw_scenes_says_so(trained: Path, photos: Path) -> None:
     done = lapclip("search", str(photos), "a dog", "--model", str(trained))
     assert done.returncode == 0
     said = " ".join(done.stdout.split())
-    assert "mine has seen 64 images of lapclip's own drawn scenes and not one photo" in said
+    assert "mine was trained on 64 images of lapclip's own drawn scenes and on no photos" in said
     assert "--recipe heads" in said
     assert "a caption finds its own first in" in said
     elsewhere = photos.parent / "elsewhere"

@@ -221,7 +221,7 @@ def test_heads_are_told_what_a_closed_form_reaches(here: Path, runs: Callable[[s
     found = closed_form("heads")
     assert found is not None
     assert 0 <= found["t2i_r1"] <= found["t2i_r10"] <= 1
-    assert "closed form without any training" in notes("heads")
+    assert "linear heads, fitted before training" in notes("heads")
     runs("last-blocks", "more")  # what more than heads learns has no closed form
     assert closed_form("more") is None
 
@@ -276,7 +276,7 @@ def test_a_recipe_spares_weights_that_stand_less_than_pretrained_towers(here: Pa
 
 def test_the_recipe_follows_from_how_many_images_there_are(here: Path, trained: Path) -> None:
     outcome = train("auto", [*COMMON, f"train.start={trained}"], name="chosen")
-    assert "recipe heads for 64 training images: so few would only be learnt by heart" in notes("chosen")
+    assert "recipe heads for 64 images: so few would only be learnt by heart" in notes("chosen")
     assert outcome.state == "finished"
 
 

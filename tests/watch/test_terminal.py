@@ -335,7 +335,7 @@ def test_a_real_training_is_followed_from_before_it_begins_to_its_end(here: Path
         watch.kill()
         watch.wait()
     assert watch.returncode == 0, rest
-    evaluations = [line for line in rest.splitlines() if "t2i R@1" in line and "epoch" in line]
+    evaluations = [line for line in rest.splitlines() if "text to image R@1" in line and "epoch" in line]
     recorded = [
         line for line in (here / "runs/mine/events.jsonl").read_text().splitlines() if '"evaluation","time' in line
     ]

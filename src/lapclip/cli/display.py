@@ -16,6 +16,7 @@ from lapclip.progress import work_on_data
 from lapclip.runs import events
 from lapclip.runs.events import Event
 from lapclip.runs.messages import LineWriter, log_line
+from lapclip.text import duration
 
 EVERY = 10.0
 """Seconds between two lines about what is being done, where there is no terminal."""
@@ -53,12 +54,14 @@ class RunDisplay(Protocol):
 class Display:
     """Follows a run through its events, in a terminal."""
 
-    def __init__(self, console: Console | None = None) -> None:
+    def __init__(self, console: Console | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
         self._console = console or Console(stderr=True, highlight=False)
         self._lines = None if self._console.is_terminal else LineWriter(sys.stderr, every=5.0, clock=time.monotonic)
         self._bar: tuple[Progress, TaskID] | None = None
         self._batch_size = 0
-        self._first: tuple[int, float] | None = None
+        self._total_steps = 0
+        self._rate_start = (0, 0.0)  # step and time from which the rate is measured
         self._doing, self._waiting_announced = ("", 0), False
         self._status: Status | None = None
         self._printed = -EVERY
@@ -128,15 +131,17 @@ class Display:
                 self._batch_size = event.config["train"]["batch_size"]
                 self._say(event)
                 self._start("training", event.steps)
+                self._restart_rate(0, event.steps)
             case events.Resumed():
                 self._batch_size = event.batch_size
                 self._say(event)
                 self._start("training", event.steps, event.step)
+                self._restart_rate(event.step, event.steps)
             case events.Step():
                 accuracy = (event.t2i_accuracy + event.i2t_accuracy) / 2
                 self._update(event.step, f"loss {event.loss:.3f}  accuracy {accuracy:.0%}{self._rate(event.step)}")
             case events.FellBack():
-                self._first = None  # the rate is another from here on
+                self._restart_rate(event.step, self._total_steps)  # the settings and so the rate have changed
                 self._say(event)
                 self._update(event.step, "")
             case events.Evaluation() | events.Paused() | events.WentOn() | events.Together():
@@ -171,11 +176,18 @@ class Display:
     def _say(self, event: Event) -> None:
         self._console.print(log_line(event), style="dim", markup=False, soft_wrap=True)
 
+    def _restart_rate(self, step: int, total_steps: int) -> None:
+        self._total_steps = total_steps
+        self._rate_start = step, self._clock()
+
     def _rate(self, step: int) -> str:
-        now = time.monotonic()
-        self._first = self._first or (step, now)
-        steps, seconds = step - self._first[0], now - self._first[1]
-        return f"  {steps * self._batch_size / seconds:,.0f} pairs/s" if steps and seconds else ""
+        """Return pairs per second and the time left, measured since training began or went on."""
+        first_step, began = self._rate_start
+        steps, seconds = step - first_step, self._clock() - began
+        if steps < 1 or seconds <= 0:
+            return ""
+        left = (self._total_steps - step) * seconds / steps
+        return f"  {steps * self._batch_size / seconds:,.0f} pairs/s  {duration(left)} left"
 
     def _count(self, what: str, done: int, total: int) -> None:
         self._end_status()
@@ -192,9 +204,9 @@ class Display:
             BarColumn(bar_width=None),
             TextColumn("{task.completed:,}/{task.total:,}"),
             TextColumn("{task.fields[metrics]}"),
-            TimeRemainingColumn(compact=True),
-            TextColumn("left"),
         )
+        if what != "training":  # its rate and time left are in the metrics
+            columns = (*columns, TimeRemainingColumn(compact=True), TextColumn("left"))
         # Images are drawn before training begins; their bar goes away when they are done.
         bar = Progress(*columns, console=self._console, transient=what != "training", expand=True)
         self._bar = (bar, bar.add_task(what, total=total, completed=completed, metrics=""))

@@ -217,6 +217,7 @@ def summary(outcome: Outcome, whole: str = "in all") -> list[str]:
         f"time          {duration(outcome.training_seconds)} of training, {duration(outcome.seconds)} {whole}",
         f"speed         {outcome.pairs_per_second:,.0f} pairs/s on {where}",
         f"peak memory   {outcome.peak_memory_bytes / 1e9:.2f} GB",
+        f"model kept    step {outcome.best_step:,}, the best of {outcome.steps:,} on held-out pairs",
         *[f"ended early   {outcome.early}"] * bool(outcome.early),
         f"run           {outcome.run}",
         "",

@@ -65,15 +65,15 @@ def settle_recipe(recipe: str, settings: Sequence[str]) -> SettledRecipe:
     data = build_config([Layer("--set", {"data": asked.get("data", {})})], SHAPES).data
     source, train = find_source(data.source), asked.get("train", {})
     table = None if source.is_drawn else source.read_table(data)
-    count = source.count_training(data, table)
+    count = source.count_images(data, table)
     if train.get("start"):
         chosen, why = next((name, why) for most, name, why in BY_SIZE if count <= most)
-        note = f"recipe {chosen} for {count:,} training images: {why}; --recipe NAME takes another"
+        note = f"recipe {chosen} for {count:,} images: {why}; --recipe NAME takes another"
         return SettledRecipe(chosen, [note], table)
     # Who shapes a model or names a teacher has another one in mind.
     if count >= FEW or asked.get("model") or train.get("teacher"):
         return SettledRecipe(PHOTOS_RECIPE, [], table)
-    few = f"about {count:,} training images are too few to learn from nothing"
+    few = f"{count:,} images are too few to train from scratch"
     if not towers_installed():
         note = f"{few}: {EXTRA}, and lapclip train begins from small pretrained towers (recipe {HEADS})"
         return SettledRecipe(PHOTOS_RECIPE, [note], table)

@@ -420,7 +420,7 @@ def set_up(
         if is_partly_frozen(setup.config):
             setup = fit_micro_batch(setup)
         if setup.features and (found := closed_form(setup.features, setup.data)):
-            note = f"closed form without any training: text to image R@1 {found['t2i_r1']:.1%} on val"
+            note = f"linear heads, fitted before training: text to image R@1 {found['t2i_r1']:.1%} on val"
             setup = add_notes(replace(setup, closed_form=found), [note])
         if setup.config.train.minutes:
             setup = fill_minutes(setup, asked_evaluations="evaluate_every_epochs" in request.asked("train"))
@@ -615,7 +615,9 @@ def start_notes(setup: RunSetup) -> list[str]:
     train = setup.config.train
     if train.head_start != CLOSED_FORM or train.start or start_heads(setup.step.model, setup.features, setup.data):
         return []
-    return ["heads start at random: their closed form takes two pretrained towers, frozen, with cached features"]
+    return [
+        "heads start at random: fitting them before training takes two pretrained towers, frozen, with cached features"
+    ]
 
 
 def lora_notes(config: Config, model: CLIP) -> list[str]:

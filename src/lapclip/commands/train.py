@@ -243,6 +243,8 @@ class Outcome:
     peak_memory_bytes: int
     devices: dict[str, str]
     data: str
+    best_step: int
+    """The step of the model that is kept, which `evaluation` scores."""
     early: str
     places: list[dict[str, Any]]
     evaluation: dict[str, Any] | None
@@ -346,6 +348,7 @@ def run_to_end(training: Training, signals: Signals, began: float, laps: Laps, c
         peak_memory_bytes=training.device.peak_memory_bytes(),
         devices=training.step.model.tower_devices(),
         data=training.config.data.source,
+        best_step=done.best_step,
         early=training.ended_early,
         places=tower_devices(read_events(training.run.events)),
         evaluation=evaluation,
@@ -413,6 +416,7 @@ def finish(training: Training, laps: Laps) -> dict[str, Any]:
             start_evaluation=training.start_evaluation,
             short_questions=training.short_questions,
             places=tower_devices(read_events(training.run.events)),
+            best_step=training.progress.best_step,
             early=training.ended_early,
         )
     )

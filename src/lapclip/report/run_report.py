@@ -99,7 +99,7 @@ def _metrics(summary: Summary) -> list[Section]:
     if number(closed.get("t2i_r1")) is not None and scores.get("split") == "val":  # it was scored there
         for way, name in (("t2i", "text to image"), ("i2t", "image to text")):
             recalls = [percent(closed.get(f"{way}_r{rank}")) for rank in (1, 5, 10)]
-            rows.append([f"{name}, closed form without any training (val)", *recalls, ""])
+            rows.append([f"{name}, linear heads fitted before training (val)", *recalls, ""])
     chances = mapping(scores.get("chances"))
     for way, name in (("t2i", "text to image"), ("i2t", "image to text")):
         if number(chances.get(f"{way}_r1")) is not None:

@@ -244,6 +244,8 @@ class Finished(Event):
     evaluation: dict[str, Any]
     places: list[dict[str, Any]]
     """Where each tower ran, and from which step on."""
+    best_step: int = 0
+    """The step of the model that is kept, which `evaluation` scores."""
     early: str = ""
     """Why it ended before its last step, where it did."""
     start_evaluation: dict[str, Any] | None = None

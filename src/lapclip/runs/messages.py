@@ -10,6 +10,7 @@ from typing import IO, Any
 from lapclip.runs import events
 from lapclip.runs.events import Event, mapping
 from lapclip.runs.summary import Summary, batch_accuracy
+from lapclip.runs.trend import deciding_score, score_name
 from lapclip.text import count, duration, number, one_line, percent, printable_lines, significant
 
 NO_REASON = "no reason was given"
@@ -99,9 +100,20 @@ def notices(summary: Summary) -> list[Notice]:
 def recall_text(evaluation: dict[str, Any], split: object = "") -> str:
     """Recall both ways, in one line, behind the split that it was measured on: as given, or as the metrics say."""
     on = split or evaluation.get("split")
-    both = ((way, [percent(evaluation.get(f"{way}_r{rank}")) for rank in (1, 5, 10)]) for way in ("t2i", "i2t"))
-    recalls = "  ".join(f"{way} R@1/5/10 {' / '.join(values)}" for way, values in both)
+    images, captions = (
+        " / ".join(percent(evaluation.get(f"{way}_r{rank}")) for rank in (1, 5, 10)) for way in ("t2i", "i2t")
+    )
+    recalls = f"text to image R@1/5/10 {images}, image to text {captions}"
     return f"{one_line(on)} {recalls}" if on else recalls
+
+
+def best_text(event: dict[str, Any]) -> str:
+    """Return the score that decides which model is kept, if this evaluation has the best so far."""
+    evaluation = mapping(event.get("evaluation"))
+    score = deciding_score(evaluation)
+    if not event.get("best") or score is None:
+        return ""
+    return f"best so far ({score_name(evaluation)} {percent(score)})"
 
 
 def log_line(event: Event | dict[str, Any]) -> str:
@@ -126,13 +138,16 @@ def _log_line(values: dict[str, Any]) -> str:
         case "step":
             return f"{at}  loss {values['loss']:.3f}  accuracy {percent(batch_accuracy(values))}"
         case "evaluation":
-            best = "  best" if values.get("best") else ""
-            return f"{at}  {recall_text(evaluation, values.get('split'))}{best}"
+            parts = [at, recall_text(evaluation, values.get("split")), best_text(values)]
+            return "  ".join(filter(None, parts))
         case "finished":
             early = f" at step {count(values.get('step'))}, {values['early']}" if values.get("early") else ""
             start = mapping(values.get("start_evaluation"))
             began = f"; at the start {recall_text(start)}" if start else ""
-            return f"finished{early}: {recall_text(evaluation)}{began}"
+            kept = ""
+            if values.get("best_step"):
+                kept = f"; the model of step {count(values['best_step'])} is kept"
+            return f"finished{early}: {recall_text(evaluation)}{kept}{began}"
     return message(values, with_step=True)
 
 
@@ -146,7 +161,7 @@ def watch_line(event: dict[str, Any], name: str, loss: float | None = None, seco
             f"epoch {count(event.get('epoch'))}",
             f"loss {significant(loss)}" if loss is not None else "",
             recall_text(evaluation, event.get("split")),
-            "best" if event.get("best") else "",
+            best_text(event),
             f"{duration(seconds_left)} left" if seconds_left is not None else "",
         ]
         return "  ".join(filter(None, parts))

@@ -51,6 +51,10 @@ class RunProgress:
     """Held-out text-to-image R@1 of the best model so far."""
     best_split: str | None = None
     """The split that it was measured on."""
+    best_step: int | None = None
+    """The step of the best model so far, which is kept."""
+    process: int = 0
+    """Processes that have worked on the run."""
 
     def take(self, event: dict[str, Any]) -> None:
         """Take the next event into account."""
@@ -61,6 +65,8 @@ class RunProgress:
             self.paused = {}
         if kind in ("started", "resumed", "step"):
             self.ending = {}
+        if kind in ("started", "resumed"):
+            self.process += 1
         match kind:
             case "started" | "resumed":
                 if kind == "started":
@@ -70,6 +76,7 @@ class RunProgress:
             case "evaluation" if event.get("best") and isinstance(event.get("evaluation"), dict):
                 self.best_recall = number(event["evaluation"].get("t2i_r1"))
                 self.best_split = str(event.get("split") or "val")
+                self.best_step = None if step is None else int(step)
             case "finished" | "stopped" | "failed":
                 self.ending = event
         if kind in ("step", "resumed", "fell_back", *ENDINGS) and step is not None:
@@ -235,7 +242,7 @@ class Summary:
     def pairs_per_second(self) -> float | None:
         """As the run counted them, or from the time between its latest steps, evaluations and checkpoints included."""
         counted = number(self.ending.get("pairs_per_second"))
-        gaps = self._gaps()[-RECENT:]
+        gaps = self._process_gaps()[-RECENT:]
         if counted is not None or not sum(gaps):
             return counted
         return self.batch_size * len(gaps) / sum(gaps)
@@ -365,8 +372,11 @@ class Summary:
                 y.append(total)
         return Curve(x, y)
 
-    def _gaps(self) -> list[float]:
-        return [event["gap"] for event in self.steps if event["gap"] is not None]
+    def _process_gaps(self) -> list[float]:
+        """Return the seconds between steps of the latest process: after a resume the machine may be another."""
+        latest = self.progress.process
+        known = [event for event in self.steps if event["process"] == latest]
+        return [event["gap"] for event in known if event["gap"] is not None]
 
 
 def summarise(events: Iterable[dict[str, Any]]) -> Summary:
@@ -377,7 +387,7 @@ def summarise(events: Iterable[dict[str, Any]]) -> Summary:
     together: dict[str, Any] = {}
     ranks: list[dict[str, Any]] = []
     progress = RunProgress()
-    elapsed, before, process = 0.0, None, 0
+    elapsed, before = 0.0, None
     step_before: tuple[float, float] | None = None
     rested = False
     pauses: list[tuple[float, float]] = []
@@ -386,7 +396,6 @@ def summarise(events: Iterable[dict[str, Any]]) -> Summary:
         kind, time, step = event["type"], number(event.get("time")), number(event.get("step"))
         if kind in ("started", "resumed"):
             before, step_before = None, None  # what lies between two processes is a pause, not work
-            process += 1
             together, ranks = {}, []  # others may train it now, or one alone
         if time is not None:
             passed = max(0.0, time - before) if before is not None else 0.0  # a clock may be set back
@@ -395,8 +404,8 @@ def summarise(events: Iterable[dict[str, Any]]) -> Summary:
                 passed, step_before, rested = 0.0, None, True
             elapsed += passed
             before = time
-        known = {**event, "elapsed": elapsed, "process": process}
-        progress.take(known)
+        progress.take(event)
+        known = {**event, "elapsed": elapsed, "process": progress.process}
         if kind in INCIDENTS:
             incidents.append(known)
         if kind == "together":

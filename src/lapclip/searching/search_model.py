@@ -188,8 +188,8 @@ def model_notes(which: WhichModel) -> list[str]:
     drawn = source is not None and find_source(source).is_drawn
     if drawn:
         notes = [
-            f"{which.name} has seen {count} of lapclip's own drawn scenes and not one photo: "
-            "it cannot find things in photos, and the order of its answers means little.",
+            f"{which.name} was trained on {count} of lapclip's own drawn scenes and on no photos: it finds things in "
+            "drawn scenes, not in photos.",
             f"For photos: {for_photos()}.",
         ]
     else:

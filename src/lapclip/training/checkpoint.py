@@ -33,7 +33,7 @@ from lapclip.training.optimizer import AnyOptimizer
 
 CHECKPOINTS = 2
 """How many a run has: the newest, and the one before it."""
-BEST = {"best_score": float, "best_step": int, "better_step": int}
+BEST = {"best_score": float, "best_step": int}
 """What of a run's progress is about its best model."""
 ABOUT = "lapclip"
 """The entry of a weights file that says of which step it is."""
@@ -50,9 +50,7 @@ class Progress:
     training_seconds: float = 0.0
     best_score: float = -1.0
     best_step: int = 0
-    """The latest step with the best score."""
-    better_step: int = 0
-    """The step that first had it."""
+    """The first step with the best score, whose model is kept."""
 
 
 def save_checkpoint(

@@ -16,7 +16,7 @@ from lapclip.data.batches import Batch, BatchPlan
 from lapclip.data.dataset import DataSet, Pairs
 from lapclip.embedder import Embedder
 from lapclip.errors import TrainingError
-from lapclip.evaluation.retrieval import RANKS, in_batches, retrieval
+from lapclip.evaluation.retrieval import in_batches, retrieval
 from lapclip.evaluation.zeroshot import accuracy
 from lapclip.machine import system_memory
 from lapclip.machine.device import Device
@@ -29,6 +29,7 @@ from lapclip.prompts import class_embeddings, read_templates
 from lapclip.runs import events
 from lapclip.runs.events import EventLog
 from lapclip.runs.folder import Run
+from lapclip.runs.trend import deciding_score
 from lapclip.training.checkpoint import Progress, list_checkpoints, save_checkpoint, save_model
 from lapclip.training.cuda_graph import AnyStep
 from lapclip.training.fallback import SwapGrew
@@ -141,7 +142,7 @@ class Training:
                 self.stopped_by = reason
                 return reason
             if self.out_of_patience(number):
-                self.ended_early = f"no better score since step {self.progress.better_step:,}"
+                self.ended_early = f"no better score since step {self.progress.best_step:,}"
                 break
             self.check_swap(number)
             began += self.wait_for_others(number)
@@ -259,8 +260,9 @@ class Training:
         """
         train = self.config.train
         patience = train.patience * train.evaluate_every_epochs * self.plan.steps_per_epoch
-        since = max(self.progress.better_step, cheap_steps(self.steps, train))
-        return patience > 0 and self.evaluation_due(number) and number - since >= patience
+        since = max(self.progress.best_step, cheap_steps(self.steps, train))
+        is_last = number == self.steps
+        return patience > 0 and not is_last and self.evaluation_due(number) and number - since >= patience
 
     def checkpoint_due(self, number: int, seconds: float) -> bool:
         train = self.config.train
@@ -275,9 +277,7 @@ class Training:
         images, texts, owner = self.embed_held_out()
         scores = score_embeddings(images, texts, owner, self.config.train.batch_size)
         merit = self.merit(scores, images)
-        best = merit >= self.progress.best_score  # among equals the later model
-        if merit > self.progress.best_score:
-            self._advance(better_step=number)
+        best = merit > self.progress.best_score
         if best:
             self._advance(best_score=merit, best_step=number)
             self.save_best()
@@ -298,16 +298,16 @@ class Training:
             self.embedder.ranks = ALONE
 
     def merit(self, scores: dict[str, Any], images: np.ndarray) -> float:
-        """What the best model is chosen by: the mean of all recalls, which is steadier than R@1 alone; or, where
-        images have classes and so share their captions, the share that is told apart."""
+        """Return the score that decides which model is kept (`deciding_score`).
+
+        Adds the zero-shot accuracy to the scores where images have classes.
+        """
         classes, labels = self.data.classes, self.data.held_out.labels
-        if not classes or labels is None:
-            return float(np.mean([scores[f"{way}_r{rank}"] for way in ("t2i", "i2t") for rank in RANKS]))
-        prompts = read_templates(self.config.data.prompts)
-        scores["zeroshot_top1"] = accuracy(
-            images, class_embeddings(self.embedder.encode_text, classes, prompts), labels
-        )
-        return scores["zeroshot_top1"]
+        if classes and labels is not None:
+            prompts = read_templates(self.config.data.prompts)
+            class_vectors = class_embeddings(self.embedder.encode_text, classes, prompts)
+            scores["zeroshot_top1"] = accuracy(images, class_vectors, labels)
+        return deciding_score(scores) or 0.0
 
     def save_best(self) -> None:
         """Put the model as it is now into model/."""

@@ -112,7 +112,7 @@ def test_a_built_in_source_needs_its_own_class_and_nothing_else(tmp_path: Path) 
 
     config = DataConfig(source="squares")
     assert absolute("squares") == "squares"
-    assert find_source("squares").count_training(config) == 8
+    assert find_source("squares").count_images(config) == 8
     assert {split: len(pairs) for split, pairs in load_data(config, 8).splits.items()} == {"train": 8, "val": 2}
 
 
@@ -175,3 +175,15 @@ def test_no_module_outside_data_compares_the_name_of_a_source() -> None:
         if compared.search(line)
     ]
     assert found == []
+
+
+def test_images_are_counted_as_they_are_before_any_is_held_out(tmp_path: Path) -> None:
+    """How many will be held out depends on their content, which nobody has read yet."""
+    make_images(tmp_path, *(f"{at}.png" for at in range(40)))
+    table = tmp_path / "captions.csv"
+    table.write_text("filepath,caption\n" + "".join(f"{at}.png,image {at}\n" for at in range(40)))
+    assert find_source(str(table)).count_images(DataConfig(source=str(table))) == 40
+    splits = ["train"] * 30 + ["val"] * 6 + ["test"] * 4
+    lines = [f"{at}.png,image {at},{split}\n" for at, split in enumerate(splits)]
+    table.write_text("filepath,caption,split\n" + "".join(lines))
+    assert find_source(str(table)).count_images(DataConfig(source=str(table))) == 30

@@ -46,7 +46,7 @@ class Scenes(Source):
     def draw(self, config: DataConfig, side: int, progress: DataProgress | None = None) -> DataSet:
         return load_scenes(config, side, progress)
 
-    def count_training(self, config: DataConfig, table: Table | None = None) -> int:
+    def count_images(self, config: DataConfig, table: Table | None = None) -> int:
         return config.train_pairs
 
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 from lapclip.config import DataConfig
 from lapclip.data.guess_columns import NotATable
-from lapclip.data.splits import TRAIN, assign_splits, split_named
+from lapclip.data.splits import TRAIN, split_named
 from lapclip.data.table import RowCollector, Table
 
 if TYPE_CHECKING:
@@ -58,11 +58,14 @@ class Source:
         """All splits at one image size, of a source that is drawn."""
         raise NotImplementedError
 
-    def count_training(self, config: DataConfig, table: Table | None = None) -> int:
-        """How many training images there are, before any is opened: to a few, where splits are drawn by content.
-        `table` is there where it was read already."""
+    def count_images(self, config: DataConfig, table: Table | None = None) -> int:
+        """Return the number of images, without those that the data itself holds out.
+
+        No image is opened, so how many of them will be held out by content is not known yet. Pass `table` if it was
+        read already.
+        """
         rows = (table or self.read_table(config)).rows
-        return assign_splits(rows, config.seed, held_out=config.held_out).count(TRAIN)
+        return sum(row.split in ("", TRAIN) for row in rows)
 
 
 class Specificity(IntEnum):
