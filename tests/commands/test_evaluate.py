@@ -53,10 +53,10 @@ def test_a_run_is_scored_on_the_split_that_chose_nothing_and_the_account_is_kept
     assert 0 <= result["linear_baseline"] < 0.5
     assert result["negatives"]["negatives"] == 11
     short = result["short_questions"]
-    assert short["questions"] >= 20
+    assert short["questions"] >= 30
     assert 0 < short["chance"] < short["map"] < 1
     assert short["map_low"] <= short["map"] <= short["map_high"]
-    assert short["phrases"]["questions"] >= 20
+    assert short["phrases"] is None  # fewer than 30
     folder = mine / "evaluation" / "test"
     kept = json.loads((folder / "evaluation.json").read_text(encoding="utf-8"))
     assert kept == {name: value for name, value in result.items() if name != "files"}

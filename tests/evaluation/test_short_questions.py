@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 
@@ -15,14 +17,14 @@ from lapclip.evaluation.short_questions import (
 
 from .embeddings import unit
 
-THINGS = [f"thing{at}" for at in range(15)]
+THINGS = [f"thing{at}" for at in range(25)]
 WHERE = [f"near place{at}" for at in range(10)]
 
 
-def captions(images: int = 150, each: int = 3) -> list[list[str]]:
-    """Each image shows a thing of fifteen; all captions name it, and each says where that is in its own way."""
+def captions(images: int = 250, each: int = 3) -> list[list[str]]:
+    """Each image shows a thing of twenty-five; all captions name it, and each says where that is in its own way."""
     return [
-        [f"a {THINGS[at % 15]} {WHERE[(at + number + at // 15) % 10]}." for number in range(each)]
+        [f"a {THINGS[at % 25]} {WHERE[(at + number + at // 25) % 10]}." for number in range(each)]
         for at in range(images)
     ]
 
@@ -30,10 +32,10 @@ def captions(images: int = 150, each: int = 3) -> list[list[str]]:
 def test_the_most_common_words_are_asked_and_right_where_a_caption_has_them() -> None:
     questions = short_questions(captions())
     assert questions is not None
-    assert {"a thing3", "a thing14"} <= set(questions.texts[: questions.words])
+    assert {"a thing3", "a thing24"} <= set(questions.texts[: questions.words])
     assert not {"a", "in", "thing3"} & set(questions.texts)
     at = questions.texts.index("a thing3")
-    assert np.flatnonzero(questions.right_QN[at]).tolist() == list(range(3, 150, 15))
+    assert np.flatnonzero(questions.right_QN[at]).tolist() == list(range(3, 250, 25))
     assert (questions.right_QN == (questions.read_QN | questions.others_QN)).all()
     assert questions.texts == short_questions(captions()).texts  # pyright: ignore[reportOptionalMemberAccess]
 
@@ -41,6 +43,63 @@ def test_the_most_common_words_are_asked_and_right_where_a_caption_has_them() ->
 def test_few_images_have_no_short_questions() -> None:
     assert short_questions(captions(10)) is None
     assert short_questions([[]]) is None
+
+
+NOUNS = (
+    "dog", "cat", "horse", "boat", "house", "tree", "river", "car", "girl", "ball", "bridge", "hat", "cake", "sheep",
+    "train", "bird", "shirt", "kite", "table", "guitar", "snowman", "tent", "ladder", "fence", "wall", "bench", "swing",
+    "lamp", "clock", "piano", "duck", "truck", "flag", "statue",
+)  # fmt: skip
+
+
+def made_captions(nouns: Sequence[str], templates: Sequence[str], images: int = 120) -> list[list[str]]:
+    """One caption an image: so few that function words do not show themselves by their neighbors."""
+    draw = np.random.default_rng(0)
+    captions = []
+    for image in range(images):
+        first, second = draw.choice(len(nouns), 2, replace=False)
+        template = templates[image % len(templates)]
+        captions.append([template.format(nouns[first], nouns[second])])
+    return captions
+
+
+def test_function_words_are_no_queries() -> None:
+    english = (
+        "the {} is in front of the {}", "a {} with a {} on it", "{} and {} at the side", "one of the {} by his {}"
+    )  # fmt: skip
+    questions = short_questions(made_captions(NOUNS, english, 300))
+    assert questions is not None
+    asked = {word for text in questions.texts[: questions.words] for word in text.split()[-1:]}
+    assert asked <= {*NOUNS, "front", "side"}
+    assert not [text for text in questions.texts if " of" in text or text.endswith(" in")]
+
+
+def test_very_common_words_of_another_language_are_no_queries() -> None:
+    german = (
+        "der {} ist vor dem {}", "ein {} mit dem {} auf der Wiese", "das {} und der {} bei dem Haus",
+        "der {} liegt auf dem {}",
+    )  # fmt: skip
+    questions = short_questions(made_captions([f"{noun}wort" for noun in NOUNS], german, 300))
+    assert questions is not None
+    asked = {text.split()[-1] for text in questions.texts[: questions.words]}
+    assert not asked & {"der", "dem", "ist", "und", "auf", "mit", "ein", "das", "bei", "vor"}
+
+
+def test_fewer_than_thirty_content_words_give_no_figure() -> None:
+    templates = ("the {} is in front of the {}", "a {} with a {} on it", "some {} near their {} and them")
+    few = short_questions(made_captions(NOUNS[:25], templates, 300))
+    assert few is None
+    assert short_questions(made_captions(NOUNS[:32], templates, 300)) is not None
+
+
+def test_phrases_are_scored_beside_words() -> None:
+    colors = ("the red {} in front of the green {}", "the blue {} on the white {}", "the old {} by the new {}")
+    questions = short_questions(made_captions(NOUNS, colors, 600))
+    assert questions is not None
+    assert {"the red dog", "the green kite"} <= set(questions.texts[questions.words :])
+    vectors = unit(np.ones((600, 4))), unit(np.ones((len(questions.texts), 4)))
+    found = evaluate_short_questions(*vectors, questions)
+    assert found["phrases"]["questions"] == len(questions.texts) - questions.words >= 30
 
 
 def test_average_precision_is_that_of_plain_loops_and_a_tie_counts_against_the_model(monkeypatch) -> None:
@@ -71,17 +130,17 @@ def test_what_chance_gives_is_the_mean_over_random_orders() -> None:
 def test_a_perfect_model_has_one_a_collapsed_one_less_than_chance_and_random_ones_chance() -> None:
     questions = short_questions(captions())
     assert questions is not None
-    images = unit(np.concatenate([questions.right_QN.T, 0.01 * np.ones((150, 1))], axis=1).astype(float))
+    images = unit(np.concatenate([questions.right_QN.T, 0.01 * np.ones((250, 1))], axis=1).astype(float))
     texts = np.concatenate([np.eye(len(questions.texts)), np.zeros((len(questions.texts), 1))], axis=1)
     found = evaluate_short_questions(images, texts, questions)
     assert found["map"] == found["first_five"] == 1.0
-    assert found["questions"] == questions.words >= 15
-    collapsed = evaluate_short_questions(np.ones((150, 4)) / 2, np.ones((len(texts), 4)) / 2, questions)
+    assert found["questions"] == questions.words >= 25
+    collapsed = evaluate_short_questions(np.ones((250, 4)) / 2, np.ones((len(texts), 4)) / 2, questions)
     assert collapsed["map"] < collapsed["chance"]
     assert collapsed["first_five"] == 0.0
     draw = np.random.default_rng(0)
     some = evaluate_short_questions(
-        unit(draw.normal(size=(150, 8))), unit(draw.normal(size=(len(texts), 8))), questions
+        unit(draw.normal(size=(250, 8))), unit(draw.normal(size=(len(texts), 8))), questions
     )
     assert some["map_low"] <= some["map"] <= some["map_high"]
     assert some["map"] == pytest.approx(some["chance"], abs=0.03)
@@ -93,11 +152,11 @@ def test_words_alone_read_one_caption_and_are_scored_on_the_others() -> None:
     things = [at for at, text in enumerate(questions.texts) if "thing" in text and " " not in text[2:]]
     texts = np.zeros((len(questions.texts), 8))
     texts[:, 0] = 1
-    images = unit(np.ones((150, 8)))
+    images = unit(np.ones((250, 8)))
     found = evaluate_short_questions(images, texts, questions)
     assert found["map_others"] is not None
     assert found["map"] < found["words_alone"] < 1.0  # where it is, others say otherwise; what it is, all say
-    sure = module._words_alone(np.zeros((len(things), 150)), questions.select(slice(things[0], things[-1] + 1)))
+    sure = module._words_alone(np.zeros((len(things), 250)), questions.select(slice(things[0], things[-1] + 1)))
     assert sure["words_alone"] == pytest.approx(1.0)
     single = short_questions(captions(each=1))
     assert single is not None

@@ -13,13 +13,18 @@ Shapes: N images, M captions, E embedding, Q questions.
 
 from __future__ import annotations
 
+import itertools
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from lapclip.data.phrases import COMMON, cut_phrases
+from lapclip.data.phrases import COMMON, Phrases, cut_phrases
+from lapclip.data.phrases import words as words_of
 from lapclip.evaluation.intervals import bootstrap_interval
 from lapclip.evaluation.ranks import BLOCK, exact, grid_scale
 
@@ -27,8 +32,10 @@ MOST = 300
 """Words that are asked, and phrases: the most common."""
 LEAST_IMAGES = 5
 """Images that a word must be right for to be asked."""
-LEAST_QUESTIONS = 10
-"""Questions below which there is no figure."""
+MIN_QUERIES = 30  # below that there is no figure: a few odd words would decide it
+ENGLISH_SHARE = 0.5  # captions are English where this share of them has an English function word
+COMMON_IN_OTHER_LANGUAGES = 0.1  # share of captions from which on an unknown word counts as a function word
+FUNCTION_WORDS = Path(__file__).with_name("function_words.txt")
 FIRST = 5
 """Answers that a person sees at once."""
 SHOWN = 5
@@ -66,10 +73,11 @@ def short_questions(captions: Sequence[Sequence[str]]) -> ShortQuestions | None:
     in_image = np.unique(phrases.numbers * max(1, len(captions)) + owner_M[caption])
     images_K = np.bincount(in_image // max(1, len(captions)), minlength=len(phrases))
     fits_K = (images_K >= LEAST_IMAGES) & (images_K <= COMMON * len(captions))
+    fits_K &= ~has_function_word([caption for options in captions for caption in options], phrases)
     # By images, not by captions: what one image has in all its captions is not more common for that.
     order_K = np.argsort(-images_K, kind="stable")
     kinds = [order_K[fits_K[order_K] & kind_K[order_K]][:MOST] for kind_K in (phrases.is_word_K, ~phrases.is_word_K)]
-    if len(kinds[0]) < LEAST_QUESTIONS:
+    if len(kinds[0]) < MIN_QUERIES:
         return None
     asked_Q = np.concatenate(kinds)
     place_K = np.full(len(phrases), -1)
@@ -98,7 +106,7 @@ def evaluate_short_questions(image_NE: np.ndarray, text_QE: np.ndarray, question
     `map_others` is the model scored on the same captions as `words_alone`, to be compared with it.
     """
     words, rest = slice(0, questions.words), slice(questions.words, len(questions.texts))
-    enough = len(questions.texts[rest]) >= LEAST_QUESTIONS
+    enough = len(questions.texts[rest]) >= MIN_QUERIES
     return {
         **_score(image_NE, text_QE[words], questions.select(words)),
         "phrases": _score(image_NE, text_QE[rest], questions.select(rest)) if enough else None,
@@ -110,9 +118,32 @@ def note_on_no_questions(images: int) -> str:
     if images < 2 * LEAST_IMAGES:
         return f"There are no short questions: {images:,} images are too few to ask for words in general."
     return (
-        f"There are no short questions: fewer than {LEAST_QUESTIONS} words are in the captions of at least "
-        f"{LEAST_IMAGES} of these {images:,} images and of no more than half."
+        f"There are no short questions: fewer than {MIN_QUERIES} words, function words aside, are in the captions of "
+        f"at least {LEAST_IMAGES} of these {images:,} images and of no more than half."
     )
+
+
+def has_function_word(captions: Sequence[str], phrases: Phrases) -> np.ndarray:
+    """Return which phrases hold a function word, such as "in" or "the", and are no queries for that reason.
+
+    For English there is a list. In captions of other languages, very common words are taken for function words.
+    """
+    english = function_words()
+    vocabularies = [set(words_of(caption)) for caption in captions]
+    is_english = sum(not english.isdisjoint(words) for words in vocabularies) >= ENGLISH_SHARE * len(captions)
+    most = len(captions)
+    if not is_english:
+        most = COMMON_IN_OTHER_LANGUAGES * len(captions)
+    counts = Counter(itertools.chain.from_iterable(vocabularies))
+    left_out = english | {word for word, count in counts.items() if count > most}
+    return np.array([not left_out.isdisjoint(phrase.split()) for phrase in phrases.words], dtype=bool)
+
+
+@cache
+def function_words() -> frozenset[str]:
+    """Return the English function words."""
+    lines = FUNCTION_WORDS.read_text(encoding="utf-8").splitlines()
+    return frozenset(word.strip() for line in lines if not line.startswith("#") for word in line.split(","))
 
 
 def average_precisions(scores_QN: np.ndarray, right_QN: np.ndarray) -> np.ndarray:
