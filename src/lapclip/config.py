@@ -360,8 +360,7 @@ class Layer:
 
 
 def recipe_for(source: str | None, recipe: str | None, start: str | None = None) -> str:
-    """The recipe asked for; else the one for the built-in scenes. For images, and where a model is there to start from,
-    it depends on how many images there are, so it is chosen when they are counted."""
+    """Return the requested recipe, the default one for drawn scenes, or AUTO: chosen when the images are counted."""
     return recipe or (DEFAULT_RECIPE if source in (None, DataConfig().source) and not start else AUTO)
 
 

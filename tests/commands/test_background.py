@@ -278,7 +278,7 @@ def test_data_is_read_once_and_what_takes_long_to_read_is_left_to_the_run(
     assert len(reads) == 1
     monkeypatch.setattr(choose_recipe, "CHECK_SECONDS", 0.05)
     began = time.monotonic()
-    assert parsed(in_background(["train", "photos", "--background"], monkeypatch))["name"] == "photos"
+    assert parsed(in_background(["train", "photos", "--background"], monkeypatch))["name"] == "heads-2"
     assert len(reads) == 2
     assert time.monotonic() - began < 15
     slow.set()

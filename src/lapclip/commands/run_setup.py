@@ -19,7 +19,7 @@ import numpy as np
 import tomli_w
 
 from lapclip import __version__
-from lapclip.commands.choose_recipe import settle_recipe
+from lapclip.commands.choose_recipe import check_towers, settle_recipe
 from lapclip.config import (
     ALL,
     AUTO,
@@ -122,7 +122,10 @@ def read_request(recipe: str, settings: Sequence[str], minutes: float | None) ->
     """The configuration before the data is known; a recipe that is left open is chosen by the number of images."""
     flags = minutes_layer(minutes)
     asked = parse_settings(list(settings))
-    recipe, notes, table = settle_recipe(recipe, settings)
+    requested = recipe
+    recipe, notes, table = settle_recipe(requested, settings)
+    if requested == AUTO:
+        check_towers(recipe)
     layers = [read_recipe(recipe), flags, asked]
     request = Request(recipe, layers, build_config(layers, SHAPES), notes, table)
     check_teacher(recipe, layers, request.config)
