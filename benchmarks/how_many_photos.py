@@ -1,10 +1,10 @@
 """How many photos with captions does a person need? The recipe heads on more and more of them, scored on the same ones.
 
-    python benchmarks/how_many_photos.py flickr8k/captions.csv [--counts 50 200 1000 3000]
+    python benchmarks/how_many_photos.py flickr8k/captions.csv [--counts 50 200 1000 3000] [--captions 1]
 
-The table has the columns filepath, caption and split. Of its training images some are drawn (seed 0); all of val is
-scored, with the correction for hubness and without. Runs are named count-N; those that are there are taken. The last
-line is JSON.
+The table has the columns filepath, caption and split. Of its training images some are drawn (seed 0), with their first
+--captions captions (default: all). All of val is scored, with the correction for hubness and without. Runs are named
+count-N or count-N-CAPTIONS; those that are there are taken. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import csv
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -25,16 +26,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("table", type=Path)
     parser.add_argument("--counts", type=int, nargs="*", default=[50, 200, 1000, 3000])
+    parser.add_argument("--captions", type=int)
     wanted = parser.parse_args()
     rows = list(csv.DictReader(wanted.table.open(encoding="utf-8")))
-    found = {count: measured(wanted.table, rows, count) for count in wanted.counts}
+    found = {count: measured(wanted.table, rows, count, wanted.captions) for count in wanted.counts}
     print(json.dumps(found))
 
 
-def measured(table: Path, rows: list[dict[str, str]], count: int) -> dict[str, Any]:
-    name = f"count-{count}"
+def measured(table: Path, rows: list[dict[str, str]], count: int, captions: int | None) -> dict[str, Any]:
+    name = f"count-{count}-{captions}" if captions else f"count-{count}"
     if not (Path("runs") / name / "run.toml").exists():
-        where = {"source": str(subset(rows, count)), "pictures": str(table.parent.absolute())}
+        where = {"source": str(subset(rows, count, captions)), "pictures": str(table.parent.absolute())}
         train("heads", [f"data.{key}={json.dumps(value)}" for key, value in where.items()], name=name)
     result = evaluate(EvaluationRequest(name, split="val"))
     whole, words = result["hubness"]["whole"], result["short_questions"]
@@ -52,17 +54,20 @@ def measured(table: Path, rows: list[dict[str, str]], count: int) -> dict[str, A
     }
 
 
-def subset(rows: list[dict[str, str]], count: int) -> Path:
-    """A table with so many of the training images, and all that are not for training."""
+def subset(rows: list[dict[str, str]], count: int, captions: int | None) -> Path:
+    """Write a table with `count` training images, `captions` captions for each, and all other splits whole."""
     images = sorted({row["filepath"] for row in rows if row["split"] == "train"})
     drawn = {images[at] for at in np.random.default_rng(0).permutation(len(images))[:count]}
-    path = Path(f"count-{count}.csv").absolute()
+    path = Path(f"count-{count}-{captions or 'all'}.csv").absolute()
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, ["filepath", "caption", "split"])
         writer.writeheader()
+        written = Counter[str]()
         for row in rows:
-            if row["split"] != "train" or row["filepath"] in drawn:
+            is_wanted = row["filepath"] in drawn and (captions is None or written[row["filepath"]] < captions)
+            if row["split"] != "train" or is_wanted:
                 writer.writerow(row)
+                written[row["filepath"]] += 1
     return path
 
 

@@ -57,7 +57,7 @@ def test_links_lead_somewhere(page: str) -> None:
 def test_the_readme_comes_to_the_point() -> None:
     before, tour, _ = (ROOT / "README.md").read_text(encoding="utf-8").partition("\n## A tour of the code\n")
     assert tour
-    assert len(before.split()) <= 700
+    assert len(before.split()) <= 760
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if page.endswith(".md")])

@@ -59,7 +59,7 @@ def train(
 
     - `lapclip train`
     - `lapclip train photos/`
-    - `lapclip train photos/ --recipe heads`
+    - `lapclip train photos/ --recipe photos`
     - `lapclip train photos/ --from runs/heads`
     - `lapclip train --minutes 2 --name quick`
     - `lapclip train --recipe seed --set train.epochs=3`
@@ -73,9 +73,9 @@ def train(
         Images with captions: a folder, a table, a pattern of shards, `emoji` or `scenes`. Without it: scenes.
     recipe
         A recipe's name (first-run, photos, seed, seed-gpu; from pretrained weights: heads, last-blocks, lora, full;
-        from a teacher: distil) or a TOML file; without it, first-run for scenes and photos for your own data, or heads
-        where that has fewer than 1,000 training images; with --from, by how many images there are.
-        Example: lapclip train --recipe seed
+        from a teacher: distil) or a TOML file; without it, first-run for scenes, and for your own data heads up to
+        100,000 training images and photos above that; with --from, by how many images there are.
+        Example: lapclip train photos/ --recipe photos
     start
         The model to go on from: a run, published weights (a file, a folder, a name that `lapclip models` lists, a name
         on the Hugging Face hub). Example: lapclip train photos/ --from vit-b-32-laion2b
