@@ -203,10 +203,10 @@ def test_pretrained_networks_are_the_default_at_every_size(tmp_path: Path, image
 def test_many_images_and_streams_train_from_scratch_and_say_why(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(choose_recipe, "MAX_IMAGES_FOR_HEADS", 52)  # 50 for training, one in each other split
+    monkeypatch.setattr(choose_recipe, "MAX_IMAGES_FOR_HEADS", 50)
     assert settled(tmp_path, 50).recipe == "heads"
     for found, reason in (
-        (settled(tmp_path, 51), "53 images"),
+        (settled(tmp_path, 51), "51 images"),
         (settled(tmp_path, 20, "data.stream=always"), "streamed"),
     ):
         assert found.recipe == "photos"

@@ -65,7 +65,7 @@ class SettledRecipe(NamedTuple):
 
 
 def settle_recipe(recipe: str, settings: Sequence[str]) -> SettledRecipe:
-    """Return the requested recipe, or choose one by the number of training images."""
+    """Return the requested recipe, or choose one by the number of images."""
     if recipe != AUTO:
         return SettledRecipe(recipe, [])
     asked = parse_settings(list(settings)).values
