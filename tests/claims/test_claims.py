@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import os
 import re
 import shutil
@@ -112,6 +113,26 @@ def test_a_figure_stands_exactly_where_there_is_a_verdict() -> None:
         Finding("3", UNKNOWN, "why")
 
 
+def test_reasons_name_what_the_public_source_explains() -> None:
+    with_background = {claim.number: claim.background for claim in all_claims() if claim.background}
+    assert with_background.keys() == {15, 20, 24}
+    assert all("\n" not in text and "  " not in text for text in with_background.values())
+    (row,) = claims.measure_claims([20], tiny_bench())
+    assert row["reason"].startswith("1/12 is 8.3%; 1/16 belongs to batches of 16; the published 14.6 %")
+    assert "another alphabet" in row["reason"]
+    (row,) = claims.measure_claims([28], tiny_bench())
+    assert row["reason"].endswith("battery of that machine")
+
+
+def test_the_background_of_the_chance_claim_is_arithmetic() -> None:
+    """7 of 48 answers by guessing, and categories told apart in batches of 12 and 16."""
+    guessing = sum(math.comb(48, right) * 11 ** (48 - right) / 12**48 for right in range(7, 49))
+    assert pytest.approx(0.146, abs=5e-4) == 7 / 48
+    assert guessing == pytest.approx(0.1, abs=0.005)
+    assert pytest.approx(0.323, abs=5e-4) == 4 / 12 * (1 - 0.75**12)
+    assert pytest.approx(0.25, abs=0.005) == 4 / 16 * (1 - 0.75**16)
+
+
 @pytest.mark.slow
 def test_every_claim_is_measured_on_a_machine_without_accelerator_and_without_runs(here: Path) -> None:
     steps: list[tuple[int, int, str]] = []
@@ -195,8 +216,8 @@ def test_a_measurement_that_fails_leaves_the_others_standing(monkeypatch: pytest
     def fail(_: Bench) -> Finding:
         raise MemoryError("none left\nsecond line")
 
-    monkeypatch.setitem(claims.MEASURES, 20, fail)
-    rows = claims.measure_claims([19, 20, 28], tiny_bench())
+    monkeypatch.setitem(claims.MEASURES, 27, fail)
+    rows = claims.measure_claims([19, 27, 28], tiny_bench())
     assert [one["verdict"] for one in rows] == [FAILS, UNKNOWN, FAILS]
     assert rows[1]["reason"] == "the measurement failed: MemoryError: none left"
 

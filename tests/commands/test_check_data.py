@@ -6,7 +6,9 @@ import json
 from contextlib import nullcontext
 from pathlib import Path
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from lapclip import __version__
 from lapclip.cli.data import summary
@@ -93,6 +95,42 @@ def test_needs_leave_out_what_cannot_be_read(found: dict) -> None:
     assert found["needs"]["store_bytes"] == store_bytes(found["images"] - 4, 2, side)  # two cannot be read, two are val
     assert found["needs"]["epoch_seconds"] > 0
     assert "16 pairs timed now on" in found["needs"]["epoch_seconds_from"]
+
+
+CATEGORY_COLORS = {"water": (30, 90, 160), "wood": (110, 70, 30), "sand": (220, 190, 130)}
+
+
+@pytest.fixture
+def category_data(tmp_path: Path) -> Path:
+    """Images that show a category, with captions that say more, as generated demo data sets have.
+
+    A JSON list of objects with image_id, caption, category and split lies beside `images/`.
+    """
+    draw = np.random.default_rng(0)
+    gradient = np.linspace(0.7, 1, 64)[:, None, None]
+    records = []
+    (tmp_path / "images").mkdir()
+    for number, (category, color) in enumerate(list(CATEGORY_COLORS.items()) * 12):
+        pixels = gradient * np.array(color) + draw.normal(0, 5, (64, 64, 3))
+        name = f"sample_{number:03}.jpg"
+        image = Image.fromarray(pixels.clip(0, 255).astype(np.uint8))
+        image.save(tmp_path / "images" / name)
+        split = "val" if number >= 30 else "train"
+        caption = f"A photo of {category}, style {number % 4}"
+        record = {"image_id": name, "caption": caption, "category": category, "split": split}
+        records.append(record)
+    (tmp_path / "captions.json").write_text(json.dumps(records))
+    return tmp_path
+
+
+def test_images_that_show_a_category_alone_are_found(category_data: Path, empty_cache: Path) -> None:
+    found = check_data(str(category_data), "first-run", [TINY])
+    assert found["how"] == ("captions.json: JSON list, images in image_id, captions in caption, splits in split")
+    assert {split: counts["images"] for split, counts in found["splits"].items()} == {"train": 30, "val": 6}
+    held_out = finding(found, "image_in_two_splits")
+    assert (held_out["count"], held_out["severity"]) == (3, "alarm")
+    assert finding(found, "near_duplicate_images")["count"] == 33  # all but one of each category
+    assert finding(found, "duplicate_captions")["count"] == 36
 
 
 def test_clean_data_has_no_findings_and_a_ceiling_of_one(tmp_path: Path) -> None:

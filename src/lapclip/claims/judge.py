@@ -38,6 +38,8 @@ class Claim:
     published: str
     kind: str
     """`machine`, `accelerator`, `run` or `arithmetic`: what it takes to measure it."""
+    background: str = ""
+    """Facts from the public source that explain the published figure."""
 
 
 @dataclass(frozen=True)
@@ -68,8 +70,12 @@ def all_claims() -> list[Claim]:
 
 
 def row(claim: Claim, finding: Finding) -> dict[str, Any]:
-    """A claim with its finding, as JSON has it."""
-    return {"number": claim.number, "claim": claim.claim, "published": claim.published, **asdict(finding)}
+    """Return a claim with its finding, as JSON has it."""
+    fields = {"number": claim.number, "claim": claim.claim, "published": claim.published}
+    fields |= asdict(finding)
+    if claim.background:
+        fields["reason"] = f"{finding.reason}; {claim.background}"
+    return fields
 
 
 def one_product(cpu: ProductParts, other: ProductParts) -> Finding:
