@@ -77,11 +77,22 @@ def compare(name: str, options: argparse.Namespace) -> None:
 
 
 def start(name: str, source: Path, options: argparse.Namespace) -> subprocess.Popen[str]:
-    """A process that takes steps of a version whenever it is asked for a turn."""
+    """Start the tree's own copy of this file, which takes a step whenever a line comes in."""
     more = os.environ.get("PYTHONPATH", "")
     settings = ["--set", *options.set] if options.set else []
+    tree = source.resolve().parent
+    python = tree / ".venv" / "bin" / "python"
     return subprocess.Popen(
-        [sys.executable, __file__, str(source), "--device", options.device, "--steps-of", name, *settings],
+        [
+            str(python if python.exists() else sys.executable),
+            str(tree / "benchmarks" / "versions.py"),
+            str(source),
+            "--device",
+            options.device,
+            "--steps-of",
+            name,
+            *settings,
+        ],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

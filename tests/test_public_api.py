@@ -3,6 +3,7 @@ from __future__ import annotations
 import inspect
 import os
 import pkgutil
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -52,3 +53,32 @@ def test_large_tensors_have_large_pages_where_linux_gives_them_to_who_asks() -> 
     done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True, env=environment)
     assert done.stderr == ""
     assert not offered or int(done.stdout) > 0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only libgomp prints how long its threads spin")
+@pytest.mark.parametrize(
+    ("program", "user_setting", "spins"),
+    [
+        ("import lapclip, torch", {}, "2000"),
+        ("import lapclip.cli.app, torch", {}, "2000"),
+        ("import lapclip, torch", {"GOMP_SPINCOUNT": "77"}, "77"),
+        ("import lapclip, torch", {"OMP_WAIT_POLICY": "PASSIVE"}, "0"),
+        ("import torch, lapclip", {}, None),
+    ],
+)
+def test_threads_spin_shortly_unless_torch_is_loaded_or_the_user_chose(
+    program: str, user_setting: dict[str, str], spins: str | None
+) -> None:
+    environment = {
+        name: value for name, value in os.environ.items() if name not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
+    }
+    environment |= {"OMP_DISPLAY_ENV": "VERBOSE", **user_setting}
+    program += "; torch.ones(100_000).sum(); import os; print(os.environ.get('GOMP_SPINCOUNT'))"
+    done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True, env=environment)
+    displayed = re.search(r"GOMP_SPINCOUNT = '(\d+)'", done.stderr)
+    assert displayed is not None, done.stderr
+    if spins is None:  # what torch read stays, and children are not changed either
+        assert done.stdout.strip() == "None"
+        assert displayed[1] not in ("2000", "0")
+    else:
+        assert displayed[1] == spins

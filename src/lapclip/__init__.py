@@ -10,6 +10,7 @@ Names load on first use, so that `import lapclip` is quick.
 """
 
 import os
+import sys
 
 # As in `typing`. Nothing else is imported: `python -m lapclip` looks in the current folder until its first line ran.
 TYPE_CHECKING = False
@@ -62,6 +63,14 @@ try:
             os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
 except (OSError, ValueError):
     pass
+# OpenMP's threads spin while they wait for each other, by default for so long that two programs that share
+# cores hardly advance (docs/speed.md). The library reads this when torch loads it: libgomp on Linux; libomp on
+# macOS and Intel's on Windows (both unverified).
+if "torch" not in sys.modules and "OMP_WAIT_POLICY" not in os.environ:
+    if sys.platform == "linux":
+        os.environ.setdefault("GOMP_SPINCOUNT", "2000")  # turns of a loop, about 0.2 ms
+    else:
+        os.environ.setdefault("KMP_BLOCKTIME", "1")  # milliseconds
 
 _HOMES = {
     "lapclip.api": ("Evaluation", "Interrupted", "evaluate", "export", "open_run", "resume", "search", "train", "tune"),
