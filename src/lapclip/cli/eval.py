@@ -117,6 +117,8 @@ def recall_table(evaluation: dict[str, Any], what: str = "") -> list[str]:
     title = escape(f"{what}: {evaluation['candidates']} candidates")
     lines = [f"[bold]{title:<39}[/bold] R@1     R@5    R@10   R@1 95 % interval"]
     lines += [_recall_line(evaluation, way, text) for way, text in WAYS.items()]
+    if estimate := evaluation["r1_among_1000"]:
+        lines.append(_among_1000_line(estimate))
     found = {way: _recalls(evaluation["chances"], way) for way in WAYS}
     if found["t2i"] == found["i2t"]:
         lines.append(f"  [dim]{'chance':<33}{found['t2i']}[/dim]")
@@ -157,6 +159,14 @@ def start_lines(evaluation: dict[str, Any] | None) -> list[str]:
 def _recall_line(evaluation: dict[str, Any], way: str, text: str) -> str:
     low, high = evaluation["intervals"][f"{way}_r1"]
     return f"  {text:<33}{_recalls(evaluation, way)}   {low:.1%} to {high:.1%}"
+
+
+def _among_1000_line(estimate: dict[str, Any]) -> str:
+    """Return the line that makes the recall comparable with other results."""
+    low, high = estimate["interval"]
+    how = "measured" if estimate["measured"] else "predicted"
+    recall = f"{estimate['recall']:>8.1%}{'':16}   {low:.1%} to {high:.1%}"
+    return f"  {'text to image among 1,000':<33}{recall}, {how}: [bold]{estimate['rating']}[/bold]"
 
 
 def _recalls(values: dict[str, Any], way: str) -> str:

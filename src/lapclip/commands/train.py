@@ -436,7 +436,9 @@ def _load(training: Training, folder: Path) -> Embedder:
 
 
 def _scores(training: Training, embedded: Vectors) -> dict[str, Any]:
-    return {"split": training.data.final[0], **score_embeddings(*embedded, training.config.train.batch_size)}
+    batch_size = training.config.train.batch_size
+    scores = score_embeddings(*embedded, batch_size, among_1000=True)
+    return {"split": training.data.final[0], **scores}
 
 
 def _short_questions(

@@ -28,7 +28,7 @@ def evaluate_pairs(
     asked = np.bincount(image_M, minlength=len(image_NE)) > 0
     return {
         "evaluation": {
-            **retrieval_of(t2i_M, i2t_N, image_M),
+            **retrieval_of(t2i_M, i2t_N, image_M, among_1000=True),
             "similarities": similarities(image_NE, text_ME, image_M),
             **in_batches(image_NE, text_ME, image_M, batch_size),
         },

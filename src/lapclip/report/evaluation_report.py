@@ -88,6 +88,7 @@ def _headlines(evaluation: dict[str, Any]) -> list[Headline]:
             lines.append(Headline(f"{name}, R@1", percent(scores[f"{way}_r1"]), sure))
             chance = f"chance {percent(mapping(scores.get('chances')).get(f'{way}_r10'))}"
             lines.append(Headline(f"{name}, R@10", percent(scores.get(f"{way}_r10")), chance))
+    lines += among_1000_headline(scores)
     asked = mapping(evaluation.get("short_questions"))
     if number(asked.get("map")) is not None:
         lines.append(
@@ -99,6 +100,16 @@ def _headlines(evaluation: dict[str, Any]) -> list[Headline]:
         lines.append(Headline("chance", percent(mapping(classes.get("chance")).get("top1"))))
         lines.append(Headline("always the largest class", percent(classes.get("largest_class"))))
     return lines
+
+
+def among_1000_headline(scores: dict[str, Any]) -> list[Headline]:
+    """Return the R@1 among 1,000 candidates with its rating, or nothing without an estimate."""
+    estimate = mapping(scores.get("r1_among_1000"))
+    if number(estimate.get("recall")) is None:
+        return []
+    how = "measured" if estimate.get("measured") else "predicted"
+    about = f"{interval(estimate.get('interval'))}, {how}: {estimate.get('rating')}"
+    return [Headline("text to image, R@1 among 1,000", percent(estimate["recall"]), about)]
 
 
 def recall_table(evaluation: dict[str, Any], scores: dict[str, Any]) -> Table:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from lapclip.report.document import Block, Headline, Report, Section, Sentences, Table
-from lapclip.report.evaluation_report import short_question_blocks
+from lapclip.report.evaluation_report import among_1000_headline, short_question_blocks
 from lapclip.report.run_plots import learning_sections, machine_sections
 from lapclip.runs.events import mapping
 from lapclip.runs.messages import message, messages
@@ -45,6 +45,7 @@ def _headlines(view: RunView) -> list[Headline]:
                 _join(sure, chance),
             )
         )
+    lines += among_1000_headline(scores)
     if summary.steps:
         left = f"about {duration(view.time_left.seconds)} left" if view.time_left else ""
         lines.append(Headline("training time", duration(summary.training_seconds), left))

@@ -347,6 +347,14 @@ def score(embedder: Embedder, pairs: Pairs, batch_size: int) -> dict[str, Any]:
     return score_embeddings(*embedder.encode_pairs(pairs), batch_size)
 
 
-def score_embeddings(images: np.ndarray, texts: np.ndarray, owner: np.ndarray, batch_size: int) -> dict[str, Any]:
-    """Recall both ways, and accuracy in batches of the training's size where there are enough pairs."""
-    return retrieval(images, texts, owner) | in_batches(images, texts, owner, batch_size)
+def score_embeddings(
+    images: np.ndarray,
+    texts: np.ndarray,
+    owner: np.ndarray,
+    batch_size: int,
+    *,
+    among_1000: bool = False,
+) -> dict[str, Any]:
+    """Score recall both ways, and accuracy in batches of the training's size if there are enough pairs."""
+    scores = retrieval(images, texts, owner, among_1000=among_1000)
+    return scores | in_batches(images, texts, owner, batch_size)
