@@ -25,6 +25,8 @@ test: $(VENV)/ready-to-test style ## check the code and run all tests
 # Each soak is one line: a short form of what the docs have the figures of.
 test-all: test $(VENV)/ready-to-test-all ## the same, then slow tests (the packages in a fresh environment among them) and soaks
 	@$(BIN)/python -m pytest -m slow
+	@seed=$$(date +%s); echo "Random examples, seed $$seed"; \
+	  $(BIN)/python -m pytest -m hypothesis --hypothesis-profile=random --hypothesis-seed=$$seed
 	@$(BIN)/python benchmarks/chaos.py --faults 30
 	@$(BIN)/python benchmarks/hostile_requests.py --requests 2000
 	@$(BIN)/python benchmarks/hostile_files.py

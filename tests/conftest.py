@@ -15,11 +15,19 @@ from typing import Any
 
 import pytest
 from filelock import FileLock
+from hypothesis import HealthCheck, settings
 
 from lapclip.machine import timing
 
 # One thread a test process: two of them share two cores, and results are compared bit for bit.
 os.environ["OMP_NUM_THREADS"] = "1"
+
+# `make test` draws the same examples each time, here and elsewhere. `make test-all` also runs the profile "random".
+# Neither has a time limit: a busy machine may be slow.
+WITHOUT_LIMITS = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("same", WITHOUT_LIMITS, derandomize=True)
+settings.register_profile("random", WITHOUT_LIMITS, max_examples=500, print_blob=True)
+settings.load_profile("same")
 
 # Many tests start processes. Where no bytecode is written, each of them would compile all of lapclip anew.
 os.environ["PYTHONDONTWRITEBYTECODE"] = ""
@@ -127,6 +135,11 @@ def real_data() -> Path:
     if not Path(folder).is_dir():
         pytest.fail(f"LAPCLIP_TEST_DATA={folder} is no folder")
     return Path(folder)
+
+
+def examples(count: int) -> int:
+    """Return how many examples a test draws that draws `count` in `make test`: more with the profile "random"."""
+    return count * settings().max_examples // 100
 
 
 def counted_reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:

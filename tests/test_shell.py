@@ -17,6 +17,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from lapclip.shell import PROGRAMS, Shell, program, quoted, set_variable, shell_of
+from tests.conftest import examples
 
 WORDS = ["plain", "two words", "it's", "$HOME `x` *", "a\nb\x1b[31m", "caf\udce9", "[red]", "=ls", "~", "a,b", "#x", ""]
 SIGNS = st.text(st.sampled_from("ab 01\\\"'%^&|<>()!$`,;=~-_./:{}[]*?#@\t\u2018\u2019\u201c\u201dé"), max_size=12)
@@ -92,7 +93,7 @@ def through_powershell(typed: str, *, old: bool) -> list[str]:
     return argv(f'"{word}"' if re.search(r"\s", word) else word)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300))
 @given(SIGNS)
 @example('say "x" & y')
 @example("100% of %TEMP%, %a%")

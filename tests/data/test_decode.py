@@ -16,6 +16,7 @@ from lapclip.data import decode as decoding
 from lapclip.data.av1_sizes import av1_sizes
 from lapclip.data.decode import MARKS, PIXEL_LIMIT, Decoded, decode, read_header
 from lapclip.errors import DataError
+from tests.conftest import examples
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::RuntimeWarning")  # pytest undoes our filters
 
@@ -290,7 +291,7 @@ def image_or_reason(data: bytes, short_side: int | None) -> Decoded | str:
         return error.message
 
 
-@settings(max_examples=1500, deadline=None)
+@settings(max_examples=examples(1500))
 @given(
     st.sampled_from(sorted(FORMS)),
     st.lists(st.tuples(st.floats(0, 1), st.binary(min_size=1, max_size=4)), max_size=6),
@@ -314,7 +315,7 @@ def test_damaged_bytes_give_an_image_or_a_reason(
     assert decoded.marks <= MARKS.keys()
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100))
 @given(
     st.sampled_from([b"", b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"GIF89a", b"RIFF\0\0\0\0WEBP", b"II*\0"]), st.binary()
 )

@@ -28,6 +28,7 @@ from lapclip.data.packed_store import MIDDLE, WHOLE, Packed, digest_of, pack, st
 from lapclip.data.pixels import View, middle_square, open_image, squeeze_image, whole_side
 from lapclip.data.table import ImageFile
 from lapclip.errors import DataError
+from tests.conftest import examples
 
 SIDE = 16
 
@@ -367,7 +368,7 @@ class Held:
         return self.data
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25))
 @given(st.lists(st.tuples(st.integers(0, 5), st.floats(0, 1.3), st.binary(max_size=3)), max_size=8))
 def test_every_image_is_kept_or_named(damage: list[tuple[int, float, bytes]]) -> None:
     mixed: list[Held] = []

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from lapclip.evaluation import ranks as module
 from lapclip.evaluation.ranks import best_images, chance_metrics, ranks
+from tests.conftest import examples
 
 from .embeddings import noisy_pairs, unit
 
@@ -31,7 +32,7 @@ def naive_ranks(images: np.ndarray, texts: np.ndarray, owner: np.ndarray) -> tup
     return t2i, i2t
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40))
 @given(data=st.data())
 def test_ranks_are_those_of_naive_loops_with_ties_and_images_without_captions(data: st.DataObject) -> None:
     pictures, captions = data.draw(st.integers(1, 9)), data.draw(st.integers(1, 15))

@@ -2,12 +2,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
-import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -15,7 +11,7 @@ from lapclip.cli import tune as tuning_command
 from lapclip.commands.train import train
 from lapclip.commands.tune import tune
 from lapclip.config import DataConfig, replace_in
-from lapclip.data.batches import Batch, BatchPlan, prefetch
+from lapclip.data.batches import BatchPlan, prefetch
 from lapclip.data.sources.built_in import load_scenes
 from lapclip.data.tokenizers import CharacterTokenizer
 from lapclip.errors import ConfigError
@@ -25,7 +21,7 @@ from lapclip.tuning import resolve
 from lapclip.tuning.resolve import choose_loader_threads
 from lapclip.tuning.search import Tuning
 
-from .made import CONFIG, batch_of
+from .made import CONFIG, Clock, batch_of
 
 SMALL_RUN = [
     "model.name=tiny",
@@ -94,7 +90,7 @@ def test_short_runs_are_not_tuned_and_long_ones_spend_a_twentieth_at_most() -> N
 
 
 def test_training_takes_what_tuning_found(here: Path) -> None:
-    found = tune("first-run", SMALL_RUN, seconds=3)
+    found = tune("first-run", SMALL_RUN, seconds=3, clock=Clock())
     train("first-run", SMALL_RUN, name="run")
     started = json.loads((here / "runs/run/events.jsonl").read_text().splitlines()[0])
     taken = started["config"]["train"]
@@ -116,14 +112,23 @@ def test_a_budget_of_nothing_is_refused(here: Path, seconds: float) -> None:
 
 def test_busy_cores_are_named_and_nothing_is_remembered(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timing, "other_load", lambda: 0.5)
-    found = tune("first-run", SMALL_RUN, 1.0)
+    settings = [*SMALL_RUN, "train.compile=none"]
+    found = tune("first-run", settings, 1.0, clock=Clock())
     assert found["warnings"] == ["other programs use 50% of the cores, so what is timed now is off"]
     assert not found["remembered"]
     assert "not remembered" in "".join(tuning_command.summary(found, "train"))
     monkeypatch.setattr(timing, "other_load", lambda: 0.0)
-    found = tune("first-run", SMALL_RUN, 1.0)
+    found = tune("first-run", settings, 1.0, clock=Clock())
     assert found["remembered"]
     assert found["warnings"] == []
+
+
+def test_the_clock_decides_what_a_budget_is_enough_for(here: Path) -> None:
+    settings = [*SMALL_RUN, "train.dtype=float32"]
+    found = tune("first-run", settings, 1.0, clock=Clock(tick=1.0))
+    assert not found["remembered"]
+    reasons = [entry["reason"] for entry in found["rejected"]]
+    assert all(reason.endswith("not tried: 0 s of the budget are left") for reason in reasons)
 
 
 def test_a_tuning_that_compared_nothing_is_not_worth_remembering(tuning: Tuning) -> None:
@@ -156,34 +161,19 @@ def test_one_thread_is_enough_where_it_keeps_up(plan: BatchPlan) -> None:
     assert "a step takes 1000000.0 ms" in reason
 
 
-class SlowPlan:
-    """Batches that take long: alike for every thread, or longer where threads stand in each other's way."""
-
-    def __init__(self, plan: BatchPlan, *, crowded: bool) -> None:
-        self._plan, self._crowded = plan, crowded
-        self._waiting, self._door = 0, threading.Lock()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._plan, name)
-
-    def batch(self, step: int) -> Batch:
-        if not self._crowded:
-            time.sleep(0.03)
-            return self._plan.batch(step)
-        self._waiting += 1
-        with self._door:
-            self._waiting -= 1
-            time.sleep(0.02 + 0.02 * (self._waiting > 0))
-        return self._plan.batch(step)
-
-
 def test_more_loader_threads_are_taken_only_where_they_are_faster(
     plan: BatchPlan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(4), raising=False)
-    alone, crowded = (SlowPlan(plan, crowded=crowded) for crowded in (False, True))
-    assert choose_loader_threads("auto", alone, seconds_a_step=0.025)[0] == 4  # pyright: ignore[reportArgumentType]
-    assert choose_loader_threads("auto", crowded, seconds_a_step=0.025)[0] == 1  # pyright: ignore[reportArgumentType]
+    monkeypatch.setattr(resolve, "logical_cores", lambda: 4)
+
+    def by_itself(plan: BatchPlan, threads: int) -> float:
+        return 0.03 / threads
+
+    def crowded(plan: BatchPlan, threads: int) -> float:
+        return 0.02 + 0.01 * threads
+
+    assert choose_loader_threads("auto", plan, 0.025, by_itself)[0] == 4
+    assert choose_loader_threads("auto", plan, 0.025, crowded)[0] == 1
 
 
 def test_loader_threads_that_are_asked_for_are_taken(plan: BatchPlan) -> None:

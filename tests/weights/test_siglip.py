@@ -27,6 +27,7 @@ from lapclip.model.sizes import count_weights
 from lapclip.weights import openclip
 from lapclip.weights.huggingface import shape_of
 from lapclip.weights.read_model import read_model
+from tests.conftest import examples
 
 from .made import SIGLIP, VOCABULARIES, change_json, embedder, siglip_tokenizer
 
@@ -118,7 +119,7 @@ def test_pieces_are_those_of_sentencepiece(kind: str) -> None:
 READERS = {kind: (siglip_tokenizer(kind), others_tokenizer(siglip_tokenizer(kind))[0]) for kind in VOCABULARIES}
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60))
 @given(st.text(max_size=60))
 def test_any_text_is_read_and_what_others_read_of_plain_ones_is_the_same(text: str) -> None:
     for ours, theirs in READERS.values():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,13 +12,20 @@ from lapclip.data.loading import load_data
 from lapclip.data.pixels import View
 from lapclip.errors import ConfigError
 from lapclip.machine.choose_device import candidates
+from lapclip.machine.timing import Clock
 from lapclip.model.shapes import SHAPES
 from lapclip.suggest import train_command
 from lapclip.tuning.resolve import choose_loader_threads, is_partly_frozen, remember
 from lapclip.tuning.search import Search, describe
 
 
-def tune(recipe: str, settings: Sequence[str], seconds: float, callbacks: Callbacks = Callbacks()) -> dict[str, Any]:
+def tune(
+    recipe: str,
+    settings: Sequence[str],
+    seconds: float,
+    callbacks: Callbacks = Callbacks(),
+    clock: Clock = time.perf_counter,
+) -> dict[str, Any]:
     """Find the fastest correct settings for a recipe here, and remember them for `train`."""
     if seconds <= 0:
         raise ConfigError(f"--seconds must be more than 0, not {seconds:g}.", hint="--seconds 60")
@@ -34,7 +42,7 @@ def tune(recipe: str, settings: Sequence[str], seconds: float, callbacks: Callba
     config, _ = count_steps(config, data, tokenizer)
     plan = make_plan(config, data, tokenizer)
     batch = plan.batch(1)
-    tuning = Search(config, batch, seconds, callbacks.tuning_progress).run()
+    tuning = Search(config, batch, seconds, callbacks.tuning_progress, clock=clock).run()
     if tuning.worth_remembering:
         remember(config, batch, tuning, seconds)
     loaders, why_loaders = choose_loader_threads(config.train.loader_threads, plan, tuning.seconds_a_step)

@@ -26,6 +26,8 @@ BUSY = 0.25
 """Share of the cores that other programs may use before a run is clearly slower for it."""
 LOAD_SECONDS = 0.3
 """How long the use of the cores is watched."""
+Clock = Callable[[], float]
+"""Seconds since some moment, such as `time.perf_counter`. Tests pass a clock that they move."""
 Synchronise = Callable[[], None]
 """Waits until a device has computed everything asked for: `Device.synchronise`."""
 

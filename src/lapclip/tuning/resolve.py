@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, fields, replace
 from typing import Any
@@ -140,8 +141,24 @@ def resolve_untimed(config: Config, batch: Batch, longest_caption: int) -> tuple
     return replace(config, train=resolved), device, reasons | why_forms
 
 
-def choose_loader_threads(asked: int | str, plan: BatchPlan, seconds_a_step: float | None) -> tuple[int, str]:
-    """Loader threads, and why. Without the time of a step there is nothing to keep up with, and one is plenty."""
+def time_batches(plan: BatchPlan, threads: int) -> float:
+    """Return seconds a batch by so many threads, when nothing else is done."""
+    began = time.perf_counter()
+    count = sum(1 for _ in prefetch(plan, 1, BATCHES, threads=threads))
+    return (time.perf_counter() - began) / count
+
+
+def choose_loader_threads(
+    asked: int | str,
+    plan: BatchPlan,
+    seconds_a_step: float | None,
+    time_batches: Callable[[BatchPlan, int], float] = time_batches,
+) -> tuple[int, str]:
+    """Return the number of loader threads, and why.
+
+    Without the time of a step there is nothing to keep up with, and one is plenty. `time_batches`
+    returns seconds a batch by so many threads.
+    """
     if asked != AUTO:
         return int(asked), "asked for"
     if seconds_a_step is None:
@@ -154,13 +171,6 @@ def choose_loader_threads(asked: int | str, plan: BatchPlan, seconds_a_step: flo
     best = min(times, key=lambda threads: (times[threads] > AT_EASE * seconds_a_step, round(times[threads], 4)))
     others = "".join(f", {seconds * 1e3:.1f} ms by {threads}" for threads, seconds in times.items() if threads != best)
     return best, f"a batch is ready every {times[best] * 1e3:.1f} ms by {best}{others}; {step}"
-
-
-def time_batches(plan: BatchPlan, threads: int) -> float:
-    """Seconds a batch, when nothing else is done."""
-    began = time.perf_counter()
-    count = sum(1 for _ in prefetch(plan, 1, BATCHES, threads=threads))
-    return (time.perf_counter() - began) / count
 
 
 def seconds_to_spend(config: Config, batch: Batch) -> float:

@@ -28,7 +28,7 @@ from lapclip.machine.choose_device import (
 )
 from lapclip.machine.device import DTYPES, Device
 from lapclip.machine.device_pair import DevicePair
-from lapclip.machine.timing import WORTH, busy_cores
+from lapclip.machine.timing import WORTH, Clock, busy_cores
 from lapclip.progress import Status
 from lapclip.text import short_duration
 from lapclip.training.fallback import MEMORY, cause_of, smaller
@@ -93,9 +93,16 @@ class Search:
     """One tuning: a model, a batch, and seconds to spend."""
 
     def __init__(
-        self, config: Config, batch: Batch, seconds: float, status: Status = lambda text: None, *, briefly: bool = False
+        self,
+        config: Config,
+        batch: Batch,
+        seconds: float,
+        status: Status = lambda text: None,
+        *,
+        briefly: bool = False,
+        clock: Clock = time.perf_counter,
     ) -> None:
-        """Briefly leaves out what would not change the choice."""
+        """Set up a search. `briefly` leaves out what would not change the choice; `clock` measures the budget."""
         self._briefly = briefly
         self.model, self.train, self._status = config.model, config.train, status
         self.workshop = Workshop(config, batch)
@@ -106,7 +113,8 @@ class Search:
         self._predicted: dict[Setting, str] = {}
         """What was predicted of a tower on each of two devices, in words."""
         self.threads = default_threads() if self.train.threads == AUTO else int(self.train.threads)
-        self._began, self._budget = time.perf_counter(), seconds
+        self._clock, self._budget = clock, seconds
+        self._began = clock()
         self.times: dict[Setting, float] = {}
         self.rejected: list[dict[str, Any]] = []
         self.warnings: list[str] = []
@@ -134,7 +142,7 @@ class Search:
             pairs_per_second=self.train.batch_size / self.times[chosen],
             rejected=self.rejected,
             tried=[{**asdict(setting), "ms": seconds * 1e3} for setting, seconds in self.times.items()],
-            seconds=time.perf_counter() - self._began,
+            seconds=self._clock() - self._began,
             warnings=self.warnings,
         )
 
@@ -146,7 +154,7 @@ class Search:
     @property
     def left(self) -> float:
         """Seconds of the budget that remain."""
-        return self._budget - (time.perf_counter() - self._began)
+        return self._budget - (self._clock() - self._began)
 
     @property
     def _fastest(self) -> Setting:

@@ -3,18 +3,19 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lapclip.data.check_data import AT_ONCE, inspect_image, inspect_images
 from lapclip.data.table import ImageFile
+from tests.conftest import examples
 
 from .made import encoded, odd_images, scene
 
 FILES = list(odd_images().values())
 
 
-@settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(150))
 @given(
     data=st.sampled_from(FILES),
     changes=st.lists(st.tuples(st.integers(0, 10_000), st.binary(min_size=1, max_size=6)), max_size=6),

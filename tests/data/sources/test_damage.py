@@ -11,7 +11,7 @@ import tarfile
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
@@ -22,9 +22,10 @@ from lapclip.data.pixels import View
 from lapclip.data.sources import read_table
 from lapclip.data.table import ImageFile, ImageInTar, Table
 from lapclip.errors import LapclipError
+from tests.conftest import examples
 from tests.data.sources.made import captions_in, check_account, image_bytes, make_images
 
-SHORT = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+SHORT = settings(max_examples=examples(150))
 NAMES = ("a.png", "images/b.png", "c.png")
 
 
