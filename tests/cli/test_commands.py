@@ -37,7 +37,7 @@ def test_train_prints_a_summary_that_ends_with_the_next_command(here: Path) -> N
     assert "step 12  epoch 3  val text to image R@1/5/10" in done.stderr
     listed = json.loads(lapclip("runs", "--json").stdout)["runs"]
     assert [(row["name"], row["state"], row["step"], row["steps"]) for row in listed] == [("mine", "finished", 12, 12)]
-    known = {"name", "state", "step", "steps", "best", "best_split", "started", "age_seconds"}
+    known = {"name", "state", "step", "steps", "best", "best_split", "best_step", "started", "age_seconds"}
     assert listed[0].keys() == known | {"waits_for", "paused", "reason"}
     assert listed[0]["best_split"] == "val"
     assert "val R@1" in lapclip("runs").stdout
@@ -56,7 +56,7 @@ def test_json_is_one_object_and_nothing_else_on_stdout(here: Path, capfd: pytest
     outcome = json.loads(trained.stdout)
     assert outcome.keys() == {
         "run", "state", "seconds", "training_seconds", "steps", "pairs_per_second", "peak_memory_bytes", "devices",
-        "data", "early", "evaluation", "start_evaluation", "short_questions", "places", "phase_seconds",
+        "data", "best_step", "early", "evaluation", "start_evaluation", "short_questions", "places", "phase_seconds",
     }  # fmt: skip
     evaluated = json.loads(lapclip("eval", "--json").stdout)
     assert capfd.readouterr().out == ""  # from libraries neither, which know nothing of Python's stdout

@@ -88,7 +88,8 @@ def test_markdown_has_the_same_figures(run_with: Make) -> None:
     finished = events[-1]
     scores = finished["evaluation"]
     low, high = scores["intervals"]["t2i_r1"]
-    assert f"| {scores['t2i_r1']:.1%} | {low:.1%} to {high:.1%}; chance {scores['chance']:.1%} |" in text
+    kept = f"model of step {finished['best_step']}"
+    assert f"| {scores['t2i_r1']:.1%} | {kept}; {low:.1%} to {high:.1%}; chance {scores['chance']:.1%} |" in text
     assert f"{finished['pairs_per_second']:,.0f} pairs/s" in text
     assert f"| peak memory | {words.size(finished['peak_memory_bytes'])} |" in text
     for name, reason in events[0]["reasons"].items():

@@ -72,9 +72,9 @@ def test_a_running_run_shows_everything(tmp_path: Path, width: int) -> None:
     assert "1,440 J, 1" in text
     assert "heat 71 °C" in text
     assert "clock 3,200 MHz" in text
-    assert "6 60.0% 60.0% best" in text
+    assert "6 60.0% 60.0% kept" in text
     assert "8 40.0% 40.0% " in text
-    assert text.count("best") == 1
+    assert "The model of step 120 is kept" in text
 
 
 def test_wide_windows_stand_panels_side_by_side_and_narrow_ones_stack_them(tmp_path: Path) -> None:

@@ -23,16 +23,19 @@ def runs(*, common: Common | None = None) -> int:
     from lapclip.runs.follow import preparing_rows
 
     rows = [*map(run_row, all_runs()), *({**row, "age_seconds": None} for row in preparing_rows())]
-    lines = [f"[bold]{'name':<24}{'state':<10}{'step':>14}  {'val R@1':>7}  {'started':<16}  age[/bold]"]
+    lines = [
+        f"[bold]{'name':<24}{'state':<10}{'step':>14}  {'val R@1':>7}  {'of step':>7}  {'started':<16}  age[/bold]"
+    ]
     for row in rows:
         progress = f"{row['step']:,}/{row['steps']:,}"
         best = f"{row['best']:.1%}" if row["best"] is not None else "-"
+        best_step = f"{row['best_step']:,}" if row["best_step"] is not None else "-"
         started = moment(row["started"])
         age = _age_text(row["age_seconds"]) if row["age_seconds"] is not None else "-"
         paused = row["paused"] if row["state"] == "running" else None
         state = "waiting" if row["waits_for"] else "paused" if paused else row["state"]
         name = escape(printable(row["name"] or "(not named yet)"))
-        lines.append(f"{name:<24}{state:<10}{progress:>14}  {best:>7}  {started:<16}  {age}")
+        lines.append(f"{name:<24}{state:<10}{progress:>14}  {best:>7}  {best_step:>7}  {started:<16}  {age}")
         why = f"for {row['waits_for']} to end" if row["waits_for"] else paused or row["reason"]
         lines += [f"{'':<24}{escape(printable(why))}"] if why else []
     unfinished = [row["name"] for row in rows if row["steps"] and row["state"] in ("died", "stopped", "failed")]

@@ -51,8 +51,7 @@ def _loss(view: RunView) -> Plot | None:
         "Loss",
         [faint("each step", raw), line("smoothed", mean, "--blue")],
         {**axes("step", "contrastive loss"), **marks(turning_points(view))},
-        "A line that still falls at the end says that more time would help; a jump upwards says that the learning rate "
-        "is too high.",
+        f"Lower is better; a jump upwards says that the learning rate is too high. {view.trend}".strip(),
         table_of("step", {"loss": raw, "smoothed": mean}),
     )
 

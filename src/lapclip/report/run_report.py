@@ -38,11 +38,12 @@ def _headlines(view: RunView) -> list[Headline]:
     if number(scores.get("t2i_r1")) is not None:
         sure = interval(mapping(scores.get("intervals")).get("t2i_r1"))
         chance = f"chance {percent(scores.get('chance'))}"
+        kept = f"model of step {summary.progress.best_step:,}" if summary.progress.best_step else ""
         lines.append(
             Headline(
                 f"held-out text-to-image R@1, {scores.get('split') or 'val'}",
                 percent(scores["t2i_r1"]),
-                _join(sure, chance),
+                _join(kept, sure, chance),
             )
         )
     lines += among_1000_headline(scores)
@@ -110,9 +111,12 @@ def _metrics(summary: Summary) -> list[Section]:
         sure = _join(interval(batch.get("interval")), f"chance {percent(batch.get('chance'))}")
         rows.append([f"in batches of {batch.get('size')}", percent(batch.get("accuracy")), "", "", sure])
     finished = summary.ending.get("type") == "finished"
-    whose = "The best model so far, on the validation pairs"
+    kept = "The best model so far"
+    if summary.progress.best_step:
+        kept = f"The model of step {summary.progress.best_step:,}, which is kept"
+    whose = f"{kept}, on the validation pairs"
     if finished:
-        whose = f"The best model, on pairs that {'chose it' if scores.get('split') == 'val' else 'did not choose it'}"
+        whose = f"{kept}, on pairs that {'chose it' if scores.get('split') == 'val' else 'did not choose it'}"
     about = f"{whose}: {count(scores.get('candidates'))} candidates, split {scores.get('split') or 'unknown'}."
     recall = Table(["", "R@1", "R@5", "R@10", "R@1 95 % interval"], rows)
     asked = short_question_blocks(mapping(summary.ending.get("short_questions")))

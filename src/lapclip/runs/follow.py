@@ -6,7 +6,6 @@ a screen can show. What is appended later is read line by line.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import time
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from lapclip.paths import open_own
-from lapclip.runs.events import LONGEST_LINE, is_event, parse_line
+from lapclip.runs.events import LONGEST_LINE, parse_lines
 from lapclip.runs.findings import Finding, findings
 from lapclip.runs.findings.checks import surroundings_of
 from lapclip.runs.folder import RUNS, Run
@@ -123,16 +122,7 @@ def _some_begins(text: bytes, end: int, apart: int) -> set[int]:
 def _parsed(lines: list[bytes]) -> Iterator[dict[str, Any]]:
     """Damaged lines are passed over."""
     for first in range(0, len(lines), LINES_AT_ONCE):
-        yield from filter(is_event, _read_together(lines[first : first + LINES_AT_ONCE]))
-
-
-def _read_together(lines: list[bytes]) -> list[Any]:
-    """Lines as one list: what is read at once shares the names of its fields, which are half of its memory."""
-    try:
-        found = json.loads(b"[" + b",".join(lines) + b"]")
-    except (ValueError, RecursionError):
-        found = []
-    return found if len(found) == len(lines) else [parse_line(line) for line in lines]
+        yield from parse_lines(lines[first : first + LINES_AT_ONCE])
 
 
 class RunStatus:
@@ -186,6 +176,7 @@ class RunStatus:
             "steps": progress.total_steps,
             "best": progress.best_recall,
             "best_split": progress.best_split,
+            "best_step": progress.best_step,
             "started": number(progress.started.get("time")),
             "paused": RunView.reason_of(progress.paused),
             "waits_for": self.waits_for or None,

@@ -15,6 +15,7 @@ from lapclip.runs.folder import Run
 from lapclip.runs.forecast import Forecast, forecast
 from lapclip.runs.messages import NO_REASON, Notice, notices
 from lapclip.runs.summary import Machines, Summary, batch_accuracy, summarise
+from lapclip.runs.trend import kept_evaluation, trend_text, validation
 from lapclip.text import number, one_line, significant
 
 WORKING = ("running", "paused", "starting", "waiting")
@@ -199,9 +200,14 @@ class RunView:
 
     @cached_property
     def best_evaluation(self) -> dict[str, Any] | None:
-        """The evaluation whose model was saved."""
-        best = [event for event in self.summary.evaluations if event.get("best")]
-        return best[-1] if best else None
+        """The evaluation of the model that is kept."""
+        return kept_evaluation(self.summary)
+
+    @cached_property
+    def trend(self) -> str:
+        """Whether held-out scores still rise, in a sentence. Empty if that is not known yet."""
+        found = validation(self.summary)
+        return trend_text(found, is_over=not self.working) if found else ""
 
     @property
     def best_recall(self) -> float | None:
@@ -336,6 +342,7 @@ class RunView:
             "grad_norms": dict(self.gradient_parts),
             "best": self.best_recall,
             "best_split": summary.progress.best_split,
+            "best_step": summary.progress.best_step,
             "evaluation": summary.scores or None,
             "evaluations": [_evaluation(event) for event in summary.evaluations],
             "phases": summary.phases(),

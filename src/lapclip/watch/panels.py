@@ -135,10 +135,13 @@ def recall(view: RunView, canvas: Canvas) -> RenderableType | None:
     parts: list[RenderableType] = []
     if len(points) > 1:
         rows = _rows()
-        line = _latest_and_curve(percent(points.y[-1]), points, canvas.curve_height, "cyan", canvas)
+        kept = percent(points.y[-1] if view.best_recall is None else view.best_recall)
+        line = _latest_and_curve(kept, points, canvas.curve_height, "cyan", canvas)
         rows.add_row(f"{one_line(summary.evaluations[-1].get('split') or 'val')} R@1", line)
         parts.append(rows)
     parts.append(_final_metrics(view) if summary.ending.get("type") == "finished" else _evaluations(view, canvas))
+    if (step := summary.progress.best_step) is not None:
+        parts.append(Text(f"The model of step {step:,} is kept. {view.trend}", style="dim"))
     return _section("Held-out recall", Group(*parts), canvas)
 
 
@@ -160,7 +163,7 @@ def _evaluations(view: RunView, canvas: Canvas) -> Table:
     for event in reversed(shown):
         scores = event["evaluation"]
         style = "bold green" if event is best else ""
-        mark = "best" if event is best else ""
+        mark = "kept" if event is best else ""
         recalls = percent(scores.get("t2i_r1")), percent(scores.get("i2t_r1"))
         grid.add_row(count(event.get("epoch")), *recalls, mark, style=style)
     if (chance := number(events[-1]["evaluation"].get("chance"))) is not None:

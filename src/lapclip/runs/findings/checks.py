@@ -14,6 +14,7 @@ from lapclip.errors import RunError
 from lapclip.runs.events import mapping, read_events
 from lapclip.runs.folder import Run, all_runs
 from lapclip.runs.summary import Summary
+from lapclip.runs.trend import kept_evaluation
 from lapclip.suggest import DRAWN, command, data_command, resume_command, source_of, train_command, tune_command
 from lapclip.text import number
 
@@ -169,9 +170,9 @@ def numbers(values: Iterable[Any]) -> list[float]:
 
 
 def validated(summary: Summary) -> dict[str, Any]:
-    """The best metrics on the pairs that are held out while training; the finished model is scored on others."""
-    best = [event for event in summary.evaluations if event.get("best")] or summary.evaluations
-    return mapping(best[-1].get("evaluation")) if best else {}
+    """Return the metrics of the model that is kept, on the pairs held out while training."""
+    kept = kept_evaluation(summary)
+    return kept["evaluation"] if kept else {}
 
 
 def contrastive_loss(event: dict[str, Any], summary: Summary) -> float | None:

@@ -24,13 +24,12 @@ from lapclip.runs.findings.checks import (
     warmup_steps,
 )
 from lapclip.runs.summary import Summary, batch_accuracy
+from lapclip.runs.trend import LEAST_FALL, MIN_LATER_EVALUATIONS, Trend, score_name, validation
 from lapclip.text import interval, number, percent
 
 STUCK = 0.97
 """Share of the loss of guessing, above which nothing has been learnt. A healthy run is below 0.9 after 40
 steps."""
-LATER_EVALUATIONS = 3
-"""Evaluations that must all lie below the best one's interval: one alone may be chance."""
 LOGIT_SCALE_CAP = math.log(100)
 """Where the model holds its logit scale, as CLIP does (`src/lapclip/model/clip.py`)."""
 AT_CAP = 0.001
@@ -108,7 +107,7 @@ def _causes(summary: Summary, around: Surroundings, *, learnt: bool) -> list[str
     per_epoch = number(summary.started.get("steps_per_epoch")) or summary.total_steps
     longer = around.train(f"train.epochs={math.ceil(4 * summary.total_steps / per_epoch)}")
     mismatch = f"the captions may belong to other images; to find out: {around.check_data()}"
-    few = f"the pairs may be too few to learn from nothing; pretrained towers need fewer: {around.train(recipe=HEADS)}"
+    few = f"the pairs may be too few to train from scratch; pretrained towers need fewer: {around.train(recipe=HEADS)}"
     short = f"it may have seen too little yet: {longer}"
     rate = f"the learning rate may not suit the model: {around.train_gentler(summary)}"
     from_nothing = around.recipe in (DEFAULT_RECIPE, PHOTOS_RECIPE)
@@ -122,29 +121,28 @@ def _causes(summary: Summary, around: Surroundings, *, learnt: bool) -> list[str
 @check(
     "overfitting",
     "warning",
-    "Held-out recall falls while the loss falls",
-    f"the last {LATER_EVALUATIONS} evaluations are all below the 95 % interval of the best, and the loss fell since",
+    "Held-out scores fall while the loss falls",
+    f"the last {MIN_LATER_EVALUATIONS} evaluations are all more than {LEAST_FALL:.0%} below the best score, relative "
+    "to it, and the loss fell since; a note if the run ended early for it",
 )
 def overfitting(summary: Summary, around: Surroundings) -> Found | Verdict:
-    scored = [(event, mean) for event in summary.evaluations if (mean := _mean_recall(event)) is not None]
-    if len(scored) <= LATER_EVALUATIONS:
+    held_out = validation(summary)
+    if held_out is None or held_out.trend is Trend.UNKNOWN:
         return Verdict.UNKNOWN
-    best, recall = max(scored, key=lambda pair: pair[1])
-    latest = [mean for _, mean in scored[-LATER_EVALUATIONS:]]
-    lowest = _lower_end(best, recall)
-    before, now = _loss_around(summary, best["step"]), _loss_around(summary, summary.step)
-    if lowest is None or before is None or now is None:
-        return Verdict.UNKNOWN
-    if max(latest) >= lowest or now >= before:
+    if held_out.trend is not Trend.FALLING:
         return Verdict.CLEAR
-    epoch = int(number(best.get("epoch")) or 1)
-    best_epoch = next((event.get("epoch") for event, _ in reversed(scored) if event.get("best")), epoch)
-    return Found(
-        f"since epoch {epoch}: held-out R@1 fell from {recall:.1%} to {latest[-1]:.1%} (mean of both ways; chance "
-        f"alone would keep it above {lowest:.1%}), the training loss from {before:.3g} to {now:.3g}",
-        f"the best model by all recalls, of epoch {best_epoch}, is saved; for a better one, more or more varied "
-        f"pairs, or fewer epochs: {around.train(f'train.epochs={epoch}')}",
+    step = held_out.kept["step"]
+    accuracies = numbers(batch_accuracy(event) for event in recent(summary.steps))
+    trained = f"; {statistics.median(accuracies):.0%} of training batches are right" if accuracies else ""
+    evidence = (
+        f"{score_name(held_out.kept['evaluation'])} on held-out pairs fell from {held_out.kept_score:.1%} at step "
+        f"{step:,} to {held_out.later_scores[-1]:.1%}, while the training loss fell from {held_out.loss_then:.3g} to "
+        f"{held_out.loss_now:.3g}{trained}"
     )
+    advice = f"the model of step {step:,} is kept; more pairs, or more varied ones, make a better one"
+    if number(summary.setting("train", "patience")):
+        return Found(evidence, advice, severity="note" if summary.ending.get("early") else "")
+    return Found(evidence, f"{advice}; to stop in time: {around.train('train.patience=3')}")
 
 
 @check(
@@ -257,28 +255,6 @@ def _chance_text(scores: dict[str, Any]) -> str:
         for way, name in WAYS.items()
     ]
     return f"{scores.get('split')} R@{AT_CHANCE_RANK}: {', '.join(ways)}, chance {_chance(scores, 't2i'):.1%}"
-
-
-def _mean_recall(event: dict[str, Any]) -> float | None:
-    """R@1, the mean of both ways."""
-    both = numbers(event["evaluation"].get(name) for name in ("t2i_r1", "i2t_r1"))
-    return sum(both) / 2 if len(both) == 2 else None
-
-
-def _lower_end(event: dict[str, Any], recall: float) -> float | None:
-    """The lower end of the 95 % interval, of the way whose interval is the wider."""
-    scores, widths = event["evaluation"], []
-    for name in ("t2i_r1", "i2t_r1"):
-        match mapping(scores.get("intervals")).get(name):
-            case [low, _] if number(low) is not None:
-                widths.append(scores[name] - low)
-    return recall - max(widths) if widths else None
-
-
-def _loss_around(summary: Summary, step: int) -> float | None:
-    """The median loss of the steps before one."""
-    losses = numbers(event.get("loss") for event in recent([e for e in summary.steps if e["step"] <= step]))
-    return statistics.median(losses) if losses else None
 
 
 REPEATED = 0.1

@@ -13,6 +13,7 @@ from lapclip.runs.curves import Curve, curve, samples, smoothed, thinned, window
 from lapclip.runs.events import mapping
 from lapclip.runs.messages import stopped_by
 from lapclip.runs.summary import Summary
+from lapclip.runs.trend import Trend, validation
 from lapclip.runs.view import RunView
 from lapclip.text import number, part_name
 
@@ -37,6 +38,7 @@ def snapshot(row: dict[str, Any], view: RunView) -> dict[str, Any]:
         "pairs_per_second": summary.pairs_per_second,
         "stopped": f"Stopped{stopped_by(summary.ending)}" if summary.ending.get("type") == "stopped" else None,
         "learning": verdict(view, over=not row["working"]),
+        "trend": view.trend,
         "forecast": asdict(view.time_left) if view.time_left else None,
         "findings": [asdict(finding) for finding in view.findings],
         "scores": {
@@ -183,23 +185,26 @@ def probe_answers(summary: Summary) -> list[dict[str, Any]]:
 
 
 def _by_recall(view: RunView, over: bool) -> dict[str, str]:
-    recall, summary = view.recall, view.summary
-    chance = number(summary.evaluations[-1]["evaluation"].get("chance"))
-    if not recall:
+    kept, summary = view.best_evaluation, view.summary
+    recall = number(kept["evaluation"].get("t2i_r1")) if kept else None
+    if kept is None or recall is None:
         return {"answer": "Not known", "detail": "Its evaluations have no recall."}
-    best = max(recall.y)
-    found = f"It finds the right image for {_share(best)} of new captions (val)"
+    chance = number(kept["evaluation"].get("chance"))
+    found = f"The model of step {kept['step']:,} finds the right image for {_share(recall)} of new captions (val)"
     against = f"; guessing finds {_share(chance)}." if chance else "."
     if chance and not _above(summary, chance):
         return {"answer": "Not yet", "detail": f"{found}{against} That may still be luck."}
-    return {"answer": _trend(recall, over), "detail": f"{found}{against}"}
+    return {"answer": _answer_of(view, over), "detail": f"{found}{against} {view.trend}".strip()}
 
 
-def _trend(recall: Curve, over: bool) -> str:
+def _answer_of(view: RunView, over: bool) -> str:
+    held_out = validation(view.summary)
+    trend = held_out.trend if held_out else Trend.UNKNOWN
+    if trend is Trend.FALLING:
+        return f"Until step {held_out.kept['step']:,}" if held_out else ""
     if over:
-        return "It has learnt"
-    # Three evaluations in a row without a new best: the curve has levelled.
-    return "It has levelled off" if len(recall) > 4 and max(recall.y[-3:]) < max(recall.y[:-3]) else "Yes"
+        return "It has learned"
+    return "It has leveled off" if trend is Trend.LEVEL else "Yes"
 
 
 def _above(summary: Summary, chance: float) -> bool:

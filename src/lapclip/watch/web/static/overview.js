@@ -128,7 +128,8 @@ export function drawStep(run, event) {
 function drawNow(run) {
   const list = byId("now");
   const memory = run.memory.now.y;
-  put(list, "recall", run.best === null ? "R@1" : "Best R@1, val", percent(run.best ?? run.scores.t2i_r1));
+  put(list, "recall", "Text to image R@1, val", percent(run.best ?? run.scores.t2i_r1));
+  put(list, "kept", "Model kept", run.best_step === null ? "–" : `step ${count(run.best_step)}`);
   drawStep(run, run.latest);
   put(list, "speed", "Speed", run.pairs_per_second ? `${count(run.pairs_per_second)} pairs/s` : "–");
   put(list, "memory", "Memory", memory.length ? `${(memory[memory.length - 1] / 1e9).toFixed(2)} GB` : "–");

@@ -55,7 +55,7 @@ function loss(run, first) {
   const guess = run.about.chance_loss;
   const traces = [line("each step", raw, "--faint", faint), line("loss", mean, "--accent")];
   if (guess) traces.push(level("guessing", raw.x, guess, { hoverinfo: "skip", hovertemplate: null }));
-  return { title: "Loss", caption: "Lower is better. Still falling at the end: more time would help.", traces, layout: marks(run),
+  return { title: "Loss", caption: `Lower is better. ${run.trend}`.trim(), traces, layout: marks(run),
     x: steps, y: {}, table: () => tableOf("step", { "each step": raw, smoothed: mean }) };
 }
 
@@ -66,6 +66,7 @@ function recall(run, first) {
     const found = shown.filter((each) => typeof each[name] === "number");
     return { x: found.map((each) => each.step), y: found.map((each) => each[name]) };
   };
+  const kept = shown.find((each) => each.step === run.best_step);
   const one = of("t2i_r1"), five = of("t2i_r5"), back = of("i2t_r1");
   if (!mean.x.length && !one.x.length) return null;
   const traces = [];
@@ -78,6 +79,9 @@ function recall(run, first) {
       error_y: { type: "data", symmetric: false, array: ends.map((end, at) => end[1] - one.y[at]),
         arrayminus: ends.map((end, at) => one.y[at] - end[0]), thickness: 1, width: 0 } }));
   }
+  if (kept && typeof kept.t2i_r1 === "number")
+    traces.push(line("model kept", { x: [kept.step], y: [kept.t2i_r1] }, "--accent",
+      { ...shares(`model kept, step ${count(kept.step)}`), mode: "markers", marker: { size: 12, symbol: "star" } }));
   const chance = shown.length ? shown[shown.length - 1].chance : null;
   const x = [...mean.x, ...one.x];
   if (chance) traces.push(level("guessing", [Math.min(...x), Math.max(...x)], chance, { hoverinfo: "skip", hovertemplate: null }));
