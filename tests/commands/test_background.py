@@ -270,7 +270,7 @@ def test_data_is_read_once_and_what_takes_long_to_read_is_left_to_the_run(
     def read_table(config: DataConfig) -> Table:
         reads.append(config.source)
         if len(reads) > 1:
-            slow.wait(20)
+            slow.wait(300)
         return read(config)
 
     monkeypatch.setattr(FILES, "read_table", read_table)
@@ -280,7 +280,7 @@ def test_data_is_read_once_and_what_takes_long_to_read_is_left_to_the_run(
     began = time.monotonic()
     assert parsed(in_background(["train", "photos", "--background"], monkeypatch))["name"] == "heads-2"
     assert len(reads) == 2
-    assert time.monotonic() - began < 15
+    assert time.monotonic() - began < 100
     slow.set()
 
 

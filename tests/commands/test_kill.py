@@ -35,7 +35,7 @@ def wait_for_step(folder: Path, number: int, process: subprocess.Popen[str]) -> 
         if found and f'"step":{number},"epoch"' in found[0].read_text():
             return
         time.sleep(0.02)
-    output, errors = process.communicate(timeout=10)
+    output, errors = process.communicate(timeout=60)
     raise AssertionError(f"step {number} was never reached: {output}{errors}")
 
 

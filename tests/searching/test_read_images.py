@@ -40,12 +40,12 @@ def test_an_error_reaches_whoever_wants_the_result_and_ends_the_threads() -> Non
 def test_whoever_stops_does_not_wait_for_an_image_that_is_being_read() -> None:
     """Neither now nor when the process ends: a daemon is not joined then."""
     begun, release = threading.Event(), threading.Event()
-    results = made_ahead(lambda item: item == 0 or (begun.set(), release.wait(30)), range(9), 4, 1)
+    results = made_ahead(lambda item: item == 0 or (begun.set(), release.wait(300)), range(9), 4, 1)
     next(results)
     assert begun.wait(30)
     began = time.monotonic()
     results.close()  # type: ignore[attr-defined]  # a generator
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 60
     (thread,) = reading()
     assert thread.daemon
     release.set()

@@ -50,6 +50,7 @@ class Serving:
     service: Service
     encoder: Encoder
     app: Any
+    gate: Gate
     headers: dict[str, str] = field(default_factory=dict)
 
     def get(self, path: str, **headers: str) -> Reply:
@@ -67,6 +68,14 @@ class Serving:
                 return Reply(answer.status, answer.headers, answer.read())
         except urllib.error.HTTPError as error:
             return Reply(error.code, error.headers, error.read())
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    """Wait for a condition, for a minute at most."""
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
 
 
 def engine_of(path: Path) -> Engine:
@@ -96,12 +105,12 @@ def serving(
     server = uvicorn.Server(uvicorn.Config(gate, port=0, log_level="error", lifespan="off", ws="none", http="h11"))
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while not server.started and time.monotonic() < deadline:
         time.sleep(0.005)
     port = server.servers[0].sockets[0].getsockname()[1]
     try:
-        yield Serving(f"http://127.0.0.1:{port}", service, engine.encoder, app)
+        yield Serving(f"http://127.0.0.1:{port}", service, engine.encoder, app, gate)
     finally:
         server.should_exit = True
         thread.join(10)

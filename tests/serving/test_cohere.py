@@ -22,7 +22,7 @@ from .conftest import Serving, jpeg, serving
 
 
 def client(served: Serving, key: str = "none") -> cohere.ClientV2:
-    return cohere.ClientV2(key, base_url=served.url, timeout=20, max_retries=0)
+    return cohere.ClientV2(key, base_url=served.url, timeout=60, max_retries=0)
 
 
 def data_uri(data: bytes) -> str:
@@ -77,7 +77,7 @@ def test_types_fit_their_ranges_at_the_ends() -> None:
 
 
 def test_the_client_of_the_first_version_is_answered(served: Serving) -> None:
-    old = cohere.Client("none", base_url=served.url, timeout=20)
+    old = cohere.Client("none", base_url=served.url, timeout=60)
     expected = served.encoder.encode_text(["a red cat"])
     assert np.abs(np.array(old.embed(texts=["a red cat"], model="mine").embeddings) - expected).max() < 1e-5
     typed = old.embed(texts=["a red cat"], embedding_types=["int8"], input_type="search_query").embeddings

@@ -340,7 +340,7 @@ def test_lookups_that_do_not_end_hold_nothing_up(
 
     def stuck(host: Any, port: Any, *args: Any, **options: Any) -> Any:
         if host == "stuck.test":
-            end.wait(20)
+            end.wait(300)
         return resolve(host, port, *args, **options)
 
     monkeypatch.setattr(socket, "getaddrinfo", stuck)
@@ -351,11 +351,11 @@ def test_lookups_that_do_not_end_hold_nothing_up(
         answer = ask(fetching, "https://stuck.test/image/1")
         assert (answer.status, "seconds" in answer.json["error"]["message"]) == (400, True)
     assert ask(fetching, f"https://{NAME}/image/1").status == 503
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 60
     end.set()
     monkeypatch.setattr(fetch, "SECONDS", 10.0)
     while ask(fetching, f"https://{NAME}/image/1").status == 503:
-        assert time.monotonic() - began < 10
+        assert time.monotonic() - began < 100
 
 
 def test_redirects_end(fetching: Serving, network: Network) -> None:
@@ -389,19 +389,19 @@ def test_a_certificate_has_to_be_the_names(fetching: Serving, network: Network, 
 def test_what_is_no_image_or_has_no_end_is_refused(
     fetching: Serving, network: Network, monkeypatch: pytest.MonkeyPatch, path: str, status: int, named: str
 ) -> None:
-    monkeypatch.setattr(fetch, "SECONDS", 0.3)
+    monkeypatch.setattr(fetch, "SECONDS", 0.3 if named == "seconds" else 60.0)
     monkeypatch.setattr(fetch, "LARGEST_IMAGE", 150_000)
     began = time.monotonic()
     answer = ask(fetching, f"https://{NAME}/{path}")
     assert (answer.status, answer.json["error"]["position"]) == (status, 1)
     assert named in answer.json["error"]["message"]
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 40
 
 
 def test_slow_servers_hold_up_nobody_else(
     fetching: Serving, network: Network, pictures: Pictures, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fetch, "SECONDS", 1.0)
+    monkeypatch.setattr(fetch, "SECONDS", 4.0)
     with ThreadPoolExecutor(1) as pool:
         slow = pool.submit(ask, fetching, *[f"https://{NAME}/silent"] * 30)
         while not pictures.asked:
@@ -434,7 +434,7 @@ def test_the_images_of_one_request_are_bounded_together(certificate: Path, netwo
 
     async def fetched(count: int) -> int:
         addresses = [ImageAddress(f"https://{NAME}/image/1")] * count
-        async with bounded.fetched(addresses, time.monotonic() + 5) as files:
+        async with bounded.fetched(addresses, time.monotonic() + 60) as files:
             assert bounded._rooms.taken == count * size
             return len(files)
 

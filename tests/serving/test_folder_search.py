@@ -88,7 +88,7 @@ def test_the_index_answers_with_its_own_model_until_the_new_one_has_seen_all(
     assert new.fingerprint != old.fingerprint
     server.service.replace(new)
     seen = set()
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 120
     while new.fingerprint not in seen and time.monotonic() < deadline:
         answer = server.post("/search", {"query": "a red cat"}).json
         seen.add(answer["model"])
@@ -107,7 +107,7 @@ def test_new_images_are_found_after_a_while(asked: tuple[Serving, FolderSearch],
     server, search = asked
     (photos / "late.jpg").write_bytes(jpeg(99))
     search._wake.set()  # instead of a minute
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 120
     while search.current[0].count < 13 and time.monotonic() < deadline:
         time.sleep(0.02)
     found = server.post("/search", {"image": base64.b64encode(jpeg(99)).decode(), "limit": 1}).json["results"]
@@ -135,7 +135,7 @@ def test_a_damaged_index_is_no_fault_of_the_caller_and_is_made_again(
         assert index_folder(photos).name.encode() not in answer.body
     assert "damaged" in server.service.notes["index"]
     search._wake.set()  # instead of a minute
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 120
     while server.service.notes and time.monotonic() < deadline:
         time.sleep(0.02)
     assert server.post("/search", {"query": "a cat"}).status == 200

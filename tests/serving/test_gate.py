@@ -16,7 +16,7 @@ import pytest
 from lapclip.serving.items import ImageFile, Text
 from lapclip.serving.service import Limits
 
-from .conftest import Serving, jpeg, serving
+from .conftest import Serving, jpeg, serving, wait_until
 
 KEY = "0123456789abcdef-secret"
 ASKED = {"items": [{"text": "a cat"}]}
@@ -25,7 +25,7 @@ ASKED = {"items": [{"text": "a cat"}]}
 @pytest.fixture(scope="module")
 def guarded(trained: Path) -> Iterator[Serving]:
     """With a key and small limits."""
-    limits = Limits(deadline=5, items=3, body_bytes=20_000, all_body_bytes=30_000, body_seconds=0.5, cache_bytes=0)
+    limits = Limits(deadline=60, items=3, body_bytes=20_000, all_body_bytes=30_000, body_seconds=2.0, cache_bytes=0)
     with serving(trained, limits, key=KEY) as found:
         yield found
 
@@ -55,25 +55,25 @@ def test_limits_are_refused_with_the_reason(guarded: Serving) -> None:
 
 def test_a_slow_sender_is_cut_off(guarded: Serving) -> None:
     host, port = guarded.url.removeprefix("http://").split(":")
-    with socket.create_connection((host, int(port)), timeout=5) as raw:
+    with socket.create_connection((host, int(port)), timeout=60) as raw:
         head = f"POST /embed HTTP/1.1\r\nHost: {host}\r\nX-API-Key: {KEY}\r\nContent-Length: 1000\r\n\r\n"
         raw.sendall(head.encode() + b'{"items"')
         began = time.monotonic()
         assert b"408" in raw.recv(100)
-        assert time.monotonic() - began < 3
+        assert time.monotonic() - began < 30
     assert guarded.post("/embed", ASKED, **{"X-API-Key": KEY}).status == 200
 
 
 def test_all_requests_together_have_a_limit(guarded: Serving) -> None:
     host, port = guarded.url.removeprefix("http://").split(":")
     head = f"POST /embed HTTP/1.1\r\nHost: {host}\r\nX-API-Key: {KEY}\r\nContent-Length: 18000\r\n\r\n".encode()
-    with socket.create_connection((host, int(port)), timeout=5) as first:
+    with socket.create_connection((host, int(port)), timeout=60) as first:
         first.sendall(head)
         time.sleep(0.1)
         assert guarded.post("/embed", ASKED, **{"X-API-Key": KEY}).status == 200  # what is only announced takes no room
         first.sendall(b" " * 17_000)
-        time.sleep(0.1)
-        with socket.create_connection((host, int(port)), timeout=5) as second:
+        wait_until(lambda: guarded.gate.bytes >= 17_000)
+        with socket.create_connection((host, int(port)), timeout=60) as second:
             second.sendall(head + b" " * 17_000)
             answer = second.recv(1000)
     assert b"503" in answer.split(b"\r\n")[0]
@@ -85,7 +85,7 @@ def held_engine(found: Serving) -> threading.Event:
     hold, embed = threading.Event(), found.service.model.engine.embed
 
     def slow(tower: str, rows: object) -> object:
-        hold.wait(5)
+        hold.wait(60)
         return embed(tower, rows)  # type: ignore[arg-type]
 
     found.service.model.engine.embed = slow  # type: ignore[method-assign]
@@ -128,7 +128,7 @@ def test_a_caller_who_goes_away_costs_nothing_more(trained: Path) -> None:
         hold, embed, computed = threading.Event(), found.service.model.engine.embed, []
 
         def slow(tower: str, rows: object) -> object:
-            hold.wait(5)
+            hold.wait(60)
             computed.append(len(rows))  # type: ignore[arg-type]
             return embed(tower, rows)  # type: ignore[arg-type]
 
@@ -141,10 +141,8 @@ def test_a_caller_who_goes_away_costs_nothing_more(trained: Path) -> None:
                 body = b'{"items": [{"text": "one"}, {"text": "two"}]}'
                 raw.sendall(f"POST /embed HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n".encode())
                 raw.sendall(f"Content-Length: {len(body)}\r\n\r\n".encode() + body)
-                time.sleep(0.2)
-                assert found.service.load[0] == 3
-            time.sleep(0.2)
-            assert found.service.load[0] == 1
+                wait_until(lambda: found.service.load[0] == 3)
+            wait_until(lambda: found.service.load[0] == 1)
             hold.set()
             assert first.result().status == 200
         assert found.post("/embed", ASKED).status == 200
@@ -158,7 +156,7 @@ def test_texts_and_probes_do_not_wait_behind_images_that_take_long(
 
     def slow(self: ImageFile, encoder: object) -> object:
         if self.data.startswith(b"\xff\xd8"):  # a JPEG; the golden image is a PNG
-            hold.wait(10)
+            hold.wait(60)
         return row(self, encoder)  # type: ignore[arg-type]
 
     monkeypatch.setattr(ImageFile, "row", slow)
@@ -169,7 +167,7 @@ def test_texts_and_probes_do_not_wait_behind_images_that_take_long(
         began = time.monotonic()
         assert found.post("/embed", ASKED).status == 200
         assert found.get("/ready").status == 200
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < 30
         hold.set()
         assert {each.result().status for each in waiting} == {200}
 
@@ -232,7 +230,7 @@ def test_a_fault_of_ours_is_one_line_without_what_was_sent(
 def test_a_data_uri_without_end_blocks_nobody(served: Serving) -> None:
     began = time.monotonic()
     assert served.post("/embed", {"items": [{"image": "data:" + "a" * 10_000_000}]}).status == 400
-    assert time.monotonic() - began < 3
+    assert time.monotonic() - began < 30
 
 
 @pytest.mark.parametrize("path", ["/health", "/embed"])
@@ -250,7 +248,7 @@ def test_json_of_very_many_elements_is_refused_before_it_is_read(served: Serving
     answer = served.post("/embed", body, **{"Content-Type": kind})
     assert answer.status == 413
     assert "elements" in answer.json["error"]["message"]
-    assert time.monotonic() - began < 3
+    assert time.monotonic() - began < 30
 
 
 def test_probes_do_not_wait_behind_texts_that_take_long(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -258,7 +256,7 @@ def test_probes_do_not_wait_behind_texts_that_take_long(trained: Path, monkeypat
 
     def slow(self: Text, encoder: object) -> object:
         if self.text == "slow":
-            hold.wait(10)
+            hold.wait(60)
         return row(self, encoder)  # type: ignore[arg-type]
 
     monkeypatch.setattr(Text, "row", slow)
@@ -267,6 +265,6 @@ def test_probes_do_not_wait_behind_texts_that_take_long(trained: Path, monkeypat
         time.sleep(0.2)
         began = time.monotonic()
         assert found.get("/ready").status == 200
-        assert time.monotonic() - began < 4
+        assert time.monotonic() - began < 30
         hold.set()
         assert {each.result().status for each in waiting} == {200}

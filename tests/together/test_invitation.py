@@ -81,7 +81,7 @@ def ask(
     """A request by hand, signed for a path and without a range unless it is said."""
     moment = f"{time.time() if when is None else when:.3f}"
     proof = _proof(KEY, "ask", "GET", signed or path, "", nonce, moment, b"")
-    connection = HTTPConnection("127.0.0.1", port, timeout=10)
+    connection = HTTPConnection("127.0.0.1", port, timeout=60)
     headers = {NONCE: nonce, TIME: moment, PROOF: proof, **({"Range": byte_range} if byte_range else {})}
     connection.request("GET", path, headers=headers)
     answer = connection.getresponse()
@@ -148,7 +148,7 @@ def test_a_guest_whose_clock_is_wrong_takes_the_time_of_the_host(there: Host) ->
 def test_what_is_not_offered_cannot_be_read(invitation: Invitation, path: str, byte_range: str) -> None:
     moment, nonce = f"{time.time():.3f}", os.urandom(4).hex()
     proof = _proof(KEY, "ask", "GET", path, byte_range, nonce, moment, b"")
-    connection = HTTPConnection("127.0.0.1", invitation.port, timeout=10)
+    connection = HTTPConnection("127.0.0.1", invitation.port, timeout=60)
     connection.request("GET", path, headers={NONCE: nonce, TIME: moment, PROOF: proof, "Range": byte_range})
     assert connection.getresponse().status in (400, 404, 416)
 
@@ -166,7 +166,7 @@ def test_another_version_is_named_also_where_the_key_is_wrong(relay: Relay) -> N
 
 
 def test_a_request_without_end_and_too_many_connections_are_refused(invitation: Invitation) -> None:
-    connection = HTTPConnection("127.0.0.1", invitation.port, timeout=10)
+    connection = HTTPConnection("127.0.0.1", invitation.port, timeout=60)
     connection.request("POST", STATE, headers={"Content-Length": "5000000"})
     assert connection.getresponse().status == 413
     idle = [socket.create_connection(("127.0.0.1", invitation.port)) for _ in range(MOST_OF_ONE)]

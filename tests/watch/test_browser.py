@@ -151,7 +151,7 @@ def test_slider_shows_what_was_answered_at_each_evaluation(here: Path, look: Ope
         tab.wait_text("#epoch-text", "Epoch 6")
         card = tab.page.locator("#answers article").filter(has_text="a red cat")
         assert "comes first" in card.inner_text()
-        assert card.locator("li.right img").get_attribute("src", timeout=1000).split("?")[0].endswith("/17.png")
+        assert card.locator("li.right img").get_attribute("src").split("?")[0].endswith("/17.png")
         tab.until("[...document.querySelectorAll('#answers img')].every(image => image.naturalWidth)")
         slider.focus()
         tab.page.keyboard.press("Home")

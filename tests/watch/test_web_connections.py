@@ -22,14 +22,20 @@ SECONDS = 1.0
 MOST = 40
 
 
-@pytest.fixture
-def served(here: Path) -> Iterator[Served]:
-    """With short deadlines, and room for few."""
+@contextmanager
+def limited(seconds: float) -> Iterator[Served]:
+    """Serve with so many seconds to send a request, and with room for few connections."""
     program = (
         "import sys; from lapclip.web import security; from lapclip.watch.web import serve; "
-        f"security.SECONDS_TO_ASK = {SECONDS}; security.Connection.most = {MOST}; sys.exit(serve([], port=0))"
+        f"security.SECONDS_TO_ASK = {seconds}; security.Connection.most = {MOST}; sys.exit(serve([], port=0))"
     )
     with ending(start([sys.executable, "-c", program])) as found:
+        yield found
+
+
+@pytest.fixture
+def served(here: Path) -> Iterator[Served]:
+    with limited(SECONDS) as found:
         yield found
 
 
@@ -47,14 +53,17 @@ def is_closed(raw: socket.socket) -> bool:
         return True
 
 
-def test_half_sent_requests_do_not_shut_others_out(served: Served) -> None:
-    with ExitStack() as stack:
+def test_half_sent_requests_do_not_shut_others_out(here: Path) -> None:
+    with limited(600) as served, ExitStack() as stack:
         halves = [connected(served, b"GET / HTTP/1.1\r\nHost: 127", stack) for _ in range(150)]
-        began = time.monotonic()
-        assert served.ask("/runs").status == 200
-        assert time.monotonic() - began < SECONDS
-        assert all(is_closed(half) for half in halves)  # the oldest at once, the others when their time is over
-        assert time.monotonic() - began < SECONDS + 5
+        assert served.ask("/runs").status == 200  # else it waits for 600 seconds
+        assert all(is_closed(half) for half in halves[: 150 - MOST])
+
+
+def test_half_sent_requests_are_closed_when_their_time_is_over(served: Served) -> None:
+    with ExitStack() as stack:
+        halves = [connected(served, b"GET / HTTP/1.1\r\nHost: 127", stack) for _ in range(3)]
+        assert all(is_closed(half) for half in halves)  # else recv times out
 
 
 @pytest.mark.parametrize(
@@ -68,7 +77,7 @@ def test_a_byte_now_and_then_is_no_request(served: Served, sent: bytes) -> None:
     with ExitStack() as stack:
         raw, began = connected(served, sent, stack), time.monotonic()
         raw.settimeout(SECONDS / 4)
-        while time.monotonic() - began < SECONDS + 5:
+        while time.monotonic() - began < SECONDS + 60:
             try:
                 raw.sendall(b"G")
                 if raw.recv(4096) == b"":
@@ -77,7 +86,7 @@ def test_a_byte_now_and_then_is_no_request(served: Served, sent: bytes) -> None:
                 continue
             except ConnectionError:
                 break
-        assert time.monotonic() - began < SECONDS + 4
+        assert time.monotonic() - began < SECONDS + 60
 
 
 @contextmanager
@@ -109,14 +118,14 @@ def asking(port: int, ending: bytes, stack: ExitStack) -> socket.socket:
     """Someone who asks and does not read."""
     raw = stack.enter_context(socket.socket())
     raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-    raw.settimeout(10)
+    raw.settimeout(60)
     raw.connect(("127.0.0.1", port))
     raw.sendall(b"GET / HTTP/1.1\r\nHost: a\r\nConnection: %s\r\n\r\n" % ending)
     return raw
 
 
 def wait_until(condition: Callable[[], bool]) -> bool:
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     while not (done := condition()) and time.monotonic() < deadline:
         time.sleep(0.02)
     return done
@@ -127,18 +136,18 @@ def test_answers_that_nobody_reads_are_let_go(monkeypatch: pytest.MonkeyPatch, e
     monkeypatch.setattr(security, "SECONDS_TO_READ", 0.3)
     with answering(b"x" * 20_000_000) as (port, server), ExitStack() as stack:
         asking(port, ending, stack)
-        assert wait_until(lambda: len(server.server_state.connections) == 1)
+        assert wait_until(lambda: server.server_state.total_requests == 1)
         assert wait_until(lambda: not server.server_state.connections)
 
 
 def test_slow_readers_get_all_of_their_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(security, "SECONDS_TO_READ", 0.3)
+    monkeypatch.setattr(security, "SECONDS_TO_READ", 1.0)
     monkeypatch.setattr(security, "LEAST_READ", 1000)
     with answering(b"x" * 20_000_000) as (port, _), ExitStack() as stack:
         raw, got = asking(port, b"close", stack), 0
         while piece := raw.recv(500_000):
             got += len(piece)
-            time.sleep(len(piece) / 40_000_000)
+            time.sleep(len(piece) / 12_000_000)
         assert got > 20_000_000
 
 
