@@ -289,7 +289,9 @@ def notes_on(model: WhichModel, run: Run, new: dict[str, Any], checks: Sequence[
     notes = []
     if model.config and not model.config.train.start:
         fitted = model.config.train.head_start == "closed-form"
-        knows = "has heads fitted to the training pairs in closed form" if fitted else "knows nothing of pairs"
+        knows = (
+            "has linear heads fitted to the training pairs, without training" if fitted else "knows nothing of pairs"
+        )
         notes.append(f"The run began with new heads on pretrained towers, so its start {knows}.")
     if run.state not in ("finished", "stopped"):
         notes.append(f"The run is {run.state}; its end is the best model so far.")

@@ -115,8 +115,10 @@ def _metrics(summary: Summary) -> list[Section]:
     if summary.progress.best_step:
         kept = f"The model of step {summary.progress.best_step:,}, which is kept"
     whose = f"{kept}, on the validation pairs"
-    if finished:
-        whose = f"{kept}, on pairs that {'chose it' if scores.get('split') == 'val' else 'did not choose it'}"
+    if finished and scores.get("split") == "val":
+        whose = f"{kept}, on the pairs it was chosen by"
+    elif finished:
+        whose = f"{kept}, on pairs that had no part in choosing it"
     about = f"{whose}: {count(scores.get('candidates'))} candidates, split {scores.get('split') or 'unknown'}."
     recall = Table(["", "R@1", "R@5", "R@10", "R@1 95 % interval"], rows)
     asked = short_question_blocks(mapping(summary.ending.get("short_questions")))

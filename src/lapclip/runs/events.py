@@ -74,7 +74,7 @@ class Started(Event):
     chance_loss: float | None = None
     """The loss of guessing: ln(batch size) for the softmax loss."""
     closed_form: dict[str, float] | None = None
-    """Where heads alone learn: recall on val that linear heads have in closed form, without any training."""
+    """Where heads alone learn: recall on val of linear heads that were fitted before training."""
     set_up_seconds: dict[str, float] = field(default_factory=dict)
     """How long each phase took before the first step."""
     hardware: dict[str, str] = field(default_factory=dict)

@@ -7,16 +7,19 @@ images have classes. The trend compares this evaluation with the ones after it.
 from __future__ import annotations
 
 import statistics
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from lapclip.runs.summary import Summary
+from lapclip.runs.summary import Summary, batch_accuracy
 from lapclip.text import number
 
 RECALLS = tuple(f"{way}_r{rank}" for way in ("t2i", "i2t") for rank in (1, 5, 10))
 MIN_LATER_EVALUATIONS = 3  # one or two that are worse than the best may be chance
 LEAST_FALL = 0.05  # share of the best score; scores of a run that has leveled off vary by less
+LEAST_RECALL_FALL = 0.15  # the same for R@1 alone, which varies more, once the training pairs are known by heart
+KNOWN_BY_HEART = 0.95  # accuracy in training batches
 LOSS_WINDOW_STEPS, LOSS_WINDOW_SHARE = 20, 0.1
 
 
@@ -39,6 +42,10 @@ class Validation:
     """Deciding scores, in order of steps."""
     later_scores: list[float]
     """Those after the model that is kept."""
+    recalls: list[float | None]
+    """Text to image R@1 of the model that is kept, and of the evaluations after it."""
+    training_accuracy: float
+    """Median share of right answers in the latest training batches."""
     loss_then: float | None
     """Median training loss of the steps up to the model that is kept."""
     loss_now: float | None
@@ -55,18 +62,22 @@ class Validation:
             return Trend.IMPROVING
         if len(self.later_scores) < MIN_LATER_EVALUATIONS:
             return Trend.UNKNOWN
-        highest = max(self.later_scores[-MIN_LATER_EVALUATIONS:])
         if self.loss_then is None or self.loss_now is None or self.loss_now >= self.loss_then:
             return Trend.LEVEL
-        return Trend.FALLING if highest < (1 - LEAST_FALL) * self.kept_score else Trend.LEVEL
+        if max(self.later_scores[-MIN_LATER_EVALUATIONS:]) < (1 - LEAST_FALL) * self.kept_score:
+            return Trend.FALLING
+        latest = [recall or 0.0 for recall in self.recalls[-MIN_LATER_EVALUATIONS:]]
+        recall_fell = max(latest) < (1 - LEAST_RECALL_FALL) * (self.recalls[0] or 0.0)
+        return Trend.FALLING if recall_fell and self.training_accuracy >= KNOWN_BY_HEART else Trend.LEVEL
 
 
 def deciding_score(evaluation: dict[str, Any]) -> float | None:
     """Return the score that decides which model is kept. None if the evaluation lacks it."""
     if "zeroshot_top1" in evaluation:
         return number(evaluation["zeroshot_top1"])
-    recalls = [value for name in RECALLS if (value := number(evaluation.get(name))) is not None]
-    return statistics.fmean(recalls) if recalls else None
+    recalls = [number(evaluation.get(name)) for name in RECALLS]
+    known = [recall for recall in recalls if recall is not None]
+    return statistics.fmean(known) if known else None
 
 
 def score_name(evaluation: dict[str, Any]) -> str:
@@ -86,6 +97,7 @@ def validation(summary: Summary) -> Validation | None:
     if kept is None or deciding_score(kept["evaluation"]) is None:
         return None
     scores, later_scores = [], []
+    recalls = [number(kept["evaluation"].get("t2i_r1"))]
     for event in summary.evaluations:
         score = deciding_score(event["evaluation"])
         if score is None:
@@ -93,8 +105,10 @@ def validation(summary: Summary) -> Validation | None:
         scores.append(score)
         if event["step"] > kept["step"]:
             later_scores.append(score)
+            recalls.append(number(event["evaluation"].get("t2i_r1")))
+    accuracy = _median(batch_accuracy(event) for event in summary.steps[-LOSS_WINDOW_STEPS:])
     loss_then, loss_now = median_loss(summary, kept["step"]), median_loss(summary, summary.step)
-    return Validation(kept, scores, later_scores, loss_then, loss_now)
+    return Validation(kept, scores, later_scores, recalls, accuracy or 0.0, loss_then, loss_now)
 
 
 def trend_text(found: Validation, *, is_over: bool) -> str:
@@ -106,10 +120,7 @@ def trend_text(found: Validation, *, is_over: bool) -> str:
     if found.trend is Trend.LEVEL:
         return f"Held-out scores have not risen since {step}: more time would not help."
     if found.trend is Trend.FALLING:
-        return (
-            f"Held-out scores have fallen since {step} while the training loss fell: the model memorizes its "
-            f"training pairs. The model of {step} is kept; more time would not help."
-        )
+        return f"Held-out scores have fallen since {step} while the training loss fell: more time would not help."
     return ""
 
 
@@ -117,5 +128,9 @@ def median_loss(summary: Summary, step: int) -> float | None:
     """Return the median training loss of the latest steps up to this one."""
     events = [event for event in summary.steps if event["step"] <= step]
     window = max(LOSS_WINDOW_STEPS, round(LOSS_WINDOW_SHARE * len(events)))
-    losses = [value for event in events[-window:] if (value := number(event.get("loss"))) is not None]
-    return statistics.median(losses) if losses else None
+    return _median(number(event.get("loss")) for event in events[-window:])
+
+
+def _median(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return statistics.median(known) if known else None

@@ -24,7 +24,15 @@ from lapclip.runs.findings.checks import (
     warmup_steps,
 )
 from lapclip.runs.summary import Summary, batch_accuracy
-from lapclip.runs.trend import LEAST_FALL, MIN_LATER_EVALUATIONS, Trend, score_name, validation
+from lapclip.runs.trend import (
+    KNOWN_BY_HEART,
+    LEAST_FALL,
+    LEAST_RECALL_FALL,
+    MIN_LATER_EVALUATIONS,
+    Trend,
+    score_name,
+    validation,
+)
 from lapclip.text import interval, number, percent
 
 STUCK = 0.97
@@ -122,8 +130,9 @@ def _causes(summary: Summary, around: Surroundings, *, learnt: bool) -> list[str
     "overfitting",
     "warning",
     "Held-out scores fall while the loss falls",
-    f"the last {MIN_LATER_EVALUATIONS} evaluations are all more than {LEAST_FALL:.0%} below the best score, relative "
-    "to it, and the loss fell since; a note if the run ended early for it",
+    f"the last {MIN_LATER_EVALUATIONS} evaluations all lost more than {LEAST_FALL:.0%} of the best score, or more than "
+    f"{LEAST_RECALL_FALL:.0%} of its R@1 with {KNOWN_BY_HEART:.0%} of the training batches right, and the loss fell "
+    "since; a note if the run ended early for it",
 )
 def overfitting(summary: Summary, around: Surroundings) -> Found | Verdict:
     held_out = validation(summary)
@@ -132,12 +141,11 @@ def overfitting(summary: Summary, around: Surroundings) -> Found | Verdict:
     if held_out.trend is not Trend.FALLING:
         return Verdict.CLEAR
     step = held_out.kept["step"]
-    accuracies = numbers(batch_accuracy(event) for event in recent(summary.steps))
-    trained = f"; {statistics.median(accuracies):.0%} of training batches are right" if accuracies else ""
     evidence = (
-        f"{score_name(held_out.kept['evaluation'])} on held-out pairs fell from {held_out.kept_score:.1%} at step "
-        f"{step:,} to {held_out.later_scores[-1]:.1%}, while the training loss fell from {held_out.loss_then:.3g} to "
-        f"{held_out.loss_now:.3g}{trained}"
+        f"text to image R@1 on held-out pairs fell from {percent(held_out.recalls[0])} at step {step:,} to "
+        f"{percent(held_out.recalls[-1])} ({score_name(held_out.kept['evaluation'])} from {held_out.kept_score:.1%} to "
+        f"{held_out.later_scores[-1]:.1%}), while the training loss fell from {held_out.loss_then:.3g} to "
+        f"{held_out.loss_now:.3g}; {held_out.training_accuracy:.0%} of the pairs in training batches are matched right"
     )
     advice = f"the model of step {step:,} is kept; more pairs, or more varied ones, make a better one"
     if number(summary.setting("train", "patience")):
@@ -323,9 +331,7 @@ def small_validation(summary: Summary, around: Surroundings) -> Found | Verdict:
     needed = math.ceil(0.25 * (1.96 / UNSURE) ** 2)
     total = sum(numbers(mapping(summary.started.get("pairs")).values()))
     share = math.ceil(110 * needed / total) / 100 if total else 1.0  # a tenth more: they are drawn by chance
-    more = (
-        f"gather more images: holding out the {needed} that it takes would leave too few of {total:,.0f} to learn from"
-    )
+    more = f"gather more images: {needed} held-out pairs would be enough, too many of these {total:,.0f}"
     if share <= MOST_HELD_OUT:
         more = f"hold out {needed} pairs or more, unless the data names its splits: "
         more += around.train(f"data.held_out={share:g}")

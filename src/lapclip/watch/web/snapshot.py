@@ -38,7 +38,6 @@ def snapshot(row: dict[str, Any], view: RunView) -> dict[str, Any]:
         "pairs_per_second": summary.pairs_per_second,
         "stopped": f"Stopped{stopped_by(summary.ending)}" if summary.ending.get("type") == "stopped" else None,
         "learning": verdict(view, over=not row["working"]),
-        "trend": view.trend,
         "forecast": asdict(view.time_left) if view.time_left else None,
         "findings": [asdict(finding) for finding in view.findings],
         "scores": {

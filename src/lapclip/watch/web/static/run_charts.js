@@ -55,7 +55,7 @@ function loss(run, first) {
   const guess = run.about.chance_loss;
   const traces = [line("each step", raw, "--faint", faint), line("loss", mean, "--accent")];
   if (guess) traces.push(level("guessing", raw.x, guess, { hoverinfo: "skip", hovertemplate: null }));
-  return { title: "Loss", caption: `Lower is better. ${run.trend}`.trim(), traces, layout: marks(run),
+  return { title: "Loss", caption: "Lower is better. Whether more time would help shows in the held-out recall beside it.", traces, layout: marks(run),
     x: steps, y: {}, table: () => tableOf("step", { "each step": raw, smoothed: mean }) };
 }
 
