@@ -291,15 +291,16 @@ def test_the_command_prints_a_table_and_writes_markdown(here: Path) -> None:
     assert "does not" in done.stdout
     assert "Next: " in done.stdout
     text = (here / "table.md").read_text()
-    assert text.count("\n") == 4
+    assert text.count("\n") == 6
     assert "| 29 |" in text
 
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
-    [(["--only", "99"], "no claim 99"), (["--only", "28", "--markdown", "no/such/table.md"], "Cannot write no")],
+    [(["--only", "99"], "no claim 99"), (["--only", "28", "--markdown", "file/table.md"], "Cannot write file")],
 )
 def test_bad_input_is_refused_in_a_few_lines(here: Path, arguments: list[str], words: str) -> None:
+    (here / "file").touch()
     refused = lapclip("claims", *arguments)
     assert refused.returncode == 2
     assert words in refused.stderr

@@ -25,7 +25,7 @@ from lapclip.commands import vector_files
 from lapclip.commands.embed import EmbedOptions
 from lapclip.data.table import ImageFile, Row
 from lapclip.embedder import Embedder
-from lapclip.errors import DataError, LapclipError, RunBusy
+from lapclip.errors import ConfigError, DataError, LapclipError, RunBusy
 
 from ..conftest import command, lapclip
 from ..searching.made import another_model, draw, draw_many
@@ -282,7 +282,10 @@ def test_vectors_and_names_of_two_writings_are_noticed(trained: Path, here: Path
     embedded(data, out, trained)
     assert embedded(data, out, trained)["embedded"] == 0
     before = np.load(out)
-    np.save(out, before[::-1])  # as after a crash between the two
+    np.save(out, before[::-1])  # the user's own
+    with pytest.raises(ConfigError, match="left alone"):
+        embedded(data, out, trained)
+    (here / "out.npy.unfinished").mkdir()  # as after a crash between the two
     assert embedded(data, out, trained)["embedded"] == 3
     np.testing.assert_array_equal(np.load(out), before)
     told = out.with_suffix(".json")
@@ -310,7 +313,7 @@ def test_files_of_others_are_left_alone(trained: Path, here: Path, name: str) ->
     draw_many(here / "photos", 1)
     (here / name).write_bytes(b"mine")
     out = here / name.replace("beside.json", "beside.npy")
-    with pytest.raises(DataError, match="left alone"):
+    with pytest.raises(ConfigError, match="left alone"):
         embedded(here / "photos", out, trained)
     assert (here / name).read_bytes() == b"mine"
     assert not list(here.glob("*.unfinished"))
@@ -413,5 +416,5 @@ def test_a_file_that_tells_of_many_images_left_out_is_known_again(tmp_path: Path
     rows = [Row(ImageFile(tmp_path / "a.png", "a.png"), ())]
     vectors, none = np.ones((1, 4), np.float32), np.zeros((0, 4), np.float32)
     file = vector_files.vector_file(tmp_path / f"vectors{ending}")
-    file.replace(vector_files.Embedded(about, rows, np.array([0]), vectors, none))
+    file.write(vector_files.Embedded(about, rows, np.array([0]), vectors, none))
     assert (file.check_free() or {})["left_out"] == names

@@ -59,6 +59,7 @@ def test_a_run_is_scored_on_the_split_that_chose_nothing_and_the_account_is_kept
     assert short["phrases"] is None  # fewer than 30
     folder = mine / "evaluation" / "test"
     kept = json.loads((folder / "evaluation.json").read_text(encoding="utf-8"))
+    assert kept.pop("written_by")
     assert kept == {name: value for name, value in result.items() if name != "files"}
     shown = {path.stem for path in (folder / "pictures").iterdir()}
     assert {f"evaluation-{answer['picture']}" for example in result["examples"] for answer in example["top"]} <= shown
@@ -238,7 +239,7 @@ def test_classes_are_told_apart_with_templates(mine: Path) -> None:
     assert found["templates"] == ["a {}.", "the {}."]
     assert choose_split(["train", "val"], "val", learnt_from=False, classes=True)[0] == "val"
     result = {"run": "runs/mine", "data": "things", "split": "all", "why_split": why, "notes": [], **found}
-    files = save_evaluation(result, pairs, Path("kept"))
+    files = save_evaluation(result, pairs, Path("kept"), Path("kept"))
     text = files[1].read_text(encoding="utf-8")
     assert "Confusion matrix" in text
     shown = {path.stem for path in Path("kept/pictures").iterdir()}
@@ -352,14 +353,13 @@ def test_other_data_never_replaces_the_runs_own_account(mine: Path) -> None:
 
 def test_images_in_the_folder_of_the_user_stay(mine: Path) -> None:
     photos = write_photos(Path("photos"), [""] * 6)
-    theirs = [Path("album/1.jpg"), Path("album/pictures/1.jpg"), Path("album/pictures/evaluation-best.jpg")]
-    stale = Path("album/pictures/evaluation-99.jpg")
-    stale.parent.mkdir(parents=True)
-    for path in (*theirs, stale):
+    theirs = [Path("album/1.jpg"), Path("album/pictures/1.jpg"), Path("album/pictures/evaluation-99.jpg")]
+    theirs[1].parent.mkdir(parents=True)
+    for path in theirs:
         path.write_bytes(b"mine")
     evaluate(EvaluationRequest("mine", str(photos), device="cpu", out=Path("album")))
     assert [path.read_bytes() for path in theirs] == [b"mine"] * 3
-    assert not stale.exists()
+    assert sorted(Path("album/pictures").iterdir()) == theirs[1:]
     assert "<img" in Path("album/evaluation.html").read_text(encoding="utf-8")
 
 

@@ -113,6 +113,7 @@ def test_the_ends_of_the_curves_are_the_scores_of_start_and_end(mine: Path, tune
     plain = evaluate_short_questions(*asked, questions)
     assert scenes["before"]["short_questions"]["map"] == pytest.approx(plain["map"], abs=1e-6)
     kept = json.loads((mine / "gained" / "gained.json").read_text(encoding="utf-8"))
+    assert kept.pop("written_by")
     assert kept == json.loads(json.dumps({name: value for name, value in result.items() if name != "files"}))
     assert [Path(path).name for path in result["files"]] == ["gained.html", "gained.md", "gained.json"]
     assert result["summary"] in Path(result["files"][1]).read_text(encoding="utf-8")

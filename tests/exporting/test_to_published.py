@@ -19,7 +19,7 @@ from lapclip.commands.export import export
 from lapclip.data.dataset import Pairs
 from lapclip.data.tokenizers import BytePairTokenizer, Tokenizer, clip_tokenizer, count_words, learn_bpe
 from lapclip.embedder import Embedder, load_torch
-from lapclip.errors import WeightsError
+from lapclip.errors import ConfigError, WeightsError
 from lapclip.exporting import CheckPairs, Job, Written, find_format
 from lapclip.exporting.export_folder import written_whole
 from lapclip.model.shapes import SHAPES
@@ -197,7 +197,7 @@ def test_nothing_is_written_over_something_else(tmp_path: Path) -> None:
     out.mkdir()
     (out / "thesis.txt").write_text("years of work")
     for force in (False, True):
-        with pytest.raises(WeightsError, match="is there and is no export"):
+        with pytest.raises(ConfigError, match="was not written by lapclip"):
             write(ours, "openclip", out, force=force)
     assert (out / "thesis.txt").read_text() == "years of work"
     (out / "thesis.txt").unlink()

@@ -14,9 +14,10 @@ from PIL import Image
 
 from lapclip.data.dataset import Pairs
 from lapclip.evaluation.evaluation import evaluate_classes, evaluate_pairs
-from lapclip.report import to_markdown, write_files, write_report
+from lapclip.report import report_files, to_markdown, write_report
 from lapclip.report.document import to_html
 from lapclip.report.evaluation_report import confusion, evaluation_report, evaluation_sections, sections
+from lapclip.user_files import write_user_files
 
 from ..browsing import needs_browser
 from ..evaluation.embeddings import noisy_pairs, unit
@@ -46,7 +47,7 @@ def classes(folder: Path, name: str = "owl") -> dict[str, Any]:
 
 def test_the_page_shows_every_plot_and_images_with_their_frames(tmp_path: Path) -> None:
     found = evaluation(tmp_path)
-    page = Page(write_files(evaluation_report(found, tmp_path), tmp_path, "evaluation")[0])
+    page = Page(write_user_files(report_files(evaluation_report(found, tmp_path), tmp_path, "evaluation"))[0])
     assert page.titles()[:4] == PLOTS
     assert {"Most confused", "Answers to some captions"} <= {*page.titles()}
     shown = sum(len(example["top"]) + (example["rank"] > 5) for example in found["examples"]) + 2 * len(
@@ -64,7 +65,7 @@ def test_the_page_shows_every_plot_and_images_with_their_frames(tmp_path: Path) 
 
 def test_whiskers_reach_from_the_lower_to_the_upper_end_of_each_interval(tmp_path: Path) -> None:
     found = evaluation(tmp_path)
-    page = Page(write_files(evaluation_report(found, tmp_path), tmp_path, "evaluation")[0])
+    page = Page(write_user_files(report_files(evaluation_report(found, tmp_path), tmp_path, "evaluation"))[0])
     recalls, *_ = page.charts.values()
     drawn = [trace for trace in recalls["data"] if "error_y" in trace]
     for way, trace in zip(("t2i", "i2t"), drawn, strict=True):
@@ -160,7 +161,7 @@ def test_a_thumbnail_that_is_gone_leaves_its_words(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("width", "scheme"), [(1200, "light"), (390, "dark")])
 def test_the_page_is_drawn_and_fits(browser: Any, tmp_path: Path, width: int, scheme: str) -> None:
     found = evaluation(tmp_path, HOSTILE) | {"zeroshot": classes(tmp_path, HOSTILE)["zeroshot"]}
-    path = write_files(evaluation_report(found, tmp_path), tmp_path, "evaluation")[0]
+    path = write_user_files(report_files(evaluation_report(found, tmp_path), tmp_path, "evaluation"))[0]
     page = browser.new_page(viewport={"width": width, "height": 800}, color_scheme=scheme)
     told: list[str] = []
     page.on("console", lambda message: told.append(message.text))

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from lapclip.report import to_markdown, write_files
+from lapclip.report import report_files, to_markdown
 from lapclip.report.document import to_html
 from lapclip.report.gained_report import gained_report, gained_sections, sections
+from lapclip.user_files import write_user_files
 
 from ..browsing import needs_browser
 from .pages import Page
@@ -46,7 +47,7 @@ def gained(name: str = "photos") -> dict[str, Any]:
 
 
 def test_the_page_opens_with_the_sentence_and_has_curve_and_tables(tmp_path: Path) -> None:
-    page = Page(write_files(gained_report(gained()), tmp_path, "gained")[0])
+    page = Page(write_user_files(report_files(gained_report(gained()), tmp_path, "gained"))[0])
     assert page.titles() == ["Between start and end"]
     (figure,) = page.charts.values()
     assert [trace["x"] for trace in figure["data"]] == [ALPHAS] * 3
@@ -81,7 +82,7 @@ def test_what_is_missing_or_odd_is_left_out(tmp_path: Path) -> None:
 @needs_browser
 @pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])
 def test_the_page_is_drawn_and_fits(browser: Any, tmp_path: Path, width: int, scheme: str) -> None:
-    path = write_files(gained_report(gained(HOSTILE)), tmp_path, "gained")[0]
+    path = write_user_files(report_files(gained_report(gained(HOSTILE)), tmp_path, "gained"))[0]
     page = browser.new_page(viewport={"width": width, "height": 800}, color_scheme=scheme)
     told: list[str] = []
     page.on("console", lambda message: told.append(message.text))

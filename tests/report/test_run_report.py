@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from lapclip import text as words
-from lapclip.errors import RunError
+from lapclip.errors import ConfigError, RunError
 from lapclip.report import write_report
 from lapclip.report.document import Cell, Headline, Plot, Report, Section, Sentences, Table, to_html
 from lapclip.runs.folder import Run
@@ -308,7 +308,7 @@ def test_a_folder_that_is_no_run_is_refused(here: Path, empty_cache: Path) -> No
 def test_a_place_that_cannot_be_written_is_named(run_with: Make, here: Path) -> None:
     run_with()
     (here / "file").write_text("")
-    with pytest.raises(RunError, match="Cannot write to"):
+    with pytest.raises(ConfigError, match="Cannot write"):
         write_report("mine", here / "file")
 
 

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lapclip.config import SECTIONS
-from lapclip.paths import write_atomic
 from lapclip.report import write_report
 from lapclip.report.document import Plot, escaped
 from lapclip.report.run_plots import learning_sections
@@ -19,6 +18,7 @@ from lapclip.runs.folder import Run
 from lapclip.runs.summary import Summary, summarise
 from lapclip.runs.view import RunView, view_of
 from lapclip.text import count, path_from_here, percent
+from lapclip.user_files import COMMENT, write_user_files
 
 if TYPE_CHECKING:
     from lapclip.embedder import Encoder
@@ -141,8 +141,7 @@ class RunPlot:
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write the picture as an SVG file."""
-        write_atomic(Path(path), self.svg)
-        return Path(path)
+        return write_user_files({Path(path): COMMENT + self.svg}, hint="another path")[0]
 
     def __repr__(self) -> str:
         titles = " and ".join(plot.title.lower() for plot in self._plots) or "nothing yet"

@@ -12,8 +12,9 @@ from rich.table import Table
 
 from lapclip.cli.display import display, loading
 from lapclip.cli.output import Common, emit, typed
-from lapclip.errors import ConfigError
+from lapclip.user_files import COMMENT, check_replaceable, write_user_files
 
+OTHER_FILE = "--markdown with another file"
 STYLES = {"holds": "green", "does not hold": "red", "cannot be measured here": "dim"}
 
 
@@ -42,17 +43,15 @@ def claims(
     markdown
         Write the table to this file as well. Example: lapclip claims --markdown claims.md
     """
+    if markdown is not None:
+        check_replaceable([markdown], OTHER_FILE)  # before what takes minutes
     with loading():
         from lapclip import claims as published
 
     with display() as shown:
         rows = published.measure_claims(only, progress=shown.stage)
     if markdown is not None:
-        try:
-            markdown.write_text(published.markdown(rows), encoding="utf-8")
-        except OSError as error:
-            hint = "--markdown with a file that can be written"
-            raise ConfigError(f"Cannot write {markdown}: {error.strerror or error}.", hint=hint) from error
+        write_user_files({markdown: f"{COMMENT}\n{published.markdown(rows)}"}, hint=OTHER_FILE)
     emit({"claims": rows}, [table(rows), *summary(rows)], common)
     return 0
 

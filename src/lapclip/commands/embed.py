@@ -187,7 +187,7 @@ def _write(file: VectorFile, found: ToEmbed, saved: UnfinishedVectors, about: di
     if saved.passing:
         about["data"] = ""  # some may be readable the next time, so that it is not up to date
     kept = np.delete(np.arange(len(found.rows)), unreadable)
-    file.replace(Embedded(about, found.rows, kept, saved.vectors("image"), saved.vectors("text")))
+    file.write(Embedded(about, found.rows, kept, saved.vectors("image"), saved.vectors("text")))
     return about
 
 

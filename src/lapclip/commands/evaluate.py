@@ -33,13 +33,14 @@ from lapclip.evaluation.short_questions import (
     short_questions,
 )
 from lapclip.model.shapes import SHAPES
-from lapclip.paths import write_atomic
+from lapclip.paths import temporary_folder
 from lapclip.progress import DataProgress, Progress
 from lapclip.prompts import TEMPLATES, class_embeddings, read_templates
-from lapclip.report import write_files
+from lapclip.report import report_files, report_names
 from lapclip.report.evaluation_report import EVALUATION, FOLDER, THUMBNAIL, evaluation_report
 from lapclip.suggest import command
 from lapclip.text import to_json
+from lapclip.user_files import check_replaceable, marked, write_user_files
 from lapclip.which_model import NotAModel, WhichModel, which_model
 
 ALL = "all"
@@ -99,7 +100,9 @@ def _evaluate(
     data_progress: DataProgress | None,
     encoding_progress: Progress | None,
 ) -> dict[str, Any]:
-    if model.run and not request.out:
+    if request.out:
+        check_replaceable(evaluation_paths(request.out))
+    elif model.run:
         model.run.check_links()
     config, own = choose_data(model, request)
     templates = choose_templates(request, config, own=own)
@@ -149,8 +152,14 @@ def _evaluate(
     if opened.linear_baseline is not None:
         result["linear_baseline"] = opened.linear_baseline
     name = _plain(opened.split) if own else f"{_slug(config.source)}-{_plain(opened.split)}"
-    folder = request.out or (model.run and model.run.path / FOLDER / name)
-    result["files"] = [str(path) for path in save_evaluation(result, opened.pairs, folder)] if folder else []
+    files: list[Path] = []
+    if request.out:
+        with temporary_folder("evaluation") as thumbnails:
+            files = save_evaluation(result, opened.pairs, request.out, thumbnails)
+    elif model.run:
+        folder = model.run.path / FOLDER / name
+        files = save_evaluation(result, opened.pairs, folder, folder)
+    result["files"] = [str(path) for path in files]
     return result
 
 
@@ -312,22 +321,36 @@ def _training_captions(listing: Listing) -> Sequence[Sequence[str]]:
     return [row.captions for row, split in zip(listing.table.rows, listing.splits, strict=True) if split == TRAIN]
 
 
-def save_evaluation(result: dict[str, Any], pairs: Pairs, folder: Path) -> list[Path]:
-    """Write the evaluation, thumbnails of the images it shows, and its page."""
+def evaluation_paths(folder: Path) -> list[Path]:
+    """Return the paths of what an evaluation writes into a folder."""
+    return [*report_names(folder, "evaluation"), folder / EVALUATION]
+
+
+def save_evaluation(result: dict[str, Any], pairs: Pairs, folder: Path, thumbnails: Path) -> list[Path]:
+    """Write the evaluation and its page.
+
+    The page holds small copies of images, which are saved in the folder `thumbnails`: the run's own, where the report
+    of the run finds them, or a temporary one.
+    """
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for old in folder.glob(THUMBNAIL.format("[0-9]*")):  # ours alone: the folder may be the user's
-            old.unlink()
-        for image in sorted(_shown(result)):
-            thumbnail = Image.fromarray(np.asarray(pairs.pixels[image]))
-            thumbnail.thumbnail((SIDE, SIDE))
-            path = folder / THUMBNAIL.format(image)
-            path.parent.mkdir(0o700, exist_ok=True)  # small copies of what may be private photos
-            thumbnail.save(path, quality=85)
-        write_atomic(folder / EVALUATION, to_json(result))
+        save_thumbnails(_shown(result), pairs, thumbnails)
     except OSError as error:
-        raise RunError(f"Cannot write to {folder}: {error.strerror or error}.", hint="--out FOLDER") from error
-    return [*write_files(evaluation_report(result, folder), folder, "evaluation"), folder / EVALUATION]
+        raise RunError(f"Cannot write to {thumbnails}: {error.strerror or error}.", hint="--out FOLDER") from error
+    files = report_files(evaluation_report(result, thumbnails), folder, "evaluation")
+    files[folder / EVALUATION] = to_json(marked(result))
+    return write_user_files(files, replace_any=folder == thumbnails)
+
+
+def save_thumbnails(images: set[int], pairs: Pairs, folder: Path) -> None:
+    """Save small copies of images in place of those of an earlier evaluation."""
+    for old in folder.glob(THUMBNAIL.format("[0-9]*")):
+        old.unlink()
+    for image in sorted(images):
+        thumbnail = Image.fromarray(np.asarray(pairs.pixels[image]))
+        thumbnail.thumbnail((SIDE, SIDE))
+        path = folder / THUMBNAIL.format(image)
+        path.parent.mkdir(0o700, parents=True, exist_ok=True)  # they may be private photos
+        thumbnail.save(path, quality=85)
 
 
 def _shown(result: dict[str, Any]) -> set[int]:

@@ -41,14 +41,15 @@ from lapclip.evaluation.forgetting import (
 )
 from lapclip.evaluation.short_questions import evaluate_short_questions, short_questions
 from lapclip.fingerprint import short_digest
-from lapclip.paths import CacheFile, digest_of_bytes, write_atomic
+from lapclip.paths import CacheFile, digest_of_bytes
 from lapclip.progress import DataProgress, Progress
 from lapclip.prompts import class_embeddings, sentences_of
-from lapclip.report import write_files
+from lapclip.report import report_files, report_names
 from lapclip.report.gained_report import GAINED, gained_report
 from lapclip.runs.folder import Run
 from lapclip.text import to_json
 from lapclip.training.checkpoint import save_model
+from lapclip.user_files import check_replaceable, marked, write_user_files
 from lapclip.which_model import WhichModel, which_model
 
 ALPHAS = [number / 10 for number in range(11)]
@@ -97,6 +98,8 @@ def gained(request: GainedRequest, data_progress: DataProgress | None, counting:
             hint="lapclip train photos/ --from MODEL, then lapclip gained",
         )
     run.check_links()
+    if request.out:
+        check_replaceable([*report_names(request.out, "gained"), request.out / GAINED])
     blend = open_blend(run, request.device)
     alphas = FEWER if blend.repeated_parameters() > LARGE else ALPHAS
     if isinstance(asked, float):
@@ -128,7 +131,7 @@ def gained(request: GainedRequest, data_progress: DataProgress | None, counting:
         blend.mix(result["model_alpha"])
         save_model(blend.embedder, run.blended)
         result["model"] = str(run.blended)
-    result["files"] = [str(path) for path in save_gained(result, request.out or run.gained)]
+    result["files"] = [str(path) for path in save_gained(result, run, request.out)]
     return result
 
 
@@ -308,11 +311,9 @@ def notes_on(model: WhichModel, run: Run, new: dict[str, Any], checks: Sequence[
     return notes
 
 
-def save_gained(result: dict[str, Any], folder: Path) -> list[Path]:
-    """Write what was found and its page."""
-    files = write_files(gained_report(result), folder, "gained")
-    try:
-        write_atomic(folder / GAINED, to_json(result))
-    except OSError as error:
-        raise RunError(f"Cannot write to {folder}: {error.strerror or error}.", hint="--out FOLDER") from error
-    return [*files, folder / GAINED]
+def save_gained(result: dict[str, Any], run: Run, out: Path | None) -> list[Path]:
+    """Write the result and its page into the run's folder or another."""
+    folder = out or run.gained
+    files = report_files(gained_report(result), folder, "gained")
+    files[folder / GAINED] = to_json(marked(result))
+    return write_user_files(files, replace_any=out is None)

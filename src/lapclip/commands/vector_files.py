@@ -8,13 +8,12 @@ Shapes: N images, M captions, D the embedding.
 
 from __future__ import annotations
 
-import glob
 import hashlib
 import json
 import os
 import zipfile
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -26,9 +25,10 @@ import numpy as np
 
 from lapclip.data.table import Row
 from lapclip.errors import DataError, RunBusy, first_line
-from lapclip.paths import parse_json, sweep, write_atomic
+from lapclip.paths import parse_json
 from lapclip.suggest import install
 from lapclip.text import size
+from lapclip.user_files import refusal, write_user_files
 
 ABOUT, FINGERPRINT = "lapclip", "fingerprint"
 """Under which names a file tells what is known of it, as JSON, and which model made it."""
@@ -101,21 +101,28 @@ class VectorFile(ABC):
         except Exception:  # whatever readers stumble on: it is something else
             about = None
         if there and not isinstance(about, dict):
-            raise DataError(
-                f"{there[0]} is there and was not written by lapclip embed, so it is left alone.",
-                hint=f"--out with another name, such as {self.path.with_stem(f'{self.path.stem}-vectors')}",
-            )
-        return about if about is not None and len(there) == len(self.paths) and self.is_whole(about) else None
+            raise refusal(there[0], self.other_name)
+        if about is None or len(there) < len(self.paths):
+            return None
+        if self.is_whole(about):
+            return about
+        if not UnfinishedVectors(self.path).folder.exists():  # so no process was killed between the two files
+            raise refusal(self.path, self.other_name)
+        return None
 
     def is_whole(self, about: dict[str, Any]) -> bool:
         """Whether all the files that belong to it are of one writing."""
         return True
 
-    def replace(self, found: Embedded) -> None:
+    @property
+    def other_name(self) -> str:
+        """A hint for another name."""
+        return f"--out with another name, such as {self.path.with_stem(f'{self.path.stem}-vectors')}"
+
+    def write_files(self, contents: Mapping[Path, Callable[[Path], object]]) -> None:
         """Write all of it, and only then let it take the place of what was there."""
-        for path in self.paths:
-            sweep(path.parent, f".{glob.escape(path.name)}.*")
-        self.write(found)
+        self.check_free()
+        write_user_files(contents, replace_any=True, hint="--out in another folder")
 
     @abstractmethod
     def read_about(self) -> Any:
@@ -174,7 +181,7 @@ class ParquetFile(VectorFile):
                         arrays.append(pyarrow.ListArray.from_arrays(ends, vectors(piece.text_MD)))
                     writer.write_table(pyarrow.Table.from_arrays(arrays, schema=schema))
 
-        write_atomic(self.path, write, durable=True)
+        self.write_files({self.path: write})
 
 
 class NpzFile(VectorFile):
@@ -216,7 +223,7 @@ class NpzFile(VectorFile):
                     one = np.array(text)
                     _write_array(file, name, (), one.dtype, [one])
 
-        write_atomic(self.path, write, durable=True)
+        self.write_files({self.path: write})
 
 
 class NpyFile(VectorFile):
@@ -265,8 +272,7 @@ class NpyFile(VectorFile):
                         between = ",\n"
                 file.write("\n]}\n")
 
-        write_atomic(self.path, vectors, durable=True)
-        write_atomic(self.json, facts, durable=True)  # last: by its digest both are known to belong together
+        self.write_files({self.path: vectors, self.json: facts})  # by its digest both are known to belong together
 
 
 class _Digesting:

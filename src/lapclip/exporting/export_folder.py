@@ -19,6 +19,7 @@ from lapclip import __version__
 from lapclip.errors import WeightsError
 from lapclip.paths import is_link, partial_path, replace, sweep
 from lapclip.text import printable, without_controls
+from lapclip.user_files import refusal
 from lapclip.weights import DESCRIPTION, MERGES, OWN_TOKENIZER, TOKENIZER
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ def check_free(out: Path, *, force: bool) -> None:
     if not out.exists() and not out.is_symlink():
         return
     if not _is_export(out):
-        raise WeightsError(f"{out} is there and is no export, so it is left alone.", hint="--out NEW_FOLDER")
+        raise refusal(out, "--out NEW_FOLDER")
     if not force:
         raise WeightsError(f"{out} holds an earlier export.", hint="--force to replace it, or --out NEW_FOLDER")
     if foreign := sorted(path.name for path in out.iterdir() if path.name not in WRITTEN):

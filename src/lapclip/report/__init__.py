@@ -6,7 +6,6 @@ import re
 from pathlib import Path
 
 from lapclip.errors import RunError
-from lapclip.paths import write_atomic
 from lapclip.report.comparison_report import comparison_report, comparison_sections, read_comparison
 from lapclip.report.document import Block, Cell, Gallery, Plot, Report, ReportImage, Sentences, Table, to_html
 from lapclip.report.evaluation_report import evaluation_sections
@@ -15,6 +14,7 @@ from lapclip.report.run_report import run_report
 from lapclip.runs.folder import RUNS, all_runs, find_run
 from lapclip.runs.view import view_of
 from lapclip.text import without_controls
+from lapclip.user_files import COMMENT, write_user_files
 
 RIGHT = {True: " (right)", False: " (wrong)", None: ""}
 
@@ -30,30 +30,32 @@ def write_report(name: str | None, out: Path | None) -> tuple[list[Path], list[s
         if saved is None:
             raise RunError(f"There are no runs in {RUNS.absolute()} and no saved comparison.", hint="lapclip train")
         # Not report.md: this may be the folder of somebody's own work.
-        return write_files(comparison_report(saved), out or Path(), "lapclip-comparison"), warnings
+        report, folder, name = comparison_report(saved), out or Path(), "lapclip-comparison"
+        return write_user_files(report_files(report, folder, name)), warnings
     run = find_run(name)
     if not run.events.exists() and not run.settings.exists():
         raise RunError(f"{run.path} is not a run: it has no events.jsonl.", hint="lapclip runs")
     sections = [*gained_sections(run.gained), *evaluation_sections(run.path)]
     sections += [*(comparison_sections(saved) if saved else [])]
-    return write_files(run_report(view_of(run), sections), out or run.path, "report"), warnings
+    report = run_report(view_of(run), sections)
+    files = report_files(report, out or run.path, "report")
+    return write_user_files(files, replace_any=out is None), warnings
 
 
-def write_files(report: Report, folder: Path, name: str) -> list[Path]:
-    """A report as a page and as Markdown."""
-    files = {folder / f"{name}.html": to_html(report), folder / f"{name}.md": to_markdown(report)}
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for path, text in files.items():
-            write_atomic(path, without_controls(text))
-    except OSError as error:
-        raise RunError(f"Cannot write to {folder}: {error.strerror or error}.", hint="--out FOLDER") from error
-    return list(files)
+def report_names(folder: Path, name: str) -> list[Path]:
+    """Return the paths of a report's page and of its Markdown."""
+    return [folder / f"{name}.html", folder / f"{name}.md"]
+
+
+def report_files(report: Report, folder: Path, name: str) -> dict[Path, str]:
+    """Return the texts of a report as a page and as Markdown, by path."""
+    texts = (to_html(report), to_markdown(report))
+    return {path: without_controls(text) for path, text in zip(report_names(folder, name), texts, strict=True)}
 
 
 def to_markdown(report: Report) -> str:
     """The whole report."""
-    lines = [f"# {safe(report.title)}", "", safe(report.subtitle), ""]
+    lines = [COMMENT.strip(), "", f"# {safe(report.title)}", "", safe(report.subtitle), ""]
     if report.headlines:
         rows: list[list[str | Cell]] = [[line.name, line.value, line.detail] for line in report.headlines]
         lines += [*table_lines(Table(["", "", ""], rows)), ""]

@@ -13,6 +13,7 @@ from typing import Any
 
 from lapclip.paths import read_bytes
 from lapclip.text import to_json, without_controls
+from lapclip.user_files import COMMENT
 from lapclip.web.server import plotly_file
 
 
@@ -129,7 +130,7 @@ def html_page(
     programs = "".join(f"<script>{_script(path.read_text(encoding='utf-8'))}</script>" for path in scripts)
     attribute = f' class="{body_class}"' if body_class else ""
     return (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        f'<!doctype html>\n{COMMENT}<html lang="en"><head><meta charset="utf-8">'
         f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         '<meta name="color-scheme" content="light dark">'
